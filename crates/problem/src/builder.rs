@@ -1,0 +1,266 @@
+//! Builds a [`Problem`] and checks it on the way out.
+
+use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN};
+use crate::{DType, Layout, Mask, PagedKv, Problem, ProblemError, VarLen};
+
+/// Collects what is asked; [`ProblemBuilder::build`] checks it. See [`Problem`] for the meaning of each field.
+#[derive(Clone, Debug)]
+pub struct ProblemBuilder {
+    batch: usize,
+    num_heads: usize,
+    num_kv_heads: usize,
+    seq_len_q: usize,
+    seq_len_kv: usize,
+    head_dim: usize,
+    head_dim_v: Option<usize>,
+    dtype: DType,
+    mask: Mask,
+    q_offset: i32,
+    kv_offset: i32,
+    softmax_scale: Option<f32>,
+    softcap: Option<f32>,
+    return_lse: bool,
+    layout: fn([usize; 4]) -> Layout,
+    layouts: [Option<Layout>; 4],
+    var_len: Option<VarLen>,
+    paged_kv: Option<PagedKv>,
+}
+
+impl Default for ProblemBuilder {
+    fn default() -> Self {
+        ProblemBuilder {
+            batch: 1,
+            num_heads: 1,
+            num_kv_heads: 1,
+            seq_len_q: 128,
+            seq_len_kv: 128,
+            head_dim: 64,
+            head_dim_v: None,
+            dtype: DType::F16,
+            mask: Mask::FULL,
+            q_offset: 0,
+            kv_offset: 0,
+            softmax_scale: None,
+            softcap: None,
+            return_lse: false,
+            layout: Layout::bshd,
+            layouts: [None; 4],
+            var_len: None,
+            paged_kv: None,
+        }
+    }
+}
+
+impl ProblemBuilder {
+    /// Sequences in the batch.
+    pub fn batch(mut self, batch: usize) -> Self {
+        self.batch = batch;
+        self
+    }
+    /// Query heads and key/value heads.
+    pub fn heads(mut self, num_heads: usize, num_kv_heads: usize) -> Self {
+        (self.num_heads, self.num_kv_heads) = (num_heads, num_kv_heads);
+        self
+    }
+    /// Rows of Q and of K/V alike.
+    pub fn seq_len(self, seq_len: usize) -> Self {
+        self.seq_len_q(seq_len).seq_len_kv(seq_len)
+    }
+    /// Rows of Q.
+    pub fn seq_len_q(mut self, seq_len_q: usize) -> Self {
+        self.seq_len_q = seq_len_q;
+        self
+    }
+    /// Rows of K and V.
+    pub fn seq_len_kv(mut self, seq_len_kv: usize) -> Self {
+        self.seq_len_kv = seq_len_kv;
+        self
+    }
+    /// Columns of Q and K, and of V unless [`head_dim_v`](Self::head_dim_v) is called.
+    pub fn head_dim(mut self, head_dim: usize) -> Self {
+        self.head_dim = head_dim;
+        self
+    }
+    /// Columns of V and O.
+    pub fn head_dim_v(mut self, head_dim_v: usize) -> Self {
+        self.head_dim_v = Some(head_dim_v);
+        self
+    }
+    /// Element type.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+    /// Which keys each row attends to.
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.mask = mask;
+        self
+    }
+    /// Positions of query row 0 and key 0 in their sequences (chunked prefill, context parallel).
+    pub fn offsets(mut self, q_offset: i32, kv_offset: i32) -> Self {
+        (self.q_offset, self.kv_offset) = (q_offset, kv_offset);
+        self
+    }
+    /// Factor on `Q·Kᵀ` in place of `1/√head_dim`.
+    pub fn softmax_scale(mut self, scale: f32) -> Self {
+        self.softmax_scale = Some(scale);
+        self
+    }
+    /// Scaled scores pass through `cap·tanh(s/cap)`.
+    pub fn softcap(mut self, cap: f32) -> Self {
+        self.softcap = Some(cap);
+        self
+    }
+    /// Ask for the log-sum-exp too.
+    pub fn return_lse(mut self, yes: bool) -> Self {
+        self.return_lse = yes;
+        self
+    }
+    /// How all four tensors are laid out unless given one by one: [`Layout::bshd`] (the default) or [`Layout::bhsd`].
+    pub fn layout(mut self, layout: fn([usize; 4]) -> Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+    /// The layouts of Q, K, V and O, one by one. Their shapes must be those of the other fields.
+    pub fn layouts(mut self, q: Layout, k: Layout, v: Layout, o: Layout) -> Self {
+        self.layouts = [Some(q), Some(k), Some(v), Some(o)];
+        self
+    }
+    /// Packed sequences of different lengths.
+    pub fn var_len(mut self, var_len: VarLen) -> Self {
+        self.var_len = Some(var_len);
+        self
+    }
+    /// Paged K and V.
+    pub fn paged_kv(mut self, paged_kv: PagedKv) -> Self {
+        self.paged_kv = Some(paged_kv);
+        self
+    }
+
+    /// The problem, if it makes sense.
+    ///
+    /// # Errors
+    /// [`ProblemError`] for the first thing that does not.
+    pub fn build(self) -> Result<Problem, ProblemError> {
+        let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
+        let sizes = [
+            ("batch", self.batch),
+            ("heads", self.num_heads),
+            ("kv_heads", self.num_kv_heads),
+            ("seq_len_q", self.seq_len_q),
+            ("seq_len_kv", self.seq_len_kv),
+            ("head_dim", self.head_dim),
+            ("head_dim_v", head_dim_v),
+        ];
+        if let Some(&(field, _)) = sizes.iter().find(|s| s.1 == 0) {
+            return Err(ProblemError::ZeroSize { field });
+        }
+        for (field, given) in [("head_dim", self.head_dim), ("head_dim_v", head_dim_v)] {
+            if given % 8 != 0 || given > 256 {
+                return Err(ProblemError::HeadDim { field, given });
+            }
+        }
+        if self.num_heads % self.num_kv_heads != 0 {
+            return Err(ProblemError::HeadGroups {
+                num_heads: self.num_heads,
+                num_kv_heads: self.num_kv_heads,
+            });
+        }
+        for (field, given) in [("seq_len_q", self.seq_len_q), ("seq_len_kv", self.seq_len_kv)] {
+            too_large(field, given as u128, MAX_SEQ_LEN as u128)?;
+        }
+        self.check_values()?;
+
+        let shapes = [
+            ("q", self.seq_len_q, self.num_heads, self.head_dim),
+            ("k", self.seq_len_kv, self.num_kv_heads, self.head_dim),
+            ("v", self.seq_len_kv, self.num_kv_heads, head_dim_v),
+            ("out", self.seq_len_q, self.num_heads, head_dim_v),
+        ];
+        let mut layouts = [Layout::bshd([1, 1, 1, 8]); 4];
+        for ((slot, (tensor, seq, heads, dim)), given) in layouts.iter_mut().zip(shapes).zip(self.layouts) {
+            let elements = [self.batch, seq, heads, dim].iter().map(|&n| n as u128).product();
+            too_large(
+                &format!("the number of elements of {tensor}"),
+                elements,
+                MAX_ELEMENTS as u128,
+            )?;
+            let expected = [self.batch, seq, heads, dim];
+            *slot = given.unwrap_or_else(|| (self.layout)(expected));
+            if slot.shape != expected {
+                return Err(ProblemError::Shape {
+                    tensor,
+                    given: slot.shape.to_vec(),
+                    expected: expected.to_vec(),
+                });
+            }
+            slot.check(tensor)?;
+        }
+        let [q, k, v, o] = layouts;
+        o.check_injective("out")?;
+        Ok(Problem {
+            batch: self.batch,
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            seq_len_q: self.seq_len_q,
+            seq_len_kv: self.seq_len_kv,
+            head_dim: self.head_dim,
+            head_dim_v,
+            dtype: self.dtype,
+            mask: self.mask,
+            q_offset: self.q_offset,
+            kv_offset: self.kv_offset,
+            softmax_scale: self.softmax_scale.unwrap_or(1.0 / (self.head_dim as f32).sqrt()),
+            softcap: self.softcap,
+            return_lse: self.return_lse,
+            q,
+            k,
+            v,
+            o,
+            var_len: self.var_len,
+            paged_kv: self.paged_kv,
+        })
+    }
+
+    fn check_values(&self) -> Result<(), ProblemError> {
+        if let Some(scale) = self.softmax_scale
+            && !(scale.is_finite() && scale > 0.0)
+        {
+            return Err(ProblemError::Value {
+                field: "softmax_scale",
+                given: scale.to_string(),
+                allowed: "it must be finite and above 0",
+            });
+        }
+        if let Some(cap) = self.softcap
+            && !(cap.is_finite() && cap > 0.0)
+        {
+            return Err(ProblemError::Value {
+                field: "softcap",
+                given: cap.to_string(),
+                allowed: "it must be finite and above 0 (leave it out for no cap)",
+            });
+        }
+        for (field, given) in [("q_offset", self.q_offset), ("kv_offset", self.kv_offset)] {
+            if given.unsigned_abs() as usize > MAX_SEQ_LEN {
+                return Err(ProblemError::Value {
+                    field,
+                    given: given.to_string(),
+                    allowed: "it must lie within ±2^28",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn too_large(what: &str, given: u128, limit: u128) -> Result<(), ProblemError> {
+    if given <= limit {
+        return Ok(());
+    }
+    Err(ProblemError::TooLarge {
+        what: what.to_string(),
+        given,
+        limit,
+    })
+}

@@ -1,0 +1,73 @@
+//! Element types of Q, K, V and O.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Element type of the tensors of a problem. Q, K, V and O share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16: binary32 with the lower 16 bits of the significand cut off.
+    BF16,
+    /// fp8 with 4 exponent and 3 significand bits (OCP e4m3fn). Declared; no family serves it yet.
+    E4M3,
+}
+
+impl DType {
+    /// Every dtype, in declaration order.
+    pub const ALL: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::E4M3];
+
+    /// Bytes one element takes.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::E4M3 => 1,
+        }
+    }
+
+    /// The name used on the command line, in config ids and in evidence: `f32`, `fp16`, `bf16`, `e4m3`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "fp16",
+            DType::BF16 => "bf16",
+            DType::E4M3 => "e4m3",
+        }
+    }
+
+    /// The dtype of a name. Accepts the usual spellings (`fp16`, `f16`, `half`, `float16`, …).
+    pub fn from_name(name: &str) -> Option<DType> {
+        Some(match name.to_ascii_lowercase().as_str() {
+            "f32" | "fp32" | "float" | "float32" => DType::F32,
+            "f16" | "fp16" | "half" | "float16" => DType::F16,
+            "bf16" | "bfloat16" => DType::BF16,
+            "e4m3" | "fp8" | "float8_e4m3fn" => DType::E4M3,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::from_name(dtype.name()), Some(dtype));
+        }
+        assert_eq!(DType::from_name("int8"), None);
+    }
+}

@@ -1,0 +1,20 @@
+//! What an attention computation is asked to do, and nothing of how.
+//!
+//! A [`Problem`] states shapes, dtype, strides, mask and scale. [`Tensor`]s hold the data on the
+//! host, [`inputs`] makes data worth testing on, and [`reference`] computes the answer in float64
+//! so plainly that it can be checked by reading.
+
+pub mod builder;
+pub mod dtype;
+pub mod error;
+pub mod layout;
+pub mod mask;
+pub mod problem;
+pub mod tensor;
+
+pub use dtype::DType;
+pub use error::ProblemError;
+pub use layout::Layout;
+pub use mask::{CausalAlign, KeyRange, Mask};
+pub use problem::{PagedKv, Problem, VarLen};
+pub use tensor::{Tensor, TensorView, TensorViewMut};

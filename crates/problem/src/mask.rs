@@ -1,0 +1,124 @@
+//! Which keys a query row may attend to.
+//!
+//! Every mask here is a band around a diagonal, so a kernel needs two integers for all of them:
+//! query row `i` attends to keys `i + lo ..= i + hi`, cut to `0..seq_len_kv` ([`KeyRange`]).
+
+use serde::{Deserialize, Serialize};
+
+/// Where the diagonal of a mask lies when `seq_len_q != seq_len_kv`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CausalAlign {
+    /// The last query row sees the last key (FlashAttention since 2.1, and every decoder with a KV cache).
+    #[default]
+    BottomRight,
+    /// The first query row sees the first key only (PyTorch's `is_causal=True`).
+    TopLeft,
+}
+
+/// Which keys a query row may attend to: a band `[-window_left, +window_right]` around the diagonal.
+///
+/// `None` means unbounded on that side. Causal is `window_right = Some(0)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Mask {
+    /// Keys before the diagonal that are visible; `None`: all of them.
+    pub window_left: Option<u32>,
+    /// Keys after the diagonal that are visible; `None`: all of them; `Some(0)` is causal.
+    pub window_right: Option<u32>,
+    /// Where the diagonal lies.
+    pub align: CausalAlign,
+}
+
+impl Mask {
+    /// No mask: every query row attends to every key.
+    pub const FULL: Mask = Mask {
+        window_left: None,
+        window_right: None,
+        align: CausalAlign::BottomRight,
+    };
+
+    /// Causal, aligned at the bottom right.
+    pub const CAUSAL: Mask = Mask {
+        window_left: None,
+        window_right: Some(0),
+        align: CausalAlign::BottomRight,
+    };
+
+    /// A band of `left` keys before and `right` keys after the diagonal, bottom-right aligned.
+    ///
+    /// ```
+    /// use flashcore_problem::Mask;
+    /// let sliding_causal = Mask::window(Some(128), Some(0));
+    /// assert_eq!(sliding_causal.to_string(), "window(128,0)");
+    /// ```
+    pub const fn window(left: Option<u32>, right: Option<u32>) -> Mask {
+        Mask {
+            window_left: left,
+            window_right: right,
+            align: CausalAlign::BottomRight,
+        }
+    }
+
+    /// The same mask with its diagonal at the top left.
+    pub const fn top_left(mut self) -> Mask {
+        self.align = CausalAlign::TopLeft;
+        self
+    }
+
+    /// Whether no key is ever hidden by the mask itself.
+    pub const fn is_full(&self) -> bool {
+        self.window_left.is_none() && self.window_right.is_none()
+    }
+}
+
+impl std::fmt::Display for Mask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let side = |w: Option<u32>| w.map_or("inf".to_string(), |w| w.to_string());
+        match (self.window_left, self.window_right) {
+            (None, None) => return f.pad("full"),
+            (None, Some(0)) => f.write_str("causal")?,
+            (left, right) => write!(f, "window({},{})", side(left), side(right))?,
+        }
+        if self.align == CausalAlign::TopLeft {
+            f.write_str(" top-left")?;
+        }
+        Ok(())
+    }
+}
+
+/// The band of a mask resolved for given lengths and offsets: query row `i` attends to keys
+/// `i + lo ..= i + hi`, cut to `0..seq_len_kv`.
+///
+/// Unbounded sides are [`KeyRange::UNBOUNDED_LO`] and [`KeyRange::UNBOUNDED_HI`], far enough out
+/// that `i + lo` and `i + hi` never overflow an `i32` for any row index a problem may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    /// First visible key relative to the row index.
+    pub lo: i32,
+    /// Last visible key relative to the row index (inclusive).
+    pub hi: i32,
+    /// Keys there are.
+    pub seq_len_kv: usize,
+}
+
+impl KeyRange {
+    /// `lo` of a band without a left edge.
+    pub const UNBOUNDED_LO: i32 = -(1 << 30);
+    /// `hi` of a band without a right edge.
+    pub const UNBOUNDED_HI: i32 = 1 << 30;
+
+    /// The keys that query row `row` attends to; empty where there are none.
+    ///
+    /// ```
+    /// use flashcore_problem::{Mask, Problem};
+    /// let problem = Problem::builder().seq_len_q(2).seq_len_kv(5).mask(Mask::CAUSAL).build().unwrap();
+    /// assert_eq!(problem.key_range().keys(0), 0..4); // bottom-right: row 0 of 2 sees keys 0..=3
+    /// assert_eq!(problem.key_range().keys(1), 0..5);
+    /// ```
+    pub fn keys(&self, row: usize) -> std::ops::Range<usize> {
+        let clamp = |key: i64| key.clamp(0, self.seq_len_kv as i64) as usize;
+        let start = clamp(row as i64 + i64::from(self.lo));
+        let end = clamp(row as i64 + i64::from(self.hi) + 1);
+        start..end.max(start)
+    }
+}

@@ -1,0 +1,254 @@
+//! [`Problem`]: what is asked.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{CausalAlign, DType, KeyRange, Layout, Mask, ProblemError, TensorView, TensorViewMut};
+
+/// Most elements a tensor's layout may span: kernels index with 32 bits.
+pub const MAX_ELEMENTS: usize = 1 << 31;
+
+/// Longest sequence: row indices plus mask offsets must not overflow an `i32`.
+pub const MAX_SEQ_LEN: usize = 1 << 28;
+
+/// Sequences of different lengths packed one after another along `seq` (batch is then 1).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct VarLen {
+    /// First row of each query sequence, then the total: `num_sequences + 1` entries.
+    pub cu_seqlens_q: Vec<u32>,
+    /// The same for keys and values.
+    pub cu_seqlens_kv: Vec<u32>,
+}
+
+/// K and V stored in fixed-size pages, as vLLM's block tables do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PagedKv {
+    /// Rows in a page.
+    pub page_size: usize,
+    /// `block_table[b][i]` is the page that holds rows `i * page_size ..` of batch `b`.
+    pub block_table: Vec<Vec<u32>>,
+}
+
+/// What is asked: `O = softmax(scale · Q·Kᵀ, masked) · V`, for every batch and head.
+///
+/// Tensors are `[batch, seq, heads, head_dim]` with any strides ([`Layout`]). Built with
+/// [`Problem::builder`], which checks everything; the fields are private so that a `Problem` that
+/// exists is one that makes sense.
+///
+/// ```
+/// use flashcore_problem::{DType, Mask, Problem};
+/// let problem = Problem::builder()
+///     .batch(1).heads(32, 8).seq_len(4096).head_dim(128)
+///     .dtype(DType::BF16).mask(Mask::CAUSAL)
+///     .build()?;
+/// assert_eq!(problem.group_size(), 4); // query heads a K/V head serves
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    pub(crate) batch: usize,
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) seq_len_q: usize,
+    pub(crate) seq_len_kv: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) head_dim_v: usize,
+    pub(crate) dtype: DType,
+    pub(crate) mask: Mask,
+    pub(crate) q_offset: i32,
+    pub(crate) kv_offset: i32,
+    pub(crate) softmax_scale: f32,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) return_lse: bool,
+    pub(crate) q: Layout,
+    pub(crate) k: Layout,
+    pub(crate) v: Layout,
+    pub(crate) o: Layout,
+    pub(crate) var_len: Option<VarLen>,
+    pub(crate) paged_kv: Option<PagedKv>,
+}
+
+impl Problem {
+    /// Starts from B1 H1 S128 D64 fp16, full attention.
+    pub fn builder() -> crate::builder::ProblemBuilder {
+        crate::builder::ProblemBuilder::default()
+    }
+
+    /// Sequences in the batch.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+    /// Query heads.
+    pub fn num_heads(&self) -> usize {
+        self.num_heads
+    }
+    /// Key/value heads; `num_heads` is a multiple of it.
+    pub fn num_kv_heads(&self) -> usize {
+        self.num_kv_heads
+    }
+    /// Query heads that share one key/value head (1: MHA; `num_heads`: MQA).
+    pub fn group_size(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+    /// Query rows a sequence.
+    pub fn seq_len_q(&self) -> usize {
+        self.seq_len_q
+    }
+    /// Key/value rows a sequence.
+    pub fn seq_len_kv(&self) -> usize {
+        self.seq_len_kv
+    }
+    /// Columns of Q and K.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+    /// Columns of V and O.
+    pub fn head_dim_v(&self) -> usize {
+        self.head_dim_v
+    }
+    /// Element type of Q, K, V and O.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// Which keys each row attends to.
+    pub fn mask(&self) -> Mask {
+        self.mask
+    }
+    /// Position of query row 0 in its sequence, added to the mask's diagonal.
+    pub fn q_offset(&self) -> i32 {
+        self.q_offset
+    }
+    /// Position of key 0 in its sequence, subtracted from the mask's diagonal.
+    pub fn kv_offset(&self) -> i32 {
+        self.kv_offset
+    }
+    /// Factor on `Q·Kᵀ`; `1/√head_dim` unless set.
+    pub fn softmax_scale(&self) -> f32 {
+        self.softmax_scale
+    }
+    /// `Some(c)`: scaled scores pass through `c·tanh(s/c)` before the mask.
+    pub fn softcap(&self) -> Option<f32> {
+        self.softcap
+    }
+    /// Whether the log-sum-exp of each row is asked for too: f32 `[batch, heads, seq_len_q]`, natural logarithm.
+    pub fn return_lse(&self) -> bool {
+        self.return_lse
+    }
+    /// Layout of Q, `[batch, seq_len_q, num_heads, head_dim]`.
+    pub fn q_layout(&self) -> &Layout {
+        &self.q
+    }
+    /// Layout of K, `[batch, seq_len_kv, num_kv_heads, head_dim]`.
+    pub fn k_layout(&self) -> &Layout {
+        &self.k
+    }
+    /// Layout of V, `[batch, seq_len_kv, num_kv_heads, head_dim_v]`.
+    pub fn v_layout(&self) -> &Layout {
+        &self.v
+    }
+    /// Layout of O, `[batch, seq_len_q, num_heads, head_dim_v]`.
+    pub fn o_layout(&self) -> &Layout {
+        &self.o
+    }
+    /// Packed sequences of different lengths, if asked for.
+    pub fn var_len(&self) -> Option<&VarLen> {
+        self.var_len.as_ref()
+    }
+    /// Paged K and V, if asked for.
+    pub fn paged_kv(&self) -> Option<&PagedKv> {
+        self.paged_kv.as_ref()
+    }
+    /// Elements of the log-sum-exp: `batch · num_heads · seq_len_q`.
+    pub fn lse_len(&self) -> usize {
+        self.batch * self.num_heads * self.seq_len_q
+    }
+
+    /// The mask resolved for this problem's lengths and offsets.
+    pub fn key_range(&self) -> KeyRange {
+        let aligned = match self.mask.align {
+            CausalAlign::BottomRight => self.seq_len_kv as i32 - self.seq_len_q as i32,
+            CausalAlign::TopLeft => 0,
+        };
+        let diagonal = aligned + self.q_offset - self.kv_offset;
+        // Windows wider than any sequence are the same as none, which keeps the sums inside an i32.
+        let reach = |window: u32| window.min(MAX_SEQ_LEN as u32) as i32;
+        KeyRange {
+            lo: self
+                .mask
+                .window_left
+                .map_or(KeyRange::UNBOUNDED_LO, |w| diagonal - reach(w)),
+            hi: self
+                .mask
+                .window_right
+                .map_or(KeyRange::UNBOUNDED_HI, |w| diagonal + reach(w)),
+            seq_len_kv: self.seq_len_kv,
+        }
+    }
+
+    /// Floating-point operations of the two products over visible keys only: `2·(head_dim + head_dim_v)` a visible
+    /// (row, key) pair, a head. Softmax is not counted, as is the custom of the field.
+    pub fn flops(&self) -> f64 {
+        let range = self.key_range();
+        let pairs: f64 = (0..self.seq_len_q).map(|row| range.keys(row).len() as f64).sum();
+        2.0 * (self.head_dim + self.head_dim_v) as f64 * pairs * (self.batch * self.num_heads) as f64
+    }
+
+    /// Checks tensors against the problem.
+    ///
+    /// # Errors
+    /// The first mismatch of shape, dtype, strides or `lse` length, naming the tensor.
+    pub fn check_tensors(
+        &self,
+        q: &TensorView<'_>,
+        k: &TensorView<'_>,
+        v: &TensorView<'_>,
+        out: &TensorViewMut<'_>,
+        lse: Option<&[f32]>,
+    ) -> Result<(), ProblemError> {
+        check_tensor("q", self.dtype, &self.q, q.dtype(), q.layout())?;
+        check_tensor("k", self.dtype, &self.k, k.dtype(), k.layout())?;
+        check_tensor("v", self.dtype, &self.v, v.dtype(), v.layout())?;
+        check_tensor("out", self.dtype, &self.o, out.dtype(), out.layout())?;
+        let given = lse.map_or(0, <[f32]>::len);
+        let expected = if self.return_lse { self.lse_len() } else { 0 };
+        if given != expected {
+            return Err(ProblemError::Shape {
+                tensor: "lse",
+                given: vec![given],
+                expected: vec![expected],
+            });
+        }
+        Ok(())
+    }
+}
+
+fn check_tensor(
+    tensor: &'static str,
+    dtype: DType,
+    layout: &Layout,
+    given_dtype: DType,
+    given: &Layout,
+) -> Result<(), ProblemError> {
+    if given_dtype != dtype {
+        return Err(ProblemError::DType {
+            tensor,
+            given: given_dtype,
+            expected: dtype,
+        });
+    }
+    if given.shape != layout.shape {
+        return Err(ProblemError::Shape {
+            tensor,
+            given: given.shape.to_vec(),
+            expected: layout.shape.to_vec(),
+        });
+    }
+    if given.strides != layout.strides {
+        return Err(ProblemError::Strides {
+            tensor,
+            shape: given.shape,
+            strides: given.strides,
+            why: "the problem was stated with other strides; build it from the tensors' own layouts",
+        });
+    }
+    Ok(())
+}
