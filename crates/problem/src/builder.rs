@@ -170,6 +170,7 @@ impl ProblemBuilder {
             too_large(field, given as u128, MAX_SEQ_LEN as u128)?;
         }
         self.check_values()?;
+        self.check_var_len()?;
 
         let shapes = [
             ("q", self.seq_len_q, self.num_heads, self.head_dim),
@@ -249,6 +250,45 @@ impl ProblemBuilder {
                     allowed: "it must lie within ±2^28",
                 });
             }
+        }
+        Ok(())
+    }
+
+    fn check_var_len(&self) -> Result<(), ProblemError> {
+        let Some(var_len) = &self.var_len else {
+            return Ok(());
+        };
+        let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
+        let bad = |field, why| Err(ProblemError::VarLen { field, why });
+        if self.batch != 1 {
+            return Err(ProblemError::Value {
+                field: "batch",
+                given: self.batch.to_string(),
+                allowed: "packed sequences lie one after another along seq, so it must be 1",
+            });
+        }
+        for (field, starts, rows) in [
+            ("cu_seqlens_q", q, self.seq_len_q),
+            ("cu_seqlens_kv", kv, self.seq_len_kv),
+        ] {
+            if starts.len() < 2 {
+                return bad(field, format!("has {} entries, and one sequence needs 2", starts.len()));
+            }
+            if starts[0] != 0 {
+                return bad(field, format!("begins at {}", starts[0]));
+            }
+            if let Some(pair) = starts.windows(2).find(|pair| pair[0] > pair[1]) {
+                return bad(field, format!("falls from {} to {}", pair[0], pair[1]));
+            }
+            if starts[starts.len() - 1] as usize != rows {
+                return bad(field, format!("ends at {}, not at {rows}", starts[starts.len() - 1]));
+            }
+        }
+        if q.len() != kv.len() {
+            return bad(
+                "cu_seqlens_kv",
+                format!("has {} entries and cu_seqlens_q {}", kv.len(), q.len()),
+            );
         }
         Ok(())
     }

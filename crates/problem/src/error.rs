@@ -55,6 +55,24 @@ pub enum ProblemError {
         /// What is allowed.
         allowed: &'static str,
     },
+    /// The sequence bounds of packed sequences do not fit each other or the problem.
+    #[error("{field} {why}; it must begin at 0, never fall, and end at the tensor's number of rows")]
+    VarLen {
+        /// `cu_seqlens_q` or `cu_seqlens_kv`.
+        field: &'static str,
+        /// What is wrong with them.
+        why: String,
+    },
+    /// Something that can be stated is not computed here.
+    #[error("{feature} is not supported by {what}; {remedy}")]
+    Unsupported {
+        /// What does not support it.
+        what: &'static str,
+        /// What is not supported.
+        feature: &'static str,
+        /// What to do instead.
+        remedy: &'static str,
+    },
     /// A tensor's shape is not what the problem says.
     #[error("{tensor} has shape {given:?}; this problem needs {expected:?} as [batch, seq, heads, head_dim]")]
     Shape {

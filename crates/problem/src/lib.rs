@@ -5,16 +5,23 @@
 //! so plainly that it can be checked by reading.
 
 pub mod builder;
+pub mod compare;
 pub mod dtype;
 pub mod error;
+pub mod inputs;
 pub mod layout;
 pub mod mask;
 pub mod problem;
+pub mod reference;
+pub mod rng;
 pub mod tensor;
 
+pub use compare::{Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_rows, gaps_untouched};
 pub use dtype::DType;
 pub use error::ProblemError;
+pub use inputs::{InputKind, Inputs};
 pub use layout::Layout;
 pub use mask::{CausalAlign, KeyRange, Mask};
 pub use problem::{PagedKv, Problem, VarLen};
-pub use tensor::{Tensor, TensorView, TensorViewMut};
+pub use reference::{Reference, ReferenceRow, reference, reference_probabilities, reference_rows, reference_scores};
+pub use tensor::{POISON, Tensor, TensorView, TensorViewMut};

@@ -1,5 +1,7 @@
 //! [`Problem`]: what is asked.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{CausalAlign, DType, KeyRange, Layout, Mask, ProblemError, TensorView, TensorViewMut};
@@ -162,10 +164,16 @@ impl Problem {
         self.batch * self.num_heads * self.seq_len_q
     }
 
-    /// The mask resolved for this problem's lengths and offsets.
+    /// The mask resolved for this problem's lengths and offsets. With [`VarLen`] each sequence has lengths of its
+    /// own: see [`Problem::visible_keys`].
     pub fn key_range(&self) -> KeyRange {
+        self.key_range_of(self.seq_len_q, self.seq_len_kv)
+    }
+
+    /// The mask resolved for a sequence of `seq_len_q` query rows and `seq_len_kv` keys.
+    pub fn key_range_of(&self, seq_len_q: usize, seq_len_kv: usize) -> KeyRange {
         let aligned = match self.mask.align {
-            CausalAlign::BottomRight => self.seq_len_kv as i32 - self.seq_len_q as i32,
+            CausalAlign::BottomRight => seq_len_kv as i32 - seq_len_q as i32,
             CausalAlign::TopLeft => 0,
         };
         let diagonal = aligned + self.q_offset - self.kv_offset;
@@ -180,19 +188,63 @@ impl Problem {
                 .mask
                 .window_right
                 .map_or(KeyRange::UNBOUNDED_HI, |w| diagonal + reach(w)),
-            seq_len_kv: self.seq_len_kv,
+            seq_len_kv,
         }
+    }
+
+    /// The rows of K and V that row `row` of Q attends to; with [`VarLen`], only those of its own sequence.
+    ///
+    /// ```
+    /// use flashcore_problem::{Mask, Problem, VarLen};
+    /// let packed = VarLen { cu_seqlens_q: vec![0, 2, 5], cu_seqlens_kv: vec![0, 4, 8] };
+    /// let problem = Problem::builder().seq_len_q(5).seq_len_kv(8).mask(Mask::CAUSAL).var_len(packed).build()?;
+    /// assert_eq!(problem.visible_keys(0), 0..3); // row 0 of 2, of the first sequence
+    /// assert_eq!(problem.visible_keys(4), 4..8); // the last row of the second
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn visible_keys(&self, row: usize) -> Range<usize> {
+        let Some(var_len) = &self.var_len else {
+            return self.key_range().keys(row);
+        };
+        let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
+        // The last sequence that begins at or before the row: empty sequences begin there too, and have no rows.
+        let sequence = q.partition_point(|&start| start as usize <= row).saturating_sub(1);
+        let bounds = |starts: &[u32]| match starts.get(sequence..sequence + 2) {
+            Some(&[start, end]) => start as usize..end as usize,
+            _ => 0..0,
+        };
+        let (q, kv) = (bounds(q), bounds(kv));
+        let keys = self.key_range_of(q.len(), kv.len()).keys(row - q.start);
+        kv.start + keys.start..kv.start + keys.end
     }
 
     /// Floating-point operations of the two products over visible keys only: `2·(head_dim + head_dim_v)` a visible
     /// (row, key) pair, a head. Softmax is not counted, as is the custom of the field.
     pub fn flops(&self) -> f64 {
-        let range = self.key_range();
-        let pairs: f64 = (0..self.seq_len_q).map(|row| range.keys(row).len() as f64).sum();
+        let pairs: f64 = (0..self.seq_len_q).map(|row| self.visible_keys(row).len() as f64).sum();
         2.0 * (self.head_dim + self.head_dim_v) as f64 * pairs * (self.batch * self.num_heads) as f64
     }
 
-    /// Checks tensors against the problem.
+    /// Checks the inputs against the problem.
+    ///
+    /// # Errors
+    /// The first mismatch of shape, dtype or strides, naming the tensor.
+    pub fn check_inputs(&self, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Result<(), ProblemError> {
+        check_tensor("q", self.dtype, &self.q, q.dtype(), q.layout())?;
+        check_tensor("k", self.dtype, &self.k, k.dtype(), k.layout())?;
+        check_tensor("v", self.dtype, &self.v, v.dtype(), v.layout())?;
+        Ok(())
+    }
+
+    /// Checks the output against the problem.
+    ///
+    /// # Errors
+    /// A mismatch of shape, dtype or strides.
+    pub fn check_output(&self, out: &TensorView<'_>) -> Result<(), ProblemError> {
+        check_tensor("out", self.dtype, &self.o, out.dtype(), out.layout())
+    }
+
+    /// Checks all tensors against the problem.
     ///
     /// # Errors
     /// The first mismatch of shape, dtype, strides or `lse` length, naming the tensor.
@@ -204,10 +256,8 @@ impl Problem {
         out: &TensorViewMut<'_>,
         lse: Option<&[f32]>,
     ) -> Result<(), ProblemError> {
-        check_tensor("q", self.dtype, &self.q, q.dtype(), q.layout())?;
-        check_tensor("k", self.dtype, &self.k, k.dtype(), k.layout())?;
-        check_tensor("v", self.dtype, &self.v, v.dtype(), v.layout())?;
-        check_tensor("out", self.dtype, &self.o, out.dtype(), out.layout())?;
+        self.check_inputs(q, k, v)?;
+        self.check_output(&out.as_view())?;
         let given = lse.map_or(0, <[f32]>::len);
         let expected = if self.return_lse { self.lse_len() } else { 0 };
         if given != expected {

@@ -4,6 +4,9 @@ use half::{bf16, f16};
 
 use crate::{DType, Layout, ProblemError};
 
+/// The byte that poisoned memory is filled with: a NaN in every dtype.
+pub const POISON: u8 = 0xff;
+
 /// An owned host tensor. Its bytes include the gaps that its strides leave.
 #[derive(Clone, Debug)]
 pub struct Tensor {
@@ -25,6 +28,12 @@ impl Tensor {
             words: vec![u64::from_ne_bytes([fill; 8]); bytes.div_ceil(8)],
             bytes,
         }
+    }
+
+    /// A tensor of NaNs, gaps included: every byte is [`POISON`]. Outputs start so, which shows what a kernel
+    /// never wrote, and what it wrote where no element is.
+    pub fn poisoned(dtype: DType, layout: Layout) -> Tensor {
+        Tensor::filled(dtype, layout, POISON)
     }
 
     /// A tensor of the values `value(b, s, h, d)`, rounded to `dtype`; gaps are zero.

@@ -1,0 +1,313 @@
+//! Is an answer right? Outputs against the float64 reference, and gaps against what they held.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::tensor::read_element;
+use crate::{DType, POISON, Problem, ProblemError, Reference, ReferenceRow, TensorView};
+
+/// How far an answer may be off: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// Absolute part.
+    pub atol: f64,
+    /// Part relative to the right answer.
+    pub rtol: f64,
+}
+
+impl Tolerance {
+    /// The project's tolerance for a dtype, absolute and relative alike: 1e-5 (f32), 1e-3 (fp16), 8e-3 (bf16). For
+    /// e4m3 it is 2⁻⁴, the rounding of an output in that dtype.
+    pub const fn of(dtype: DType) -> Tolerance {
+        let both = match dtype {
+            DType::F32 => 1e-5,
+            DType::F16 => 1e-3,
+            DType::BF16 => 8e-3,
+            DType::E4M3 => 0.0625,
+        };
+        Tolerance { atol: both, rtol: both }
+    }
+
+    /// The error allowed where `want` is right.
+    pub fn allowed(&self, want: f64) -> f64 {
+        self.atol + self.rtol * want.abs()
+    }
+}
+
+/// One element of an output beside what it should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Worst {
+    /// `[batch, row, head, column]`; of a log-sum-exp the column is 0.
+    pub index: [usize; 4],
+    /// What the kernel wrote.
+    pub got: f64,
+    /// What is right.
+    pub want: f64,
+}
+
+/// What a comparison found. Prints as one line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Comparison {
+    /// Elements compared.
+    pub elements: usize,
+    /// Largest `|got − want|`; NaN elements are counted in `nan` instead.
+    pub max_abs: f64,
+    /// Largest `|got − want| / |want|` over elements with `|want| > atol`, below which it says nothing.
+    pub max_rel: f64,
+    /// `‖got − want‖ / ‖want‖`, the Frobenius norms over all elements that are finite on both sides.
+    pub frobenius: f64,
+    /// The element furthest beyond (or nearest to) its tolerance; a NaN is further than any number.
+    pub worst: Option<Worst>,
+    /// Elements beyond their tolerance, NaNs included.
+    pub failures: usize,
+    /// Elements that are NaN.
+    pub nan: usize,
+    /// Of those, elements that still hold the poison that the output was filled with.
+    pub unwritten: usize,
+    /// Every element is within its tolerance, and there is at least one.
+    pub passed: bool,
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: max abs {:.3e}, max rel {:.3e}, frobenius {:.3e} over {} elements",
+            if self.passed { "pass" } else { "FAIL" },
+            self.max_abs,
+            self.max_rel,
+            self.frobenius,
+            self.elements
+        )?;
+        if !self.passed {
+            write!(
+                f,
+                "; {} beyond tolerance, {} NaN, {} never written",
+                self.failures, self.nan, self.unwritten
+            )?;
+            if let Some(Worst { index, got, want }) = self.worst {
+                write!(f, "; worst at {index:?}: got {got}, want {want}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Compares an output with the reference, element by element.
+///
+/// ```
+/// use flashcore_problem::{InputKind, Inputs, Problem, Tensor, Tolerance, compare, reference};
+/// let problem = Problem::builder().seq_len(8).build()?;
+/// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+/// let want = reference(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
+/// let out = Tensor::poisoned(problem.dtype(), *problem.o_layout()); // a kernel would write here
+/// let result = compare(&problem, &out.view(), &want, Tolerance::of(problem.dtype()))?;
+/// assert!(!result.passed);
+/// assert_eq!(result.unwritten, 8 * 64);
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+///
+/// # Errors
+/// An output or a reference that is not of this problem's shape.
+pub fn compare(
+    problem: &Problem,
+    out: &TensorView<'_>,
+    reference: &Reference,
+    tolerance: Tolerance,
+) -> Result<Comparison, ProblemError> {
+    problem.check_output(out)?;
+    let shape @ [nb, ns, nh, nd] = problem.o_layout().shape;
+    check_len("out", reference.out.len(), &shape)?;
+    let mut tally = Tally::new(tolerance);
+    let mut want = reference.out.iter();
+    for b in 0..nb {
+        for s in 0..ns {
+            for h in 0..nh {
+                for (d, &want) in (0..nd).zip(&mut want) {
+                    tally.element_of(out, [b, s, h, d], want);
+                }
+            }
+        }
+    }
+    Ok(tally.finish())
+}
+
+/// Compares some rows of an output with [`reference_rows`](crate::reference_rows).
+///
+/// # Errors
+/// As [`compare`], and rows outside the problem.
+pub fn compare_rows(
+    problem: &Problem,
+    out: &TensorView<'_>,
+    rows: &[ReferenceRow],
+    tolerance: Tolerance,
+) -> Result<Comparison, ProblemError> {
+    problem.check_output(out)?;
+    let [nb, ns, nh, nd] = problem.o_layout().shape;
+    let mut tally = Tally::new(tolerance);
+    for row in rows {
+        let [b, h, s] = row.index;
+        if b >= nb || h >= nh || s >= ns || row.out.len() != nd {
+            return Err(ProblemError::Shape {
+                tensor: "out",
+                given: vec![b + 1, s + 1, h + 1, row.out.len()],
+                expected: vec![nb, ns, nh, nd],
+            });
+        }
+        for (d, &want) in row.out.iter().enumerate() {
+            tally.element_of(out, [b, s, h, d], want);
+        }
+    }
+    Ok(tally.finish())
+}
+
+/// Compares a log-sum-exp, `[batch, num_heads, seq_len_q]`, with the reference. −∞ equals −∞.
+///
+/// # Errors
+/// Lengths that are not the problem's.
+pub fn compare_lse(
+    problem: &Problem,
+    lse: &[f32],
+    reference: &Reference,
+    tolerance: Tolerance,
+) -> Result<Comparison, ProblemError> {
+    let [nb, nh, ns] = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
+    check_len("lse", lse.len(), &[nb, nh, ns])?;
+    check_len("lse", reference.lse.len(), &[nb, nh, ns])?;
+    let mut tally = Tally::new(tolerance);
+    for (i, (&got, &want)) in lse.iter().zip(&reference.lse).enumerate() {
+        let index = [i / ns / nh, i % ns, i / ns % nh, 0];
+        let unwritten = got.to_ne_bytes() == [POISON; 4];
+        tally.element(index, f64::from(got), want, unwritten);
+    }
+    Ok(tally.finish())
+}
+
+fn check_len(tensor: &'static str, given: usize, expected: &[usize]) -> Result<(), ProblemError> {
+    if given == expected.iter().product::<usize>() {
+        return Ok(());
+    }
+    Err(ProblemError::Shape {
+        tensor,
+        given: vec![given],
+        expected: expected.to_vec(),
+    })
+}
+
+/// Adds up a comparison.
+struct Tally {
+    tolerance: Tolerance,
+    found: Comparison,
+    worst_excess: f64,
+    error_squared: f64,
+    want_squared: f64,
+}
+
+impl Tally {
+    fn new(tolerance: Tolerance) -> Tally {
+        Tally {
+            tolerance,
+            found: Comparison {
+                elements: 0,
+                max_abs: 0.0,
+                max_rel: 0.0,
+                frobenius: 0.0,
+                worst: None,
+                failures: 0,
+                nan: 0,
+                unwritten: 0,
+                passed: false,
+            },
+            worst_excess: f64::NEG_INFINITY,
+            error_squared: 0.0,
+            want_squared: 0.0,
+        }
+    }
+
+    fn element_of(&mut self, out: &TensorView<'_>, index: [usize; 4], want: f64) {
+        let [b, s, h, d] = index;
+        let (at, size) = (out.layout().offset(b, s, h, d), out.dtype().size_bytes());
+        let unwritten = out.bytes()[at * size..][..size].iter().all(|&byte| byte == POISON);
+        let got = read_element(out.dtype(), out.bytes(), at);
+        self.element(index, f64::from(got), want, unwritten);
+    }
+
+    fn element(&mut self, index: [usize; 4], got: f64, want: f64, unwritten: bool) {
+        // Equal infinities are no error, though their difference is NaN.
+        let error = if got == want { 0.0 } else { (got - want).abs() };
+        let found = &mut self.found;
+        found.elements += 1;
+        found.nan += usize::from(got.is_nan());
+        found.unwritten += usize::from(unwritten);
+        // How far beyond what is allowed. A NaN anywhere is beyond everything.
+        let excess = match error - self.tolerance.allowed(want) {
+            _ if error == 0.0 => -self.tolerance.atol,
+            excess if excess.is_nan() => f64::INFINITY,
+            excess => excess,
+        };
+        found.failures += usize::from(excess > 0.0);
+        if found.worst.is_none() || excess > self.worst_excess {
+            self.worst_excess = excess;
+            found.worst = Some(Worst { index, got, want });
+        }
+        if !error.is_nan() {
+            found.max_abs = found.max_abs.max(error);
+            if want.abs() > self.tolerance.atol && want.is_finite() {
+                found.max_rel = found.max_rel.max(error / want.abs());
+            }
+        }
+        if got.is_finite() && want.is_finite() {
+            self.error_squared += error * error;
+            self.want_squared += want * want;
+        }
+    }
+
+    fn finish(mut self) -> Comparison {
+        self.found.frobenius = match (self.error_squared.sqrt(), self.want_squared.sqrt()) {
+            (0.0, _) => 0.0,
+            (error, want) => error / want,
+        };
+        self.found.passed = self.found.failures == 0 && self.found.elements > 0;
+        self.found
+    }
+}
+
+/// Bytes between a tensor's elements that no longer hold the poison they were filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{count} gap elements of the output were written, the first at element {first} from its start")]
+pub struct GapWritten {
+    /// The first such place, in elements from the start of the tensor's data.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+/// Checks that whatever wrote a tensor that began as [`Tensor::poisoned`](crate::Tensor::poisoned) wrote elements
+/// only: every byte of its gaps, and of the buffer past its last element, is still poison.
+///
+/// # Errors
+/// [`GapWritten`]: where, and how many.
+pub fn gaps_untouched(tensor: &TensorView<'_>) -> Result<(), GapWritten> {
+    let (layout, size) = (tensor.layout(), tensor.dtype().size_bytes());
+    let [nb, ns, nh, nd] = layout.shape;
+    let mut is_element = vec![false; tensor.bytes().len().div_ceil(size)];
+    for b in 0..nb {
+        for s in 0..ns {
+            for h in 0..nh {
+                let at = layout.offset(b, s, h, 0);
+                is_element[at..at + nd].fill(true);
+            }
+        }
+    }
+    let written: Vec<usize> = (0..is_element.len())
+        .filter(|&i| !is_element[i] && tensor.bytes()[i * size..].iter().take(size).any(|&byte| byte != POISON))
+        .collect();
+    match written.first() {
+        None => Ok(()),
+        Some(&first) => Err(GapWritten {
+            first,
+            count: written.len(),
+        }),
+    }
+}

@@ -1,0 +1,194 @@
+//! Data worth testing on: normal numbers, and patterns that break kernels which are nearly right.
+//!
+//! The same problem, kind and seed give the same bytes on every platform.
+
+use std::fmt;
+
+use crate::rng::Rng;
+use crate::{DType, Layout, Problem, Tensor};
+
+/// Q, K and V of a problem, in its dtype and layouts. Gaps between elements are NaN, so that a
+/// kernel that reads one is caught.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// `[batch, seq_len_q, num_heads, head_dim]`.
+    pub q: Tensor,
+    /// `[batch, seq_len_kv, num_kv_heads, head_dim]`.
+    pub k: Tensor,
+    /// `[batch, seq_len_kv, num_kv_heads, head_dim_v]`.
+    pub v: Tensor,
+}
+
+/// What the numbers look like. All but the first two are adversarial: each is aimed at one way of
+/// getting attention wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InputKind {
+    /// Standard normal Q, K and V.
+    Normal,
+    /// Integers from −2 to 2: exact in every dtype, as are the scores, so that no tolerance hides a wrong index.
+    SmallIntegers,
+    /// Every row of Q and of K is the same, so that all scores are equal and the output is a plain mean of V.
+    EqualRows,
+    /// One score of each row towers over the others, and a higher one follows every 61 keys: the
+    /// output is one row of V, and stale running maxima overflow.
+    HugeLogit,
+    /// Scores rise along the keys, so that the running maximum changes in every tile.
+    RisingScores,
+    /// All scores near −110, where `exp` underflows unless the maximum is subtracted: catches a
+    /// running maximum that begins at 0.
+    NegativeScores,
+    /// Elements of Q and V up to ±6e4 (the end of fp16) against elements of K down to fp16's
+    /// subnormals; scores are ordinary and every output is finite.
+    Extremes,
+}
+
+impl InputKind {
+    /// Every kind, in declaration order.
+    pub const ALL: [InputKind; 7] = [
+        InputKind::Normal,
+        InputKind::SmallIntegers,
+        InputKind::EqualRows,
+        InputKind::HugeLogit,
+        InputKind::RisingScores,
+        InputKind::NegativeScores,
+        InputKind::Extremes,
+    ];
+
+    /// The name used on the command line and in evidence, such as `huge-logit`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            InputKind::Normal => "normal",
+            InputKind::SmallIntegers => "small-integers",
+            InputKind::EqualRows => "equal-rows",
+            InputKind::HugeLogit => "huge-logit",
+            InputKind::RisingScores => "rising-scores",
+            InputKind::NegativeScores => "negative-scores",
+            InputKind::Extremes => "extremes",
+        }
+    }
+
+    /// The kind of a name.
+    pub fn from_name(name: &str) -> Option<InputKind> {
+        InputKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl fmt::Display for InputKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Spacing of the peaks of [`InputKind::HugeLogit`]: prime, so that peaks fall everywhere in a tile.
+const PEAK_SPACING: usize = 61;
+
+impl Inputs {
+    /// The inputs of a problem, of one kind, from a seed.
+    ///
+    /// ```
+    /// use flashcore_problem::{InputKind, Inputs, Problem};
+    /// let problem = Problem::builder().seq_len(32).build()?;
+    /// let inputs = Inputs::generate(&problem, InputKind::Normal, 42);
+    /// assert_eq!(inputs.q.layout(), problem.q_layout());
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn generate(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
+        let head_dim = problem.head_dim();
+        // A score of `x` from two rows of equal elements: q·k·head_dim·scale.
+        let per_element = |score: f32| score / (head_dim as f32 * problem.softmax_scale());
+        let (mut q, mut k, mut v) = (Rng::stream(seed, 0), Rng::stream(seed, 1), Rng::stream(seed, 2));
+        let dtype = problem.dtype();
+        let make = |layout: &Layout, value: &mut dyn FnMut(usize, usize) -> f32| fill(dtype, *layout, value);
+        let (ql, kl, vl) = (problem.q_layout(), problem.k_layout(), problem.v_layout());
+
+        let normal_v = |rng: &mut Rng| make(vl, &mut |_, _| rng.normal());
+        match kind {
+            InputKind::Normal => Inputs {
+                q: make(ql, &mut |_, _| q.normal()),
+                k: make(kl, &mut |_, _| k.normal()),
+                v: normal_v(&mut v),
+            },
+            InputKind::SmallIntegers => Inputs {
+                q: make(ql, &mut |_, _| small_integer(&mut q)),
+                k: make(kl, &mut |_, _| small_integer(&mut k)),
+                v: make(vl, &mut |_, _| small_integer(&mut v)),
+            },
+            InputKind::EqualRows => {
+                let row = |rng: &mut Rng| (0..head_dim).map(|_| rng.normal()).collect::<Vec<_>>();
+                let (q_row, k_row) = (row(&mut q), row(&mut k));
+                Inputs {
+                    q: make(ql, &mut |_, d| q_row[d]),
+                    k: make(kl, &mut |_, d| k_row[d]),
+                    v: normal_v(&mut v),
+                }
+            }
+            InputKind::HugeLogit => {
+                let first = k.below(PEAK_SPACING);
+                Inputs {
+                    q: make(ql, &mut |_, _| 1.0),
+                    k: make(kl, &mut |s, _| {
+                        let noise = k.normal();
+                        let peak = s % PEAK_SPACING == first;
+                        if peak {
+                            per_element(150.0 + 10.0 * (s / PEAK_SPACING) as f32)
+                        } else {
+                            noise * per_element(1.0)
+                        }
+                    }),
+                    v: normal_v(&mut v),
+                }
+            }
+            InputKind::RisingScores => {
+                let step = 80.0 / problem.seq_len_kv() as f32;
+                Inputs {
+                    q: make(ql, &mut |_, _| 1.0),
+                    k: make(kl, &mut |s, _| per_element(step * s as f32)),
+                    v: normal_v(&mut v),
+                }
+            }
+            InputKind::NegativeScores => Inputs {
+                q: make(ql, &mut |_, _| 1.0),
+                k: make(kl, &mut |_, _| per_element(-110.0) * (1.0 + 0.05 * k.normal())),
+                v: normal_v(&mut v),
+            },
+            InputKind::Extremes => {
+                // Q's columns are scaled by 2^e and K's by 2^-e: the scores stay those of normal inputs.
+                let (reach, v_max) = match dtype {
+                    DType::E4M3 => (5, 448.0),
+                    _ => (13, 6e4),
+                };
+                let scale = |d: usize| 2f32.powi((d % (reach + 1)) as i32);
+                Inputs {
+                    q: make(ql, &mut |_, d| q.normal() * scale(d)),
+                    k: make(kl, &mut |_, d| k.normal() / scale(d)),
+                    // One sign a column, so that outputs are as large as the elements and do not cancel.
+                    v: make(vl, &mut |_, d| {
+                        let magnitude = v_max * (0.5 + 0.5 * v.unit());
+                        if d % 2 == 0 { magnitude } else { -magnitude }
+                    }),
+                }
+            }
+        }
+    }
+}
+
+fn small_integer(rng: &mut Rng) -> f32 {
+    rng.below(5) as f32 - 2.0
+}
+
+/// A tensor of `value(seq, d)`, drawn in the order batch, seq, head, d; gaps are poison.
+fn fill(dtype: DType, layout: Layout, value: &mut dyn FnMut(usize, usize) -> f32) -> Tensor {
+    let mut tensor = Tensor::poisoned(dtype, layout);
+    let mut view = tensor.view_mut();
+    let [nb, ns, nh, nd] = layout.shape;
+    for b in 0..nb {
+        for s in 0..ns {
+            for h in 0..nh {
+                for d in 0..nd {
+                    view.set(b, s, h, d, value(s, d));
+                }
+            }
+        }
+    }
+    tensor
+}

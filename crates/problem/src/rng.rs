@@ -1,0 +1,112 @@
+//! A small random generator whose numbers are the same on every platform and in every release:
+//! a seed printed in a failure must still mean the same problem next year.
+
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+///
+/// ```
+/// use flashcore_problem::rng::Rng;
+/// assert_eq!(Rng::new(7).next_u64(), Rng::new(7).next_u64());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Rng {
+    state: u64,
+}
+
+impl Rng {
+    /// The sequence of `seed`.
+    pub fn new(seed: u64) -> Rng {
+        // Scrambled once, so that neighbouring seeds do not give sequences shifted by one.
+        Rng { state: mix(seed) }
+    }
+
+    /// A sequence of its own for part `stream` of what `seed` makes.
+    pub fn stream(seed: u64, stream: u64) -> Rng {
+        Rng::new(mix(seed) ^ stream)
+    }
+
+    /// 64 random bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(GOLDEN_GAMMA);
+        mix(self.state)
+    }
+
+    /// A number in `0..n`; 0 when `n` is 0. Biased by less than `n / 2^64`.
+    pub fn below(&mut self, n: usize) -> usize {
+        ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
+    }
+
+    /// A number in `low..=high`; `low` when the range is empty.
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below((high + 1).saturating_sub(low))
+    }
+
+    /// A number in `0.0..1.0`, a multiple of 2⁻²⁴.
+    pub fn unit(&mut self) -> f32 {
+        (self.next_u64() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// True with probability `p`.
+    pub fn chance(&mut self, p: f32) -> bool {
+        self.unit() < p
+    }
+
+    /// One of `options`; `None` when there are none.
+    pub fn pick<'a, T>(&mut self, options: &'a [T]) -> Option<&'a T> {
+        options.get(self.below(options.len()))
+    }
+
+    /// A standard normal number: the sum of twelve uniform ones less six (Irwin–Hall), which has
+    /// mean 0, variance 1 and ends at ±6. Integer sums only, where Box–Muller's `ln` and `cos`
+    /// would differ between platforms in the last bit.
+    pub fn normal(&mut self) -> f32 {
+        let mut sum = 0;
+        for _ in 0..3 {
+            let bits = self.next_u64();
+            sum += (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+        }
+        // Each uniform is k + 1/2 in units of 2⁻¹⁶, so twelve of them carry +6 on top of the integer sum.
+        (sum as f32 + 6.0) / 65536.0 - 6.0
+    }
+}
+
+const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sequence_never_changes() {
+        let mut rng = Rng::new(1);
+        let drawn: Vec<u64> = (0..3).map(|_| rng.next_u64()).collect();
+        assert_eq!(drawn, [13830413928045401970, 6869446166584666695, 8084911050856847527]);
+    }
+
+    #[test]
+    fn normal_has_mean_0_and_variance_1() {
+        let mut rng = Rng::new(3);
+        let drawn: Vec<f64> = (0..100_000).map(|_| f64::from(rng.normal())).collect();
+        let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+        let variance = drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / drawn.len() as f64;
+        assert!(mean.abs() < 0.01, "{mean}");
+        assert!((variance - 1.0).abs() < 0.02, "{variance}");
+    }
+
+    #[test]
+    fn ranges_are_kept() {
+        let mut rng = Rng::new(5);
+        for _ in 0..1000 {
+            assert!(rng.below(7) < 7);
+            assert!((3..=5).contains(&rng.between(3, 5)));
+            assert!((0.0..1.0).contains(&rng.unit()));
+        }
+        assert_eq!((rng.below(0), rng.between(4, 2)), (0, 4));
+        assert_eq!(rng.pick::<u8>(&[]), None);
+    }
+}
