@@ -211,7 +211,7 @@ impl ProblemBuilder {
             mask: self.mask,
             q_offset: self.q_offset,
             kv_offset: self.kv_offset,
-            softmax_scale: self.softmax_scale.unwrap_or(1.0 / (self.head_dim as f32).sqrt()),
+            softmax_scale: self.softmax_scale.unwrap_or(Problem::default_scale(self.head_dim)),
             softcap: self.softcap,
             return_lse: self.return_lse,
             q,

@@ -75,6 +75,11 @@ impl Problem {
         crate::builder::ProblemBuilder::default()
     }
 
+    /// The factor on `Q·Kᵀ` that is used unless one is given: `1/√head_dim`.
+    pub fn default_scale(head_dim: usize) -> f32 {
+        1.0 / (head_dim as f32).sqrt()
+    }
+
     /// Sequences in the batch.
     pub fn batch(&self) -> usize {
         self.batch

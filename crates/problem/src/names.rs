@@ -1,0 +1,201 @@
+//! Problems with names, so that people and reports mean the same shapes; and how a problem prints.
+
+use std::fmt;
+
+use crate::{DType, Mask, Problem, ProblemBuilder, ProblemError};
+
+/// A problem that can be asked for by name.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedProblem {
+    /// What it is called, such as `mission`.
+    pub name: &'static str,
+    /// One line on what it stands for.
+    pub about: &'static str,
+    build: fn(ProblemBuilder) -> ProblemBuilder,
+}
+
+impl NamedProblem {
+    /// A builder with the named problem's fields, for changing some of them before building.
+    pub fn builder(&self) -> ProblemBuilder {
+        (self.build)(Problem::builder())
+    }
+}
+
+/// The shapes of one attention layer: batch, query heads, K/V heads, rows, columns.
+fn shape(b: ProblemBuilder, batch: usize, heads: (usize, usize), seq_len: usize, head_dim: usize) -> ProblemBuilder {
+    b.batch(batch)
+        .heads(heads.0, heads.1)
+        .seq_len(seq_len)
+        .head_dim(head_dim)
+}
+
+macro_rules! named {
+    ($($name:literal, $about:literal, $build:expr;)*) => {
+        &[$(NamedProblem { name: $name, about: $about, build: $build }),*]
+    };
+}
+
+/// Every problem with a name. The dtype is fp16 unless said otherwise.
+pub const NAMED_PROBLEMS: &[NamedProblem] = named! {
+    "mission", "the shape this project began with: B1 H8 S512 D64",
+        |b| shape(b, 1, (8, 8), 512, 64);
+    "mission-causal", "the same, causal",
+        |b| shape(b, 1, (8, 8), 512, 64).mask(Mask::CAUSAL);
+    "mission-b2", "the same with two sequences",
+        |b| shape(b, 2, (8, 8), 512, 64);
+    "mission-b2-causal", "the same with two sequences, causal",
+        |b| shape(b, 2, (8, 8), 512, 64).mask(Mask::CAUSAL);
+    "mission-bf16", "the same in bf16",
+        |b| shape(b, 1, (8, 8), 512, 64).dtype(DType::BF16);
+    "mission-f32", "the same in f32",
+        |b| shape(b, 1, (8, 8), 512, 64).dtype(DType::F32);
+    "tiny", "small enough to trace by hand: B1 H1 S32 D16",
+        |b| shape(b, 1, (1, 1), 32, 16);
+    "cpu-2k-f32", "the CPU's first target: B1 H8 S2048 D64 in f32",
+        |b| shape(b, 1, (8, 8), 2048, 64).dtype(DType::F32);
+    "cpu-4k-f32", "the CPU's second target: B1 H16 S4096 D128 in f32",
+        |b| shape(b, 1, (16, 16), 4096, 128).dtype(DType::F32);
+    "bert-base", "encoder of BERT base: B8 H12 S512 D64",
+        |b| shape(b, 8, (12, 12), 512, 64);
+    "gpt2", "GPT-2 small in training: B4 H12 S1024 D64 causal",
+        |b| shape(b, 4, (12, 12), 1024, 64).mask(Mask::CAUSAL);
+    "vit-l16", "ViT-L/16 at 384 px, an odd length: B8 H16 S577 D64",
+        |b| shape(b, 8, (16, 16), 577, 64);
+    "sd-cross", "Stable Diffusion 1.5's cross attention: 4096 pixels to 77 words, H8 D40",
+        |b| shape(b, 2, (8, 8), 77, 40).seq_len_q(4096);
+    "llama8b-prefill-2k", "Llama 3 8B prefill: 32/8 heads, D128, S2048 causal, bf16",
+        |b| shape(b, 1, (32, 8), 2048, 128).dtype(DType::BF16).mask(Mask::CAUSAL);
+    "llama8b-prefill-8k", "Llama 3 8B prefill: 32/8 heads, D128, S8192 causal, bf16",
+        |b| shape(b, 1, (32, 8), 8192, 128).dtype(DType::BF16).mask(Mask::CAUSAL);
+    "llama8b-chunk-8k", "Llama 3 8B chunked prefill: the last 512 of 8192 rows, causal, bf16",
+        |b| shape(b, 1, (32, 8), 8192, 128).seq_len_q(512).dtype(DType::BF16).mask(Mask::CAUSAL);
+    "llama8b-decode-8k", "Llama 3 8B decode: one row a sequence against 8192 keys, B16, bf16",
+        |b| shape(b, 16, (32, 8), 8192, 128).seq_len_q(1).dtype(DType::BF16).mask(Mask::CAUSAL);
+    "llama70b-prefill-4k", "Llama 3 70B prefill: 64/8 heads, D128, S4096 causal, bf16",
+        |b| shape(b, 1, (64, 8), 4096, 128).dtype(DType::BF16).mask(Mask::CAUSAL);
+    "mistral7b-window-8k", "Mistral 7B v0.1: 32/8 heads, D128, S8192, sliding window of 4096, bf16",
+        |b| shape(b, 1, (32, 8), 8192, 128).dtype(DType::BF16).mask(Mask::window(Some(4095), Some(0)));
+    "gemma2-9b-4k", "Gemma 2 9B, global layer: 16/8 heads, D256, S4096 causal, soft cap 50, bf16",
+        |b| shape(b, 1, (16, 8), 4096, 256).dtype(DType::BF16).mask(Mask::CAUSAL).softcap(50.0);
+    "falcon7b-mqa-2k", "Falcon 7B: 71 query heads on one K/V head, D64, S2048 causal, bf16",
+        |b| shape(b, 1, (71, 1), 2048, 64).dtype(DType::BF16).mask(Mask::CAUSAL);
+    "fa-d64-16k", "FlashAttention papers' longest: B1 H32 S16384 D64",
+        |b| shape(b, 1, (32, 32), 16384, 64);
+    "fa-d128-16k", "FlashAttention papers' longest: B1 H16 S16384 D128",
+        |b| shape(b, 1, (16, 16), 16384, 128);
+    "fa-d128-16k-causal", "FlashAttention papers' longest: B1 H16 S16384 D128 causal",
+        |b| shape(b, 1, (16, 16), 16384, 128).mask(Mask::CAUSAL);
+};
+
+impl Problem {
+    /// The problem of a name: see [`NAMED_PROBLEMS`].
+    ///
+    /// ```
+    /// use flashcore_problem::Problem;
+    /// assert_eq!(Problem::named("mission")?.to_string(), "B1 H8/8 Sq512 Skv512 D64 fp16 full");
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ProblemError::UnknownName`], which lists the names there are.
+    pub fn named(name: &str) -> Result<Problem, ProblemError> {
+        match NAMED_PROBLEMS.iter().find(|named| named.name == name) {
+            Some(named) => named.builder().build(),
+            None => Err(ProblemError::UnknownName {
+                given: name.to_string(),
+                known: NAMED_PROBLEMS.iter().map(|n| n.name).collect::<Vec<_>>().join(", "),
+            }),
+        }
+    }
+}
+
+/// One line for tables: `B1 H8/8 Sq512 Skv512 D64 fp16 full`, then only what is unusual: `Dv32`, `off(q,kv)`,
+/// `scale0.1`, `cap30`, `lse`, `strided` (not dense batch-seq-head-column), `varlen`, `paged`.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = format!(
+            "B{} H{}/{} Sq{} Skv{} D{} {} {}",
+            self.batch,
+            self.num_heads,
+            self.num_kv_heads,
+            self.seq_len_q,
+            self.seq_len_kv,
+            self.head_dim,
+            self.dtype,
+            self.mask
+        );
+        let mut also = |unusual: bool, what: String| {
+            if unusual {
+                line.push(' ');
+                line.push_str(&what);
+            }
+        };
+        let offsets = (self.q_offset, self.kv_offset);
+        also(self.head_dim_v != self.head_dim, format!("Dv{}", self.head_dim_v));
+        also(offsets != (0, 0), format!("off({},{})", offsets.0, offsets.1));
+        also(
+            self.softmax_scale != Problem::default_scale(self.head_dim),
+            format!("scale{}", self.softmax_scale),
+        );
+        also(
+            self.softcap.is_some(),
+            format!("cap{}", self.softcap.unwrap_or_default()),
+        );
+        also(self.return_lse, "lse".to_string());
+        let dense = [&self.q, &self.k, &self.v, &self.o]
+            .iter()
+            .all(|layout| **layout == crate::Layout::bshd(layout.shape));
+        also(!dense, "strided".to_string());
+        also(self.var_len.is_some(), "varlen".to_string());
+        also(self.paged_kv.is_some(), "paged".to_string());
+        f.pad(&line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layout;
+
+    #[test]
+    fn every_named_problem_builds_and_is_found() {
+        for named in NAMED_PROBLEMS {
+            let problem = Problem::named(named.name).unwrap();
+            assert_eq!(problem, named.builder().build().unwrap());
+            assert!(!named.about.contains('\n'));
+            assert_eq!(NAMED_PROBLEMS.iter().filter(|n| n.name == named.name).count(), 1);
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_lists_the_known_ones() {
+        let message = Problem::named("misson").unwrap_err().to_string();
+        assert!(
+            message.starts_with("no problem is named `misson`; known names: mission, mission-causal, "),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_problem_prints_what_is_unusual_about_it() {
+        let problem = Problem::builder()
+            .heads(8, 2)
+            .seq_len_q(1)
+            .seq_len_kv(300)
+            .head_dim_v(32)
+            .mask(Mask::window(Some(16), Some(0)).top_left())
+            .offsets(-3, 7)
+            .softmax_scale(0.5)
+            .softcap(30.0)
+            .return_lse(true)
+            .layout(Layout::bhsd)
+            .build()
+            .unwrap();
+        assert_eq!(
+            problem.to_string(),
+            "B1 H8/2 Sq1 Skv300 D64 fp16 window(16,0) top-left Dv32 off(-3,7) scale0.5 cap30 lse strided"
+        );
+        let mission = Problem::named("mission").unwrap();
+        assert_eq!(format!("{mission:>36}|"), "  B1 H8/8 Sq512 Skv512 D64 fp16 full|");
+    }
+}

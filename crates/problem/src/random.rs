@@ -1,0 +1,397 @@
+//! Random problems for fuzz tests: small enough to check, odd enough to break kernels.
+
+use crate::rng::Rng;
+use crate::{DType, Layout, Mask, Problem, ProblemError};
+
+/// What [`random_problem`] may draw.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RandomLimits {
+    /// Longest sequence, of queries and of keys. At least half of all problems have 256 rows or
+    /// more of both where this and `max_work` allow it.
+    pub max_seq: usize,
+    /// Most of `batch · num_heads · seq_len_q · seq_len_kv · head_dim`.
+    pub max_work: u64,
+    /// Largest batch.
+    pub max_batch: usize,
+    /// Most query heads.
+    pub max_heads: usize,
+    /// Largest head_dim; drawn are multiples of 8.
+    pub max_head_dim: usize,
+    /// Dtypes to draw from; empty means f32, fp16 and bf16.
+    pub dtypes: &'static [DType],
+    /// Draw strides other than the two dense layouts: packed QKV, padding, broadcast batches.
+    pub strided: bool,
+    /// Among those, draw padding that is no multiple of 8 elements, so that rows are not 16-byte aligned.
+    pub odd_strides: bool,
+    /// Draw `head_dim_v ≠ head_dim` (a quarter of the problems).
+    pub head_dim_v: bool,
+}
+
+impl Default for RandomLimits {
+    /// Lengths to 640 and 50 M products: a float64 reference takes about 50 ms.
+    fn default() -> Self {
+        RandomLimits {
+            max_seq: 640,
+            max_work: 50_000_000,
+            max_batch: 3,
+            max_heads: 12,
+            max_head_dim: 256,
+            dtypes: &[],
+            strided: true,
+            odd_strides: true,
+            head_dim_v: false,
+        }
+    }
+}
+
+/// The mask kinds that are drawn, each by one seed in seven.
+const MASK_KINDS: u64 = 7;
+
+/// Lengths that both sequences reach in most problems, where `limits` allow it.
+const LONG: usize = 256;
+
+/// Share of problems with long sequences.
+const LONG_SHARE: f32 = 0.65;
+
+/// The problem of a seed. Consecutive seeds go through the mask kinds in turn (full, causal, causal top-left, window
+/// to the left, to the right, to both sides, sliding causal), so that every kind has its seventh of any run.
+///
+/// ```
+/// use flashcore_problem::random::{RandomLimits, random_problem};
+/// let problem = random_problem(1, &RandomLimits::default())?;
+/// assert_eq!(problem, random_problem(1, &RandomLimits::default())?);
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+///
+/// # Errors
+/// Limits that no problem meets, such as a `max_head_dim` below 8.
+pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, ProblemError> {
+    let mut rng = Rng::new(seed);
+    let dtypes: &[DType] = match limits.dtypes {
+        [] => &[DType::F32, DType::F16, DType::BF16],
+        given => given,
+    };
+    let dtype = *rng.pick(dtypes).unwrap_or(&DType::F16);
+    let sizes = draw_sizes(&mut rng, limits);
+    let head_dim_v = if limits.head_dim_v && rng.chance(0.25) {
+        8 * rng.between(1, limits.max_head_dim.min(256) / 8)
+    } else {
+        sizes.head_dim
+    };
+    let [q, k, v, o] = draw_layouts(&mut rng, limits, &sizes, head_dim_v);
+    let mut builder = Problem::builder()
+        .batch(sizes.batch)
+        .heads(sizes.num_kv_heads * sizes.group_size, sizes.num_kv_heads)
+        .seq_len_q(sizes.seq_len_q)
+        .seq_len_kv(sizes.seq_len_kv)
+        .head_dim(sizes.head_dim)
+        .head_dim_v(head_dim_v)
+        .dtype(dtype)
+        .mask(draw_mask(&mut rng, seed % MASK_KINDS, sizes.seq_len_kv))
+        .return_lse(rng.chance(0.5))
+        .layouts(q, k, v, o);
+    if rng.chance(0.25) {
+        // Far enough, at times, that some rows or all have nothing to attend to.
+        let reach = sizes.seq_len_kv.min(sizes.seq_len_q) + 2;
+        let mut offset = || rng.below(2 * reach) as i32 - reach as i32;
+        builder = builder.offsets(offset(), offset());
+    }
+    if rng.chance(0.25) {
+        builder = builder.softmax_scale(Problem::default_scale(sizes.head_dim) * (0.25 + 1.75 * rng.unit()));
+    }
+    if rng.chance(0.2) {
+        builder = builder.softcap(5.0 + 45.0 * rng.unit());
+    }
+    builder.build()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    batch: usize,
+    num_kv_heads: usize,
+    group_size: usize,
+    seq_len_q: usize,
+    seq_len_kv: usize,
+    head_dim: usize,
+}
+
+/// Draws until the sizes meet the limits. Whether sequences are long is settled first, so that
+/// rejecting what is too large does not shift the balance to short ones.
+fn draw_sizes(rng: &mut Rng, limits: &RandomLimits) -> Sizes {
+    const TRIES: usize = 4096;
+    let long_possible = limits.max_seq >= LONG && (LONG * LONG * 8) as u64 <= limits.max_work;
+    let long = long_possible && rng.chance(LONG_SHARE);
+    let max_seq = limits.max_seq.max(1);
+    let heads_kind = rng.below(3);
+    for _ in 0..TRIES {
+        let shortest = if long { LONG } else { 1 };
+        let seq_len_q = draw_len(rng, shortest, max_seq);
+        // A third have as many keys as queries.
+        let seq_len_kv = match rng.below(3) {
+            0 => seq_len_q,
+            _ => draw_len(rng, shortest, max_seq),
+        };
+        let (num_kv_heads, group_size) = match heads_kind {
+            0 => (rng.between(1, 4), 1),                 // multi-head
+            1 => (rng.between(2, 3), rng.between(2, 4)), // grouped
+            _ => (1, rng.between(2, 6)),                 // multi-query
+        };
+        let sizes = Sizes {
+            batch: rng.between(1, limits.max_batch),
+            num_kv_heads,
+            group_size,
+            seq_len_q,
+            seq_len_kv,
+            head_dim: draw_head_dim(rng, limits.max_head_dim),
+        };
+        let rows = sizes.batch * num_kv_heads * group_size * seq_len_q;
+        let work = rows as u64 * (seq_len_kv * sizes.head_dim) as u64;
+        if work <= limits.max_work && num_kv_heads * group_size <= limits.max_heads {
+            return sizes;
+        }
+    }
+    // Limits so tight that chance does not meet them: the smallest problem of the class.
+    let seq_len = if long { LONG } else { 1 };
+    Sizes {
+        batch: 1,
+        num_kv_heads: 1,
+        group_size: 1,
+        seq_len_q: seq_len,
+        seq_len_kv: seq_len,
+        head_dim: 8,
+    }
+}
+
+/// A length in `low..=high`: 1, a prime, a multiple of 64 or anything.
+fn draw_len(rng: &mut Rng, low: usize, high: usize) -> usize {
+    let any = rng.between(low, high);
+    let drawn = match rng.below(8) {
+        0 => 1,
+        1..=3 => (any..=high).find(|&n| is_prime(n)).unwrap_or(any),
+        4..=5 => any.next_multiple_of(64),
+        _ => any,
+    };
+    if (low..=high).contains(&drawn) { drawn } else { any }
+}
+
+fn is_prime(n: usize) -> bool {
+    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| n % d != 0)
+}
+
+/// Half of the time one that models use, otherwise any multiple of 8.
+fn draw_head_dim(rng: &mut Rng, max: usize) -> usize {
+    const USUAL: [usize; 6] = [32, 64, 64, 96, 128, 256];
+    let usual = USUAL[rng.below(USUAL.len())];
+    let any = 8 * rng.between(1, max.min(256) / 8);
+    if rng.chance(0.5) && usual <= max { usual } else { any }
+}
+
+fn draw_mask(rng: &mut Rng, kind: u64, seq_len_kv: usize) -> Mask {
+    // Mostly within the keys; a window may also reach past all of them, or be 0 wide.
+    let mut width = || Some(rng.below(seq_len_kv + seq_len_kv / 8 + 2) as u32);
+    let mask = match kind {
+        0 => return Mask::FULL,
+        1 => return Mask::CAUSAL,
+        2 => return Mask::CAUSAL.top_left(),
+        3 => Mask::window(width(), None),
+        4 => Mask::window(None, width().map(|w| w + 1)),
+        5 => Mask::window(width(), width().map(|w| w + 1)),
+        _ => Mask::window(width(), Some(0)),
+    };
+    if rng.chance(0.3) { mask.top_left() } else { mask }
+}
+
+/// Layouts of Q, K, V and O.
+fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, head_dim_v: usize) -> [Layout; 4] {
+    let num_heads = sizes.num_kv_heads * sizes.group_size;
+    let shapes = [
+        [sizes.batch, sizes.seq_len_q, num_heads, sizes.head_dim],
+        [sizes.batch, sizes.seq_len_kv, sizes.num_kv_heads, sizes.head_dim],
+        [sizes.batch, sizes.seq_len_kv, sizes.num_kv_heads, head_dim_v],
+        [sizes.batch, sizes.seq_len_q, num_heads, head_dim_v],
+    ];
+    let kinds = if limits.strided { 5 } else { 2 };
+    match rng.below(kinds) {
+        0 => shapes.map(Layout::bshd),
+        1 => shapes.map(Layout::bhsd),
+        2 => {
+            // Slices of one [batch, seq, q heads + k heads + v heads, head_dim] buffer; O is dense.
+            let row = (num_heads + sizes.num_kv_heads) * sizes.head_dim + sizes.num_kv_heads * head_dim_v;
+            let packed = |shape: [usize; 4]| Layout {
+                shape,
+                strides: [(shape[1] * row) as i64, row as i64, shape[3] as i64, 1],
+            };
+            [
+                packed(shapes[0]),
+                packed(shapes[1]),
+                packed(shapes[2]),
+                Layout::bshd(shapes[3]),
+            ]
+        }
+        3 => shapes.map(|shape| padded(rng, limits.odd_strides, shape)),
+        _ => {
+            // Every tensor by its own rule.
+            let mut one = |index: usize| match rng.below(4) {
+                0 => Layout::bshd(shapes[index]),
+                1 => Layout::bhsd(shapes[index]),
+                2 if index < 3 => {
+                    // One sequence for the whole batch, as `expand` makes: only an input may be so.
+                    let mut layout = Layout::bshd(shapes[index]);
+                    layout.strides[0] = 0;
+                    layout
+                }
+                _ => padded(rng, limits.odd_strides, shapes[index]),
+            };
+            [one(0), one(1), one(2), one(3)]
+        }
+    }
+}
+
+/// Gaps after every head, row and sequence, with heads inside or outside of rows.
+fn padded(rng: &mut Rng, odd: bool, shape: [usize; 4]) -> Layout {
+    let unit = if odd && rng.chance(0.3) { 1 } else { 8 };
+    let heads_inside = rng.chance(0.5);
+    let mut pad = || unit * rng.below(4);
+    let [_, seq, heads, dim] = shape;
+    let element = dim + pad();
+    let (inner, outer) = if heads_inside { (heads, seq) } else { (seq, heads) };
+    let outer_stride = inner * element + pad();
+    let batch_stride = outer * outer_stride + pad();
+    let (seq_stride, head_stride) = if heads_inside {
+        (outer_stride, element)
+    } else {
+        (element, outer_stride)
+    };
+    Layout {
+        shape,
+        strides: [batch_stride as i64, seq_stride as i64, head_stride as i64, 1],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CausalAlign;
+
+    const SEEDS: u64 = 1400;
+
+    fn share(of: impl Fn(&Problem) -> bool, limits: &RandomLimits) -> f64 {
+        let hits = (0..SEEDS)
+            .filter(|&seed| of(&random_problem(seed, limits).unwrap()))
+            .count();
+        hits as f64 / SEEDS as f64
+    }
+
+    #[test]
+    fn limits_are_kept() {
+        let tight = RandomLimits {
+            max_seq: 300,
+            max_work: 3_000_000,
+            max_batch: 2,
+            max_heads: 4,
+            max_head_dim: 64,
+            dtypes: &[DType::BF16],
+            strided: false,
+            odd_strides: false,
+            head_dim_v: false,
+        };
+        for seed in 0..SEEDS {
+            let p = random_problem(seed, &tight).unwrap();
+            let work = p.batch() * p.num_heads() * p.seq_len_q() * p.seq_len_kv() * p.head_dim();
+            assert!(work <= 3_000_000, "{p}");
+            assert!(
+                p.seq_len_q() <= 300 && p.seq_len_kv() <= 300 && p.head_dim() <= 64,
+                "{p}"
+            );
+            assert!(p.batch() <= 2 && p.num_heads() <= 4 && p.dtype() == DType::BF16, "{p}");
+        }
+    }
+
+    #[test]
+    fn half_are_long_even_where_work_is_scarce() {
+        for max_work in [2_000_000, 50_000_000] {
+            let limits = RandomLimits {
+                max_work,
+                ..RandomLimits::default()
+            };
+            let long = share(|p| p.seq_len_q() >= LONG && p.seq_len_kv() >= LONG, &limits);
+            assert!(long >= 0.55, "{long} of the problems are long");
+        }
+    }
+
+    #[test]
+    fn every_mask_kind_has_a_tenth() {
+        let limits = RandomLimits::default();
+        let kinds: [fn(&Mask) -> bool; 7] = [
+            Mask::is_full,
+            |m| *m == Mask::CAUSAL,
+            |m| *m == Mask::CAUSAL.top_left(),
+            |m| m.window_left.is_some() && m.window_right.is_none(),
+            |m| m.window_left.is_none() && m.window_right.is_some_and(|w| w > 0),
+            |m| m.window_left.is_some() && m.window_right.is_some_and(|w| w > 0),
+            |m| m.window_left.is_some() && m.window_right == Some(0),
+        ];
+        for (i, kind) in kinds.iter().enumerate() {
+            let found = share(|p| kind(&p.mask()), &limits);
+            assert!(found >= 0.1, "mask kind {i}: {found}");
+        }
+    }
+
+    #[test]
+    fn every_feature_is_drawn() {
+        let limits = RandomLimits {
+            head_dim_v: true,
+            ..RandomLimits::default()
+        };
+        type Feature = (&'static str, f64, fn(&Problem) -> bool);
+        let features: [Feature; 20] = [
+            ("f32", 0.25, |p| p.dtype() == DType::F32),
+            ("fp16", 0.25, |p| p.dtype() == DType::F16),
+            ("bf16", 0.25, |p| p.dtype() == DType::BF16),
+            ("multi-head", 0.25, |p| p.group_size() == 1),
+            ("grouped", 0.25, |p| p.group_size() > 1 && p.num_kv_heads() > 1),
+            ("multi-query", 0.25, |p| p.group_size() > 1 && p.num_kv_heads() == 1),
+            ("one query row", 0.02, |p| p.seq_len_q() == 1),
+            ("one key", 0.02, |p| p.seq_len_kv() == 1),
+            ("prime length", 0.2, |p| is_prime(p.seq_len_kv())),
+            ("seq_q != seq_kv", 0.4, |p| p.seq_len_q() != p.seq_len_kv()),
+            ("usual head_dim", 0.3, |p| p.head_dim() % 32 == 0),
+            ("odd head_dim", 0.2, |p| p.head_dim() % 16 == 8),
+            ("head_dim_v", 0.15, |p| p.head_dim_v() != p.head_dim()),
+            ("offsets", 0.2, |p| p.q_offset() != 0 || p.kv_offset() != 0),
+            ("softcap", 0.15, |p| p.softcap().is_some()),
+            ("lse", 0.4, |p| p.return_lse()),
+            ("dense", 0.2, |p| {
+                [p.q_layout(), p.k_layout()]
+                    .iter()
+                    .all(|l| **l == Layout::bshd(l.shape))
+            }),
+            ("gaps", 0.3, |p| p.k_layout().span() > p.k_layout().num_elements()),
+            ("broadcast batch", 0.01, |p| {
+                p.batch() > 1 && p.k_layout().strides[0] == 0
+            }),
+            ("empty rows", 0.05, |p| {
+                (0..p.seq_len_q()).any(|row| p.visible_keys(row).is_empty())
+            }),
+        ];
+        for (name, at_least, feature) in features {
+            let found = share(feature, &limits);
+            assert!(found >= at_least, "{name}: {found}");
+        }
+        let top_left = share(
+            |p| !p.mask().is_full() && p.mask().align == CausalAlign::TopLeft,
+            &limits,
+        );
+        assert!(top_left >= 0.2, "top-left: {top_left}");
+    }
+
+    #[test]
+    fn impossible_limits_are_an_error() {
+        let limits = RandomLimits {
+            max_seq: 0,
+            max_work: 0,
+            ..RandomLimits::default()
+        };
+        assert_eq!(random_problem(3, &limits).unwrap().seq_len_q(), 1);
+    }
+}
