@@ -160,7 +160,7 @@ impl ProblemBuilder {
                 return Err(ProblemError::HeadDim { field, given });
             }
         }
-        if self.num_heads % self.num_kv_heads != 0 {
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return Err(ProblemError::HeadGroups {
                 num_heads: self.num_heads,
                 num_kv_heads: self.num_kv_heads,
@@ -180,7 +180,9 @@ impl ProblemBuilder {
         ];
         let mut layouts = [Layout::bshd([1, 1, 1, 8]); 4];
         for ((slot, (tensor, seq, heads, dim)), given) in layouts.iter_mut().zip(shapes).zip(self.layouts) {
-            let elements = [self.batch, seq, heads, dim].iter().map(|&n| n as u128).product();
+            let elements = [self.batch, seq, heads, dim]
+                .iter()
+                .fold(1u128, |product, &n| product.saturating_mul(n as u128));
             too_large(
                 &format!("the number of elements of {tensor}"),
                 elements,

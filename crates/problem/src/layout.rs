@@ -89,8 +89,7 @@ impl Layout {
             .iter()
             .zip(self.strides)
             .map(|(&n, s)| n.saturating_sub(1) as u128 * s as u128)
-            .sum::<u128>()
-            + 1;
+            .fold(1, u128::saturating_add);
         if span > crate::problem::MAX_ELEMENTS as u128 {
             return Err(ProblemError::TooLarge {
                 what: format!("the span of {tensor} in elements"),
@@ -126,7 +125,7 @@ impl Layout {
                     why: "elements overlap, and an output's must not",
                 });
             }
-            reach += i128::from(stride) * (size as i128 - 1);
+            reach = reach.saturating_add(i128::from(stride) * (size as i128 - 1));
         }
         Ok(())
     }

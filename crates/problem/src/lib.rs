@@ -1,7 +1,7 @@
 //! What an attention computation is asked to do, and nothing of how.
 //!
 //! A [`Problem`] states shapes, dtype, strides, mask and scale. [`Tensor`]s hold the data on the
-//! host, [`inputs`] makes data worth testing on, and [`reference`] computes the answer in float64
+//! host, [`inputs`] makes data worth testing on, and [`mod@reference`] computes the answer in float64
 //! so plainly that it can be checked by reading.
 
 pub mod builder;

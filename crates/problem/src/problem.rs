@@ -181,18 +181,18 @@ impl Problem {
             CausalAlign::BottomRight => seq_len_kv as i32 - seq_len_q as i32,
             CausalAlign::TopLeft => 0,
         };
-        let diagonal = aligned + self.q_offset - self.kv_offset;
-        // Windows wider than any sequence are the same as none, which keeps the sums inside an i32.
-        let reach = |window: u32| window.min(MAX_SEQ_LEN as u32) as i32;
+        let diagonal = i64::from(aligned) + i64::from(self.q_offset) - i64::from(self.kv_offset);
+        // Either end of the clamp lies further out than any row of any sequence, so it changes no row's keys.
+        let clamp = |edge: i64| edge.clamp(KeyRange::UNBOUNDED_LO.into(), KeyRange::UNBOUNDED_HI.into()) as i32;
         KeyRange {
             lo: self
                 .mask
                 .window_left
-                .map_or(KeyRange::UNBOUNDED_LO, |w| diagonal - reach(w)),
+                .map_or(KeyRange::UNBOUNDED_LO, |w| clamp(diagonal - i64::from(w))),
             hi: self
                 .mask
                 .window_right
-                .map_or(KeyRange::UNBOUNDED_HI, |w| diagonal + reach(w)),
+                .map_or(KeyRange::UNBOUNDED_HI, |w| clamp(diagonal + i64::from(w))),
             seq_len_kv,
         }
     }

@@ -175,7 +175,7 @@ fn draw_len(rng: &mut Rng, low: usize, high: usize) -> usize {
 }
 
 fn is_prime(n: usize) -> bool {
-    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| n % d != 0)
+    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
 /// Half of the time one that models use, otherwise any multiple of 8.

@@ -1,0 +1,272 @@
+//! Everything that can be wrong with a question, and what is said about it.
+
+use flashcore_problem::{
+    DType, InputKind, Inputs, Layout, Mask, PagedKv, Problem, ProblemBuilder, Tensor, TensorView, TensorViewMut,
+    VarLen, compare, reference, reference_rows,
+};
+use flashcore_problem::{ProblemError, Reference, Tolerance};
+
+fn refusal(builder: ProblemBuilder) -> String {
+    builder.build().unwrap_err().to_string()
+}
+
+#[test]
+fn zero_sizes() {
+    let make = Problem::builder;
+    assert_eq!(refusal(make().batch(0)), "batch is 0; it must be at least 1");
+    assert_eq!(refusal(make().heads(0, 1)), "heads is 0; it must be at least 1");
+    assert_eq!(refusal(make().heads(1, 0)), "kv_heads is 0; it must be at least 1");
+    assert_eq!(refusal(make().seq_len_q(0)), "seq_len_q is 0; it must be at least 1");
+    assert_eq!(refusal(make().seq_len_kv(0)), "seq_len_kv is 0; it must be at least 1");
+    assert_eq!(refusal(make().head_dim(0)), "head_dim is 0; it must be at least 1");
+    assert_eq!(refusal(make().head_dim_v(0)), "head_dim_v is 0; it must be at least 1");
+}
+
+#[test]
+fn head_dims_nobody_computes() {
+    let rest = "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next multiple of 8)";
+    assert_eq!(
+        refusal(Problem::builder().head_dim(7)),
+        format!("head_dim is 7; {rest}")
+    );
+    assert_eq!(
+        refusal(Problem::builder().head_dim(264)),
+        format!("head_dim is 264; {rest}")
+    );
+    assert_eq!(
+        refusal(Problem::builder().head_dim_v(12)),
+        format!("head_dim_v is 12; {rest}")
+    );
+}
+
+#[test]
+fn heads_that_cannot_be_shared_out() {
+    assert_eq!(
+        refusal(Problem::builder().heads(8, 3)),
+        "8 query heads are not a multiple of 3 K/V heads; each K/V head must serve the same number of query heads"
+    );
+}
+
+#[test]
+fn sizes_beyond_32_bit_indices() {
+    assert_eq!(
+        refusal(Problem::builder().seq_len_q(1 << 29)),
+        "seq_len_q is 536870912; at most 268435456 is supported"
+    );
+    assert_eq!(
+        refusal(Problem::builder().batch(1 << 16).seq_len(1 << 16)),
+        "the number of elements of q is 274877906944; at most 2147483648 is supported"
+    );
+    // A product that would overflow even a u64.
+    let huge = Problem::builder()
+        .batch(usize::MAX)
+        .heads(usize::MAX, 1)
+        .seq_len(1 << 28);
+    assert!(matches!(huge.build(), Err(ProblemError::TooLarge { .. })));
+    let mut sparse = Layout::bshd([2, 128, 1, 64]);
+    sparse.strides[0] = 1 << 40;
+    let dense = Layout::bshd([2, 128, 1, 64]);
+    assert_eq!(
+        refusal(Problem::builder().batch(2).layouts(dense, sparse, dense, dense)),
+        "the span of k in elements is 1099511635968; at most 2147483648 is supported"
+    );
+}
+
+#[test]
+fn values_that_are_no_use() {
+    assert_eq!(
+        refusal(Problem::builder().softmax_scale(f32::NAN)),
+        "softmax_scale is NaN; it must be finite and above 0"
+    );
+    assert_eq!(
+        refusal(Problem::builder().softcap(0.0)),
+        "softcap is 0; it must be finite and above 0 (leave it out for no cap)"
+    );
+    assert_eq!(
+        refusal(Problem::builder().offsets(i32::MIN, 0)),
+        "q_offset is -2147483648; it must lie within ±2^28"
+    );
+    assert_eq!(
+        refusal(Problem::builder().offsets(0, 1 << 30)),
+        "kv_offset is 1073741824; it must lie within ±2^28"
+    );
+}
+
+#[test]
+fn layouts_kernels_cannot_walk() {
+    let dense = Layout::bshd([1, 128, 1, 64]);
+    let with = |strides| Layout {
+        shape: dense.shape,
+        strides,
+    };
+    let refused = |q: Layout, o: Layout| refusal(Problem::builder().layouts(q, dense, dense, o));
+    assert_eq!(
+        refused(with([8192, 1, 64, 128]), dense),
+        "q has stride 128 along head_dim; it must be 1 (make the last dimension contiguous, e.g. `.contiguous()` in \
+         PyTorch)"
+    );
+    assert_eq!(
+        refused(with([8192, -64, 64, 1]), dense),
+        "q has strides [8192, -64, 64, 1] for shape [1, 128, 1, 64]: a negative stride is not supported; copy the \
+         tensor first"
+    );
+    assert_eq!(
+        refused(dense, with([8192, 32, 64, 1])),
+        "out has strides [8192, 32, 64, 1] for shape [1, 128, 1, 64]: elements overlap, and an output's must not"
+    );
+    assert_eq!(
+        refused(Layout::bshd([1, 64, 1, 64]), dense),
+        "q has shape [1, 64, 1, 64]; this problem needs [1, 128, 1, 64] as [batch, seq, heads, head_dim]"
+    );
+}
+
+#[test]
+fn packed_sequences_that_do_not_fit() {
+    let packed = |q: &[u32], kv: &[u32]| {
+        refusal(Problem::builder().seq_len(8).var_len(VarLen {
+            cu_seqlens_q: q.to_vec(),
+            cu_seqlens_kv: kv.to_vec(),
+        }))
+    };
+    let rest = "it must begin at 0, never fall, and end at the tensor's number of rows";
+    assert_eq!(
+        packed(&[0], &[0, 8]),
+        format!("cu_seqlens_q has 1 entries, and one sequence needs 2; {rest}")
+    );
+    assert_eq!(packed(&[1, 8], &[0, 8]), format!("cu_seqlens_q begins at 1; {rest}"));
+    assert_eq!(
+        packed(&[0, 5, 3, 8], &[0, 8]),
+        format!("cu_seqlens_q falls from 5 to 3; {rest}")
+    );
+    assert_eq!(
+        packed(&[0, 8], &[0, 7]),
+        format!("cu_seqlens_kv ends at 7, not at 8; {rest}")
+    );
+    assert_eq!(
+        packed(&[0, 8], &[0, 4, 8]),
+        format!("cu_seqlens_kv has 3 entries and cu_seqlens_q 2; {rest}")
+    );
+    let two = Problem::builder().batch(2).seq_len(8).var_len(VarLen {
+        cu_seqlens_q: vec![0, 8],
+        cu_seqlens_kv: vec![0, 8],
+    });
+    assert_eq!(
+        refusal(two),
+        "batch is 2; packed sequences lie one after another along seq, so it must be 1"
+    );
+}
+
+#[test]
+fn tensors_that_are_not_the_problems() {
+    let problem = Problem::builder().seq_len(4).return_lse(true).build().unwrap();
+    let layout = *problem.q_layout();
+    let right = Tensor::filled(DType::F16, layout, 0);
+    let mut out = right.clone();
+    let check = |q: &Tensor, out: &mut Tensor, lse: Option<&[f32]>| {
+        let tensors = [q.view(), right.view(), right.view()];
+        problem
+            .check_tensors(&tensors[0], &tensors[1], &tensors[2], &out.view_mut(), lse)
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        check(&Tensor::filled(DType::F32, layout, 0), &mut out, None),
+        "q holds f32; this problem's dtype is fp16"
+    );
+    let longer = Tensor::filled(DType::F16, Layout::bshd([1, 5, 1, 64]), 0);
+    assert_eq!(
+        check(&longer, &mut out, None),
+        "q has shape [1, 5, 1, 64]; this problem needs [1, 4, 1, 64] as [batch, seq, heads, head_dim]"
+    );
+    let mut padded = layout;
+    padded.strides[1] = 72;
+    assert_eq!(
+        check(&right, &mut Tensor::filled(DType::F16, padded, 0), None),
+        "out has strides [256, 72, 64, 1] for shape [1, 4, 1, 64]: the problem was stated with other strides; build \
+         it from the tensors' own layouts"
+    );
+    assert_eq!(
+        check(&right, &mut out, Some(&[0.0; 3])),
+        "lse has shape [3]; this problem needs [4] as [batch, seq, heads, head_dim]"
+    );
+    assert_eq!(
+        check(&right, &mut out, None),
+        "lse has shape [0]; this problem needs [4] as [batch, seq, heads, head_dim]"
+    );
+}
+
+#[test]
+fn buffers_that_do_not_hold_the_tensor() {
+    let layout = Layout::bshd([1, 4, 1, 8]);
+    let words = [0u32; 16];
+    let bytes: &[u8] = bytemuck::cast_slice(&words);
+    assert_eq!(
+        TensorView::new("k", DType::F16, layout, &bytes[..62])
+            .unwrap_err()
+            .to_string(),
+        "k needs 64 bytes for its shape and strides; the buffer has 62"
+    );
+    assert_eq!(
+        TensorView::new("v", DType::F32, Layout::bshd([1, 1, 1, 8]), &bytes[2..])
+            .unwrap_err()
+            .to_string(),
+        "v's data is not aligned to its f32 elements (4 bytes)"
+    );
+    let mut overlapping = layout;
+    overlapping.strides[1] = 4;
+    let mut words = words;
+    assert!(TensorView::new("q", DType::F16, overlapping, bytemuck::cast_slice(&words)).is_ok());
+    let refused = TensorViewMut::new("out", DType::F16, overlapping, bytemuck::cast_slice_mut(&mut words));
+    assert!(matches!(refused, Err(ProblemError::Strides { tensor: "out", .. })));
+}
+
+#[test]
+fn what_the_reference_refuses() {
+    let problem = Problem::builder().seq_len(8).build().unwrap();
+    let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+    let (q, k, v) = (q.view(), k.view(), v.view());
+    let rows = reference_rows(&problem, &q, &k, &v, &[[0, 0, 7], [0, 0, 8]]);
+    assert_eq!(rows.unwrap_err().to_string(), "row index is 8; at most 7 is supported");
+    let paged = Problem::builder()
+        .seq_len(8)
+        .paged_kv(PagedKv {
+            page_size: 8,
+            block_table: vec![vec![0]],
+        })
+        .build()
+        .unwrap();
+    assert_eq!(
+        reference(&paged, &q, &k, &v).unwrap_err().to_string(),
+        "paged K/V is not supported by the float64 reference; gather the pages into contiguous K and V first"
+    );
+    let other = Problem::builder()
+        .seq_len(8)
+        .mask(Mask::CAUSAL)
+        .heads(2, 1)
+        .build()
+        .unwrap();
+    assert!(matches!(
+        reference(&other, &q, &k, &v),
+        Err(ProblemError::Shape { tensor: "q", .. })
+    ));
+}
+
+#[test]
+fn what_comparison_refuses() {
+    let problem = Problem::builder().seq_len(8).build().unwrap();
+    let tolerance = Tolerance::of(DType::F16);
+    let short = Reference {
+        out: vec![0.0; 3],
+        lse: vec![],
+    };
+    let out = Tensor::poisoned(DType::F16, *problem.o_layout());
+    assert!(matches!(
+        compare(&problem, &out.view(), &short, tolerance),
+        Err(ProblemError::Shape { .. })
+    ));
+    let wrong = Tensor::poisoned(DType::BF16, *problem.o_layout());
+    assert!(matches!(
+        compare(&problem, &wrong.view(), &short, tolerance),
+        Err(ProblemError::DType { .. })
+    ));
+}

@@ -1,0 +1,344 @@
+//! The reference is right, and the comparison sees what is wrong.
+
+use flashcore_problem::{
+    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, Reference, Tensor, Tolerance, VarLen,
+    compare, compare_lse, compare_rows, gaps_untouched, random_problem, reference, reference_probabilities,
+    reference_rows, reference_scores,
+};
+
+fn answer(problem: &Problem, inputs: &Inputs) -> Reference {
+    reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap()
+}
+
+/// An output that holds the reference, rounded to the problem's dtype.
+fn written(problem: &Problem, want: &Reference) -> Tensor {
+    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let [nb, ns, nh, nd] = problem.o_layout().shape;
+    let mut want = want.out.iter();
+    for b in 0..nb {
+        for s in 0..ns {
+            for h in 0..nh {
+                for d in 0..nd {
+                    out.view_mut().set(b, s, h, d, *want.next().unwrap() as f32);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// The definition, element by element and without any of the reference's own code.
+fn by_definition(p: &Problem, inputs: &Inputs, [b, h, row]: [usize; 3]) -> (Vec<f64>, f64) {
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let kv_head = h / (p.num_heads() / p.num_kv_heads());
+    let mut numerator = vec![0.0; p.head_dim_v()];
+    let mut denominator = 0.0;
+    for key in p.key_range().keys(row) {
+        let dot: f64 = (0..p.head_dim())
+            .map(|d| f64::from(q.get(b, row, h, d)) * f64::from(k.get(b, key, kv_head, d)))
+            .sum();
+        let mut score = dot * f64::from(p.softmax_scale());
+        if let Some(cap) = p.softcap() {
+            score = f64::from(cap) * (score / f64::from(cap)).tanh();
+        }
+        denominator += score.exp();
+        for (d, n) in numerator.iter_mut().enumerate() {
+            *n += score.exp() * f64::from(v.get(b, key, kv_head, d));
+        }
+    }
+    if denominator > 0.0 {
+        numerator.iter_mut().for_each(|n| *n /= denominator);
+    }
+    (numerator, denominator.ln())
+}
+
+#[test]
+fn the_reference_is_the_definition() {
+    let limits = RandomLimits {
+        max_seq: 40,
+        max_work: 400_000,
+        head_dim_v: true,
+        ..RandomLimits::default()
+    };
+    for seed in 0..60 {
+        let p = random_problem(seed, &limits).unwrap();
+        let inputs = Inputs::generate(&p, InputKind::Normal, seed);
+        let all = answer(&p, &inputs);
+        let mut index = 0;
+        for b in 0..p.batch() {
+            for row in 0..p.seq_len_q() {
+                for h in 0..p.num_heads() {
+                    let (out, lse) = by_definition(&p, &inputs, [b, h, row]);
+                    for want in out {
+                        assert!((all.out[index] - want).abs() < 1e-12, "{p} at {b} {row} {h}");
+                        index += 1;
+                    }
+                    let got = all.lse[(b * p.num_heads() + h) * p.seq_len_q() + row];
+                    assert!(got == lse || (got - lse).abs() < 1e-12, "{p} at {b} {row} {h}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sampled_rows_are_those_of_the_whole() {
+    let p = random_problem(5, &RandomLimits::default()).unwrap();
+    let inputs = Inputs::generate(&p, InputKind::Normal, 1);
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let all = answer(&p, &inputs);
+    let last = [p.batch() - 1, p.num_heads() - 1, p.seq_len_q() - 1];
+    let asked = [last, [0, 0, 0], last, [0, p.num_heads() - 1, p.seq_len_q() / 2]];
+    let rows = reference_rows(&p, &q, &k, &v, &asked).unwrap();
+    for (row, asked) in rows.iter().zip(asked) {
+        assert_eq!(row.index, asked);
+        let [b, h, s] = asked;
+        let at = ((b * p.seq_len_q() + s) * p.num_heads() + h) * p.head_dim_v();
+        assert_eq!(row.out, all.out[at..at + p.head_dim_v()]);
+        assert_eq!(row.lse, all.lse[(b * p.num_heads() + h) * p.seq_len_q() + s]);
+    }
+    let out = written(&p, &all);
+    assert!(
+        compare_rows(&p, &out.view(), &rows, Tolerance::of(p.dtype()))
+            .unwrap()
+            .passed
+    );
+    assert!(
+        !compare_rows(&p, &out.view(), &[], Tolerance::of(p.dtype()))
+            .unwrap()
+            .passed
+    );
+}
+
+#[test]
+fn stages_lead_to_the_answer() {
+    let p = Problem::builder()
+        .heads(4, 2)
+        .seq_len_q(9)
+        .seq_len_kv(12)
+        .mask(Mask::window(Some(4), Some(0)))
+        .softcap(20.0)
+        .build()
+        .unwrap();
+    let inputs = Inputs::generate(&p, InputKind::Normal, 3);
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let scores = reference_scores(&p, &q, &k, &v).unwrap();
+    let probabilities = reference_probabilities(&p, &q, &k, &v).unwrap();
+    let all = answer(&p, &inputs);
+    for h in 0..4 {
+        for row in 0..9 {
+            let at = (h * 9 + row) * 12;
+            let visible = p.visible_keys(row);
+            let lse = scores[at..at + 12][visible.clone()]
+                .iter()
+                .map(|s| s.exp())
+                .sum::<f64>()
+                .ln();
+            assert!((lse - all.lse[h * 9 + row]).abs() < 1e-12);
+            let row_of_p = &probabilities[at..at + 12];
+            assert!((row_of_p.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+            assert!((0..12).all(|key| visible.contains(&key) || row_of_p[key] == 0.0));
+            let first: f64 = (0..12)
+                .map(|key| row_of_p[key] * f64::from(v.get(0, key, h / 2, 0)))
+                .sum();
+            assert!((first - all.out[(row * 4 + h) * 64]).abs() < 1e-12);
+        }
+    }
+}
+
+#[test]
+fn packed_sequences_are_each_their_own_problem() {
+    let packed = VarLen {
+        cu_seqlens_q: vec![0, 5, 5, 12],
+        cu_seqlens_kv: vec![0, 7, 9, 20],
+    };
+    let build = |b: flashcore_problem::ProblemBuilder| b.heads(2, 1).mask(Mask::CAUSAL).build().unwrap();
+    let p = build(Problem::builder().seq_len_q(12).seq_len_kv(20).var_len(packed));
+    let inputs = Inputs::generate(&p, InputKind::Normal, 9);
+    let all = answer(&p, &inputs);
+    for (q_start, q_end, kv_start, kv_end) in [(0, 5, 0, 7), (5, 12, 9, 20)] {
+        let alone = build(
+            Problem::builder()
+                .seq_len_q(q_end - q_start)
+                .seq_len_kv(kv_end - kv_start),
+        );
+        let slice = |t: &Tensor, layout: &Layout, start: usize| {
+            Tensor::from_fn(p.dtype(), *layout, |b, s, h, d| t.view().get(b, start + s, h, d))
+        };
+        let part = Inputs {
+            q: slice(&inputs.q, alone.q_layout(), q_start),
+            k: slice(&inputs.k, alone.k_layout(), kv_start),
+            v: slice(&inputs.v, alone.v_layout(), kv_start),
+        };
+        let want = answer(&alone, &part);
+        assert_eq!(all.out[q_start * 2 * 64..q_end * 2 * 64], want.out);
+    }
+}
+
+#[test]
+fn rows_with_nothing_to_attend_to_are_zero() {
+    // Five query rows, two keys, bottom-right causal: the first three rows see nothing.
+    let p = Problem::builder()
+        .seq_len_q(5)
+        .seq_len_kv(2)
+        .mask(Mask::CAUSAL)
+        .build()
+        .unwrap();
+    let inputs = Inputs::generate(&p, InputKind::Normal, 1);
+    let all = answer(&p, &inputs);
+    assert!(all.out[..3 * 64].iter().all(|&o| o == 0.0));
+    assert_eq!(all.lse[..3], [f64::NEG_INFINITY; 3]);
+    let lse: Vec<f32> = all.lse.iter().map(|&x| x as f32).collect();
+    assert!(compare_lse(&p, &lse, &all, Tolerance::of(DType::F32)).unwrap().passed);
+    let zero = vec![0.0; 5];
+    let found = compare_lse(&p, &zero, &all, Tolerance::of(DType::F32)).unwrap();
+    assert!(!found.passed);
+    assert_eq!((found.failures, found.worst.unwrap().want), (5, f64::NEG_INFINITY));
+}
+
+#[test]
+fn every_kind_of_input_has_a_finite_answer_and_the_problems_dtype_holds_it() {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::E4M3] {
+        for kind in InputKind::ALL {
+            let p = Problem::builder()
+                .heads(2, 1)
+                .seq_len(150)
+                .dtype(dtype)
+                .build()
+                .unwrap();
+            let inputs = Inputs::generate(&p, kind, 4);
+            let all = answer(&p, &inputs);
+            assert!(all.out.iter().chain(&all.lse).all(|x| x.is_finite()), "{dtype} {kind}");
+            let found = compare(&p, &written(&p, &all).view(), &all, Tolerance::of(dtype)).unwrap();
+            assert!(found.passed, "{dtype} {kind}: {found}");
+        }
+    }
+}
+
+#[test]
+fn kinds_are_what_they_say() {
+    let p = Problem::builder().seq_len(200).dtype(DType::F16).build().unwrap();
+    let of = |kind| {
+        let inputs = Inputs::generate(&p, kind, 11);
+        let scores = reference_scores(&p, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
+        (inputs, scores)
+    };
+    let extent = |x: &[f64]| x.iter().fold((f64::MAX, f64::MIN), |(a, b), &s| (a.min(s), b.max(s)));
+    let (equal, scores) = of(InputKind::EqualRows);
+    assert_eq!(extent(&scores).0, extent(&scores).1);
+    assert_ne!(equal.v.view().get(0, 0, 0, 0), equal.v.view().get(0, 1, 0, 0));
+    let (_, scores) = of(InputKind::HugeLogit);
+    assert!(scores[..200].iter().filter(|&&s| s > 100.0).count() >= 3);
+    let (_, scores) = of(InputKind::RisingScores);
+    assert!(scores[..200].windows(2).all(|w| w[0] < w[1]) && extent(&scores).1 > 70.0);
+    let (_, scores) = of(InputKind::NegativeScores);
+    assert!(extent(&scores).1 < -104.0, "{:?}", extent(&scores)); // exp(-104) is 0 in f32
+    let (extremes, scores) = of(InputKind::Extremes);
+    assert!(extent(&scores).1 < 20.0);
+    let largest = (0..200).map(|s| extremes.v.view().get(0, s, 0, 0)).fold(0.0, f32::max);
+    assert!((5.5e4..=6e4).contains(&largest), "{largest}");
+    let (integers, scores) = of(InputKind::SmallIntegers);
+    assert!(scores.iter().all(|s| (s * 8.0).fract() == 0.0)); // the scale is 1/8
+    assert!(integers.k.view().get(0, 3, 0, 5).fract() == 0.0);
+}
+
+#[test]
+fn inputs_are_their_seeds_and_gaps_are_poison() {
+    let shape = [2, 33, 3, 64];
+    let padded = Layout {
+        shape,
+        strides: [33 * 3 * 80, 3 * 80, 80, 1],
+    };
+    let dense = Layout::bshd(shape);
+    let build = || Problem::builder().batch(2).heads(3, 3).seq_len(33);
+    let p = build().layouts(padded, dense, dense, dense).build().unwrap();
+    let first = Inputs::generate(&p, InputKind::Normal, 8);
+    assert_eq!(first.q.bytes(), Inputs::generate(&p, InputKind::Normal, 8).q.bytes());
+    assert_ne!(first.q.bytes(), Inputs::generate(&p, InputKind::Normal, 9).q.bytes());
+    assert_ne!(first.q.view().get(0, 0, 0, 0), first.k.view().get(0, 0, 0, 0));
+    gaps_untouched(&first.q.view()).unwrap();
+    // The layout decides where elements lie, never what they are.
+    let same = Inputs::generate(&build().build().unwrap(), InputKind::Normal, 8);
+    assert_eq!(same.q.view().get(1, 32, 2, 63), first.q.view().get(1, 32, 2, 63));
+}
+
+#[test]
+fn a_write_into_a_gap_is_seen() {
+    let layout = Layout {
+        shape: [1, 4, 2, 8],
+        strides: [80, 20, 10, 1],
+    };
+    let mut out = Tensor::poisoned(DType::BF16, layout);
+    out.view_mut().set(0, 3, 1, 7, 1.0);
+    gaps_untouched(&out.view()).unwrap();
+    out.bytes_mut()[2 * 9] = 0; // one past row 0, head 0
+    out.bytes_mut()[2 * 29 + 1] = 7; // and of row 1
+    let found = gaps_untouched(&out.view()).unwrap_err();
+    assert_eq!((found.first, found.count), (9, 2));
+    assert_eq!(
+        found.to_string(),
+        "2 gap elements of the output were written, the first at element 9 from its start"
+    );
+}
+
+#[test]
+fn comparison_counts_what_is_wrong() {
+    let p = Problem::builder().heads(2, 2).seq_len(16).head_dim(8).build().unwrap();
+    let inputs = Inputs::generate(&p, InputKind::Normal, 2);
+    let want = answer(&p, &inputs);
+    let tolerance = Tolerance::of(DType::F16);
+    let mut out = written(&p, &want);
+    let right = compare(&p, &out.view(), &want, tolerance).unwrap();
+    assert!(
+        right.passed && right.frobenius < 1e-3 && right.max_abs < 1e-3,
+        "{right}"
+    );
+    assert_eq!((right.elements, right.nan, right.unwritten), (16 * 2 * 8, 0, 0));
+
+    let value = out.view().get(0, 7, 1, 3);
+    out.view_mut().set(0, 7, 1, 3, value + 0.5);
+    let off = compare(&p, &out.view(), &want, tolerance).unwrap();
+    assert!(!off.passed);
+    assert_eq!((off.failures, off.worst.unwrap().index), (1, [0, 7, 1, 3]));
+    assert!((off.max_abs - 0.5).abs() < 2e-3);
+    assert!(off.to_string().starts_with("FAIL: max abs "), "{off}");
+    assert!(off.to_string().contains("worst at [0, 7, 1, 3]: got "), "{off}");
+
+    out.view_mut().set(0, 2, 0, 1, f32::NAN);
+    out.bytes_mut()[..2].fill(POISON);
+    let nan = compare(&p, &out.view(), &want, tolerance).unwrap();
+    assert_eq!((nan.failures, nan.nan, nan.unwritten, nan.passed), (3, 2, 1, false));
+    assert!(nan.worst.unwrap().got.is_nan());
+    assert!((nan.max_abs - 0.5).abs() < 2e-3, "NaN must not hide the largest error");
+
+    out.view_mut().set(0, 2, 0, 1, f32::INFINITY);
+    assert_eq!(
+        compare(&p, &out.view(), &want, tolerance).unwrap().max_abs,
+        f64::INFINITY
+    );
+    // A right answer that is NaN cannot be met, not even by NaN.
+    let mut broken = want.clone();
+    broken.out[5] = f64::NAN;
+    assert!(
+        !compare(&p, &written(&p, &broken).view(), &broken, tolerance)
+            .unwrap()
+            .passed
+    );
+}
+
+#[test]
+fn the_mission_problem_is_quick_to_make_and_to_answer() {
+    let p = Problem::named("mission").unwrap();
+    let start = std::time::Instant::now();
+    let inputs = Inputs::generate(&p, InputKind::Normal, 1);
+    let made = start.elapsed();
+    let all = answer(&p, &inputs);
+    let answered = start.elapsed() - made;
+    println!("inputs {made:?}, reference {answered:?}");
+    assert_eq!(all.out.len(), 512 * 8 * 64);
+    // Ten times what it takes on a quiet core, so that a busy machine does not fail the test.
+    assert!(
+        made.as_millis() < 500 && answered.as_millis() < 5000,
+        "{made:?} {answered:?}"
+    );
+}
