@@ -1,1 +1,46 @@
-//! x
+//! The kernel language: a GPU kernel as a Rust value.
+//!
+//! [`Kernel::build`] writes a kernel down with Rust closures and operators. What is written is what
+//! runs: each builder method appends one machine instruction, and no pass rewrites them. The value
+//! prints itself as PTX ([`Kernel::to_ptx`]) for the driver to compile, and the simulator runs it on
+//! any CPU.
+//!
+//! - [`builder`]: the kernel as a whole, control flow; [`value`], [`pointer`]: arithmetic;
+//!   [`memory`], [`sync`]: the instructions that touch memory and other threads;
+//!   [`tile`], [`fragment`]: tiles in shared memory and in the registers of a warp.
+//! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
+//! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
+//!   [`launch`]: everything it takes to run a kernel.
+
+pub mod builder;
+pub mod error;
+pub mod fragment;
+pub mod inst;
+pub mod kernel;
+pub mod launch;
+pub mod memory;
+pub mod pointer;
+pub mod profile;
+pub mod ptx;
+pub mod shared;
+pub mod site;
+pub mod sync;
+pub mod target;
+pub mod tile;
+pub mod types;
+pub mod value;
+
+pub use builder::{Cond, KernelBuilder};
+pub use error::{BuildError, BuildErrorKind, BuildErrors};
+pub use inst::{Cache, Inst, Operand};
+pub use kernel::{Condition, Kernel, Node, Param, ParamKind};
+pub use launch::{Arg, BufferSpec, Launch, TensorMapRecipe};
+pub use memory::Widen;
+pub use pointer::{GlobalPtr, SharedPtr};
+pub use profile::{PROFILES, Profile};
+pub use shared::{BufferId, Ledger, SharedBuffer, Swizzle};
+pub use site::{Site, SiteId, SourceLine};
+pub use target::{Limits, Occupancy, Requirement, Target};
+pub use tile::{SharedTile, TileShape};
+pub use types::{BF16x2, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
+pub use value::{Source, Val, Var};

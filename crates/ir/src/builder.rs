@@ -1,0 +1,644 @@
+//! [`KernelBuilder`]: where a kernel is written down.
+//!
+//! Values carry a reference to the builder, which mutates behind it, so that arithmetic reads as
+//! arithmetic and closures for control flow nest without borrow fights. Mistakes are collected and
+//! reported together when the kernel is finished.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+
+use crate::error::{BuildError, BuildErrorKind, BuildErrors};
+use crate::inst::{Cmp, Inst, Operand, Special};
+use crate::kernel::{Condition, Kernel, Node, Param, ParamKind};
+use crate::pointer::GlobalPtr;
+use crate::shared::Ledger;
+use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
+use crate::types::{Element, Integer, Literal, Ordered, Reg, RegClass, Scalar, ScalarType};
+use crate::value::{Source, Val, Var};
+
+/// Where a kernel is written down. See [`Kernel::build`].
+#[derive(Debug)]
+pub struct KernelBuilder {
+    pub(crate) state: RefCell<State>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    name: String,
+    params: Vec<Param>,
+    threads: u32,
+    min_blocks_per_sm: Option<u32>,
+    pub(crate) ledger: Ledger,
+    shared_base: Option<Reg>,
+    open: Vec<OpenBlock>,
+    block_parents: Vec<usize>,
+    num_regs: [u32; 5],
+    defined_in: [Vec<usize>; 5],
+    maybe_unwritten: BTreeSet<(RegClass, u32)>,
+    names: Vec<(Reg, u32, String)>,
+    traces: Vec<String>,
+    sites: Vec<Site>,
+    site_ids: HashMap<Site, SiteId>,
+    frames: Vec<Frame>,
+    frame_ids: HashMap<Frame, FrameId>,
+    frame: Option<FrameId>,
+    errors: Vec<BuildError>,
+}
+
+#[derive(Debug)]
+struct OpenBlock {
+    id: usize,
+    nodes: Vec<Node>,
+}
+
+impl Kernel {
+    /// Writes a kernel down in `body` and finishes it.
+    ///
+    /// ```
+    /// use flashcore_ir::Kernel;
+    /// let kernel = Kernel::build("add_one", 128, |k| {
+    ///     let data = k.param_ptr_mut::<f32>("data");
+    ///     let len = k.param::<u32>("len");
+    ///     let i = k.block_idx(0) * 128 + k.thread_idx();
+    ///     k.if_(i.lt(len).divergent(), || {
+    ///         let at = data.offset(i);
+    ///         at.store(at.load() + 1.0);
+    ///     });
+    /// })?;
+    /// assert!(kernel.to_ptx().contains("add.rn.f32"));
+    /// # Ok::<(), flashcore_ir::BuildErrors>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Every mistake found, with the lines that made them.
+    pub fn build(
+        name: impl Into<String>,
+        threads: u32,
+        body: impl FnOnce(&KernelBuilder),
+    ) -> Result<Kernel, BuildErrors> {
+        let k = KernelBuilder::new(name.into(), threads);
+        body(&k);
+        k.finish()
+    }
+}
+
+/// A predicate declared uniform or divergent, as control flow needs it.
+#[derive(Clone, Copy, Debug)]
+pub struct Cond<'k> {
+    pub(crate) pred: Val<'k, bool>,
+    pub(crate) uniform: bool,
+}
+
+impl<'k> Val<'k, bool> {
+    /// Declares that all lanes of a warp that get here agree. The simulator checks it.
+    pub fn uniform(self) -> Cond<'k> {
+        Cond {
+            pred: self,
+            uniform: true,
+        }
+    }
+    /// Declares that lanes of a warp may differ.
+    pub fn divergent(self) -> Cond<'k> {
+        Cond {
+            pred: self,
+            uniform: false,
+        }
+    }
+}
+
+/// A loop being written; see [`KernelBuilder::loop_`].
+#[derive(Clone, Copy, Debug)]
+pub struct LoopScope<'k> {
+    k: &'k KernelBuilder,
+    block: usize,
+}
+
+impl LoopScope<'_> {
+    /// Lanes where the condition holds leave the loop here.
+    #[track_caller]
+    pub fn break_if(self, cond: Cond<'_>) {
+        let condition = self.k.condition(cond);
+        let site = self.k.site();
+        if self.k.state.borrow().current_block() != self.block {
+            self.k.error(BuildErrorKind::BreakNotInLoop);
+            return;
+        }
+        self.k.push(Node::BreakIf { condition, site });
+    }
+}
+
+impl State {
+    fn current_block(&self) -> usize {
+        self.open.last().map_or(0, |block| block.id)
+    }
+
+    fn new_reg(&mut self, class: RegClass) -> Reg {
+        let index = self.num_regs[class as usize];
+        self.num_regs[class as usize] += 1;
+        let block = self.current_block();
+        self.defined_in[class as usize].push(block);
+        Reg { class, index }
+    }
+
+    /// Whether block `inner` is `outer` or inside it.
+    fn is_within(&self, inner: usize, outer: usize) -> bool {
+        let mut block = inner;
+        loop {
+            if block == outer {
+                return true;
+            }
+            if block == 0 {
+                return false;
+            }
+            block = self.block_parents[block];
+        }
+    }
+}
+
+impl KernelBuilder {
+    fn new(name: String, threads: u32) -> KernelBuilder {
+        let k = KernelBuilder {
+            state: RefCell::new(State {
+                name,
+                params: Vec::new(),
+                threads,
+                min_blocks_per_sm: None,
+                ledger: Ledger::default(),
+                shared_base: None,
+                open: vec![OpenBlock {
+                    id: 0,
+                    nodes: Vec::new(),
+                }],
+                block_parents: vec![0],
+                num_regs: [0; 5],
+                defined_in: Default::default(),
+                maybe_unwritten: BTreeSet::new(),
+                names: Vec::new(),
+                traces: Vec::new(),
+                sites: Vec::new(),
+                site_ids: HashMap::new(),
+                frames: Vec::new(),
+                frame_ids: HashMap::new(),
+                frame: None,
+                errors: Vec::new(),
+            }),
+        };
+        let name_ok = {
+            let state = k.state.borrow();
+            state.name.starts_with(|c: char| c.is_ascii_alphabetic())
+                && state.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        };
+        if !name_ok {
+            let name = k.state.borrow().name.clone();
+            k.error(BuildErrorKind::Operand(format!(
+                "`{name}` is not a kernel name; use letters, digits and `_`, beginning with a letter"
+            )));
+        }
+        if threads == 0 || threads > 1024 || !threads.is_multiple_of(32) {
+            k.error(BuildErrorKind::Operand(format!(
+                "{threads} threads a block; allowed are multiples of 32 from 32 to 1024"
+            )));
+        }
+        k
+    }
+
+    fn finish(self) -> Result<Kernel, BuildErrors> {
+        let mut state = self.state.into_inner();
+        let body = state.open.pop().map(|block| block.nodes).unwrap_or_default();
+        check_aligned(&body, &state.sites, None, &mut state.errors);
+        if !state.errors.is_empty() {
+            return Err(BuildErrors {
+                kernel: state.name,
+                errors: state.errors,
+            });
+        }
+        Ok(Kernel {
+            name: state.name,
+            params: state.params,
+            threads: state.threads,
+            min_blocks_per_sm: state.min_blocks_per_sm,
+            ledger: state.ledger,
+            body,
+            num_regs: state.num_regs,
+            maybe_unwritten: state.maybe_unwritten,
+            names: state.names,
+            traces: state.traces,
+            sites: state.sites,
+            frames: state.frames,
+        })
+    }
+
+    // ---- The kernel as a whole ----------------------------------------------------------------
+
+    /// Threads a block.
+    pub fn threads(&self) -> u32 {
+        self.state.borrow().threads
+    }
+
+    /// Asks the compiler to leave room for this many blocks an SM (`.minnctapersm`).
+    pub fn min_blocks_per_sm(&self, blocks: u32) {
+        self.state.borrow_mut().min_blocks_per_sm = Some(blocks);
+    }
+
+    /// Declares a read-only pointer parameter.
+    #[track_caller]
+    pub fn param_ptr<E: Element>(&self, name: &str) -> GlobalPtr<'_, E> {
+        self.pointer(name, E::TYPE, false)
+    }
+
+    /// Declares a pointer parameter that the kernel may write through.
+    #[track_caller]
+    pub fn param_ptr_mut<E: Element>(&self, name: &str) -> GlobalPtr<'_, E> {
+        self.pointer(name, E::TYPE, true)
+    }
+
+    /// Declares a number parameter.
+    #[track_caller]
+    pub fn param<T: Literal>(&self, name: &str) -> Val<'_, T> {
+        let (dst, _) = self.declare_param(name, ParamKind::Value(T::TYPE), T::TYPE.class());
+        Val::from_reg(self, dst)
+    }
+
+    #[track_caller]
+    fn pointer<E: Element>(&self, name: &str, element: ScalarType, writable: bool) -> GlobalPtr<'_, E> {
+        let kind = ParamKind::Pointer { element, writable };
+        let (dst, index) = self.declare_param(name, kind, RegClass::B64);
+        GlobalPtr::new(Val::from_reg(self, dst), index)
+    }
+
+    #[track_caller]
+    fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
+        let index = {
+            let mut state = self.state.borrow_mut();
+            state.params.push(Param {
+                name: name.to_string(),
+                kind,
+            });
+            state.params.len() as u32 - 1
+        };
+        let dst = self.reg(class);
+        self.emit(Inst::Param { dst, index });
+        (dst, index)
+    }
+
+    // ---- Values -------------------------------------------------------------------------------
+
+    /// A constant as a value.
+    pub fn constant<T: Literal>(&self, value: T) -> Val<'_, T> {
+        Val::from_operand(self, Operand::Imm(value.bits()))
+    }
+
+    /// A variable with a first value.
+    #[track_caller]
+    pub fn var<'k, T: Scalar>(&'k self, initial: impl Source<'k, T>) -> Var<'k, T> {
+        let src = initial.operand();
+        let dst = self.reg(T::TYPE.class());
+        self.emit(Inst::Mov { dst, src });
+        Var::from_reg(self, dst)
+    }
+
+    /// A named variable without a first value; the simulator finds reads before the first write.
+    pub fn var_unwritten<T: Scalar>(&self, name: &str) -> Var<'_, T> {
+        Var::from_reg(self, self.unwritten_regs(T::TYPE.class(), 1, name))
+    }
+
+    /// Index of this thread in its (one-dimensional) block.
+    #[track_caller]
+    pub fn thread_idx(&self) -> Val<'_, u32> {
+        self.special(Special::Tid(0))
+    }
+
+    /// Index of this block in the grid along a dimension (0, 1, 2).
+    #[track_caller]
+    pub fn block_idx(&self, dim: u8) -> Val<'_, u32> {
+        self.special(Special::Ctaid(dim))
+    }
+
+    /// Blocks in the grid along a dimension.
+    #[track_caller]
+    pub fn grid_dim(&self, dim: u8) -> Val<'_, u32> {
+        self.special(Special::Nctaid(dim))
+    }
+
+    /// Index of this lane in its warp, 0..32.
+    #[track_caller]
+    pub fn lane(&self) -> Val<'_, u32> {
+        self.special(Special::LaneId)
+    }
+
+    #[track_caller]
+    fn special(&self, which: Special) -> Val<'_, u32> {
+        let dst = self.reg(RegClass::B32);
+        self.emit(Inst::Special { dst, which });
+        Val::from_reg(self, dst)
+    }
+
+    /// Shows a value in the simulator (`check --trace`) under a label; prints nothing on a GPU.
+    #[track_caller]
+    pub fn trace<T: Scalar>(&self, label: &str, value: Val<'_, T>) {
+        let src = self.in_register(T::TYPE.class(), value.operand());
+        let label = {
+            let mut state = self.state.borrow_mut();
+            state.traces.push(label.to_string());
+            state.traces.len() as u32 - 1
+        };
+        self.emit(Inst::Trace { label, src });
+    }
+
+    // ---- Control flow -------------------------------------------------------------------------
+
+    /// Lanes where the condition holds run `then`.
+    #[track_caller]
+    pub fn if_(&self, cond: Cond<'_>, then: impl FnOnce()) {
+        let (condition, site) = (self.condition(cond), self.site());
+        let (_, then) = self.block(|_| then());
+        self.push(Node::If {
+            condition,
+            then,
+            otherwise: Vec::new(),
+            site,
+        });
+    }
+
+    /// Lanes where the condition holds run `then`, the others `otherwise`.
+    #[track_caller]
+    pub fn if_else(&self, cond: Cond<'_>, then: impl FnOnce(), otherwise: impl FnOnce()) {
+        let (condition, site) = (self.condition(cond), self.site());
+        let (_, then) = self.block(|_| then());
+        let (_, otherwise) = self.block(|_| otherwise());
+        self.push(Node::If {
+            condition,
+            then,
+            otherwise,
+            site,
+        });
+    }
+
+    /// Repeats `body` until [`LoopScope::break_if`] has let every lane out.
+    #[track_caller]
+    pub fn loop_<'k>(&'k self, body: impl FnOnce(LoopScope<'k>)) {
+        let site = self.site();
+        let (_, body) = self.block(|block| body(LoopScope { k: self, block }));
+        self.push(Node::Loop { body, site });
+    }
+
+    /// Runs `body` for `start, start + step, …` below `end`, which all lanes of a warp agree on.
+    #[track_caller]
+    pub fn for_uniform<'k, T: Integer + Ordered>(
+        &'k self,
+        start: impl Source<'k, T>,
+        end: impl Source<'k, T>,
+        step: T,
+        body: impl FnOnce(Val<'k, T>),
+    ) {
+        self.counted(start, end, step, true, body);
+    }
+
+    /// Runs `body` for `start, start + step, …` below `end`, which lanes need not agree on.
+    #[track_caller]
+    pub fn for_divergent<'k, T: Integer + Ordered>(
+        &'k self,
+        start: impl Source<'k, T>,
+        end: impl Source<'k, T>,
+        step: T,
+        body: impl FnOnce(Val<'k, T>),
+    ) {
+        self.counted(start, end, step, false, body);
+    }
+
+    #[track_caller]
+    fn counted<'k, T: Integer + Ordered>(
+        &'k self,
+        start: impl Source<'k, T>,
+        end: impl Source<'k, T>,
+        step: T,
+        uniform: bool,
+        body: impl FnOnce(Val<'k, T>),
+    ) {
+        // Written out here rather than in a closure, so that each instruction carries the caller's line.
+        let counter = self.var(start);
+        let end = Val::<T>::from_operand(self, end.operand());
+        let site = self.site();
+        let block = self.open_block();
+        let done = counter.compare(Cmp::Ge, end);
+        LoopScope { k: self, block }.break_if(Cond { pred: done, uniform });
+        body(counter.get());
+        counter.add_assign(self.constant(step));
+        let body = self.close_block();
+        self.push(Node::Loop { body, site });
+    }
+
+    /// Runs `body` as a tile verb: findings in it name the verb and the line that called it.
+    #[track_caller]
+    pub fn verb<R>(&self, verb: &'static str, body: impl FnOnce() -> R) -> R {
+        let called_at = SourceLine::caller();
+        let parent = {
+            let mut state = self.state.borrow_mut();
+            let parent = state.frame;
+            let frame = Frame {
+                verb,
+                called_at,
+                parent,
+            };
+            let next = FrameId(state.frames.len() as u32);
+            let id = *state.frame_ids.entry(frame).or_insert(next);
+            if id == next {
+                state.frames.push(frame);
+            }
+            state.frame = Some(id);
+            parent
+        };
+        let result = body();
+        self.state.borrow_mut().frame = parent;
+        result
+    }
+
+    // ---- What the other modules build with ----------------------------------------------------
+
+    fn block<R>(&self, body: impl FnOnce(usize) -> R) -> (R, Vec<Node>) {
+        let id = self.open_block();
+        let result = body(id);
+        (result, self.close_block())
+    }
+
+    fn open_block(&self) -> usize {
+        let mut state = self.state.borrow_mut();
+        let id = state.block_parents.len();
+        let parent = state.current_block();
+        state.block_parents.push(parent);
+        state.open.push(OpenBlock { id, nodes: Vec::new() });
+        id
+    }
+
+    fn close_block(&self) -> Vec<Node> {
+        self.state
+            .borrow_mut()
+            .open
+            .pop()
+            .map(|block| block.nodes)
+            .unwrap_or_default()
+    }
+
+    #[track_caller]
+    fn condition(&self, cond: Cond<'_>) -> Condition {
+        let pred = self.in_register(RegClass::Pred, cond.pred.operand());
+        self.check_scope(pred);
+        Condition {
+            pred,
+            uniform: cond.uniform,
+        }
+    }
+
+    /// A fresh register.
+    pub(crate) fn reg(&self, class: RegClass) -> Reg {
+        self.state.borrow_mut().new_reg(class)
+    }
+
+    /// `count` fresh contiguous registers; the first is returned.
+    pub(crate) fn regs(&self, class: RegClass, count: u32) -> Reg {
+        let first = self.reg(class);
+        for _ in 1..count {
+            self.reg(class);
+        }
+        first
+    }
+
+    /// Contiguous registers whose reads before the first write the simulator must find.
+    pub(crate) fn unwritten_regs(&self, class: RegClass, count: u32, name: &str) -> Reg {
+        let first = self.regs(class, count);
+        let mut state = self.state.borrow_mut();
+        state
+            .maybe_unwritten
+            .extend((0..count).map(|i| (class, first.index + i)));
+        state.names.push((first, count, name.to_string()));
+        first
+    }
+
+    /// The register of an operand; an immediate is moved into a fresh one.
+    #[track_caller]
+    pub(crate) fn in_register(&self, class: RegClass, operand: Operand) -> Reg {
+        match operand {
+            Operand::Reg(reg) => reg,
+            Operand::Imm(_) => {
+                let dst = self.reg(class);
+                self.emit(Inst::Mov { dst, src: operand });
+                dst
+            }
+        }
+    }
+
+    /// The register that holds the address of shared memory's first byte, set once at the top.
+    #[track_caller]
+    pub(crate) fn shared_base(&self) -> Reg {
+        if let Some(reg) = self.state.borrow().shared_base {
+            return reg;
+        }
+        let site = self.site();
+        let mut state = self.state.borrow_mut();
+        let dst = state.new_reg(RegClass::B32);
+        // The kernel's first instruction, whatever block asks first, so that every later one may use it.
+        state.defined_in[RegClass::B32 as usize][dst.index as usize] = 0;
+        let inst = Inst::SharedBase { dst };
+        state.open[0].nodes.insert(0, Node::Inst { inst, site });
+        state.shared_base = Some(dst);
+        dst
+    }
+
+    #[track_caller]
+    pub(crate) fn emit(&self, inst: Inst) {
+        let mut sources = Vec::new();
+        inst.visit_regs(|reg, count| sources.push((reg, count)), |_, _| ());
+        for (reg, count) in sources {
+            for i in 0..count {
+                self.check_scope(reg.plus(i));
+            }
+        }
+        let site = self.site();
+        self.push(Node::Inst { inst, site });
+    }
+
+    #[track_caller]
+    fn check_scope(&self, reg: Reg) {
+        let in_scope = {
+            let state = self.state.borrow();
+            let defined = state.defined_in[reg.class as usize][reg.index as usize];
+            state.is_within(state.current_block(), defined)
+        };
+        if !in_scope {
+            self.error(BuildErrorKind::OutOfScope);
+        }
+    }
+
+    fn push(&self, node: Node) {
+        if let Some(block) = self.state.borrow_mut().open.last_mut() {
+            block.nodes.push(node);
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn site(&self) -> SiteId {
+        let mut state = self.state.borrow_mut();
+        let site = Site {
+            line: SourceLine::caller(),
+            frame: state.frame,
+        };
+        let next = SiteId(state.sites.len() as u32);
+        let id = *state.site_ids.entry(site).or_insert(next);
+        if id == next {
+            state.sites.push(site);
+        }
+        id
+    }
+
+    #[track_caller]
+    pub(crate) fn error(&self, kind: BuildErrorKind) {
+        let error = BuildError {
+            kind,
+            line: SourceLine::caller(),
+        };
+        let mut state = self.state.borrow_mut();
+        if !state.errors.contains(&error) {
+            state.errors.push(error);
+        }
+    }
+}
+
+/// Finds `.aligned` instructions where lanes of a warp may have parted: under a divergent `if`, or
+/// in a loop that some lanes may have left. `divergent` is where they parted.
+fn check_aligned(nodes: &[Node], sites: &[Site], divergent: Option<SiteId>, errors: &mut Vec<BuildError>) {
+    for node in nodes {
+        match node {
+            Node::Inst { inst, site } => {
+                if let Some(condition) = divergent
+                    && inst.is_aligned()
+                {
+                    errors.push(BuildError {
+                        kind: BuildErrorKind::AlignedUnderDivergence {
+                            instruction: crate::ptx::mnemonic(inst),
+                            condition: sites[condition.0 as usize].line,
+                        },
+                        line: sites[site.0 as usize].line,
+                    });
+                }
+            }
+            Node::If {
+                condition,
+                then,
+                otherwise,
+                site,
+            } => {
+                let inner = if condition.uniform { divergent } else { Some(*site) };
+                check_aligned(then, sites, inner, errors);
+                check_aligned(otherwise, sites, inner, errors);
+            }
+            Node::Loop { body, .. } => {
+                let parting = body.iter().find_map(|node| match node {
+                    Node::BreakIf { condition, site } if !condition.uniform => Some(*site),
+                    _ => None,
+                });
+                check_aligned(body, sites, parting.or(divergent), errors);
+            }
+            Node::BreakIf { .. } => {}
+        }
+    }
+}

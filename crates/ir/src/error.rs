@@ -1,0 +1,73 @@
+//! What can be wrong with a kernel as it is written.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::site::SourceLine;
+
+/// One mistake in a kernel, with the line that made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuildError {
+    /// What is wrong.
+    pub kind: BuildErrorKind,
+    /// Where.
+    pub line: SourceLine,
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.line, self.kind)
+    }
+}
+
+/// The kinds of mistakes that are found while a kernel is being written.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BuildErrorKind {
+    /// An instruction that all lanes of a warp must execute together, where they may not.
+    #[error(
+        "{instruction} must be executed by all lanes of a warp together, but stands under a condition declared divergent \
+         at {condition}; declare that condition uniform if it is, or move the instruction out"
+    )]
+    AlignedUnderDivergence {
+        /// PTX mnemonic.
+        instruction: String,
+        /// Where the divergent condition was written.
+        condition: SourceLine,
+    },
+    /// A value used where it may not have been computed.
+    #[error(
+        "a value computed inside an `if` or a loop is used outside it, where it may never have been computed; carry it out \
+         in a `Var`"
+    )]
+    OutOfScope,
+    /// `break_if` inside an `if` or a deeper loop.
+    #[error("`break_if` must stand directly in the body of its loop, not inside an `if` or another loop in it")]
+    BreakNotInLoop,
+    /// A buffer, tile or access whose numbers do not fit.
+    #[error("{0}")]
+    Layout(String),
+    /// A number of lanes, registers, threads, barriers that does not exist.
+    #[error("{0}")]
+    Operand(String),
+}
+
+/// Everything wrong with a kernel.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub struct BuildErrors {
+    /// The kernel's name.
+    pub kernel: String,
+    /// At least one.
+    pub errors: Vec<BuildError>,
+}
+
+impl fmt::Display for BuildErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel {} cannot be built:", self.kernel)?;
+        for error in &self.errors {
+            write!(f, "\n  {error}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,286 @@
+//! Fragments: how the registers of a warp's lanes hold a matrix, written once as data.
+//!
+//! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix". Tiles, the simulator, the
+//! documentation and the tests all read these maps.
+
+use std::marker::PhantomData;
+
+use crate::builder::KernelBuilder;
+use crate::inst::{Inst, MmaAcc, MmaInput};
+use crate::types::{Element, Reg, RegClass};
+use crate::value::Val;
+
+/// Where each element of a small matrix lives: the map (lane, register, element in register) → (row, column).
+#[derive(Clone, Copy, Debug)]
+pub struct FragmentLayout {
+    /// Name, for messages and docs.
+    pub name: &'static str,
+    /// Rows of the matrix.
+    pub rows: u32,
+    /// Columns of the matrix.
+    pub cols: u32,
+    /// 32-bit registers a lane.
+    pub regs: u32,
+    /// Elements a register.
+    pub per_reg: u32,
+    map: fn(lane: u32, reg: u32, element: u32) -> (u32, u32),
+}
+
+impl FragmentLayout {
+    /// Row and column of element `element` of register `reg` of lane `lane`.
+    ///
+    /// ```
+    /// use flashcore_ir::fragment::MMA_M16N8_ACC_F32;
+    /// assert_eq!(MMA_M16N8_ACC_F32.at(5, 3, 0), (9, 3)); // lane 5, c3: row 5/4 + 8, column 2·(5%4) + 1
+    /// ```
+    pub fn at(&self, lane: u32, reg: u32, element: u32) -> (u32, u32) {
+        (self.map)(lane, reg, element)
+    }
+
+    /// All elements as `(lane, register, element in register, row, column)`.
+    pub fn elements(self) -> impl Iterator<Item = (u32, u32, u32, u32, u32)> {
+        (0..32).flat_map(move |lane| {
+            (0..self.regs).flat_map(move |reg| {
+                (0..self.per_reg).map(move |element| {
+                    let (row, col) = self.at(lane, reg, element);
+                    (lane, reg, element, row, col)
+                })
+            })
+        })
+    }
+}
+
+/// Operand A of m16n8k16 with 16-bit elements: 16 rows × 16 of k.
+pub const MMA_M16K16_A: FragmentLayout = FragmentLayout {
+    name: "mma.m16n8k16 A",
+    rows: 16,
+    cols: 16,
+    regs: 4,
+    per_reg: 2,
+    map: |lane, reg, e| (lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + e + 8 * (reg / 2)),
+};
+
+/// Operand B of m16n8k16 with 16-bit elements: 16 of k × 8 columns.
+pub const MMA_K16N8_B: FragmentLayout = FragmentLayout {
+    name: "mma.m16n8k16 B",
+    rows: 16,
+    cols: 8,
+    regs: 2,
+    per_reg: 2,
+    map: |lane, reg, e| (2 * (lane % 4) + e + 8 * reg, lane / 4),
+};
+
+/// f32 accumulators of m16n8: 16 rows × 8 columns.
+pub const MMA_M16N8_ACC_F32: FragmentLayout = FragmentLayout {
+    name: "mma.m16n8 f32 accumulator",
+    rows: 16,
+    cols: 8,
+    regs: 4,
+    per_reg: 1,
+    map: |lane, reg, _| (lane / 4 + 8 * (reg / 2), 2 * (lane % 4) + reg % 2),
+};
+
+/// fp16 accumulators of m16n8: 16 rows × 8 columns.
+pub const MMA_M16N8_ACC_F16: FragmentLayout = FragmentLayout {
+    name: "mma.m16n8 f16 accumulator",
+    rows: 16,
+    cols: 8,
+    regs: 2,
+    per_reg: 2,
+    map: |lane, reg, e| (lane / 4 + 8 * reg, 2 * (lane % 4) + e),
+};
+
+/// One 8×8 matrix as `ldmatrix` delivers it; transposed, row and column change places.
+pub const LDMATRIX: FragmentLayout = FragmentLayout {
+    name: "ldmatrix",
+    rows: 8,
+    cols: 8,
+    regs: 1,
+    per_reg: 2,
+    map: |lane, _, e| (lane / 4, 2 * (lane % 4) + e),
+};
+
+/// Operand A of one product: 16 × 16 elements of `E`.
+#[derive(Clone, Copy, Debug)]
+pub struct AOperand<E> {
+    first: Reg,
+    of: PhantomData<E>,
+}
+
+/// Operand B of one product: 16 (k) × 8 (n) elements of `E`.
+#[derive(Clone, Copy, Debug)]
+pub struct BOperand<E> {
+    first: Reg,
+    of: PhantomData<E>,
+}
+
+/// f32 accumulators of a warp: 16 rows × `8 · tiles` columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Acc<'k> {
+    k: &'k KernelBuilder,
+    first: Reg,
+    tiles: u32,
+}
+
+/// Element types that the tensor cores multiply.
+pub trait MmaElement: Element {
+    /// What the instruction calls it.
+    const INPUT: MmaInput;
+    /// Two f32 rounded to a word, the first in the low half.
+    fn pack<'k>(lo: Val<'k, f32>, hi: Val<'k, f32>) -> Val<'k, Self::Word>;
+}
+impl MmaElement for half::f16 {
+    const INPUT: MmaInput = MmaInput::F16;
+    #[track_caller]
+    fn pack<'k>(lo: Val<'k, f32>, hi: Val<'k, f32>) -> Val<'k, Self::Word> {
+        lo.pack_f16(hi)
+    }
+}
+impl MmaElement for half::bf16 {
+    const INPUT: MmaInput = MmaInput::BF16;
+    #[track_caller]
+    fn pack<'k>(lo: Val<'k, f32>, hi: Val<'k, f32>) -> Val<'k, Self::Word> {
+        lo.pack_bf16(hi)
+    }
+}
+
+impl KernelBuilder {
+    /// Accumulators for 16 rows × `8 · tiles` columns, set to zero.
+    #[track_caller]
+    pub fn acc(&self, name: &str, tiles: u32) -> Acc<'_> {
+        let acc = self.acc_unwritten(name, tiles);
+        acc.zero();
+        acc
+    }
+
+    /// The same without a first value.
+    pub fn acc_unwritten(&self, name: &str, tiles: u32) -> Acc<'_> {
+        let first = self.unwritten_regs(RegClass::F32, 4 * tiles, name);
+        Acc { k: self, first, tiles }
+    }
+
+    /// Gathers four words into operand A, in the order of [`MMA_M16K16_A`].
+    #[track_caller]
+    pub fn a_operand<E: MmaElement>(&self, words: &[Val<'_, E::Word>; 4]) -> AOperand<E> {
+        AOperand {
+            first: self.gather(words),
+            of: PhantomData,
+        }
+    }
+
+    /// Gathers two words into operand B, in the order of [`MMA_K16N8_B`].
+    #[track_caller]
+    pub fn b_operand<E: MmaElement>(&self, words: &[Val<'_, E::Word>; 2]) -> BOperand<E> {
+        BOperand {
+            first: self.gather(words),
+            of: PhantomData,
+        }
+    }
+
+    /// Words in contiguous registers: as they are if they are so already, else copied.
+    #[track_caller]
+    fn gather<T: crate::types::Scalar>(&self, words: &[Val<'_, T>]) -> Reg {
+        use crate::inst::Operand;
+        use crate::value::Source;
+        if let Operand::Reg(first) = words[0].operand() {
+            let mut places = words.iter().enumerate();
+            if places.all(|(i, w)| w.operand() == Operand::Reg(first.plus(i as u32))) {
+                return first;
+            }
+        }
+        let first = self.regs(RegClass::B32, words.len() as u32);
+        for (i, word) in words.iter().enumerate() {
+            self.emit(Inst::Mov {
+                dst: first.plus(i as u32),
+                src: word.operand(),
+            });
+        }
+        first
+    }
+
+    /// `acc[tile] += a · b` on the tensor cores: 16×16 by 16×8.
+    #[track_caller]
+    pub fn mma<E: MmaElement>(&self, acc: Acc<'_>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
+        let d = acc.first.plus(4 * tile);
+        self.emit(Inst::Mma {
+            input: E::INPUT,
+            acc: MmaAcc::F32,
+            d,
+            a: a.first,
+            b: b.first,
+            c: d,
+        });
+    }
+}
+
+impl<'k> Acc<'k> {
+    /// Tiles of 8 columns.
+    pub fn tiles(&self) -> u32 {
+        self.tiles
+    }
+
+    /// Sets every element to zero.
+    #[track_caller]
+    pub fn zero(&self) {
+        for i in 0..4 * self.tiles {
+            self.var(i).set(0.0);
+        }
+    }
+
+    /// Register `i` of a lane: register `i % 4` of [`MMA_M16N8_ACC_F32`] in tile `i / 4`.
+    pub fn var(&self, i: u32) -> crate::value::Var<'k, f32> {
+        crate::value::Var::from_reg(self.k, self.first.plus(i))
+    }
+
+    /// The accumulators rounded to `E` as operands A of the next product, one for each 16 columns.
+    ///
+    /// The layouts agree register for register (two neighbouring m16n8 accumulators are one m16k16
+    /// operand), so nothing moves between lanes.
+    #[track_caller]
+    pub fn to_a<E: MmaElement>(&self) -> Vec<AOperand<E>> {
+        let mut operands = Vec::new();
+        for step in 0..self.tiles / 2 {
+            // Accumulators 0,1 | 2,3 of both tiles: rows +0, +8, then the same 8 columns further on.
+            let word = |i: u32| E::pack(self.var(8 * step + i).get(), self.var(8 * step + i + 1).get());
+            operands.push(self.k.a_operand(&[word(0), word(2), word(4), word(6)]));
+        }
+        operands
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_layout_covers_its_matrix_once() {
+        for layout in [
+            MMA_M16K16_A,
+            MMA_K16N8_B,
+            MMA_M16N8_ACC_F32,
+            MMA_M16N8_ACC_F16,
+            LDMATRIX,
+        ] {
+            let mut seen = vec![0; (layout.rows * layout.cols) as usize];
+            for (_, _, _, row, col) in layout.elements() {
+                seen[(row * layout.cols + col) as usize] += 1;
+            }
+            assert!(seen.iter().all(|&n| n == 1), "{}", layout.name);
+        }
+    }
+
+    #[test]
+    fn two_accumulators_are_one_a_operand() {
+        // What `to_a` relies on: accumulator pair (tile t, registers 2r, 2r+1) is A register r + 2t.
+        for lane in 0..32 {
+            for tile in 0..2 {
+                for pair in 0..2 {
+                    for e in 0..2 {
+                        let (row, col) = MMA_M16N8_ACC_F32.at(lane, 2 * pair + e, 0);
+                        assert_eq!(MMA_M16K16_A.at(lane, pair + 2 * tile, e), (row, col + 8 * tile));
+                    }
+                }
+            }
+        }
+    }
+}

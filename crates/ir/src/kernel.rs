@@ -1,0 +1,230 @@
+//! [`Kernel`]: a finished kernel, an immutable tree of instructions.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use crate::inst::Inst;
+use crate::shared::Ledger;
+use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
+use crate::target::Requirement;
+use crate::types::{Reg, RegClass, ScalarType};
+
+/// The condition of an `if` or of leaving a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// The predicate register.
+    pub pred: Reg,
+    /// Whether it was declared to be the same in every lane of a warp that gets here.
+    pub uniform: bool,
+}
+
+/// A node of a kernel's body.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Node {
+    /// An instruction.
+    Inst {
+        /// What.
+        inst: Inst,
+        /// Where it was written.
+        site: SiteId,
+    },
+    /// Two-way branch, reconverging at its end.
+    If {
+        /// Lanes where it holds take `then`.
+        condition: Condition,
+        /// Taken where the condition holds.
+        then: Vec<Node>,
+        /// Taken elsewhere.
+        otherwise: Vec<Node>,
+        /// Where it was written.
+        site: SiteId,
+    },
+    /// Repeats its body until every lane has left by a [`Node::BreakIf`].
+    Loop {
+        /// The body; `BreakIf`s stand directly in it.
+        body: Vec<Node>,
+        /// Where it was written.
+        site: SiteId,
+    },
+    /// Lanes where the condition holds leave the innermost loop.
+    BreakIf {
+        /// Lanes where it holds leave.
+        condition: Condition,
+        /// Where it was written.
+        site: SiteId,
+    },
+}
+
+/// What a kernel parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamKind {
+    /// A pointer to global memory holding elements of this type.
+    Pointer {
+        /// Element type in memory.
+        element: ScalarType,
+        /// Whether the kernel may write through it.
+        writable: bool,
+    },
+    /// A number of this type.
+    Value(ScalarType),
+}
+
+/// A kernel parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// Name, in PTX and in messages.
+    pub name: String,
+    /// What it is.
+    pub kind: ParamKind,
+}
+
+impl Param {
+    /// The type of the argument that fits.
+    pub fn scalar(&self) -> ScalarType {
+        match self.kind {
+            ParamKind::Pointer { .. } => ScalarType::U64,
+            ParamKind::Value(ty) => ty,
+        }
+    }
+}
+
+/// A finished kernel.
+///
+/// Made by [`Kernel::build`]; printed by [`Kernel::to_ptx`](crate::ptx); run by the driver or the
+/// simulator together with a [`Launch`](crate::Launch).
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    pub(crate) name: String,
+    pub(crate) params: Vec<Param>,
+    pub(crate) threads: u32,
+    pub(crate) min_blocks_per_sm: Option<u32>,
+    pub(crate) ledger: Ledger,
+    pub(crate) body: Vec<Node>,
+    pub(crate) num_regs: [u32; 5],
+    pub(crate) maybe_unwritten: BTreeSet<(RegClass, u32)>,
+    pub(crate) names: Vec<(Reg, u32, String)>,
+    pub(crate) traces: Vec<String>,
+    pub(crate) sites: Vec<Site>,
+    pub(crate) frames: Vec<Frame>,
+}
+
+impl Kernel {
+    /// Entry name in PTX.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    /// Parameters, in order.
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+    /// Threads a block that it is made for.
+    pub fn threads(&self) -> u32 {
+        self.threads
+    }
+    /// Blocks an SM that the compiler is asked to leave registers for, if stated.
+    pub fn min_blocks_per_sm(&self) -> Option<u32> {
+        self.min_blocks_per_sm
+    }
+    /// Its shared memory.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+    /// The instruction tree.
+    pub fn body(&self) -> &[Node] {
+        &self.body
+    }
+    /// Virtual registers of a class.
+    pub fn num_regs(&self, class: RegClass) -> u32 {
+        self.num_regs[class as usize]
+    }
+    /// Registers declared without a first value, whose reads must be checked at run time.
+    pub fn maybe_unwritten(&self) -> impl Iterator<Item = Reg> + '_ {
+        self.maybe_unwritten.iter().map(|&(class, index)| Reg { class, index })
+    }
+    /// The name of the variable or fragment a register belongs to, if it has one.
+    pub fn reg_name(&self, reg: Reg) -> Option<&str> {
+        self.names
+            .iter()
+            .find(|(first, count, _)| {
+                first.class == reg.class && (first.index..first.index + count).contains(&reg.index)
+            })
+            .map(|(_, _, name)| name.as_str())
+    }
+    /// Labels of [`Inst::Trace`].
+    pub fn traces(&self) -> &[String] {
+        &self.traces
+    }
+    /// Where an instruction was written.
+    pub fn site(&self, id: SiteId) -> Site {
+        self.sites[id.0 as usize]
+    }
+    /// A verb on the way to an instruction.
+    pub fn frame(&self, id: FrameId) -> Frame {
+        self.frames[id.0 as usize]
+    }
+
+    /// The lines that led to an instruction, outermost first: the kernel's own line, then each verb's.
+    /// The verb named beside a line is the one that line is in.
+    pub fn backtrace(&self, id: SiteId) -> Vec<(SourceLine, Option<&'static str>)> {
+        let site = self.site(id);
+        let mut lines = Vec::new();
+        let mut line = site.line;
+        let mut frame = site.frame;
+        while let Some(f) = frame.map(|id| self.frame(id)) {
+            lines.push((line, Some(f.verb)));
+            (line, frame) = (f.called_at, f.parent);
+        }
+        lines.push((line, None));
+        lines.reverse();
+        lines
+    }
+
+    /// The line of the kernel that an instruction stems from, verbs looked through.
+    pub fn kernel_line(&self, id: SiteId) -> SourceLine {
+        self.backtrace(id)[0].0
+    }
+
+    /// Calls `visit` for every instruction, in program order.
+    pub fn for_each_inst(&self, visit: &mut impl FnMut(&Inst, SiteId)) {
+        fn walk(nodes: &[Node], visit: &mut impl FnMut(&Inst, SiteId)) {
+            for node in nodes {
+                match node {
+                    Node::Inst { inst, site } => visit(inst, *site),
+                    Node::If { then, otherwise, .. } => {
+                        walk(then, visit);
+                        walk(otherwise, visit);
+                    }
+                    Node::Loop { body, .. } => walk(body, visit),
+                    Node::BreakIf { .. } => {}
+                }
+            }
+        }
+        walk(&self.body, visit);
+    }
+
+    /// The lowest PTX version and architecture that have all it uses.
+    pub fn requires(&self) -> Requirement {
+        let mut required = Requirement::BASE;
+        self.for_each_inst(&mut |inst, _| required = required.max(inst.requires()));
+        required
+    }
+
+    /// Instructions in the body, each counted once however often it runs.
+    pub fn num_insts(&self) -> usize {
+        let mut count = 0;
+        self.for_each_inst(&mut |_, _| count += 1);
+        count
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} ({} instructions, {} threads)",
+            self.name,
+            self.num_insts(),
+            self.threads
+        )
+    }
+}

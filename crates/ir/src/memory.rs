@@ -1,0 +1,304 @@
+//! Loads, stores, asynchronous copies and atomics.
+
+use crate::builder::KernelBuilder;
+use crate::error::BuildErrorKind;
+use crate::inst::{Address, AtomOp, Cache, Inst, Operand, Space, StoreSource};
+use crate::pointer::{GlobalPtr, SharedPtr};
+use crate::types::{BF16x2, Element, F16x2, RegClass, Scalar, ScalarType};
+use crate::value::{Source, Val};
+
+/// Elements that computation widens to f32 after loading and rounds back before storing.
+pub trait Widen: Element {
+    /// The elements of a 32-bit word as f32, in memory order.
+    fn widen<'k>(word: Val<'k, Self::Word>) -> Vec<Val<'k, f32>>;
+    /// [`Element::PER_WORD`] values rounded into a 32-bit word.
+    fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word>;
+}
+
+impl Widen for f32 {
+    fn widen<'k>(word: Val<'k, f32>) -> Vec<Val<'k, f32>> {
+        vec![word]
+    }
+    fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, f32> {
+        values[0]
+    }
+}
+impl Widen for half::f16 {
+    #[track_caller]
+    fn widen<'k>(word: Val<'k, F16x2>) -> Vec<Val<'k, f32>> {
+        let (lo, hi) = word.to_f32s();
+        vec![lo, hi]
+    }
+    #[track_caller]
+    fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, F16x2> {
+        values[0].pack_f16(values[1])
+    }
+}
+impl Widen for half::bf16 {
+    #[track_caller]
+    fn widen<'k>(word: Val<'k, BF16x2>) -> Vec<Val<'k, f32>> {
+        let (lo, hi) = word.to_f32s();
+        vec![lo, hi]
+    }
+    #[track_caller]
+    fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, BF16x2> {
+        values[0].pack_bf16(values[1])
+    }
+}
+
+macro_rules! accesses {
+    ($ptr:ident, $space:ident) => {
+        impl<'k, E: Element> $ptr<'k, E> {
+            /// Loads one element.
+            #[track_caller]
+            pub fn load(self) -> Val<'k, E> {
+                self.load_with(Cache::Default)
+            }
+
+            /// Loads one element with a cache hint (global memory only).
+            #[track_caller]
+            pub fn load_with(self, cache: Cache) -> Val<'k, E> {
+                let k = self.addr.builder();
+                let dst = k.reg(E::TYPE.class());
+                k.emit(Inst::Ld {
+                    space: Space::$space,
+                    dst,
+                    count: 1,
+                    addr: self.address(0),
+                    cache,
+                });
+                Val::from_reg(k, dst)
+            }
+
+            /// Stores one element.
+            #[track_caller]
+            pub fn store(self, value: impl Source<'k, E>) {
+                store(
+                    self.addr.builder(),
+                    Space::$space,
+                    E::TYPE,
+                    &[value.operand()],
+                    self.address(0),
+                    Cache::Default,
+                );
+            }
+
+            /// Loads 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
+            #[track_caller]
+            pub fn load_words(self, count: u32, cache: Cache) -> Vec<Val<'k, E::Word>> {
+                let k = self.addr.builder();
+                check_vector(k, count);
+                let dst = k.regs(<E::Word as Scalar>::TYPE.class(), count);
+                k.emit(Inst::Ld {
+                    space: Space::$space,
+                    dst,
+                    count,
+                    addr: self.address(0),
+                    cache,
+                });
+                (0..count).map(|i| Val::from_reg(k, dst.plus(i))).collect()
+            }
+
+            /// Stores 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
+            #[track_caller]
+            pub fn store_words(self, words: &[Val<'k, E::Word>], cache: Cache) {
+                let k = self.addr.builder();
+                check_vector(k, words.len() as u32);
+                let operands: Vec<Operand> = words.iter().map(|w| w.operand()).collect();
+                store(
+                    k,
+                    Space::$space,
+                    <E::Word as Scalar>::TYPE,
+                    &operands,
+                    self.address(0),
+                    cache,
+                );
+            }
+        }
+
+        impl<'k, E: Widen> $ptr<'k, E> {
+            /// Loads `count` consecutive elements as f32, in accesses of at most `4 · max_words` bytes.
+            #[track_caller]
+            pub fn load_f32s(self, count: u32, max_words: u32, cache: Cache) -> Vec<Val<'k, f32>> {
+                let mut values = Vec::new();
+                let (mut words, mut at) = (count / E::PER_WORD, self);
+                while words > 0 {
+                    let n = vector_words(words, max_words);
+                    values.extend(at.load_words(n, cache).into_iter().flat_map(E::widen));
+                    at = at.plus((n * E::PER_WORD) as i32);
+                    words -= n;
+                }
+                values
+            }
+
+            /// Stores f32 values as consecutive elements, rounded to nearest even.
+            #[track_caller]
+            pub fn store_f32s(self, values: &[Val<'k, f32>], max_words: u32, cache: Cache) {
+                let mut at = self;
+                let mut rest = values;
+                while !rest.is_empty() {
+                    let n = vector_words(rest.len() as u32 / E::PER_WORD, max_words);
+                    let (now, later) = rest.split_at((n * E::PER_WORD) as usize);
+                    let words: Vec<_> = now.chunks(E::PER_WORD as usize).map(E::narrow).collect();
+                    at.store_words(&words, cache);
+                    at = at.plus((n * E::PER_WORD) as i32);
+                    rest = later;
+                }
+            }
+        }
+
+        impl<'k, E: Element> $ptr<'k, E> {
+            /// Atomically adds to one element, without asking for the old value (`red`).
+            #[track_caller]
+            pub fn reduce_add(self, value: impl Source<'k, E>) {
+                self.atom(AtomOp::Add, value, false);
+            }
+
+            /// Atomically replaces one element by `op` of it and `value`, and returns the old one (`atom`).
+            #[track_caller]
+            pub fn atomic(self, op: AtomOp, value: impl Source<'k, E>) -> Val<'k, E> {
+                let k = self.addr.builder();
+                match self.atom(op, value, true) {
+                    Some(old) => old,
+                    None => Val::from_reg(k, k.reg(E::TYPE.class())),
+                }
+            }
+
+            #[track_caller]
+            fn atom(self, op: AtomOp, value: impl Source<'k, E>, returns: bool) -> Option<Val<'k, E>> {
+                let k = self.addr.builder();
+                if E::BYTES != 4 {
+                    k.error(BuildErrorKind::Operand(format!(
+                        "atomics work on 4-byte elements; {} has {}",
+                        E::NAME,
+                        E::BYTES
+                    )));
+                    return None;
+                }
+                let dst = returns.then(|| k.reg(E::TYPE.class()));
+                k.emit(Inst::Atom {
+                    op,
+                    ty: E::TYPE,
+                    space: Space::$space,
+                    dst,
+                    addr: self.address(0),
+                    value: value.operand(),
+                });
+                dst.map(|dst| Val::from_reg(k, dst))
+            }
+        }
+    };
+}
+accesses!(GlobalPtr, Global);
+accesses!(SharedPtr, Shared);
+
+/// The widest access of at most `max_words` words that `words` remaining words allow.
+fn vector_words(words: u32, max_words: u32) -> u32 {
+    [4, 2, 1]
+        .into_iter()
+        .find(|&n| n <= max_words && words.is_multiple_of(n))
+        .unwrap_or(1)
+}
+
+#[track_caller]
+fn check_vector(k: &KernelBuilder, count: u32) {
+    if !matches!(count, 1 | 2 | 4) {
+        k.error(BuildErrorKind::Operand(format!(
+            "an access of {count} words; 1, 2 or 4 words (4, 8 or 16 bytes) are possible"
+        )));
+    }
+}
+
+#[track_caller]
+fn store(k: &KernelBuilder, space: Space, ty: ScalarType, values: &[Operand], addr: Address, cache: Cache) {
+    let src = match values {
+        [Operand::Reg(reg)] => StoreSource::Regs(*reg),
+        [Operand::Imm(bits), rest @ ..] if rest.iter().all(|v| *v == Operand::Imm(*bits)) => {
+            StoreSource::Imm(ty, *bits)
+        }
+        _ => {
+            // A vector store takes contiguous registers; already contiguous ones are stored as they are.
+            let run = values.iter().enumerate().all(|(i, v)| match (values[0], v) {
+                (Operand::Reg(first), Operand::Reg(reg)) => *reg == first.plus(i as u32),
+                _ => false,
+            });
+            match values[0] {
+                Operand::Reg(first) if run => StoreSource::Regs(first),
+                _ => {
+                    let first = k.regs(ty.class(), values.len() as u32);
+                    for (i, &src) in values.iter().enumerate() {
+                        k.emit(Inst::Mov {
+                            dst: first.plus(i as u32),
+                            src,
+                        });
+                    }
+                    StoreSource::Regs(first)
+                }
+            }
+        }
+    };
+    k.emit(Inst::St {
+        space,
+        src,
+        count: values.len() as u32,
+        addr,
+        cache,
+    });
+}
+
+impl KernelBuilder {
+    /// Starts an asynchronous copy of 16 bytes from global to shared memory, past L1.
+    ///
+    /// With `src_bytes` (0..=16) only so many bytes are read and the rest is zero-filled, which is how
+    /// tails are handled without a branch. Both addresses are 16-byte aligned. The copy belongs to the
+    /// group that the next [`cp_async_commit`](Self::cp_async_commit) closes.
+    #[track_caller]
+    pub fn cp_async<'k, E: Element>(
+        &'k self,
+        dst: SharedPtr<'k, E>,
+        src: GlobalPtr<'k, E>,
+        src_bytes: Option<Val<'k, u32>>,
+    ) {
+        self.emit(Inst::CpAsync {
+            dst: dst.address(0),
+            src: src.address(0),
+            bytes: 16,
+            src_bytes: src_bytes.map(|v| v.operand()),
+            cache: Cache::L2,
+        });
+    }
+
+    /// Closes the group of copies this thread has started since the last commit.
+    #[track_caller]
+    pub fn cp_async_commit(&self) {
+        self.emit(Inst::CpAsyncCommit);
+    }
+
+    /// Waits until at most `pending` of this thread's newest groups are unfinished. Other threads see
+    /// the copied bytes only after a barrier that follows.
+    #[track_caller]
+    pub fn cp_async_wait(&self, pending: u32) {
+        self.emit(Inst::CpAsyncWait { pending });
+    }
+
+    /// Loads `count` (1, 2 or 4) 8×8 matrices of 16-bit elements from shared memory; lane `8·i + r`
+    /// brings the address of row `r` of matrix `i`. Each lane receives elements
+    /// `(lane/4, 2·(lane%4))` and the next, or their transposes ([`crate::fragment::LDMATRIX`]).
+    #[track_caller]
+    pub fn ldmatrix<'k, E: Element>(
+        &'k self,
+        row: SharedPtr<'k, E>,
+        count: u32,
+        transposed: bool,
+    ) -> Vec<Val<'k, E::Word>> {
+        check_vector(self, count);
+        let dst = self.regs(RegClass::B32, count);
+        self.emit(Inst::LdMatrix {
+            dst,
+            count,
+            transposed,
+            addr: row.address(0),
+        });
+        (0..count).map(|i| Val::from_reg(self, dst.plus(i))).collect()
+    }
+}

@@ -1,0 +1,134 @@
+//! Named cards: a [`Target`] with clocks, widths and rates, so that plans and predictions need no
+//! such card in the machine.
+
+use serde::Serialize;
+
+use crate::target::Target;
+
+/// A named card. Rates are dense, at boost clock, from the source given.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Profile {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// Name on the box.
+    pub title: &'static str,
+    /// Architecture.
+    pub target: Target,
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Boost clock, MHz.
+    pub boost_mhz: u32,
+    /// L2 cache, bytes.
+    pub l2_bytes: u64,
+    /// Device memory bandwidth, GB/s (10^9).
+    pub dram_gbps: f64,
+    /// Tensor-core rate with fp16 inputs and f32 accumulation, TFLOP/s.
+    pub tensor_f16_f32acc_tflops: f64,
+    /// The same with fp16 accumulation.
+    pub tensor_f16_f16acc_tflops: f64,
+    /// f32 rate outside the tensor cores, TFLOP/s (an FMA counts two).
+    pub f32_tflops: f64,
+    /// Special-function results (ex2, rcp) per clock per SM.
+    pub mufu_per_clock_per_sm: u32,
+    /// Power limit, watts.
+    pub tdp_watts: u32,
+    /// Where the figures come from.
+    pub source: &'static str,
+}
+
+/// Every profile, by name.
+pub const PROFILES: [Profile; 5] = [
+    Profile {
+        name: "l4",
+        title: "NVIDIA L4",
+        target: Target::Sm89,
+        sms: 58,
+        boost_mhz: 2040,
+        l2_bytes: 48 << 20,
+        dram_gbps: 300.0,
+        tensor_f16_f32acc_tflops: 121.0,
+        tensor_f16_f16acc_tflops: 121.0,
+        f32_tflops: 30.3,
+        mufu_per_clock_per_sm: 16,
+        tdp_watts: 72,
+        source: "NVIDIA L4 datasheet (tensor rates there are with sparsity: halved); Ada whitepaper for SM rates",
+    },
+    Profile {
+        name: "a100",
+        title: "NVIDIA A100 SXM4 80GB",
+        target: Target::Sm80,
+        sms: 108,
+        boost_mhz: 1410,
+        l2_bytes: 40 << 20,
+        dram_gbps: 2039.0,
+        tensor_f16_f32acc_tflops: 312.0,
+        tensor_f16_f16acc_tflops: 312.0,
+        f32_tflops: 19.5,
+        mufu_per_clock_per_sm: 16,
+        tdp_watts: 400,
+        source: "NVIDIA A100 datasheet; A100 whitepaper",
+    },
+    Profile {
+        name: "rtx4090",
+        title: "NVIDIA GeForce RTX 4090",
+        target: Target::Sm89,
+        sms: 128,
+        boost_mhz: 2520,
+        l2_bytes: 72 << 20,
+        dram_gbps: 1008.0,
+        tensor_f16_f32acc_tflops: 165.2,
+        tensor_f16_f16acc_tflops: 330.3,
+        f32_tflops: 82.6,
+        mufu_per_clock_per_sm: 16,
+        tdp_watts: 450,
+        source: "NVIDIA Ada GPU architecture whitepaper, table 2",
+    },
+    Profile {
+        name: "h100",
+        title: "NVIDIA H100 SXM5 80GB",
+        target: Target::Sm90a,
+        sms: 132,
+        boost_mhz: 1830,
+        l2_bytes: 50 << 20,
+        dram_gbps: 3350.0,
+        tensor_f16_f32acc_tflops: 989.4,
+        tensor_f16_f16acc_tflops: 989.4,
+        f32_tflops: 66.9,
+        mufu_per_clock_per_sm: 16,
+        tdp_watts: 700,
+        source: "NVIDIA H100 datasheet; H100 whitepaper, table 2",
+    },
+    Profile {
+        name: "h200",
+        title: "NVIDIA H200 SXM 141GB",
+        target: Target::Sm90a,
+        sms: 132,
+        boost_mhz: 1830,
+        l2_bytes: 60 << 20,
+        dram_gbps: 4800.0,
+        tensor_f16_f32acc_tflops: 989.4,
+        tensor_f16_f16acc_tflops: 989.4,
+        f32_tflops: 66.9,
+        mufu_per_clock_per_sm: 16,
+        tdp_watts: 700,
+        source: "NVIDIA H200 datasheet; SMs and L2 as the driver reports them",
+    },
+];
+
+impl Profile {
+    /// The profile of a name, in any case.
+    ///
+    /// ```
+    /// use flashcore_ir::Profile;
+    /// assert_eq!(Profile::named("L4").unwrap().sms, 58);
+    /// assert!(Profile::named("gtx480").is_none());
+    /// ```
+    pub fn named(name: &str) -> Option<&'static Profile> {
+        PROFILES.iter().find(|p| p.name.eq_ignore_ascii_case(name))
+    }
+
+    /// All names, comma-separated, for messages.
+    pub fn names() -> String {
+        PROFILES.map(|p| p.name).join(", ")
+    }
+}

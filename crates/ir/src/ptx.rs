@@ -1,0 +1,674 @@
+//! Prints a kernel as PTX. The only place that knows how instructions are spelled.
+//!
+//! Source: PTX ISA 9.0. The text carries the lowest `.version` and `.target` that have what the
+//! kernel uses, so that old drivers load it.
+
+use std::fmt::Write;
+
+use crate::inst::{
+    Address, AtomOp, BinOp, Cache, Cmp, Cvt, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space, Special,
+    StoreSource, UnOp, VoteMode,
+};
+use crate::kernel::{Condition, Kernel, Node, ParamKind};
+use crate::site::SiteId;
+use crate::types::{Reg, RegClass, ScalarType};
+
+/// Name of the array that shared memory is addressed from.
+const SHARED_SYMBOL: &str = "shared_memory";
+
+impl Kernel {
+    /// The kernel as PTX, without debug lines: what is compiled and what identifies a module.
+    pub fn to_ptx(&self) -> String {
+        Writer::new(self, false).kernel()
+    }
+
+    /// The kernel as PTX with `.file`/`.loc` lines, for profilers and debuggers. The machine code is
+    /// the same; the binary is larger.
+    pub fn to_ptx_with_lines(&self) -> String {
+        Writer::new(self, true).kernel()
+    }
+}
+
+/// The instruction's mnemonic, for messages.
+pub fn mnemonic(inst: &Inst) -> String {
+    let text = spell(inst, &|_| String::new());
+    text.split_whitespace()
+        .next()
+        .unwrap_or_default()
+        .trim_end_matches(';')
+        .to_string()
+}
+
+struct Writer<'a> {
+    kernel: &'a Kernel,
+    lines: bool,
+    files: Vec<&'static str>,
+    last_line: Option<(usize, u32)>,
+    labels: u32,
+    out: String,
+}
+
+impl<'a> Writer<'a> {
+    fn new(kernel: &'a Kernel, lines: bool) -> Self {
+        Writer {
+            kernel,
+            lines,
+            files: Vec::new(),
+            last_line: None,
+            labels: 0,
+            out: String::new(),
+        }
+    }
+
+    fn kernel(mut self) -> String {
+        let kernel = self.kernel;
+        let mut loops = Vec::new();
+        self.nodes(&kernel.body, &mut loops);
+        let body = std::mem::take(&mut self.out);
+
+        let required = kernel.requires();
+        let mut text = String::new();
+        let (major, minor) = required.ptx;
+        let _ = writeln!(
+            text,
+            ".version {major}.{minor}\n.target sm_{}\n.address_size 64",
+            required.sm
+        );
+        for (i, file) in self.files.iter().enumerate() {
+            let _ = writeln!(text, ".file {} \"{file}\"", i + 1);
+        }
+        let ledger = &kernel.ledger;
+        if !ledger.buffers.is_empty() {
+            let (linkage, size) = if ledger.is_static {
+                ("", ledger.total_bytes().to_string())
+            } else {
+                (".extern ", String::new())
+            };
+            let _ = writeln!(
+                text,
+                "{linkage}.shared .align {} .b8 {SHARED_SYMBOL}[{size}];",
+                ledger.align()
+            );
+        }
+        let params: Vec<String> = kernel
+            .params
+            .iter()
+            .map(|p| format!("\t.param .{} param_{}", param_type(p.scalar()), p.name))
+            .collect();
+        let _ = writeln!(text, ".visible .entry {}(\n{}\n)", kernel.name, params.join(",\n"));
+        let _ = writeln!(text, ".maxntid {}, 1, 1", kernel.threads);
+        if let Some(blocks) = kernel.min_blocks_per_sm {
+            let _ = writeln!(text, ".minnctapersm {blocks}");
+        }
+        text.push_str("{\n");
+        for class in RegClass::ALL {
+            let count = kernel.num_regs(class);
+            if count > 0 {
+                let (prefix, ty) = register_file(class);
+                let _ = writeln!(text, "\t.reg .{ty} %{prefix}<{count}>;");
+            }
+        }
+        text + &body + "\tret;\n}\n"
+    }
+
+    fn nodes(&mut self, nodes: &[Node], loops: &mut Vec<u32>) {
+        for node in nodes {
+            match node {
+                Node::Inst { inst, site } => {
+                    self.location(*site);
+                    let text = self.spell(inst);
+                    let _ = writeln!(self.out, "\t{text}");
+                }
+                Node::If {
+                    condition,
+                    then,
+                    otherwise,
+                    site,
+                } => {
+                    self.location(*site);
+                    let (skip, end) = (self.label(), self.label());
+                    self.branch(*condition, true, skip);
+                    self.nodes(then, loops);
+                    if !otherwise.is_empty() {
+                        let _ = writeln!(self.out, "\tbra{} L{end};", if condition.uniform { ".uni" } else { "" });
+                    }
+                    let _ = writeln!(self.out, "L{skip}:");
+                    if !otherwise.is_empty() {
+                        self.nodes(otherwise, loops);
+                        let _ = writeln!(self.out, "L{end}:");
+                    }
+                }
+                Node::Loop { body, site } => {
+                    self.location(*site);
+                    let (start, end) = (self.label(), self.label());
+                    let _ = writeln!(self.out, "L{start}:");
+                    loops.push(end);
+                    self.nodes(body, loops);
+                    loops.pop();
+                    let _ = writeln!(self.out, "\tbra L{start};\nL{end}:");
+                }
+                Node::BreakIf { condition, site } => {
+                    self.location(*site);
+                    if let Some(&end) = loops.last() {
+                        self.branch(*condition, false, end);
+                    }
+                }
+            }
+        }
+    }
+
+    fn branch(&mut self, condition: Condition, negated: bool, label: u32) {
+        let not = if negated { "!" } else { "" };
+        let uni = if condition.uniform { ".uni" } else { "" };
+        let _ = writeln!(self.out, "\t@{not}{} bra{uni} L{label};", reg_name(condition.pred));
+    }
+
+    fn label(&mut self) -> u32 {
+        self.labels += 1;
+        self.labels
+    }
+
+    fn location(&mut self, site: SiteId) {
+        if !self.lines {
+            return;
+        }
+        let line = self.kernel.kernel_line(site);
+        let file = self.files.iter().position(|f| *f == line.file).unwrap_or_else(|| {
+            self.files.push(line.file);
+            self.files.len() - 1
+        });
+        if self.last_line != Some((file, line.line)) {
+            self.last_line = Some((file, line.line));
+            let _ = writeln!(self.out, "\t.loc {} {} {}", file + 1, line.line, line.column);
+        }
+    }
+
+    fn spell(&self, inst: &Inst) -> String {
+        let params = &self.kernel.params;
+        match inst {
+            // A pointer parameter is generic; global accesses want it in their own space.
+            Inst::Param { dst, index } if matches!(params[*index as usize].kind, ParamKind::Pointer { .. }) => {
+                let (dst, name) = (reg_name(*dst), &params[*index as usize].name);
+                format!("ld.param.u64 {dst}, [param_{name}];\n\tcvta.to.global.u64 {dst}, {dst};")
+            }
+            Inst::Trace { label, src } => {
+                format!("// trace {}: {}", self.kernel.traces[*label as usize], reg_name(*src))
+            }
+            _ => spell(inst, &|index| params[index as usize].name.clone()),
+        }
+    }
+}
+
+fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
+    match inst {
+        Inst::Mov { dst, src } => mov(*dst, src),
+        Inst::Bin { op, ty, dst, a, b } => {
+            let b_ty = if matches!(op, BinOp::Shl | BinOp::Shr) {
+                ScalarType::U32
+            } else {
+                *ty
+            };
+            format!(
+                "{} {}, {}, {};",
+                binary(*op, *ty),
+                reg_name(*dst),
+                operand(a, *ty),
+                operand(b, b_ty)
+            )
+        }
+        Inst::Un { op, ty, dst, a } => format!("{} {}, {};", unary(*op, *ty), reg_name(*dst), operand(a, *ty)),
+        Inst::Fma { ty, dst, a, b, c } => {
+            let op = match ty {
+                ScalarType::F32 | ScalarType::F16x2 | ScalarType::BF16x2 => "fma.rn",
+                _ => "mad.lo",
+            };
+            let [a, b, c] = [a, b, c].map(|x| operand(x, *ty));
+            format!("{op}.{} {}, {a}, {b}, {c};", ty.ptx(), reg_name(*dst))
+        }
+        Inst::MadWide { ty, dst, a, b, c } => {
+            let wide = if *ty == ScalarType::S32 {
+                ScalarType::S64
+            } else {
+                ScalarType::U64
+            };
+            let (a, b, c) = (operand(a, *ty), operand(b, *ty), operand(c, wide));
+            format!("mad.wide.{} {}, {a}, {b}, {c};", ty.ptx(), reg_name(*dst))
+        }
+        Inst::Cvt { op, dst, src } => {
+            let (name, from) = conversion(*op);
+            format!("{name} {}, {};", reg_name(*dst), operand(src, from))
+        }
+        Inst::CvtPack { ty, dst, lo, hi } => {
+            let (lo, hi) = (operand(lo, ScalarType::F32), operand(hi, ScalarType::F32));
+            format!("cvt.rn.{}.f32 {}, {hi}, {lo};", ty.ptx(), reg_name(*dst))
+        }
+        Inst::Pack { dst, lo, hi } => {
+            let (half, whole) = if dst.class == RegClass::B64 {
+                (ScalarType::B32, "b64")
+            } else {
+                (ScalarType::B16, "b32")
+            };
+            format!(
+                "mov.{whole} {}, {{{}, {}}};",
+                reg_name(*dst),
+                operand(lo, half),
+                operand(hi, half)
+            )
+        }
+        Inst::Unpack { lo, hi, src } => {
+            let whole = if lo.class == RegClass::B16 {
+                ScalarType::B32
+            } else {
+                ScalarType::B64
+            };
+            format!(
+                "mov.{} {{{}, {}}}, {};",
+                whole.ptx(),
+                reg_name(*lo),
+                reg_name(*hi),
+                operand(src, whole)
+            )
+        }
+        Inst::Lop3 { dst, a, b, c, table } => {
+            let [a, b, c] = [a, b, c].map(|x| operand(x, ScalarType::B32));
+            format!("lop3.b32 {}, {a}, {b}, {c}, {table:#04x};", reg_name(*dst))
+        }
+        Inst::Prmt { dst, a, b, selector } => {
+            let [a, b, s] = [a, b, selector].map(|x| operand(x, ScalarType::B32));
+            format!("prmt.b32 {}, {a}, {b}, {s};", reg_name(*dst))
+        }
+        Inst::Setp { cmp, ty, dst, a, b } => {
+            let op = match (cmp, ty) {
+                (Cmp::Ne, ScalarType::F32) => "neu",
+                (Cmp::Eq, _) => "eq",
+                (Cmp::Ne, _) => "ne",
+                (Cmp::Lt, _) => "lt",
+                (Cmp::Le, _) => "le",
+                (Cmp::Gt, _) => "gt",
+                (Cmp::Ge, _) => "ge",
+            };
+            format!(
+                "setp.{op}.{} {}, {}, {};",
+                ty.ptx(),
+                reg_name(*dst),
+                operand(a, *ty),
+                operand(b, *ty)
+            )
+        }
+        Inst::Selp { ty, dst, cond, a, b } => {
+            let ptx = untyped(*ty);
+            format!(
+                "selp.{ptx} {}, {}, {}, {};",
+                reg_name(*dst),
+                operand(a, *ty),
+                operand(b, *ty),
+                reg_name(*cond)
+            )
+        }
+        Inst::Special { dst, which } => format!("mov.u32 {}, {};", reg_name(*dst), special(*which)),
+        Inst::Param { dst, index } => {
+            let ty = match dst.class {
+                RegClass::B64 => "u64",
+                RegClass::F32 => "f32",
+                RegClass::B16 => "b16",
+                RegClass::B32 | RegClass::Pred => "b32",
+            };
+            format!("ld.param.{ty} {}, [param_{}];", reg_name(*dst), param(*index))
+        }
+        Inst::SharedBase { dst } => format!("mov.u32 {}, {SHARED_SYMBOL};", reg_name(*dst)),
+        Inst::Ld {
+            space,
+            dst,
+            count,
+            addr,
+            cache,
+        } => {
+            let hint = match cache {
+                Cache::Default => "",
+                Cache::ReadOnly => ".nc",
+                Cache::L2 => ".cg",
+                Cache::Streaming => ".cs",
+            };
+            let ty = register_file(dst.class).1;
+            format!(
+                "ld.{}{hint}{}.{ty} {}, {};",
+                space_name(*space),
+                vector(*count),
+                regs(*dst, *count),
+                address(addr)
+            )
+        }
+        Inst::St {
+            space,
+            src,
+            count,
+            addr,
+            cache,
+        } => {
+            let hint = match cache {
+                Cache::Default | Cache::ReadOnly => "",
+                Cache::L2 => ".cg",
+                Cache::Streaming => ".cs",
+            };
+            let (ty, value) = match src {
+                StoreSource::Regs(reg) => (register_file(reg.class).1, regs(*reg, *count)),
+                StoreSource::Imm(ty, bits) => {
+                    let value = operand(&Operand::Imm(*bits), *ty);
+                    let all = vec![value; *count as usize].join(", ");
+                    (untyped(*ty), if *count > 1 { format!("{{{all}}}") } else { all })
+                }
+            };
+            format!(
+                "st.{}{hint}{}.{ty} {}, {value};",
+                space_name(*space),
+                vector(*count),
+                address(addr)
+            )
+        }
+        Inst::CpAsync {
+            dst,
+            src,
+            bytes,
+            src_bytes,
+            cache,
+        } => {
+            let level = if *cache == Cache::L2 { "cg" } else { "ca" };
+            let partial = src_bytes.map_or(String::new(), |b| format!(", {}", operand(&b, ScalarType::U32)));
+            format!(
+                "cp.async.{level}.shared.global {}, {}, {bytes}{partial};",
+                address(dst),
+                address(src)
+            )
+        }
+        Inst::CpAsyncCommit => "cp.async.commit_group;".to_string(),
+        Inst::CpAsyncWait { pending } => format!("cp.async.wait_group {pending};"),
+        Inst::LdMatrix {
+            dst,
+            count,
+            transposed,
+            addr,
+        } => {
+            let trans = if *transposed { ".trans" } else { "" };
+            let list = (0..*count)
+                .map(|i| reg_name(dst.plus(i)))
+                .collect::<Vec<_>>()
+                .join(", ");
+            format!(
+                "ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{list}}}, {};",
+                address(addr)
+            )
+        }
+        Inst::Mma { input, acc, d, a, b, c } => {
+            let input = match input {
+                MmaInput::F16 => "f16",
+                MmaInput::BF16 => "bf16",
+            };
+            let (acc, n) = match acc {
+                MmaAcc::F32 => ("f32", 4),
+                MmaAcc::F16 => ("f16", 2),
+            };
+            let [d, a, b, c] = [(d, n), (a, 4), (b, 2), (c, n)].map(|(r, n)| regs(*r, n));
+            format!("mma.sync.aligned.m16n8k16.row.col.{acc}.{input}.{input}.{acc} {d}, {a}, {b}, {c};")
+        }
+        Inst::Shfl {
+            mode,
+            dst,
+            src,
+            lane,
+            members,
+        } => {
+            let (mode, clamp) = match mode {
+                ShflMode::Bfly => ("bfly", 31),
+                ShflMode::Down => ("down", 31),
+                ShflMode::Up => ("up", 0),
+                ShflMode::Idx => ("idx", 31),
+            };
+            let src_ty = if dst.class == RegClass::F32 {
+                ScalarType::F32
+            } else {
+                ScalarType::B32
+            };
+            let (src, lane) = (operand(src, src_ty), operand(lane, ScalarType::U32));
+            format!(
+                "shfl.sync.{mode}.b32 {}, {src}, {lane}, {clamp}, {members:#x};",
+                reg_name(*dst)
+            )
+        }
+        Inst::Vote {
+            mode,
+            dst,
+            pred,
+            members,
+        } => {
+            let mode = match mode {
+                VoteMode::All => "all.pred",
+                VoteMode::Any => "any.pred",
+                VoteMode::Ballot => "ballot.b32",
+            };
+            format!(
+                "vote.sync.{mode} {}, {}, {members:#x};",
+                reg_name(*dst),
+                reg_name(*pred)
+            )
+        }
+        Inst::Redux {
+            op,
+            ty,
+            dst,
+            src,
+            members,
+        } => {
+            let op = match op {
+                BinOp::Min => "min",
+                BinOp::Max => "max",
+                BinOp::And => "and",
+                BinOp::Or => "or",
+                BinOp::Xor => "xor",
+                _ => "add",
+            };
+            format!(
+                "redux.sync.{op}.{} {}, {}, {members:#x};",
+                ty.ptx(),
+                reg_name(*dst),
+                operand(src, *ty)
+            )
+        }
+        Inst::BarSync { id, threads } => match threads {
+            Some(threads) => format!("bar.sync {id}, {threads};"),
+            None => format!("bar.sync {id};"),
+        },
+        Inst::BarArrive { id, threads } => format!("bar.arrive {id}, {threads};"),
+        Inst::BarWarp { members } => format!("bar.warp.sync {members:#x};"),
+        Inst::Fence { scope } => match scope {
+            Scope::Block => "fence.acq_rel.cta;".to_string(),
+            Scope::Device => "fence.acq_rel.gpu;".to_string(),
+        },
+        Inst::Atom {
+            op,
+            ty,
+            space,
+            dst,
+            addr,
+            value,
+        } => {
+            let (op, ty_name) = match op {
+                AtomOp::Add => ("add", ty.ptx()),
+                AtomOp::Max => ("max", ty.ptx()),
+                AtomOp::Min => ("min", ty.ptx()),
+                AtomOp::Exch => ("exch", untyped(*ty)),
+            };
+            let (space, addr, value) = (space_name(*space), address(addr), operand(value, *ty));
+            match dst {
+                Some(dst) => format!("atom.{space}.{op}.{ty_name} {}, {addr}, {value};", reg_name(*dst)),
+                None => format!("red.{space}.{op}.{ty_name} {addr}, {value};"),
+            }
+        }
+        Inst::Trace { src, .. } => format!("// trace {}", reg_name(*src)),
+    }
+}
+
+fn mov(dst: Reg, src: &Operand) -> String {
+    let name = reg_name(dst);
+    match (dst.class, src) {
+        (RegClass::Pred, Operand::Reg(src)) => format!("mov.pred {name}, {};", reg_name(*src)),
+        // PTX has no immediate predicates: compare instead.
+        (RegClass::Pred, Operand::Imm(bit)) => format!("setp.ne.u32 {name}, {bit}, 0;"),
+        (RegClass::F32, Operand::Imm(_)) => format!("mov.f32 {name}, {};", operand(src, ScalarType::F32)),
+        (RegClass::B16, _) => format!("mov.b16 {name}, {};", operand(src, ScalarType::B16)),
+        (RegClass::B64, _) => format!("mov.b64 {name}, {};", operand(src, ScalarType::B64)),
+        (RegClass::F32, Operand::Reg(src)) if src.class == RegClass::F32 => {
+            format!("mov.f32 {name}, {};", reg_name(*src))
+        }
+        (RegClass::B32 | RegClass::F32, _) => format!("mov.b32 {name}, {};", operand(src, ScalarType::B32)),
+    }
+}
+
+fn binary(op: BinOp, ty: ScalarType) -> String {
+    let float = matches!(ty, ScalarType::F32 | ScalarType::F16x2 | ScalarType::BF16x2);
+    // Explicit rounding keeps ptxas from contracting a product and a sum into one FMA, so that the
+    // simulator's answer is the hardware's.
+    let rounding = if float { ".rn" } else { "" };
+    let ptx = ty.ptx();
+    match op {
+        BinOp::Add => format!("add{rounding}.{ptx}"),
+        BinOp::Sub => format!("sub{rounding}.{ptx}"),
+        BinOp::Mul if float => format!("mul.rn.{ptx}"),
+        BinOp::Mul => format!("mul.lo.{ptx}"),
+        BinOp::MulHi => format!("mul.hi.{ptx}"),
+        BinOp::MulWide => format!("mul.wide.{ptx}"),
+        BinOp::Min => format!("min.{ptx}"),
+        BinOp::Max => format!("max.{ptx}"),
+        BinOp::Div => format!("div.{ptx}"),
+        BinOp::Rem => format!("rem.{ptx}"),
+        BinOp::And => format!("and.{}", untyped(ty)),
+        BinOp::Or => format!("or.{}", untyped(ty)),
+        BinOp::Xor => format!("xor.{}", untyped(ty)),
+        BinOp::Shl => format!("shl.{}", untyped(ty)),
+        BinOp::Shr => format!("shr.{ptx}"),
+    }
+}
+
+fn unary(op: UnOp, ty: ScalarType) -> String {
+    // Negating an unsigned integer is negating its bits as a signed one.
+    let signed = match ty {
+        ScalarType::U32 => "s32",
+        ScalarType::U64 => "s64",
+        _ => ty.ptx(),
+    };
+    match op {
+        UnOp::Neg => format!("neg.{signed}"),
+        UnOp::Abs => format!("abs.{signed}"),
+        UnOp::Not => format!("not.{}", untyped(ty)),
+        UnOp::Ex2 => "ex2.approx.ftz.f32".to_string(),
+        UnOp::Lg2 => "lg2.approx.ftz.f32".to_string(),
+        UnOp::Rcp => "rcp.approx.ftz.f32".to_string(),
+        UnOp::Popc => "popc.b32".to_string(),
+        UnOp::Clz => "clz.b32".to_string(),
+    }
+}
+
+fn conversion(op: Cvt) -> (&'static str, ScalarType) {
+    match op {
+        Cvt::F32FromF16 => ("cvt.f32.f16", ScalarType::F16),
+        Cvt::F16FromF32 => ("cvt.rn.f16.f32", ScalarType::F32),
+        Cvt::BF16FromF32 => ("cvt.rn.bf16.f32", ScalarType::F32),
+        Cvt::F32FromU32 => ("cvt.rn.f32.u32", ScalarType::U32),
+        Cvt::F32FromS32 => ("cvt.rn.f32.s32", ScalarType::S32),
+        Cvt::S32FromF32 => ("cvt.rzi.s32.f32", ScalarType::F32),
+        Cvt::U32FromF32 => ("cvt.rzi.u32.f32", ScalarType::F32),
+        Cvt::U64FromU32 => ("cvt.u64.u32", ScalarType::U32),
+        Cvt::S64FromS32 => ("cvt.s64.s32", ScalarType::S32),
+        Cvt::U32FromU64 => ("cvt.u32.u64", ScalarType::U64),
+    }
+}
+
+fn special(which: Special) -> String {
+    let dim = |d: u8| ["x", "y", "z"][usize::from(d.min(2))];
+    match which {
+        Special::Tid(d) => format!("%tid.{}", dim(d)),
+        Special::Ntid(d) => format!("%ntid.{}", dim(d)),
+        Special::Ctaid(d) => format!("%ctaid.{}", dim(d)),
+        Special::Nctaid(d) => format!("%nctaid.{}", dim(d)),
+        Special::LaneId => "%laneid".to_string(),
+    }
+}
+
+/// Prefix of a class's registers and the type they are declared with.
+fn register_file(class: RegClass) -> (&'static str, &'static str) {
+    match class {
+        RegClass::Pred => ("p", "pred"),
+        RegClass::B16 => ("h", "b16"),
+        RegClass::B32 => ("r", "b32"),
+        RegClass::B64 => ("rd", "b64"),
+        RegClass::F32 => ("f", "f32"),
+    }
+}
+
+/// The type of instructions that move bits without reading them as numbers.
+fn untyped(ty: ScalarType) -> &'static str {
+    match ty.class() {
+        RegClass::Pred => "pred",
+        RegClass::B16 => "b16",
+        RegClass::B32 => "b32",
+        RegClass::B64 => "b64",
+        RegClass::F32 => "f32",
+    }
+}
+
+fn param_type(ty: ScalarType) -> &'static str {
+    match ty {
+        ScalarType::F16x2 | ScalarType::BF16x2 | ScalarType::Pred => "b32",
+        ScalarType::F16 | ScalarType::BF16 => "b16",
+        _ => ty.ptx(),
+    }
+}
+
+fn reg_name(reg: Reg) -> String {
+    format!("%{}{}", register_file(reg.class).0, reg.index)
+}
+
+fn regs(first: Reg, count: u32) -> String {
+    if count == 1 {
+        return reg_name(first);
+    }
+    let list: Vec<String> = (0..count).map(|i| reg_name(first.plus(i))).collect();
+    format!("{{{}}}", list.join(", "))
+}
+
+fn operand(operand: &Operand, ty: ScalarType) -> String {
+    match operand {
+        Operand::Reg(reg) => reg_name(*reg),
+        Operand::Imm(bits) => match ty {
+            ScalarType::F32 => format!("0f{:08X}", *bits as u32),
+            ScalarType::S32 => (*bits as u32 as i32).to_string(),
+            ScalarType::S64 => (*bits as i64).to_string(),
+            _ => bits.to_string(),
+        },
+    }
+}
+
+fn address(addr: &Address) -> String {
+    let base = match addr.base {
+        Operand::Reg(reg) => reg_name(reg),
+        Operand::Imm(bits) => bits.to_string(),
+    };
+    match addr.offset {
+        0 => format!("[{base}]"),
+        offset => format!("[{base}+{offset}]"),
+    }
+}
+
+fn space_name(space: Space) -> &'static str {
+    match space {
+        Space::Global => "global",
+        Space::Shared => "shared",
+    }
+}
+
+fn vector(count: u32) -> &'static str {
+    match count {
+        2 => ".v2",
+        4 => ".v4",
+        _ => "",
+    }
+}

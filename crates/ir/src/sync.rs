@@ -1,0 +1,182 @@
+//! Barriers, fences, and exchanges between the lanes of a warp.
+
+use crate::builder::KernelBuilder;
+use crate::error::BuildErrorKind;
+use crate::inst::{BinOp, Inst, Scope, ShflMode, VoteMode};
+use crate::types::{Integer, RegClass, Scalar};
+use crate::value::{Source, Val};
+
+/// All lanes of a warp.
+pub const FULL_WARP: u32 = u32::MAX;
+
+impl KernelBuilder {
+    /// Waits for every thread of the block, and orders their shared-memory accesses (`bar.sync 0`).
+    #[track_caller]
+    pub fn barrier(&self) {
+        self.emit(Inst::BarSync { id: 0, threads: None });
+    }
+
+    /// Waits at barrier `id` (0..16) until `threads` threads have come to it.
+    #[track_caller]
+    pub fn barrier_among(&self, id: u32, threads: u32) {
+        self.check_barrier(id, threads);
+        self.emit(Inst::BarSync {
+            id,
+            threads: Some(threads),
+        });
+    }
+
+    /// Comes to barrier `id` without waiting; `threads` counts those who arrive and those who wait.
+    #[track_caller]
+    pub fn barrier_arrive(&self, id: u32, threads: u32) {
+        self.check_barrier(id, threads);
+        self.emit(Inst::BarArrive { id, threads });
+    }
+
+    #[track_caller]
+    fn check_barrier(&self, id: u32, threads: u32) {
+        let block = self.threads();
+        if id >= 16 || threads == 0 || !threads.is_multiple_of(32) || threads > block {
+            self.error(BuildErrorKind::Operand(format!(
+                "barrier {id} of {threads} threads; a block has barriers 0 to 15, of a multiple of 32 threads up to its {block}"
+            )));
+        }
+    }
+
+    /// Waits for all lanes of the warp, and orders their memory accesses (`bar.warp.sync`).
+    #[track_caller]
+    pub fn sync_warp(&self) {
+        self.emit(Inst::BarWarp { members: FULL_WARP });
+    }
+
+    /// Orders this thread's memory accesses before the fence with those after it.
+    #[track_caller]
+    pub fn fence(&self, scope: Scope) {
+        self.emit(Inst::Fence { scope });
+    }
+}
+
+impl<'k> Val<'k, bool> {
+    /// True in every lane where it is true in all.
+    #[track_caller]
+    pub fn vote_all(self) -> Val<'k, bool> {
+        self.vote(VoteMode::All, RegClass::Pred)
+    }
+    /// True in every lane where it is true in any.
+    #[track_caller]
+    pub fn vote_any(self) -> Val<'k, bool> {
+        self.vote(VoteMode::Any, RegClass::Pred)
+    }
+    /// One bit a lane.
+    #[track_caller]
+    pub fn ballot(self) -> Val<'k, u32> {
+        self.vote(VoteMode::Ballot, RegClass::B32)
+    }
+
+    #[track_caller]
+    fn vote<T: Scalar>(self, mode: VoteMode, class: RegClass) -> Val<'k, T> {
+        let k = self.builder();
+        let pred = k.in_register(RegClass::Pred, self.operand());
+        let dst = k.reg(class);
+        k.emit(Inst::Vote {
+            mode,
+            dst,
+            pred,
+            members: FULL_WARP,
+        });
+        Val::from_reg(k, dst)
+    }
+}
+
+impl<'k, T: Scalar> Val<'k, T> {
+    /// The value of lane `lane ^ mask`. Orders no memory.
+    #[track_caller]
+    pub fn shfl_bfly(self, mask: u32) -> Val<'k, T> {
+        let k = self.builder();
+        self.shfl(ShflMode::Bfly, k.constant(mask))
+    }
+    /// The value of lane `source`, for every lane.
+    #[track_caller]
+    pub fn shfl_idx(self, source: impl Source<'k, u32>) -> Val<'k, T> {
+        let k = self.builder();
+        self.shfl(ShflMode::Idx, Val::<u32>::from_operand(k, source.operand()))
+    }
+    /// The value of lane `lane + delta`; the last `delta` lanes keep their own.
+    #[track_caller]
+    pub fn shfl_down(self, delta: u32) -> Val<'k, T> {
+        let k = self.builder();
+        self.shfl(ShflMode::Down, k.constant(delta))
+    }
+
+    #[track_caller]
+    fn shfl(self, mode: ShflMode, lane: Val<'k, u32>) -> Val<'k, T> {
+        const { assert!(T::TYPE.bytes() == 4, "shfl exchanges 32-bit values") };
+        let k = self.builder();
+        let dst = k.reg(T::TYPE.class());
+        k.emit(Inst::Shfl {
+            mode,
+            dst,
+            src: self.operand(),
+            lane: lane.operand(),
+            members: FULL_WARP,
+        });
+        Val::from_reg(k, dst)
+    }
+}
+
+impl<'k> Val<'k, f32> {
+    /// The largest over groups of `lanes` (a power of two) neighbouring lanes, in every one of them.
+    #[track_caller]
+    pub fn reduce_max(self, lanes: u32) -> Val<'k, f32> {
+        self.butterfly(lanes, |a, b| a.max(b))
+    }
+    /// The sum over groups of `lanes` (a power of two) neighbouring lanes, in every one of them.
+    #[track_caller]
+    pub fn reduce_sum(self, lanes: u32) -> Val<'k, f32> {
+        self.butterfly(lanes, |a, b| a + b)
+    }
+
+    #[track_caller]
+    fn butterfly(self, lanes: u32, op: impl Fn(Val<'k, f32>, Val<'k, f32>) -> Val<'k, f32>) -> Val<'k, f32> {
+        let mut value = self;
+        let mut distance = lanes / 2;
+        while distance > 0 {
+            value = op(value, value.shfl_bfly(distance));
+            distance /= 2;
+        }
+        value
+    }
+}
+
+impl<'k, T: Integer> Val<'k, T> {
+    /// The sum over all lanes of the warp (32-bit integers).
+    #[track_caller]
+    pub fn redux_add(self) -> Val<'k, T> {
+        self.redux(BinOp::Add)
+    }
+    /// The largest over all lanes of the warp (32-bit integers).
+    #[track_caller]
+    pub fn redux_max(self) -> Val<'k, T> {
+        self.redux(BinOp::Max)
+    }
+    /// The smallest over all lanes of the warp (32-bit integers).
+    #[track_caller]
+    pub fn redux_min(self) -> Val<'k, T> {
+        self.redux(BinOp::Min)
+    }
+
+    #[track_caller]
+    fn redux(self, op: BinOp) -> Val<'k, T> {
+        const { assert!(T::TYPE.bytes() == 4, "redux reduces 32-bit integers") };
+        let k = self.builder();
+        let dst = k.reg(RegClass::B32);
+        k.emit(Inst::Redux {
+            op,
+            ty: T::TYPE,
+            dst,
+            src: self.operand(),
+            members: FULL_WARP,
+        });
+        Val::from_reg(k, dst)
+    }
+}

@@ -1,0 +1,262 @@
+//! Tiles in shared memory: declared by name and shape, addressed by row and column.
+
+use std::marker::PhantomData;
+
+use crate::builder::KernelBuilder;
+use crate::error::BuildErrorKind;
+use crate::inst::{BinOp, Inst, Operand};
+use crate::pointer::SharedPtr;
+use crate::shared::{BufferId, SharedBuffer, Swizzle};
+use crate::types::{Element, RegClass, ScalarType};
+use crate::value::{Source, Val};
+
+/// Shape and layout of a tile to be declared.
+///
+/// ```
+/// use flashcore_ir::{Swizzle, TileShape};
+/// let staged = TileShape::new(64, 64).swizzled(Swizzle::B128).stages(2);
+/// let padded = TileShape::new(32, 64).padded(4);
+/// # let _ = (staged, padded);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileShape {
+    rows: u32,
+    cols: u32,
+    pad: u32,
+    swizzle: Swizzle,
+    stages: u32,
+}
+
+impl TileShape {
+    /// `rows × cols` elements, row-major, one stage, neither padded nor swizzled.
+    pub const fn new(rows: u32, cols: u32) -> TileShape {
+        TileShape {
+            rows,
+            cols,
+            pad: 0,
+            swizzle: Swizzle::None,
+            stages: 1,
+        }
+    }
+    /// Adds `elements` unused elements to each row, so that a column falls into different banks.
+    pub const fn padded(mut self, elements: u32) -> TileShape {
+        self.pad = elements;
+        self
+    }
+    /// Permutes byte offsets.
+    pub const fn swizzled(mut self, swizzle: Swizzle) -> TileShape {
+        self.swizzle = swizzle;
+        self
+    }
+    /// Copies of the tile, for a pipeline.
+    pub const fn stages(mut self, stages: u32) -> TileShape {
+        self.stages = stages;
+        self
+    }
+}
+
+/// A tile in shared memory.
+#[derive(Debug)]
+pub struct SharedTile<'k, E> {
+    k: &'k KernelBuilder,
+    id: BufferId,
+    shape: TileShape,
+    offset: u32,
+    stage_bytes: u32,
+    of: PhantomData<E>,
+}
+
+impl<E> Clone for SharedTile<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<E> Copy for SharedTile<'_, E> {}
+
+impl KernelBuilder {
+    /// Declares a tile in shared memory and enters it into the ledger.
+    #[track_caller]
+    pub fn shared_tile<E: Element>(&self, name: &str, shape: TileShape) -> SharedTile<'_, E> {
+        self.declare_tile(name, shape, None)
+    }
+
+    /// Declares a tile that takes over the bytes of another, whose contents must no longer be needed.
+    #[track_caller]
+    pub fn shared_tile_reusing<E: Element, F: Element>(
+        &self,
+        name: &str,
+        shape: TileShape,
+        other: SharedTile<'_, F>,
+    ) -> SharedTile<'_, E> {
+        self.declare_tile(name, shape, Some(other.id))
+    }
+
+    /// Declares shared memory statically instead of asking for it at launch (at most 48 KB).
+    pub fn static_shared_memory(&self) {
+        self.state.borrow_mut().ledger.is_static = true;
+    }
+
+    #[track_caller]
+    fn declare_tile<E: Element>(&self, name: &str, shape: TileShape, reuses: Option<BufferId>) -> SharedTile<'_, E> {
+        let row_stride = shape.cols + shape.pad;
+        let row_bytes = row_stride * E::BYTES;
+        if shape.rows == 0 || shape.cols == 0 || shape.stages == 0 {
+            self.error(BuildErrorKind::Layout(format!(
+                "tile `{name}` has no elements: {shape:?}"
+            )));
+        }
+        if !row_bytes.is_multiple_of(4) {
+            self.error(BuildErrorKind::Layout(format!(
+                "a row of tile `{name}` takes {row_bytes} bytes; rows must be a multiple of 4 bytes"
+            )));
+        }
+        if shape.swizzle != Swizzle::None
+            && (row_bytes < 128 && 128 % row_bytes != 0 || row_bytes > 128 && !row_bytes.is_multiple_of(128))
+        {
+            self.error(BuildErrorKind::Layout(format!(
+                "a row of swizzled tile `{name}` takes {row_bytes} bytes; it must divide or be a multiple of 128"
+            )));
+        }
+        let align = shape.swizzle.alignment();
+        let stage_bytes = (shape.rows * row_bytes).next_multiple_of(align);
+        let bytes = stage_bytes * shape.stages;
+        let declared_at = self.site();
+        let mut state = self.state.borrow_mut();
+        if let Some(other) = reuses {
+            let taken = state.ledger.get(other);
+            if taken.bytes < bytes || !taken.offset.is_multiple_of(align) {
+                let message = format!(
+                    "tile `{name}` needs {bytes} bytes aligned to {align}; `{}`, which it reuses, has {} bytes at offset {}",
+                    taken.name, taken.bytes, taken.offset
+                );
+                drop(state);
+                self.error(BuildErrorKind::Layout(message));
+                state = self.state.borrow_mut();
+            }
+        }
+        let id = state.ledger.enter(SharedBuffer {
+            name: name.to_string(),
+            element: E::TYPE,
+            stages: shape.stages,
+            rows: shape.rows,
+            cols: shape.cols,
+            row_stride,
+            swizzle: shape.swizzle,
+            align,
+            offset: 0,
+            bytes,
+            gap_before: 0,
+            reuses,
+            declared_at,
+        });
+        let offset = state.ledger.get(id).offset;
+        SharedTile {
+            k: self,
+            id,
+            shape,
+            offset,
+            stage_bytes,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<'k, E: Element> SharedTile<'k, E> {
+    /// Rows of a stage.
+    pub fn rows(&self) -> u32 {
+        self.shape.rows
+    }
+    /// Columns of a stage, in elements.
+    pub fn cols(&self) -> u32 {
+        self.shape.cols
+    }
+    /// Stages.
+    pub fn stages(&self) -> u32 {
+        self.shape.stages
+    }
+    /// Bytes of a stage.
+    pub fn stage_bytes(&self) -> u32 {
+        self.stage_bytes
+    }
+
+    /// The address of element (`row`, `col`) of the first stage.
+    #[track_caller]
+    pub fn at(&self, row: impl Source<'k, u32>, col: impl Source<'k, u32>) -> SharedPtr<'k, E> {
+        let base = Operand::Reg(self.k.shared_base());
+        self.element(base, row, col)
+    }
+
+    /// The address of element (`row`, `col`) of stage `stage`.
+    #[track_caller]
+    pub fn at_stage(
+        &self,
+        stage: impl Source<'k, u32>,
+        row: impl Source<'k, u32>,
+        col: impl Source<'k, u32>,
+    ) -> SharedPtr<'k, E> {
+        let base = Operand::Reg(self.k.shared_base());
+        let start = self.mad(stage.operand(), self.stage_bytes, base);
+        self.element(start, row, col)
+    }
+
+    #[track_caller]
+    fn element(&self, base: Operand, row: impl Source<'k, u32>, col: impl Source<'k, u32>) -> SharedPtr<'k, E> {
+        let row_bytes = (self.shape.cols + self.shape.pad) * E::BYTES;
+        let (row, col) = (row.operand(), col.operand());
+        let addr = if self.shape.swizzle == Swizzle::None {
+            let start = self.mad(row, row_bytes, base);
+            self.mad(col, E::BYTES, start)
+        } else {
+            let start = self.mad(row, row_bytes, Operand::Imm(0));
+            let plain = self.mad(col, E::BYTES, start);
+            let shifted = self.binary(BinOp::Shr, plain, Operand::Imm(3));
+            let bits = self.binary(BinOp::And, shifted, Operand::Imm(u64::from(self.shape.swizzle.mask())));
+            let swizzled = self.binary(BinOp::Xor, plain, bits);
+            self.binary(BinOp::Add, swizzled, base)
+        };
+        let addr = match addr {
+            Operand::Reg(reg) => Val::from_reg(self.k, reg),
+            Operand::Imm(_) => Val::from_reg(self.k, self.k.in_register(RegClass::B32, addr)),
+        };
+        SharedPtr {
+            addr,
+            bytes: self.offset as i32,
+            buffer: self.id,
+            of: PhantomData,
+        }
+    }
+
+    /// `a · factor + c`, folded where it is constant.
+    #[track_caller]
+    fn mad(&self, a: Operand, factor: u32, c: Operand) -> Operand {
+        match (a, c) {
+            (Operand::Imm(0), c) => return c,
+            (Operand::Imm(a), Operand::Imm(c)) => return Operand::Imm(a * u64::from(factor) + c),
+            (Operand::Imm(a), c) => return self.binary(BinOp::Add, c, Operand::Imm(a * u64::from(factor))),
+            (a, Operand::Imm(0)) => return self.binary(BinOp::Mul, a, Operand::Imm(u64::from(factor))),
+            _ => {}
+        }
+        let dst = self.k.reg(RegClass::B32);
+        self.k.emit(Inst::Fma {
+            ty: ScalarType::U32,
+            dst,
+            a,
+            b: Operand::Imm(u64::from(factor)),
+            c,
+        });
+        Operand::Reg(dst)
+    }
+
+    #[track_caller]
+    fn binary(&self, op: BinOp, a: Operand, b: Operand) -> Operand {
+        let dst = self.k.reg(RegClass::B32);
+        self.k.emit(Inst::Bin {
+            op,
+            ty: ScalarType::U32,
+            dst,
+            a,
+            b,
+        });
+        Operand::Reg(dst)
+    }
+}

@@ -1,0 +1,221 @@
+//! Element types and register classes.
+//!
+//! The type of a value is a Rust type (`Val<'k, f32>`), so mixing them up is a compile error; what
+//! the instruction stream carries is the [`ScalarType`] it stands for.
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+/// The kind of register a value lives in, as PTX declares them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RegClass {
+    /// One bit a lane.
+    Pred,
+    /// 16 bits.
+    B16,
+    /// 32 bits, untyped: integers and packed pairs of halves.
+    B32,
+    /// 64 bits: addresses and wide integers.
+    B64,
+    /// 32-bit floating point.
+    F32,
+}
+
+impl RegClass {
+    /// Every class.
+    pub const ALL: [RegClass; 5] = [
+        RegClass::Pred,
+        RegClass::B16,
+        RegClass::B32,
+        RegClass::B64,
+        RegClass::F32,
+    ];
+
+    /// Bytes a lane (a predicate counts as one).
+    pub const fn bytes(self) -> u32 {
+        match self {
+            RegClass::Pred => 1,
+            RegClass::B16 => 2,
+            RegClass::B32 | RegClass::F32 => 4,
+            RegClass::B64 => 8,
+        }
+    }
+}
+
+/// A virtual register: one value a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reg {
+    /// Which register file.
+    pub class: RegClass,
+    /// Number within the class.
+    pub index: u32,
+}
+
+impl Reg {
+    /// The register `n` places further on: fragments and vector loads are contiguous registers.
+    pub const fn plus(self, n: u32) -> Reg {
+        Reg {
+            class: self.class,
+            index: self.index + n,
+        }
+    }
+}
+
+/// How an instruction reads the bits of its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ScalarType {
+    /// A predicate.
+    Pred,
+    /// 16 untyped bits.
+    B16,
+    /// 32 untyped bits.
+    B32,
+    /// 64 untyped bits.
+    B64,
+    /// Unsigned 32-bit integer.
+    U32,
+    /// Signed 32-bit integer.
+    S32,
+    /// Unsigned 64-bit integer.
+    U64,
+    /// Signed 64-bit integer.
+    S64,
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Two IEEE binary16, the first in the low half.
+    F16x2,
+    /// Two bfloat16, the first in the low half.
+    BF16x2,
+}
+
+impl ScalarType {
+    /// The register class that holds such a value.
+    pub const fn class(self) -> RegClass {
+        match self {
+            ScalarType::Pred => RegClass::Pred,
+            ScalarType::B16 | ScalarType::F16 | ScalarType::BF16 => RegClass::B16,
+            ScalarType::B32 | ScalarType::U32 | ScalarType::S32 | ScalarType::F16x2 | ScalarType::BF16x2 => {
+                RegClass::B32
+            }
+            ScalarType::B64 | ScalarType::U64 | ScalarType::S64 => RegClass::B64,
+            ScalarType::F32 => RegClass::F32,
+        }
+    }
+
+    /// Bytes a lane.
+    pub const fn bytes(self) -> u32 {
+        self.class().bytes()
+    }
+
+    /// The PTX type suffix without its dot.
+    pub const fn ptx(self) -> &'static str {
+        match self {
+            ScalarType::Pred => "pred",
+            ScalarType::B16 => "b16",
+            ScalarType::B32 => "b32",
+            ScalarType::B64 => "b64",
+            ScalarType::U32 => "u32",
+            ScalarType::S32 => "s32",
+            ScalarType::U64 => "u64",
+            ScalarType::S64 => "s64",
+            ScalarType::F32 => "f32",
+            ScalarType::F16 => "f16",
+            ScalarType::BF16 => "bf16",
+            ScalarType::F16x2 => "f16x2",
+            ScalarType::BF16x2 => "bf16x2",
+        }
+    }
+}
+
+/// A Rust type that a kernel value can have.
+pub trait Scalar: Copy + 'static {
+    /// What instructions call it.
+    const TYPE: ScalarType;
+}
+
+/// A scalar with Rust literals: what can be written as an immediate operand.
+pub trait Literal: Scalar {
+    /// The value's bits, zero-extended.
+    fn bits(self) -> u64;
+}
+
+/// Two f16 in one 32-bit register, the first in the low half.
+#[derive(Clone, Copy, Debug)]
+pub struct F16x2;
+
+/// Two bf16 in one 32-bit register, the first in the low half.
+#[derive(Clone, Copy, Debug)]
+pub struct BF16x2;
+
+macro_rules! scalars {
+    ($($rust:ty => $ty:ident;)*) => {$(
+        impl Scalar for $rust { const TYPE: ScalarType = ScalarType::$ty; }
+    )*};
+}
+scalars! {
+    bool => Pred; u16 => B16; u32 => U32; i32 => S32; u64 => U64; i64 => S64; f32 => F32;
+    f16 => F16; bf16 => BF16; F16x2 => F16x2; BF16x2 => BF16x2;
+}
+
+macro_rules! literals {
+    ($($rust:ty: |$v:ident| $bits:expr;)*) => {$(
+        impl Literal for $rust { fn bits(self) -> u64 { let $v = self; $bits } }
+    )*};
+}
+literals! {
+    u16: |v| u64::from(v);
+    u32: |v| u64::from(v);
+    i32: |v| u64::from(v as u32);
+    u64: |v| v;
+    i64: |v| v as u64;
+    f32: |v| u64::from(v.to_bits());
+}
+
+/// Scalars that add, subtract and multiply.
+pub trait Numeric: Scalar {}
+/// 32- and 64-bit integers.
+pub trait Integer: Numeric + Literal {}
+/// Integers and f32: what `setp` compares.
+pub trait Ordered: Scalar {}
+/// Scalars with bitwise operations.
+pub trait Bits: Scalar {}
+
+macro_rules! mark {
+    ($tr:ident: $($rust:ty)*) => {$( impl $tr for $rust {} )*};
+}
+mark!(Numeric: u32 i32 u64 i64 f32 F16x2 BF16x2);
+mark!(Integer: u32 i32 u64 i64);
+mark!(Ordered: u32 i32 u64 i64 f32);
+mark!(Bits: u32 i32 u64 i64 bool);
+
+/// An element type of the tensors in memory, which computation widens to f32.
+pub trait Element: Scalar {
+    /// The 32-bit register type that memory words of this element are loaded into.
+    type Word: Scalar;
+    /// Bytes an element takes in memory.
+    const BYTES: u32;
+    /// Elements in a 32-bit word.
+    const PER_WORD: u32 = 4 / Self::BYTES;
+    /// Short name for kernel names and config ids.
+    const NAME: &'static str;
+}
+
+impl Element for f32 {
+    type Word = f32;
+    const BYTES: u32 = 4;
+    const NAME: &'static str = "f32";
+}
+impl Element for f16 {
+    type Word = F16x2;
+    const BYTES: u32 = 2;
+    const NAME: &'static str = "fp16";
+}
+impl Element for bf16 {
+    type Word = BF16x2;
+    const BYTES: u32 = 2;
+    const NAME: &'static str = "bf16";
+}
