@@ -13,6 +13,10 @@ pub trait Widen: Element {
     fn widen<'k>(word: Val<'k, Self::Word>) -> Vec<Val<'k, f32>>;
     /// [`Element::PER_WORD`] values rounded into a 32-bit word.
     fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word>;
+    /// One element as f32.
+    fn widen_one<'k>(value: Val<'k, Self>) -> Val<'k, f32>;
+    /// One value rounded to the element.
+    fn narrow_one<'k>(value: Val<'k, f32>) -> Val<'k, Self>;
 }
 
 impl Widen for f32 {
@@ -21,6 +25,12 @@ impl Widen for f32 {
     }
     fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, f32> {
         values[0]
+    }
+    fn widen_one<'k>(value: Val<'k, f32>) -> Val<'k, f32> {
+        value
+    }
+    fn narrow_one<'k>(value: Val<'k, f32>) -> Val<'k, f32> {
+        value
     }
 }
 impl Widen for half::f16 {
@@ -33,6 +43,14 @@ impl Widen for half::f16 {
     fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, F16x2> {
         values[0].pack_f16(values[1])
     }
+    #[track_caller]
+    fn widen_one<'k>(value: Val<'k, half::f16>) -> Val<'k, f32> {
+        value.to_f32()
+    }
+    #[track_caller]
+    fn narrow_one<'k>(value: Val<'k, f32>) -> Val<'k, half::f16> {
+        value.to_f16()
+    }
 }
 impl Widen for half::bf16 {
     #[track_caller]
@@ -43,6 +61,14 @@ impl Widen for half::bf16 {
     #[track_caller]
     fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, BF16x2> {
         values[0].pack_bf16(values[1])
+    }
+    #[track_caller]
+    fn widen_one<'k>(value: Val<'k, half::bf16>) -> Val<'k, f32> {
+        value.to_f32()
+    }
+    #[track_caller]
+    fn narrow_one<'k>(value: Val<'k, f32>) -> Val<'k, half::bf16> {
+        value.to_bf16()
     }
 }
 
@@ -117,13 +143,19 @@ macro_rules! accesses {
         }
 
         impl<'k, E: Widen> $ptr<'k, E> {
-            /// Loads `count` consecutive elements as f32, in accesses of at most `4 · max_words` bytes.
+            /// Loads `count` consecutive elements as f32, in accesses of at most `vector_bytes`, to which the
+            /// address must be aligned (or to the element, where that is larger).
             #[track_caller]
-            pub fn load_f32s(self, count: u32, max_words: u32, cache: Cache) -> Vec<Val<'k, f32>> {
+            pub fn load_f32s(self, count: u32, vector_bytes: u32, cache: Cache) -> Vec<Val<'k, f32>> {
+                if vector_bytes < 4 && E::BYTES < 4 {
+                    return (0..count)
+                        .map(|i| E::widen_one(self.plus(i as i32).load_with(cache)))
+                        .collect();
+                }
                 let mut values = Vec::new();
                 let (mut words, mut at) = (count / E::PER_WORD, self);
                 while words > 0 {
-                    let n = vector_words(words, max_words);
+                    let n = vector_words(words, vector_bytes / 4);
                     values.extend(at.load_words(n, cache).into_iter().flat_map(E::widen));
                     at = at.plus((n * E::PER_WORD) as i32);
                     words -= n;
@@ -131,13 +163,20 @@ macro_rules! accesses {
                 values
             }
 
-            /// Stores f32 values as consecutive elements, rounded to nearest even.
+            /// Stores f32 values as consecutive elements, rounded to nearest even, in accesses of at most
+            /// `vector_bytes`, to which the address must be aligned (or to the element, where that is larger).
             #[track_caller]
-            pub fn store_f32s(self, values: &[Val<'k, f32>], max_words: u32, cache: Cache) {
+            pub fn store_f32s(self, values: &[Val<'k, f32>], vector_bytes: u32, cache: Cache) {
+                if vector_bytes < 4 && E::BYTES < 4 {
+                    for (i, &value) in values.iter().enumerate() {
+                        self.plus(i as i32).store(E::narrow_one(value));
+                    }
+                    return;
+                }
                 let mut at = self;
                 let mut rest = values;
                 while !rest.is_empty() {
-                    let n = vector_words(rest.len() as u32 / E::PER_WORD, max_words);
+                    let n = vector_words(rest.len() as u32 / E::PER_WORD, vector_bytes / 4);
                     let (now, later) = rest.split_at((n * E::PER_WORD) as usize);
                     let words: Vec<_> = now.chunks(E::PER_WORD as usize).map(E::narrow).collect();
                     at.store_words(&words, cache);

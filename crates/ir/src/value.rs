@@ -505,6 +505,22 @@ impl<'k> Val<'k, F16x2> {
         (half(lo).to_f32(), half(hi).to_f32())
     }
 }
+impl<'k> Val<'k, half::bf16> {
+    /// Exact: a bf16 is the upper half of an f32 (`cvt.f32.bf16` would need sm_90).
+    #[track_caller]
+    pub fn to_f32(self) -> Val<'k, f32> {
+        let (zero, dst) = (
+            self.k.in_register(RegClass::B16, Operand::Imm(0)),
+            self.k.reg(RegClass::B32),
+        );
+        self.k.emit(Inst::Pack {
+            dst,
+            lo: Operand::Reg(zero),
+            hi: self.operand,
+        });
+        Val::<u32>::from_reg(self.k, dst).reinterpret()
+    }
+}
 impl<'k> Val<'k, BF16x2> {
     /// `(low, high)` as f32, exact: a bf16 is the upper half of an f32, so no conversion is needed.
     #[track_caller]
