@@ -13,6 +13,7 @@
 //!   [`launch`]: everything it takes to run a kernel.
 
 pub mod builder;
+mod convert;
 pub mod error;
 pub mod fragment;
 pub mod inst;

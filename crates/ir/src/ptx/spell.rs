@@ -1,205 +1,14 @@
-//! Prints a kernel as PTX. The only place that knows how instructions are spelled.
-//!
-//! Source: PTX ISA 9.0. The text carries the lowest `.version` and `.target` that have what the
-//! kernel uses, so that old drivers load it.
+//! How each instruction, register and operand is spelled.
 
-use std::fmt::Write;
-
+use super::SHARED_SYMBOL;
 use crate::inst::{
     Address, AtomOp, BinOp, Cache, Cmp, Cvt, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space, Special,
     StoreSource, UnOp, VoteMode,
 };
-use crate::kernel::{Condition, Kernel, Node, ParamKind};
-use crate::site::SiteId;
 use crate::types::{Reg, RegClass, ScalarType};
 
-/// Name of the array that shared memory is addressed from.
-const SHARED_SYMBOL: &str = "shared_memory";
-
-impl Kernel {
-    /// The kernel as PTX, without debug lines: what is compiled and what identifies a module.
-    pub fn to_ptx(&self) -> String {
-        Writer::new(self, false).kernel()
-    }
-
-    /// The kernel as PTX with `.file`/`.loc` lines, for profilers and debuggers. The machine code is
-    /// the same; the binary is larger.
-    pub fn to_ptx_with_lines(&self) -> String {
-        Writer::new(self, true).kernel()
-    }
-}
-
-/// The instruction's mnemonic, for messages.
-pub fn mnemonic(inst: &Inst) -> String {
-    let text = spell(inst, &|_| String::new());
-    text.split_whitespace()
-        .next()
-        .unwrap_or_default()
-        .trim_end_matches(';')
-        .to_string()
-}
-
-struct Writer<'a> {
-    kernel: &'a Kernel,
-    lines: bool,
-    files: Vec<&'static str>,
-    last_line: Option<(usize, u32)>,
-    labels: u32,
-    out: String,
-}
-
-impl<'a> Writer<'a> {
-    fn new(kernel: &'a Kernel, lines: bool) -> Self {
-        Writer {
-            kernel,
-            lines,
-            files: Vec::new(),
-            last_line: None,
-            labels: 0,
-            out: String::new(),
-        }
-    }
-
-    fn kernel(mut self) -> String {
-        let kernel = self.kernel;
-        let mut loops = Vec::new();
-        self.nodes(&kernel.body, &mut loops);
-        let body = std::mem::take(&mut self.out);
-
-        let required = kernel.requires();
-        let mut text = String::new();
-        let (major, minor) = required.ptx;
-        let _ = writeln!(
-            text,
-            ".version {major}.{minor}\n.target sm_{}\n.address_size 64",
-            required.sm
-        );
-        for (i, file) in self.files.iter().enumerate() {
-            let _ = writeln!(text, ".file {} \"{file}\"", i + 1);
-        }
-        let ledger = &kernel.ledger;
-        if !ledger.buffers.is_empty() {
-            let (linkage, size) = if ledger.is_static {
-                ("", ledger.total_bytes().to_string())
-            } else {
-                (".extern ", String::new())
-            };
-            let _ = writeln!(
-                text,
-                "{linkage}.shared .align {} .b8 {SHARED_SYMBOL}[{size}];",
-                ledger.align()
-            );
-        }
-        let params: Vec<String> = kernel
-            .params
-            .iter()
-            .map(|p| format!("\t.param .{} param_{}", param_type(p.scalar()), p.name))
-            .collect();
-        let _ = writeln!(text, ".visible .entry {}(\n{}\n)", kernel.name, params.join(",\n"));
-        let _ = writeln!(text, ".maxntid {}, 1, 1", kernel.threads);
-        if let Some(blocks) = kernel.min_blocks_per_sm {
-            let _ = writeln!(text, ".minnctapersm {blocks}");
-        }
-        text.push_str("{\n");
-        for class in RegClass::ALL {
-            let count = kernel.num_regs(class);
-            if count > 0 {
-                let (prefix, ty) = register_file(class);
-                let _ = writeln!(text, "\t.reg .{ty} %{prefix}<{count}>;");
-            }
-        }
-        text + &body + "\tret;\n}\n"
-    }
-
-    fn nodes(&mut self, nodes: &[Node], loops: &mut Vec<u32>) {
-        for node in nodes {
-            match node {
-                Node::Inst { inst, site } => {
-                    self.location(*site);
-                    let text = self.spell(inst);
-                    let _ = writeln!(self.out, "\t{text}");
-                }
-                Node::If {
-                    condition,
-                    then,
-                    otherwise,
-                    site,
-                } => {
-                    self.location(*site);
-                    let (skip, end) = (self.label(), self.label());
-                    self.branch(*condition, true, skip);
-                    self.nodes(then, loops);
-                    if !otherwise.is_empty() {
-                        let _ = writeln!(self.out, "\tbra{} L{end};", if condition.uniform { ".uni" } else { "" });
-                    }
-                    let _ = writeln!(self.out, "L{skip}:");
-                    if !otherwise.is_empty() {
-                        self.nodes(otherwise, loops);
-                        let _ = writeln!(self.out, "L{end}:");
-                    }
-                }
-                Node::Loop { body, site } => {
-                    self.location(*site);
-                    let (start, end) = (self.label(), self.label());
-                    let _ = writeln!(self.out, "L{start}:");
-                    loops.push(end);
-                    self.nodes(body, loops);
-                    loops.pop();
-                    let _ = writeln!(self.out, "\tbra L{start};\nL{end}:");
-                }
-                Node::BreakIf { condition, site } => {
-                    self.location(*site);
-                    if let Some(&end) = loops.last() {
-                        self.branch(*condition, false, end);
-                    }
-                }
-            }
-        }
-    }
-
-    fn branch(&mut self, condition: Condition, negated: bool, label: u32) {
-        let not = if negated { "!" } else { "" };
-        let uni = if condition.uniform { ".uni" } else { "" };
-        let _ = writeln!(self.out, "\t@{not}{} bra{uni} L{label};", reg_name(condition.pred));
-    }
-
-    fn label(&mut self) -> u32 {
-        self.labels += 1;
-        self.labels
-    }
-
-    fn location(&mut self, site: SiteId) {
-        if !self.lines {
-            return;
-        }
-        let line = self.kernel.kernel_line(site);
-        let file = self.files.iter().position(|f| *f == line.file).unwrap_or_else(|| {
-            self.files.push(line.file);
-            self.files.len() - 1
-        });
-        if self.last_line != Some((file, line.line)) {
-            self.last_line = Some((file, line.line));
-            let _ = writeln!(self.out, "\t.loc {} {} {}", file + 1, line.line, line.column);
-        }
-    }
-
-    fn spell(&self, inst: &Inst) -> String {
-        let params = &self.kernel.params;
-        match inst {
-            // A pointer parameter is generic; global accesses want it in their own space.
-            Inst::Param { dst, index } if matches!(params[*index as usize].kind, ParamKind::Pointer { .. }) => {
-                let (dst, name) = (reg_name(*dst), &params[*index as usize].name);
-                format!("ld.param.u64 {dst}, [param_{name}];\n\tcvta.to.global.u64 {dst}, {dst};")
-            }
-            Inst::Trace { label, src } => {
-                format!("// trace {}: {}", self.kernel.traces[*label as usize], reg_name(*src))
-            }
-            _ => spell(inst, &|index| params[index as usize].name.clone()),
-        }
-    }
-}
-
-fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
+/// An instruction as PTX; `param` names the kernel parameter of an index.
+pub(super) fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
     match inst {
         Inst::Mov { dst, src } => mov(*dst, src),
         Inst::Bin { op, ty, dst, a, b } => {
@@ -594,7 +403,7 @@ fn special(which: Special) -> String {
 }
 
 /// Prefix of a class's registers and the type they are declared with.
-fn register_file(class: RegClass) -> (&'static str, &'static str) {
+pub(super) fn register_file(class: RegClass) -> (&'static str, &'static str) {
     match class {
         RegClass::Pred => ("p", "pred"),
         RegClass::B16 => ("h", "b16"),
@@ -615,7 +424,7 @@ fn untyped(ty: ScalarType) -> &'static str {
     }
 }
 
-fn param_type(ty: ScalarType) -> &'static str {
+pub(super) fn param_type(ty: ScalarType) -> &'static str {
     match ty {
         ScalarType::F16x2 | ScalarType::BF16x2 | ScalarType::Pred => "b32",
         ScalarType::F16 | ScalarType::BF16 => "b16",
@@ -623,7 +432,7 @@ fn param_type(ty: ScalarType) -> &'static str {
     }
 }
 
-fn reg_name(reg: Reg) -> String {
+pub(super) fn reg_name(reg: Reg) -> String {
     format!("%{}{}", register_file(reg.class).0, reg.index)
 }
 

@@ -1,0 +1,95 @@
+//! Conversions between types, and between pairs and their halves.
+
+use crate::inst::{Cvt, Inst, Operand};
+use crate::types::{BF16x2, F16x2, RegClass, Scalar, ScalarType};
+use crate::value::{Source, Val};
+
+macro_rules! conversions {
+    ($($from:ty: $method:ident -> $to:ty = $op:ident, $doc:literal;)*) => {$(
+        impl<'k> Val<'k, $from> {
+            #[doc = $doc]
+            #[track_caller]
+            pub fn $method(self) -> Val<'k, $to> {
+                let dst = self.k.reg(<$to as Scalar>::TYPE.class());
+                self.k.emit(Inst::Cvt { op: Cvt::$op, dst, src: self.operand });
+                Val::from_reg(self.k, dst)
+            }
+        }
+    )*};
+}
+conversions! {
+    half::f16: to_f32 -> f32 = F32FromF16, "Exact.";
+    f32: to_f16 -> half::f16 = F16FromF32, "Rounded to nearest even.";
+    f32: to_bf16 -> half::bf16 = BF16FromF32, "Rounded to nearest even.";
+    f32: to_i32 -> i32 = S32FromF32, "Toward zero, saturating; NaN gives 0.";
+    f32: to_u32 -> u32 = U32FromF32, "Toward zero, saturating; NaN gives 0.";
+    u32: to_f32 -> f32 = F32FromU32, "Rounded to nearest even.";
+    i32: to_f32 -> f32 = F32FromS32, "Rounded to nearest even.";
+    u32: to_u64 -> u64 = U64FromU32, "Zero-extended.";
+    i32: to_i64 -> i64 = S64FromS32, "Sign-extended.";
+    u64: to_u32 -> u32 = U32FromU64, "The low half.";
+}
+
+/// A pair of 16-bit floats, widened to two f32 exactly.
+impl<'k> Val<'k, F16x2> {
+    /// `(low, high)` as f32, exact.
+    #[track_caller]
+    pub fn to_f32s(self) -> (Val<'k, f32>, Val<'k, f32>) {
+        let (lo, hi) = (self.k.reg(RegClass::B16), self.k.reg(RegClass::B16));
+        self.k.emit(Inst::Unpack {
+            lo,
+            hi,
+            src: self.operand,
+        });
+        let half = |reg| Val::<half::f16>::from_reg(self.k, reg);
+        (half(lo).to_f32(), half(hi).to_f32())
+    }
+}
+impl<'k> Val<'k, half::bf16> {
+    /// Exact: a bf16 is the upper half of an f32 (`cvt.f32.bf16` would need sm_90).
+    #[track_caller]
+    pub fn to_f32(self) -> Val<'k, f32> {
+        let (zero, dst) = (
+            self.k.in_register(RegClass::B16, Operand::Imm(0)),
+            self.k.reg(RegClass::B32),
+        );
+        self.k.emit(Inst::Pack {
+            dst,
+            lo: Operand::Reg(zero),
+            hi: self.operand,
+        });
+        Val::<u32>::from_reg(self.k, dst).reinterpret()
+    }
+}
+impl<'k> Val<'k, BF16x2> {
+    /// `(low, high)` as f32, exact: a bf16 is the upper half of an f32, so no conversion is needed.
+    #[track_caller]
+    pub fn to_f32s(self) -> (Val<'k, f32>, Val<'k, f32>) {
+        let bits = self.reinterpret::<u32>();
+        ((bits << 16).reinterpret(), (bits & 0xffff_0000).reinterpret())
+    }
+}
+
+impl<'k> Val<'k, f32> {
+    /// This value and `hi` rounded to a pair of f16, this one in the low half.
+    #[track_caller]
+    pub fn pack_f16(self, hi: impl Source<'k, f32>) -> Val<'k, F16x2> {
+        self.pack(ScalarType::F16x2, hi)
+    }
+    /// This value and `hi` rounded to a pair of bf16, this one in the low half.
+    #[track_caller]
+    pub fn pack_bf16(self, hi: impl Source<'k, f32>) -> Val<'k, BF16x2> {
+        self.pack(ScalarType::BF16x2, hi)
+    }
+    #[track_caller]
+    fn pack<U: Scalar>(self, ty: ScalarType, hi: impl Source<'k, f32>) -> Val<'k, U> {
+        let dst = self.k.reg(RegClass::B32);
+        self.k.emit(Inst::CvtPack {
+            ty,
+            dst,
+            lo: self.operand,
+            hi: hi.operand(),
+        });
+        Val::from_reg(self.k, dst)
+    }
+}
