@@ -170,6 +170,10 @@ impl<'k, E: Element> SharedTile<'k, E> {
     pub fn cols(&self) -> u32 {
         self.shape.cols
     }
+    /// Elements from one row to the next, padding included.
+    pub fn row_stride(&self) -> u32 {
+        self.shape.cols + self.shape.pad
+    }
     /// Stages.
     pub fn stages(&self) -> u32 {
         self.shape.stages

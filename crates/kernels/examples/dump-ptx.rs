@@ -1,0 +1,58 @@
+//! Writes the PTX of the kernels that a release is assembled with, one file each: every tile and
+//! warp count at the usual head sizes, and every dtype, access width and option on the default tile.
+//!
+//! usage: cargo run -p flashcore-kernels --example dump-ptx -- FOLDER
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use flashcore_ir::Target;
+use flashcore_kernels::{Config, Plan, scalar};
+use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = PathBuf::from(std::env::args().nth(1).ok_or("usage: dump-ptx FOLDER")?);
+    std::fs::create_dir_all(&folder)?;
+    let target = Target::Sm90a;
+
+    // Distinct kernels by name: problems that differ only in lengths and strides share one.
+    let mut kernels = BTreeMap::new();
+    let mut refused = 0;
+    for problem in problems() {
+        for config in scalar::configs() {
+            let default = scalar::default_config(&problem, target);
+            let varied = problem.dtype() != DType::F16 || problem.softcap().is_some() || config.vector_bytes() != 16;
+            if varied && config.with_vector_bytes(default.vector_bytes()) != default {
+                continue;
+            }
+            match Plan::new(&problem, &Config::Scalar(config), target) {
+                Ok(plan) => drop(kernels.insert(plan.kernel.name().to_string(), plan.kernel.to_ptx())),
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    for (name, ptx) in &kernels {
+        std::fs::write(folder.join(format!("{name}.ptx")), ptx)?;
+    }
+    println!("{} kernels in {} ({refused} configs refused their problem)", kernels.len(), folder.display());
+    Ok(())
+}
+
+fn problems() -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut add = |builder: ProblemBuilder| problems.extend(builder.build());
+    for head_dim in [8, 64, 72, 128, 256] {
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            add(Problem::builder().head_dim(head_dim).dtype(dtype));
+            add(Problem::builder().head_dim(head_dim).dtype(dtype).softcap(30.0).return_lse(true));
+        }
+    }
+    // Rows that start at any element, so that every access width has its kernel.
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let odd = |shape: [usize; 4]| Layout { shape, strides: [shape[1] as i64 * 65, 65, 0, 1] };
+        let layouts = [odd([1, 128, 1, 64]); 4];
+        add(Problem::builder().dtype(dtype).layouts(layouts[0], layouts[1], layouts[2], layouts[3]));
+    }
+    add(Problem::builder().head_dim(192).head_dim_v(128));
+    problems
+}

@@ -1,0 +1,87 @@
+//! [`Config`]: one choice of a family's levers, with a short stable id.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::scalar;
+
+/// One choice of a family's levers. Its id (`Display`, `FromStr`) is stable: plan tables and evidence carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "family", rename_all = "snake_case")]
+pub enum Config {
+    /// Family `scalar`: no tensor cores.
+    Scalar(scalar::Config),
+}
+
+/// An id that names no config.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("no kernel is named `{given}`; ids look like {examples}")]
+pub struct UnknownConfig {
+    /// What was given.
+    pub given: String,
+    /// Ids that exist.
+    pub examples: String,
+}
+
+impl Config {
+    /// The family's name.
+    pub fn family(&self) -> &'static str {
+        match self {
+            Config::Scalar(_) => "scalar",
+        }
+    }
+
+    /// Which lever saves shared memory, for a refusal.
+    pub(crate) fn remedy_for_shared_memory(&self) -> String {
+        match self {
+            Config::Scalar(config) => config.remedy_for_shared_memory(),
+        }
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = match self {
+            Config::Scalar(config) => config.id(),
+        };
+        f.pad(&format!("{}/{id}", self.family()))
+    }
+}
+
+impl FromStr for Config {
+    type Err = UnknownConfig;
+
+    fn from_str(id: &str) -> Result<Config, UnknownConfig> {
+        let parsed = match id.split_once('/') {
+            Some(("scalar", levers)) => scalar::Config::from_id(levers).map(Config::Scalar),
+            _ => None,
+        };
+        parsed.ok_or_else(|| UnknownConfig {
+            given: id.to_string(),
+            examples: "scalar/naive-t128-v16, scalar/tiled-m32n32-w4-v16".to_string(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_round_trip() {
+        for id in ["scalar/naive-t128-v16", "scalar/tiled-m64n32-w8-v4"] {
+            assert_eq!(id.parse::<Config>().unwrap().to_string(), id);
+        }
+    }
+
+    #[test]
+    fn unknown_ids_say_what_ids_look_like() {
+        for id in ["", "scalar", "mma/m64", "scalar/tiled-m64", "scalar/naive-t128-v16-x"] {
+            let error = id.parse::<Config>().unwrap_err();
+            assert!(error.to_string().contains("scalar/tiled-m32n32-w4-v16"), "{error}");
+        }
+    }
+}

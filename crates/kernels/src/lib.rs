@@ -1,0 +1,16 @@
+//! The attention families, one file each.
+//!
+//! A [`Config`] is one choice of a family's levers. For a problem and a target it either refuses,
+//! saying why and what would help ([`Refusal`]), or gives a [`Plan`]: a kernel and everything it
+//! takes to launch it. [`select`] picks the config used where nobody names one.
+
+pub mod config;
+pub mod plan;
+pub mod refusal;
+pub mod scalar;
+pub mod select;
+
+pub use config::{Config, UnknownConfig};
+pub use plan::Plan;
+pub use refusal::Refusal;
+pub use select::{Choice, Considered, select};

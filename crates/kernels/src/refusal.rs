@@ -1,0 +1,92 @@
+//! Why a config cannot serve a problem on a target.
+
+use flashcore_ir::{BuildErrors, Target};
+use serde::Serialize;
+use thiserror::Error;
+
+/// Why a config cannot serve a problem on a target: what was needed, what is allowed, what would help.
+#[derive(Clone, Debug, Error, PartialEq, Eq, Serialize)]
+#[serde(tag = "refusal", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The family has no kernel for something the problem asks for.
+    #[error("{family} does not serve {what}; {remedy}")]
+    Unsupported {
+        /// The family.
+        family: &'static str,
+        /// What it does not serve.
+        what: String,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// No family makes kernels for the architecture.
+    #[error("{target} is not supported: it has no cp.async and no bf16; kernels are made for sm_80 and newer")]
+    Target {
+        /// The architecture.
+        target: Target,
+    },
+    /// A lever has a value that its family does not have.
+    #[error("{lever} is {given}; allowed: {allowed}")]
+    Lever {
+        /// The lever.
+        lever: &'static str,
+        /// Its value.
+        given: u32,
+        /// The values there are.
+        allowed: String,
+    },
+    /// More shared memory than a block may have.
+    #[error("{needed} B of {kind} shared memory; {target} allows {allowed} B{}; {remedy}", opt_in(*static_limit))]
+    SharedMemory {
+        /// Bytes the kernel needs.
+        needed: u32,
+        /// `static` or `dynamic`.
+        kind: &'static str,
+        /// The architecture.
+        target: Target,
+        /// Bytes a block may have of that kind.
+        allowed: u32,
+        /// For static shared memory: what would be allowed as dynamic with opt-in.
+        static_limit: Option<u32>,
+        /// Which lever saves how much.
+        remedy: String,
+    },
+    /// Even the values that must live at once do not fit in a thread's registers.
+    #[error("at least {needed} registers a thread ({what}); at most {allowed} can be had without spilling; {remedy}")]
+    Registers {
+        /// Lower bound on what is needed.
+        needed: u32,
+        /// What it is made of.
+        what: String,
+        /// Registers there are.
+        allowed: u32,
+        /// Which lever helps.
+        remedy: &'static str,
+    },
+    /// Vector accesses that the strides do not allow.
+    #[error(
+        "accesses of {given} B need rows that start at multiples of {given} B; the strides of this problem allow {allowed} \
+         B (try {suggestion})"
+    )]
+    Alignment {
+        /// Bytes an access.
+        given: u32,
+        /// The widest access the strides allow, bytes.
+        allowed: u32,
+        /// Id of the config that fits.
+        suggestion: String,
+    },
+    /// The kernel could not be written down: a mistake in the family, reported rather than launched.
+    #[error("{0}")]
+    Build(String),
+}
+
+fn opt_in(dynamic: Option<u32>) -> String {
+    dynamic.map_or(String::new(), |bytes| format!(", or {bytes} B dynamic with opt-in"))
+}
+
+impl From<BuildErrors> for Refusal {
+    fn from(errors: BuildErrors) -> Self {
+        Refusal::Build(errors.to_string())
+    }
+}

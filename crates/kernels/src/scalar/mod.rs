@@ -1,0 +1,151 @@
+//! Family `scalar`: attention without tensor cores, a readable ladder that serves every problem.
+//!
+//! - [`naive`]: one thread a query row and slice of columns; every operand straight from memory.
+//! - [`tiled`]: K/V tiles in shared memory, register-blocked products, warp reductions.
+//!
+//! Both compute in f32 and differ only in how work is shared out, so each is a check on the other.
+
+pub mod naive;
+pub mod tiled;
+
+mod common;
+
+use flashcore_ir::{Kernel, Launch, Target};
+use flashcore_problem::{DType, Problem};
+use serde::{Deserialize, Serialize};
+
+use crate::Refusal;
+use common::{Access, Shape};
+
+/// The family's name.
+pub const NAME: &str = "scalar";
+
+/// One choice of the family's levers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "rung", rename_all = "snake_case")]
+pub enum Config {
+    /// One thread a query row.
+    Naive(naive::Levers),
+    /// Tiles in shared memory.
+    Tiled(tiled::Levers),
+}
+
+impl Config {
+    /// The id within the family, such as `tiled-m32n32-w4-v16`.
+    pub fn id(&self) -> String {
+        match self {
+            Config::Naive(levers) => format!("naive-t{}-v{}", levers.threads, levers.vector_bytes),
+            Config::Tiled(levers) => {
+                let tiled::Levers {
+                    rows,
+                    cols,
+                    warps,
+                    vector_bytes,
+                } = levers;
+                format!("tiled-m{rows}n{cols}-w{warps}-v{vector_bytes}")
+            }
+        }
+    }
+
+    /// The config of an id, if it is one. Whether its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
+    pub fn from_id(id: &str) -> Option<Config> {
+        let parts: Vec<&str> = id.split('-').collect();
+        let number = |part: &str, prefix: &str| part.strip_prefix(prefix)?.parse().ok();
+        match parts.as_slice() {
+            ["naive", threads, vector] => Some(Config::Naive(naive::Levers {
+                threads: number(threads, "t")?,
+                vector_bytes: number(vector, "v")?,
+            })),
+            ["tiled", tile, warps, vector] => {
+                let (rows, cols) = tile.strip_prefix('m')?.split_once('n')?;
+                Some(Config::Tiled(tiled::Levers {
+                    rows: rows.parse().ok()?,
+                    cols: cols.parse().ok()?,
+                    warps: number(warps, "w")?,
+                    vector_bytes: number(vector, "v")?,
+                }))
+            }
+            _ => None,
+        }
+    }
+
+    /// Bytes a memory access.
+    pub fn vector_bytes(&self) -> u32 {
+        match self {
+            Config::Naive(levers) => levers.vector_bytes,
+            Config::Tiled(levers) => levers.vector_bytes,
+        }
+    }
+
+    /// The same levers with another access width.
+    pub fn with_vector_bytes(mut self, bytes: u32) -> Config {
+        match &mut self {
+            Config::Naive(levers) => levers.vector_bytes = bytes,
+            Config::Tiled(levers) => levers.vector_bytes = bytes,
+        }
+        self
+    }
+
+    pub(crate) fn remedy_for_shared_memory(&self) -> String {
+        match self {
+            Config::Naive(_) => "this kernel uses none".to_string(),
+            Config::Tiled(levers) => levers.remedy_for_shared_memory(),
+        }
+    }
+}
+
+/// Every config of the family: what the tests run and the tuner will search.
+pub fn configs() -> Vec<Config> {
+    let mut configs = Vec::new();
+    for vector_bytes in Access::WIDTHS {
+        configs.extend(naive::THREADS.map(|threads| Config::Naive(naive::Levers { threads, vector_bytes })));
+        for (rows, cols) in tiled::TILES {
+            for warps in tiled::WARPS {
+                configs.push(Config::Tiled(tiled::Levers {
+                    rows,
+                    cols,
+                    warps,
+                    vector_bytes,
+                }));
+            }
+        }
+    }
+    configs
+}
+
+/// The config of a rung of the ladder that suits a problem on a target: the tile that fits, the
+/// widest accesses its strides allow.
+pub fn default_config(problem: &Problem, target: Target) -> Config {
+    let vector_bytes = Access::widest(problem);
+    let tile = tiled::default_tile(problem, target);
+    Config::Tiled(tiled::Levers {
+        rows: tile.0,
+        cols: tile.1,
+        warps: 4,
+        vector_bytes,
+    })
+}
+
+/// Kernel and launch for a problem, or why not.
+pub(crate) fn plan(problem: &Problem, config: &Config, target: Target) -> Result<(Kernel, Launch), Refusal> {
+    let unsupported = |what: &str| Refusal::Unsupported {
+        family: NAME,
+        what: what.to_string(),
+        remedy: "no family serves it yet",
+    };
+    if problem.dtype() == DType::E4M3 {
+        return Err(unsupported("e4m3 tensors"));
+    }
+    if problem.var_len().is_some() {
+        return Err(unsupported("variable-length batches (cu_seqlens)"));
+    }
+    if problem.paged_kv().is_some() {
+        return Err(unsupported("paged K/V"));
+    }
+    Access::check(problem, config)?;
+    let shape = Shape::new(problem, config.vector_bytes());
+    match config {
+        Config::Naive(levers) => naive::plan(problem, levers, &shape),
+        Config::Tiled(levers) => tiled::plan(problem, levers, &shape, target),
+    }
+}

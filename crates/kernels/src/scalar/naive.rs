@@ -1,0 +1,127 @@
+//! Rung 1: one thread a query row. Nothing is reused, nothing is shared; the algorithm is all there is.
+//!
+//! For each visible key: the score, then one step of the online softmax (Milakov and Gimelshein,
+//! "Online normalizer calculation for softmax", 2018). Heads wider than 64 columns are sliced, so
+//! that a thread's part of the output stays in registers; each slice computes the scores anew.
+
+use flashcore_ir::{Element, Kernel, KernelBuilder, Launch, Widen};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use super::Config;
+use super::common::{LOWEST, Params, Shape, launch, load_row, normaliser};
+use crate::Refusal;
+
+/// The rung's levers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Levers {
+    /// Threads (so query rows) a block: more hide more latency, fewer fill more SMs on short problems.
+    pub threads: u32,
+    /// Bytes a memory access: wider is fewer instructions, but needs aligned rows.
+    pub vector_bytes: u32,
+}
+
+/// Values of [`Levers::threads`].
+pub const THREADS: [u32; 3] = [64, 128, 256];
+
+/// Widest slice of output columns a thread keeps in registers.
+const MAX_SLICE: u32 = 64;
+
+pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape) -> Result<(Kernel, Launch), Refusal> {
+    if !THREADS.contains(&levers.threads) {
+        return Err(Refusal::Lever {
+            lever: "threads",
+            given: levers.threads,
+            allowed: "64, 128, 256".to_string(),
+        });
+    }
+    let name = shape.kernel_name(&Config::Naive(*levers));
+    let kernel = Kernel::build(name, levers.threads, |k| match shape.dtype {
+        DType::F32 => body::<f32>(k, levers, shape),
+        DType::F16 => body::<f16>(k, levers, shape),
+        DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
+    })?;
+    let tiles = problem.seq_len_q().div_ceil(levers.threads as usize);
+    let slices = (shape.head_dim_v / slice_columns(shape.head_dim_v)) as usize;
+    let blocks = tiles * problem.num_heads() * problem.batch() * slices;
+    Ok((kernel, launch(problem, shape, blocks, levers.threads, 0)))
+}
+
+/// Columns of a slice: the largest multiple of 8 that divides the head and fits.
+fn slice_columns(head_dim_v: u32) -> u32 {
+    (8..=MAX_SLICE)
+        .step_by(8)
+        .filter(|&cols| head_dim_v.is_multiple_of(cols))
+        .max()
+        .unwrap_or(8)
+}
+
+fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
+    let params = Params::<E>::declare(k, shape);
+    let columns = slice_columns(shape.head_dim_v);
+    let slices = shape.head_dim_v / columns;
+
+    // Blocks count through the slices of a tile of rows, then the tiles, heads and batches.
+    let block = k.block_idx(0);
+    let (slice, block) = (block % slices, block / slices);
+    let tiles = (params.seq_len_q + (levers.threads - 1)) / levers.threads;
+    let (tile, batch_head) = (block % tiles, block / tiles);
+    let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
+    let kv_head = head / params.group_size;
+    let row = tile * levers.threads + k.thread_idx();
+
+    k.if_(row.lt(params.seq_len_q).divergent(), || {
+        let q_row = params.q.row(params.q.head(batch, head), row);
+        let k_head = params.k.head(batch, kv_head);
+        let v_head = params.v.head(batch, kv_head).offset(slice * columns);
+
+        let max = k.var(LOWEST);
+        let sum = k.var(0.0);
+        let acc: Vec<_> = (0..columns).map(|_| k.var(0.0)).collect();
+
+        let (first, end) = params.visible_keys(row);
+        k.for_divergent(first, end, 1, |key| {
+            let key = key.reinterpret::<u32>();
+            let k_row = params.k.row(k_head, key);
+            let v_row = params.v.row(v_head, key);
+
+            let dot = k.var(0.0);
+            for d in (0..shape.head_dim).step_by(8) {
+                let q = load_row(q_row.plus(d as i32), 8, shape);
+                let k = load_row(k_row.plus(d as i32), 8, shape);
+                for (&q, &k) in q.iter().zip(&k) {
+                    dot.fma_assign(q, k);
+                }
+            }
+            let score = params.score(dot.get());
+
+            // What was summed so far was relative to the old maximum.
+            let new_max = score.max(max);
+            let rescale = (max - new_max).exp2();
+            let p = (score - new_max).exp2();
+            max.set(new_max);
+            sum.set(rescale.fma(sum, p));
+            for c in (0..columns).step_by(8) {
+                let v = load_row(v_row.plus(c as i32), 8, shape);
+                for (acc, &v) in acc[c as usize..].iter().zip(&v) {
+                    acc.mul_assign(rescale);
+                    acc.fma_assign(p, v);
+                }
+            }
+        });
+
+        let norm = normaliser(sum.get());
+        let out: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
+        let out_row = params
+            .out
+            .row(params.out.head(batch, head), row)
+            .offset(slice * columns);
+        out_row.store_f32s(&out, shape.vector_bytes, flashcore_ir::Cache::Default);
+        if shape.lse {
+            k.if_(slice.eq(0).uniform(), || {
+                params.store_lse(batch_head, row, max, sum.get())
+            });
+        }
+    });
+}

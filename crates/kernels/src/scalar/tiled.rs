@@ -1,0 +1,417 @@
+//! Rung 2: K/V tiles in shared memory, register-blocked products, warp reductions.
+//!
+//! A block computes `rows` query rows of one head. Its threads form a grid of `2·warps` thread rows
+//! by 16 thread columns, so that a row of scores lives in one half-warp: its maximum and sum are
+//! four shuffles away, and P passes through shared memory without a block barrier. Thread (r, c)
+//! owns rows r, r + 2·warps, …; keys c, c + 16, … of each tile; and quads of output columns
+//! c, c + 16, ….
+//!
+//! Two barriers a tile of keys: one before the tiles are overwritten, one after.
+
+use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, Target, TileShape, Val, Widen};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use super::Config;
+use super::common::{LOWEST, Params, Shape, TensorParam, launch, load_row, load4, normaliser};
+use crate::Refusal;
+
+/// The rung's levers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Levers {
+    /// Query rows a block: more reuse each key more often, fewer need less shared memory.
+    pub rows: u32,
+    /// Keys a tile: more are fewer barriers, fewer need less shared memory.
+    pub cols: u32,
+    /// Warps a block: more share the rows out further, each reusing less.
+    pub warps: u32,
+    /// Bytes a memory access: wider is fewer instructions, but needs aligned rows.
+    pub vector_bytes: u32,
+}
+
+/// Values of ([`Levers::rows`], [`Levers::cols`]).
+pub const TILES: [(u32, u32); 5] = [(16, 16), (32, 16), (32, 32), (64, 32), (64, 64)];
+
+/// Values of [`Levers::warps`].
+pub const WARPS: [u32; 2] = [4, 8];
+
+/// Threads that share a row.
+const THREAD_COLS: u32 = 16;
+
+/// Registers for addresses, counters and bounds, beside the values counted one by one.
+const SCRATCH_REGISTERS: u32 = 40;
+
+/// Elements that one thread copies at a time; `head_dim` is a multiple of it.
+const CHUNK: u32 = 8;
+
+/// The tile used where nobody names one: what fits in shared memory and registers for the head.
+pub(crate) fn default_tile(problem: &Problem, _target: Target) -> (u32, u32) {
+    match problem.head_dim().max(problem.head_dim_v()) {
+        ..=128 => (32, 32),
+        _ => (32, 16),
+    }
+}
+
+impl Levers {
+    pub(crate) fn remedy_for_shared_memory(&self) -> String {
+        match TILES
+            .iter()
+            .rev()
+            .find(|&&(rows, cols)| rows * cols < self.rows * self.cols)
+        {
+            Some((rows, cols)) => format!("a smaller tile (m{rows}n{cols}) needs less"),
+            None => "scalar/naive uses none".to_string(),
+        }
+    }
+
+    fn thread_rows(&self) -> u32 {
+        2 * self.warps
+    }
+
+    fn rows_per_thread(&self) -> u32 {
+        self.rows / self.thread_rows()
+    }
+
+    fn cols_per_thread(&self) -> u32 {
+        self.cols / THREAD_COLS
+    }
+
+    fn check(&self, shape: &Shape) -> Result<(), Refusal> {
+        if !WARPS.contains(&self.warps) {
+            return Err(Refusal::Lever {
+                lever: "warps",
+                given: self.warps,
+                allowed: "4, 8".to_string(),
+            });
+        }
+        if !TILES.contains(&(self.rows, self.cols)) {
+            return Err(Refusal::Lever {
+                lever: "tile rows or columns",
+                given: if TILES.iter().any(|t| t.0 == self.rows) {
+                    self.cols
+                } else {
+                    self.rows
+                },
+                allowed: TILES.map(|(rows, cols)| format!("m{rows}n{cols}")).join(", "),
+            });
+        }
+        // What must be in registers at once in the inner loops.
+        let (rows, cols) = (self.rows_per_thread(), self.cols_per_thread());
+        let output = rows * 4 * quads_per_thread(shape);
+        let scores = rows * cols;
+        let operands = 4 * (rows + cols);
+        let needed = output + scores + operands + 4 * rows + SCRATCH_REGISTERS;
+        let allowed = 255.min(65_536 / (32 * self.warps));
+        if needed > allowed {
+            return Err(Refusal::Registers {
+                needed,
+                what: format!(
+                    "output {output}, scores {scores}, operands {operands}, row state {}",
+                    4 * rows
+                ),
+                allowed,
+                remedy: "fewer rows a tile or more warps leave fewer rows a thread",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Quads (four neighbouring columns) of the output that a thread owns.
+fn quads_per_thread(shape: &Shape) -> u32 {
+    (shape.head_dim_v / 4).div_ceil(THREAD_COLS)
+}
+
+pub(crate) fn plan(
+    problem: &Problem,
+    levers: &Levers,
+    shape: &Shape,
+    _target: Target,
+) -> Result<(Kernel, Launch), Refusal> {
+    levers.check(shape)?;
+    let name = shape.kernel_name(&Config::Tiled(*levers));
+    let threads = 32 * levers.warps;
+    let kernel = Kernel::build(name, threads, |k| match shape.dtype {
+        DType::F32 => body::<f32>(k, levers, shape),
+        DType::F16 => body::<f16>(k, levers, shape),
+        DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
+    })?;
+    let tiles = problem.seq_len_q().div_ceil(levers.rows as usize);
+    let blocks = tiles * problem.num_heads() * problem.batch();
+    let shared_bytes = kernel.ledger().total_bytes();
+    Ok((kernel, launch(problem, shape, blocks, threads, shared_bytes)))
+}
+
+fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
+    let params = Params::<E>::declare(k, shape);
+
+    // Rows padded by four elements start four banks apart, so reading a column of quads is conflict-free.
+    let q_tile = k.shared_tile::<f32>("q_tile", TileShape::new(levers.rows, shape.head_dim).padded(4));
+    let k_tile = k.shared_tile::<f32>("k_tile", TileShape::new(levers.cols, shape.head_dim).padded(4));
+    let v_tile = k.shared_tile::<f32>("v_tile", TileShape::new(levers.cols, shape.head_dim_v).padded(4));
+    // The two rows that a warp writes at once lie 16 banks apart.
+    let p_pad = if levers.cols.is_multiple_of(32) { 16 } else { 0 };
+    let p_tile = k.shared_tile::<f32>("p_tile", TileShape::new(levers.rows, levers.cols).padded(p_pad));
+
+    let tiles = (params.seq_len_q + (levers.rows - 1)) / levers.rows;
+    let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+    let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
+    let kv_head = head / params.group_size;
+    let first_row = tile * levers.rows;
+    let (thread_row, thread_col) = (k.thread_idx() / THREAD_COLS, k.thread_idx() % THREAD_COLS);
+
+    load_tile(
+        k,
+        shape,
+        q_tile,
+        &params.q,
+        params.q.head(batch, head),
+        first_row,
+        params.seq_len_q,
+    );
+
+    // Row i of this thread is first_row + thread_row + i · thread_rows.
+    let rows: Vec<_> = (0..levers.rows_per_thread())
+        .map(|i| {
+            let row = first_row + thread_row + i * levers.thread_rows();
+            let (first_key, end_key) = params.visible_keys(row);
+            Row {
+                row,
+                first_key,
+                end_key,
+                max: k.var(LOWEST),
+                sum: k.var(0.0),
+            }
+        })
+        .collect();
+    let quads = quads_per_thread(shape);
+    let acc: Vec<_> = (0..levers.rows_per_thread() * quads * 4).map(|_| k.var(0.0)).collect();
+
+    // The keys that any row of the block sees, from whole tiles: bounds grow with the row.
+    let last_row = (first_row + (levers.rows - 1)).min(params.seq_len_q - 1);
+    let first_key = params.visible_keys(first_row).0 / levers.cols as i32 * levers.cols as i32;
+    let end_key = params.visible_keys(last_row).1;
+    let (k_head, v_head) = (params.k.head(batch, kv_head), params.v.head(batch, kv_head));
+
+    k.for_uniform(first_key, end_key, levers.cols as i32, |key0| {
+        k.barrier();
+        load_tile(
+            k,
+            shape,
+            k_tile,
+            &params.k,
+            k_head,
+            key0.reinterpret(),
+            params.seq_len_kv,
+        );
+        load_tile(
+            k,
+            shape,
+            v_tile,
+            &params.v,
+            v_head,
+            key0.reinterpret(),
+            params.seq_len_kv,
+        );
+        k.barrier();
+
+        let scores = k.verb("scores = Q·Kᵀ", || {
+            let scores: Vec<_> = (0..levers.rows_per_thread() * levers.cols_per_thread())
+                .map(|_| k.var(0.0))
+                .collect();
+            k.for_uniform(0u32, shape.head_dim, 4, |d| {
+                let q: Vec<_> = (0..levers.rows_per_thread())
+                    .map(|i| {
+                        load4(
+                            q_tile
+                                .at(thread_row, d)
+                                .plus((i * levers.thread_rows() * q_tile.row_stride()) as i32),
+                        )
+                    })
+                    .collect();
+                for j in 0..levers.cols_per_thread() {
+                    let key = load4(
+                        k_tile
+                            .at(thread_col, d)
+                            .plus((j * THREAD_COLS * k_tile.row_stride()) as i32),
+                    );
+                    for (i, q) in q.iter().enumerate() {
+                        let score = scores[i * levers.cols_per_thread() as usize + j as usize];
+                        q.iter().zip(key).for_each(|(&q, key)| score.fma_assign(q, key));
+                    }
+                }
+            });
+            scores
+        });
+
+        for (i, row) in rows.iter().enumerate() {
+            let columns = levers.cols_per_thread() as usize;
+            let keys = (0..columns as i32).map(|j| key0 + thread_col.reinterpret::<i32>() + j * THREAD_COLS as i32);
+            let masked: Vec<_> = scores[i * columns..][..columns]
+                .iter()
+                .zip(keys)
+                .map(|(score, key)| row.sees(key).select(params.score(score.get()), f32::NEG_INFINITY))
+                .collect();
+            let (p, rescale) = row.softmax_step(&masked);
+            acc[i * quads as usize * 4..][..quads as usize * 4]
+                .iter()
+                .for_each(|acc| acc.mul_assign(rescale));
+            let p_row = p_tile.at(thread_row + i as u32 * levers.thread_rows(), thread_col);
+            for (j, &p) in p.iter().enumerate() {
+                p_row.plus((j as u32 * THREAD_COLS) as i32).store(p);
+            }
+        }
+        // The sixteen threads that wrote a row of P are the ones that read it.
+        k.sync_warp();
+
+        k.verb("O += P·V", || {
+            k.for_uniform(0u32, levers.cols, 4, |key| {
+                let p: Vec<_> = (0..levers.rows_per_thread())
+                    .map(|i| {
+                        load4(
+                            p_tile
+                                .at(thread_row, key)
+                                .plus((i * levers.thread_rows() * p_tile.row_stride()) as i32),
+                        )
+                    })
+                    .collect();
+                for j in 0..quads {
+                    let at = v_tile.at(key, quad_column(shape, thread_col, j));
+                    for n in 0..4 {
+                        let v = load4(at.plus((n * v_tile.row_stride()) as i32));
+                        for (i, p) in p.iter().enumerate() {
+                            let acc = &acc[(i as u32 * quads + j) as usize * 4..][..4];
+                            acc.iter().zip(v).for_each(|(acc, v)| acc.fma_assign(p[n as usize], v));
+                        }
+                    }
+                }
+            });
+        });
+    });
+
+    let out_head = params.out.head(batch, head);
+    for (i, row) in rows.iter().enumerate() {
+        let sum = row.sum.get().reduce_sum(THREAD_COLS);
+        let norm = normaliser(sum);
+        k.if_(row.row.lt(params.seq_len_q).divergent(), || {
+            let out_row = params.out.row(out_head, row.row);
+            for j in 0..quads {
+                let column = (thread_col + j * THREAD_COLS) * 4u32;
+                let acc = &acc[(i as u32 * quads + j) as usize * 4..][..4];
+                let values: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
+                k.if_(column.lt(shape.head_dim_v).divergent(), || {
+                    // A quad of 16-bit elements is 8 bytes.
+                    out_row
+                        .offset(column)
+                        .store_f32s(&values, shape.vector_bytes, Cache::Default);
+                });
+            }
+            k.if_(thread_col.eq(0).divergent(), || {
+                params.store_lse(batch_head, row.row, row.max, sum)
+            });
+        });
+    }
+}
+
+/// First column of quad `j` of a thread. Threads past the last quad repeat it, and store nothing.
+#[track_caller]
+fn quad_column<'k>(shape: &Shape, thread_col: Val<'k, u32>, j: u32) -> Val<'k, u32> {
+    let column = (thread_col + j * THREAD_COLS) * 4u32;
+    if (shape.head_dim_v / 4).is_multiple_of(THREAD_COLS) {
+        column
+    } else {
+        column.min(shape.head_dim_v - 4)
+    }
+}
+
+/// The running state of one query row, of which each of its sixteen threads holds a copy; `sum` is
+/// each thread's own part, added up at the end.
+struct Row<'k> {
+    row: Val<'k, u32>,
+    first_key: Val<'k, i32>,
+    end_key: Val<'k, i32>,
+    max: flashcore_ir::Var<'k, f32>,
+    sum: flashcore_ir::Var<'k, f32>,
+}
+
+impl<'k> Row<'k> {
+    #[track_caller]
+    fn sees(&self, key: Val<'k, i32>) -> Val<'k, bool> {
+        key.ge(self.first_key) & key.lt(self.end_key)
+    }
+
+    /// One step of the online softmax: the probabilities relative to the new maximum, and the factor
+    /// that brings what was summed before to it.
+    #[track_caller]
+    fn softmax_step(&self, scores: &[Val<'k, f32>]) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
+        let mine = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
+        let new_max = mine.reduce_max(THREAD_COLS).max(self.max);
+        let rescale = (self.max - new_max).exp2();
+        self.max.set(new_max);
+        let p: Vec<_> = scores.iter().map(|&score| (score - new_max).exp2()).collect();
+        self.sum.mul_assign(rescale);
+        p.iter().for_each(|&p| self.sum.add_assign(p));
+        (p, rescale)
+    }
+}
+
+/// Copies rows `first..` of a head into a tile as f32; rows past `len` become zero.
+#[track_caller]
+fn load_tile<'k, E: Widen>(
+    k: &'k KernelBuilder,
+    shape: &Shape,
+    tile: SharedTile<'k, f32>,
+    tensor: &TensorParam<'k, E>,
+    head: GlobalPtr<'k, E>,
+    first: Val<'k, u32>,
+    len: Val<'k, u32>,
+) {
+    k.verb("load_tile", || {
+        let chunks_per_row = tile.cols() / CHUNK;
+        let chunks = tile.rows() * chunks_per_row;
+        k.for_divergent(k.thread_idx(), chunks, k.threads(), |chunk| {
+            let (row, column) = (chunk / chunks_per_row, chunk % chunks_per_row * CHUNK);
+            let dst = tile.at(row, column);
+            k.if_else(
+                (first + row).lt(len).divergent(),
+                || {
+                    let src = tensor.row(head, first + row).offset(column);
+                    dst.store_f32s(&load_row(src, CHUNK, shape), 16, Cache::Default);
+                },
+                || dst.store_f32s(&[k.constant(0.0); CHUNK as usize], 16, Cache::Default),
+            );
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_levers_it_does_not_have() {
+        let shape = Shape::new(&Problem::named("mission").unwrap(), 16);
+        let levers = Levers {
+            rows: 48,
+            cols: 32,
+            warps: 4,
+            vector_bytes: 16,
+        };
+        let message = levers.check(&shape).unwrap_err().to_string();
+        assert!(message.contains("48") && message.contains("m64n32"), "{message}");
+    }
+
+    #[test]
+    fn refuses_what_cannot_fit_in_registers() {
+        let problem = Problem::builder().head_dim(256).build().unwrap();
+        let levers = Levers {
+            rows: 64,
+            cols: 64,
+            warps: 4,
+            vector_bytes: 16,
+        };
+        let message = levers.check(&Shape::new(&problem, 16)).unwrap_err().to_string();
+        assert!(message.contains("output 128"), "{message}");
+    }
+}
