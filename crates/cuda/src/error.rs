@@ -1,0 +1,378 @@
+//! What can go wrong on the way to the GPU, and what to do about it.
+
+use std::fmt;
+
+use crate::refusal::LaunchRefusal;
+use crate::status::status;
+use crate::tensor_map::TensorMapRefusal;
+
+/// Any failure of this crate. Each message says what was tried, what the driver answered or which limit
+/// was passed, and what to do.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// The machine has no NVIDIA driver, or the process cannot see it.
+    #[error(
+        "no NVIDIA driver found: looked for {looked_for} ({detail}); install the NVIDIA driver 525 or newer, and start \
+         containers with `--gpus all`"
+    )]
+    NoDriver {
+        /// The library names tried.
+        looked_for: String,
+        /// The loader's own words.
+        detail: String,
+    },
+    /// The driver is older than R525.
+    #[error("the NVIDIA driver ({found}) is too old: it has no {symbol}; install version 525 (CUDA 12.0) or newer")]
+    DriverTooOld {
+        /// The version found, as far as it can be told.
+        found: String,
+        /// The first function missing.
+        symbol: &'static str,
+    },
+    /// There is a driver, but no device for this process.
+    #[error(
+        "the NVIDIA driver sees no device{}; check `nvidia-smi`, and start containers with `--gpus all`",
+        match visible { Some(list) => format!(" (CUDA_VISIBLE_DEVICES={list:?} may hide it)"), None => String::new() }
+    )]
+    NoDevice {
+        /// `CUDA_VISIBLE_DEVICES` of this process.
+        visible: Option<String>,
+    },
+    /// No device has that number.
+    #[error("there is no CUDA device {ordinal}; {count} visible, numbered from 0")]
+    NoSuchDevice {
+        /// The number asked for.
+        ordinal: u32,
+        /// How many devices are visible.
+        count: u32,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(Box<CallError>),
+    /// A kernel faulted; the context is lost.
+    #[error(transparent)]
+    Fault(Box<Fault>),
+    /// The driver's compiler refused the PTX.
+    #[error(transparent)]
+    Compile(Box<CompileError>),
+    /// The PTX compiled, but to a kernel that must not be used.
+    #[error(transparent)]
+    Module(Box<ModuleRefusal>),
+    /// A launch that cannot work, refused before the driver saw it.
+    #[error("kernel `{kernel}` cannot be launched: {refusal}")]
+    Launch {
+        /// The kernel's name.
+        kernel: String,
+        /// Which limit, with numbers and remedy.
+        refusal: Box<LaunchRefusal>,
+    },
+    /// The driver refused a launch.
+    #[error(transparent)]
+    LaunchFailed(Box<LaunchFailure>),
+    /// A tensor map that cannot be encoded.
+    #[error("no tensor map can be made: {0}")]
+    TensorMap(Box<TensorMapRefusal>),
+    /// The module has no kernel of that name.
+    #[error("the module has no kernel `{name}`; it has {}", if known.is_empty() { "none".to_string() } else { known.join(", ") })]
+    NoSuchKernel {
+        /// The name asked for.
+        name: String,
+        /// The kernels there are.
+        known: Vec<String>,
+    },
+    /// Lengths that must agree do not.
+    #[error("{what}: {given} B given, {expected} B needed")]
+    Size {
+        /// What was attempted.
+        what: &'static str,
+        /// Bytes given.
+        given: u64,
+        /// Bytes needed.
+        expected: u64,
+    },
+    /// A range that does not lie inside its buffer.
+    #[error("bytes {start}..{end} were asked of a buffer of {len} B")]
+    Range {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+        /// The buffer's length.
+        len: u64,
+    },
+    /// Memory, stream or function of one device used with another.
+    #[error("{what} belongs to CUDA device {given}, but the work is on device {expected}; use one device throughout")]
+    OtherDevice {
+        /// What is in the wrong place.
+        what: &'static str,
+        /// Its device.
+        given: u32,
+        /// The device of the work.
+        expected: u32,
+    },
+    /// A stream handle that was not made in this device's primary context.
+    #[error(
+        "the stream {handle:#x} does not belong to the primary context of CUDA device {ordinal}; pass a stream that \
+         was created on that device"
+    )]
+    ForeignStream {
+        /// The raw handle.
+        handle: usize,
+        /// The device it was used with.
+        ordinal: u32,
+    },
+    /// The legacy default stream cannot be captured.
+    #[error("the legacy default stream cannot be captured into a graph; use a stream of your own")]
+    CaptureDefaultStream,
+    /// PTX or a kernel name with a zero byte in it.
+    #[error("{what} contains a zero byte; it must be plain text")]
+    ZeroByte {
+        /// Which text.
+        what: &'static str,
+    },
+}
+
+impl From<CallError> for CudaError {
+    fn from(error: CallError) -> Self {
+        CudaError::Call(Box::new(error))
+    }
+}
+
+impl CudaError {
+    /// The driver's status code behind this error, where there is one.
+    pub fn code(&self) -> Option<u32> {
+        match self {
+            CudaError::Call(call) => Some(call.code),
+            CudaError::Fault(fault) => Some(fault.call.code),
+            CudaError::Compile(compile) => Some(compile.call.code),
+            CudaError::LaunchFailed(failure) => Some(failure.call.code),
+            _ => None,
+        }
+    }
+
+    /// Whether the environment (driver, device, container) is at fault, rather than the request.
+    pub fn is_environment(&self) -> bool {
+        matches!(
+            self,
+            CudaError::NoDriver { .. } | CudaError::DriverTooOld { .. } | CudaError::NoDevice { .. }
+        )
+    }
+}
+
+/// A driver call that did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallError {
+    /// The driver function.
+    pub call: &'static str,
+    /// Its arguments, as `name=value, …`.
+    pub arguments: String,
+    /// The status it returned.
+    pub code: u32,
+    /// The status by name; for codes newer than this version, as the driver calls it.
+    pub name: String,
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}({}) failed: {} ({})",
+            self.call, self.arguments, self.name, self.code
+        )?;
+        match status(self.code) {
+            Some(status) => write!(f, ": {}; {}", status.meaning, status.remedy),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for CallError {}
+
+/// A kernel faulted while it ran. Faults surface at a later call, so the kernels launched since the last
+/// synchronisation are all under suspicion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Kernels under suspicion, the newest last; empty where none was launched through this crate.
+    pub kernels: Vec<String>,
+    /// The device.
+    pub ordinal: u32,
+    /// The call that reported the fault.
+    pub call: CallError,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kernels.as_slice() {
+            [] => write!(f, "work that FlashCore did not launch faulted")?,
+            [one] => write!(f, "kernel `{one}` faulted")?,
+            many => write!(
+                f,
+                "one of the kernels `{}` faulted (launched in this order since the last synchronisation)",
+                many.join("`, `")
+            )?,
+        }
+        write!(f, ": {} ({})", self.call.name, self.call.code)?;
+        if let Some(status) = status(self.call.code) {
+            write!(f, ": {}", status.meaning)?;
+        }
+        write!(
+            f,
+            ". The CUDA context of device {} is unusable from now on and every later call in this process will fail: \
+             end the process.",
+            self.ordinal
+        )?;
+        match status(self.call.code) {
+            Some(status) => write!(f, " To go on: {}", status.remedy)?,
+            None => write!(f, " To find the line, use `flashcore check` or run with `--device sim`")?,
+        }
+        write!(f, ". (Reported by {}({}).)", self.call.call, self.call.arguments)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// The driver's compiler refused the PTX.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompileError {
+    /// The failed call.
+    pub call: CallError,
+    /// The compiler's error log.
+    pub error_log: String,
+    /// The compiler's information log.
+    pub info_log: String,
+}
+
+impl fmt::Display for CompileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.call)?;
+        for (name, log) in [("error", &self.error_log), ("information", &self.info_log)] {
+            if !log.trim().is_empty() {
+                write!(f, "\n{name} log of the driver's compiler:\n{}", log.trim_end())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for CompileError {}
+
+/// Why a module that compiled must not be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModuleRefusal {
+    /// A kernel uses local memory: it spills registers or keeps an array there.
+    #[error(
+        "kernel `{kernel}` uses {local_bytes} B of local memory a thread ({registers} registers{}): it spills or indexes \
+         an array at run time, which is slow out of all proportion; use smaller tiles or fewer stages, or allow it \
+         explicitly with `ModuleOptions::allow_local_memory`",
+        match spills { Some((stores, loads)) => format!(", {stores} B spill stores, {loads} B spill loads"), None => String::new() }
+    )]
+    LocalMemory {
+        /// The kernel.
+        kernel: String,
+        /// Local memory a thread, bytes.
+        local_bytes: u32,
+        /// Registers a thread.
+        registers: u32,
+        /// Bytes of spill stores and loads, where the compiler's log is at hand.
+        spills: Option<(u32, u32)>,
+    },
+    /// The compiler warned that it made the kernel slow (C75xx).
+    #[error(
+        "the compiler gave {} warning(s) that mean a slow kernel: {}; fix the kernel, or allow it explicitly with \
+         `ModuleOptions::allow_performance_warnings`",
+        warnings.len(), warnings.join(" | ")
+    )]
+    PerformanceWarnings {
+        /// The warnings, as the compiler printed them.
+        warnings: Vec<String>,
+    },
+}
+
+/// The driver refused a launch that had passed the launch proof.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchFailure {
+    /// The kernel's name.
+    pub kernel: String,
+    /// The failed call.
+    pub call: CallError,
+    /// What in this launch is likely to be the reason, with numbers.
+    pub explanation: String,
+}
+
+impl fmt::Display for LaunchFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel `{}` was not launched: {}", self.kernel, self.call)?;
+        if !self.explanation.is_empty() {
+            write!(f, ". {}", self.explanation)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for LaunchFailure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(code: u32) -> CallError {
+        let name = status(code).map_or("?".to_string(), |status| status.name.to_string());
+        CallError {
+            call: "cuStreamSynchronize",
+            arguments: "stream=0x7f00".to_string(),
+            code,
+            name,
+        }
+    }
+
+    #[test]
+    fn a_failed_call_says_what_was_called_what_it_means_and_what_to_do() {
+        let text = CallError {
+            call: "cuMemAlloc_v2",
+            arguments: "bytes=1099511627776".to_string(),
+            code: 2,
+            name: "CUDA_ERROR_OUT_OF_MEMORY".to_string(),
+        }
+        .to_string();
+        assert_eq!(
+            text,
+            "cuMemAlloc_v2(bytes=1099511627776) failed: CUDA_ERROR_OUT_OF_MEMORY (2): the device has no free block of \
+             memory that large; free buffers, shrink the problem, or see with `nvidia-smi` which process holds the memory"
+        );
+    }
+
+    #[test]
+    fn a_fault_names_the_kernel_and_says_that_the_context_is_lost() {
+        let mut fault = Fault {
+            kernels: vec!["tiled".to_string()],
+            ordinal: 0,
+            call: call(700),
+        };
+        let text = fault.to_string();
+        for part in [
+            "kernel `tiled` faulted",
+            "ILLEGAL_ADDRESS (700)",
+            "unusable from now on",
+            "flashcore check",
+            "--device sim",
+        ] {
+            assert!(text.contains(part), "{part} is missing from: {text}");
+        }
+        fault.kernels.push("naive".to_string());
+        assert!(fault.to_string().contains("`tiled`, `naive`"));
+        fault.kernels.clear();
+        assert!(fault.to_string().contains("did not launch"));
+    }
+
+    #[test]
+    fn an_absent_driver_says_what_was_looked_for_and_what_to_install() {
+        let text = CudaError::NoDriver {
+            looked_for: "libcuda.so.1".to_string(),
+            detail: "no such file".to_string(),
+        }
+        .to_string();
+        assert!(text.contains("libcuda.so.1") && text.contains("525") && text.contains("--gpus all"));
+    }
+}

@@ -1,0 +1,162 @@
+//! Graphs: a sequence of launches recorded once and replayed with one call, for a few microseconds less each.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use crate::context::{Context, lock};
+use crate::error::CudaError;
+use crate::module::LoadedModule;
+use crate::raw::Handle;
+use crate::stream::{Captured, Stream};
+use crate::sys::{CUgraph_st, CUgraphExec_st};
+
+/// Work captured from a stream, ready to be replayed.
+///
+/// A graph holds device addresses as numbers: the buffers used inside must live, unmoved, for as long as it
+/// is replayed. The modules of its kernels stay loaded by themselves.
+pub struct Graph {
+    /// The driver does not synchronise calls on one executable graph; the lock does.
+    exec: Mutex<Handle<CUgraphExec_st>>,
+    label: Arc<str>,
+    kernels: Vec<Arc<str>>,
+    _modules: Vec<Arc<LoadedModule>>,
+    context: Context,
+}
+
+impl Graph {
+    /// Captures what `work` puts into the stream it is given, without running it.
+    ///
+    /// Compile modules, allocate and copy before: none of that can be captured.
+    ///
+    /// # Errors
+    /// [`CudaError::CaptureDefaultStream`] for the legacy default stream; the error of `work`, if it fails;
+    /// otherwise what the driver says.
+    pub fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<(), CudaError>) -> Result<Self, CudaError> {
+        if stream.is_legacy_default() {
+            return Err(CudaError::CaptureDefaultStream);
+        }
+        let context = stream.context().clone();
+        context.call(|driver| driver.capture_begin(stream.handle()))?;
+        stream.note_capture(Some(Captured::default()));
+        let mut capture = Capture { stream, open: true };
+        let worked = work(stream);
+        let (graph, captured) = capture.end();
+        // The error inside the capture says more than the invalidated capture that follows from it.
+        worked?;
+        let template = Template {
+            graph: Handle(graph?),
+            context: &context,
+        };
+        let exec = context.call(|driver| driver.graph_instantiate(template.graph.0))?;
+        drop(template);
+
+        let names: Vec<&str> = captured.kernels.iter().map(|name| &**name).collect();
+        let label = Arc::from(format!("graph of {}", names.join(", ")));
+        Ok(Self {
+            exec: Mutex::new(Handle(exec)),
+            label,
+            kernels: captured.kernels,
+            _modules: captured.modules,
+            context,
+        })
+    }
+
+    /// Puts the whole graph into a stream.
+    ///
+    /// # Errors
+    /// [`CudaError::OtherDevice`] for a stream of another device; otherwise what the driver says.
+    pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.check(stream)?;
+        let exec = lock(&self.exec);
+        self.context
+            .call(|driver| driver.graph_launch(exec.0, stream.handle()))?;
+        self.context.enqueued(&self.label, stream.as_raw());
+        Ok(())
+    }
+
+    /// Uploads the graph ahead of its first launch, which is quicker then.
+    ///
+    /// # Errors
+    /// As for [`Graph::launch`].
+    pub fn upload(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.check(stream)?;
+        let exec = lock(&self.exec);
+        self.context.call(|driver| driver.graph_upload(exec.0, stream.handle()))
+    }
+
+    /// Names of the kernels captured, in order.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.kernels.iter().map(|name| &**name)
+    }
+
+    fn check(&self, stream: &Stream) -> Result<(), CudaError> {
+        if *stream.context() == self.context {
+            return Ok(());
+        }
+        Err(CudaError::OtherDevice {
+            what: "the graph",
+            given: self.context.ordinal(),
+            expected: stream.context().ordinal(),
+        })
+    }
+}
+
+/// A capture that ends even if the work inside panics; the stream would be unusable otherwise.
+struct Capture<'a> {
+    stream: &'a Stream,
+    open: bool,
+}
+
+impl Capture<'_> {
+    fn end(&mut self) -> (Result<*mut CUgraph_st, CudaError>, Captured) {
+        self.open = false;
+        let captured = self.stream.note_capture(None).unwrap_or_default();
+        let stream = self.stream;
+        (
+            stream.context().call(|driver| driver.capture_end(stream.handle())),
+            captured,
+        )
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if self.open
+            && let (Ok(graph), _) = self.end()
+        {
+            drop(Template {
+                graph: Handle(graph),
+                context: self.stream.context(),
+            });
+        }
+    }
+}
+
+/// What a capture yields, before it is made executable. Null where nothing was captured validly.
+struct Template<'a> {
+    graph: Handle<CUgraph_st>,
+    context: &'a Context,
+}
+
+impl Drop for Template<'_> {
+    fn drop(&mut self) {
+        if !self.graph.0.is_null() {
+            // Nothing refers to it any more; a failure would leave a few kilobytes behind.
+            let _ = self.context.call(|driver| driver.graph_destroy(self.graph.0));
+        }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let exec = lock(&self.exec);
+        // A replay still running finishes; the driver frees the graph after it.
+        let _ = self.context.call(|driver| driver.graph_exec_destroy(exec.0));
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Graph({} on device {})", self.label, self.context.ordinal())
+    }
+}

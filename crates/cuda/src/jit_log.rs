@@ -1,0 +1,211 @@
+//! Reading the log of the driver's compiler: registers, stack, spills, and the warnings that mean a slow
+//! kernel. The same text comes from `ptxas -v`, so the tests use what that printed.
+
+/// What the compiler's log says about a module.
+///
+/// The log is complete after a fresh compilation and nearly empty when the module came from the driver's
+/// disk cache; [`JitLog::is_complete`] tells which.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct JitLog {
+    /// One entry a kernel that the log describes.
+    pub kernels: Vec<KernelLog>,
+    /// Lines with a performance warning of the C75xx family: wgmma serialised, registers not set as
+    /// asked, waits injected. A kernel that carries one is not the kernel that was written.
+    pub performance_warnings: Vec<String>,
+    /// Other warning lines.
+    pub other_warnings: Vec<String>,
+}
+
+/// What the compiler's log says about one kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelLog {
+    /// The kernel's name.
+    pub name: String,
+    /// The architecture compiled for, such as `sm_90a`.
+    pub architecture: String,
+    /// Registers a thread.
+    pub registers: Option<u32>,
+    /// Barriers a block.
+    pub barriers: Option<u32>,
+    /// Stack frame a thread, bytes.
+    pub stack_bytes: Option<u32>,
+    /// Spill stores a thread, bytes.
+    pub spill_store_bytes: Option<u32>,
+    /// Spill loads a thread, bytes.
+    pub spill_load_bytes: Option<u32>,
+    /// Static shared memory a block, bytes.
+    pub shared_bytes: Option<u32>,
+}
+
+impl JitLog {
+    /// Reads a log.
+    pub fn parse(log: &str) -> Self {
+        let mut out = Self::default();
+        for line in log.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            if is_performance_warning(line) {
+                out.performance_warnings.push(without_prefix(line).to_string());
+            } else if line.contains("warning") {
+                out.other_warnings.push(without_prefix(line).to_string());
+            } else if let Some(rest) = after(line, "Compiling entry function '") {
+                let mut quoted = rest.split('\'');
+                let name = quoted.next().unwrap_or_default().to_string();
+                let architecture = quoted.nth(1).unwrap_or_default().to_string();
+                out.kernels.push(KernelLog {
+                    name,
+                    architecture,
+                    ..KernelLog::default()
+                });
+            } else if let Some(kernel) = out.kernels.last_mut() {
+                kernel.read(line);
+            }
+        }
+        out
+    }
+
+    /// Whether the log describes at least one kernel, as it does after a fresh compilation.
+    pub fn is_complete(&self) -> bool {
+        !self.kernels.is_empty()
+    }
+
+    /// The entry for a kernel.
+    pub fn kernel(&self, name: &str) -> Option<&KernelLog> {
+        self.kernels.iter().find(|kernel| kernel.name == name)
+    }
+}
+
+impl KernelLog {
+    fn read(&mut self, line: &str) {
+        // "256 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" and
+        // "Used 168 registers, used 1 barriers, 49152 bytes smem, 400 bytes cmem[0]".
+        for part in without_prefix(line).split(',').map(str::trim) {
+            let part = part.trim_start_matches("Used ").trim_start_matches("used ");
+            let Some((number, unit)) = part.split_once(' ') else {
+                continue;
+            };
+            let Ok(number) = number.parse::<u32>() else { continue };
+            match unit {
+                "registers" => self.registers = Some(number),
+                "barriers" => self.barriers = Some(number),
+                "bytes stack frame" => self.stack_bytes = Some(number),
+                "bytes spill stores" => self.spill_store_bytes = Some(number),
+                "bytes spill loads" => self.spill_load_bytes = Some(number),
+                "bytes smem" => self.shared_bytes = Some(number),
+                _ => {}
+            }
+        }
+    }
+
+    /// Bytes of spill stores and loads a thread, where the log has both.
+    pub fn spills(&self) -> Option<(u32, u32)> {
+        Some((self.spill_store_bytes?, self.spill_load_bytes?))
+    }
+}
+
+fn after<'a>(line: &'a str, mark: &str) -> Option<&'a str> {
+    line.find(mark).map(|at| &line[at + mark.len()..])
+}
+
+/// Drops `ptxas info    : ` or `info    : `.
+fn without_prefix(line: &str) -> &str {
+    match line.split_once(':') {
+        Some((prefix, rest)) if prefix.contains("info") || prefix.contains("warning") => rest.trim_start(),
+        _ => line,
+    }
+}
+
+/// Whether the line carries `C75` and two more digits.
+fn is_performance_warning(line: &str) -> bool {
+    line.match_indices("C75").any(|(at, _)| {
+        let starts_word = !line[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
+        let tail: Vec<char> = line[at + 3..].chars().take(3).collect();
+        let two_digits = tail.len() >= 2 && tail[..2].iter().all(char::is_ascii_digit);
+        starts_word && two_digits && !tail.get(2).is_some_and(char::is_ascii_digit)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `ptxas -v` 12.4 and 13.0 on one kernel with a local array.
+    const LOCAL: &str = "ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'local_array' for 'sm_80'
+ptxas info    : Function properties for local_array
+    256 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers, 256 bytes cumulative stack size, 364 bytes cmem[0]
+ptxas info    : Compile time = 1.944 ms";
+
+    /// `ptxas -v` 12.4 on a wgmma whose accumulators are read before the wait.
+    const SERIALISED: &str = "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma instructions reading accumulator registers of  a wgmma between start and end of the pipeline stage in the function 'unwaited'
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'unwaited' for 'sm_90a'
+ptxas info    : Function properties for unwaited
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 30 registers";
+
+    #[test]
+    fn registers_stack_and_spills_are_read() {
+        let log = JitLog::parse(LOCAL);
+        assert!(log.is_complete());
+        let kernel = log.kernel("local_array").unwrap();
+        assert_eq!(kernel.architecture, "sm_80");
+        assert_eq!(kernel.registers, Some(8));
+        assert_eq!(kernel.barriers, Some(0));
+        assert_eq!(kernel.stack_bytes, Some(256));
+        assert_eq!(kernel.spills(), Some((0, 0)));
+        assert_eq!(kernel.shared_bytes, None);
+        assert_eq!(log.kernel("other"), None);
+    }
+
+    #[test]
+    fn several_kernels_keep_their_own_numbers() {
+        let log = JitLog::parse(
+            "info    : 0 bytes gmem
+info    : Compiling entry function 'first' for 'sm_90a'
+info    : Function properties for first
+    16 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads
+info    : Used 255 registers, used 3 barriers, 1024 bytes smem, 400 bytes cmem[0]
+info    : Compiling entry function 'second' for 'sm_90a'
+info    : Function properties for second
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+info    : Used 32 registers",
+        );
+        assert_eq!(log.kernel("first").unwrap().spills(), Some((12, 20)));
+        assert_eq!(log.kernel("first").unwrap().shared_bytes, Some(1024));
+        assert_eq!(log.kernel("second").unwrap().registers, Some(32));
+        assert_eq!(log.kernel("second").unwrap().spills(), Some((0, 0)));
+    }
+
+    #[test]
+    fn warnings_of_the_c75_family_are_found_whatever_line_they_are_in() {
+        let log = JitLog::parse(SERIALISED);
+        assert_eq!(log.performance_warnings.len(), 1);
+        assert!(log.performance_warnings[0].starts_with("(C7514) Potential Performance Loss"));
+        for line in [
+            "ptxas info    : (C7517) warpgroup.wait is injected in around line 13 by compiler to allow use of registers defined by GMMA in function 'unwaited'",
+            "ptxas warning : (C7504) setmaxnreg ignored to maintain minimum register requirements",
+            "C7512",
+        ] {
+            assert_eq!(JitLog::parse(line).performance_warnings.len(), 1, "{line}");
+        }
+        for line in [
+            "ptxas info : (C7600) x",
+            "ABC7512",
+            "(C75)",
+            "(C75123)",
+            "ptxas info : 0 bytes gmem",
+        ] {
+            assert!(JitLog::parse(line).performance_warnings.is_empty(), "{line}");
+        }
+        let other = JitLog::parse("ptxas warning : Value of threads per SM for entry k is out of range");
+        assert_eq!(other.other_warnings.len(), 1);
+    }
+
+    #[test]
+    fn a_log_from_the_cache_says_nothing() {
+        assert!(!JitLog::parse("").is_complete());
+        assert!(!JitLog::parse("\n  \n").is_complete());
+    }
+}

@@ -1,0 +1,63 @@
+//! The CUDA driver for FlashCore: finding it, compiling and caching kernels, memory, launches, events,
+//! graphs, tensor maps.
+//!
+//! Only the driver is needed (`libcuda.so.1`, release 525 or newer), found when the first device is asked
+//! for. There is no toolkit, no nvcc and no link-time dependency; where there is no driver, every call
+//! returns [`CudaError::NoDriver`] and nothing panics.
+//!
+//! Three layers, each in its own modules: `sys` declares the driver's functions, `raw` makes every foreign
+//! call and turns its status into an error with the call's name and arguments, and the types below own what
+//! the driver hands out.
+//!
+//! ```no_run
+//! use flashcore_cuda::{Context, DeviceBuffer, KernelArg, LaunchShape, Module, ModuleOptions, Stream};
+//!
+//! # fn main() -> Result<(), flashcore_cuda::CudaError> {
+//! # let ptx = "";
+//! let context = Context::new(0)?;
+//! let stream = Stream::new(&context)?;
+//! let numbers = DeviceBuffer::from_host(&stream, &[1.0f32, 2.0, 3.0])?;
+//! let double = Module::load(&context, ptx, &ModuleOptions::default())?.function("double")?;
+//! let arguments = [KernelArg::Slice(numbers.as_slice()), KernelArg::U32(3)];
+//! // SAFETY: the kernel touches the three numbers only.
+//! unsafe { double.launch(&stream, &LaunchShape::linear(1, 32), &arguments)? };
+//! assert_eq!(numbers.to_vec::<f32>(&stream)?, [2.0, 4.0, 6.0]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod cache;
+mod context;
+mod device;
+mod error;
+mod function;
+mod graph;
+mod identity;
+mod jit_log;
+mod memory;
+mod module;
+mod proof;
+mod ptx;
+mod raw;
+mod refusal;
+mod status;
+mod stream;
+mod sys;
+mod tensor_map;
+mod verdict;
+
+pub use cache::{CacheReport, cache_report};
+pub use context::Context;
+pub use device::{DeviceInfo, DeviceLimits, DeviceUuid, devices};
+pub use error::{CallError, CompileError, CudaError, Fault, LaunchFailure, ModuleRefusal};
+pub use function::{Function, KernelArg};
+pub use graph::Graph;
+pub use identity::ModuleIdentity;
+pub use jit_log::{JitLog, KernelLog};
+pub use memory::{DeviceBuffer, DeviceSlice};
+pub use module::{Module, ModuleOptions, ModuleReport};
+pub use proof::{FunctionAttributes, LaunchShape};
+pub use refusal::LaunchRefusal;
+pub use status::{Status, status};
+pub use stream::{Event, Stream};
+pub use tensor_map::{TensorMap, TensorMapElement, TensorMapL2, TensorMapRefusal, TensorMapSpec, TensorMapSwizzle};

@@ -1,0 +1,340 @@
+//! Device memory: owned buffers, and borrowed pieces of anybody's memory.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::stream::Stream;
+use crate::sys::CUdeviceptr;
+
+/// Device memory that is freed when this value is dropped. Its address is a multiple of 256 B.
+///
+/// Freeing waits for the work that uses it (`cuMemFree`), so drop buffers outside of hot loops.
+pub struct DeviceBuffer {
+    address: CUdeviceptr,
+    len: usize,
+    context: Context,
+}
+
+impl DeviceBuffer {
+    /// Allocates `bytes` bytes, not initialised. Zero bytes are allowed and allocate nothing.
+    ///
+    /// # Errors
+    /// A call error: `OUT_OF_MEMORY` if there is no such block.
+    pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
+        // The driver refuses zero bytes; callers with nothing to store should not have to.
+        let address = if bytes == 0 {
+            0
+        } else {
+            context.call(|driver| driver.memory_alloc(bytes))?
+        };
+        Ok(Self {
+            address,
+            len: bytes,
+            context: context.clone(),
+        })
+    }
+
+    /// Allocates as much as `values` takes and copies them there. Returns when the copy is done.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::new`] and [`DeviceSlice::copy_from_host`].
+    pub fn from_host<T: NoUninit>(stream: &Stream, values: &[T]) -> Result<Self, CudaError> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let buffer = Self::new(stream.context(), bytes.len())?;
+        buffer.as_slice().copy_from_host(stream, bytes)?;
+        Ok(buffer)
+    }
+
+    /// Copies the whole buffer to the host as values of `T`, after the work in the stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Size`] if the buffer is not a whole number of `T`; [`CudaError::Fault`] if a kernel
+    /// ahead in the stream faulted.
+    pub fn to_vec<T: AnyBitPattern + NoUninit>(&self, stream: &Stream) -> Result<Vec<T>, CudaError> {
+        let size = size_of::<T>().max(1);
+        let count = self.len / size;
+        if count * size != self.len {
+            return Err(CudaError::Size {
+                what: "reading a buffer as whole values",
+                given: self.len as u64,
+                expected: (count * size) as u64,
+            });
+        }
+        let mut values = vec![T::zeroed(); count];
+        self.as_slice()
+            .copy_to_host(stream, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// The whole buffer.
+    pub fn as_slice(&self) -> DeviceSlice<'_> {
+        DeviceSlice {
+            address: self.address,
+            len: self.len,
+            ordinal: self.context.ordinal(),
+            owner: PhantomData,
+        }
+    }
+
+    /// Bytes in the buffer.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the buffer has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.address != 0 {
+            // A lost context has freed everything already.
+            let _ = self.context.call(|driver| driver.memory_free(self.address));
+        }
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "DeviceBuffer({} B at {:#x} on device {})",
+            self.len,
+            self.address,
+            self.context.ordinal()
+        )
+    }
+}
+
+/// A piece of device memory that someone else owns: part of a [`DeviceBuffer`], or another library's tensor.
+///
+/// Unlike a Rust slice it does not keep others from writing: device memory is shared by whatever runs there,
+/// and the order is that of the streams.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct DeviceSlice<'a> {
+    address: CUdeviceptr,
+    len: usize,
+    ordinal: u32,
+    owner: PhantomData<&'a [u8]>,
+}
+
+impl<'a> DeviceSlice<'a> {
+    /// Memory of another library, such as a PyTorch tensor's (`tensor.data_ptr()`).
+    ///
+    /// # Safety
+    /// `bytes` bytes from `address` on are device memory of the context's device, and stay allocated for
+    /// the lifetime `'a` that the caller picks and for as long as work enqueued with them runs.
+    #[allow(unsafe_code)]
+    pub unsafe fn from_raw(context: &Context, address: u64, bytes: usize) -> Self {
+        Self {
+            address,
+            len: bytes,
+            ordinal: context.ordinal(),
+            owner: PhantomData,
+        }
+    }
+
+    /// Device address of the first byte.
+    pub fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Bytes in the slice.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether the slice has no bytes.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of the device that the memory is on.
+    pub fn ordinal(self) -> u32 {
+        self.ordinal
+    }
+
+    /// The bytes `range` of this slice.
+    ///
+    /// # Errors
+    /// [`CudaError::Range`] if they are not all inside.
+    pub fn range(self, range: Range<usize>) -> Result<DeviceSlice<'a>, CudaError> {
+        if range.start > range.end || range.end > self.len {
+            return Err(CudaError::Range {
+                start: range.start as u64,
+                end: range.end as u64,
+                len: self.len as u64,
+            });
+        }
+        Ok(Self {
+            address: self.address + range.start as u64,
+            len: range.end - range.start,
+            ..self
+        })
+    }
+
+    /// Copies host bytes here, after the work in the stream. Returns when the copy is done.
+    ///
+    /// # Errors
+    /// [`CudaError::Size`] unless there are exactly as many bytes as the slice has.
+    pub fn copy_from_host(self, stream: &Stream, from: &[u8]) -> Result<(), CudaError> {
+        self.check_device(stream.context().ordinal(), "the memory")?;
+        self.check_len("copying to the device", from.len())?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        stream
+            .context()
+            .call(|driver| driver.copy_to_device(self.address, from, stream.handle()))?;
+        stream.finished();
+        Ok(())
+    }
+
+    /// Copies these bytes to the host, after the work in the stream. Returns when the copy is done.
+    ///
+    /// # Errors
+    /// [`CudaError::Size`] unless there is room for exactly as many bytes as the slice has;
+    /// [`CudaError::Fault`] if a kernel ahead in the stream faulted.
+    pub fn copy_to_host(self, stream: &Stream, to: &mut [u8]) -> Result<(), CudaError> {
+        self.check_device(stream.context().ordinal(), "the memory")?;
+        self.check_len("copying to the host", to.len())?;
+        if to.is_empty() {
+            return Ok(());
+        }
+        stream
+            .context()
+            .call(|driver| driver.copy_to_host(to, self.address, stream.handle()))?;
+        stream.finished();
+        Ok(())
+    }
+
+    /// Enqueues a copy of other device memory to here.
+    ///
+    /// # Errors
+    /// [`CudaError::Size`] unless both have the same length.
+    pub fn copy_from(self, stream: &Stream, from: DeviceSlice<'_>) -> Result<(), CudaError> {
+        self.check_device(stream.context().ordinal(), "the memory copied to")?;
+        from.check_device(stream.context().ordinal(), "the memory copied from")?;
+        self.check_len("copying on the device", from.len)?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        stream
+            .context()
+            .call(|driver| driver.copy_on_device(self.address, from.address, self.len, stream.handle()))
+    }
+
+    /// Enqueues setting each byte to `value`.
+    ///
+    /// # Errors
+    /// Any failure of the driver.
+    pub fn fill(self, stream: &Stream, value: u8) -> Result<(), CudaError> {
+        self.check_device(stream.context().ordinal(), "the memory")?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        stream
+            .context()
+            .call(|driver| driver.fill(self.address, value, self.len, stream.handle()))
+    }
+
+    pub(crate) fn check_device(self, expected: u32, what: &'static str) -> Result<(), CudaError> {
+        if self.ordinal == expected {
+            return Ok(());
+        }
+        Err(CudaError::OtherDevice {
+            what,
+            given: self.ordinal,
+            expected,
+        })
+    }
+
+    /// The address, where the driver can read it during a launch.
+    pub(crate) fn address_ref(&self) -> &u64 {
+        &self.address
+    }
+
+    fn check_len(self, what: &'static str, given: usize) -> Result<(), CudaError> {
+        if given == self.len {
+            return Ok(());
+        }
+        Err(CudaError::Size {
+            what,
+            given: given as u64,
+            expected: self.len as u64,
+        })
+    }
+}
+
+impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
+    fn from(buffer: &'a DeviceBuffer) -> Self {
+        buffer.as_slice()
+    }
+}
+
+impl fmt::Debug for DeviceSlice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "DeviceSlice({} B at {:#x} on device {})",
+            self.len, self.address, self.ordinal
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_stay_inside() {
+        let slice = DeviceSlice {
+            address: 0x1000,
+            len: 100,
+            ordinal: 0,
+            owner: PhantomData,
+        };
+        let part = slice.range(10..30).unwrap();
+        assert_eq!((part.address(), part.len()), (0x100a, 20));
+        assert!(slice.range(100..100).unwrap().is_empty());
+        assert!(matches!(
+            slice.range(90..101),
+            Err(CudaError::Range {
+                start: 90,
+                end: 101,
+                len: 100
+            })
+        ));
+        #[allow(clippy::reversed_empty_ranges)]
+        let reversed = 5..4;
+        assert!(slice.range(reversed).is_err());
+        assert!(part.range(15..21).is_err());
+    }
+
+    #[test]
+    fn devices_are_not_mixed() {
+        let slice = DeviceSlice {
+            address: 0x1000,
+            len: 100,
+            ordinal: 1,
+            owner: PhantomData,
+        };
+        let text = slice.check_device(0, "the memory").unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "the memory belongs to CUDA device 1, but the work is on device 0; use one device throughout"
+        );
+    }
+}

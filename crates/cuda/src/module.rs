@@ -1,0 +1,435 @@
+//! Modules: PTX compiled by the driver, judged before use, and kept for the process.
+//!
+//! The driver keeps its own cache on disk (see [`cache_report`](crate::cache_report)); what is kept here is
+//! the loaded module, so that asking twice costs a hash.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::context::{Context, Home, lock};
+use crate::error::{CompileError, CudaError, ModuleRefusal};
+use crate::function::{Function, LoadedFunction};
+use crate::identity::ModuleIdentity;
+use crate::jit_log::JitLog;
+use crate::proof::FunctionAttributes;
+use crate::ptx;
+use crate::raw::{Handle, JitOutcome, JitRequest};
+use crate::status::is_fault;
+use crate::sys::CUmod_st;
+use crate::verdict::WarningMemory;
+
+/// How to compile a module and what to accept. The default accepts only modules without local memory and
+/// without performance warnings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct ModuleOptions {
+    /// Accept kernels that spill or keep arrays in local memory: for tests, and for rungs that show why not.
+    pub allow_local_memory: bool,
+    /// Accept kernels that drew a C75xx warning: for tests, and for rungs that show why not.
+    pub allow_performance_warnings: bool,
+    /// Keep `.loc` lines for profilers and debuggers.
+    pub line_info: bool,
+    /// Most registers a thread (`CU_JIT_MAX_REGISTERS`); the kernel's own `.maxntid` bound also holds.
+    pub max_registers: Option<u32>,
+    /// Optimisation level 0 to 4 (`CU_JIT_OPTIMIZATION_LEVEL`); the default is 4.
+    pub optimization_level: Option<u32>,
+    /// Compile now, past the cache of this process and of the driver, so that the log is complete and the
+    /// compile time real.
+    pub recompile: bool,
+}
+
+impl ModuleOptions {
+    /// The options that change machine code, for the identity.
+    fn code_options(&self) -> String {
+        let mut text = String::new();
+        if let Some(registers) = self.max_registers {
+            text.push_str(&format!("max_registers={registers};"));
+        }
+        if let Some(level) = self.optimization_level {
+            text.push_str(&format!("optimization_level={level};"));
+        }
+        text
+    }
+}
+
+/// What is known about a loaded module.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct ModuleReport {
+    /// Its identity.
+    pub identity: ModuleIdentity,
+    /// The compiler worked just now; otherwise the module came from the driver's disk cache.
+    pub compiled: bool,
+    /// The compiler's own time, ms; near 0 from the cache.
+    pub compile_ms: f32,
+    /// Time of the whole load, ms.
+    pub load_ms: f64,
+    /// The compiler's log, read. Its performance warnings are remembered from process to process.
+    pub log: JitLog,
+    /// The compiler's log as it was printed; nearly empty from the cache.
+    pub log_text: String,
+    /// Each kernel with its attributes, in the order of the PTX.
+    pub functions: Vec<(String, FunctionAttributes)>,
+    /// What a user should know, one sentence each; empty when all is well.
+    pub notes: Vec<String>,
+}
+
+/// A compiled module, loaded on one device. Cheap to clone.
+#[derive(Clone)]
+pub struct Module {
+    // Before the context: dropping it unloads, which needs the context.
+    loaded: Arc<LoadedModule>,
+    context: Context,
+}
+
+impl Module {
+    /// Compiles and loads PTX, or finds it already loaded.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`] with the compiler's log; [`CudaError::Module`] for a kernel that spills or
+    /// drew performance warnings, unless `options` allow it; [`CudaError::ZeroByte`].
+    pub fn load(context: &Context, ptx: &str, options: &ModuleOptions) -> Result<Self, CudaError> {
+        let info = context.info();
+        let release = info.driver_release.as_deref().unwrap_or("");
+        let driver = format!("{release}/{}", info.cuda_version);
+        let identity = ModuleIdentity::new(ptx, &info.architecture(), &driver, &options.code_options());
+
+        let loaded = if options.recompile {
+            // The driver's cache goes by the whole text, so a comment makes a new one.
+            static SERIAL: AtomicU64 = AtomicU64::new(0);
+            let since_epoch = std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
+            let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+            let salted = format!("{ptx}\n// recompiled {} {since_epoch} {serial}\n", std::process::id());
+            Arc::new(LoadedModule::load(context, &salted, identity, options)?)
+        } else {
+            context.modules().get_or_load((identity, options.line_info), || {
+                LoadedModule::load(context, ptx, identity, options)
+            })?
+        };
+        loaded.judge(options)?;
+        Ok(Self {
+            loaded,
+            context: context.clone(),
+        })
+    }
+
+    /// The kernel of that name.
+    ///
+    /// # Errors
+    /// [`CudaError::NoSuchKernel`] lists those there are.
+    pub fn function(&self, name: &str) -> Result<Function, CudaError> {
+        match self
+            .loaded
+            .functions
+            .iter()
+            .position(|function| &*function.name == name)
+        {
+            Some(index) => Ok(Function::new(self.clone(), index)),
+            None => Err(CudaError::NoSuchKernel {
+                name: name.to_string(),
+                known: self
+                    .loaded
+                    .functions
+                    .iter()
+                    .map(|function| function.name.to_string())
+                    .collect(),
+            }),
+        }
+    }
+
+    /// What is known about the module.
+    pub fn report(&self) -> &ModuleReport {
+        &self.loaded.report
+    }
+
+    /// The module's identity.
+    pub fn identity(&self) -> ModuleIdentity {
+        self.loaded.report.identity
+    }
+
+    /// The context it is loaded in.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(crate) fn loaded(&self) -> &Arc<LoadedModule> {
+        &self.loaded
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Module")
+            .field("identity", &self.identity())
+            .field("context", &self.context)
+            .finish()
+    }
+}
+
+/// A module in the driver; unloaded when the last of its holders is gone.
+pub(crate) struct LoadedModule {
+    handle: Handle<CUmod_st>,
+    home: Home,
+    pub(crate) functions: Vec<LoadedFunction>,
+    report: ModuleReport,
+}
+
+impl LoadedModule {
+    fn load(
+        context: &Context,
+        ptx: &str,
+        identity: ModuleIdentity,
+        options: &ModuleOptions,
+    ) -> Result<Self, CudaError> {
+        let text = CString::new(ptx).map_err(|_| CudaError::ZeroByte { what: "the PTX" })?;
+        let request = JitRequest {
+            line_info: options.line_info,
+            max_registers: options.max_registers,
+            optimization_level: options.optimization_level,
+        };
+        let JitOutcome {
+            module,
+            info_log,
+            error_log,
+            truncated,
+            compile_ms,
+            load_ms,
+        } = context.call(|driver| Ok(driver.module_load(&text, &request)))?;
+        let handle = match module {
+            Ok(handle) => handle,
+            Err(call) if is_fault(call.code) => return Err(context.judge(call)),
+            Err(call) => {
+                return Err(CudaError::Compile(Box::new(CompileError {
+                    call,
+                    error_log,
+                    info_log,
+                })));
+            }
+        };
+        // From here on the module is unloaded on every way out.
+        let mut loaded = Self {
+            handle: Handle(handle),
+            home: context.home(),
+            functions: Vec::new(),
+            report: ModuleReport {
+                identity,
+                compiled: false,
+                compile_ms,
+                load_ms,
+                log: JitLog::parse(&info_log),
+                log_text: info_log,
+                functions: Vec::new(),
+                notes: Vec::new(),
+            },
+        };
+        for entry in ptx::entries(ptx) {
+            loaded.functions.push(LoadedFunction::load(context, handle, entry)?);
+        }
+        let report = &mut loaded.report;
+        report.functions = loaded
+            .functions
+            .iter()
+            .map(|function| (function.name.to_string(), function.attributes))
+            .collect();
+        report.compiled = report.log.is_complete();
+        if truncated {
+            report
+                .notes
+                .push("the compiler's log is longer than its buffer; its end is missing".to_string());
+        }
+        report.settle_warnings(&WarningMemory::of_user());
+        Ok(loaded)
+    }
+
+    /// Refuses what the options do not allow.
+    fn judge(&self, options: &ModuleOptions) -> Result<(), CudaError> {
+        self.report
+            .judge(options)
+            .map_err(|refusal| CudaError::Module(Box::new(refusal)))
+    }
+}
+
+impl ModuleReport {
+    /// Stores the warnings of a fresh compilation, or recalls those of an earlier one.
+    fn settle_warnings(&mut self, memory: &WarningMemory) {
+        let warnings = &mut self.log.performance_warnings;
+        if !self.compiled && warnings.is_empty() {
+            *warnings = memory.recall(&self.identity);
+        } else if !warnings.is_empty() {
+            self.notes.extend(memory.remember(&self.identity, warnings));
+        }
+    }
+
+    fn judge(&self, options: &ModuleOptions) -> Result<(), ModuleRefusal> {
+        if !options.allow_local_memory
+            && let Some((kernel, attributes)) = self
+                .functions
+                .iter()
+                .find(|(_, attributes)| attributes.local_bytes != 0)
+        {
+            return Err(ModuleRefusal::LocalMemory {
+                kernel: kernel.clone(),
+                local_bytes: attributes.local_bytes,
+                registers: attributes.registers,
+                spills: self.log.kernel(kernel).and_then(|log| log.spills()),
+            });
+        }
+        if !options.allow_performance_warnings && !self.log.performance_warnings.is_empty() {
+            return Err(ModuleRefusal::PerformanceWarnings {
+                warnings: self.log.performance_warnings.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for LoadedModule {
+    fn drop(&mut self) {
+        // Fails in a lost context only, where nothing is left to unload.
+        let _ = self.home.call(|driver| driver.module_unload(self.handle.0));
+    }
+}
+
+/// Identity, and whether line information was asked for, which changes the module but not its code.
+type Key = (ModuleIdentity, bool);
+/// Holds a module once it is loaded; its lock makes others wait who ask for the same one.
+type Slot = Arc<Mutex<Option<Arc<LoadedModule>>>>;
+
+/// The modules of one context.
+#[derive(Default)]
+pub(crate) struct ModuleCache {
+    slots: Mutex<HashMap<Key, Slot>>,
+}
+
+impl ModuleCache {
+    /// Different modules load at the same time; the same one is loaded once. Failures are not kept.
+    fn get_or_load(
+        &self,
+        key: Key,
+        load: impl FnOnce() -> Result<LoadedModule, CudaError>,
+    ) -> Result<Arc<LoadedModule>, CudaError> {
+        let slot = lock(&self.slots).entry(key).or_default().clone();
+        let mut slot = lock(&slot);
+        match &*slot {
+            Some(loaded) => Ok(loaded.clone()),
+            None => Ok(slot.insert(Arc::new(load()?)).clone()),
+        }
+    }
+
+    /// Drops modules that only the cache holds; returns how many.
+    pub(crate) fn forget_unused(&self) -> usize {
+        let mut slots = lock(&self.slots);
+        let before = slots.len();
+        // A slot that someone is loading into right now is locked, or held beside the map.
+        slots.retain(|_, slot| {
+            Arc::strong_count(slot) > 1
+                || slot
+                    .try_lock()
+                    .is_ok_and(|slot| slot.as_ref().is_some_and(|loaded| Arc::strong_count(loaded) > 1))
+        });
+        before - slots.len()
+    }
+
+    pub(crate) fn clear(&self) {
+        lock(&self.slots).clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(local_bytes: u32, log: &str) -> ModuleReport {
+        let attributes = FunctionAttributes {
+            local_bytes,
+            registers: 255,
+            ..FunctionAttributes::default()
+        };
+        let log = JitLog::parse(log);
+        ModuleReport {
+            identity: ModuleIdentity::new("ret;", "sm_90", "580", ""),
+            compiled: log.is_complete(),
+            compile_ms: 0.0,
+            load_ms: 0.0,
+            log,
+            log_text: String::new(),
+            functions: vec![("tiled".to_string(), attributes)],
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn spills_are_refused_unless_allowed() {
+        let log = "info : Compiling entry function 'tiled' for 'sm_90a'\n 16 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads";
+        let text = report(16, log)
+            .judge(&ModuleOptions::default())
+            .unwrap_err()
+            .to_string();
+        for part in [
+            "`tiled`",
+            "16 B of local memory",
+            "255 registers",
+            "12 B spill stores",
+            "allow_local_memory",
+        ] {
+            assert!(text.contains(part), "{part} is missing from: {text}");
+        }
+        // From the cache there is no log; the attribute answers all the same.
+        assert!(report(16, "").judge(&ModuleOptions::default()).is_err());
+        let allow = ModuleOptions {
+            allow_local_memory: true,
+            ..ModuleOptions::default()
+        };
+        assert!(report(16, log).judge(&allow).is_ok());
+        assert!(report(0, "").judge(&ModuleOptions::default()).is_ok());
+    }
+
+    #[test]
+    fn warnings_are_refused_unless_allowed() {
+        let warned = report(
+            0,
+            "info : (C7512) serialized\ninfo : Compiling entry function 'tiled' for 'sm_90a'",
+        );
+        let text = warned.judge(&ModuleOptions::default()).unwrap_err().to_string();
+        assert!(text.contains("C7512") && text.contains("allow_performance_warnings"));
+        let allow = ModuleOptions {
+            allow_performance_warnings: true,
+            ..ModuleOptions::default()
+        };
+        assert!(warned.judge(&allow).is_ok());
+    }
+
+    #[test]
+    fn options_that_change_code_change_the_identity_and_others_do_not() {
+        let base = ModuleOptions::default();
+        let same = ModuleOptions {
+            allow_local_memory: true,
+            line_info: true,
+            recompile: true,
+            ..base
+        };
+        assert_eq!(base.code_options(), same.code_options());
+        assert_ne!(
+            base.code_options(),
+            ModuleOptions {
+                max_registers: Some(64),
+                ..base
+            }
+            .code_options()
+        );
+        assert_ne!(
+            ModuleOptions {
+                max_registers: Some(2),
+                ..base
+            }
+            .code_options(),
+            ModuleOptions {
+                optimization_level: Some(2),
+                ..base
+            }
+            .code_options()
+        );
+    }
+}

@@ -1,0 +1,247 @@
+//! Streams and events: the order of work on a device, and its timing.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use crate::context::{Context, lock};
+use crate::error::CudaError;
+use crate::module::LoadedModule;
+use crate::raw::Handle;
+use crate::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUevent_st, CUstream, CUstream_st};
+
+/// A queue of work on a device: what is put in runs in order.
+///
+/// Streams made here do not synchronise with the legacy default stream. To work together with another
+/// library, use the stream that it uses: [`Stream::from_raw`].
+pub struct Stream {
+    handle: Handle<CUstream_st>,
+    owned: bool,
+    context: Context,
+    /// While the stream is captured: the kernels put in so far, and the modules they live in.
+    capture: Mutex<Option<Captured>>,
+}
+
+/// What a capture has seen.
+#[derive(Default)]
+pub(crate) struct Captured {
+    pub(crate) kernels: Vec<Arc<str>>,
+    pub(crate) modules: Vec<Arc<LoadedModule>>,
+}
+
+impl Stream {
+    /// A new stream of its own.
+    ///
+    /// # Errors
+    /// Any failure of the driver.
+    pub fn new(context: &Context) -> Result<Self, CudaError> {
+        let handle = context.call(|driver| driver.stream_create(0))?;
+        Ok(Self::wrap(context, handle, true))
+    }
+
+    /// The legacy default stream, which PyTorch and the CUDA runtime use unless told otherwise. It cannot be
+    /// captured into a graph.
+    pub fn legacy_default(context: &Context) -> Self {
+        Self::wrap(context, std::ptr::without_provenance_mut(CU_STREAM_LEGACY), false)
+    }
+
+    /// The per-thread default stream of whichever thread uses it.
+    pub fn per_thread_default(context: &Context) -> Self {
+        Self::wrap(context, std::ptr::without_provenance_mut(CU_STREAM_PER_THREAD), false)
+    }
+
+    /// Another library's stream, such as `torch.cuda.current_stream().cuda_stream`. It stays theirs: it is
+    /// not destroyed here. `0` means the legacy default stream.
+    ///
+    /// # Errors
+    /// [`CudaError::ForeignStream`] if it was made in another context than the device's primary one.
+    ///
+    /// # Safety
+    /// `handle` is 0, 1, 2 or a `CUstream` (`cudaStream_t`) that exists and is not destroyed while this
+    /// value lives.
+    #[allow(unsafe_code)]
+    pub unsafe fn from_raw(context: &Context, handle: usize) -> Result<Self, CudaError> {
+        let stream: CUstream = std::ptr::without_provenance_mut(handle);
+        if handle > CU_STREAM_PER_THREAD {
+            let owner = context.call(|driver| driver.stream_context(stream))?;
+            if owner != context.handle() {
+                return Err(CudaError::ForeignStream {
+                    handle,
+                    ordinal: context.ordinal(),
+                });
+            }
+        }
+        Ok(Self::wrap(context, stream, false))
+    }
+
+    fn wrap(context: &Context, handle: CUstream, owned: bool) -> Self {
+        Self {
+            handle: Handle(handle),
+            owned,
+            context: context.clone(),
+            capture: Mutex::new(None),
+        }
+    }
+
+    /// The device's context.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The raw `CUstream`, for other libraries.
+    pub fn as_raw(&self) -> usize {
+        self.handle.0.addr()
+    }
+
+    /// Waits until all work put in so far has ended.
+    ///
+    /// # Errors
+    /// [`CudaError::Fault`] if a kernel faulted.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.call(|driver| driver.stream_synchronize(self.handle.0))?;
+        self.finished();
+        Ok(())
+    }
+
+    /// Whether all work put in so far has ended.
+    ///
+    /// # Errors
+    /// [`CudaError::Fault`] if a kernel faulted.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        let done = self.context.call(|driver| driver.stream_is_done(self.handle.0))?;
+        if done {
+            self.finished();
+        }
+        Ok(done)
+    }
+
+    /// Lets the work put in from now on wait for an event recorded on any stream.
+    ///
+    /// # Errors
+    /// Any failure of the driver.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        self.context
+            .call(|driver| driver.stream_wait_event(self.handle.0, event.handle.0))
+    }
+
+    pub(crate) fn handle(&self) -> CUstream {
+        self.handle.0
+    }
+
+    /// Whether this is the legacy default stream, by either of its handles.
+    pub(crate) fn is_legacy_default(&self) -> bool {
+        self.as_raw() <= CU_STREAM_LEGACY
+    }
+
+    /// A kernel of `module` was put in.
+    pub(crate) fn enqueued(&self, kernel: &Arc<str>, module: &Arc<LoadedModule>) {
+        match lock(&self.capture).as_mut() {
+            // Captured work does not run now, so it is no suspect; the graph keeps its module loaded.
+            Some(captured) => {
+                captured.kernels.push(kernel.clone());
+                if !captured.modules.iter().any(|known| Arc::ptr_eq(known, module)) {
+                    captured.modules.push(module.clone());
+                }
+            }
+            None => self.context.enqueued(kernel, self.as_raw()),
+        }
+    }
+
+    /// All work put in so far is known to have ended well.
+    pub(crate) fn finished(&self) {
+        self.context.finished(self.as_raw());
+    }
+
+    /// Begins (`Some`) or ends (`None`) noting captured kernels; returns what was noted before.
+    pub(crate) fn note_capture(&self, next: Option<Captured>) -> Option<Captured> {
+        std::mem::replace(&mut *lock(&self.capture), next)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.owned {
+            // Work still in the stream finishes; a lost context has nothing left to destroy.
+            let _ = self.context.call(|driver| driver.stream_destroy(self.handle.0));
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x} on device {})", self.as_raw(), self.context.ordinal())
+    }
+}
+
+/// A point in a stream, for timing and for order between streams.
+pub struct Event {
+    handle: Handle<CUevent_st>,
+    context: Context,
+}
+
+impl Event {
+    /// A new event, not yet recorded.
+    ///
+    /// # Errors
+    /// Any failure of the driver.
+    pub fn new(context: &Context) -> Result<Self, CudaError> {
+        let handle = context.call(|driver| driver.event_create())?;
+        Ok(Self {
+            handle: Handle(handle),
+            context: context.clone(),
+        })
+    }
+
+    /// Puts the event into a stream: it happens when all work before it has ended.
+    ///
+    /// # Errors
+    /// [`CudaError::OtherDevice`] for a stream of another device.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        if stream.context != self.context {
+            return Err(CudaError::OtherDevice {
+                what: "the event",
+                given: self.context.ordinal(),
+                expected: stream.context.ordinal(),
+            });
+        }
+        self.context
+            .call(|driver| driver.event_record(self.handle.0, stream.handle()))
+    }
+
+    /// Waits until the event has happened.
+    ///
+    /// # Errors
+    /// [`CudaError::Fault`] if a kernel faulted.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.call(|driver| driver.event_synchronize(self.handle.0))
+    }
+
+    /// Whether the event has happened.
+    ///
+    /// # Errors
+    /// [`CudaError::Fault`] if a kernel faulted.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        self.context.call(|driver| driver.event_is_done(self.handle.0))
+    }
+
+    /// Milliseconds from this event to `end`, to about half a microsecond. Both must have happened.
+    ///
+    /// # Errors
+    /// A call error: `NOT_READY` if one has not happened yet, `INVALID_HANDLE` if one was never recorded.
+    pub fn elapsed_ms(&self, end: &Event) -> Result<f32, CudaError> {
+        self.context
+            .call(|driver| driver.event_elapsed(self.handle.0, end.handle.0))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // As for streams.
+        let _ = self.context.call(|driver| driver.event_destroy(self.handle.0));
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({:p} on device {})", self.handle.0, self.context.ordinal())
+    }
+}

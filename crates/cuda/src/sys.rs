@@ -1,0 +1,464 @@
+//! The declarations of `libcuda` that this crate calls, and nothing else.
+//!
+//! # Why not `cudarc` itself
+//!
+//! `cudarc::driver::sys` holds the same declarations, generated, and is the witness here: the tests
+//! compare every signature, constant and layout below with it, at whatever CUDA version it is built
+//! for. Linking it into the library was weighed and declined, for four reasons:
+//!
+//! 1. Its build script runs `nvcc --version` and panics on a toolkit that it does not list, and pins
+//!    the whole dependency graph to one CUDA version. A library that needs no toolkit must not fail
+//!    to build because of one.
+//! 2. Its functions panic where the driver or a symbol is missing. Here both are typed errors.
+//! 3. Its names follow the toolkit it was built for (`cuEventElapsedTime` or `cuEventElapsedTime_v2`),
+//!    not the driver found at run time. Here every name is one that drivers from R525 (CUDA 12.0) to
+//!    today's export.
+//! 4. It returns `CUresult` as a Rust enum, so that a status code newer than the bindings is
+//!    undefined behaviour. Here a status is a `u32`.
+//!
+//! Names are those of `cuda.h`, so that NVIDIA's documentation can be searched for them.
+
+#![allow(unsafe_code, non_camel_case_types, non_snake_case)]
+
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+
+/// Status of a driver call. A number, because drivers newer than this file may return new ones.
+pub(crate) type CUresult = c_uint;
+/// A device, by the driver's own number.
+pub(crate) type CUdevice = c_int;
+/// An address in device memory.
+pub(crate) type CUdeviceptr = c_ulonglong;
+
+macro_rules! opaque {
+    ($($target:ident as $handle:ident;)*) => {$(
+        #[derive(Debug)]
+        pub(crate) enum $target {}
+        pub(crate) type $handle = *mut $target;
+    )*};
+}
+
+opaque! {
+    CUctx_st as CUcontext;
+    CUstream_st as CUstream;
+    CUevent_st as CUevent;
+    CUmod_st as CUmodule;
+    CUfunc_st as CUfunction;
+    CUgraph_st as CUgraph;
+    CUgraphExec_st as CUgraphExec;
+}
+
+/// `CU_STREAM_LEGACY`: the stream that PyTorch and the runtime API use unless told otherwise.
+pub(crate) const CU_STREAM_LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`.
+pub(crate) const CU_STREAM_PER_THREAD: usize = 2;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CUuuid_st {
+    pub(crate) bytes: [c_char; 16],
+}
+
+/// A tensor map (TMA descriptor). `cuda.h` asked for 64-byte alignment up to 12.9 and asks for 128
+/// from 13.0; the larger satisfies both.
+#[repr(C, align(128))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct CUtensorMap_st {
+    pub(crate) opaque: [u64; 16],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CUlaunchConfig_st {
+    pub(crate) gridDimX: c_uint,
+    pub(crate) gridDimY: c_uint,
+    pub(crate) gridDimZ: c_uint,
+    pub(crate) blockDimX: c_uint,
+    pub(crate) blockDimY: c_uint,
+    pub(crate) blockDimZ: c_uint,
+    pub(crate) sharedMemBytes: c_uint,
+    pub(crate) hStream: CUstream,
+    pub(crate) attrs: *mut CUlaunchAttribute_st,
+    pub(crate) numAttrs: c_uint,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CUlaunchAttribute_st {
+    pub(crate) id: c_uint,
+    pub(crate) pad: [c_char; 4],
+    pub(crate) value: CUlaunchAttributeValue,
+}
+
+/// In C a union of 64 bytes aligned to 8. Both attributes used here lie in its first words: a cluster
+/// is three `unsigned int` (x, y, z), programmatic serialisation one `int`.
+#[repr(C, align(8))]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CUlaunchAttributeValue {
+    pub(crate) words: [c_uint; 16],
+}
+
+macro_rules! constants {
+    ($($module:ident, $witness:ident { $($name:ident = $value:expr,)* })*) => {
+        $(
+            #[doc = concat!("Values of `", stringify!($witness), "`.")]
+            pub(crate) mod $module {
+                $(pub(crate) const $name: u32 = $value;)*
+            }
+        )*
+
+        /// Each constant: its name, its value here, its value in the generated bindings.
+        #[cfg(test)]
+        pub(crate) fn witnessed_constants() -> Vec<(&'static str, u32, u32)> {
+            vec![$($((stringify!($name), $module::$name, cudarc::driver::sys::$witness::$name as u32),)*)*]
+        }
+    };
+}
+
+constants! {
+    status, CUresult {
+        CUDA_SUCCESS = 0,
+        CUDA_ERROR_INVALID_VALUE = 1,
+        CUDA_ERROR_NO_DEVICE = 100,
+        CUDA_ERROR_NOT_READY = 600,
+        CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
+        CUDA_ERROR_INVALID_CLUSTER_SIZE = 912,
+    }
+    device_attribute, CUdevice_attribute {
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X = 2,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y = 3,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z = 4,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X = 5,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y = 6,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z = 7,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK = 8,
+        CU_DEVICE_ATTRIBUTE_WARP_SIZE = 10,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK = 12,
+        CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+        CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE = 36,
+        CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH = 37,
+        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR = 81,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR = 82,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
+        CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
+        CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH = 120,
+    }
+    function_attribute, CUfunction_attribute {
+        CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
+        CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+        CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES = 2,
+        CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3,
+        CU_FUNC_ATTRIBUTE_NUM_REGS = 4,
+        CU_FUNC_ATTRIBUTE_PTX_VERSION = 5,
+        CU_FUNC_ATTRIBUTE_BINARY_VERSION = 6,
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+        CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+    }
+    jit_option, CUjit_option {
+        CU_JIT_MAX_REGISTERS = 0,
+        CU_JIT_WALL_TIME = 2,
+        CU_JIT_INFO_LOG_BUFFER = 3,
+        CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES = 4,
+        CU_JIT_ERROR_LOG_BUFFER = 5,
+        CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
+        CU_JIT_OPTIMIZATION_LEVEL = 7,
+        CU_JIT_LOG_VERBOSE = 12,
+        CU_JIT_GENERATE_LINE_INFO = 13,
+    }
+    launch_attribute, CUlaunchAttributeID {
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
+    }
+    stream_flag, CUstream_flags {
+        CU_STREAM_NON_BLOCKING = 1,
+    }
+    event_flag, CUevent_flags {
+        CU_EVENT_DEFAULT = 0,
+    }
+    capture_mode, CUstreamCaptureMode {
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+    }
+    tensor_map_type, CUtensorMapDataType {
+        CU_TENSOR_MAP_DATA_TYPE_UINT8 = 0,
+        CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,
+        CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7,
+        CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9,
+    }
+    tensor_map_interleave, CUtensorMapInterleave {
+        CU_TENSOR_MAP_INTERLEAVE_NONE = 0,
+    }
+    tensor_map_swizzle, CUtensorMapSwizzle {
+        CU_TENSOR_MAP_SWIZZLE_NONE = 0,
+        CU_TENSOR_MAP_SWIZZLE_32B = 1,
+        CU_TENSOR_MAP_SWIZZLE_64B = 2,
+        CU_TENSOR_MAP_SWIZZLE_128B = 3,
+    }
+    tensor_map_l2_promotion, CUtensorMapL2promotion {
+        CU_TENSOR_MAP_L2_PROMOTION_NONE = 0,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_64B = 1,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B = 2,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3,
+    }
+    tensor_map_fill, CUtensorMapFloatOOBfill {
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0,
+    }
+}
+
+/// The name of a function that the library found does not export.
+#[derive(Debug, Clone)]
+pub(crate) struct MissingSymbol(pub(crate) &'static str);
+
+#[cfg(test)]
+macro_rules! infer {
+    ($ty:ty) => {
+        _
+    };
+}
+
+macro_rules! functions {
+    (
+        witnessed { $($name:ident($($arg:ident: $ty:ty),*);)* }
+        optional { $($oname:ident($($oarg:ident: $oty:ty),*);)* }
+    ) => {
+        /// Every driver function this crate calls, resolved once when the library is loaded.
+        pub(crate) struct Table {
+            $(pub(crate) $name: unsafe extern "C" fn($($ty),*) -> CUresult,)*
+            $(pub(crate) $oname: Option<unsafe extern "C" fn($($oty),*) -> CUresult>,)*
+        }
+
+        impl Table {
+            /// Resolves each name in `library`.
+            ///
+            /// # Safety
+            /// `library` must be NVIDIA's `libcuda` and must never be unloaded while the table is used.
+            pub(crate) unsafe fn load(library: &libloading::Library) -> Result<Self, MissingSymbol> {
+                // SAFETY: the caller vouches that this is libcuda, whose exports have the signatures of
+                // cuda.h; the tests compare the ones declared here with bindings generated from it.
+                unsafe {
+                    Ok(Self {
+                        $($name: *library
+                            .get(concat!(stringify!($name), "\0"))
+                            .map_err(|_| MissingSymbol(stringify!($name)))?,)*
+                        $($oname: library.get(concat!(stringify!($oname), "\0")).ok().map(|symbol| *symbol),)*
+                    })
+                }
+            }
+        }
+
+        /// Each witnessed function: its name, its type here, its type in the generated bindings.
+        #[cfg(test)]
+        pub(crate) fn witnessed_functions() -> Vec<(&'static str, &'static str, &'static str)> {
+            fn name_of<T>(_: T) -> &'static str {
+                std::any::type_name::<T>()
+            }
+            vec![$({
+                let theirs: unsafe fn($(infer!($ty)),*) -> _ = cudarc::driver::sys::$name;
+                let ours = std::any::type_name::<unsafe extern "C" fn($($ty),*) -> CUresult>();
+                (stringify!($name), ours, name_of(theirs))
+            },)*]
+        }
+    };
+}
+
+functions! {
+    witnessed {
+        cuInit(flags: c_uint);
+        cuDriverGetVersion(version: *mut c_int);
+        cuGetErrorName(error: CUresult, text: *mut *const c_char);
+        cuGetErrorString(error: CUresult, text: *mut *const c_char);
+
+        cuDeviceGetCount(count: *mut c_int);
+        cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+        cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
+        cuDeviceGetUuid_v2(uuid: *mut CUuuid_st, device: CUdevice);
+        cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: CUdevice);
+        cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+        cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+
+        cuCtxGetCurrent(context: *mut CUcontext);
+        cuCtxPushCurrent_v2(context: CUcontext);
+        cuCtxPopCurrent_v2(context: *mut CUcontext);
+        cuCtxSynchronize();
+
+        cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+        cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize);
+        cuMemFree_v2(pointer: CUdeviceptr);
+        cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+        cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
+
+        cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
+        cuStreamDestroy_v2(stream: CUstream);
+        cuStreamSynchronize(stream: CUstream);
+        cuStreamQuery(stream: CUstream);
+        cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+        cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
+        cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
+        cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+
+        cuEventCreate(event: *mut CUevent, flags: c_uint);
+        cuEventDestroy_v2(event: CUevent);
+        cuEventRecord(event: CUevent, stream: CUstream);
+        cuEventSynchronize(event: CUevent);
+        cuEventQuery(event: CUevent);
+
+        cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+        cuGraphUpload(exec: CUgraphExec, stream: CUstream);
+        cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
+        cuGraphExecDestroy(exec: CUgraphExec);
+        cuGraphDestroy(graph: CUgraph);
+
+        cuModuleLoadDataEx(
+            module: *mut CUmodule,
+            image: *const c_void,
+            count: c_uint,
+            options: *mut c_uint,
+            values: *mut *mut c_void
+        );
+        cuModuleUnload(module: CUmodule);
+        cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+        cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, function: CUfunction);
+        cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            blocks: *mut c_int,
+            function: CUfunction,
+            block_size: c_int,
+            dynamic_shared_bytes: usize
+        );
+        cuOccupancyMaxActiveClusters(clusters: *mut c_int, function: CUfunction, config: *const CUlaunchConfig_st);
+        cuLaunchKernelEx(
+            config: *const CUlaunchConfig_st,
+            function: CUfunction,
+            parameters: *mut *mut c_void,
+            extra: *mut *mut c_void
+        );
+        cuTensorMapEncodeTiled(
+            map: *mut CUtensorMap_st,
+            data_type: c_uint,
+            rank: u32,
+            address: *mut c_void,
+            dims: *const u64,
+            strides: *const u64,
+            box_dims: *const u32,
+            element_strides: *const u32,
+            interleave: c_uint,
+            swizzle: c_uint,
+            l2_promotion: c_uint,
+            fill: c_uint
+        );
+    }
+    // Not in the generated bindings of every CUDA version, hence not witnessed.
+    optional {
+        // One signature, two names: `_v2` from CUDA 12.8, the other up to 12.9. Whoever needs it takes
+        // the newer where it is there.
+        cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
+        cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent);
+        // From CUDA 12.4: loads a function now, instead of at its first launch, where a stream capture
+        // would be in the way. Older drivers load it when its attributes are asked for.
+        cuFuncLoad(function: CUfunction);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cudarc::driver::sys as theirs;
+    use std::mem::{align_of, offset_of, size_of};
+
+    /// Drops module paths and the calling convention, and reads each generated enum as the integer
+    /// that it is in C.
+    fn normal(signature: &str) -> String {
+        let mut out = String::new();
+        for word in signature.split_inclusive(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')) {
+            let split = word
+                .trim_end_matches(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'))
+                .len();
+            let (path, rest) = word.split_at(split);
+            let last = path.rsplit("::").next().unwrap();
+            let is_enum = last.ends_with("_enum") || last == "CUlaunchAttributeID_enum";
+            out.push_str(if is_enum { "u32" } else { last });
+            out.push_str(rest);
+        }
+        out.replace("extern \"C\" ", "")
+    }
+
+    #[test]
+    fn signatures_are_those_of_the_generated_bindings() {
+        let functions = witnessed_functions();
+        assert!(functions.len() > 45);
+        for (name, ours, theirs) in functions {
+            assert_eq!(normal(ours), normal(theirs), "{name}");
+        }
+    }
+
+    #[test]
+    fn constants_are_those_of_the_generated_bindings() {
+        let constants = witnessed_constants();
+        assert!(constants.len() > 60);
+        for (name, ours, theirs) in constants {
+            assert_eq!(ours, theirs, "{name}");
+        }
+    }
+
+    #[test]
+    fn layouts_are_those_of_the_generated_bindings() {
+        assert_eq!(size_of::<CUlaunchConfig_st>(), size_of::<theirs::CUlaunchConfig>());
+        assert_eq!(align_of::<CUlaunchConfig_st>(), align_of::<theirs::CUlaunchConfig>());
+        assert_eq!(
+            offset_of!(CUlaunchConfig_st, sharedMemBytes),
+            offset_of!(theirs::CUlaunchConfig_st, sharedMemBytes)
+        );
+        assert_eq!(
+            offset_of!(CUlaunchConfig_st, hStream),
+            offset_of!(theirs::CUlaunchConfig_st, hStream)
+        );
+        assert_eq!(
+            offset_of!(CUlaunchConfig_st, attrs),
+            offset_of!(theirs::CUlaunchConfig_st, attrs)
+        );
+        assert_eq!(
+            offset_of!(CUlaunchConfig_st, numAttrs),
+            offset_of!(theirs::CUlaunchConfig_st, numAttrs)
+        );
+
+        assert_eq!(
+            size_of::<CUlaunchAttribute_st>(),
+            size_of::<theirs::CUlaunchAttribute>()
+        );
+        assert_eq!(
+            align_of::<CUlaunchAttribute_st>(),
+            align_of::<theirs::CUlaunchAttribute>()
+        );
+        assert_eq!(
+            offset_of!(CUlaunchAttribute_st, value),
+            offset_of!(theirs::CUlaunchAttribute_st, value)
+        );
+
+        assert_eq!(size_of::<CUtensorMap_st>(), size_of::<theirs::CUtensorMap>());
+        assert!(align_of::<CUtensorMap_st>() >= align_of::<theirs::CUtensorMap>());
+        assert_eq!(size_of::<CUuuid_st>(), size_of::<theirs::CUuuid>());
+    }
+
+    #[test]
+    fn cluster_and_serialisation_lie_where_the_union_has_them() {
+        let mut value: theirs::CUlaunchAttributeValue = theirs::CUlaunchAttributeValue { pad: [0; 64] };
+        value.clusterDim.x = 2;
+        value.clusterDim.y = 3;
+        value.clusterDim.z = 4;
+        // SAFETY: both are 64 plain bytes (the layout test above), and every bit pattern is a valid array.
+        let words: [u32; 16] = unsafe { std::mem::transmute(value) };
+        assert_eq!(words[..3], [2, 3, 4]);
+        value.programmaticStreamSerializationAllowed = 7;
+        // SAFETY: as above.
+        let words: [u32; 16] = unsafe { std::mem::transmute(value) };
+        assert_eq!(words[0], 7);
+    }
+}
