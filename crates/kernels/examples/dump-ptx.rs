@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut refused = 0;
     for problem in problems() {
         for config in scalar::configs() {
-            let default = scalar::default_config(&problem, target);
+            let default = scalar::default_config(&problem);
             let varied = problem.dtype() != DType::F16 || problem.softcap().is_some() || config.vector_bytes() != 16;
             if varied && config.with_vector_bytes(default.vector_bytes()) != default {
                 continue;

@@ -11,6 +11,6 @@ pub mod scalar;
 pub mod select;
 
 pub use config::{Config, UnknownConfig};
-pub use plan::Plan;
+pub use plan::{KernelCache, Plan};
 pub use refusal::Refusal;
-pub use select::{Choice, Considered, select};
+pub use select::{Choice, Considered, NoPlan, select};

@@ -1,11 +1,36 @@
 //! [`Plan`]: a kernel and its launch, resolved for a problem on a target.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_ir::{Kernel, Launch, Target};
+use flashcore_ir::{BuildErrors, Kernel, Launch, Target};
 use flashcore_problem::Problem;
 
 use crate::{Config, Refusal};
+
+/// Kernels already written down, by name. A kernel's name says all that is baked into it, and problems
+/// that differ only in lengths, strides, mask or scale share one.
+#[derive(Debug, Default)]
+pub struct KernelCache {
+    by_name: Mutex<HashMap<String, Arc<Kernel>>>,
+}
+
+impl KernelCache {
+    /// The kernel of this name, built if it is the first time it is asked for.
+    pub(crate) fn get_or_build(
+        &self,
+        name: &str,
+        build: impl FnOnce(&str) -> Result<Kernel, BuildErrors>,
+    ) -> Result<Arc<Kernel>, Refusal> {
+        let lock = || self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = lock().get(name) {
+            return Ok(kernel.clone());
+        }
+        let kernel = Arc::new(build(name)?);
+        lock().insert(name.to_string(), kernel.clone());
+        Ok(kernel)
+    }
+}
 
 /// A kernel and its launch, resolved for problem, config and target. It exists only if nothing refuses.
 #[derive(Clone, Debug)]
@@ -39,18 +64,31 @@ impl Plan {
     /// # Errors
     /// The [`Refusal`] that says why it cannot.
     pub fn new(problem: &Problem, config: &Config, target: Target) -> Result<Plan, Refusal> {
+        Plan::with_cache(problem, config, target, &KernelCache::default())
+    }
+
+    /// The same, taking the kernel from a cache if it is there.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_cache(
+        problem: &Problem,
+        config: &Config,
+        target: Target,
+        kernels: &KernelCache,
+    ) -> Result<Plan, Refusal> {
         if !target.is_supported() {
             return Err(Refusal::Target { target });
         }
         let (kernel, launch) = match config {
-            Config::Scalar(config) => crate::scalar::plan(problem, config, target)?,
+            Config::Scalar(config) => crate::scalar::plan(problem, config, kernels)?,
         };
         check_shared_memory(&kernel, target, config)?;
         Ok(Plan {
             problem: problem.clone(),
             config: *config,
             target,
-            kernel: Arc::new(kernel),
+            kernel,
             launch,
         })
     }

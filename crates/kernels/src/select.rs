@@ -1,9 +1,13 @@
 //! Which config is used where nobody names one, and why.
 
+use std::fmt;
+
 use flashcore_ir::Target;
 use flashcore_problem::Problem;
 
-use crate::{Config, Plan, Refusal, scalar};
+use thiserror::Error;
+
+use crate::{Config, KernelCache, Plan, Refusal, scalar};
 
 /// A config that was looked at, and what came of it.
 #[derive(Clone, Debug)]
@@ -25,19 +29,36 @@ pub struct Choice {
     pub considered: Vec<Considered>,
 }
 
+/// No config serves a problem on a target.
+#[derive(Clone, Debug, Error)]
+#[error("no kernel serves this problem: {}", considered.iter().map(Considered::to_string).collect::<Vec<_>>().join("; "))]
+pub struct NoPlan {
+    /// What was tried, and why each was refused.
+    pub considered: Vec<Considered>,
+}
+
+impl fmt::Display for Considered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.refusal {
+            Some(refusal) => write!(f, "{}: {refusal}", self.config),
+            None => write!(f, "{}: chosen", self.config),
+        }
+    }
+}
+
 /// The plan for a problem on a target where nobody names a config.
 ///
 /// # Errors
 /// The refusals of every config in the order they were tried, where none serves.
-pub fn select(problem: &Problem, target: Target) -> Result<Choice, Vec<Considered>> {
-    let default = scalar::default_config(problem, target);
+pub fn select(problem: &Problem, target: Target, kernels: &KernelCache) -> Result<Choice, NoPlan> {
+    let default = scalar::default_config(problem);
     let fallback = scalar::Config::Naive(scalar::naive::Levers {
         threads: 128,
         vector_bytes: default.vector_bytes(),
     });
     let mut considered = Vec::new();
     for config in [default, fallback].map(Config::Scalar) {
-        match Plan::new(problem, &config, target) {
+        match Plan::with_cache(problem, &config, target, kernels) {
             Ok(plan) => {
                 considered.push(Considered { config, refusal: None });
                 return Ok(Choice {
@@ -56,5 +77,5 @@ pub fn select(problem: &Problem, target: Target) -> Result<Choice, Vec<Considere
             }),
         }
     }
-    Err(considered)
+    Err(NoPlan { considered })
 }

@@ -10,11 +10,14 @@ pub mod tiled;
 
 mod common;
 
-use flashcore_ir::{Kernel, Launch, Target};
+use std::sync::Arc;
+
+use flashcore_ir::{Kernel, Launch};
 use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
+use crate::plan::KernelCache;
 use common::{Access, Shape};
 
 /// The family's name.
@@ -113,11 +116,10 @@ pub fn configs() -> Vec<Config> {
     configs
 }
 
-/// The config of a rung of the ladder that suits a problem on a target: the tile that fits, the
-/// widest accesses its strides allow.
-pub fn default_config(problem: &Problem, target: Target) -> Config {
+/// The config used where nobody names one: the tile that fits, the widest accesses the strides allow.
+pub fn default_config(problem: &Problem) -> Config {
     let vector_bytes = Access::widest(problem);
-    let tile = tiled::default_tile(problem, target);
+    let tile = tiled::default_tile(problem);
     Config::Tiled(tiled::Levers {
         rows: tile.0,
         cols: tile.1,
@@ -127,7 +129,11 @@ pub fn default_config(problem: &Problem, target: Target) -> Config {
 }
 
 /// Kernel and launch for a problem, or why not.
-pub(crate) fn plan(problem: &Problem, config: &Config, target: Target) -> Result<(Kernel, Launch), Refusal> {
+pub(crate) fn plan(
+    problem: &Problem,
+    config: &Config,
+    kernels: &KernelCache,
+) -> Result<(Arc<Kernel>, Launch), Refusal> {
     let unsupported = |what: &str| Refusal::Unsupported {
         family: NAME,
         what: what.to_string(),
@@ -145,7 +151,7 @@ pub(crate) fn plan(problem: &Problem, config: &Config, target: Target) -> Result
     Access::check(problem, config)?;
     let shape = Shape::new(problem, config.vector_bytes());
     match config {
-        Config::Naive(levers) => naive::plan(problem, levers, &shape),
-        Config::Tiled(levers) => tiled::plan(problem, levers, &shape, target),
+        Config::Naive(levers) => naive::plan(problem, levers, &shape, kernels),
+        Config::Tiled(levers) => tiled::plan(problem, levers, &shape, kernels),
     }
 }

@@ -4,6 +4,8 @@
 //! "Online normalizer calculation for softmax", 2018). Heads wider than 64 columns are sliced, so
 //! that a thread's part of the output stays in registers; each slice computes the scores anew.
 
+use std::sync::Arc;
+
 use flashcore_ir::{Element, Kernel, KernelBuilder, Launch, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
@@ -12,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::Config;
 use super::common::{LOWEST, Params, Shape, launch, load_row, normaliser};
 use crate::Refusal;
+use crate::plan::KernelCache;
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -28,7 +31,12 @@ pub const THREADS: [u32; 3] = [64, 128, 256];
 /// Widest slice of output columns a thread keeps in registers.
 const MAX_SLICE: u32 = 64;
 
-pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape) -> Result<(Kernel, Launch), Refusal> {
+pub(crate) fn plan(
+    problem: &Problem,
+    levers: &Levers,
+    shape: &Shape,
+    kernels: &KernelCache,
+) -> Result<(Arc<Kernel>, Launch), Refusal> {
     if !THREADS.contains(&levers.threads) {
         return Err(Refusal::Lever {
             lever: "threads",
@@ -37,10 +45,12 @@ pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape) -> Result<
         });
     }
     let name = shape.kernel_name(&Config::Naive(*levers));
-    let kernel = Kernel::build(name, levers.threads, |k| match shape.dtype {
+    let kernel = kernels.get_or_build(&name, |name| {
+        Kernel::build(name, levers.threads, |k| match shape.dtype {
         DType::F32 => body::<f32>(k, levers, shape),
         DType::F16 => body::<f16>(k, levers, shape),
         DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
+        })
     })?;
     let tiles = problem.seq_len_q().div_ceil(levers.threads as usize);
     let slices = (shape.head_dim_v / slice_columns(shape.head_dim_v)) as usize;

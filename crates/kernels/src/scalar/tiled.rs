@@ -8,7 +8,9 @@
 //!
 //! Two barriers a tile of keys: one before the tiles are overwritten, one after.
 
-use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, Target, TileShape, Val, Widen};
+use std::sync::Arc;
+
+use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -16,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::Config;
 use super::common::{LOWEST, Params, Shape, TensorParam, launch, load_row, load4, normaliser};
 use crate::Refusal;
+use crate::plan::KernelCache;
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -46,7 +49,7 @@ const SCRATCH_REGISTERS: u32 = 40;
 const CHUNK: u32 = 8;
 
 /// The tile used where nobody names one: what fits in shared memory and registers for the head.
-pub(crate) fn default_tile(problem: &Problem, _target: Target) -> (u32, u32) {
+pub(crate) fn default_tile(problem: &Problem) -> (u32, u32) {
     match problem.head_dim().max(problem.head_dim_v()) {
         ..=128 => (32, 32),
         _ => (32, 16),
@@ -127,15 +130,17 @@ pub(crate) fn plan(
     problem: &Problem,
     levers: &Levers,
     shape: &Shape,
-    _target: Target,
-) -> Result<(Kernel, Launch), Refusal> {
+    kernels: &KernelCache,
+) -> Result<(Arc<Kernel>, Launch), Refusal> {
     levers.check(shape)?;
     let name = shape.kernel_name(&Config::Tiled(*levers));
     let threads = 32 * levers.warps;
-    let kernel = Kernel::build(name, threads, |k| match shape.dtype {
+    let kernel = kernels.get_or_build(&name, |name| {
+        Kernel::build(name, threads, |k| match shape.dtype {
         DType::F32 => body::<f32>(k, levers, shape),
         DType::F16 => body::<f16>(k, levers, shape),
         DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
+        })
     })?;
     let tiles = problem.seq_len_q().div_ceil(levers.rows as usize);
     let blocks = tiles * problem.num_heads() * problem.batch();
