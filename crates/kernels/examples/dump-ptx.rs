@@ -34,7 +34,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, ptx) in &kernels {
         std::fs::write(folder.join(format!("{name}.ptx")), ptx)?;
     }
-    println!("{} kernels in {} ({refused} configs refused their problem)", kernels.len(), folder.display());
+    println!(
+        "{} kernels in {} ({refused} configs refused their problem)",
+        kernels.len(),
+        folder.display()
+    );
     Ok(())
 }
 
@@ -44,14 +48,23 @@ fn problems() -> Vec<Problem> {
     for head_dim in [8, 64, 72, 128, 256] {
         for dtype in [DType::F16, DType::BF16, DType::F32] {
             add(Problem::builder().head_dim(head_dim).dtype(dtype));
-            add(Problem::builder().head_dim(head_dim).dtype(dtype).softcap(30.0).return_lse(true));
+            add(Problem::builder()
+                .head_dim(head_dim)
+                .dtype(dtype)
+                .softcap(30.0)
+                .return_lse(true));
         }
     }
     // Rows that start at any element, so that every access width has its kernel.
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        let odd = |shape: [usize; 4]| Layout { shape, strides: [shape[1] as i64 * 65, 65, 0, 1] };
+        let odd = |shape: [usize; 4]| Layout {
+            shape,
+            strides: [shape[1] as i64 * 65, 65, 0, 1],
+        };
         let layouts = [odd([1, 128, 1, 64]); 4];
-        add(Problem::builder().dtype(dtype).layouts(layouts[0], layouts[1], layouts[2], layouts[3]));
+        add(Problem::builder()
+            .dtype(dtype)
+            .layouts(layouts[0], layouts[1], layouts[2], layouts[3]));
     }
     add(Problem::builder().head_dim(192).head_dim_v(128));
     problems

@@ -47,9 +47,9 @@ pub(crate) fn plan(
     let name = shape.kernel_name(&Config::Naive(*levers));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, levers.threads, |k| match shape.dtype {
-        DType::F32 => body::<f32>(k, levers, shape),
-        DType::F16 => body::<f16>(k, levers, shape),
-        DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
+            DType::F32 => body::<f32>(k, levers, shape),
+            DType::F16 => body::<f16>(k, levers, shape),
+            DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
         })
     })?;
     let tiles = problem.seq_len_q().div_ceil(levers.threads as usize);

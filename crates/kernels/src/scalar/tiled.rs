@@ -137,9 +137,9 @@ pub(crate) fn plan(
     let threads = 32 * levers.warps;
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, threads, |k| match shape.dtype {
-        DType::F32 => body::<f32>(k, levers, shape),
-        DType::F16 => body::<f16>(k, levers, shape),
-        DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
+            DType::F32 => body::<f32>(k, levers, shape),
+            DType::F16 => body::<f16>(k, levers, shape),
+            DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
         })
     })?;
     let tiles = problem.seq_len_q().div_ceil(levers.rows as usize);
