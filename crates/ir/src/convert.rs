@@ -35,14 +35,8 @@ impl<'k> Val<'k, F16x2> {
     /// `(low, high)` as f32, exact.
     #[track_caller]
     pub fn to_f32s(self) -> (Val<'k, f32>, Val<'k, f32>) {
-        let (lo, hi) = (self.k.reg(RegClass::B16), self.k.reg(RegClass::B16));
-        self.k.emit(Inst::Unpack {
-            lo,
-            hi,
-            src: self.operand,
-        });
-        let half = |reg| Val::<half::f16>::from_reg(self.k, reg);
-        (half(lo).to_f32(), half(hi).to_f32())
+        let (lo, hi) = self.halves();
+        (lo.to_f32(), hi.to_f32())
     }
 }
 impl<'k> Val<'k, half::bf16> {
@@ -92,4 +86,33 @@ impl<'k> Val<'k, f32> {
         });
         Val::from_reg(self.k, dst)
     }
+}
+
+macro_rules! halves {
+    ($($whole:ty: $half:ty, $join:ident, $split:ident, $doc:literal;)*) => {$(
+        impl<'k> Val<'k, $half> {
+            #[doc = concat!("This value and `hi` side by side as ", $doc, ", this one in the low half.")]
+            #[track_caller]
+            pub fn $join(self, hi: impl Source<'k, $half>) -> Val<'k, $whole> {
+                let dst = self.k.reg(<$whole as Scalar>::TYPE.class());
+                self.k.emit(Inst::Pack { dst, lo: self.operand, hi: hi.operand() });
+                Val::from_reg(self.k, dst)
+            }
+        }
+        impl<'k> Val<'k, $whole> {
+            /// `(low, high)`, the bits as they are.
+            #[track_caller]
+            pub fn $split(self) -> (Val<'k, $half>, Val<'k, $half>) {
+                let class = <$half as Scalar>::TYPE.class();
+                let (lo, hi) = (self.k.reg(class), self.k.reg(class));
+                self.k.emit(Inst::Unpack { lo, hi, src: self.operand });
+                (Val::from_reg(self.k, lo), Val::from_reg(self.k, hi))
+            }
+        }
+    )*};
+}
+halves! {
+    F16x2: half::f16, pair, halves, "a pair";
+    BF16x2: half::bf16, pair, halves, "a pair";
+    u64: u32, join, split, "64 bits";
 }

@@ -113,7 +113,6 @@ macro_rules! accesses {
             #[track_caller]
             pub fn load_words(self, count: u32, cache: Cache) -> Vec<Val<'k, E::Word>> {
                 let k = self.addr.builder();
-                check_vector(k, count);
                 let dst = k.regs(<E::Word as Scalar>::TYPE.class(), count);
                 k.emit(Inst::Ld {
                     space: Space::$space,
@@ -129,7 +128,6 @@ macro_rules! accesses {
             #[track_caller]
             pub fn store_words(self, words: &[Val<'k, E::Word>], cache: Cache) {
                 let k = self.addr.builder();
-                check_vector(k, words.len() as u32);
                 let operands: Vec<Operand> = words.iter().map(|w| w.operand()).collect();
                 store(
                     k,
@@ -190,7 +188,13 @@ macro_rules! accesses {
             /// Atomically adds to one element, without asking for the old value (`red`).
             #[track_caller]
             pub fn reduce_add(self, value: impl Source<'k, E>) {
-                self.atom(AtomOp::Add, value, false);
+                self.reduce(AtomOp::Add, value);
+            }
+
+            /// Atomically replaces one element by `op` of it and `value`, without asking for the old one (`red`).
+            #[track_caller]
+            pub fn reduce(self, op: AtomOp, value: impl Source<'k, E>) {
+                self.atom(op, value, false);
             }
 
             /// Atomically replaces one element by `op` of it and `value`, and returns the old one (`atom`).
@@ -240,17 +244,9 @@ fn vector_words(words: u32, max_words: u32) -> u32 {
 }
 
 #[track_caller]
-fn check_vector(k: &KernelBuilder, count: u32) {
-    if !matches!(count, 1 | 2 | 4) {
-        k.error(BuildErrorKind::Operand(format!(
-            "an access of {count} words; 1, 2 or 4 words (4, 8 or 16 bytes) are possible"
-        )));
-    }
-}
-
-#[track_caller]
 fn store(k: &KernelBuilder, space: Space, ty: ScalarType, values: &[Operand], addr: Address, cache: Cache) {
     let src = match values {
+        [] => StoreSource::Imm(ty, 0), // of no words: does not build
         [Operand::Reg(reg)] => StoreSource::Regs(*reg),
         [Operand::Imm(bits), rest @ ..] if rest.iter().all(|v| *v == Operand::Imm(*bits)) => {
             StoreSource::Imm(ty, *bits)
@@ -307,6 +303,25 @@ impl KernelBuilder {
         });
     }
 
+    /// Starts an asynchronous copy of 4, 8 or 16 `bytes` from global to shared memory, through L1; both
+    /// addresses are aligned to as many. Otherwise like [`cp_async`](Self::cp_async).
+    #[track_caller]
+    pub fn cp_async_l1<'k, E: Element>(
+        &'k self,
+        dst: SharedPtr<'k, E>,
+        src: GlobalPtr<'k, E>,
+        bytes: u32,
+        src_bytes: Option<Val<'k, u32>>,
+    ) {
+        self.emit(Inst::CpAsync {
+            dst: dst.address(0),
+            src: src.address(0),
+            bytes,
+            src_bytes: src_bytes.map(|v| v.operand()),
+            cache: Cache::Default,
+        });
+    }
+
     /// Closes the group of copies this thread has started since the last commit.
     #[track_caller]
     pub fn cp_async_commit(&self) {
@@ -330,7 +345,7 @@ impl KernelBuilder {
         count: u32,
         transposed: bool,
     ) -> Vec<Val<'k, E::Word>> {
-        check_vector(self, count);
+        const { assert!(E::BYTES == 2, "ldmatrix moves 16-bit elements") };
         let dst = self.regs(RegClass::B32, count);
         self.emit(Inst::LdMatrix {
             dst,

@@ -2,7 +2,7 @@
 
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
-use crate::inst::{BinOp, Inst, Scope, ShflMode, VoteMode};
+use crate::inst::{BinOp, Inst, Operand, Scope, ShflMode, VoteMode};
 use crate::types::{Integer, RegClass, Scalar};
 use crate::value::{Source, Val};
 
@@ -107,11 +107,22 @@ impl<'k, T: Scalar> Val<'k, T> {
         let k = self.builder();
         self.shfl(ShflMode::Down, k.constant(delta))
     }
+    /// The value of lane `lane - delta`; the first `delta` lanes keep their own.
+    #[track_caller]
+    pub fn shfl_up(self, delta: u32) -> Val<'k, T> {
+        let k = self.builder();
+        self.shfl(ShflMode::Up, k.constant(delta))
+    }
 
     #[track_caller]
     fn shfl(self, mode: ShflMode, lane: Val<'k, u32>) -> Val<'k, T> {
         const { assert!(T::TYPE.bytes() == 4, "shfl exchanges 32-bit values") };
         let k = self.builder();
+        if let (true, Operand::Imm(lane @ 32..)) = (mode != ShflMode::Idx, lane.operand()) {
+            k.error(BuildErrorKind::Operand(format!(
+                "a lane distance of {lane}; a warp has lanes 0 to 31"
+            )));
+        }
         let dst = k.reg(T::TYPE.class());
         k.emit(Inst::Shfl {
             mode,
@@ -138,6 +149,11 @@ impl<'k> Val<'k, f32> {
 
     #[track_caller]
     fn butterfly(self, lanes: u32, op: impl Fn(Val<'k, f32>, Val<'k, f32>) -> Val<'k, f32>) -> Val<'k, f32> {
+        if !lanes.is_power_of_two() || lanes > 32 {
+            self.builder().error(BuildErrorKind::Operand(format!(
+                "a reduction over {lanes} lanes; 1, 2, 4, 8, 16 and 32 are possible"
+            )));
+        }
         let mut value = self;
         let mut distance = lanes / 2;
         while distance > 0 {
@@ -163,6 +179,21 @@ impl<'k, T: Integer> Val<'k, T> {
     #[track_caller]
     pub fn redux_min(self) -> Val<'k, T> {
         self.redux(BinOp::Min)
+    }
+    /// The bits set in every lane of the warp (32-bit integers).
+    #[track_caller]
+    pub fn redux_and(self) -> Val<'k, T> {
+        self.redux(BinOp::And)
+    }
+    /// The bits set in any lane of the warp (32-bit integers).
+    #[track_caller]
+    pub fn redux_or(self) -> Val<'k, T> {
+        self.redux(BinOp::Or)
+    }
+    /// The bits set in an odd number of the warp's lanes (32-bit integers).
+    #[track_caller]
+    pub fn redux_xor(self) -> Val<'k, T> {
+        self.redux(BinOp::Xor)
     }
 
     #[track_caller]

@@ -111,6 +111,14 @@ impl ScalarType {
         self.class().bytes()
     }
 
+    /// Whether it is a 16-bit float or a pair of them.
+    pub const fn is_half(self) -> bool {
+        matches!(
+            self,
+            ScalarType::F16 | ScalarType::BF16 | ScalarType::F16x2 | ScalarType::BF16x2
+        )
+    }
+
     /// The PTX type suffix without its dot.
     pub const fn ptx(self) -> &'static str {
         match self {
@@ -177,8 +185,13 @@ literals! {
 
 /// Scalars that add, subtract and multiply.
 pub trait Numeric: Scalar {}
+/// Numbers with a sign.
+pub trait Signed: Numeric {}
 /// 32- and 64-bit integers.
-pub trait Integer: Numeric + Literal {}
+pub trait Integer: Numeric + Literal {
+    /// Whether it is greater than zero.
+    fn is_positive(self) -> bool;
+}
 /// Integers and f32: what `setp` compares.
 pub trait Ordered: Scalar {}
 /// Scalars with bitwise operations.
@@ -188,11 +201,20 @@ macro_rules! mark {
     ($tr:ident: $($rust:ty)*) => {$( impl $tr for $rust {} )*};
 }
 mark!(Numeric: u32 i32 u64 i64 f32 F16x2 BF16x2);
-mark!(Integer: u32 i32 u64 i64);
+mark!(Signed: i32 i64 f32 F16x2 BF16x2);
 mark!(Ordered: u32 i32 u64 i64 f32);
 mark!(Bits: u32 i32 u64 i64 bool);
 
-/// An element type of the tensors in memory, which computation widens to f32.
+macro_rules! integers {
+    ($($rust:ty)*) => {$(
+        impl Integer for $rust {
+            fn is_positive(self) -> bool { self > 0 }
+        }
+    )*};
+}
+integers!(u32 i32 u64 i64);
+
+/// A type that buffers hold: the element types of tensors, and 32-bit integers for tables and counters.
 pub trait Element: Scalar {
     /// The 32-bit register type that memory words of this element are loaded into.
     type Word: Scalar;
@@ -208,6 +230,16 @@ impl Element for f32 {
     type Word = f32;
     const BYTES: u32 = 4;
     const NAME: &'static str = "f32";
+}
+impl Element for u32 {
+    type Word = u32;
+    const BYTES: u32 = 4;
+    const NAME: &'static str = "u32";
+}
+impl Element for i32 {
+    type Word = i32;
+    const BYTES: u32 = 4;
+    const NAME: &'static str = "i32";
 }
 impl Element for f16 {
     type Word = F16x2;

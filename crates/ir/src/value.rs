@@ -5,7 +5,7 @@ use std::ops;
 
 use crate::builder::KernelBuilder;
 use crate::inst::{BinOp, Cmp, Inst, Operand, UnOp};
-use crate::types::{Bits, Integer, Literal, Numeric, Ordered, Reg, RegClass, Scalar, ScalarType};
+use crate::types::{Bits, Integer, Literal, Numeric, Ordered, Reg, RegClass, Scalar, ScalarType, Signed};
 
 /// A value: computed once, never assigned again.
 #[derive(Debug)]
@@ -84,7 +84,8 @@ impl<'k, T: Scalar> Val<'k, T> {
 
     /// The same bits read as another type of the same size.
     ///
-    /// Where both types live in one register class it costs nothing; otherwise one `mov`.
+    /// Where both types live in one register class it costs nothing; otherwise one `mov`. A constant
+    /// read as 16-bit floats, of which PTX has no immediates, takes one too.
     #[track_caller]
     pub fn reinterpret<U: Scalar>(self) -> Val<'k, U> {
         const {
@@ -98,6 +99,9 @@ impl<'k, T: Scalar> Val<'k, T> {
                 let dst = self.k.reg(U::TYPE.class());
                 self.k.emit(Inst::Mov { dst, src: self.operand });
                 Val::from_reg(self.k, dst)
+            }
+            Operand::Imm(_) if U::TYPE.is_half() => {
+                Val::from_reg(self.k, self.k.in_register(U::TYPE.class(), self.operand))
             }
             operand => Val::from_operand(self.k, operand),
         }
@@ -268,11 +272,6 @@ impl<'k, T: Numeric> Val<'k, T> {
     pub fn max(self, other: impl Source<'k, T>) -> Val<'k, T> {
         binary(self.k, BinOp::Max, self.operand, other.operand())
     }
-    /// Absolute value.
-    #[track_caller]
-    pub fn abs(self) -> Val<'k, T> {
-        unary(self, UnOp::Abs)
-    }
     /// `self · b + c`: floats round once, integers keep the low half.
     #[track_caller]
     pub fn fma(self, b: impl Source<'k, T>, c: impl Source<'k, T>) -> Val<'k, T> {
@@ -285,6 +284,14 @@ impl<'k, T: Numeric> Val<'k, T> {
             c: c.operand(),
         });
         Val::from_reg(self.k, dst)
+    }
+}
+
+impl<'k, T: Signed> Val<'k, T> {
+    /// Absolute value; the smallest integer stays as it is.
+    #[track_caller]
+    pub fn abs(self) -> Val<'k, T> {
+        unary(self, UnOp::Abs)
     }
 }
 

@@ -91,6 +91,8 @@ impl KernelBuilder {
     }
 
     /// Runs `body` for `start, start + step, …` below `end`, which all lanes of a warp agree on.
+    ///
+    /// A [`Var`](crate::Var) given as `end` is read again before each round; pass its `get()` to fix it.
     #[track_caller]
     pub fn for_uniform<'k, T: Integer + Ordered>(
         &'k self,
@@ -102,7 +104,8 @@ impl KernelBuilder {
         self.counted(start, end, step, true, body);
     }
 
-    /// Runs `body` for `start, start + step, …` below `end`, which lanes need not agree on.
+    /// Runs `body` for `start, start + step, …` below `end`, which lanes need not agree on; `end` as
+    /// in [`for_uniform`](Self::for_uniform).
     #[track_caller]
     pub fn for_divergent<'k, T: Integer + Ordered>(
         &'k self,
@@ -124,6 +127,11 @@ impl KernelBuilder {
         body: impl FnOnce(Val<'k, T>),
     ) {
         // Written out here rather than in a closure, so that each instruction carries the caller's line.
+        if !step.is_positive() {
+            self.error(BuildErrorKind::Operand(
+                "a counted loop needs a positive step, or it never ends".to_string(),
+            ));
+        }
         let counter = self.var(start);
         let end = Val::<T>::from_operand(self, end.operand());
         let site = self.site();

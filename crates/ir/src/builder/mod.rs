@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 
 use crate::error::{BuildError, BuildErrorKind, BuildErrors};
-use crate::inst::{Inst, Operand, Special};
+use crate::inst::{Inst, Object, Operand, Special};
 use crate::kernel::{Kernel, Node, Param, ParamKind};
 use crate::pointer::GlobalPtr;
 use crate::shared::Ledger;
@@ -196,7 +196,13 @@ impl KernelBuilder {
     }
 
     /// Asks the compiler to leave room for this many blocks an SM (`.minnctapersm`).
+    #[track_caller]
     pub fn min_blocks_per_sm(&self, blocks: u32) {
+        if blocks == 0 {
+            self.error(BuildErrorKind::Operand(
+                "0 blocks an SM; at least 1 must fit".to_string(),
+            ));
+        }
         self.state.borrow_mut().min_blocks_per_sm = Some(blocks);
     }
 
@@ -228,6 +234,12 @@ impl KernelBuilder {
 
     #[track_caller]
     fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
+        let valid = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !valid || self.state.borrow().params.iter().any(|p| p.name == name) {
+            self.error(BuildErrorKind::Operand(format!(
+                "`{name}` is no name for a parameter here; use letters, digits and `_`, each name once"
+            )));
+        }
         let index = {
             let mut state = self.state.borrow_mut();
             state.params.push(Param {
@@ -280,6 +292,12 @@ impl KernelBuilder {
         self.special(Special::Nctaid(dim))
     }
 
+    /// Threads of the block along a dimension, as launched.
+    #[track_caller]
+    pub fn block_dim(&self, dim: u8) -> Val<'_, u32> {
+        self.special(Special::Ntid(dim))
+    }
+
     /// Index of this lane in its warp, 0..32.
     #[track_caller]
     pub fn lane(&self) -> Val<'_, u32> {
@@ -288,6 +306,13 @@ impl KernelBuilder {
 
     #[track_caller]
     fn special(&self, which: Special) -> Val<'_, u32> {
+        if let Special::Tid(dim) | Special::Ntid(dim) | Special::Ctaid(dim) | Special::Nctaid(dim) = which
+            && dim > 2
+        {
+            self.error(BuildErrorKind::Operand(format!(
+                "dimension {dim}; a grid and a block have 0, 1 and 2"
+            )));
+        }
         let dst = self.reg(RegClass::B32);
         self.emit(Inst::Special { dst, which });
         Val::from_reg(self, dst)
@@ -395,8 +420,30 @@ impl KernelBuilder {
                 self.check_scope(reg.plus(i));
             }
         }
+        if let Some(problem) = inst.impossible() {
+            self.error(BuildErrorKind::Operand(problem));
+        }
+        if let Inst::St { addr, .. } | Inst::Atom { addr, .. } = &inst
+            && let Object::Param(index) = addr.object
+        {
+            self.check_writable(index);
+        }
         let site = self.site();
         self.push(Node::Inst { inst, site });
+    }
+
+    #[track_caller]
+    fn check_writable(&self, index: u32) {
+        let read_only = {
+            let state = self.state.borrow();
+            let param = &state.params[index as usize];
+            matches!(param.kind, ParamKind::Pointer { writable: false, .. }).then(|| param.name.clone())
+        };
+        if let Some(name) = read_only {
+            self.error(BuildErrorKind::Operand(format!(
+                "a write through parameter `{name}`, declared read-only; declare it with `param_ptr_mut`"
+            )));
+        }
     }
 
     #[track_caller]

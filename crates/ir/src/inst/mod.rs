@@ -338,6 +338,56 @@ impl Inst {
         )
     }
 
+    /// Why PTX has no such instruction, where it has none: combinations of fields that a type cannot
+    /// rule out. Such an instruction does not build.
+    pub fn impossible(&self) -> Option<String> {
+        let problem = match self {
+            Inst::Ld {
+                space: Space::Shared,
+                cache,
+                ..
+            }
+            | Inst::St {
+                space: Space::Shared,
+                cache,
+                ..
+            } if *cache != Cache::Default => "shared memory is not cached; a cache hint is for global memory",
+            Inst::St {
+                cache: Cache::ReadOnly, ..
+            } => "a store cannot take the read-only path",
+            Inst::Ld { count, .. } | Inst::St { count, .. } | Inst::LdMatrix { count, .. }
+                if !matches!(count, 1 | 2 | 4) =>
+            {
+                return Some(format!("an access of {count} words; 1, 2 or 4 are possible"));
+            }
+            Inst::CpAsync { bytes, cache, .. } => match (bytes, cache) {
+                (16, Cache::L2) | (4 | 8 | 16, Cache::Default) => return None,
+                (_, Cache::L2) => return Some(format!("cp.async.cg of {bytes} bytes; it copies 16")),
+                (_, Cache::Default) => return Some(format!("cp.async.ca of {bytes} bytes; it copies 4, 8 or 16")),
+                _ => "cp.async copies through L1 (`Cache::Default`) or L2 only",
+            },
+            Inst::Atom {
+                op: AtomOp::Max | AtomOp::Min,
+                ty: ScalarType::F32,
+                ..
+            } => "f32 has no atomic maximum or minimum; of non-negative numbers, compare the bits as u32",
+            Inst::Atom {
+                op: AtomOp::Exch,
+                dst: None,
+                ..
+            } => "an exchange always gives the old value; use `atomic` and ignore it, or a plain store",
+            Inst::Redux { op, ty, .. } => match (op, ty) {
+                (BinOp::Add | BinOp::Min | BinOp::Max, ScalarType::U32 | ScalarType::S32)
+                | (BinOp::And | BinOp::Or | BinOp::Xor, ScalarType::U32 | ScalarType::S32 | ScalarType::B32) => {
+                    return None;
+                }
+                _ => return Some(format!("redux has no {op:?} of {}", ty.ptx())),
+            },
+            _ => return None,
+        };
+        Some(problem.to_string())
+    }
+
     /// The lowest PTX version and architecture that have the instruction.
     pub fn requires(&self) -> Requirement {
         use ScalarType::{BF16x2, F16x2};

@@ -267,17 +267,17 @@ pub(super) fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
             src,
             members,
         } => {
-            let op = match op {
-                BinOp::Min => "min",
-                BinOp::Max => "max",
-                BinOp::And => "and",
-                BinOp::Or => "or",
-                BinOp::Xor => "xor",
-                _ => "add",
+            // The others do not build (`Inst::impossible`).
+            let (op, ty_name) = match op {
+                BinOp::Min => ("min", ty.ptx()),
+                BinOp::Max => ("max", ty.ptx()),
+                BinOp::And => ("and", "b32"),
+                BinOp::Or => ("or", "b32"),
+                BinOp::Xor => ("xor", "b32"),
+                _ => ("add", ty.ptx()),
             };
             format!(
-                "redux.sync.{op}.{} {}, {}, {members:#x};",
-                ty.ptx(),
+                "redux.sync.{op}.{ty_name} {}, {}, {members:#x};",
                 reg_name(*dst),
                 operand(src, *ty)
             )
@@ -304,7 +304,8 @@ pub(super) fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
                 AtomOp::Add => ("add", ty.ptx()),
                 AtomOp::Max => ("max", ty.ptx()),
                 AtomOp::Min => ("min", ty.ptx()),
-                AtomOp::Exch => ("exch", untyped(*ty)),
+                // The only exchange there is, whatever the bits mean.
+                AtomOp::Exch => ("exch", "b32"),
             };
             let (space, addr, value) = (space_name(*space), address(addr), operand(value, *ty));
             match dst {
