@@ -1,0 +1,139 @@
+//! Fused attention on the host: the device that is always there.
+//!
+//! Tiled online softmax in f32, vectorised for the machine it runs on (AVX-512, AVX2 or NEON,
+//! chosen at run time), on all cores. Serves the whole [`Problem`] in f32, fp16 and bf16: any mask,
+//! grouped heads, soft cap, offsets, strides, packed sequences and log-sum-exp; refuses e4m3 and
+//! paged K/V.
+//!
+//! ```
+//! use flashcore_cpu::attention;
+//! use flashcore_problem::{InputKind, Inputs, Problem, Tensor, Tolerance, compare, reference};
+//!
+//! let problem = Problem::builder().heads(4, 2).seq_len(100).build()?;
+//! let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+//! let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+//! attention(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
+//!
+//! let want = reference(&problem, &q.view(), &k.view(), &v.view())?;
+//! assert!(compare(&problem, &out.view(), &want, Tolerance::of(problem.dtype()))?.passed);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod config;
+mod error;
+mod keys;
+mod panel;
+mod schedule;
+mod simd;
+mod tile;
+mod workspace;
+
+pub use config::{CpuConfig, Options};
+pub use error::CpuError;
+use flashcore_problem::{DType, Problem, TensorView, TensorViewMut};
+pub use simd::SimdLevel;
+
+/// Computes attention on rayon's current threads, with everything chosen for the machine.
+///
+/// Tensors are `[batch, seq, heads, head_dim]` in the problem's own layouts. `lse` is given if and
+/// only if the problem asks for it: `[batch, num_heads, seq_len_q]`, natural logarithm, −∞ where a
+/// row attends to nothing (its output is zero). Products are accumulated in f32 whatever the dtype.
+/// The answer is the same for any number of threads.
+///
+/// Masked keys within a partly visible block of keys still enter the product with weight 0, as in
+/// other fused kernels: an infinite or NaN element of V there makes the output NaN.
+///
+/// # Errors
+/// Tensors that are not the problem's, e4m3 and paged K/V; nothing is written then.
+pub fn attention(
+    problem: &Problem,
+    q: TensorView<'_>,
+    k: TensorView<'_>,
+    v: TensorView<'_>,
+    out: &mut TensorViewMut<'_>,
+    lse: Option<&mut [f32]>,
+) -> Result<(), CpuError> {
+    attention_with(&Options::default(), problem, q, k, v, out, lse)
+}
+
+/// [`attention`] with the levers, the threads or the vector instructions given.
+///
+/// ```
+/// use flashcore_cpu::{Options, attention_with};
+/// use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
+/// let problem = Problem::builder().seq_len(64).build()?;
+/// let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+/// let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+/// let options = Options { config: Some("cpu/m64n128".parse()?), ..Options::default() };
+/// attention_with(&options, &problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`attention`], and options that cannot be used.
+pub fn attention_with(
+    options: &Options<'_>,
+    problem: &Problem,
+    q: TensorView<'_>,
+    k: TensorView<'_>,
+    v: TensorView<'_>,
+    out: &mut TensorViewMut<'_>,
+    lse: Option<&mut [f32]>,
+) -> Result<(), CpuError> {
+    check_supported(problem)?;
+    problem.check_tensors(&q, &k, &v, out, lse.as_deref())?;
+    let level = options.simd.unwrap_or_else(SimdLevel::best);
+    let Some(arch) = level.arch() else {
+        let available: Vec<&str> = SimdLevel::available().iter().map(|level| level.name()).collect();
+        return Err(CpuError::Simd {
+            asked: level,
+            available: available.join(", "),
+        });
+    };
+    if let Some(config) = options.config {
+        config.check()?;
+    }
+    let run = || {
+        let config = options
+            .config
+            .unwrap_or_else(|| default_config(problem, rayon::current_num_threads()));
+        schedule::run(problem, &q, &k, &v, out, lse, config, arch);
+    };
+    match options.pool {
+        Some(pool) => pool.install(run),
+        None => run(),
+    }
+    Ok(())
+}
+
+/// Whether the host can compute a problem.
+///
+/// # Errors
+/// [`CpuError::Unsupported`]: what it asks for that is not served, and what to do.
+pub fn check_supported(problem: &Problem) -> Result<(), CpuError> {
+    if problem.dtype() == DType::E4M3 {
+        return Err(CpuError::Unsupported {
+            feature: "e4m3",
+            remedy: "widen the tensors to fp16 or bf16 first",
+        });
+    }
+    if problem.paged_kv().is_some() {
+        return Err(CpuError::Unsupported {
+            feature: "paged K/V",
+            remedy: "gather the pages into contiguous K and V first",
+        });
+    }
+    Ok(())
+}
+
+/// The levers that are used for a problem unless given: tiles of 128 query rows, or fewer where
+/// there would not be a few tiles for each of `threads` threads.
+pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
+    const TILES_A_THREAD: usize = 4;
+    let rows = problem.lse_len();
+    let tile_q = [128, 64, 32]
+        .into_iter()
+        .find(|tile_q| rows / tile_q >= threads * TILES_A_THREAD)
+        .unwrap_or(CpuConfig::TILE_Q_STEP);
+    CpuConfig { tile_q, tile_kv: 128 }
+}

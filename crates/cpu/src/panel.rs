@@ -1,0 +1,208 @@
+//! The inner loops: one panel of query rows against one block of keys. See [`crate::tile`] for the layout.
+
+use std::ops::Range;
+
+use flashcore_problem::Problem;
+use pulp::Simd;
+
+use crate::simd::{exp2, tanh};
+
+/// Rows of K, or columns of V, that the micro-kernel takes at once. Every head_dim is a multiple.
+const MICRO_ROWS: usize = 4;
+
+/// Most rows of a panel: four vectors of sixteen lanes.
+const MAX_PANEL: usize = 64;
+
+/// One step of the online softmax: the panel's running maxima, sums and outputs, extended by a block of keys.
+pub(crate) struct PanelBlock<'p> {
+    pub(crate) problem: &'p Problem,
+    /// The block's rows of K, `[keys][head_dim]`.
+    pub(crate) k: &'p [f32],
+    /// The block's rows of V, `[keys][head_dim_v]`.
+    pub(crate) v: &'p [f32],
+    pub(crate) block: Range<usize>,
+    /// The keys each row of the panel sees.
+    pub(crate) ranges: &'p [Range<usize>],
+    /// Every row sees every key of the block.
+    pub(crate) all_visible: bool,
+    /// `[head_dim][panel]`.
+    pub(crate) q: &'p [f32],
+    /// `[keys][panel]`.
+    pub(crate) s: &'p mut [f32],
+    /// `[head_dim_v][panel]`.
+    pub(crate) o: &'p mut [f32],
+    /// `[panel]`.
+    pub(crate) max: &'p mut [f32],
+    /// `[panel]`.
+    pub(crate) sum: &'p mut [f32],
+}
+
+impl PanelBlock<'_> {
+    /// `NV`: vectors in the panel.
+    #[inline(always)]
+    pub(crate) fn run<S: Simd, const NV: usize>(self, simd: S) {
+        let (q, s) = (panels::<S, NV>(self.q), panels_mut::<S, NV>(self.s));
+        let o = panels_mut::<S, NV>(self.o);
+        let (Some(max), Some(sum)) = (
+            panels_mut::<S, NV>(self.max).first_mut(),
+            panels_mut::<S, NV>(self.sum).first_mut(),
+        ) else {
+            return;
+        };
+
+        scores(simd, self.k, q, s);
+        // Scores stay as the product left them; this factor is applied inside the exponential.
+        let mut factor = self.problem.softmax_scale() * std::f32::consts::LOG2_E;
+        if let Some(cap) = self.problem.softcap() {
+            soft_cap(simd, s, self.problem.softmax_scale(), cap);
+            factor = std::f32::consts::LOG2_E;
+        }
+        if !self.all_visible {
+            hide(simd, s, self.block, self.ranges);
+        }
+        let rescale = softmax(simd, s, factor, max, sum);
+        accumulate(simd, self.v, s, rescale, o);
+    }
+}
+
+/// Memory as vectors, `NV` to a panel.
+#[inline(always)]
+fn panels<S: Simd, const NV: usize>(floats: &[f32]) -> &[[S::f32s; NV]] {
+    S::as_simd_f32s(floats).0.as_chunks().0
+}
+
+/// Memory as vectors, `NV` to a panel.
+#[inline(always)]
+fn panels_mut<S: Simd, const NV: usize>(floats: &mut [f32]) -> &mut [[S::f32s; NV]] {
+    S::as_mut_simd_f32s(floats).0.as_chunks_mut().0
+}
+
+/// `acc[i] += a[i] · b` for the rows of the micro-kernel.
+#[inline(always)]
+fn multiply_add<S: Simd, const NV: usize>(
+    simd: S,
+    acc: &mut [[S::f32s; NV]; MICRO_ROWS],
+    a: [f32; MICRO_ROWS],
+    b: &[S::f32s; NV],
+) {
+    for (acc, a) in acc.iter_mut().zip(a) {
+        let a = simd.splat_f32s(a);
+        for (acc, &b) in acc.iter_mut().zip(b) {
+            *acc = simd.mul_add_e_f32s(a, b, *acc);
+        }
+    }
+}
+
+/// `Sᵀ = K·Qᵀ`.
+#[inline(always)]
+fn scores<S: Simd, const NV: usize>(simd: S, k: &[f32], q: &[[S::f32s; NV]], s: &mut [[S::f32s; NV]]) {
+    let head_dim = q.len();
+    for (i, s) in s.chunks_mut(MICRO_ROWS).enumerate() {
+        let keys = &k[i * MICRO_ROWS * head_dim..];
+        // Where the block ends within these four, the last key stands in for the missing ones.
+        let rows: [&[f32]; MICRO_ROWS] = std::array::from_fn(|r| &keys[r.min(s.len() - 1) * head_dim..][..head_dim]);
+        let mut acc = [[simd.splat_f32s(0.0); NV]; MICRO_ROWS];
+        for (d, q) in q.iter().enumerate() {
+            multiply_add(simd, &mut acc, rows.map(|row| row[d]), q);
+        }
+        match <&mut [_; MICRO_ROWS]>::try_from(&mut *s) {
+            Ok(s) => *s = acc,
+            Err(_) => s.copy_from_slice(&acc[..s.len()]),
+        }
+    }
+}
+
+/// `s ← cap·tanh(s·scale / cap)`.
+#[inline(always)]
+fn soft_cap<S: Simd, const NV: usize>(simd: S, s: &mut [[S::f32s; NV]], scale: f32, cap: f32) {
+    let (inner, outer) = (simd.splat_f32s(scale / cap), simd.splat_f32s(cap));
+    for s in s.as_flattened_mut() {
+        *s = simd.mul_f32s(outer, tanh(simd, simd.mul_f32s(*s, inner)));
+    }
+}
+
+/// Sets the scores of keys that a row does not see to −∞.
+#[inline(always)]
+fn hide<S: Simd, const NV: usize>(simd: S, s: &mut [[S::f32s; NV]], block: Range<usize>, ranges: &[Range<usize>]) {
+    // Each row's range within the block: small numbers, which floats hold exactly.
+    let (mut start, mut end) = ([0.0; MAX_PANEL], [0.0; MAX_PANEL]);
+    for ((start, end), range) in start.iter_mut().zip(&mut end).zip(ranges) {
+        let within = |key: usize| (key.clamp(block.start, block.end) - block.start) as f32;
+        (*start, *end) = (within(range.start), within(range.end));
+    }
+    let (start, end) = (&panels::<S, NV>(&start)[0], &panels::<S, NV>(&end)[0]);
+    let hidden = simd.splat_f32s(f32::NEG_INFINITY);
+    for (key, s) in s.iter_mut().enumerate() {
+        let key = simd.splat_f32s(key as f32);
+        for ((s, &start), &end) in s.iter_mut().zip(start).zip(end) {
+            *s = simd.select_f32s(simd.less_than_f32s(key, start), hidden, *s);
+            *s = simd.select_f32s(simd.less_than_f32s(key, end), *s, hidden);
+        }
+    }
+}
+
+/// Turns scores into `exp2(factor·s − max)` with the new running maximum, adds them to the running
+/// sum, and returns the factor by which everything accumulated under the old maximum shrinks.
+#[inline(always)]
+fn softmax<S: Simd, const NV: usize>(
+    simd: S,
+    s: &mut [[S::f32s; NV]],
+    factor: f32,
+    max: &mut [S::f32s; NV],
+    sum: &mut [S::f32s; NV],
+) -> [S::f32s; NV] {
+    let lowest = simd.splat_f32s(f32::NEG_INFINITY);
+    let factor = simd.splat_f32s(factor);
+    let mut block_max = [lowest; NV];
+    for s in s.iter() {
+        for (max, &s) in block_max.iter_mut().zip(s) {
+            *max = simd.max_f32s(*max, s);
+        }
+    }
+    let mut minus_max = block_max;
+    let mut rescale = block_max;
+    for v in 0..NV {
+        let new_max = simd.max_f32s(max[v], simd.mul_f32s(block_max[v], factor));
+        // A row that has seen no key yet keeps −∞, whose difference from itself would be NaN.
+        let unseen = simd.equal_f32s(new_max, lowest);
+        minus_max[v] = simd.select_f32s(unseen, simd.splat_f32s(0.0), simd.neg_f32s(new_max));
+        rescale[v] = exp2(simd, simd.add_f32s(max[v], minus_max[v]));
+        max[v] = new_max;
+        sum[v] = simd.mul_f32s(sum[v], rescale[v]);
+    }
+    let mut total = *sum;
+    for s in s.iter_mut() {
+        for v in 0..NV {
+            s[v] = exp2(simd, simd.mul_add_e_f32s(s[v], factor, minus_max[v]));
+            total[v] = simd.add_f32s(total[v], s[v]);
+        }
+    }
+    *sum = total;
+    rescale
+}
+
+/// `Oᵀ ← rescale·Oᵀ + Vᵀ·Pᵀ`.
+#[inline(always)]
+fn accumulate<S: Simd, const NV: usize>(
+    simd: S,
+    v: &[f32],
+    p: &[[S::f32s; NV]],
+    rescale: [S::f32s; NV],
+    o: &mut [[S::f32s; NV]],
+) {
+    let v = v.as_chunks::<MICRO_ROWS>().0;
+    let (o, _) = o.as_chunks_mut::<MICRO_ROWS>();
+    let quads = o.len(); // groups of four columns in a row of V
+    for (column, o) in o.iter_mut().enumerate() {
+        let mut acc = *o;
+        for acc in &mut acc {
+            for (acc, &rescale) in acc.iter_mut().zip(&rescale) {
+                *acc = simd.mul_f32s(*acc, rescale);
+            }
+        }
+        for (a, p) in v[column..].iter().step_by(quads).zip(p) {
+            multiply_add(simd, &mut acc, *a, p);
+        }
+        *o = acc;
+    }
+}

@@ -1,0 +1,183 @@
+//! Cuts a problem into tiles and hands them to threads.
+
+use std::borrow::Cow;
+use std::sync::{Mutex, PoisonError};
+
+use flashcore_problem::{Layout, Problem, TensorView, TensorViewMut};
+use pulp::Arch;
+use rayon::prelude::*;
+
+use crate::CpuConfig;
+use crate::keys::{Rows, borrow_rows, copy_rows};
+use crate::tile::{TileTask, cut};
+use crate::workspace::Workspace;
+
+/// Most bytes of K and V that are held as f32 copies at a time.
+const COPY_BUDGET: usize = 256 << 20;
+
+/// Rows that one thread copies at a time.
+const COPY_ROWS: usize = 256;
+
+/// Computes attention on rayon's current threads. Everything has been checked.
+#[allow(clippy::too_many_arguments)] // the whole of a call, passed on once
+pub(crate) fn run(
+    problem: &Problem,
+    q: &TensorView<'_>,
+    k: &TensorView<'_>,
+    v: &TensorView<'_>,
+    out: &mut TensorViewMut<'_>,
+    lse: Option<&mut [f32]>,
+    config: CpuConfig,
+    arch: Arch,
+) {
+    let (group, num_kv_heads) = (problem.group_size(), problem.num_kv_heads());
+    let seq_len_q = problem.seq_len_q();
+    let mut unwanted = Vec::new();
+    let mut lse = lse.unwrap_or_else(|| {
+        unwanted.resize(problem.lse_len(), 0.0);
+        &mut unwanted
+    });
+    let size = problem.dtype().size_bytes();
+    let mut out = split_rows(problem.o_layout(), size, out.bytes_mut());
+    let mut out = out.as_mut_slice();
+
+    let bytes_a_head = problem.seq_len_kv() * (problem.head_dim() + problem.head_dim_v()) * size_of::<f32>();
+    let heads_at_once = (COPY_BUDGET / bytes_a_head).max(1);
+    let heads: Vec<(usize, usize)> = (0..problem.batch())
+        .flat_map(|b| (0..num_kv_heads).map(move |h| (b, h)))
+        .collect();
+    for heads in heads.chunks(heads_at_once) {
+        let (k, v) = (dense_rows(k, heads), dense_rows(v, heads));
+        let mut tasks = Vec::new();
+        for ((&(b, kv_head), k), v) in heads.iter().zip(&k).zip(&v) {
+            for rows in cut(group, seq_len_q, config.tile_q) {
+                let (tile_out, rest) = std::mem::take(&mut out).split_at_mut(rows.len());
+                out = rest;
+                let (tile_lse, rest) = std::mem::take(&mut lse).split_at_mut(rows.len());
+                lse = rest;
+                tasks.push(Task {
+                    batch: b,
+                    first_row: kv_head * group * seq_len_q + rows.start,
+                    k,
+                    v,
+                    out: tile_out,
+                    lse: tile_lse,
+                });
+            }
+        }
+        // Backwards: the last tiles of a causal head see the most keys, and the shortest should end the work.
+        let tasks = Mutex::new(tasks);
+        let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        rayon::scope(|scope| {
+            for _ in 0..rayon::current_num_threads() {
+                scope.spawn(|_| {
+                    let mut workspace = Workspace::default();
+                    while let Some(task) = next() {
+                        arch.dispatch(TileTask {
+                            problem,
+                            q,
+                            batch: task.batch,
+                            k: task.k,
+                            v: task.v,
+                            first_row: task.first_row,
+                            out: task.out,
+                            lse: task.lse,
+                            tile_kv: config.tile_kv,
+                            workspace: &mut workspace,
+                        });
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// A tile that some thread will take.
+struct Task<'t, 'a> {
+    batch: usize,
+    first_row: usize,
+    k: &'t [f32],
+    v: &'t [f32],
+    out: &'t mut [&'a mut [u8]],
+    lse: &'t mut [f32],
+}
+
+/// Dense f32 rows of K or V for each (batch, head): borrowed where the tensor is that, otherwise copied.
+fn dense_rows<'a>(tensor: &TensorView<'a>, heads: &[(usize, usize)]) -> Vec<Rows<'a>> {
+    let [_, seq, _, dim] = tensor.layout().shape;
+    heads
+        .iter()
+        .map(|&(b, h)| match borrow_rows(tensor, b, h) {
+            Some(rows) => Cow::Borrowed(rows),
+            None => {
+                let mut rows = vec![0.0; seq * dim];
+                rows.par_chunks_mut(COPY_ROWS * dim).enumerate().for_each(|(i, out)| {
+                    let first = i * COPY_ROWS;
+                    copy_rows(tensor, b, h, first..first + out.len() / dim, out);
+                });
+                Cow::Owned(rows)
+            }
+        })
+        .collect()
+}
+
+/// The bytes of each row of head_dim elements, in the order `[batch, heads, seq]` whatever the layout's own.
+fn split_rows<'a>(layout: &Layout, size: usize, bytes: &'a mut [u8]) -> Vec<&'a mut [u8]> {
+    let [nb, ns, nh, nd] = layout.shape;
+    // The outer three dimensions, the largest stride first: in that order rows follow each other in
+    // memory, since an output's elements do not overlap.
+    let mut dims = [
+        (layout.strides[0], nb, nh * ns),
+        (layout.strides[1], ns, 1),
+        (layout.strides[2], nh, ns),
+    ];
+    dims.sort_by_key(|&(stride, count, _)| std::cmp::Reverse((stride, count)));
+    let [outer, middle, inner] = dims;
+    let mut rows: Vec<&mut [u8]> = Vec::new();
+    rows.resize_with(nb * nh * ns, Default::default);
+    let (mut rest, mut at) = (bytes, 0);
+    for i in 0..outer.1 {
+        for j in 0..middle.1 {
+            for k in 0..inner.1 {
+                let start = i * outer.0 as usize + j * middle.0 as usize + k * inner.0 as usize;
+                let (_, from_row) = std::mem::take(&mut rest).split_at_mut((start - at) * size);
+                let (row, after) = from_row.split_at_mut(nd * size);
+                rows[i * outer.2 + j * middle.2 + k * inner.2] = row;
+                (rest, at) = (after, start + nd);
+            }
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_any_layout_come_in_the_order_batch_head_seq() {
+        let shape = [2, 3, 4, 8];
+        let padded = Layout {
+            shape,
+            strides: [3 * 50, 50, 10, 1],
+        };
+        let one_head = Layout {
+            shape: [2, 3, 1, 8],
+            strides: [24, 8, 0, 1],
+        };
+        for layout in [Layout::bshd(shape), Layout::bhsd(shape), padded, one_head] {
+            let [nb, ns, nh, _] = layout.shape;
+            let mut bytes: Vec<u8> = (0..layout.span()).map(|i| i as u8).collect();
+            let rows = split_rows(&layout, 1, &mut bytes);
+            let mut rows = rows.iter();
+            for b in 0..nb {
+                for h in 0..nh {
+                    for s in 0..ns {
+                        let row = rows.next().unwrap();
+                        assert_eq!((row.len(), row[0]), (8, layout.offset(b, s, h, 0) as u8));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Which vector instructions the machine has, and the few functions of vectors that attention needs.
+
+use std::fmt;
+
+use pulp::{Arch, Simd};
+use serde::{Deserialize, Serialize};
+
+/// A set of vector instructions that the kernel is compiled for. The best one that the machine has
+/// is chosen at run time; asking for a lesser one is for tests and measurements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum SimdLevel {
+    /// What every machine of the compiled architecture has.
+    Baseline,
+    /// x86-64 with AVX2 and FMA: 8 f32 lanes.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, CD, DQ and VL: 16 f32 lanes.
+    Avx512,
+    /// Arm with NEON: 4 f32 lanes.
+    Neon,
+}
+
+impl SimdLevel {
+    /// The levels this machine has, the best one last.
+    ///
+    /// ```
+    /// use flashcore_cpu::SimdLevel;
+    /// assert_eq!(SimdLevel::available().first(), Some(&SimdLevel::Baseline));
+    /// ```
+    pub fn available() -> Vec<SimdLevel> {
+        [SimdLevel::Baseline, SimdLevel::Avx2, SimdLevel::Avx512, SimdLevel::Neon]
+            .into_iter()
+            .filter(|level| level.arch().is_some())
+            .collect()
+    }
+
+    /// The level that is used unless another is asked for.
+    pub fn best() -> SimdLevel {
+        SimdLevel::available().last().copied().unwrap_or(SimdLevel::Baseline)
+    }
+
+    /// The name used on the command line and in evidence.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SimdLevel::Baseline => "baseline",
+            SimdLevel::Avx2 => "avx2",
+            SimdLevel::Avx512 => "avx512",
+            SimdLevel::Neon => "neon",
+        }
+    }
+
+    /// The dispatcher of this level, if the machine has it.
+    pub(crate) fn arch(self) -> Option<Arch> {
+        match self {
+            SimdLevel::Baseline => Some(Arch::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx2 => pulp::x86::V3::try_new().map(Arch::V3),
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512 => pulp::x86::V4::try_new().map(Arch::V4),
+            #[cfg(target_arch = "aarch64")]
+            SimdLevel::Neon => pulp::aarch64::Neon::try_new().map(Arch::Neon),
+            #[allow(unreachable_patterns)] // the levels of other architectures
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for SimdLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// `2^x` for `x ≤ 0`, within 2 units in the last place. Below 2^-126 it may be 0, and below
+/// 2^-127 it is, −∞ included; NaN stays NaN; `2^0` is exactly 1.
+///
+/// With `n` the integer nearest to `x`, `2^x = 2^n · 2^(x-n)`: the first factor is made by putting
+/// `n` into the exponent bits, the second is a polynomial.
+#[inline(always)]
+pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    // Adding 1.5·2²³ leaves no bits for a fraction, so the sum's low bits are the nearest integer;
+    // 127 more make those bits the exponent field of 2^n.
+    const ROUND: f32 = 12_582_912.0 + 127.0;
+    // Minimax for the relative error of 2^f on [-1/2, 1/2] with the constant term held at 1
+    // (Lawson's iteration); off by at most 2e-9 before its coefficients are rounded to f32.
+    const COEFFICIENTS: [f32; 6] = [
+        1.535_336_2e-4,
+        1.339_887_5e-3,
+        9.618_437e-3,
+        5.550_332_5e-2,
+        2.402_264_8e-1,
+        6.931_472e-1,
+    ];
+    // Not `max`, which drops a NaN in one operand or the other depending on the machine.
+    let lowest = simd.splat_f32s(-127.0);
+    let x = simd.select_f32s(simd.less_than_f32s(x, lowest), lowest, x);
+    let shifted = simd.add_f32s(x, simd.splat_f32s(ROUND));
+    let fraction = simd.sub_f32s(x, simd.sub_f32s(shifted, simd.splat_f32s(ROUND)));
+    let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
+    let mut sum = simd.splat_f32s(COEFFICIENTS[0]);
+    for &c in &COEFFICIENTS[1..] {
+        sum = simd.mul_add_e_f32s(sum, fraction, simd.splat_f32s(c));
+    }
+    let sum = simd.mul_add_e_f32s(sum, fraction, simd.splat_f32s(1.0));
+    simd.mul_f32s(sum, simd.transmute_f32s_u32s(power))
+}
+
+/// `tanh(x)`, off by at most 2e-7: `(1 - t) / (1 + t)` with `t = e^(-2|x|)`, and the sign of `x`.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let magnitude = simd.abs_f32s(x);
+    let t = exp2(
+        simd,
+        simd.mul_f32s(magnitude, simd.splat_f32s(-2.0 * std::f32::consts::LOG2_E)),
+    );
+    let one = simd.splat_f32s(1.0);
+    let result = simd.div_f32s(simd.sub_f32s(one, t), simd.add_f32s(one, t));
+    let sign = simd.and_f32s(x, simd.splat_f32s(-0.0));
+    simd.or_f32s(result, sign)
+}
+
+#[cfg(test)]
+mod tests {
+    use pulp::WithSimd;
+
+    use super::*;
+
+    struct Apply<'a>(&'a mut [f32], bool);
+
+    impl WithSimd for Apply<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, simd: S) {
+            let (vectors, _) = S::as_mut_simd_f32s(self.0);
+            for x in vectors {
+                *x = if self.1 { exp2(simd, *x) } else { tanh(simd, *x) };
+            }
+        }
+    }
+
+    #[test]
+    fn exp2_is_within_2_ulp_at_every_level() {
+        let x: Vec<f32> = (0..1 << 20).map(|i| -126.0 * i as f32 / (1 << 20) as f32).collect();
+        for level in SimdLevel::available() {
+            let mut y = x.clone();
+            level.arch().unwrap().dispatch(Apply(&mut y, true));
+            let worst = x.iter().zip(&y).map(|(&x, &y)| {
+                let want = f64::from(x).exp2();
+                let ulp = f64::from(f32::from_bits((want as f32).to_bits() + 1)) - f64::from(want as f32);
+                (f64::from(y) - want).abs() / ulp
+            });
+            let worst = worst.fold(0.0, f64::max);
+            assert!(worst < 2.0, "{level}: {worst} ulp");
+        }
+    }
+
+    #[test]
+    fn exp2_at_the_ends() {
+        for level in SimdLevel::available() {
+            let mut y = [0.0f32; 16];
+            y[..8].copy_from_slice(&[
+                0.0,
+                f32::NEG_INFINITY,
+                -1e30,
+                f32::NAN,
+                f32::from_bits(u32::MAX), // the NaN that poison reads as
+                -1.0,
+                -127.5,
+                -0.0,
+            ]);
+            level.arch().unwrap().dispatch(Apply(&mut y, true));
+            assert_eq!(y[..3], [1.0, 0.0, 0.0], "{level}");
+            assert!(y[3].is_nan() && y[4].is_nan(), "{level}");
+            assert_eq!(y[5..8], [0.5, 0.0, 1.0], "{level}");
+        }
+    }
+
+    #[test]
+    fn tanh_is_right_at_every_level() {
+        let x: Vec<f32> = (-40_000..40_000).map(|i| i as f32 / 2000.0).collect();
+        for level in SimdLevel::available() {
+            let mut y = x.clone();
+            level.arch().unwrap().dispatch(Apply(&mut y, false));
+            for (&x, &y) in x.iter().zip(&y) {
+                assert!(
+                    (f64::from(y) - f64::from(x).tanh()).abs() < 2e-7,
+                    "{level}: tanh({x}) = {y}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_best_level_is_what_the_machine_says_it_has() {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has = |level| SimdLevel::available().contains(&level);
+            assert_eq!(
+                has(SimdLevel::Avx2),
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+            );
+            assert_eq!(
+                has(SimdLevel::Avx512),
+                is_x86_feature_detected!("avx512bw") && has(SimdLevel::Avx2)
+            );
+        }
+        assert!(SimdLevel::best().arch().is_some());
+    }
+}

@@ -1,0 +1,183 @@
+//! The kernel: attention of one tile of query rows over the keys they see.
+//!
+//! Everything is transposed. A vector holds the same column of several **query rows**, one a lane,
+//! so that a *panel* of rows is a few vectors wide:
+//!
+//! - `Sᵀ = K·Qᵀ`: each element of K is broadcast and multiplied with a column of the panel;
+//! - the softmax's maximum, sum and rescaling are per lane, without any step across lanes;
+//! - `Oᵀ = Vᵀ·Pᵀ`: each element of V is broadcast and multiplied with a key's row of `Pᵀ`.
+//!
+//! K and V are therefore read just as they lie in memory, and only Q and O are transposed, once a
+//! tile. Both products are the same micro-kernel, four rows by one panel, whose accumulators live in
+//! registers; it reaches the machine's peak as long as the panel is in the first-level cache.
+//!
+//! Blocks of keys begin at multiples of `tile_kv` wherever a tile begins, and keys that a row does
+//! not see change nothing in it: the answer does not depend on `tile_q` or on the threads.
+
+use std::ops::Range;
+
+use flashcore_problem::{Problem, TensorView};
+use pulp::{Simd, WithSimd};
+
+use crate::keys::{copy_row, store_row};
+use crate::panel::PanelBlock;
+use crate::workspace::{PanelSpan, Workspace};
+
+/// Some query rows, the keys they see, and where their results go.
+pub(crate) struct TileTask<'t, 'a> {
+    pub(crate) problem: &'t Problem,
+    pub(crate) q: &'t TensorView<'a>,
+    pub(crate) batch: usize,
+    /// K and V of the one head that these rows attend to: `[seq_len_kv][head_dim]`, `[seq_len_kv][head_dim_v]`.
+    pub(crate) k: &'t [f32],
+    pub(crate) v: &'t [f32],
+    /// The first row, counted over `[num_heads, seq_len_q]`.
+    pub(crate) first_row: usize,
+    /// Each row's bytes of the output.
+    pub(crate) out: &'t mut [&'a mut [u8]],
+    /// Each row's log-sum-exp.
+    pub(crate) lse: &'t mut [f32],
+    pub(crate) tile_kv: usize,
+    pub(crate) workspace: &'t mut Workspace,
+}
+
+impl WithSimd for TileTask<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // Four by four accumulators and their operands fill 32 registers, four by two fill 16.
+        if S::REGISTER_COUNT >= 32 {
+            self.run::<S, 4>(simd);
+        } else {
+            self.run::<S, 2>(simd);
+        }
+    }
+}
+
+impl TileTask<'_, '_> {
+    /// `NV`: vectors in a panel.
+    #[inline(always)]
+    fn run<S: Simd, const NV: usize>(self, simd: S) {
+        let TileTask { problem, tile_kv, .. } = self;
+        let dims = [problem.head_dim(), problem.head_dim_v()];
+        let seq_len_q = problem.seq_len_q();
+        let panel = NV * S::F32_LANES;
+        let scratch = self.workspace.scratch(self.out.len(), dims, tile_kv, panel);
+
+        // What each row sees, and each panel of rows.
+        for (i, range) in scratch.ranges.iter_mut().enumerate() {
+            *range = problem.visible_keys((self.first_row + i) % seq_len_q);
+        }
+        let first_rows = (0..self.out.len()).step_by(panel);
+        let panels = first_rows.map(|first| PanelSpan::of(first, panel, scratch.ranges, S::F32_LANES));
+        scratch.spans.extend(panels);
+        let spans = scratch.spans.as_slice();
+        let first_key = spans.iter().map(|span| span.any.start).min().unwrap_or(0);
+        let last_key = spans.iter().map(|span| span.any.end).max().unwrap_or(0);
+
+        for span in spans {
+            // Qᵀ of the panel; lanes past its last row are zero.
+            let width = span.width;
+            let q = &mut scratch.q[span.rows.start * dims[0]..][..width * dims[0]];
+            q.fill(0.0);
+            for (lane, row) in span.rows.clone().enumerate() {
+                let (h, s) = ((self.first_row + row) / seq_len_q, (self.first_row + row) % seq_len_q);
+                copy_row(self.q, self.batch, s, h, &mut scratch.row[..dims[0]]);
+                for (column, &x) in q.chunks_exact_mut(width).zip(scratch.row.iter()) {
+                    column[lane] = x;
+                }
+            }
+        }
+        scratch.o.fill(0.0);
+        scratch.max.fill(f32::NEG_INFINITY);
+        scratch.sum.fill(0.0);
+
+        let mut block = first_key..first_key;
+        while block.end < last_key {
+            let next = (block.end / tile_kv + 1) * tile_kv;
+            block = block.end..next.min(last_key);
+            for span in spans {
+                if span.any.end <= block.start || block.end <= span.any.start {
+                    continue;
+                }
+                let (first, width) = (span.rows.start, span.width);
+                let work = PanelBlock {
+                    problem,
+                    k: &self.k[block.start * dims[0]..block.end * dims[0]],
+                    v: &self.v[block.start * dims[1]..block.end * dims[1]],
+                    block: block.clone(),
+                    ranges: &scratch.ranges[span.rows.clone()],
+                    all_visible: span.all.start <= block.start && block.end <= span.all.end,
+                    q: &scratch.q[first * dims[0]..][..width * dims[0]],
+                    s: &mut scratch.s[..width * block.len()],
+                    o: &mut scratch.o[first * dims[1]..][..width * dims[1]],
+                    max: &mut scratch.max[first..][..width],
+                    sum: &mut scratch.sum[first..][..width],
+                };
+                match width / S::F32_LANES {
+                    1 => work.run::<S, 1>(simd),
+                    2 => work.run::<S, 2>(simd),
+                    3 if NV > 2 => work.run::<S, 3>(simd),
+                    _ => work.run::<S, NV>(simd),
+                }
+            }
+        }
+
+        for span in spans {
+            let o = &scratch.o[span.rows.start * dims[1]..][..span.width * dims[1]];
+            for (lane, row) in span.rows.clone().enumerate() {
+                let (max, sum) = (scratch.max[row], scratch.sum[row]);
+                // A row that sees nothing has a sum of 0, and its output is 0.
+                let divisor = if sum == 0.0 { 1.0 } else { sum };
+                for (x, column) in scratch.row.iter_mut().zip(o.chunks_exact(span.width)) {
+                    *x = column[lane] / divisor;
+                }
+                store_row(problem.dtype(), &scratch.row[..dims[1]], self.out[row]);
+                // The maximum is in units of log2; −∞ + ln 0 is −∞, as it should be.
+                self.lse[row] = (f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln()) as f32;
+            }
+        }
+    }
+}
+
+/// Tiles of `tile_q` rows over the rows of `group_size` heads that share K and V, each `seq_len_q` long.
+///
+/// Long heads are cut one by one, so that a causal tile sees as few keys as it can. Short ones share
+/// tiles (decoding has one row a head), so that lanes are not left empty.
+pub(crate) fn cut(group_size: usize, seq_len_q: usize, tile_q: usize) -> Vec<Range<usize>> {
+    let (heads, rows) = if seq_len_q >= tile_q {
+        (group_size, seq_len_q)
+    } else {
+        (1, group_size * seq_len_q)
+    };
+    let tile = |first: usize, end: usize| first..(first + tile_q).min(end);
+    (0..heads)
+        .map(|head| head * rows..(head + 1) * rows)
+        .flat_map(|head| head.clone().step_by(tile_q).map(move |first| tile(first, head.end)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_row_once() {
+        for (group, seq, tile) in [
+            (1, 1, 16),
+            (4, 1, 16),
+            (8, 5, 16),
+            (2, 64, 64),
+            (3, 65, 64),
+            (1, 1000, 128),
+        ] {
+            let tiles = cut(group, seq, tile);
+            assert!(tiles.iter().all(|t| !t.is_empty() && t.len() <= tile));
+            let rows: Vec<usize> = tiles.into_iter().flatten().collect();
+            assert_eq!(rows, (0..group * seq).collect::<Vec<_>>());
+        }
+        assert_eq!(cut(2, 3, 16), [0..6]);
+        assert_eq!(cut(2, 20, 16), [0..16, 16..20, 20..36, 36..40]);
+    }
+}

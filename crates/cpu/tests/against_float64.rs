@@ -1,0 +1,206 @@
+//! Attention on the host against the float64 reference.
+
+use flashcore_cpu::{CpuConfig, Options, SimdLevel, attention, attention_with};
+use flashcore_problem::{
+    DType, InputKind, Inputs, Mask, POISON, Problem, RandomLimits, Tensor, Tolerance, VarLen, compare, compare_lse,
+    gaps_untouched, random_problem, reference,
+};
+
+/// Output and log-sum-exp, which is empty unless asked for.
+fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> (Tensor, Vec<f32>) {
+    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut lse = vec![f32::from_ne_bytes([POISON; 4]); if problem.return_lse() { problem.lse_len() } else { 0 }];
+    attention_with(
+        options,
+        problem,
+        inputs.q.view(),
+        inputs.k.view(),
+        inputs.v.view(),
+        &mut out.view_mut(),
+        problem.return_lse().then_some(lse.as_mut_slice()),
+    )
+    .unwrap();
+    (out, lse)
+}
+
+/// Computes and compares everything that a problem asks for.
+fn assert_right(options: &Options<'_>, problem: &Problem, kind: InputKind, seed: u64) {
+    let inputs = Inputs::generate(problem, kind, seed);
+    let (out, lse) = compute(options, problem, &inputs);
+    let want = reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
+    let tolerance = Tolerance::of(problem.dtype());
+    let found = compare(problem, &out.view(), &want, tolerance).unwrap();
+    assert!(found.passed, "seed {seed}, {kind}, {problem}: {found}");
+    if problem.return_lse() {
+        let found = compare_lse(problem, &lse, &want, Tolerance::of(DType::F32)).unwrap();
+        assert!(found.passed, "seed {seed}, {kind}, lse of {problem}: {found}");
+    }
+    gaps_untouched(&out.view()).unwrap_or_else(|written| panic!("seed {seed}, {problem}: {written}"));
+}
+
+fn limits() -> RandomLimits {
+    RandomLimits {
+        max_work: 30_000_000,
+        head_dim_v: true,
+        ..RandomLimits::default()
+    }
+}
+
+#[test]
+fn random_problems() {
+    for seed in 0..210 {
+        let problem = random_problem(seed, &limits()).unwrap();
+        assert_right(&Options::default(), &problem, InputKind::Normal, seed);
+    }
+}
+
+#[test]
+fn adversarial_inputs() {
+    for seed in 1000..1028 {
+        let problem = random_problem(seed, &limits()).unwrap();
+        let kind = InputKind::ALL[seed as usize % InputKind::ALL.len()];
+        assert_right(&Options::default(), &problem, kind, seed);
+    }
+}
+
+#[test]
+fn every_simd_level_and_odd_tiles() {
+    let limits = RandomLimits {
+        max_work: 5_000_000,
+        ..limits()
+    };
+    for level in SimdLevel::available() {
+        for seed in 2000..2028 {
+            let problem = random_problem(seed, &limits).unwrap();
+            let options = Options {
+                config: Some(CpuConfig {
+                    tile_q: 16 * (1 + seed as usize % 9),
+                    tile_kv: 4 * (1 + seed as usize % 37),
+                }),
+                simd: Some(level),
+                pool: None,
+            };
+            assert_right(&options, &problem, InputKind::Normal, seed);
+        }
+    }
+}
+
+#[test]
+fn the_answer_does_not_depend_on_threads_or_on_query_tiles() {
+    let pools = [1, 2, 5].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
+    for seed in 3000..3014 {
+        let problem = random_problem(seed, &limits()).unwrap();
+        let inputs = Inputs::generate(&problem, InputKind::Normal, seed);
+        let mut answers = Vec::new();
+        for (pool, tile_q) in pools.iter().zip([16, 64, 208]) {
+            let options = Options {
+                config: Some(CpuConfig { tile_q, tile_kv: 64 }),
+                pool: Some(pool),
+                simd: None,
+            };
+            let (out, lse) = compute(&options, &problem, &inputs);
+            let bits: Vec<u32> = lse.iter().map(|x| x.to_bits()).collect();
+            answers.push((out.bytes().to_vec(), bits));
+        }
+        assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{problem}");
+    }
+}
+
+#[test]
+fn packed_sequences() {
+    let packed = VarLen {
+        cu_seqlens_q: vec![0, 70, 70, 71, 300],
+        cu_seqlens_kv: vec![0, 90, 95, 95, 400],
+    };
+    for mask in [Mask::FULL, Mask::CAUSAL, Mask::window(Some(20), Some(3))] {
+        let problem = Problem::builder()
+            .heads(4, 2)
+            .seq_len_q(300)
+            .seq_len_kv(400)
+            .mask(mask)
+            .return_lse(true)
+            .var_len(packed.clone())
+            .build()
+            .unwrap();
+        assert_right(&Options::default(), &problem, InputKind::Normal, 1);
+    }
+}
+
+#[test]
+fn one_row_against_many_keys() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let problem = Problem::builder()
+            .batch(2)
+            .heads(8, 2)
+            .seq_len_q(1)
+            .seq_len_kv(1500)
+            .dtype(dtype)
+            .mask(Mask::CAUSAL)
+            .return_lse(true)
+            .build()
+            .unwrap();
+        assert_right(&Options::default(), &problem, InputKind::Normal, 5);
+    }
+}
+
+#[test]
+fn rows_with_nothing_to_attend_to() {
+    let problem = Problem::builder()
+        .seq_len_q(100)
+        .seq_len_kv(30)
+        .mask(Mask::CAUSAL)
+        .return_lse(true)
+        .build()
+        .unwrap();
+    let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+    let (out, lse) = compute(&Options::default(), &problem, &inputs);
+    for row in 0..70 {
+        assert_eq!(lse[row], f32::NEG_INFINITY);
+        assert!((0..64).all(|d| out.view().get(0, row, 0, d) == 0.0));
+    }
+    assert!(lse[70].is_finite());
+    assert_right(&Options::default(), &problem, InputKind::Normal, 1);
+    // No row sees anything at all.
+    let nothing = Problem::builder()
+        .seq_len(50)
+        .mask(Mask::CAUSAL)
+        .offsets(-60, 0)
+        .return_lse(true)
+        .build()
+        .unwrap();
+    assert_right(&Options::default(), &nothing, InputKind::Normal, 1);
+}
+
+#[test]
+fn a_nan_in_the_inputs_comes_out() {
+    let problem = Problem::builder().seq_len(40).dtype(DType::F32).build().unwrap();
+    for poison in [f32::NAN, f32::from_ne_bytes([POISON; 4])] {
+        for level in SimdLevel::available() {
+            let mut inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+            inputs.k.view_mut().set(0, 17, 0, 3, poison);
+            let options = Options {
+                simd: Some(level),
+                ..Options::default()
+            };
+            let (out, _) = compute(&options, &problem, &inputs);
+            assert!((0..40).all(|row| out.view().get(0, row, 0, 0).is_nan()), "{level}");
+        }
+    }
+}
+
+#[test]
+fn the_short_form_computes_the_same() {
+    let problem = Problem::named("tiny").unwrap();
+    let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    attention(
+        &problem,
+        inputs.q.view(),
+        inputs.k.view(),
+        inputs.v.view(),
+        &mut out.view_mut(),
+        None,
+    )
+    .unwrap();
+    assert_eq!(out.bytes(), compute(&Options::default(), &problem, &inputs).0.bytes());
+}
