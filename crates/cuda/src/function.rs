@@ -152,6 +152,12 @@ impl Function {
         .map_err(|refusal| self.refuse(refusal))
     }
 
+    /// Proves that the arguments have the sizes of the kernel's parameters.
+    pub(crate) fn prove_arguments(&self, arguments: &[KernelArg<'_>]) -> Result<(), CudaError> {
+        let sizes: Vec<u32> = arguments.iter().map(KernelArg::bytes).collect();
+        proof::prove_arguments(&self.loaded().entry, &sizes).map_err(|refusal| self.refuse(refusal))
+    }
+
     /// Enqueues the kernel. Returns at once; a fault shows at a later synchronisation.
     ///
     /// # Errors
@@ -183,8 +189,7 @@ impl Function {
             }
         }
         self.prove(shape)?;
-        let sizes: Vec<u32> = arguments.iter().map(KernelArg::bytes).collect();
-        proof::prove_arguments(&loaded.entry, &sizes).map_err(|refusal| self.refuse(refusal))?;
+        self.prove_arguments(arguments)?;
         self.opt_in(shape)?;
 
         let call = self.call(shape, stream);

@@ -266,6 +266,17 @@ impl<'a> DeviceSlice<'a> {
         &self.address
     }
 
+    /// A slice that points nowhere, on device 0: for tests of what happens before the driver is asked.
+    #[cfg(test)]
+    pub(crate) fn pretend(address: u64, len: usize) -> Self {
+        Self {
+            address,
+            len,
+            ordinal: 0,
+            owner: PhantomData,
+        }
+    }
+
     fn check_len(self, what: &'static str, given: usize) -> Result<(), CudaError> {
         if given == self.len {
             return Ok(());

@@ -189,6 +189,12 @@ pub enum TensorMapRefusal {
         /// Bytes given.
         given: u64,
     },
+    /// The element type has no tensor map.
+    #[error("elements of type {element} cannot be copied by tensor map; use f16, bf16 or f32")]
+    Element {
+        /// The type asked for.
+        element: String,
+    },
     /// The device has no tensor memory accelerator.
     #[error("tensor maps need compute capability 9.0; this device has {}.{}", device.0, device.1)]
     NeedsHopper {
