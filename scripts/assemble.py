@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Assembles PTX files for every architecture they run on and refuses anything but clean code.
+
+usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--ptxas PATH] [--json FILE] [--verbose]
+
+Every .ptx file of FOLDER goes through `ptxas -v` once a target. A kernel fails on an error, on a
+spill, on a stack frame, and on any line that ptxas prints beyond its usual statistics: the notes on
+serialised wgmma come as mere information, and cost a factor of three.
+
+Targets are sm_80, sm_89 and sm_90a; --all takes every target of the project that this ptxas knows. A
+kernel is not assembled for targets below its own. ptxas is --ptxas, $FLASHCORE_PTXAS, or .bin/ptxas.
+
+Exit code: 0 all clean, 1 something failed, 2 wrong usage, 3 no ptxas.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+USUAL_TARGETS = ["sm_80", "sm_89", "sm_90a"]
+ALL_TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+TIMEOUT_S = 300
+
+# What ptxas -v prints about code that is as it should be.
+STATISTICS = [
+    re.compile(r"ptxas\S* info\s*: \d+ bytes gmem(, .*)?"),
+    re.compile(r"ptxas\S* info\s*: Compiling entry function '.*' for '.*'"),
+    re.compile(r"ptxas\S* info\s*: Function properties for .*"),
+    re.compile(r"ptxas\S* info\s*: Compile time = .*"),
+    re.compile(r"ptxas\S* info\s*: Used (?P<registers>\d+) registers(?P<rest>.*)"),
+    re.compile(
+        r"\s*(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    ),
+]
+
+
+def known_targets(ptxas):
+    help_text = subprocess.run([ptxas, "--help"], capture_output=True, text=True, timeout=60).stdout
+    return set(re.findall(r"'(sm_\d+[af]?)'", help_text))
+
+
+def parts(target):
+    """(number, suffix) of a target: sm_90a is (90, 'a')."""
+    number, suffix = re.fullmatch(r"sm_(\d+)([af]?)", target).groups()
+    return int(number), suffix
+
+
+def runs_on(own, target):
+    """Whether PTX for `own` can be assembled for `target`: architecture-specific code for its own only."""
+    (own_number, own_suffix), (number, _) = parts(own), parts(target)
+    return target == own if own_suffix else number >= own_number
+
+
+def assemble(ptxas, path, target):
+    """One kernel file for one target: a record of what ptxas said."""
+    record = {"kernel": path.stem, "target": target, "verdict": "clean", "notes": []}
+    own = re.search(r"^\.target\s+(sm_\d+[af]?)", path.read_text(), re.MULTILINE)
+    if not own:
+        return record | {"verdict": "FAILED", "notes": ["the file has no .target line"]}
+    if not runs_on(own[1], target):
+        return record | {"verdict": f"not for {own[1]} code"}
+
+    started = time.monotonic()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        command = [ptxas, "-v", "-arch", target, str(path), "-o", cubin.name]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return record | {"verdict": "FAILED", "notes": [f"ptxas did not finish in {TIMEOUT_S} s"]}
+    record["seconds"] = round(time.monotonic() - started, 3)
+
+    notes = record["notes"]
+    for line in (run.stdout + run.stderr).splitlines():
+        match = next((m for m in (s.fullmatch(line) for s in STATISTICS) if m), None)
+        if not match:
+            if line.strip():
+                notes.append(line.strip())
+            continue
+        found = match.groupdict()
+        if "registers" in found:
+            record["registers"] = max(record.get("registers", 0), int(found["registers"]))
+            shared = re.search(r"(\d+)(?:\+(\d+))? bytes smem", found["rest"])
+            record["static_smem"] = sum(int(n) for n in shared.groups() if n) if shared else 0
+        if "stack" in found:
+            stack, stores, loads = (int(found[key]) for key in ("stack", "stores", "loads"))
+            record["stack"] = record.get("stack", 0) + stack
+            record["spills"] = record.get("spills", 0) + stores + loads
+            if stores or loads:
+                notes.append(f"spills: {stores} bytes stored, {loads} bytes loaded")
+            elif stack:
+                notes.append(f"a stack frame of {stack} bytes")
+    if run.returncode != 0 and not notes:
+        notes.append(f"ptxas exited with {run.returncode}")
+    if run.returncode == 0 and "registers" not in record:
+        notes.append("the file contains no kernel")
+    if notes:
+        record["verdict"] = "FAILED"
+    return record
+
+
+def table(records):
+    """Lines of at most 100 columns."""
+    yield f"{'kernel':<52} {'target':<7} {'regs':>4} {'smem':>7} {'spills':>6}  verdict"
+    for r in records:
+        name = r["kernel"] if len(r["kernel"]) <= 52 else r["kernel"][:24] + "…" + r["kernel"][-27:]
+        numbers = [str(r.get(key, "-")) for key in ("registers", "static_smem", "spills")]
+        yield f"{name:<52} {r['target']:<7} {numbers[0]:>4} {numbers[1]:>7} {numbers[2]:>6}  {r['verdict']}"
+        for note in r["notes"][:8]:
+            yield f"    {note[:96]}"
+
+
+def main():
+    usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage.add_argument("folder", type=pathlib.Path, help="folder of .ptx files")
+    usage.add_argument("--target", action="append", metavar="SM", help="a target such as sm_89; may be repeated")
+    usage.add_argument("--all", action="store_true", help="every target of the project that this ptxas knows")
+    usage.add_argument("--ptxas", metavar="PATH", help="the assembler")
+    usage.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the records there (- prints them)")
+    usage.add_argument("--verbose", action="store_true", help="print a line for every kernel, not failures only")
+    usage.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="kernels at a time")
+    options = usage.parse_args()
+
+    ptxas = options.ptxas or os.environ.get("FLASHCORE_PTXAS") or str(ROOT / ".bin" / "ptxas")
+    if not os.access(ptxas, os.X_OK):
+        print(f"no ptxas at {ptxas}; run scripts/get-ptxas.sh", file=sys.stderr)
+        return 3
+    files = sorted(options.folder.glob("*.ptx"))
+    if not files:
+        print(f"no .ptx files in {options.folder}", file=sys.stderr)
+        return 2
+    targets = options.target or (ALL_TARGETS if options.all else USUAL_TARGETS)
+    wrong = [t for t in targets if not re.fullmatch(r"sm_\d+[af]?", t)]
+    if wrong:
+        print(f"{wrong[0]} is no target; write sm_89, sm_90a", file=sys.stderr)
+        return 2
+    known = known_targets(ptxas)
+    unknown = [t for t in targets if t not in known]
+    targets = [t for t in targets if t in known]
+    if unknown and not options.all or not targets:
+        print(f"this ptxas does not know {', '.join(unknown)}", file=sys.stderr)
+        return 2
+
+    started = time.monotonic()
+    jobs = [(path, target) for path in files for target in targets]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        records = list(pool.map(lambda job: assemble(ptxas, *job), jobs))
+    failed = [r for r in records if r["verdict"] == "FAILED"]
+    skipped = [r for r in records if r["verdict"].startswith("not for")]
+
+    text = json.dumps(records, indent=1)
+    if options.json == pathlib.Path("-"):
+        print(text)
+    else:
+        if options.json:
+            options.json.write_text(text + "\n")
+        shown = records if options.verbose else failed
+        if shown:
+            print("\n".join(table(shown)))
+        clean = len(records) - len(failed) - len(skipped)
+        most = max((r.get("registers", 0) for r in records), default=0)
+        print(f"{len(files)} kernels for {', '.join(targets)} in {time.monotonic() - started:.1f} s:")
+        print(f"{clean} clean (at most {most} registers), {len(skipped)} not for the target, {len(failed)} failed")
+        if unknown:
+            print(f"not known to this ptxas: {', '.join(unknown)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
