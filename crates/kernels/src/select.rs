@@ -46,12 +46,15 @@ impl fmt::Display for Considered {
     }
 }
 
-/// The plan for a problem on a target where nobody names a config.
+/// The plan for a problem on a target where nobody names a config. `alignment` is what the address of every
+/// tensor's first element is a multiple of, in bytes: 16 for memory of one's own, perhaps less for a slice
+/// of somebody else's tensor.
 ///
 /// # Errors
 /// The refusals of every config in the order they were tried, where none serves.
-pub fn select(problem: &Problem, target: Target, kernels: &KernelCache) -> Result<Choice, NoPlan> {
+pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &KernelCache) -> Result<Choice, NoPlan> {
     let default = scalar::default_config(problem);
+    let default = default.with_vector_bytes(default.vector_bytes().min(alignment));
     let fallback = scalar::Config::Naive(scalar::naive::Levers {
         threads: 128,
         vector_bytes: default.vector_bytes(),

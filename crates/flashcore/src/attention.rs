@@ -1,0 +1,198 @@
+//! [`Attention`]: computes attention on a device.
+
+use std::fmt;
+use std::str::FromStr;
+
+use flashcore_cpu::CpuConfig;
+use flashcore_kernels::{Choice, Config, UnknownConfig};
+use flashcore_problem::{Problem, TensorView, TensorViewMut};
+
+use crate::cuda::{CudaAttention, DeviceTensors};
+use crate::{Device, Error, Stream};
+
+/// A kernel by id, on the CPU (`cpu/m128n128`) or a GPU (`scalar/tiled-m32n32-w4-v16`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelId {
+    /// A config of the CPU.
+    Cpu(CpuConfig),
+    /// A config of a GPU family.
+    Gpu(Config),
+}
+
+impl FromStr for KernelId {
+    type Err = Error;
+
+    fn from_str(id: &str) -> Result<KernelId, Error> {
+        if id.starts_with("cpu/") {
+            return Ok(KernelId::Cpu(id.parse()?));
+        }
+        id.parse().map(KernelId::Gpu).map_err(|error: UnknownConfig| {
+            Error::UnknownKernel(UnknownConfig {
+                examples: format!("{}, cpu/m128n128", error.examples),
+                ..error
+            })
+        })
+    }
+}
+
+impl fmt::Display for KernelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KernelId::Cpu(config) => config.fmt(f),
+            KernelId::Gpu(config) => config.fmt(f),
+        }
+    }
+}
+
+/// How a problem would be computed.
+#[derive(Clone, Debug)]
+pub enum PlanSummary {
+    /// On the CPU, with these levers.
+    Cpu(CpuConfig),
+    /// On a GPU, with this plan, chosen for this reason.
+    Gpu(Box<Choice>),
+}
+
+impl PlanSummary {
+    /// The kernel's id.
+    pub fn kernel(&self) -> KernelId {
+        match self {
+            PlanSummary::Cpu(config) => KernelId::Cpu(*config),
+            PlanSummary::Gpu(choice) => KernelId::Gpu(choice.plan.config),
+        }
+    }
+}
+
+/// Computes attention on a device. `Send + Sync`: one value serves all threads.
+///
+/// The first call for a new kernel compiles it (0.1–0.5 s, or under a millisecond from the driver's
+/// disk cache); [`warmup`](Attention::warmup) does that ahead of time. Problems that differ only in
+/// lengths, strides, mask or scale share a kernel.
+#[derive(Debug)]
+pub struct Attention {
+    backend: Backend,
+}
+
+#[derive(Debug)]
+enum Backend {
+    Cpu(Option<CpuConfig>),
+    Cuda(Box<CudaAttention>),
+}
+
+impl Attention {
+    /// Attention on a device, with kernels chosen for each problem.
+    pub fn new(device: Device) -> Attention {
+        let backend = match device {
+            Device::Cpu => Backend::Cpu(None),
+            Device::Cuda(context) => Backend::Cuda(Box::new(CudaAttention::new(context, None))),
+        };
+        Attention { backend }
+    }
+
+    /// Attention on a device with one kernel for everything; problems it does not serve are refused.
+    ///
+    /// # Errors
+    /// [`Error::KernelOfOtherDevice`].
+    pub fn with_kernel(device: Device, kernel: KernelId) -> Result<Attention, Error> {
+        let backend = match (device, kernel) {
+            (Device::Cpu, KernelId::Cpu(config)) => Backend::Cpu(Some(config)),
+            (Device::Cuda(context), KernelId::Gpu(config)) => {
+                Backend::Cuda(Box::new(CudaAttention::new(context, Some(config))))
+            }
+            (device, kernel) => {
+                return Err(Error::KernelOfOtherDevice {
+                    kernel: kernel.to_string(),
+                    device: device.to_string(),
+                    suggestion: match kernel {
+                        KernelId::Cpu(_) => "the device cpu",
+                        KernelId::Gpu(_) => "a CUDA device",
+                    },
+                });
+            }
+        };
+        Ok(Attention { backend })
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> Device {
+        match &self.backend {
+            Backend::Cpu(_) => Device::Cpu,
+            Backend::Cuda(cuda) => Device::Cuda(cuda.context().clone()),
+        }
+    }
+
+    /// How a problem would be computed, without computing it.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn plan(&self, problem: &Problem) -> Result<PlanSummary, Error> {
+        match &self.backend {
+            Backend::Cpu(config) => {
+                flashcore_cpu::check_supported(problem)?;
+                let default = || flashcore_cpu::default_config(problem, rayon::current_num_threads());
+                Ok(PlanSummary::Cpu(config.unwrap_or_else(default)))
+            }
+            Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(problem, 16)?))),
+        }
+    }
+
+    /// Compiles what these problems need, so that no later call waits for a compiler. Nothing to do on the CPU.
+    ///
+    /// # Errors
+    /// The first problem that cannot be computed, and why.
+    pub fn warmup(&self, problems: &[Problem]) -> Result<(), Error> {
+        for problem in problems {
+            match &self.backend {
+                Backend::Cpu(_) => flashcore_cpu::check_supported(problem)?,
+                Backend::Cuda(cuda) => drop(cuda.prepare(problem, 16)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes attention on tensors in host memory, and returns when the answer is there.
+    ///
+    /// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts; `lse` is given exactly
+    /// where the problem asks for it, `[batch, num_heads, seq_len_q]`. On a GPU this copies the
+    /// inputs there and the answer back; for tensors already there use [`Attention::forward_on`].
+    ///
+    /// # Errors
+    /// Tensors that are not the problem's, a problem no kernel serves, or a failure of the device.
+    pub fn forward(
+        &self,
+        problem: &Problem,
+        q: TensorView<'_>,
+        k: TensorView<'_>,
+        v: TensorView<'_>,
+        out: &mut TensorViewMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
+        problem.check_tensors(&q, &k, &v, out, lse.as_deref())?;
+        match &self.backend {
+            Backend::Cpu(config) => {
+                let options = flashcore_cpu::Options {
+                    config: *config,
+                    ..flashcore_cpu::Options::default()
+                };
+                Ok(flashcore_cpu::attention_with(&options, problem, q, k, v, out, lse)?)
+            }
+            Backend::Cuda(cuda) => cuda.forward_host(problem, q, k, v, out, lse),
+        }
+    }
+
+    /// Enqueues attention on tensors in device memory on the caller's stream, and returns at once.
+    ///
+    /// It allocates nothing and waits for nothing, so it may be captured into a graph once the
+    /// problem is [warm](Attention::warmup). A fault shows at the stream's next synchronisation.
+    ///
+    /// # Errors
+    /// Buffers too small or of another device, a problem no kernel serves, or a launch that cannot work.
+    pub fn forward_on(&self, stream: &Stream, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
+        match &self.backend {
+            Backend::Cpu(_) => Err(Error::NotOnCuda {
+                device: Device::Cpu.to_string(),
+            }),
+            Backend::Cuda(cuda) => cuda.forward_on(stream, problem, tensors),
+        }
+    }
+}

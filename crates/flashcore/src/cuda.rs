@@ -1,0 +1,181 @@
+//! Attention on a CUDA device: plans and compiled kernels kept ready, launches, copies for host tensors.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
+use flashcore_ir::Target;
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, select};
+use flashcore_problem::{Problem, TensorView, TensorViewMut};
+
+use crate::Error;
+
+/// Problems whose plan is kept at hand. A server sees few shapes at a time; planning anew costs microseconds.
+const RECENT_PLANS: usize = 64;
+
+/// Tensors in device memory, each in the problem's layout and starting at its first element.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceTensors<'a> {
+    /// `[batch, seq_len_q, num_heads, head_dim]`.
+    pub q: DeviceSlice<'a>,
+    /// `[batch, seq_len_kv, num_kv_heads, head_dim]`.
+    pub k: DeviceSlice<'a>,
+    /// `[batch, seq_len_kv, num_kv_heads, head_dim_v]`.
+    pub v: DeviceSlice<'a>,
+    /// Written: `[batch, seq_len_q, num_heads, head_dim_v]`.
+    pub out: DeviceSlice<'a>,
+    /// Written where the problem asks for it: f32 `[batch, num_heads, seq_len_q]`.
+    pub lse: Option<DeviceSlice<'a>>,
+    /// As many bytes as the plan's launch asks for ([`Launch::workspace_bytes`](flashcore_ir::Launch::workspace_bytes));
+    /// most plans ask for none.
+    pub workspace: Option<DeviceSlice<'a>>,
+}
+
+/// A plan and its compiled kernel.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    plan: Plan,
+    function: Function,
+}
+
+/// What is kept ready for one context.
+#[derive(Debug)]
+pub(crate) struct CudaAttention {
+    context: Context,
+    target: Target,
+    config: Option<Config>,
+    kernels: KernelCache,
+    recent: Mutex<VecDeque<(Problem, u32, Arc<Prepared>)>>,
+}
+
+impl CudaAttention {
+    pub(crate) fn new(context: Context, config: Option<Config>) -> CudaAttention {
+        let (major, minor) = context.info().compute_capability;
+        CudaAttention {
+            context,
+            // `Device::cuda` lets only supported devices through.
+            target: Target::for_capability(major, minor).unwrap_or(Target::Sm80),
+            config,
+            kernels: KernelCache::default(),
+            recent: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(crate) fn choose(&self, problem: &Problem, alignment: u32) -> Result<Choice, Error> {
+        let Some(config) = self.config else {
+            return Ok(select(problem, self.target, alignment, &self.kernels)?);
+        };
+        let plan =
+            Plan::with_cache(problem, &config, self.target, &self.kernels).map_err(|refusal| Error::Refused {
+                kernel: config.to_string(),
+                refusal: Box::new(refusal),
+            })?;
+        Ok(Choice {
+            plan,
+            why: "it was asked for by name".to_string(),
+            considered: Vec::new(),
+        })
+    }
+
+    /// The plan and compiled kernel for a problem whose tensors start at multiples of `alignment` bytes.
+    pub(crate) fn prepare(&self, problem: &Problem, alignment: u32) -> Result<Arc<Prepared>, Error> {
+        let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = recent().iter().find(|(p, a, _)| *a == alignment && p == problem) {
+            return Ok(found.2.clone());
+        }
+        let plan = self.choose(problem, alignment)?.plan;
+        // Modules are kept by identity in their context, so a kernel is compiled once.
+        let function = Function::load(&self.context, &plan.kernel, &ModuleOptions::default())?;
+        let prepared = Arc::new(Prepared { plan, function });
+        let mut recent = recent();
+        recent.push_front((problem.clone(), alignment, prepared.clone()));
+        recent.truncate(RECENT_PLANS);
+        Ok(prepared)
+    }
+
+    pub(crate) fn forward_on(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+        tensors: &DeviceTensors<'_>,
+    ) -> Result<(), Error> {
+        let DeviceTensors {
+            q,
+            k,
+            v,
+            out,
+            lse,
+            workspace,
+        } = *tensors;
+        let alignment = [q, k, v, out]
+            .iter()
+            .map(|t| 1 << t.address().trailing_zeros().min(4))
+            .min()
+            .unwrap_or(16);
+        let prepared = self.prepare(problem, alignment)?;
+        let launch = &prepared.plan.launch;
+        let mut buffers = Vec::with_capacity(launch.buffers.len());
+        for spec in &launch.buffers {
+            let given = match spec.name {
+                "q" => Some(q),
+                "k" => Some(k),
+                "v" => Some(v),
+                "out" => Some(out),
+                "lse" => lse,
+                _ => workspace,
+            };
+            match given {
+                Some(slice) if slice.len() as u64 >= spec.bytes => buffers.push(slice),
+                given => {
+                    return Err(Error::DeviceBuffer {
+                        tensor: spec.name,
+                        needed: spec.bytes,
+                        given: given.map(|slice| slice.len() as u64),
+                    });
+                }
+            }
+        }
+        Ok(prepared.function.run(stream, launch, &buffers)?)
+    }
+
+    pub(crate) fn forward_host(
+        &self,
+        problem: &Problem,
+        q: TensorView<'_>,
+        k: TensorView<'_>,
+        v: TensorView<'_>,
+        out: &mut TensorViewMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
+        let stream = Stream::new(&self.context)?;
+        let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
+        let (q, k, v) = (upload(q.bytes())?, upload(k.bytes())?, upload(v.bytes())?);
+        // The whole extent travels both ways, so that gaps between rows come back as they were.
+        let device_out = upload(out.as_view().bytes())?;
+        let device_lse = lse
+            .as_ref()
+            .map(|lse| DeviceBuffer::new(&self.context, size_of_val(&**lse)))
+            .transpose()?;
+        let workspace_bytes = self.prepare(problem, 16)?.plan.launch.workspace_bytes() as usize;
+        let workspace = DeviceBuffer::new(&self.context, workspace_bytes)?;
+        let tensors = DeviceTensors {
+            q: q.as_slice(),
+            k: k.as_slice(),
+            v: v.as_slice(),
+            out: device_out.as_slice(),
+            lse: device_lse.as_ref().map(DeviceBuffer::as_slice),
+            workspace: Some(workspace.as_slice()),
+        };
+        self.forward_on(&stream, problem, &tensors)?;
+        device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
+        if let (Some(lse), Some(device)) = (lse, &device_lse) {
+            lse.copy_from_slice(&device.to_vec::<f32>(&stream)?);
+        }
+        stream.synchronize()?;
+        Ok(())
+    }
+}

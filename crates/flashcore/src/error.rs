@@ -1,0 +1,89 @@
+//! What can go wrong between a question and its answer.
+
+use flashcore_cpu::CpuError;
+use flashcore_cuda::CudaError;
+use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
+use flashcore_problem::ProblemError;
+use thiserror::Error;
+
+/// Why attention was not computed. Each message says what was given, what is allowed, and what to do.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The problem or its tensors do not make sense.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The CPU does not serve it.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// The driver or the device failed, or there is none.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// No kernel serves the problem on this device.
+    #[error(transparent)]
+    NoPlan(#[from] NoPlan),
+    /// The kernel asked for by name does not serve the problem on this device.
+    #[error("{kernel} cannot serve this problem: {refusal}")]
+    Refused {
+        /// The kernel's id.
+        kernel: String,
+        /// Why.
+        refusal: Box<Refusal>,
+    },
+    /// No kernel has this id.
+    #[error(transparent)]
+    UnknownKernel(#[from] UnknownConfig),
+    /// A kernel of the CPU was asked for on a GPU, or the other way round.
+    #[error("{kernel} does not run on {device}; leave the kernel out, or choose {suggestion}")]
+    KernelOfOtherDevice {
+        /// The kernel's id.
+        kernel: String,
+        /// The device.
+        device: String,
+        /// Where it would run.
+        suggestion: &'static str,
+    },
+    /// No device has this name.
+    #[error("no device is named `{given}`; allowed: best, cpu, cuda, cuda:N")]
+    UnknownDevice {
+        /// The name given.
+        given: String,
+    },
+    /// Kernels are not made for the GPU's architecture.
+    #[error("{name} has compute capability {major}.{minor}; kernels are made for 8.0 and newer")]
+    UnsupportedGpu {
+        /// The GPU's name.
+        name: String,
+        /// Compute capability, major.
+        major: u32,
+        /// Compute capability, minor.
+        minor: u32,
+    },
+    /// Device tensors were given to an `Attention` that does not run on a GPU.
+    #[error("tensors in device memory were given, but this Attention runs on {device}; make it with Device::cuda(n)")]
+    NotOnCuda {
+        /// The device it runs on.
+        device: String,
+    },
+    /// A device buffer is too small or missing.
+    #[error("{tensor} needs {needed} bytes of device memory; {}", given.map_or("none was given".to_string(), |n| format!("{n} were given")))]
+    DeviceBuffer {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes given, if it was given at all.
+        given: Option<u64>,
+    },
+}
+
+impl Error {
+    /// Whether the machine is at fault rather than the question: no driver, no such device, a driver too old.
+    pub fn is_environment(&self) -> bool {
+        match self {
+            Error::Cuda(error) => error.is_environment(),
+            Error::UnsupportedGpu { .. } => true,
+            _ => false,
+        }
+    }
+}
