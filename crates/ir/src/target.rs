@@ -8,29 +8,70 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// What an instruction needs: a PTX ISA version and an architecture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requirement {
     /// PTX ISA version, `(major, minor)`.
     pub ptx: (u32, u32),
     /// Compute capability times ten.
     pub sm: u32,
+    /// Whether the architecture alone has it and no later one (`sm_90a`).
+    pub arch_specific: bool,
 }
 
 impl Requirement {
-    /// The floor of the whole language: sm_80, first assembled by PTX 7.0. 7.1 is asked for because
-    /// drivers from then on report JIT errors by line.
-    pub const BASE: Requirement = Requirement::new((7, 1), 80);
+    /// The floor of the whole language: sm_80, and PTX 7.0, the first version that knows it.
+    pub const BASE: Requirement = Requirement::new((7, 0), 80);
 
     /// A requirement of PTX `ptx` on `sm` (compute capability times ten) or newer.
     pub const fn new(ptx: (u32, u32), sm: u32) -> Requirement {
-        Requirement { ptx, sm }
+        Requirement {
+            ptx,
+            sm,
+            arch_specific: false,
+        }
     }
 
-    /// The stricter of the two in both respects.
+    /// A requirement of PTX `ptx` on `sm` and nothing else, as wgmma on sm_90a.
+    pub const fn arch_specific(ptx: (u32, u32), sm: u32) -> Requirement {
+        Requirement {
+            ptx,
+            sm,
+            arch_specific: true,
+        }
+    }
+
+    /// The stricter of the two in every respect.
     pub fn max(self, other: Requirement) -> Requirement {
         Requirement {
             ptx: self.ptx.max(other.ptx),
             sm: self.sm.max(other.sm),
+            arch_specific: self.arch_specific || other.arch_specific,
+        }
+    }
+
+    /// What PTX's `.target` calls the architecture.
+    ///
+    /// ```
+    /// use flashcore_ir::Requirement;
+    /// assert_eq!(Requirement::BASE.target_name(), "sm_80");
+    /// assert_eq!(Requirement::arch_specific((8, 0), 90).target_name(), "sm_90a");
+    /// ```
+    pub fn target_name(self) -> String {
+        format!("sm_{}{}", self.sm, if self.arch_specific { "a" } else { "" })
+    }
+
+    /// Whether code that requires this can be compiled for `target`.
+    ///
+    /// ```
+    /// use flashcore_ir::{Requirement, Target};
+    /// assert!(Requirement::BASE.is_met_by(Target::Sm120));
+    /// assert!(!Requirement::arch_specific((8, 0), 90).is_met_by(Target::Sm120));
+    /// ```
+    pub fn is_met_by(self, target: Target) -> bool {
+        if self.arch_specific {
+            target.name() == self.target_name()
+        } else {
+            target.sm() >= self.sm
         }
     }
 }
@@ -72,6 +113,8 @@ pub struct Limits {
     pub registers_per_thread: u32,
     /// Registers are handed out to warps in units of this many.
     pub register_unit_per_warp: u32,
+    /// Parts of an SM, each with its share of the registers and its own warps.
+    pub partitions_per_sm: u32,
     /// Most threads a block.
     pub threads_per_block: u32,
     /// Most threads resident on an SM.
@@ -124,11 +167,12 @@ impl Target {
 
     /// The target of a name such as `sm_89`, `sm89`, `8.9`, `89` or `sm_90`.
     pub fn from_name(name: &str) -> Option<Target> {
-        let digits: String = name
-            .trim_start_matches("sm")
-            .chars()
-            .filter(char::is_ascii_digit)
-            .collect();
+        let name = name.strip_prefix("sm").unwrap_or(name);
+        let name = name.strip_prefix('_').unwrap_or(name);
+        let digits = name.strip_suffix('a').unwrap_or(name).replacen('.', "", 1);
+        if !digits.chars().all(|c| c.is_ascii_digit()) {
+            return None;
+        }
         let sm: u32 = digits.parse().ok()?;
         Target::ALL.into_iter().find(|t| t.sm() == sm)
     }
@@ -173,6 +217,7 @@ impl Target {
             registers_per_sm: 65_536,
             registers_per_thread: 255,
             register_unit_per_warp: 256,
+            partitions_per_sm: 4,
             threads_per_block: 1024,
             threads_per_sm,
             blocks_per_sm,
@@ -196,14 +241,17 @@ impl Limits {
     pub fn occupancy(&self, threads: u32, registers: u32, shared_bytes: u32) -> Occupancy {
         let warps = threads.div_ceil(32);
         let per_warp = (registers * 32).next_multiple_of(self.register_unit_per_warp.max(1));
+        let per_partition = self.registers_per_sm / self.partitions_per_sm;
+        // A warp's registers lie in one partition, so what is left over in each is lost.
+        let warps_by_registers = match per_partition.checked_div(per_warp) {
+            Some(warps) => warps * self.partitions_per_sm,
+            None => u32::MAX,
+        };
         let shared = (shared_bytes + self.shared_reserved_per_block).next_multiple_of(128);
         let candidates = [
             (self.blocks_per_sm, "blocks per SM"),
             (self.threads_per_sm / (warps * 32).max(1), "threads per SM"),
-            (
-                self.registers_per_sm.checked_div(per_warp * warps).unwrap_or(u32::MAX),
-                "registers",
-            ),
+            (warps_by_registers / warps.max(1), "registers"),
             (self.shared_per_sm / shared.max(1), "shared memory"),
         ];
         let (blocks, limited_by) = candidates.into_iter().min_by_key(|c| c.0).unwrap_or((0, "nothing"));
@@ -246,7 +294,42 @@ mod tests {
         }
         assert_eq!(Target::from_name("sm_90"), Some(Target::Sm90a));
         assert_eq!(Target::from_name("8.9"), Some(Target::Sm89));
-        assert_eq!(Target::from_name("gfx942"), None);
+        for name in ["gfx942", "gfx89", "sm_42", "", "sm_", "-89", "99999999999"] {
+            assert_eq!(Target::from_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn requirements_are_met_by_later_targets() {
+        let hopper = Requirement::new((7, 8), 90);
+        assert!(!hopper.is_met_by(Target::Sm89) && hopper.is_met_by(Target::Sm90a) && hopper.is_met_by(Target::Sm120));
+        let wgmma = Requirement::arch_specific((8, 0), 90);
+        assert_eq!(
+            Target::ALL
+                .map(|t| wgmma.is_met_by(t))
+                .iter()
+                .filter(|&&met| met)
+                .count(),
+            1
+        );
+        assert_eq!(Requirement::BASE.max(wgmma), wgmma);
+        assert_eq!(wgmma.max(Requirement::new((8, 6), 80)).ptx, (8, 6));
+    }
+
+    #[test]
+    fn capabilities_find_their_target() {
+        for (major, minor, target) in [
+            (7, 0, None),
+            (7, 5, Some(Target::Sm75)),
+            (8, 7, Some(Target::Sm86)),
+            (8, 9, Some(Target::Sm89)),
+            (9, 0, Some(Target::Sm90a)),
+            (10, 3, Some(Target::Sm100)),
+            (12, 1, Some(Target::Sm120)),
+        ] {
+            assert_eq!(Target::for_capability(major, minor), target);
+        }
+        assert!(!Target::Sm75.is_supported() && Target::Sm80.is_supported());
     }
 
     #[test]
@@ -255,5 +338,50 @@ mod tests {
         assert_eq!(limits.occupancy(128, 255, 0).limited_by, "registers");
         assert_eq!(limits.occupancy(128, 32, 60_000).limited_by, "shared memory");
         assert_eq!(limits.occupancy(1024, 32, 0).blocks_per_sm, 1);
+    }
+
+    /// Blocks an SM by NVIDIA's own calculator (`cuda_occupancy.h` of CUDA 13.0, all shared memory
+    /// carved out), for each of these (threads, registers, dynamic shared bytes).
+    #[test]
+    fn occupancy_is_what_cuda_computes() {
+        let cases = [
+            (32, 32, 0),
+            (32, 96, 0), // 20, not 21: the registers left over in each partition are lost
+            (64, 72, 1024),
+            (96, 104, 3000),
+            (128, 24, 33_000),
+            (128, 32, 0),
+            (128, 64, 16_384),
+            (128, 168, 49_152),
+            (192, 80, 20_000),
+            (256, 64, 40_000),
+            (256, 255, 0),
+            (384, 168, 98_304),
+            (640, 40, 0),
+            (1024, 32, 101_376),
+            (1024, 65, 0),
+        ];
+        let a100 = [32, 20, 14, 5, 4, 16, 8, 3, 4, 4, 1, 1, 2, 1, 0];
+        let consumer = [24, 20, 14, 5, 3, 12, 5, 2, 4, 2, 1, 1, 2, 1, 0];
+        let hopper = [32, 20, 14, 5, 6, 16, 8, 3, 4, 4, 1, 1, 2, 2, 0];
+        let mut ampere_consumer = consumer;
+        (ampere_consumer[0], ampere_consumer[1]) = (16, 16);
+        for (target, blocks) in [
+            (Target::Sm80, a100),
+            (Target::Sm86, ampere_consumer),
+            (Target::Sm89, consumer),
+            (Target::Sm90a, hopper),
+            (Target::Sm100, hopper),
+            (Target::Sm120, consumer),
+        ] {
+            for ((threads, registers, shared), blocks) in cases.into_iter().zip(blocks) {
+                let got = target.limits().occupancy(threads, registers, shared);
+                assert_eq!(
+                    got.blocks_per_sm, blocks,
+                    "{target}: {threads} threads, {registers} registers, {shared} B"
+                );
+                assert_eq!(got.warps_per_sm, blocks * threads / 32);
+            }
+        }
     }
 }

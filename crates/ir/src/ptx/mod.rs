@@ -72,8 +72,8 @@ impl<'a> Writer<'a> {
         let (major, minor) = required.ptx;
         let _ = writeln!(
             text,
-            ".version {major}.{minor}\n.target sm_{}\n.address_size 64",
-            required.sm
+            ".version {major}.{minor}\n.target {}\n.address_size 64",
+            required.target_name()
         );
         for (i, file) in self.files.iter().enumerate() {
             let _ = writeln!(text, ".file {} \"{file}\"", i + 1);
