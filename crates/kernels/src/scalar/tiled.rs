@@ -149,6 +149,8 @@ pub(crate) fn plan(
 }
 
 fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
+    // Unasked, ptxas aims at an occupancy of its own and spills a few bytes to reach it.
+    k.min_blocks_per_sm(1);
     let params = Params::<E>::declare(k, shape);
 
     // Rows padded by four elements start four banks apart, so reading a column of quads is conflict-free.
