@@ -27,7 +27,7 @@ pub(crate) struct PanelBlock<'p> {
     pub(crate) all_visible: bool,
     /// `[head_dim][panel]`.
     pub(crate) q: &'p [f32],
-    /// `[keys][panel]`.
+    /// `[keys or more][panel]`.
     pub(crate) s: &'p mut [f32],
     /// `[head_dim_v][panel]`.
     pub(crate) o: &'p mut [f32],
@@ -41,7 +41,8 @@ impl PanelBlock<'_> {
     /// `NV`: vectors in the panel.
     #[inline(always)]
     pub(crate) fn run<S: Simd, const NV: usize>(self, simd: S) {
-        let (q, s) = (panels::<S, NV>(self.q), panels_mut::<S, NV>(self.s));
+        let q = panels::<S, NV>(self.q);
+        let s = &mut panels_mut::<S, NV>(self.s)[..self.block.len()];
         let o = panels_mut::<S, NV>(self.o);
         let (Some(max), Some(sum)) = (
             panels_mut::<S, NV>(self.max).first_mut(),
@@ -93,6 +94,17 @@ fn multiply_add<S: Simd, const NV: usize>(
     }
 }
 
+/// Stores as many of the micro-kernel's rows as there is room for, vector by vector: assigning whole
+/// arrays would send the registers through the stack and `memcpy`.
+#[inline(always)]
+fn store<V: Copy, const NV: usize>(to: &mut [[V; NV]], acc: &[[V; NV]; MICRO_ROWS]) {
+    for (to, acc) in to.iter_mut().zip(acc) {
+        for (to, &acc) in to.iter_mut().zip(acc) {
+            *to = acc;
+        }
+    }
+}
+
 /// `Sᵀ = K·Qᵀ`.
 #[inline(always)]
 fn scores<S: Simd, const NV: usize>(simd: S, k: &[f32], q: &[[S::f32s; NV]], s: &mut [[S::f32s; NV]]) {
@@ -105,10 +117,7 @@ fn scores<S: Simd, const NV: usize>(simd: S, k: &[f32], q: &[[S::f32s; NV]], s: 
         for (d, q) in q.iter().enumerate() {
             multiply_add(simd, &mut acc, rows.map(|row| row[d]), q);
         }
-        match <&mut [_; MICRO_ROWS]>::try_from(&mut *s) {
-            Ok(s) => *s = acc,
-            Err(_) => s.copy_from_slice(&acc[..s.len()]),
-        }
+        store(s, &acc);
     }
 }
 
@@ -194,15 +203,11 @@ fn accumulate<S: Simd, const NV: usize>(
     let (o, _) = o.as_chunks_mut::<MICRO_ROWS>();
     let quads = o.len(); // groups of four columns in a row of V
     for (column, o) in o.iter_mut().enumerate() {
-        let mut acc = *o;
-        for acc in &mut acc {
-            for (acc, &rescale) in acc.iter_mut().zip(&rescale) {
-                *acc = simd.mul_f32s(*acc, rescale);
-            }
-        }
+        let mut acc: [[S::f32s; NV]; MICRO_ROWS] =
+            std::array::from_fn(|i| std::array::from_fn(|v| simd.mul_f32s(o[i][v], rescale[v])));
         for (a, p) in v[column..].iter().step_by(quads).zip(p) {
             multiply_add(simd, &mut acc, *a, p);
         }
-        *o = acc;
+        store(o, &acc);
     }
 }

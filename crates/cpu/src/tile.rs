@@ -46,7 +46,7 @@ impl WithSimd for TileTask<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Four by four accumulators and their operands fill 32 registers, four by two fill 16.
+        // Four by four accumulators and their operands fill 32 registers, four by two fit in 16.
         if S::REGISTER_COUNT >= 32 {
             self.run::<S, 4>(simd);
         } else {
@@ -98,7 +98,9 @@ impl TileTask<'_, '_> {
             let next = (block.end / tile_kv + 1) * tile_kv;
             block = block.end..next.min(last_key);
             for span in spans {
-                if span.any.end <= block.start || block.end <= span.any.start {
+                // What no row of the panel sees is left out of the block: half a block a row, where causal.
+                let block = block.start.max(span.any.start)..block.end.min(span.any.end);
+                if block.is_empty() {
                     continue;
                 }
                 let (first, width) = (span.rows.start, span.width);
@@ -106,11 +108,11 @@ impl TileTask<'_, '_> {
                     problem,
                     k: &self.k[block.start * dims[0]..block.end * dims[0]],
                     v: &self.v[block.start * dims[1]..block.end * dims[1]],
-                    block: block.clone(),
                     ranges: &scratch.ranges[span.rows.clone()],
                     all_visible: span.all.start <= block.start && block.end <= span.all.end,
+                    block,
                     q: &scratch.q[first * dims[0]..][..width * dims[0]],
-                    s: &mut scratch.s[..width * block.len()],
+                    s: &mut scratch.s[..width * tile_kv],
                     o: &mut scratch.o[first * dims[1]..][..width * dims[1]],
                     max: &mut scratch.max[first..][..width],
                     sum: &mut scratch.sum[first..][..width],
@@ -129,9 +131,9 @@ impl TileTask<'_, '_> {
             for (lane, row) in span.rows.clone().enumerate() {
                 let (max, sum) = (scratch.max[row], scratch.sum[row]);
                 // A row that sees nothing has a sum of 0, and its output is 0.
-                let divisor = if sum == 0.0 { 1.0 } else { sum };
+                let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
                 for (x, column) in scratch.row.iter_mut().zip(o.chunks_exact(span.width)) {
-                    *x = column[lane] / divisor;
+                    *x = column[lane] * inverse;
                 }
                 store_row(problem.dtype(), &scratch.row[..dims[1]], self.out[row]);
                 // The maximum is in units of log2; −∞ + ln 0 is −∞, as it should be.
