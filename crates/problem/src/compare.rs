@@ -2,13 +2,14 @@
 
 use std::fmt;
 
+use serde::Serialize;
 use thiserror::Error;
 
 use crate::tensor::read_element;
 use crate::{DType, InputKind, POISON, Problem, ProblemError, Reference, ReferenceRow, TensorView};
 
 /// How far an answer may be off: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tolerance {
     /// Absolute part.
     pub atol: f64,
@@ -47,7 +48,7 @@ impl Tolerance {
 }
 
 /// One element of an output beside what it should be.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Worst {
     /// `[batch, row, head, column]`; of a log-sum-exp the column is 0.
     pub index: [usize; 4],
@@ -58,7 +59,7 @@ pub struct Worst {
 }
 
 /// What a comparison found. Prints as one line.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// Elements compared.
     pub elements: usize,
@@ -195,6 +196,35 @@ pub fn compare_lse(
     Ok(tally.finish())
 }
 
+/// Compares some rows of a log-sum-exp with [`reference_rows`](crate::reference_rows). −∞ equals −∞.
+///
+/// # Errors
+/// A length that is not the problem's, and rows outside the problem.
+pub fn compare_lse_rows(
+    problem: &Problem,
+    lse: &[f32],
+    rows: &[ReferenceRow],
+    tolerance: Tolerance,
+) -> Result<Comparison, ProblemError> {
+    let [nb, nh, ns] = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
+    check_len("lse", lse.len(), &[nb, nh, ns])?;
+    let mut tally = Tally::new(tolerance);
+    for row in rows {
+        let [b, h, s] = row.index;
+        if b >= nb || h >= nh || s >= ns {
+            return Err(ProblemError::Shape {
+                tensor: "lse",
+                given: vec![b + 1, h + 1, s + 1],
+                expected: vec![nb, nh, ns],
+            });
+        }
+        let got = lse[(b * nh + h) * ns + s];
+        let unwritten = got.to_ne_bytes() == [POISON; 4];
+        tally.element([b, s, h, 0], f64::from(got), row.lse, unwritten);
+    }
+    Ok(tally.finish())
+}
+
 fn check_len(tensor: &'static str, given: usize, expected: &[usize]) -> Result<(), ProblemError> {
     if given == expected.iter().product::<usize>() {
         return Ok(());
@@ -285,7 +315,7 @@ impl Tally {
 }
 
 /// Bytes between a tensor's elements that no longer hold the poison they were filled with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize)]
 #[error("{count} gap elements of the output were written, the first at element {first} from its start")]
 pub struct GapWritten {
     /// The first such place, in elements from the start of the tensor's data.

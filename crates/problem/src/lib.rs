@@ -19,7 +19,9 @@ pub mod rng;
 pub mod tensor;
 
 pub use builder::ProblemBuilder;
-pub use compare::{Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_rows, gaps_untouched};
+pub use compare::{
+    Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_lse_rows, compare_rows, gaps_untouched,
+};
 pub use dtype::DType;
 pub use error::ProblemError;
 pub use inputs::{InputKind, Inputs};
