@@ -218,7 +218,9 @@ impl KernelBuilder {
     /// `acc[tile] += a · b` on the tensor cores: 16×16 by 16×8.
     #[track_caller]
     pub fn mma<E: MmaElement>(&self, acc: Acc<'_>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
-        self.check_tile(tile, acc.tiles);
+        if !self.has_tile(tile, acc.tiles) {
+            return;
+        }
         let d = acc.first.plus(4 * tile);
         self.emit(Inst::Mma {
             input: E::INPUT,
@@ -233,7 +235,9 @@ impl KernelBuilder {
     /// `acc[tile] += a · b` with fp16 accumulators.
     #[track_caller]
     pub fn mma_f16(&self, acc: AccF16<'_>, tile: u32, a: AOperand<half::f16>, b: BOperand<half::f16>) {
-        self.check_tile(tile, acc.tiles);
+        if !self.has_tile(tile, acc.tiles) {
+            return;
+        }
         let d = acc.first.plus(2 * tile);
         self.emit(Inst::Mma {
             input: MmaInput::F16,
@@ -246,12 +250,13 @@ impl KernelBuilder {
     }
 
     #[track_caller]
-    fn check_tile(&self, tile: u32, tiles: u32) {
+    fn has_tile(&self, tile: u32, tiles: u32) -> bool {
         if tile >= tiles {
             self.error(BuildErrorKind::Operand(format!(
                 "tile {tile} of accumulators that have {tiles}"
             )));
         }
+        tile < tiles
     }
 }
 
@@ -281,11 +286,12 @@ impl<'k> AccF16<'k> {
     /// registers in the same order, copied.
     #[track_caller]
     pub fn to_a(&self) -> Vec<AOperand<half::f16>> {
-        let word = |i: u32| self.var(i).get();
-        (0..self.tiles / 2)
-            .map(|step| 4 * step)
-            .map(|i| self.k.a_operand(&[word(i), word(i + 1), word(i + 2), word(i + 3)]))
-            .collect()
+        let mut operands = Vec::new();
+        for step in 0..self.tiles / 2 {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| self.var(4 * step + i));
+            operands.push(self.k.a_operand(&[a.get(), b.get(), c.get(), d.get()]));
+        }
+        operands
     }
 }
 
@@ -316,9 +322,13 @@ impl<'k> Acc<'k> {
     pub fn to_a<E: MmaElement>(&self) -> Vec<AOperand<E>> {
         let mut operands = Vec::new();
         for step in 0..self.tiles / 2 {
-            // Accumulators 0,1 | 2,3 of both tiles: rows +0, +8, then the same 8 columns further on.
-            let word = |i: u32| E::pack(self.var(8 * step + i).get(), self.var(8 * step + i + 1).get());
-            operands.push(self.k.a_operand(&[word(0), word(2), word(4), word(6)]));
+            // Registers 0,1 | 2,3 of both tiles: rows +0, +8, then the same 8 columns further on.
+            let mut words = Vec::new();
+            for pair in 0..4 {
+                let i = 8 * step + 2 * pair;
+                words.push(E::pack(self.var(i).get(), self.var(i + 1).get()));
+            }
+            operands.push(self.k.a_operand(&[words[0], words[1], words[2], words[3]]));
         }
         operands
     }

@@ -99,13 +99,19 @@ macro_rules! accesses {
             /// Stores one element.
             #[track_caller]
             pub fn store(self, value: impl Source<'k, E>) {
+                self.store_with(value, Cache::Default);
+            }
+
+            /// Stores one element with a cache hint (global memory only).
+            #[track_caller]
+            pub fn store_with(self, value: impl Source<'k, E>, cache: Cache) {
                 store(
                     self.addr.builder(),
                     Space::$space,
                     E::TYPE,
                     &[value.operand()],
                     self.address(0),
-                    Cache::Default,
+                    cache,
                 );
             }
 
@@ -145,18 +151,17 @@ macro_rules! accesses {
             /// address must be aligned (or to the element, where that is larger).
             #[track_caller]
             pub fn load_f32s(self, count: u32, vector_bytes: u32, cache: Cache) -> Vec<Val<'k, f32>> {
-                if vector_bytes < 4 && E::BYTES < 4 {
-                    return (0..count)
-                        .map(|i| E::widen_one(self.plus(i as i32).load_with(cache)))
-                        .collect();
-                }
+                // Loops rather than iterators: a closure would hide the caller's line.
                 let mut values = Vec::new();
-                let (mut words, mut at) = (count / E::PER_WORD, self);
-                while words > 0 {
-                    let n = vector_words(words, vector_bytes / 4);
-                    values.extend(at.load_words(n, cache).into_iter().flat_map(E::widen));
-                    at = at.plus((n * E::PER_WORD) as i32);
-                    words -= n;
+                for (words, _) in accesses(count, E::PER_WORD, vector_bytes) {
+                    let at = self.plus(values.len() as i32);
+                    if words == 0 {
+                        values.push(E::widen_one(at.load_with(cache)));
+                        continue;
+                    }
+                    for word in at.load_words(words, cache) {
+                        values.extend(E::widen(word));
+                    }
                 }
                 values
             }
@@ -165,21 +170,20 @@ macro_rules! accesses {
             /// `vector_bytes`, to which the address must be aligned (or to the element, where that is larger).
             #[track_caller]
             pub fn store_f32s(self, values: &[Val<'k, f32>], vector_bytes: u32, cache: Cache) {
-                if vector_bytes < 4 && E::BYTES < 4 {
-                    for (i, &value) in values.iter().enumerate() {
-                        self.plus(i as i32).store(E::narrow_one(value));
+                let mut done = 0;
+                for (words, elements) in accesses(values.len() as u32, E::PER_WORD, vector_bytes) {
+                    let at = self.plus(done as i32);
+                    let now = &values[done..done + elements as usize];
+                    done += elements as usize;
+                    if words == 0 {
+                        at.store_with(E::narrow_one(now[0]), cache);
+                        continue;
                     }
-                    return;
-                }
-                let mut at = self;
-                let mut rest = values;
-                while !rest.is_empty() {
-                    let n = vector_words(rest.len() as u32 / E::PER_WORD, vector_bytes / 4);
-                    let (now, later) = rest.split_at((n * E::PER_WORD) as usize);
-                    let words: Vec<_> = now.chunks(E::PER_WORD as usize).map(E::narrow).collect();
-                    at.store_words(&words, cache);
-                    at = at.plus((n * E::PER_WORD) as i32);
-                    rest = later;
+                    let mut packed = Vec::new();
+                    for word in now.chunks(E::PER_WORD as usize) {
+                        packed.push(E::narrow(word));
+                    }
+                    at.store_words(&packed, cache);
                 }
             }
         }
@@ -235,12 +239,25 @@ macro_rules! accesses {
 accesses!(GlobalPtr, Global);
 accesses!(SharedPtr, Shared);
 
-/// The widest access of at most `max_words` words that `words` remaining words allow.
-fn vector_words(words: u32, max_words: u32) -> u32 {
-    [4, 2, 1]
-        .into_iter()
-        .find(|&n| n <= max_words && words.is_multiple_of(n))
-        .unwrap_or(1)
+/// How `count` elements are accessed, in order: as (words, elements), or (0, 1) for a single element
+/// that fills no word.
+fn accesses(count: u32, per_word: u32, vector_bytes: u32) -> Vec<(u32, u32)> {
+    let mut rest = count;
+    let mut accesses = Vec::new();
+    while rest > 0 {
+        let words = rest / per_word;
+        let access = if words == 0 || vector_bytes < 4 && per_word > 1 {
+            (0, 1)
+        } else {
+            // Widest first: what follows an access is then aligned for any that is not wider.
+            let fits = |n: &u32| 4 * n <= vector_bytes && *n <= words;
+            let words = [4, 2].into_iter().find(fits).unwrap_or(1);
+            (words, words * per_word)
+        };
+        rest -= access.1;
+        accesses.push(access);
+    }
+    accesses
 }
 
 #[track_caller]
@@ -354,5 +371,22 @@ impl KernelBuilder {
             addr: row.address(0),
         });
         (0..count).map(|i| Val::from_reg(self, dst.plus(i))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::accesses;
+
+    #[test]
+    fn accesses_are_as_wide_as_alignment_allows() {
+        assert_eq!(accesses(16, 2, 16), [(4, 8), (4, 8)]);
+        assert_eq!(accesses(12, 2, 16), [(4, 8), (2, 4)]);
+        assert_eq!(accesses(6, 1, 8), [(2, 2), (2, 2), (2, 2)]);
+        assert_eq!(accesses(7, 1, 16), [(4, 4), (2, 2), (1, 1)]);
+        assert_eq!(accesses(5, 2, 16), [(2, 4), (0, 1)]);
+        assert_eq!(accesses(3, 2, 2), [(0, 1); 3]);
+        assert_eq!(accesses(2, 1, 2), [(1, 1); 2]);
+        assert_eq!(accesses(0, 2, 16), []);
     }
 }

@@ -139,25 +139,31 @@ impl<'k> Val<'k, f32> {
     /// The largest over groups of `lanes` (a power of two) neighbouring lanes, in every one of them.
     #[track_caller]
     pub fn reduce_max(self, lanes: u32) -> Val<'k, f32> {
-        self.butterfly(lanes, |a, b| a.max(b))
+        self.butterfly(lanes, BinOp::Max)
     }
     /// The sum over groups of `lanes` (a power of two) neighbouring lanes, in every one of them.
     #[track_caller]
     pub fn reduce_sum(self, lanes: u32) -> Val<'k, f32> {
-        self.butterfly(lanes, |a, b| a + b)
+        self.butterfly(lanes, BinOp::Add)
     }
 
     #[track_caller]
-    fn butterfly(self, lanes: u32, op: impl Fn(Val<'k, f32>, Val<'k, f32>) -> Val<'k, f32>) -> Val<'k, f32> {
+    fn butterfly(self, lanes: u32, op: BinOp) -> Val<'k, f32> {
         if !lanes.is_power_of_two() || lanes > 32 {
             self.builder().error(BuildErrorKind::Operand(format!(
                 "a reduction over {lanes} lanes; 1, 2, 4, 8, 16 and 32 are possible"
             )));
+            return self;
         }
         let mut value = self;
         let mut distance = lanes / 2;
         while distance > 0 {
-            value = op(value, value.shfl_bfly(distance));
+            let other = value.shfl_bfly(distance);
+            value = if op == BinOp::Max {
+                value.max(other)
+            } else {
+                value + other
+            };
             distance /= 2;
         }
         value

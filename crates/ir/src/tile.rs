@@ -55,6 +55,9 @@ impl TileShape {
     }
 }
 
+/// More than any block may use; what a card allows is judged when a launch is planned for it.
+const MOST_BYTES: u128 = 1 << 24;
+
 /// A tile in shared memory.
 #[derive(Debug)]
 pub struct SharedTile<'k, E> {
@@ -96,15 +99,27 @@ impl KernelBuilder {
         self.state.borrow_mut().ledger.is_static = true;
     }
 
+    /// The shape, if it has elements and not more than any GPU might hold: others break the sums to come.
+    #[track_caller]
+    fn check_size<E: Element>(&self, name: &str, shape: TileShape) -> TileShape {
+        let elements = (u128::from(shape.cols) + u128::from(shape.pad)) * u128::from(shape.rows);
+        let bytes = elements * u128::from(shape.stages) * u128::from(E::BYTES);
+        let problem = if shape.rows == 0 || shape.cols == 0 || shape.stages == 0 {
+            format!("tile `{name}` has no elements: {shape:?}")
+        } else if bytes > MOST_BYTES {
+            format!("tile `{name}` takes {bytes} bytes; no GPU has more than a few hundred thousand a block")
+        } else {
+            return shape;
+        };
+        self.error(BuildErrorKind::Layout(problem));
+        TileShape::new(1, 4)
+    }
+
     #[track_caller]
     fn declare_tile<E: Element>(&self, name: &str, shape: TileShape, reuses: Option<BufferId>) -> SharedTile<'_, E> {
+        let shape = self.check_size::<E>(name, shape);
         let row_stride = shape.cols + shape.pad;
         let row_bytes = row_stride * E::BYTES;
-        if shape.rows == 0 || shape.cols == 0 || shape.stages == 0 {
-            self.error(BuildErrorKind::Layout(format!(
-                "tile `{name}` has no elements: {shape:?}"
-            )));
-        }
         if !row_bytes.is_multiple_of(4) {
             self.error(BuildErrorKind::Layout(format!(
                 "a row of tile `{name}` takes {row_bytes} bytes; rows must be a multiple of 4 bytes"
