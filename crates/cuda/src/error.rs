@@ -223,8 +223,11 @@ impl fmt::Display for Fault {
             self.ordinal
         )?;
         match status(self.call.code) {
-            Some(status) => write!(f, " To go on: {}", status.remedy)?,
-            None => write!(f, " To find the line, use `flashcore check` or run with `--device sim`")?,
+            Some(status) => write!(f, " What to do: {}", status.remedy)?,
+            None => write!(
+                f,
+                " What to do: find the line with `flashcore check` or run with `--device sim`"
+            )?,
         }
         write!(f, ". (Reported by {}({}).)", self.call.call, self.call.arguments)
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::context::{Context, lock};
 use crate::error::{CallError, CudaError, LaunchFailure};
+use crate::explain;
 use crate::memory::DeviceSlice;
 use crate::module::Module;
 use crate::proof::{self, FunctionAttributes, LaunchShape};
@@ -281,9 +282,9 @@ impl Function {
         let LoadedFunction { entry, attributes, .. } = self.loaded();
         let limits = &context.info().limits;
         let explanation = match call.code {
-            status::CUDA_ERROR_INVALID_VALUE => proof::explain_invalid_value(shape, entry, attributes, limits),
+            status::CUDA_ERROR_INVALID_VALUE => explain::invalid_value(shape, entry, attributes, limits),
             status::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES | status::CUDA_ERROR_INVALID_CLUSTER_SIZE => {
-                proof::explain_out_of_resources(shape, attributes, limits)
+                explain::out_of_resources(shape, attributes, limits)
             }
             _ => String::new(),
         };

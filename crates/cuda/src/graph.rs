@@ -41,12 +41,13 @@ impl Graph {
         let mut capture = Capture { stream, open: true };
         let worked = work(stream);
         let (graph, captured) = capture.end();
+        let template = graph.map(|graph| Template {
+            graph: Handle(graph),
+            context: &context,
+        });
         // The error inside the capture says more than the invalidated capture that follows from it.
         worked?;
-        let template = Template {
-            graph: Handle(graph?),
-            context: &context,
-        };
+        let template = template?;
         let exec = context.call(|driver| driver.graph_instantiate(template.graph.0))?;
         drop(template);
 

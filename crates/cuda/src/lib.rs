@@ -30,6 +30,7 @@ mod cache;
 mod context;
 mod device;
 mod error;
+mod explain;
 mod function;
 mod graph;
 mod identity;

@@ -88,7 +88,10 @@ impl Driver {
                     found = Some(library);
                     break;
                 }
-                Err(error) if detail.is_empty() => detail = error.to_string(),
+                Err(error) if detail.is_empty() => {
+                    // The loader's own words are in the source.
+                    detail = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+                }
                 Err(_) => {}
             }
         }

@@ -58,6 +58,18 @@ pub enum LaunchRefusal {
         /// Registers there are.
         available: u32,
     },
+    /// Static shared memory beyond what any kernel may declare. Compilers are no guard: ptxas 12.4 lets
+    /// 168 KB through for every target, ptxas 13.0 up to 227 KB for the `a` targets.
+    #[error(
+        "{given} B of static shared memory; {allowed} B is the limit for static declarations on every device; declare it \
+         dynamic and opt in"
+    )]
+    StaticShared {
+        /// Static bytes.
+        given: u32,
+        /// Bytes allowed.
+        allowed: u32,
+    },
     /// A block needs more shared memory than it may have.
     #[error(
         "{needed} B of shared memory a block ({static_bytes} static + {dynamic_bytes} dynamic); this device allows \

@@ -237,7 +237,7 @@ pub(crate) static STATUSES: &[Status] = &[
         715,
         "CUDA_ERROR_ILLEGAL_INSTRUCTION",
         "a kernel executed an instruction that the GPU does not have or allow here",
-        "check that the kernel's target is this GPU's architecture; run it with `--device sim`",
+        "check that the kernel's target is this GPU's architecture, then find the line with `flashcore check` or run with `--device sim`",
     )
     .faulting(),
     say(
