@@ -126,13 +126,34 @@ impl Attention {
     /// # Errors
     /// Why it cannot be.
     pub fn plan(&self, problem: &Problem) -> Result<PlanSummary, Error> {
+        self.plan_aligned(problem, 16)
+    }
+
+    /// The same for tensors whose first elements lie at multiples of `alignment` bytes only, such as slices
+    /// of somebody else's ([`DeviceTensors::alignment`]).
+    ///
+    /// # Errors
+    /// As [`Attention::plan`].
+    pub fn plan_aligned(&self, problem: &Problem, alignment: u32) -> Result<PlanSummary, Error> {
         match &self.backend {
             Backend::Cpu(config) => {
                 flashcore_cpu::check_supported(problem)?;
                 let default = || flashcore_cpu::default_config(problem, rayon::current_num_threads());
                 Ok(PlanSummary::Cpu(config.unwrap_or_else(default)))
             }
-            Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(problem, 16)?))),
+            Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(problem, alignment)?))),
+        }
+    }
+
+    /// Bytes of workspace that [`forward_on`](Attention::forward_on) needs for tensors aligned so
+    /// ([`DeviceTensors::alignment`]); 0 for most plans. Compiles the kernel if it is the first time it is needed.
+    ///
+    /// # Errors
+    /// As [`Attention::plan`], and failures of the compiler.
+    pub fn workspace_bytes(&self, problem: &Problem, alignment: u32) -> Result<u64, Error> {
+        match &self.backend {
+            Backend::Cpu(_) => Ok(0),
+            Backend::Cuda(cuda) => cuda.workspace_bytes(problem, alignment),
         }
     }
 

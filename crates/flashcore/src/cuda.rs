@@ -31,6 +31,14 @@ pub struct DeviceTensors<'a> {
     pub workspace: Option<DeviceSlice<'a>>,
 }
 
+impl DeviceTensors<'_> {
+    /// What the addresses of Q, K, V and O are all multiples of, in bytes, at most 16: plans depend on it.
+    pub fn alignment(&self) -> u32 {
+        let addresses = [self.q, self.k, self.v, self.out].map(DeviceSlice::address);
+        1 << (addresses[0] | addresses[1] | addresses[2] | addresses[3] | 16).trailing_zeros()
+    }
+}
+
 /// A plan and its compiled kernel.
 #[derive(Debug)]
 pub(crate) struct Prepared {
@@ -97,6 +105,10 @@ impl CudaAttention {
         Ok(prepared)
     }
 
+    pub(crate) fn workspace_bytes(&self, problem: &Problem, alignment: u32) -> Result<u64, Error> {
+        Ok(self.prepare(problem, alignment)?.plan.launch.workspace_bytes())
+    }
+
     pub(crate) fn forward_on(
         &self,
         stream: &Stream,
@@ -111,12 +123,7 @@ impl CudaAttention {
             lse,
             workspace,
         } = *tensors;
-        let alignment = [q, k, v, out]
-            .iter()
-            .map(|t| 1 << t.address().trailing_zeros().min(4))
-            .min()
-            .unwrap_or(16);
-        let prepared = self.prepare(problem, alignment)?;
+        let prepared = self.prepare(problem, tensors.alignment())?;
         let launch = &prepared.plan.launch;
         let mut buffers = Vec::with_capacity(launch.buffers.len());
         for spec in &launch.buffers {
@@ -160,8 +167,8 @@ impl CudaAttention {
             .as_ref()
             .map(|lse| DeviceBuffer::new(&self.context, size_of_val(&**lse)))
             .transpose()?;
-        let workspace_bytes = self.prepare(problem, 16)?.plan.launch.workspace_bytes() as usize;
-        let workspace = DeviceBuffer::new(&self.context, workspace_bytes)?;
+        let workspace_bytes = self.workspace_bytes(problem, 16)?;
+        let workspace = DeviceBuffer::new(&self.context, workspace_bytes as usize)?;
         let tensors = DeviceTensors {
             q: q.as_slice(),
             k: k.as_slice(),
