@@ -179,7 +179,7 @@ mod tests {
             let rows: Vec<usize> = tiles.into_iter().flatten().collect();
             assert_eq!(rows, (0..group * seq).collect::<Vec<_>>());
         }
-        assert_eq!(cut(2, 3, 16), [0..6]);
+        assert_eq!(cut(2, 3, 16), vec![0..6; 1]);
         assert_eq!(cut(2, 20, 16), [0..16, 16..20, 20..36, 36..40]);
     }
 }

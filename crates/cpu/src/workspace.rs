@@ -48,17 +48,19 @@ impl PanelSpan {
     /// The panel of up to `panel` rows from `first`, of a tile whose rows see `ranges`.
     pub(crate) fn of(first: usize, panel: usize, ranges: &[Range<usize>], lanes: usize) -> PanelSpan {
         let rows = first..(first + panel).min(ranges.len());
-        let (mut any, mut all) = (usize::MAX..0, 0..usize::MAX);
+        let (mut first_seen, mut last_seen) = (usize::MAX, 0);
+        let mut all = 0..usize::MAX;
         for range in &ranges[rows.clone()] {
             all = all.start.max(range.start)..all.end.min(range.end);
             if !range.is_empty() {
-                any = any.start.min(range.start)..any.end.max(range.end);
+                first_seen = first_seen.min(range.start);
+                last_seen = last_seen.max(range.end);
             }
         }
         PanelSpan {
             width: rows.len().next_multiple_of(lanes),
             rows,
-            any,
+            any: first_seen..last_seen,
             all,
         }
     }

@@ -154,8 +154,8 @@ fn rows_with_nothing_to_attend_to() {
         .unwrap();
     let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
     let (out, lse) = compute(&Options::default(), &problem, &inputs);
-    for row in 0..70 {
-        assert_eq!(lse[row], f32::NEG_INFINITY);
+    for (row, &lse) in lse[..70].iter().enumerate() {
+        assert_eq!(lse, f32::NEG_INFINITY);
         assert!((0..64).all(|d| out.view().get(0, row, 0, d) == 0.0));
     }
     assert!(lse[70].is_finite());

@@ -45,7 +45,10 @@ pub struct PagedKv {
 /// assert_eq!(problem.group_size(), 4); // query heads a K/V head serves
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
+///
+/// Deserialising checks it again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct Problem {
     pub(crate) batch: usize,
     pub(crate) num_heads: usize,
@@ -67,6 +70,61 @@ pub struct Problem {
     pub(crate) o: Layout,
     pub(crate) var_len: Option<VarLen>,
     pub(crate) paged_kv: Option<PagedKv>,
+}
+
+/// A problem as it is read, before [`crate::ProblemBuilder::build`] has checked it.
+#[derive(Deserialize)]
+struct Unchecked {
+    batch: usize,
+    num_heads: usize,
+    num_kv_heads: usize,
+    seq_len_q: usize,
+    seq_len_kv: usize,
+    head_dim: usize,
+    head_dim_v: usize,
+    dtype: DType,
+    mask: Mask,
+    q_offset: i32,
+    kv_offset: i32,
+    softmax_scale: f32,
+    softcap: Option<f32>,
+    return_lse: bool,
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    o: Layout,
+    var_len: Option<VarLen>,
+    paged_kv: Option<PagedKv>,
+}
+
+impl TryFrom<Unchecked> for Problem {
+    type Error = ProblemError;
+
+    fn try_from(read: Unchecked) -> Result<Problem, ProblemError> {
+        let mut builder = Problem::builder()
+            .batch(read.batch)
+            .heads(read.num_heads, read.num_kv_heads)
+            .seq_len_q(read.seq_len_q)
+            .seq_len_kv(read.seq_len_kv)
+            .head_dim(read.head_dim)
+            .head_dim_v(read.head_dim_v)
+            .dtype(read.dtype)
+            .mask(read.mask)
+            .offsets(read.q_offset, read.kv_offset)
+            .softmax_scale(read.softmax_scale)
+            .return_lse(read.return_lse)
+            .layouts(read.q, read.k, read.v, read.o);
+        if let Some(cap) = read.softcap {
+            builder = builder.softcap(cap);
+        }
+        if let Some(var_len) = read.var_len {
+            builder = builder.var_len(var_len);
+        }
+        if let Some(paged_kv) = read.paged_kv {
+            builder = builder.paged_kv(paged_kv);
+        }
+        builder.build()
+    }
 }
 
 impl Problem {

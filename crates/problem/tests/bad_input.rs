@@ -157,6 +157,18 @@ fn packed_sequences_that_do_not_fit() {
 }
 
 #[test]
+fn a_problem_that_is_read_is_checked_too() {
+    let json = serde_json::to_string(&Problem::named("mission").unwrap()).unwrap();
+    let edited = json.replace("\"head_dim\":64", "\"head_dim\":7");
+    assert_ne!(json, edited);
+    let error = serde_json::from_str::<Problem>(&edited).unwrap_err().to_string();
+    assert!(
+        error.starts_with("head_dim is 7; allowed are multiples of 8"),
+        "{error}"
+    );
+}
+
+#[test]
 fn tensors_that_are_not_the_problems() {
     let problem = Problem::builder().seq_len(4).return_lse(true).build().unwrap();
     let layout = *problem.q_layout();

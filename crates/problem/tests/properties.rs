@@ -113,6 +113,13 @@ proptest! {
     }
 
     #[test]
+    fn problems_survive_json(seed in any::<u64>()) {
+        let p = random_problem(seed, &RandomLimits { head_dim_v: true, ..RandomLimits::default() }).unwrap();
+        let json = serde_json::to_string(&p).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Problem>(&json).unwrap(), p);
+    }
+
+    #[test]
     fn rounding_to_a_dtype_is_within_half_a_unit_in_the_last_place(value in -400f32..400.0) {
         for (dtype, relative, smallest) in [
             (DType::F32, 0.0, 0.0),

@@ -1,0 +1,115 @@
+//! What must hold for attention whatever the numbers are.
+
+use flashcore_cpu::{CpuConfig, Options, attention_with, default_config};
+use flashcore_problem::{DType, InputKind, Inputs, Layout, Mask, Problem, Tensor};
+use proptest::prelude::*;
+
+fn compute(config: CpuConfig, problem: &Problem, inputs: &Inputs) -> Tensor {
+    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let options = Options {
+        config: Some(config),
+        ..Options::default()
+    };
+    let Inputs { q, k, v } = inputs;
+    attention_with(
+        &options,
+        problem,
+        q.view(),
+        k.view(),
+        v.view(),
+        &mut out.view_mut(),
+        None,
+    )
+    .unwrap();
+    out
+}
+
+fn any_config() -> impl Strategy<Value = CpuConfig> {
+    (1usize..=64, 1usize..=256).prop_map(|(q, kv)| CpuConfig {
+        tile_q: 16 * q,
+        tile_kv: 4 * kv,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn config_ids_round_trip(config in any_config()) {
+        prop_assert_eq!(config.to_string().parse::<CpuConfig>(), Ok(config));
+        let json = serde_json::to_string(&config).unwrap();
+        prop_assert_eq!(serde_json::from_str::<CpuConfig>(&json).unwrap(), config);
+    }
+
+    #[test]
+    fn default_configs_are_allowed(seq in 1usize..100_000, heads in 1usize..64, threads in 1usize..256) {
+        let problem = Problem::builder().heads(heads, 1).seq_len(seq).build().unwrap();
+        prop_assert_eq!(default_config(&problem, threads).check(), Ok(()));
+    }
+
+    /// Outputs are averages of V: they lie between its smallest and its largest element.
+    #[test]
+    fn outputs_lie_within_v(
+        seq_len_q in 1usize..90,
+        seq_len_kv in 1usize..90,
+        dim in 1usize..9,
+        config in any_config(),
+        seed in any::<u64>(),
+    ) {
+        let problem = Problem::builder()
+            .seq_len_q(seq_len_q)
+            .seq_len_kv(seq_len_kv)
+            .head_dim(dim * 8)
+            .dtype(DType::F32)
+            .build()
+            .unwrap();
+        let inputs = Inputs::generate(&problem, InputKind::Normal, seed);
+        let out = compute(config, &problem, &inputs);
+        for d in 0..dim * 8 {
+            let column = (0..seq_len_kv).map(|s| inputs.v.view().get(0, s, 0, d));
+            let (low, high) = column.fold((f32::MAX, f32::MIN), |(low, high), x| (low.min(x), high.max(x)));
+            for row in 0..seq_len_q {
+                let x = out.view().get(0, row, 0, d);
+                prop_assert!((low - 1e-5..=high + 1e-5).contains(&x), "{} outside {}..{}", x, low, high);
+            }
+        }
+    }
+
+    /// A row of a causal problem is the last row of the problem that ends with it.
+    #[test]
+    fn what_comes_later_changes_nothing(seq in 2usize..150, row in 0usize..150, seed in any::<u64>()) {
+        let row = row % seq;
+        let build = |b: flashcore_problem::ProblemBuilder| b.dtype(DType::F32).mask(Mask::CAUSAL).build().unwrap();
+        let whole = build(Problem::builder().seq_len(seq));
+        let inputs = Inputs::generate(&whole, InputKind::Normal, seed);
+        let prefix = build(Problem::builder().seq_len_q(1).seq_len_kv(row + 1));
+        let part = |t: &Tensor, layout: &Layout, first: usize| {
+            Tensor::from_fn(DType::F32, *layout, |b, s, h, d| t.view().get(b, first + s, h, d))
+        };
+        let last = Inputs {
+            q: part(&inputs.q, prefix.q_layout(), row),
+            k: part(&inputs.k, prefix.k_layout(), 0),
+            v: part(&inputs.v, prefix.v_layout(), 0),
+        };
+        let config = CpuConfig { tile_q: 32, tile_kv: 16 };
+        let (all, one) = (compute(config, &whole, &inputs), compute(config, &prefix, &last));
+        for d in 0..64 {
+            prop_assert_eq!(all.view().get(0, row, 0, d).to_bits(), one.view().get(0, 0, 0, d).to_bits());
+        }
+    }
+
+    /// Strides say where elements lie and nothing else.
+    #[test]
+    fn layouts_change_nothing(seq in 1usize..60, heads in 1usize..4, seed in any::<u64>()) {
+        let build = |layout| {
+            Problem::builder().heads(heads * 2, heads).seq_len(seq).dtype(DType::BF16).layout(layout).build().unwrap()
+        };
+        let (bshd, bhsd) = (build(Layout::bshd), build(Layout::bhsd));
+        let config = CpuConfig { tile_q: 16, tile_kv: 32 };
+        let first = compute(config, &bshd, &Inputs::generate(&bshd, InputKind::Normal, seed));
+        let second = compute(config, &bhsd, &Inputs::generate(&bhsd, InputKind::Normal, seed));
+        for (s, h, d) in [(0, 0, 0), (seq - 1, heads, 7), (seq / 2, 2 * heads - 1, 63)] {
+            prop_assert_eq!(first.view().get(0, s, h, d), second.view().get(0, s, h, d));
+        }
+    }
+}
