@@ -47,7 +47,7 @@ pub(crate) fn run(
         .flat_map(|b| (0..num_kv_heads).map(move |h| (b, h)))
         .collect();
     for heads in heads.chunks(heads_at_once) {
-        let (k, v) = (dense_rows(k, heads), dense_rows(v, heads));
+        let [k, v] = dense_rows([k, v], heads);
         let mut tasks = Vec::new();
         for ((&(b, kv_head), k), v) in heads.iter().zip(&k).zip(&v) {
             for rows in cut(group, seq_len_q, config.tile_q) {
@@ -102,23 +102,32 @@ struct Task<'t, 'a> {
     lse: &'t mut [f32],
 }
 
-/// Dense f32 rows of K or V for each (batch, head): borrowed where the tensor is that, otherwise copied.
-fn dense_rows<'a>(tensor: &TensorView<'a>, heads: &[(usize, usize)]) -> Vec<Rows<'a>> {
-    let [_, seq, _, dim] = tensor.layout().shape;
-    heads
-        .iter()
-        .map(|&(b, h)| match borrow_rows(tensor, b, h) {
+/// Dense f32 rows of K and V for each (batch, head): borrowed where the tensor is that, otherwise copied, all in one
+/// parallel pass.
+fn dense_rows<'a>(tensors: [&TensorView<'a>; 2], heads: &[(usize, usize)]) -> [Vec<Rows<'a>>; 2] {
+    let mut dense = tensors.map(|tensor| {
+        let [_, seq, _, dim] = tensor.layout().shape;
+        let rows = |&(b, h): &(usize, usize)| match borrow_rows(tensor, b, h) {
             Some(rows) => Cow::Borrowed(rows),
-            None => {
-                let mut rows = vec![0.0; seq * dim];
-                rows.par_chunks_mut(COPY_ROWS * dim).enumerate().for_each(|(i, out)| {
-                    let first = i * COPY_ROWS;
-                    copy_rows(tensor, b, h, first..first + out.len() / dim, out);
-                });
-                Cow::Owned(rows)
+            None => Cow::Owned(vec![0.0; seq * dim]),
+        };
+        heads.iter().map(rows).collect::<Vec<Rows<'a>>>()
+    });
+    let mut copies = Vec::new();
+    for (tensor, dense) in tensors.into_iter().zip(&mut dense) {
+        let dim = tensor.layout().shape[3];
+        for (&(b, h), rows) in heads.iter().zip(dense) {
+            if let Cow::Owned(rows) = rows {
+                let chunks = rows.chunks_mut(COPY_ROWS * dim).enumerate();
+                copies.extend(chunks.map(|(i, out)| (tensor, b, h, i * COPY_ROWS, out)));
             }
-        })
-        .collect()
+        }
+    }
+    copies.into_par_iter().for_each(|(tensor, b, h, first, out)| {
+        let rows = out.len() / tensor.layout().shape[3];
+        copy_rows(tensor, b, h, first..first + rows, out);
+    });
+    dense
 }
 
 /// The bytes of each row of head_dim elements, in the order `[batch, heads, seq]` whatever the layout's own.
