@@ -192,6 +192,27 @@ mod tests {
     }
 
     #[test]
+    fn each_level_has_the_lanes_it_says() {
+        struct Lanes;
+        impl WithSimd for Lanes {
+            type Output = usize;
+            #[inline(always)]
+            fn with_simd<S: Simd>(self, _: S) -> usize {
+                S::F32_LANES
+            }
+        }
+        for level in SimdLevel::available() {
+            let want = match level {
+                SimdLevel::Baseline => 1,
+                SimdLevel::Neon => 4,
+                SimdLevel::Avx2 => 8,
+                SimdLevel::Avx512 => 16,
+            };
+            assert_eq!(level.arch().unwrap().dispatch(Lanes), want, "{level}");
+        }
+    }
+
+    #[test]
     fn the_best_level_is_what_the_machine_says_it_has() {
         #[cfg(target_arch = "x86_64")]
         {
