@@ -193,7 +193,9 @@ impl<'a> Writer<'a> {
                 format!("ld.param.u64 {dst}, [param_{name}];\n\tcvta.to.global.u64 {dst}, {dst};")
             }
             Inst::Trace { label, src } => {
-                format!("// trace {}: {}", self.kernel.traces[*label as usize], reg_name(*src))
+                // On one line whatever the label: a comment ends with it.
+                let label = self.kernel.traces[*label as usize].escape_debug();
+                format!("// trace {label}: {}", reg_name(*src))
             }
             _ => spell(inst, &|index| params[index as usize].name.clone()),
         }
