@@ -95,3 +95,32 @@ impl Launch {
             .map_or(0, |b| b.bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_knows_its_size_and_workspace() {
+        let buffer = |name, bytes| BufferSpec {
+            name,
+            bytes,
+            written: true,
+            align: 16,
+        };
+        let mut launch = Launch {
+            grid: [1 << 30, 8, 2],
+            block: [128, 1, 1],
+            cluster: [1, 1, 1],
+            dynamic_shared_bytes: 0,
+            buffers: vec![buffer("out", 64)],
+            args: vec![Arg::U32(7)],
+        };
+        assert_eq!(
+            (launch.threads(), launch.blocks(), launch.workspace_bytes()),
+            (128, 1 << 34, 0)
+        );
+        launch.buffers.push(buffer("workspace", 4096));
+        assert_eq!(launch.workspace_bytes(), 4096);
+    }
+}

@@ -17,6 +17,7 @@ fn attention_tiles() -> Kernel {
         k.shared_tile::<bf16>("v", TileShape::new(64, 64).padded(8).stages(2));
         k.shared_tile_reusing::<f32, _>("partial_sums_of_all_warps", TileShape::new(16, 64), q);
         assert_eq!((bias.rows(), bias.cols(), bias.stages()), (1, 3, 1));
+        assert_eq!(bias.row_stride(), 3);
     })
 }
 

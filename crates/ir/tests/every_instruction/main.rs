@@ -8,6 +8,8 @@ mod support;
 
 use std::collections::BTreeSet;
 
+use flashcore_ir::ptx::mnemonic;
+use flashcore_ir::{Kernel, Reg, RegClass};
 use forms::{all_forms, form};
 use kernels::kernels;
 use support::assemble_everywhere;
@@ -62,6 +64,98 @@ fn each_carries_the_line_that_wrote_it() {
         kernel.for_each_inst(&mut |inst, site| {
             let line = kernel.kernel_line(site);
             assert!(line.file.ends_with("kernels.rs"), "{kernel}: {inst:?} at {line}");
+        });
+    }
+}
+
+/// Instructions as printed, one for each in the kernel; branches, labels and declarations left out.
+fn printed(kernel: &Kernel) -> Vec<String> {
+    let ptx = kernel.to_ptx();
+    let body = ptx.split("{\n").nth(1).expect("a body");
+    body.lines()
+        .filter(|line| !line.starts_with('L') && !line.starts_with('}') && !line.contains("bra"))
+        .filter(|line| !line.contains(".reg ") && !line.contains("cvta.to.global"))
+        .map(|line| line.trim().to_string())
+        .filter(|line| line != "ret;")
+        .collect()
+}
+
+fn name(reg: Reg) -> String {
+    let prefix = match reg.class {
+        RegClass::Pred => "p",
+        RegClass::B16 => "h",
+        RegClass::B32 => "r",
+        RegClass::B64 => "rd",
+        RegClass::F32 => "f",
+    };
+    format!("%{prefix}{}", reg.index)
+}
+
+#[test]
+fn registers_visited_are_those_printed() {
+    for kernel in &kernels() {
+        let lines = printed(kernel);
+        assert_eq!(lines.len(), kernel.num_insts(), "{kernel}");
+        let mut lines = lines.into_iter();
+        kernel.for_each_inst(&mut |inst, _| {
+            let line = lines.next().expect("as many lines as instructions");
+            let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
+            let all = |first: Reg, count: u32| (0..count).map(move |i| name(first.plus(i)));
+            inst.visit_regs(|reg, n| read.extend(all(reg, n)), |reg, n| written.extend(all(reg, n)));
+            let operands = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '%');
+            let printed: BTreeSet<String> = operands
+                .filter(|word| word.starts_with('%') && word.ends_with(|c: char| c.is_ascii_digit()))
+                .map(str::to_string)
+                .collect();
+            assert_eq!(printed, &read | &written, "{line}");
+            for reg in read.iter().chain(&written) {
+                let count = kernel.num_regs(match reg.trim_start_matches('%').trim_end_matches(char::is_numeric) {
+                    "p" => RegClass::Pred,
+                    "h" => RegClass::B16,
+                    "r" => RegClass::B32,
+                    "rd" => RegClass::B64,
+                    _ => RegClass::F32,
+                });
+                let index: u32 = reg
+                    .trim_start_matches(|c: char| !c.is_ascii_digit())
+                    .parse()
+                    .expect("a number");
+                assert!(index < count, "{reg} is declared");
+            }
+        });
+    }
+}
+
+#[test]
+fn parameters_are_declared_in_order() {
+    let kernels = kernels();
+    let control = kernels.iter().find(|k| k.name() == "control").expect("among them");
+    let types: Vec<_> = control
+        .params()
+        .iter()
+        .map(|p| (p.name.as_str(), p.scalar().ptx()))
+        .collect();
+    let expected = [
+        ("out", "u64"),
+        ("n", "u32"),
+        ("scale", "f32"),
+        ("i", "s32"),
+        ("u", "u64"),
+        ("l", "s64"),
+    ];
+    assert_eq!(types[..6], expected);
+    assert_eq!((control.threads(), control.min_blocks_per_sm()), (128, Some(2)));
+}
+
+#[test]
+fn aligned_is_what_ptx_calls_aligned() {
+    for kernel in &kernels() {
+        kernel.for_each_inst(&mut |inst, _| {
+            let mnemonic = mnemonic(inst);
+            // `bar.sync` and `bar.arrive` are short for `barrier.….aligned`.
+            let aligned = mnemonic.contains(".aligned") || mnemonic == "bar.sync" || mnemonic == "bar.arrive";
+            assert_eq!(inst.is_aligned(), aligned, "{mnemonic}");
+            assert_eq!(inst.impossible(), None, "{mnemonic}");
         });
     }
 }
