@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn problems() -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut add = |builder: ProblemBuilder| problems.extend(builder.build());
-    for head_dim in [8, 64, 72, 128, 256] {
+    for head_dim in [8, 64, 72, 128, 200, 256] {
         for dtype in [DType::F16, DType::BF16, DType::F32] {
             add(Problem::builder().head_dim(head_dim).dtype(dtype));
             add(Problem::builder()

@@ -98,14 +98,16 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
             let k_row = params.k.row(k_head, key);
             let v_row = params.v.row(v_head, key);
 
+            // A loop at run time: unrolled, the compiler would keep all of q in registers, and wide
+            // heads do not fit there.
             let dot = k.var(0.0);
-            for d in (0..shape.head_dim).step_by(8) {
-                let q = load_row(q_row.plus(d as i32), 8, shape);
-                let k = load_row(k_row.plus(d as i32), 8, shape);
+            k.for_uniform(0u32, shape.head_dim, 8, |d| {
+                let q = load_row(q_row.offset(d), 8, shape);
+                let k = load_row(k_row.offset(d), 8, shape);
                 for (&q, &k) in q.iter().zip(&k) {
                     dot.fma_assign(q, k);
                 }
-            }
+            });
             let score = params.score(dot.get());
 
             // What was summed so far was relative to the old maximum.
