@@ -6,7 +6,7 @@ use flashcore_ir::{Cache, F16x2, Kernel, KernelBuilder, Target, TileShape, Val};
 use half::{bf16, f16};
 use support::machine_code;
 
-const TARGETS: [Target; 3] = [Target::Sm80, Target::Sm89, Target::Sm90a];
+const TARGETS: [Target; 2] = [Target::Sm80, Target::Sm90a];
 
 fn build(body: impl FnOnce(&KernelBuilder)) -> Kernel {
     Kernel::build("k", 32, body).unwrap_or_else(|errors| panic!("{errors}"))

@@ -42,12 +42,12 @@ pub(crate) fn assemble_everywhere(kernel: &Kernel) {
     for target in Target::ALL.into_iter().filter(|t| t.is_supported()) {
         let known = help.contains(&format!("'{target}'"));
         if known && kernel.requires().is_met_by(target) {
-            assemble(&ptxas, kernel.name(), &kernel.to_ptx(), target);
+            remove(&assemble(&ptxas, kernel.name(), &kernel.to_ptx(), target));
         }
     }
 }
 
-/// Assembles PTX for a target and returns the cubin's path; the caller may read it until the test ends.
+/// Assembles PTX for a target and returns the cubin's path, which the caller removes.
 pub(crate) fn assemble(ptxas: &Path, name: &str, ptx: &str, target: Target) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -76,7 +76,13 @@ pub(crate) fn assemble(ptxas: &Path, name: &str, ptx: &str, target: Target) -> P
         "{name} for {target}: {}\n{ptx}",
         remarks.join("\n")
     );
+    remove(&source);
     cubin
+}
+
+fn remove(path: &Path) {
+    // A file that stays behind harms nobody: the folder is the tests' own.
+    let _ = std::fs::remove_file(path);
 }
 
 /// The machine code of PTX on a target, an instruction each, predicates and operands included.
@@ -85,9 +91,10 @@ pub(crate) fn machine_code(ptx: &str, target: Target) -> Option<Vec<String>> {
     let cubin = assemble(&ptxas, "machine-code", ptx, target);
     let run = Command::new(nvdisasm)
         .arg("-c")
-        .arg(cubin)
+        .arg(&cubin)
         .output()
         .expect("nvdisasm runs");
+    remove(&cubin);
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let text = String::from_utf8_lossy(&run.stdout);
     // Lines of code are `/*0010*/ IADD3 R1, …;`.
