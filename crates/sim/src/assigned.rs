@@ -1,0 +1,70 @@
+//! Which reads of registers declared without a first value are surely preceded by a write.
+//!
+//! Such reads need no check at run time. A lane that gets to an instruction has executed everything
+//! that dominates it, so the usual definite-assignment rules hold for each lane alone, however the
+//! lanes of its warp part.
+
+use std::collections::HashSet;
+
+use flashcore_ir::{Kernel, Node, Reg};
+
+/// The registers with at least one read that is not proved to follow a write.
+pub(crate) fn unproven(kernel: &Kernel) -> HashSet<Reg> {
+    let suspects: HashSet<Reg> = kernel.maybe_unwritten().collect();
+    let mut pass = Pass {
+        suspects,
+        unproven: HashSet::new(),
+    };
+    if !pass.suspects.is_empty() {
+        pass.nodes(kernel.body(), &mut HashSet::new());
+    }
+    pass.unproven
+}
+
+struct Pass {
+    suspects: HashSet<Reg>,
+    unproven: HashSet<Reg>,
+}
+
+impl Pass {
+    fn nodes(&mut self, nodes: &[Node], written: &mut HashSet<Reg>) {
+        for node in nodes {
+            match node {
+                Node::Inst { inst, .. } => {
+                    let mut reads = Vec::new();
+                    let mut writes = Vec::new();
+                    inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
+                    for (first, n) in reads {
+                        for reg in (0..n).map(|i| first.plus(i)) {
+                            if self.suspects.contains(&reg) && !written.contains(&reg) {
+                                self.unproven.insert(reg);
+                            }
+                        }
+                    }
+                    for (first, n) in writes {
+                        let regs = (0..n).map(|i| first.plus(i));
+                        written.extend(regs.filter(|reg| self.suspects.contains(reg)));
+                    }
+                }
+                Node::If { then, otherwise, .. } => {
+                    let mut by_then = written.clone();
+                    let mut by_otherwise = written.clone();
+                    self.nodes(then, &mut by_then);
+                    self.nodes(otherwise, &mut by_otherwise);
+                    *written = by_then.intersection(&by_otherwise).copied().collect();
+                }
+                Node::Loop { body, .. } => {
+                    // Every lane executes the body up to the first break at least once.
+                    let first_break = body
+                        .iter()
+                        .position(|node| matches!(node, Node::BreakIf { .. }))
+                        .unwrap_or(body.len());
+                    let (head, rest) = body.split_at(first_break);
+                    self.nodes(head, written);
+                    self.nodes(rest, &mut written.clone());
+                }
+                Node::BreakIf { .. } => {}
+            }
+        }
+    }
+}

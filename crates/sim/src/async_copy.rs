@@ -1,0 +1,163 @@
+//! `cp.async`: copies that are their own actors until they are waited for.
+//!
+//! Each thread's copies are an actor. A copy's epoch is its issuer's when it was started; closing a
+//! group begins a new epoch, so that waiting for a group is knowing the actor up to an epoch. Only
+//! the thread that waits learns it; others learn it from that thread by a later barrier.
+
+use std::collections::VecDeque;
+
+use crate::block::Block;
+use crate::clock::{Epoch, WriterKind};
+use crate::finding::FindingKind;
+use crate::program::{At, Row};
+use crate::record::Details;
+use crate::shadow::Pattern;
+use crate::warp::Warp;
+
+/// A copy whose data has not landed.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    lane: u32,
+    epoch: Epoch,
+    /// First word of the destination.
+    word: usize,
+    words: usize,
+    data: [u32; 4],
+}
+
+/// The copies of a warp's threads.
+#[derive(Debug)]
+pub(crate) struct AsyncCopies {
+    /// In the order of issue.
+    pending: Vec<Pending>,
+    /// By lane: the epoch each open group was closed in, oldest first.
+    groups: [VecDeque<Epoch>; 32],
+    /// By lane: the epoch up to which its copies have been waited for.
+    waited: [Epoch; 32],
+}
+
+impl Default for AsyncCopies {
+    fn default() -> AsyncCopies {
+        AsyncCopies {
+            pending: Vec::new(),
+            groups: std::array::from_fn(|_| VecDeque::new()),
+            waited: [0; 32],
+        }
+    }
+}
+
+impl AsyncCopies {
+    /// By lane: up to which epoch there are no unfinished copies, `now` where there are none at all.
+    pub(crate) fn finished(&self, now: Epoch) -> [Epoch; 32] {
+        let mut epochs = [now; 32];
+        for copy in self.pending.iter().rev() {
+            epochs[copy.lane as usize] = copy.epoch - 1;
+        }
+        epochs
+    }
+
+    /// Whether a lane has itself waited for its copies of an epoch.
+    pub(crate) fn has_waited(&self, lane: u32, epoch: Epoch) -> bool {
+        self.waited[lane as usize] >= epoch
+    }
+}
+
+impl Block<'_> {
+    /// Starts a copy in each active lane.
+    pub(crate) fn cp_async(&mut self, warp: &Warp, pc: u32, (dst, src): (At, At), bytes: u32, src_bytes: Option<Row>) {
+        let constants = &self.machine.constants;
+        let sizes = match src_bytes {
+            Some(row) => *warp.registers.get(constants, row),
+            None => [bytes; 32],
+        };
+        let to = *warp.registers.get(constants, dst.base);
+        let from = *warp.registers.get64(constants, src.base);
+        let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &to, dst, bytes);
+        let mut too_long = 0;
+        let mut data = [[0u32; 4]; 32];
+        for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+            let size = sizes[lane as usize].min(bytes);
+            too_long |= ((sizes[lane as usize] > bytes) as u32) << lane;
+            if size > 0 {
+                let mut raw = [0u8; 16];
+                let address = from[lane as usize].wrapping_add(src.offset as i64 as u64);
+                // The source's alignment is that of the whole copy, however little is read.
+                self.read_global_lane(warp, pc, lane, src.object, address, bytes, &mut raw[..size as usize]);
+                for (word, bytes) in data[lane as usize].iter_mut().zip(raw.chunks_exact(4)) {
+                    *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                }
+            }
+        }
+        if too_long != 0 {
+            self.report(FindingKind::OutOfBounds, pc, |block| {
+                let lane = too_long.trailing_zeros() as usize;
+                let message = format!("a copy of {bytes} bytes is asked to read {} bytes", sizes[lane]);
+                Details::new(message, block.actor(warp.index, too_long))
+            });
+        }
+        let cells = (bytes >> self.shadow.shift) as usize;
+        let pattern = match Pattern::of(&offsets, mask, bytes) {
+            Pattern::Uniform => Pattern::Scattered,
+            pattern => pattern,
+        };
+        let agent = (self.machine.threads() + 32 * warp.index) as u32;
+        self.write_shadow(
+            warp,
+            pc,
+            mask,
+            &offsets,
+            cells,
+            pattern,
+            dst,
+            (WriterKind::Agent, agent),
+        );
+        let words = bytes as usize / 4;
+        for lane in (0..32u32).filter(|lane| mask >> lane & 1 != 0) {
+            let word = offsets[lane as usize] as usize / 4;
+            self.words[word..word + words].fill(POISON);
+            self.copies[warp.index].pending.push(Pending {
+                lane,
+                epoch: warp.epoch,
+                word,
+                words,
+                data: data[lane as usize],
+            });
+        }
+    }
+
+    /// Closes the group of the active lanes' copies.
+    pub(crate) fn cp_async_commit(&mut self, warp: &mut Warp) {
+        for lane in (0..32).filter(|lane| warp.active >> lane & 1 != 0) {
+            self.copies[warp.index].groups[lane].push_back(warp.epoch);
+        }
+        warp.epoch = self.next_epoch();
+    }
+
+    /// Waits until each active lane has at most `pending` open groups.
+    pub(crate) fn cp_async_wait(&mut self, warp: &Warp, pending: u32) {
+        let copies = &mut self.copies[warp.index];
+        let mut learned = 0;
+        for lane in (0..32).filter(|lane| warp.active >> lane & 1 != 0) {
+            while copies.groups[lane].len() > pending as usize {
+                if let Some(epoch) = copies.groups[lane].pop_front() {
+                    copies.waited[lane] = epoch;
+                    learned |= 1 << lane;
+                }
+            }
+        }
+        if learned == 0 {
+            return;
+        }
+        let (words, waited) = (&mut self.words, &copies.waited);
+        copies.pending.retain(|copy| {
+            let landed = waited[copy.lane as usize] >= copy.epoch;
+            if landed {
+                words[copy.word..copy.word + copy.words].copy_from_slice(&copy.data[..copy.words]);
+            }
+            !landed
+        });
+    }
+}
+
+/// What the destination of a copy reads as until the copy has been waited for: NaN in every type.
+const POISON: u32 = 0xffff_ffff;

@@ -1,0 +1,225 @@
+//! Floating point as the GPU does it: conversions, packed halves, NaN rules, the approximate
+//! functions. Written without branches, so that loops over 32 lanes become vector code.
+//!
+//! Source: PTX ISA, "Floating-Point Instructions" and "Half Precision Floating-Point Instructions".
+
+/// What f32 arithmetic makes of NaN, whatever came in.
+pub(crate) const NAN_F32: u32 = 0x7fff_ffff;
+/// The NaN of f16 and of bf16.
+pub(crate) const NAN_16: u32 = 0x7fff;
+
+#[inline(always)]
+pub(crate) fn pick(condition: bool, yes: u32, no: u32) -> u32 {
+    if condition { yes } else { no }
+}
+
+/// The bits of an f32 result, NaNs made one.
+#[inline(always)]
+pub(crate) fn result(value: f32) -> u32 {
+    pick(value.is_nan(), NAN_F32, value.to_bits())
+}
+
+#[inline(always)]
+pub(crate) fn f(bits: u32) -> f32 {
+    f32::from_bits(bits)
+}
+
+/// f16 in the low half, to f32: exact.
+#[inline(always)]
+pub(crate) fn f16_to_f32(h: u32) -> f32 {
+    let sign = (h & 0x8000) << 16;
+    let magnitude = h & 0x7fff;
+    // Normal numbers: shift the exponent and mantissa into place and rebias.
+    let normal = (magnitude << 13) + ((127 - 15) << 23);
+    // Subnormals are multiples of 2^-24.
+    let subnormal = (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits();
+    let value = pick(
+        magnitude < 0x0400,
+        subnormal,
+        pick(magnitude >= 0x7c00, 0x7f80_0000, normal),
+    );
+    f32::from_bits(pick(magnitude > 0x7c00, NAN_F32, value | sign))
+}
+
+/// bf16 in the low half, to f32: exact.
+#[inline(always)]
+pub(crate) fn bf16_to_f32(h: u32) -> f32 {
+    f32::from_bits(h << 16)
+}
+
+/// f32 to f16 in the low half, nearest even; NaN is canonical.
+#[inline(always)]
+pub(crate) fn f32_to_f16(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let sign = (bits >> 16) & 0x8000;
+    let magnitude = bits & 0x7fff_ffff;
+    // Rebias, then add just under half a unit, and one more where the result would be odd.
+    let odd = (magnitude >> 13) & 1;
+    let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + odd) >> 13;
+    // Below 2^-14 the unit is 2^-24: adding 0.5, whose unit is 2^-24, rounds there.
+    let subnormal = (f32::from_bits(magnitude) + 0.5)
+        .to_bits()
+        .wrapping_sub(0.5f32.to_bits());
+    let finite = pick(magnitude < 0x3880_0000, subnormal, normal);
+    // 65,520 is halfway from the largest number to what would come next.
+    let value = pick(magnitude >= 0x477f_f000, 0x7c00, finite);
+    pick(magnitude > 0x7f80_0000, NAN_16, value | sign)
+}
+
+/// f32 to bf16 in the low half, nearest even; NaN is canonical.
+#[inline(always)]
+pub(crate) fn f32_to_bf16(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    pick(value.is_nan(), NAN_16, rounded)
+}
+
+/// f64 to f32 rounded to odd: what is then rounded to 16 bits is rounded once.
+#[inline(always)]
+fn f64_to_f32_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = nearest as f64;
+    let bits = nearest.to_bits();
+    // Toward zero, then the lowest bit set where something was lost.
+    let toward_zero = bits.wrapping_sub((back.abs() > value.abs()) as u32);
+    let odd = pick(back == value, bits, toward_zero | 1);
+    f32::from_bits(pick(value.is_nan(), NAN_F32, odd))
+}
+
+/// f64 to f16, nearest even, rounded once.
+#[inline(always)]
+pub(crate) fn f64_to_f16(value: f64) -> u32 {
+    f32_to_f16(f64_to_f32_odd(value))
+}
+
+/// f64 to bf16, nearest even, rounded once.
+#[inline(always)]
+pub(crate) fn f64_to_bf16(value: f64) -> u32 {
+    f32_to_bf16(f64_to_f32_odd(value))
+}
+
+/// Applies an operation exactly to both f16 halves. The f64 inside is exact wherever it decides a
+/// rounding: products have 22 bits, and a sum loses bits only far below half a unit.
+#[inline(always)]
+pub(crate) fn f16_halves(a: u32, b: u32, c: u32, op: impl Fn(f64, f64, f64) -> f64) -> u32 {
+    let half = |shift: u32| {
+        let wide = |x: u32| f16_to_f32((x >> shift) & 0xffff) as f64;
+        f64_to_f16(op(wide(a), wide(b), wide(c)))
+    };
+    half(0) | half(16) << 16
+}
+
+/// The same for bf16.
+#[inline(always)]
+pub(crate) fn bf16_halves(a: u32, b: u32, c: u32, op: impl Fn(f64, f64, f64) -> f64) -> u32 {
+    let half = |shift: u32| {
+        let wide = |x: u32| bf16_to_f32((x >> shift) & 0xffff) as f64;
+        f64_to_bf16(op(wide(a), wide(b), wide(c)))
+    };
+    half(0) | half(16) << 16
+}
+
+/// Order of a float's bits as integers, −0 below +0.
+#[inline(always)]
+fn ordered(bits: u32) -> i32 {
+    let bits = bits as i32;
+    bits ^ (((bits >> 31) as u32 >> 1) as i32)
+}
+
+/// `min.f32`: of a number and NaN, the number; −0 is less than +0.
+#[inline(always)]
+pub(crate) fn min_f32(a: u32, b: u32) -> u32 {
+    let smaller = pick(ordered(a) < ordered(b), a, b);
+    one_nan(a, b, smaller)
+}
+
+/// `max.f32`.
+#[inline(always)]
+pub(crate) fn max_f32(a: u32, b: u32) -> u32 {
+    let larger = pick(ordered(a) < ordered(b), b, a);
+    one_nan(a, b, larger)
+}
+
+#[inline(always)]
+fn one_nan(a: u32, b: u32, otherwise: u32) -> u32 {
+    let (nan_a, nan_b) = (f(a).is_nan(), f(b).is_nan());
+    pick(nan_a & nan_b, NAN_F32, pick(nan_a, b, pick(nan_b, a, otherwise)))
+}
+
+/// `min`/`max` of both halves, with their type's NaN threshold (`0x7c00` or `0x7f80`).
+#[inline(always)]
+pub(crate) fn halves_extreme(a: u32, b: u32, infinity: u32, largest: bool) -> u32 {
+    let half = |shift: u32| {
+        let (a, b) = ((a >> shift) & 0xffff, (b >> shift) & 0xffff);
+        let (nan_a, nan_b) = (a & 0x7fff > infinity, b & 0x7fff > infinity);
+        // Moved to the top, halves order as floats do.
+        let a_less = ordered(a << 16) < ordered(b << 16);
+        let chosen = pick(a_less != largest, a, b);
+        pick(nan_a & nan_b, NAN_16, pick(nan_a, b, pick(nan_b, a, chosen)))
+    };
+    half(0) | half(16) << 16
+}
+
+/// Subnormals to zero of the same sign.
+#[inline(always)]
+pub(crate) fn flush(bits: u32) -> u32 {
+    pick(bits & 0x7f80_0000 == 0, bits & 0x8000_0000, bits)
+}
+
+/// `ex2.approx.ftz.f32`: within half a unit and a little of 2^x.
+#[inline(always)]
+pub(crate) fn ex2(bits: u32) -> u32 {
+    let x = f(flush(bits));
+    // Out of these bounds the answer is 0 or infinity anyway.
+    let clamped = pick_f(x > 200.0, 200.0, pick_f(x < -200.0, -200.0, x)) as f64;
+    let clamped = if x.is_nan() { 0.0 } else { clamped };
+    let whole = (clamped + MAGIC) - MAGIC;
+    let t = clamped - whole;
+    // Taylor series of 2^t, |t| ≤ 1/2; the next term is below 2^-40.
+    let mut p = LN2_POWERS[0];
+    for c in &LN2_POWERS[1..] {
+        p = p.mul_add(t, *c);
+    }
+    let scale = f64::from_bits(((whole as i32 + 1023) as u64) << 52);
+    let y = (p * scale) as f32;
+    pick(x.is_nan(), NAN_F32, flush(y.to_bits()))
+}
+
+/// Adding and subtracting it rounds a double to an integer.
+const MAGIC: f64 = 6_755_399_441_055_744.0;
+
+/// ln(2)^k / k!, k from 9 down to 0.
+const LN2_POWERS: [f64; 10] = {
+    let mut table = [1.0; 10];
+    let mut k = 1;
+    let mut term = 1.0;
+    while k < 10 {
+        term = term * std::f64::consts::LN_2 / k as f64;
+        table[9 - k] = term;
+        k += 1;
+    }
+    table
+};
+
+#[inline(always)]
+fn pick_f(condition: bool, yes: f32, no: f32) -> f32 {
+    if condition { yes } else { no }
+}
+
+/// `lg2.approx.ftz.f32`: log2(x) rounded.
+#[inline(always)]
+pub(crate) fn lg2(bits: u32) -> u32 {
+    let x = f(flush(bits));
+    result(flush_f((x as f64).log2() as f32))
+}
+
+/// `rcp.approx.ftz.f32`: 1/x rounded.
+#[inline(always)]
+pub(crate) fn rcp(bits: u32) -> u32 {
+    result(flush_f(1.0 / f(flush(bits))))
+}
+
+#[inline(always)]
+fn flush_f(value: f32) -> f32 {
+    f(flush(value.to_bits()))
+}

@@ -1,0 +1,122 @@
+//! What a block sees of global memory: the launch's buffers, under pages of its own writes.
+//!
+//! Blocks run in parallel and must not see each other's writes, so each keeps its own on pages that
+//! are copied when they are first touched. The pages carry shadow cells of 2 bytes (the narrowest
+//! access there is), so that races within the block are found in global memory too.
+
+use std::collections::HashMap;
+
+use flashcore_ir::ScalarType;
+use flashcore_ir::inst::AtomOp;
+
+use crate::clock::{ActorId, Epoch, Stamp};
+use crate::merge::Merged;
+
+/// log2 of the bytes of a page.
+pub(crate) const PAGE_SHIFT: u32 = 11;
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 1 << PAGE_SHIFT;
+/// Cells of a page, of 2 bytes each.
+pub(crate) const CELLS: usize = PAGE / 2;
+
+/// A reduction that waits until all blocks are done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AtomicRecord {
+    pub(crate) slot: usize,
+    pub(crate) offset: u64,
+    pub(crate) op: AtomOp,
+    pub(crate) ty: ScalarType,
+    pub(crate) value: u32,
+    pub(crate) pc: u32,
+}
+
+/// Last write and last reads of 2 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell {
+    /// 0 where this block has not written.
+    pub(crate) stamp: u32,
+    pub(crate) writer: ActorId,
+    pub(crate) writer_pc: u32,
+    pub(crate) read_epoch: Epoch,
+    pub(crate) reader_warp: u32,
+    pub(crate) reader_lanes: u32,
+    pub(crate) reader_pc: u32,
+}
+
+impl Cell {
+    const UNTOUCHED: Cell = Cell {
+        stamp: 0,
+        writer: 0,
+        writer_pc: 0,
+        read_epoch: 0,
+        reader_warp: 0,
+        reader_lanes: 0,
+        reader_pc: 0,
+    };
+
+    pub(crate) fn stamp(&self) -> Option<Stamp> {
+        (self.stamp != 0).then_some(Stamp(self.stamp))
+    }
+}
+
+/// Bytes that a block has touched in a buffer that the kernel writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Page {
+    pub(crate) data: [u8; PAGE],
+    pub(crate) cells: Vec<Cell>,
+}
+
+/// Pages by buffer slot and page number.
+pub(crate) type Pages = HashMap<(usize, u64), Box<Page>>;
+
+/// A block's view of global memory.
+pub(crate) struct Overlay<'m> {
+    base: &'m [&'m [u8]],
+    /// What earlier blocks wrote, where blocks run one after another.
+    earlier: Option<&'m Merged>,
+    pub(crate) pages: Pages,
+}
+
+impl<'m> Overlay<'m> {
+    pub(crate) fn new(base: &'m [&'m [u8]], earlier: Option<&'m Merged>) -> Overlay<'m> {
+        Overlay {
+            base,
+            earlier,
+            pages: HashMap::new(),
+        }
+    }
+
+    /// The bytes of a buffer that the kernel does not write.
+    #[inline(always)]
+    pub(crate) fn constant(&self, slot: usize) -> &'m [u8] {
+        self.base[slot]
+    }
+
+    /// The page that holds byte `offset` of a buffer.
+    pub(crate) fn page(&mut self, slot: usize, offset: u64) -> &mut Page {
+        let number = offset >> PAGE_SHIFT;
+        let (base, earlier) = (self.base, self.earlier);
+        self.pages.entry((slot, number)).or_insert_with(|| {
+            let mut data = [0; PAGE];
+            match earlier.and_then(|merged| merged.data(slot, number)) {
+                Some(written) => data = *written,
+                None => {
+                    let start = (number as usize) << PAGE_SHIFT;
+                    let bytes = &base[slot][start.min(base[slot].len())..];
+                    let len = bytes.len().min(PAGE);
+                    data[..len].copy_from_slice(&bytes[..len]);
+                }
+            }
+            Box::new(Page {
+                data,
+                cells: vec![Cell::UNTOUCHED; CELLS],
+            })
+        })
+    }
+
+    /// Whether an earlier block wrote these bytes.
+    pub(crate) fn written_earlier(&self, slot: usize, offset: u64) -> bool {
+        self.earlier
+            .is_some_and(|merged| merged.is_written(slot, offset >> PAGE_SHIFT, offset as usize % PAGE / 2))
+    }
+}

@@ -1,0 +1,429 @@
+//! The interpreter's loop.
+
+use flashcore_ir::RegClass;
+use flashcore_ir::inst::Special;
+use pulp::{Arch, Simd, WithSimd};
+
+use crate::alu;
+use crate::block::Block;
+use crate::finding::FindingKind;
+use crate::program::{Bin32, Bin64, Op, PredOp, Row, TraceFile};
+use crate::record::Details;
+use crate::registers::{FULL, map1};
+use crate::report::TraceRecord;
+use crate::tensor;
+use crate::warp::{Frame, State, Warp};
+
+/// Why a warp's turn is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// It has had its share, or has ended.
+    Turn,
+    /// It came to a barrier, and perhaps was the last.
+    Barrier { id: u8, released: bool },
+    /// It has used up its budget.
+    Livelock,
+}
+
+/// Runs a warp for at most `turn` operations, with the best instruction set of this machine.
+pub(crate) fn run_warp<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
+    Arch::new().dispatch(Turn { block, warp, turn })
+}
+
+struct Turn<'a, 'm> {
+    block: &'a mut Block<'m>,
+    warp: &'a mut Warp,
+    turn: u32,
+}
+
+impl WithSimd for Turn<'_, '_> {
+    type Output = Stop;
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Stop {
+        interpret(self.block, self.warp, self.turn)
+    }
+}
+
+#[inline(always)]
+fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
+    let machine = block.machine;
+    let k = &machine.constants;
+    let ops = &machine.program.ops[..];
+    let budget = machine.options.max_instructions;
+    let mut left = turn;
+    let mut pc = warp.pc;
+    loop {
+        if left == 0 {
+            warp.pc = pc;
+            return Stop::Turn;
+        }
+        left -= 1;
+        let at = pc;
+        pc += 1;
+        let active = warp.active;
+        let count = &mut block.executed[at as usize];
+        count.warps += 1;
+        count.lanes += u64::from(active.count_ones());
+        let r = &mut warp.registers;
+        match ops[at as usize] {
+            // ---- Structure
+            Op::If {
+                pred,
+                uniform,
+                otherwise,
+            } => {
+                let holds = r.pred(pred) & active;
+                let fails = active & !holds;
+                if uniform && holds != 0 && fails != 0 {
+                    not_uniform(block, warp, at, holds);
+                }
+                warp.frames.push(Frame {
+                    before: active,
+                    other: fails,
+                });
+                if holds != 0 {
+                    warp.active = holds;
+                } else {
+                    // Where there is no other branch this is the structure's end, which restores all.
+                    warp.active = fails;
+                    pc = otherwise;
+                }
+            }
+            Op::Else { end } => {
+                let other = warp.frames.last().map_or(0, |frame| frame.other);
+                if other != 0 {
+                    warp.active = other;
+                } else {
+                    pc = end;
+                }
+            }
+            Op::EndIf => {
+                if let Some(frame) = warp.frames.pop() {
+                    warp.active = frame.before;
+                }
+            }
+            Op::LoopBegin => warp.frames.push(Frame {
+                before: active,
+                other: 0,
+            }),
+            Op::BreakIf { pred, uniform, end } => {
+                let leave = r.pred(pred) & active;
+                let stay = active & !leave;
+                if uniform && leave != 0 && stay != 0 {
+                    not_uniform(block, warp, at, leave);
+                }
+                warp.active = stay;
+                if stay == 0 {
+                    if let Some(frame) = warp.frames.pop() {
+                        warp.active = frame.before;
+                    }
+                    pc = end;
+                }
+            }
+            Op::LoopEnd { start } => {
+                pc = start;
+                warp.executed += u64::from(at - start) + 1;
+                if warp.executed > budget {
+                    warp.pc = at;
+                    return Stop::Livelock;
+                }
+            }
+            Op::Exit => {
+                warp.pc = at;
+                warp.state = State::Done;
+                return Stop::Turn;
+            }
+            Op::CheckWritten { tracked } => {
+                let missing = active & !warp.written[tracked as usize];
+                if missing != 0 {
+                    never_written(block, warp, at, tracked, missing);
+                }
+            }
+            Op::MarkWritten { tracked } => warp.written[tracked as usize] |= active,
+
+            // ---- Arithmetic
+            Op::Un32 { f, d, a } => alu::un32(r, k, active, f, d, a),
+            Op::Bin32 { f, d, a, b } => {
+                if matches!(f, Bin32::DivU | Bin32::DivS | Bin32::RemU | Bin32::RemS) {
+                    let zero = crate::registers::test2(r.get(k, b), &[0; 32], |x, y| x == y) & active;
+                    if zero != 0 {
+                        division_by_zero(block, warp.index, at, zero);
+                    }
+                }
+                alu::bin32(r, k, active, f, [d, a, b]);
+            }
+            Op::Tri32 { f, d, a, b, c } => alu::tri32(r, k, active, f, [d, a, b, c]),
+            Op::Lop3 { d, a, b, c, table } => alu::lop3(r, k, active, [d, a, b, c], table),
+            Op::Un64 { f, d, a } => alu::un64(r, k, active, f, d, a),
+            Op::Bin64 { f, d, a, b } => {
+                if matches!(f, Bin64::DivU | Bin64::DivS | Bin64::RemU | Bin64::RemS) {
+                    let zero = crate::registers::test2(r.get64(k, b), &[0; 32], |x, y| x == y) & active;
+                    if zero != 0 {
+                        division_by_zero(block, warp.index, at, zero);
+                    }
+                }
+                alu::bin64(r, k, active, f, [d, a, b]);
+            }
+            Op::Shift64 { left, signed, d, a, b } => alu::shift64(r, k, active, left, signed, [d, a, b]),
+            Op::Mad64 { d, a, b, c } => {
+                let (a, b, c) = (r.get64(k, a), r.get64(k, b), r.get64(k, c));
+                let mut value = [0; 32];
+                for i in 0..32 {
+                    value[i] = a[i].wrapping_mul(b[i]).wrapping_add(c[i]);
+                }
+                r.set64(d, active, &value);
+            }
+            Op::MulWide { signed, d, a, b } => alu::mad_wide(r, k, active, signed, [d, a, b], None),
+            Op::MadWide { signed, d, a, b, c } => alu::mad_wide(r, k, active, signed, [d, a, b], Some(c)),
+            Op::Widen { signed, d, a } => {
+                let a = r.get(k, a);
+                let mut value = [0; 32];
+                for i in 0..32 {
+                    value[i] = if signed { a[i] as i32 as i64 as u64 } else { a[i] as u64 };
+                }
+                r.set64(d, active, &value);
+            }
+            Op::Narrow { d, a } => {
+                let a = r.get64(k, a);
+                let mut value = [0; 32];
+                for i in 0..32 {
+                    value[i] = a[i] as u32;
+                }
+                r.set(d, active, &value);
+            }
+            Op::Unpack16 { lo, hi, a } => {
+                map1(r, k, active, lo, a, |x| x & 0xffff);
+                map1(r, k, active, hi, a, |x| x >> 16);
+            }
+            Op::Pack64 { d, lo, hi } => {
+                let (lo, hi) = (r.get(k, lo), r.get(k, hi));
+                let mut value = [0; 32];
+                for i in 0..32 {
+                    value[i] = lo[i] as u64 | (hi[i] as u64) << 32;
+                }
+                r.set64(d, active, &value);
+            }
+            Op::Unpack64 { lo, hi, a } => {
+                let a = *r.get64(k, a);
+                r.set(lo, active, &a.map(|x| x as u32));
+                r.set(hi, active, &a.map(|x| (x >> 32) as u32));
+            }
+            Op::Setp32 { cmp, number, d, a, b } => {
+                let value = alu::setp32(r, k, cmp, number, a, b);
+                r.set_pred(d, active, value);
+            }
+            Op::Setp64 { cmp, number, d, a, b } => {
+                let value = alu::setp64(r, k, cmp, number, a, b);
+                r.set_pred(d, active, value);
+            }
+            Op::Selp32 { d, cond, a, b } => {
+                let cond = r.pred(cond);
+                let (a, b) = (r.get(k, a), r.get(k, b));
+                let mut value = [0; 32];
+                for i in 0..32 {
+                    value[i] = if cond >> i & 1 != 0 { a[i] } else { b[i] };
+                }
+                r.set(d, active, &value);
+            }
+            Op::Selp64 { d, cond, a, b } => {
+                let cond = r.pred(cond);
+                let (a, b) = (r.get64(k, a), r.get64(k, b));
+                let mut value = [0; 32];
+                for i in 0..32 {
+                    value[i] = if cond >> i & 1 != 0 { a[i] } else { b[i] };
+                }
+                r.set64(d, active, &value);
+            }
+            Op::Pred { f, d, a, b } => {
+                let (a, b) = (r.pred(a), r.pred(b));
+                let value = match f {
+                    PredOp::And => a & b,
+                    PredOp::Or => a | b,
+                    PredOp::Xor => a ^ b,
+                };
+                r.set_pred(d, active, value);
+            }
+            Op::PredNot { d, a } => {
+                let value = !r.pred(a);
+                r.set_pred(d, active, value);
+            }
+            Op::PredMov { d, a } => {
+                let value = r.pred(a);
+                r.set_pred(d, active, value);
+            }
+            Op::Special { d, which } => {
+                let value = special(block, warp.index, which);
+                r.set(d, active, &value);
+            }
+            Op::Param32 { d, index } => r.set(d, active, &[machine.args[usize::from(index)] as u32; 32]),
+            Op::Param64 { d, index } => r.set64(d, active, &[machine.args[usize::from(index)]; 32]),
+
+            // ---- Memory
+            Op::LdShared { d, width, at: addr } => block.load_shared(warp, at, &d, width, addr),
+            Op::StShared { s, width, at: addr } => block.store_shared(warp, at, &s, width, addr),
+            Op::LdGlobal {
+                d,
+                width,
+                at: addr,
+                cache,
+            } => block.load_global(warp, at, &d, width, addr, cache),
+            Op::StGlobal { s, width, at: addr } => block.store_global(warp, at, &s, width, addr),
+            Op::CpAsync {
+                dst,
+                src,
+                bytes,
+                src_bytes,
+            } => block.cp_async(warp, at, (dst, src), u32::from(bytes), src_bytes),
+            Op::CpAsyncCommit => block.cp_async_commit(warp),
+            Op::CpAsyncWait { pending } => block.cp_async_wait(warp, pending),
+            Op::LdMatrix {
+                d,
+                count,
+                transposed,
+                at: addr,
+            } => block.load_matrix(warp, at, &d, count, transposed, addr),
+            Op::AtomShared {
+                op,
+                ty,
+                d,
+                at: addr,
+                value,
+            } => block.atomic_shared(warp, at, (op, ty), d, addr, value),
+            Op::AtomGlobal {
+                op,
+                ty,
+                d,
+                at: addr,
+                value,
+            } => block.atomic_global(warp, at, (op, ty), d, addr, value),
+
+            // ---- The warp, the block
+            Op::Mma { bf16, d, a, b, c } => {
+                block.check_members(warp, at, FULL, "mma.sync");
+                tensor::mma(&mut warp.registers, k, bf16, (&d, &a, &b, &c));
+            }
+            Op::MmaF16 { d, a, b, c } => {
+                block.check_members(warp, at, FULL, "mma.sync");
+                tensor::mma_f16(&mut warp.registers, k, (&d, &a, &b, &c));
+            }
+            Op::Shfl {
+                mode,
+                d,
+                src,
+                lane,
+                members,
+            } => block.shfl(warp, at, mode, [d, src, lane], members),
+            Op::Vote { mode, d, pred, members } => block.vote(warp, at, mode, d, pred, members),
+            Op::Redux { f, d, src, members } => block.redux(warp, at, f, d, src, members),
+            Op::BarSync { id, threads } => {
+                warp.pc = pc;
+                let released = block.arrive(warp, at, id, threads, true);
+                return Stop::Barrier { id, released };
+            }
+            Op::BarArrive { id, threads } => {
+                warp.pc = pc;
+                let released = block.arrive(warp, at, id, threads, false);
+                return Stop::Barrier { id, released };
+            }
+            Op::BarWarp { members } => block.sync_lanes(warp, at, members),
+            // Orders the thread's own accesses, which the simulator never reorders; what it takes to
+            // order two threads (a flag, written and read) is not in the language yet.
+            Op::Fence => {}
+            Op::Trace { label, file, src } => {
+                if machine.options.trace {
+                    trace(block, warp, label, file, src);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn special(block: &Block<'_>, warp: usize, which: Special) -> [u32; 32] {
+    let launch = block.machine.launch;
+    let mut value = [0; 32];
+    let uniform = match which {
+        Special::Tid(0) => {
+            for (lane, value) in value.iter_mut().enumerate() {
+                *value = (32 * warp + lane) as u32;
+            }
+            return value;
+        }
+        Special::LaneId => {
+            for (lane, value) in value.iter_mut().enumerate() {
+                *value = lane as u32;
+            }
+            return value;
+        }
+        // Blocks are one-dimensional.
+        Special::Tid(_) => 0,
+        Special::Ntid(dim) => launch.block[usize::from(dim.min(2))],
+        Special::Ctaid(dim) => block.index[usize::from(dim.min(2))],
+        Special::Nctaid(dim) => launch.grid[usize::from(dim.min(2))],
+    };
+    value.fill(uniform);
+    value
+}
+
+#[cold]
+#[inline(never)]
+fn not_uniform(block: &mut Block<'_>, warp: &Warp, pc: u32, holds: u32) {
+    block.report(FindingKind::NotUniform, pc, |block| {
+        let message = format!(
+            "a condition declared uniform holds in lanes {holds:#010x} of {:#010x} only",
+            warp.active
+        );
+        let mut details = Details::new(message, block.actor(warp.index, warp.active));
+        details.help = Some("declare it `divergent`, or compute it from what all lanes of the warp share");
+        details
+    });
+}
+
+#[cold]
+#[inline(never)]
+fn never_written(block: &mut Block<'_>, warp: &Warp, pc: u32, tracked: u32, lanes: u32) {
+    let name = block.machine.program.tracked[tracked as usize].clone();
+    block.report(FindingKind::NeverWritten, pc, |block| {
+        let message = format!("reads register `{name}`, which these lanes have not written");
+        let mut details = Details::new(message, block.actor(warp.index, lanes));
+        details.object = Some(name);
+        details.help = Some("give it a first value where it is declared");
+        details
+    });
+}
+
+#[cold]
+#[inline(never)]
+fn division_by_zero(block: &mut Block<'_>, warp: usize, pc: u32, lanes: u32) {
+    block.report(FindingKind::DivisionByZero, pc, |block| {
+        let message = "divides an integer by zero, whose result PTX leaves open".to_string();
+        Details::new(message, block.actor(warp, lanes))
+    });
+}
+
+#[cold]
+#[inline(never)]
+fn trace(block: &mut Block<'_>, warp: &Warp, label: u32, file: TraceFile, src: Row) {
+    let k = &block.machine.constants;
+    let r = &warp.registers;
+    let (class, bits) = match file {
+        TraceFile::Pred => {
+            let pred = r.pred(src);
+            (
+                RegClass::Pred,
+                (0..32).map(|lane| u64::from(pred >> lane & 1)).collect(),
+            )
+        }
+        TraceFile::Bits32 => (RegClass::B32, r.get(k, src).iter().map(|&x| u64::from(x)).collect()),
+        TraceFile::Float => (RegClass::F32, r.get(k, src).iter().map(|&x| u64::from(x)).collect()),
+        TraceFile::Bits64 => (RegClass::B64, r.get64(k, src).to_vec()),
+    };
+    block.traces.push(TraceRecord {
+        label: block.machine.kernel.traces()[label as usize].clone(),
+        block: block.index,
+        warp: warp.index as u32,
+        lanes: warp.active,
+        class,
+        bits,
+    });
+}

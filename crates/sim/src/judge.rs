@@ -1,0 +1,267 @@
+//! Judges accesses to shared memory that the fast test could not prove ordered.
+//!
+//! Here the clock of each lane is asked about each cell. Most of what comes here is in order (a
+//! thread reading what it wrote itself, lanes after a `bar.warp.sync`); what is not becomes a finding.
+
+use crate::block::Block;
+use crate::clock::{ActorId, WriterKind};
+use crate::finding::{Actor, FindingKind};
+use crate::program::At;
+use crate::record::{Details, Key};
+use crate::warp::Warp;
+
+/// Accesses of one instruction that collide with those of another, lanes taken together.
+struct Clash {
+    kind: FindingKind,
+    other_pc: Option<u32>,
+    other: Option<Actor>,
+    /// Lanes of this instruction.
+    lanes: u32,
+    /// First cell.
+    cell: usize,
+    /// What the other side did.
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    NeverWritten,
+    Wrote,
+    Read,
+    /// A copy by the accessing thread itself that it has not waited for.
+    OwnCopy,
+    /// Another thread's copy; whether that thread has waited for it.
+    OthersCopy(bool),
+}
+
+#[derive(Default)]
+struct Clashes(Vec<Clash>);
+
+impl Clashes {
+    fn add(&mut self, clash: Clash) {
+        let same = |c: &&mut Clash| c.kind == clash.kind && c.other_pc == clash.other_pc && c.what == clash.what;
+        match self.0.iter_mut().find(same) {
+            Some(known) => known.lanes |= clash.lanes,
+            None => self.0.push(clash),
+        }
+    }
+}
+
+impl Block<'_> {
+    /// Judges reads. `collective`: the whole warp receives what is read, so that even a lane's own
+    /// write must be ordered for the others.
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn judge_reads(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        mask: u32,
+        offsets: &[u32; 32],
+        cells: usize,
+        at: At,
+        collective: bool,
+    ) {
+        let mut clashes = Clashes::default();
+        for lane in (0..32u32).filter(|lane| mask >> lane & 1 != 0) {
+            let first = (offsets[lane as usize] >> self.shadow.shift) as usize;
+            for cell in first..first + cells {
+                if self.shadow.stamp(cell) == crate::clock::Stamp::NEVER {
+                    clashes.add(Clash {
+                        kind: FindingKind::NeverWritten,
+                        other_pc: None,
+                        other: None,
+                        lanes: 1 << lane,
+                        cell,
+                        what: What::NeverWritten,
+                    });
+                } else if let Some(clash) = self.against_writer(warp, lane, cell, collective) {
+                    clashes.add(clash);
+                }
+            }
+        }
+        self.report_clashes(warp, pc, at, clashes, "reads");
+    }
+
+    /// Judges writes.
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn judge_writes(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        mask: u32,
+        offsets: &[u32; 32],
+        cells: usize,
+        at: At,
+        kind: WriterKind,
+    ) {
+        let mut clashes = Clashes::default();
+        let limits = warp.who(pc).limits;
+        for lane in (0..32u32).filter(|lane| mask >> lane & 1 != 0) {
+            let first = (offsets[lane as usize] >> self.shadow.shift) as usize;
+            for cell in first..first + cells {
+                let stamp = self.shadow.stamp(cell);
+                let both_atomic = kind == WriterKind::Atomic && stamp.is_atomic();
+                if stamp != crate::clock::Stamp::NEVER
+                    && !both_atomic
+                    && let Some(clash) = self.against_writer(warp, lane, cell, false)
+                {
+                    clashes.add(clash);
+                }
+                if self.shadow.newest_read(cell) > limits.epoch
+                    && let Some(clash) = self.against_readers(warp, lane, cell)
+                {
+                    clashes.add(clash);
+                }
+            }
+        }
+        self.report_clashes(warp, pc, at, clashes, "writes");
+    }
+
+    /// An access against the last write of its cell.
+    fn against_writer(&self, warp: &Warp, lane: u32, cell: usize, collective: bool) -> Option<Clash> {
+        let stamp = self.shadow.stamp(cell);
+        let (writer, other_pc) = self.shadow.writer(cell);
+        let threads = self.machine.threads() as ActorId;
+        let me = (32 * warp.index) as ActorId + lane;
+        let thread = if stamp.is_agent() { writer - threads } else { writer };
+        let own = thread == me && !collective;
+        if own && !stamp.is_agent() || warp.clock(lane).knows(writer, stamp.epoch()) {
+            return None;
+        }
+        let waited = stamp.is_agent() && self.copies[thread as usize / 32].has_waited(thread % 32, stamp.epoch());
+        if own && waited {
+            return None;
+        }
+        let what = match (stamp.is_agent(), own) {
+            (true, true) => What::OwnCopy,
+            (true, false) => What::OthersCopy(waited),
+            (false, _) => What::Wrote,
+        };
+        Some(Clash {
+            kind: if stamp.is_agent() {
+                FindingKind::MissingWait
+            } else {
+                FindingKind::Race
+            },
+            other_pc: Some(other_pc),
+            other: Some(self.actor(thread as usize / 32, 1 << (thread % 32))),
+            lanes: 1 << lane,
+            cell,
+            what,
+        })
+    }
+
+    /// A write against the reads of its cell since the last write.
+    fn against_readers(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Clash> {
+        let clock = warp.clock(lane);
+        (0..self.machine.warps).find_map(|reader| {
+            let (reads, other_pc) = self.shadow.readers(reader, cell);
+            let mut lanes = reads.lanes() & clock.unknown_lanes(reader, reads.epoch());
+            if reader == warp.index {
+                lanes &= !(1 << lane);
+            }
+            (lanes != 0).then(|| Clash {
+                kind: FindingKind::Race,
+                other_pc: Some(other_pc),
+                other: Some(self.actor(reader, lanes)),
+                lanes: 1 << lane,
+                cell,
+                what: What::Read,
+            })
+        })
+    }
+
+    fn report_clashes(&mut self, warp: &Warp, pc: u32, at: At, clashes: Clashes, does: &str) {
+        for clash in clashes.0 {
+            let key = Key {
+                kind: clash.kind,
+                pc,
+                other: clash.other_pc,
+            };
+            let (place, mut details) = self.place(warp, at, clash.cell, clash.lanes);
+            let other = clash.other.map_or(String::new(), |other| {
+                let lane = other.lanes.trailing_zeros();
+                format!("warp {} lane {lane}", other.warp)
+            });
+            details.message = match clash.what {
+                What::NeverWritten => format!("reads {place}, which nobody has written"),
+                What::Wrote => format!("{does} {place}, which {other} wrote, with nothing that orders the two"),
+                What::Read => format!("{does} {place}, which {other} reads, with nothing that orders the two"),
+                What::OwnCopy => {
+                    format!("{does} {place}, which this thread's own copy fills, without having waited for it")
+                }
+                What::OthersCopy(false) => {
+                    format!("{does} {place}, which a copy of {other} fills, which nobody has waited for")
+                }
+                What::OthersCopy(true) => format!(
+                    "{does} {place}, which a copy of {other} filled; only that thread has waited for it, and no barrier followed"
+                ),
+            };
+            details.other = clash.other;
+            details.help = Some(match clash.what {
+                What::NeverWritten => "write it first, on every path and by some thread before a barrier",
+                What::Wrote | What::Read => {
+                    "put a barrier between them; within a warp `sync_warp` will do, a shuffle or a vote will not"
+                }
+                What::OwnCopy | What::OthersCopy(false) => {
+                    "close the group (`cp_async_commit`) and wait for it (`cp_async_wait`), then a barrier, before the access"
+                }
+                What::OthersCopy(true) => "put a barrier after `cp_async_wait` and before the access",
+            });
+            self.findings.report(self.machine, key, || details);
+        }
+    }
+
+    /// Two lanes of one instruction that write one byte.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn same_instruction(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lanes: u32,
+        offsets: &[u32; 32],
+        at: At,
+        _cells: usize,
+    ) {
+        let lane = lanes.trailing_zeros() as usize & 31;
+        let cell = (offsets[lane] >> self.shadow.shift) as usize;
+        let (place, mut details) = self.place(warp, at, cell, lanes);
+        details.message = format!("writes {place} from more than one lane at once; which of them stays is undefined");
+        details.help = Some("let one lane write it (`if` on the lane), or give each lane its own place");
+        let key = Key {
+            kind: FindingKind::Race,
+            pc,
+            other: Some(pc),
+        };
+        details.other = Some(self.actor(warp.index, 0));
+        self.findings.report(self.machine, key, || details);
+    }
+
+    /// A cell as messages call it.
+    fn place(&self, warp: &Warp, at: At, cell: usize, lanes: u32) -> (String, Details) {
+        let buffer = self.shared_buffer(at);
+        let bytes = 1i64 << self.shadow.shift;
+        let start = ((cell as i64) << self.shadow.shift) - i64::from(buffer.offset);
+        let mut details = Details::new(String::new(), self.actor(warp.index, lanes));
+        details.object = Some(buffer.name.clone());
+        details.bytes = Some((start, start + bytes));
+        let stage = start / i64::from(buffer.stage_bytes());
+        let within = buffer.swizzle.apply((start % i64::from(buffer.stage_bytes())) as u32) / buffer.element.bytes();
+        let (row, col) = (within / buffer.row_stride, within % buffer.row_stride);
+        details.element = Some(vec![stage, i64::from(row), i64::from(col)]);
+        let in_stage = if buffer.stages > 1 {
+            format!("stage {stage}, ")
+        } else {
+            String::new()
+        };
+        let text = format!(
+            "bytes {start}..{} of shared buffer `{}` ({in_stage}row {row}, column {col})",
+            start + bytes,
+            buffer.name
+        );
+        (text, details)
+    }
+}

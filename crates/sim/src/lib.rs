@@ -1,0 +1,46 @@
+//! Runs a GPU kernel on any CPU and judges it.
+//!
+//! [`simulate`] takes the same [`Kernel`](flashcore_ir::Kernel) and
+//! [`Launch`](flashcore_ir::Launch) as the driver, computes what the GPU would compute, and reports
+//! as [`Finding`]s what would have gone wrong there: accesses out of bounds or misaligned, reads of
+//! what nobody has written, missing waits, barriers that do not match, deadlocks, races. Whether two
+//! accesses race does not depend on the interleaving that was run: they race if nothing orders them.
+//!
+//! How it works and what it does not see: `docs/simulator.md`.
+
+mod alu;
+mod assigned;
+mod async_copy;
+mod atomic;
+mod barrier;
+mod block;
+mod clock;
+mod decode;
+mod error;
+mod exchange;
+mod finding;
+mod float;
+mod global;
+mod global_memory;
+mod interpreter;
+mod judge;
+mod lower;
+mod machine;
+mod merge;
+mod program;
+mod record;
+mod registers;
+mod report;
+mod rng;
+mod rows;
+mod shadow;
+mod shared_memory;
+mod simulate;
+mod tensor;
+mod traffic;
+mod warp;
+
+pub use error::SimError;
+pub use finding::{Actor, Finding, FindingKind, Line, Other};
+pub use report::{Class, Count, Counts, MemorySite, SimOptions, SimReport, TraceRecord};
+pub use simulate::simulate;

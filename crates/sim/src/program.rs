@@ -1,0 +1,483 @@
+//! The kernel as the interpreter runs it: a flat array of decoded operations.
+//!
+//! A warp can stop at any of them and go on later, which a tree does not allow. Operands are rows of
+//! the warp's register file; immediates are constant rows, so that no operation asks what its
+//! operands are.
+
+use flashcore_ir::inst::{AtomOp, Cache, Cmp, Object, ShflMode, Special, VoteMode};
+use flashcore_ir::{ScalarType, SiteId};
+
+use crate::report::Class;
+
+/// A row of 32 lanes in a register file; from [`CONST`] on, a row of constants.
+pub(crate) type Row = u16;
+
+/// Bit that marks a row of constants.
+pub(crate) const CONST: Row = 0x8000;
+
+/// Predicate register that is false in every lane.
+pub(crate) const PRED_FALSE: Row = 0;
+/// Predicate register that is true in every lane.
+pub(crate) const PRED_TRUE: Row = 1;
+
+/// 32-bit operations of one operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Un32 {
+    Mov,
+    NegI,
+    AbsS,
+    Not,
+    NegF,
+    AbsF,
+    Ex2,
+    Lg2,
+    Rcp,
+    Popc,
+    Clz,
+    NegHalves,
+    AbsHalves,
+    F32FromF16,
+    F16FromF32,
+    BF16FromF32,
+    F32FromU32,
+    F32FromS32,
+    S32FromF32,
+    U32FromF32,
+}
+
+/// 32-bit operations of two operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bin32 {
+    AddI,
+    SubI,
+    MulI,
+    MulHiU,
+    MulHiS,
+    MinU,
+    MaxU,
+    MinS,
+    MaxS,
+    DivU,
+    DivS,
+    RemU,
+    RemS,
+    And,
+    Or,
+    Xor,
+    Shl,
+    ShrU,
+    ShrS,
+    AddF,
+    SubF,
+    MulF,
+    MinF,
+    MaxF,
+    AddF16x2,
+    SubF16x2,
+    MulF16x2,
+    MinF16x2,
+    MaxF16x2,
+    AddBF16x2,
+    SubBF16x2,
+    MulBF16x2,
+    MinBF16x2,
+    MaxBF16x2,
+    PackF16,
+    PackBF16,
+    Pack16,
+}
+
+/// 32-bit operations of three operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tri32 {
+    FmaF,
+    MadI,
+    FmaF16x2,
+    FmaBF16x2,
+    Prmt,
+}
+
+/// 64-bit operations of two operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bin64 {
+    Add,
+    Sub,
+    Mul,
+    MulHiU,
+    MulHiS,
+    MinU,
+    MaxU,
+    MinS,
+    MaxS,
+    DivU,
+    DivS,
+    RemU,
+    RemS,
+    And,
+    Or,
+    Xor,
+}
+
+/// 64-bit operations of one operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Un64 {
+    Mov,
+    Neg,
+    AbsS,
+    Not,
+}
+
+/// How bits are read by a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Number {
+    Unsigned,
+    Signed,
+    Float,
+}
+
+/// Logic on predicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PredOp {
+    And,
+    Or,
+    Xor,
+}
+
+/// A memory operand: a row of addresses, a constant, and the object it is meant to stay in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    pub(crate) base: Row,
+    pub(crate) object: u16,
+    pub(crate) offset: i32,
+}
+
+impl At {
+    pub(crate) fn object_of(object: Object) -> u16 {
+        match object {
+            Object::Param(index) => index as u16,
+            Object::Shared(id) => id.0 as u16,
+        }
+    }
+}
+
+/// What a load or store moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Width {
+    /// Registers a lane: 1, 2 or 4.
+    pub(crate) count: u8,
+    /// log2 of the bytes of one: 1, 2 or 3.
+    pub(crate) log_bytes: u8,
+}
+
+impl Width {
+    /// Bytes a lane moves.
+    #[inline(always)]
+    pub(crate) fn bytes(self) -> u32 {
+        u32::from(self.count) << self.log_bytes
+    }
+}
+
+/// One operation. Fields are named as in the IR.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op {
+    If {
+        pred: Row,
+        uniform: bool,
+        otherwise: u32,
+    },
+    Else {
+        end: u32,
+    },
+    EndIf,
+    LoopBegin,
+    BreakIf {
+        pred: Row,
+        uniform: bool,
+        end: u32,
+    },
+    LoopEnd {
+        start: u32,
+    },
+    Exit,
+    /// Finds lanes that read tracked register `tracked` before they have written it.
+    CheckWritten {
+        tracked: u32,
+    },
+    MarkWritten {
+        tracked: u32,
+    },
+    Un32 {
+        f: Un32,
+        d: Row,
+        a: Row,
+    },
+    Bin32 {
+        f: Bin32,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Tri32 {
+        f: Tri32,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    Lop3 {
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+        table: u8,
+    },
+    Un64 {
+        f: Un64,
+        d: Row,
+        a: Row,
+    },
+    Bin64 {
+        f: Bin64,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    /// `left`: shl, else shr; `b` is a 32-bit row.
+    Shift64 {
+        left: bool,
+        signed: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Mad64 {
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    /// 64-bit product of 32-bit rows.
+    MulWide {
+        signed: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    MadWide {
+        signed: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    Widen {
+        signed: bool,
+        d: Row,
+        a: Row,
+    },
+    Narrow {
+        d: Row,
+        a: Row,
+    },
+    Unpack16 {
+        lo: Row,
+        hi: Row,
+        a: Row,
+    },
+    Pack64 {
+        d: Row,
+        lo: Row,
+        hi: Row,
+    },
+    Unpack64 {
+        lo: Row,
+        hi: Row,
+        a: Row,
+    },
+    Setp32 {
+        cmp: Cmp,
+        number: Number,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Setp64 {
+        cmp: Cmp,
+        number: Number,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Selp32 {
+        d: Row,
+        cond: Row,
+        a: Row,
+        b: Row,
+    },
+    Selp64 {
+        d: Row,
+        cond: Row,
+        a: Row,
+        b: Row,
+    },
+    Pred {
+        f: PredOp,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    PredNot {
+        d: Row,
+        a: Row,
+    },
+    PredMov {
+        d: Row,
+        a: Row,
+    },
+    Special {
+        d: Row,
+        which: Special,
+    },
+    Param32 {
+        d: Row,
+        index: u16,
+    },
+    Param64 {
+        d: Row,
+        index: u16,
+    },
+    LdShared {
+        d: [Row; 4],
+        width: Width,
+        at: At,
+    },
+    StShared {
+        s: [Row; 4],
+        width: Width,
+        at: At,
+    },
+    LdGlobal {
+        d: [Row; 4],
+        width: Width,
+        at: At,
+        cache: Cache,
+    },
+    StGlobal {
+        s: [Row; 4],
+        width: Width,
+        at: At,
+    },
+    CpAsync {
+        dst: At,
+        src: At,
+        bytes: u8,
+        src_bytes: Option<Row>,
+    },
+    CpAsyncCommit,
+    CpAsyncWait {
+        pending: u32,
+    },
+    LdMatrix {
+        d: [Row; 4],
+        count: u8,
+        transposed: bool,
+        at: At,
+    },
+    Mma {
+        bf16: bool,
+        d: [Row; 4],
+        a: [Row; 4],
+        b: [Row; 2],
+        c: [Row; 4],
+    },
+    MmaF16 {
+        d: [Row; 2],
+        a: [Row; 4],
+        b: [Row; 2],
+        c: [Row; 2],
+    },
+    Shfl {
+        mode: ShflMode,
+        d: Row,
+        src: Row,
+        lane: Row,
+        members: u32,
+    },
+    Vote {
+        mode: VoteMode,
+        d: Row,
+        pred: Row,
+        members: u32,
+    },
+    Redux {
+        f: Bin32,
+        d: Row,
+        src: Row,
+        members: u32,
+    },
+    BarSync {
+        id: u8,
+        threads: u32,
+    },
+    BarArrive {
+        id: u8,
+        threads: u32,
+    },
+    BarWarp {
+        members: u32,
+    },
+    Fence,
+    AtomShared {
+        op: AtomOp,
+        ty: ScalarType,
+        d: Option<Row>,
+        at: At,
+        value: Row,
+    },
+    AtomGlobal {
+        op: AtomOp,
+        ty: ScalarType,
+        d: Option<Row>,
+        at: At,
+        value: Row,
+    },
+    Trace {
+        label: u32,
+        file: TraceFile,
+        src: Row,
+    },
+}
+
+/// Which register file a traced value is in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TraceFile {
+    Pred,
+    Bits32,
+    Float,
+    Bits64,
+}
+
+/// A lowered kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Program {
+    pub(crate) ops: Vec<Op>,
+    /// Where each operation was written.
+    pub(crate) sites: Vec<SiteId>,
+    pub(crate) classes: Vec<Class>,
+    pub(crate) consts32: Vec<u32>,
+    pub(crate) consts64: Vec<u64>,
+    pub(crate) rows32: usize,
+    pub(crate) rows64: usize,
+    pub(crate) preds: usize,
+    /// Registers whose reads are checked at run time, by the name to call them.
+    pub(crate) tracked: Vec<String>,
+    /// log2 of the bytes that a shadow cell of shared memory stands for: the narrowest access.
+    pub(crate) granule_shift: u32,
+    pub(crate) uses_cp_async: bool,
+    /// Parameters that are written through by plain stores, loaded from, used by atomics.
+    pub(crate) stored: Vec<bool>,
+    pub(crate) loaded: Vec<bool>,
+    pub(crate) atomics: Vec<bool>,
+    /// Whether some global atomic returns the old value.
+    pub(crate) returning_atomics: bool,
+}

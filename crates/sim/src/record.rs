@@ -1,0 +1,119 @@
+//! Collects findings: each place once, with how often it happened.
+
+use std::collections::HashMap;
+
+use crate::finding::{Actor, Finding, FindingKind, Other};
+use crate::machine::Machine;
+use crate::report::lines;
+
+/// What makes two findings the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) kind: FindingKind,
+    /// Operation.
+    pub(crate) pc: u32,
+    /// Operation of the other side.
+    pub(crate) other: Option<u32>,
+}
+
+/// What is known of a finding beside its place.
+#[derive(Clone, Debug)]
+pub(crate) struct Details {
+    pub(crate) message: String,
+    pub(crate) actor: Actor,
+    pub(crate) other: Option<Actor>,
+    pub(crate) object: Option<String>,
+    pub(crate) bytes: Option<(i64, i64)>,
+    pub(crate) element: Option<Vec<i64>>,
+    pub(crate) help: Option<&'static str>,
+}
+
+impl Details {
+    pub(crate) fn new(message: String, actor: Actor) -> Details {
+        Details {
+            message,
+            actor,
+            other: None,
+            object: None,
+            bytes: None,
+            element: None,
+            help: None,
+        }
+    }
+}
+
+/// Findings so far, in the order they were first seen.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    index: HashMap<Key, usize>,
+    list: Vec<(Key, Finding)>,
+}
+
+impl Findings {
+    /// Counts a finding, and takes down its details if it is the first of its place.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn report(&mut self, machine: &Machine<'_>, key: Key, details: impl FnOnce() -> Details) {
+        if let Some(&at) = self.index.get(&key) {
+            self.list[at].1.count += 1;
+            return;
+        }
+        let details = details();
+        let lines_of = |pc: u32| lines(machine.kernel, machine.program.sites[pc as usize]);
+        let other = details.other.zip(key.other).map(|(actor, pc)| Other {
+            lines: lines_of(pc),
+            actor,
+        });
+        self.index.insert(key, self.list.len());
+        self.list.push((
+            key,
+            Finding {
+                kind: key.kind,
+                message: details.message,
+                lines: lines_of(key.pc),
+                actor: details.actor,
+                other,
+                object: details.object,
+                bytes: details.bytes,
+                element: details.element,
+                help: details.help,
+                count: 1,
+            },
+        ));
+    }
+
+    /// Takes over another list, after this one.
+    pub(crate) fn merge(&mut self, later: Findings) {
+        for (key, finding) in later.list {
+            match self.index.get(&key) {
+                Some(&at) => self.list[at].1.count += finding.count,
+                None => {
+                    self.index.insert(key, self.list.len());
+                    self.list.push((key, finding));
+                }
+            }
+        }
+    }
+
+    /// Whether something was found that makes further blocks pointless.
+    pub(crate) fn is_fatal(&self) -> bool {
+        let fatal = |kind| {
+            matches!(
+                kind,
+                FindingKind::Deadlock | FindingKind::Livelock | FindingKind::BarrierMismatch
+            )
+        };
+        self.list.iter().any(|(key, _)| fatal(key.kind))
+    }
+
+    pub(crate) fn into_vec(self) -> Vec<Finding> {
+        self.list.into_iter().map(|(_, finding)| finding).collect()
+    }
+}
+
+impl Findings {
+    /// Whether a warp was stopped in the middle.
+    pub(crate) fn is_livelocked(&self) -> bool {
+        self.list.iter().any(|(key, _)| key.kind == FindingKind::Livelock)
+    }
+}

@@ -1,0 +1,218 @@
+//! What a run is asked for and what it gives back.
+
+use flashcore_ir::{Kernel, RegClass, SiteId};
+use serde::Serialize;
+
+use crate::finding::{Finding, Line};
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct SimOptions {
+    /// Picks the interleaving of warps; the same seed gives the same run.
+    pub seed: u64,
+    /// Instructions a warp may execute before it counts as caught in a loop.
+    pub max_instructions: u64,
+    /// Whether traced values are recorded.
+    pub trace: bool,
+    /// Whether shared-memory wavefronts and global sectors are counted (slower).
+    pub memory_counts: bool,
+    /// Host threads; 0 for one a core. Results do not depend on it.
+    pub host_threads: usize,
+    /// Buffer slots whose contents count as never written, beside the buffer named `workspace`.
+    pub uninitialized: Vec<usize>,
+}
+
+impl Default for SimOptions {
+    fn default() -> SimOptions {
+        SimOptions {
+            seed: 0,
+            max_instructions: 100_000_000,
+            trace: false,
+            memory_counts: false,
+            host_threads: 0,
+            uninitialized: Vec::new(),
+        }
+    }
+}
+
+/// What a run showed.
+#[derive(Clone, Debug, Serialize)]
+pub struct SimReport {
+    /// The kernel's name.
+    pub kernel: String,
+    /// What is wrong: empty for a clean run. Each place is named once, with how often it happened.
+    pub findings: Vec<Finding>,
+    /// Instructions executed, by class.
+    pub counts: Counts,
+    /// Traced values, by block, then in the order of execution.
+    pub traces: Vec<TraceRecord>,
+    /// Memory accesses by line, where they were asked for.
+    pub memory: Vec<MemorySite>,
+}
+
+impl SimReport {
+    /// Whether nothing was found.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+}
+
+/// What kind of machine resource an instruction takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// f32 sums, products, fused products.
+    Fma,
+    /// Integers, logic, comparison, selection, moves.
+    Alu,
+    /// Packed 16-bit floats.
+    Half,
+    /// Conversions.
+    Convert,
+    /// ex2, lg2, rcp.
+    Mufu,
+    /// Tensor-core products.
+    Tensor,
+    /// Loads from global memory.
+    LoadGlobal,
+    /// Stores to global memory.
+    StoreGlobal,
+    /// Loads from shared memory, `ldmatrix` included.
+    LoadShared,
+    /// Stores to shared memory.
+    StoreShared,
+    /// Asynchronous copies.
+    CopyAsync,
+    /// Read-modify-writes in memory.
+    Atomic,
+    /// Exchanges between lanes: shfl, vote, redux.
+    Exchange,
+    /// Barriers, waits, fences.
+    Sync,
+    /// Branches.
+    Control,
+    /// Not an instruction: structure, checks, traces. Not counted.
+    Structure,
+}
+
+impl Class {
+    /// Every class of instructions.
+    pub const ALL: [Class; 15] = [
+        Class::Fma,
+        Class::Alu,
+        Class::Half,
+        Class::Convert,
+        Class::Mufu,
+        Class::Tensor,
+        Class::LoadGlobal,
+        Class::StoreGlobal,
+        Class::LoadShared,
+        Class::StoreShared,
+        Class::CopyAsync,
+        Class::Atomic,
+        Class::Exchange,
+        Class::Sync,
+        Class::Control,
+    ];
+}
+
+/// Instructions executed in one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Count {
+    /// By warps.
+    pub warps: u64,
+    /// By lanes.
+    pub lanes: u64,
+}
+
+/// Instructions executed, by class.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    by_class: [Count; Class::ALL.len()],
+}
+
+impl Counts {
+    /// The count of a class.
+    pub fn get(&self, class: Class) -> Count {
+        self.by_class.get(class as usize).copied().unwrap_or_default()
+    }
+
+    /// All classes together.
+    pub fn total(&self) -> Count {
+        self.by_class.iter().fold(Count::default(), |a, b| Count {
+            warps: a.warps + b.warps,
+            lanes: a.lanes + b.lanes,
+        })
+    }
+
+    pub(crate) fn add(&mut self, class: Class, count: Count) {
+        if let Some(entry) = self.by_class.get_mut(class as usize) {
+            entry.warps += count.warps;
+            entry.lanes += count.lanes;
+        }
+    }
+}
+
+/// Values of a warp at a traced place.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TraceRecord {
+    /// The label given in the kernel.
+    pub label: String,
+    /// Block index.
+    pub block: [u32; 3],
+    /// Warp of the block.
+    pub warp: u32,
+    /// Lanes that were there, a bit each.
+    pub lanes: u32,
+    /// How to read the bits.
+    #[serde(skip)]
+    pub class: RegClass,
+    /// A value for each of the 32 lanes; those of lanes that were not there mean nothing.
+    pub bits: Vec<u64>,
+}
+
+impl TraceRecord {
+    /// The value of a lane as f32; `None` where the lane was not there or the value is no f32.
+    pub fn f32(&self, lane: usize) -> Option<f32> {
+        let there = lane < 32 && self.lanes >> lane & 1 != 0;
+        (there && self.class == RegClass::F32).then(|| f32::from_bits(self.bits[lane] as u32))
+    }
+}
+
+/// What the accesses of one line cost.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemorySite {
+    /// The line, verbs looked through.
+    pub line: Line,
+    /// The kind of access.
+    pub class: Class,
+    /// Executions by a warp.
+    pub requests: u64,
+    /// Shared memory: passes over the banks. Global memory: sectors of 32 bytes.
+    pub transactions: u64,
+    /// The least that the same bytes could take.
+    pub ideal: u64,
+}
+
+/// Sums execution counts of operations by class.
+pub(crate) fn count_by_class(classes: &[Class], executed: &[Count]) -> Counts {
+    let mut counts = Counts::default();
+    for (class, count) in classes.iter().zip(executed) {
+        counts.add(*class, *count);
+    }
+    counts
+}
+
+/// The lines of a site, as a finding carries them.
+pub(crate) fn lines(kernel: &Kernel, site: SiteId) -> Vec<Line> {
+    kernel
+        .backtrace(site)
+        .into_iter()
+        .map(|(line, verb)| Line {
+            file: line.file,
+            line: line.line,
+            column: line.column,
+            verb,
+        })
+        .collect()
+}

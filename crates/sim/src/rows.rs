@@ -1,0 +1,171 @@
+//! Gives virtual registers their rows.
+//!
+//! A kernel names every intermediate value, thousands of them; a row each would not fit in the
+//! cache. Registers whose lifetimes do not meet share a row. Lifetimes are intervals of the flat
+//! program, so two registers that live in different branches of one `if` may share, and their lanes
+//! are disjoint; what a loop carries lives as long as the loop.
+
+use std::collections::{HashMap, HashSet};
+
+use flashcore_ir::{Kernel, Node, Reg, RegClass};
+
+use crate::error::SimError;
+use crate::program::{CONST, Row};
+
+/// Which register file a class lives in: 16-bit and float values share the 32-bit file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum File {
+    Pred,
+    Bits32,
+    Bits64,
+}
+
+/// The file that holds registers of a class.
+pub(crate) fn file_of(class: RegClass) -> File {
+    match class {
+        RegClass::Pred => File::Pred,
+        RegClass::B16 | RegClass::B32 | RegClass::F32 => File::Bits32,
+        RegClass::B64 => File::Bits64,
+    }
+}
+
+/// Where every register lives.
+#[derive(Debug, Default)]
+pub(crate) struct Rows {
+    rows: HashMap<Reg, Row>,
+    pub(crate) rows32: usize,
+    pub(crate) rows64: usize,
+    pub(crate) preds: usize,
+}
+
+impl Rows {
+    /// The row of a register.
+    pub(crate) fn row(&self, reg: Reg) -> Row {
+        // A register that no instruction mentions has no row, and nobody asks for it.
+        self.rows.get(&reg).copied().unwrap_or(0)
+    }
+
+    /// Assigns rows. `pinned` registers keep theirs for the whole kernel.
+    pub(crate) fn assign(kernel: &Kernel, pinned: &HashSet<Reg>) -> Result<Rows, SimError> {
+        let mut lives = Lives::default();
+        lives.nodes(kernel.body());
+        let end = lives.position;
+        for (start, stop) in &lives.loops {
+            for life in lives.of.values_mut() {
+                if life.0 < *start && life.1 >= *start && life.1 < *stop {
+                    life.1 = *stop;
+                }
+            }
+        }
+        for reg in pinned {
+            if let Some(life) = lives.of.get_mut(reg) {
+                *life = (0, end);
+            }
+        }
+
+        let mut order: Vec<(Reg, (u32, u32))> = lives.of.into_iter().collect();
+        order.sort_by_key(|&(reg, (first, _))| (first, reg.class, reg.index));
+        let mut result = Rows {
+            // The first two predicates are constants.
+            preds: 2,
+            ..Rows::default()
+        };
+        let mut files: HashMap<File, Allocation> = HashMap::new();
+        for (reg, (first, last)) in order {
+            let file = file_of(reg.class);
+            let allocation = files.entry(file).or_default();
+            let used = match file {
+                File::Pred => &mut result.preds,
+                File::Bits32 => &mut result.rows32,
+                File::Bits64 => &mut result.rows64,
+            };
+            let row = allocation.take(first, last, used);
+            if row >= usize::from(CONST) {
+                return Err(SimError::TooManyRegisters {
+                    live: row + 1,
+                    allowed: usize::from(CONST),
+                });
+            }
+            result.rows.insert(reg, row as Row);
+        }
+        Ok(result)
+    }
+}
+
+/// Rows in use, by the last position they are needed at, and rows free.
+#[derive(Default)]
+struct Allocation {
+    live: std::collections::BTreeSet<(u32, usize)>,
+    free: Vec<usize>,
+}
+
+impl Allocation {
+    fn take(&mut self, first: u32, last: u32, used: &mut usize) -> usize {
+        // Strictly before: an instruction's results never share a row with its operands.
+        while let Some(&(until, row)) = self.live.first() {
+            if until >= first {
+                break;
+            }
+            self.live.pop_first();
+            self.free.push(row);
+        }
+        let row = self.free.pop().unwrap_or_else(|| {
+            *used += 1;
+            *used - 1
+        });
+        self.live.insert((last, row));
+        row
+    }
+}
+
+/// First and last position of every register, and where loops begin and end, inner ones first.
+#[derive(Default)]
+struct Lives {
+    position: u32,
+    of: HashMap<Reg, (u32, u32)>,
+    loops: Vec<(u32, u32)>,
+}
+
+impl Lives {
+    fn touch(&mut self, first: Reg, count: u32) {
+        for reg in (0..count).map(|i| first.plus(i)) {
+            let position = self.position;
+            self.of.entry(reg).or_insert((position, position)).1 = position;
+        }
+    }
+
+    fn nodes(&mut self, nodes: &[Node]) {
+        for node in nodes {
+            self.position += 1;
+            match node {
+                Node::Inst { inst, .. } => {
+                    let mut mentioned = Vec::new();
+                    inst.visit_regs(|reg, n| mentioned.push((reg, n)), |_, _| ());
+                    inst.visit_regs(|_, _| (), |reg, n| mentioned.push((reg, n)));
+                    for (reg, n) in mentioned {
+                        self.touch(reg, n);
+                    }
+                }
+                Node::If {
+                    condition,
+                    then,
+                    otherwise,
+                    ..
+                } => {
+                    self.touch(condition.pred, 1);
+                    self.nodes(then);
+                    self.position += 1;
+                    self.nodes(otherwise);
+                    self.position += 1;
+                }
+                Node::Loop { body, .. } => {
+                    let start = self.position;
+                    self.nodes(body);
+                    self.position += 1;
+                    self.loops.push((start, self.position));
+                }
+                Node::BreakIf { condition, .. } => self.touch(condition.pred, 1),
+            }
+        }
+    }
+}

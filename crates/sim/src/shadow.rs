@@ -1,0 +1,240 @@
+//! Shadow of shared memory: for every cell, who wrote it last and who has read it since.
+//!
+//! A cell stands for the narrowest access the kernel makes to shared memory (4 or 2 bytes), so the
+//! shadow is exact to the byte without a side table: two lanes that write neighbouring halves of a
+//! word do not collide, two that write the same half do.
+
+use crate::clock::{ActorId, Epoch, Limits, Stamp, WriterKind};
+use crate::registers::FULL;
+
+/// Who accesses, and what they know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Who {
+    pub(crate) warp: usize,
+    pub(crate) pc: u32,
+    pub(crate) epoch: Epoch,
+    pub(crate) limits: Limits,
+}
+
+/// How the addresses of a warp lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// Lane after lane, without gaps, all lanes.
+    Contiguous,
+    /// All at one address.
+    Uniform,
+    /// Anyhow.
+    Scattered,
+}
+
+impl Pattern {
+    #[inline(always)]
+    pub(crate) fn of(offsets: &[u32; 32], mask: u32, bytes: u32) -> Pattern {
+        let first = offsets[mask.trailing_zeros() as usize & 31];
+        let mut same = 0u32;
+        let mut next = 0u32;
+        for lane in 0..32 {
+            same |= ((offsets[lane] == first) as u32) << lane;
+            next |= ((offsets[lane] == first.wrapping_add(lane as u32 * bytes)) as u32) << lane;
+        }
+        if next == FULL && mask == FULL {
+            Pattern::Contiguous
+        } else if same & mask == mask {
+            Pattern::Uniform
+        } else {
+            Pattern::Scattered
+        }
+    }
+}
+
+/// Reads of a cell by a warp: epoch in the low half, lanes in the high half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Readers(u64);
+
+impl Readers {
+    pub(crate) fn epoch(self) -> Epoch {
+        self.0 as u32
+    }
+    pub(crate) fn lanes(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// The shadow cells of a block's shared memory.
+#[derive(Debug)]
+pub(crate) struct Shadow {
+    /// log2 of the bytes of a cell.
+    pub(crate) shift: u32,
+    stamps: Vec<u32>,
+    writers: Vec<ActorId>,
+    writer_pcs: Vec<u32>,
+    /// Epoch of the newest read of a cell by anybody.
+    newest_reads: Vec<Epoch>,
+    /// Reads by warp.
+    reads: Vec<Vec<u64>>,
+    read_pcs: Vec<Vec<u32>>,
+}
+
+impl Shadow {
+    pub(crate) fn new(bytes: u32, shift: u32, warps: usize) -> Shadow {
+        let cells = (bytes >> shift) as usize;
+        Shadow {
+            shift,
+            stamps: vec![Stamp::NEVER.0; cells],
+            writers: vec![0; cells],
+            writer_pcs: vec![0; cells],
+            newest_reads: vec![0; cells],
+            reads: vec![vec![0; cells]; warps],
+            read_pcs: vec![vec![0; cells]; warps],
+        }
+    }
+
+    pub(crate) fn stamp(&self, cell: usize) -> Stamp {
+        Stamp(self.stamps[cell])
+    }
+    pub(crate) fn writer(&self, cell: usize) -> (ActorId, u32) {
+        (self.writers[cell], self.writer_pcs[cell])
+    }
+    pub(crate) fn newest_read(&self, cell: usize) -> Epoch {
+        self.newest_reads[cell]
+    }
+    pub(crate) fn readers(&self, warp: usize, cell: usize) -> (Readers, u32) {
+        (Readers(self.reads[warp][cell]), self.read_pcs[warp][cell])
+    }
+
+    /// Takes down reads of `cells` cells at each lane's offset. False where the fast test could not
+    /// prove that they follow the last writes.
+    #[inline(always)]
+    pub(crate) fn read(&mut self, who: &Who, mask: u32, offsets: &[u32; 32], cells: usize, pattern: Pattern) -> bool {
+        let shift = self.shift;
+        let epoch = who.epoch;
+        let mut ordered = true;
+        match pattern {
+            Pattern::Contiguous => {
+                let first = (offsets[0] >> shift) as usize;
+                let range = first..first + 32 * cells;
+                for &stamp in &self.stamps[range.clone()] {
+                    ordered &= who.limits.cover(stamp);
+                }
+                let log = cells.trailing_zeros();
+                let reads = &mut self.reads[who.warp][range.clone()];
+                let pcs = &mut self.read_pcs[who.warp][range.clone()];
+                let newest = &mut self.newest_reads[range];
+                for (i, read) in reads.iter_mut().enumerate() {
+                    let lane = 1u64 << (32 + (i >> log));
+                    *read = if *read as u32 == epoch { *read } else { u64::from(epoch) } | lane;
+                }
+                // The line of the newest read is as good as any of its epoch.
+                pcs.fill(who.pc);
+                for newest in newest {
+                    *newest = (*newest).max(epoch);
+                }
+            }
+            Pattern::Uniform => {
+                let first = (offsets[mask.trailing_zeros() as usize & 31] >> shift) as usize;
+                for cell in first..first + cells {
+                    ordered &= who.limits.cover(self.stamps[cell]);
+                    self.take_down(who, cell, mask);
+                }
+            }
+            Pattern::Scattered => {
+                let mut lanes = mask;
+                while lanes != 0 {
+                    let lane = lanes.trailing_zeros() as usize;
+                    lanes &= lanes - 1;
+                    let first = (offsets[lane] >> shift) as usize;
+                    for cell in first..first + cells {
+                        ordered &= who.limits.cover(self.stamps[cell]);
+                        self.take_down(who, cell, 1 << lane);
+                    }
+                }
+            }
+        }
+        ordered
+    }
+
+    #[inline(always)]
+    fn take_down(&mut self, who: &Who, cell: usize, lanes: u32) {
+        let read = &mut self.reads[who.warp][cell];
+        let lanes = u64::from(lanes) << 32;
+        if *read as u32 == who.epoch {
+            *read |= lanes;
+        } else {
+            *read = u64::from(who.epoch) | lanes;
+            self.read_pcs[who.warp][cell] = who.pc;
+            let newest = &mut self.newest_reads[cell];
+            *newest = (*newest).max(who.epoch);
+        }
+    }
+
+    /// Whether writes at the lanes' offsets surely follow all earlier accesses to those cells.
+    #[inline(always)]
+    pub(crate) fn may_write(&self, who: &Who, mask: u32, offsets: &[u32; 32], cells: usize, pattern: Pattern) -> bool {
+        let clear = |stamp: u32, read: Epoch| {
+            (who.limits.cover(stamp) | (stamp == Stamp::NEVER.0)) & (read <= who.limits.epoch)
+        };
+        let mut ordered = true;
+        if pattern == Pattern::Contiguous {
+            let first = (offsets[0] >> self.shift) as usize;
+            let range = first..first + 32 * cells;
+            for (&stamp, &read) in self.stamps[range.clone()].iter().zip(&self.newest_reads[range]) {
+                ordered &= clear(stamp, read);
+            }
+        } else {
+            let mut lanes = mask;
+            while lanes != 0 {
+                let lane = lanes.trailing_zeros() as usize;
+                lanes &= lanes - 1;
+                let first = (offsets[lane] >> self.shift) as usize;
+                for cell in first..first + cells {
+                    ordered &= clear(self.stamps[cell], self.newest_reads[cell]);
+                }
+            }
+        }
+        ordered
+    }
+
+    /// Takes down writes by actors `actor` + lane. Returns lanes whose cells an earlier lane of the
+    /// same instruction has just written.
+    #[inline(always)]
+    pub(crate) fn write(
+        &mut self,
+        who: &Who,
+        mask: u32,
+        offsets: &[u32; 32],
+        cells: usize,
+        pattern: Pattern,
+        (kind, actor): (WriterKind, ActorId),
+    ) -> u32 {
+        let stamp = Stamp::new(who.epoch, kind).0;
+        let mut twice = 0;
+        if pattern == Pattern::Contiguous {
+            let first = (offsets[0] >> self.shift) as usize;
+            let range = first..first + 32 * cells;
+            self.stamps[range.clone()].fill(stamp);
+            self.writer_pcs[range.clone()].fill(who.pc);
+            let log = cells.trailing_zeros();
+            for (i, writer) in self.writers[range].iter_mut().enumerate() {
+                *writer = actor + (i >> log) as u32;
+            }
+        } else {
+            let mut lanes = mask;
+            while lanes != 0 {
+                let lane = lanes.trailing_zeros();
+                lanes &= lanes - 1;
+                let first = (offsets[lane as usize] >> self.shift) as usize;
+                for cell in first..first + cells {
+                    let by = actor + lane;
+                    let same = (self.stamps[cell] == stamp) & (self.writer_pcs[cell] == who.pc);
+                    if same && self.writers[cell] != by && (actor..by).contains(&self.writers[cell]) {
+                        twice |= 1 << lane;
+                    }
+                    self.stamps[cell] = stamp;
+                    self.writers[cell] = by;
+                    self.writer_pcs[cell] = who.pc;
+                }
+            }
+        }
+        twice
+    }
+}

@@ -1,0 +1,291 @@
+//! Loads and stores of shared memory.
+
+use flashcore_ir::SharedBuffer;
+use flashcore_ir::inst::AtomOp;
+use flashcore_ir::{BufferId, ScalarType};
+
+use crate::atomic;
+use crate::block::Block;
+use crate::clock::{ActorId, WriterKind};
+use crate::finding::FindingKind;
+use crate::machine::SHARED_BASE;
+use crate::program::{At, Row, Width};
+use crate::record::Details;
+use crate::shadow::Pattern;
+use crate::traffic;
+use crate::warp::Warp;
+
+/// What a lane reads whose access was refused.
+pub(crate) const POISON: u32 = 0xffff_beef;
+
+impl<'m> Block<'m> {
+    pub(crate) fn shared_buffer(&self, at: At) -> &'m SharedBuffer {
+        self.machine.kernel.ledger().get(BufferId(u32::from(at.object)))
+    }
+
+    /// Byte offsets from the start of shared memory, and the lanes whose access of `bytes` is in
+    /// bounds and aligned; the others are reported.
+    #[inline(always)]
+    pub(crate) fn shared_offsets(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        mask: u32,
+        base: &[u32; 32],
+        at: At,
+        bytes: u32,
+    ) -> ([u32; 32], u32) {
+        let buffer = self.shared_buffer(at);
+        let start = SHARED_BASE.wrapping_sub(at.offset as u32);
+        // A buffer smaller than one access has no valid offset at all.
+        let Some(last) = buffer.bytes.checked_sub(bytes) else {
+            self.refuse_shared(warp, pc, mask, base, at, bytes);
+            return ([0; 32], 0);
+        };
+        let mut offsets = [0; 32];
+        let mut good = 0;
+        for lane in 0..32 {
+            let offset = base[lane].wrapping_sub(start);
+            offsets[lane] = offset;
+            let within = offset.wrapping_sub(buffer.offset) <= last;
+            good |= ((within & (offset & (bytes - 1) == 0)) as u32) << lane;
+        }
+        if mask & !good != 0 {
+            self.refuse_shared(warp, pc, mask & !good, base, at, bytes);
+        }
+        (offsets, mask & good)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refuse_shared(&mut self, warp: &Warp, pc: u32, lanes: u32, base: &[u32; 32], at: At, bytes: u32) {
+        let buffer = self.shared_buffer(at);
+        let lane = lanes.trailing_zeros() as usize & 31;
+        let offset = i64::from(base[lane]) + i64::from(at.offset) - i64::from(SHARED_BASE);
+        let relative = offset - i64::from(buffer.offset);
+        let out = relative < 0 || relative + i64::from(bytes) > i64::from(buffer.bytes);
+        let kind = if out {
+            FindingKind::OutOfBounds
+        } else {
+            FindingKind::Misaligned
+        };
+        let machine = self.machine;
+        self.report(kind, pc, |block| {
+            let element = buffer.element.bytes();
+            let message = if out {
+                let neighbour = u32::try_from(offset)
+                    .ok()
+                    .and_then(|offset| machine.kernel.ledger().at(offset).next())
+                    .map_or("outside all buffers".to_string(), |other| format!("in `{}`", other.name));
+                format!(
+                    "access to bytes {relative}..{} of shared buffer `{}` (element {}), which has {} bytes; that is {neighbour}",
+                    relative + i64::from(bytes),
+                    buffer.name,
+                    relative.div_euclid(i64::from(element)),
+                    buffer.bytes
+                )
+            } else {
+                format!(
+                    "access of {bytes} bytes to byte {relative} of shared buffer `{}`, at address {}, which is no multiple of {bytes}",
+                    buffer.name,
+                    offset + i64::from(SHARED_BASE)
+                )
+            };
+            let mut details = Details::new(message, block.actor(warp.index, lanes));
+            details.object = Some(buffer.name.clone());
+            details.bytes = Some((relative, relative + i64::from(bytes)));
+            details.element = Some(vec![relative.div_euclid(i64::from(element))]);
+            if !out {
+                details.help = Some("pad rows so that they stay aligned, or use narrower accesses");
+            }
+            details
+        });
+    }
+
+    #[inline(always)]
+    pub(crate) fn load_shared(&mut self, warp: &mut Warp, pc: u32, d: &[Row; 4], width: Width, at: At) {
+        let base = *warp.registers.get(&self.machine.constants, at.base);
+        let bytes = width.bytes();
+        let active = warp.active;
+        let (offsets, mask) = self.shared_offsets(warp, pc, active, &base, at, bytes);
+        if mask == 0 {
+            return;
+        }
+        let pattern = Pattern::of(&offsets, mask, bytes);
+        let cells = (bytes >> self.shadow.shift) as usize;
+        if !self.shadow.read(&warp.who(pc), mask, &offsets, cells, pattern) {
+            self.judge_reads(warp, pc, mask, &offsets, cells, at, false);
+        }
+        if !self.traffic.is_empty() {
+            self.traffic[pc as usize].add(traffic::shared(&offsets, mask, bytes));
+        }
+        let count = usize::from(width.count);
+        match width.log_bytes {
+            2 => {
+                for (i, &d) in d.iter().enumerate().take(count) {
+                    let mut value = [POISON; 32];
+                    match pattern {
+                        Pattern::Contiguous => {
+                            let first = offsets[0] as usize / 4;
+                            let words = &self.words[first..first + 32 * count];
+                            for lane in 0..32 {
+                                value[lane] = words[lane * count + i];
+                            }
+                        }
+                        Pattern::Uniform => {
+                            value = [self.words[offsets[mask.trailing_zeros() as usize & 31] as usize / 4 + i]; 32];
+                        }
+                        Pattern::Scattered => {
+                            let mut lanes = mask;
+                            while lanes != 0 {
+                                let lane = lanes.trailing_zeros() as usize;
+                                lanes &= lanes - 1;
+                                value[lane] = self.words[offsets[lane] as usize / 4 + i];
+                            }
+                        }
+                    }
+                    warp.registers.set(d, active, &value);
+                }
+            }
+            1 => {
+                for (i, &d) in d.iter().enumerate().take(count) {
+                    let mut value = [POISON & 0xffff; 32];
+                    for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+                        let byte = offsets[lane] as usize + 2 * i;
+                        value[lane] = self.words[byte / 4] >> (8 * (byte & 2)) & 0xffff;
+                    }
+                    warp.registers.set(d, active, &value);
+                }
+            }
+            _ => {
+                for (i, &d) in d.iter().enumerate().take(count) {
+                    let mut value = [u64::from(POISON); 32];
+                    for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+                        let word = offsets[lane] as usize / 4 + 2 * i;
+                        value[lane] = u64::from(self.words[word]) | u64::from(self.words[word + 1]) << 32;
+                    }
+                    warp.registers.set64(d, active, &value);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn store_shared(&mut self, warp: &mut Warp, pc: u32, s: &[Row; 4], width: Width, at: At) {
+        let machine = self.machine;
+        let base = *warp.registers.get(&machine.constants, at.base);
+        let bytes = width.bytes();
+        let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &base, at, bytes);
+        if mask == 0 {
+            return;
+        }
+        let pattern = match Pattern::of(&offsets, mask, bytes) {
+            Pattern::Uniform => Pattern::Scattered,
+            pattern => pattern,
+        };
+        let cells = (bytes >> self.shadow.shift) as usize;
+        let actor = (WriterKind::Thread, 32 * warp.index as ActorId);
+        self.write_shadow(warp, pc, mask, &offsets, cells, pattern, at, actor);
+        if !self.traffic.is_empty() {
+            self.traffic[pc as usize].add(traffic::shared(&offsets, mask, bytes));
+        }
+        let count = usize::from(width.count);
+        match width.log_bytes {
+            2 => {
+                for (i, &s) in s.iter().enumerate().take(count) {
+                    let value = warp.registers.get(&machine.constants, s);
+                    if pattern == Pattern::Contiguous {
+                        let first = offsets[0] as usize / 4;
+                        let words = &mut self.words[first..first + 32 * count];
+                        for lane in 0..32 {
+                            words[lane * count + i] = value[lane];
+                        }
+                    } else {
+                        let mut lanes = mask;
+                        while lanes != 0 {
+                            let lane = lanes.trailing_zeros() as usize;
+                            lanes &= lanes - 1;
+                            self.words[offsets[lane] as usize / 4 + i] = value[lane];
+                        }
+                    }
+                }
+            }
+            1 => {
+                for (i, &s) in s.iter().enumerate().take(count) {
+                    let value = warp.registers.get(&machine.constants, s);
+                    for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+                        let byte = offsets[lane] as usize + 2 * i;
+                        let shift = 8 * (byte & 2);
+                        let word = &mut self.words[byte / 4];
+                        *word = *word & !(0xffff << shift) | (value[lane] & 0xffff) << shift;
+                    }
+                }
+            }
+            _ => {
+                for (i, &s) in s.iter().enumerate().take(count) {
+                    let value = warp.registers.get64(&machine.constants, s);
+                    for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+                        let word = offsets[lane] as usize / 4 + 2 * i;
+                        self.words[word] = value[lane] as u32;
+                        self.words[word + 1] = (value[lane] >> 32) as u32;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Checks writes by threads or their agents (`actor` is that of lane 0) and takes them down.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn write_shadow(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        mask: u32,
+        offsets: &[u32; 32],
+        cells: usize,
+        pattern: Pattern,
+        at: At,
+        actor: (WriterKind, ActorId),
+    ) {
+        let who = warp.who(pc);
+        if !self.shadow.may_write(&who, mask, offsets, cells, pattern) {
+            self.judge_writes(warp, pc, mask, offsets, cells, at, actor.0);
+        }
+        let twice = self.shadow.write(&who, mask, offsets, cells, pattern, actor);
+        if twice != 0 {
+            self.same_instruction(warp, pc, twice, offsets, at, cells);
+        }
+    }
+
+    /// Read-modify-write, lane after lane.
+    pub(crate) fn atomic_shared(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        (op, ty): (AtomOp, ScalarType),
+        d: Option<Row>,
+        at: At,
+        value: Row,
+    ) {
+        let machine = self.machine;
+        let base = *warp.registers.get(&machine.constants, at.base);
+        let value = *warp.registers.get(&machine.constants, value);
+        let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &base, at, 4);
+        let cells = (4 >> self.shadow.shift) as usize;
+        let who = warp.who(pc);
+        self.judge_writes(warp, pc, mask, &offsets, cells, at, WriterKind::Atomic);
+        let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
+        self.shadow
+            .write(&who, mask, &offsets, cells, Pattern::Scattered, actor);
+        let mut old = [POISON; 32];
+        for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+            let word = &mut self.words[offsets[lane] as usize / 4];
+            old[lane] = *word;
+            *word = atomic::apply(op, ty, *word, value[lane]);
+        }
+        if let Some(d) = d {
+            warp.registers.set(d, warp.active, &old);
+        }
+    }
+}

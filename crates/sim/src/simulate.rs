@@ -1,0 +1,174 @@
+//! [`simulate`]: all blocks of a launch.
+
+use flashcore_ir::{Kernel, Launch};
+use rayon::prelude::*;
+
+use crate::block::{Block, BlockResult};
+use crate::error::SimError;
+use crate::finding::Line;
+use crate::global::Overlay;
+use crate::machine::Machine;
+use crate::merge::Merged;
+use crate::record::Findings;
+use crate::report::{Class, Count, MemorySite, SimOptions, SimReport, count_by_class};
+use crate::traffic::Traffic;
+
+/// Blocks that run before their writes are put together. A constant, so that a run that is broken
+/// off after a fatal finding reports the same on every machine.
+const WAVE: u64 = 64;
+
+/// Runs a kernel and reports what is wrong with it. Buffers are in the order of the launch's slots;
+/// those that the kernel writes hold its results afterwards.
+///
+/// ```
+/// use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
+/// use flashcore_sim::{SimOptions, simulate};
+/// let kernel = Kernel::build("add_one", 32, |k| {
+///     let data = k.param_ptr_mut::<f32>("data");
+///     let at = data.offset(k.thread_idx());
+///     at.store(at.load() + 1.0);
+/// })?;
+/// let launch = Launch {
+///     grid: [1, 1, 1],
+///     block: [32, 1, 1],
+///     cluster: [1, 1, 1],
+///     dynamic_shared_bytes: 0,
+///     buffers: vec![BufferSpec { name: "data", bytes: 128, written: true, align: 16 }],
+///     args: vec![Arg::Buffer { slot: 0, byte_offset: 0 }],
+/// };
+/// let mut data = vec![0u8; 128];
+/// let report = simulate(&kernel, &launch, &mut [&mut data], &SimOptions::default())?;
+/// assert!(report.is_clean());
+/// assert_eq!(data[..4], 1f32.to_le_bytes());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Where the launch does not fit the kernel, or asks for what the simulator does not model.
+pub fn simulate<B>(
+    kernel: &Kernel,
+    launch: &Launch,
+    buffers: &mut [B],
+    options: &SimOptions,
+) -> Result<SimReport, SimError>
+where
+    B: AsRef<[u8]> + AsMut<[u8]>,
+{
+    let bytes: Vec<u64> = buffers.iter().map(|b| b.as_ref().len() as u64).collect();
+    let machine = Machine::new(kernel, launch, &bytes, options)?;
+    let base: Vec<&[u8]> = buffers.iter().map(|b| b.as_ref()).collect();
+    let mut run = Run::new(&machine);
+    match options.host_threads {
+        0 => run.all(&machine, &base),
+        threads => match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
+            Ok(pool) => pool.install(|| run.all(&machine, &base)),
+            // Without threads of its own the run takes those there are; its result is the same.
+            Err(_) => run.all(&machine, &base),
+        },
+    }
+    run.merged.judge_reads(&machine, &mut run.findings);
+    let report = SimReport {
+        kernel: kernel.name().to_string(),
+        counts: count_by_class(&machine.program.classes, &run.executed),
+        memory: memory_sites(&machine, &run.traffic),
+        findings: run.findings.into_vec(),
+        traces: run.traces,
+    };
+    run.merged.store(buffers);
+    Ok(report)
+}
+
+/// What has come of the blocks so far.
+struct Run {
+    merged: Merged,
+    findings: Findings,
+    executed: Vec<Count>,
+    traffic: Vec<Traffic>,
+    traces: Vec<crate::report::TraceRecord>,
+}
+
+impl Run {
+    fn new(machine: &Machine<'_>) -> Run {
+        Run {
+            merged: Merged::default(),
+            findings: Findings::default(),
+            executed: vec![Count::default(); machine.program.ops.len()],
+            traffic: vec![Traffic::default(); machine.program.ops.len()],
+            traces: Vec::new(),
+        }
+    }
+
+    fn all(&mut self, machine: &Machine<'_>, base: &[&[u8]]) {
+        let blocks = machine.launch.blocks();
+        let wave = if machine.serial { 1 } else { WAVE };
+        let mut first = 0;
+        while first < blocks && !self.findings.is_fatal() {
+            let last = blocks.min(first + wave);
+            // Earlier blocks' writes are seen only where blocks run one after another.
+            let earlier = machine.serial.then_some(&self.merged);
+            let run = |linear| Block::new(machine, Overlay::new(base, earlier), linear).run();
+            let results: Vec<BlockResult> = if wave == 1 {
+                (first..last).map(run).collect()
+            } else {
+                (first..last).into_par_iter().map(run).collect()
+            };
+            for finished in results {
+                self.add(machine, finished, base);
+            }
+            first = last;
+        }
+    }
+
+    fn add(&mut self, machine: &Machine<'_>, finished: BlockResult, base: &[&[u8]]) {
+        let BlockResult {
+            linear,
+            pages,
+            atomics,
+            findings,
+            executed,
+            traces,
+            traffic,
+        } = finished;
+        self.findings.merge(findings);
+        self.merged
+            .add(machine, linear, pages, &atomics, base, &mut self.findings);
+        for (sum, count) in self.executed.iter_mut().zip(executed) {
+            sum.warps += count.warps;
+            sum.lanes += count.lanes;
+        }
+        for (sum, traffic) in self.traffic.iter_mut().zip(traffic) {
+            sum.add(traffic);
+        }
+        self.traces.extend(traces);
+    }
+}
+
+/// Where memory was accessed, and at what cost, in program order.
+fn memory_sites(machine: &Machine<'_>, traffic: &[Traffic]) -> Vec<MemorySite> {
+    let mut sites: Vec<MemorySite> = Vec::new();
+    for (pc, traffic) in traffic.iter().enumerate().filter(|(_, t)| t.requests > 0) {
+        let line = machine.kernel.kernel_line(machine.program.sites[pc]);
+        let line = Line {
+            file: line.file,
+            line: line.line,
+            column: line.column,
+            verb: None,
+        };
+        let class: Class = machine.program.classes[pc];
+        match sites.iter_mut().find(|s| s.line == line && s.class == class) {
+            Some(site) => {
+                site.requests += traffic.requests;
+                site.transactions += traffic.transactions;
+                site.ideal += traffic.ideal;
+            }
+            None => sites.push(MemorySite {
+                line,
+                class,
+                requests: traffic.requests,
+                transactions: traffic.transactions,
+                ideal: traffic.ideal,
+            }),
+        }
+    }
+    sites
+}

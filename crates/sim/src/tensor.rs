@@ -1,0 +1,164 @@
+//! Tensor-core products and `ldmatrix`, through the fragment layouts of the kernel language.
+
+use std::sync::LazyLock;
+
+use flashcore_ir::fragment::{
+    FragmentLayout, LDMATRIX, MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F16, MMA_M16N8_ACC_F32,
+};
+
+use crate::block::Block;
+use crate::float::{NAN_F32, bf16_to_f32, f, f16_to_f32, f64_to_f16};
+use crate::program::{At, Row};
+use crate::registers::{Constants, FULL, Registers};
+use crate::shadow::Pattern;
+use crate::shared_memory::POISON;
+use crate::traffic;
+use crate::warp::Warp;
+
+/// Index in a row-major matrix of every element, by (register, element in register, lane).
+struct Table(Vec<[u16; 32]>);
+
+impl Table {
+    fn new(layout: FragmentLayout) -> Table {
+        let mut rows = vec![[0; 32]; (layout.regs * layout.per_reg) as usize];
+        for (lane, reg, element, row, col) in layout.elements() {
+            rows[(reg * layout.per_reg + element) as usize][lane as usize] = (row * layout.cols + col) as u16;
+        }
+        Table(rows)
+    }
+}
+
+static A: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_M16K16_A));
+static B: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_K16N8_B));
+static ACC_F32: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_M16N8_ACC_F32));
+static ACC_F16: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_M16N8_ACC_F16));
+
+#[inline(always)]
+fn widen(bits: u32, bf16: bool) -> f64 {
+    f64::from(if bf16 { bf16_to_f32(bits) } else { f16_to_f32(bits) })
+}
+
+/// Spreads 16-bit elements of operand registers into a matrix.
+#[inline(always)]
+fn operand<const N: usize>(r: &Registers, k: &Constants, rows: &[Row], table: &Table, bf16: bool) -> [f64; N] {
+    let mut matrix = [0.0; N];
+    for (reg, &row) in rows.iter().enumerate() {
+        let bits = r.get(k, row);
+        for element in 0..2 {
+            let places = &table.0[2 * reg + element];
+            let mut values = [0.0; 32];
+            for lane in 0..32 {
+                values[lane] = widen(bits[lane] >> (16 * element) & 0xffff, bf16);
+            }
+            for lane in 0..32 {
+                matrix[usize::from(places[lane]) % N] = values[lane];
+            }
+        }
+    }
+    matrix
+}
+
+/// `acc += a · b`, 16×16 by 16×8, in f64: exact for integers, rounded once at the end otherwise.
+#[inline(always)]
+fn product(a: &[f64; 256], b: &[f64; 128], acc: &mut [f64; 128]) {
+    for i in 0..16 {
+        let mut row = [0.0; 8];
+        row.copy_from_slice(&acc[8 * i..8 * i + 8]);
+        for k in 0..16 {
+            let x = a[16 * i + k];
+            for j in 0..8 {
+                row[j] = x.mul_add(b[8 * k + j], row[j]);
+            }
+        }
+        acc[8 * i..8 * i + 8].copy_from_slice(&row);
+    }
+}
+
+/// The product with f32 accumulators.
+#[inline(always)]
+pub(crate) fn mma(
+    r: &mut Registers,
+    k: &Constants,
+    bf16: bool,
+    (d, a, b, c): (&[Row; 4], &[Row; 4], &[Row; 2], &[Row; 4]),
+) {
+    let a = operand::<256>(r, k, a, &A, bf16);
+    let b = operand::<128>(r, k, b, &B, bf16);
+    let table = &ACC_F32.0;
+    let mut acc = [0.0; 128];
+    for (places, &row) in table.iter().zip(c) {
+        let bits = r.get(k, row);
+        for lane in 0..32 {
+            acc[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
+        }
+    }
+    product(&a, &b, &mut acc);
+    for (places, &row) in table.iter().zip(d) {
+        let mut bits = [0; 32];
+        for lane in 0..32 {
+            let value = acc[usize::from(places[lane]) % 128] as f32;
+            bits[lane] = if value.is_nan() { NAN_F32 } else { value.to_bits() };
+        }
+        r.set(row, FULL, &bits);
+    }
+}
+
+/// The product of f16 with f16 accumulators, rounded to f16 at the end.
+#[inline(always)]
+pub(crate) fn mma_f16(r: &mut Registers, k: &Constants, (d, a, b, c): (&[Row; 2], &[Row; 4], &[Row; 2], &[Row; 2])) {
+    let a = operand::<256>(r, k, a, &A, false);
+    let b = operand::<128>(r, k, b, &B, false);
+    let mut acc = operand::<128>(r, k, c, &ACC_F16, false);
+    product(&a, &b, &mut acc);
+    for (reg, &row) in d.iter().enumerate() {
+        let (low, high) = (&ACC_F16.0[2 * reg], &ACC_F16.0[2 * reg + 1]);
+        let mut bits = [0; 32];
+        for lane in 0..32 {
+            let half = |place: u16| f64_to_f16(acc[usize::from(place) % 128]);
+            bits[lane] = half(low[lane]) | half(high[lane]) << 16;
+        }
+        r.set(row, FULL, &bits);
+    }
+}
+
+impl Block<'_> {
+    /// Loads 8×8 matrices whose rows lanes 0–7, 8–15, … address.
+    pub(crate) fn load_matrix(&mut self, warp: &mut Warp, pc: u32, d: &[Row; 4], count: u8, transposed: bool, at: At) {
+        self.check_members(warp, pc, FULL, "ldmatrix");
+        let base = *warp.registers.get(&self.machine.constants, at.base);
+        let addressing = u32::MAX >> (32 - 8 * u32::from(count));
+        let (offsets, mask) = self.shared_offsets(warp, pc, addressing & warp.active, &base, at, 16);
+        let cells = (16 >> self.shadow.shift) as usize;
+        if mask != 0
+            && !self
+                .shadow
+                .read(&warp.who(pc), mask, &offsets, cells, Pattern::Scattered)
+        {
+            self.judge_reads(warp, pc, mask, &offsets, cells, at, true);
+        }
+        if !self.traffic.is_empty() {
+            self.traffic[pc as usize].add(traffic::shared(&offsets, mask, 16));
+        }
+        for (i, &d) in d.iter().enumerate().take(usize::from(count)) {
+            // The matrix as it lies: 8 rows of 8 elements.
+            let mut elements = [POISON & 0xffff; 64];
+            for row in 0..8 {
+                let lane = 8 * i + row;
+                if mask >> lane & 1 == 0 {
+                    continue;
+                }
+                let word = offsets[lane] as usize / 4;
+                for (pair, bits) in self.words[word..word + 4].iter().enumerate() {
+                    elements[8 * row + 2 * pair] = bits & 0xffff;
+                    elements[8 * row + 2 * pair + 1] = bits >> 16;
+                }
+            }
+            let mut value = [0; 32];
+            for (lane, _, element, row, col) in LDMATRIX.elements() {
+                let place = if transposed { 8 * col + row } else { 8 * row + col };
+                value[lane as usize] |= elements[place as usize] << (16 * element);
+            }
+            warp.registers.set(d, warp.active, &value);
+        }
+    }
+}

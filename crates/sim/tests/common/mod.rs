@@ -1,0 +1,123 @@
+//! Launches for small test kernels.
+#![allow(dead_code, unreachable_pub)]
+
+use flashcore_ir::{Arg, BufferSpec, Kernel, KernelBuilder, Launch};
+use flashcore_sim::{Finding, FindingKind, SimOptions, SimReport, simulate};
+
+/// A kernel, its buffers, and how it is launched.
+pub struct Case {
+    pub kernel: Kernel,
+    pub grid: u32,
+    pub buffers: Vec<Vec<u8>>,
+    pub names: Vec<&'static str>,
+    pub written: Vec<bool>,
+    pub args: Vec<Arg>,
+    pub options: SimOptions,
+}
+
+impl Case {
+    pub fn new(threads: u32, body: impl FnOnce(&KernelBuilder)) -> Case {
+        Case {
+            kernel: Kernel::build("test_kernel", threads, body).unwrap(),
+            grid: 1,
+            buffers: Vec::new(),
+            names: Vec::new(),
+            written: Vec::new(),
+            args: Vec::new(),
+            options: SimOptions::default(),
+        }
+    }
+    pub fn grid(mut self, blocks: u32) -> Case {
+        self.grid = blocks;
+        self
+    }
+    pub fn buffer(mut self, name: &'static str, bytes: Vec<u8>, written: bool) -> Case {
+        self.args.push(Arg::Buffer {
+            slot: self.buffers.len(),
+            byte_offset: 0,
+        });
+        self.buffers.push(bytes);
+        self.names.push(name);
+        self.written.push(written);
+        self
+    }
+    pub fn input<T: Bytes>(self, name: &'static str, values: &[T]) -> Case {
+        let bytes = values.iter().flat_map(|v| v.bytes()).collect();
+        self.buffer(name, bytes, false)
+    }
+    pub fn output(self, name: &'static str, bytes: usize) -> Case {
+        self.buffer(name, vec![0xcc; bytes], true)
+    }
+    pub fn arg(mut self, arg: Arg) -> Case {
+        self.args.push(arg);
+        self
+    }
+    pub fn seed(mut self, seed: u64) -> Case {
+        self.options.seed = seed;
+        self
+    }
+    pub fn launch(&self) -> Launch {
+        let specs = self.buffers.iter().zip(&self.names).zip(&self.written);
+        Launch {
+            grid: [self.grid, 1, 1],
+            block: [self.kernel.threads(), 1, 1],
+            cluster: [1, 1, 1],
+            dynamic_shared_bytes: self.kernel.ledger().total_bytes(),
+            buffers: specs
+                .map(|((bytes, name), written)| BufferSpec {
+                    name,
+                    bytes: bytes.len() as u64,
+                    written: *written,
+                    align: 16,
+                })
+                .collect(),
+            args: self.args.clone(),
+        }
+    }
+    pub fn run(&mut self) -> SimReport {
+        let launch = self.launch();
+        simulate(&self.kernel, &launch, &mut self.buffers, &self.options).unwrap()
+    }
+    /// Runs and asserts that nothing is found.
+    #[track_caller]
+    pub fn run_clean(&mut self) -> SimReport {
+        let report = self.run();
+        assert!(report.is_clean(), "{}", all(&report));
+        report
+    }
+    /// Runs and asserts exactly these kinds, in any order.
+    #[track_caller]
+    pub fn run_finding(&mut self, kind: FindingKind) -> Finding {
+        let report = self.run();
+        assert!(!report.is_clean(), "expected {kind:?}, found nothing");
+        assert!(report.findings.iter().all(|f| f.kind == kind), "{}", all(&report));
+        report.findings[0].clone()
+    }
+    pub fn f32s(&self, slot: usize) -> Vec<f32> {
+        let words = self.buffers[slot].chunks_exact(4);
+        words.map(|w| f32::from_le_bytes(w.try_into().unwrap())).collect()
+    }
+    pub fn u32s(&self, slot: usize) -> Vec<u32> {
+        let words = self.buffers[slot].chunks_exact(4);
+        words.map(|w| u32::from_le_bytes(w.try_into().unwrap())).collect()
+    }
+}
+
+pub fn all(report: &SimReport) -> String {
+    let texts: Vec<String> = report.findings.iter().map(|f| f.to_string()).collect();
+    texts.join("\n\n")
+}
+
+pub trait Bytes {
+    fn bytes(&self) -> Vec<u8>;
+}
+macro_rules! bytes {
+    ($($ty:ty)*) => {$(
+        impl Bytes for $ty {
+            fn bytes(&self) -> Vec<u8> {
+                self.to_le_bytes().to_vec()
+            }
+        }
+    )*};
+}
+bytes!(u32 i32 f32 u16 half::f16 half::bf16);
