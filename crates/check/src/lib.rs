@@ -2,11 +2,17 @@
 //!
 //! - [`proof`]: limits of the architecture, as refusals with numbers and remedy.
 //! - [`mod@gate`]: an answer against the float64 reference, whoever computed it.
-//! - [`source`]: the line of Rust source that a finding names.
+//! - [`check_plan`]: the proof, then the simulator under many schedules, then the gate; its
+//!   [`CheckReport`] prints as a compiler does ([`render`]), with the [`source`] lines quoted.
 
+mod check;
 pub mod gate;
 pub mod proof;
+pub mod render;
+pub mod report;
 pub mod source;
 
+pub use check::{CheckError, CheckOptions, check_plan};
 pub use gate::{Gate, gate};
 pub use proof::{LaunchRefusal, prove};
+pub use report::{CheckReport, Found, Verdict};

@@ -1,0 +1,247 @@
+//! Prints reports the way compilers print errors: what, where with the line quoted, who, what to do.
+
+use std::fmt::{self, Write};
+
+use anstyle::{AnsiColor, Style};
+use flashcore_sim::{Actor, Line};
+
+use crate::report::{CheckReport, Found, Verdict};
+
+/// The styles that parts of a report are printed in.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Palette {
+    /// What is wrong.
+    pub bad: Style,
+    /// What is right, and what to do.
+    pub good: Style,
+    /// Arrows, bars and line numbers.
+    pub rule: Style,
+    /// Messages.
+    pub strong: Style,
+}
+
+impl Palette {
+    /// No styles: for files and pipes.
+    pub const PLAIN: Palette = Palette {
+        bad: Style::new(),
+        good: Style::new(),
+        rule: Style::new(),
+        strong: Style::new(),
+    };
+
+    /// As on terminals.
+    pub const COLOUR: Palette = Palette {
+        bad: AnsiColor::Red.on_default().bold(),
+        good: AnsiColor::Green.on_default().bold(),
+        rule: AnsiColor::Blue.on_default().bold(),
+        strong: Style::new().bold(),
+    };
+}
+
+/// Width that messages are wrapped to where nobody says otherwise.
+pub const WIDTH: usize = 100;
+
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&findings(self, Palette::PLAIN, WIDTH))?;
+        f.write_str(&summary(self, Palette::PLAIN))
+    }
+}
+
+/// Refusals, findings and what is wrong with the answer, each a paragraph; empty where all is well.
+pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String {
+    let mut out = String::new();
+    for refusal in &report.refusals {
+        title(&mut out, "refused", &refusal.to_string(), palette, width);
+        out.push('\n');
+    }
+    for found in &report.findings {
+        one(&mut out, found, report.schedules.len(), palette, width);
+        out.push('\n');
+    }
+    if let Some(gate) = report.gate.as_ref().filter(|gate| !gate.passed()) {
+        title(&mut out, "wrong-answer", &gate.to_string(), palette, width);
+        out.push('\n');
+    }
+    if let Some(seed) = report.differs_under {
+        let first = report.schedules.first().copied().unwrap_or_default();
+        let message = format!("the answer under schedule {seed} is not that under schedule {first}, bit for bit");
+        title(&mut out, "schedule-dependent", &message, palette, width);
+        out.push('\n');
+    }
+    out
+}
+
+/// One line on what it comes to.
+pub fn summary(report: &CheckReport, palette: Palette) -> String {
+    let Palette { good, bad, .. } = palette;
+    let schedules = match report.schedules.len() {
+        1 => "1 schedule".to_string(),
+        n => format!("{n} schedules"),
+    };
+    let count = report.findings.len();
+    match report.verdict {
+        Verdict::Clean => format!("{good}clean{good:#} under {schedules}"),
+        Verdict::Refused => format!("{bad}refused{bad:#}: it cannot be launched, and was not simulated"),
+        Verdict::Findings => format!(
+            "{bad}{count} finding{}{bad:#} under {schedules}",
+            if count == 1 { "" } else { "s" }
+        ),
+        Verdict::Wrong => format!("{bad}wrong{bad:#} under {schedules}"),
+    }
+}
+
+fn title(out: &mut String, kind: &str, message: &str, palette: Palette, width: usize) {
+    let Palette { bad, strong, .. } = palette;
+    let kind = format!("error[{kind}]");
+    let text = wrap(message, kind.len() + 2, 2, width);
+    let _ = writeln!(out, "{bad}{kind}{bad:#}: {strong}{text}{strong:#}");
+}
+
+fn one(out: &mut String, found: &Found, of: usize, palette: Palette, width: usize) {
+    let finding = &found.finding;
+    title(out, finding.kind.name(), &finding.message, palette, width);
+    let margin = [finding.line(), finding.other_line()]
+        .into_iter()
+        .flatten()
+        .map(|line| line.line.to_string().len())
+        .max()
+        .unwrap_or(1);
+    let side = Side { palette, margin };
+    side.place(out, "-->", &finding.lines, found.source.as_deref(), &finding.actor);
+    if let Some(other) = &finding.other {
+        side.place(out, "and", &other.lines, found.other_source.as_deref(), &other.actor);
+    }
+    if let (Some(object), Some((first, end))) = (&finding.object, finding.bytes) {
+        side.note(out, &format!("{object}: bytes {first}..{end}"));
+    }
+    let times = if finding.count == 1 { "once" } else { &format!("{} times", finding.count) };
+    let seed = found.schedules.first().copied().unwrap_or_default();
+    let under = match (of, found.schedules.len()) {
+        (1, _) => format!("under schedule {seed}"),
+        (of, n) => format!("under {n} of {of} schedules, the first of them {seed}"),
+    };
+    side.note(out, &format!("seen {times}, {under}"));
+    if let Some(help) = finding.help {
+        let good = palette.good;
+        let _ = writeln!(out, "{:margin$} {good}help{good:#}: {}", "", wrap(help, margin + 7, margin + 3, width));
+    }
+}
+
+/// What the lines of one finding share.
+struct Side {
+    palette: Palette,
+    margin: usize,
+}
+
+impl Side {
+    fn place(&self, out: &mut String, arrow: &str, lines: &[Line], source: Option<&str>, actor: &Actor) {
+        let (rule, margin) = (self.palette.rule, self.margin);
+        let Some(kernel) = lines.first() else { return };
+        let _ = writeln!(out, "{:margin$}{rule}{arrow}{rule:#} {}:{}:{}", "", kernel.file, kernel.line, kernel.column);
+        if let Some(source) = source {
+            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
+            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}     {source}", kernel.line);
+            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
+        }
+        for line in &lines[1..] {
+            let verb = line.verb.map_or(String::new(), |verb| format!(" in `{verb}`"));
+            self.note(out, &format!("through {}:{}:{}{verb}", line.file, line.line, line.column));
+        }
+        self.note(out, &format!("by {actor}"));
+    }
+
+    fn note(&self, out: &mut String, text: &str) {
+        let (rule, margin) = (self.palette.rule, self.margin);
+        let _ = writeln!(out, "{:margin$} {rule}={rule:#} {text}", "");
+    }
+}
+
+/// Text broken between words; the first line has `used` columns taken, the others are indented.
+fn wrap(text: &str, used: usize, indent: usize, width: usize) -> String {
+    let (mut out, mut column) = (String::new(), used);
+    for (i, word) in text.split(' ').enumerate() {
+        let needed = word.chars().count();
+        if i > 0 && column + 1 + needed > width {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if i > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += needed;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_sim::{Finding, FindingKind, Other};
+
+    fn found() -> Found {
+        let line = |line, verb| Line {
+            file: "src/kernel.rs",
+            line,
+            column: 9,
+            verb,
+        };
+        let actor = |warp, lanes| Actor {
+            block: [3, 0, 0],
+            warp,
+            lanes,
+        };
+        Found {
+            finding: Finding {
+                kind: FindingKind::Race,
+                message: "reads `p_tile` row 3 column 0, which warp 0 lane 5 wrote, with nothing that orders the two".to_string(),
+                lines: vec![line(120, None), line(7, Some("load_tile"))],
+                actor: actor(1, 0xf0),
+                other: Some(Other {
+                    lines: vec![line(98, None)],
+                    actor: actor(0, 1 << 5),
+                }),
+                object: Some("p_tile".to_string()),
+                bytes: Some((192, 196)),
+                element: None,
+                help: Some("put a barrier between them"),
+                count: 12,
+            },
+            source: Some("let p = load4(p_tile.at(thread_row, key));".to_string()),
+            other_source: None,
+            schedules: vec![4, 7],
+        }
+    }
+
+    #[test]
+    fn a_finding_reads_like_a_compilers() {
+        let mut text = String::new();
+        one(&mut text, &found(), 50, Palette::PLAIN, 60);
+        let expected = "\
+error[race]: reads `p_tile` row 3 column 0, which warp 0
+  lane 5 wrote, with nothing that orders the two
+   --> src/kernel.rs:120:9
+    |
+120 |     let p = load4(p_tile.at(thread_row, key));
+    |
+    = through src/kernel.rs:7:9 in `load_tile`
+    = by block (3, 0, 0) warp 1 lanes 4–7
+   and src/kernel.rs:98:9
+    = by block (3, 0, 0) warp 0 lane 5
+    = p_tile: bytes 192..196
+    = seen 12 times, under 2 of 50 schedules, the first of them 4
+    help: put a barrier between them
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn colours_are_only_where_they_are_asked_for() {
+        let mut text = String::new();
+        one(&mut text, &found(), 1, Palette::COLOUR, 100);
+        assert!(text.contains("\u{1b}["));
+        assert!(text.contains("under schedule 4"));
+    }
+}

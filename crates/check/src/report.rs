@@ -1,0 +1,86 @@
+//! [`CheckReport`]: what checking a plan showed.
+
+use flashcore_ir::Target;
+use flashcore_sim::{Counts, Finding, MemorySite, TraceRecord};
+use serde::Serialize;
+
+use crate::{Gate, LaunchRefusal};
+
+/// What checking comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Nothing is wrong: launchable, no finding under any schedule, the right answer under each.
+    Clean,
+    /// It cannot be launched; it was not simulated.
+    Refused,
+    /// The simulator found something.
+    Findings,
+    /// The simulator found nothing, but the answer is wrong or depends on the schedule.
+    Wrong,
+}
+
+impl Verdict {
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Clean => "clean",
+            Verdict::Refused => "refused",
+            Verdict::Findings => "findings",
+            Verdict::Wrong => "wrong",
+        }
+    }
+}
+
+/// A finding, and the schedules that showed it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Found {
+    /// As the first of the schedules showed it.
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// The source line that it names, where the source is at hand.
+    pub source: Option<String>,
+    /// The same for the other side.
+    pub other_source: Option<String>,
+    /// Seeds of the schedules.
+    pub schedules: Vec<u64>,
+}
+
+/// What checking a plan showed. Prints as a compiler does ([`crate::render`]).
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckReport {
+    /// The problem, in one line.
+    pub problem: String,
+    /// The config's id.
+    pub kernel: String,
+    /// The architecture it was planned for.
+    pub target: Target,
+    /// Kind of the inputs.
+    pub inputs: &'static str,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Seeds of the schedules it ran under.
+    pub schedules: Vec<u64>,
+    /// What it comes to.
+    pub verdict: Verdict,
+    /// Why it cannot be launched.
+    pub refusals: Vec<LaunchRefusal>,
+    /// What is wrong, in the order of the kernel's lines.
+    pub findings: Vec<Found>,
+    /// The answer against float64, under the first schedule or the first that gave another answer.
+    pub gate: Option<Gate>,
+    /// Seed of the first schedule whose answer differs from the first one's in any bit.
+    pub differs_under: Option<u64>,
+    /// Blocks of the launch.
+    pub blocks: u64,
+    /// Warps a block.
+    pub warps: u32,
+    /// Instructions executed under the first schedule, by class.
+    pub counts: Counts,
+    /// Traced values, under the first schedule.
+    pub traces: Vec<TraceRecord>,
+    /// What memory accesses cost, by line, where it was asked for.
+    pub memory: Vec<MemorySite>,
+    /// Seconds that simulating took.
+    pub seconds: f64,
+}
