@@ -1,0 +1,139 @@
+//! A kernel of one's own: written in Rust, checked by the simulator, launched where there is a GPU.
+//!
+//! It computes the softmax of each row of an f32 matrix, a warp a row, in one pass over memory.
+//!
+//! run with: cargo run --release -p flashcore --example 02-own-kernel
+
+use std::error::Error;
+
+use flashcore::{Device, DeviceBuffer, Stream};
+use flashcore_cuda::{Function, ModuleOptions};
+use flashcore_ir::{Arg, BufferSpec, BuildErrors, Cache, Kernel, Launch};
+use flashcore_sim::{SimOptions, simulate};
+
+const WARPS: u32 = 4;
+const COLS: u32 = 1024;
+
+/// The kernel. Shapes that shape the code (COLS) are Rust values; the rest are parameters.
+fn row_softmax() -> Result<Kernel, BuildErrors> {
+    Kernel::build("row_softmax", 32 * WARPS, |k| {
+        let input = k.param_ptr::<f32>("input");
+        let output = k.param_ptr_mut::<f32>("output");
+        let rows = k.param::<u32>("rows");
+
+        let row = k.block_idx(0) * WARPS + k.thread_idx() / 32;
+        // All lanes of a warp have one row, so they agree; the simulator checks that they do.
+        k.if_(row.lt(rows).uniform(), || {
+            // Lane i takes quads i, i + 32, …: neighbouring lanes read neighbouring 16 bytes.
+            let first = row * COLS + k.lane() * 4;
+            let at = |quad: u32| (quad * 128) as i32;
+            let quads = 0..COLS / 128;
+            let x: Vec<_> = quads
+                .clone()
+                .flat_map(|q| input.offset(first).plus(at(q)).load_words(4, Cache::ReadOnly))
+                .collect();
+
+            let max = x[1..].iter().fold(x[0], |max, &x| max.max(x)).reduce_max(32);
+            let e: Vec<_> = x
+                .iter()
+                .map(|&x| ((x - max) * std::f32::consts::LOG2_E).exp2())
+                .collect();
+            let sum = e[1..].iter().fold(e[0], |sum, &e| sum + e).reduce_sum(32);
+            let norm = sum.recip();
+
+            for q in quads {
+                let quad: Vec<_> = e[4 * q as usize..][..4].iter().map(|&e| e * norm).collect();
+                output.offset(first).plus(at(q)).store_words(&quad, Cache::Streaming);
+            }
+        });
+    })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let rows = 10u32;
+    let input: Vec<f32> = (0..rows * COLS).map(|i| (i as f32 * 0.7).sin() * 8.0).collect();
+    let bytes = u64::from(4 * rows * COLS);
+    let kernel = row_softmax()?;
+    let launch = Launch {
+        grid: [rows.div_ceil(WARPS), 1, 1],
+        block: [kernel.threads(), 1, 1],
+        cluster: [1, 1, 1],
+        dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        buffers: vec![
+            BufferSpec {
+                name: "input",
+                bytes,
+                written: false,
+                align: 16,
+            },
+            BufferSpec {
+                name: "output",
+                bytes,
+                written: true,
+                align: 16,
+            },
+        ],
+        args: vec![
+            Arg::Buffer {
+                slot: 0,
+                byte_offset: 0,
+            },
+            Arg::Buffer {
+                slot: 1,
+                byte_offset: 0,
+            },
+            Arg::U32(rows),
+        ],
+    };
+
+    // Checked on any machine: every access in bounds, nothing read before it is written, no race.
+    let mut buffers = [bytemuck::cast_slice(&input).to_vec(), vec![0xff; bytes as usize]];
+    let report = simulate(&kernel, &launch, &mut buffers, &SimOptions::default())?;
+    report.findings.iter().for_each(|finding| println!("{finding}"));
+    let simulated: &[f32] = bytemuck::cast_slice(&buffers[1]);
+    println!(
+        "simulator: {} findings, worst error {:.1e}",
+        report.findings.len(),
+        worst_error(&input, simulated)
+    );
+
+    // Launched where there is a GPU: the same kernel, the same launch.
+    match Device::best() {
+        Device::Cpu => println!(
+            "no GPU here: {}",
+            Device::why_not_cuda().map_or(String::new(), |why| why.to_string())
+        ),
+        Device::Cuda(context) => {
+            let stream = Stream::new(&context)?;
+            let device_input = DeviceBuffer::from_host(&stream, &input)?;
+            let output = DeviceBuffer::from_host(&stream, &vec![f32::NAN; input.len()])?;
+            let function = Function::load(&context, &kernel, &ModuleOptions::default())?;
+            function.run(&stream, &launch, &[device_input.as_slice(), output.as_slice()])?;
+            let output = output.to_vec::<f32>(&stream)?;
+            println!(
+                "{}: worst error {:.1e}",
+                context.info().name,
+                worst_error(&input, &output)
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The largest error of any row, against float64.
+fn worst_error(input: &[f32], output: &[f32]) -> f64 {
+    let rows = input.chunks(COLS as usize).zip(output.chunks(COLS as usize));
+    rows.flat_map(|(x, y)| {
+        let sum: f64 = x.iter().map(|&x| f64::from(x).exp()).sum();
+        x.iter()
+            .zip(y)
+            .map(move |(&x, &y)| (f64::from(y) - f64::from(x).exp() / sum).abs())
+    })
+    .fold(0.0, |worst: f64, error| {
+        if error.is_nan() {
+            f64::INFINITY
+        } else {
+            worst.max(error)
+        }
+    })
+}
