@@ -195,7 +195,8 @@ pub enum Scope {
 /// A read-modify-write in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomOp {
-    /// Sum.
+    /// Sum. Of f32 in global memory, subnormal inputs and results are flushed to zero; in shared
+    /// memory they are not (PTX ISA, `atom`).
     Add,
     /// Maximum.
     Max,
