@@ -1,0 +1,100 @@
+"""Fused attention on NVIDIA GPUs, and on the CPU where there is none."""
+
+from typing import Any, Literal, Optional, Protocol, Tuple, TypedDict, TypeVar, Union, overload
+
+__version__: str
+
+class SupportsDLPack(Protocol):
+    """A tensor of PyTorch, JAX, CuPy, NumPy, or anything else that speaks DLPack."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> Tuple[Any, Any]: ...
+
+Tensor = TypeVar("Tensor", bound=SupportsDLPack)
+Window = Tuple[Optional[int], Optional[int]]
+Layout = Literal["bshd", "bhsd"]
+
+class Plan(TypedDict, total=False):
+    problem: str
+    device: str
+    kernel: str
+    why: str
+    flops: float
+    target: str
+    grid: Tuple[int, int, int]
+    block: Tuple[int, int, int]
+    cluster: Tuple[int, int, int]
+    shared_bytes: int
+    workspace_bytes: int
+    considered: list[Tuple[str, Optional[str]]]
+
+class DeviceInfo(TypedDict, total=False):
+    device: str
+    name: str
+    uuid: str
+    compute_capability: Tuple[int, int]
+    multiprocessors: int
+    total_memory: int
+    driver: Optional[str]
+    cuda_version: Tuple[int, int]
+
+@overload
+def attention(
+    q: Tensor,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    *,
+    causal: bool = False,
+    window: Optional[Window] = None,
+    softcap: Optional[float] = None,
+    scale: Optional[float] = None,
+    out: Optional[SupportsDLPack] = None,
+    return_lse: Literal[False] = False,
+    kernel: Optional[str] = None,
+    layout: Layout = "bshd",
+    stream: Union[int, Any, None] = None,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    *,
+    causal: bool = False,
+    window: Optional[Window] = None,
+    softcap: Optional[float] = None,
+    scale: Optional[float] = None,
+    out: Optional[SupportsDLPack] = None,
+    return_lse: Literal[True],
+    kernel: Optional[str] = None,
+    layout: Layout = "bshd",
+    stream: Union[int, Any, None] = None,
+) -> Tuple[Tensor, Any]: ...
+def plan(
+    q: SupportsDLPack,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    *,
+    causal: bool = False,
+    window: Optional[Window] = None,
+    softcap: Optional[float] = None,
+    scale: Optional[float] = None,
+    return_lse: bool = False,
+    kernel: Optional[str] = None,
+    layout: Layout = "bshd",
+) -> Plan: ...
+def explain(
+    q: SupportsDLPack,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    *,
+    causal: bool = False,
+    window: Optional[Window] = None,
+    softcap: Optional[float] = None,
+    scale: Optional[float] = None,
+    return_lse: bool = False,
+    kernel: Optional[str] = None,
+    layout: Layout = "bshd",
+) -> str: ...
+def devices() -> list[DeviceInfo]: ...
+def why_not_cuda() -> Optional[str]: ...

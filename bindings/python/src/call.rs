@@ -1,0 +1,349 @@
+//! A call, from its tensors to its answer.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use flashcore::{
+    Attention, Device, DeviceBuffer, DeviceSlice, DeviceTensors, KernelId, Layout, Problem, TensorViewMut,
+};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+
+use crate::error::{raise, type_, value};
+use crate::frameworks::{Framework, dtype_name, without_gradient};
+use crate::options::{Axes, Options};
+use crate::stream::{CallStream, handle_of};
+use crate::tensor::{Place, Request, Tensor};
+
+/// The `Attention` of a device and a kernel, made once: it holds the compiled kernels and recent plans.
+pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>) -> PyResult<Arc<Attention>> {
+    type Known = Vec<(Place, Option<KernelId>, Arc<Attention>)>;
+    static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
+    let find = |known: &Known| {
+        let found = known.iter().find(|(p, k, _)| *p == place && *k == kernel);
+        found.map(|(_, _, attention)| attention.clone())
+    };
+    if let Some(attention) = find(&KNOWN.read().unwrap_or_else(PoisonError::into_inner)) {
+        return Ok(attention);
+    }
+    let device = match place {
+        Place::Cpu => Device::Cpu,
+        Place::Cuda(ordinal) => Device::cuda(ordinal).map_err(raise)?,
+    };
+    let attention = match kernel {
+        None => Attention::new(device),
+        Some(kernel) => Attention::with_kernel(device, kernel).map_err(raise)?,
+    };
+    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(attention) = find(&known) {
+        return Ok(attention); // another thread was faster
+    }
+    let attention = Arc::new(attention);
+    known.push((place, kernel, attention.clone()));
+    Ok(attention)
+}
+
+/// The tensors of a call, imported, and where it will run.
+pub(crate) struct Call<'py> {
+    pub(crate) place: Place,
+    pub(crate) attention: Arc<Attention>,
+    pub(crate) q: Tensor,
+    pub(crate) k: Tensor,
+    pub(crate) v: Tensor,
+    stream: Option<CallStream>,
+    /// The library q belongs to; it allocates the answer.
+    framework: Framework<'py>,
+    /// The library's object for `stream`, where that is not its current one.
+    foreign_stream: Option<Bound<'py, PyAny>>,
+}
+
+impl<'py> Call<'py> {
+    /// Imports the tensors; `out=`, if it was given, comes second.
+    pub(crate) fn gather(
+        inputs: [&Bound<'py, PyAny>; 3],
+        out: Option<&Bound<'py, PyAny>>,
+        stream: Option<&Bound<'py, PyAny>>,
+        options: &Options,
+    ) -> PyResult<(Call<'py>, Option<Tensor>)> {
+        let request =
+            |name: &'static str, object: &Bound<'py, PyAny>| Request::new(name, &without_gradient(name, object)?);
+        let [q, k, v] = inputs;
+        let requests = [request("q", q)?, request("k", k)?, request("v", v)?];
+        let out_request = out.map(|out| request("out", out)).transpose()?;
+        let place = requests[0].place;
+        for other in requests.iter().chain(&out_request) {
+            if other.place != place {
+                return Err(value(format!(
+                    "{} is on {} and q on {place}; move all tensors to one device",
+                    other.name, other.place
+                )));
+            }
+        }
+
+        let attention = attention_on(place, options.kernel)?;
+        let framework = Framework::of(q);
+        let mut foreign_stream = None;
+        let call_stream = match (attention.device(), place) {
+            (Device::Cuda(context), Place::Cuda(ordinal)) => {
+                let current = framework.current_stream(ordinal)?;
+                let handle = stream.map_or(Ok(current), handle_of)?;
+                let call_stream = CallStream::new(&context, handle)?;
+                if !call_stream.is(current) {
+                    foreign_stream = framework.external_stream(handle, ordinal)?;
+                }
+                Some(call_stream)
+            }
+            _ if stream.is_some() => {
+                return Err(value(
+                    "stream was given, but the tensors are on the CPU, which has none; leave it out",
+                ));
+            }
+            _ => None,
+        };
+        let import = |request: Request<'py>| request.import(call_stream.as_ref(), options.axes);
+        let [q, k, v] = requests;
+        let (q, k, v) = (import(q)?, import(k)?, import(v)?);
+        let out = out_request.map(import).transpose()?;
+        for other in [&k, &v].into_iter().chain(&out) {
+            if other.dtype != q.dtype {
+                return Err(type_(format!(
+                    "{} holds {} and q {}; convert one, so that all tensors hold the same",
+                    other.name, other.dtype, q.dtype
+                )));
+            }
+        }
+        let call = Call {
+            place,
+            attention,
+            q,
+            k,
+            v,
+            stream: call_stream,
+            framework,
+            foreign_stream,
+        };
+        Ok((call, out))
+    }
+
+    /// How the answer is laid out where it is allocated here: dense, in q's own order of dimensions.
+    fn new_out_layout(&self) -> Layout {
+        let [b, s, h, _] = self.q.layout.shape;
+        let shape = [b, s, h, self.v.layout.shape[3]];
+        if self.heads_outside_seq() {
+            Layout::bhsd(shape)
+        } else {
+            Layout::bshd(shape)
+        }
+    }
+
+    fn heads_outside_seq(&self) -> bool {
+        let [_, s, h, _] = self.q.layout.shape;
+        let [_, seq_stride, head_stride, _] = self.q.layout.strides;
+        s > 1 && h > 1 && head_stride > seq_stride
+    }
+
+    /// What the tensors and options ask.
+    pub(crate) fn problem(&self, options: &Options, out: Option<&Tensor>) -> PyResult<Problem> {
+        let (q, k, v) = (&self.q.layout, &self.k.layout, &self.v.layout);
+        let out = out.map_or_else(|| self.new_out_layout(), |out| out.layout);
+        let mut problem = Problem::builder()
+            .batch(q.shape[0])
+            .seq_len_q(q.shape[1])
+            .seq_len_kv(k.shape[1])
+            .heads(q.shape[2], k.shape[2])
+            .head_dim(q.shape[3])
+            .head_dim_v(v.shape[3])
+            .dtype(self.q.dtype)
+            .mask(options.mask)
+            .return_lse(options.return_lse)
+            .layouts(*q, *k, *v, out);
+        if let Some(softcap) = options.softcap {
+            problem = problem.softcap(softcap);
+        }
+        if let Some(scale) = options.scale {
+            problem = problem.softmax_scale(scale);
+        }
+        problem.build().map_err(|error| raise(error.into()))
+    }
+
+    /// What the addresses of the tensors are multiples of, in bytes, at most 16.
+    pub(crate) fn alignment(&self) -> u32 {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::address);
+        1 << (q | k | v | 16).trailing_zeros()
+    }
+
+    /// Checks that writing `out=` harms nothing. The problem has checked all layouts.
+    fn check_out(&self, out: &Tensor) -> PyResult<()> {
+        out.check_writable()?;
+        for input in [&self.q, &self.k, &self.v] {
+            if out.overlaps(input) {
+                return Err(value(format!(
+                    "out shares memory with {name}: both lie between the same addresses; give out= memory of its own",
+                    name = input.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates the answer the way q's library does.
+    fn new_out(&self, like: &Bound<'py, PyAny>, axes: Axes) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
+        let shape = axes.reorder(self.new_out_layout().shape);
+        let swapped = self.heads_outside_seq() != (axes == Axes::Bhsd);
+        let object = self.empty(like, &shape, swapped, dtype_name(self.q.dtype))?;
+        let tensor = Request::new("out", &object)?.import(self.stream.as_ref(), axes)?;
+        Ok((object, tensor))
+    }
+
+    /// Allocates f32 `[batch, heads, seq_len_q]`.
+    fn new_lse(&self, like: &Bound<'py, PyAny>, problem: &Problem) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
+        let shape = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
+        let object = self.empty(like, &shape, false, "float32")?;
+        let flat = object.call_method1("reshape", ((1, 1, 1, problem.lse_len()),))?;
+        let tensor = Request::new("lse", &flat)?.import(self.stream.as_ref(), Axes::Bshd)?;
+        Ok((object, tensor))
+    }
+
+    fn empty(
+        &self,
+        like: &Bound<'py, PyAny>,
+        shape: &[usize],
+        swapped: bool,
+        dtype: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let stream = self.foreign_stream.as_ref();
+        self.framework.empty(like, self.place, shape, swapped, dtype, stream)
+    }
+
+    /// Computes on the host; other Python threads run meanwhile.
+    fn run_on_host(
+        &self,
+        py: Python<'_>,
+        problem: &Problem,
+        out: &mut Tensor,
+        lse: Option<&mut Tensor>,
+    ) -> PyResult<()> {
+        let to_py = |error: flashcore::ProblemError| raise(error.into());
+        // SAFETY: the tensors lie in host memory and the problem has checked their layouts. That no other thread
+        // writes to them during the call is the caller's part, as with every library that lets go of the lock.
+        let (q, k, v) = unsafe { (self.q.view(), self.k.view(), self.v.view()) };
+        let (q, k, v) = (q.map_err(to_py)?, k.map_err(to_py)?, v.map_err(to_py)?);
+        let (name, dtype, layout) = (out.name, out.dtype, out.layout);
+        // SAFETY: as above; `check_out` has checked that it is writable and shares no memory with the inputs, or it
+        // was allocated for this call.
+        let mut out = TensorViewMut::new(name, dtype, layout, unsafe { out.bytes_mut() }).map_err(to_py)?;
+        // SAFETY: allocated for this call.
+        let lse = lse.map(|lse| bytemuck::try_cast_slice_mut(unsafe { lse.bytes_mut() }));
+        let lse = lse
+            .transpose()
+            .map_err(|error| value(format!("lse's memory is not f32: {error}")))?;
+        let attention = &*self.attention;
+        py.detach(|| attention.forward(problem, q, k, v, &mut out, lse))
+            .map_err(raise)
+    }
+
+    /// Puts the computation into the stream.
+    fn run_on_cuda(
+        &self,
+        py: Python<'py>,
+        call_stream: &CallStream,
+        like: &Bound<'py, PyAny>,
+        problem: &Problem,
+        out: &Tensor,
+        lse: Option<&Tensor>,
+    ) -> PyResult<()> {
+        let stream = &call_stream.stream;
+        let context = stream.context();
+        // SAFETY: DLPack says that the memory is there while the handle lives. After the call it is given back while
+        // the work may still run: libraries that free in stream order may do that, with all others the call waits.
+        let slice = |tensor: &Tensor| unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) };
+        let mut tensors = DeviceTensors {
+            q: slice(&self.q),
+            k: slice(&self.k),
+            v: slice(&self.v),
+            out: slice(out),
+            lse: lse.map(slice),
+            workspace: None,
+        };
+        let attention = &*self.attention;
+        let bytes = py
+            .detach(|| attention.workspace_bytes(problem, tensors.alignment()))
+            .map_err(raise)?;
+        let bytes = usize::try_from(bytes).map_err(|_| value(format!("a workspace of {bytes} bytes is too large")))?;
+        let (theirs, ours);
+        if bytes > 0 && self.framework.frees_in_stream_order() {
+            theirs = self.empty(like, &[1, 1, 1, bytes], false, "uint8")?;
+            let address = theirs.call_method0("data_ptr")?.extract()?;
+            // SAFETY: `bytes` bytes on q's device, which the library takes back in stream order.
+            tensors.workspace = Some(unsafe { DeviceSlice::from_raw(context, address, bytes) });
+        } else if bytes > 0 {
+            ours = DeviceBuffer::new(context, bytes).map_err(|error| raise(error.into()))?;
+            tensors.workspace = Some(ours.as_slice());
+        }
+        let wait = !self.framework.frees_in_stream_order();
+        py.detach(|| {
+            attention.forward_on(stream, problem, &tensors)?;
+            if wait {
+                stream.synchronize()?;
+            }
+            Ok(())
+        })
+        .map_err(raise)
+    }
+}
+
+/// Computes softmax(scale * q @ k.T, masked) @ v for every batch and head.
+#[pyfunction]
+#[pyo3(signature = (
+    q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,
+    layout="bshd", stream=None,
+))]
+#[allow(clippy::too_many_arguments)] // Python's keyword arguments
+pub(crate) fn attention<'py>(
+    py: Python<'py>,
+    q: &Bound<'py, PyAny>,
+    k: &Bound<'py, PyAny>,
+    v: &Bound<'py, PyAny>,
+    causal: bool,
+    window: Option<&Bound<'py, PyAny>>,
+    softcap: Option<f32>,
+    scale: Option<f32>,
+    out: Option<&Bound<'py, PyAny>>,
+    return_lse: bool,
+    kernel: Option<&str>,
+    layout: &str,
+    stream: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
+    let (call, given_out) = Call::gather([q, k, v], out, stream, &options)?;
+    let mut problem = call.problem(&options, given_out.as_ref())?;
+    let (out, mut out_tensor) = match (out, given_out) {
+        (Some(out), Some(tensor)) => {
+            call.check_out(&tensor)?;
+            (out.clone(), tensor)
+        }
+        _ => {
+            let (out, tensor) = call.new_out(q, options.axes)?;
+            problem = call.problem(&options, Some(&tensor))?;
+            (out, tensor)
+        }
+    };
+    let (lse, mut lse_tensor) = match return_lse {
+        true => call
+            .new_lse(q, &problem)
+            .map(|(lse, tensor)| (Some(lse), Some(tensor)))?,
+        false => (None, None),
+    };
+    match &call.stream {
+        None => call.run_on_host(py, &problem, &mut out_tensor, lse_tensor.as_mut())?,
+        Some(stream) => call.run_on_cuda(py, stream, q, &problem, &out_tensor, lse_tensor.as_ref())?,
+    }
+    if let Some(stream) = &call.foreign_stream {
+        for tensor in [q, k, v, &out] {
+            call.framework.used_on(tensor, stream)?;
+        }
+    }
+    match lse {
+        Some(lse) => (out, lse).into_bound_py_any(py),
+        None => Ok(out),
+    }
+}

@@ -1,0 +1,44 @@
+//! What there is to compute on.
+
+use flashcore::Device;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+/// The devices attention can run on: the CPU, then the CUDA devices that kernels are made for.
+#[pyfunction]
+pub(crate) fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+    let list = PyList::empty(py);
+    let cpu = PyDict::new(py);
+    cpu.set_item("device", "cpu")?;
+    list.append(cpu)?;
+    // Where there is no driver or no device, why_not_cuda says so; an answer without CUDA is an answer.
+    for ordinal in 0.. {
+        let device = match py.detach(|| Device::cuda(ordinal)) {
+            Ok(device) => device,
+            Err(flashcore::Error::UnsupportedGpu { .. }) => continue,
+            Err(_) => break,
+        };
+        let Device::Cuda(context) = &device else { break };
+        let info = context.info();
+        let dict = PyDict::new(py);
+        dict.set_item("device", device.to_string())?;
+        dict.set_item("name", &info.name)?;
+        dict.set_item("uuid", info.uuid.to_string())?;
+        dict.set_item("compute_capability", info.compute_capability)?;
+        dict.set_item("multiprocessors", info.multiprocessors)?;
+        dict.set_item("total_memory", info.total_memory)?;
+        dict.set_item("driver", &info.driver_release)?;
+        dict.set_item(
+            "cuda_version",
+            (info.cuda_version / 1000, info.cuda_version % 1000 / 10),
+        )?;
+        list.append(dict)?;
+    }
+    Ok(list)
+}
+
+/// Why no CUDA device can be used, in a sentence; None where one can.
+#[pyfunction]
+pub(crate) fn why_not_cuda(py: Python<'_>) -> Option<String> {
+    py.detach(Device::why_not_cuda).map(|error| error.to_string())
+}

@@ -1,0 +1,74 @@
+//! How a call would be computed, without computing it. The package's `explain` puts it in words.
+
+use flashcore::{PlanSummary, Problem};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::call::Call;
+use crate::error::raise;
+use crate::options::Options;
+
+/// The plan for a call, as a dict: problem, device, kernel, why, and on a GPU the launch and what was considered.
+#[pyfunction]
+#[pyo3(signature = (
+    q, k, v, *, causal=false, window=None, softcap=None, scale=None, return_lse=false, kernel=None, layout="bshd",
+))]
+#[allow(clippy::too_many_arguments)] // Python's keyword arguments
+pub(crate) fn plan<'py>(
+    py: Python<'py>,
+    q: &Bound<'py, PyAny>,
+    k: &Bound<'py, PyAny>,
+    v: &Bound<'py, PyAny>,
+    causal: bool,
+    window: Option<&Bound<'py, PyAny>>,
+    softcap: Option<f32>,
+    scale: Option<f32>,
+    return_lse: bool,
+    kernel: Option<&str>,
+    layout: &str,
+) -> PyResult<Bound<'py, PyDict>> {
+    let options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
+    let (call, _) = Call::gather([q, k, v], None, None, &options)?;
+    let problem = call.problem(&options, None)?;
+    let attention = &*call.attention;
+    let alignment = call.alignment();
+    let summary = py
+        .detach(|| attention.plan_aligned(&problem, alignment))
+        .map_err(raise)?;
+    describe(py, &problem, &call.place.to_string(), &summary)
+}
+
+fn describe<'py>(
+    py: Python<'py>,
+    problem: &Problem,
+    device: &str,
+    summary: &PlanSummary,
+) -> PyResult<Bound<'py, PyDict>> {
+    let plan = PyDict::new(py);
+    plan.set_item("problem", problem.to_string())?;
+    plan.set_item("device", device)?;
+    plan.set_item("kernel", summary.kernel().to_string())?;
+    plan.set_item("flops", problem.flops())?;
+    match summary {
+        PlanSummary::Cpu(_) => {
+            plan.set_item("why", "it is the kernel of the CPU; its tiles give every thread a few")?;
+        }
+        PlanSummary::Gpu(choice) => {
+            let launch = &choice.plan.launch;
+            plan.set_item("why", &choice.why)?;
+            plan.set_item("target", choice.plan.target.to_string())?;
+            plan.set_item("grid", launch.grid)?;
+            plan.set_item("block", launch.block)?;
+            plan.set_item("cluster", launch.cluster)?;
+            plan.set_item("shared_bytes", choice.plan.kernel.ledger().total_bytes())?;
+            plan.set_item("workspace_bytes", launch.workspace_bytes())?;
+            let considered = PyList::empty(py);
+            for candidate in &choice.considered {
+                let refusal = candidate.refusal.as_ref().map(ToString::to_string);
+                considered.append((candidate.config.to_string(), refusal))?;
+            }
+            plan.set_item("considered", considered)?;
+        }
+    }
+    Ok(plan)
+}

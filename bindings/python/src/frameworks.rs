@@ -1,0 +1,221 @@
+//! What is known of PyTorch, CuPy and NumPy beyond DLPack: their current stream, their allocator, and
+//! PyTorch's gradients. They are looked up only where the program has imported them already.
+
+use flashcore::DType;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::error::value;
+use crate::tensor::Place;
+
+/// An imported module and its tensor type.
+struct Library {
+    module: Py<PyAny>,
+    tensor: Py<PyAny>,
+}
+
+static TORCH: PyOnceLock<Library> = PyOnceLock::new();
+static CUPY: PyOnceLock<Library> = PyOnceLock::new();
+static NUMPY: PyOnceLock<Library> = PyOnceLock::new();
+
+/// The module, if the program has imported it and the object is a tensor of it.
+fn module_of<'py>(
+    cell: &'static PyOnceLock<Library>,
+    names: (&str, &str),
+    object: &Bound<'py, PyAny>,
+) -> Option<Bound<'py, PyAny>> {
+    let py = object.py();
+    let library = match cell.get(py) {
+        Some(library) => library,
+        None => {
+            let module = py.import("sys").ok()?.getattr("modules").ok()?.get_item(names.0).ok()?;
+            let tensor = module.getattr(names.1).ok()?;
+            cell.get_or_init(py, || Library {
+                module: module.unbind(),
+                tensor: tensor.unbind(),
+            })
+        }
+    };
+    let is_one = object.is_instance(library.tensor.bind(py)).unwrap_or(false);
+    is_one.then(|| library.module.bind(py).clone())
+}
+
+fn torch_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    module_of(&TORCH, ("torch", "Tensor"), object)
+}
+
+/// The library that a tensor belongs to.
+pub(crate) enum Framework<'py> {
+    Torch(Bound<'py, PyAny>),
+    CuPy(Bound<'py, PyAny>),
+    NumPy(Bound<'py, PyAny>),
+    Other,
+}
+
+impl<'py> Framework<'py> {
+    pub(crate) fn of(object: &Bound<'py, PyAny>) -> Framework<'py> {
+        if let Some(torch) = torch_of(object) {
+            Framework::Torch(torch)
+        } else if let Some(numpy) = module_of(&NUMPY, ("numpy", "ndarray"), object) {
+            Framework::NumPy(numpy)
+        } else if let Some(cupy) = module_of(&CUPY, ("cupy", "ndarray"), object) {
+            Framework::CuPy(cupy)
+        } else {
+            Framework::Other
+        }
+    }
+
+    /// The handle of the library's current stream on a device; the legacy default stream where it has none that
+    /// is known here.
+    pub(crate) fn current_stream(&self, ordinal: u32) -> PyResult<usize> {
+        match self {
+            Framework::Torch(torch) => torch
+                .getattr("cuda")?
+                .call_method1("current_stream", (ordinal,))?
+                .getattr("cuda_stream")?
+                .extract(),
+            Framework::CuPy(cupy) => {
+                let cuda = cupy.getattr("cuda")?;
+                let device = cuda.call_method1("Device", (ordinal,))?;
+                within(&device, || {
+                    cuda.call_method0("get_current_stream")?.getattr("ptr")?.extract()
+                })
+            }
+            Framework::NumPy(_) | Framework::Other => Ok(0),
+        }
+    }
+
+    /// Whether memory that the library takes back is used again only by work that comes later on the same stream.
+    pub(crate) fn frees_in_stream_order(&self) -> bool {
+        matches!(self, Framework::Torch(_) | Framework::CuPy(_))
+    }
+
+    /// The library's object for a stream of whoever made it.
+    pub(crate) fn external_stream(&self, handle: usize, ordinal: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self {
+            Framework::Torch(torch) => {
+                let kwargs = PyDict::new(torch.py());
+                kwargs.set_item("device", ordinal)?;
+                torch
+                    .getattr("cuda")?
+                    .call_method("ExternalStream", (handle,), Some(&kwargs))
+                    .map(Some)
+            }
+            Framework::CuPy(cupy) => cupy
+                .getattr("cuda")?
+                .call_method1("ExternalStream", (handle, ordinal))
+                .map(Some),
+            Framework::NumPy(_) | Framework::Other => Ok(None),
+        }
+    }
+
+    /// Memory of the library's own, not initialised, on `like`'s device; `swapped`: dense with axes 1 and 2 swapped.
+    /// `stream` is the stream it will be used on, where that is not the library's current one.
+    pub(crate) fn empty(
+        &self,
+        like: &Bound<'py, PyAny>,
+        place: Place,
+        shape: &[usize],
+        swapped: bool,
+        dtype: &str,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = like.py();
+        let mut shape = shape.to_vec();
+        if swapped {
+            shape.swap(1, 2);
+        }
+        let shape = PyTuple::new(py, shape)?;
+        let kwargs = PyDict::new(py);
+        let allocate = |module: &Bound<'py, PyAny>| {
+            let Ok(dtype) = module.getattr(dtype) else {
+                return Err(value(format!(
+                    "{module} has no {dtype} to allocate the answer in; give out=, a tensor of a library that has"
+                )));
+            };
+            kwargs.set_item("dtype", dtype)?;
+            module.call_method("empty", (shape,), Some(&kwargs))
+        };
+        let tensor = match (self, place) {
+            (Framework::Torch(torch), _) => {
+                kwargs.set_item("device", like.getattr("device")?)?;
+                match stream {
+                    Some(stream) => {
+                        let guard = torch.getattr("cuda")?.call_method1("stream", (stream,))?;
+                        within(&guard, || allocate(torch))
+                    }
+                    None => allocate(torch),
+                }
+            }
+            (Framework::CuPy(cupy), Place::Cuda(ordinal)) => {
+                let device = cupy.getattr("cuda")?.call_method1("Device", (ordinal,))?;
+                within(&device, || match stream {
+                    Some(stream) => within(stream, || allocate(cupy)),
+                    None => allocate(cupy),
+                })
+            }
+            (Framework::NumPy(numpy), Place::Cpu) => allocate(numpy),
+            (_, Place::Cpu) => match py.import("numpy") {
+                Ok(numpy) => allocate(numpy.as_any()),
+                Err(_) => Err(value(
+                    "memory for the answer is allocated by PyTorch or NumPy on the CPU, and neither is here; install NumPy, \
+                     or give out= and leave out return_lse",
+                )),
+            },
+            (_, Place::Cuda(_)) => Err(value(format!(
+                "memory for the answer on {place} is allocated by PyTorch or CuPy, and q belongs to neither; give out=, \
+                 and leave out return_lse"
+            ))),
+        }?;
+        if swapped {
+            tensor.call_method1("swapaxes", (1, 2))
+        } else {
+            Ok(tensor)
+        }
+    }
+
+    /// Tells the library that its tensor is used on another stream, so that its memory is not used again too early.
+    pub(crate) fn used_on(&self, tensor: &Bound<'py, PyAny>, stream: &Bound<'py, PyAny>) -> PyResult<()> {
+        if torch_of(tensor).is_some() {
+            tensor.call_method1("record_stream", (stream,))?;
+        }
+        Ok(())
+    }
+}
+
+/// PyTorch tensors that ask for gradients are refused while gradients are recorded, and detached otherwise.
+pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let Some(torch) = torch_of(object) else {
+        return Ok(object.clone());
+    };
+    if !object.getattr("requires_grad")?.is_truthy()? {
+        return Ok(object.clone());
+    }
+    if torch.call_method0("is_grad_enabled")?.is_truthy()? {
+        return Err(value(format!(
+            "{name} requires a gradient, and flashcore computes the forward pass only; call it under torch.no_grad(), or \
+             give {name}.detach()"
+        )));
+    }
+    object.call_method0("detach")
+}
+
+/// The name that PyTorch, NumPy and CuPy have for a dtype.
+pub(crate) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        DType::E4M3 => "float8_e4m3fn",
+    }
+}
+
+/// Runs `body` inside of Python's `with manager:`.
+fn within<'py, T>(manager: &Bound<'py, PyAny>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    let py = manager.py();
+    manager.call_method0("__enter__")?;
+    let result = body();
+    manager.call_method1("__exit__", (py.None(), py.None(), py.None()))?;
+    result
+}

@@ -1,0 +1,29 @@
+//! `flashcore` for Python: attention on any tensor that speaks DLPack, without copies.
+//!
+//! One call reads as the modules do: [`options`] turns keyword arguments into what is asked, [`tensor`]
+//! imports the tensors, [`stream`] finds the CUDA stream, [`frameworks`] knows PyTorch, CuPy and NumPy well
+//! enough to allocate answers their way, and [`call`] states the problem and runs it.
+
+#![allow(unsafe_code)] // DLPack hands over raw pointers; each block says why it may be believed.
+
+mod call;
+mod devices;
+mod error;
+mod explain;
+mod frameworks;
+mod options;
+mod stream;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// The compiled half of the package `flashcore`; `python/flashcore/__init__.py` documents what it exports.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(call::attention, module)?)?;
+    module.add_function(wrap_pyfunction!(explain::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! The CUDA stream a call runs on, and the order between it and the streams that filled the tensors.
+
+use std::ffi::c_void;
+
+use dlpark::ffi::DLDevice;
+use dlpark::python::consumer::stream::cuda;
+use dlpark::python::{DlpackStream, StreamArg};
+use flashcore::{Context, Event, Stream};
+use pyo3::prelude::*;
+
+use crate::error::{raise, type_};
+use crate::tensor::type_name;
+
+/// A CUDA stream that belongs to Python's side.
+pub(crate) struct CallStream {
+    pub(crate) stream: Stream,
+}
+
+impl CallStream {
+    /// The stream of this handle.
+    pub(crate) fn new(context: &Context, handle: usize) -> PyResult<CallStream> {
+        // SAFETY: the handle is a framework's current stream, or one the caller named as `stream=`, whose
+        // documentation asks that it exists and outlives the work put into it.
+        let stream = unsafe { Stream::from_raw(context, handle) };
+        Ok(CallStream {
+            stream: stream.map_err(|error| raise(error.into()))?,
+        })
+    }
+
+    /// The stream as `__dlpack__(stream=...)` writes it: 1 is the legacy default stream, and 0 is not allowed.
+    pub(crate) fn dlpack_number(&self) -> usize {
+        self.stream.as_raw().max(1)
+    }
+
+    /// Whether a handle means this stream: 0 and 1 are both the legacy default stream.
+    pub(crate) fn is(&self, handle: usize) -> bool {
+        self.dlpack_number() == handle.max(1)
+    }
+}
+
+// SAFETY: the stream is alive (see `new`), belongs to the device that all tensors of the call were found on, and
+// is written as DLPack wants CUDA streams written.
+unsafe impl DlpackStream for CallStream {
+    fn as_python_arg(&self, _py: Python<'_>, _device: DLDevice) -> PyResult<StreamArg> {
+        Ok(cuda(std::ptr::without_provenance_mut(self.stream.as_raw())))
+    }
+
+    unsafe fn wait_for_producer(&self, _device: DLDevice, producer: *mut c_void) -> PyResult<bool> {
+        if self.is(producer.addr()) {
+            return Ok(true);
+        }
+        let context = self.stream.context();
+        let order = || {
+            // SAFETY: the producer's current stream, alive by this method's contract.
+            let producer = unsafe { Stream::from_raw(context, producer.addr()) }?;
+            let event = Event::new(context)?;
+            event.record(&producer)?;
+            self.stream.wait_for(&event)
+        };
+        order().map_err(|error| raise(error.into()))?;
+        Ok(true)
+    }
+}
+
+/// The handle of what was given as `stream=`: a number, or a stream object of CUDA Python, PyTorch or CuPy.
+pub(crate) fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
+    if let Ok(handle) = stream.extract::<usize>() {
+        return Ok(handle);
+    }
+    if let Ok(protocol) = stream.call_method0("__cuda_stream__")
+        && let Ok((_version, handle)) = protocol.extract::<(u32, usize)>()
+    {
+        return Ok(handle);
+    }
+    for attribute in ["cuda_stream", "ptr"] {
+        if let Ok(handle) = stream.getattr(attribute)
+            && let Ok(handle) = handle.extract()
+        {
+            return Ok(handle);
+        }
+    }
+    Err(type_(format!(
+        "stream is a {}; allowed are a cudaStream_t as an integer (0: the legacy default stream) and stream objects of \
+         PyTorch, CuPy or CUDA Python",
+        type_name(stream)
+    )))
+}

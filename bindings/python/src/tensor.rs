@@ -1,0 +1,263 @@
+//! Tensors of other libraries, imported through DLPack: where they are, what they hold, how they are laid out.
+
+use std::fmt;
+
+use dlpark::DlpackFlags;
+use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
+use dlpark::python::{DlpackStream, ImportRequest, ImportedDlpack};
+use flashcore::{DType, Layout, ProblemError, TensorView};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{type_, value};
+use crate::options::Axes;
+use crate::stream::CallStream;
+
+/// Where a tensor's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    Cpu,
+    Cuda(u32),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Cpu => f.write_str("cpu"),
+            Place::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// A tensor whose place is known and whose memory is not yet asked for: that takes a stream of its place.
+pub(crate) struct Request<'py> {
+    pub(crate) name: &'static str,
+    object: Bound<'py, PyAny>,
+    request: ImportRequest<'py>,
+    pub(crate) place: Place,
+}
+
+impl<'py> Request<'py> {
+    pub(crate) fn new(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Request<'py>> {
+        let request = ImportRequest::new(object.as_borrowed()).map_err(|error| refused(name, object, error))?;
+        // Bare capsules and objects without `__dlpack_device__` do not tell their device before they are consumed.
+        let Ok(device) = request.device() else {
+            return Err(type_(format!(
+                "{name} is a {}; it must be a tensor: any object with __dlpack__ and __dlpack_device__ (of PyTorch, JAX, \
+                 CuPy, NumPy, ...)",
+                type_name(object)
+            )));
+        };
+        Ok(Request {
+            name,
+            object: object.clone(),
+            request,
+            place: place_of(name, device)?,
+        })
+    }
+
+    /// Takes hold of the memory; work put into the stream from now on finds the tensor's values there.
+    pub(crate) fn import(self, stream: Option<&CallStream>, axes: Axes) -> PyResult<Tensor> {
+        let Request {
+            name,
+            object,
+            request,
+            place,
+        } = self;
+        let dlpack_stream = stream.map(|stream| stream as &dyn DlpackStream);
+        let handle = match request.import(dlpack_stream, None) {
+            // Producers from before DLPack 1.0 do not know the argument `max_version`.
+            Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => import_unversioned(&object, stream),
+            handle => handle,
+        };
+        let handle = handle.map_err(|error| refused(name, &object, error))?;
+        Tensor::new(name, handle, place, axes)
+    }
+}
+
+fn import_unversioned(object: &Bound<'_, PyAny>, stream: Option<&CallStream>) -> PyResult<ImportedDlpack> {
+    let kwargs = PyDict::new(object.py());
+    if let Some(stream) = stream {
+        kwargs.set_item("stream", stream.dlpack_number())?;
+    }
+    let capsule = object.call_method("__dlpack__", (), Some(&kwargs))?;
+    ImportRequest::new(capsule.as_borrowed())?.import(None, None)
+}
+
+/// A tensor's memory, held until this value is dropped.
+pub(crate) struct Tensor {
+    pub(crate) name: &'static str,
+    pub(crate) dtype: DType,
+    /// As `[batch, seq, heads, head_dim]`, whatever the caller's order.
+    pub(crate) layout: Layout,
+    handle: ImportedDlpack,
+    first: *mut u8,
+}
+
+impl Tensor {
+    fn new(name: &'static str, handle: ImportedDlpack, place: Place, axes: Axes) -> PyResult<Tensor> {
+        let invalid = |error: dlpark::tensor::Error| value(format!("{name} is not a valid DLPack tensor: {error}"));
+        let (dtype, layout, first) = {
+            let tensor = handle.validate().map_err(invalid)?;
+            let dtype = dtype_of(name, tensor.dtype())?;
+            let (Ok(shape), Ok(strides)) = (
+                <[i64; 4]>::try_from(tensor.shape()),
+                <[i64; 4]>::try_from(&*tensor.strides_or_compact().map_err(invalid)?),
+            ) else {
+                return Err(value(format!(
+                    "{name} has {} dimensions, shape {:?}; it must have 4: {}",
+                    tensor.ndim(),
+                    tensor.shape(),
+                    axes.names()
+                )));
+            };
+            let offset = usize::try_from(tensor.byte_offset())
+                .map_err(|_| value(format!("{name}'s byte offset {} is too large", tensor.byte_offset())))?;
+            // Offset without a claim that it stays inside: device pointers are only numbers to the host.
+            let first = tensor.data_ptr().cast_mut().cast::<u8>().wrapping_add(offset);
+            (dtype, layout_of(axes.reorder(shape), axes.reorder(strides)), first)
+        };
+        if first.is_null() && layout.num_elements() > 0 {
+            return Err(value(format!(
+                "{name} has shape {:?} but no memory on {place}",
+                layout.shape
+            )));
+        }
+        Ok(Tensor {
+            name,
+            dtype,
+            layout,
+            handle,
+            first,
+        })
+    }
+
+    /// Address of the first element.
+    pub(crate) fn address(&self) -> u64 {
+        self.first.addr() as u64
+    }
+
+    /// Bytes from the first element to the end of the last.
+    pub(crate) fn span_bytes(&self) -> usize {
+        self.layout.span() * self.dtype.size_bytes()
+    }
+
+    /// Whether the two tensors' first-to-last ranges of bytes share any.
+    pub(crate) fn overlaps(&self, other: &Tensor) -> bool {
+        let end = |tensor: &Tensor| tensor.address() + tensor.span_bytes() as u64;
+        self.address() < end(other) && other.address() < end(self)
+    }
+
+    /// Checks that the tensor may be written: it is neither read-only nor a copy that nobody would see.
+    pub(crate) fn check_writable(&self) -> PyResult<()> {
+        let flags = self.handle.flags();
+        let why = if flags.contains(DlpackFlags::READ_ONLY) {
+            "is read-only"
+        } else if flags.contains(DlpackFlags::IS_COPIED) {
+            "would be written through a copy, which its owner would not see"
+        } else {
+            return Ok(());
+        };
+        Err(value(format!(
+            "{} {why}; give a tensor that can be written in place",
+            self.name
+        )))
+    }
+
+    /// A tensor in host memory, to be read.
+    ///
+    /// # Safety
+    /// The layout has been checked ([`Layout::check`]), the tensor lies in host memory, and nothing writes to it
+    /// while the view lives.
+    pub(crate) unsafe fn view(&self) -> Result<TensorView<'_>, ProblemError> {
+        // SAFETY: by DLPack's contract `first` begins an allocation that holds every element the shape and strides
+        // reach, for as long as `handle` lives; strides are not negative, so that is `span_bytes` from `first` on.
+        let bytes = unsafe { std::slice::from_raw_parts(self.first, self.span_bytes()) };
+        TensorView::new(self.name, self.dtype, self.layout, bytes)
+    }
+
+    /// The bytes of a tensor in host memory, to be written.
+    ///
+    /// # Safety
+    /// As [`Tensor::view`]; and the tensor is writable, and nothing else reads it either.
+    pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `view`.
+        unsafe { std::slice::from_raw_parts_mut(self.first, self.span_bytes()) }
+    }
+}
+
+/// A layout with canonical strides where a dimension has one index: DLPack lets producers write anything there
+/// (PyTorch writes 1), and kernels that want aligned rows would be refused for a stride that is never used.
+fn layout_of(shape: [i64; 4], strides: [i64; 4]) -> Layout {
+    // `validate` has refused negative sizes.
+    let shape = shape.map(|n| usize::try_from(n).unwrap_or(0));
+    let dense = Layout::bshd(shape).strides;
+    let mut strides = strides;
+    for dim in 0..4 {
+        if shape[dim] == 1 {
+            strides[dim] = dense[dim];
+        }
+    }
+    Layout { shape, strides }
+}
+
+fn place_of(name: &str, device: DLDevice) -> PyResult<Place> {
+    let kind = device.device_type;
+    if kind == DLDeviceType::CPU || kind == DLDeviceType::CUDAHOST {
+        return Ok(Place::Cpu);
+    }
+    match u32::try_from(device.device_id) {
+        Ok(ordinal) if kind == DLDeviceType::CUDA || kind == DLDeviceType::CUDAMANAGED => Ok(Place::Cuda(ordinal)),
+        _ => Err(value(format!(
+            "{name} is on device {} of DLPack's kind {}; allowed are the CPU and CUDA devices",
+            device.device_id, kind.0
+        ))),
+    }
+}
+
+fn dtype_of(name: &str, dtype: DLDataType) -> PyResult<DType> {
+    for (known, ours) in [
+        (DLDataType::scalar(DLDataTypeCode::FLOAT, 16), DType::F16),
+        (DLDataType::scalar(DLDataTypeCode::BFLOAT, 16), DType::BF16),
+        (DLDataType::F32, DType::F32),
+    ] {
+        if dtype == known {
+            return Ok(ours);
+        }
+    }
+    let given = match dtype.code {
+        DLDataTypeCode::INT => format!("int{}", dtype.bits),
+        DLDataTypeCode::UINT => format!("uint{}", dtype.bits),
+        DLDataTypeCode::FLOAT => format!("float{}", dtype.bits),
+        DLDataTypeCode::COMPLEX => format!("complex{}", dtype.bits),
+        DLDataTypeCode::BOOL => "bool".to_string(),
+        code => format!("elements of {} bits (DLPack's type code {})", dtype.bits, code.0),
+    };
+    Err(type_(format!(
+        "{name} holds {given}; allowed are float16, bfloat16 and float32"
+    )))
+}
+
+/// A producer's own refusal, with the tensor's name before it.
+fn refused(name: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let py = object.py();
+    let message = format!(
+        "{name} ({}) does not give its memory through DLPack: {error}",
+        type_name(object)
+    );
+    let raised = if error.is_instance_of::<PyTypeError>(py) {
+        type_(message)
+    } else {
+        value(message)
+    };
+    raised.set_cause(py, Some(error));
+    raised
+}
+
+/// `torch.Tensor`, `numpy.ndarray`, `list`, ...
+pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
+    let kind = object.get_type();
+    kind.fully_qualified_name()
+        .map_or_else(|_| "object".to_string(), |name| name.to_string())
+}
