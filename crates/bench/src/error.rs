@@ -1,0 +1,121 @@
+//! What can go wrong while measuring.
+
+use thiserror::Error;
+
+/// Why something was not measured, stored or read. Each message says what was given and what to do.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// A subject could not be run. The others go on without it.
+    #[error("{subject}: {reason}")]
+    Subject {
+        /// The subject's label.
+        subject: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The device's clock or queue failed, so that nothing more can be measured on it.
+    #[error("the device cannot be timed any more: {reason}")]
+    Device {
+        /// What the driver said.
+        reason: String,
+    },
+    /// There is nothing to measure.
+    #[error("nothing to measure: {what}")]
+    Nothing {
+        /// What is missing.
+        what: String,
+    },
+    /// An option outside its range.
+    #[error("{option} is {given}; allowed: {allowed}")]
+    BadOption {
+        /// The option.
+        option: &'static str,
+        /// What was given.
+        given: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// A name that is no problem, no set and no file.
+    #[error("`{given}` is no problem set ({sets}), no problem and no readable file; named problems: {problems}")]
+    UnknownProblems {
+        /// What was given.
+        given: String,
+        /// Sets there are.
+        sets: String,
+        /// Problems there are.
+        problems: String,
+    },
+    /// A problem file that cannot be understood.
+    #[error("{path}: {reason}")]
+    ProblemFile {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// What the driver loaded is not what the plan says.
+    #[error("{kernel}: the plan says {expected}, the loaded function {found}; the module is not this plan's")]
+    Attributes {
+        /// The kernel's id.
+        kernel: String,
+        /// By the plan.
+        expected: String,
+        /// By the driver.
+        found: String,
+    },
+    /// An evidence file of another schema.
+    #[error("{what} has evidence schema {found}; this build reads {supported}; {remedy}")]
+    Schema {
+        /// The file.
+        what: String,
+        /// The version found, or what was found in its place.
+        found: String,
+        /// The version supported.
+        supported: u32,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The evidence store failed.
+    #[error("evidence store {path}: {reason}")]
+    Store {
+        /// The file.
+        path: String,
+        /// What SQLite or the file system said.
+        reason: String,
+    },
+    /// Two sides that have nothing in common to compare.
+    #[error("{a} and {b} have no problem in common to compare; bench both on the same problems first")]
+    NothingInCommon {
+        /// One side.
+        a: String,
+        /// The other.
+        b: String,
+    },
+    /// The library refused.
+    #[error(transparent)]
+    Flashcore(#[from] flashcore::Error),
+}
+
+impl BenchError {
+    /// Whether the machine is at fault rather than the question.
+    pub fn is_environment(&self) -> bool {
+        match self {
+            BenchError::Device { .. } | BenchError::Store { .. } => true,
+            BenchError::Flashcore(error) => error.is_environment(),
+            _ => false,
+        }
+    }
+}
+
+impl From<flashcore_cuda::CudaError> for BenchError {
+    fn from(error: flashcore_cuda::CudaError) -> BenchError {
+        BenchError::Flashcore(error.into())
+    }
+}
+
+impl From<flashcore_problem::ProblemError> for BenchError {
+    fn from(error: flashcore_problem::ProblemError) -> BenchError {
+        BenchError::Flashcore(error.into())
+    }
+}

@@ -1,0 +1,217 @@
+//! What a number is about: the subject, the device, the build. A number without these is a rumour.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the measuring protocol. Raised when a change makes old and new numbers incomparable.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// How one call of a subject puts its runs into the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "kind", content = "runs")]
+pub enum LaunchMode {
+    /// One launch or call at a time. Short kernels wait for the host: the time is then the host's.
+    Plain,
+    /// Replays of a graph that is a chain of this many runs, each waiting for the one before.
+    Graph(u32),
+    /// A function call on the host.
+    Host,
+}
+
+impl LaunchMode {
+    /// `plain`, `graph`, `host`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LaunchMode::Plain => "plain",
+            LaunchMode::Graph(_) => "graph",
+            LaunchMode::Host => "host",
+        }
+    }
+}
+
+/// What the driver says of a loaded kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Registers a thread.
+    pub registers: u32,
+    /// Local memory a thread, bytes.
+    pub local_bytes: u32,
+    /// Static shared memory a block, bytes.
+    pub static_shared_bytes: u32,
+    /// Dynamic shared memory a block, bytes, as launched.
+    pub dynamic_shared_bytes: u32,
+    /// Threads a block, as launched.
+    pub threads: u32,
+    /// Blocks, as launched.
+    pub blocks: u64,
+    /// Architecture of the machine code, 90 for sm_90.
+    pub binary_version: u32,
+}
+
+/// Who or what is timed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SubjectInfo {
+    /// Its name in tables; unique within a measurement: `mma/m128n64-w4-s2-xor`, `torch/cudnn`.
+    pub label: String,
+    /// The config id, for kernels of this project.
+    pub kernel: Option<String>,
+    /// SHA-256 of the module, 64 hexadecimal digits; `None` for peers and the host.
+    pub module: Option<String>,
+    /// How it is launched.
+    pub launch: LaunchMode,
+    /// Whatever else was chosen, such as compiler options or a peer's backend.
+    pub options: String,
+    /// What the driver says of the loaded kernel.
+    pub attributes: Option<Attributes>,
+    /// Versions of what it is made of, such as `torch` and `cudnn`.
+    #[serde(default)]
+    pub versions: BTreeMap<String, String>,
+}
+
+impl SubjectInfo {
+    /// A subject of which only a label and the way of launching are known; fill in the rest.
+    pub fn new(label: impl Into<String>, launch: LaunchMode) -> SubjectInfo {
+        SubjectInfo {
+            label: label.into(),
+            kernel: None,
+            module: None,
+            launch,
+            options: String::new(),
+            attributes: None,
+            versions: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it is this project's own, rather than a peer.
+    pub fn is_ours(&self) -> bool {
+        self.kernel.is_some()
+    }
+}
+
+/// The device that numbers were taken on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceIdentity {
+    /// `cuda:0`, `cpu`.
+    pub device: String,
+    /// Marketing name.
+    pub name: String,
+    /// Identity of the board; for a host its name.
+    pub uuid: String,
+    /// The driver's release and CUDA version, `580.65.06/13000`; empty for a host.
+    pub driver: String,
+    /// Architecture: `sm_90`, `x86_64/avx512`.
+    pub architecture: String,
+    /// Streaming multiprocessors, or threads of a host.
+    pub units: u32,
+    /// L2 cache, bytes; 0 where it is not known.
+    pub l2_bytes: u64,
+}
+
+impl DeviceIdentity {
+    /// A CUDA device.
+    pub fn cuda(info: &flashcore_cuda::DeviceInfo) -> DeviceIdentity {
+        DeviceIdentity {
+            device: format!("cuda:{}", info.ordinal),
+            name: info.name.clone(),
+            uuid: info.uuid.to_string(),
+            driver: format!(
+                "{}/{}",
+                info.driver_release.as_deref().unwrap_or("unknown"),
+                info.cuda_version
+            ),
+            architecture: info.architecture(),
+            units: info.multiprocessors,
+            l2_bytes: u64::from(info.l2_bytes),
+        }
+    }
+
+    /// This host.
+    pub fn cpu() -> DeviceIdentity {
+        DeviceIdentity {
+            device: "cpu".to_string(),
+            name: cpu_name(),
+            uuid: host_name(),
+            driver: String::new(),
+            architecture: format!("{}/{}", std::env::consts::ARCH, flashcore_cpu::SimdLevel::best().name()),
+            units: rayon::current_num_threads() as u32,
+            l2_bytes: 0,
+        }
+    }
+}
+
+/// What all numbers of one invocation share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunIdentity {
+    /// Where.
+    pub device: DeviceIdentity,
+    /// Git revision of the build: `1a2b3c4d5e6f`, with `-modified` if the tree had changes, or `unknown`.
+    pub revision: String,
+    /// Version of this crate.
+    pub version: String,
+    /// [`PROTOCOL_VERSION`] of the build.
+    pub protocol: u32,
+    /// The machine's name.
+    pub host: String,
+    /// Seconds since 1970 (UTC) when it began.
+    pub started_at: u64,
+}
+
+impl RunIdentity {
+    /// A run that begins now on this device.
+    pub fn now(device: DeviceIdentity) -> RunIdentity {
+        RunIdentity {
+            device,
+            revision: revision().to_string(),
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            protocol: PROTOCOL_VERSION,
+            host: host_name(),
+            started_at: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
+        }
+    }
+}
+
+/// Git revision of this build, or `unknown`.
+pub fn revision() -> &'static str {
+    env!("FLASHCORE_BUILD_REVISION")
+}
+
+/// The machine's name, or `unknown-host`.
+pub fn host_name() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    read("/proc/sys/kernel/hostname")
+        .or_else(|| read("/etc/hostname"))
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .or_else(|| std::env::var("COMPUTERNAME").ok())
+        .map(|name| name.trim().to_string())
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "unknown-host".to_string())
+}
+
+fn cpu_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    info.lines()
+        .find_map(|line| {
+            line.strip_prefix("model name")?
+                .split_once(':')
+                .map(|(_, name)| name.trim().to_string())
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_knows_where_and_what_it_is() {
+        let run = RunIdentity::now(DeviceIdentity::cpu());
+        assert!(!run.revision.is_empty() && !run.host.is_empty());
+        assert!(run.started_at > 1_700_000_000);
+        let text = serde_json::to_string(&run).unwrap();
+        assert_eq!(serde_json::from_str::<RunIdentity>(&text).unwrap(), run);
+    }
+}

@@ -1,0 +1,240 @@
+//! Runs the protocol on real subjects with a real clock.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+use crate::identity::SubjectInfo;
+use crate::options::{Mode, Options};
+use crate::protocol::{Batch, Protocol, Purpose, Step, Stop};
+use crate::stats::{RESAMPLES, Ratio, Summary};
+use crate::subject::{Stopwatch, Subject, Trouble};
+use crate::telemetry::{Reading, Telemetry};
+use crate::verdict::Verdict;
+
+/// One timed batch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Which subject, by its place in the measurement.
+    pub subject: usize,
+    /// Round, from 0.
+    pub round: u32,
+    /// Place in the round, from 0.
+    pub position: u32,
+    /// Runs in the batch.
+    pub runs: u32,
+    /// Time of the batch, µs.
+    pub total_us: f64,
+    /// Host time at its end, µs since the measurement began.
+    pub at_us: f64,
+}
+
+impl Sample {
+    /// Time of one run, µs.
+    pub fn run_us(&self) -> f64 {
+        self.total_us / f64::from(self.runs.max(1))
+    }
+}
+
+/// Is told of everything as it happens: an evidence store, a progress bar.
+pub trait Observer {
+    /// A batch was timed.
+    ///
+    /// # Errors
+    /// Why it could not be kept; the measurement ends.
+    fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
+        let _ = sample;
+        Ok(())
+    }
+
+    /// A round ended, with the device in this state.
+    ///
+    /// # Errors
+    /// As [`sample`](Observer::sample).
+    fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), BenchError> {
+        let _ = (round, reading);
+        Ok(())
+    }
+}
+
+/// Watches nothing.
+impl Observer for () {}
+
+/// What was measured of one subject.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Who.
+    pub info: SubjectInfo,
+    /// Its times, µs a run; `None` if it was never timed.
+    pub summary: Option<Summary>,
+    /// Time relative to the baseline; `None` for the baseline itself.
+    pub ratio: Option<Ratio>,
+    /// What that says; `None` for the baseline and where there is no ratio.
+    pub verdict: Option<Verdict>,
+    /// Whether its time had settled after warming up.
+    pub settled: bool,
+    /// Why it was left out, if it was.
+    pub trouble: Option<String>,
+}
+
+/// What was measured of one problem in one mode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The mode.
+    pub mode: Mode,
+    /// Place of the baseline among the subjects.
+    pub baseline: usize,
+    /// The subjects, in the order given.
+    pub subjects: Vec<Measured>,
+    /// Why it ended.
+    pub stop: Stop,
+    /// Rounds made.
+    pub rounds: u32,
+    /// The state of the device after each round, where it can be read.
+    pub readings: Vec<Reading>,
+}
+
+/// Times subjects against each other, round by round.
+///
+/// A subject that fails is left out with its reason; the others go on, unless the device itself is lost.
+///
+/// # Errors
+/// Options out of range, no subjects, a lost device, or an observer that cannot keep what it is told.
+pub fn measure(
+    options: &Options,
+    mode: Mode,
+    subjects: &mut [Box<dyn Subject + '_>],
+    baseline: usize,
+    stopwatch: &mut dyn Stopwatch,
+    telemetry: &mut dyn Telemetry,
+    observer: &mut dyn Observer,
+) -> Result<Measurement, BenchError> {
+    options.check()?;
+    if subjects.is_empty() {
+        return Err(BenchError::Nothing {
+            what: "no kernel and no peer serves the problem here".to_string(),
+        });
+    }
+    let granules: Vec<u32> = subjects.iter().map(|subject| subject.runs_per_call()).collect();
+    let mut protocol = Protocol::new(options, mode, &granules, baseline);
+    let mut troubles: Vec<Option<String>> = vec![None; subjects.len()];
+    let (mut rounds, mut readings) = (0, Vec::new());
+    let mut latest: Option<Reading> = None;
+    let began_us = stopwatch.now_us();
+    let stop = loop {
+        let step = protocol.next(stopwatch.now_us());
+        let batch = match step {
+            Step::Done(stop) => break stop,
+            Step::RoundEnded { round } => {
+                rounds = round + 1;
+                let reading = latest.take();
+                observer.round(round, reading.as_ref())?;
+                readings.extend(reading);
+                continue;
+            }
+            Step::Batch(batch) => batch,
+        };
+        let watched = match batch.purpose {
+            Purpose::WarmUp => false,
+            Purpose::Sample { position, .. } => position == 0 || mode == Mode::Sustained,
+        };
+        let mut idle = ();
+        let watch: &mut dyn Telemetry = if watched { telemetry } else { &mut idle };
+        match time(&mut *subjects[batch.subject], stopwatch, &batch, watch) {
+            Ok((total_us, runs, reading)) => {
+                latest = reading.or(latest);
+                protocol.record(total_us, runs);
+                if let Purpose::Sample { round, position } = batch.purpose {
+                    observer.sample(&Sample {
+                        subject: batch.subject,
+                        round,
+                        position,
+                        runs,
+                        total_us,
+                        at_us: stopwatch.now_us() - began_us,
+                    })?;
+                }
+            }
+            Err(trouble) if trouble.fatal => {
+                let label = &subjects[batch.subject].info().label;
+                return Err(BenchError::Device {
+                    reason: format!("while {label} ran: {trouble}"),
+                });
+            }
+            Err(trouble) => {
+                troubles[batch.subject] = Some(trouble.message);
+                protocol.fail();
+            }
+        }
+    };
+    let subjects = subjects
+        .iter()
+        .zip(troubles)
+        .enumerate()
+        .map(|(index, (subject, trouble))| {
+            let ratio = protocol.ratio(index, RESAMPLES);
+            Measured {
+                info: subject.info().clone(),
+                summary: Summary::of(&protocol.times(index), options.confidence),
+                ratio,
+                verdict: ratio.map(|ratio| Verdict::of(&ratio, options.threshold)),
+                settled: protocol.settled(index),
+                trouble,
+            }
+        });
+    Ok(Measurement {
+        mode,
+        baseline,
+        subjects: subjects.collect(),
+        stop,
+        rounds,
+        readings,
+    })
+}
+
+/// Times one batch: total µs, the runs made, and the state of the device meanwhile if it is watched.
+fn time(
+    subject: &mut dyn Subject,
+    stopwatch: &mut dyn Stopwatch,
+    batch: &Batch,
+    watch: &mut dyn Telemetry,
+) -> Result<(f64, u32, Option<Reading>), Trouble> {
+    if batch.cold {
+        // Queued behind a pause, so that neither the flush nor the run waits for the host.
+        for lap in 0..batch.runs as usize {
+            stopwatch.hold()?;
+            stopwatch.flush()?;
+            stopwatch.begin(lap)?;
+            subject.run_once(lap % subject.input_sets().max(1))?;
+            stopwatch.end(lap)?;
+        }
+        let reading = watch.read();
+        let mut total_us = 0.0;
+        for lap in 0..batch.runs as usize {
+            total_us += stopwatch.elapsed_us(lap)?;
+        }
+        return Ok((total_us, batch.runs, reading));
+    }
+    let runs_per_call = subject.runs_per_call().max(1);
+    let calls = batch.runs.div_ceil(runs_per_call);
+    stopwatch.begin(LEAD)?;
+    for _ in 0..batch.lead.div_ceil(runs_per_call) {
+        subject.call()?;
+    }
+    stopwatch.end(LEAD)?;
+    stopwatch.begin(TIMED)?;
+    for _ in 0..calls {
+        subject.call()?;
+    }
+    stopwatch.end(TIMED)?;
+    // All is queued: once the untimed runs are over the timed ones run, and reading does not disturb them.
+    if batch.lead > 0 {
+        stopwatch.elapsed_us(LEAD)?;
+    }
+    let reading = watch.read();
+    Ok((stopwatch.elapsed_us(TIMED)?, calls * runs_per_call, reading))
+}
+
+/// Lap of the timed runs.
+const TIMED: usize = 0;
+/// Lap of the untimed runs before them.
+const LEAD: usize = 1;

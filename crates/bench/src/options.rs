@@ -1,0 +1,226 @@
+//! How to measure: the protocol's settings, each with its unit and its reason.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+use crate::verdict::THRESHOLD;
+
+/// What state the device is in when a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Back to back on the same inputs, short batches: inputs that fit are in L2.
+    Hot,
+    /// Single runs, each on another set of inputs and after L2 was overwritten.
+    Cold,
+    /// Back to back for half a second after warming the very same subject as long: what a server sees, at the
+    /// clock that the power cap leaves.
+    Sustained,
+}
+
+impl Mode {
+    /// Every mode.
+    pub const ALL: [Mode; 3] = [Mode::Hot, Mode::Cold, Mode::Sustained];
+
+    /// `hot`, `cold`, `sustained`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mode::Hot => "hot",
+            Mode::Cold => "cold",
+            Mode::Sustained => "sustained",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = BenchError;
+
+    fn from_str(name: &str) -> Result<Mode, BenchError> {
+        Mode::ALL
+            .into_iter()
+            .find(|mode| mode.name() == name)
+            .ok_or_else(|| BenchError::BadOption {
+                option: "mode",
+                given: name.to_string(),
+                allowed: "hot, cold, sustained".to_string(),
+            })
+    }
+}
+
+/// The protocol's settings. Times are in microseconds of the device unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Confidence of intervals. With 99 %, a table of 40 shapes × 6 peers has two or three intervals that miss.
+    pub confidence: f64,
+    /// Difference below which two kernels are the same, relative.
+    pub threshold: f64,
+    /// A subject is done when half the width of its ratio's interval is below this, relative; while its verdict
+    /// is ambiguous, below half of it; far from the baseline, below a tenth of the distance, since nobody asks
+    /// whether 20× is 20.1×.
+    pub precision: f64,
+    /// Rounds before a subject near the baseline may be done.
+    pub min_rounds: u32,
+    /// Rounds after which it ends in any case.
+    pub max_rounds: u32,
+    /// Time for all rounds of one problem in one mode, milliseconds of the host; the first three rounds are
+    /// always made.
+    pub budget_ms: f64,
+    /// Least length of a timed batch: some hundred times the half microsecond that events resolve.
+    pub sample_us: f64,
+    /// Untimed runs of the same subject right before a batch: after a hotter kernel a short batch reads up to
+    /// 8 % low.
+    pub lead_us: f64,
+    /// Least time of warming a subject before its first round: clocks take tens of milliseconds to rise.
+    pub warm_up_min_us: f64,
+    /// Most time of warming a subject; one that has not settled by then is marked so.
+    pub warm_up_max_us: f64,
+    /// Single runs a cold sample is the mean of.
+    pub cold_runs: u32,
+    /// Length of a sustained batch.
+    pub sustained_us: f64,
+    /// Untimed runs before a sustained batch: the power controller has found its clock by then.
+    pub sustained_lead_us: f64,
+    /// Rounds of the sustained mode. Its batches lie seconds apart, so less cancels than between short ones.
+    pub sustained_rounds: u32,
+    /// Seed of the order within rounds.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            confidence: 0.99,
+            threshold: THRESHOLD,
+            precision: THRESHOLD / 2.0,
+            min_rounds: 10,
+            max_rounds: 200,
+            budget_ms: 5_000.0,
+            sample_us: 500.0,
+            lead_us: 2_000.0,
+            warm_up_min_us: 50_000.0,
+            warm_up_max_us: 500_000.0,
+            cold_runs: 5,
+            sustained_us: 500_000.0,
+            sustained_lead_us: 250_000.0,
+            sustained_rounds: 8,
+            seed: 1,
+        }
+    }
+}
+
+impl Options {
+    /// Settings for the host's own kernels: fewer, longer samples, since a host clock is precise and a core
+    /// is warm at once.
+    pub fn for_cpu() -> Options {
+        Options {
+            lead_us: 1_000.0,
+            warm_up_min_us: 20_000.0,
+            warm_up_max_us: 1_000_000.0,
+            cold_runs: 1,
+            ..Options::default()
+        }
+    }
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// [`BenchError::BadOption`].
+    pub fn check(&self) -> Result<(), BenchError> {
+        let bad = |option, given: f64, allowed: &str| {
+            Err(BenchError::BadOption {
+                option,
+                given: given.to_string(),
+                allowed: allowed.to_string(),
+            })
+        };
+        if !(0.5..1.0).contains(&self.confidence) {
+            return bad("confidence", self.confidence, "0.5 up to, not including, 1");
+        }
+        for (option, given) in [("threshold", self.threshold), ("precision", self.precision)] {
+            if !(given > 0.0 && given < 1.0) {
+                return bad(option, given, "between 0 and 1, such as 0.01");
+            }
+        }
+        for (option, given) in [
+            ("sample_us", self.sample_us),
+            ("sustained_us", self.sustained_us),
+            ("warm_up_max_us", self.warm_up_max_us),
+            ("budget_ms", self.budget_ms),
+        ] {
+            if !(given > 0.0 && given.is_finite()) {
+                return bad(option, given, "above 0");
+            }
+        }
+        for (option, given) in [
+            ("lead_us", self.lead_us),
+            ("sustained_lead_us", self.sustained_lead_us),
+            ("warm_up_min_us", self.warm_up_min_us),
+        ] {
+            if !(given >= 0.0 && given.is_finite()) {
+                return bad(option, given, "0 or more");
+            }
+        }
+        for (option, given) in [
+            ("max_rounds", self.max_rounds),
+            ("cold_runs", self.cold_runs),
+            ("sustained_rounds", self.sustained_rounds),
+        ] {
+            if given == 0 {
+                return bad(option, 0.0, "1 or more");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_allowed_and_nonsense_is_not() {
+        assert!(Options::default().check().is_ok());
+        assert!(Options::for_cpu().check().is_ok());
+        let bad = [
+            Options {
+                confidence: 1.0,
+                ..Options::default()
+            },
+            Options {
+                threshold: 0.0,
+                ..Options::default()
+            },
+            Options {
+                precision: f64::NAN,
+                ..Options::default()
+            },
+            Options {
+                sample_us: -1.0,
+                ..Options::default()
+            },
+            Options {
+                lead_us: f64::INFINITY,
+                ..Options::default()
+            },
+            Options {
+                max_rounds: 0,
+                ..Options::default()
+            },
+        ];
+        for options in bad {
+            let error = options.check().unwrap_err().to_string();
+            assert!(error.contains("allowed"), "{error}");
+        }
+        assert!("warm".parse::<Mode>().unwrap_err().to_string().contains("sustained"));
+    }
+}

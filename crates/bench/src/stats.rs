@@ -1,0 +1,306 @@
+//! Statistics of timings: quantiles, the median absolute deviation, bootstrap intervals of a median and of a
+//! ratio paired by round.
+//!
+//! Nothing is thrown away: an outlier is a run that happened. Medians are used because they do not mind.
+
+use flashcore_problem::rng::Rng;
+use serde::{Deserialize, Serialize};
+
+/// Rounds below which resampling the rounds says little: with `n` of them, no interval made of their values
+/// holds the median with more than `1 − 2^(1−n)`, and 8 is the first `n` where that reaches 99 %.
+pub const BOOTSTRAP_ROUNDS: usize = 8;
+/// Rounds below which nothing is said at all.
+pub const FEWEST_ROUNDS: usize = 3;
+/// Resamples for a stored interval. Its ends move by a few hundredths of its width between seeds.
+pub const RESAMPLES: usize = 2000;
+
+/// A range that holds the true value with some confidence.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// Lower end.
+    pub lo: f64,
+    /// Upper end.
+    pub hi: f64,
+}
+
+impl Interval {
+    /// Says nothing: from 0 to infinity.
+    pub const UNKNOWN: Interval = Interval {
+        lo: 0.0,
+        hi: f64::INFINITY,
+    };
+
+    /// Half the width relative to `value`.
+    pub fn relative_half_width(&self, value: f64) -> f64 {
+        (self.hi - self.lo) / (2.0 * value)
+    }
+
+    /// Whether `value` lies inside.
+    pub fn contains(&self, value: f64) -> bool {
+        (self.lo..=self.hi).contains(&value)
+    }
+}
+
+/// Quantile `q` (0 to 1) of sorted values, interpolated between neighbours (type 7 of Hyndman and Fan, the
+/// one of NumPy and R). NaN where there are none.
+pub fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else {
+        return f64::NAN;
+    };
+    let at = q.clamp(0.0, 1.0) * last as f64;
+    let below = at.floor() as usize;
+    let above = (below + 1).min(last);
+    sorted[below] + (at - below as f64) * (sorted[above] - sorted[below])
+}
+
+/// The values in ascending order.
+pub fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut values = values.to_vec();
+    values.sort_unstable_by(f64::total_cmp);
+    values
+}
+
+/// The median; NaN where there are no values.
+pub fn median(values: &[f64]) -> f64 {
+    quantile(&sorted(values), 0.5)
+}
+
+/// Median of the distances from the median.
+pub fn median_absolute_deviation(values: &[f64]) -> f64 {
+    let centre = median(values);
+    let distances: Vec<f64> = values.iter().map(|value| (value - centre).abs()).collect();
+    median(&distances)
+}
+
+/// What a set of timings looks like. All of it in the unit of the values (µs a run, everywhere here).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Values.
+    pub count: usize,
+    /// Smallest.
+    pub min: f64,
+    /// A tenth of the values is smaller.
+    pub p10: f64,
+    /// The median.
+    pub p50: f64,
+    /// A tenth of the values is larger.
+    pub p90: f64,
+    /// Largest.
+    pub max: f64,
+    /// Median absolute deviation from the median.
+    pub mad: f64,
+    /// Bootstrap interval of the median.
+    pub interval: Interval,
+}
+
+impl Summary {
+    /// Summarises values; `None` where there are none.
+    pub fn of(values: &[f64], confidence: f64) -> Option<Summary> {
+        let ordered = sorted(values);
+        let (&min, &max) = (ordered.first()?, ordered.last()?);
+        Some(Summary {
+            count: values.len(),
+            min,
+            p10: quantile(&ordered, 0.1),
+            p50: quantile(&ordered, 0.5),
+            p90: quantile(&ordered, 0.9),
+            max,
+            mad: median_absolute_deviation(values),
+            interval: median_interval(values, confidence, RESAMPLES),
+        })
+    }
+}
+
+/// How much time one subject takes relative to another: below 1, it is faster.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Median over the rounds of subject / baseline. Both were timed in each round within milliseconds, so a
+    /// drift or a step of the clock that hits both cancels; the quotient of the two medians does not have
+    /// that property when the clock has two favourite speeds.
+    pub value: f64,
+    /// Bootstrap interval of the value, resampling rounds.
+    pub interval: Interval,
+    /// The quotient of the medians, for comparison. Far from `value` means that the clock moved.
+    pub of_medians: f64,
+    /// Rounds in which both were timed.
+    pub rounds: usize,
+}
+
+impl Ratio {
+    /// The ratio of `subject` to `baseline`, whose elements are of the same rounds.
+    pub fn paired(subject: &[f64], baseline: &[f64], confidence: f64, resamples: usize) -> Option<Ratio> {
+        let ratios: Vec<f64> = subject.iter().zip(baseline).map(|(s, b)| s / b).collect();
+        if ratios.is_empty() {
+            return None;
+        }
+        let rounds = ratios.len();
+        Some(Ratio {
+            value: median(&ratios),
+            interval: median_interval(&ratios, confidence, resamples),
+            of_medians: median(&subject[..rounds]) / median(&baseline[..rounds]),
+            rounds,
+        })
+    }
+
+    /// The ratio of medians of values that were not measured side by side: each side is resampled by itself.
+    pub fn unpaired(subject: &[f64], baseline: &[f64], confidence: f64, resamples: usize) -> Option<Ratio> {
+        let rounds = subject.len().min(baseline.len());
+        if rounds == 0 {
+            return None;
+        }
+        let value = median(subject) / median(baseline);
+        let interval = if rounds < BOOTSTRAP_ROUNDS {
+            let (s, b) = (
+                median_interval(subject, confidence, resamples),
+                median_interval(baseline, confidence, resamples),
+            );
+            Interval {
+                lo: s.lo / b.hi,
+                hi: if b.lo > 0.0 { s.hi / b.lo } else { f64::INFINITY },
+            }
+        } else {
+            let mut rng = Rng::new(SEED);
+            let (mut left, mut right) = (subject.to_vec(), baseline.to_vec());
+            percentile_interval(confidence, resamples, || {
+                resampled_median(subject, &mut left, &mut rng) / resampled_median(baseline, &mut right, &mut rng)
+            })
+        };
+        Some(Ratio {
+            value,
+            interval,
+            of_medians: value,
+            rounds,
+        })
+    }
+}
+
+/// Fixed, so that the same samples give the same interval wherever it is computed.
+const SEED: u64 = 0x5eed;
+
+/// Bootstrap interval of the median (percentile method).
+///
+/// With fewer than [`BOOTSTRAP_ROUNDS`] values it is their range, extended by its own width either way; with
+/// fewer than [`FEWEST_ROUNDS`] it is [`Interval::UNKNOWN`].
+pub fn median_interval(values: &[f64], confidence: f64, resamples: usize) -> Interval {
+    if values.len() < FEWEST_ROUNDS {
+        return Interval::UNKNOWN;
+    }
+    if values.len() < BOOTSTRAP_ROUNDS {
+        let ordered = sorted(values);
+        let (lo, hi) = (ordered[0], ordered[ordered.len() - 1]);
+        return Interval {
+            lo: (2.0 * lo - hi).max(0.0),
+            hi: 2.0 * hi - lo,
+        };
+    }
+    let mut rng = Rng::new(SEED);
+    let mut scratch = values.to_vec();
+    percentile_interval(confidence, resamples, || {
+        resampled_median(values, &mut scratch, &mut rng)
+    })
+}
+
+fn percentile_interval(confidence: f64, resamples: usize, mut draw: impl FnMut() -> f64) -> Interval {
+    let mut drawn: Vec<f64> = (0..resamples.max(100)).map(|_| draw()).collect();
+    drawn.sort_unstable_by(f64::total_cmp);
+    let tail = (1.0 - confidence) / 2.0;
+    Interval {
+        lo: quantile(&drawn, tail),
+        hi: quantile(&drawn, 1.0 - tail),
+    }
+}
+
+/// The median of as many values drawn with replacement.
+fn resampled_median(values: &[f64], scratch: &mut [f64], rng: &mut Rng) -> f64 {
+    for slot in scratch.iter_mut() {
+        *slot = values[rng.below(values.len())];
+    }
+    let middle = scratch.len() / 2;
+    let (below, &mut upper, _) = scratch.select_nth_unstable_by(middle, f64::total_cmp);
+    if values.len() % 2 == 1 {
+        return upper;
+    }
+    let lower = below.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (lower + upper) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_those_of_numpy() {
+        // numpy.quantile([1, 2, 4, 8, 16], [0.1, 0.5, 0.9])
+        let values = [1.0, 2.0, 4.0, 8.0, 16.0];
+        let got = [0.1, 0.5, 0.9].map(|q| quantile(&values, q));
+        for (got, want) in got.iter().zip([1.4, 4.0, 12.8]) {
+            assert!((got - want).abs() < 1e-12, "{got} {want}");
+        }
+        assert!(median(&[]).is_nan());
+        assert_eq!(median(&[3.0, 1.0]), 2.0);
+        assert_eq!(median_absolute_deviation(&[1.0, 1.0, 2.0, 2.0, 4.0, 6.0, 9.0]), 1.0);
+    }
+
+    #[test]
+    fn outliers_stay_in_the_summary() {
+        let mut values = vec![10.0; 20];
+        values.push(1000.0);
+        let summary = Summary::of(&values, 0.95).unwrap();
+        assert_eq!((summary.count, summary.max, summary.p50), (21, 1000.0, 10.0));
+        assert_eq!(summary.interval, Interval { lo: 10.0, hi: 10.0 });
+        assert!(Summary::of(&[], 0.95).is_none());
+    }
+
+    /// How often the interval of the median of normal values holds the true median.
+    fn coverage(n: usize, confidence: f64) -> f64 {
+        let mut rng = Rng::new(n as u64);
+        let trials = 1000;
+        let held = (0..trials)
+            .filter(|_| {
+                let values: Vec<f64> = (0..n).map(|_| 100.0 + f64::from(rng.normal())).collect();
+                median_interval(&values, confidence, 400).contains(100.0)
+            })
+            .count();
+        held as f64 / f64::from(trials)
+    }
+
+    #[test]
+    fn intervals_hold_the_truth_as_often_as_they_say() {
+        for (n, confidence, least) in [(5, 0.99, 0.97), (8, 0.95, 0.92), (21, 0.95, 0.92), (40, 0.99, 0.975)] {
+            let held = coverage(n, confidence);
+            assert!(held >= least, "{n} values at {confidence}: {held}");
+        }
+    }
+
+    #[test]
+    fn too_few_values_say_nothing() {
+        assert_eq!(median_interval(&[5.0, 5.0], 0.99, 100), Interval::UNKNOWN);
+        let few = median_interval(&[9.0, 10.0, 11.0], 0.99, 100);
+        assert_eq!(few, Interval { lo: 7.0, hi: 13.0 });
+    }
+
+    #[test]
+    fn a_clock_with_two_speeds_does_not_move_a_paired_ratio() {
+        // Half of the rounds run 6 % slower, for both; the subject is 2 % slower than the baseline throughout.
+        let mut rng = Rng::new(1);
+        let (mut subject, mut baseline) = (Vec::new(), Vec::new());
+        for round in 0..40 {
+            let clock = if round % 20 < 10 { 1.0 } else { 1.06 };
+            let mut noisy = |time: f64| time * clock * (1.0 + 0.002 * f64::from(rng.normal()));
+            baseline.push(noisy(100.0));
+            subject.push(noisy(102.0));
+        }
+        let ratio = Ratio::paired(&subject, &baseline, 0.99, RESAMPLES).unwrap();
+        assert!((ratio.value - 1.02).abs() < 0.002, "{ratio:?}");
+        assert!(ratio.interval.relative_half_width(ratio.value) < 0.003, "{ratio:?}");
+        // Resampled apart, the medians hop between the two speeds and the interval is ten times as wide.
+        let apart = Ratio::unpaired(&subject, &baseline, 0.99, RESAMPLES).unwrap();
+        assert!(apart.interval.relative_half_width(apart.value) > 0.03, "{apart:?}");
+    }
+
+    #[test]
+    fn the_same_samples_give_the_same_interval() {
+        let values: Vec<f64> = (0..30).map(|i| 10.0 + f64::from(i % 7)).collect();
+        assert_eq!(median_interval(&values, 0.95, 500), median_interval(&values, 0.95, 500));
+    }
+}

@@ -1,0 +1,146 @@
+//! What is timed, and the clock it is timed with. Everything that touches a driver is behind these two traits,
+//! so that kernels, another library's functions and a simulation go through one protocol.
+
+use flashcore_problem::Tensor;
+use thiserror::Error;
+
+use crate::identity::SubjectInfo;
+
+/// A subject or a clock could not do what it was asked.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{message}")]
+pub struct Trouble {
+    /// What happened.
+    pub message: String,
+    /// The device is lost: nothing else will run either.
+    pub fatal: bool,
+}
+
+impl Trouble {
+    /// Trouble of one subject.
+    pub fn new(message: impl Into<String>) -> Trouble {
+        Trouble {
+            message: message.into(),
+            fatal: false,
+        }
+    }
+}
+
+impl From<flashcore_cuda::CudaError> for Trouble {
+    fn from(error: flashcore_cuda::CudaError) -> Trouble {
+        Trouble {
+            fatal: matches!(error, flashcore_cuda::CudaError::Fault(_)),
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<flashcore::Error> for Trouble {
+    fn from(error: flashcore::Error) -> Trouble {
+        match error {
+            flashcore::Error::Cuda(error) => error.into(),
+            error => Trouble::new(error.to_string()),
+        }
+    }
+}
+
+/// Something that can be timed: a kernel, a graph, a function of another library.
+///
+/// All work goes into one stream, the one that the [`Stopwatch`] records its events on, and has been done when
+/// the stream says so. A subject neither synchronises nor reads the clock.
+///
+/// To time a function of another library, only [`info`](Subject::info) and [`call`](Subject::call) are needed;
+/// one that returns its answer in memory of its own also gives [`answer`](Subject::answer), and one that keeps
+/// copies of the inputs [`inputs_changed`](Subject::inputs_changed).
+pub trait Subject {
+    /// Who it is.
+    fn info(&self) -> &SubjectInfo;
+
+    /// Runs that one [`call`](Subject::call) makes, one after another: the length of the chain for a graph.
+    fn runs_per_call(&self) -> u32 {
+        1
+    }
+
+    /// Puts one call into the stream: [`runs_per_call`](Subject::runs_per_call) runs on the first set of inputs.
+    ///
+    /// # Errors
+    /// Why it cannot be run; the subject is left out from then on.
+    fn call(&mut self) -> Result<(), Trouble>;
+
+    /// Puts exactly one run into the stream, on set `set` of [`input_sets`](Subject::input_sets) sets of inputs.
+    ///
+    /// # Errors
+    /// As [`call`](Subject::call). The default refuses where a call makes more than one run.
+    fn run_once(&mut self, set: usize) -> Result<(), Trouble> {
+        let _ = set;
+        match self.runs_per_call() {
+            1 => self.call(),
+            runs => Err(Trouble::new(format!(
+                "{} makes {runs} runs a call and cannot make a single one",
+                self.info().label
+            ))),
+        }
+    }
+
+    /// Sets of inputs that single runs can rotate through, so that none finds its inputs in a cache.
+    fn input_sets(&self) -> usize {
+        1
+    }
+
+    /// The values of the first set of inputs have changed, at the same addresses: refresh copies of them.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn inputs_changed(&mut self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    /// The answer of the last run in the layout of the problem's output, after waiting for it; `None` if it was
+    /// written to the output that all subjects share.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
+        Ok(None)
+    }
+}
+
+/// A device's clock and queue.
+///
+/// Laps are numbered; [`begin`](Stopwatch::begin) and [`end`](Stopwatch::end) of a lap are put into the stream
+/// like work, and [`elapsed_us`](Stopwatch::elapsed_us) waits for the lap to have ended.
+pub trait Stopwatch {
+    /// Puts the beginning of a lap into the stream.
+    ///
+    /// # Errors
+    /// What the device said.
+    fn begin(&mut self, lap: usize) -> Result<(), Trouble>;
+
+    /// Puts the end of a lap into the stream.
+    ///
+    /// # Errors
+    /// What the device said.
+    fn end(&mut self, lap: usize) -> Result<(), Trouble>;
+
+    /// Waits for the end of a lap; its length in µs.
+    ///
+    /// # Errors
+    /// What the device said: faults of the work before show here.
+    fn elapsed_us(&mut self, lap: usize) -> Result<f64, Trouble>;
+
+    /// Puts a pause into the stream that is long enough for the host to queue several calls behind it, so that
+    /// a single run is not timed at the speed of the host.
+    ///
+    /// # Errors
+    /// What the device said.
+    fn hold(&mut self) -> Result<(), Trouble>;
+
+    /// Puts overwriting all of the last-level cache into the stream.
+    ///
+    /// # Errors
+    /// What the device said.
+    fn flush(&mut self) -> Result<(), Trouble>;
+
+    /// The host's clock, µs from any origin.
+    fn now_us(&mut self) -> f64;
+}
