@@ -68,3 +68,34 @@ impl Pass {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unproven_of(body: impl FnOnce(&flashcore_ir::KernelBuilder)) -> usize {
+        unproven(&Kernel::build("test", 32, body).unwrap()).len()
+    }
+
+    #[test]
+    fn writes_on_every_path_are_proof() {
+        let both = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.if_else(k.lane().lt(5).divergent(), || x.set(1), || x.set(2));
+            k.trace("x", x.get());
+        });
+        let one = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.if_(k.lane().lt(5).divergent(), || x.set(1));
+            k.trace("x", x.get());
+        });
+        let in_loop = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.for_uniform(0u32, 4, 1, |i| x.set(i));
+            k.trace("x", x.get());
+        });
+        assert_eq!((both, one, in_loop), (0, 1, 1));
+        // Accumulators are declared unwritten and then zeroed: no check is left.
+        assert_eq!(unproven_of(|k| k.trace("acc", k.acc("acc", 4).var(3).get())), 0);
+    }
+}

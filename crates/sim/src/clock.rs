@@ -156,3 +156,34 @@ impl Clock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knowledge_is_learned_and_joined() {
+        let mut a = Clock::new(64, true, 3);
+        assert!(a.knows(5, 3) && !a.knows(5, 4));
+        a.learn_threads(0, 0b10_0000, 9);
+        assert!(a.knows(5, 9) && !a.knows(4, 4));
+        assert_eq!(a.unknown_lanes(0, 4), !0b10_0000);
+        let mut b = Clock::new(64, true, 3);
+        b.learn_agents(1, 1, &[7; 32]);
+        a.join(&b);
+        assert!(a.knows(5, 9) && a.knows(64 + 32, 7) && !a.knows(64 + 33, 7));
+    }
+
+    #[test]
+    fn limits_cover_what_everybody_is_known_to_have_done() {
+        let mut clock = Clock::new(32, true, 3);
+        clock.learn_threads(0, u32::MAX, 8);
+        let limits = clock.limits();
+        assert!(limits.cover(Stamp::new(8, WriterKind::Thread).0));
+        assert!(limits.cover(Stamp::new(8, WriterKind::Atomic).0));
+        assert!(!limits.cover(Stamp::new(9, WriterKind::Thread).0));
+        assert!(limits.cover(Stamp::new(3, WriterKind::Agent).0));
+        assert!(!limits.cover(Stamp::new(4, WriterKind::Agent).0));
+        assert!(!limits.cover(Stamp::NEVER.0));
+    }
+}

@@ -111,6 +111,14 @@ pub enum SimError {
         /// Rows there are.
         allowed: usize,
     },
+    /// More different immediates than the interpreter has rows for.
+    #[error("{constants} different constants, the simulator has {allowed} rows; unroll less")]
+    TooManyConstants {
+        /// Different constants.
+        constants: usize,
+        /// Rows there are.
+        allowed: usize,
+    },
     /// An instruction and type that no machine instruction exists for.
     #[error("`{instruction}` has no meaning")]
     NoSuchInstruction {

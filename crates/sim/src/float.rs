@@ -223,3 +223,37 @@ pub(crate) fn rcp(bits: u32) -> u32 {
 fn flush_f(value: f32) -> f32 {
     f(flush(value.to_bits()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_two_are_exact_and_edges_are_right() {
+        for e in -126..128 {
+            assert_eq!(ex2((e as f32).to_bits()), 2f32.powi(e).to_bits());
+        }
+        assert_eq!(ex2((-127f32).to_bits()), 0, "subnormal results are flushed");
+        assert_eq!(ex2(128f32.to_bits()), f32::INFINITY.to_bits());
+        assert_eq!(ex2(f32::NEG_INFINITY.to_bits()), 0);
+        assert_eq!(ex2(f32::INFINITY.to_bits()), f32::INFINITY.to_bits());
+        assert_eq!(ex2(f32::NAN.to_bits()), NAN_F32);
+        assert_eq!(lg2(0), f32::NEG_INFINITY.to_bits());
+        assert_eq!(lg2((-1f32).to_bits()), NAN_F32);
+        assert_eq!(rcp(0x8000_0000), f32::NEG_INFINITY.to_bits());
+        assert_eq!(rcp(1), f32::INFINITY.to_bits(), "subnormal inputs are flushed");
+    }
+
+    #[test]
+    fn a_double_rounds_to_16_bits_once() {
+        // Just above the tie between 1 and the next f16; f32 in between would see the tie itself.
+        let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(f64_to_f16(above), 0x3c01);
+        assert_eq!(f64_to_f16(1.0 + 2f64.powi(-11)), 0x3c00);
+        assert_eq!(f64_to_bf16(1.0 + 2f64.powi(-8) + 2f64.powi(-40)), 0x3f81);
+        assert_eq!(f64_to_bf16(1.0 + 2f64.powi(-8)), 0x3f80);
+        assert_eq!(f64_to_f16(1e300), 0x7c00);
+        assert_eq!(f64_to_f16(-2f64.powi(-24)), 0x8001);
+        assert_eq!(f64_to_f16(2f64.powi(-25)), 0, "a tie with zero goes to even");
+    }
+}

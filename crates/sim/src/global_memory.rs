@@ -211,13 +211,13 @@ impl<'m> Block<'m> {
         let mut clash = None;
         let mut unwritten = None;
         let uninitialized = self.machine.uninitialized[region.slot];
-        for i in (0..out.len() as u64).step_by(2) {
-            let at = offset + i;
-            let page = self.overlay.page(region.slot, at);
-            let within = at as usize % PAGE;
-            out[i as usize] = page.data[within];
-            out[i as usize + 1] = page.data[within + 1];
-            let cell = &mut page.cells[within / 2];
+        // Aligned accesses of at most 16 bytes stay on one page.
+        let page = self.overlay.page(region.slot, offset);
+        let within = offset as usize % PAGE;
+        out.copy_from_slice(&page.data[within..within + out.len()]);
+        let cells = within / 2..(within + out.len()).div_ceil(2);
+        for (i, cell) in page.cells[cells].iter_mut().enumerate() {
+            let at = offset + 2 * i as u64;
             let known = |stamp: Stamp| cell.writer == me || warp.clock(lane).knows(cell.writer, stamp.epoch());
             match cell.stamp() {
                 Some(stamp) if !known(stamp) => clash = clash.or(Some((at, cell.writer, cell.writer_pc, true))),
@@ -247,6 +247,7 @@ impl<'m> Block<'m> {
     }
 
     /// Writes bytes of a buffer for one lane, by its thread or as an atomic.
+    #[allow(clippy::too_many_arguments)]
     fn write_lane(
         &mut self,
         warp: &Warp,
@@ -259,13 +260,13 @@ impl<'m> Block<'m> {
     ) {
         let me = (32 * warp.index) as ActorId + lane;
         let mut clash = None;
-        for i in (0..data.len() as u64).step_by(2) {
-            let at = offset + i;
-            let page = self.overlay.page(region.slot, at);
-            let within = at as usize % PAGE;
-            page.data[within..within + 2].copy_from_slice(&data[i as usize..i as usize + 2]);
-            let cell = &mut page.cells[within / 2];
-            let clock = warp.clock(lane);
+        let page = self.overlay.page(region.slot, offset);
+        let within = offset as usize % PAGE;
+        page.data[within..within + data.len()].copy_from_slice(data);
+        let clock = warp.clock(lane);
+        let cells = within / 2..(within + data.len()) / 2;
+        for (i, cell) in page.cells[cells].iter_mut().enumerate() {
+            let at = offset + 2 * i as u64;
             if let Some(stamp) = cell.stamp()
                 && cell.writer != me
                 && !(kind == WriterKind::Atomic && stamp.is_atomic())

@@ -8,6 +8,9 @@
 //!
 //! How it works and what it does not see: `docs/simulator.md`.
 
+// Several rows of 32 lanes are walked in step: an index says that, chains of `zip` do not.
+#![allow(clippy::needless_range_loop)]
+
 mod alu;
 mod assigned;
 mod async_copy;
@@ -16,6 +19,7 @@ mod barrier;
 mod block;
 mod clock;
 mod decode;
+mod decode_arithmetic;
 mod error;
 mod exchange;
 mod finding;

@@ -38,7 +38,14 @@ pub(crate) fn lower(kernel: &Kernel, shared_base: u32) -> Result<Program, SimErr
     };
     lowering.nodes(kernel.body())?;
     let site = lowering.program.sites.last().copied().unwrap_or(SiteId(0));
-    lowering.push(Op::Exit, Class::Control, site);
+    lowering.push(Op::Exit, Class::Structure, site);
+    let constants = lowering.program.consts32.len().max(lowering.program.consts64.len());
+    if constants > usize::from(CONST) {
+        return Err(SimError::TooManyConstants {
+            constants,
+            allowed: usize::from(CONST),
+        });
+    }
     Ok(lowering.program)
 }
 

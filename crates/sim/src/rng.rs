@@ -22,6 +22,6 @@ impl Rng {
 
     /// A number in `0..n`.
     pub(crate) fn below(&mut self, n: u32) -> u32 {
-        ((self.next() >> 32) * u64::from(n) >> 32) as u32
+        (((self.next() >> 32) * u64::from(n)) >> 32) as u32
     }
 }

@@ -169,3 +169,43 @@ impl Lives {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_chain_of_values_needs_few_rows() {
+        let kernel = Kernel::build("chain", 32, |k| {
+            let mut x = k.lane();
+            for _ in 0..1000 {
+                x = x + 1;
+            }
+            k.trace("x", x);
+        });
+        let rows = Rows::assign(&kernel.unwrap(), &HashSet::new()).unwrap();
+        assert_eq!(rows.rows32, 2);
+    }
+
+    #[test]
+    fn what_a_loop_reads_again_keeps_its_row() {
+        let kernel = Kernel::build("carried", 32, |k| {
+            let first = k.lane() + 7;
+            k.for_uniform(0u32, 10, 1, |i| {
+                let early = first + i;
+                k.trace("early", early);
+                // Values born after the last mention of `first`, before the loop comes round.
+                let late = k.lane() * 3;
+                k.trace("late", late);
+            });
+        });
+        let kernel = kernel.unwrap();
+        let rows = Rows::assign(&kernel, &HashSet::new()).unwrap();
+        let mut dsts = Vec::new();
+        kernel.for_each_inst(&mut |inst, _| inst.visit_regs(|_, _| (), |reg, _| dsts.push(reg)));
+        // The second instruction computes `first`; nothing later in the loop may share its row.
+        let first = dsts[1];
+        let others = dsts[2..].iter().filter(|reg| file_of(reg.class) == File::Bits32);
+        assert!(others.into_iter().all(|&reg| rows.row(reg) != rows.row(first)));
+    }
+}

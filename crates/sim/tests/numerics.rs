@@ -84,7 +84,7 @@ fn nearest_f16(exact: f64) -> u16 {
 #[test]
 fn every_f16_widens_and_narrows_exactly() {
     let all: Vec<u32> = (0..1 << 16).collect();
-    let got = map(&[all.clone()], |_, x| {
+    let got = map(std::slice::from_ref(&all), |_, x| {
         x[0].reinterpret::<F16x2>().to_f32s().0.reinterpret()
     });
     for (h, bits) in all.iter().zip(&got) {
@@ -118,7 +118,7 @@ fn f32_rounds_to_16_bits_as_ieee_says() {
         let bits = 0x3280_0000 + (e << 20);
         inputs.extend([bits, bits + 1, bits - 1, bits | 0x8000_0000]);
     }
-    let got = map(&[inputs.clone()], |_, x| {
+    let got = map(std::slice::from_ref(&inputs), |_, x| {
         let x = x[0].reinterpret::<f32>();
         x.pack_f16(0.0).reinterpret()
     });
@@ -126,7 +126,7 @@ fn f32_rounds_to_16_bits_as_ieee_says() {
         let x = f32::from_bits(*bits);
         assert_eq!(*got as u16, nearest_f16(f64::from(x)), "{x:e}");
     }
-    let got = map(&[inputs.clone()], |_, x| {
+    let got = map(std::slice::from_ref(&inputs), |_, x| {
         let x = x[0].reinterpret::<f32>();
         x.pack_bf16(0.0).reinterpret()
     });
@@ -219,9 +219,10 @@ fn min_and_max_prefer_numbers_and_know_signed_zeros() {
 fn approximations_stay_within_the_manual() {
     let mut inputs: Vec<u32> = (-1600..1600).map(|i| (i as f32 * 0.093_7).to_bits()).collect();
     inputs.extend(random(8, 20_000));
-    let tests: [(fn(f64) -> f64, usize, f64); 3] = [(f64::exp2, 0, 2.0), (f64::log2, 1, 1.0), (|x| 1.0 / x, 2, 1.0)];
+    type Exact = fn(f64) -> f64;
+    let tests: [(Exact, usize, f64); 3] = [(f64::exp2, 0, 2.0), (f64::log2, 1, 1.0), (|x| 1.0 / x, 2, 1.0)];
     for (exact, which, ulps) in tests {
-        let got = map(&[inputs.clone()], |_, x| {
+        let got = map(std::slice::from_ref(&inputs), |_, x| {
             let x = x[0].reinterpret::<f32>();
             [x.exp2(), x.log2(), x.recip()][which].reinterpret()
         });
@@ -252,7 +253,8 @@ fn integers() {
     inputs[1].iter_mut().step_by(2).for_each(|b| *b %= 70);
     type Op = for<'k> fn(&'k KernelBuilder, &[Val<'k, u32>]) -> Val<'k, u32>;
     let signed: fn(u32) -> i32 = |x| x as i32;
-    let tests: Vec<(Op, Box<dyn Fn(u32, u32, u32) -> u32>)> = vec![
+    type Expected = Box<dyn Fn(u32, u32, u32) -> u32>;
+    let tests: Vec<(Op, Expected)> = vec![
         (|_, x| x[0] + x[1], Box::new(|a, b, _| a.wrapping_add(b))),
         (
             |_, x| x[0] * x[1] - x[2],
@@ -264,7 +266,7 @@ fn integers() {
         ),
         (
             |_, x| x[0].mul_hi(x[1]),
-            Box::new(|a, b, _| (u64::from(a) * u64::from(b) >> 32) as u32),
+            Box::new(|a, b, _| ((u64::from(a) * u64::from(b)) >> 32) as u32),
         ),
         (
             |_, x| {
@@ -272,7 +274,7 @@ fn integers() {
                     .mul_hi(x[1].reinterpret::<i32>())
                     .reinterpret()
             },
-            Box::new(move |a, b, _| (i64::from(signed(a)) * i64::from(signed(b)) >> 32) as u32),
+            Box::new(move |a, b, _| ((i64::from(signed(a)) * i64::from(signed(b))) >> 32) as u32),
         ),
         (|_, x| x[0] / (x[1] | 1u32), Box::new(|a, b, _| a / (b | 1))),
         (
@@ -313,7 +315,7 @@ fn integers() {
         ),
         (
             |_, x| (x[0].mul_wide(x[1]) >> 20u32).to_u32(),
-            Box::new(|a, b, _| (u64::from(a) * u64::from(b) >> 20) as u32),
+            Box::new(|a, b, _| ((u64::from(a) * u64::from(b)) >> 20) as u32),
         ),
         (
             |_, x| x[0].reinterpret::<f32>().to_i32().reinterpret(),
