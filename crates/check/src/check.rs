@@ -122,7 +122,9 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
             Some(_) => {}
         }
     }
-    report.findings.sort_by_key(|found| found.finding.line().map(|line| (line.file, line.line, line.column)));
+    report
+        .findings
+        .sort_by_key(|found| found.finding.line().map(|line| (line.file, line.line, line.column)));
     report.verdict = if !report.findings.is_empty() {
         Verdict::Findings
     } else if report.differs_under.is_some() || !report.gate.as_ref().is_some_and(crate::Gate::passed) {
@@ -145,7 +147,12 @@ impl Answer {
     }
 
     fn same_bits(&self, other: &Answer) -> bool {
-        let bits = |answer: &Answer| answer.lse.as_ref().map(|lse| lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+        let bits = |answer: &Answer| {
+            answer
+                .lse
+                .as_ref()
+                .map(|lse| lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+        };
         self.out.bytes() == other.out.bytes() && bits(self) == bits(other)
     }
 }
@@ -184,7 +191,9 @@ fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> R
         match spec.name {
             "out" => out.bytes_mut().copy_from_slice(bytes),
             "lse" => {
-                let words = bytes.chunks_exact(4).map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+                let words = bytes
+                    .chunks_exact(4)
+                    .map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]));
                 lse = Some(words.collect());
             }
             _ => {}

@@ -115,7 +115,11 @@ fn one(out: &mut String, found: &Found, of: usize, palette: Palette, width: usiz
     if let (Some(object), Some((first, end))) = (&finding.object, finding.bytes) {
         side.note(out, &format!("{object}: bytes {first}..{end}"));
     }
-    let times = if finding.count == 1 { "once" } else { &format!("{} times", finding.count) };
+    let times = if finding.count == 1 {
+        "once"
+    } else {
+        &format!("{} times", finding.count)
+    };
     let seed = found.schedules.first().copied().unwrap_or_default();
     let under = match (of, found.schedules.len()) {
         (1, _) => format!("under schedule {seed}"),
@@ -124,7 +128,12 @@ fn one(out: &mut String, found: &Found, of: usize, palette: Palette, width: usiz
     side.note(out, &format!("seen {times}, {under}"));
     if let Some(help) = finding.help {
         let good = palette.good;
-        let _ = writeln!(out, "{:margin$} {good}help{good:#}: {}", "", wrap(help, margin + 7, margin + 3, width));
+        let _ = writeln!(
+            out,
+            "{:margin$} {good}help{good:#}: {}",
+            "",
+            wrap(help, margin + 7, margin + 3, width)
+        );
     }
 }
 
@@ -138,7 +147,11 @@ impl Side {
     fn place(&self, out: &mut String, arrow: &str, lines: &[Line], source: Option<&str>, actor: &Actor) {
         let (rule, margin) = (self.palette.rule, self.margin);
         let Some(kernel) = lines.first() else { return };
-        let _ = writeln!(out, "{:margin$}{rule}{arrow}{rule:#} {}:{}:{}", "", kernel.file, kernel.line, kernel.column);
+        let _ = writeln!(
+            out,
+            "{:margin$}{rule}{arrow}{rule:#} {}:{}:{}",
+            "", kernel.file, kernel.line, kernel.column
+        );
         if let Some(source) = source {
             let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
             let _ = writeln!(out, "{rule}{:margin$} |{rule:#}     {source}", kernel.line);
@@ -146,7 +159,10 @@ impl Side {
         }
         for line in &lines[1..] {
             let verb = line.verb.map_or(String::new(), |verb| format!(" in `{verb}`"));
-            self.note(out, &format!("through {}:{}:{}{verb}", line.file, line.line, line.column));
+            self.note(
+                out,
+                &format!("through {}:{}:{}{verb}", line.file, line.line, line.column),
+            );
         }
         self.note(out, &format!("by {actor}"));
     }
@@ -196,7 +212,8 @@ mod tests {
         Found {
             finding: Finding {
                 kind: FindingKind::Race,
-                message: "reads `p_tile` row 3 column 0, which warp 0 lane 5 wrote, with nothing that orders the two".to_string(),
+                message: "reads `p_tile` row 3 column 0, which warp 0 lane 5 wrote, with nothing that orders the two"
+                    .to_string(),
                 lines: vec![line(120, None), line(7, Some("load_tile"))],
                 actor: actor(1, 0xf0),
                 other: Some(Other {

@@ -1,3 +1,101 @@
-//! The `flashcore` command.
+//! The `flashcore` command: one file a subcommand, and nothing in it that a library lacks.
 
-fn main() {}
+mod answer;
+mod args;
+mod check;
+mod explain;
+mod failure;
+mod first_run;
+mod list;
+mod machine;
+mod run;
+mod simulated;
+mod style;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use failure::{Failure, Outcome};
+
+/// Fused attention for NVIDIA GPUs, written, checked and explained in Rust
+///
+/// Without a subcommand: shows the devices of this machine, computes attention on the best of them,
+/// holds the answer against float64, and where there is no GPU runs the GPU kernel under the
+/// checking simulator.
+#[derive(Parser)]
+#[command(name = "flashcore", version, max_term_width = 100, after_long_help = MANUAL)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// When to use colours
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto", global = true)]
+    color: Color,
+}
+
+const MANUAL: &str = "\
+Examples:
+  flashcore                                        what is here, and does it work
+  flashcore run llama8b-prefill-2k                 a named problem on the best device
+  flashcore run --heads 32 --kv-heads 8 --seq 4096 --head-dim 128 --dtype bf16 --causal
+  flashcore run --device cuda:1 --kernel scalar/tiled-m64n32-w8-v16 --json
+  flashcore check mission --schedules 50           races, bounds, waits, barriers; no GPU needed
+  flashcore explain mission --profile l4           plan, shared memory, registers, occupancy
+  flashcore explain mission --ptx > mission.ptx    the PTX that the driver would compile
+  flashcore list problems                          what can be asked for by name
+
+Problems:
+  Every subcommand takes a problem: a name, `mission` where none is given, and flags that override
+  its fields, such as --seq 1024 --causal. `flashcore list problems` shows the names.
+
+Output:
+  Plain text, coloured on a terminal only (not with NO_COLOR or --color never); --json prints one
+  JSON object instead. Findings name the Rust line of the kernel.
+
+Exit codes:
+  0  everything is right
+  1  findings, a wrong answer, a refusal or a failure
+  2  usage: a flag, a name or a shape that makes no sense
+  3  environment: no driver, no such device
+
+Environment:
+  CUDA_VISIBLE_DEVICES   which GPUs there are, as for every CUDA program
+  CUDA_CACHE_PATH        where the driver keeps compiled kernels; must be writable to be of use
+  FLASHCORE_PTXAS        an offline ptxas, for register counts where there is no GPU
+  RAYON_NUM_THREADS      threads of the CPU device and of the simulator
+  NO_COLOR               no colours";
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::RunArgs),
+    Check(check::CheckArgs),
+    Explain(explain::ExplainArgs),
+    List(list::ListArgs),
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.color {
+        Color::Auto => {}
+        Color::Always => anstream::ColorChoice::Always.write_global(),
+        Color::Never => anstream::ColorChoice::Never.write_global(),
+    }
+    let outcome: Result<Outcome, Failure> = match cli.command {
+        None => first_run::run(),
+        Some(Command::Run(args)) => run::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
+        Some(Command::List(args)) => list::run(&args),
+    };
+    match outcome {
+        Ok(outcome) => outcome.into(),
+        Err(failure) => failure.report(),
+    }
+}

@@ -27,6 +27,11 @@ pub struct UnknownConfig {
 }
 
 impl Config {
+    /// Every config of every family.
+    pub fn all() -> Vec<Config> {
+        scalar::configs().into_iter().map(Config::Scalar).collect()
+    }
+
     /// The family's name.
     pub fn family(&self) -> &'static str {
         match self {

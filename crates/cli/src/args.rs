@@ -1,0 +1,296 @@
+//! Flags that several subcommands share: the problem, the inputs, the card.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use flashcore::{DType, InputKind, Layout, Mask, Problem, ProblemError};
+use flashcore_ir::{PROFILES, Profile, Target};
+use flashcore_problem::NAMED_PROBLEMS;
+
+/// The problem: a name, and flags that override its fields.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ProblemArgs {
+    /// A named problem (`flashcore list problems`); the flags below override its fields
+    #[arg(value_name = "PROBLEM", default_value = "mission")]
+    name: String,
+    #[command(flatten)]
+    flags: ProblemFlags,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Problem")]
+struct ProblemFlags {
+    /// Sequences in the batch
+    #[arg(long, value_name = "N")]
+    batch: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N")]
+    heads: Option<usize>,
+    /// Key/value heads; heads must be a multiple of it
+    #[arg(long, value_name = "N")]
+    kv_heads: Option<usize>,
+    /// Query rows and keys alike
+    #[arg(long, value_name = "N", conflicts_with_all = ["seq_q", "seq_kv"])]
+    seq: Option<usize>,
+    /// Query rows
+    #[arg(long, value_name = "N")]
+    seq_q: Option<usize>,
+    /// Keys
+    #[arg(long, value_name = "N")]
+    seq_kv: Option<usize>,
+    /// Columns of Q and K: a multiple of 8 up to 256
+    #[arg(long, value_name = "N")]
+    head_dim: Option<usize>,
+    /// Columns of V and of the output, where they are not those of Q and K
+    #[arg(long, value_name = "N")]
+    head_dim_v: Option<usize>,
+    /// Element type: f32, fp16, bf16 (e4m3 is declared and not served yet)
+    #[arg(long, value_parser = dtype)]
+    dtype: Option<DType>,
+    /// Each row sees the keys up to its own; the last row sees the last key
+    #[arg(long, conflicts_with = "window")]
+    causal: bool,
+    /// Each row sees every key, whatever the named problem's mask
+    #[arg(long, conflicts_with_all = ["causal", "window"])]
+    full: bool,
+    /// Each row sees L keys before its own and R after; `inf` is all of them
+    #[arg(long, value_name = "L,R", value_parser = window, allow_hyphen_values = true)]
+    window: Option<Window>,
+    /// The mask's diagonal begins at the first key, as in PyTorch's is_causal
+    #[arg(long)]
+    top_left: bool,
+    /// Scores pass through cap·tanh(score/cap)
+    #[arg(long, value_name = "CAP", allow_hyphen_values = true)]
+    softcap: Option<f32>,
+    /// Factor on Q·Kᵀ, in place of 1/√head_dim
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    scale: Option<f32>,
+    /// Position of the first query row in its sequence
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    q_offset: Option<i32>,
+    /// Position of the first key in its sequence
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    kv_offset: Option<i32>,
+    /// Ask for the log-sum-exp of each row too
+    #[arg(long)]
+    lse: bool,
+    /// Memory order of all four tensors
+    #[arg(long, value_enum)]
+    layout: Option<LayoutArg>,
+}
+
+/// Keys seen on either side of the diagonal; `None` is all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window(Option<u32>, Option<u32>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LayoutArg {
+    /// [batch, seq, heads, head_dim], as FlashAttention has it
+    Bshd,
+    /// [batch, heads, seq, head_dim], as PyTorch's SDPA has it
+    Bhsd,
+}
+
+fn dtype(name: &str) -> Result<DType, String> {
+    DType::from_name(name).ok_or_else(|| format!("known are {}", DType::ALL.map(DType::name).join(", ")))
+}
+
+fn window(text: &str) -> Result<Window, String> {
+    let side = |side: &str| match side.trim() {
+        "inf" | "-1" => Ok(None),
+        number => number.parse().map(Some).map_err(|_| ()),
+    };
+    match text.split_once(',').map(|(left, right)| (side(left), side(right))) {
+        Some((Ok(left), Ok(right))) => Ok(Window(left, right)),
+        _ => Err(
+            "write the keys before and after each row's own as L,R, e.g. `128,0` (sliding and causal) or `inf,16`"
+                .to_string(),
+        ),
+    }
+}
+
+impl ProblemArgs {
+    /// The problem that is asked for.
+    pub(crate) fn problem(&self) -> Result<Problem, ProblemError> {
+        let named = Problem::named(&self.name)?;
+        let flags = &self.flags;
+        let heads = flags.heads.unwrap_or(named.num_heads());
+        // Where a head had keys of its own, it still has.
+        let kv_heads = flags.kv_heads.unwrap_or(match named.group_size() {
+            1 => heads,
+            _ => named.num_kv_heads(),
+        });
+        let head_dim = flags.head_dim.unwrap_or(named.head_dim());
+        let mut mask = if flags.full {
+            Mask::FULL
+        } else if flags.causal {
+            Mask::CAUSAL
+        } else if let Some(Window(left, right)) = flags.window {
+            Mask::window(left, right)
+        } else {
+            named.mask()
+        };
+        if flags.top_left {
+            mask = mask.top_left();
+        }
+        let mut builder = Problem::builder()
+            .batch(flags.batch.unwrap_or(named.batch()))
+            .heads(heads, kv_heads)
+            .seq_len_q(flags.seq_q.or(flags.seq).unwrap_or(named.seq_len_q()))
+            .seq_len_kv(flags.seq_kv.or(flags.seq).unwrap_or(named.seq_len_kv()))
+            .head_dim(head_dim)
+            .dtype(flags.dtype.unwrap_or(named.dtype()))
+            .mask(mask)
+            .offsets(
+                flags.q_offset.unwrap_or(named.q_offset()),
+                flags.kv_offset.unwrap_or(named.kv_offset()),
+            )
+            .return_lse(flags.lse || named.return_lse());
+        if let Some(head_dim_v) = flags.head_dim_v {
+            builder = builder.head_dim_v(head_dim_v);
+        }
+        if let Some(scale) = flags.scale {
+            builder = builder.softmax_scale(scale);
+        }
+        if let Some(softcap) = flags.softcap.or(named.softcap()) {
+            builder = builder.softcap(softcap);
+        }
+        if flags.layout == Some(LayoutArg::Bhsd) {
+            builder = builder.layout(Layout::bhsd);
+        }
+        builder.build()
+    }
+}
+
+/// Data to compute on.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Inputs")]
+pub(crate) struct InputArgs {
+    /// What the numbers look like
+    #[arg(long, value_name = "KIND", default_value = "normal", value_parser = input_kinds())]
+    pub(crate) inputs: InputKind,
+    /// Seed of the inputs; the same seed gives the same numbers everywhere
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
+    PossibleValuesParser::new(InputKind::ALL.map(InputKind::name))
+        .map(|name| InputKind::from_name(&name).unwrap_or(InputKind::Normal))
+}
+
+/// The card that GPU kernels are made for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Card {
+    pub(crate) target: Target,
+    pub(crate) profile: Option<&'static Profile>,
+}
+
+impl Card {
+    /// The card assumed where nobody names one and there is no GPU.
+    pub(crate) const DEFAULT: Card = Card {
+        target: PROFILES[0].target,
+        profile: Some(&PROFILES[0]),
+    };
+
+    /// A card by the name of a profile, or an architecture.
+    pub(crate) fn parse(name: &str) -> Result<Card, String> {
+        if let Some(profile) = Profile::named(name) {
+            return Ok(Card {
+                target: profile.target,
+                profile: Some(profile),
+            });
+        }
+        match Target::from_name(name) {
+            Some(target) => Ok(Card { target, profile: None }),
+            None => Err(format!(
+                "known are {}, and architectures such as sm_89 (`flashcore list profiles`)",
+                Profile::names()
+            )),
+        }
+    }
+
+    /// `l4` or `sm_120`.
+    pub(crate) fn name(&self) -> &'static str {
+        self.profile.map_or(self.target.name(), |profile| profile.name)
+    }
+}
+
+/// Names for a problem that begin like `given`, or are close to it.
+pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
+    let close = |name: &str| name.starts_with(given) || distance(name, given) <= 2;
+    let names = NAMED_PROBLEMS.iter().map(|named| named.name);
+    names.filter(|name| close(name)).collect()
+}
+
+/// Edits that turn one name into the other (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        problem: ProblemArgs,
+    }
+
+    fn line(args: &str) -> String {
+        let args = std::iter::once("flashcore").chain(args.split_whitespace());
+        Only::try_parse_from(args)
+            .unwrap()
+            .problem
+            .problem()
+            .unwrap()
+            .to_string()
+    }
+
+    #[test]
+    fn flags_override_the_named_problem() {
+        assert_eq!(line(""), "B1 H8/8 Sq512 Skv512 D64 fp16 full");
+        assert_eq!(line("--heads 4 --head-dim 128"), "B1 H4/4 Sq512 Skv512 D128 fp16 full");
+        assert_eq!(line("gpt2 --full --seq 77"), "B4 H12/12 Sq77 Skv77 D64 fp16 full");
+        assert_eq!(
+            line("llama8b-decode-8k --heads 16 --dtype half"),
+            "B16 H16/8 Sq1 Skv8192 D128 fp16 causal"
+        );
+        assert_eq!(
+            line("gemma2-9b-4k --window 128,inf --top-left --seq-q 3 --lse --q-offset -5 --scale 0.5"),
+            "B1 H16/8 Sq3 Skv4096 D256 bf16 window(128,inf) top-left off(-5,0) scale0.5 cap50 lse"
+        );
+        assert_eq!(line("--window -1,0"), "B1 H8/8 Sq512 Skv512 D64 fp16 causal");
+        assert_eq!(
+            line("--layout bhsd --head-dim-v 32"),
+            "B1 H8/8 Sq512 Skv512 D64 fp16 full Dv32 strided"
+        );
+    }
+
+    #[test]
+    fn windows_that_are_none_are_refused() {
+        for text in ["", "3", "3,", "a,b", "1,2,3", "-2,0"] {
+            assert!(window(text).unwrap_err().contains("L,R"), "{text}");
+        }
+        assert_eq!(window("inf, 16"), Ok(Window(None, Some(16))));
+    }
+
+    #[test]
+    fn misspelled_problems_are_recognised() {
+        assert_eq!(similar_problems("misson"), ["mission"]);
+        assert_eq!(similar_problems("llama70b"), ["llama70b-prefill-4k"]);
+        assert!(similar_problems("whisper").is_empty());
+    }
+}

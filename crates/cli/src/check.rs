@@ -1,0 +1,80 @@
+//! `flashcore check`: proves a plan, runs it under the simulator, says what is wrong with it.
+
+use clap::Args;
+use flashcore_check::CheckOptions;
+use flashcore_kernels::Config;
+
+use crate::args::{Card, InputArgs, ProblemArgs};
+use crate::failure::{Failure, Outcome};
+use crate::style::{self, HEAD};
+use crate::{explain, simulated};
+
+/// Run a problem's GPU kernel under the checking simulator; needs no GPU
+///
+/// First the launch is proved against the limits of the card. Then the kernel runs instruction by
+/// instruction under seeded schedules, on generated inputs and poisoned outputs. Found are accesses
+/// out of bounds or misaligned, reads of what nobody wrote, missing waits, barriers that do not
+/// match, deadlocks, and races whether or not they went wrong this time; each with the kernel's Rust
+/// line, the warp and lanes, the bytes, and what to do. At last the answer is compared with float64.
+#[derive(Args)]
+#[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong answer or a refusal, 2 usage")]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    problem: ProblemArgs,
+    #[command(flatten)]
+    inputs: InputArgs,
+    /// Kernel by id (`flashcore list kernels`), in place of the one that would be chosen
+    #[arg(long, value_name = "ID", help_heading = "How")]
+    kernel: Option<String>,
+    /// The card to plan for (`flashcore list profiles`)
+    #[arg(long, value_name = "CARD", default_value = "l4", value_parser = Card::parse, help_heading = "How")]
+    profile: Card,
+    /// How many schedules to run under
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "How")]
+    schedules: u32,
+    /// Seed of the first schedule; a finding names the one that showed it
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "How")]
+    schedule: u64,
+    /// Print the values that the kernel traces (`KernelBuilder::trace`)
+    #[arg(long, help_heading = "How")]
+    trace: bool,
+    /// Print one JSON object
+    #[arg(long, help_heading = "How")]
+    json: bool,
+}
+
+pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
+    let problem = args.problem.problem()?;
+    let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;
+    let plan = simulated::plan(&problem, args.profile, config)?.plan;
+    let options = CheckOptions {
+        schedules: args.schedules,
+        first_schedule: args.schedule,
+        trace: args.trace,
+        ..simulated::options(args.inputs.inputs, args.inputs.seed)
+    };
+    let report = simulated::check(&plan, &options)?;
+    if args.json {
+        style::print_json(&simulated::json(&report)?);
+        return Ok(simulated::outcome(&report));
+    }
+    let mut text = format!("{HEAD}{problem}{HEAD:#} for {}\n", args.profile.name());
+    text.push_str(&simulated::text(&report));
+    for trace in &report.traces {
+        let [x, y, z] = trace.block;
+        text.push_str(&format!(
+            "\n{HEAD}{}{HEAD:#} block ({x}, {y}, {z}) warp {}\n",
+            trace.label, trace.warp
+        ));
+        let lanes = (0..32).filter(|lane| trace.lanes >> lane & 1 != 0);
+        let values: Vec<String> = lanes
+            .map(|lane| match trace.f32(lane) {
+                Some(value) => format!("{lane}: {value}"),
+                None => format!("{lane}: {}", trace.bits[lane]),
+            })
+            .collect();
+        text.push_str(&style::wrap(&format!("  {}", values.join("  ")), 2));
+    }
+    style::print(&text);
+    Ok(simulated::outcome(&report))
+}

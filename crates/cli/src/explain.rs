@@ -1,0 +1,312 @@
+//! `flashcore explain`: the plan for a problem on a card, why it, what it uses, what fits.
+
+use std::fmt::Write;
+
+use clap::Args;
+use flashcore::{KernelId, Problem};
+use flashcore_check::proof::Known;
+use flashcore_check::registers::{self, Registers};
+use flashcore_ir::{Kernel, Limits, Occupancy, PROFILES, Profile};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan};
+use serde_json::{Value, json};
+
+use crate::args::{Card, ProblemArgs};
+use crate::failure::{Failure, Outcome};
+use crate::simulated;
+use crate::style::{self, DIM, HEAD};
+
+/// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
+///
+/// Shows the plan, configs that were refused and why, the launch, the ledger of shared memory byte
+/// by byte, registers where an offline ptxas is found (FLASHCORE_PTXAS, or on PATH), and how many
+/// blocks fit on an SM. With --ptx it prints the PTX and nothing else.
+#[derive(Args)]
+#[command(
+    after_help = "Exit codes: 0 explained, 1 no kernel serves the problem or the one asked for is refused, 2 usage"
+)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    problem: ProblemArgs,
+    /// Kernel by id (`flashcore list kernels`), in place of the one that would be chosen
+    #[arg(long, value_name = "ID", help_heading = "How")]
+    kernel: Option<String>,
+    /// The card to plan for (`flashcore list profiles`)
+    #[arg(long, value_name = "CARD", default_value = "l4", value_parser = Card::parse, help_heading = "How")]
+    profile: Card,
+    /// Say of every config whether it serves the problem
+    #[arg(long, help_heading = "How")]
+    all: bool,
+    /// Print the kernel's PTX, and nothing else
+    #[arg(long, help_heading = "How", conflicts_with_all = ["json", "all"])]
+    ptx: bool,
+    /// With --ptx: with the Rust lines, as .file and .loc, for profilers and debuggers
+    #[arg(long, help_heading = "How", requires = "ptx")]
+    lines: bool,
+    /// Print one JSON object
+    #[arg(long, help_heading = "How")]
+    json: bool,
+}
+
+/// The GPU config of an id.
+pub(crate) fn gpu_kernel(id: &str) -> Result<Config, Failure> {
+    match id.parse::<KernelId>()? {
+        KernelId::Gpu(config) => Ok(config),
+        KernelId::Cpu(config) => Err(Failure::usage(format!(
+            "{config} runs on the CPU; this is about GPU kernels, such as scalar/tiled-m32n32-w4-v16"
+        ))),
+    }
+}
+
+pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
+    let problem = args.problem.problem()?;
+    let config = args.kernel.as_deref().map(gpu_kernel).transpose()?;
+    let choice = simulated::plan(&problem, args.profile, config)?;
+    let kernel = &choice.plan.kernel;
+    if args.ptx {
+        let ptx = if args.lines {
+            kernel.to_ptx_with_lines()
+        } else {
+            kernel.to_ptx()
+        };
+        style::print(&ptx);
+        return Ok(Outcome::Clean);
+    }
+    let registers = registers::offline(kernel, args.profile.target);
+    let known = Known {
+        registers: registers.as_ref().ok().map(|found| found.per_thread),
+        addresses: &[],
+    };
+    let refusals = flashcore_check::prove(kernel, &choice.plan.launch, args.profile.target, known);
+    let outcome = if refusals.is_empty() {
+        Outcome::Clean
+    } else {
+        Outcome::Findings
+    };
+    if args.json {
+        let refusals = serde_json::to_value(&refusals)?;
+        style::print_json(&as_json(args, &problem, &choice, registers.as_ref().ok(), refusals)?);
+        return Ok(outcome);
+    }
+    let mut text = plan_text(args, &problem, &choice);
+    text.push_str(&launch_text(&choice.plan));
+    for refusal in &refusals {
+        text.push_str(&style::field("refused", &refusal.to_string()));
+    }
+    let _ = write!(
+        text,
+        "\n{HEAD}Shared memory{HEAD:#}\n{}",
+        indented(&kernel.ledger().to_string())
+    );
+    let _ = write!(text, "\n{HEAD}Registers{HEAD:#}\n{}", registers_text(&registers));
+    let _ = write!(
+        text,
+        "\n{HEAD}Occupancy{HEAD:#}\n{}",
+        occupancy_text(args.profile, &choice.plan, known.registers)
+    );
+    style::print(&text);
+    Ok(outcome)
+}
+
+fn plan_text(args: &ExplainArgs, problem: &Problem, choice: &Choice) -> String {
+    let card = match args.profile.profile {
+        Some(profile) => format!("{} ({})", profile.title, profile.target),
+        None => args.profile.target.to_string(),
+    };
+    let mut text = format!("{HEAD}{problem}{HEAD:#} on {card}\n");
+    text.push_str(&style::field(
+        "kernel",
+        &format!("{HEAD}{}{HEAD:#}", choice.plan.config),
+    ));
+    text.push_str(&style::field("because", &choice.why));
+    for considered in &choice.considered {
+        if let Some(refusal) = &considered.refusal {
+            text.push_str(&style::field("refused", &format!("{}: {refusal}", considered.config)));
+        }
+    }
+    if args.all {
+        let _ = write!(text, "\n{HEAD}Every config{HEAD:#}\n");
+        for (config, refusal) in every_config(problem, args.profile) {
+            let verdict = refusal.unwrap_or_else(|| "serves".to_string());
+            text.push_str(&style::wrap(&format!("  {:<28} {verdict}", config.to_string()), 31));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Every config, and why it is refused if it is.
+fn every_config(problem: &Problem, card: Card) -> Vec<(Config, Option<String>)> {
+    let kernels = KernelCache::default();
+    let refusal = |config: &Config| Plan::with_cache(problem, config, card.target, &kernels).err();
+    Config::all()
+        .into_iter()
+        .map(|config| (config, refusal(&config).map(|refusal| refusal.to_string())))
+        .collect()
+}
+
+fn launch_text(plan: &Plan) -> String {
+    let (kernel, launch) = (&plan.kernel, &plan.launch);
+    let limits = plan.target.limits();
+    let [x, y, z] = launch.grid;
+    let mut text = style::field(
+        "launch",
+        &format!(
+            "grid {x} × {y} × {z}, {} threads a block ({} warps), {} B of shared memory ({} allowed)",
+            launch.threads(),
+            launch.threads().div_ceil(32),
+            style::whole(u64::from(shared_bytes(plan))),
+            style::whole(u64::from(limits.shared_per_block)),
+        ),
+    );
+    let buffers: Vec<String> = launch
+        .buffers
+        .iter()
+        .map(|buffer| {
+            let access = if buffer.written { "written" } else { "read" };
+            format!("{} {} B {access}", buffer.name, style::whole(buffer.bytes))
+        })
+        .collect();
+    text.push_str(&style::field("buffers", &buffers.join(", ")));
+    let align = launch.buffers.iter().map(|buffer| buffer.align).max().unwrap_or(1);
+    let required = kernel.requires();
+    text.push_str(&style::field(
+        "needs",
+        &format!(
+            "tensors at multiples of {align} B, {} or newer, PTX {}.{}; {} instructions long",
+            required.target_name(),
+            required.ptx.0,
+            required.ptx.1,
+            style::whole(kernel.num_insts() as u64),
+        ),
+    ));
+    text
+}
+
+/// Bytes of shared memory a block takes, static or dynamic.
+fn shared_bytes(plan: &Plan) -> u32 {
+    plan.launch.dynamic_shared_bytes.max(ledger_bytes(&plan.kernel))
+}
+
+fn ledger_bytes(kernel: &Kernel) -> u32 {
+    kernel.ledger().total_bytes()
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {}\n", line.trim_end())).collect()
+}
+
+fn registers_text(registers: &Result<Registers, registers::Unknown>) -> String {
+    match registers {
+        Ok(found) => {
+            let mut text = format!("{} a thread ({})", found.per_thread, found.compiler);
+            if found.spilled_bytes > 0 {
+                let _ = write!(text, ", {} B spilled to local memory", found.spilled_bytes);
+            }
+            style::wrap(&format!("  {text}"), 2)
+        }
+        Err(why) => style::wrap(&format!("  {why}"), 2),
+    }
+}
+
+/// The profiles to show: the one asked for first, then all others.
+fn profiles(card: Card) -> Vec<&'static Profile> {
+    let mut profiles: Vec<&Profile> = card.profile.into_iter().collect();
+    profiles.extend(PROFILES.iter().filter(|profile| Some(*profile) != card.profile));
+    profiles
+}
+
+/// What fits on an SM of a card, and how often the grid fills the card.
+fn fit(limits: &Limits, plan: &Plan, registers: Option<u32>) -> Occupancy {
+    limits.occupancy(plan.launch.threads(), registers.unwrap_or(0), shared_bytes(plan))
+}
+
+fn occupancy_text(card: Card, plan: &Plan, registers: Option<u32>) -> String {
+    let mut text = format!("  {DIM}card       SMs  blocks an SM  warps an SM  waves  limited by{DIM:#}\n");
+    if card.profile.is_none() {
+        let fit = fit(&card.target.limits(), plan, registers);
+        let _ = writeln!(
+            text,
+            "  {:<9} {:>4}  {:>12}  {:>5} of {:<2}  {:>5}  {}",
+            card.name(),
+            "",
+            fit.blocks_per_sm,
+            fit.warps_per_sm,
+            fit.max_warps_per_sm,
+            "",
+            fit.limited_by
+        );
+    }
+    for profile in profiles(card) {
+        let fit = fit(&profile.target.limits(), plan, registers);
+        let waves = plan.launch.blocks() as f64 / f64::from(profile.sms * fit.blocks_per_sm);
+        let waves = if fit.blocks_per_sm == 0 {
+            "none".to_string()
+        } else {
+            format!("{waves:.2}")
+        };
+        let mark = if Some(profile) == card.profile {
+            HEAD
+        } else {
+            anstyle::Style::new()
+        };
+        let _ = writeln!(
+            text,
+            "  {mark}{:<9}{mark:#} {:>4}  {:>12}  {:>5} of {:<2}  {waves:>5}  {}",
+            profile.name, profile.sms, fit.blocks_per_sm, fit.warps_per_sm, fit.max_warps_per_sm, fit.limited_by
+        );
+    }
+    if registers.is_none() {
+        text.push_str(&format!(
+            "  {DIM}registers are not counted in, as they are not known{DIM:#}\n"
+        ));
+    }
+    text
+}
+
+fn as_json(
+    args: &ExplainArgs,
+    problem: &Problem,
+    choice: &Choice,
+    registers: Option<&Registers>,
+    refusals: Value,
+) -> Result<Value, Failure> {
+    let plan = &choice.plan;
+    let considered: Vec<Value> = choice
+        .considered
+        .iter()
+        .map(|considered| {
+            json!({
+                "kernel": considered.config.to_string(),
+                "refusal": considered.refusal.as_ref().map(ToString::to_string),
+            })
+        })
+        .collect();
+    let known = registers.map(|found| found.per_thread);
+    let occupancy: Vec<Value> = profiles(args.profile)
+        .into_iter()
+        .map(|profile| json!({ "profile": profile.name, "sms": profile.sms, "fit": fit(&profile.target.limits(), plan, known) }))
+        .collect();
+    let mut value = json!({
+        "problem": problem.to_string(),
+        "profile": args.profile.name(),
+        "target": plan.target.name(),
+        "kernel": plan.config.to_string(),
+        "why": choice.why,
+        "considered": considered,
+        "refusals": refusals,
+        "launch": plan.launch,
+        "ledger": plan.kernel.ledger(),
+        "shared_bytes": shared_bytes(plan),
+        "instructions": plan.kernel.num_insts(),
+        "requires": { "target": plan.kernel.requires().target_name(), "ptx": plan.kernel.requires().ptx },
+        "registers": registers,
+        "occupancy": occupancy,
+    });
+    if args.all {
+        value["configs"] = every_config(problem, args.profile)
+            .into_iter()
+            .map(|(config, refusal)| json!({ "kernel": config.to_string(), "refusal": refusal }))
+            .collect();
+    }
+    Ok(value)
+}

@@ -1,0 +1,176 @@
+//! `flashcore list`: what can be asked for by name, and what is here.
+
+use clap::{Args, ValueEnum};
+use flashcore_ir::{PROFILES, Target};
+use flashcore_kernels::Config;
+use flashcore_problem::{NAMED_PROBLEMS, Problem};
+use serde_json::{Value, json};
+
+use crate::failure::{Failure, Outcome};
+use crate::machine;
+use crate::style::{self, DIM, HEAD};
+
+/// List problems, kernels, profiles or devices
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    /// What to list; everything but the devices where nothing is named
+    #[arg(value_enum)]
+    what: Option<What>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Named problems and their shapes
+    Problems,
+    /// Kernels of every family, by id
+    Kernels,
+    /// Cards that plans can be made for, and their sources
+    Profiles,
+    /// GPUs, CPU and kernel cache of this machine
+    Devices,
+}
+
+pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
+    let all = [What::Problems, What::Kernels, What::Profiles];
+    let asked = args.what.as_ref().map_or(all.as_slice(), std::slice::from_ref);
+    if args.json {
+        let mut value = json!({});
+        for what in asked {
+            match what {
+                What::Problems => value["problems"] = problems_json(),
+                What::Kernels => value["kernels"] = kernel_ids().into(),
+                What::Profiles => value["profiles"] = json!(PROFILES),
+                What::Devices => value["devices"] = devices_json(),
+            }
+        }
+        style::print_json(&value);
+        return Ok(Outcome::Clean);
+    }
+    let sections: Vec<String> = asked
+        .iter()
+        .map(|what| match what {
+            What::Problems => problems(),
+            What::Kernels => kernels(),
+            What::Profiles => profiles(),
+            What::Devices => devices(),
+        })
+        .collect();
+    style::print(&sections.join("\n"));
+    Ok(Outcome::Clean)
+}
+
+/// Every named problem with what it resolves to.
+fn resolved() -> impl Iterator<Item = (&'static str, &'static str, Problem)> {
+    let build =
+        |named: &flashcore_problem::NamedProblem| Some((named.name, named.about, named.builder().build().ok()?));
+    NAMED_PROBLEMS.iter().filter_map(build)
+}
+
+fn problems() -> String {
+    let mut text =
+        format!("{HEAD}Problems{HEAD:#} {DIM}(flags such as --seq 1024 --causal override their fields){DIM:#}\n");
+    for (name, about, problem) in resolved() {
+        text.push_str(&format!("  {name:<20} {problem}\n"));
+        text.push_str(&style::wrap(&format!("  {:<20} {DIM}{about}{DIM:#}", ""), 23));
+    }
+    text
+}
+
+fn problems_json() -> Value {
+    resolved()
+        .map(|(name, about, problem)| json!({ "name": name, "about": about, "problem": problem.to_string() }))
+        .collect()
+}
+
+fn kernel_ids() -> Vec<String> {
+    let mut ids: Vec<String> = Config::all().iter().map(Config::to_string).collect();
+    ids.extend([32, 64, 128].map(|tile_q| flashcore_cpu::CpuConfig { tile_q, tile_kv: 128 }.to_string()));
+    ids
+}
+
+fn kernels() -> String {
+    let mut text = format!("{HEAD}Kernels{HEAD:#} {DIM}(for --kernel){DIM:#}\n");
+    let narrower = |id: &String| ["-v8", "-v4", "-v2"].iter().any(|width| id.ends_with(width));
+    let ids: Vec<String> = kernel_ids().into_iter().filter(|id| !narrower(id)).collect();
+    let column = ids.iter().map(String::len).max().unwrap_or(0) + 2;
+    let per_line = ((style::width() - 2) / column).max(1);
+    for ids in ids.chunks(per_line) {
+        let line: String = ids.iter().map(|id| format!("{id:<column$}")).collect();
+        text.push_str(&format!("  {}\n", line.trim_end()));
+    }
+    for note in [
+        "scalar/naive-tT-vB: T threads a block, one query row each, accesses of B bytes",
+        "scalar/tiled-mMnN-wW-vB: tiles of M rows by N keys, W warps a block, accesses of B bytes",
+        "v16 may be v8, v4 or v2, for tensors whose rows are not 16-byte aligned",
+        "cpu/mMnN: on the host; M rows (a multiple of 16) by N keys (of 4), up to 1024 each",
+    ] {
+        text.push_str(&style::wrap(&format!("  {DIM}{note}{DIM:#}"), 4));
+    }
+    text
+}
+
+fn profiles() -> String {
+    let mut text = format!("{HEAD}Profiles{HEAD:#} {DIM}(for --profile; no such card is needed){DIM:#}\n");
+    for profile in PROFILES {
+        text.push_str(&format!(
+            "  {:<9} {:<24} {:<7} {:>3} SMs  {:>5} MHz  {:>5} GB/s  {:>5} TFLOP/s fp16\n",
+            profile.name,
+            profile.title,
+            profile.target.name(),
+            profile.sms,
+            profile.boost_mhz,
+            profile.dram_gbps,
+            profile.tensor_f16_f32acc_tflops,
+        ));
+        text.push_str(&style::wrap(&format!("  {:<9} {DIM}{}{DIM:#}", "", profile.source), 12));
+    }
+    let targets: Vec<&str> = Target::ALL
+        .iter()
+        .filter(|t| t.is_supported())
+        .map(|t| t.name())
+        .collect();
+    text.push_str(&style::wrap(
+        &format!("  architectures alone will do, too: {}", targets.join(", ")),
+        2,
+    ));
+    text
+}
+
+fn devices() -> String {
+    let mut text = format!("{HEAD}Devices{HEAD:#}\n");
+    text.push_str(&device_fields());
+    text.push_str(&style::field("cache", &flashcore_cuda::cache_report().to_string()));
+    text
+}
+
+/// GPUs, or why there are none, and the CPU.
+pub(crate) fn device_fields() -> String {
+    let mut text = String::new();
+    match machine::gpus() {
+        Ok(gpus) => {
+            for gpu in &gpus {
+                text.push_str(&style::field(&format!("cuda:{}", gpu.ordinal), &machine::gpu_line(gpu)));
+            }
+        }
+        Err(why) => text.push_str(&style::field("cuda", &format!("none: {why}"))),
+    }
+    text.push_str(&style::field("cpu", &machine::Cpu::here().line()));
+    text
+}
+
+fn devices_json() -> Value {
+    let cache = flashcore_cuda::cache_report();
+    let (gpus, why) = match machine::gpus() {
+        Ok(gpus) => (gpus.iter().map(machine::gpu_json).collect(), None),
+        Err(why) => (Vec::new(), Some(why.to_string())),
+    };
+    json!({
+        "cuda": gpus,
+        "why_no_cuda": why,
+        "cpu": machine::Cpu::here().json(),
+        "cache": { "path": cache.path, "writable": cache.writable, "used_bytes": cache.used_bytes, "notes": cache.notes },
+    })
+}

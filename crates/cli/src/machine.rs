@@ -1,0 +1,90 @@
+//! What the machine has: GPUs as the driver tells, and the CPU.
+
+use flashcore::DeviceInfo;
+use flashcore_cpu::SimdLevel;
+use flashcore_cuda::CudaError;
+use serde_json::{Value, json};
+
+use crate::style;
+
+/// The CPU.
+#[derive(Clone, Debug)]
+pub(crate) struct Cpu {
+    pub(crate) model: String,
+    pub(crate) threads: usize,
+    pub(crate) simd: SimdLevel,
+}
+
+impl Cpu {
+    pub(crate) fn here() -> Cpu {
+        Cpu {
+            model: cpu_model(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+            threads: rayon::current_num_threads(),
+            simd: SimdLevel::best(),
+        }
+    }
+
+    /// One line on it.
+    pub(crate) fn line(&self) -> String {
+        let plural = if self.threads == 1 { "" } else { "s" };
+        format!("{} · {} thread{plural} · {}", self.model, self.threads, self.simd)
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({ "model": self.model, "threads": self.threads, "simd": self.simd.name() })
+    }
+}
+
+/// The model named in Linux's `/proc/cpuinfo`; the architecture where there is none.
+fn cpu_model(cpuinfo: &str) -> String {
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+        let value = line.split_once(':')?.1.split_whitespace().collect::<Vec<_>>().join(" ");
+        (!value.is_empty()).then_some(value)
+    };
+    field("model name").unwrap_or_else(|| std::env::consts::ARCH.to_string())
+}
+
+/// The GPUs, or why there are none.
+pub(crate) fn gpus() -> Result<Vec<DeviceInfo>, CudaError> {
+    flashcore_cuda::devices()
+}
+
+/// One line on a GPU.
+pub(crate) fn gpu_line(info: &DeviceInfo) -> String {
+    let driver = info.driver_release.as_deref().unwrap_or("version unknown");
+    format!(
+        "{} · {} · {} SMs · {} GB · driver {driver} (CUDA {}.{})",
+        info.name,
+        info.architecture(),
+        info.multiprocessors,
+        style::digits3(info.total_memory as f64 / 1e9),
+        info.cuda_version / 1000,
+        info.cuda_version % 1000 / 10,
+    )
+}
+
+pub(crate) fn gpu_json(info: &DeviceInfo) -> Value {
+    json!({
+        "ordinal": info.ordinal,
+        "name": info.name,
+        "uuid": info.uuid.to_string(),
+        "architecture": info.architecture(),
+        "multiprocessors": info.multiprocessors,
+        "memory_bytes": info.total_memory,
+        "driver": info.driver_release,
+        "cuda_version": info.cuda_version,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_found_or_the_architecture_named() {
+        let text = "processor\t: 0\nmodel name\t: AMD EPYC 9654   96-Core Processor\n";
+        assert_eq!(cpu_model(text), "AMD EPYC 9654 96-Core Processor");
+        assert_eq!(cpu_model("processor : 0"), std::env::consts::ARCH);
+    }
+}

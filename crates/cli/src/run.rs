@@ -1,0 +1,102 @@
+//! `flashcore run`: computes a problem on a device, holds the answer against float64, times it.
+
+use clap::Args;
+use flashcore::{Device, Error, KernelId};
+use serde_json::json;
+
+use crate::answer::{self, Answer};
+use crate::args::{Card, InputArgs, ProblemArgs};
+use crate::failure::{Failure, Outcome};
+use crate::style::{self, HEAD};
+use crate::{machine, simulated};
+
+/// Compute a problem on a device, compare it with float64, and time it
+///
+/// The answer is judged before anything is timed; a wrong one exits with 1. Times are the median of
+/// repeated runs: on a GPU by CUDA events around graphs of launches, on the CPU by the wall clock.
+/// The device `sim` runs the GPU kernel under the checking simulator, which takes seconds and tells
+/// what is wrong with it rather than how fast it is.
+#[derive(Args)]
+#[command(after_help = "Exit codes: 0 right, 1 wrong or failed, 2 usage, 3 no driver or no such device")]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    problem: ProblemArgs,
+    #[command(flatten)]
+    inputs: InputArgs,
+    /// best, cpu, cuda, cuda:N, or sim
+    #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
+    device: String,
+    /// Kernel by id (`flashcore list kernels`), in place of the one that would be chosen
+    #[arg(long, value_name = "ID", help_heading = "How")]
+    kernel: Option<String>,
+    /// With --device sim: the card to plan for (`flashcore list profiles`)
+    #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
+    profile: Option<Card>,
+    /// Print one JSON object
+    #[arg(long, help_heading = "How")]
+    json: bool,
+}
+
+pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
+    let problem = args.problem.problem()?;
+    let kernel: Option<KernelId> = args.kernel.as_deref().map(str::parse).transpose()?;
+    let InputArgs { inputs, seed } = args.inputs;
+    if args.device == "sim" {
+        let config = match kernel {
+            None => None,
+            Some(KernelId::Gpu(config)) => Some(config),
+            Some(kernel @ KernelId::Cpu(_)) => {
+                return Err(Error::KernelOfOtherDevice {
+                    kernel: kernel.to_string(),
+                    device: "sim".to_string(),
+                    suggestion: "the device cpu",
+                }
+                .into());
+            }
+        };
+        let card = args.profile.unwrap_or(Card::DEFAULT);
+        let plan = simulated::plan(&problem, card, config)?.plan;
+        let report = simulated::check(&plan, &simulated::options(inputs, seed))?;
+        if args.json {
+            let mut value = simulated::json(&report)?;
+            value["device"] = json!("sim");
+            style::print_json(&value);
+        } else {
+            let head = format!("{HEAD}{problem}{HEAD:#} under the simulator, for {}\n", card.name());
+            style::print(&(head + &simulated::text(&report)));
+        }
+        return Ok(simulated::outcome(&report));
+    }
+    if args.profile.is_some() {
+        return Err(Failure::usage(
+            "--profile is for --device sim; a real device is what it is",
+        ));
+    }
+    // A problem with a name of its own is not tried on a device that is not there.
+    let device: Device = args.device.parse()?;
+    let answer = answer::compute(device, &problem, kernel, inputs, seed)?;
+    if args.json {
+        style::print_json(&answer.json(&problem));
+    } else {
+        let place = match answer.device.as_str() {
+            "cpu" => machine::Cpu::here().line(),
+            device => {
+                let gpus = machine::gpus().unwrap_or_default();
+                let gpu = gpus.iter().find(|gpu| device == format!("cuda:{}", gpu.ordinal));
+                gpu.map(machine::gpu_line).unwrap_or_default()
+            }
+        };
+        let head = format!("{HEAD}{problem}{HEAD:#} on {}\n", answer.device);
+        style::print(&(head + &style::field("device", &place) + &answer.text(&problem)));
+    }
+    Ok(outcome(&answer))
+}
+
+/// Exit status of an answer.
+pub(crate) fn outcome(answer: &Answer) -> Outcome {
+    if answer.gate.passed() {
+        Outcome::Clean
+    } else {
+        Outcome::Findings
+    }
+}

@@ -1,0 +1,127 @@
+//! A GPU kernel under the simulator: how the subcommands plan it and show what came of it.
+
+use flashcore::{InputKind, Problem};
+use flashcore_check::render::{self, Palette};
+use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, select};
+use flashcore_sim::Class;
+use serde_json::{Value, json};
+
+use crate::answer::gate_fields;
+use crate::args::Card;
+use crate::failure::{Failure, Outcome};
+use crate::style;
+
+/// The plan for a problem on a card: the config asked for, or the one that would be used.
+pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Result<Choice, Failure> {
+    match config {
+        None => select(problem, card.target, 16, &KernelCache::default()).map_err(Failure::failed),
+        Some(config) => match Plan::new(problem, &config, card.target) {
+            Ok(plan) => Ok(Choice {
+                plan,
+                why: "it was asked for by name".to_string(),
+                considered: Vec::new(),
+            }),
+            Err(refusal) => Err(Failure::failed(format!(
+                "{config} cannot serve {problem} on {}: {refusal}",
+                card.name()
+            ))),
+        },
+    }
+}
+
+/// Checks a plan, showing on a terminal that it takes a while.
+pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Failure> {
+    let blocks = style::whole(plan.launch.blocks());
+    let spinner = style::spinner(&format!("simulating {blocks} blocks of {}", plan.config));
+    let report = check_plan(plan, options).map_err(Failure::failed);
+    drop(spinner);
+    report
+}
+
+/// The options of one schedule on these inputs.
+pub(crate) fn options(inputs: InputKind, seed: u64) -> CheckOptions {
+    CheckOptions {
+        inputs,
+        seed,
+        ..CheckOptions::default()
+    }
+}
+
+/// Exit status of a report.
+pub(crate) fn outcome(report: &CheckReport) -> Outcome {
+    match report.verdict {
+        Verdict::Clean => Outcome::Clean,
+        _ => Outcome::Findings,
+    }
+}
+
+/// The fields of a report, findings last.
+pub(crate) fn text(report: &CheckReport) -> String {
+    let mut text = style::field("kernel", &format!("{} for {}", report.kernel, report.target));
+    text.push_str(&style::field("verdict", &render::summary(report, Palette::COLOUR)));
+    if let Some(gate) = &report.gate {
+        text.push_str(&gate_fields(gate));
+        let total = report.counts.total();
+        text.push_str(&style::field(
+            "simulated",
+            &format!(
+                "{} blocks of {} warps, {} schedule{} in {}",
+                style::whole(report.blocks),
+                report.warps,
+                report.schedules.len(),
+                if report.schedules.len() == 1 { "" } else { "s" },
+                style::micros(report.seconds * 1e6),
+            ),
+        ));
+        text.push_str(&style::field(
+            "executed",
+            &format!("{} warp instructions: {}", style::whole(total.warps), shares(report)),
+        ));
+    }
+    let findings = render::findings(report, Palette::COLOUR, style::width());
+    if !findings.is_empty() {
+        text.push('\n');
+        text.push_str(&findings);
+    }
+    text
+}
+
+/// The largest classes of instructions by their share.
+fn shares(report: &CheckReport) -> String {
+    let total = report.counts.total().warps.max(1) as f64;
+    let mut classes: Vec<(Class, f64)> = Class::ALL
+        .iter()
+        .map(|&class| (class, report.counts.get(class).warps as f64 / total))
+        .filter(|(_, share)| *share >= 0.005)
+        .collect();
+    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let shown: Vec<String> = classes
+        .iter()
+        .map(|(class, share)| format!("{} {:.0} %", class_name(*class), share * 100.0))
+        .collect();
+    shown.join(", ")
+}
+
+/// The name of a class, as JSON has it, with spaces.
+fn class_name(class: Class) -> String {
+    match serde_json::to_value(class) {
+        Ok(Value::String(name)) => name.replace('_', " "),
+        _ => format!("{class:?}"),
+    }
+}
+
+/// A report as JSON, counts by name.
+pub(crate) fn json(report: &CheckReport) -> Result<Value, Failure> {
+    let mut value = serde_json::to_value(report)?;
+    let mut counts = serde_json::Map::new();
+    for class in Class::ALL {
+        let count = report.counts.get(class);
+        if count.warps > 0 {
+            let name = class_name(class).replace(' ', "_");
+            counts.insert(name, json!({ "warps": count.warps, "lanes": count.lanes }));
+        }
+    }
+    value["counts"] = Value::Object(counts);
+    Ok(value)
+}
