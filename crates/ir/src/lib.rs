@@ -5,7 +5,7 @@
 //! prints itself as PTX ([`Kernel::to_ptx`]) for the driver to compile, and the simulator runs it on
 //! any CPU.
 //!
-//! - [`builder`]: the kernel as a whole, control flow; [`value`], [`pointer`]: arithmetic;
+//! - [`builder`]: the kernel as a whole, control flow; [`value`], [`mod@pointer`]: arithmetic;
 //!   [`memory`], [`sync`]: the instructions that touch memory and other threads;
 //!   [`tile`], [`fragment`]: tiles in shared memory and in the registers of a warp.
 //! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
