@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Runs on one host thread until half a second has passed.
+/// Runs on one host thread until a second has passed.
 fn measure(name: &str, kernel: &Kernel, threads: u32) -> Result<(), Box<dyn std::error::Error>> {
     let bytes = 1 << 20;
     let launch = Launch {
@@ -52,8 +52,8 @@ fn measure(name: &str, kernel: &Kernel, threads: u32) -> Result<(), Box<dyn std:
     };
     let mut buffers = [vec![0u8; bytes as usize], vec![0u8; bytes as usize]];
     let (mut lanes, mut runs) = (0, 0);
-    let start = Instant::now();
-    while runs < 2 || start.elapsed().as_secs_f64() < 0.5 {
+    let (start, cpu) = (Instant::now(), cpu_seconds());
+    while runs < 2 || start.elapsed().as_secs_f64() < 1.0 {
         let report = simulate(kernel, &launch, &mut buffers, &options)?;
         if let Some(finding) = report.findings.first() {
             return Err(finding.to_string().into());
@@ -67,11 +67,21 @@ fn measure(name: &str, kernel: &Kernel, threads: u32) -> Result<(), Box<dyn std:
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    println!(
-        "{name:<44} {lanes:>12} {seconds:>9.2} {:>14.0}",
-        lanes as f64 / seconds / 1e6
-    );
+    let rate = |seconds: f64| format!("{:.0}", lanes as f64 / seconds / 1e6);
+    let cpu = match (cpu, cpu_seconds()) {
+        (Some(before), Some(after)) => rate(after - before),
+        _ => "-".to_string(),
+    };
+    println!("{name:<44} {lanes:>12} {seconds:>9.2} {:>9} {cpu:>9}", rate(seconds));
     Ok(())
+}
+
+/// User and system time of this process, where the system tells (Linux, 100 ticks a second).
+fn cpu_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+    let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok());
+    Some((ticks(11)? + ticks(12)?) / 100.0)
 }
 
 fn fma() -> Result<Kernel, flashcore_ir::BuildErrors> {

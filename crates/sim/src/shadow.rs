@@ -138,16 +138,43 @@ impl Shadow {
                 }
             }
             Pattern::Scattered => {
-                let mut lanes = mask;
-                while lanes != 0 {
-                    let lane = lanes.trailing_zeros() as usize;
-                    lanes &= lanes - 1;
-                    let first = (offsets[lane] >> shift) as usize;
-                    for cell in first..first + cells {
-                        ordered &= who.limits.cover(self.stamps[cell]);
-                        self.take_down(who, cell, 1 << lane);
-                    }
-                }
+                ordered = match cells {
+                    1 => self.read_scattered::<1>(who, mask, offsets),
+                    2 => self.read_scattered::<2>(who, mask, offsets),
+                    4 => self.read_scattered::<4>(who, mask, offsets),
+                    _ => self.read_scattered::<8>(who, mask, offsets),
+                };
+            }
+        }
+        ordered
+    }
+
+    /// `N` cells at each lane's offset; `N` is a constant so that a lane's cells are one vector.
+    #[inline(always)]
+    fn read_scattered<const N: usize>(&mut self, who: &Who, mask: u32, offsets: &[u32; 32]) -> bool {
+        let reads = &mut self.reads[who.warp][..];
+        let pcs = &mut self.read_pcs[who.warp][..];
+        let mut ordered = true;
+        let mut lanes = mask;
+        while lanes != 0 {
+            let lane = lanes.trailing_zeros() as usize;
+            lanes &= lanes - 1;
+            let first = (offsets[lane] >> self.shift) as usize;
+            let range = first..first + N;
+            for &stamp in &self.stamps[range.clone()] {
+                ordered &= who.limits.cover(stamp);
+            }
+            let bit = 1u64 << (32 + lane);
+            for read in &mut reads[range.clone()] {
+                *read = if *read as u32 == who.epoch {
+                    *read
+                } else {
+                    u64::from(who.epoch)
+                } | bit;
+            }
+            pcs[range.clone()].fill(who.pc);
+            for newest in &mut self.newest_reads[range] {
+                *newest = (*newest).max(who.epoch);
             }
         }
         ordered

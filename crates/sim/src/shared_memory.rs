@@ -122,29 +122,37 @@ impl<'m> Block<'m> {
         let count = usize::from(width.count);
         match width.log_bytes {
             2 => {
-                for (i, &d) in d.iter().enumerate().take(count) {
-                    let mut value = [POISON; 32];
-                    match pattern {
-                        Pattern::Contiguous => {
-                            let first = offsets[0] as usize / 4;
-                            let words = &self.words[first..first + 32 * count];
+                let mut value = [[POISON; 32]; 4];
+                match pattern {
+                    Pattern::Contiguous => {
+                        let first = offsets[0] as usize / 4;
+                        let words = &self.words[first..first + 32 * count];
+                        for (i, value) in value.iter_mut().enumerate().take(count) {
                             for lane in 0..32 {
                                 value[lane] = words[lane * count + i];
                             }
                         }
-                        Pattern::Uniform => {
-                            value = [self.words[offsets[mask.trailing_zeros() as usize & 31] as usize / 4 + i]; 32];
+                    }
+                    Pattern::Uniform => {
+                        let first = offsets[mask.trailing_zeros() as usize & 31] as usize / 4;
+                        for (value, word) in value.iter_mut().zip(&self.words[first..first + count]) {
+                            *value = [*word; 32];
                         }
-                        Pattern::Scattered => {
-                            let mut lanes = mask;
-                            while lanes != 0 {
-                                let lane = lanes.trailing_zeros() as usize;
-                                lanes &= lanes - 1;
-                                value[lane] = self.words[offsets[lane] as usize / 4 + i];
+                    }
+                    Pattern::Scattered => {
+                        let mut lanes = mask;
+                        while lanes != 0 {
+                            let lane = lanes.trailing_zeros() as usize & 31;
+                            lanes &= lanes - 1;
+                            let first = offsets[lane] as usize / 4;
+                            for (value, word) in value.iter_mut().zip(&self.words[first..first + count]) {
+                                value[lane] = *word;
                             }
                         }
                     }
-                    warp.registers.set(d, active, &value);
+                }
+                for (&d, value) in d.iter().zip(&value).take(count) {
+                    warp.registers.set(d, active, value);
                 }
             }
             1 => {
