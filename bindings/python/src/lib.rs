@@ -2,10 +2,13 @@
 //!
 //! One call reads as the modules do: [`options`] turns keyword arguments into what is asked, [`tensor`]
 //! imports the tensors, [`stream`] finds the CUDA stream, [`frameworks`] knows PyTorch, CuPy and NumPy well
-//! enough to allocate answers their way, and [`call`] states the problem and runs it.
+//! enough to allocate answers their way, and [`call`] states the problem and runs it. `bench` is the measuring
+//! protocol for functions that live in Python.
 
 #![allow(unsafe_code)] // DLPack hands over raw pointers; each block says why it may be believed.
 
+#[cfg(feature = "bench")]
+mod bench;
 mod call;
 mod devices;
 mod error;
@@ -25,5 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(explain::plan, module)?)?;
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
+    #[cfg(feature = "bench")]
+    module.add_function(wrap_pyfunction!(bench::measure, module)?)?;
     Ok(())
 }
