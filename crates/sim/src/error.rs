@@ -94,6 +94,14 @@ pub enum SimError {
         /// Bytes the launch asks for.
         given: u32,
     },
+    /// More shared memory than any GPU has.
+    #[error("{needed} B of shared memory a block; no GPU has more than {allowed}")]
+    SharedMemoryTooLarge {
+        /// Bytes the kernel's ledger takes.
+        needed: u32,
+        /// Bytes there can be.
+        allowed: u32,
+    },
     /// Thread block clusters.
     #[error("a cluster of {0:?} blocks; the simulator runs clusters of [1, 1, 1]")]
     Cluster([u32; 3]),

@@ -149,6 +149,21 @@ impl<'m> Block<'m> {
             }
             return;
         }
+        if width.log_bytes == 1 {
+            for (i, &d) in d.iter().enumerate().take(count) {
+                let mut value = [POISON & 0xffff; 32];
+                let mut lanes = mask;
+                while lanes != 0 {
+                    let lane = lanes.trailing_zeros() as usize;
+                    lanes &= lanes - 1;
+                    let at = offsets[lane] as usize + 2 * i;
+                    let bytes = &memory[at..at + 2];
+                    value[lane] = u32::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+                }
+                warp.registers.set(d, active, &value);
+            }
+            return;
+        }
         let mut raw = [[0xff; 16]; 32];
         for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
             let at = offsets[lane] as usize;

@@ -11,6 +11,9 @@ use crate::report::SimOptions;
 /// Address of the first byte of shared memory. Not zero: an address made from nothing is then found.
 pub(crate) const SHARED_BASE: u32 = 1024;
 
+/// The most shared memory a block has on any target: 227 KB (CUDA programming guide, compute capability 9.0).
+const MAX_SHARED_BYTES: u32 = 232_448;
+
 /// log2 of the distance between the addresses of two buffers.
 const REGION_SHIFT: u32 = 40;
 
@@ -119,6 +122,12 @@ fn check_shape(kernel: &Kernel, launch: &Launch) -> Result<(), SimError> {
         return Err(SimError::Cluster(launch.cluster));
     }
     let ledger = kernel.ledger();
+    if ledger.total_bytes() > MAX_SHARED_BYTES {
+        return Err(SimError::SharedMemoryTooLarge {
+            needed: ledger.total_bytes(),
+            allowed: MAX_SHARED_BYTES,
+        });
+    }
     let needed = if ledger.is_static { 0 } else { ledger.total_bytes() };
     if launch.dynamic_shared_bytes < needed {
         return Err(SimError::SharedMemory {

@@ -112,3 +112,17 @@ fn buffers() {
     let written = error(|l| l.buffers[0].written = false);
     assert!(matches!(written, SimError::BufferNotWritten { .. }), "{written}");
 }
+
+#[test]
+fn more_shared_memory_than_there_is() {
+    let mut case = Case::new(32, |k| {
+        let tile = k.shared_tile::<f32>("tile", TileShape::new(1024, 1024));
+        tile.at(0, k.thread_idx()).store(0.0);
+    });
+    let launch = case.launch();
+    let error = simulate(&case.kernel, &launch, &mut case.buffers, &case.options).unwrap_err();
+    assert!(
+        matches!(error, SimError::SharedMemoryTooLarge { needed: 4_194_304, .. }),
+        "{error}"
+    );
+}

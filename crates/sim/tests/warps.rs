@@ -3,11 +3,11 @@
 mod common;
 
 use common::Case;
-use flashcore_ir::fragment::{MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F32};
+use flashcore_ir::fragment::{MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F16, MMA_M16N8_ACC_F32};
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{Arg, Cache, Swizzle, TileShape};
 use flashcore_sim::Class;
-use half::f16;
+use half::{bf16, f16};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -183,6 +183,95 @@ fn tensor_core_products_of_small_integers_are_exact() {
     }
     // The layouts the test relies on are the ones the simulator reads.
     assert_eq!((MMA_M16K16_A.regs, MMA_K16N8_B.regs), (4, 2));
+}
+
+#[test]
+fn every_kind_of_product_is_exact_on_small_integers() {
+    // A and B straight from memory into fragments: word `reg` of lane `lane` holds two neighbours.
+    let mut rng = SmallRng::seed_from_u64(2);
+    let mut integers = |n: usize| -> Vec<i32> { (0..n).map(|_| rng.random_range(-6..7)).collect() };
+    let (a, b, c) = (integers(256), integers(128), integers(128));
+    let expected: Vec<f32> = (0..128)
+        .map(|i| {
+            let (row, col) = (i / 8, i % 8);
+            let sum: i32 = (0..16).map(|k| a[16 * row + k] * b[8 * k + col]).sum();
+            (sum + c[i]) as f32
+        })
+        .collect();
+    let words = |layout: flashcore_ir::fragment::FragmentLayout, matrix: &[i32], bits: fn(f32) -> u16| -> Vec<u32> {
+        let mut words = vec![0u32; 32 * layout.regs as usize];
+        for (lane, reg, element, row, col) in layout.elements() {
+            let value = bits(matrix[(row * layout.cols + col) as usize] as f32);
+            words[(layout.regs * lane + reg) as usize] |= u32::from(value) << (16 * element);
+        }
+        words
+    };
+    let f16_bits: fn(f32) -> u16 = |x| f16::from_f32(x).to_bits();
+    let bf16_bits: fn(f32) -> u16 = |x| bf16::from_f32(x).to_bits();
+
+    // bf16, f32 accumulators.
+    let mut start = vec![0f32; 128];
+    for (lane, reg, _, row, col) in MMA_M16N8_ACC_F32.elements() {
+        start[(4 * lane + reg) as usize] = c[(8 * row + col) as usize] as f32;
+    }
+    let mut case = Case::new(32, |k| {
+        let (pa, pb) = (k.param_ptr::<bf16>("a"), k.param_ptr::<bf16>("b"));
+        let pc = k.param_ptr_mut::<f32>("c");
+        let lane = k.lane();
+        let fa = pa.offset(lane * 8).load_words(4, Cache::Default);
+        let fb = pb.offset(lane * 4).load_words(2, Cache::Default);
+        let acc = k.acc("acc", 1);
+        let at = pc.offset(lane * 4);
+        for i in 0..4 {
+            acc.var(i).set(at.plus(i as i32).load());
+        }
+        let (a, b) = (
+            k.a_operand::<bf16>(&[fa[0], fa[1], fa[2], fa[3]]),
+            k.b_operand::<bf16>(&[fb[0], fb[1]]),
+        );
+        k.mma(acc, 0, a, b);
+        for i in 0..4 {
+            at.plus(i as i32).store(acc.var(i).get());
+        }
+    })
+    .input("a", &words(MMA_M16K16_A, &a, bf16_bits))
+    .input("b", &words(MMA_K16N8_B, &b, bf16_bits))
+    .buffer("c", start.iter().flat_map(|x| x.to_le_bytes()).collect(), true);
+    case.run_clean();
+    let got = case.f32s(2);
+    for (lane, reg, _, row, col) in MMA_M16N8_ACC_F32.elements() {
+        assert_eq!(got[(4 * lane + reg) as usize], expected[(8 * row + col) as usize]);
+    }
+
+    // f16, f16 accumulators, from zero.
+    let mut case = Case::new(32, |k| {
+        let (pa, pb) = (k.param_ptr::<f16>("a"), k.param_ptr::<f16>("b"));
+        let output = k.param_ptr_mut::<f32>("output");
+        let lane = k.lane();
+        let fa = pa.offset(lane * 8).load_words(4, Cache::Default);
+        let fb = pb.offset(lane * 4).load_words(2, Cache::Default);
+        let acc = k.acc_f16("acc", 1);
+        let (a, b) = (
+            k.a_operand::<f16>(&[fa[0], fa[1], fa[2], fa[3]]),
+            k.b_operand::<f16>(&[fb[0], fb[1]]),
+        );
+        k.mma_f16(acc, 0, a, b);
+        for i in 0..2 {
+            let (low, high) = acc.var(i).get().to_f32s();
+            output.offset(lane * 4).plus(2 * i as i32).store(low);
+            output.offset(lane * 4).plus(2 * i as i32 + 1).store(high);
+        }
+    })
+    .input("a", &words(MMA_M16K16_A, &a, f16_bits))
+    .input("b", &words(MMA_K16N8_B, &b, f16_bits))
+    .output("output", 512);
+    case.run_clean();
+    let got = case.f32s(2);
+    for (lane, reg, element, row, col) in MMA_M16N8_ACC_F16.elements() {
+        let i = (8 * row + col) as usize;
+        let without_c = expected[i] - c[i] as f32;
+        assert_eq!(got[(4 * lane + 2 * reg + element) as usize], without_c);
+    }
 }
 
 #[test]
