@@ -292,6 +292,39 @@ impl<'py> Call<'py> {
 }
 
 /// Computes softmax(scale * q @ k.T, masked) @ v for every batch and head.
+///
+/// Tensors are [batch, seq, heads, head_dim] of float16, bfloat16 or float32, with any strides but the last, which is
+/// 1: slices and permutations are read where they lie. They may belong to PyTorch, JAX, CuPy, NumPy or whatever else
+/// speaks DLPack, all on one device: CPU tensors are computed on all cores, CUDA tensors on the GPU they are on. k and
+/// v may have fewer heads than q (each serves as many of q's), and v another head_dim.
+///
+/// Args:
+///     causal: a query sees no key after its own position. The last query is at the last key, as FlashAttention has
+///         it since 2.1; PyTorch's is_causal puts the first query at the first key instead, which differs where the
+///         lengths do.
+///     window: (left, right), how many keys before and after its position a query sees; None for no limit. With
+///         causal, right is 0.
+///     softcap: scaled scores s become softcap * tanh(s / softcap).
+///     scale: the factor on q @ k.T; 1 / sqrt(head_dim) unless given.
+///     out: a tensor to write the answer to, in memory of its own. Otherwise it is allocated by q's library (for
+///         other libraries than PyTorch, CuPy and NumPy by NumPy on the CPU, and on CUDA devices not at all).
+///     return_lse: return (out, lse), with the natural logarithm of each row's sum of exponentials, float32
+///         [batch, heads, seq_q]; it is -inf for rows that see no key, whose answer is zero.
+///     kernel: the id of the kernel to use; chosen unless given. `plan` tells what is chosen, and why.
+///     layout: "bshd", or "bhsd" for tensors [batch, heads, seq, head_dim] as PyTorch's SDPA has them.
+///     stream: for CUDA tensors, the stream to run on: a stream object, or a cudaStream_t as an integer, which must
+///         outlive the work. Unless given, PyTorch's or CuPy's current stream, and for other libraries the legacy
+///         default stream.
+///
+/// The call returns once the work is in the stream, and can be captured into a CUDA graph after a first call has
+/// compiled the kernel. For CUDA tensors of other libraries than PyTorch and CuPy it waits for the work, since they
+/// may use the memory again as soon as it returns. Only the forward pass is computed: PyTorch tensors that require a
+/// gradient are refused unless gradients are off (torch.no_grad()).
+///
+/// Raises:
+///     TypeError: something is no tensor or number, or holds something else than the three dtypes, or not the same.
+///     ValueError: shapes, strides, devices or options that cannot be, or that no kernel serves.
+///     RuntimeError: the device or its driver failed.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,

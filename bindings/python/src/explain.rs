@@ -8,7 +8,11 @@ use crate::call::Call;
 use crate::error::raise;
 use crate::options::Options;
 
-/// The plan for a call, as a dict: problem, device, kernel, why, and on a GPU the launch and what was considered.
+/// How `attention` would compute this call, as a dict; nothing is computed or compiled.
+///
+/// It has problem, device, kernel, why and flops (of the two products, over visible keys only), and on a GPU also
+/// target, grid, block, cluster, shared_bytes (a block), workspace_bytes and considered: pairs of a kernel and why it
+/// was refused (None: chosen). Takes the arguments of `attention` that matter for it and raises what it would raise.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, *, causal=false, window=None, softcap=None, scale=None, return_lse=false, kernel=None, layout="bshd",

@@ -29,7 +29,7 @@ fn module_of<'py>(
     let library = match cell.get(py) {
         Some(library) => library,
         None => {
-            let module = py.import("sys").ok()?.getattr("modules").ok()?.get_item(names.0).ok()?;
+            let module = imported_modules(py).ok()?.get_item(names.0).ok()??;
             let tensor = module.getattr(names.1).ok()?;
             cell.get_or_init(py, || Library {
                 module: module.unbind(),
@@ -39,6 +39,16 @@ fn module_of<'py>(
     };
     let is_one = object.is_instance(library.tensor.bind(py)).unwrap_or(false);
     is_one.then(|| library.module.bind(py).clone())
+}
+
+/// `sys.modules`. Asked as a dict, it says "not there" without the cost of an exception.
+fn imported_modules(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let modules = MODULES.get_or_try_init(py, || {
+        let modules = py.import("sys")?.getattr("modules")?;
+        Ok::<_, PyErr>(modules.cast_into::<PyDict>()?.unbind())
+    })?;
+    Ok(modules.bind(py))
 }
 
 fn torch_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
