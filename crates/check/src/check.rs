@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flashcore_kernels::Plan;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
-use flashcore_sim::{Counts, Finding, SimError, SimOptions, SimReport, simulate};
+use flashcore_sim::{Counts, Finding, FindingKind, Line, SimError, SimOptions, SimReport, simulate};
 use thiserror::Error;
 
 use crate::proof::{Known, prove};
@@ -22,6 +22,8 @@ pub struct CheckOptions {
     pub schedules: u32,
     /// Seed of the first schedule; the next ones follow it.
     pub first_schedule: u64,
+    /// Instructions a warp may execute before it counts as caught in a loop.
+    pub max_instructions: u64,
     /// Whether traced values are kept.
     pub trace: bool,
     /// Whether the cost of memory accesses is counted by line (slower).
@@ -37,6 +39,7 @@ impl Default for CheckOptions {
             seed: 0,
             schedules: 1,
             first_schedule: 0,
+            max_instructions: SimOptions::default().max_instructions,
             trace: false,
             memory_counts: false,
             host_threads: 0,
@@ -179,11 +182,11 @@ fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> R
     }
     let sim_options = SimOptions {
         seed: schedule,
+        max_instructions: options.max_instructions,
         trace: options.trace,
         memory_counts: options.memory_counts,
         host_threads: options.host_threads,
         uninitialized,
-        ..SimOptions::default()
     };
     let report = simulate(&plan.kernel, &plan.launch, &mut buffers, &sim_options)?;
     let mut lse = None;
@@ -202,25 +205,35 @@ fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> R
     Ok((Answer { out, lse }, report))
 }
 
-/// Adds the findings of a schedule to those of the ones before.
+/// Adds the findings of a schedule to those of the ones before. What the same lines of the kernel do
+/// wrong in the same way to the same object is one mistake, whichever of their instructions does it.
 fn collect(all: &mut Vec<Found>, findings: Vec<Finding>, schedule: u64) {
     for finding in findings {
-        let same = |found: &&mut Found| {
-            found.finding.kind == finding.kind
-                && found.finding.lines == finding.lines
-                && found.finding.other_line() == finding.other_line()
-        };
-        if let Some(found) = all.iter_mut().find(same) {
-            found.finding.count += finding.count;
-            found.schedules.push(schedule);
-            continue;
+        match all.iter_mut().find(|found| same_mistake(&found.finding, &finding)) {
+            Some(found) => {
+                found.finding.count += finding.count;
+                if found.schedules.last() != Some(&schedule) {
+                    found.schedules.push(schedule);
+                }
+            }
+            None => {
+                let quote = |line: Option<&Line>| line.and_then(|line| source::quote(line.file, line.line));
+                all.push(Found {
+                    source: quote(finding.line()),
+                    other_source: quote(finding.other_line()),
+                    finding,
+                    schedules: vec![schedule],
+                });
+            }
         }
-        let quote = |line: Option<&flashcore_sim::Line>| line.and_then(|line| source::quote(line.file, line.line));
-        all.push(Found {
-            source: quote(finding.line()),
-            other_source: quote(finding.other_line()),
-            finding,
-            schedules: vec![schedule],
-        });
     }
+}
+
+fn same_mistake(a: &Finding, b: &Finding) -> bool {
+    let place = |line: Option<&Line>| line.map(|line| (line.file, line.line));
+    let places = |finding: &Finding| (place(finding.line()), place(finding.other_line()));
+    let (here, there) = places(b);
+    // Of a race either side may come second, as the schedule has it.
+    let mirrored = matches!(a.kind, FindingKind::Race | FindingKind::BlockRace) && places(a) == (there, here);
+    a.kind == b.kind && a.object == b.object && (places(a) == (here, there) || mirrored)
 }

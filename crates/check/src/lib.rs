@@ -4,10 +4,12 @@
 //! - [`mod@gate`]: an answer against the float64 reference, whoever computed it.
 //! - [`check_plan`]: the proof, then the simulator under many schedules, then the gate; its
 //!   [`CheckReport`] prints as a compiler does ([`render`]), with the [`source`] lines quoted.
+//! - [`mutate`]: mistakes planted on purpose, to test all of this.
 //! - [`registers`]: what the compiler makes of a kernel, without a GPU.
 
 mod check;
 pub mod gate;
+pub mod mutate;
 pub mod proof;
 pub mod registers;
 pub mod render;

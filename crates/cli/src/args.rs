@@ -10,7 +10,12 @@ use flashcore_problem::NAMED_PROBLEMS;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProblemArgs {
     /// A named problem (`flashcore list problems`); the flags below override its fields
-    #[arg(value_name = "PROBLEM", default_value = "mission")]
+    #[arg(
+        value_name = "PROBLEM",
+        default_value = "mission",
+        help_heading = "Problem",
+        display_order = 0
+    )]
     name: String,
     #[command(flatten)]
     flags: ProblemFlags,

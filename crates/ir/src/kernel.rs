@@ -202,6 +202,17 @@ impl Kernel {
         walk(&self.body, visit);
     }
 
+    /// The same kernel with another body: for planting mistakes on purpose, to see whether they are
+    /// found. Nothing is checked; registers, sites and parameters stay those of this kernel.
+    pub fn with_body(&self, body: Vec<Node>) -> Kernel {
+        Kernel { body, ..self.clone() }
+    }
+
+    /// The same kernel with another ledger, for the same purpose. Addresses in the body stay as they are.
+    pub fn with_ledger(&self, ledger: Ledger) -> Kernel {
+        Kernel { ledger, ..self.clone() }
+    }
+
     /// The lowest PTX version and architecture that have all it uses.
     pub fn requires(&self) -> Requirement {
         let mut required = Requirement::BASE;
