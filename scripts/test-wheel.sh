@@ -13,7 +13,7 @@ trap 'rm -r "$work"' EXIT
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet maturin==1.16.0
 rm -f "$wheels"/flashcore_attention-*.whl
-"$work/tools/bin/maturin" build --release --locked --manifest-path "$root/bindings/python/Cargo.toml" --out "$wheels"
+"$work/tools/bin/maturin" build --release --manifest-path "$root/bindings/python/Cargo.toml" --out "$wheels"
 
 "$python" -m venv "$work/empty"
 "$work/empty/bin/pip" install --quiet --no-index --no-deps "$wheels"/flashcore_attention-*.whl
