@@ -40,6 +40,39 @@ macro_rules! halves {
     };
 }
 
+/// Packed 16-bit floats. Compiled once and not for each instruction set: they are rare, and their
+/// code is long.
+#[inline(never)]
+fn packed2(r: &mut Registers, k: &Constants, mask: u32, op: Bin32, rows: [Row; 3]) {
+    match op {
+        Bin32::AddF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a + b),
+        Bin32::SubF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a - b),
+        Bin32::MulF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a * b),
+        Bin32::AddBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a + b),
+        Bin32::SubBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a - b),
+        Bin32::MulBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a * b),
+        Bin32::MinF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7c00, false)),
+        Bin32::MaxF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7c00, true)),
+        Bin32::MinBF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7f80, false)),
+        Bin32::MaxBF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7f80, true)),
+        _ => {}
+    }
+}
+
+/// `fma` of packed 16-bit floats.
+#[inline(never)]
+fn packed_fma(r: &mut Registers, k: &Constants, mask: u32, bf16: bool, rows: [Row; 4]) {
+    if bf16 {
+        map3(r, k, mask, rows, |x, y, z| {
+            float::bf16_halves(x, y, z, |a, b, c| a * b + c)
+        });
+    } else {
+        map3(r, k, mask, rows, |x, y, z| {
+            float::f16_halves(x, y, z, |a, b, c| a * b + c)
+        });
+    }
+}
+
 /// Where a division by zero happens its quotient is all ones, as the GPU's division routine gives;
 /// the caller reports it.
 #[inline(always)]
@@ -77,16 +110,16 @@ pub(crate) fn bin32(r: &mut Registers, k: &Constants, mask: u32, op: Bin32, rows
         Bin32::MulF => map2(r, k, mask, rows, |x, y| result(f(x) * f(y))),
         Bin32::MinF => map2(r, k, mask, rows, float::min_f32),
         Bin32::MaxF => map2(r, k, mask, rows, float::max_f32),
-        Bin32::AddF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a + b),
-        Bin32::SubF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a - b),
-        Bin32::MulF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a * b),
-        Bin32::AddBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a + b),
-        Bin32::SubBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a - b),
-        Bin32::MulBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a * b),
-        Bin32::MinF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7c00, false)),
-        Bin32::MaxF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7c00, true)),
-        Bin32::MinBF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7f80, false)),
-        Bin32::MaxBF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7f80, true)),
+        Bin32::AddF16x2
+        | Bin32::SubF16x2
+        | Bin32::MulF16x2
+        | Bin32::MinF16x2
+        | Bin32::MaxF16x2
+        | Bin32::AddBF16x2
+        | Bin32::SubBF16x2
+        | Bin32::MulBF16x2
+        | Bin32::MinBF16x2
+        | Bin32::MaxBF16x2 => packed2(r, k, mask, op, rows),
         Bin32::PackF16 => map2(r, k, mask, rows, |x, y| {
             float::f32_to_f16(f(x)) | float::f32_to_f16(f(y)) << 16
         }),
@@ -102,12 +135,8 @@ pub(crate) fn tri32(r: &mut Registers, k: &Constants, mask: u32, op: Tri32, rows
     match op {
         Tri32::FmaF => map3(r, k, mask, rows, |x, y, z| result(f(x).mul_add(f(y), f(z)))),
         Tri32::MadI => map3(r, k, mask, rows, |x, y, z| x.wrapping_mul(y).wrapping_add(z)),
-        Tri32::FmaF16x2 => map3(r, k, mask, rows, |x, y, z| {
-            float::f16_halves(x, y, z, |a, b, c| a * b + c)
-        }),
-        Tri32::FmaBF16x2 => map3(r, k, mask, rows, |x, y, z| {
-            float::bf16_halves(x, y, z, |a, b, c| a * b + c)
-        }),
+        Tri32::FmaF16x2 => packed_fma(r, k, mask, false, rows),
+        Tri32::FmaBF16x2 => packed_fma(r, k, mask, true, rows),
         Tri32::Prmt => map3(r, k, mask, rows, prmt),
     }
 }
