@@ -94,7 +94,7 @@ pub enum BenchError {
     },
     /// The library refused.
     #[error(transparent)]
-    Flashcore(#[from] flashcore::Error),
+    Flashcore(Box<flashcore::Error>),
 }
 
 impl BenchError {
@@ -108,14 +108,20 @@ impl BenchError {
     }
 }
 
+impl From<flashcore::Error> for BenchError {
+    fn from(error: flashcore::Error) -> BenchError {
+        BenchError::Flashcore(Box::new(error))
+    }
+}
+
 impl From<flashcore_cuda::CudaError> for BenchError {
     fn from(error: flashcore_cuda::CudaError) -> BenchError {
-        BenchError::Flashcore(error.into())
+        flashcore::Error::from(error).into()
     }
 }
 
 impl From<flashcore_problem::ProblemError> for BenchError {
     fn from(error: flashcore_problem::ProblemError) -> BenchError {
-        BenchError::Flashcore(error.into())
+        flashcore::Error::from(error).into()
     }
 }

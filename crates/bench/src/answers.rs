@@ -1,0 +1,164 @@
+//! Inputs on the host and the right answers for them, quickly enough for problems of a hundred million elements.
+
+use std::collections::BTreeMap;
+
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{DType, InputKind, Inputs, Layout, Problem, Tensor, reference, reference_rows};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use crate::defences::Expected;
+use crate::error::BenchError;
+
+/// Operations up to which every element of the answer is computed: some tenths of a second.
+const WHOLE_FLOPS: f64 = 1e9;
+/// Heads that rows are taken from where the answer is computed in some rows.
+const ROW_HEADS: usize = 4;
+/// Rows of each of them: the first, the last and others between.
+const ROWS_A_HEAD: usize = 12;
+/// Elements up to which inputs are drawn as everywhere else; above it on all cores.
+const FEW_ELEMENTS: usize = 4 << 20;
+/// Elements drawn at a time.
+const CHUNK: usize = 1 << 16;
+
+/// Q, K and V of a problem on the host, standard normal.
+#[derive(Clone, Debug)]
+pub struct HostInputs {
+    /// Queries.
+    pub q: Tensor,
+    /// Keys.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+}
+
+impl HostInputs {
+    /// The inputs of a seed.
+    pub fn draw(problem: &Problem, seed: u64) -> HostInputs {
+        let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
+        let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
+        let dense = layouts.iter().all(|layout| layout.span() == layout.num_elements());
+        if few || !dense || problem.dtype() == DType::E4M3 {
+            let Inputs { q, k, v } = Inputs::generate(problem, InputKind::Normal, seed);
+            return HostInputs { q, k, v };
+        }
+        let draw = |layout: &Layout, stream: u64| draw_dense(problem.dtype(), layout, seed, stream);
+        HostInputs {
+            q: draw(layouts[0], 1),
+            k: draw(layouts[1], 2),
+            v: draw(layouts[2], 3),
+        }
+    }
+}
+
+/// A dense tensor of normal numbers, the same for any number of threads.
+fn draw_dense(dtype: DType, layout: &Layout, seed: u64, stream: u64) -> Tensor {
+    let mut tensor = Tensor::filled(dtype, *layout, 0);
+    let size = dtype.size_bytes();
+    tensor
+        .bytes_mut()
+        .par_chunks_mut(CHUNK * size)
+        .enumerate()
+        .for_each(|(index, bytes)| {
+            let mut rng = Rng::stream(seed ^ (stream << 56), index as u64);
+            for element in bytes.chunks_exact_mut(size) {
+                let value = rng.normal();
+                match dtype {
+                    DType::F32 => element.copy_from_slice(&value.to_ne_bytes()),
+                    DType::BF16 => element.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
+                    _ => element.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
+                }
+            }
+        });
+    tensor
+}
+
+/// Right answers by seed.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    by_seed: BTreeMap<u64, Expected>,
+}
+
+impl Answers {
+    /// Computes the answer for the inputs of a seed.
+    ///
+    /// # Errors
+    /// What the reference says of the problem.
+    pub(crate) fn add(&mut self, problem: &Problem, seed: u64, inputs: &HostInputs) -> Result<(), BenchError> {
+        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+        let expected = if problem.flops() <= WHOLE_FLOPS {
+            Expected::Whole(reference(problem, &q, &k, &v)?)
+        } else {
+            let rows = sampled_rows(problem, seed);
+            // A head a task: widening its keys is most of the work.
+            let found: Result<Vec<_>, _> = rows
+                .par_iter()
+                .map(|rows| reference_rows(problem, &q, &k, &v, rows))
+                .collect();
+            Expected::Rows(found?.concat())
+        };
+        self.by_seed.insert(seed, expected);
+        Ok(())
+    }
+
+    /// The answer of a seed. One that was never added has no rows, which nothing equals.
+    pub(crate) fn of(&self, seed: u64) -> &Expected {
+        static NOTHING: Expected = Expected::Rows(Vec::new());
+        self.by_seed.get(&seed).unwrap_or(&NOTHING)
+    }
+}
+
+/// Rows to compare, by head.
+fn sampled_rows(problem: &Problem, seed: u64) -> Vec<Vec<[usize; 3]>> {
+    let mut rng = Rng::stream(seed, 77);
+    let last = problem.seq_len_q() - 1;
+    (0..ROW_HEADS)
+        .map(|_| {
+            let (b, h) = (rng.below(problem.batch()), rng.below(problem.num_heads()));
+            let between = (2..ROWS_A_HEAD).map(|_| rng.below(last + 1)).collect::<Vec<_>>();
+            let mut rows: Vec<usize> = [0, last].into_iter().chain(between).collect();
+            rows.sort_unstable();
+            rows.dedup();
+            rows.into_iter().map(|row| [b, h, row]).collect()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::median;
+
+    #[test]
+    fn large_inputs_are_normal_and_differ_by_tensor_and_seed() {
+        let problem = Problem::builder()
+            .heads(8, 8)
+            .seq_len(4096)
+            .head_dim(64)
+            .build()
+            .unwrap();
+        let (one, two) = (HostInputs::draw(&problem, 1), HostInputs::draw(&problem, 2));
+        assert_eq!(one.q.bytes(), HostInputs::draw(&problem, 1).q.bytes());
+        assert_ne!(one.q.bytes(), two.q.bytes());
+        assert_ne!(one.q.bytes(), one.k.bytes());
+        let values: Vec<f64> = (0..4096).map(|s| f64::from(one.v.view().get(0, s, 3, 5))).collect();
+        assert!(median(&values).abs() < 0.1);
+        let variance = values.iter().map(|x| x * x).sum::<f64>() / 4096.0;
+        assert!((variance - 1.0).abs() < 0.1, "{variance}");
+    }
+
+    #[test]
+    fn rows_of_a_large_problem_are_inside_it() {
+        let problem = Problem::builder()
+            .batch(3)
+            .heads(4, 2)
+            .seq_len_q(1)
+            .seq_len_kv(50_000)
+            .build()
+            .unwrap();
+        for rows in sampled_rows(&problem, 5) {
+            assert_eq!(rows.len(), 1);
+            assert!(rows[0][0] < 3 && rows[0][1] < 4 && rows[0][2] == 0);
+        }
+    }
+}

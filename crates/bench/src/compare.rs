@@ -1,0 +1,328 @@
+//! Two sides compared: configs in one run, or evidence files, runs and revisions against each other.
+
+use std::io::BufReader;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+use crate::measure::Sample;
+use crate::options::{Mode, Options};
+use crate::report::Report;
+use crate::stats::{RESAMPLES, Ratio, median};
+use crate::store::{Selector, Store};
+use crate::verdict::Verdict;
+
+/// The times of one subject on one problem.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Name of the problem.
+    pub case: String,
+    /// The problem in one line: what has to be equal.
+    pub problem: String,
+    /// The mode.
+    pub mode: Mode,
+    /// The subject's label.
+    pub label: String,
+    /// Whether it is a kernel of this project.
+    pub ours: bool,
+    /// Samples, µs a run.
+    pub times: Vec<f64>,
+}
+
+/// One side of a comparison.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Side {
+    /// What it is, for people.
+    pub name: String,
+    /// What it has.
+    pub entries: Vec<Entry>,
+}
+
+/// One subject on one problem, on both sides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Name of the problem.
+    pub case: String,
+    /// The mode.
+    pub mode: Mode,
+    /// The subject.
+    pub label: String,
+    /// Median of A, µs.
+    pub a_us: f64,
+    /// Median of B, µs.
+    pub b_us: f64,
+    /// Time of B relative to A.
+    pub ratio: Ratio,
+    /// What that says about B.
+    pub verdict: Verdict,
+}
+
+/// Two sides compared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// What A is.
+    pub a: String,
+    /// What B is.
+    pub b: String,
+    /// Whether both were timed in the same rounds.
+    pub paired: bool,
+    /// What both have.
+    pub rows: Vec<Row>,
+}
+
+impl Side {
+    /// The samples of the selected runs of a store. Where several runs have the same subject on the same problem, the
+    /// latest counts.
+    ///
+    /// # Errors
+    /// [`BenchError::Store`], also for a selector that selects nothing.
+    pub fn of_store(store: &Store, selector: &Selector, name: &str) -> Result<Side, BenchError> {
+        let runs = store.runs(selector)?;
+        if runs.is_empty() {
+            return Err(BenchError::Store {
+                path: store.path().display().to_string(),
+                reason: format!("no run is called `{name}`, by key or by revision; `flashcore evidence` lists them"),
+            });
+        }
+        let mut entries: Vec<Entry> = Vec::new();
+        for run in &runs {
+            for recorded in store.measurements(run)? {
+                for (index, subject) in recorded.measurement.subjects.iter().enumerate() {
+                    let rejected = recorded.inspections[index]
+                        .as_ref()
+                        .is_some_and(|found| !found.passed());
+                    let of = recorded.samples.iter().filter(|sample| sample.subject == index);
+                    let entry = Entry {
+                        case: recorded.case.name.clone(),
+                        problem: recorded.case.problem.to_string(),
+                        mode: recorded.measurement.mode,
+                        label: subject.info.label.clone(),
+                        ours: subject.info.is_ours(),
+                        times: of.map(Sample::run_us).collect(),
+                    };
+                    if rejected || entry.times.is_empty() {
+                        continue;
+                    }
+                    entries.retain(|known| !(known.is_of(&entry) && known.label == entry.label));
+                    entries.push(entry);
+                }
+            }
+        }
+        Ok(Side {
+            name: name.to_string(),
+            entries,
+        })
+    }
+
+    /// What a command line names: an evidence file (`.sqlite`: its latest run; `.jsonl`: an export), or a run's key or
+    /// a revision in the store at `store`.
+    ///
+    /// # Errors
+    /// As [`Side::of_store`].
+    pub fn named(name: &str, store: &Path) -> Result<Side, BenchError> {
+        let path = Path::new(name);
+        if path.is_file() {
+            if path.extension().is_some_and(|extension| extension == "jsonl") {
+                let memory = Store::in_memory()?;
+                let file = std::fs::File::open(path).map_err(|error| BenchError::Store {
+                    path: name.to_string(),
+                    reason: error.to_string(),
+                })?;
+                memory.import_jsonl(name, &mut BufReader::new(file))?;
+                return Side::of_store(&memory, &Selector::All, name);
+            }
+            return Side::of_store(&Store::open(path)?, &Selector::Latest, name);
+        }
+        let selector = match name {
+            "latest" => Selector::Latest,
+            _ => Selector::Prefix(name.to_string()),
+        };
+        Side::of_store(&Store::open(store)?, &selector, name)
+    }
+}
+
+impl Entry {
+    fn is_of(&self, other: &Entry) -> bool {
+        self.problem == other.problem && self.mode == other.mode
+    }
+}
+
+/// Compares sides that were measured apart. Subjects are matched by problem, mode and label; where the sides have no
+/// label in common on a problem and one kernel of ours each, those two are compared.
+///
+/// # Errors
+/// [`BenchError::NothingInCommon`].
+pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison, BenchError> {
+    let mut rows = Vec::new();
+    for theirs in &b.entries {
+        let of_problem = || a.entries.iter().filter(|entry| entry.is_of(theirs));
+        let same_label = of_problem().find(|entry| entry.label == theirs.label);
+        let only = |side: &Side| {
+            side.entries
+                .iter()
+                .filter(|entry| entry.is_of(theirs) && entry.ours)
+                .count()
+                == 1
+        };
+        let ours_alone = theirs.ours && only(a) && only(b);
+        let matched = same_label.or_else(|| of_problem().find(|entry| entry.ours && ours_alone));
+        let Some(base) = matched else {
+            continue;
+        };
+        let Some(ratio) = Ratio::unpaired(&theirs.times, &base.times, options.confidence, RESAMPLES) else {
+            continue;
+        };
+        rows.push(Row {
+            case: theirs.case.clone(),
+            mode: theirs.mode,
+            label: theirs.label.clone(),
+            a_us: median(&base.times),
+            b_us: median(&theirs.times),
+            ratio,
+            verdict: Verdict::of(&ratio, options.threshold),
+        });
+    }
+    if rows.is_empty() {
+        return Err(BenchError::NothingInCommon {
+            a: a.name.clone(),
+            b: b.name.clone(),
+        });
+    }
+    Ok(Comparison {
+        a: a.name.clone(),
+        b: b.name.clone(),
+        paired: false,
+        rows,
+    })
+}
+
+impl Comparison {
+    /// Two subjects of one report, `a` being its baseline: measured side by side, round by round.
+    ///
+    /// # Errors
+    /// [`BenchError::NothingInCommon`].
+    pub fn of_report(report: &Report, a: &str, b: &str) -> Result<Comparison, BenchError> {
+        let rows: Vec<Row> = report
+            .results
+            .iter()
+            .filter_map(|result| {
+                let find = |label: &str| result.measurement.subjects.iter().find(|s| s.info.label == label);
+                let (base, subject) = (find(a)?, find(b)?);
+                let is_base = result.measurement.subjects.get(result.measurement.baseline)?.info.label == a;
+                Some(Row {
+                    case: result.case.name.clone(),
+                    mode: result.measurement.mode,
+                    label: b.to_string(),
+                    a_us: base.summary?.p50,
+                    b_us: subject.summary?.p50,
+                    ratio: subject.ratio.filter(|_| is_base)?,
+                    verdict: subject.verdict?,
+                })
+            })
+            .collect();
+        if rows.is_empty() {
+            return Err(BenchError::NothingInCommon {
+                a: a.to_string(),
+                b: b.to_string(),
+            });
+        }
+        Ok(Comparison {
+            a: a.to_string(),
+            b: b.to_string(),
+            paired: true,
+            rows,
+        })
+    }
+
+    /// The rows on which B is a regression: slower by more than `gate` (0.03 for 3 %) by its value, and slower at all
+    /// by the whole interval.
+    pub fn regressions(&self, gate: f64) -> Vec<&Row> {
+        self.rows
+            .iter()
+            .filter(|row| row.ratio.value > 1.0 + gate && row.ratio.interval.lo > 1.0)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report;
+
+    fn entry(case: &str, label: &str, us: f64) -> Entry {
+        Entry {
+            case: case.to_string(),
+            problem: case.to_string(),
+            mode: Mode::Hot,
+            label: label.to_string(),
+            ours: !label.starts_with("torch/"),
+            times: (0..20).map(|i| us * (1.0 + 0.001 * f64::from(i % 4))).collect(),
+        }
+    }
+
+    fn side(name: &str, entries: Vec<Entry>) -> Side {
+        Side {
+            name: name.to_string(),
+            entries,
+        }
+    }
+
+    #[test]
+    fn revisions_are_compared_subject_by_subject_and_the_gate_finds_regressions() {
+        let a = side(
+            "old",
+            vec![
+                entry("x", "mma/a", 100.0),
+                entry("y", "mma/a", 50.0),
+                entry("x", "torch/flash", 90.0),
+            ],
+        );
+        let b = side(
+            "new",
+            vec![
+                entry("x", "mma/a", 105.0),
+                entry("y", "mma/a", 48.0),
+                entry("z", "mma/a", 1.0),
+            ],
+        );
+        let comparison = compare(&a, &b, &Options::default()).unwrap();
+        assert_eq!(comparison.rows.len(), 2);
+        assert_eq!(comparison.rows[0].verdict, Verdict::Slower);
+        assert_eq!(comparison.rows[1].verdict, Verdict::Faster);
+        let worse = comparison.regressions(0.03);
+        assert_eq!((worse.len(), worse[0].case.as_str()), (1, "x"));
+        assert!(comparison.regressions(0.06).is_empty());
+        let text = crate::table::comparison_text(&comparison);
+        assert!(
+            text.contains("different runs") && text.lines().all(|line| line.chars().count() <= 100),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_kernel_that_got_another_id_is_still_compared() {
+        let a = side("old", vec![entry("x", "mma/a", 100.0), entry("x", "torch/flash", 90.0)]);
+        let b = side("new", vec![entry("x", "mma/b", 90.0), entry("x", "torch/cudnn", 80.0)]);
+        let comparison = compare(&a, &b, &Options::default()).unwrap();
+        assert_eq!(comparison.rows.len(), 1);
+        assert_eq!(comparison.rows[0].label, "mma/b");
+        let c = side("other", vec![entry("y", "mma/b", 90.0)]);
+        assert!(
+            compare(&a, &c, &Options::default())
+                .unwrap_err()
+                .to_string()
+                .contains("no problem in common")
+        );
+    }
+
+    #[test]
+    fn subjects_of_one_report_are_paired() {
+        let report = report(&[&[("mma/a", 10.0), ("mma/b", 9.0)]]);
+        let comparison = Comparison::of_report(&report, "mma/a", "mma/b").unwrap();
+        assert!(comparison.paired);
+        assert_eq!(comparison.rows[0].verdict, Verdict::Faster);
+        // Not against something that was not the baseline of the rounds.
+        assert!(Comparison::of_report(&report, "mma/b", "mma/a").is_err());
+    }
+}

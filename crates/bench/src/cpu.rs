@@ -1,0 +1,268 @@
+//! Measuring on the host: the CPU backend's configs, against each other and against peers.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use flashcore_cpu::{CpuConfig, Options as CpuOptions, attention_with};
+use flashcore_problem::{POISON, Problem, Tensor};
+
+use crate::answers::{Answers, HostInputs};
+use crate::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Rig};
+use crate::error::BenchError;
+use crate::identity::{LaunchMode, SubjectInfo};
+use crate::subject::{Stopwatch, Subject, Trouble};
+
+/// Memory written to flush the last-level cache, bytes: more than hosts have.
+const FLUSH_BYTES: usize = 256 << 20;
+
+/// Tensors of a problem in host memory.
+#[derive(Debug)]
+struct Place {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Vec<f32>,
+}
+
+/// Everything that inspecting subjects of one problem on the host takes.
+#[derive(Debug)]
+pub struct CpuBed {
+    problem: Problem,
+    places: RefCell<[Place; 2]>,
+    masters: BTreeMap<u64, HostInputs>,
+    answers: Answers,
+}
+
+impl CpuBed {
+    /// Draws inputs and computes what is right.
+    ///
+    /// # Errors
+    /// What the reference says of the problem.
+    pub fn new(problem: &Problem) -> Result<CpuBed, BenchError> {
+        let mut answers = Answers::default();
+        let mut masters = BTreeMap::new();
+        for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
+            let inputs = HostInputs::draw(problem, seed);
+            answers.add(problem, seed, &inputs)?;
+            masters.insert(seed, inputs);
+        }
+        let place = |seed: u64| {
+            let HostInputs { q, k, v } = HostInputs::draw(problem, seed);
+            Place {
+                q,
+                k,
+                v,
+                out: Tensor::poisoned(problem.dtype(), *problem.o_layout()),
+                lse: vec![f32::NAN; if problem.return_lse() { problem.lse_len() } else { 0 }],
+            }
+        };
+        Ok(CpuBed {
+            problem: problem.clone(),
+            places: RefCell::new([place(INSPECTION_SEEDS[0]), place(INSPECTION_SEEDS[1])]),
+            masters,
+            answers,
+        })
+    }
+
+    /// Addresses and sizes in bytes of q, k, v and out of the place that is timed, for peers.
+    pub fn addresses(&self) -> [(u64, usize); 4] {
+        let places = self.places.borrow();
+        let Place { q, k, v, out, .. } = &places[0];
+        [q, k, v, out].map(|tensor| (tensor.bytes().as_ptr().addr() as u64, tensor.bytes().len()))
+    }
+
+    fn run(&self, config: CpuConfig, place: usize) -> Result<(), Trouble> {
+        let mut places = self.places.borrow_mut();
+        let Place { q, k, v, out, lse } = &mut places[place];
+        let options = CpuOptions {
+            config: Some(config),
+            ..CpuOptions::default()
+        };
+        let lse = self.problem.return_lse().then_some(lse.as_mut_slice());
+        attention_with(
+            &options,
+            &self.problem,
+            q.view(),
+            k.view(),
+            v.view(),
+            &mut out.view_mut(),
+            lse,
+        )
+        .map_err(|error| Trouble::new(error.to_string()))
+    }
+}
+
+/// A config of the CPU backend on a [`CpuBed`].
+#[derive(Debug)]
+pub struct CpuSubject<'a> {
+    info: SubjectInfo,
+    bed: &'a CpuBed,
+    config: CpuConfig,
+    place: usize,
+}
+
+impl<'a> CpuSubject<'a> {
+    /// A config bound to a place: 0 is the one that is timed.
+    pub fn new(bed: &'a CpuBed, config: CpuConfig, place: usize) -> CpuSubject<'a> {
+        let id = config.to_string();
+        CpuSubject {
+            info: SubjectInfo {
+                kernel: Some(id.clone()),
+                options: format!("{} threads", rayon::current_num_threads()),
+                ..SubjectInfo::new(id, LaunchMode::Host)
+            },
+            bed,
+            config,
+            place: place % 2,
+        }
+    }
+
+    /// Gives it another name in tables.
+    pub fn labelled(mut self, label: impl Into<String>) -> CpuSubject<'a> {
+        self.info.label = label.into();
+        self
+    }
+}
+
+impl Subject for CpuSubject<'_> {
+    fn info(&self) -> &SubjectInfo {
+        &self.info
+    }
+
+    fn call(&mut self) -> Result<(), Trouble> {
+        self.bed.run(self.config, self.place)
+    }
+}
+
+/// A subject on a [`CpuBed`]. A call has ended when it returns, so a snapshot is what is there.
+pub struct CpuRig<'r, 's, 't> {
+    /// The tensors.
+    pub bed: &'r CpuBed,
+    /// The subject, bound to place 0.
+    pub subject: &'r mut (dyn Subject + 's),
+    /// The same bound to place 1, if it can be.
+    pub elsewhere: Option<&'r mut (dyn Subject + 't)>,
+}
+
+impl Rig for CpuRig<'_, '_, '_> {
+    fn problem(&self) -> &Problem {
+        &self.bed.problem
+    }
+
+    fn expected(&self, seed: u64) -> &Expected {
+        self.bed.answers.of(seed)
+    }
+
+    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
+        if let Some(inputs) = self.bed.masters.get(&seed) {
+            let place = &mut self.bed.places.borrow_mut()[place];
+            // Into the same memory: peers hold its address.
+            place.q.bytes_mut().copy_from_slice(inputs.q.bytes());
+            place.k.bytes_mut().copy_from_slice(inputs.k.bytes());
+            place.v.bytes_mut().copy_from_slice(inputs.v.bytes());
+        }
+        match place {
+            0 => self.subject.inputs_changed(),
+            _ => Ok(()),
+        }
+    }
+
+    fn poison(&mut self, place: usize) -> Result<(), Trouble> {
+        self.bed.places.borrow_mut()[place].out.bytes_mut().fill(POISON);
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn run(&mut self, place: usize) -> Result<bool, Trouble> {
+        match (place, &mut self.elsewhere) {
+            (0, _) => self.subject.call()?,
+            (_, Some(subject)) => subject.call()?,
+            (_, None) => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn snapshot(&mut self, _place: usize) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn read(&mut self, place: usize, _what: Output) -> Result<Tensor, Trouble> {
+        if place == 0
+            && let Some(answer) = self.subject.answer()?
+        {
+            return Ok(answer);
+        }
+        Ok(self.bed.places.borrow()[place].out.clone())
+    }
+}
+
+/// The host's clock.
+#[derive(Debug)]
+pub struct CpuStopwatch {
+    origin: Instant,
+    laps: Vec<(f64, f64)>,
+    flush: Vec<u8>,
+}
+
+impl Default for CpuStopwatch {
+    fn default() -> CpuStopwatch {
+        CpuStopwatch {
+            origin: Instant::now(),
+            laps: Vec::new(),
+            flush: Vec::new(),
+        }
+    }
+}
+
+impl CpuStopwatch {
+    fn lap(&mut self, lap: usize) -> &mut (f64, f64) {
+        if self.laps.len() <= lap {
+            self.laps.resize(lap + 1, (0.0, 0.0));
+        }
+        &mut self.laps[lap]
+    }
+}
+
+impl Stopwatch for CpuStopwatch {
+    fn begin(&mut self, lap: usize) -> Result<(), Trouble> {
+        self.lap(lap).0 = self.origin.elapsed().as_secs_f64() * 1e6;
+        Ok(())
+    }
+
+    fn end(&mut self, lap: usize) -> Result<(), Trouble> {
+        let now = self.origin.elapsed().as_secs_f64() * 1e6;
+        self.lap(lap).1 = now;
+        Ok(())
+    }
+
+    fn elapsed_us(&mut self, lap: usize) -> Result<f64, Trouble> {
+        let (begin, end) = *self.lap(lap);
+        Ok(end - begin)
+    }
+
+    fn hold(&mut self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Trouble> {
+        self.flush.resize(FLUSH_BYTES, 0);
+        for byte in self.flush.iter_mut().step_by(64) {
+            *byte = byte.wrapping_add(1);
+        }
+        std::hint::black_box(&self.flush);
+        Ok(())
+    }
+
+    fn now_us(&mut self) -> f64 {
+        self.origin.elapsed().as_secs_f64() * 1e6
+    }
+}

@@ -1,0 +1,418 @@
+//! Defences against numbers that are fast because nothing was computed.
+//!
+//! A subject is inspected on a [`Rig`]: the device's buffers, its stream, and the subject bound to them. Every
+//! rule has a reason with a name, and every reason a cheating subject among the tests that must be caught for it.
+
+use std::fmt;
+
+use flashcore_problem::{
+    Comparison, POISON, Problem, Reference, ReferenceRow, Tensor, TensorView, Tolerance, compare, compare_rows,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::subject::Trouble;
+
+/// Buffers and the subject bound to them. Whatever is put into the stream happens in order, except what a
+/// subject puts elsewhere.
+pub trait Rig {
+    /// What is asked.
+    fn problem(&self) -> &Problem;
+
+    /// The right answer for the inputs of a seed.
+    fn expected(&self, seed: u64) -> &Expected;
+
+    /// Puts into the stream: the inputs of a seed go into the buffers of a place (0, or 1 for another set of
+    /// addresses), over what was there.
+    ///
+    /// # Errors
+    /// What the device said; also for all others.
+    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble>;
+
+    /// Puts into the stream: the output of a place becomes poison.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn poison(&mut self, place: usize) -> Result<(), Trouble>;
+
+    /// Puts a pause of a few milliseconds into the stream.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn pause(&mut self) -> Result<(), Trouble>;
+
+    /// Calls the subject exactly as it is timed, bound to a place; `false` if it cannot be bound there, as is the
+    /// case for functions of other libraries.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn run(&mut self, place: usize) -> Result<bool, Trouble>;
+
+    /// Puts into the stream: a copy of the output of a place, as it is then.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn snapshot(&mut self, place: usize) -> Result<(), Trouble>;
+
+    /// Waits until the whole device, and not just the stream, has nothing left to do.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn finish(&mut self) -> Result<(), Trouble>;
+
+    /// The output of a place as it is now, or as the last snapshot has it.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble>;
+}
+
+/// Which output to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// After everything has ended.
+    Final,
+    /// When the stream had come to the end of the run.
+    Snapshot,
+}
+
+/// The right answer, whole or in some rows.
+#[derive(Clone, Debug)]
+pub enum Expected {
+    /// Every element.
+    Whole(Reference),
+    /// Some rows, where all would take too long.
+    Rows(Vec<ReferenceRow>),
+}
+
+impl Expected {
+    /// Compares an output with it.
+    fn compare(&self, problem: &Problem, out: &TensorView<'_>) -> Result<Comparison, Trouble> {
+        let tolerance = Tolerance::of(problem.dtype());
+        match self {
+            Expected::Whole(reference) => compare(problem, out, reference, tolerance),
+            Expected::Rows(rows) => compare_rows(problem, out, rows, tolerance),
+        }
+        .map_err(|error| Trouble::new(error.to_string()))
+    }
+
+    fn is_zero(&self) -> bool {
+        match self {
+            Expected::Whole(reference) => reference.out.iter().all(|&x| x == 0.0),
+            Expected::Rows(rows) => rows.iter().all(|row| row.out.iter().all(|&x| x == 0.0)),
+        }
+    }
+}
+
+/// Why a subject is not to be timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// Elements of the output still hold the poison that was there before.
+    Unwritten,
+    /// The output is all zeros and should not be.
+    Zeros,
+    /// The output has NaNs that the subject wrote itself.
+    NotANumber,
+    /// The answer of earlier inputs.
+    Cached,
+    /// It works at the addresses it has seen before, and at no others.
+    PointerReplay,
+    /// The stream says that it has ended, and it has not.
+    OtherStream,
+    /// It is quicker after a flush of L2 than on memory that was never in L2: something of it survives flushes.
+    PersistingCache,
+    /// Any other wrong answer.
+    Wrong,
+}
+
+impl Reason {
+    /// Every reason.
+    pub const ALL: [Reason; 8] = [
+        Reason::Unwritten,
+        Reason::Zeros,
+        Reason::NotANumber,
+        Reason::Cached,
+        Reason::PointerReplay,
+        Reason::OtherStream,
+        Reason::PersistingCache,
+        Reason::Wrong,
+    ];
+
+    /// As it stands in reports and evidence: `other-stream`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Unwritten => "unwritten",
+            Reason::Zeros => "zeros",
+            Reason::NotANumber => "not-a-number",
+            Reason::Cached => "cached",
+            Reason::PointerReplay => "pointer-replay",
+            Reason::OtherStream => "other-stream",
+            Reason::PersistingCache => "persisting-cache",
+            Reason::Wrong => "wrong",
+        }
+    }
+}
+
+/// What an inspection found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Inspection {
+    /// Why it is rejected; `None` if it is not.
+    pub rejected: Option<Reason>,
+    /// One sentence: the error where it passed, what was seen where it did not.
+    pub detail: String,
+    /// Largest error against float64 over all that was compared.
+    pub max_abs: f64,
+    /// Rules that could not be applied to this subject, by name.
+    pub skipped: Vec<String>,
+}
+
+impl Inspection {
+    /// Whether it may be timed.
+    pub fn passed(&self) -> bool {
+        self.rejected.is_none()
+    }
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rejected {
+            None => write!(f, "pass: {}", self.detail),
+            Some(reason) => write!(f, "REJECTED ({}): {}", reason.name(), self.detail),
+        }
+    }
+}
+
+/// Seeds that [`inspect`] asks inputs for, in the order it does.
+pub const INSPECTION_SEEDS: [u64; 3] = [101, 102, 103];
+/// The seed that [`inspect_again`] asks inputs for.
+pub const AFTERWARDS_SEED: u64 = 104;
+
+/// Inspects a subject before it is timed.
+///
+/// # Errors
+/// What the device said; a subject that faults is no finding but an error.
+pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
+    let [first, second, third] = INSPECTION_SEEDS;
+    let mut found = Inspection {
+        rejected: None,
+        detail: String::new(),
+        max_abs: 0.0,
+        skipped: Vec::new(),
+    };
+    // Fresh inputs, poisoned output; what the stream calls ended, and what is there when everything has ended.
+    rig.load(0, first)?;
+    rig.poison(0)?;
+    rig.finish()?;
+    rig.run(0)?;
+    rig.snapshot(0)?;
+    rig.finish()?;
+    let last = rig.read(0, Output::Final)?;
+    if let Some(rejection) = judge(rig, &last, first, None, &mut found)? {
+        return Ok(reject(found, rejection));
+    }
+    let then = rig.read(0, Output::Snapshot)?;
+    if judge(rig, &then, first, None, &mut found)?.is_some() {
+        return Ok(reject(
+            found,
+            (
+                Reason::OtherStream,
+                "the output was right a moment after the stream had ended, and not yet when it ended; join every \
+                 stream it uses to the one it is given"
+                    .to_string(),
+            ),
+        ));
+    }
+    // The other way round: what does not wait for the stream has run before the poison gets there.
+    rig.pause()?;
+    rig.poison(0)?;
+    rig.run(0)?;
+    rig.snapshot(0)?;
+    rig.finish()?;
+    let then = rig.read(0, Output::Snapshot)?;
+    if judge(rig, &then, first, None, &mut found)?.is_some() {
+        return Ok(reject(
+            found,
+            (
+                Reason::OtherStream,
+                "it ran before the work that was ahead of it in the stream; make every stream it uses wait for the \
+                 one it is given"
+                    .to_string(),
+            ),
+        ));
+    }
+    // New inputs at the same addresses, and the old answer left in the output.
+    rig.load(0, second)?;
+    rig.run(0)?;
+    rig.finish()?;
+    let out = rig.read(0, Output::Final)?;
+    if let Some(rejection) = judge(rig, &out, second, Some(first), &mut found)? {
+        return Ok(reject(found, rejection));
+    }
+    // Other addresses altogether.
+    rig.load(1, third)?;
+    rig.poison(0)?;
+    rig.poison(1)?;
+    rig.finish()?;
+    if rig.run(1)? {
+        rig.finish()?;
+        let out = rig.read(1, Output::Final)?;
+        if let Some((reason, detail)) = judge(rig, &out, third, Some(second), &mut found)? {
+            let elsewhere = !is_poison(&rig.read(0, Output::Final)?);
+            let rejection = match (elsewhere, reason) {
+                (true, _) => (
+                    Reason::PointerReplay,
+                    "given other buffers, it wrote to the first ones; take every address from the arguments"
+                        .to_string(),
+                ),
+                (false, Reason::Unwritten) => (
+                    Reason::PointerReplay,
+                    format!("given other buffers, it did not write them; {detail}"),
+                ),
+                (false, reason) => (reason, format!("given other buffers: {detail}")),
+            };
+            return Ok(reject(found, rejection));
+        }
+    } else {
+        found.skipped.push("other addresses".to_string());
+    }
+    found.detail = format!("largest error {:.1e} against float64 on fresh inputs", found.max_abs);
+    Ok(found)
+}
+
+/// Inspects a subject after it was timed, on inputs it has not seen, its last output still in place.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
+    let mut found = Inspection {
+        rejected: None,
+        detail: String::new(),
+        max_abs: 0.0,
+        skipped: Vec::new(),
+    };
+    rig.load(0, AFTERWARDS_SEED)?;
+    rig.run(0)?;
+    rig.finish()?;
+    let out = rig.read(0, Output::Final)?;
+    let last = INSPECTION_SEEDS[1];
+    if let Some(rejection) = judge(rig, &out, AFTERWARDS_SEED, Some(last), &mut found)? {
+        return Ok(reject(found, rejection));
+    }
+    found.detail = format!("largest error {:.1e} against float64 after timing", found.max_abs);
+    Ok(found)
+}
+
+/// How much quicker a flushed run may be than one on memory that was never cached, relative: those runs differ in
+/// page and bank, too.
+pub const PERSISTING_MARGIN: f64 = 0.15;
+
+/// Judges the time of a run after a flush of L2 (`flushed_us`) beside that of runs that rotate through more memory
+/// than L2 holds (`rotating_us`): whatever is cold is cold both ways.
+pub fn judge_cold(flushed_us: f64, rotating_us: f64) -> Option<(Reason, String)> {
+    (flushed_us < rotating_us * (1.0 - PERSISTING_MARGIN)).then(|| {
+        (
+            Reason::PersistingCache,
+            format!(
+                "{flushed_us:.1} µs after a flush of L2 and {rotating_us:.1} µs on memory that was never there: it keeps \
+                 lines in L2 that a flush does not reach"
+            ),
+        )
+    })
+}
+
+fn reject(found: Inspection, (reason, detail): (Reason, String)) -> Inspection {
+    Inspection {
+        rejected: Some(reason),
+        detail,
+        ..found
+    }
+}
+
+/// What is wrong with an output, if anything. `stale` is the seed of earlier inputs.
+fn judge(
+    rig: &dyn Rig,
+    out: &Tensor,
+    seed: u64,
+    stale: Option<u64>,
+    found: &mut Inspection,
+) -> Result<Option<(Reason, String)>, Trouble> {
+    let (problem, view) = (rig.problem(), out.view());
+    let expected = rig.expected(seed);
+    let comparison = expected.compare(problem, &view)?;
+    let census = Census::of(&view);
+    if comparison.passed && census.unwritten == 0 && census.nan == 0 {
+        found.max_abs = found.max_abs.max(comparison.max_abs);
+        return Ok(None);
+    }
+    let elements = census.elements;
+    Ok(Some(if census.unwritten > 0 {
+        let count = census.unwritten;
+        (
+            Reason::Unwritten,
+            format!("{count} of {elements} elements were never written"),
+        )
+    } else if census.nan > 0 {
+        let count = census.nan;
+        (
+            Reason::NotANumber,
+            format!("{count} of {elements} elements are NaN; a NaN equals nothing"),
+        )
+    } else if census.zeros == elements && !expected.is_zero() {
+        (Reason::Zeros, format!("all {elements} elements are 0"))
+    } else if stale.is_some_and(|stale| {
+        rig.expected(stale)
+            .compare(problem, &view)
+            .is_ok_and(|comparison| comparison.passed)
+    }) {
+        (
+            Reason::Cached,
+            "the inputs changed and the answer did not: it is the earlier inputs' answer".to_string(),
+        )
+    } else {
+        (Reason::Wrong, comparison.to_string())
+    }))
+}
+
+/// Counts over a whole output: the comparison may have looked at some rows only.
+struct Census {
+    elements: usize,
+    unwritten: usize,
+    nan: usize,
+    zeros: usize,
+}
+
+impl Census {
+    fn of(view: &TensorView<'_>) -> Census {
+        let mut census = Census {
+            elements: 0,
+            unwritten: 0,
+            nan: 0,
+            zeros: 0,
+        };
+        let (layout, size) = (view.layout(), view.dtype().size_bytes());
+        let [nb, ns, nh, nd] = layout.shape;
+        for b in 0..nb {
+            for s in 0..ns {
+                for h in 0..nh {
+                    let row = &view.bytes()[layout.offset(b, s, h, 0) * size..][..nd * size];
+                    for (d, element) in row.chunks_exact(size).enumerate() {
+                        census.elements += 1;
+                        let poison = element.iter().all(|&byte| byte == POISON);
+                        let zero = element.iter().all(|&byte| byte == 0);
+                        census.unwritten += usize::from(poison);
+                        census.zeros += usize::from(zero);
+                        if !poison && !zero && element[size - 1] & 0x7f >= 0x7c {
+                            // Large exponents only: the rest cannot be NaN in any dtype.
+                            census.nan += usize::from(view.get(b, s, h, d).is_nan());
+                        }
+                    }
+                }
+            }
+        }
+        census
+    }
+}
+
+fn is_poison(out: &Tensor) -> bool {
+    out.bytes().iter().all(|&byte| byte == POISON)
+}

@@ -1,0 +1,42 @@
+//! Measuring on a CUDA device. Nothing above these modules touches a driver.
+
+mod rig;
+mod subject;
+mod tools;
+
+pub use rig::{GpuBed, GpuRig, TensorSet};
+pub use subject::{ClosureSubject, KernelSubject, Launching};
+pub use tools::{GpuStopwatch, GpuTools, empty_kernel, one_warp, spin_kernel};
+
+use flashcore_cuda::Stream;
+
+use crate::error::BenchError;
+use crate::identity::{LaunchMode, SubjectInfo};
+use crate::measure::{Measured, measure};
+use crate::options::{Mode, Options};
+use crate::subject::Subject;
+
+/// Launches of the empty kernel in one graph.
+const FLOOR_CHAIN: u32 = 64;
+
+/// What an empty kernel takes in a chain, µs a run: no kernel can take less, and times near it say little about
+/// the kernel.
+///
+/// # Errors
+/// What the driver says.
+pub fn floor(tools: &GpuTools, stream: &Stream) -> Result<Measured, BenchError> {
+    let info = SubjectInfo {
+        module: Some(tools.empty_module()),
+        ..SubjectInfo::new("empty kernel", LaunchMode::Graph(FLOOR_CHAIN))
+    };
+    let work = |stream: &Stream| (0..FLOOR_CHAIN).try_for_each(|_| tools.nothing(stream));
+    let subject = ClosureSubject::new(info, stream, FLOOR_CHAIN, true, work)?;
+    let mut subjects: Vec<Box<dyn Subject + '_>> = vec![Box::new(subject)];
+    let options = Options {
+        budget_ms: 500.0,
+        ..Options::default()
+    };
+    let mut stopwatch = GpuStopwatch::new(tools, stream);
+    let mut measurement = measure(&options, Mode::Hot, &mut subjects, 0, &mut stopwatch, &mut (), &mut ())?;
+    Ok(measurement.subjects.remove(0))
+}

@@ -1,0 +1,265 @@
+//! A plan as a subject: its kernel, loaded and checked against the plan, in graphs or launched one by one.
+
+use flashcore::DeviceTensors;
+use flashcore_cuda::{
+    CudaError, DeviceSlice, Event, Function, FunctionAttributes, Graph, ModuleOptions, PreparedLaunch, Stream,
+};
+use flashcore_ir::Launch;
+use flashcore_kernels::Plan;
+
+use crate::error::BenchError;
+use crate::identity::{Attributes, LaunchMode, SubjectInfo};
+use crate::subject::{Subject, Trouble};
+
+/// Length that a graph's chain should have, µs: launching a graph then costs next to nothing a run.
+const CHAIN_US: f64 = 200.0;
+/// Longest chain.
+const MAX_CHAIN: u32 = 64;
+/// Runs that a first estimate is made of.
+const ESTIMATE_RUNS: u32 = 3;
+
+/// A plan's kernel bound to tensors in device memory.
+#[derive(Debug)]
+pub struct KernelSubject<'a> {
+    info: SubjectInfo,
+    stream: &'a Stream,
+    /// One a set of inputs.
+    launches: Vec<PreparedLaunch<'a>>,
+    graph: Option<Graph>,
+    chain: u32,
+}
+
+/// How to launch a kernel that is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launching {
+    /// In graphs: chains of as many runs as make up some hundred microseconds.
+    Graph,
+    /// In graphs of this many runs.
+    GraphOf(u32),
+    /// One by one.
+    Plain,
+}
+
+impl<'a> KernelSubject<'a> {
+    /// Loads the plan's kernel and binds it to sets of tensors; the first is the one that is timed hot.
+    ///
+    /// # Errors
+    /// What the driver says, and [`BenchError::Attributes`] if what was loaded is not what the plan says.
+    pub fn new(
+        stream: &'a Stream,
+        plan: &Plan,
+        sets: &[DeviceTensors<'a>],
+        launching: Launching,
+    ) -> Result<KernelSubject<'a>, BenchError> {
+        let options = ModuleOptions::default();
+        let function = Function::load(stream.context(), &plan.kernel, &options)?;
+        check_attributes(plan, function.attributes())?;
+        let launches = sets
+            .iter()
+            .map(|set| Ok(function.prepare(&plan.launch, &bind(&plan.launch, set)?)?))
+            .collect::<Result<Vec<_>, BenchError>>()?;
+        let Some(first) = launches.first() else {
+            return Err(BenchError::Nothing {
+                what: "a kernel was given no tensors".to_string(),
+            });
+        };
+        let chain = match launching {
+            Launching::Plain => 0,
+            Launching::GraphOf(chain) => chain.max(1),
+            Launching::Graph => {
+                let us = estimate_us(stream, first)?;
+                ((CHAIN_US / us).ceil() as u32).clamp(1, MAX_CHAIN)
+            }
+        };
+        let graph = match chain {
+            0 => None,
+            _ => Some(Graph::capture(stream, |stream| {
+                (0..chain).try_for_each(|_| first.enqueue(stream))
+            })?),
+        };
+        if let Some(graph) = &graph {
+            graph.upload(stream)?;
+        }
+        let launch = if chain == 0 {
+            LaunchMode::Plain
+        } else {
+            LaunchMode::Graph(chain)
+        };
+        let id = plan.config.to_string();
+        let found = function.attributes();
+        let info = SubjectInfo {
+            kernel: Some(id.clone()),
+            module: Some(function.module().identity().hex()),
+            options: format!("{options:?}"),
+            attributes: Some(Attributes {
+                registers: found.registers,
+                local_bytes: found.local_bytes,
+                static_shared_bytes: found.static_shared_bytes,
+                dynamic_shared_bytes: plan.launch.dynamic_shared_bytes,
+                threads: plan.launch.threads(),
+                blocks: plan.launch.blocks(),
+                binary_version: found.binary_version,
+            }),
+            ..SubjectInfo::new(id, launch)
+        };
+        Ok(KernelSubject {
+            info,
+            stream,
+            launches,
+            graph,
+            chain: chain.max(1),
+        })
+    }
+
+    /// Gives it another name in tables, as for a kernel measured against itself.
+    pub fn labelled(mut self, label: impl Into<String>) -> KernelSubject<'a> {
+        self.info.label = label.into();
+        self
+    }
+}
+
+/// The slices that a launch's slots stand for.
+fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSlice<'a>>, BenchError> {
+    launch
+        .buffers
+        .iter()
+        .map(|spec| {
+            let given = match spec.name {
+                "q" => Some(tensors.q),
+                "k" => Some(tensors.k),
+                "v" => Some(tensors.v),
+                "out" => Some(tensors.out),
+                "lse" => tensors.lse,
+                _ => tensors.workspace,
+            };
+            given.ok_or_else(|| {
+                flashcore::Error::DeviceBuffer {
+                    tensor: spec.name,
+                    needed: spec.bytes,
+                    given: None,
+                }
+                .into()
+            })
+        })
+        .collect()
+}
+
+/// Rough time of a run, µs.
+fn estimate_us(stream: &Stream, launch: &PreparedLaunch<'_>) -> Result<f64, CudaError> {
+    let (begin, end) = (Event::new(stream.context())?, Event::new(stream.context())?);
+    launch.enqueue(stream)?;
+    begin.record(stream)?;
+    for _ in 0..ESTIMATE_RUNS {
+        launch.enqueue(stream)?;
+    }
+    end.record(stream)?;
+    end.synchronize()?;
+    Ok((f64::from(begin.elapsed_ms(&end)?) * 1e3 / f64::from(ESTIMATE_RUNS)).max(0.5))
+}
+
+/// Holds what the driver loaded against what the plan says, so that no other kernel is timed in its name.
+fn check_attributes(plan: &Plan, found: &FunctionAttributes) -> Result<(), BenchError> {
+    let ledger = plan.kernel.ledger();
+    let static_bytes = if ledger.is_static { ledger.total_bytes() } else { 0 };
+    let refuse = |expected: String, found: String| {
+        Err(BenchError::Attributes {
+            kernel: plan.config.to_string(),
+            expected,
+            found,
+        })
+    };
+    if found.static_shared_bytes != static_bytes {
+        return refuse(
+            format!("{static_bytes} B of static shared memory"),
+            format!("has {} B", found.static_shared_bytes),
+        );
+    }
+    if found.local_bytes != 0 {
+        return refuse("no local memory".to_string(), format!("has {} B", found.local_bytes));
+    }
+    if found.max_threads_per_block < plan.launch.threads() {
+        return refuse(
+            format!("{} threads a block", plan.launch.threads()),
+            format!("allows {}", found.max_threads_per_block),
+        );
+    }
+    Ok(())
+}
+
+impl Subject for KernelSubject<'_> {
+    fn info(&self) -> &SubjectInfo {
+        &self.info
+    }
+
+    fn runs_per_call(&self) -> u32 {
+        self.chain
+    }
+
+    fn call(&mut self) -> Result<(), Trouble> {
+        match &self.graph {
+            Some(graph) => Ok(graph.launch(self.stream)?),
+            None => Ok(self.launches[0].enqueue(self.stream)?),
+        }
+    }
+
+    fn run_once(&mut self, set: usize) -> Result<(), Trouble> {
+        Ok(self.launches[set % self.launches.len()].enqueue(self.stream)?)
+    }
+
+    fn input_sets(&self) -> usize {
+        self.launches.len()
+    }
+}
+
+/// Anything that puts launches into a stream, as a subject: for floors, planted slowdowns and cheats.
+pub struct ClosureSubject<'a> {
+    info: SubjectInfo,
+    stream: &'a Stream,
+    graph: Option<Graph>,
+    runs: u32,
+    work: Box<dyn FnMut(&Stream) -> Result<(), CudaError> + 'a>,
+}
+
+impl<'a> ClosureSubject<'a> {
+    /// `work` puts `runs` runs into the stream; with `graph` it is captured once and replayed.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(
+        info: SubjectInfo,
+        stream: &'a Stream,
+        runs: u32,
+        graph: bool,
+        mut work: impl FnMut(&Stream) -> Result<(), CudaError> + 'a,
+    ) -> Result<ClosureSubject<'a>, BenchError> {
+        let graph = if graph {
+            Some(Graph::capture(stream, &mut work)?)
+        } else {
+            None
+        };
+        Ok(ClosureSubject {
+            info,
+            stream,
+            graph,
+            runs,
+            work: Box::new(work),
+        })
+    }
+}
+
+impl Subject for ClosureSubject<'_> {
+    fn info(&self) -> &SubjectInfo {
+        &self.info
+    }
+
+    fn runs_per_call(&self) -> u32 {
+        self.runs
+    }
+
+    fn call(&mut self) -> Result<(), Trouble> {
+        match &self.graph {
+            Some(graph) => Ok(graph.launch(self.stream)?),
+            None => Ok((self.work)(self.stream)?),
+        }
+    }
+}

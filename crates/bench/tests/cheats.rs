@@ -1,0 +1,229 @@
+//! Cheating subjects, each rejected for its own reason, on a rig that has streams and nothing else of a GPU.
+
+use std::collections::HashMap;
+
+use flashcore_bench::Trouble;
+use flashcore_bench::defences::{
+    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, inspect, inspect_again, judge_cold,
+};
+use flashcore_cpu::attention;
+use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor, reference};
+
+/// How a subject behaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Conduct {
+    Honest,
+    /// Leaves the last row as it was.
+    Unwritten,
+    Zeros,
+    Nan,
+    /// Computes once and copies the answer from then on.
+    Cached,
+    /// Does nothing if there seems to be an answer already.
+    LeavesAnswersAlone,
+    /// Knows the first buffers only.
+    PointerReplay,
+    /// Puts its work on another stream: it has not ended when the stream has.
+    NotJoined,
+    /// Starts on another stream without waiting for this one.
+    NotWaiting,
+    /// Is wrong in one element.
+    Wrong,
+    /// Is honest until it has been called often, as timing does.
+    LazyLater,
+}
+
+/// Two places with inputs and outputs. Work is done at once, except what is left on another stream.
+struct FakeRig {
+    problem: Problem,
+    inputs: HashMap<u64, Inputs>,
+    expected: HashMap<u64, Expected>,
+    loaded: [u64; 2],
+    out: [Tensor; 2],
+    snapshots: [Tensor; 2],
+    conduct: Conduct,
+    runs: u32,
+    kept: Option<Tensor>,
+    /// Answers that another stream has yet to write, by place.
+    elsewhere: Vec<(usize, Tensor)>,
+    /// The stream is busy with a pause: what does not wait for it runs before what comes next.
+    paused: bool,
+    ahead: Vec<usize>,
+}
+
+impl FakeRig {
+    fn new(conduct: Conduct) -> FakeRig {
+        let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).build().unwrap();
+        let (mut inputs, mut expected) = (HashMap::new(), HashMap::new());
+        for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
+            let drawn = Inputs::generate(&problem, InputKind::Normal, seed);
+            let want = reference(&problem, &drawn.q.view(), &drawn.k.view(), &drawn.v.view()).unwrap();
+            expected.insert(seed, Expected::Whole(want));
+            inputs.insert(seed, drawn);
+        }
+        let blank = || Tensor::filled(problem.dtype(), *problem.o_layout(), 0x11);
+        FakeRig {
+            loaded: [INSPECTION_SEEDS[0]; 2],
+            out: [blank(), blank()],
+            snapshots: [blank(), blank()],
+            problem: problem.clone(),
+            inputs,
+            expected,
+            conduct,
+            runs: 0,
+            kept: None,
+            elsewhere: Vec::new(),
+            paused: false,
+            ahead: Vec::new(),
+        }
+    }
+
+    fn answer(&self, place: usize) -> Tensor {
+        let Inputs { q, k, v } = &self.inputs[&self.loaded[place]];
+        let mut out = Tensor::poisoned(self.problem.dtype(), *self.problem.o_layout());
+        attention(&self.problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None).unwrap();
+        out
+    }
+}
+
+impl Rig for FakeRig {
+    fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    fn expected(&self, seed: u64) -> &Expected {
+        &self.expected[&seed]
+    }
+
+    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
+        self.loaded[place] = seed;
+        Ok(())
+    }
+
+    fn poison(&mut self, place: usize) -> Result<(), Trouble> {
+        // Something that does not wait for the stream has got here first if the stream is paused.
+        self.out[place].bytes_mut().fill(POISON);
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Result<(), Trouble> {
+        self.paused = true;
+        Ok(())
+    }
+
+    fn run(&mut self, place: usize) -> Result<bool, Trouble> {
+        self.runs += 1;
+        let answer = self.answer(place);
+        let size = answer.bytes().len();
+        match self.conduct {
+            Conduct::Honest => self.out[place] = answer,
+            Conduct::Unwritten => {
+                let written = size - 32 * 2;
+                self.out[place].bytes_mut()[..written].copy_from_slice(&answer.bytes()[..written]);
+            }
+            Conduct::Zeros => self.out[place].bytes_mut().fill(0),
+            Conduct::Nan => {
+                self.out[place] = answer;
+                // A quiet NaN that is not the poison.
+                self.out[place].bytes_mut()[..2].copy_from_slice(&0x7e00u16.to_le_bytes());
+            }
+            Conduct::Cached => {
+                let kept = self.kept.get_or_insert(answer).clone();
+                self.out[place] = kept;
+            }
+            Conduct::LeavesAnswersAlone => {
+                if self.out[place].bytes()[0] == POISON {
+                    self.out[place] = answer;
+                }
+            }
+            Conduct::PointerReplay => self.out[0] = self.answer(0),
+            Conduct::NotJoined => self.elsewhere.push((place, answer)),
+            Conduct::NotWaiting => {
+                // During a pause it has run long before, and the poison came after it.
+                if self.paused {
+                    self.ahead.push(place);
+                } else {
+                    self.out[place] = answer;
+                }
+            }
+            Conduct::Wrong => {
+                self.out[place] = answer;
+                self.out[place].view_mut().set(0, 7, 1, 3, 2.5);
+            }
+            Conduct::LazyLater => {
+                if self.runs < 10 {
+                    self.out[place] = answer;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn snapshot(&mut self, place: usize) -> Result<(), Trouble> {
+        self.snapshots[place] = self.out[place].clone();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Trouble> {
+        for (place, answer) in self.elsewhere.drain(..) {
+            self.out[place] = answer;
+        }
+        self.paused = false;
+        Ok(())
+    }
+
+    fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble> {
+        Ok(match what {
+            Output::Final => self.out[place].clone(),
+            Output::Snapshot => self.snapshots[place].clone(),
+        })
+    }
+}
+
+#[test]
+fn honest_work_passes() {
+    let mut rig = FakeRig::new(Conduct::Honest);
+    let found = inspect(&mut rig).unwrap();
+    assert!(found.passed(), "{found}");
+    assert!(found.max_abs > 0.0 && found.max_abs < 1e-3 && found.skipped.is_empty());
+    assert!(inspect_again(&mut rig).unwrap().passed());
+}
+
+#[test]
+fn every_cheat_is_rejected_for_its_own_reason() {
+    for (conduct, reason) in [
+        (Conduct::Unwritten, Reason::Unwritten),
+        (Conduct::Zeros, Reason::Zeros),
+        (Conduct::Nan, Reason::NotANumber),
+        (Conduct::Cached, Reason::Cached),
+        (Conduct::LeavesAnswersAlone, Reason::Cached),
+        (Conduct::PointerReplay, Reason::PointerReplay),
+        (Conduct::NotJoined, Reason::OtherStream),
+        (Conduct::NotWaiting, Reason::OtherStream),
+        (Conduct::Wrong, Reason::Wrong),
+    ] {
+        let found = inspect(&mut FakeRig::new(conduct)).unwrap();
+        assert_eq!(found.rejected, Some(reason), "{conduct:?}: {found}");
+        assert!(found.to_string().contains(reason.name()), "{found}");
+    }
+}
+
+#[test]
+fn what_turns_lazy_while_it_is_timed_is_caught_afterwards() {
+    let mut rig = FakeRig::new(Conduct::LazyLater);
+    assert!(inspect(&mut rig).unwrap().passed());
+    for _ in 0..20 {
+        rig.run(0).unwrap();
+    }
+    let found = inspect_again(&mut rig).unwrap();
+    assert!(!found.passed(), "{found}");
+}
+
+#[test]
+fn cold_times_that_no_memory_explains_are_rejected() {
+    assert!(judge_cold(20.0, 21.0).is_none());
+    assert!(judge_cold(25.0, 20.0).is_none());
+    let (reason, detail) = judge_cold(10.0, 20.0).unwrap();
+    assert_eq!(reason, Reason::PersistingCache);
+    assert!(detail.contains("never there"), "{detail}");
+}

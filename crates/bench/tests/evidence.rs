@@ -1,0 +1,217 @@
+//! The evidence store: what was committed survives a kill; what is exported comes back the same.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use flashcore_bench::problems::cases;
+use flashcore_bench::simulate::{Noise, SimulatedGpu};
+use flashcore_bench::store::{MeasurementId, Selector, Store};
+use flashcore_bench::{
+    BenchError, DeviceIdentity, LaunchMode, Measurement, Mode, Observer, Options, Reading, RunIdentity, Sample,
+    Subject, SubjectInfo, measure,
+};
+use flashcore_problem::rng::Rng;
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("flashcore-evidence-{name}-{}", std::process::id()));
+    std::fs::remove_dir_all(&folder).ok();
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+struct Keep<'a>(&'a Store, &'a MeasurementId);
+
+impl Observer for Keep<'_> {
+    fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
+        self.0.add_sample(self.1, sample)
+    }
+    fn round(&mut self, round: u32, _: Option<&Reading>) -> Result<(), BenchError> {
+        let reading = Reading {
+            sm_mhz: Some(1500),
+            throttle: vec!["SW_POWER_CAP".into()],
+            ..Reading::default()
+        };
+        self.0.add_reading(self.1, round, &reading)
+    }
+}
+
+/// A simulated measurement, stored.
+fn record(store: &Store, seed: u64) -> Measurement {
+    let options = Options {
+        max_rounds: 12,
+        ..Options::default()
+    };
+    let run = RunIdentity::now(DeviceIdentity::cpu());
+    let run = store.begin_run(&run, &options, Some(0.74)).unwrap();
+    let gpu = SimulatedGpu::new(Noise::steady(), seed);
+    let mut subjects: Vec<Box<dyn Subject>> = vec![
+        Box::new(gpu.subject("torch/flash", 300.0, 0.5, 1)),
+        Box::new(gpu.subject("scalar/x", 330.0, 0.5, 4)),
+    ];
+    let infos: Vec<_> = subjects.iter().map(|subject| (subject.info().clone(), None)).collect();
+    let case = &cases("mission", None).unwrap()[0];
+    let id = store.begin_measurement(run, case, Mode::Hot, 0, &infos).unwrap();
+    let mut keep = Keep(store, &id);
+    let measured = measure(
+        &options,
+        Mode::Hot,
+        &mut subjects,
+        0,
+        &mut gpu.stopwatch(),
+        &mut (),
+        &mut keep,
+    )
+    .unwrap();
+    store.end_measurement(&id, &measured).unwrap();
+    measured
+}
+
+#[test]
+fn what_is_read_is_what_was_measured() {
+    let folder = folder("read");
+    let store = Store::open(&folder.join("a.sqlite")).unwrap();
+    let measured = record(&store, 1);
+    let runs = store.runs(&Selector::Latest).unwrap();
+    assert_eq!((runs.len(), runs[0].floor_us, runs[0].measurements), (1, Some(0.74), 1));
+    let recorded = &store.measurements(&runs[0]).unwrap()[0];
+    assert_eq!(recorded.measurement.subjects, measured.subjects);
+    assert_eq!(recorded.measurement.stop, measured.stop);
+    assert_eq!(recorded.measurement.rounds, measured.rounds);
+    assert_eq!(recorded.measurement.readings.len(), measured.rounds as usize);
+    assert_eq!(recorded.case.name, "mission");
+    let revision = runs[0].identity.revision.clone();
+    assert_eq!(store.runs(&Selector::Prefix(revision)).unwrap().len(), 1);
+    assert!(store.runs(&Selector::Prefix("zzz".into())).unwrap().is_empty());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn an_export_comes_back_the_same_and_only_once() {
+    let folder = folder("export");
+    let (first, second) = (
+        Store::open(&folder.join("a.sqlite")).unwrap(),
+        Store::open(&folder.join("b.sqlite")).unwrap(),
+    );
+    record(&first, 1);
+    record(&first, 2);
+    let mut text = Vec::new();
+    first.export_jsonl(&Selector::All, &mut text).unwrap();
+    let imported = second.import_jsonl("a.jsonl", &mut text.as_slice()).unwrap();
+    assert_eq!((imported.runs, imported.known), (2, 0));
+    let again = second.import_jsonl("a.jsonl", &mut text.as_slice()).unwrap();
+    assert_eq!((again.runs, again.known, again.samples), (0, 2, 0));
+    let mut back = Vec::new();
+    second.export_jsonl(&Selector::All, &mut back).unwrap();
+    assert!(text == back, "an export of an import differs from the export");
+
+    let mut csv = Vec::new();
+    first.export_csv(&Selector::Latest, &mut csv).unwrap();
+    let csv = String::from_utf8(csv).unwrap();
+    assert!(
+        csv.lines()
+            .next()
+            .unwrap()
+            .ends_with("round,position,runs,total_us,run_us")
+    );
+    assert!(csv.lines().all(|line| line.split(',').count() == 18), "{csv}");
+
+    // Another schema version, and things that are no export, are refused and leave nothing behind.
+    let other = String::from_utf8(text)
+        .unwrap()
+        .replacen("\"schema\":1", "\"schema\":2", 1);
+    let third = Store::open(&folder.join("c.sqlite")).unwrap();
+    for (text, found) in [
+        (other.as_str(), "schema 2"),
+        ("{\"a\":1}", "no header"),
+        ("", "it is empty"),
+    ] {
+        let error = third.import_jsonl("x.jsonl", &mut text.as_bytes()).unwrap_err();
+        assert!(
+            matches!(error, BenchError::Schema { .. }) && error.to_string().contains(found),
+            "{error}"
+        );
+    }
+    let broken = other.replacen("\"schema\":2", "\"schema\":1", 1) + "{\"run\":";
+    assert!(third.import_jsonl("x.jsonl", &mut broken.as_bytes()).is_err());
+    assert!(third.runs(&Selector::All).unwrap().is_empty());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+const CHILD: &str = "FLASHCORE_EVIDENCE_CHILD";
+
+/// Not a test of its own: what the process does that is killed.
+#[test]
+fn child_that_writes_until_it_is_killed() {
+    let Some(path) = std::env::var_os(CHILD) else {
+        return;
+    };
+    let store = Store::open(Path::new(&path)).unwrap();
+    let run = store
+        .begin_run(&RunIdentity::now(DeviceIdentity::cpu()), &Options::default(), None)
+        .unwrap();
+    let case = &cases("mission", None).unwrap()[0];
+    let subjects = [(SubjectInfo::new("a", LaunchMode::Plain), None)];
+    let id = store.begin_measurement(run, case, Mode::Hot, 0, &subjects).unwrap();
+    for round in 0.. {
+        let sample = Sample {
+            subject: 0,
+            round,
+            position: 0,
+            runs: 1,
+            total_us: f64::from(round),
+            at_us: 0.0,
+        };
+        store.add_sample(&id, &sample).unwrap();
+        // Said only once the sample is committed.
+        println!("\ncommitted {round}");
+    }
+}
+
+#[test]
+fn twenty_kills_lose_nothing_but_the_sample_in_flight() {
+    let folder = folder("kill");
+    let path = folder.join("host.sqlite");
+    let mut rng = Rng::new(9);
+    let mut total = 0;
+    for kill in 0..20 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_that_writes_until_it_is_killed", "--nocapture"])
+            .env(CHILD, &path)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let reader = std::thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .filter_map(|line| line.strip_prefix("committed ")?.parse::<u32>().ok())
+                .last()
+        });
+        std::thread::sleep(Duration::from_millis(20 + rng.below(130) as u64));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let said = reader.join().unwrap();
+
+        let store = Store::open(&path).unwrap();
+        let runs = store.runs(&Selector::Latest).unwrap();
+        let Some(said) = said else {
+            continue; // Killed before its first sample.
+        };
+        let recorded = &store.measurements(&runs[0]).unwrap()[0];
+        let rounds: Vec<u32> = recorded.samples.iter().map(|sample| sample.round).collect();
+        let expected: Vec<u32> = (0..rounds.len() as u32).collect();
+        assert_eq!(rounds, expected, "kill {kill}: no gap, no repeat");
+        // All that was said to be committed is there, and at most the one after it.
+        let last = rounds.len() as u32 - 1;
+        assert!(
+            last == said || last == said + 1,
+            "kill {kill}: said {said}, found {last}"
+        );
+        total += rounds.len();
+    }
+    assert!(total > 100, "the child hardly wrote: {total}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
