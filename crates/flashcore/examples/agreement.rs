@@ -237,7 +237,8 @@ fn instruction<'k>(k: &'k KernelBuilder, p: &mut Pools<'k>, rng: &mut Rng) {
         1 => p.ints.push(i * j),
         2 => p.ints.push(i.fma(j, l)),
         3 => p.ints.push(i.mul_hi(j)),
-        4 => p.ints.push(i.lop3(j, l, rng.below(256) as u8)),
+        // Sums with a constant: three different values, as lop3 wants.
+        4 => p.ints.push((i + 1u32).lop3(j ^ 2u32, l ^ 4u32, rng.below(256) as u8)),
         5 => p.ints.push(i.prmt(j, l & 0x7777)),
         6 => p.ints.push((i << shift) ^ (j >> shift)),
         7 => p.ints.push(i / (j | 1)),

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops;
 
 use crate::builder::KernelBuilder;
+use crate::error::BuildErrorKind;
 use crate::inst::{BinOp, Cmp, Inst, Operand, UnOp};
 use crate::types::{Bits, Integer, Literal, Numeric, Ordered, Reg, RegClass, Scalar, ScalarType, Signed};
 
@@ -400,10 +401,19 @@ impl<'k> Val<'k, u32> {
         unary(self, UnOp::Clz)
     }
     /// Any bitwise function of three values: bit `4·a + 2·b + c` of `table` is the result for bits a, b, c.
+    ///
+    /// The three must be different: ptxas 12.0 to 13.0 compiles some functions of a repeated value
+    /// wrongly for sm_90a (`docs/hardware-notes.md`), and with two different values `&`, `|`, `^` do.
     #[track_caller]
     pub fn lop3(self, b: impl Source<'k, u32>, c: impl Source<'k, u32>, table: u8) -> Val<'k, u32> {
         let dst = self.k.reg(RegClass::B32);
         let (a, b, c) = (self.operand, b.operand(), c.operand());
+        if a == b || a == c || b == c {
+            self.k.error(BuildErrorKind::Operand(
+                "lop3 of a repeated value, which ptxas 12.0 to 13.0 may compile wrongly; write it with &, | and ^"
+                    .to_string(),
+            ));
+        }
         self.k.emit(Inst::Lop3 { dst, a, b, c, table });
         Val::from_reg(self.k, dst)
     }

@@ -45,11 +45,11 @@ macro_rules! halves {
 #[inline(never)]
 fn packed2(r: &mut Registers, k: &Constants, mask: u32, op: Bin32, rows: [Row; 3]) {
     match op {
-        Bin32::AddF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a + b),
-        Bin32::SubF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a - b),
+        Bin32::AddF16x2 => halves!(r, k, mask, rows, f16_halves, float::add_odd),
+        Bin32::SubF16x2 => halves!(r, k, mask, rows, f16_halves, |a: f64, b: f64| float::add_odd(a, -b)),
         Bin32::MulF16x2 => halves!(r, k, mask, rows, f16_halves, |a, b| a * b),
-        Bin32::AddBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a + b),
-        Bin32::SubBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a - b),
+        Bin32::AddBF16x2 => halves!(r, k, mask, rows, bf16_halves, float::add_odd),
+        Bin32::SubBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a: f64, b: f64| float::add_odd(a, -b)),
         Bin32::MulBF16x2 => halves!(r, k, mask, rows, bf16_halves, |a, b| a * b),
         Bin32::MinF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7c00, false)),
         Bin32::MaxF16x2 => map2(r, k, mask, rows, |x, y| float::halves_extreme(x, y, 0x7c00, true)),
@@ -64,11 +64,11 @@ fn packed2(r: &mut Registers, k: &Constants, mask: u32, op: Bin32, rows: [Row; 3
 fn packed_fma(r: &mut Registers, k: &Constants, mask: u32, bf16: bool, rows: [Row; 4]) {
     if bf16 {
         map3(r, k, mask, rows, |x, y, z| {
-            float::bf16_halves(x, y, z, |a, b, c| a * b + c)
+            float::bf16_halves(x, y, z, |a, b, c| float::add_odd(a * b, c))
         });
     } else {
         map3(r, k, mask, rows, |x, y, z| {
-            float::f16_halves(x, y, z, |a, b, c| a * b + c)
+            float::f16_halves(x, y, z, |a, b, c| float::add_odd(a * b, c))
         });
     }
 }
