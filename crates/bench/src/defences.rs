@@ -10,7 +10,8 @@ use flashcore_problem::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::subject::Trouble;
+use crate::stats::median;
+use crate::subject::{Stopwatch, Subject, Trouble};
 
 /// Buffers and the subject bound to them. Whatever is put into the stream happens in order, except what a
 /// subject puts elsewhere.
@@ -300,6 +301,47 @@ pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     }
     found.detail = format!("largest error {:.1e} against float64 after timing", found.max_abs);
     Ok(found)
+}
+
+/// Single runs that [`time_cold`] takes the median of.
+const COLD_RUNS: usize = 25;
+
+/// Times single runs cold in two ways, µs: of `flushed` on its first set of inputs after a flush of L2, and of
+/// `rotating` through all its sets, which together must be more memory than L2 holds, without a flush. For
+/// [`judge_cold`].
+///
+/// # Errors
+/// What the device or the subjects say.
+pub fn time_cold(
+    stopwatch: &mut dyn Stopwatch,
+    flushed: &mut dyn Subject,
+    rotating: &mut dyn Subject,
+) -> Result<(f64, f64), Trouble> {
+    let sets = rotating.input_sets().max(1);
+    let mut once = |subject: &mut dyn Subject, set: Option<usize>| {
+        stopwatch.hold()?;
+        if set.is_none() {
+            stopwatch.flush()?;
+        }
+        stopwatch.begin(0)?;
+        subject.run_once(set.unwrap_or(0))?;
+        stopwatch.end(0)?;
+        stopwatch.elapsed_us(0)
+    };
+    // Two rounds of everything first: what persists is there by then.
+    for set in 0..2 * sets {
+        once(rotating, Some(set % sets))?;
+    }
+    let rotated = (0..COLD_RUNS.max(sets))
+        .map(|run| once(rotating, Some(run % sets)))
+        .collect::<Result<Vec<_>, _>>()?;
+    for _ in 0..3 {
+        once(flushed, None)?;
+    }
+    let after_flush = (0..COLD_RUNS)
+        .map(|_| once(flushed, None))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok((median(&after_flush), median(&rotated)))
 }
 
 /// How much quicker a flushed run may be than one on memory that was never cached, relative: those runs differ in

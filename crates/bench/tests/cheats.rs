@@ -4,8 +4,10 @@ use std::collections::HashMap;
 
 use flashcore_bench::Trouble;
 use flashcore_bench::defences::{
-    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, inspect, inspect_again, judge_cold,
+    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, inspect, inspect_again, judge_cold, time_cold,
 };
+use flashcore_bench::simulate::{Noise, SimulatedGpu, SimulatedSubject};
+use flashcore_bench::{Subject, SubjectInfo};
 use flashcore_cpu::attention;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor, reference};
 
@@ -217,6 +219,50 @@ fn what_turns_lazy_while_it_is_timed_is_caught_afterwards() {
     }
     let found = inspect_again(&mut rig).unwrap();
     assert!(!found.passed(), "{found}");
+}
+
+/// A kernel on a simulated device whose lines survive a flush, or do not.
+struct Cold {
+    inner: SimulatedSubject,
+    sets: usize,
+    persists: bool,
+}
+
+impl Subject for Cold {
+    fn info(&self) -> &SubjectInfo {
+        self.inner.info()
+    }
+    fn call(&mut self) -> Result<(), Trouble> {
+        self.inner.call()
+    }
+    fn run_once(&mut self, set: usize) -> Result<(), Trouble> {
+        // Memory that was never cached costs a second run's time; so does a flush, unless lines survive it.
+        let cold = self.sets > 1 || !self.persists;
+        self.inner.run_once(set)?;
+        if cold { self.inner.run_once(set) } else { Ok(()) }
+    }
+    fn input_sets(&self) -> usize {
+        self.sets
+    }
+}
+
+#[test]
+fn lines_that_survive_a_flush_show_in_the_times() {
+    for persists in [false, true] {
+        let gpu = SimulatedGpu::new(Noise::steady(), 5);
+        let cold = |sets| Cold {
+            inner: gpu.subject("a", 30.0, 0.5, 1),
+            sets,
+            persists,
+        };
+        let (flushed, rotating) = time_cold(&mut gpu.stopwatch(), &mut cold(1), &mut cold(16)).unwrap();
+        let found = judge_cold(flushed, rotating).map(|(reason, _)| reason);
+        assert_eq!(
+            found,
+            persists.then_some(Reason::PersistingCache),
+            "{flushed} {rotating}"
+        );
+    }
 }
 
 #[test]

@@ -217,8 +217,11 @@ pub struct ClosureSubject<'a> {
     stream: &'a Stream,
     graph: Option<Graph>,
     runs: u32,
-    work: Box<dyn FnMut(&Stream) -> Result<(), CudaError> + 'a>,
+    work: Work<'a>,
 }
+
+/// Puts work into a stream.
+type Work<'a> = Box<dyn FnMut(&Stream) -> Result<(), CudaError> + 'a>;
 
 impl<'a> ClosureSubject<'a> {
     /// `work` puts `runs` runs into the stream; with `graph` it is captured once and replayed.
