@@ -1,16 +1,115 @@
-//! The measuring protocol of `flashcore-bench` for functions that live in Python: peers of other libraries and
-//! our own calls go through one protocol, in one process, on the same tensors.
+//! The measuring protocol of `flashcore-bench` for functions that live in Python: peers of other libraries are
+//! timed in one process with our kernels, on the same tensors.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
+use flashcore::{Device, Problem, Tensor};
 use flashcore_bench::{
-    Mode, NvmlTelemetry, Observer, Options, Reading, Sample, Stopwatch, Subject, SubjectInfo, Telemetry, Trouble,
+    Absent, BenchError, Case, CaseResult, Mode, NvmlTelemetry, Observer, Options, PeerPlace, PeerSource, PeerTensor,
+    PeerTensors, Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString};
+use serde::Serialize;
 
-use crate::error::value;
+use crate::error::{raise, value};
+use crate::options::Axes;
+use crate::tensor::{Place, Request as TensorRequest};
+
+/// Benches kernels and peers on a device, as `flashcore bench` does; `flashcore._bench.run` documents it. Everything
+/// but functions travels as JSON: the types of `flashcore-bench` are its description.
+#[pyfunction]
+#[pyo3(signature = (device, request, peers, *, store=None, watcher=None))]
+pub(crate) fn run_bench(
+    device: &str,
+    request: &str,
+    peers: Bound<'_, PyAny>,
+    store: Option<PathBuf>,
+    watcher: Option<Bound<'_, PyAny>>,
+) -> PyResult<String> {
+    let device: Device = device.parse().map_err(raise)?;
+    let request: Request = serde_json::from_str(request).map_err(|error| invalid("the request", &error))?;
+    let store = store.map(|path| Store::open(&path)).transpose().map_err(failed)?;
+    let mut source = PySource { object: peers };
+    let mut watcher = PyObserver { callable: watcher };
+    let report = flashcore_bench::run(&device, &request, &mut source, store.as_ref(), &mut watcher).map_err(failed)?;
+    serde_json::to_string(&report).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
+fn invalid(what: &str, error: &serde_json::Error) -> PyErr {
+    value(format!("{what} is not what flashcore-bench reads: {error}"))
+}
+
+fn failed(error: BenchError) -> PyErr {
+    match error {
+        BenchError::BadOption { .. } | BenchError::Nothing { .. } => value(error.to_string()),
+        _ => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+/// Peers that Python makes: an object with `absences()` and `peers(case, place, tensors)`.
+struct PySource<'py> {
+    object: Bound<'py, PyAny>,
+}
+
+impl<'py> PySource<'py> {
+    fn ask(&self, case: &Case, tensors: &PeerTensors) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let py = self.object.py();
+        let case_json = serde_json::to_string(case).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        let place = match tensors.place {
+            PeerPlace::Cpu => None,
+            PeerPlace::Cuda { ordinal, stream } => Some((ordinal, stream)),
+        };
+        let dict = PyDict::new(py);
+        let PeerTensors { q, k, v, out, .. } = tensors;
+        for (name, tensor) in [("q", q), ("k", k), ("v", v), ("out", out)] {
+            dict.set_item(name, describe(py, tensor)?)?;
+        }
+        self.object.call_method1("peers", (case_json, place, dict))?.extract()
+    }
+}
+
+fn describe<'py>(py: Python<'py>, tensor: &PeerTensor) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("address", tensor.address)?;
+    dict.set_item("bytes", tensor.bytes)?;
+    dict.set_item("dtype", crate::frameworks::dtype_name(tensor.dtype))?;
+    dict.set_item("shape", tensor.layout.shape)?;
+    dict.set_item("strides", tensor.layout.strides)?;
+    Ok(dict)
+}
+
+impl PeerSource for PySource<'_> {
+    fn absences(&self) -> Vec<String> {
+        let said = self.object.call_method0("absences").and_then(|list| list.extract());
+        said.unwrap_or_else(|error| vec![format!("no peers: {error}")])
+    }
+
+    fn peers<'a>(&'a mut self, case: &Case, tensors: &PeerTensors) -> Vec<Result<Box<dyn Subject + 'a>, Absent>> {
+        let absent = |label: &str, reason: String| {
+            Err(Absent {
+                label: label.to_string(),
+                reason,
+            })
+        };
+        let peers = match self.ask(case, tensors) {
+            Ok(peers) => peers,
+            Err(error) => return vec![absent("peers", error.to_string())],
+        };
+        let subject = |peer: Bound<'a, PyAny>| -> Result<Box<dyn Subject + 'a>, Absent> {
+            if let Ok((label, reason)) = peer.extract::<(String, String)>() {
+                return absent(&label, reason);
+            }
+            match PySubject::new(&peer, Some(&case.problem)) {
+                Ok(subject) => Ok(Box::new(subject)),
+                Err(error) => absent("a peer", error.to_string()),
+            }
+        };
+        peers.into_iter().map(subject).collect()
+    }
+}
 
 /// Times subjects against each other; `flashcore._bench.measure` documents it. Everything but callables travels as
 /// JSON: the types of `flashcore-bench` are its description.
@@ -25,20 +124,13 @@ pub(crate) fn measure(
     uuid: Option<&str>,
     observer: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
-    let invalid =
-        |what: &str, error: serde_json::Error| value(format!("{what} is not what flashcore-bench reads: {error}"));
-    let options: Options = serde_json::from_str(options).map_err(|error| invalid("options", error))?;
+    let options: Options = serde_json::from_str(options).map_err(|error| invalid("options", &error))?;
     let mode: Mode = mode
         .parse()
         .map_err(|error: flashcore_bench::BenchError| value(error.to_string()))?;
     let mut boxed: Vec<Box<dyn Subject + '_>> = Vec::new();
     for subject in &subjects {
-        let info: String = subject.getattr("info")?.extract()?;
-        boxed.push(Box::new(PySubject {
-            info: serde_json::from_str(&info).map_err(|error| invalid("a subject's info", error))?,
-            runs_per_call: subject.getattr("runs_per_call")?.extract()?,
-            call: subject.getattr("call")?,
-        }));
+        boxed.push(Box::new(PySubject::new(subject, None)?));
     }
     if baseline >= boxed.len() {
         return Err(value(format!(
@@ -70,10 +162,50 @@ pub(crate) fn measure(
     serde_json::to_string(&measured).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
+/// A function of Python's: an object with `info`, `runs_per_call`, `call()` and, for peers, `answer()`.
 struct PySubject<'py> {
     info: SubjectInfo,
     runs_per_call: u32,
     call: Bound<'py, PyAny>,
+    object: Bound<'py, PyAny>,
+    /// The problem whose answer can be asked for.
+    problem: Option<Problem>,
+}
+
+impl<'py> PySubject<'py> {
+    fn new(object: &Bound<'py, PyAny>, problem: Option<&Problem>) -> PyResult<PySubject<'py>> {
+        let info: String = object.getattr("info")?.extract()?;
+        Ok(PySubject {
+            info: serde_json::from_str(&info).map_err(|error| invalid("a subject's info", &error))?,
+            runs_per_call: object.getattr("runs_per_call")?.extract()?,
+            call: object.getattr("call")?,
+            object: object.clone(),
+            problem: problem.cloned(),
+        })
+    }
+
+    /// A copy of what `answer()` gives: a tensor on the CPU in the layout of the problem's output.
+    fn copy_answer(&self, problem: &Problem) -> PyResult<Tensor> {
+        let given = self.object.call_method0("answer")?;
+        let given = TensorRequest::new("answer", &given)?.import(None, Axes::Bshd)?;
+        if given.layout != *problem.o_layout() || given.dtype != problem.dtype() {
+            return Err(value(format!(
+                "answer is {} {:?}; the problem's output is {} {:?}",
+                given.dtype,
+                given.layout,
+                problem.dtype(),
+                problem.o_layout()
+            )));
+        }
+        if given.place != Place::Cpu {
+            return Err(value(format!("answer is on {}; it must be on the CPU", given.place)));
+        }
+        let mut answer = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        // SAFETY: it lies in host memory, its layout is the problem's, which is checked, and it was made for us.
+        let view = unsafe { given.view() }.map_err(|error| raise(error.into()))?;
+        answer.bytes_mut().copy_from_slice(view.bytes());
+        Ok(answer)
+    }
 }
 
 impl Subject for PySubject<'_> {
@@ -90,6 +222,13 @@ impl Subject for PySubject<'_> {
             .call0()
             .map(drop)
             .map_err(|error| trouble(self.call.py(), error))
+    }
+
+    fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
+        let Some(problem) = &self.problem else { return Ok(None) };
+        self.copy_answer(problem)
+            .map(Some)
+            .map_err(|error| trouble(self.object.py(), error))
     }
 }
 
@@ -139,31 +278,60 @@ impl Stopwatch for PyStopwatch<'_> {
     }
 }
 
-/// Tells a Python function of samples and rounds, as JSON.
+/// Tells a Python function of what happens: `(kind, json)`.
 struct PyObserver<'py> {
     callable: Option<Bound<'py, PyAny>>,
 }
 
 impl PyObserver<'_> {
-    fn tell(&self, kind: &str, what: serde_json::Result<String>) -> Result<(), flashcore_bench::BenchError> {
+    fn tell(&self, kind: &str, what: &impl Serialize) -> Result<(), BenchError> {
         let Some(callable) = &self.callable else { return Ok(()) };
-        let told = what.map_err(|error| error.to_string()).and_then(|what| {
-            let told = callable.call1((kind, what));
-            told.map(drop).map_err(|error| error.to_string())
-        });
-        told.map_err(|reason| flashcore_bench::BenchError::Device {
+        let told = serde_json::to_string(what)
+            .map_err(|error| error.to_string())
+            .and_then(|what| {
+                let told = callable.call1((kind, what));
+                told.map(drop).map_err(|error| error.to_string())
+            });
+        told.map_err(|reason| BenchError::Device {
             reason: format!("the observer failed: {reason}"),
         })
+    }
+
+    /// Where failing is not provided for: watching must not end a bench.
+    fn mention(&self, kind: &str, what: &impl Serialize) {
+        let _ = self.tell(kind, what);
     }
 }
 
 impl Observer for PyObserver<'_> {
-    fn sample(&mut self, sample: &Sample) -> Result<(), flashcore_bench::BenchError> {
-        self.tell("sample", serde_json::to_string(sample))
+    fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
+        self.tell("sample", sample)
     }
 
-    fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), flashcore_bench::BenchError> {
-        self.tell("round", serde_json::to_string(&(round, reading)))
+    fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), BenchError> {
+        self.tell("round", &(round, reading))
+    }
+}
+
+impl Watcher for PyObserver<'_> {
+    fn note(&mut self, note: &str) {
+        self.mention("note", &note);
+    }
+
+    fn case(&mut self, case: &Case, index: usize, count: usize) {
+        self.mention("case", &(case, index, count));
+    }
+
+    fn inspected(&mut self, label: &str, outcome: &str) {
+        self.mention("inspected", &(label, outcome));
+    }
+
+    fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
+        self.mention("sample", &(mode, label, sample));
+    }
+
+    fn result(&mut self, result: &CaseResult) {
+        self.mention("result", result);
     }
 }
 

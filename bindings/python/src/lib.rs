@@ -29,6 +29,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
     #[cfg(feature = "bench")]
-    module.add_function(wrap_pyfunction!(bench::measure, module)?)?;
+    {
+        module.add_function(wrap_pyfunction!(bench::measure, module)?)?;
+        module.add_function(wrap_pyfunction!(bench::run_bench, module)?)?;
+    }
     Ok(())
 }

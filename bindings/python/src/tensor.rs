@@ -88,6 +88,7 @@ fn import_unversioned(object: &Bound<'_, PyAny>, stream: Option<&CallStream>) ->
 /// A tensor's memory, held until this value is dropped.
 pub(crate) struct Tensor {
     pub(crate) name: &'static str,
+    pub(crate) place: Place,
     pub(crate) dtype: DType,
     /// As `[batch, seq, heads, head_dim]`, whatever the caller's order.
     pub(crate) layout: Layout,
@@ -126,6 +127,7 @@ impl Tensor {
         }
         Ok(Tensor {
             name,
+            place,
             dtype,
             layout,
             handle,

@@ -1,12 +1,14 @@
 """The bench hook, with the host's clock: the protocol is Rust's and tested there, this is the way to it."""
 
+import ctypes
 import json
 import time
 
 import flashcore
 import numpy as np
 import pytest
-from flashcore import _bench, peers
+import reference
+from flashcore import _bench, _native, peers
 
 QUICK = {"budget_ms": 300.0, "warm_up_min_us": 1000.0, "lead_us": 0.0, "sample_us": 200.0}
 
@@ -78,22 +80,95 @@ def test_absent_peers_say_why():
     assert all(isinstance(why, str) and why for why in absent.values())
 
 
-CASES = [{}, {"causal": True, "seq_q": 96, "kv_heads": 1}]
+SIZES = {"batch": 1, "num_heads": 4, "num_kv_heads": 4, "seq_len_q": 128, "seq_len_kv": 128, "head_dim": 64}
+
+
+def request(dtype="fp16", causal=False, **more):
+    """A request for one problem, as flashcore-bench writes it."""
+    shape = [1, 128, 4, 64]
+    layout = {"shape": shape, "strides": [128 * 4 * 64, 4 * 64, 64, 1]}
+    problem = {
+        **SIZES,
+        "head_dim_v": 64,
+        "dtype": {"fp16": "f16"}.get(dtype, dtype),
+        "mask": {"window_left": None, "window_right": 0 if causal else None, "align": "bottom_right"},
+        "q_offset": 0,
+        "kv_offset": 0,
+        "softmax_scale": 0.125,
+        "softcap": None,
+        "return_lse": False,
+        **dict.fromkeys("qkvo", layout),
+        "var_len": None,
+        "paged_kv": None,
+    }
+    return {"cases": [{"name": "small", "problem": problem}], "options": QUICK_RUN, **more}
+
+
+QUICK_RUN = {"budget_ms": 300.0, "warm_up_min_us": 1000.0, "sample_us": 200.0}
+
+
+def test_run_benches_our_kernels():
+    seen = []
+    report = _bench.run(request(), device="cpu", watcher=lambda kind, what: seen.append((kind, json.loads(what))))
+    subjects = report["results"][0]["measurement"]["subjects"]
+    assert subjects[0]["info"]["kernel"].startswith("cpu/") and subjects[0]["summary"]["p50"] > 0
+    assert {"case", "inspected", "sample", "result"} <= {kind for kind, _ in seen}
+    json.dumps(report)
+
+
+def test_run_with_nothing_to_do():
+    with pytest.raises(ValueError, match="nothing to measure"):
+        _bench.run({"cases": []}, device="cpu")
+    with pytest.raises(ValueError, match="the request is not what flashcore-bench reads"):
+        _bench.run({"cases": 3}, device="cpu")
+
+
+class Peers:
+    """Peers that NumPy makes, right and wrong."""
+
+    def __init__(self):
+        self.given = []
+
+    def absences(self):
+        return ["a peer that is not here"]
+
+    def peers(self, case, place, tensors):
+        assert place is None and json.loads(case)["name"] == "small"
+
+        def array(tensor):
+            memory = (ctypes.c_ubyte * tensor["bytes"]).from_address(tensor["address"])
+            return np.frombuffer(memory, tensor["dtype"]).reshape(tensor["shape"])
+
+        q, k, v = (array(tensors[name]) for name in "qkv")
+
+        def peer(label, function):
+            subject = _bench.Subject(label, lambda: setattr(subject, "last", function()), launch="host")
+            subject.answer = lambda: subject.last
+            subject.call()
+            return subject
+
+        right = lambda: reference.attention(q, k, v)[0].astype(np.float16)
+        return [peer("right", right), peer("wrong", lambda: right() * np.float16(1.1)), ("unable", "it cannot")]
+
+
+def test_peers_are_inspected_and_timed():
+    report = json.loads(_native.run_bench("cpu", json.dumps(request()), Peers()))
+    result = report["results"][0]
+    by_label = {subject["info"]["label"]: subject for subject in result["measurement"]["subjects"]}
+    assert by_label["right"]["summary"]["p50"] > 0 and by_label["right"]["trouble"] is None
+    assert by_label["wrong"]["summary"] is None and by_label["wrong"]["trouble"]
+    assert ["unable", "it cannot"] in result["absent"]
+    assert "a peer that is not here" in report["notes"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("options", CASES, ids=str)
-def test_compare_with_pytorch(device, options):
+@pytest.mark.parametrize("how", [{}, {"causal": True}, {"dtype": "bf16"}, {"plain": True}], ids=str)
+def test_pytorch_beside_ours(device, how):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     if device == "cuda" and flashcore.why_not_cuda():
         pytest.skip(flashcore.why_not_cuda())
-    sizes = {"batch": 1, "heads": 4, "kv_heads": 4, "seq_q": 128, "seq_kv": 128, "head_dim": 64, "dtype": "float16"}
-    case = _bench.Case(**{**sizes, **options})
-    for launch in ("plain", "graph"):
-        report = _bench.compare(
-            case, ["flashcore", "torch/math", "torch/none"], device=device, launch=launch, options=QUICK
-        )
-        assert "no peer has this name" in report["left_out"]["torch/none"]
-        assert report["errors"]["flashcore"] <= 1
-        timed = [subject["info"]["label"] for subject in report["measurement"]["subjects"]]
-        assert timed == (["flashcore"] if options else ["flashcore", "torch/math"])
+    report = _bench.run(request(**how), device=device, peers=["torch/math", "torch/none"])
+    assert any("torch/none" in note for note in report["notes"])
+    subjects = report["results"][0]["measurement"]["subjects"]
+    assert {subject["info"]["label"] for subject in subjects} >= {"torch/math"}
+    assert all(subject["summary"] and not subject["trouble"] for subject in subjects), subjects

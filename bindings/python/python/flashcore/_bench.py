@@ -1,61 +1,54 @@
 """Attention of this and other libraries, timed in one process by one protocol on the same tensors.
 
-    from flashcore import _bench
-    case = _bench.Case(batch=1, heads=8, kv_heads=8, seq_q=512, seq_kv=512, head_dim=64, dtype="float16")
-    report = _bench.compare(case, ["torch/cudnn", "flashcore", "fa3"], device="cuda", launch="graph")
+The protocol itself (inspecting answers, warming up, interleaved rounds, when to stop, ratios, verdicts, evidence) is
+`flashcore-bench`'s, in Rust, and so are our kernels; this file says how a peer is called.
 
-The protocol itself (warming up, interleaved rounds, when to stop, ratios, verdicts) is `flashcore-bench`'s, in Rust;
-this file only says how a function is called and how time is read. `python -m flashcore._bench` does the same for
-another program: a request as JSON on standard input, one line of JSON for each event on standard output.
+- `run` benches kernels and peers on problems: `flashcore bench`, with peers.
+- `measure` times any functions against each other.
+- `python -m flashcore._bench` is `run` for another program: see docs/python.md.
 
 This is a hook for the project's own tools: it changes with them, without notice.
 """
 
-import dataclasses
+import ctypes
 import json
+import math
 import sys
 import time
-from typing import Optional, Tuple
 
-from . import __version__, attention, devices, peers
+from . import peers as _peers
 from ._native import measure as _measure
+from ._native import run_bench as _run_bench
 
-# Runs in a graph's chain: with 20, the half microsecond of a replay's launch is spread thin.
-GRAPH_RUNS = 20
-# Rows of the answer that are computed again in float64 before a subject is timed.
-CHECKED_ROWS = 256
-# Allowed distance from float64, absolute and relative: the project's tolerances.
-TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}
+# A graph's chain of runs, as flashcore-bench makes them for our kernels: so long that launching it costs next to
+# nothing a run, and not longer.
+CHAIN_US, MAX_CHAIN = 200.0, 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A problem: what is asked, on contiguous tensors [batch, seq, heads, head_dim] of normal values."""
+def run(request, *, device="cuda", peers="all", store=None, watcher=None):
+    """Benches kernels and peers; returns `flashcore-bench`'s `Report` as a dict.
 
-    batch: int
-    heads: int
-    kv_heads: int
-    seq_q: int
-    seq_kv: int
-    head_dim: int
-    dtype: str = "float16"
-    causal: bool = False
-    window: Optional[Tuple[Optional[int], Optional[int]]] = None
-    softcap: Optional[float] = None
-    scale: Optional[float] = None
+    `request` is its `Request` as a dict; `peers` a list of names of `flashcore.peers`, or "all"; `store` the path of
+    an evidence store; `watcher(kind, json)` is told of each "note", "case", "inspected", "sample" and "result".
+    """
+    source = PeerSource(device.partition(":")[0], peers, plain=request.get("plain", False))
+    try:
+        return json.loads(_run_bench(device, json.dumps(request), source, store=store, watcher=watcher))
+    finally:
+        source.close()
 
-    def options(self):
-        return {"causal": self.causal, "window": self.window, "softcap": self.softcap, "scale": self.scale}
 
-    def tensors(self, torch, device, seed=0):
-        generator = torch.Generator(device).manual_seed(seed)
-        dtype = getattr(torch, self.dtype)
+def measure(subjects, stopwatch, *, mode="hot", baseline=0, options=None, uuid=None, observer=None):
+    """Times subjects against each other by the protocol; returns `flashcore-bench`'s `Measurement` as a dict.
 
-        def normal(seq, heads):
-            shape = (self.batch, seq, heads, self.head_dim)
-            return torch.randn(shape, generator=generator, device=device, dtype=dtype)
-
-        return normal(self.seq_q, self.heads), normal(self.seq_kv, self.kv_heads), normal(self.seq_kv, self.kv_heads)
+    `options` are its `Options` by name; `uuid` names the GPU whose clocks and power are noted with each round;
+    `observer(kind, json)` is told of each "sample" and "round" as it happens. A subject whose call raises is left out
+    with its reason.
+    """
+    options = json.dumps(options or {})
+    return json.loads(
+        _measure(list(subjects), stopwatch, mode=mode, baseline=baseline, options=options, uuid=uuid, observer=observer)
+    )
 
 
 class Subject:
@@ -63,7 +56,7 @@ class Subject:
 
     def __init__(self, label, call, *, launch="plain", runs_per_call=1, kernel=None, versions=None):
         how = {"kind": "graph", "runs": runs_per_call} if launch == "graph" else {"kind": launch}
-        self.call, self.runs_per_call, self.label = call, runs_per_call, label
+        self.label, self.call, self.runs_per_call = label, call, runs_per_call
         self.info = json.dumps(
             {
                 "label": label,
@@ -131,154 +124,168 @@ class CudaStopwatch:
         self.overwritten.zero_()
 
 
-def measure(subjects, stopwatch, *, mode="hot", baseline=0, options=None, uuid=None, observer=None):
-    """Times subjects against each other by the protocol; returns `flashcore-bench`'s `Measurement` as a dict.
+class PeerSource:
+    """Makes subjects of the peers that are found, on the tensors that the bench owns."""
 
-    `options` are its `Options` by name; `uuid` names the GPU whose clocks and power are noted with each round;
-    `observer(kind, json)` is told of each "sample" and "round" as it happens. A subject whose call raises is left out
-    with its reason.
-    """
-    return json.loads(
-        _measure(
-            list(subjects),
-            stopwatch,
-            mode=mode,
-            baseline=baseline,
-            options=json.dumps(options or {}),
-            uuid=uuid,
-            observer=observer,
-        )
-    )
+    def __init__(self, kind, wanted="all", plain=False):
+        self.found, self.absent = _peers.find(kind)
+        self.wanted = [*self.found, *self.absent] if wanted == "all" else list(wanted)
+        self.plain, self.before = plain, None
 
+    def absences(self):
+        reasons = {}
+        for name in self.wanted:
+            if name not in self.found:
+                known = ", ".join([*self.found, *self.absent])
+                reasons.setdefault(self.absent.get(name, f"no peer has this name; there are {known}"), []).append(name)
+        return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
-def error_on_rows(torch, case, q, k, v, out, seed=0):
-    """Largest distance of rows of `out`, drawn at random, from float64, in units of what is allowed: above 1 it is wrong."""
-    tolerance = TOLERANCE[case.dtype]
-    generator = torch.Generator().manual_seed(seed)
-    draw = lambda n: torch.randint(n, (CHECKED_ROWS,), generator=generator).tolist()
-    group = case.heads // case.kv_heads
-    scale = case.head_dim**-0.5 if case.scale is None else case.scale
-    left, right = case.window or (None, None)
-    right = 0 if case.causal else right
-    keys = torch.arange(case.seq_kv, device=q.device) - (case.seq_kv - case.seq_q)
-    worst = 0.0
-    for b, h, row in zip(draw(case.batch), draw(case.heads), draw(case.seq_q)):
-        scores = k[b, :, h // group].double() @ q[b, row, h].double() * scale
-        if case.softcap is not None:
-            scores = case.softcap * torch.tanh(scores / case.softcap)
-        hidden = torch.zeros_like(keys, dtype=torch.bool)
-        if left is not None:
-            hidden |= keys < row - left
-        if right is not None:
-            hidden |= keys > row + right
-        weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), 0).nan_to_num(0.0)
-        want = weights @ v[b, :, h // group].double()
-        distance = (out[b, row, h].double() - want).abs() / (tolerance + tolerance * want.abs())
-        # A NaN is as wrong as can be, and max() would pass over it.
-        worst = max(worst, distance.nan_to_num(float("inf")).max().item())
-    return worst
+    def peers(self, case, place, tensors):
+        """For each peer a subject that has run once, or its name and why it does not serve the problem."""
+        wanted = [name for name in self.wanted if name in self.found]
+        if not wanted:
+            return []
+        import torch
 
-
-def compare(case, names, *, device="cuda", launch="plain", mode="hot", options=None, observer=None, seed=0):
-    """Times `names` on one case; the first is the baseline.
-
-    Names are `flashcore`, `flashcore:KERNEL` and those of `flashcore.peers`. `launch` is `"plain"` or `"graph"` (a
-    chain of runs in a CUDA graph). Every answer is checked against float64 before it is timed. Returns a dict with
-    the measurement, the errors, and what was left out with its reason.
-    """
-    import torch
-
-    found, absent = peers.find(device)
-    q, k, v = case.tensors(torch, device, seed)
-    left_out, errors, subjects = {}, {}, []
-    uuid = None
-    if device == "cuda":
-        here = f"cuda:{torch.cuda.current_device()}"
-        uuid = next((info["uuid"] for info in devices() if info["device"] == here), None)
-        # The legacy default stream, which PyTorch is on unless told otherwise, cannot be captured.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        within = torch.cuda.stream(stream)
-        stopwatch = CudaStopwatch(torch)
-    else:
-        import contextlib
-
-        within, stopwatch, launch = contextlib.nullcontext(), HostStopwatch(), "host"
-
-    with within:
-        for name in names:
+        if place is not None:
+            ordinal, stream = place
+            if self.before is None:
+                self.before = torch.cuda.current_stream(ordinal)
+            # For all that follows: peers are called in the bench's stream, without a guard around each call.
+            torch.cuda.set_stream(torch.cuda.ExternalStream(stream, device=ordinal))
+        q, k, v = (_wrapped(torch, tensors[name], place) for name in "qkv")
+        problem = json.loads(case)["problem"]
+        made = []
+        for name in wanted:
             try:
-                run, kernel = _runner(torch, name, found, absent, case, q, k, v)
-                errors[name] = error_on_rows(torch, case, q, k, v, run(), seed)
-                if errors[name] > 1:
-                    raise RuntimeError(f"its answer is {errors[name]:.3g} times as far from float64 as is allowed")
-                runs = 1
-                if launch == "graph":
-                    run, runs = _chain(torch, run), GRAPH_RUNS
-            except Exception as error:  # whatever a library raises, it takes part no further
-                left_out[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-                continue
-            versions = {"flashcore": __version__} if kernel else peers.versions()
-            subjects.append(
-                Subject(name, run, launch=launch, runs_per_call=runs, kernel=kernel, versions=versions)
-            )
-        measurement = None
-        if subjects:
-            measurement = measure(
-                subjects, stopwatch, mode=mode, options=options, uuid=uuid, observer=observer
-            )
-    return {"case": dataclasses.asdict(case), "left_out": left_out, "errors": errors, "measurement": measurement}
+                options = _options(problem, q, k)
+                run = self.found[name](q, k, v, **options)
+                make = _CpuPeer if place is None else (_PlainPeer if self.plain else _GraphPeer)
+                made.append(make(torch, name, run, tensors["out"]))
+            except Exception as error:  # whatever a library raises, it costs this peer this problem and no more
+                made.append((name, (str(error) or type(error).__name__).splitlines()[0]))
+        return made
+
+    def close(self):
+        """Puts back the stream that was current."""
+        if self.before is not None:
+            import torch
+
+            torch.cuda.set_stream(self.before)
 
 
-def _runner(torch, name, found, absent, case, q, k, v):
-    """The function to time, and for our own the kernel's id."""
-    library, _, kernel = name.partition(":")
-    if library != "flashcore":
-        if name not in found:
-            raise LookupError(absent.get(name, f"no peer has this name; there are {', '.join(found)}"))
-        return found[name](q, k, v, **case.options()), None
-    from . import plan
+def _options(problem, q, k):
+    """What the peers take, of a `Problem` as JSON."""
+    if problem["q_offset"] != 0 or problem["kv_offset"] != 0 or problem["var_len"] or problem["paged_kv"]:
+        raise _peers.NotServed("offsets, packed sequences and pages are not passed on to peers")
+    left, right, align = (problem["mask"][name] for name in ("window_left", "window_right", "align"))
+    if align == "top_left" and (left, right) != (None, None) and q.shape[1] != k.shape[1]:
+        raise _peers.NotServed("masks aligned at the top left are not passed on to peers")
+    causal = right == 0
+    window = (left, None if causal else right)
+    return {
+        "causal": causal,
+        "window": None if window == (None, None) else window,
+        "softcap": problem["softcap"],
+        "scale": problem["softmax_scale"],
+    }
 
-    options = {**case.options(), "kernel": kernel or None}
-    # Peers allocate their answers anew in each call, from a pool that is warm; so do we.
-    return (lambda: attention(q, k, v, **options)), plan(q, k, v, **options)["kernel"]
+
+class _OnDevice:
+    """Device memory as `__cuda_array_interface__` describes it. bfloat16 is not among its types, so 16-bit elements
+    travel as integers."""
+
+    def __init__(self, tensor, size):
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor["shape"]),
+            "strides": tuple(stride * size for stride in tensor["strides"]),
+            "typestr": f"<i{size}",
+            "data": (tensor["address"], False),
+            "version": 3,
+        }
 
 
-def _chain(torch, run):
-    """A replay of a graph that is a chain of `GRAPH_RUNS` runs."""
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        for _ in range(GRAPH_RUNS):
+def _wrapped(torch, tensor, place):
+    """A tensor of the bench as one of PyTorch's, without copying."""
+    dtype = getattr(torch, tensor["dtype"])
+    if place is not None:
+        size = torch.empty((), dtype=dtype).element_size()
+        return torch.as_tensor(_OnDevice(tensor, size), device=f"cuda:{place[0]}").view(dtype)
+    memory = (ctypes.c_ubyte * tensor["bytes"]).from_address(tensor["address"])
+    return torch.frombuffer(memory, dtype=dtype).as_strided(tensor["shape"], tensor["strides"])
+
+
+class _CpuPeer(Subject):
+    """A peer on the host."""
+
+    def __init__(self, torch, label, run, out, launch="host", runs_per_call=1):
+        self.torch, self.run, self.out = torch, run, out
+        super().__init__(label, self._once, launch=launch, runs_per_call=runs_per_call, versions=_peers.versions())
+        self._once()
+
+    def _once(self):
+        # The answer of the last run is kept for `answer`; its memory is used again two runs later.
+        self.last = self.run()
+
+    def answer(self):
+        """The answer of the last run, on the CPU in the layout of the bench's own output."""
+        copy = self.torch.empty_strided(self.out["shape"], self.out["strides"], dtype=self.last.dtype)
+        return copy.copy_(self.last)
+
+
+class _PlainPeer(_CpuPeer):
+    """A peer on a CUDA device, called run by run."""
+
+    def __init__(self, torch, label, run, out):
+        super().__init__(torch, label, run, out, launch="plain")
+
+
+class _GraphPeer(_CpuPeer):
+    """A peer on a CUDA device, in a graph that is a chain of runs."""
+
+    def __init__(self, torch, label, run, out):
+        stream = torch.cuda.current_stream()
+        for _ in range(3):  # what a library does the first times is not to be captured
             run()
-    return graph.replay
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        for _ in range(3):
+            run()
+        ended.record()
+        ended.synchronize()
+        us = began.elapsed_time(ended) * 1e3 / 3
+        chain = min(MAX_CHAIN, max(1, math.ceil(CHAIN_US / us)))
+        super().__init__(torch, label, run, out, launch="graph", runs_per_call=chain)
+        stream.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream):
+            for _ in range(chain):
+                self._once()
+        self.call = self.graph.replay
+        self.call()
 
 
 def main():
     """Reads a request from standard input, writes events to standard output: see docs/python.md."""
-    request = json.load(sys.stdin)
+    asked = json.load(sys.stdin)
 
     def say(kind, what):
-        print(json.dumps({kind: what}), flush=True)
+        print(f'{{"{kind}": {what}}}', flush=True)
 
-    device = request.get("device", "cuda")
-    found, absent = peers.find(device)
-    say("peers", {"found": sorted(found), "absent": absent, "versions": peers.versions()})
-    for index, case in enumerate(request.get("cases", [])):
-        report = compare(
-            Case(**case),
-            request["subjects"],
-            device=device,
-            launch=request.get("launch", "plain"),
-            mode=request.get("mode", "hot"),
-            options=request.get("options"),
-            observer=lambda kind, what: say(kind, {"case": index, "what": json.loads(what)}),
-            seed=request.get("seed", 0),
+    try:
+        report = run(
+            asked["request"],
+            device=asked.get("device", "cuda"),
+            peers=asked.get("peers", "all"),
+            store=asked.get("store"),
+            watcher=say,
         )
-        say("report", report)
+    except (RuntimeError, ValueError) as error:
+        say("failed", json.dumps(str(error)))
+        return 1
+    say("report", json.dumps(report))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -70,8 +70,10 @@ def _sdpa(torch, backend):
     from torch.nn.functional import scaled_dot_product_attention
 
     def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None):
-        if window is not None or softcap is not None:
-            raise NotServed("SDPA has no window and no soft cap")
+        if softcap is not None:
+            raise NotServed("SDPA has no soft cap")
+        if window is not None and any(side is not None for side in window):
+            raise NotServed("SDPA has no window")
         if causal and q.shape[1] == 1:
             causal = False  # aligned at the bottom right, the one row sees every key
         if causal and q.shape[1] != k.shape[1]:
