@@ -20,9 +20,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut refused = 0;
     for problem in problems() {
         for config in scalar::configs() {
-            let default = scalar::default_config(&problem);
+            let preferred = scalar::preferred_configs(&problem, 16);
             let varied = problem.dtype() != DType::F16 || problem.softcap().is_some() || config.vector_bytes() != 16;
-            if varied && config.with_vector_bytes(default.vector_bytes()) != default {
+            if varied && !preferred.contains(&config.with_vector_bytes(preferred[0].vector_bytes())) {
                 continue;
             }
             match Plan::new(&problem, &Config::Scalar(config), target) {

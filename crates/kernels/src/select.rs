@@ -53,22 +53,19 @@ impl fmt::Display for Considered {
 /// # Errors
 /// The refusals of every config in the order they were tried, where none serves.
 pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &KernelCache) -> Result<Choice, NoPlan> {
-    let default = scalar::default_config(problem);
-    let default = default.with_vector_bytes(default.vector_bytes().min(alignment));
-    let fallback = scalar::Config::Naive(scalar::naive::Levers {
-        threads: 128,
-        vector_bytes: default.vector_bytes(),
-    });
     let mut considered = Vec::new();
-    for config in [default, fallback].map(Config::Scalar) {
+    for config in scalar::preferred_configs(problem, alignment)
+        .into_iter()
+        .map(Config::Scalar)
+    {
         match Plan::with_cache(problem, &config, target, kernels) {
             Ok(plan) => {
                 considered.push(Considered { config, refusal: None });
                 return Ok(Choice {
                     plan,
                     why: format!(
-                        "the scalar family serves every problem; this tile fits {target}'s shared memory and registers at \
-                         head_dim {}, with the widest accesses the strides allow",
+                        "the scalar family serves every problem, and of its tiles this was the fastest on such shapes \
+                         that {target} has room for at head_dim {}",
                         problem.head_dim()
                     ),
                     considered,

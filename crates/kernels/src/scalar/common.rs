@@ -6,12 +6,8 @@ use flashcore_problem::{DType, Layout, Problem};
 use super::Config;
 use crate::Refusal;
 
-/// log2(e): scores are kept in units of log2, so that exponentials are single `ex2` instructions.
+/// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
-
-/// Where the running maximum starts. Not −∞: the difference of two infinities is NaN, and a row
-/// whose keys are all masked would meet one.
-pub(crate) const LOWEST: f32 = f32::MIN;
 
 /// What of a problem is baked into a kernel; all else is a launch argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,10 +156,10 @@ pub(crate) struct Params<'k, E> {
     /// First and last visible key of row `i` are `i + key_lo` and `i + key_hi`, cut to the keys there are.
     pub key_lo: Val<'k, i32>,
     pub key_hi: Val<'k, i32>,
-    /// Without soft cap: `softmax_scale · log2(e)`. With it: `softmax_scale / softcap`.
-    score_scale: Val<'k, f32>,
-    /// With soft cap: `softcap · log2(e)`.
-    softcap_log2: Option<Val<'k, f32>>,
+    /// Factor from scores to exponents of 2: `softmax_scale · log2(e)`, or `softcap · log2(e)`.
+    exponent_scale: Val<'k, f32>,
+    /// With soft cap: `softmax_scale / softcap`.
+    softcap_scale: Option<Val<'k, f32>>,
 }
 
 impl<'k, E: Element> Params<'k, E> {
@@ -180,18 +176,28 @@ impl<'k, E: Element> Params<'k, E> {
             group_size: k.param("group_size"),
             key_lo: k.param("key_lo"),
             key_hi: k.param("key_hi"),
-            score_scale: k.param("score_scale"),
-            softcap_log2: shape.softcap.then(|| k.param("softcap_log2")),
+            exponent_scale: k.param("exponent_scale"),
+            softcap_scale: shape.softcap.then(|| k.param("softcap_scale")),
         }
     }
 
-    /// The score of a key in units of log2, from the dot product of its row with the query's.
+    /// The score of a key, not yet scaled, from the dot product of its row with the query's.
     #[track_caller]
     pub(crate) fn score(&self, dot: Val<'k, f32>) -> Val<'k, f32> {
-        let scaled = dot * self.score_scale;
-        match self.softcap_log2 {
-            Some(cap) => tanh(scaled) * cap,
-            None => scaled,
+        match self.softcap_scale {
+            Some(scale) => tanh(dot * scale),
+            None => dot,
+        }
+    }
+
+    /// How to exponentiate scores relative to a row's maximum.
+    #[track_caller]
+    pub(crate) fn relative_to(&self, max: Val<'k, f32>) -> RelativeExp<'k> {
+        // A maximum of −∞ (no key seen yet) would make −∞ − (−∞), which is NaN.
+        let finite = max.gt(f32::NEG_INFINITY).select(max, 0.0);
+        RelativeExp {
+            scale: self.exponent_scale,
+            offset: -(finite * self.exponent_scale),
         }
     }
 
@@ -206,18 +212,28 @@ impl<'k, E: Element> Params<'k, E> {
 
     /// Stores the log-sum-exp of a row, in natural logarithms; −∞ where no key is visible.
     #[track_caller]
-    pub(crate) fn store_lse(
-        &self,
-        batch_head: Val<'k, u32>,
-        row: Val<'k, u32>,
-        max: impl Source<'k, f32>,
-        sum: Val<'k, f32>,
-    ) {
+    pub(crate) fn store_lse(&self, batch_head: Val<'k, u32>, row: Val<'k, u32>, max: Val<'k, f32>, sum: Val<'k, f32>) {
         if let Some(lse) = self.lse {
-            let value = (sum.log2() + max) * std::f32::consts::LN_2;
+            let value = max.fma(self.exponent_scale, sum.log2()) * std::f32::consts::LN_2;
             let at = batch_head.fma(self.seq_len_q, row);
             lse.offset(at).store(sum.gt(0.0).select(value, f32::NEG_INFINITY));
         }
+    }
+}
+
+/// Exponentiates scores relative to a maximum.
+#[derive(Clone, Copy)]
+pub(crate) struct RelativeExp<'k> {
+    scale: Val<'k, f32>,
+    offset: Val<'k, f32>,
+}
+
+impl<'k> RelativeExp<'k> {
+    /// `2^(score·scale − max·scale)`. One FMA, so that large scores lose nothing to the rounding of
+    /// their product; that of the maximum's is a common factor of the row and cancels.
+    #[track_caller]
+    pub(crate) fn of(&self, score: Val<'k, f32>) -> Val<'k, f32> {
+        score.fma(self.scale, self.offset).exp2()
     }
 }
 
@@ -303,10 +319,8 @@ pub(crate) fn launch(problem: &Problem, shape: &Shape, blocks: usize, threads: u
         Arg::I32(range.lo),
         Arg::I32(range.hi),
     ]);
-    match problem.softcap() {
-        None => args.push(Arg::F32(problem.softmax_scale() * LOG2_E)),
-        Some(cap) => args.extend([Arg::F32(problem.softmax_scale() / cap), Arg::F32(cap * LOG2_E)]),
-    }
+    args.push(Arg::F32(problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E));
+    args.extend(problem.softcap().map(|cap| Arg::F32(problem.softmax_scale() / cap)));
     Launch {
         grid: [blocks as u32, 1, 1],
         block: [threads, 1, 1],

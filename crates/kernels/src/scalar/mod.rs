@@ -116,16 +116,24 @@ pub fn configs() -> Vec<Config> {
     configs
 }
 
-/// The config used where nobody names one: the tile that fits, the widest accesses the strides allow.
-pub fn default_config(problem: &Problem) -> Config {
-    let vector_bytes = Access::widest(problem);
-    let tile = tiled::default_tile(problem);
-    Config::Tiled(tiled::Levers {
-        rows: tile.0,
-        cols: tile.1,
-        warps: 4,
+/// The configs used where nobody names one, in order of preference: what was fastest for such a problem,
+/// then what needs less, with the widest accesses that the strides and `alignment` (bytes) allow. The last
+/// one, [`naive`], is never refused.
+pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
+    let vector_bytes = Access::widest(problem).min(alignment);
+    let tiled = tiled::preferred(problem).iter().map(|&(rows, cols, warps)| {
+        Config::Tiled(tiled::Levers {
+            rows,
+            cols,
+            warps,
+            vector_bytes,
+        })
+    });
+    let naive = Config::Naive(naive::Levers {
+        threads: 128,
         vector_bytes,
-    })
+    });
+    tiled.chain([naive]).collect()
 }
 
 /// Kernel and launch for a problem, or why not.

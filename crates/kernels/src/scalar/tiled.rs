@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-use super::common::{LOWEST, Params, Shape, TensorParam, launch, load_row, load4, normaliser};
+use super::common::{Params, Shape, TensorParam, launch, load_row, load4, normaliser};
 use crate::Refusal;
 use crate::plan::KernelCache;
 
@@ -48,11 +48,18 @@ const SCRATCH_REGISTERS: u32 = 40;
 /// Elements that one thread copies at a time; `head_dim` is a multiple of it.
 const CHUNK: u32 = 8;
 
-/// The tile used where nobody names one: what fits in shared memory and registers for the head.
-pub(crate) fn default_tile(problem: &Problem) -> (u32, u32) {
+/// Blocks of 64 rows from which on large tiles fill a GPU; below, more and smaller blocks do better.
+const LARGE_TILE_BLOCKS: usize = 256;
+
+/// Tiles and warps used where nobody names them, best first: (rows, cols, warps). The first that a target
+/// does not refuse is taken. Measured on an H200 (`evidence/h200/scalar-sweep.txt`).
+pub(crate) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
+    let blocks = problem.seq_len_q().div_ceil(64) * problem.num_heads() * problem.batch();
     match problem.head_dim().max(problem.head_dim_v()) {
-        ..=128 => (32, 32),
-        _ => (32, 16),
+        ..=64 if blocks >= LARGE_TILE_BLOCKS => &[(64, 64, 4), (32, 32, 8)],
+        ..=64 => &[(32, 32, 8), (32, 32, 4)],
+        65..=128 => &[(32, 32, 4)],
+        _ => &[(64, 64, 8), (32, 16, 4)],
     }
 }
 
@@ -187,7 +194,7 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 row,
                 first_key,
                 end_key,
-                max: k.var(LOWEST),
+                max: k.var(f32::NEG_INFINITY),
                 sum: k.var(0.0),
             }
         })
@@ -260,7 +267,7 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 .zip(keys)
                 .map(|(score, key)| row.sees(key).select(params.score(score.get()), f32::NEG_INFINITY))
                 .collect();
-            let (p, rescale) = row.softmax_step(&masked);
+            let (p, rescale) = row.softmax_step(&params, &masked);
             acc[i * quads as usize * 4..][..quads as usize * 4]
                 .iter()
                 .for_each(|acc| acc.mul_assign(rescale));
@@ -315,7 +322,7 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 });
             }
             k.if_(thread_col.eq(0).divergent(), || {
-                params.store_lse(batch_head, row.row, row.max, sum)
+                params.store_lse(batch_head, row.row, row.max.get(), sum)
             });
         });
     }
@@ -351,12 +358,17 @@ impl<'k> Row<'k> {
     /// One step of the online softmax: the probabilities relative to the new maximum, and the factor
     /// that brings what was summed before to it.
     #[track_caller]
-    fn softmax_step(&self, scores: &[Val<'k, f32>]) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
+    fn softmax_step<E: Widen>(
+        &self,
+        params: &Params<'k, E>,
+        scores: &[Val<'k, f32>],
+    ) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
         let mine = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
         let new_max = mine.reduce_max(THREAD_COLS).max(self.max);
-        let rescale = (self.max - new_max).exp2();
+        let relative = params.relative_to(new_max);
+        let rescale = relative.of(self.max.get());
         self.max.set(new_max);
-        let p: Vec<_> = scores.iter().map(|&score| (score - new_max).exp2()).collect();
+        let p: Vec<_> = scores.iter().map(|&score| relative.of(score)).collect();
         self.sum.mul_assign(rescale);
         p.iter().for_each(|&p| self.sum.add_assign(p));
         (p, rescale)
