@@ -32,6 +32,7 @@ mod options;
 pub mod peers;
 pub mod problems;
 mod protocol;
+pub mod python;
 mod report;
 pub mod selfcheck;
 mod session;

@@ -1,0 +1,267 @@
+//! Benches in a Python process, where PyTorch and FlashAttention-3 can be peers: `python -m flashcore._bench` runs this
+//! very library there, with Python's functions among the subjects. `docs/python.md` has the lines that are exchanged.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::BenchError;
+use crate::identity::revision;
+use crate::measure::Sample;
+use crate::options::Mode;
+use crate::problems::Case;
+use crate::report::{CaseResult, Report};
+use crate::session::{Request, Watcher};
+
+/// The environment variable that names the Python to use.
+pub const PYTHON_VARIABLE: &str = "FLASHCORE_PYTHON";
+
+/// What has to be importable.
+const PROBE: &str = "import torch, flashcore._bench";
+
+/// A Python in which peers can be benched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Python {
+    executable: OsString,
+}
+
+/// Which peers are asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Wanted {
+    /// All that are found.
+    All(All),
+    /// These, by label.
+    Named(Vec<String>),
+}
+
+/// Serialises as `"all"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum All {
+    /// The word.
+    All,
+}
+
+/// What is sent to the process.
+#[derive(Clone, Debug, Serialize)]
+pub struct Job {
+    /// `cpu`, `cuda:0`.
+    pub device: String,
+    /// Which peers.
+    pub peers: Wanted,
+    /// The evidence store to write to.
+    pub store: Option<PathBuf>,
+    /// The bench.
+    pub request: Request,
+}
+
+/// A line that comes back.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Event {
+    Note(String),
+    Case(Box<(Case, usize, usize)>),
+    Inspected(String, String),
+    Sample(Mode, String, Sample),
+    Result(Box<CaseResult>),
+    Report(Box<Report>),
+    Failed(String),
+}
+
+impl Python {
+    /// The Python that `FLASHCORE_PYTHON` names, else `python3`, else `python`, if PyTorch and `flashcore` can be
+    /// imported there.
+    ///
+    /// # Errors
+    /// One sentence that says what is missing, to be shown once; benching goes on without peers.
+    pub fn find() -> Result<Python, String> {
+        let named = std::env::var_os(PYTHON_VARIABLE).filter(|name| !name.is_empty());
+        let candidates = match named {
+            Some(name) => vec![name],
+            None => vec!["python3".into(), "python".into()],
+        };
+        let mut why = String::new();
+        for executable in candidates {
+            let probe = Command::new(&executable)
+                .args(["-c", PROBE])
+                .stdin(Stdio::null())
+                .output();
+            let reason = match probe {
+                Ok(output) if output.status.success() => return Ok(Python { executable }),
+                Ok(output) => last_line(&output.stderr),
+                Err(error) => error.to_string(),
+            };
+            if why.is_empty() {
+                why = format!("{}: {reason}", executable.display());
+            }
+        }
+        Err(format!(
+            "no peers: they need a Python with PyTorch and flashcore ({why}); {PYTHON_VARIABLE} names one"
+        ))
+    }
+
+    /// Benches there, and passes on what happens.
+    ///
+    /// # Errors
+    /// [`BenchError::Device`] with what the process said if it did not end in a report.
+    pub fn bench(&self, job: &Job, watcher: &mut dyn Watcher) -> Result<Report, BenchError> {
+        let failed = |reason: String| BenchError::Device {
+            reason: format!("{}: {reason}", self.executable.display()),
+        };
+        let input = serde_json::to_vec(job).map_err(|error| failed(error.to_string()))?;
+        let mut child = Command::new(&self.executable)
+            .args(["-m", "flashcore._bench"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(error.to_string()))?;
+        // Read beside, so that a library that warns a lot does not fill the pipe and stop.
+        let errors = child.stderr.take().map(|stderr| {
+            std::thread::spawn(move || {
+                let lines = BufReader::new(stderr).lines().map_while(Result::ok);
+                lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
+            })
+        });
+        if let Some(mut stdin) = child.stdin.take() {
+            // A process that died already says why on its other pipes.
+            let _ = stdin.write_all(&input);
+        }
+        let mut outcome = None;
+        if let Some(stdout) = child.stdout.take() {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                // Libraries print what they like; only events are ours.
+                match serde_json::from_str(&line) {
+                    Ok(Event::Note(note)) => watcher.note(&note),
+                    Ok(Event::Case(at)) => watcher.case(&at.0, at.1, at.2),
+                    Ok(Event::Inspected(label, what)) => watcher.inspected(&label, &what),
+                    Ok(Event::Sample(mode, label, sample)) => watcher.sample(mode, &label, &sample),
+                    Ok(Event::Result(result)) => watcher.result(&result),
+                    Ok(Event::Report(report)) => outcome = Some(Ok(*report)),
+                    Ok(Event::Failed(reason)) => outcome = Some(Err(failed(reason))),
+                    Err(_) => {}
+                }
+            }
+        }
+        let status = child.wait().map_err(|error| failed(error.to_string()))?;
+        let said = errors.and_then(|thread| thread.join().ok()).unwrap_or_default();
+        let mut report =
+            outcome.unwrap_or_else(|| Err(failed(format!("it ended without a report ({status}): {said}"))))?;
+        if report.run.revision != revision() {
+            let note = format!(
+                "the Python package was built from revision {}, this command from {}: the kernels timed are the package's",
+                report.run.revision,
+                revision()
+            );
+            watcher.note(&note);
+            report.notes.push(note);
+        }
+        Ok(report)
+    }
+}
+
+fn last_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.unwrap_or("it failed without a word").trim().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::{DeviceIdentity, RunIdentity};
+    use crate::options::Options;
+
+    #[test]
+    fn a_job_reads_as_the_process_expects() {
+        let job = Job {
+            device: "cuda:0".into(),
+            peers: Wanted::All(All::All),
+            store: None,
+            request: Request::default(),
+        };
+        let text = serde_json::to_string(&job).unwrap();
+        assert!(
+            text.starts_with(r#"{"device":"cuda:0","peers":"all","store":null,"request":{"cases":[]"#),
+            "{text}"
+        );
+        let named = Wanted::Named(vec!["fa3".into()]);
+        assert_eq!(serde_json::to_string(&named).unwrap(), r#"["fa3"]"#);
+    }
+
+    #[derive(Default)]
+    struct Notes(Vec<String>);
+
+    impl Watcher for Notes {
+        fn note(&mut self, note: &str) {
+            self.0.push(note.into());
+        }
+        fn inspected(&mut self, label: &str, outcome: &str) {
+            self.0.push(format!("{label} {outcome}"));
+        }
+    }
+
+    /// A stand-in for Python: a script that says `lines`.
+    #[cfg(unix)]
+    fn script(name: &str, lines: &[String], exit: i32) -> (Python, PathBuf) {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("flashcore-python-{name}-{}", std::process::id()));
+        let said: String = lines.iter().map(|line| format!("cat <<'END'\n{line}\nEND\n")).collect();
+        std::fs::write(
+            &path,
+            format!("#!/bin/sh\ncat > /dev/null\n{said}echo 'Warning: old' >&2\nexit {exit}\n"),
+        )
+        .unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let executable = path.clone().into_os_string();
+        (Python { executable }, path)
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_the_process_says_is_passed_on_and_a_silent_end_is_an_error() {
+        let job = Job {
+            device: "cpu".into(),
+            peers: Wanted::All(All::All),
+            store: None,
+            request: Request::default(),
+        };
+        let mut report = Report::new(RunIdentity::now(DeviceIdentity::cpu()), Options::default(), None);
+        report.run.revision = "older".into();
+        let lines = [
+            "a library says hello".to_string(),
+            r#"{"note": "fa3: not there"}"#.to_string(),
+            r#"{"inspected": ["torch/flash", "pass"]}"#.to_string(),
+            format!(r#"{{"report": {}}}"#, serde_json::to_string(&report).unwrap()),
+        ];
+        let (python, path) = script("good", &lines, 0);
+        let mut notes = Notes::default();
+        let back = python.bench(&job, &mut notes).unwrap();
+        assert_eq!(notes.0[..2], ["fa3: not there", "torch/flash pass"]);
+        assert!(notes.0[2].contains("revision older"), "{:?}", notes.0);
+        assert_eq!(back.run, report.run);
+        std::fs::remove_file(path).unwrap();
+
+        let (python, path) = script("silent", &[], 3);
+        let error = python.bench(&job, &mut ()).unwrap_err().to_string();
+        assert!(
+            error.contains("without a report") && error.contains("Warning: old"),
+            "{error}"
+        );
+        std::fs::remove_file(path).unwrap();
+
+        let (python, path) = script("failed", &[r#"{"failed": "out of memory"}"#.to_string()], 1);
+        assert!(
+            python
+                .bench(&job, &mut ())
+                .unwrap_err()
+                .to_string()
+                .contains("out of memory")
+        );
+        std::fs::remove_file(path).unwrap();
+    }
+}
