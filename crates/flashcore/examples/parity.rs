@@ -65,7 +65,7 @@ fn one(device: &Device, seed: u64, index: u64) -> Result<Outcome, Box<dyn Error>
     } else {
         InputKind::Normal
     };
-    let attention = if index % 4 == 0 {
+    let attention = if index.is_multiple_of(4) {
         Attention::new(device.clone())
     } else {
         any_kernel(device, &problem, seed)?

@@ -110,9 +110,9 @@ pub enum ProblemError {
         /// Which tensor.
         tensor: &'static str,
         /// Shape.
-        shape: [usize; 4],
+        shape: Vec<usize>,
         /// Strides in elements.
-        strides: [i64; 4],
+        strides: Vec<i64>,
         /// What is wrong with them.
         why: &'static str,
     },

@@ -71,8 +71,8 @@ impl Layout {
     pub fn check(&self, tensor: &'static str) -> Result<(), ProblemError> {
         let bad = |why| ProblemError::Strides {
             tensor,
-            shape: self.shape,
-            strides: self.strides,
+            shape: self.shape.to_vec(),
+            strides: self.strides.to_vec(),
             why,
         };
         if self.strides[3] != 1 {
@@ -120,8 +120,8 @@ impl Layout {
             if i128::from(stride) <= reach {
                 return Err(ProblemError::Strides {
                     tensor,
-                    shape: self.shape,
-                    strides: self.strides,
+                    shape: self.shape.to_vec(),
+                    strides: self.strides.to_vec(),
                     why: "elements overlap, and an output's must not",
                 });
             }

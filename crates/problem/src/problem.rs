@@ -358,8 +358,8 @@ fn check_tensor(
     if given.strides != layout.strides {
         return Err(ProblemError::Strides {
             tensor,
-            shape: given.shape,
-            strides: given.strides,
+            shape: given.shape.to_vec(),
+            strides: given.strides.to_vec(),
             why: "the problem was stated with other strides; build it from the tensors' own layouts",
         });
     }
