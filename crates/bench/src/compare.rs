@@ -76,13 +76,17 @@ impl Side {
     /// latest counts.
     ///
     /// # Errors
-    /// [`BenchError::Store`], also for a selector that selects nothing.
+    /// [`BenchError::Store`]; [`BenchError::BadOption`] for a selector that selects nothing.
     pub fn of_store(store: &Store, selector: &Selector, name: &str) -> Result<Side, BenchError> {
         let runs = store.runs(selector)?;
         if runs.is_empty() {
-            return Err(BenchError::Store {
-                path: store.path().display().to_string(),
-                reason: format!("no run is called `{name}`, by key or by revision; `flashcore evidence` lists them"),
+            return Err(BenchError::BadOption {
+                option: "run",
+                given: name.to_string(),
+                allowed: format!(
+                    "a key or revision, or how it begins, in {} (`flashcore evidence` lists them), or a file",
+                    store.path().display()
+                ),
             });
         }
         let mut entries: Vec<Entry> = Vec::new();

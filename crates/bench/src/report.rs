@@ -40,6 +40,8 @@ pub struct CaseResult {
     pub inspections: Vec<Option<Inspection>>,
     /// Subjects that were not timed: label and reason.
     pub absent: Vec<(String, String)>,
+    /// What an empty kernel takes on the device, µs, to be shown beside short times.
+    pub floor_us: Option<f64>,
 }
 
 impl CaseResult {
@@ -49,6 +51,7 @@ impl CaseResult {
         measurement: Measurement,
         inspections: Vec<Option<Inspection>>,
         absent: Vec<Absent>,
+        floor_us: Option<f64>,
     ) -> CaseResult {
         CaseResult {
             flops: case.problem.flops(),
@@ -57,6 +60,7 @@ impl CaseResult {
             measurement,
             inspections,
             absent: absent.into_iter().map(|absent| (absent.label, absent.reason)).collect(),
+            floor_us,
         }
     }
 
@@ -160,7 +164,15 @@ impl Report {
         let mut report = Report::new(run.identity.clone(), run.options.clone(), run.floor_us);
         report.results = recorded
             .into_iter()
-            .map(|recorded| CaseResult::new(recorded.case, recorded.measurement, recorded.inspections, Vec::new()))
+            .map(|recorded| {
+                CaseResult::new(
+                    recorded.case,
+                    recorded.measurement,
+                    recorded.inspections,
+                    Vec::new(),
+                    run.floor_us,
+                )
+            })
             .collect();
         report
     }
@@ -243,7 +255,7 @@ pub(crate) mod tests {
             };
             report
                 .results
-                .push(CaseResult::new(case, measurement, inspections, Vec::new()));
+                .push(CaseResult::new(case, measurement, inspections, Vec::new(), Some(0.74)));
         }
         report
     }

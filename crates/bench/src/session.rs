@@ -515,7 +515,13 @@ impl Session<'_> {
             let inspections = rows.into_iter().map(|(_, found)| found).collect();
             results.push((
                 id,
-                CaseResult::new(case.clone(), measurement, inspections, absent.clone()),
+                CaseResult::new(
+                    case.clone(),
+                    measurement,
+                    inspections,
+                    absent.clone(),
+                    self.report.floor_us,
+                ),
             ));
         }
         if self.request.inspect {

@@ -24,7 +24,7 @@ pub fn text(report: &Report) -> String {
     }
     for result in &report.results {
         out.push('\n');
-        out.push_str(&case_text(result, report.floor_us));
+        out.push_str(&case_text(result));
     }
     out
 }
@@ -44,7 +44,7 @@ pub fn device_line(report: &Report) -> String {
 }
 
 /// One problem in one mode.
-pub fn case_text(result: &CaseResult, floor_us: Option<f64>) -> String {
+pub fn case_text(result: &CaseResult) -> String {
     let measurement = &result.measurement;
     let mut out = String::new();
     line(&mut out, &format!("{}  {}", result.case.name, result.case.problem));
@@ -76,7 +76,7 @@ pub fn case_text(result: &CaseResult, floor_us: Option<f64>) -> String {
         .quickest(|_| true)
         .and_then(|subject| subject.summary)
         .map(|summary| summary.p50);
-    if let (Some(floor), Some(smallest)) = (floor_us, smallest)
+    if let (Some(floor), Some(smallest)) = (result.floor_us, smallest)
         && smallest < NEAR_FLOOR * floor
     {
         line(

@@ -54,6 +54,11 @@ impl Failure {
         Failure::new(Kind::Usage, message)
     }
 
+    /// The machine cannot do it.
+    pub(crate) fn environment(message: impl ToString) -> Failure {
+        Failure::new(Kind::Environment, message)
+    }
+
     fn new(kind: Kind, message: impl ToString) -> Failure {
         Failure {
             kind,

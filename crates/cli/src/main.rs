@@ -2,7 +2,10 @@
 
 mod answer;
 mod args;
+mod bench;
 mod check;
+mod compare;
+mod evidence;
 mod explain;
 mod failure;
 mod first_run;
@@ -43,6 +46,7 @@ Examples:
   flashcore explain mission --profile l4           plan, shared memory, registers, occupancy
   flashcore explain mission --ptx > mission.ptx    the PTX that the driver would compile
   flashcore list problems                          what can be asked for by name
+  flashcore bench mission --peers all              kernels and peers timed against each other
 
 Problems:
   Every subcommand takes a problem: a name, `mission` where none is given, and flags that override
@@ -71,6 +75,9 @@ enum Command {
     Check(check::CheckArgs),
     Explain(explain::ExplainArgs),
     List(list::ListArgs),
+    Bench(bench::BenchArgs),
+    Compare(compare::CompareArgs),
+    Evidence(evidence::EvidenceArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -93,6 +100,9 @@ fn main() -> ExitCode {
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::List(args)) => list::run(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::Compare(args)) => compare::run(&args),
+        Some(Command::Evidence(args)) => evidence::run(&args),
     };
     match outcome {
         Ok(outcome) => outcome.into(),

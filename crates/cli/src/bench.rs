@@ -1,0 +1,370 @@
+//! `flashcore bench`: kernels and peers on problems, inspected, timed against each other, kept as evidence.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use flashcore::{DType, Device};
+use flashcore_bench::python::{All, Job, Python, Wanted};
+use flashcore_bench::store::default_path;
+use flashcore_bench::{
+    BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
+    Watcher, problems, table,
+};
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use crate::failure::{Failure, Outcome};
+use crate::style::{self, BAD, GOOD};
+
+/// Time kernels and peers against each other, and keep the evidence
+///
+/// Every subject is inspected first: an answer that is wrong, stale, late or missing is not timed.
+/// Then all take turns, round by round in shuffled order, until each ratio to the baseline is known
+/// to half a percent or the time is spent. Every sample is kept with the identity of what it is
+/// about; `flashcore evidence` shows where. Peers (PyTorch's SDPA, FlashAttention-3) are used where
+/// a Python with PyTorch and the flashcore package is found.
+#[derive(Args)]
+#[command(after_help = BENCH_HELP)]
+pub(crate) struct BenchArgs {
+    /// Problem sets, named problems, or files of problems (.json, .toml)
+    #[arg(value_name = "PROBLEMS", default_value = "mission")]
+    problems: Vec<String>,
+    /// Element type of the sets, in place of fp16
+    #[arg(long, value_parser = dtype)]
+    dtype: Option<DType>,
+    /// best, cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "best")]
+    device: String,
+    /// Kernels by id (`flashcore list kernels`), in place of the one that would be chosen
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    kernel: Vec<String>,
+    /// all, none, or labels such as torch/cudnn,fa3
+    #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all")]
+    peers: Vec<String>,
+    /// What the others are compared with: a label or how it begins; else the first peer
+    #[arg(long, value_name = "LABEL")]
+    baseline: Option<String>,
+    #[command(flatten)]
+    protocol: ProtocolArgs,
+    #[command(flatten)]
+    keep: StoreArgs,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    /// Write a table in Markdown
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    markdown: Option<PathBuf>,
+    /// Write a line a subject and problem as CSV
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    csv: Option<PathBuf>,
+    /// Exit with 1 unless ours is at least 10 % faster than PyTorch's best on two shapes or more
+    #[arg(long, help_heading = "Output")]
+    seeds_rule: bool,
+}
+
+const BENCH_HELP: &str = "\
+Sets:
+  mission     B1 and B2 H8 S512 D64, full and causal
+  canonical   head_dim 64, 128, 256 × 512 to 16k × full and causal; 16,384 tokens, hidden 2,048
+  llama       32/8 heads, D128, causal prefill of 8k
+  decode      32/8 heads, D128, one row against 4k to 128k keys
+  all         every one of them
+
+Verdicts say what the whole interval of the ratio says about a difference of 1 % (--threshold):
+  SAME, FASTER, SLOWER, or AMBIGUOUS where it reaches over an edge. `~` marks a subject whose
+  time had not settled after warming up.
+
+Environment:
+  FLASHCORE_PYTHON   the Python with PyTorch and flashcore, in place of python3
+  FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
+
+Exit codes: 0 done, 1 a kernel was rejected or the rule does not hold, 2 usage, 3 environment";
+
+/// How to measure.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Protocol")]
+pub(crate) struct ProtocolArgs {
+    /// hot (back to back), cold (L2 flushed), sustained (half a second each)
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot", value_parser = mode)]
+    mode: Vec<Mode>,
+    /// Most seconds for the rounds of one problem in one mode
+    #[arg(long, value_name = "SECONDS")]
+    budget: Option<f64>,
+    /// Difference that matters, such as 1% or 0.01
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    threshold: Option<f64>,
+    /// Launch one by one instead of in graphs: short kernels then wait for the host
+    #[arg(long)]
+    plain: bool,
+    /// Seed of the order within rounds
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+impl ProtocolArgs {
+    /// The request without its problems, for a device.
+    pub(crate) fn request(&self, device: &Device) -> Request {
+        let mut options = match device {
+            Device::Cpu => Options::for_cpu(),
+            Device::Cuda(_) => Options::default(),
+        };
+        if let Some(threshold) = self.threshold {
+            options.threshold = threshold;
+            options.precision = threshold / 2.0;
+        }
+        options.budget_ms = self.budget.map_or(options.budget_ms, |seconds| seconds * 1e3);
+        options.seed = self.seed.unwrap_or(options.seed);
+        Request {
+            modes: self.mode.clone(),
+            options,
+            plain: self.plain,
+            ..Request::default()
+        }
+    }
+}
+
+/// Where evidence is kept.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Evidence")]
+pub(crate) struct StoreArgs {
+    /// The evidence file, in place of one a host in the XDG data folder
+    #[arg(long, value_name = "FILE")]
+    store: Option<PathBuf>,
+    /// Keep nothing
+    #[arg(long, conflicts_with = "store")]
+    no_store: bool,
+}
+
+impl StoreArgs {
+    /// The file, if evidence is kept.
+    pub(crate) fn path(&self) -> Result<Option<PathBuf>, Failure> {
+        if self.no_store {
+            return Ok(None);
+        }
+        let path = self.store.clone().or_else(default_path);
+        let missing = || Failure::usage("there is no place for evidence: neither XDG_DATA_HOME nor HOME is set");
+        path.map(Some)
+            .ok_or_else(|| missing().help("name a file with --store, or pass --no-store"))
+    }
+}
+
+fn dtype(name: &str) -> Result<DType, String> {
+    DType::from_name(name).ok_or_else(|| format!("known are {}", DType::ALL.map(DType::name).join(", ")))
+}
+
+fn mode(name: &str) -> Result<Mode, String> {
+    name.parse().map_err(|error: BenchError| error.to_string())
+}
+
+/// `3%` or `0.03`.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.trim().strip_suffix('%') {
+        Some(percent) => (percent.trim(), 100.0),
+        None => (text.trim(), 1.0),
+    };
+    match number.parse::<f64>() {
+        Ok(value) if value > 0.0 && value / scale < 1.0 => Ok(value / scale),
+        _ => Err("write a share above 0 and below 1 as 3% or 0.03".to_string()),
+    }
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
+    let device: Device = args.device.parse()?;
+    let cases = cases(&args.problems, args.dtype)?;
+    let request = Request {
+        cases,
+        kernels: args.kernel.clone(),
+        baseline: args.baseline.clone(),
+        ..args.protocol.request(&device)
+    };
+    let report = bench(&device, &request, &args.peers, args.keep.path()?.as_deref(), args.json)?;
+    for (path, text) in [
+        (&args.markdown, table::markdown(&report)),
+        (&args.csv, table::csv(&report)),
+    ] {
+        if let Some(path) = path {
+            let failed = |error| Failure::failed(format!("{}: {error}", path.display()));
+            std::fs::write(path, text).map_err(failed)?;
+        }
+    }
+    let rule = args.seeds_rule.then(|| report.seeds_rule(SEEDS_GAIN, SEEDS_SHAPES));
+    if args.json {
+        style::print_json(&json!({ "report": report, "seeds_rule": rule }));
+    } else if let Some(rule) = &rule {
+        style::print(&rule_text(rule));
+    }
+    let rejected = report.results.iter().any(|result| {
+        let rejected = result.inspections.iter().flatten().any(|found| !found.passed());
+        rejected || result.measurement.subjects.is_empty()
+    });
+    Ok(
+        if rejected || report.results.is_empty() || rule.is_some_and(|rule| !rule.passed) {
+            Outcome::Findings
+        } else {
+            Outcome::Clean
+        },
+    )
+}
+
+/// The problems of names, files and sets.
+pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>, Failure> {
+    let mut cases = Vec::new();
+    for name in names {
+        cases.extend(problems::cases(name, dtype)?);
+    }
+    Ok(cases)
+}
+
+/// Benches here, or in a Python process where there are peers.
+pub(crate) fn bench(
+    device: &Device,
+    request: &Request,
+    peers: &[String],
+    store: Option<&Path>,
+    quiet: bool,
+) -> Result<Report, Failure> {
+    let mut progress = Progress::new(quiet);
+    let mut absence = None;
+    let python = match peers {
+        [none] if none == "none" => None,
+        _ => Python::find().map_err(|why| absence = Some(why)).ok(),
+    };
+    if let Some(absence) = &absence {
+        progress.note(absence);
+    }
+    let result = match python {
+        Some(python) => {
+            let all = peers.iter().any(|label| label == "all");
+            let job = Job {
+                device: device.to_string(),
+                peers: if all {
+                    Wanted::All(All::All)
+                } else {
+                    Wanted::Named(peers.to_vec())
+                },
+                store: store.map(Path::to_path_buf),
+                request: request.clone(),
+            };
+            python.bench(&job, &mut progress)
+        }
+        None => {
+            let store = store.map(Store::open).transpose()?;
+            flashcore_bench::run(device, request, &mut (), store.as_ref(), &mut progress)
+        }
+    };
+    progress.bar.finish_and_clear();
+    let mut report = result?;
+    report.notes.extend(absence);
+    if !quiet {
+        style::print(&format!("\n{}\n", table::device_line(&report)));
+        if let Some(store) = store {
+            style::print(&style::wrap(&format!("evidence in {}", store.display()), 2));
+        }
+    }
+    Ok(report)
+}
+
+/// Shows what goes on: a line of progress on a terminal, and each problem's table as it is done.
+struct Progress {
+    bar: ProgressBar,
+    quiet: bool,
+    at: String,
+}
+
+impl Progress {
+    fn new(quiet: bool) -> Progress {
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Progress {
+            bar,
+            quiet,
+            at: String::new(),
+        }
+    }
+}
+
+impl Watcher for Progress {
+    fn note(&mut self, note: &str) {
+        self.bar
+            .suspend(|| anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 6)));
+    }
+
+    fn case(&mut self, case: &Case, index: usize, count: usize) {
+        self.at = format!("{}/{count} {}", index + 1, case.name);
+        self.bar
+            .set_message(format!("{}: drawing inputs, computing what is right", self.at));
+    }
+
+    fn inspected(&mut self, label: &str, _outcome: &str) {
+        self.bar.set_message(format!("{}: inspected {label}", self.at));
+    }
+
+    fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
+        let time = style::micros(sample.run_us());
+        self.bar.set_message(format!(
+            "{}: {mode}, round {}, {label} {time}",
+            self.at,
+            sample.round + 1
+        ));
+    }
+
+    fn result(&mut self, result: &CaseResult) {
+        if !self.quiet {
+            self.bar
+                .suspend(|| style::print(&format!("\n{}", table::case_text(result))));
+        }
+    }
+}
+
+fn rule_text(rule: &SeedsRule) -> String {
+    let mut text = String::new();
+    for shape in &rule.shapes {
+        let colour = if shape.met { GOOD } else { BAD };
+        let gain = format!("{:+.1} %", shape.gain * 100.0);
+        text.push_str(&style::wrap(
+            &format!(
+                "{colour}{gain:>8}{colour:#} {}: {} against {}",
+                shape.case, shape.ours, shape.peer
+            ),
+            9,
+        ));
+    }
+    let met = rule.shapes.iter().filter(|shape| shape.met).count();
+    let percent = rule.gain * 100.0;
+    text.push_str(&format!(
+        "at least {percent:.0} % faster on {met} shapes; {} are needed\n",
+        rule.needed
+    ));
+    text
+}
+
+impl From<BenchError> for Failure {
+    fn from(error: BenchError) -> Failure {
+        match error {
+            BenchError::Flashcore(error) => (*error).into(),
+            BenchError::UnknownProblems { .. }
+            | BenchError::ProblemFile { .. }
+            | BenchError::BadOption { .. }
+            | BenchError::Schema { .. }
+            | BenchError::NothingInCommon { .. } => Failure::usage(error),
+            _ if error.is_environment() => Failure::environment(error),
+            _ => Failure::failed(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_written_either_way() {
+        assert_eq!(share("3%"), Ok(0.03));
+        assert_eq!(share(" 0.5 % "), Ok(0.005));
+        assert_eq!(share("0.03"), Ok(0.03));
+        for wrong in ["3", "-1%", "x", "100%", "0"] {
+            assert!(share(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `flashcore compare`: two kernels side by side, or two bodies of evidence.
+
+use clap::Args;
+use flashcore::{Device, KernelId};
+use flashcore_bench::compare::{Comparison, Side, compare};
+use flashcore_bench::{Options, Request, table};
+use serde_json::json;
+
+use crate::bench::{ProtocolArgs, StoreArgs, bench, cases, share};
+use crate::failure::{Failure, Outcome};
+use crate::style;
+
+/// Compare two kernels, evidence files, runs or revisions
+///
+/// Two kernel ids are timed against each other, round by round. Otherwise A and B are evidence: a
+/// file (.sqlite: its latest run; .jsonl: an export), or a run's key or a revision in the evidence
+/// store, of which the beginning will do; `latest` is the latest run.
+#[derive(Args)]
+#[command(after_help = "Exit codes: 0 done, 1 B is slower than the gate allows, 2 usage, 3 environment")]
+pub(crate) struct CompareArgs {
+    /// The kernel or evidence to compare with
+    #[arg(value_name = "A")]
+    a: String,
+    /// The kernel or evidence that is compared
+    #[arg(value_name = "B")]
+    b: String,
+    /// For kernels: problem sets, named problems or files
+    #[arg(long, value_name = "PROBLEMS", value_delimiter = ',', default_value = "mission")]
+    on: Vec<String>,
+    /// For kernels: best, cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "best")]
+    device: String,
+    /// Exit with 1 where B is slower than A by more than this, such as 3%
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    gate: Option<f64>,
+    #[command(flatten)]
+    protocol: ProtocolArgs,
+    #[command(flatten)]
+    keep: StoreArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
+    let store = args.keep.path()?;
+    let kernels = [&args.a, &args.b].map(|name| name.parse::<KernelId>().ok());
+    let comparison = if let [Some(a), Some(b)] = kernels {
+        let device = match (args.device.as_str(), a, b) {
+            // Kernels of the CPU run nowhere else.
+            ("best", KernelId::Cpu(_), KernelId::Cpu(_)) => Device::cpu(),
+            (name, ..) => name.parse()?,
+        };
+        let request = Request {
+            cases: cases(&args.on, None)?,
+            kernels: vec![a.to_string(), b.to_string()],
+            baseline: Some(a.to_string()),
+            ..args.protocol.request(&device)
+        };
+        let report = bench(&device, &request, &["none".to_string()], store.as_deref(), true)?;
+        let why = report.results.iter().flat_map(|result| &result.absent);
+        let why: Vec<String> = why.map(|(label, reason)| format!("{label}: {reason}")).collect();
+        Comparison::of_report(&report, &a.to_string(), &b.to_string())
+            .map_err(|error| Failure::from(error).help(why.first().cloned().unwrap_or_default()))?
+    } else {
+        let store = store.unwrap_or_default();
+        compare(
+            &Side::named(&args.a, &store)?,
+            &Side::named(&args.b, &store)?,
+            &Options::default(),
+        )?
+    };
+    let regressions = args.gate.map(|gate| comparison.regressions(gate));
+    if args.json {
+        style::print_json(&json!({ "comparison": comparison, "gate": args.gate, "regressions": regressions }));
+    } else {
+        style::print(&table::comparison_text(&comparison));
+        if let (Some(gate), Some(regressions)) = (args.gate, &regressions) {
+            let slower = regressions.len();
+            style::print(&format!("{slower} slower by more than {:.1} %\n", gate * 100.0));
+        }
+    }
+    Ok(match regressions {
+        Some(regressions) if !regressions.is_empty() => Outcome::Findings,
+        _ => Outcome::Clean,
+    })
+}

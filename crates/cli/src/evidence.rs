@@ -1,0 +1,152 @@
+//! `flashcore evidence`: what was measured, where it lies, in and out of the store.
+
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use flashcore_bench::store::Selector;
+use flashcore_bench::{Report, Store, table};
+use serde_json::json;
+
+use crate::bench::StoreArgs;
+use crate::failure::{Failure, Outcome};
+use crate::style;
+
+/// List, show, export or import what was measured
+#[derive(Args)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage or another schema, 3 the store cannot be used")]
+pub(crate) struct EvidenceArgs {
+    #[command(subcommand)]
+    what: Option<What>,
+    #[command(flatten)]
+    keep: StoreArgs,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Runs in the store, oldest first; what happens where nothing is named
+    List {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// The report of a run, computed anew from its samples
+    Show {
+        /// A run's key or a revision, or how it begins
+        #[arg(default_value = "latest")]
+        run: String,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write runs as text
+    Export {
+        /// `all`, `latest`, a run's key or a revision
+        #[arg(default_value = "all")]
+        run: String,
+        /// jsonl can be imported again; csv has a line a sample
+        #[arg(long, value_enum, default_value = "jsonl")]
+        format: Format,
+        /// The file to write, in place of standard output
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Add the runs of an export that are not there yet
+    Import {
+        /// A file that `export` wrote
+        file: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Jsonl,
+    Csv,
+}
+
+pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
+    let Some(path) = args.keep.path()? else {
+        return Err(Failure::usage("--no-store leaves no evidence to show"));
+    };
+    let store = Store::open(&path)?;
+    match &args.what {
+        None => list(&store, false)?,
+        Some(What::List { json }) => list(&store, *json)?,
+        Some(What::Show { run, json }) => show(&store, run, *json)?,
+        Some(What::Export { run, format, output }) => export(&store, run, *format, output.as_deref())?,
+        Some(What::Import { file }) => {
+            let input = File::open(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
+            let added = store.import_jsonl(&file.display().to_string(), &mut BufReader::new(input))?;
+            style::print(&format!(
+                "{} runs with {} samples added; {} were there already\n",
+                added.runs, added.samples, added.known
+            ));
+        }
+    }
+    Ok(Outcome::Clean)
+}
+
+fn selector(run: &str) -> Selector {
+    match run {
+        "all" => Selector::All,
+        "latest" => Selector::Latest,
+        prefix => Selector::Prefix(prefix.to_string()),
+    }
+}
+
+fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
+    let runs = store.runs(&Selector::All)?;
+    if as_json {
+        style::print_json(&json!({ "store": store.path(), "runs": runs }));
+        return Ok(());
+    }
+    let mut text = style::wrap(&store.path().display().to_string(), 2);
+    for run in &runs {
+        text.push_str(&format!(
+            "{:<24} {:<22} {:<22} {:>3} measurements {:>7} samples\n",
+            run.key,
+            run.identity.revision,
+            run.identity.device.name.chars().take(22).collect::<String>(),
+            run.measurements,
+            style::whole(run.samples.into())
+        ));
+    }
+    if runs.is_empty() {
+        text.push_str("no run yet; `flashcore bench` makes one\n");
+    }
+    style::print(&text);
+    Ok(())
+}
+
+fn show(store: &Store, name: &str, as_json: bool) -> Result<(), Failure> {
+    let runs = store.runs(&selector(name))?;
+    let Some(run) = runs.last() else {
+        return Err(
+            Failure::usage(format!("no run is called `{name}`, by key or by revision"))
+                .help("`flashcore evidence` lists them"),
+        );
+    };
+    let report = Report::of_evidence(run, store.measurements(run)?);
+    if as_json {
+        style::print_json(&json!({ "report": report }));
+    } else {
+        style::print(&table::text(&report));
+    }
+    Ok(())
+}
+
+fn export(store: &Store, run: &str, format: Format, output: Option<&Path>) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    match format {
+        Format::Jsonl => store.export_jsonl(&selector(run), &mut text)?,
+        Format::Csv => store.export_csv(&selector(run), &mut text)?,
+    }
+    match output {
+        Some(path) => File::create(path)
+            .and_then(|mut file| file.write_all(&text))
+            .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?,
+        None => style::print(&String::from_utf8_lossy(&text)),
+    }
+    Ok(())
+}
