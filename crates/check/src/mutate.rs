@@ -73,6 +73,11 @@ impl Operator {
         Operator::ShrinkBuffer,
     ];
 
+    /// The operator of a name, as it prints: `drop-barrier`.
+    pub fn from_name(name: &str) -> Option<Operator> {
+        Operator::ALL.into_iter().find(|operator| operator.to_string() == name)
+    }
+
     /// What becomes of an instruction: `None` where the operator does not apply, `Some(None)` where it
     /// goes away.
     fn apply(self, inst: &Inst, kernel: &Kernel) -> Option<Option<Inst>> {
@@ -373,6 +378,9 @@ mod tests {
     fn a_mutation_says_what_and_where() {
         let kernel = kernel();
         let all = mutations(&kernel);
+        for operator in Operator::ALL {
+            assert_eq!(Operator::from_name(&operator.to_string()), Some(operator));
+        }
         let barrier = all.iter().find(|m| m.operator == Operator::CountBarrier).unwrap();
         let text = barrier.to_string();
         assert!(

@@ -65,12 +65,11 @@ impl Timing {
         self.quantile(0.5)
     }
 
-    /// `4.80 µs  median of 30 samples, 80 % within 4.76 µs – 4.95 µs`
+    /// `4.80 µs median, 80 % of runs from 4.76 µs to 4.95 µs`
     pub(crate) fn line(&self) -> String {
         format!(
-            "{} median of {}; 80 % of them {} to {}",
+            "{} median, 80 % of runs from {} to {}",
             style::micros(self.median()),
-            self.method,
             style::micros(self.quantile(0.1)),
             style::micros(self.quantile(0.9)),
         )
@@ -94,6 +93,7 @@ impl Answer {
         text.push_str(&gate_fields(&self.gate));
         if let Some(timing) = &self.timing {
             text.push_str(&style::field("time", &timing.line()));
+            text.push_str(&style::field("measured", &timing.method));
             let rate = style::flops(problem.flops() / timing.median() * 1e6);
             text.push_str(&style::field("rate", &format!("{rate}, counting visible keys only")));
         }
@@ -190,7 +190,7 @@ fn on_cpu(
         spent += sample;
         samples.push(sample);
     }
-    let method = format!("{} runs by the wall clock", samples.len());
+    let method = format!("{} runs, by the wall clock", samples.len());
     Ok((gate, Some(Timing::new(samples, method))))
 }
 
@@ -308,7 +308,7 @@ fn time_on_cuda(
         samples.push(sample / launches as f64);
     }
     let method = format!(
-        "{} samples of {launches} launches in a graph, by CUDA events, caches hot",
+        "{} runs of {launches} launches in a graph, by CUDA events, caches hot",
         samples.len()
     );
     Ok(Timing::new(samples, method))

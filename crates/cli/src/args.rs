@@ -2,20 +2,17 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use flashcore::{DType, InputKind, Layout, Mask, Problem, ProblemError};
+use flashcore::{DType, DeviceInfo, InputKind, Layout, Mask, Problem, ProblemError};
 use flashcore_ir::{PROFILES, Profile, Target};
 use flashcore_problem::NAMED_PROBLEMS;
+
+use crate::machine;
 
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProblemArgs {
-    /// A named problem (`flashcore list problems`); the flags below override its fields
-    #[arg(
-        value_name = "PROBLEM",
-        default_value = "mission",
-        help_heading = "Problem",
-        display_order = 0
-    )]
+    /// A named problem (`list problems`); the flags below override its fields
+    #[arg(value_name = "PROBLEM", default_value = "mission")]
     name: String,
     #[command(flatten)]
     flags: ProblemFlags,
@@ -173,7 +170,7 @@ pub(crate) struct InputArgs {
     /// What the numbers look like
     #[arg(long, value_name = "KIND", default_value = "normal", value_parser = input_kinds())]
     pub(crate) inputs: InputKind,
-    /// Seed of the inputs; the same seed gives the same numbers everywhere
+    /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 }
@@ -191,11 +188,24 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    /// The card assumed where nobody names one and there is no GPU.
-    pub(crate) const DEFAULT: Card = Card {
-        target: PROFILES[0].target,
-        profile: Some(&PROFILES[0]),
-    };
+    /// The card planned for where nobody names one: that of the machine, or an L4 where it has none.
+    pub(crate) fn default() -> Card {
+        let here = |info: &DeviceInfo| {
+            let (major, minor) = info.compute_capability;
+            Some(Card {
+                target: Target::for_capability(major, minor).filter(|target| target.is_supported())?,
+                profile: Profile::of_device(&info.name, info.multiprocessors),
+            })
+        };
+        machine::gpus()
+            .unwrap_or_default()
+            .iter()
+            .find_map(here)
+            .unwrap_or(Card {
+                target: PROFILES[0].target,
+                profile: Some(&PROFILES[0]),
+            })
+    }
 
     /// A card by the name of a profile, or an architecture.
     pub(crate) fn parse(name: &str) -> Result<Card, String> {
@@ -217,6 +227,14 @@ impl Card {
     /// `l4` or `sm_120`.
     pub(crate) fn name(&self) -> &'static str {
         self.profile.map_or(self.target.name(), |profile| profile.name)
+    }
+
+    /// `NVIDIA L4 (sm_89)` or `sm_120`.
+    pub(crate) fn title(&self) -> String {
+        match self.profile {
+            Some(profile) => format!("{} ({})", profile.title, profile.target),
+            None => self.target.to_string(),
+        }
     }
 }
 

@@ -1,7 +1,11 @@
 //! `flashcore check`: proves a plan, runs it under the simulator, says what is wrong with it.
 
+use std::sync::Arc;
+
 use clap::Args;
 use flashcore_check::CheckOptions;
+use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_ir::Kernel;
 use flashcore_kernels::Config;
 
 use crate::args::{Card, InputArgs, ProblemArgs};
@@ -23,18 +27,22 @@ pub(crate) struct CheckArgs {
     problem: ProblemArgs,
     #[command(flatten)]
     inputs: InputArgs,
-    /// Kernel by id (`flashcore list kernels`), in place of the one that would be chosen
+    /// Kernel by id (`list kernels`), in place of the one that would be chosen
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
-    /// The card to plan for (`flashcore list profiles`)
-    #[arg(long, value_name = "CARD", default_value = "l4", value_parser = Card::parse, help_heading = "How")]
-    profile: Card,
+    /// Card to plan for (`list profiles`) [default: this machine's, else l4]
+    #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
+    profile: Option<Card>,
     /// How many schedules to run under
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "How")]
     schedules: u32,
-    /// Seed of the first schedule; a finding names the one that showed it
+    /// Seed of the first schedule, as a finding names it
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "How")]
     schedule: u64,
+    /// Plant a mistake in the kernel first, to see it found: drop-barrier, drop-warp-barrier, stride-one,
+    /// bound-one, shrink-buffer, …; with :N at its Nth place
+    #[arg(long, value_name = "MISTAKE", help_heading = "How")]
+    plant: Option<String>,
     /// Print the values that the kernel traces (`KernelBuilder::trace`)
     #[arg(long, help_heading = "How")]
     trace: bool,
@@ -45,8 +53,17 @@ pub(crate) struct CheckArgs {
 
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
+    let card = args.profile.unwrap_or_else(Card::default);
     let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;
-    let plan = simulated::plan(&problem, args.profile, config)?.plan;
+    let mut plan = simulated::plan(&problem, card, config)?.plan;
+    let planted = args
+        .plant
+        .as_deref()
+        .map(|mistake| find(mistake, &plan.kernel))
+        .transpose()?;
+    if let Some(mutation) = &planted {
+        plan.kernel = Arc::new(mutation.apply(&plan.kernel));
+    }
     let options = CheckOptions {
         schedules: args.schedules,
         first_schedule: args.schedule,
@@ -58,7 +75,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
         style::print_json(&simulated::json(&report)?);
         return Ok(simulated::outcome(&report));
     }
-    let mut text = format!("{HEAD}{problem}{HEAD:#} for {}\n", args.profile.name());
+    let mut text = format!("{HEAD}{problem}{HEAD:#} for {}\n", card.title());
+    if let Some(mutation) = &planted {
+        text.push_str(&style::field("planted", &mutation.to_string()));
+    }
     text.push_str(&simulated::text(&report));
     for trace in &report.traces {
         let [x, y, z] = trace.block;
@@ -77,4 +97,24 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     }
     style::print(&text);
     Ok(simulated::outcome(&report))
+}
+
+/// The mistake of a name such as `drop-barrier:2`, at a place that the kernel has.
+fn find(mistake: &str, kernel: &Kernel) -> Result<Mutation, Failure> {
+    let (name, number) = mistake.split_once(':').unwrap_or((mistake, "1"));
+    let Some(operator) = Operator::from_name(name) else {
+        let known = Operator::ALL.map(|operator| operator.to_string()).join(", ");
+        return Err(Failure::usage(format!(
+            "no mistake is named `{name}`; known are {known}"
+        )));
+    };
+    let mut places: Vec<Mutation> = mutations(kernel);
+    places.retain(|mutation| mutation.operator == operator);
+    match number.parse::<usize>() {
+        Ok(number) if (1..=places.len()).contains(&number) => Ok(places.swap_remove(number - 1)),
+        _ => Err(Failure::usage(format!(
+            "`{mistake}`: this kernel has {} places for {name}; write {name}:N with N from 1",
+            places.len()
+        ))),
+    }
 }

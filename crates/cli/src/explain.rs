@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::args::{Card, ProblemArgs};
 use crate::failure::{Failure, Outcome};
-use crate::simulated;
 use crate::style::{self, DIM, HEAD};
+use crate::{machine, simulated};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///
@@ -27,12 +27,12 @@ use crate::style::{self, DIM, HEAD};
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// Kernel by id (`flashcore list kernels`), in place of the one that would be chosen
+    /// Kernel by id (`list kernels`), in place of the one that would be chosen
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
-    /// The card to plan for (`flashcore list profiles`)
-    #[arg(long, value_name = "CARD", default_value = "l4", value_parser = Card::parse, help_heading = "How")]
-    profile: Card,
+    /// Card to plan for (`list profiles`) [default: this machine's, else l4]
+    #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
+    profile: Option<Card>,
     /// Say of every config whether it serves the problem
     #[arg(long, help_heading = "How")]
     all: bool,
@@ -60,7 +60,8 @@ pub(crate) fn gpu_kernel(id: &str) -> Result<Config, Failure> {
 pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
     let config = args.kernel.as_deref().map(gpu_kernel).transpose()?;
-    let choice = simulated::plan(&problem, args.profile, config)?;
+    let card = args.profile.unwrap_or_else(Card::default);
+    let choice = simulated::plan(&problem, card, config)?;
     let kernel = &choice.plan.kernel;
     if args.ptx {
         let ptx = if args.lines {
@@ -71,12 +72,12 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
         style::print(&ptx);
         return Ok(Outcome::Clean);
     }
-    let registers = registers::offline(kernel, args.profile.target);
+    let registers = registers_of(kernel, card);
     let known = Known {
         registers: registers.as_ref().ok().map(|found| found.per_thread),
         addresses: &[],
     };
-    let refusals = flashcore_check::prove(kernel, &choice.plan.launch, args.profile.target, known);
+    let refusals = flashcore_check::prove(kernel, &choice.plan.launch, card.target, known);
     let outcome = if refusals.is_empty() {
         Outcome::Clean
     } else {
@@ -84,10 +85,17 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
     };
     if args.json {
         let refusals = serde_json::to_value(&refusals)?;
-        style::print_json(&as_json(args, &problem, &choice, registers.as_ref().ok(), refusals)?);
+        style::print_json(&as_json(
+            args,
+            card,
+            &problem,
+            &choice,
+            registers.as_ref().ok(),
+            refusals,
+        )?);
         return Ok(outcome);
     }
-    let mut text = plan_text(args, &problem, &choice);
+    let mut text = plan_text(args, card, &problem, &choice);
     text.push_str(&launch_text(&choice.plan));
     for refusal in &refusals {
         text.push_str(&style::field("refused", &refusal.to_string()));
@@ -101,18 +109,23 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
     let _ = write!(
         text,
         "\n{HEAD}Occupancy{HEAD:#}\n{}",
-        occupancy_text(args.profile, &choice.plan, known.registers)
+        occupancy_text(card, &choice.plan, known.registers)
     );
     style::print(&text);
     Ok(outcome)
 }
 
-fn plan_text(args: &ExplainArgs, problem: &Problem, choice: &Choice) -> String {
-    let card = match args.profile.profile {
-        Some(profile) => format!("{} ({})", profile.title, profile.target),
-        None => args.profile.target.to_string(),
-    };
-    let mut text = format!("{HEAD}{problem}{HEAD:#} on {card}\n");
+/// Registers as the offline assembler has it, or as the driver does where the machine has such a GPU.
+fn registers_of(kernel: &Kernel, card: Card) -> Result<Registers, registers::Unknown> {
+    let offline = registers::offline(kernel, card.target);
+    if offline.is_ok() {
+        return offline;
+    }
+    machine::compiled_here(kernel, card.target).map_or(offline, Ok)
+}
+
+fn plan_text(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice) -> String {
+    let mut text = format!("{HEAD}{problem}{HEAD:#} on {}\n", card.title());
     text.push_str(&style::field(
         "kernel",
         &format!("{HEAD}{}{HEAD:#}", choice.plan.config),
@@ -125,7 +138,7 @@ fn plan_text(args: &ExplainArgs, problem: &Problem, choice: &Choice) -> String {
     }
     if args.all {
         let _ = write!(text, "\n{HEAD}Every config{HEAD:#}\n");
-        for (config, refusal) in every_config(problem, args.profile) {
+        for (config, refusal) in every_config(problem, card) {
             let verdict = refusal.unwrap_or_else(|| "serves".to_string());
             text.push_str(&style::wrap(&format!("  {:<28} {verdict}", config.to_string()), 31));
         }
@@ -239,10 +252,10 @@ fn occupancy_text(card: Card, plan: &Plan, registers: Option<u32>) -> String {
     for profile in profiles(card) {
         let fit = fit(&profile.target.limits(), plan, registers);
         let waves = plan.launch.blocks() as f64 / f64::from(profile.sms * fit.blocks_per_sm);
-        let waves = if fit.blocks_per_sm == 0 {
-            "none".to_string()
-        } else {
-            format!("{waves:.2}")
+        let waves = match waves {
+            _ if fit.blocks_per_sm == 0 => "none".to_string(),
+            waves if waves < 0.01 => "<0.01".to_string(),
+            waves => format!("{waves:.2}"),
         };
         let mark = if Some(profile) == card.profile {
             HEAD
@@ -265,6 +278,7 @@ fn occupancy_text(card: Card, plan: &Plan, registers: Option<u32>) -> String {
 
 fn as_json(
     args: &ExplainArgs,
+    card: Card,
     problem: &Problem,
     choice: &Choice,
     registers: Option<&Registers>,
@@ -282,13 +296,13 @@ fn as_json(
         })
         .collect();
     let known = registers.map(|found| found.per_thread);
-    let occupancy: Vec<Value> = profiles(args.profile)
+    let occupancy: Vec<Value> = profiles(card)
         .into_iter()
         .map(|profile| json!({ "profile": profile.name, "sms": profile.sms, "fit": fit(&profile.target.limits(), plan, known) }))
         .collect();
     let mut value = json!({
         "problem": problem.to_string(),
-        "profile": args.profile.name(),
+        "profile": card.name(),
         "target": plan.target.name(),
         "kernel": plan.config.to_string(),
         "why": choice.why,
@@ -303,7 +317,7 @@ fn as_json(
         "occupancy": occupancy,
     });
     if args.all {
-        value["configs"] = every_config(problem, args.profile)
+        value["configs"] = every_config(problem, card)
             .into_iter()
             .map(|(config, refusal)| json!({ "kernel": config.to_string(), "refusal": refusal }))
             .collect();

@@ -33,12 +33,12 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
     let mut outcome = run::outcome(&answer);
 
     if !has_gpu {
-        let card = Card::DEFAULT;
+        let card = Card::default();
         let plan = simulated::plan(&problem, card, None)?.plan;
         let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;
         style::print(&format!(
             "\n{HEAD}Its GPU kernel under the simulator{HEAD:#} {DIM}· planned for {}{DIM:#}\n{}",
-            card.profile.map_or(card.name(), |profile| profile.title),
+            card.title(),
             simulated::text(&report)
         ));
         if outcome == Outcome::Clean {

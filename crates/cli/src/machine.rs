@@ -1,8 +1,10 @@
 //! What the machine has: GPUs as the driver tells, and the CPU.
 
-use flashcore::DeviceInfo;
+use flashcore::{Device, DeviceInfo};
+use flashcore_check::registers::Registers;
 use flashcore_cpu::SimdLevel;
-use flashcore_cuda::CudaError;
+use flashcore_cuda::{CudaError, Function, ModuleOptions};
+use flashcore_ir::{Kernel, Target};
 use serde_json::{Value, json};
 
 use crate::style;
@@ -26,8 +28,8 @@ impl Cpu {
 
     /// One line on it.
     pub(crate) fn line(&self) -> String {
-        let plural = if self.threads == 1 { "" } else { "s" };
-        format!("{} · {} thread{plural} · {}", self.model, self.threads, self.simd)
+        let threads = style::count(self.threads as u64, "thread");
+        format!("{} · {threads} · {}", self.model, self.simd)
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -74,6 +76,27 @@ pub(crate) fn gpu_json(info: &DeviceInfo) -> Value {
         "memory_bytes": info.total_memory,
         "driver": info.driver_release,
         "cuda_version": info.cuda_version,
+    })
+}
+
+/// What the driver makes of a kernel, where the machine has a GPU of this architecture.
+pub(crate) fn compiled_here(kernel: &Kernel, target: Target) -> Option<Registers> {
+    let count = gpus().ok()?.len() as u32;
+    let device = (0..count)
+        .filter_map(|ordinal| Device::cuda(ordinal).ok())
+        .find(|device| device.target() == Some(target))?;
+    let Device::Cuda(context) = &device else { return None };
+    let function = Function::load(context, kernel, &ModuleOptions::default()).ok()?;
+    let release = context
+        .info()
+        .driver_release
+        .as_deref()
+        .unwrap_or("of unknown version")
+        .to_string();
+    Some(Registers {
+        per_thread: function.attributes().registers,
+        spilled_bytes: function.attributes().local_bytes,
+        compiler: format!("driver {release} for {target}"),
     })
 }
 

@@ -87,8 +87,22 @@ enum Color {
     Never,
 }
 
+/// Help, the version, or what is wrong with the arguments: the last wrapped as every other message.
+fn not_parsed(told: &clap::Error) -> ExitCode {
+    let text = told.render().ansi().to_string();
+    if told.use_stderr() {
+        anstream::eprint!("{}", style::wrap(&text, 2));
+        return ExitCode::from(2);
+    }
+    style::print(&text);
+    ExitCode::SUCCESS
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(told) => return not_parsed(&told),
+    };
     match cli.color {
         Color::Auto => {}
         Color::Always => anstream::ColorChoice::Always.write_global(),

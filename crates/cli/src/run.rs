@@ -26,10 +26,10 @@ pub(crate) struct RunArgs {
     /// best, cpu, cuda, cuda:N, or sim
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
-    /// Kernel by id (`flashcore list kernels`), in place of the one that would be chosen
+    /// Kernel by id (`list kernels`), in place of the one that would be chosen
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
-    /// With --device sim: the card to plan for (`flashcore list profiles`)
+    /// With --device sim: card to plan for (`list profiles`)
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
     /// Print one JSON object
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
                 .into());
             }
         };
-        let card = args.profile.unwrap_or(Card::DEFAULT);
+        let card = args.profile.unwrap_or_else(Card::default);
         let plan = simulated::plan(&problem, card, config)?.plan;
         let report = simulated::check(&plan, &simulated::options(inputs, seed))?;
         if args.json {
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
             value["device"] = json!("sim");
             style::print_json(&value);
         } else {
-            let head = format!("{HEAD}{problem}{HEAD:#} under the simulator, for {}\n", card.name());
+            let head = format!("{HEAD}{problem}{HEAD:#} under the simulator, for {}\n", card.title());
             style::print(&(head + &simulated::text(&report)));
         }
         return Ok(simulated::outcome(&report));
@@ -72,7 +72,6 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
             "--profile is for --device sim; a real device is what it is",
         ));
     }
-    // A problem with a name of its own is not tried on a device that is not there.
     let device: Device = args.device.parse()?;
     let answer = answer::compute(device, &problem, kernel, inputs, seed)?;
     if args.json {

@@ -66,11 +66,10 @@ pub(crate) fn text(report: &CheckReport) -> String {
         text.push_str(&style::field(
             "simulated",
             &format!(
-                "{} blocks of {} warps, {} schedule{} in {}",
-                style::whole(report.blocks),
-                report.warps,
-                report.schedules.len(),
-                if report.schedules.len() == 1 { "" } else { "s" },
+                "{} of {}, {} in {}",
+                style::count(report.blocks, "block"),
+                style::count(u64::from(report.warps), "warp"),
+                style::count(report.schedules.len() as u64, "schedule"),
                 style::micros(report.seconds * 1e6),
             ),
         ));

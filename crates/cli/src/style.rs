@@ -101,6 +101,11 @@ pub(crate) fn whole(n: u64) -> String {
     out
 }
 
+/// So many things: `1 block`, `1,024 blocks`.
+pub(crate) fn count(n: u64, what: &str) -> String {
+    format!("{} {what}{}", whole(n), if n == 1 { "" } else { "s" })
+}
+
 /// Three significant digits: `0.0123`, `4.56`, `789`, `12,345`.
 pub(crate) fn digits3(x: f64) -> String {
     let magnitude = x.abs();
@@ -161,6 +166,10 @@ mod tests {
         assert_eq!(whole(33280), "33,280");
         assert_eq!(whole(1_000_000), "1,000,000");
         assert_eq!(whole(7), "7");
+        assert_eq!(
+            (count(1, "block"), count(1024, "warp")),
+            ("1 block".to_string(), "1,024 warps".to_string())
+        );
         assert_eq!(digits3(0.01234), "0.0123");
         assert_eq!(digits3(4.5), "4.50");
         assert_eq!(digits3(0.0), "0");

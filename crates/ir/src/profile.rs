@@ -127,6 +127,27 @@ impl Profile {
         PROFILES.iter().find(|p| p.name.eq_ignore_ascii_case(name))
     }
 
+    /// The profile of a device that the driver calls `name` and that has so many SMs.
+    ///
+    /// ```
+    /// use flashcore_ir::Profile;
+    /// assert_eq!(Profile::of_device("NVIDIA A100-SXM4-80GB", 108).unwrap().name, "a100");
+    /// assert_eq!(Profile::of_device("NVIDIA GeForce RTX 4090", 128).unwrap().name, "rtx4090");
+    /// assert!(Profile::of_device("NVIDIA L40S", 142).is_none());
+    /// assert!(Profile::of_device("NVIDIA H100 PCIe", 114).is_none()); // another card than the SXM one
+    /// ```
+    pub fn of_device(name: &str, sms: u32) -> Option<&'static Profile> {
+        let words: Vec<String> = name
+            .to_ascii_lowercase()
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .map(str::to_string)
+            .collect();
+        let named = |profile: &&Profile| {
+            words.iter().any(|word| word == profile.name) || words.windows(2).any(|pair| pair.concat() == profile.name)
+        };
+        PROFILES.iter().find(|profile| profile.sms == sms && named(profile))
+    }
+
     /// All names, comma-separated, for messages.
     pub fn names() -> String {
         PROFILES.map(|p| p.name).join(", ")

@@ -1,0 +1,306 @@
+//! What the command prints: help and explanations word by word, JSON by its keys, and manners.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::process::Stdio;
+
+use common::{command, flashcore, run};
+use serde_json::Value;
+
+/// Numbers that change with every improvement of a kernel are no business of a snapshot.
+fn steady(text: &str) -> String {
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        lines.push(match (line.find(" instructions long"), line.rfind("; ")) {
+            (Some(end), Some(start)) if start < end => format!("{}; N{}", &line[..start], &line[end..]),
+            _ => line.to_string(),
+        });
+    }
+    lines.join("\n")
+}
+
+fn shown(arguments: &str) -> String {
+    let ran = flashcore(arguments);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(ran.stderr, "");
+    steady(&ran.stdout)
+}
+
+#[test]
+fn help_is_a_manual() {
+    insta::assert_snapshot!("help", shown("--help"));
+    insta::assert_snapshot!("help_run", shown("run --help"));
+    insta::assert_snapshot!("help_check", shown("check -h"));
+    insta::assert_snapshot!("help_explain", shown("explain -h"));
+    insta::assert_snapshot!("help_list", shown("list -h"));
+}
+
+#[test]
+fn explanations() {
+    // Kernels are named, so that a better default is no change here; the choice has its own snapshots.
+    let tiled = "--kernel scalar/tiled-m32n32-w4-v16";
+    insta::assert_snapshot!(
+        "explain_mission_l4",
+        shown(&format!("explain mission --profile l4 {tiled}"))
+    );
+    let small = "--kernel scalar/tiled-m32n16-w4-v16";
+    insta::assert_snapshot!(
+        "explain_gemma_rtx4090",
+        shown(&format!("explain gemma2-9b-4k --profile rtx4090 {small}"))
+    );
+    insta::assert_snapshot!(
+        "explain_decode_h200",
+        shown(&format!("explain llama8b-decode-8k --profile h200 --lse {tiled}"))
+    );
+    insta::assert_snapshot!(
+        "explain_naive_sm_120",
+        shown("explain sd-cross --window 64,inf --kernel scalar/naive-t128-v16 --profile sm_120")
+    );
+    let chosen = shown("explain mission --profile a100");
+    assert!(
+        chosen.contains("on NVIDIA A100 SXM4 80GB (sm_80)\n  kernel    scalar/tiled-"),
+        "{chosen}"
+    );
+}
+
+#[test]
+fn lists() {
+    insta::assert_snapshot!("list_profiles", shown("list profiles"));
+    let all = shown("list");
+    for name in [
+        "mission ",
+        "llama8b-decode-8k",
+        "scalar/tiled-m64n64-w8-v16",
+        "cpu/m128n128",
+        "rtx4090",
+    ] {
+        assert!(all.contains(name), "{name}\n{all}");
+    }
+}
+
+#[test]
+fn the_first_run_is_true_and_quick() {
+    let ran = flashcore("");
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    for part in [
+        "FlashCore 0.1.0",
+        "cpu ",
+        "Attention on cpu · B1 H8/8 Sq512 Skv512 D64 fp16 full",
+        "right: at most",
+        "FLOP/s",
+        "Its GPU kernel under the simulator · planned for NVIDIA L4 (sm_89)",
+        "clean under 1 schedule",
+        " blocks of ",
+        "warp instructions: fma",
+        "flashcore explain mission",
+    ] {
+        assert!(ran.stdout.contains(part), "{part}\n{}", ran.stdout);
+    }
+    // The reason for having no GPU is given once.
+    assert_eq!(ran.stdout.matches("none: ").count(), 1, "{}", ran.stdout);
+}
+
+#[test]
+fn findings_and_answers_of_other_problems() {
+    let text = shown("check tiny --schedules 3 --lse --causal --inputs huge-logit");
+    assert!(text.contains("clean under 3 schedules"), "{text}");
+    let text = shown("run --device sim tiny --seq-q 5 --window 3,0 --kernel scalar/naive-t64-v16 --profile a100");
+    assert!(
+        text.contains("scalar/naive-t64-v16 for sm_80") && text.contains("1 block of 2 warps"),
+        "{text}"
+    );
+    let text = shown("run tiny --device cpu --heads 4 --kv-heads 2 --dtype bf16 --layout bhsd --seed 3");
+    assert!(
+        text.starts_with("B1 H4/2 Sq32 Skv32 D16 bf16 full strided on cpu\n"),
+        "{text}"
+    );
+    assert!(text.contains("right: at most") && text.contains("µs median"), "{text}");
+}
+
+#[test]
+fn a_planted_mistake_is_shown_as_compilers_show_errors() {
+    let tiny = "check tiny --kernel scalar/tiled-m16n16-w4-v16 --plant drop-warp-barrier";
+    let ran = flashcore(tiny);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    for part in [
+        "verdict   1 finding under 1 schedule",
+        "error[race]: ",
+        "--> crates/kernels/src/scalar/tiled.rs:",
+        "|     k.verb(\"O += P·V\"",
+        "= by block (0, 0, 0) warp ",
+        "help: put a barrier between them",
+    ] {
+        assert!(ran.stdout.contains(part), "{part}\n{}", ran.stdout);
+    }
+    let report: Value = serde_json::from_str(&flashcore(&format!("{tiny} --json")).stdout).expect("JSON");
+    let finding = &report["findings"][0];
+    assert_eq!(
+        (report["verdict"].as_str(), finding["kind"].as_str()),
+        (Some("findings"), Some("race"))
+    );
+    let finding_keys = BTreeSet::from([
+        "kind",
+        "message",
+        "lines",
+        "actor",
+        "other",
+        "object",
+        "bytes",
+        "element",
+        "help",
+        "count",
+        "source",
+        "other_source",
+        "schedules",
+    ]);
+    assert_eq!(keys(finding), finding_keys);
+}
+
+#[test]
+fn ptx_alone_is_printed() {
+    let ptx = shown("explain tiny --ptx");
+    assert!(ptx.starts_with(".version 7.0\n.target sm_80\n"), "{ptx}");
+    assert!(!ptx.contains(".loc"));
+    let with_lines = shown("explain tiny --ptx --lines");
+    assert!(with_lines.contains(".loc") && with_lines.contains("crates/kernels/src/scalar/tiled.rs"));
+}
+
+fn keys(value: &Value) -> BTreeSet<&str> {
+    value
+        .as_object()
+        .expect("an object")
+        .keys()
+        .map(String::as_str)
+        .collect()
+}
+
+fn json(arguments: &str) -> Value {
+    let ran = flashcore(arguments);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    serde_json::from_str(&ran.stdout).expect("JSON")
+}
+
+#[test]
+fn json_parses_and_keeps_its_keys() {
+    let answer = json("run tiny --device cpu --json");
+    assert_eq!(
+        keys(&answer),
+        BTreeSet::from(["problem", "device", "kernel", "verdict", "gate", "time", "flops"])
+    );
+    assert_eq!(
+        keys(&answer["time"]),
+        BTreeSet::from(["median_us", "p10_us", "p90_us", "samples", "method"])
+    );
+    assert_eq!(answer["verdict"], "clean");
+    assert!(answer["time"]["median_us"].as_f64().expect("a number") > 0.0);
+
+    let report = json("check tiny --json --schedules 2");
+    let report_keys = BTreeSet::from([
+        "problem",
+        "kernel",
+        "target",
+        "inputs",
+        "seed",
+        "schedules",
+        "verdict",
+        "refusals",
+        "findings",
+        "gate",
+        "differs_under",
+        "blocks",
+        "warps",
+        "counts",
+        "traces",
+        "memory",
+        "seconds",
+    ]);
+    assert_eq!(keys(&report), report_keys);
+    assert_eq!(report["schedules"], serde_json::json!([0, 1]));
+    assert!(report["counts"]["fma"]["warps"].as_u64().expect("a count") > 0);
+    let simulated = json("run tiny --device sim --json");
+    assert_eq!(keys(&simulated), &report_keys | &BTreeSet::from(["device"]));
+
+    let explained = json("explain mission --profile l4 --json");
+    assert_eq!(
+        keys(&explained),
+        BTreeSet::from([
+            "problem",
+            "profile",
+            "target",
+            "kernel",
+            "why",
+            "considered",
+            "refusals",
+            "launch",
+            "ledger",
+            "shared_bytes",
+            "instructions",
+            "requires",
+            "registers",
+            "occupancy",
+        ])
+    );
+    assert_eq!(explained["occupancy"][0]["profile"], "l4");
+    assert_eq!(explained["registers"], Value::Null);
+    let every = json("explain tiny --all --json");
+    assert!(every["configs"].as_array().expect("a list").len() > 50);
+
+    assert_eq!(
+        keys(&json("list --json")),
+        BTreeSet::from(["problems", "kernels", "profiles"])
+    );
+    assert_eq!(
+        keys(&json("list devices --json")["devices"]),
+        BTreeSet::from(["cuda", "why_no_cuda", "cpu", "cache"])
+    );
+}
+
+#[test]
+fn output_is_plain_when_piped_and_fits_100_columns() {
+    let commands = [
+        "",
+        "--help",
+        "run --help",
+        "check --help",
+        "explain --help",
+        "list --help",
+        "list",
+        "list devices",
+        "explain mission",
+        "explain llama8b-prefill-8k --all",
+        "check tiny",
+        "run tiny --device cpu",
+        "run tiny --device sim",
+    ];
+    for arguments in commands {
+        let ran = flashcore(arguments);
+        for line in ran.stdout.lines().chain(ran.stderr.lines()) {
+            assert!(!line.contains('\u{1b}'), "flashcore {arguments}: {line:?}");
+            assert!(line.chars().count() <= 100, "flashcore {arguments}: {line}");
+        }
+    }
+}
+
+#[test]
+fn colours_come_on_request_and_go_with_no_color() {
+    let always = flashcore("explain tiny --color always");
+    assert!(always.stdout.contains('\u{1b}'));
+    let errors = run(command("run --head-dim 7").env("NO_COLOR", "1"));
+    assert!(!errors.stderr.contains('\u{1b}'));
+    let bad = flashcore("run --head-dim 7 --color always");
+    assert!(bad.stderr.contains('\u{1b}'));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let mut child = command("explain llama8b-prefill-8k --ptx")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the command ends");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stderr.is_empty());
+}
