@@ -1,6 +1,8 @@
 //! What the rungs share: parameters and arguments, access widths, the score function, the epilogue.
 
-use flashcore_ir::{Arg, BufferSpec, Cache, Element, GlobalPtr, KernelBuilder, Launch, SharedPtr, Source, Val, Widen};
+use flashcore_ir::{
+    Arg, BufferSpec, Cache, Element, GlobalPtr, KernelBuilder, Launch, SharedPtr, Source, Val, Var, Widen,
+};
 use flashcore_problem::{DType, Layout, Problem};
 
 use super::Config;
@@ -190,17 +192,6 @@ impl<'k, E: Element> Params<'k, E> {
         }
     }
 
-    /// How to exponentiate scores relative to a row's maximum.
-    #[track_caller]
-    pub(crate) fn relative_to(&self, max: Val<'k, f32>) -> RelativeExp<'k> {
-        // A maximum of −∞ (no key seen yet) would make −∞ − (−∞), which is NaN.
-        let finite = max.gt(f32::NEG_INFINITY).select(max, 0.0);
-        RelativeExp {
-            scale: self.exponent_scale,
-            offset: -(finite * self.exponent_scale),
-        }
-    }
-
     /// First visible key of a row, and one past the last (not below the first).
     #[track_caller]
     pub(crate) fn visible_keys(&self, row: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
@@ -212,27 +203,58 @@ impl<'k, E: Element> Params<'k, E> {
 
     /// Stores the log-sum-exp of a row, in natural logarithms; −∞ where no key is visible.
     #[track_caller]
-    pub(crate) fn store_lse(&self, batch_head: Val<'k, u32>, row: Val<'k, u32>, max: Val<'k, f32>, sum: Val<'k, f32>) {
+    pub(crate) fn store_lse(
+        &self,
+        batch_head: Val<'k, u32>,
+        row: Val<'k, u32>,
+        max: &RunningMax<'k>,
+        sum: Val<'k, f32>,
+    ) {
         if let Some(lse) = self.lse {
-            let value = max.fma(self.exponent_scale, sum.log2()) * std::f32::consts::LN_2;
+            let value = (sum.log2() - max.offset) * std::f32::consts::LN_2;
             let at = batch_head.fma(self.seq_len_q, row);
             lse.offset(at).store(sum.gt(0.0).select(value, f32::NEG_INFINITY));
         }
     }
 }
 
-/// Exponentiates scores relative to a maximum.
+/// The running maximum of a row's scores, and the exponent that it stands for.
+///
+/// Probabilities are `2^(score·scale + offset)` with `offset = −max·scale`, in one FMA: large scores
+/// lose nothing to the rounding of their product. The offset is kept as it was rounded, so that going
+/// from one to the next changes nothing but the scale.
 #[derive(Clone, Copy)]
-pub(crate) struct RelativeExp<'k> {
+pub(crate) struct RunningMax<'k> {
     scale: Val<'k, f32>,
-    offset: Val<'k, f32>,
+    max: Var<'k, f32>,
+    offset: Var<'k, f32>,
 }
 
-impl<'k> RelativeExp<'k> {
-    /// `2^(score·scale − max·scale)`. One FMA, so that large scores lose nothing to the rounding of
-    /// their product; that of the maximum's is a common factor of the row and cancels.
+impl<'k> RunningMax<'k> {
     #[track_caller]
-    pub(crate) fn of(&self, score: Val<'k, f32>) -> Val<'k, f32> {
+    pub(crate) fn new<E: Element>(k: &'k KernelBuilder, params: &Params<'k, E>) -> Self {
+        RunningMax {
+            scale: params.exponent_scale,
+            max: k.var(f32::NEG_INFINITY),
+            offset: k.var(f32::MAX),
+        }
+    }
+
+    /// Takes further scores into the maximum. Returns the factor for what was summed before: exactly 1
+    /// where the maximum stays, 0 where nothing had been seen.
+    #[track_caller]
+    pub(crate) fn raise(&self, scores: Val<'k, f32>) -> Val<'k, f32> {
+        self.max.max_assign(scores);
+        // Finite even where no key has been seen: ∞ − ∞ is NaN.
+        let offset = (-(self.max * self.scale)).min(f32::MAX);
+        let rescale = (offset - self.offset).exp2();
+        self.offset.set(offset);
+        rescale
+    }
+
+    /// The probability of a score, not yet normalised: at most 1.
+    #[track_caller]
+    pub(crate) fn exp(&self, score: Val<'k, f32>) -> Val<'k, f32> {
         score.fma(self.scale, self.offset).exp2()
     }
 }

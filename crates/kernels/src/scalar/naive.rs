@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-use super::common::{Params, Shape, launch, load_row, normaliser};
+use super::common::{Params, RunningMax, Shape, launch, load_row, normaliser};
 use crate::Refusal;
 use crate::plan::KernelCache;
 
@@ -88,7 +88,7 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
         let k_head = params.k.head(batch, kv_head);
         let v_head = params.v.head(batch, kv_head).offset(slice * columns);
 
-        let max = k.var(f32::NEG_INFINITY);
+        let max = RunningMax::new(k, &params);
         let sum = k.var(0.0);
         let acc: Vec<_> = (0..columns).map(|_| k.var(0.0)).collect();
 
@@ -111,10 +111,8 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
             let score = params.score(dot.get());
 
             // What was summed so far was relative to the old maximum.
-            let new_max = score.max(max);
-            let relative = params.relative_to(new_max);
-            let (rescale, p) = (relative.of(max.get()), relative.of(score));
-            max.set(new_max);
+            let rescale = max.raise(score);
+            let p = max.exp(score);
             sum.set(rescale.fma(sum, p));
             for c in (0..columns).step_by(8) {
                 let v = load_row(v_row.plus(c as i32), 8, shape);
@@ -134,7 +132,7 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
         out_row.store_f32s(&out, shape.vector_bytes, flashcore_ir::Cache::Default);
         if shape.lse {
             k.if_(slice.eq(0).uniform(), || {
-                params.store_lse(batch_head, row, max.get(), sum.get())
+                params.store_lse(batch_head, row, &max, sum.get())
             });
         }
     });

@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-use super::common::{Params, Shape, TensorParam, launch, load_row, load4, normaliser};
+use super::common::{Params, RunningMax, Shape, TensorParam, launch, load_row, load4, normaliser};
 use crate::Refusal;
 use crate::plan::KernelCache;
 
@@ -194,7 +194,7 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 row,
                 first_key,
                 end_key,
-                max: k.var(f32::NEG_INFINITY),
+                max: RunningMax::new(k, &params),
                 sum: k.var(0.0),
             }
         })
@@ -267,7 +267,7 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 .zip(keys)
                 .map(|(score, key)| row.sees(key).select(params.score(score.get()), f32::NEG_INFINITY))
                 .collect();
-            let (p, rescale) = row.softmax_step(&params, &masked);
+            let (p, rescale) = row.softmax_step(&masked);
             acc[i * quads as usize * 4..][..quads as usize * 4]
                 .iter()
                 .for_each(|acc| acc.mul_assign(rescale));
@@ -322,7 +322,7 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 });
             }
             k.if_(thread_col.eq(0).divergent(), || {
-                params.store_lse(batch_head, row.row, row.max.get(), sum)
+                params.store_lse(batch_head, row.row, &row.max, sum)
             });
         });
     }
@@ -345,7 +345,7 @@ struct Row<'k> {
     row: Val<'k, u32>,
     first_key: Val<'k, i32>,
     end_key: Val<'k, i32>,
-    max: flashcore_ir::Var<'k, f32>,
+    max: RunningMax<'k>,
     sum: flashcore_ir::Var<'k, f32>,
 }
 
@@ -358,17 +358,10 @@ impl<'k> Row<'k> {
     /// One step of the online softmax: the probabilities relative to the new maximum, and the factor
     /// that brings what was summed before to it.
     #[track_caller]
-    fn softmax_step<E: Widen>(
-        &self,
-        params: &Params<'k, E>,
-        scores: &[Val<'k, f32>],
-    ) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
+    fn softmax_step(&self, scores: &[Val<'k, f32>]) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
         let mine = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
-        let new_max = mine.reduce_max(THREAD_COLS).max(self.max);
-        let relative = params.relative_to(new_max);
-        let rescale = relative.of(self.max.get());
-        self.max.set(new_max);
-        let p: Vec<_> = scores.iter().map(|&score| relative.of(score)).collect();
+        let rescale = self.max.raise(mine.reduce_max(THREAD_COLS));
+        let p: Vec<_> = scores.iter().map(|&score| self.max.exp(score)).collect();
         self.sum.mul_assign(rescale);
         p.iter().for_each(|&p| self.sum.add_assign(p));
         (p, rescale)
