@@ -8,6 +8,7 @@ use std::fmt;
 use flashcore_problem::{
     Comparison, POISON, Problem, Reference, ReferenceRow, Tensor, TensorView, Tolerance, compare, compare_rows,
 };
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::stats::median;
@@ -416,6 +417,7 @@ fn judge(
 }
 
 /// Counts over a whole output: the comparison may have looked at some rows only.
+#[derive(Default)]
 struct Census {
     elements: usize,
     unwritten: usize,
@@ -425,33 +427,38 @@ struct Census {
 
 impl Census {
     fn of(view: &TensorView<'_>) -> Census {
-        let mut census = Census {
-            elements: 0,
-            unwritten: 0,
-            nan: 0,
-            zeros: 0,
-        };
-        let (layout, size) = (view.layout(), view.dtype().size_bytes());
-        let [nb, ns, nh, nd] = layout.shape;
-        for b in 0..nb {
-            for s in 0..ns {
-                for h in 0..nh {
-                    let row = &view.bytes()[layout.offset(b, s, h, 0) * size..][..nd * size];
-                    for (d, element) in row.chunks_exact(size).enumerate() {
-                        census.elements += 1;
-                        let poison = element.iter().all(|&byte| byte == POISON);
-                        let zero = element.iter().all(|&byte| byte == 0);
-                        census.unwritten += usize::from(poison);
-                        census.zeros += usize::from(zero);
-                        if !poison && !zero && element[size - 1] & 0x7f >= 0x7c {
-                            // Large exponents only: the rest cannot be NaN in any dtype.
-                            census.nan += usize::from(view.get(b, s, h, d).is_nan());
-                        }
-                    }
+        let [nb, ns, nh, _] = view.layout().shape;
+        (0..nb * ns)
+            .into_par_iter()
+            .map(|row| {
+                let mut census = Census::default();
+                for head in 0..nh {
+                    census.row(view, row / ns, row % ns, head);
                 }
+                census
+            })
+            .reduce(Census::default, |a, b| Census {
+                elements: a.elements + b.elements,
+                unwritten: a.unwritten + b.unwritten,
+                nan: a.nan + b.nan,
+                zeros: a.zeros + b.zeros,
+            })
+    }
+
+    fn row(&mut self, view: &TensorView<'_>, b: usize, s: usize, h: usize) {
+        let (layout, size) = (view.layout(), view.dtype().size_bytes());
+        let row = &view.bytes()[layout.offset(b, s, h, 0) * size..][..layout.shape[3] * size];
+        for (d, element) in row.chunks_exact(size).enumerate() {
+            self.elements += 1;
+            let poison = element.iter().all(|&byte| byte == POISON);
+            let zero = element.iter().all(|&byte| byte == 0);
+            self.unwritten += usize::from(poison);
+            self.zeros += usize::from(zero);
+            // Large exponents only: the rest cannot be NaN in any dtype.
+            if !poison && !zero && element[size - 1] & 0x7f >= 0x7c {
+                self.nan += usize::from(view.get(b, s, h, d).is_nan());
             }
         }
-        census
     }
 }
 

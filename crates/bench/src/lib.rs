@@ -21,6 +21,7 @@
 //! ```
 
 mod answers;
+mod candidates;
 pub mod compare;
 pub mod cpu;
 pub mod defences;

@@ -1,13 +1,12 @@
 //! A whole bench: problems, kernels and peers on a device, inspected, measured, stored.
 
-use flashcore::{Device, KernelId};
-use flashcore_cpu::{CpuConfig, default_config};
+use flashcore::Device;
 use flashcore_cuda::Stream;
 use flashcore_ir::Target;
-use flashcore_kernels::{KernelCache, Plan, select};
-use flashcore_problem::Problem;
+use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
 
+use crate::candidates::{cpu_configs, peer_tensors, plans};
 use crate::cpu::{CpuBed, CpuRig, CpuStopwatch, CpuSubject};
 use crate::defences::{Inspection, Rig, inspect, inspect_again};
 use crate::error::BenchError;
@@ -15,7 +14,7 @@ use crate::gpu::{self, GpuBed, GpuRig, GpuStopwatch, GpuTools, KernelSubject, La
 use crate::identity::{DeviceIdentity, RunIdentity, SubjectInfo};
 use crate::measure::{Measured, Observer, Sample, measure};
 use crate::options::{Mode, Options};
-use crate::peers::{Absent, PeerPlace, PeerSource, PeerTensor, PeerTensors};
+use crate::peers::{Absent, PeerPlace, PeerSource};
 use crate::problems::Case;
 use crate::report::{CaseResult, Report};
 use crate::store::{MeasurementId, RunId, Store};
@@ -293,106 +292,6 @@ fn run_cpu(
         session.case(case, contenders, absent, inspect, &mut stopwatch, &mut (), watcher)?;
     }
     Ok(session.report)
-}
-
-/// The plans to time on a GPU, and the kernels that have none.
-fn plans(request: &Request, problem: &Problem, target: Target, kernels: &KernelCache) -> (Vec<Plan>, Vec<Absent>) {
-    let (mut plans, mut absent) = (Vec::new(), Vec::new());
-    let mut leave_out = |label: &str, reason: String| {
-        absent.push(Absent {
-            label: label.to_string(),
-            reason,
-        });
-    };
-    if request.kernels.is_empty() {
-        // Allocations of the bench itself begin at multiples of 256 bytes.
-        match select(problem, target, 16, kernels) {
-            Ok(choice) => plans.push(choice.plan),
-            Err(error) => leave_out("default", error.to_string()),
-        }
-    }
-    for id in &request.kernels {
-        let config = match id.parse() {
-            Ok(KernelId::Gpu(config)) => config,
-            Ok(KernelId::Cpu(_)) => {
-                leave_out(id, "it runs on the CPU; ask for the device cpu".to_string());
-                continue;
-            }
-            Err(error) => {
-                leave_out(id, error.to_string());
-                continue;
-            }
-        };
-        match Plan::with_cache(problem, &config, target, kernels) {
-            Ok(plan) => plans.push(plan),
-            Err(refusal) => leave_out(id, refusal.to_string()),
-        }
-    }
-    (plans, absent)
-}
-
-/// The configs to time on the host: those asked for, or the default and its neighbours.
-fn cpu_configs(request: &Request, problem: &Problem) -> (Vec<CpuConfig>, Vec<Absent>) {
-    if request.kernels.is_empty() {
-        let default = default_config(problem, rayon::current_num_threads());
-        let neighbours = [
-            default,
-            CpuConfig {
-                tile_q: if default.tile_q >= 64 {
-                    default.tile_q / 2
-                } else {
-                    default.tile_q * 2
-                },
-                ..default
-            },
-            CpuConfig {
-                tile_kv: default.tile_kv / 2,
-                ..default
-            },
-        ];
-        return (
-            neighbours.into_iter().filter(|config| config.check().is_ok()).collect(),
-            Vec::new(),
-        );
-    }
-    let (mut configs, mut absent) = (Vec::new(), Vec::new());
-    for id in &request.kernels {
-        let reason = match id.parse() {
-            Ok(KernelId::Cpu(config)) => {
-                configs.push(config);
-                continue;
-            }
-            Ok(KernelId::Gpu(_)) => "it runs on a GPU; ask for a CUDA device".to_string(),
-            Err(error) => error.to_string(),
-        };
-        absent.push(Absent {
-            label: id.clone(),
-            reason,
-        });
-    }
-    (configs, absent)
-}
-
-fn peer_tensors(place: PeerPlace, problem: &Problem, addresses: [(u64, usize); 4]) -> PeerTensors {
-    let layouts = [
-        problem.q_layout(),
-        problem.k_layout(),
-        problem.v_layout(),
-        problem.o_layout(),
-    ];
-    let tensor = |index: usize| PeerTensor {
-        address: addresses[index].0,
-        bytes: addresses[index].1,
-        dtype: problem.dtype(),
-        layout: *layouts[index],
-    };
-    PeerTensors {
-        place,
-        q: tensor(0),
-        k: tensor(1),
-        v: tensor(2),
-        out: tensor(3),
-    }
 }
 
 fn add_peers<'a>(
