@@ -308,8 +308,13 @@ fn time_on_cuda(
         samples.push(sample / launches as f64);
     }
     let method = format!(
-        "{} runs of {launches} launches in a graph, by CUDA events, caches hot",
-        samples.len()
+        "{} runs of {} in a graph, by CUDA events, caches hot",
+        samples.len(),
+        if launches == 1 {
+            "1 launch".to_string()
+        } else {
+            format!("{launches} launches")
+        }
     );
     Ok(Timing::new(samples, method))
 }
