@@ -162,11 +162,13 @@ pub(crate) fn measure(
     serde_json::to_string(&measured).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// A function of Python's: an object with `info`, `runs_per_call`, `call()` and, for peers, `answer()`.
+/// A function of Python's: an object with `info`, `runs_per_call`, `call()`; `run_once()` where a call is a chain of
+/// runs and one alone can be made; for peers, `answer()`.
 struct PySubject<'py> {
     info: SubjectInfo,
     runs_per_call: u32,
     call: Bound<'py, PyAny>,
+    run_once: Option<Bound<'py, PyAny>>,
     object: Bound<'py, PyAny>,
     /// The problem whose answer can be asked for.
     problem: Option<Problem>,
@@ -179,6 +181,7 @@ impl<'py> PySubject<'py> {
             info: serde_json::from_str(&info).map_err(|error| invalid("a subject's info", &error))?,
             runs_per_call: object.getattr("runs_per_call")?.extract()?,
             call: object.getattr("call")?,
+            run_once: object.getattr_opt("run_once")?,
             object: object.clone(),
             problem: problem.cloned(),
         })
@@ -222,6 +225,20 @@ impl Subject for PySubject<'_> {
             .call0()
             .map(drop)
             .map_err(|error| trouble(self.call.py(), error))
+    }
+
+    fn run_once(&mut self, _set: usize) -> Result<(), Trouble> {
+        let once = match &self.run_once {
+            Some(once) => once,
+            None if self.runs_per_call == 1 => &self.call,
+            None => {
+                return Err(Trouble::new(format!(
+                    "{} makes {} runs a call and has no `run_once`",
+                    self.info.label, self.runs_per_call
+                )));
+            }
+        };
+        once.call0().map(drop).map_err(|error| trouble(once.py(), error))
     }
 
     fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
