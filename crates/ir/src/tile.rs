@@ -198,6 +198,12 @@ impl<'k, E: Element> SharedTile<'k, E> {
         self.stage_bytes
     }
 
+    /// The same column `rows` rows further down: an immediate of the access, no instruction. Not for
+    /// swizzled tiles, whose rows differ in more than their start.
+    pub fn down(&self, at: SharedPtr<'k, E>, rows: u32) -> SharedPtr<'k, E> {
+        at.plus((rows * self.row_stride()) as i32)
+    }
+
     /// The address of element (`row`, `col`) of the first stage.
     #[track_caller]
     pub fn at(&self, row: impl Source<'k, u32>, col: impl Source<'k, u32>) -> SharedPtr<'k, E> {

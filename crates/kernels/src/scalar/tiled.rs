@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Widen};
+use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Var, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -155,7 +155,7 @@ pub(crate) fn plan(
     Ok((kernel, launch(problem, shape, blocks, threads, shared_bytes)))
 }
 
-fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
+fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
     // Unasked, ptxas aims at an occupancy of its own and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let params = Params::<E>::declare(k, shape);
@@ -175,15 +175,8 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
     let first_row = tile * levers.rows;
     let (thread_row, thread_col) = (k.thread_idx() / THREAD_COLS, k.thread_idx() % THREAD_COLS);
 
-    load_tile(
-        k,
-        shape,
-        q_tile,
-        &params.q,
-        params.q.head(batch, head),
-        first_row,
-        params.seq_len_q,
-    );
+    let q_head = params.q.head(batch, head);
+    load_tile(k, shape, q_tile, &params.q, q_head, first_row, params.seq_len_q);
 
     // Row i of this thread is first_row + thread_row + i · thread_rows.
     let rows: Vec<_> = (0..levers.rows_per_thread())
@@ -199,8 +192,7 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
             }
         })
         .collect();
-    let quads = quads_per_thread(shape);
-    let acc: Vec<_> = (0..levers.rows_per_thread() * quads * 4).map(|_| k.var(0.0)).collect();
+    let acc = Output::zero(k, levers, shape);
 
     // The keys that any row of the block sees, from whole tiles: bounds grow with the row.
     let last_row = (first_row + (levers.rows - 1)).min(params.seq_len_q - 1);
@@ -208,70 +200,49 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
     let end_key = params.visible_keys(last_row).1;
     let (k_head, v_head) = (params.k.head(batch, kv_head), params.v.head(batch, kv_head));
 
+    // Four neighbouring columns of each of this thread's rows.
+    let my_rows = |tile: SharedTile<'k, f32>, column| -> Vec<_> {
+        let first = tile.at(thread_row, column);
+        (0..levers.rows_per_thread())
+            .map(|i| load4(tile.down(first, i * levers.thread_rows())))
+            .collect()
+    };
+    let (rows_per_thread, cols_per_thread) = (levers.rows_per_thread() as usize, levers.cols_per_thread() as usize);
+
     k.for_uniform(first_key, end_key, levers.cols as i32, |key0| {
+        let first = key0.reinterpret();
         k.barrier();
-        load_tile(
-            k,
-            shape,
-            k_tile,
-            &params.k,
-            k_head,
-            key0.reinterpret(),
-            params.seq_len_kv,
-        );
-        load_tile(
-            k,
-            shape,
-            v_tile,
-            &params.v,
-            v_head,
-            key0.reinterpret(),
-            params.seq_len_kv,
-        );
+        load_tile(k, shape, k_tile, &params.k, k_head, first, params.seq_len_kv);
+        load_tile(k, shape, v_tile, &params.v, v_head, first, params.seq_len_kv);
         k.barrier();
 
-        let scores = k.verb("scores = Q·Kᵀ", || {
-            let scores: Vec<_> = (0..levers.rows_per_thread() * levers.cols_per_thread())
-                .map(|_| k.var(0.0))
-                .collect();
+        let scores: Vec<_> = (0..rows_per_thread * cols_per_thread).map(|_| k.var(0.0)).collect();
+        k.verb("scores = Q·Kᵀ", || {
             k.for_uniform(0u32, shape.head_dim, 4, |d| {
-                let q: Vec<_> = (0..levers.rows_per_thread())
-                    .map(|i| {
-                        load4(
-                            q_tile
-                                .at(thread_row, d)
-                                .plus((i * levers.thread_rows() * q_tile.row_stride()) as i32),
-                        )
-                    })
-                    .collect();
-                for j in 0..levers.cols_per_thread() {
-                    let key = load4(
-                        k_tile
-                            .at(thread_col, d)
-                            .plus((j * THREAD_COLS * k_tile.row_stride()) as i32),
-                    );
+                let q = my_rows(q_tile, d);
+                let first = k_tile.at(thread_col, d);
+                for j in 0..cols_per_thread {
+                    let key = load4(k_tile.down(first, j as u32 * THREAD_COLS));
                     for (i, q) in q.iter().enumerate() {
-                        let score = scores[i * levers.cols_per_thread() as usize + j as usize];
+                        let score = scores[i * cols_per_thread + j];
                         q.iter().zip(key).for_each(|(&q, key)| score.fma_assign(q, key));
                     }
                 }
             });
-            scores
         });
 
+        let mine = |j: usize| key0 + thread_col.reinterpret::<i32>() + j as i32 * THREAD_COLS as i32;
+        let keys: Vec<_> = (0..cols_per_thread).map(mine).collect();
+        let p_mine = p_tile.at(thread_row, thread_col);
         for (i, row) in rows.iter().enumerate() {
-            let columns = levers.cols_per_thread() as usize;
-            let keys = (0..columns as i32).map(|j| key0 + thread_col.reinterpret::<i32>() + j * THREAD_COLS as i32);
-            let masked: Vec<_> = scores[i * columns..][..columns]
+            let masked: Vec<_> = scores[i * cols_per_thread..][..cols_per_thread]
                 .iter()
-                .zip(keys)
-                .map(|(score, key)| row.sees(key).select(params.score(score.get()), f32::NEG_INFINITY))
+                .zip(&keys)
+                .map(|(score, &key)| row.sees(key).select(params.score(score.get()), f32::NEG_INFINITY))
                 .collect();
             let (p, rescale) = row.softmax_step(&masked);
-            acc[i * quads as usize * 4..][..quads as usize * 4]
-                .iter()
-                .for_each(|acc| acc.mul_assign(rescale));
-            let p_row = p_tile.at(thread_row + i as u32 * levers.thread_rows(), thread_col);
+            acc.row(i).iter().for_each(|acc| acc.mul_assign(rescale));
+            let p_row = p_tile.down(p_mine, i as u32 * levers.thread_rows());
             for (j, &p) in p.iter().enumerate() {
                 p_row.plus((j as u32 * THREAD_COLS) as i32).store(p);
             }
@@ -281,22 +252,16 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
 
         k.verb("O += P·V", || {
             k.for_uniform(0u32, levers.cols, 4, |key| {
-                let p: Vec<_> = (0..levers.rows_per_thread())
-                    .map(|i| {
-                        load4(
-                            p_tile
-                                .at(thread_row, key)
-                                .plus((i * levers.thread_rows() * p_tile.row_stride()) as i32),
-                        )
-                    })
-                    .collect();
-                for j in 0..quads {
-                    let at = v_tile.at(key, quad_column(shape, thread_col, j));
+                let p = my_rows(p_tile, key);
+                for j in 0..acc.quads {
+                    let first = v_tile.at(key, quad_column(shape, thread_col, j as u32));
                     for n in 0..4 {
-                        let v = load4(at.plus((n * v_tile.row_stride()) as i32));
+                        let v = load4(v_tile.down(first, n as u32));
                         for (i, p) in p.iter().enumerate() {
-                            let acc = &acc[(i as u32 * quads + j) as usize * 4..][..4];
-                            acc.iter().zip(v).for_each(|(acc, v)| acc.fma_assign(p[n as usize], v));
+                            acc.quad(i, j)
+                                .iter()
+                                .zip(v)
+                                .for_each(|(acc, v)| acc.fma_assign(p[n], v));
                         }
                     }
                 }
@@ -310,10 +275,9 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
         let norm = normaliser(sum);
         k.if_(row.row.lt(params.seq_len_q).divergent(), || {
             let out_row = params.out.row(out_head, row.row);
-            for j in 0..quads {
-                let column = (thread_col + j * THREAD_COLS) * 4u32;
-                let acc = &acc[(i as u32 * quads + j) as usize * 4..][..4];
-                let values: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
+            for j in 0..acc.quads {
+                let column = (thread_col + j as u32 * THREAD_COLS) * 4u32;
+                let values: Vec<_> = acc.quad(i, j).iter().map(|&acc| acc * norm).collect();
                 k.if_(column.lt(shape.head_dim_v).divergent(), || {
                     // A quad of 16-bit elements is 8 bytes.
                     out_row
@@ -325,6 +289,32 @@ fn body<E: Widen>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 params.store_lse(batch_head, row.row, &row.max, sum)
             });
         });
+    }
+}
+
+/// A thread's part of the output: for each of its rows, its quads of columns.
+struct Output<'k> {
+    quads: usize,
+    values: Vec<Var<'k, f32>>,
+}
+
+impl<'k> Output<'k> {
+    #[track_caller]
+    fn zero(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) -> Self {
+        let quads = quads_per_thread(shape) as usize;
+        let count = 4 * quads * levers.rows_per_thread() as usize;
+        Output {
+            quads,
+            values: (0..count).map(|_| k.var(0.0)).collect(),
+        }
+    }
+
+    fn row(&self, i: usize) -> &[Var<'k, f32>] {
+        &self.values[4 * self.quads * i..][..4 * self.quads]
+    }
+
+    fn quad(&self, i: usize, j: usize) -> &[Var<'k, f32>] {
+        &self.row(i)[4 * j..][..4]
     }
 }
 
@@ -346,7 +336,7 @@ struct Row<'k> {
     first_key: Val<'k, i32>,
     end_key: Val<'k, i32>,
     max: RunningMax<'k>,
-    sum: flashcore_ir::Var<'k, f32>,
+    sum: Var<'k, f32>,
 }
 
 impl<'k> Row<'k> {
