@@ -10,7 +10,7 @@ import pytest
 import reference
 from flashcore import _bench, _native, peers
 
-QUICK = {"budget_ms": 300.0, "warm_up_min_us": 1000.0, "lead_us": 0.0, "sample_us": 200.0}
+QUICK = {"budget_ms": 300.0, "steady_from_us": None, "warm_up_min_us": 1000.0, "lead_us": 0.0, "sample_us": 200.0}
 
 
 def spin(us):

@@ -2,6 +2,8 @@
 //!
 //! usage: selfcheck [TRIALS] [PROBLEM] [KERNEL]
 //!
+//! Turns are short, whatever the problem: hundreds of trials with steady ones would take an hour.
+//!
 //! Exits with 1 if more than 2 % of the verdicts on the same kernel are FASTER or SLOWER, or fewer than 95 % of the
 //! slowdowns are found. The slowdown is planted as a kernel that spins for 3 % of the time of each chain of runs.
 //! Without a GPU it runs on simulated ones.
@@ -53,7 +55,7 @@ fn simulated(trials: u32) -> Result<SelfCheck, Box<dyn Error>> {
             gpu.subject("a", 80.0, 0.8, 4),
             gpu.subject("b", 80.0 * (1.0 + slowdown), 0.8, 4),
         ];
-        gpu.measure(&Options::default(), Mode::Hot, subjects)
+        gpu.measure(&Options::default(), Mode::Screen, subjects)
     })?)
 }
 
@@ -75,7 +77,7 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
     let mut alone: Vec<Box<dyn Subject + '_>> = vec![Box::new(subject(0, Launching::Graph)?)];
     let options = Options::default();
     let mut stopwatch = GpuStopwatch::new(&tools, &stream);
-    let first = measure(&options, Mode::Hot, &mut alone, 0, &mut stopwatch, &mut (), &mut ())?;
+    let first = measure(&options, Mode::Screen, &mut alone, 0, &mut stopwatch, &mut (), &mut ())?;
     let run_us = first.subjects[0].summary.ok_or("the kernel was not timed")?.p50;
     let chain = (CHAIN_US / run_us).ceil().max(1.0) as u32;
     let planted_us = PLANTED * f64::from(chain) * run_us;
@@ -112,6 +114,14 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
             seed: u64::from(number) + 1,
             ..Options::default()
         };
-        measure(&options, Mode::Hot, &mut subjects, 0, &mut stopwatch, &mut (), &mut ())
+        measure(
+            &options,
+            Mode::Screen,
+            &mut subjects,
+            0,
+            &mut stopwatch,
+            &mut (),
+            &mut (),
+        )
     })?)
 }

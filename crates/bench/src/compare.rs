@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 use crate::measure::Sample;
-use crate::options::{Mode, Options};
+use crate::options::{Mode, Options, Turns};
 use crate::report::Report;
 use crate::stats::{RESAMPLES, Ratio, median};
 use crate::store::{Selector, Store};
@@ -22,6 +22,8 @@ pub struct Entry {
     pub problem: String,
     /// The mode.
     pub mode: Mode,
+    /// What turns were like.
+    pub turns: Option<Turns>,
     /// The subject's label.
     pub label: String,
     /// Whether it is a kernel of this project.
@@ -101,6 +103,7 @@ impl Side {
                         case: recorded.case.name.clone(),
                         problem: recorded.case.problem.to_string(),
                         mode: recorded.measurement.mode,
+                        turns: recorded.measurement.turns,
                         label: subject.info.label.clone(),
                         ours: subject.info.is_ours(),
                         times: of.map(Sample::run_us).collect(),
@@ -148,7 +151,8 @@ impl Side {
 
 impl Entry {
     fn is_of(&self, other: &Entry) -> bool {
-        self.problem == other.problem && self.mode == other.mode
+        // A long kernel's short turns and steady ones are times in two states of the card.
+        self.problem == other.problem && self.mode == other.mode && self.turns == other.turns
     }
 }
 
@@ -259,6 +263,7 @@ mod tests {
             case: case.to_string(),
             problem: case.to_string(),
             mode: Mode::Hot,
+            turns: Some(Turns::Short),
             label: label.to_string(),
             ours: !label.starts_with("torch/"),
             times: (0..20).map(|i| us * (1.0 + 0.001 * f64::from(i % 4))).collect(),
@@ -311,6 +316,12 @@ mod tests {
         let comparison = compare(&a, &b, &Options::default()).unwrap();
         assert_eq!(comparison.rows.len(), 1);
         assert_eq!(comparison.rows[0].label, "mma/b");
+        let mut steady = a.clone();
+        steady
+            .entries
+            .iter_mut()
+            .for_each(|entry| entry.turns = Some(Turns::Steady));
+        assert!(compare(&a, &steady, &Options::default()).is_err());
         let c = side("other", vec![entry("y", "mma/b", 90.0)]);
         assert!(
             compare(&a, &c, &Options::default())

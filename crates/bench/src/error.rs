@@ -85,7 +85,10 @@ pub enum BenchError {
         reason: String,
     },
     /// Two sides that have nothing in common to compare.
-    #[error("{a} and {b} have no problem in common to compare; bench both on the same problems first")]
+    #[error(
+        "{a} and {b} have no problem in common to compare, in the same mode with the same turns; bench both on the same \
+         problems with the same build first"
+    )]
     NothingInCommon {
         /// One side.
         a: String,

@@ -6,7 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 /// Version of the measuring protocol. Raised when a change makes old and new numbers incomparable.
-pub const PROTOCOL_VERSION: u32 = 1;
+///
+/// - 1: turns of the hot mode are short, whatever is timed.
+/// - 2: turns of the hot mode are steady where every subject is long ([`Turns`](crate::Turns)).
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// How one call of a subject puts its runs into the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

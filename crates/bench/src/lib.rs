@@ -14,7 +14,7 @@
 //!
 //! // A card at its power cap, whose single timings wander by 7 %, and two kernels 3 % apart.
 //! let gpu = SimulatedGpu::new(Noise::power_capped(), 1);
-//! let subjects = vec![gpu.subject("a", 100.0, 0.8, 1), gpu.subject("b", 103.0, 0.8, 1)];
+//! let subjects = vec![gpu.subject("a", 40.0, 0.8, 4), gpu.subject("b", 41.2, 0.8, 4)];
 //! let measured = gpu.measure(&Options::default(), Mode::Hot, subjects)?;
 //! assert_eq!(measured.subjects[1].verdict, Some(Verdict::Slower));
 //! # Ok::<(), flashcore_bench::BenchError>(())
@@ -51,7 +51,7 @@ pub use identity::{
     Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, host_name, revision,
 };
 pub use measure::{Measured, Measurement, Observer, Sample, measure};
-pub use options::{Mode, Options};
+pub use options::{Mode, Options, Turns};
 pub use peers::{Absent, PeerPlace, PeerSource, PeerTensor, PeerTensors};
 pub use problems::Case;
 pub use protocol::{Batch, Protocol, Purpose, Step, Stop};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 use crate::identity::SubjectInfo;
-use crate::options::{Mode, Options};
+use crate::options::{Mode, Options, Turns};
 use crate::protocol::{Batch, Protocol, Purpose, Step, Stop};
 use crate::stats::{RESAMPLES, Ratio, Summary};
 use crate::subject::{Stopwatch, Subject, Trouble};
@@ -81,6 +81,8 @@ pub struct Measured {
 pub struct Measurement {
     /// The mode.
     pub mode: Mode,
+    /// What turns were like, in the hot and the screen mode. Not known of a measurement that was interrupted.
+    pub turns: Option<Turns>,
     /// Place of the baseline among the subjects.
     pub baseline: usize,
     /// The subjects, in the order given.
@@ -183,6 +185,7 @@ pub fn measure(
         });
     Ok(Measurement {
         mode,
+        turns: protocol.turns(),
         baseline,
         subjects: subjects.collect(),
         stop,

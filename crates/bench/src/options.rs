@@ -12,25 +12,30 @@ use crate::verdict::THRESHOLD;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Back to back on the same inputs, short batches: inputs that fit are in L2.
+    /// Back to back on the same inputs: inputs that fit are in L2. Long kernels have [steady](Turns::Steady) turns,
+    /// short ones [short](Turns::Short) ones.
     Hot,
     /// Single runs, each on another set of inputs and after L2 was overwritten.
     Cold,
     /// Back to back for half a second after warming the very same subject as long: what a server sees, at the
     /// clock that the power cap leaves.
     Sustained,
+    /// As hot with [short](Turns::Short) turns however long the kernels are: to rank many of them quickly, not to be
+    /// quoted.
+    Screen,
 }
 
 impl Mode {
     /// Every mode.
-    pub const ALL: [Mode; 3] = [Mode::Hot, Mode::Cold, Mode::Sustained];
+    pub const ALL: [Mode; 4] = [Mode::Hot, Mode::Cold, Mode::Sustained, Mode::Screen];
 
-    /// `hot`, `cold`, `sustained`.
+    /// `hot`, `cold`, `sustained`, `screen`.
     pub const fn name(self) -> &'static str {
         match self {
             Mode::Hot => "hot",
             Mode::Cold => "cold",
             Mode::Sustained => "sustained",
+            Mode::Screen => "screen",
         }
     }
 }
@@ -51,7 +56,50 @@ impl FromStr for Mode {
             .ok_or_else(|| BenchError::BadOption {
                 option: "mode",
                 given: name.to_string(),
-                allowed: "hot, cold, sustained".to_string(),
+                allowed: Mode::ALL.map(Mode::name).join(", "),
+            })
+    }
+}
+
+/// What a subject's turn in a round of the hot mode is like. One measurement has one kind for all its subjects, so
+/// that none is compared in another state of the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Turns {
+    /// Some milliseconds: the card is in the state that the round as a whole leaves it in, and what drifts cancels
+    /// between neighbours.
+    Short,
+    /// Long enough for the card's power controller to find the clock of this very subject before it is timed.
+    Steady,
+}
+
+impl Turns {
+    /// `short`, `steady`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Turns::Short => "short",
+            Turns::Steady => "steady",
+        }
+    }
+}
+
+impl fmt::Display for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Turns {
+    type Err = BenchError;
+
+    fn from_str(name: &str) -> Result<Turns, BenchError> {
+        [Turns::Short, Turns::Steady]
+            .into_iter()
+            .find(|turns| turns.name() == name)
+            .ok_or_else(|| BenchError::BadOption {
+                option: "turns",
+                given: name.to_string(),
+                allowed: "short, steady".to_string(),
             })
     }
 }
@@ -75,11 +123,19 @@ pub struct Options {
     /// Time for all rounds of one problem in one mode, milliseconds of the host; the first three rounds are
     /// always made.
     pub budget_ms: f64,
-    /// Least length of a timed batch: some hundred times the half microsecond that events resolve.
+    /// Least length of a timed batch of a short turn: some hundred times the half microsecond that events resolve.
     pub sample_us: f64,
-    /// Untimed runs of the same subject right before a batch: after a hotter kernel a short batch reads up to
+    /// Untimed runs of the same subject right before a batch of a short turn: after a hotter kernel a short batch reads up to
     /// 8 % low.
     pub lead_us: f64,
+    /// Hot turns are steady where every subject takes at least this a run; `None`: never. Shorter kernels do not fill
+    /// a card for long enough to reach its power cap, and need more rounds than steady turns leave time for.
+    pub steady_from_us: Option<f64>,
+    /// Untimed runs of the same subject at the beginning of a steady turn: a power controller needs tens of
+    /// milliseconds to find a kernel's clock.
+    pub steady_lead_us: f64,
+    /// Length of the timed batch of a steady turn: at the cap the clock hops, and a batch averages over hops.
+    pub steady_sample_us: f64,
     /// Least time of warming a subject before its first round: clocks take tens of milliseconds to rise.
     pub warm_up_min_us: f64,
     /// Most time of warming a subject; one that has not settled by then is marked so.
@@ -107,6 +163,9 @@ impl Default for Options {
             budget_ms: 5_000.0,
             sample_us: 500.0,
             lead_us: 2_000.0,
+            steady_from_us: Some(60.0),
+            steady_lead_us: 80_000.0,
+            steady_sample_us: 40_000.0,
             warm_up_min_us: 50_000.0,
             warm_up_max_us: 500_000.0,
             cold_runs: 5,
@@ -120,10 +179,11 @@ impl Default for Options {
 
 impl Options {
     /// Settings for the host's own kernels: fewer, longer samples, since a host clock is precise and a core
-    /// is warm at once.
+    /// is warm at once; all turns are short.
     pub fn for_cpu() -> Options {
         Options {
             lead_us: 1_000.0,
+            steady_from_us: None,
             warm_up_min_us: 20_000.0,
             warm_up_max_us: 1_000_000.0,
             cold_runs: 1,
@@ -154,6 +214,7 @@ impl Options {
         for (option, given) in [
             ("sample_us", self.sample_us),
             ("sustained_us", self.sustained_us),
+            ("steady_sample_us", self.steady_sample_us),
             ("warm_up_max_us", self.warm_up_max_us),
             ("budget_ms", self.budget_ms),
         ] {
@@ -164,6 +225,8 @@ impl Options {
         for (option, given) in [
             ("lead_us", self.lead_us),
             ("sustained_lead_us", self.sustained_lead_us),
+            ("steady_lead_us", self.steady_lead_us),
+            ("steady_from_us", self.steady_from_us.unwrap_or(0.0)),
             ("warm_up_min_us", self.warm_up_min_us),
         ] {
             if !(given >= 0.0 && given.is_finite()) {
@@ -216,11 +279,29 @@ mod tests {
                 max_rounds: 0,
                 ..Options::default()
             },
+            Options {
+                steady_from_us: Some(f64::NAN),
+                ..Options::default()
+            },
+            Options {
+                steady_sample_us: 0.0,
+                ..Options::default()
+            },
         ];
         for options in bad {
             let error = options.check().unwrap_err().to_string();
             assert!(error.contains("allowed"), "{error}");
         }
+        for turns in [Turns::Short, Turns::Steady] {
+            assert_eq!(turns.to_string().parse::<Turns>().unwrap(), turns);
+        }
+        assert!(
+            "long"
+                .parse::<Turns>()
+                .unwrap_err()
+                .to_string()
+                .contains("short, steady")
+        );
         assert!("warm".parse::<Mode>().unwrap_err().to_string().contains("sustained"));
     }
 }

@@ -1,14 +1,15 @@
 //! The protocol as a state machine that touches no device: it says what to run next, is told how long that
 //! took, and says when enough is known.
 //!
-//! First each subject is run until its time settles. Then rounds: every subject once a round, in an order
-//! shuffled anew each round, untimed runs of the same subject before each timed batch. A subject leaves when
-//! its ratio to the baseline is known well enough; the baseline stays until all others have left.
+//! First each subject is run until its time settles. Then rounds: every subject has a turn in each, in an order
+//! shuffled anew, untimed runs of the same subject before each timed batch. Whether the turns of the hot mode are
+//! short or steady follows from how long the quickest subject takes. A subject leaves when its ratio to the baseline
+//! is known well enough; the baseline stays until all others have left.
 
 use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::options::{Mode, Options};
+use crate::options::{Mode, Options, Turns};
 use crate::stats::{FEWEST_ROUNDS, Ratio, median, median_interval};
 use crate::verdict::Verdict;
 
@@ -83,8 +84,9 @@ impl Stop {
 
 /// Runs a batch may have at most: keeps a mistaken estimate from queueing for minutes.
 const MAX_RUNS: u32 = 200_000;
-/// Length of a run from which untimed runs before it change nothing, µs.
-const LONG_RUN_US: f64 = 50_000.0;
+/// A run that is this many times as long as the untimed ones before it should be needs none: what is left of the
+/// state before it is a small part of it.
+const OUTLASTS_LEAD: f64 = 10.0;
 /// Resamples when deciding whether to stop; the stored interval has more.
 const CHECK_RESAMPLES: usize = 400;
 /// Warm-up batches compared with as many before them.
@@ -101,6 +103,8 @@ pub struct Protocol {
     rng: Rng,
     tracks: Vec<Track>,
     phase: Phase,
+    /// Of the hot and the screen mode, once all subjects are warm.
+    turns: Option<Turns>,
     /// Host time at the first round, µs.
     started_us: Option<f64>,
 }
@@ -155,6 +159,7 @@ impl Protocol {
             rng: Rng::new(options.seed),
             tracks,
             phase,
+            turns: None,
             started_us: None,
         }
     }
@@ -168,6 +173,7 @@ impl Protocol {
                     let (subject, runs) = (*subject, *runs);
                     if subject >= self.tracks.len() {
                         self.started_us = Some(now_us);
+                        self.turns = self.choose_turns();
                         self.begin_round(0);
                         continue;
                     }
@@ -258,6 +264,11 @@ impl Protocol {
         }
     }
 
+    /// What turns are like: known from the first round on, in the hot and the screen mode.
+    pub fn turns(&self) -> Option<Turns> {
+        self.turns
+    }
+
     /// Whether the subject's time had settled before the first round.
     pub fn settled(&self, subject: usize) -> bool {
         self.tracks[subject].settled
@@ -279,6 +290,26 @@ impl Protocol {
         Ratio::paired(&ours, &theirs, self.options.confidence, resamples)
     }
 
+    /// Steady where every subject is long, for one subject in another state than the rest would be compared unfairly.
+    fn choose_turns(&self) -> Option<Turns> {
+        let from_us = match self.mode {
+            Mode::Hot => self.options.steady_from_us.unwrap_or(f64::INFINITY),
+            Mode::Screen => f64::INFINITY,
+            Mode::Cold | Mode::Sustained => return None,
+        };
+        let times = self
+            .tracks
+            .iter()
+            .filter(|track| !track.failed)
+            .map(|track| track.estimate_us);
+        let quickest_us = times.fold(f64::INFINITY, f64::min);
+        Some(if quickest_us.is_finite() && quickest_us >= from_us {
+            Turns::Steady
+        } else {
+            Turns::Short
+        })
+    }
+
     fn begin_round(&mut self, round: u32) {
         let active = |track: &Track| !track.failed && !track.done;
         let mut order: Vec<usize> = (0..self.tracks.len()).filter(|&i| active(&self.tracks[i])).collect();
@@ -295,13 +326,19 @@ impl Protocol {
     fn sample(&self, subject: usize, purpose: Purpose) -> Batch {
         let track = &self.tracks[subject];
         let sized = |us: f64| round_up(runs_for(us, track.estimate_us), track.granule);
-        let (lead, runs) = match self.mode {
-            Mode::Hot if track.estimate_us >= LONG_RUN_US || self.options.lead_us == 0.0 => {
-                (0, sized(self.options.sample_us))
+        let lead = |us: f64| {
+            if track.estimate_us < OUTLASTS_LEAD * us {
+                sized(us)
+            } else {
+                0
             }
-            Mode::Hot => (sized(self.options.lead_us), sized(self.options.sample_us)),
-            Mode::Sustained => (sized(self.options.sustained_lead_us), sized(self.options.sustained_us)),
-            Mode::Cold => (0, self.options.cold_runs),
+        };
+        let options = &self.options;
+        let (lead, runs) = match (self.mode, self.turns) {
+            (Mode::Cold, _) => (0, options.cold_runs),
+            (Mode::Sustained, _) => (lead(options.sustained_lead_us), sized(options.sustained_us)),
+            (_, Some(Turns::Steady)) => (lead(options.steady_lead_us), sized(options.steady_sample_us)),
+            (_, _) => (lead(options.lead_us), sized(options.sample_us)),
         };
         Batch {
             subject,

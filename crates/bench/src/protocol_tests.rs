@@ -36,7 +36,7 @@ fn batches_are_long_enough_and_follow_runs_of_the_same_subject() {
     let options = Options::default();
     let mut protocol = Protocol::new(&options, Mode::Hot, &[1, 8], 0);
     let (batches, stop) = drive(&mut protocol, |subject, _| Some([5.0, 300.0][subject]));
-    assert_eq!(stop, Stop::Narrow);
+    assert_eq!((stop, protocol.turns()), (Stop::Narrow, Some(Turns::Short)));
     for batch in samples(&batches) {
         let us = [5.0, 300.0][batch.subject];
         assert!(f64::from(batch.runs) * us >= options.sample_us, "{batch:?}");
@@ -55,6 +55,35 @@ fn batches_are_long_enough_and_follow_runs_of_the_same_subject() {
         "{warm}"
     );
     assert!(protocol.settled(0) && protocol.settled(1));
+}
+
+#[test]
+fn turns_are_steady_where_every_subject_is_long() {
+    let options = Options::default();
+    let turns = |mode, times: &[f64], options: &Options| {
+        let mut protocol = Protocol::new(options, mode, &vec![1; times.len()], 0);
+        let (batches, _) = drive(&mut protocol, |subject, _| Some(times[subject]).filter(|us| *us > 0.0));
+        (protocol.turns(), batches)
+    };
+    let (kind, batches) = turns(Mode::Hot, &[60.0, 3_000.0, 1e6], &options);
+    assert_eq!(kind, Some(Turns::Steady));
+    for batch in samples(&batches) {
+        let us = [60.0, 3_000.0, 1e6][batch.subject];
+        assert!(f64::from(batch.runs) * us >= options.steady_sample_us, "{batch:?}");
+        match batch.subject {
+            // It outlasts by far whatever was before it.
+            2 => assert_eq!((batch.lead, batch.runs), (0, 1)),
+            _ => assert!(f64::from(batch.lead) * us >= options.steady_lead_us, "{batch:?}"),
+        }
+    }
+    // One short subject, and all have short turns; one that cannot be run does not count.
+    assert_eq!(turns(Mode::Hot, &[59.0, 3_000.0], &options).0, Some(Turns::Short));
+    assert_eq!(turns(Mode::Hot, &[0.0, 3_000.0], &options).0, Some(Turns::Steady));
+    assert_eq!(turns(Mode::Hot, &[0.0], &options).0, Some(Turns::Short));
+    // On the host, and while screening, they always are.
+    assert_eq!(turns(Mode::Hot, &[3_000.0], &Options::for_cpu()).0, Some(Turns::Short));
+    assert_eq!(turns(Mode::Screen, &[3_000.0], &options).0, Some(Turns::Short));
+    assert_eq!(turns(Mode::Sustained, &[3_000.0], &options).0, None);
 }
 
 #[test]

@@ -213,6 +213,7 @@ impl Report {
 pub(crate) mod tests {
     use super::*;
     use crate::identity::{DeviceIdentity, LaunchMode, SubjectInfo};
+    use crate::options::Turns;
     use crate::problems::cases;
     use crate::protocol::Stop;
     use crate::stats::{Ratio, Summary};
@@ -247,6 +248,7 @@ pub(crate) mod tests {
             let inspections = vec![None; subjects.len()];
             let measurement = Measurement {
                 mode: Mode::Hot,
+                turns: Some(Turns::Short),
                 baseline: 0,
                 subjects,
                 stop: Stop::Narrow,

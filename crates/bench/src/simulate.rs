@@ -32,6 +32,9 @@ pub struct Noise {
     pub tail: (f64, f64),
     /// How much slower a run is right after one at full power than after one at none, relative.
     pub heat: f64,
+    /// How much slower runs at full power are than runs at none once that power has been drawn for tens of
+    /// milliseconds, relative: a power controller that lowers the clock.
+    pub throttle: f64,
     /// Spread between two instances of the same kernel, relative.
     pub placement: f64,
     /// What events resolve, µs.
@@ -48,6 +51,7 @@ impl Noise {
             jitter: 0.0,
             tail: (0.0, 0.0),
             heat: 0.0,
+            throttle: 0.0,
             placement: 0.0,
             resolution_us: 0.0,
         }
@@ -62,6 +66,7 @@ impl Noise {
             jitter: 0.002,
             tail: (0.01, 0.03),
             heat: 0.01,
+            throttle: 0.0,
             placement: 0.001,
             resolution_us: 0.5,
         }
@@ -76,6 +81,7 @@ impl Noise {
             jitter: 0.005,
             tail: (0.03, 0.06),
             heat: 0.08,
+            throttle: 0.15,
             placement: 0.0015,
             resolution_us: 0.5,
         }
@@ -93,6 +99,8 @@ impl Noise {
 
 /// Time in which the heat of earlier runs fades, µs.
 const HEAT_FADES_US: f64 = 1_500.0;
+/// Time in which the power controller forgets what was drawn, µs.
+const THROTTLE_US: f64 = 20_000.0;
 /// Time in which the clock rises after a start, µs.
 const RISE_US: f64 = 15_000.0;
 /// Time in which the drift forgets, µs.
@@ -107,6 +115,8 @@ struct World {
     next_step_us: f64,
     drift: f64,
     heat: f64,
+    /// Power drawn of late, as the controller sees it.
+    drawn: f64,
     laps: Vec<(f64, f64)>,
     flushed: bool,
 }
@@ -116,6 +126,8 @@ impl World {
         self.now_us += us;
         let keep = (-us / HEAT_FADES_US).exp();
         self.heat = keep * self.heat + (1.0 - keep) * power;
+        let keep = (-us / THROTTLE_US).exp();
+        self.drawn = keep * self.drawn + (1.0 - keep) * power;
         let keep = (-us / DRIFT_US).exp();
         let kick = self.noise.drift * (1.0 - keep * keep).sqrt();
         self.drift = keep * self.drift + kick * f64::from(self.rng.normal());
@@ -128,7 +140,8 @@ impl World {
     fn slowdown(&self, power: f64) -> f64 {
         let rise = 1.0 + 0.4 * (-self.now_us / RISE_US).exp();
         let heat = 1.0 + self.noise.heat * (self.heat - power);
-        self.noise.clock_steps[self.step] * (1.0 + self.drift) * heat * rise
+        let throttle = 1.0 + self.noise.throttle * self.drawn;
+        self.noise.clock_steps[self.step] * (1.0 + self.drift) * heat * throttle * rise
     }
 }
 
@@ -153,6 +166,7 @@ impl SimulatedGpu {
             next_step_us,
             drift: 0.0,
             heat: 0.0,
+            drawn: 0.0,
             laps: Vec::new(),
             flushed: false,
         })))
@@ -332,6 +346,46 @@ mod tests {
         let times = crate::stats::sorted(&times[200..]);
         let spread = crate::stats::quantile(&times, 0.95) / crate::stats::quantile(&times, 0.05) - 1.0;
         assert!((0.05..0.15).contains(&spread), "{spread}");
+    }
+
+    /// Ratio of a quick kernel that draws full power to a slow one that draws little, by mode, on a card that does
+    /// nothing but lower its clock with the power drawn of late.
+    fn throttled_ratio(mode: Mode, options: &Options) -> f64 {
+        let noise = Noise {
+            throttle: 0.3,
+            ..Noise::quiet()
+        };
+        let gpu = SimulatedGpu::new(noise, 4);
+        let subjects = vec![
+            gpu.subject("slow and cool", 1_900.0, 0.3, 1),
+            gpu.subject("quick and hungry", 770.0, 1.0, 1),
+            gpu.subject("between", 1_000.0, 0.6, 1),
+        ];
+        let measured = gpu.measure(options, mode, subjects).unwrap();
+        measured.subjects[1].ratio.unwrap().value
+    }
+
+    #[test]
+    fn hot_ratios_of_long_kernels_are_those_of_a_card_in_their_own_steady_state() {
+        let options = Options::default();
+        let sustained = throttled_ratio(Mode::Sustained, &options);
+        assert!(
+            (sustained / (770.0 * 1.3 / (1_900.0 * 1.09)) - 1.0).abs() < 0.002,
+            "{sustained}"
+        );
+        let hot = throttled_ratio(Mode::Hot, &options);
+        assert!((hot / sustained - 1.0).abs() < 0.01, "{hot} hot, {sustained} sustained");
+        // Planted: turns as short as a long kernel's once were.
+        let short = Options {
+            steady_from_us: None,
+            ..Options::default()
+        };
+        for (what, ratio) in [
+            ("no steady turns", throttled_ratio(Mode::Hot, &short)),
+            ("screen", throttled_ratio(Mode::Screen, &options)),
+        ] {
+            assert!(ratio / sustained < 0.90, "{what}: {ratio}, {sustained} sustained");
+        }
     }
 
     #[test]

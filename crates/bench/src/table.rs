@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use crate::compare::Comparison;
-use crate::measure::Measured;
+use crate::measure::{Measured, Measurement};
+use crate::options::{Mode, Turns};
 use crate::report::{CaseResult, Report};
 use crate::stats::Ratio;
 use crate::store::csv_field;
@@ -18,7 +19,7 @@ const NEAR_FLOOR: f64 = 20.0;
 
 /// The whole report.
 pub fn text(report: &Report) -> String {
-    let mut out = format!("{}\n", device_line(report));
+    let mut out = format!("{}\n{}", device_line(report), turns_lines(report));
     for note in &report.notes {
         line(&mut out, &format!("note: {note}"));
     }
@@ -49,7 +50,7 @@ pub fn case_text(result: &CaseResult) -> String {
     let mut out = String::new();
     line(&mut out, &format!("{}  {}", result.case.name, result.case.problem));
     let mut circumstances = vec![
-        measurement.mode.to_string(),
+        mode_and_turns(measurement),
         format!("{} rounds", measurement.rounds),
         measurement.stop.words().to_string(),
     ];
@@ -83,6 +84,40 @@ pub fn case_text(result: &CaseResult) -> String {
             &mut out,
             &format!("  (an empty kernel takes {} µs here)", number(floor)),
         );
+    }
+    out
+}
+
+/// `hot (steady turns)`, `cold`.
+fn mode_and_turns(measurement: &Measurement) -> String {
+    match measurement.turns {
+        Some(turns) if measurement.mode == Mode::Hot => format!("{} ({turns} turns)", measurement.mode),
+        _ => measurement.mode.to_string(),
+    }
+}
+
+/// What turns are like where there are any: two lines at most, empty where only others modes were measured.
+pub fn turns_lines(report: &Report) -> String {
+    let kinds: Vec<Turns> = report
+        .results
+        .iter()
+        .filter_map(|result| result.measurement.turns)
+        .collect();
+    let options = &report.options;
+    let ms = |us: f64| number(us / 1e3);
+    let mut out = String::new();
+    for (kind, lead_us, sample_us) in [
+        (Turns::Short, options.lead_us, options.sample_us),
+        (Turns::Steady, options.steady_lead_us, options.steady_sample_us),
+    ] {
+        if kinds.contains(&kind) {
+            let text = format!(
+                "{kind} turns: {} ms of the same subject untimed, then {} ms or more timed",
+                ms(lead_us),
+                ms(sample_us)
+            );
+            line(&mut out, &text);
+        }
     }
     out
 }
@@ -205,6 +240,9 @@ fn clip_to(text: &str, columns: usize) -> String {
 /// The report in Markdown: one table a mode, one row a problem and subject.
 pub fn markdown(report: &Report) -> String {
     let mut out = format!("{}\n\n", device_line(report));
+    for turns in turns_lines(report).lines() {
+        let _ = writeln!(out, "- {turns}");
+    }
     for note in &report.notes {
         let _ = writeln!(out, "- {note}");
     }
@@ -258,7 +296,7 @@ fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> Strin
     };
     vec![
         result.case.name.clone(),
-        result.measurement.mode.to_string(),
+        mode_and_turns(&result.measurement),
         subject.info.label.clone(),
         of(summary.map(|s| s.p50)),
         of(summary.map(|s| s.p10)),
@@ -356,6 +394,8 @@ mod tests {
             "fa3: not installed",
             "an empty kernel takes 0.740 µs",
             "TFLOP/s",
+            "hot (short turns)",
+            "short turns: 2.00 ms of the same subject untimed, then 0.500 ms or more timed",
         ] {
             assert!(text.contains(part), "{part} is missing from\n{text}");
         }

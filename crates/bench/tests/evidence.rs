@@ -120,10 +120,10 @@ fn an_export_comes_back_the_same_and_only_once() {
     // Another schema version, and things that are no export, are refused and leave nothing behind.
     let other = String::from_utf8(text)
         .unwrap()
-        .replacen("\"schema\":1", "\"schema\":2", 1);
+        .replacen("\"schema\":2", "\"schema\":9", 1);
     let third = Store::open(&folder.join("c.sqlite")).unwrap();
     for (text, found) in [
-        (other.as_str(), "schema 2"),
+        (other.as_str(), "schema 9"),
         ("{\"a\":1}", "no header"),
         ("", "it is empty"),
     ] {
@@ -133,7 +133,7 @@ fn an_export_comes_back_the_same_and_only_once() {
             "{error}"
         );
     }
-    let broken = other.replacen("\"schema\":2", "\"schema\":1", 1) + "{\"run\":";
+    let broken = other.replacen("\"schema\":9", "\"schema\":2", 1) + "{\"run\":";
     assert!(third.import_jsonl("x.jsonl", &mut broken.as_bytes()).is_err());
     assert!(third.runs(&Selector::All).unwrap().is_empty());
     std::fs::remove_dir_all(folder).unwrap();

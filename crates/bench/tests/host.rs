@@ -103,7 +103,7 @@ fn configs_and_peers_are_benched_in_every_mode_and_kept() {
     let mut seen = Seen::default();
     let report = run(&Device::cpu(), &request, &mut Peers, Some(&store), &mut seen).unwrap();
 
-    assert_eq!(report.results.len(), 3);
+    assert_eq!(report.results.len(), Mode::ALL.len());
     assert_eq!(report.notes, ["FlashAttention-3 is not installed"]);
     assert_eq!(seen.notes, report.notes);
     for result in &report.results {

@@ -85,12 +85,15 @@ Exit codes: 0 done, 1 a kernel was rejected or the rule does not hold, 2 usage, 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Protocol")]
 pub(crate) struct ProtocolArgs {
-    /// hot (back to back), cold (L2 flushed), sustained (half a second each)
+    /// hot (back to back), cold (L2 flushed), sustained (half a second each), screen (hot, but brief)
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot", value_parser = mode)]
     mode: Vec<Mode>,
-    /// Most seconds for the rounds of one problem in one mode
+    /// Most seconds for the rounds of one problem in one mode; the first three are always made
     #[arg(long, value_name = "SECONDS")]
     budget: Option<f64>,
+    /// Untimed time of a subject before each batch of a long kernel in hot mode
+    #[arg(long, value_name = "MILLISECONDS")]
+    steady_lead: Option<f64>,
     /// Difference that matters, such as 1% or 0.01
     #[arg(long, value_name = "SHARE", value_parser = share)]
     threshold: Option<f64>,
@@ -114,6 +117,7 @@ impl ProtocolArgs {
             options.precision = threshold / 2.0;
         }
         options.budget_ms = self.budget.map_or(options.budget_ms, |seconds| seconds * 1e3);
+        options.steady_lead_us = self.steady_lead.map_or(options.steady_lead_us, |ms| ms * 1e3);
         options.seed = self.seed.unwrap_or(options.seed);
         Request {
             modes: self.mode.clone(),
@@ -257,7 +261,11 @@ pub(crate) fn bench(
     let mut report = result?;
     report.notes.extend(absence);
     if !quiet {
-        style::print(&format!("\n{}\n", table::device_line(&report)));
+        style::print(&format!(
+            "\n{}\n{}",
+            table::device_line(&report),
+            table::turns_lines(&report)
+        ));
         if let Some(store) = store {
             style::print(&style::wrap(&format!("evidence in {}", store.display()), 2));
         }

@@ -22,7 +22,7 @@ use crate::defences::Inspection;
 use crate::error::BenchError;
 use crate::identity::{RunIdentity, SubjectInfo, host_name};
 use crate::measure::{Measurement, Sample};
-use crate::options::{Mode, Options};
+use crate::options::{Mode, Options, Turns};
 use crate::problems::{Case, least_bytes};
 use crate::telemetry::Reading;
 
@@ -266,11 +266,12 @@ impl Store {
     pub fn end_measurement(&self, measurement: &MeasurementId, result: &Measurement) -> Result<(), BenchError> {
         let stop = serde_json::to_value(result.stop).ok();
         self.execute(
-            "UPDATE measurements SET stop = ?2, rounds = ?3 WHERE measurement_id = ?1",
+            "UPDATE measurements SET stop = ?2, rounds = ?3, turns = ?4 WHERE measurement_id = ?1",
             params![
                 measurement.id,
                 stop.as_ref().and_then(|stop| stop.as_str()),
-                result.rounds
+                result.rounds,
+                result.turns.map(Turns::name)
             ],
         )?;
         for (id, subject) in measurement.subjects.iter().zip(&result.subjects) {

@@ -96,12 +96,12 @@ impl Store {
     /// # Errors
     /// [`BenchError::Store`].
     pub fn measurements(&self, run: &RunRow) -> Result<Vec<Recorded>, BenchError> {
-        type Head = (i64, String, String, String, i64, Option<String>, u32);
+        type Head = (i64, String, String, String, i64, Option<String>, u32, Option<String>);
         let failed = |error| self.failed(error);
         let mut statement = self
             .connection
             .prepare(
-                "SELECT measurement_id, case_name, problem_json, mode, baseline, stop, rounds \
+                "SELECT measurement_id, case_name, problem_json, mode, baseline, stop, rounds, turns \
                  FROM measurements JOIN runs USING (run_id) WHERE run_key = ?1 ORDER BY measurement_id",
             )
             .map_err(failed)?;
@@ -115,13 +115,14 @@ impl Store {
                     row.get(4)?,
                     row.get(5)?,
                     row.get(6)?,
+                    row.get(7)?,
                 ))
             })
             .and_then(Iterator::collect::<Result<Vec<Head>, _>>)
             .map_err(failed)?;
         heads
             .into_iter()
-            .map(|(id, name, problem, mode, baseline, stop, rounds)| {
+            .map(|(id, name, problem, mode, baseline, stop, rounds, turns)| {
                 let case = Case {
                     name,
                     problem: self.from_json(&problem)?,
@@ -145,6 +146,7 @@ impl Store {
                     run_key: run.key.clone(),
                     case,
                     measurement: Measurement {
+                        turns: turns.map(|turns| turns.parse()).transpose()?,
                         readings: readings.iter().map(|(_, reading)| reading.clone()).collect(),
                         ..measurement
                     },
@@ -280,6 +282,7 @@ fn rebuild(
     };
     Measurement {
         mode,
+        turns: None,
         baseline,
         subjects: subjects.iter().enumerate().map(measured).collect(),
         // Without a note of how it ended it was interrupted, which is to say: out of time.

@@ -11,7 +11,8 @@ pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 const APPLICATION_ID: i32 = 0x464c_4345;
 
 /// Migration `i` takes a file from version `i` to `i + 1`. Never edit one that was released: add another.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
 CREATE TABLE runs (
     run_id       INTEGER PRIMARY KEY,
     run_key      TEXT NOT NULL UNIQUE,
@@ -79,7 +80,12 @@ CREATE TABLE readings (
     throttle       TEXT NOT NULL
 );
 CREATE INDEX readings_of_measurement ON readings (measurement_id);
-"];
+",
+    // What turns were like; before there were two kinds they were short.
+    "ALTER TABLE measurements ADD COLUMN turns TEXT;
+UPDATE measurements SET turns = 'short' WHERE mode = 'hot';
+",
+];
 
 /// Brings a file to the schema of this build, or refuses it.
 pub(super) fn prepare(connection: &mut Connection, path: &str) -> Result<(), BenchError> {
@@ -161,6 +167,28 @@ mod tests {
         assert_eq!(row, (7, 1));
         // Again: nothing to do.
         migrate(&mut connection, "x", &two).unwrap();
+    }
+
+    #[test]
+    fn hot_measurements_of_the_first_schema_had_short_turns() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection, "x", &MIGRATIONS[..1]).unwrap();
+        connection
+            .execute_batch(
+                "INSERT INTO runs VALUES (1, 'k', 0, '', '', '', '', '', '', 1, 1, '', '', 1, '{}', NULL);
+                 INSERT INTO measurements VALUES (1, 1, '', '', '', 1, 1, 'hot', 0, NULL, 3);
+                 INSERT INTO measurements VALUES (2, 1, '', '', '', 1, 1, 'cold', 0, NULL, 3);",
+            )
+            .unwrap();
+        prepare(&mut connection, "x").unwrap();
+        let turns: Vec<Option<String>> = connection
+            .prepare("SELECT turns FROM measurements ORDER BY measurement_id")
+            .unwrap()
+            .query_map([], |row| row.get(0))
+            .unwrap()
+            .map(Result::unwrap)
+            .collect();
+        assert_eq!(turns, [Some("short".to_string()), None]);
     }
 
     #[test]
