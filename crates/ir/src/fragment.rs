@@ -315,22 +315,34 @@ impl<'k> Acc<'k> {
     }
 
     /// The accumulators rounded to `E` as operands A of the next product, one for each 16 columns.
-    ///
-    /// The layouts agree register for register (two neighbouring m16n8 accumulators are one m16k16
-    /// operand), so nothing moves between lanes.
     #[track_caller]
     pub fn to_a<E: MmaElement>(&self) -> Vec<AOperand<E>> {
         let mut operands = Vec::new();
         for step in 0..self.tiles / 2 {
-            // Registers 0,1 | 2,3 of both tiles: rows +0, +8, then the same 8 columns further on.
-            let mut words = Vec::new();
-            for pair in 0..4 {
-                let i = 8 * step + 2 * pair;
-                words.push(E::pack(self.var(i).get(), self.var(i + 1).get()));
-            }
-            operands.push(self.k.a_operand(&[words[0], words[1], words[2], words[3]]));
+            operands.push(self.to_a_step(step));
         }
         operands
+    }
+
+    /// Columns `16·step` to `16·step + 15` rounded to `E` as an operand A of the next product.
+    ///
+    /// The layouts agree register for register (two neighbouring m16n8 accumulators are one m16k16
+    /// operand), so nothing moves between lanes.
+    #[track_caller]
+    pub fn to_a_step<E: MmaElement>(&self, step: u32) -> AOperand<E> {
+        if !self.k.has_tile(2 * step + 1, self.tiles) {
+            return AOperand {
+                first: self.k.regs(RegClass::B32, 4),
+                of: PhantomData,
+            };
+        }
+        // Registers 0,1 | 2,3 of both tiles: rows +0, +8, then the same 8 columns further on.
+        let mut words = Vec::new();
+        for pair in 0..4 {
+            let i = 8 * step + 2 * pair;
+            words.push(E::pack(self.var(i).get(), self.var(i + 1).get()));
+        }
+        self.k.a_operand(&[words[0], words[1], words[2], words[3]])
     }
 }
 

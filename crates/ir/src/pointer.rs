@@ -67,6 +67,24 @@ impl<'k, E: Element> GlobalPtr<'k, E> {
         }
     }
 
+    /// `bytes` further on: for steps worked out once and taken many times.
+    #[track_caller]
+    pub fn advance(self, bytes: impl Source<'k, u64>) -> Self {
+        let k = self.addr.builder();
+        let dst = k.reg(RegClass::B64);
+        k.emit(Inst::Bin {
+            op: BinOp::Add,
+            ty: ScalarType::U64,
+            dst,
+            a: self.addr.operand(),
+            b: bytes.operand(),
+        });
+        GlobalPtr {
+            addr: Val::from_reg(k, dst),
+            ..self
+        }
+    }
+
     /// `index · stride` elements further on, in 64 bits; for tensor strides.
     #[track_caller]
     pub fn offset_strided(self, index: impl Source<'k, u32>, stride: impl Source<'k, u32>) -> Self {

@@ -198,10 +198,24 @@ impl<'k, E: Element> SharedTile<'k, E> {
         self.stage_bytes
     }
 
-    /// The same column `rows` rows further down: an immediate of the access, no instruction. Not for
-    /// swizzled tiles, whose rows differ in more than their start.
+    /// The same column `rows` rows further down: an immediate of the access, no instruction. Rows of a
+    /// swizzled tile are permuted alike only every few of them, so there `rows` must span whole periods
+    /// of the permutation ([`Swizzle::alignment`] bytes; eight rows where a row fills it).
+    #[track_caller]
     pub fn down(&self, at: SharedPtr<'k, E>, rows: u32) -> SharedPtr<'k, E> {
+        let bytes = rows * self.row_stride() * E::BYTES;
+        let period = self.shape.swizzle.alignment();
+        if self.shape.swizzle != Swizzle::None && !bytes.is_multiple_of(period) {
+            self.k.error(BuildErrorKind::Layout(format!(
+                "{rows} rows down a swizzled tile are {bytes} bytes; its permutation repeats every {period}"
+            )));
+        }
         at.plus((rows * self.row_stride()) as i32)
+    }
+
+    /// The same place `stages` stages further on: an immediate of the access, no instruction.
+    pub fn ahead(&self, at: SharedPtr<'k, E>, stages: u32) -> SharedPtr<'k, E> {
+        at.plus((stages * self.stage_bytes / E::BYTES) as i32)
     }
 
     /// The address of element (`row`, `col`) of the first stage.

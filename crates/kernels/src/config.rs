@@ -6,12 +6,14 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::scalar;
+use crate::{mma, scalar};
 
 /// One choice of a family's levers. Its id (`Display`, `FromStr`) is stable: plan tables and evidence carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "snake_case")]
 pub enum Config {
+    /// Family `mma`: `mma.sync` tensor cores, for sm_80 and newer.
+    Mma(mma::Config),
     /// Family `scalar`: no tensor cores.
     Scalar(scalar::Config),
 }
@@ -35,13 +37,15 @@ impl Config {
     /// The family's name.
     pub fn family(&self) -> &'static str {
         match self {
-            Config::Scalar(_) => "scalar",
+            Config::Mma(_) => mma::NAME,
+            Config::Scalar(_) => scalar::NAME,
         }
     }
 
     /// Which lever saves shared memory, for a refusal.
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
         match self {
+            Config::Mma(config) => config.remedy_for_shared_memory(),
             Config::Scalar(config) => config.remedy_for_shared_memory(),
         }
     }
@@ -50,6 +54,7 @@ impl Config {
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let id = match self {
+            Config::Mma(config) => config.id(),
             Config::Scalar(config) => config.id(),
         };
         f.pad(&format!("{}/{id}", self.family()))
@@ -61,12 +66,13 @@ impl FromStr for Config {
 
     fn from_str(id: &str) -> Result<Config, UnknownConfig> {
         let parsed = match id.split_once('/') {
-            Some(("scalar", levers)) => scalar::Config::from_id(levers).map(Config::Scalar),
+            Some((mma::NAME, levers)) => mma::Config::from_id(levers).map(Config::Mma),
+            Some((scalar::NAME, levers)) => scalar::Config::from_id(levers).map(Config::Scalar),
             _ => None,
         };
         parsed.ok_or_else(|| UnknownConfig {
             given: id.to_string(),
-            examples: "scalar/naive-t128-v16, scalar/tiled-m32n32-w4-v16".to_string(),
+            examples: "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy, scalar/tiled-m32n32-w4-v16".to_string(),
         })
     }
 }
@@ -77,7 +83,12 @@ mod tests {
 
     #[test]
     fn ids_round_trip() {
-        for id in ["scalar/naive-t128-v16", "scalar/tiled-m64n32-w8-v4"] {
+        for id in [
+            "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy",
+            "mma/m32n128-w2x4-s4-b1-qsh-lin-eager-ahead-gqa",
+            "scalar/naive-t128-v16",
+            "scalar/tiled-m64n32-w8-v4",
+        ] {
             assert_eq!(id.parse::<Config>().unwrap().to_string(), id);
         }
     }

@@ -5,10 +5,15 @@
 //! takes to launch it. [`select()`] picks the config used where nobody names one.
 
 pub mod config;
+pub mod mma;
 pub mod plan;
 pub mod refusal;
 pub mod scalar;
 pub mod select;
+
+mod params;
+mod softmax;
+mod tiles;
 
 pub use config::{Config, UnknownConfig};
 pub use plan::{KernelCache, Plan};

@@ -81,6 +81,7 @@ impl Plan {
             return Err(Refusal::Target { target });
         }
         let (kernel, launch) = match config {
+            Config::Mma(config) => crate::mma::plan(problem, config, target, kernels)?,
             Config::Scalar(config) => crate::scalar::plan(problem, config, kernels)?,
         };
         check_shared_memory(&kernel, target, config)?;

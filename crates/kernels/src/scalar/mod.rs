@@ -17,8 +17,9 @@ use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
+use crate::params::Shape;
 use crate::plan::KernelCache;
-use common::{Access, Shape};
+use common::Access;
 
 /// The family's name.
 pub const NAME: &str = "scalar";

@@ -12,9 +12,11 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-use super::common::{Params, RunningMax, Shape, launch, load_row, normaliser};
+use super::common::load_row;
 use crate::Refusal;
+use crate::params::{Params, Shape, launch};
 use crate::plan::KernelCache;
+use crate::softmax::{RunningMax, normaliser};
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,7 +46,7 @@ pub(crate) fn plan(
             allowed: "64, 128, 256".to_string(),
         });
     }
-    let name = shape.kernel_name(&Config::Naive(*levers));
+    let name = shape.kernel_name(&crate::Config::Scalar(Config::Naive(*levers)));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, levers.threads, |k| match shape.dtype {
             DType::F32 => body::<f32>(k, levers, shape),
@@ -132,7 +134,7 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
         out_row.store_f32s(&out, shape.vector_bytes, flashcore_ir::Cache::Default);
         if shape.lse {
             k.if_(slice.eq(0).uniform(), || {
-                params.store_lse(batch_head, row, &max, sum.get())
+                params.store_lse(batch_head, row, max.offset.get(), sum.get())
             });
         }
     });

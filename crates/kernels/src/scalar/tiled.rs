@@ -16,9 +16,11 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-use super::common::{Params, RunningMax, Shape, TensorParam, launch, load_row, load4, normaliser};
+use super::common::{load_row, load4};
 use crate::Refusal;
+use crate::params::{Params, Shape, TensorParam, launch};
 use crate::plan::KernelCache;
+use crate::softmax::{RunningMax, normaliser};
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -140,7 +142,7 @@ pub(crate) fn plan(
     kernels: &KernelCache,
 ) -> Result<(Arc<Kernel>, Launch), Refusal> {
     levers.check(shape)?;
-    let name = shape.kernel_name(&Config::Tiled(*levers));
+    let name = shape.kernel_name(&crate::Config::Scalar(Config::Tiled(*levers)));
     let threads = 32 * levers.warps;
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, threads, |k| match shape.dtype {
@@ -286,7 +288,7 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
                 });
             }
             k.if_(thread_col.eq(0).divergent(), || {
-                params.store_lse(batch_head, row.row, &row.max, sum)
+                params.store_lse(batch_head, row.row, row.max.offset.get(), sum)
             });
         });
     }

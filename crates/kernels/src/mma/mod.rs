@@ -1,0 +1,348 @@
+//! Family `mma`: FlashAttention on the tensor cores that every GPU since Ampere has (`mma.sync`).
+//!
+//! [`Config`] holds the levers; [`kernel`](self) reads top to bottom like the algorithm. Problems it does
+//! not serve (f32, rows that do not start at multiples of 16 bytes) it refuses; family `scalar` serves those.
+
+mod kernel;
+
+use std::fmt;
+use std::sync::Arc;
+
+use flashcore_ir::{Kernel, Launch, Target};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use crate::Refusal;
+use crate::params::{Shape, launch, row_strides};
+use crate::plan::KernelCache;
+use crate::tiles::{padded, tile_bytes};
+
+/// The family's name.
+pub const NAME: &str = "mma";
+
+/// One choice of the family's levers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Config {
+    /// Query rows a block: more reuse each key more often, fewer give more blocks.
+    pub rows: u32,
+    /// Keys a tile: more are fewer barriers and longer runs of products, fewer need less of everything.
+    pub cols: u32,
+    /// Warps that share out the rows.
+    pub warps: u32,
+    /// Warps that share out the keys of a tile, each group with an output of its own, merged at the end:
+    /// for problems with too few rows to fill a GPU.
+    pub kv_warps: u32,
+    /// Tiles of keys in flight or in use: more hide more latency, and take more shared memory.
+    pub stages: u32,
+    /// Q's operands stay in registers; otherwise they are read from shared memory for every tile.
+    pub q_in_registers: bool,
+    /// Shared memory is permuted so that no access conflicts with itself.
+    pub swizzled: bool,
+    /// The next tile's scores are computed among this tile's exponentials.
+    pub ahead: bool,
+    /// The reference of a row is raised only by scores that are far above it.
+    pub lazy: bool,
+    /// Query heads that share K and V share a block: for few queries a head.
+    pub pack_heads: bool,
+    /// Blocks an SM that the compiler leaves registers for.
+    pub min_blocks: u32,
+}
+
+/// Values of [`Config::rows`].
+pub const ROWS: [u32; 5] = [16, 32, 64, 128, 256];
+/// Values of [`Config::cols`].
+pub const COLS: [u32; 5] = [16, 32, 64, 128, 256];
+/// Values of [`Config::warps`].
+pub const WARPS: [u32; 4] = [1, 2, 4, 8];
+/// Values of [`Config::kv_warps`].
+pub const KV_WARPS: [u32; 4] = [1, 2, 4, 8];
+/// Values of [`Config::stages`].
+pub const STAGES: [u32; 4] = [2, 3, 4, 5];
+/// Values of [`Config::min_blocks`].
+pub const MIN_BLOCKS: [u32; 4] = [1, 2, 3, 4];
+
+/// Registers for addresses, counters, bounds and operands on their way, beside those counted one by one.
+const SCRATCH_REGISTERS: u32 = 32;
+
+impl Config {
+    /// Threads a block.
+    pub fn threads(&self) -> u32 {
+        32 * self.warps * self.kv_warps
+    }
+
+    /// Query rows of a warp.
+    pub(crate) fn rows_per_warp(&self) -> u32 {
+        self.rows / self.warps
+    }
+
+    /// Blocks of 16 rows of a warp.
+    pub(crate) fn row_blocks(&self) -> u32 {
+        self.rows_per_warp() / 16
+    }
+
+    /// Keys of a tile that a warp computes with.
+    pub(crate) fn keys_per_warp(&self) -> u32 {
+        self.cols / self.kv_warps
+    }
+
+    /// The id within the family, such as `m128n64-w4x1-s2-b2-qreg-xor-lazy`.
+    pub fn id(&self) -> String {
+        self.to_string()
+    }
+
+    /// The config of an id, if it is one. Whether its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
+    pub fn from_id(id: &str) -> Option<Config> {
+        let mut parts = id.split('-');
+        let number = |part: &str, prefix: &str| part.strip_prefix(prefix)?.parse::<u32>().ok();
+        let pair = |part: &str, prefix: &str, between: char| {
+            let (a, b) = part.strip_prefix(prefix)?.split_once(between)?;
+            Some((a.parse::<u32>().ok()?, b.parse::<u32>().ok()?))
+        };
+        let (rows, cols) = pair(parts.next()?, "m", 'n')?;
+        let (warps, kv_warps) = pair(parts.next()?, "w", 'x')?;
+        let stages = number(parts.next()?, "s")?;
+        let min_blocks = number(parts.next()?, "b")?;
+        let mut flag = |off: &str, on: &str| match parts.next()? {
+            part if part == on => Some(true),
+            part if part == off => Some(false),
+            _ => None,
+        };
+        let config = Config {
+            rows,
+            cols,
+            warps,
+            kv_warps,
+            stages,
+            min_blocks,
+            q_in_registers: flag("qsh", "qreg")?,
+            swizzled: flag("lin", "xor")?,
+            lazy: flag("eager", "lazy")?,
+            ahead: false,
+            pack_heads: false,
+        };
+        let rest: Vec<&str> = parts.collect();
+        match rest.as_slice() {
+            [] => Some(config),
+            ["ahead"] => Some(Config { ahead: true, ..config }),
+            ["gqa"] => Some(Config {
+                pack_heads: true,
+                ..config
+            }),
+            ["ahead", "gqa"] => Some(Config {
+                ahead: true,
+                pack_heads: true,
+                ..config
+            }),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn remedy_for_shared_memory(&self) -> String {
+        if self.stages > 2 {
+            return format!("stages {} to {} need less", self.stages, self.stages - 1);
+        }
+        match self.cols {
+            16 => "family scalar needs less".to_string(),
+            cols => format!("cols {cols} to {} needs about half", cols / 2),
+        }
+    }
+
+    fn check_levers(&self) -> Result<(), Refusal> {
+        let listed: [(&str, u32, &[u32]); 6] = [
+            ("rows", self.rows, &ROWS),
+            ("cols", self.cols, &COLS),
+            ("warps", self.warps, &WARPS),
+            ("kv_warps", self.kv_warps, &KV_WARPS),
+            ("stages", self.stages, &STAGES),
+            ("min_blocks", self.min_blocks, &MIN_BLOCKS),
+        ];
+        for (lever, given, values) in listed {
+            if !values.contains(&given) {
+                let values: Vec<String> = values.iter().map(u32::to_string).collect();
+                return Err(Refusal::Lever {
+                    lever,
+                    given,
+                    allowed: values.join(", "),
+                });
+            }
+        }
+        let lever = |lever, given, allowed: String| Err(Refusal::Lever { lever, given, allowed });
+        if !self.rows.is_multiple_of(16 * self.warps) {
+            return lever("warps", self.warps, format!("each needs 16 of the {} rows", self.rows));
+        }
+        if !self.cols.is_multiple_of(16 * self.kv_warps) {
+            return lever(
+                "kv_warps",
+                self.kv_warps,
+                format!("each needs 16 of the {} keys of a tile", self.cols),
+            );
+        }
+        if !(64..=512).contains(&self.threads()) {
+            return lever(
+                "warps x kv_warps",
+                self.threads() / 32,
+                "2 to 16 warps a block".to_string(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
+    fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
+        let blocks = self.row_blocks();
+        let output = blocks * padded(shape.head_dim_v) / 2;
+        let scores = blocks * self.keys_per_warp() / 2 * if self.ahead { 2 } else { 1 };
+        let query = match self.q_in_registers {
+            true => blocks * padded(shape.head_dim) / 4,
+            false => 4 * blocks,
+        };
+        let state = 6 * blocks;
+        let needed = output + scores + query + state + SCRATCH_REGISTERS;
+        let allowed = (65_536 / (self.threads() * self.min_blocks) / 8 * 8).min(255);
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(Refusal::Registers {
+            needed,
+            what: format!(
+                "output {output}, scores {scores}, query {query}, row state {state}, addresses and operands \
+                 {SCRATCH_REGISTERS}"
+            ),
+            allowed,
+            remedy: "fewer rows a warp, fewer keys a tile, Q in shared memory or fewer blocks an SM need less",
+        })
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let either = |lever, on, off| if lever { on } else { off };
+        write!(
+            f,
+            "m{}n{}-w{}x{}-s{}-b{}-{}-{}-{}{}{}",
+            self.rows,
+            self.cols,
+            self.warps,
+            self.kv_warps,
+            self.stages,
+            self.min_blocks,
+            either(self.q_in_registers, "qreg", "qsh"),
+            either(self.swizzled, "xor", "lin"),
+            either(self.lazy, "lazy", "eager"),
+            either(self.ahead, "-ahead", ""),
+            either(self.pack_heads, "-gqa", ""),
+        )
+    }
+}
+
+/// Kernel and launch for a problem, or why not.
+pub(crate) fn plan(
+    problem: &Problem,
+    config: &Config,
+    target: Target,
+    kernels: &KernelCache,
+) -> Result<(Arc<Kernel>, Launch), Refusal> {
+    check_problem(problem)?;
+    config.check_levers()?;
+    let shape = Shape::new(problem, 16);
+    config.check_registers(&shape)?;
+    check_shared_memory(config, &shape, target)?;
+
+    let name = shape.kernel_name(&crate::Config::Mma(*config));
+    let kernel = kernels.get_or_build(&name, |name| {
+        Kernel::build(name, config.threads(), |k| match shape.dtype {
+            DType::F16 => kernel::body::<f16>(k, config, &shape),
+            _ => kernel::body::<bf16>(k, config, &shape),
+        })
+    })?;
+
+    let (heads, rows) = match config.pack_heads {
+        true => (problem.num_kv_heads(), problem.seq_len_q() * problem.group_size()),
+        false => (problem.num_heads(), problem.seq_len_q()),
+    };
+    let heads = heads * problem.batch();
+    let together = heads_together(problem, config, heads);
+    let tiles = rows.div_ceil(config.rows as usize);
+    let shared_bytes = kernel.ledger().total_bytes();
+    let mut launch = launch(problem, &shape, 0, config.threads(), shared_bytes);
+    launch.grid = [together as u32, tiles as u32, (heads / together) as u32];
+    Ok((kernel, launch))
+}
+
+/// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.
+const L2_BYTES: usize = 24 << 20;
+
+/// How many heads run at a time: a divisor of all of them, with K and V within [`L2_BYTES`] if they can be.
+fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
+    let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());
+    let group = if config.pack_heads { 1 } else { problem.group_size() };
+    let head_bytes = problem.seq_len_kv() * row_bytes;
+    let most = (L2_BYTES / head_bytes.max(1)).max(1) * group;
+    (1..=heads)
+        .rev()
+        .find(|n| heads.is_multiple_of(*n) && *n <= most)
+        .unwrap_or(1)
+}
+
+fn check_problem(problem: &Problem) -> Result<(), Refusal> {
+    let unsupported = |what: &str, remedy| Refusal::Unsupported {
+        family: NAME,
+        what: what.to_string(),
+        remedy,
+    };
+    match problem.dtype() {
+        DType::F16 | DType::BF16 => {}
+        DType::F32 => return Err(unsupported("f32 tensors", "family scalar does")),
+        DType::E4M3 => return Err(unsupported("e4m3 tensors", "no family serves it yet")),
+    }
+    if problem.var_len().is_some() {
+        return Err(unsupported(
+            "variable-length batches (cu_seqlens)",
+            "no family serves it yet",
+        ));
+    }
+    if problem.paged_kv().is_some() {
+        return Err(unsupported("paged K/V", "no family serves it yet"));
+    }
+    let layouts = [
+        problem.q_layout(),
+        problem.k_layout(),
+        problem.v_layout(),
+        problem.o_layout(),
+    ];
+    let odd = layouts
+        .iter()
+        .flat_map(|layout| row_strides(layout))
+        .find(|stride| stride % 8 != 0);
+    if let Some(stride) = odd {
+        return Err(Refusal::Unsupported {
+            family: NAME,
+            what: format!(
+                "rows that start at multiples of {} B (it copies 16 B at a time)",
+                2 * (stride & stride.wrapping_neg())
+            ),
+            remedy: "family scalar does",
+        });
+    }
+    Ok(())
+}
+
+/// Refuses what does not fit before the kernel is written down. The plan checks again against the ledger.
+fn check_shared_memory(config: &Config, shape: &Shape, target: Target) -> Result<(), Refusal> {
+    let keys = tile_bytes(config.cols, shape.head_dim, config.stages)
+        + tile_bytes(config.cols, shape.head_dim_v, config.stages);
+    let needed = tile_bytes(config.rows, shape.head_dim, 1) + keys;
+    let allowed = target.limits().shared_per_block;
+    if needed <= allowed {
+        return Ok(());
+    }
+    Err(Refusal::SharedMemory {
+        needed,
+        kind: "dynamic",
+        target,
+        allowed,
+        static_limit: None,
+        remedy: config.remedy_for_shared_memory(),
+    })
+}

@@ -1,0 +1,73 @@
+//! The online softmax, a row at a time.
+
+use flashcore_ir::{Element, KernelBuilder, Val, Var};
+
+use crate::params::Params;
+
+/// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
+pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// The running maximum of a row's scores, and the exponent that it stands for.
+///
+/// Probabilities are `2^(score·scale + offset)` with `offset = −max·scale`, in one FMA: large scores
+/// lose nothing to the rounding of their product. The offset is kept as it was rounded, so that going
+/// from one to the next changes nothing but the scale.
+#[derive(Clone, Copy)]
+pub(crate) struct RunningMax<'k> {
+    scale: Val<'k, f32>,
+    pub max: Var<'k, f32>,
+    pub offset: Var<'k, f32>,
+}
+
+impl<'k> RunningMax<'k> {
+    #[track_caller]
+    pub(crate) fn new<E: Element>(k: &'k KernelBuilder, params: &Params<'k, E>) -> Self {
+        RunningMax {
+            scale: params.exponent_scale,
+            max: k.var(f32::NEG_INFINITY),
+            offset: k.var(f32::MAX),
+        }
+    }
+
+    /// Takes further scores into the maximum. Returns the factor for what was summed before: exactly 1
+    /// where the maximum stays, 0 where nothing had been seen.
+    #[track_caller]
+    pub(crate) fn raise(&self, scores: Val<'k, f32>) -> Val<'k, f32> {
+        self.max.max_assign(scores);
+        // Finite even where no key has been seen: ∞ − ∞ is NaN.
+        let offset = (-(self.max * self.scale)).min(f32::MAX);
+        let rescale = (offset - self.offset).exp2();
+        self.offset.set(offset);
+        rescale
+    }
+
+    /// The probability of a score, not yet normalised: at most 1.
+    #[track_caller]
+    pub(crate) fn exp(&self, score: Val<'k, f32>) -> Val<'k, f32> {
+        score.fma(self.scale, self.offset).exp2()
+    }
+}
+
+/// `1/sum`, or 0 where no key was visible: such rows are zero.
+#[track_caller]
+pub(crate) fn normaliser<'k>(sum: Val<'k, f32>) -> Val<'k, f32> {
+    sum.gt(0.0).select(sum.recip(), 0.0)
+}
+
+/// tanh from `ex2` and `rcp`: the hardware's `tanh.approx` is off by 2⁻¹¹, too coarse for f32.
+///
+/// Near zero `1 − 2/(e²ˣ + 1)` cancels, so there the Taylor series to x⁷ takes over (relative error
+/// 6e-8 at its edge).
+#[track_caller]
+pub(crate) fn tanh<'k>(x: Val<'k, f32>) -> Val<'k, f32> {
+    let k = x.builder();
+    let power = (x * (2.0 * LOG2_E)).exp2();
+    let far = (power + 1.0).recip().fma(-2.0, 1.0);
+    let square = x * x;
+    let series = square
+        .fma(k.constant(-17.0 / 315.0), 2.0 / 15.0)
+        .fma(square, -1.0 / 3.0)
+        .fma(square, 1.0)
+        * x;
+    x.abs().lt(0.2).select(series, far)
+}

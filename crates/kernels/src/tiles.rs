@@ -1,0 +1,313 @@
+//! Tiles of 16-bit rows in shared memory, laid out as tensor cores want them.
+
+use flashcore_ir::fragment::{AOperand, BOperand, MmaElement};
+use flashcore_ir::{GlobalPtr, KernelBuilder, SharedPtr, SharedTile, Swizzle, TileShape, Val};
+
+use crate::params::TensorParam;
+
+/// Elements of 16 bits that one asynchronous copy moves: 16 bytes.
+pub(crate) const CHUNK: u32 = 8;
+
+/// Elements that one tensor-core step consumes; head sizes are padded with zeros to a multiple.
+pub(crate) const STEP: u32 = 16;
+
+/// `head_dim` in whole steps of the tensor cores.
+pub(crate) const fn padded(head_dim: u32) -> u32 {
+    head_dim.next_multiple_of(STEP)
+}
+
+/// `rows` rows of a head in shared memory, in one or more stages.
+///
+/// Rows are cut into slabs of at most 128 bytes, each slab stored by itself, so that the swizzles of
+/// the PTX ISA apply: with one, the eight rows that an `ldmatrix` reads at once lie in different banks,
+/// as do the chunks that a warp copies at once.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadTile<'k, E> {
+    tile: SharedTile<'k, E>,
+    head_dim: u32,
+    slabs: u32,
+}
+
+/// Elements of a row in one slab.
+const fn slab_cols(head_dim: u32) -> u32 {
+    match padded(head_dim) {
+        d if d.is_multiple_of(64) => 64,
+        d if d.is_multiple_of(32) => 32,
+        _ => 16,
+    }
+}
+
+/// Bytes of shared memory that a tile takes, alignment aside.
+pub(crate) const fn tile_bytes(rows: u32, head_dim: u32, stages: u32) -> u32 {
+    2 * rows * padded(head_dim) * stages
+}
+
+fn tile_shape(rows: u32, head_dim: u32, stages: u32, swizzled: bool) -> TileShape {
+    let cols = slab_cols(head_dim);
+    let swizzle = match cols {
+        _ if !swizzled => Swizzle::None,
+        64 => Swizzle::B128,
+        32 => Swizzle::B64,
+        _ => Swizzle::B32,
+    };
+    TileShape::new(rows, cols)
+        .swizzled(swizzle)
+        .stages(stages * (padded(head_dim) / cols))
+}
+
+impl<'k, E: MmaElement> HeadTile<'k, E> {
+    #[track_caller]
+    pub(crate) fn declare(
+        k: &'k KernelBuilder,
+        name: &str,
+        rows: u32,
+        head_dim: u32,
+        stages: u32,
+        swizzled: bool,
+    ) -> Self {
+        HeadTile {
+            tile: k.shared_tile(name, tile_shape(rows, head_dim, stages, swizzled)),
+            head_dim,
+            slabs: padded(head_dim) / slab_cols(head_dim),
+        }
+    }
+
+    /// A tile in the bytes of another one, whose contents must no longer be needed.
+    #[track_caller]
+    pub(crate) fn reusing(
+        k: &'k KernelBuilder,
+        name: &str,
+        rows: u32,
+        head_dim: u32,
+        swizzled: bool,
+        other: HeadTile<'k, E>,
+    ) -> Self {
+        HeadTile {
+            tile: k.shared_tile_reusing(name, tile_shape(rows, head_dim, 1, swizzled), other.tile),
+            head_dim,
+            slabs: padded(head_dim) / slab_cols(head_dim),
+        }
+    }
+
+    /// The tile as the ledger knows it.
+    pub(crate) fn shared(&self) -> SharedTile<'k, E> {
+        self.tile
+    }
+
+    /// Rows of a stage.
+    pub(crate) fn rows(&self) -> u32 {
+        self.tile.rows()
+    }
+
+    /// Elements from one stage to the next.
+    pub(crate) fn stage_elements(&self) -> u32 {
+        self.slabs * self.tile.stage_bytes() / E::BYTES
+    }
+
+    /// The place of column `col + within` of a row in the first stage; `within` does not leave the slab of `col`.
+    #[track_caller]
+    pub(crate) fn at_column(&self, row: Val<'k, u32>, col: u32, within: Val<'k, u32>) -> SharedPtr<'k, E> {
+        let place = self.tile.at(row, within + col % self.tile.cols());
+        self.tile.ahead(place, col / self.tile.cols())
+    }
+
+    /// How the threads of the block share the tile out among themselves.
+    #[track_caller]
+    pub(crate) fn chunks(&self, k: &'k KernelBuilder) -> Chunks<'k, E> {
+        let per_row = self.tile.cols() / CHUNK;
+        let (row, col) = (k.thread_idx() / per_row, k.thread_idx() % per_row * CHUNK);
+        Chunks {
+            k,
+            tile: *self,
+            row,
+            col,
+            place: self.tile.at(row, col),
+            row_step: k.threads() / per_row,
+        }
+    }
+
+    /// The addresses that this lane brings to an `ldmatrix` of 16×16 elements, `row` and `col` being the
+    /// lane's place in such a matrix.
+    #[track_caller]
+    pub(crate) fn fragments(&self, row: Val<'k, u32>, col: Val<'k, u32>) -> Fragments<'k, E> {
+        let mut places = Vec::new();
+        for step in 0..self.tile.cols() / STEP {
+            places.push(self.tile.at(row, col + step * STEP));
+        }
+        Fragments { tile: *self, places }
+    }
+}
+
+/// A thread's share of a tile: one chunk of 16 bytes in every `row_step`-th row, in every slab.
+#[derive(Clone, Copy)]
+pub(crate) struct Chunks<'k, E> {
+    k: &'k KernelBuilder,
+    tile: HeadTile<'k, E>,
+    row: Val<'k, u32>,
+    col: Val<'k, u32>,
+    place: SharedPtr<'k, E>,
+    row_step: u32,
+}
+
+impl<'k, E: MmaElement> Chunks<'k, E> {
+    /// Calls `body` for each row this thread has a share of: with the row, and how many rows it is past
+    /// the thread's first.
+    #[track_caller]
+    fn for_rows(&self, body: impl Fn(Val<'k, u32>, u32)) {
+        for past in (0..self.tile.rows()).step_by(self.row_step as usize) {
+            let row = self.row + past;
+            if past + self.row_step <= self.tile.rows() {
+                body(row, past);
+            } else {
+                self.k.if_(row.lt(self.tile.rows()).divergent(), || body(row, past));
+            }
+        }
+    }
+
+    /// Calls `body` for each chunk of this thread: with its row, its slab, its column in the head, and its
+    /// place in the first stage.
+    #[track_caller]
+    pub(crate) fn for_each(&self, body: impl Fn(Val<'k, u32>, Val<'k, u32>, SharedPtr<'k, E>)) {
+        self.for_rows(|row, past| {
+            for slab in 0..self.tile.slabs {
+                let place = self.tile.tile.ahead(self.tile.tile.down(self.place, past), slab);
+                body(row, self.col + slab * self.tile.tile.cols(), place);
+            }
+        });
+    }
+
+    /// Bytes that exist of a chunk in slab `slab`, if that is not all of them: the padding of the last
+    /// step has none.
+    #[track_caller]
+    fn bytes(&self, slab: u32) -> Option<Val<'k, u32>> {
+        let end = (slab + 1) * self.tile.tile.cols();
+        (end > self.tile.head_dim).then(|| {
+            let exists = (self.col + slab * self.tile.tile.cols()).lt(self.tile.head_dim);
+            exists.select(16u32, 0u32)
+        })
+    }
+
+    /// Starts copying rows into the tile, `stage` elements past its start. `source` gives where a row
+    /// begins and whether it exists (`None`: it does); the others become zero.
+    #[track_caller]
+    pub(crate) fn copy_rows(
+        &self,
+        stage: Val<'k, u32>,
+        source: impl Fn(Val<'k, u32>) -> (GlobalPtr<'k, E>, Option<Val<'k, bool>>),
+    ) {
+        let place = self.place.offset(stage);
+        self.for_rows(|row, past| {
+            let (src, exists) = source(row);
+            self.copy_row(self.tile.tile.down(place, past), src.offset(self.col), exists);
+        });
+    }
+
+    /// The same for the neighbouring rows `first..` of a head; rows at or past `end` become zero. Without an
+    /// `end`, all of them exist.
+    #[track_caller]
+    pub(crate) fn copy(
+        &self,
+        stage: Val<'k, u32>,
+        tensor: &TensorParam<'k, E>,
+        head: GlobalPtr<'k, E>,
+        first: Val<'k, u32>,
+        end: Option<Val<'k, u32>>,
+    ) {
+        let place = self.place.offset(stage);
+        let start = tensor.row(head, first + self.row).offset(self.col);
+        let step = tensor.seq_stride.mul_wide(self.row_step * E::BYTES);
+        let mut src = start;
+        for past in (0..self.tile.rows()).step_by(self.row_step as usize) {
+            if past > 0 {
+                src = src.advance(step);
+            }
+            let exists = end.map(|end| (first + self.row + past).lt(end));
+            let dst = self.tile.tile.down(place, past);
+            if past + self.row_step <= self.tile.rows() {
+                self.copy_row(dst, src, exists);
+            } else {
+                let mine = (self.row + past).lt(self.tile.rows());
+                self.k.if_(mine.divergent(), || self.copy_row(dst, src, exists));
+            }
+        }
+    }
+
+    /// One row's chunks, one in each slab.
+    #[track_caller]
+    fn copy_row(&self, dst: SharedPtr<'k, E>, src: GlobalPtr<'k, E>, exists: Option<Val<'k, bool>>) {
+        for slab in 0..self.tile.slabs {
+            let bytes = match (self.bytes(slab), exists) {
+                (Some(bytes), Some(exists)) => Some(exists.select(bytes, 0u32)),
+                (None, Some(exists)) => Some(exists.select(16u32, 0u32)),
+                (bytes, None) => bytes,
+            };
+            let from = src.plus((slab * self.tile.tile.cols()) as i32);
+            self.k.cp_async(self.tile.tile.ahead(dst, slab), from, bytes);
+        }
+    }
+}
+
+/// A lane's addresses of the 16×16 matrices of a tile.
+#[derive(Clone)]
+pub(crate) struct Fragments<'k, E> {
+    tile: HeadTile<'k, E>,
+    /// One for each 16 columns of a slab: the swizzle makes them differ in more than a constant.
+    places: Vec<SharedPtr<'k, E>>,
+}
+
+impl<'k, E: MmaElement> Fragments<'k, E> {
+    /// The same `elements` further on: another stage.
+    #[track_caller]
+    pub(crate) fn offset(&self, elements: Val<'k, u32>) -> Self {
+        let mut places = Vec::new();
+        for place in &self.places {
+            places.push(place.offset(elements));
+        }
+        Fragments {
+            tile: self.tile,
+            places,
+        }
+    }
+
+    fn place(&self, row: u32, col: u32) -> SharedPtr<'k, E> {
+        let tile = self.tile.tile;
+        let within = self.places[(col % tile.cols() / STEP) as usize];
+        tile.ahead(tile.down(within, row), col / tile.cols())
+    }
+
+    /// The 16×16 elements at (`row`, `col`) as an operand A: lanes bring [`a_lane`].
+    #[track_caller]
+    pub(crate) fn a(&self, k: &'k KernelBuilder, row: u32, col: u32) -> AOperand<E> {
+        let words = k.ldmatrix(self.place(row, col), 4, false);
+        k.a_operand(&[words[0], words[1], words[2], words[3]])
+    }
+
+    /// Rows `row..row + 16` as two operands B of eight columns n each, k running along the tile's columns
+    /// from `col`: lanes bring [`b_lane`].
+    #[track_caller]
+    pub(crate) fn b_rows(&self, k: &'k KernelBuilder, row: u32, col: u32) -> [BOperand<E>; 2] {
+        let words = k.ldmatrix(self.place(row, col), 4, false);
+        [k.b_operand(&[words[0], words[1]]), k.b_operand(&[words[2], words[3]])]
+    }
+
+    /// Columns `col..col + 16` as two operands B of eight columns n each, k running along the tile's rows
+    /// from `row`: lanes bring [`a_lane`].
+    #[track_caller]
+    pub(crate) fn b_cols(&self, k: &'k KernelBuilder, row: u32, col: u32) -> [BOperand<E>; 2] {
+        let words = k.ldmatrix(self.place(row, col), 4, true);
+        [k.b_operand(&[words[0], words[1]]), k.b_operand(&[words[2], words[3]])]
+    }
+}
+
+/// Row and column of a 16×16 matrix that a lane addresses so that the four 8×8 matrices arrive as rows
+/// 0–7, rows 8–15, then the same of the right half: the order of operand A.
+#[track_caller]
+pub(crate) fn a_lane<'k>(lane: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
+    (lane % 16, lane / 16 * 8u32)
+}
+
+/// The same with the left and right half of rows 0–7 first: two operands B, one below the other.
+#[track_caller]
+pub(crate) fn b_lane<'k>(lane: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
+    (lane % 8 + lane / 16 * 8u32, lane / 8 % 2 * 8u32)
+}
