@@ -63,7 +63,7 @@ pub const STAGES: [u32; 4] = [2, 3, 4, 5];
 pub const MIN_BLOCKS: [u32; 4] = [1, 2, 3, 4];
 
 /// Registers for addresses, counters, bounds and operands on their way, beside those counted one by one.
-const SCRATCH_REGISTERS: u32 = 32;
+const SCRATCH_REGISTERS: u32 = 16;
 
 impl Config {
     /// Threads a block.
