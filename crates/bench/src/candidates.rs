@@ -1,53 +1,72 @@
 //! Which kernels a bench times, and what peers are told of the tensors.
 
-use flashcore::KernelId;
+use std::collections::BTreeSet;
+use std::fmt::Display;
+
+use flashcore::{Context, KernelId};
 use flashcore_cpu::{CpuConfig, default_config};
+use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_ir::Target;
 use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::Problem;
+use rayon::prelude::*;
 
 use crate::peers::{Absent, PeerPlace, PeerTensor, PeerTensors};
 use crate::session::Request;
 
-/// The plans to time on a GPU, and the kernels that have none.
+/// The plans to time on a GPU, and the kernels that have none; built on all cores.
 pub(crate) fn plans(
     request: &Request,
     problem: &Problem,
     target: Target,
     kernels: &KernelCache,
 ) -> (Vec<Plan>, Vec<Absent>) {
-    let (mut plans, mut absent) = (Vec::new(), Vec::new());
-    let mut leave_out = |label: &str, reason: String| {
-        absent.push(Absent {
-            label: label.to_string(),
-            reason,
-        });
-    };
     if request.kernels.is_empty() {
         // Allocations of the bench itself begin at multiples of 256 bytes.
-        match select(problem, target, 16, kernels) {
-            Ok(choice) => plans.push(choice.plan),
-            Err(error) => leave_out("default", error.to_string()),
+        let choice = select(problem, target, 16, kernels).map_err(|error| left_out("default", &error));
+        return apart(vec![choice.map(|choice| choice.plan)]);
+    }
+    let plan = |id: &&String| match id.parse() {
+        Ok(KernelId::Gpu(config)) => {
+            Plan::with_cache(problem, &config, target, kernels).map_err(|refusal| left_out(id, &refusal))
+        }
+        Ok(KernelId::Cpu(_)) => Err(left_out(id, &"it runs on the CPU; ask for the device cpu")),
+        Err(error) => Err(left_out(id, &error)),
+    };
+    apart(once_each(&request.kernels).par_iter().map(plan).collect())
+}
+
+/// Compiles plans on all cores, so that binding them finds them loaded: those that compile, and those that do not.
+pub(crate) fn compiled(context: &Context, plans: Vec<Plan>) -> (Vec<Plan>, Vec<Absent>) {
+    let compile = |plan: Plan| match Function::load(context, &plan.kernel, &ModuleOptions::default()) {
+        Ok(_) => Ok(plan),
+        Err(error) => Err(left_out(&plan.config.to_string(), &error)),
+    };
+    apart(plans.into_par_iter().map(compile).collect())
+}
+
+fn left_out(label: &str, reason: &dyn Display) -> Absent {
+    Absent {
+        label: label.to_string(),
+        reason: reason.to_string(),
+    }
+}
+
+fn apart<T>(all: Vec<Result<T, Absent>>) -> (Vec<T>, Vec<Absent>) {
+    let (mut there, mut absent) = (Vec::new(), Vec::new());
+    for one in all {
+        match one {
+            Ok(one) => there.push(one),
+            Err(missing) => absent.push(missing),
         }
     }
-    for id in &request.kernels {
-        let config = match id.parse() {
-            Ok(KernelId::Gpu(config)) => config,
-            Ok(KernelId::Cpu(_)) => {
-                leave_out(id, "it runs on the CPU; ask for the device cpu".to_string());
-                continue;
-            }
-            Err(error) => {
-                leave_out(id, error.to_string());
-                continue;
-            }
-        };
-        match Plan::with_cache(problem, &config, target, kernels) {
-            Ok(plan) => plans.push(plan),
-            Err(refusal) => leave_out(id, refusal.to_string()),
-        }
-    }
-    (plans, absent)
+    (there, absent)
+}
+
+/// Labels are unique within a measurement.
+fn once_each(ids: &[String]) -> Vec<&String> {
+    let mut seen = BTreeSet::new();
+    ids.iter().filter(|id| seen.insert(*id)).collect()
 }
 
 /// The configs to time on the host: those asked for, or the default and its neighbours.
@@ -74,22 +93,12 @@ pub(crate) fn cpu_configs(request: &Request, problem: &Problem) -> (Vec<CpuConfi
             Vec::new(),
         );
     }
-    let (mut configs, mut absent) = (Vec::new(), Vec::new());
-    for id in &request.kernels {
-        let reason = match id.parse() {
-            Ok(KernelId::Cpu(config)) => {
-                configs.push(config);
-                continue;
-            }
-            Ok(KernelId::Gpu(_)) => "it runs on a GPU; ask for a CUDA device".to_string(),
-            Err(error) => error.to_string(),
-        };
-        absent.push(Absent {
-            label: id.clone(),
-            reason,
-        });
-    }
-    (configs, absent)
+    let config = |id: &String| match id.parse() {
+        Ok(KernelId::Cpu(config)) => Ok(config),
+        Ok(KernelId::Gpu(_)) => Err(left_out(id, &"it runs on a GPU; ask for a CUDA device")),
+        Err(error) => Err(left_out(id, &error)),
+    };
+    apart(once_each(&request.kernels).into_iter().map(config).collect())
 }
 
 pub(crate) fn peer_tensors(place: PeerPlace, problem: &Problem, addresses: [(u64, usize); 4]) -> PeerTensors {

@@ -281,6 +281,32 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     Ok(found)
 }
 
+/// Looks once whether a subject's answer is right, on fresh inputs over a poisoned output: for kernels that are only
+/// screened. It finds what is wrong, not what cheats.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
+    let mut found = Inspection {
+        rejected: None,
+        detail: String::new(),
+        max_abs: 0.0,
+        skipped: vec!["all but one look at the answer".to_string()],
+    };
+    let seed = INSPECTION_SEEDS[0];
+    rig.load(0, seed)?;
+    rig.poison(0)?;
+    rig.finish()?;
+    rig.run(0)?;
+    rig.finish()?;
+    let out = rig.read(0, Output::Final)?;
+    if let Some(rejection) = judge(rig, &out, seed, None, &mut found)? {
+        return Ok(reject(found, rejection));
+    }
+    found.detail = format!("largest error {:.1e} against float64, looked at once", found.max_abs);
+    Ok(found)
+}
+
 /// Inspects a subject after it was timed, on inputs it has not seen, its last output still in place.
 ///
 /// # Errors

@@ -22,6 +22,7 @@
 
 mod answers;
 mod candidates;
+mod case;
 pub mod compare;
 pub mod cpu;
 pub mod defences;
@@ -41,6 +42,7 @@ pub mod simulate;
 pub mod stats;
 pub mod store;
 mod subject;
+pub mod sweep;
 pub mod table;
 mod telemetry;
 mod verdict;
@@ -60,5 +62,6 @@ pub use session::{Request, Watcher, run};
 pub use stats::{Interval, Ratio, Summary};
 pub use store::Store;
 pub use subject::{Stopwatch, Subject, Trouble};
+pub use sweep::Sweep;
 pub use telemetry::{NvmlTelemetry, Reading, Telemetry};
 pub use verdict::{THRESHOLD, Verdict};

@@ -95,6 +95,16 @@ pub struct Measurement {
     pub readings: Vec<Reading>,
 }
 
+impl Measurement {
+    /// Mode and kind of turns, as it stands in tables: `hot (steady turns)`, `cold`.
+    pub fn how(&self) -> String {
+        match self.turns {
+            Some(turns) if self.mode == Mode::Hot => format!("{} ({turns} turns)", self.mode),
+            _ => self.mode.to_string(),
+        }
+    }
+}
+
 /// Times subjects against each other, round by round.
 ///
 /// A subject that fails is left out with its reason; the others go on, unless the device itself is lost.

@@ -6,20 +6,21 @@ use flashcore_ir::Target;
 use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
 
-use crate::candidates::{cpu_configs, peer_tensors, plans};
+use crate::candidates::{compiled, cpu_configs, peer_tensors, plans};
+use crate::case::{Contender, Gear};
 use crate::cpu::{CpuBed, CpuRig, CpuStopwatch, CpuSubject};
-use crate::defences::{Inspection, Rig, inspect, inspect_again};
 use crate::error::BenchError;
 use crate::gpu::{self, GpuBed, GpuRig, GpuStopwatch, GpuTools, KernelSubject, Launching};
-use crate::identity::{DeviceIdentity, RunIdentity, SubjectInfo};
-use crate::measure::{Measured, Observer, Sample, measure};
+use crate::identity::{DeviceIdentity, RunIdentity};
+use crate::measure::{Measured, Sample};
 use crate::options::{Mode, Options};
 use crate::peers::{Absent, PeerPlace, PeerSource};
 use crate::problems::Case;
 use crate::report::{CaseResult, Report};
-use crate::store::{MeasurementId, RunId, Store};
-use crate::subject::{Stopwatch, Subject, Trouble};
-use crate::telemetry::{NvmlTelemetry, Reading, Telemetry};
+use crate::store::{RunId, Store};
+use crate::subject::Subject;
+use crate::sweep::Sweep;
+use crate::telemetry::{NvmlTelemetry, Telemetry};
 
 /// What to bench.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +41,8 @@ pub struct Request {
     pub plain: bool,
     /// Inspect subjects before and after timing. Only ever off to time what is known to be wrong.
     pub inspect: bool,
+    /// Rank many kernels: screen them all, then measure the best in the modes asked for.
+    pub sweep: Option<Sweep>,
 }
 
 impl Default for Request {
@@ -52,6 +55,7 @@ impl Default for Request {
             baseline: None,
             plain: false,
             inspect: true,
+            sweep: None,
         }
     }
 }
@@ -96,6 +100,9 @@ pub fn run(
     watcher: &mut dyn Watcher,
 ) -> Result<Report, BenchError> {
     request.options.check()?;
+    if let Some(sweep) = &request.sweep {
+        sweep.check(&request.modes)?;
+    }
     if request.cases.is_empty() || request.modes.is_empty() {
         return Err(BenchError::Nothing {
             what: "no problem or no mode was given".to_string(),
@@ -108,10 +115,10 @@ pub fn run(
 }
 
 /// What all problems of a bench share.
-struct Session<'s> {
-    request: &'s Request,
-    store: Option<(&'s Store, RunId)>,
-    report: Report,
+pub(crate) struct Session<'s> {
+    pub(crate) request: &'s Request,
+    pub(crate) store: Option<(&'s Store, RunId)>,
+    pub(crate) report: Report,
 }
 
 impl<'s> Session<'s> {
@@ -136,37 +143,10 @@ impl<'s> Session<'s> {
         Ok(Session { request, store, report })
     }
 
-    fn note(&mut self, note: String, watcher: &mut dyn Watcher) {
+    pub(crate) fn note(&mut self, note: String, watcher: &mut dyn Watcher) {
         if !self.report.notes.contains(&note) {
             watcher.note(&note);
             self.report.notes.push(note);
-        }
-    }
-}
-
-/// A subject and what is known of it before timing.
-struct Contender<'a> {
-    subject: Box<dyn Subject + 'a>,
-    elsewhere: Option<Box<dyn Subject + 'a>>,
-    inspection: Option<Inspection>,
-}
-
-/// Inspects a subject, bound to place 0 and perhaps to place 1, on the rig of its device: before timing or after.
-type Inspect<'m> =
-    dyn Fn(Moment, &mut (dyn Subject + '_), Option<&mut (dyn Subject + '_)>) -> Result<Inspection, Trouble> + 'm;
-
-/// When a subject is inspected.
-#[derive(Clone, Copy)]
-enum Moment {
-    Before,
-    Afterwards,
-}
-
-impl Moment {
-    fn inspect(self, rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
-        match self {
-            Moment::Before => inspect(rig),
-            Moment::Afterwards => inspect_again(rig),
         }
     }
 }
@@ -199,6 +179,8 @@ fn run_cuda(
     for (index, case) in request.cases.iter().enumerate() {
         watcher.case(case, index, request.cases.len());
         let (plans, mut absent) = plans(request, &case.problem, target, &kernels);
+        let (plans, not_compiled) = compiled(stream.context(), plans);
+        absent.extend(not_compiled);
         let workspace = plans
             .iter()
             .map(|plan| plan.launch.workspace_bytes())
@@ -224,7 +206,6 @@ fn run_cuda(
                 Ok((subject, elsewhere)) => contenders.push(Contender {
                     subject: Box::new(subject),
                     elsewhere: Some(Box::new(elsewhere)),
-                    inspection: None,
                 }),
                 Err(error) => absent.push(Absent {
                     label: plan.config.to_string(),
@@ -242,16 +223,21 @@ fn run_cuda(
         let tensors = peer_tensors(place, &case.problem, addresses);
         add_peers(peers.peers(case, &tensors), &mut contenders, &mut absent);
         let mut stopwatch = GpuStopwatch::new(&tools, stream);
-        let inspect: &Inspect<'_> = &|moment, subject, elsewhere| {
-            moment.inspect(&mut GpuRig {
-                bed: &bed,
-                stream,
-                tools: &tools,
-                subject,
-                elsewhere,
-            })
+        let mut gear = Gear {
+            inspect: &|moment, subject, elsewhere| {
+                moment.inspect(&mut GpuRig {
+                    bed: &bed,
+                    stream,
+                    tools: &tools,
+                    subject,
+                    elsewhere,
+                })
+            },
+            stopwatch: &mut stopwatch,
+            telemetry: &mut *telemetry,
+            watcher: &mut *watcher,
         };
-        session.case(case, contenders, absent, inspect, &mut stopwatch, telemetry, watcher)?;
+        session.case(case, contenders, absent, &mut gear)?;
     }
     Ok(session.report)
 }
@@ -276,20 +262,23 @@ fn run_cpu(
             .map(|config| Contender {
                 subject: Box::new(CpuSubject::new(&bed, config, 0)),
                 elsewhere: Some(Box::new(CpuSubject::new(&bed, config, 1))),
-                inspection: None,
             })
             .collect();
         let tensors = peer_tensors(PeerPlace::Cpu, &case.problem, bed.addresses());
         add_peers(peers.peers(case, &tensors), &mut contenders, &mut absent);
-        let inspect: &Inspect<'_> = &|moment, subject, elsewhere| {
-            moment.inspect(&mut CpuRig {
-                bed: &bed,
-                subject,
-                elsewhere,
-            })
+        let mut gear = Gear {
+            inspect: &|moment, subject, elsewhere| {
+                moment.inspect(&mut CpuRig {
+                    bed: &bed,
+                    subject,
+                    elsewhere,
+                })
+            },
+            stopwatch: &mut CpuStopwatch::default(),
+            telemetry: &mut (),
+            watcher: &mut *watcher,
         };
-        let mut stopwatch = CpuStopwatch::default();
-        session.case(case, contenders, absent, inspect, &mut stopwatch, &mut (), watcher)?;
+        session.case(case, contenders, absent, &mut gear)?;
     }
     Ok(session.report)
 }
@@ -304,197 +293,8 @@ fn add_peers<'a>(
             Ok(subject) => contenders.push(Contender {
                 subject,
                 elsewhere: None,
-                inspection: None,
             }),
             Err(missing) => absent.push(missing),
-        }
-    }
-}
-
-impl Session<'_> {
-    /// Inspects, measures in every mode, inspects again.
-    #[allow(clippy::too_many_arguments)] // One problem's worth of everything; both devices call it once.
-    fn case(
-        &mut self,
-        case: &Case,
-        contenders: Vec<Contender<'_>>,
-        mut absent: Vec<Absent>,
-        inspect: &Inspect<'_>,
-        stopwatch: &mut dyn Stopwatch,
-        telemetry: &mut dyn Telemetry,
-        watcher: &mut dyn Watcher,
-    ) -> Result<(), BenchError> {
-        let mut fit = Vec::new();
-        let mut rejected: Vec<(SubjectInfo, Inspection)> = Vec::new();
-        for mut contender in contenders {
-            let info = contender.subject.info().clone();
-            if self.request.inspect {
-                let elsewhere = contender
-                    .elsewhere
-                    .as_deref_mut()
-                    .map(|subject| subject as &mut dyn Subject);
-                match inspect(Moment::Before, &mut *contender.subject, elsewhere) {
-                    Ok(found) if found.passed() => {
-                        watcher.inspected(&info.label, &found.to_string());
-                        contender.inspection = Some(found);
-                    }
-                    Ok(found) => {
-                        watcher.inspected(&info.label, &found.to_string());
-                        rejected.push((info, found));
-                        continue;
-                    }
-                    Err(trouble) => {
-                        lost(&info.label, &trouble)?;
-                        watcher.inspected(&info.label, &trouble.message);
-                        absent.push(Absent {
-                            label: info.label,
-                            reason: trouble.message,
-                        });
-                        continue;
-                    }
-                }
-            }
-            fit.push(contender);
-        }
-        for missing in &absent {
-            watcher.inspected(&missing.label, &missing.reason);
-        }
-        if fit.is_empty() {
-            self.note(format!("{}: nothing is left to time", case.name), watcher);
-        }
-        let baseline = self.baseline(&fit);
-        let (mut subjects, inspections): (Vec<Box<dyn Subject + '_>>, Vec<Option<Inspection>>) = fit
-            .into_iter()
-            .map(|contender| (contender.subject, contender.inspection))
-            .unzip();
-        let mut results = Vec::new();
-        for &mode in &self.request.modes {
-            let infos: Vec<SubjectInfo> = subjects.iter().map(|subject| subject.info().clone()).collect();
-            let rows: Vec<(SubjectInfo, Option<Inspection>)> = infos
-                .iter()
-                .cloned()
-                .zip(inspections.iter().cloned())
-                .chain(rejected.iter().map(|(info, found)| (info.clone(), Some(found.clone()))))
-                .collect();
-            if rows.is_empty() {
-                break;
-            }
-            let id = self
-                .store
-                .map(|(store, run)| store.begin_measurement(run, case, mode, baseline, &rows))
-                .transpose()?;
-            let mut observer = Recorder {
-                store: self.store.map(|(store, _)| store).zip(id.as_ref()),
-                watcher,
-                mode,
-                infos: &infos,
-            };
-            if subjects.is_empty() {
-                break;
-            }
-            let mut measurement = measure(
-                &self.request.options,
-                mode,
-                &mut subjects,
-                baseline,
-                stopwatch,
-                telemetry,
-                &mut observer,
-            )?;
-            measurement
-                .subjects
-                .extend(rejected.iter().map(|(info, found)| Measured {
-                    info: info.clone(),
-                    summary: None,
-                    ratio: None,
-                    verdict: None,
-                    settled: false,
-                    trouble: Some(found.to_string()),
-                }));
-            let inspections = rows.into_iter().map(|(_, found)| found).collect();
-            results.push((
-                id,
-                CaseResult::new(
-                    case.clone(),
-                    measurement,
-                    inspections,
-                    absent.clone(),
-                    self.report.floor_us,
-                ),
-            ));
-        }
-        if self.request.inspect {
-            for (index, subject) in subjects.iter_mut().enumerate() {
-                let label = subject.info().label.clone();
-                let found = match inspect(Moment::Afterwards, &mut **subject, None) {
-                    Ok(found) if found.passed() => continue,
-                    Ok(found) => found,
-                    Err(trouble) => {
-                        lost(&label, &trouble)?;
-                        continue;
-                    }
-                };
-                watcher.inspected(&label, &found.to_string());
-                for (id, result) in &mut results {
-                    result.reject(index, &found);
-                    if let (Some((store, _)), Some(id)) = (self.store, &*id) {
-                        store.set_inspection(id, index, &found)?;
-                    }
-                }
-            }
-        }
-        for (id, result) in results {
-            if let (Some((store, _)), Some(id)) = (self.store, &id) {
-                store.end_measurement(id, &result.measurement)?;
-            }
-            watcher.result(&result);
-            self.report.results.push(result);
-        }
-        Ok(())
-    }
-
-    fn baseline(&self, fit: &[Contender<'_>]) -> usize {
-        let place = |wanted: &dyn Fn(&SubjectInfo) -> bool| fit.iter().position(|c| wanted(c.subject.info()));
-        let named = self.request.baseline.as_ref().and_then(|name| {
-            place(&|info| info.label == *name).or_else(|| place(&|info| info.label.starts_with(name.as_str())))
-        });
-        named.or_else(|| place(&|info| !info.is_ours())).unwrap_or(0)
-    }
-}
-
-/// A lost device ends the bench; other trouble costs one subject.
-fn lost(label: &str, trouble: &Trouble) -> Result<(), BenchError> {
-    if !trouble.fatal {
-        return Ok(());
-    }
-    Err(BenchError::Device {
-        reason: format!("while {label} was inspected: {trouble}"),
-    })
-}
-
-/// Stores samples as they come, and passes them on.
-struct Recorder<'a> {
-    store: Option<(&'a Store, &'a MeasurementId)>,
-    watcher: &'a mut dyn Watcher,
-    mode: Mode,
-    infos: &'a [SubjectInfo],
-}
-
-impl Observer for Recorder<'_> {
-    fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
-        if let Some((store, id)) = self.store {
-            store.add_sample(id, sample)?;
-        }
-        if let Some(info) = self.infos.get(sample.subject) {
-            self.watcher.sample(self.mode, &info.label, sample);
-        }
-        Ok(())
-    }
-
-    fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), BenchError> {
-        match (self.store, reading) {
-            (Some((store, id)), Some(reading)) => store.add_reading(id, round, reading),
-            _ => Ok(()),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use flashcore_bench::Trouble;
 use flashcore_bench::defences::{
-    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, inspect, inspect_again, judge_cold, time_cold,
+    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, inspect, inspect_again, judge_cold, look_once,
+    time_cold,
 };
 use flashcore_bench::simulate::{Noise, SimulatedGpu, SimulatedSubject};
 use flashcore_bench::{Subject, SubjectInfo};
@@ -207,6 +208,21 @@ fn every_cheat_is_rejected_for_its_own_reason() {
         let found = inspect(&mut FakeRig::new(conduct)).unwrap();
         assert_eq!(found.rejected, Some(reason), "{conduct:?}: {found}");
         assert!(found.to_string().contains(reason.name()), "{found}");
+    }
+}
+
+#[test]
+fn one_look_finds_what_is_wrong_and_claims_no_more() {
+    let honest = look_once(&mut FakeRig::new(Conduct::Honest)).unwrap();
+    assert!(honest.passed() && !honest.skipped.is_empty(), "{honest}");
+    for (conduct, reason) in [
+        (Conduct::Unwritten, Reason::Unwritten),
+        (Conduct::Zeros, Reason::Zeros),
+        (Conduct::Nan, Reason::NotANumber),
+        (Conduct::Wrong, Reason::Wrong),
+    ] {
+        let found = look_once(&mut FakeRig::new(conduct)).unwrap();
+        assert_eq!(found.rejected, Some(reason), "{conduct:?}: {found}");
     }
 }
 

@@ -9,12 +9,13 @@ use flashcore_bench::python::{All, Job, Python, Wanted};
 use flashcore_bench::store::default_path;
 use flashcore_bench::{
     BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
-    Watcher, problems, table,
+    Sweep, Watcher, problems, sweep, table,
 };
 use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
+use crate::kernels;
 use crate::style::{self, BAD, GOOD};
 
 /// Time kernels and peers against each other, and keep the evidence
@@ -36,9 +37,14 @@ pub(crate) struct BenchArgs {
     /// best, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
-    /// Kernels by id (`flashcore list kernels`), in place of the one that would be chosen
-    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    /// Kernels in place of the one that would be chosen: ids (`flashcore list kernels`), beginnings
+    /// of ids such as scalar/tiled*, or files with an id a line
+    #[arg(long, visible_alias = "config", value_name = "IDS", value_delimiter = ',')]
     kernel: Vec<String>,
+    /// Rank many kernels (every one there is, where --kernel is not given): screen all with short
+    /// turns, then measure the best 8, or as many as given; --budget is then seconds a subject
+    #[arg(long, value_name = "KEEP", num_args = 0..=1, require_equals = true, default_missing_value = "8")]
+    sweep: Option<usize>,
     /// all, none, or labels such as torch/cudnn,fa3
     #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all")]
     peers: Vec<String>,
@@ -70,6 +76,10 @@ Sets:
   llama       32/8 heads, D128, causal prefill of 8k
   decode      32/8 heads, D128, one row against 4k to 128k keys
   all         every one of them
+
+Sweeps:
+  flashcore bench mission llama --kernel ids.txt --sweep
+  flashcore bench mission --kernel 'scalar/tiled*' --sweep=4 --budget 1 --json
 
 Verdicts say what the whole interval of the ratio says about a difference of 1 % (--threshold):
   SAME, FASTER, SLOWER, or AMBIGUOUS where it reaches over an edge. `~` marks a subject whose
@@ -128,6 +138,14 @@ impl ProtocolArgs {
     }
 }
 
+impl ProtocolArgs {
+    /// A sweep that keeps so many.
+    fn sweep(&self, keep: usize) -> Sweep {
+        let budget_ms = self.budget.map_or(Sweep::default().budget_ms, |seconds| seconds * 1e3);
+        Sweep { keep, budget_ms }
+    }
+}
+
 /// Where evidence is kept.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Evidence")]
@@ -176,10 +194,16 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     let device: Device = args.device.parse()?;
     let cases = cases(&args.problems, args.dtype)?;
+    let sweep = args.sweep.map(|keep| args.protocol.sweep(keep));
+    let mut kernels = kernels::ids(&args.kernel)?;
+    if sweep.is_some() && kernels.is_empty() {
+        kernels = kernels::all_of(&device);
+    }
     let request = Request {
         cases,
-        kernels: args.kernel.clone(),
+        kernels,
         baseline: args.baseline.clone(),
+        sweep,
         ..args.protocol.request(&device)
     };
     let report = bench(&device, &request, &args.peers, args.keep.path()?.as_deref(), args.json)?;
@@ -193,10 +217,19 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         }
     }
     let rule = args.seeds_rule.then(|| report.seeds_rule(SEEDS_GAIN, SEEDS_SHAPES));
+    let rankings = args.sweep.map(|_| sweep::rankings(&report));
     if args.json {
-        style::print_json(&json!({ "report": report, "seeds_rule": rule }));
+        style::print_json(&json!({ "report": report, "seeds_rule": rule, "rankings": rankings }));
     } else if let Some(rule) = &rule {
         style::print(&rule_text(rule));
+    }
+    if let Some(rankings) = &rankings {
+        // Kernels that do not serve or are wrong are what a sweep is there to find.
+        let ranked = rankings
+            .iter()
+            .flat_map(|ranking| &ranking.rows)
+            .any(|row| row.rank.is_some());
+        return Ok(if ranked { Outcome::Clean } else { Outcome::Findings });
     }
     let rejected = report.results.iter().any(|result| {
         let rejected = result.inspections.iter().flatten().any(|found| !found.passed());
@@ -228,7 +261,7 @@ pub(crate) fn bench(
     store: Option<&Path>,
     quiet: bool,
 ) -> Result<Report, Failure> {
-    let mut progress = Progress::new(quiet);
+    let mut progress = Progress::new(!quiet && request.sweep.is_none());
     let mut absence = None;
     let python = match peers {
         [none] if none == "none" => None,
@@ -261,6 +294,9 @@ pub(crate) fn bench(
     let mut report = result?;
     report.notes.extend(absence);
     if !quiet {
+        for ranking in request.sweep.iter().flat_map(|_| sweep::rankings(&report)) {
+            style::print(&format!("\n{}", table::ranking_text(&ranking)));
+        }
         style::print(&format!(
             "\n{}\n{}",
             table::device_line(&report),
@@ -273,20 +309,20 @@ pub(crate) fn bench(
     Ok(report)
 }
 
-/// Shows what goes on: a line of progress on a terminal, and each problem's table as it is done.
+/// Shows what goes on: a line of progress on a terminal, and on request each problem's table as it is done.
 struct Progress {
     bar: ProgressBar,
-    quiet: bool,
+    tables: bool,
     at: String,
 }
 
 impl Progress {
-    fn new(quiet: bool) -> Progress {
+    fn new(tables: bool) -> Progress {
         let bar = ProgressBar::new_spinner();
         bar.enable_steady_tick(Duration::from_millis(100));
         Progress {
             bar,
-            quiet,
+            tables,
             at: String::new(),
         }
     }
@@ -318,7 +354,7 @@ impl Watcher for Progress {
     }
 
     fn result(&mut self, result: &CaseResult) {
-        if !self.quiet {
+        if self.tables {
             self.bar
                 .suspend(|| style::print(&format!("\n{}", table::case_text(result))));
         }

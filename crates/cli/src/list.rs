@@ -2,11 +2,11 @@
 
 use clap::{Args, ValueEnum};
 use flashcore_ir::{PROFILES, Target};
-use flashcore_kernels::Config;
 use flashcore_problem::{NAMED_PROBLEMS, Problem};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
+use crate::kernels;
 use crate::machine;
 use crate::style::{self, DIM, HEAD};
 
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
         for what in asked {
             match what {
                 What::Problems => value["problems"] = problems_json(),
-                What::Kernels => value["kernels"] = kernel_ids().into(),
+                What::Kernels => value["kernels"] = kernels::all().into(),
                 What::Profiles => value["profiles"] = json!(PROFILES),
                 What::Devices => value["devices"] = devices_json(),
             }
@@ -85,16 +85,10 @@ fn problems_json() -> Value {
         .collect()
 }
 
-fn kernel_ids() -> Vec<String> {
-    let mut ids: Vec<String> = Config::all().iter().map(Config::to_string).collect();
-    ids.extend([32, 64, 128].map(|tile_q| flashcore_cpu::CpuConfig { tile_q, tile_kv: 128 }.to_string()));
-    ids
-}
-
 fn kernels() -> String {
     let mut text = format!("{HEAD}Kernels{HEAD:#} {DIM}(for --kernel){DIM:#}\n");
     let narrower = |id: &String| ["-v8", "-v4", "-v2"].iter().any(|width| id.ends_with(width));
-    let ids: Vec<String> = kernel_ids().into_iter().filter(|id| !narrower(id)).collect();
+    let ids: Vec<String> = kernels::all().into_iter().filter(|id| !narrower(id)).collect();
     let column = ids.iter().map(String::len).max().unwrap_or(0) + 2;
     let per_line = ((style::width() - 2) / column).max(1);
     for ids in ids.chunks(per_line) {

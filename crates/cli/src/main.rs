@@ -9,6 +9,7 @@ mod evidence;
 mod explain;
 mod failure;
 mod first_run;
+mod kernels;
 mod list;
 mod machine;
 mod run;

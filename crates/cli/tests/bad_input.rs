@@ -117,6 +117,18 @@ const USAGE: &[(&str, &str)] = &[
     ),
     ("tune", "unrecognized subcommand 'tune'"),
     ("run mission gpt2", "unexpected argument 'gpt2'"),
+    (
+        "bench tiny --device cpu --peers none --no-store --sweep=0",
+        "keep is 0; allowed: 1 or more",
+    ),
+    (
+        "bench tiny --device cpu --peers none --no-store --sweep --mode screen",
+        "it screens anyway",
+    ),
+    (
+        "bench tiny --device cpu --kernel wgmma/none*",
+        "no kernel's id begins with `wgmma/none`",
+    ),
 ];
 
 /// The same for what makes sense and cannot be done.

@@ -304,3 +304,53 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty());
 }
+
+/// A quick sweep on the host; times are no business of a test.
+#[test]
+fn a_sweep_ranks_kernels_and_reports_what_does_not_serve() {
+    let file = std::env::temp_dir().join(format!("flashcore-sweep-{}.txt", std::process::id()));
+    let ids = "cpu/m16n16\ncpu/m32n32 # a comment\ncpu/m64n64\ncpu/m7n7\nscalar/naive-t128-v16\n";
+    std::fs::write(&file, ids).expect("a file");
+    let sweep = format!(
+        "bench tiny --device cpu --peers none --no-store --config {} --sweep=2 --budget 0.01",
+        file.display()
+    );
+    let text = shown_whatever_is_noted(&sweep);
+    for part in [
+        "3 subjects screened",
+        "2 left out",
+        "2 measured",
+        "only screened",
+        "cpu/m7n7: tile_q is 7",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let found = json(&format!("{sweep} --json"));
+    let ranking = &found["rankings"][0];
+    assert_eq!(
+        keys(ranking),
+        BTreeSet::from(["case", "problem", "measured", "screened", "rows", "left_out"])
+    );
+    assert_eq!(
+        keys(&ranking["rows"][0]),
+        BTreeSet::from([
+            "rank",
+            "label",
+            "measured",
+            "median_us",
+            "interval",
+            "tflops",
+            "to_best",
+            "to_base"
+        ])
+    );
+    assert_eq!(ranking["rows"].as_array().expect("rows").len(), 3);
+    std::fs::remove_file(file).expect("removed");
+}
+
+fn shown_whatever_is_noted(arguments: &str) -> String {
+    let ran = flashcore(arguments);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    ran.stdout
+}

@@ -1,10 +1,14 @@
 //! Reports as text: tables for terminals (at most 100 columns), Markdown, CSV.
 
+mod ranking;
+
 use std::fmt::Write;
 
+pub use ranking::ranking_text;
+
 use crate::compare::Comparison;
-use crate::measure::{Measured, Measurement};
-use crate::options::{Mode, Turns};
+use crate::measure::Measured;
+use crate::options::Turns;
 use crate::report::{CaseResult, Report};
 use crate::stats::Ratio;
 use crate::store::csv_field;
@@ -50,7 +54,7 @@ pub fn case_text(result: &CaseResult) -> String {
     let mut out = String::new();
     line(&mut out, &format!("{}  {}", result.case.name, result.case.problem));
     let mut circumstances = vec![
-        mode_and_turns(measurement),
+        measurement.how(),
         format!("{} rounds", measurement.rounds),
         measurement.stop.words().to_string(),
     ];
@@ -88,15 +92,7 @@ pub fn case_text(result: &CaseResult) -> String {
     out
 }
 
-/// `hot (steady turns)`, `cold`.
-fn mode_and_turns(measurement: &Measurement) -> String {
-    match measurement.turns {
-        Some(turns) if measurement.mode == Mode::Hot => format!("{} ({turns} turns)", measurement.mode),
-        _ => measurement.mode.to_string(),
-    }
-}
-
-/// What turns are like where there are any: two lines at most, empty where only others modes were measured.
+/// What turns are like, a line each kind there is; empty where only other modes were measured.
 pub fn turns_lines(report: &Report) -> String {
     let kinds: Vec<Turns> = report
         .results
@@ -296,7 +292,7 @@ fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> Strin
     };
     vec![
         result.case.name.clone(),
-        mode_and_turns(&result.measurement),
+        result.measurement.how(),
         subject.info.label.clone(),
         of(summary.map(|s| s.p50)),
         of(summary.map(|s| s.p10)),
