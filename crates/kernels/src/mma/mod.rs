@@ -3,7 +3,11 @@
 //! [`Config`] holds the levers; [`kernel`](self) reads top to bottom like the algorithm. Problems it does
 //! not serve (f32, rows that do not start at multiples of 16 bytes) it refuses; family `scalar` serves those.
 
+mod epilogue;
 mod kernel;
+mod place;
+mod ring;
+mod warp;
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,14 +43,40 @@ pub struct Config {
     pub q_in_registers: bool,
     /// Shared memory is permuted so that no access conflicts with itself.
     pub swizzled: bool,
-    /// The next tile's scores are computed among this tile's exponentials.
+    /// The probabilities of a tile are worked out among the products of the tile before (needs
+    /// [`Rescale::Bold`]): more independent instructions to choose from, more registers.
     pub ahead: bool,
-    /// The reference of a row is raised only by scores that are far above it.
-    pub lazy: bool,
+    /// When the references of the rows are raised.
+    pub rescale: Rescale,
     /// Query heads that share K and V share a block: for few queries a head.
     pub pack_heads: bool,
     /// Blocks an SM that the compiler leaves registers for.
     pub min_blocks: u32,
+}
+
+/// When the reference of a row, which its exponentials are relative to, follows its largest score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rescale {
+    /// At every tile, as in the FlashAttention papers.
+    Eager,
+    /// When a score is far above it.
+    Lazy,
+    /// When a probability came out at 2 or more: nobody looks for the largest score before, and such
+    /// a tile is computed again.
+    Bold,
+}
+
+impl Rescale {
+    fn name(self) -> &'static str {
+        match self {
+            Rescale::Eager => "eager",
+            Rescale::Lazy => "lazy",
+            Rescale::Bold => "bold",
+        }
+    }
+
+    const ALL: [Rescale; 3] = [Rescale::Eager, Rescale::Lazy, Rescale::Bold];
 }
 
 /// Values of [`Config::rows`].
@@ -117,9 +147,14 @@ impl Config {
             min_blocks,
             q_in_registers: flag("qsh", "qreg")?,
             swizzled: flag("lin", "xor")?,
-            lazy: flag("eager", "lazy")?,
+            rescale: Rescale::Eager,
             ahead: false,
             pack_heads: false,
+        };
+        let rescale = parts.next()?;
+        let config = Config {
+            rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
+            ..config
         };
         let rest: Vec<&str> = parts.collect();
         match rest.as_slice() {
@@ -178,6 +213,13 @@ impl Config {
                 format!("each needs 16 of the {} keys of a tile", self.cols),
             );
         }
+        if self.ahead && self.rescale != Rescale::Bold {
+            return Err(Refusal::Unsupported {
+                family: NAME,
+                what: format!("`ahead` with {} rescaling", self.rescale.name()),
+                remedy: "bold rescaling is what lets a tile's exponentials begin before its scores are all there",
+            });
+        }
         if !(64..=512).contains(&self.threads()) {
             return lever(
                 "warps x kv_warps",
@@ -192,13 +234,19 @@ impl Config {
     fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
         let blocks = self.row_blocks();
         let output = blocks * padded(shape.head_dim_v) / 2;
-        let scores = blocks * self.keys_per_warp() / 2 * if self.ahead { 2 } else { 1 };
+        let scores = blocks * self.keys_per_warp() / 2;
+        // Probabilities take the place of scores; those of the tile before are needed beside them.
+        let before = if self.ahead {
+            blocks * self.keys_per_warp() / 4
+        } else {
+            0
+        };
         let query = match self.q_in_registers {
             true => blocks * padded(shape.head_dim) / 4,
             false => 4 * blocks,
         };
         let state = 6 * blocks;
-        let needed = output + scores + query + state + SCRATCH_REGISTERS;
+        let needed = output + scores + before + query + state + SCRATCH_REGISTERS;
         let allowed = (65_536 / (self.threads() * self.min_blocks) / 8 * 8).min(255);
         if needed <= allowed {
             return Ok(());
@@ -206,8 +254,9 @@ impl Config {
         Err(Refusal::Registers {
             needed,
             what: format!(
-                "output {output}, scores {scores}, query {query}, row state {state}, addresses and operands \
-                 {SCRATCH_REGISTERS}"
+                "output {output}, scores {}, query {query}, row state {state}, addresses and operands \
+                 {SCRATCH_REGISTERS}",
+                scores + before
             ),
             allowed,
             remedy: "fewer rows a warp, fewer keys a tile, Q in shared memory or fewer blocks an SM need less",
@@ -229,7 +278,7 @@ impl fmt::Display for Config {
             self.min_blocks,
             either(self.q_in_registers, "qreg", "qsh"),
             either(self.swizzled, "xor", "lin"),
-            either(self.lazy, "lazy", "eager"),
+            self.rescale.name(),
             either(self.ahead, "-ahead", ""),
             either(self.pack_heads, "-gqa", ""),
         )

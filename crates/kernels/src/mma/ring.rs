@@ -1,0 +1,114 @@
+//! K and V on their way into shared memory.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var};
+
+use super::Config;
+use super::place::{Block, Edges, TileSequence};
+use crate::params::Params;
+use crate::tiles::{Chunks, HeadTile};
+
+/// The ring of stages. Group of copies `t` holds K of turn `t`, and V of turn `t - lag`: a kernel that
+/// computes scores a turn ahead needs K a turn before V.
+pub(super) struct Ring<'k, 'p, E> {
+    k: &'k KernelBuilder,
+    params: &'p Params<'k, E>,
+    stages: u32,
+    lag: i32,
+    k_head: GlobalPtr<'k, E>,
+    v_head: GlobalPtr<'k, E>,
+    k_chunks: Chunks<'k, E>,
+    v_chunks: Chunks<'k, E>,
+    /// Where the next copies go and the next reads come from, in elements from the first stage.
+    k_write: Stage<'k>,
+    v_write: Stage<'k>,
+    pub(super) k_read: Stage<'k>,
+    pub(super) v_read: Stage<'k>,
+}
+
+/// A stage of a ring, as elements from its first one.
+#[derive(Clone, Copy)]
+pub(super) struct Stage<'k> {
+    at: Var<'k, u32>,
+    step: u32,
+    end: u32,
+}
+
+impl<'k> Stage<'k> {
+    #[track_caller]
+    fn first<E: MmaElement>(k: &'k KernelBuilder, tile: HeadTile<'k, E>, stages: u32) -> Self {
+        Stage {
+            at: k.var(0u32),
+            step: tile.stage_elements(),
+            end: tile.stage_elements() * stages,
+        }
+    }
+
+    /// This stage; the next call gives the next.
+    #[track_caller]
+    pub(super) fn take(&self) -> Val<'k, u32> {
+        let now = self.at.get();
+        let next = now + self.step;
+        self.at.set(next.lt(self.end).select(next, 0u32));
+        now
+    }
+}
+
+impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
+    #[track_caller]
+    pub(super) fn new(
+        k: &'k KernelBuilder,
+        params: &'p Params<'k, E>,
+        block: &Block<'k>,
+        levers: &Config,
+        k_tile: HeadTile<'k, E>,
+        v_tile: HeadTile<'k, E>,
+    ) -> Self {
+        Ring {
+            k,
+            params,
+            stages: levers.stages,
+            lag: i32::from(levers.ahead),
+            k_head: params.k.head(block.batch, block.kv_head),
+            v_head: params.v.head(block.batch, block.kv_head),
+            k_chunks: k_tile.chunks(k),
+            v_chunks: v_tile.chunks(k),
+            k_write: Stage::first(k, k_tile, levers.stages),
+            v_write: Stage::first(k, v_tile, levers.stages),
+            k_read: Stage::first(k, k_tile, levers.stages),
+            v_read: Stage::first(k, v_tile, levers.stages),
+        }
+    }
+
+    /// Starts the copies of group `turn`, as far as there are such tiles, and closes the group.
+    #[track_caller]
+    pub(super) fn prefetch(&self, sequence: &TileSequence<'k>, turn: Val<'k, i32>, edges: Edges) {
+        let end = (edges == Edges::Checked).then_some(self.params.seq_len_kv);
+        self.k.verb("prefetch", || {
+            self.k.if_(turn.lt(sequence.turns).uniform(), || {
+                let first = sequence.first_key(turn, edges);
+                let stage = self.k_write.take();
+                self.k_chunks.copy(stage, &self.params.k, self.k_head, first, end);
+            });
+            let turn = turn - self.lag;
+            let exists = match self.lag {
+                0 => turn.lt(sequence.turns),
+                _ => turn.lt(sequence.turns) & turn.ge(0),
+            };
+            self.k.if_(exists.uniform(), || {
+                let first = sequence.first_key(turn, edges);
+                let stage = self.v_write.take();
+                self.v_chunks.copy(stage, &self.params.v, self.v_head, first, end);
+            });
+            self.k.cp_async_commit();
+        });
+    }
+
+    /// Waits for the group of `turn` to arrive for all warps, and refills the stage that all have left.
+    #[track_caller]
+    pub(super) fn advance(&self, sequence: &TileSequence<'k>, turn: Val<'k, i32>, edges: Edges) {
+        self.k.cp_async_wait(self.stages - 2);
+        self.k.barrier();
+        self.prefetch(sequence, turn + (self.stages as i32 - 1), edges);
+    }
+}

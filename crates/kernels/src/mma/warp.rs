@@ -1,0 +1,454 @@
+//! What a warp does with a tile of keys: scores, their softmax, and the output they weigh.
+//!
+//! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
+//! the operand of `O += P·V`.
+
+use flashcore_ir::fragment::{AOperand, Acc, MmaElement};
+use flashcore_ir::{KernelBuilder, Val, Var};
+
+use super::place::{Block, WarpPlace};
+use super::{Config, Rescale};
+use crate::params::{Params, Shape};
+use crate::softmax::RunningMax;
+use crate::tiles::{Fragments, STEP, padded};
+
+/// With lazy rescaling a row's reference stays until a score is this many powers of two above it.
+/// Probabilities then reach 2⁸, which fp16 and the f32 sums hold with room to spare.
+const LAZY_POWERS: f32 = 8.0;
+
+/// With bold rescaling a row's reference is put this many powers of two above its largest score, so that
+/// later scores may exceed that by as many and one more. Probabilities then lie about 2⁻⁶, where
+/// fp16 still holds what is 2⁻⁸ of the largest to its full precision.
+const BOLD_POWERS: f32 = 6.0;
+
+/// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
+const TWO_OR_MORE: u32 = 0x4000_4000;
+
+/// Score columns of one tensor-core accumulator.
+pub(super) const ACC_COLS: u32 = 8;
+
+/// Lanes that share a row of an accumulator.
+pub(super) const QUAD: u32 = 4;
+
+/// What a warp carries from tile to tile.
+pub(super) struct State<'k> {
+    /// One for each 16 rows.
+    pub(super) blocks: Vec<RowBlock<'k>>,
+    /// How far a score may rise above its row's reference, unscaled.
+    slack: Val<'k, f32>,
+    /// How far above the largest score a reference is put, unscaled.
+    margin: Option<Val<'k, f32>>,
+}
+
+/// 16 rows: a lane holds parts of two, `lane / 4` and eight further down.
+pub(super) struct RowBlock<'k> {
+    pub(super) out: Acc<'k>,
+    pub(super) rows: [Row<'k>; 2],
+}
+
+/// A row's running state. Its four lanes agree on the reference; `sum` is each lane's own part.
+pub(super) struct Row<'k> {
+    /// Row of the block's head or heads.
+    pub(super) row: Val<'k, u32>,
+    pub(super) max: RunningMax<'k>,
+    pub(super) sum: Var<'k, f32>,
+}
+
+impl<'k> State<'k> {
+    #[track_caller]
+    pub(super) fn new<E: MmaElement>(
+        k: &'k KernelBuilder,
+        params: &Params<'k, E>,
+        block: &Block<'k>,
+        warp: &WarpPlace<'k>,
+        levers: &Config,
+        shape: &Shape,
+    ) -> Self {
+        let first = block.first_row + warp.first_row + k.lane() / QUAD;
+        let mut blocks = Vec::new();
+        for m in 0..levers.row_blocks() {
+            blocks.push(RowBlock {
+                out: k.acc(&format!("out{m}"), padded(shape.head_dim_v) / ACC_COLS),
+                rows: [0, 8].map(|down| Row {
+                    row: first + (16 * m + down),
+                    max: RunningMax::new(k, params),
+                    sum: k.var(0.0),
+                }),
+            });
+        }
+        let powers = |powers: f32| params.exponent_scale.recip() * powers;
+        let (slack, margin) = match levers.rescale {
+            Rescale::Eager => (k.constant(0.0), None),
+            Rescale::Lazy => (powers(LAZY_POWERS), None),
+            Rescale::Bold => (k.constant(0.0), Some(powers(BOLD_POWERS))),
+        };
+        State { blocks, slack, margin }
+    }
+
+    fn rows(&self) -> impl Iterator<Item = &Row<'k>> {
+        self.blocks.iter().flat_map(|block| &block.rows)
+    }
+}
+
+/// Scores of a warp, an accumulator for each 16 rows. A lane's values of row half `h` of 8 columns `j` are
+/// registers `4j + 2h` and the next.
+pub(super) struct Scores<'k> {
+    blocks: Vec<Acc<'k>>,
+}
+
+/// Probabilities of a warp, rounded and packed as operands of `O += P·V`: `[row block][16 keys]`.
+pub(super) struct Probabilities<'k, E: MmaElement> {
+    words: Vec<Vec<[Var<'k, E::Word>; 4]>>,
+}
+
+/// Where Q's operands come from.
+pub(super) enum Query<'k, E> {
+    /// Loaded once: `[row block][step]`.
+    Registers(Vec<Vec<AOperand<E>>>),
+    /// Loaded again for each tile.
+    Shared(Fragments<'k, E>),
+}
+
+/// A warp at work.
+pub(super) struct Warp<'k, 'p, E> {
+    pub(super) k: &'k KernelBuilder,
+    pub(super) params: &'p Params<'k, E>,
+    pub(super) levers: &'p Config,
+    pub(super) shape: &'p Shape,
+    pub(super) place: &'p WarpPlace<'k>,
+    pub(super) state: &'p State<'k>,
+    pub(super) query: Query<'k, E>,
+    pub(super) scores: Scores<'k>,
+}
+
+impl<'k> Scores<'k> {
+    pub(super) fn new(k: &'k KernelBuilder, levers: &Config) -> Self {
+        let tiles = levers.keys_per_warp() / ACC_COLS;
+        Scores {
+            blocks: (0..levers.row_blocks())
+                .map(|m| k.acc_unwritten(&format!("s{m}"), tiles))
+                .collect(),
+        }
+    }
+}
+
+impl<'k, E: MmaElement> Query<'k, E> {
+    /// Loads Q's operands, if they stay in registers.
+    #[track_caller]
+    pub(super) fn new(k: &'k KernelBuilder, levers: &Config, shape: &Shape, place: Fragments<'k, E>) -> Self {
+        if !levers.q_in_registers {
+            return Query::Shared(place);
+        }
+        let mut operands = Vec::new();
+        for m in 0..levers.row_blocks() {
+            let mut steps = Vec::new();
+            for step in 0..padded(shape.head_dim) / STEP {
+                steps.push(place.a(k, 16 * m, step * STEP));
+            }
+            operands.push(steps);
+        }
+        Query::Registers(operands)
+    }
+
+    #[track_caller]
+    fn operands(&self, k: &'k KernelBuilder, row_blocks: u32, step: u32) -> Vec<AOperand<E>> {
+        match self {
+            Query::Registers(operands) => operands.iter().map(|block| block[step as usize]).collect(),
+            Query::Shared(place) => {
+                let mut operands = Vec::new();
+                for m in 0..row_blocks {
+                    operands.push(place.a(k, 16 * m, step * STEP));
+                }
+                operands
+            }
+        }
+    }
+}
+
+impl<'k, E: MmaElement> Warp<'k, '_, E> {
+    /// Steps of 16 keys in the warp's part of a tile.
+    pub(super) fn key_steps(&self) -> u32 {
+        self.levers.keys_per_warp() / STEP
+    }
+
+    /// Room for the probabilities of a tile.
+    pub(super) fn probabilities(&self, name: &str) -> Probabilities<'k, E> {
+        let word = |_| self.k.var_unwritten(name);
+        let step = |_| [0; 4].map(word);
+        let block = |_| (0..self.key_steps()).map(step).collect();
+        Probabilities {
+            words: (0..self.levers.row_blocks()).map(block).collect(),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn clear_probabilities(&self, p: &Probabilities<'k, E>) {
+        for words in p.words.iter().flatten().flatten() {
+            words.set(self.k.constant(0u32).reinterpret::<E::Word>());
+        }
+    }
+
+    // ---- A tile's probabilities -----------------------------------------------------------------------
+
+    /// Probabilities of a tile that some rows do not see whole: those they do not see are zero.
+    #[track_caller]
+    pub(super) fn masked(&self, k_place: &Fragments<'k, E>, key0: Val<'k, u32>, p: &Probabilities<'k, E>) {
+        self.all_scores(k_place);
+        self.mask(key0);
+        self.raise_references();
+        self.all_exponentials(p);
+    }
+
+    /// Probabilities of a tile that every row sees whole.
+    #[track_caller]
+    pub(super) fn whole(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>) {
+        self.all_scores(k_place);
+        self.raise_references();
+        self.all_exponentials(p);
+    }
+
+    /// The same without looking at the scores first: exponentials are taken relative to the references
+    /// there are, and only if one comes out large is the tile computed again with references raised. So
+    /// scores of one step are exponentiated among the products of others; `meanwhile` is called once a
+    /// step of 16 keys for more products to go with them.
+    #[track_caller]
+    pub(super) fn bold(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>, meanwhile: impl Fn(u32)) {
+        let k = self.k;
+        let sums: Vec<_> = self.state.rows().map(|row| row.sum.get()).collect();
+        self.clear_scores();
+        match &self.query {
+            // Q's operands are at hand, so scores are finished 16 keys at a time.
+            Query::Registers(_) => {
+                for step in 0..self.key_steps() {
+                    self.scores(k_place, step..step + 1);
+                    meanwhile(step);
+                    self.cap(step);
+                    self.exponentials(p, step);
+                }
+            }
+            // Loading Q's operands once a tile means finishing all scores at once.
+            Query::Shared(_) => {
+                self.scores(k_place, 0..self.key_steps());
+                for step in 0..self.key_steps() {
+                    meanwhile(step);
+                    self.cap(step);
+                    self.exponentials(p, step);
+                }
+            }
+        }
+        let mut any = k.constant(0u32);
+        for word in p.words.iter().flatten().flatten() {
+            any = any | word.get().reinterpret::<u32>();
+        }
+        k.if_((any & TWO_OR_MORE).ne(0).vote_any().uniform(), || {
+            for (row, sum) in self.state.rows().zip(&sums) {
+                row.sum.set(*sum);
+            }
+            self.whole(k_place, p);
+        });
+    }
+
+    // ---- S = Q·Kᵀ -------------------------------------------------------------------------------------
+
+    #[track_caller]
+    fn all_scores(&self, k_place: &Fragments<'k, E>) {
+        self.clear_scores();
+        match &self.query {
+            Query::Registers(_) => (0..self.key_steps()).for_each(|step| self.scores(k_place, step..step + 1)),
+            Query::Shared(_) => self.scores(k_place, 0..self.key_steps()),
+        }
+        for step in 0..self.key_steps() {
+            self.cap(step);
+        }
+    }
+
+    #[track_caller]
+    fn clear_scores(&self) {
+        for block in &self.scores.blocks {
+            block.zero();
+        }
+    }
+
+    /// Scores of some steps of 16 keys.
+    #[track_caller]
+    fn scores(&self, k_place: &Fragments<'k, E>, keys: std::ops::Range<u32>) {
+        self.k.verb("S += Q*K", || {
+            for step in 0..padded(self.shape.head_dim) / STEP {
+                let q = self.query.operands(self.k, self.levers.row_blocks(), step);
+                for keys in keys.clone() {
+                    let [left, right] = k_place.b_rows(self.k, keys * STEP, step * STEP);
+                    for (scores, &q) in self.scores.blocks.iter().zip(&q) {
+                        self.k.mma(*scores, 2 * keys, q, left);
+                        self.k.mma(*scores, 2 * keys + 1, q, right);
+                    }
+                }
+            }
+        });
+    }
+
+    /// With soft cap: scores of 16 keys, not yet scaled, are capped.
+    #[track_caller]
+    fn cap(&self, step: u32) {
+        if !self.shape.softcap {
+            return;
+        }
+        for block in &self.scores.blocks {
+            for register in 8 * step..8 * step + 8 {
+                let score = block.var(register);
+                score.set(self.params.score(score.get()));
+            }
+        }
+    }
+
+    // ---- Softmax --------------------------------------------------------------------------------------
+
+    /// Whether any of the warp's rows sees any of its keys in the tile that begins at `key0`.
+    #[track_caller]
+    pub(super) fn sees(&self, key0: Val<'k, u32>) -> Val<'k, bool> {
+        let key0 = (key0 + self.place.first_key).reinterpret::<i32>();
+        let mut sees = None::<Val<'k, bool>>;
+        for row in self.state.rows() {
+            let (first, end) = self.params.visible_keys(self.query_row(row));
+            let mine = end.gt(key0) & first.lt(key0 + self.levers.keys_per_warp() as i32);
+            sees = Some(sees.map_or(mine, |sees| sees | mine));
+        }
+        sees.unwrap_or(key0.lt(0)).vote_any()
+    }
+
+    /// The query row that a row is.
+    #[track_caller]
+    fn query_row(&self, row: &Row<'k>) -> Val<'k, u32> {
+        match self.levers.pack_heads {
+            true => row.row / self.params.group_size,
+            false => row.row,
+        }
+    }
+
+    /// Scores that a row does not see become −∞.
+    #[track_caller]
+    fn mask(&self, key0: Val<'k, u32>) {
+        self.k.verb("mask", || {
+            let first = (key0 + self.place.first_key + self.k.lane() % QUAD * 2u32).reinterpret::<i32>();
+            for (scores, block) in self.scores.blocks.iter().zip(&self.state.blocks) {
+                for (half, row) in block.rows.iter().enumerate() {
+                    let (low, end) = self.params.visible_keys(self.query_row(row));
+                    // Relative to this lane's first key, so that the columns are constants.
+                    let (low, end) = (low - first, end - first);
+                    for (column, register) in lane_columns(scores, half) {
+                        let score = scores.var(register);
+                        let sees = low.le(column) & end.gt(column);
+                        score.set(sees.select(score, f32::NEG_INFINITY));
+                    }
+                }
+            }
+        });
+    }
+
+    /// Raises the references of the rows to the scores, where they ask for it, and brings what was summed
+    /// before to the new ones.
+    ///
+    /// Unless eager, that is only where a score is far above its row's reference: any reference gives the same
+    /// quotients, and most tiles then need neither exchange between lanes nor rescaling.
+    #[track_caller]
+    fn raise_references(&self) {
+        let k = self.k;
+        k.verb("raise_references", || {
+            let mut largest = Vec::new();
+            for (scores, block) in self.scores.blocks.iter().zip(&self.state.blocks) {
+                for (half, row) in block.rows.iter().enumerate() {
+                    largest.push((block.out, half, row, largest_of(scores, half)));
+                }
+            }
+            let raise = || {
+                for (out, half, row, largest) in &largest {
+                    let mut reference = largest.reduce_max(QUAD);
+                    if let Some(margin) = self.state.margin {
+                        reference = reference + margin;
+                    }
+                    let factor = row.max.raise(reference);
+                    row.sum.mul_assign(factor);
+                    for (_, register) in lane_columns(out, *half) {
+                        out.var(register).mul_assign(factor);
+                    }
+                }
+            };
+            if self.levers.rescale == Rescale::Eager {
+                raise();
+                return;
+            }
+            let mut above = k.constant(0u32).ne(0);
+            for (_, _, row, largest) in &largest {
+                above = above | largest.gt(row.max.max + self.state.slack);
+            }
+            k.if_(above.vote_any().uniform(), raise);
+        });
+    }
+
+    #[track_caller]
+    fn all_exponentials(&self, p: &Probabilities<'k, E>) {
+        for step in 0..self.key_steps() {
+            self.exponentials(p, step);
+        }
+    }
+
+    /// Scores of 16 keys become probabilities.
+    #[track_caller]
+    fn exponentials(&self, p: &Probabilities<'k, E>, step: u32) {
+        self.k.verb("exponentials", || {
+            for ((scores, block), words) in self.scores.blocks.iter().zip(&self.state.blocks).zip(&p.words) {
+                for (i, word) in words[step as usize].iter().enumerate() {
+                    // Words go row, row + 8, then the same of the next 8 keys: as accumulators do.
+                    let row = &block.rows[i % 2];
+                    let register = 8 * step + 2 * i as u32;
+                    let pair = [register, register + 1].map(|register| row.max.exp(scores.var(register).get()));
+                    row.sum.add_assign(pair[0]);
+                    row.sum.add_assign(pair[1]);
+                    word.set(E::pack(pair[0], pair[1]));
+                }
+            }
+        });
+    }
+
+    // ---- O += P·V -------------------------------------------------------------------------------------
+
+    /// Adds what 16 keys weigh to the output.
+    #[track_caller]
+    pub(super) fn accumulate(&self, p: &Probabilities<'k, E>, v_place: &Fragments<'k, E>, step: u32) {
+        self.k.verb("O += P*V", || {
+            let mut operands = Vec::new();
+            for words in &p.words {
+                let words = words[step as usize].map(|word| word.get());
+                operands.push(self.k.a_operand::<E>(&words));
+            }
+            for column in 0..padded(self.shape.head_dim_v) / STEP {
+                let [left, right] = v_place.b_cols(self.k, step * STEP, column * STEP);
+                for (block, &p) in self.state.blocks.iter().zip(&operands) {
+                    self.k.mma(block.out, 2 * column, p, left);
+                    self.k.mma(block.out, 2 * column + 1, p, right);
+                }
+            }
+        });
+    }
+}
+
+/// Columns, from the lane's first, and registers of a lane's values in one of its two rows of an accumulator.
+fn lane_columns(acc: &Acc<'_>, half: usize) -> impl Iterator<Item = (i32, u32)> + use<> {
+    (0..acc.tiles())
+        .flat_map(move |tile| (0..2).map(move |e| ((ACC_COLS * tile + e) as i32, 4 * tile + 2 * half as u32 + e)))
+}
+
+/// The largest of a lane's values in a row, in two chains so that they do not wait for each other.
+#[track_caller]
+fn largest_of<'k>(scores: &Acc<'k>, half: usize) -> Val<'k, f32> {
+    let mut chains: [Option<Val<'k, f32>>; 2] = [None, None];
+    for (i, (_, register)) in lane_columns(scores, half).enumerate() {
+        let value = scores.var(register).get();
+        let chain = &mut chains[i % 2];
+        *chain = Some(chain.map_or(value, |largest| largest.max(value)));
+    }
+    match chains {
+        [Some(a), Some(b)] => a.max(b),
+        [Some(a), None] | [None, Some(a)] => a,
+        [None, None] => scores.var(0).get(),
+    }
+}
