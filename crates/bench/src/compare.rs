@@ -9,6 +9,7 @@ use crate::error::BenchError;
 use crate::measure::Sample;
 use crate::options::{Mode, Options, Turns};
 use crate::report::Report;
+use crate::standing::Group;
 use crate::stats::{RESAMPLES, Ratio, median};
 use crate::store::{Selector, Store};
 use crate::verdict::Verdict;
@@ -20,6 +21,8 @@ pub struct Entry {
     pub case: String,
     /// The problem in one line: what has to be equal.
     pub problem: String,
+    /// The kind of problem.
+    pub group: Group,
     /// The mode.
     pub mode: Mode,
     /// What turns were like.
@@ -46,6 +49,8 @@ pub struct Side {
 pub struct Row {
     /// Name of the problem.
     pub case: String,
+    /// The kind of problem.
+    pub group: Group,
     /// The mode.
     pub mode: Mode,
     /// The subject.
@@ -102,6 +107,7 @@ impl Side {
                     let entry = Entry {
                         case: recorded.case.name.clone(),
                         problem: recorded.case.problem.to_string(),
+                        group: Group::of(&recorded.case.problem),
                         mode: recorded.measurement.mode,
                         turns: recorded.measurement.turns,
                         label: subject.info.label.clone(),
@@ -183,6 +189,7 @@ pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison, Benc
         };
         rows.push(Row {
             case: theirs.case.clone(),
+            group: theirs.group.clone(),
             mode: theirs.mode,
             label: theirs.label.clone(),
             a_us: median(&base.times),
@@ -220,6 +227,7 @@ impl Comparison {
                 let is_base = result.measurement.subjects.get(result.measurement.baseline)?.info.label == a;
                 Some(Row {
                     case: result.case.name.clone(),
+                    group: Group::of(&result.case.problem),
                     mode: result.measurement.mode,
                     label: b.to_string(),
                     a_us: base.summary?.p50,
@@ -257,11 +265,17 @@ impl Comparison {
 mod tests {
     use super::*;
     use crate::report::tests::report;
+    use crate::standing::Length;
 
     fn entry(case: &str, label: &str, us: f64) -> Entry {
         Entry {
             case: case.to_string(),
             problem: case.to_string(),
+            group: Group {
+                head_dim: 64,
+                mask: "full".to_string(),
+                length: Length::Short,
+            },
             mode: Mode::Hot,
             turns: Some(Turns::Short),
             label: label.to_string(),

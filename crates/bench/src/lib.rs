@@ -39,6 +39,7 @@ mod report;
 pub mod selfcheck;
 mod session;
 pub mod simulate;
+pub mod standing;
 pub mod stats;
 pub mod store;
 mod subject;

@@ -165,13 +165,21 @@ impl Report {
         report.results = recorded
             .into_iter()
             .map(|recorded| {
-                CaseResult::new(
+                let found = recorded.inspections.clone();
+                let mut result = CaseResult::new(
                     recorded.case,
                     recorded.measurement,
                     recorded.inspections,
                     Vec::new(),
                     run.floor_us,
-                )
+                );
+                // The samples of one that was rejected after timing are kept; its number is not.
+                for (index, found) in found.iter().enumerate() {
+                    if let Some(found) = found.as_ref().filter(|found| !found.passed()) {
+                        result.reject(index, found);
+                    }
+                }
+                result
             })
             .collect();
         report

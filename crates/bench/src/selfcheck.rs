@@ -164,7 +164,7 @@ mod tests {
             ..Options::default()
         };
         for (name, noise) in [("steady", Noise::steady()), ("power-capped", Noise::power_capped())] {
-            let found = within(&patient, &noise, Mode::Hot, 400.0, 1, 60);
+            let found = within(&patient, &noise, Mode::Hot, 400.0, 1, 30);
             println!("{name} in 90 s: {:?} {:?}", found.same, found.planted);
             assert!(found.passed(), "{name}: {found:?}");
             let brief = simulated(&noise, Mode::Hot, 400.0, 1, 100);

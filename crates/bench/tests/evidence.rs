@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use flashcore_bench::defences::{Inspection, Reason};
 use flashcore_bench::problems::cases;
 use flashcore_bench::simulate::{Noise, SimulatedGpu};
 use flashcore_bench::store::{MeasurementId, Selector, Store};
 use flashcore_bench::{
-    BenchError, DeviceIdentity, LaunchMode, Measurement, Mode, Observer, Options, Reading, RunIdentity, Sample,
+    BenchError, DeviceIdentity, LaunchMode, Measurement, Mode, Observer, Options, Reading, Report, RunIdentity, Sample,
     Subject, SubjectInfo, measure,
 };
 use flashcore_problem::rng::Rng;
@@ -85,6 +86,40 @@ fn what_is_read_is_what_was_measured() {
     assert_eq!(store.runs(&Selector::Prefix(revision)).unwrap().len(), 1);
     assert!(store.runs(&Selector::Prefix("zzz".into())).unwrap().is_empty());
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn another_baseline_turns_ratios_round() {
+    let store = Store::in_memory().unwrap();
+    record(&store, 1);
+    let run = &store.runs(&Selector::Latest).unwrap()[0];
+    let recorded = store.measurements(run).unwrap().remove(0);
+    let before = recorded.measurement.subjects[1].ratio.unwrap();
+    let turned = recorded.clone().with_baseline("scalar", &run.options);
+    assert_eq!(turned.measurement.baseline, 1);
+    let after = turned.measurement.subjects[0].ratio.unwrap();
+    assert!(turned.measurement.subjects[1].ratio.is_none() && after.rounds == before.rounds);
+    assert!((after.value * before.value - 1.0).abs() < 2e-3, "{after:?} {before:?}");
+    assert_eq!(recorded.clone().with_baseline("fa3", &run.options), recorded);
+    // And back again: nothing is lost.
+    assert_eq!(turned.with_baseline("torch/flash", &run.options), recorded);
+}
+
+#[test]
+fn one_rejected_after_timing_has_samples_and_no_number() {
+    let store = Store::in_memory().unwrap();
+    record(&store, 1);
+    let run = &store.runs(&Selector::Latest).unwrap()[0];
+    let mut recorded = store.measurements(run).unwrap();
+    recorded[0].inspections[0] = Some(Inspection {
+        rejected: Some(Reason::Cached),
+        detail: "stale".into(),
+        max_abs: 0.0,
+        skipped: Vec::new(),
+    });
+    let report = Report::of_evidence(run, recorded);
+    let subjects = &report.results[0].measurement.subjects;
+    assert!(subjects[0].summary.is_none() && subjects[1].summary.is_some() && subjects[1].ratio.is_none());
 }
 
 #[test]

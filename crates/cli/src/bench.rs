@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use flashcore::{DType, Device};
 use flashcore_bench::python::{All, Job, Python, Wanted};
+use flashcore_bench::standing::Standing;
 use flashcore_bench::store::default_path;
 use flashcore_bench::{
     BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
@@ -219,7 +220,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     let rule = args.seeds_rule.then(|| report.seeds_rule(SEEDS_GAIN, SEEDS_SHAPES));
     let rankings = args.sweep.map(|_| sweep::rankings(&report));
     if args.json {
-        style::print_json(&json!({ "report": report, "seeds_rule": rule, "rankings": rankings }));
+        let standings = standings(&report);
+        style::print_json(
+            &json!({ "report": report, "seeds_rule": rule, "rankings": rankings, "standings": standings }),
+        );
     } else if let Some(rule) = &rule {
         style::print(&rule_text(rule));
     }
@@ -297,6 +301,7 @@ pub(crate) fn bench(
         for ranking in request.sweep.iter().flat_map(|_| sweep::rankings(&report)) {
             style::print(&format!("\n{}", table::ranking_text(&ranking)));
         }
+        style::print(&standings_text(&standings(&report)));
         style::print(&format!(
             "\n{}\n{}",
             table::device_line(&report),
@@ -359,6 +364,22 @@ impl Watcher for Progress {
                 .suspend(|| style::print(&format!("\n{}", table::case_text(result))));
         }
     }
+}
+
+/// Where our kernels stand beside the peer they were compared with.
+pub(crate) fn standings(report: &Report) -> Vec<Standing> {
+    report
+        .main_peer()
+        .map(|peer| report.standings(peer))
+        .unwrap_or_default()
+}
+
+/// Those of more than one problem: of a single one its table says it all.
+pub(crate) fn standings_text(standings: &[Standing]) -> String {
+    let several = standings.iter().filter(|standing| standing.all.shapes > 1);
+    several
+        .map(|standing| format!("\n{}", table::standing_text(standing)))
+        .collect()
 }
 
 fn rule_text(rule: &SeedsRule) -> String {

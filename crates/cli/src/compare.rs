@@ -6,7 +6,7 @@ use flashcore_bench::compare::{Comparison, Side, compare};
 use flashcore_bench::{Options, Request, table};
 use serde_json::json;
 
-use crate::bench::{ProtocolArgs, StoreArgs, bench, cases, share};
+use crate::bench::{ProtocolArgs, StoreArgs, bench, cases, share, standings_text};
 use crate::failure::{Failure, Outcome};
 use crate::style;
 
@@ -72,9 +72,16 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
     };
     let regressions = args.gate.map(|gate| comparison.regressions(gate));
     if args.json {
-        style::print_json(&json!({ "comparison": comparison, "gate": args.gate, "regressions": regressions }));
+        let standings = comparison.standings();
+        style::print_json(&json!({
+            "comparison": comparison,
+            "standings": standings,
+            "gate": args.gate,
+            "regressions": regressions,
+        }));
     } else {
         style::print(&table::comparison_text(&comparison));
+        style::print(&standings_text(&comparison.standings()));
         if let (Some(gate), Some(regressions)) = (args.gate, &regressions) {
             let slower = regressions.len();
             style::print(&format!("{slower} slower by more than {:.1} %\n", gate * 100.0));

@@ -5,11 +5,11 @@ use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use flashcore_bench::store::Selector;
+use flashcore_bench::store::{Recorded, Selector};
 use flashcore_bench::{Report, Store, table};
 use serde_json::json;
 
-use crate::bench::StoreArgs;
+use crate::bench::{StoreArgs, standings, standings_text};
 use crate::failure::{Failure, Outcome};
 use crate::style;
 
@@ -36,6 +36,9 @@ enum What {
         /// A run's key or a revision, or how it begins
         #[arg(default_value = "latest")]
         run: String,
+        /// What the others are compared with, in place of what it was: a label or how it begins
+        #[arg(long, value_name = "LABEL")]
+        baseline: Option<String>,
         /// Print one JSON object
         #[arg(long)]
         json: bool,
@@ -73,7 +76,7 @@ pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
     match &args.what {
         None => list(&store, false)?,
         Some(What::List { json }) => list(&store, *json)?,
-        Some(What::Show { run, json }) => show(&store, run, *json)?,
+        Some(What::Show { run, baseline, json }) => show(&store, run, baseline.as_deref(), *json)?,
         Some(What::Export { run, format, output }) => export(&store, run, *format, output.as_deref())?,
         Some(What::Import { file }) => {
             let input = File::open(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
@@ -119,7 +122,20 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show(store: &Store, name: &str, as_json: bool) -> Result<(), Failure> {
+fn show(store: &Store, name: &str, baseline: Option<&str>, as_json: bool) -> Result<(), Failure> {
+    let report = report(store, name, baseline)?;
+    let standings = standings(&report);
+    if as_json {
+        style::print_json(&json!({ "report": report, "standings": standings }));
+    } else {
+        style::print(&table::text(&report));
+        style::print(&standings_text(&standings));
+    }
+    Ok(())
+}
+
+/// The report of the latest run of that name, with another baseline than it had if one is given.
+fn report(store: &Store, name: &str, baseline: Option<&str>) -> Result<Report, Failure> {
     let runs = store.runs(&selector(name))?;
     let Some(run) = runs.last() else {
         return Err(
@@ -127,13 +143,21 @@ fn show(store: &Store, name: &str, as_json: bool) -> Result<(), Failure> {
                 .help("`flashcore evidence` lists them"),
         );
     };
-    let report = Report::of_evidence(run, store.measurements(run)?);
-    if as_json {
-        style::print_json(&json!({ "report": report }));
-    } else {
-        style::print(&table::text(&report));
+    let mut recorded = store.measurements(run)?;
+    if let Some(label) = baseline {
+        let known = |recorded: &Recorded| {
+            let mut subjects = recorded.measurement.subjects.iter();
+            subjects.any(|subject| subject.info.label.starts_with(label))
+        };
+        if !recorded.iter().any(known) {
+            return Err(Failure::usage(format!("no subject of that run is called `{label}`")));
+        }
+        recorded = recorded
+            .into_iter()
+            .map(|recorded| recorded.with_baseline(label, &run.options))
+            .collect();
     }
-    Ok(())
+    Ok(Report::of_evidence(run, recorded))
 }
 
 fn export(store: &Store, run: &str, format: Format, output: Option<&Path>) -> Result<(), Failure> {

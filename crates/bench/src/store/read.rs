@@ -252,6 +252,36 @@ pub(super) struct SubjectRow {
     pub(super) trouble: Option<String>,
 }
 
+impl Recorded {
+    /// The same measurement with another subject as the baseline: the one of that label, or whose label begins so. Every
+    /// ratio is paired by round again, so nothing is lost. Unchanged where there is no such subject.
+    pub fn with_baseline(mut self, label: &str, options: &Options) -> Recorded {
+        let subjects = &mut self.measurement.subjects;
+        let place = |wanted: &dyn Fn(&str) -> bool| subjects.iter().position(|subject| wanted(&subject.info.label));
+        let Some(baseline) = place(&|known| known == label).or_else(|| place(&|known| known.starts_with(label))) else {
+            return self;
+        };
+        for (index, subject) in subjects.iter_mut().enumerate() {
+            subject.ratio = paired_ratio(&self.samples, index, baseline, options);
+            subject.verdict = subject.ratio.map(|ratio| Verdict::of(&ratio, options.threshold));
+        }
+        self.measurement.baseline = baseline;
+        self
+    }
+}
+
+/// A subject's time relative to the baseline's over the rounds that have both; `None` for the baseline itself.
+fn paired_ratio(samples: &[Sample], subject: usize, baseline: usize, options: &Options) -> Option<Ratio> {
+    if subject == baseline {
+        return None;
+    }
+    let of = |subject: usize| samples.iter().filter(move |sample| sample.subject == subject);
+    let in_round = |round: u32| of(baseline).find(|sample| sample.round == round).map(Sample::run_us);
+    let pairs = of(subject).filter_map(|sample| Some((sample.run_us(), in_round(sample.round)?)));
+    let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.unzip();
+    Ratio::paired(&ours, &theirs, options.confidence, RESAMPLES)
+}
+
 /// Computes anew what [`measure`](crate::measure) computed.
 fn rebuild(
     options: &Options,
@@ -265,12 +295,7 @@ fn rebuild(
     let of = |subject: usize| samples.iter().filter(move |sample| sample.subject == subject);
     let measured = |(index, row): (usize, &SubjectRow)| {
         let times: Vec<f64> = of(index).map(Sample::run_us).collect();
-        let in_round = |round: u32| of(baseline).find(|sample| sample.round == round).map(Sample::run_us);
-        let pairs = of(index).filter_map(|sample| Some((sample.run_us(), in_round(sample.round)?)));
-        let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.unzip();
-        let ratio = (index != baseline)
-            .then(|| Ratio::paired(&ours, &theirs, options.confidence, RESAMPLES))
-            .flatten();
+        let ratio = paired_ratio(samples, index, baseline, options);
         Measured {
             info: row.info.clone(),
             summary: Summary::of(&times, options.confidence),

@@ -1,10 +1,12 @@
 //! Reports as text: tables for terminals (at most 100 columns), Markdown, CSV.
 
 mod ranking;
+mod standing;
 
 use std::fmt::Write;
 
 pub use ranking::ranking_text;
+pub use standing::standing_text;
 
 use crate::compare::Comparison;
 use crate::measure::Measured;
