@@ -58,10 +58,13 @@ impl Group {
             Mask::CAUSAL => "causal",
             _ => "window",
         };
-        let length = match problem.seq_len_kv() {
-            0..=SHORT_KEYS => Length::Short,
-            0..=MIDDLE_KEYS => Length::Middle,
-            _ => Length::Long,
+        let keys = problem.seq_len_kv();
+        let length = if keys <= SHORT_KEYS {
+            Length::Short
+        } else if keys <= MIDDLE_KEYS {
+            Length::Middle
+        } else {
+            Length::Long
         };
         Group {
             head_dim: problem.head_dim(),
