@@ -213,6 +213,30 @@ impl<'k, E: Element> SharedTile<'k, E> {
         at.plus((rows * self.row_stride()) as i32)
     }
 
+    /// The same row `cols` columns further on, where `at` is in the first `cols` of `2·cols` columns that begin
+    /// at a multiple of `2·cols`, for a power of two, or a sum of such: an immediate of the access, or one
+    /// instruction where the tile is swizzled.
+    ///
+    /// A swizzle xors the number of a 16-byte chunk, so that such a step is an xor as well, whatever the row; rows
+    /// are a power of two of at most 128 bytes there.
+    #[track_caller]
+    pub fn across(&self, at: SharedPtr<'k, E>, cols: u32) -> SharedPtr<'k, E> {
+        if self.shape.swizzle == Swizzle::None {
+            return at.plus(cols as i32);
+        }
+        let (bytes, row_bytes) = (cols * E::BYTES, self.row_stride() * E::BYTES);
+        if !bytes.is_multiple_of(16) || bytes >= row_bytes || row_bytes > 128 {
+            self.k.error(BuildErrorKind::Layout(format!(
+                "{cols} columns across are {bytes} bytes of a swizzled row of {row_bytes}; allowed are whole chunks of 16 \
+                 bytes within a row of at most 128"
+            )));
+        }
+        SharedPtr {
+            addr: at.addr ^ bytes,
+            ..at
+        }
+    }
+
     /// The same place `stages` stages further on: an immediate of the access, no instruction.
     pub fn ahead(&self, at: SharedPtr<'k, E>, stages: u32) -> SharedPtr<'k, E> {
         at.plus((stages * self.stage_bytes / E::BYTES) as i32)

@@ -7,44 +7,52 @@ use crate::params::Params;
 /// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// The running maximum of a row's scores, and the exponent that it stands for.
+/// The reference that a row's exponentials are relative to: the largest score so far, as an exponent.
 ///
 /// Probabilities are `2^(score·scale + offset)` with `offset = −max·scale`, in one FMA: large scores
 /// lose nothing to the rounding of their product. The offset is kept as it was rounded, so that going
-/// from one to the next changes nothing but the scale.
+/// from one to the next changes nothing but the scale; and since rounding keeps order, the lowest
+/// offset is that of the largest score, which need not be kept itself.
 #[derive(Clone, Copy)]
-pub(crate) struct RunningMax<'k> {
+pub(crate) struct Reference<'k> {
     scale: Val<'k, f32>,
-    pub max: Var<'k, f32>,
     pub offset: Var<'k, f32>,
 }
 
-impl<'k> RunningMax<'k> {
+impl<'k> Reference<'k> {
     #[track_caller]
     pub(crate) fn new<E: Element>(k: &'k KernelBuilder, params: &Params<'k, E>) -> Self {
-        RunningMax {
+        Reference {
             scale: params.exponent_scale,
-            max: k.var(f32::NEG_INFINITY),
+            // Finite even where no key has been seen: ∞ − ∞ is NaN.
             offset: k.var(f32::MAX),
         }
     }
 
-    /// Takes further scores into the maximum. Returns the factor for what was summed before: exactly 1
-    /// where the maximum stays, 0 where nothing had been seen.
+    /// Raises it to a score, and by `powers` of two above that. Returns the factor for what was summed
+    /// before: exactly 1 where the reference stays, 0 where nothing had been seen.
     #[track_caller]
-    pub(crate) fn raise(&self, scores: Val<'k, f32>) -> Val<'k, f32> {
-        self.max.max_assign(scores);
-        // Finite even where no key has been seen: ∞ − ∞ is NaN.
-        let offset = (-(self.max * self.scale)).min(f32::MAX);
+    pub(crate) fn raise(&self, score: Val<'k, f32>, powers: f32) -> Val<'k, f32> {
+        let mut asked = -(score * self.scale);
+        if powers != 0.0 {
+            asked = asked - powers;
+        }
+        let offset = asked.min(self.offset);
         let rescale = (offset - self.offset).exp2();
         self.offset.set(offset);
         rescale
     }
 
-    /// The probability of a score, not yet normalised: at most 1.
+    /// How many powers of two a score is above it.
+    #[track_caller]
+    pub(crate) fn exponent(&self, score: Val<'k, f32>) -> Val<'k, f32> {
+        score.fma(self.scale, self.offset)
+    }
+
+    /// The probability of a score, not yet normalised: at most 1, if the reference was raised to it.
     #[track_caller]
     pub(crate) fn exp(&self, score: Val<'k, f32>) -> Val<'k, f32> {
-        score.fma(self.scale, self.offset).exp2()
+        self.exponent(score).exp2()
     }
 }
 

@@ -130,11 +130,7 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
     /// lane's place in such a matrix.
     #[track_caller]
     pub(crate) fn fragments(&self, row: Val<'k, u32>, col: Val<'k, u32>) -> Fragments<'k, E> {
-        let mut places = Vec::new();
-        for step in 0..self.tile.cols() / STEP {
-            places.push(self.tile.at(row, col + step * STEP));
-        }
-        Fragments { tile: *self, places }
+        Fragments::new(*self, self.tile.at(row, col))
     }
 }
 
@@ -259,14 +255,16 @@ impl<'k, E: MmaElement> Fragments<'k, E> {
     /// The same `elements` further on: another stage.
     #[track_caller]
     pub(crate) fn offset(&self, elements: Val<'k, u32>) -> Self {
-        let mut places = Vec::new();
-        for place in &self.places {
-            places.push(place.offset(elements));
+        Self::new(self.tile, self.places[0].offset(elements))
+    }
+
+    #[track_caller]
+    fn new(tile: HeadTile<'k, E>, first: SharedPtr<'k, E>) -> Self {
+        let mut places = vec![first];
+        for step in 1..tile.tile.cols() / STEP {
+            places.push(tile.tile.across(first, step * STEP));
         }
-        Fragments {
-            tile: self.tile,
-            places,
-        }
+        Fragments { tile, places }
     }
 
     fn place(&self, row: u32, col: u32) -> SharedPtr<'k, E> {

@@ -41,7 +41,7 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
                     let place = out_tile.at_column(first + (16 * m as u32 + 8 * half as u32), tile * ACC_COLS, column);
                     place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
                 }
-                self.store_lse(row.row, sum, row.max.offset.get(), k.lane() % QUAD);
+                self.store_lse(state.row(m, half), sum, row.reference.offset.get(), k.lane() % QUAD);
             }
         }
         k.barrier();
@@ -113,7 +113,7 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
                 }
                 let sum = row.sum.get().reduce_sum(QUAD);
                 k.if_((k.lane() % QUAD).eq(0).divergent(), || {
-                    let pair = [row.max.offset.get(), sum];
+                    let pair = [row.reference.offset.get(), sum];
                     sums.down(mine_sums, down).store_words(&pair, Cache::Default);
                 });
             }

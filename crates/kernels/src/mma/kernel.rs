@@ -111,18 +111,17 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
             let [k_place, v_place] = self.advance(turn, Edges::Checked);
             let key0 = self.sequence.first_key(turn, Edges::Checked);
             k.if_(warp.sees(key0).uniform(), || {
-                warp.masked(&k_place, key0, &p);
-                self.output(&p, &v_place);
+                warp.masked(&k_place, key0, &p, |step| warp.accumulate(&p, &v_place, step));
             });
         });
         k.for_uniform(self.sequence.masked, self.sequence.turns, 1, |turn| {
             let [k_place, v_place] = self.advance(turn, Edges::Whole);
             if warp.levers.rescale == Rescale::Bold {
                 warp.bold(&k_place, &p, |_| ());
+                self.output(&p, &v_place);
             } else {
-                warp.whole(&k_place, &p);
+                warp.whole(&k_place, &p, |step| warp.accumulate(&p, &v_place, step));
             }
-            self.output(&p, &v_place);
         });
     }
 
@@ -135,7 +134,7 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
             let key0 = self.sequence.first_key(turn, Edges::Checked);
             k.if_else(
                 warp.sees(key0).uniform(),
-                || warp.masked(k_place, key0, p),
+                || warp.masked(k_place, key0, p, |_| ()),
                 || warp.clear_probabilities(p),
             );
         };
@@ -146,7 +145,7 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
         };
         k.if_(self.sequence.turns.gt(0).uniform(), || {
             self.ring.advance(self.sequence, k.constant(0), Edges::Checked);
-            let k_place = self.k_place.offset(self.ring.k_read.take());
+            let k_place = self.k_place.offset(self.ring.k_stage(k.constant(0)));
             masked(k.constant(0), &k_place, &even);
             k.for_uniform(1, self.sequence.masked, 1, |turn| {
                 let [k_place, v_place] = self.advance(turn, Edges::Checked);
@@ -167,7 +166,7 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
                 turn.add_assign(1);
             });
             self.ring.advance(self.sequence, self.sequence.turns, Edges::Whole);
-            let v_place = self.v_place.offset(self.ring.v_read.take());
+            let v_place = self.v_place.offset(self.ring.v_stage(self.sequence.turns - 1));
             k.if_else(
                 ended_odd.get().ne(0).uniform(),
                 || self.output(&odd, &v_place),
@@ -176,13 +175,14 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
         });
     }
 
-    /// Waits for a turn's tiles, and gives where their K and V are.
+    /// Waits for a turn's tiles, and gives where K of the turn is, and V of it or, ahead, of the turn before.
     #[track_caller]
     fn advance(&self, turn: Val<'k, i32>, edges: Edges) -> [Fragments<'k, E>; 2] {
         self.ring.advance(self.sequence, turn, edges);
         [
-            self.k_place.offset(self.ring.k_read.take()),
-            self.v_place.offset(self.ring.v_read.take()),
+            self.k_place.offset(self.ring.k_stage(turn)),
+            self.v_place
+                .offset(self.ring.v_stage(turn - i32::from(self.warp.levers.ahead))),
         ]
     }
 

@@ -1,7 +1,7 @@
 //! K and V on their way into shared memory.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var};
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
 
 use super::Config;
 use super::place::{Block, Edges, TileSequence};
@@ -19,39 +19,8 @@ pub(super) struct Ring<'k, 'p, E> {
     v_head: GlobalPtr<'k, E>,
     k_chunks: Chunks<'k, E>,
     v_chunks: Chunks<'k, E>,
-    /// Where the next copies go and the next reads come from, in elements from the first stage.
-    k_write: Stage<'k>,
-    v_write: Stage<'k>,
-    pub(super) k_read: Stage<'k>,
-    pub(super) v_read: Stage<'k>,
-}
-
-/// A stage of a ring, as elements from its first one.
-#[derive(Clone, Copy)]
-pub(super) struct Stage<'k> {
-    at: Var<'k, u32>,
-    step: u32,
-    end: u32,
-}
-
-impl<'k> Stage<'k> {
-    #[track_caller]
-    fn first<E: MmaElement>(k: &'k KernelBuilder, tile: HeadTile<'k, E>, stages: u32) -> Self {
-        Stage {
-            at: k.var(0u32),
-            step: tile.stage_elements(),
-            end: tile.stage_elements() * stages,
-        }
-    }
-
-    /// This stage; the next call gives the next.
-    #[track_caller]
-    pub(super) fn take(&self) -> Val<'k, u32> {
-        let now = self.at.get();
-        let next = now + self.step;
-        self.at.set(next.lt(self.end).select(next, 0u32));
-        now
-    }
+    k_stage_elements: u32,
+    v_stage_elements: u32,
 }
 
 impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
@@ -73,11 +42,21 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             v_head: params.v.head(block.batch, block.kv_head),
             k_chunks: k_tile.chunks(k),
             v_chunks: v_tile.chunks(k),
-            k_write: Stage::first(k, k_tile, levers.stages),
-            v_write: Stage::first(k, v_tile, levers.stages),
-            k_read: Stage::first(k, k_tile, levers.stages),
-            v_read: Stage::first(k, v_tile, levers.stages),
+            k_stage_elements: k_tile.stage_elements(),
+            v_stage_elements: v_tile.stage_elements(),
         }
+    }
+
+    /// Where K of a turn is, in elements from the first stage.
+    #[track_caller]
+    pub(super) fn k_stage(&self, turn: Val<'k, i32>) -> Val<'k, u32> {
+        turn.reinterpret::<u32>() % self.stages * self.k_stage_elements
+    }
+
+    /// Where V of a turn is, in elements from the first stage.
+    #[track_caller]
+    pub(super) fn v_stage(&self, turn: Val<'k, i32>) -> Val<'k, u32> {
+        turn.reinterpret::<u32>() % self.stages * self.v_stage_elements
     }
 
     /// Starts the copies of group `turn`, as far as there are such tiles, and closes the group.
@@ -87,7 +66,7 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         self.k.verb("prefetch", || {
             self.k.if_(turn.lt(sequence.turns).uniform(), || {
                 let first = sequence.first_key(turn, edges);
-                let stage = self.k_write.take();
+                let stage = self.k_stage(turn);
                 self.k_chunks.copy(stage, &self.params.k, self.k_head, first, end);
             });
             let turn = turn - self.lag;
@@ -97,7 +76,7 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             };
             self.k.if_(exists.uniform(), || {
                 let first = sequence.first_key(turn, edges);
-                let stage = self.v_write.take();
+                let stage = self.v_stage(turn);
                 self.v_chunks.copy(stage, &self.params.v, self.v_head, first, end);
             });
             self.k.cp_async_commit();

@@ -9,7 +9,7 @@ use flashcore_ir::{KernelBuilder, Val, Var};
 use super::place::{Block, WarpPlace};
 use super::{Config, Rescale};
 use crate::params::{Params, Shape};
-use crate::softmax::RunningMax;
+use crate::softmax::Reference;
 use crate::tiles::{Fragments, STEP, padded};
 
 /// With lazy rescaling a row's reference stays until a score is this many powers of two above it.
@@ -34,10 +34,8 @@ pub(super) const QUAD: u32 = 4;
 pub(super) struct State<'k> {
     /// One for each 16 rows.
     pub(super) blocks: Vec<RowBlock<'k>>,
-    /// How far a score may rise above its row's reference, unscaled.
-    slack: Val<'k, f32>,
-    /// How far above the largest score a reference is put, unscaled.
-    margin: Option<Val<'k, f32>>,
+    /// The lane's first row, of the block's head or heads.
+    first_row: Val<'k, u32>,
 }
 
 /// 16 rows: a lane holds parts of two, `lane / 4` and eight further down.
@@ -48,9 +46,7 @@ pub(super) struct RowBlock<'k> {
 
 /// A row's running state. Its four lanes agree on the reference; `sum` is each lane's own part.
 pub(super) struct Row<'k> {
-    /// Row of the block's head or heads.
-    pub(super) row: Val<'k, u32>,
-    pub(super) max: RunningMax<'k>,
+    pub(super) reference: Reference<'k>,
     pub(super) sum: Var<'k, f32>,
 }
 
@@ -64,25 +60,26 @@ impl<'k> State<'k> {
         levers: &Config,
         shape: &Shape,
     ) -> Self {
-        let first = block.first_row + warp.first_row + k.lane() / QUAD;
         let mut blocks = Vec::new();
         for m in 0..levers.row_blocks() {
             blocks.push(RowBlock {
                 out: k.acc(&format!("out{m}"), padded(shape.head_dim_v) / ACC_COLS),
-                rows: [0, 8].map(|down| Row {
-                    row: first + (16 * m + down),
-                    max: RunningMax::new(k, params),
+                rows: [(); 2].map(|()| Row {
+                    reference: Reference::new(k, params),
                     sum: k.var(0.0),
                 }),
             });
         }
-        let powers = |powers: f32| params.exponent_scale.recip() * powers;
-        let (slack, margin) = match levers.rescale {
-            Rescale::Eager => (k.constant(0.0), None),
-            Rescale::Lazy => (powers(LAZY_POWERS), None),
-            Rescale::Bold => (k.constant(0.0), Some(powers(BOLD_POWERS))),
-        };
-        State { blocks, slack, margin }
+        State {
+            blocks,
+            first_row: block.first_row + warp.first_row + k.lane() / QUAD,
+        }
+    }
+
+    /// The row that half `half` of block `m` of this lane is, of the block's head or heads.
+    #[track_caller]
+    pub(super) fn row(&self, m: usize, half: usize) -> Val<'k, u32> {
+        self.first_row + (16 * m as u32 + 8 * half as u32)
     }
 
     fn rows(&self) -> impl Iterator<Item = &Row<'k>> {
@@ -192,19 +189,33 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
 
     /// Probabilities of a tile that some rows do not see whole: those they do not see are zero.
     #[track_caller]
-    pub(super) fn masked(&self, k_place: &Fragments<'k, E>, key0: Val<'k, u32>, p: &Probabilities<'k, E>) {
+    /// `then` is called as soon as those of a step of 16 keys are known.
+    #[track_caller]
+    pub(super) fn masked(
+        &self,
+        k_place: &Fragments<'k, E>,
+        key0: Val<'k, u32>,
+        p: &Probabilities<'k, E>,
+        then: impl Fn(u32),
+    ) {
         self.all_scores(k_place);
         self.mask(key0);
         self.raise_references();
-        self.all_exponentials(p);
+        for step in 0..self.key_steps() {
+            self.exponentials(p, step);
+            then(step);
+        }
     }
 
-    /// Probabilities of a tile that every row sees whole.
+    /// Probabilities of a tile that every row sees whole; `then` as for [`Self::masked`].
     #[track_caller]
-    pub(super) fn whole(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>) {
+    pub(super) fn whole(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>, then: impl Fn(u32)) {
         self.all_scores(k_place);
         self.raise_references();
-        self.all_exponentials(p);
+        for step in 0..self.key_steps() {
+            self.exponentials(p, step);
+            then(step);
+        }
     }
 
     /// The same without looking at the scores first: exponentials are taken relative to the references
@@ -244,7 +255,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
             for (row, sum) in self.state.rows().zip(&sums) {
                 row.sum.set(*sum);
             }
-            self.whole(k_place, p);
+            self.whole(k_place, p, |_| ());
         });
     }
 
@@ -307,20 +318,23 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
     pub(super) fn sees(&self, key0: Val<'k, u32>) -> Val<'k, bool> {
         let key0 = (key0 + self.place.first_key).reinterpret::<i32>();
         let mut sees = None::<Val<'k, bool>>;
-        for row in self.state.rows() {
-            let (first, end) = self.params.visible_keys(self.query_row(row));
-            let mine = end.gt(key0) & first.lt(key0 + self.levers.keys_per_warp() as i32);
-            sees = Some(sees.map_or(mine, |sees| sees | mine));
+        for m in 0..self.state.blocks.len() {
+            for half in 0..2 {
+                let (first, end) = self.params.visible_keys(self.query_row(m, half));
+                let mine = end.gt(key0) & first.lt(key0 + self.levers.keys_per_warp() as i32);
+                sees = Some(sees.map_or(mine, |sees| sees | mine));
+            }
         }
         sees.unwrap_or(key0.lt(0)).vote_any()
     }
 
-    /// The query row that a row is.
+    /// The query row that half `half` of row block `m` of this lane is.
     #[track_caller]
-    fn query_row(&self, row: &Row<'k>) -> Val<'k, u32> {
+    fn query_row(&self, m: usize, half: usize) -> Val<'k, u32> {
+        let row = self.state.row(m, half);
         match self.levers.pack_heads {
-            true => row.row / self.params.group_size,
-            false => row.row,
+            true => row / self.params.group_size,
+            false => row,
         }
     }
 
@@ -329,9 +343,9 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
     fn mask(&self, key0: Val<'k, u32>) {
         self.k.verb("mask", || {
             let first = (key0 + self.place.first_key + self.k.lane() % QUAD * 2u32).reinterpret::<i32>();
-            for (scores, block) in self.scores.blocks.iter().zip(&self.state.blocks) {
-                for (half, row) in block.rows.iter().enumerate() {
-                    let (low, end) = self.params.visible_keys(self.query_row(row));
+            for (m, scores) in self.scores.blocks.iter().enumerate() {
+                for half in 0..2 {
+                    let (low, end) = self.params.visible_keys(self.query_row(m, half));
                     // Relative to this lane's first key, so that the columns are constants.
                     let (low, end) = (low - first, end - first);
                     for (column, register) in lane_columns(scores, half) {
@@ -359,13 +373,15 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
                     largest.push((block.out, half, row, largest_of(scores, half)));
                 }
             }
+            // How far above its reference a score may be, and how far above itself it puts it then.
+            let (slack, margin) = match self.levers.rescale {
+                Rescale::Eager => (0.0, 0.0),
+                Rescale::Lazy => (LAZY_POWERS, 0.0),
+                Rescale::Bold => (0.0, BOLD_POWERS),
+            };
             let raise = || {
                 for (out, half, row, largest) in &largest {
-                    let mut reference = largest.reduce_max(QUAD);
-                    if let Some(margin) = self.state.margin {
-                        reference = reference + margin;
-                    }
-                    let factor = row.max.raise(reference);
+                    let factor = row.reference.raise(largest.reduce_max(QUAD), margin);
                     row.sum.mul_assign(factor);
                     for (_, register) in lane_columns(out, *half) {
                         out.var(register).mul_assign(factor);
@@ -378,17 +394,10 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
             }
             let mut above = k.constant(0u32).ne(0);
             for (_, _, row, largest) in &largest {
-                above = above | largest.gt(row.max.max + self.state.slack);
+                above = above | row.reference.exponent(*largest).gt(slack);
             }
             k.if_(above.vote_any().uniform(), raise);
         });
-    }
-
-    #[track_caller]
-    fn all_exponentials(&self, p: &Probabilities<'k, E>) {
-        for step in 0..self.key_steps() {
-            self.exponentials(p, step);
-        }
     }
 
     /// Scores of 16 keys become probabilities.
@@ -400,7 +409,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
                     // Words go row, row + 8, then the same of the next 8 keys: as accumulators do.
                     let row = &block.rows[i % 2];
                     let register = 8 * step + 2 * i as u32;
-                    let pair = [register, register + 1].map(|register| row.max.exp(scores.var(register).get()));
+                    let pair = [register, register + 1].map(|register| row.reference.exp(scores.var(register).get()));
                     row.sum.add_assign(pair[0]);
                     row.sum.add_assign(pair[1]);
                     word.set(E::pack(pair[0], pair[1]));

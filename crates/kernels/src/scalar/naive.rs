@@ -16,7 +16,7 @@ use super::common::load_row;
 use crate::Refusal;
 use crate::params::{Params, Shape, launch};
 use crate::plan::KernelCache;
-use crate::softmax::{RunningMax, normaliser};
+use crate::softmax::{Reference, normaliser};
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -90,7 +90,7 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
         let k_head = params.k.head(batch, kv_head);
         let v_head = params.v.head(batch, kv_head).offset(slice * columns);
 
-        let max = RunningMax::new(k, &params);
+        let reference = Reference::new(k, &params);
         let sum = k.var(0.0);
         let acc: Vec<_> = (0..columns).map(|_| k.var(0.0)).collect();
 
@@ -112,9 +112,9 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
             });
             let score = params.score(dot.get());
 
-            // What was summed so far was relative to the old maximum.
-            let rescale = max.raise(score);
-            let p = max.exp(score);
+            // What was summed so far was relative to the old reference.
+            let rescale = reference.raise(score, 0.0);
+            let p = reference.exp(score);
             sum.set(rescale.fma(sum, p));
             for c in (0..columns).step_by(8) {
                 let v = load_row(v_row.plus(c as i32), 8, shape);
@@ -134,7 +134,7 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
         out_row.store_f32s(&out, shape.vector_bytes, flashcore_ir::Cache::Default);
         if shape.lse {
             k.if_(slice.eq(0).uniform(), || {
-                params.store_lse(batch_head, row, max.offset.get(), sum.get())
+                params.store_lse(batch_head, row, reference.offset.get(), sum.get())
             });
         }
     });

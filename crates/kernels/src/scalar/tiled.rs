@@ -20,7 +20,7 @@ use super::common::{load_row, load4};
 use crate::Refusal;
 use crate::params::{Params, Shape, TensorParam, launch};
 use crate::plan::KernelCache;
-use crate::softmax::{RunningMax, normaliser};
+use crate::softmax::{Reference, normaliser};
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -189,7 +189,7 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
                 row,
                 first_key,
                 end_key,
-                max: RunningMax::new(k, &params),
+                reference: Reference::new(k, &params),
                 sum: k.var(0.0),
             }
         })
@@ -288,7 +288,7 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
                 });
             }
             k.if_(thread_col.eq(0).divergent(), || {
-                params.store_lse(batch_head, row.row, row.max.offset.get(), sum)
+                params.store_lse(batch_head, row.row, row.reference.offset.get(), sum)
             });
         });
     }
@@ -337,7 +337,7 @@ struct Row<'k> {
     row: Val<'k, u32>,
     first_key: Val<'k, i32>,
     end_key: Val<'k, i32>,
-    max: RunningMax<'k>,
+    reference: Reference<'k>,
     sum: Var<'k, f32>,
 }
 
@@ -352,8 +352,8 @@ impl<'k> Row<'k> {
     #[track_caller]
     fn softmax_step(&self, scores: &[Val<'k, f32>]) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
         let mine = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
-        let rescale = self.max.raise(mine.reduce_max(THREAD_COLS));
-        let p: Vec<_> = scores.iter().map(|&score| self.max.exp(score)).collect();
+        let rescale = self.reference.raise(mine.reduce_max(THREAD_COLS), 0.0);
+        let p: Vec<_> = scores.iter().map(|&score| self.reference.exp(score)).collect();
         self.sum.mul_assign(rescale);
         p.iter().for_each(|&p| self.sum.add_assign(p));
         (p, rescale)
