@@ -176,6 +176,7 @@ fn tensor_map_spec(recipe: &TensorMapRecipe) -> Result<TensorMapSpec, CudaError>
         ScalarType::F16 => TensorMapElement::F16,
         ScalarType::BF16 => TensorMapElement::Bf16,
         ScalarType::F32 => TensorMapElement::F32,
+        ScalarType::E4M3 => TensorMapElement::U8,
         other => {
             let element = format!("{other:?}");
             return Err(CudaError::TensorMap(Box::new(TensorMapRefusal::Element { element })));

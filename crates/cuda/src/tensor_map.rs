@@ -190,7 +190,7 @@ pub enum TensorMapRefusal {
         given: u64,
     },
     /// The element type has no tensor map.
-    #[error("elements of type {element} cannot be copied by tensor map; use f16, bf16 or f32")]
+    #[error("elements of type {element} cannot be copied by tensor map; use f16, bf16, f32 or e4m3")]
     Element {
         /// The type asked for.
         element: String,

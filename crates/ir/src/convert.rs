@@ -1,7 +1,7 @@
 //! Conversions between types, and between pairs and their halves.
 
 use crate::inst::{Cvt, Inst, Operand};
-use crate::types::{BF16x2, F16x2, RegClass, Scalar, ScalarType};
+use crate::types::{BF16x2, E4M3x2, E4M3x4, F16x2, RegClass, Scalar, ScalarType};
 use crate::value::{Source, Val};
 
 macro_rules! conversions {
@@ -28,6 +28,7 @@ conversions! {
     u32: to_u64 -> u64 = U64FromU32, "Zero-extended.";
     i32: to_i64 -> i64 = S64FromS32, "Sign-extended.";
     u64: to_u32 -> u32 = U32FromU64, "The low half.";
+    E4M3x2: to_f16s -> F16x2 = F16x2FromE4M3x2, "Exact.";
 }
 
 /// A pair of 16-bit floats, widened to two f32 exactly.
@@ -75,9 +76,15 @@ impl<'k> Val<'k, f32> {
     pub fn pack_bf16(self, hi: impl Source<'k, f32>) -> Val<'k, BF16x2> {
         self.pack(ScalarType::BF16x2, hi)
     }
+    /// This value and `hi` rounded to a pair of e4m3, this one in the low byte; what is larger than 448 becomes
+    /// 448.
+    #[track_caller]
+    pub fn pack_e4m3(self, hi: impl Source<'k, f32>) -> Val<'k, E4M3x2> {
+        self.pack(ScalarType::E4M3x2, hi)
+    }
     #[track_caller]
     fn pack<U: Scalar>(self, ty: ScalarType, hi: impl Source<'k, f32>) -> Val<'k, U> {
-        let dst = self.k.reg(RegClass::B32);
+        let dst = self.k.reg(ty.class());
         self.k.emit(Inst::CvtPack {
             ty,
             dst,
@@ -114,5 +121,6 @@ macro_rules! halves {
 halves! {
     F16x2: half::f16, pair, halves, "a pair";
     BF16x2: half::bf16, pair, halves, "a pair";
+    E4M3x4: E4M3x2, pair, halves, "four";
     u64: u32, join, split, "64 bits";
 }

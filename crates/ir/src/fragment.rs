@@ -20,11 +20,13 @@ pub struct FragmentLayout {
     pub rows: u32,
     /// Columns of the matrix.
     pub cols: u32,
+    /// Lanes that hold it together: 32 of a warp or 128 of a warpgroup.
+    pub lanes: u32,
     /// 32-bit registers a lane.
     pub regs: u32,
     /// Elements a register.
     pub per_reg: u32,
-    map: fn(lane: u32, reg: u32, element: u32) -> (u32, u32),
+    pub(crate) map: fn(lane: u32, reg: u32, element: u32) -> (u32, u32),
 }
 
 impl FragmentLayout {
@@ -40,7 +42,7 @@ impl FragmentLayout {
 
     /// All elements as `(lane, register, element in register, row, column)`.
     pub fn elements(self) -> impl Iterator<Item = (u32, u32, u32, u32, u32)> {
-        (0..32).flat_map(move |lane| {
+        (0..self.lanes).flat_map(move |lane| {
             (0..self.regs).flat_map(move |reg| {
                 (0..self.per_reg).map(move |element| {
                     let (row, col) = self.at(lane, reg, element);
@@ -56,6 +58,7 @@ pub const MMA_M16K16_A: FragmentLayout = FragmentLayout {
     name: "mma.m16n8k16 A",
     rows: 16,
     cols: 16,
+    lanes: 32,
     regs: 4,
     per_reg: 2,
     map: |lane, reg, e| (lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + e + 8 * (reg / 2)),
@@ -66,6 +69,7 @@ pub const MMA_K16N8_B: FragmentLayout = FragmentLayout {
     name: "mma.m16n8k16 B",
     rows: 16,
     cols: 8,
+    lanes: 32,
     regs: 2,
     per_reg: 2,
     map: |lane, reg, e| (2 * (lane % 4) + e + 8 * reg, lane / 4),
@@ -76,6 +80,7 @@ pub const MMA_M16N8_ACC_F32: FragmentLayout = FragmentLayout {
     name: "mma.m16n8 f32 accumulator",
     rows: 16,
     cols: 8,
+    lanes: 32,
     regs: 4,
     per_reg: 1,
     map: |lane, reg, _| (lane / 4 + 8 * (reg / 2), 2 * (lane % 4) + reg % 2),
@@ -86,6 +91,7 @@ pub const MMA_M16N8_ACC_F16: FragmentLayout = FragmentLayout {
     name: "mma.m16n8 f16 accumulator",
     rows: 16,
     cols: 8,
+    lanes: 32,
     regs: 2,
     per_reg: 2,
     map: |lane, reg, e| (lane / 4 + 8 * reg, 2 * (lane % 4) + e),
@@ -96,6 +102,7 @@ pub const LDMATRIX: FragmentLayout = FragmentLayout {
     name: "ldmatrix",
     rows: 8,
     cols: 8,
+    lanes: 32,
     regs: 1,
     per_reg: 2,
     map: |lane, _, e| (lane / 4, 2 * (lane % 4) + e),
@@ -104,8 +111,8 @@ pub const LDMATRIX: FragmentLayout = FragmentLayout {
 /// Operand A of one product: 16 × 16 elements of `E`.
 #[derive(Clone, Copy, Debug)]
 pub struct AOperand<E> {
-    first: Reg,
-    of: PhantomData<E>,
+    pub(crate) first: Reg,
+    pub(crate) of: PhantomData<E>,
 }
 
 /// Operand B of one product: 16 (k) × 8 (n) elements of `E`.
@@ -119,7 +126,7 @@ pub struct BOperand<E> {
 #[derive(Clone, Copy, Debug)]
 pub struct Acc<'k> {
     k: &'k KernelBuilder,
-    first: Reg,
+    pub(crate) first: Reg,
     tiles: u32,
 }
 
@@ -198,7 +205,7 @@ impl KernelBuilder {
 
     /// Words in contiguous registers: as they are if they are so already, else copied.
     #[track_caller]
-    fn gather<T: Scalar>(&self, words: &[Val<'_, T>]) -> Reg {
+    pub(crate) fn gather<T: Scalar>(&self, words: &[Val<'_, T>]) -> Reg {
         if let Operand::Reg(first) = words[0].operand() {
             let mut places = words.iter().enumerate();
             if places.all(|(i, w)| w.operand() == Operand::Reg(first.plus(i as u32))) {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::inst::Inst;
+use crate::launch::TensorBox;
 use crate::shared::Ledger;
 use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
 use crate::target::Requirement;
@@ -67,6 +68,13 @@ pub enum ParamKind {
     },
     /// A number of this type.
     Value(ScalarType),
+    /// A tensor map, by which boxes of a tensor are copied.
+    TensorMap {
+        /// The boxes.
+        boxes: TensorBox,
+        /// Whether the kernel may write through it.
+        writable: bool,
+    },
 }
 
 /// A kernel parameter.
@@ -79,10 +87,11 @@ pub struct Param {
 }
 
 impl Param {
-    /// The type of the argument that fits.
+    /// The type of the argument that fits: of a pointer and of a tensor map, that of an address.
     pub fn scalar(&self) -> ScalarType {
         match self.kind {
-            ParamKind::Pointer { .. } => ScalarType::U64,
+            // A tensor map has no scalar type; its address is what a kernel works with.
+            ParamKind::Pointer { .. } | ParamKind::TensorMap { .. } => ScalarType::U64,
             ParamKind::Value(ty) => ty,
         }
     }
@@ -98,6 +107,7 @@ pub struct Kernel {
     pub(crate) params: Vec<Param>,
     pub(crate) threads: u32,
     pub(crate) min_blocks_per_sm: Option<u32>,
+    pub(crate) cluster: Option<u32>,
     pub(crate) ledger: Ledger,
     pub(crate) body: Vec<Node>,
     pub(crate) num_regs: [u32; 5],
@@ -124,6 +134,10 @@ impl Kernel {
     /// Blocks an SM that the compiler is asked to leave registers for, if stated.
     pub fn min_blocks_per_sm(&self) -> Option<u32> {
         self.min_blocks_per_sm
+    }
+    /// Blocks along x of the cluster that it must be launched in, if it is made for one.
+    pub fn cluster(&self) -> Option<u32> {
+        self.cluster
     }
     /// Its shared memory.
     pub fn ledger(&self) -> &Ledger {
@@ -215,7 +229,10 @@ impl Kernel {
 
     /// The lowest PTX version and architecture that have all it uses.
     pub fn requires(&self) -> Requirement {
-        let mut required = Requirement::BASE;
+        let mut required = match self.cluster {
+            Some(_) => Requirement::new((7, 8), 90),
+            None => Requirement::BASE,
+        };
         self.for_each_inst(&mut |inst, _| required = required.max(inst.requires()));
         required
     }

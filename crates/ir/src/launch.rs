@@ -1,6 +1,7 @@
 //! What it takes to run a kernel: the same value for the driver and for the simulator.
 
 use serde::Serialize;
+use thiserror::Error;
 
 use crate::types::ScalarType;
 
@@ -39,6 +40,118 @@ pub enum Arg {
     TensorMap(TensorMapRecipe),
 }
 
+/// The boxes that a tensor map copies: what a tile in shared memory and its tensor map must agree on.
+///
+/// Made by [`SharedTile::tensor_box`](crate::SharedTile::tensor_box); a kernel's parameter carries it, and
+/// [`recipe`](Self::recipe) makes the launch's argument from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorBox {
+    /// Element type.
+    pub element: ScalarType,
+    /// Dimensions, 1 to 5.
+    pub rank: u32,
+    /// Elements along each dimension, innermost first; 1 past the last dimension.
+    pub dims: [u32; 5],
+    /// How the box is laid out in shared memory.
+    pub swizzle: crate::Swizzle,
+}
+
+impl TensorBox {
+    /// Elements along each dimension, innermost first.
+    pub fn dims(&self) -> &[u32] {
+        &self.dims[..self.rank as usize]
+    }
+
+    /// Bytes of a box in shared memory.
+    pub fn bytes(&self) -> u32 {
+        self.dims().iter().product::<u32>() * self.element.bytes()
+    }
+
+    /// The recipe of a tensor map of these boxes, for the tensor that begins at `byte_offset` of the
+    /// buffer in slot `slot`: `dims` elements along each dimension, innermost first, `byte_strides` between
+    /// them along each but the innermost.
+    pub fn recipe(&self, slot: usize, byte_offset: u64, dims: Vec<u64>, byte_strides: Vec<u64>) -> TensorMapRecipe {
+        TensorMapRecipe {
+            slot,
+            byte_offset,
+            element: self.element,
+            dims,
+            byte_strides,
+            box_dims: self.dims().to_vec(),
+            swizzle: self.swizzle,
+        }
+    }
+}
+
+/// Why a tensor map cannot be: the rules of `cuTensorMapEncodeTiled` (CUDA driver API).
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TensorMapProblem {
+    /// Too many or too few dimensions, or lists that do not agree.
+    #[error(
+        "{dims} dimensions, {strides} strides, {boxes} box dimensions; needed are 1 to 5 dimensions, one stride fewer, and \
+         as many box dimensions"
+    )]
+    Rank {
+        /// Dimensions given.
+        dims: usize,
+        /// Strides given.
+        strides: usize,
+        /// Box dimensions given.
+        boxes: usize,
+    },
+    /// The tensor does not begin at a multiple of 16 bytes.
+    #[error("the tensor begins {offset} B into a buffer aligned to {align}; it must begin at a multiple of 16 B")]
+    Start {
+        /// From the buffer's start.
+        offset: u64,
+        /// The buffer's alignment.
+        align: u32,
+    },
+    /// A dimension of no elements, or of more than 2^32.
+    #[error("dimension {index} has {given} elements; 1 to 4294967296 are possible")]
+    Dim {
+        /// Which, from the innermost.
+        index: usize,
+        /// Elements given.
+        given: u64,
+    },
+    /// A stride that is no multiple of 16 bytes, or too long.
+    #[error("stride {index} is {given} B; it must be a multiple of 16 B below 2^40 B")]
+    Stride {
+        /// Which, from the innermost.
+        index: usize,
+        /// Bytes given.
+        given: u64,
+    },
+    /// A box of no elements, or of more than 256 along a dimension.
+    #[error("the box has {given} elements along dimension {index}; 1 to 256 are possible")]
+    Box {
+        /// Which, from the innermost.
+        index: usize,
+        /// Elements given.
+        given: u32,
+    },
+    /// An inner row of a box that cannot be copied.
+    #[error(
+        "the box's inner row has {given} B; it must be a multiple of 16 B, and at most the swizzle's span ({swizzle:?})"
+    )]
+    Row {
+        /// Bytes given.
+        given: u32,
+        /// The swizzle.
+        swizzle: crate::Swizzle,
+    },
+    /// A tensor that reaches past its buffer.
+    #[error("the tensor reaches over {needed} B from its start, the buffer has {given} B there")]
+    Reach {
+        /// Bytes from the first to past the last element.
+        needed: u128,
+        /// Bytes there are.
+        given: u64,
+    },
+}
+
 /// How to make a tensor map (`cuTensorMapEncodeTiled`) once the buffer's address is known.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorMapRecipe {
@@ -57,6 +170,61 @@ pub struct TensorMapRecipe {
     pub box_dims: Vec<u32>,
     /// How the box is laid out in shared memory.
     pub swizzle: crate::Swizzle,
+}
+
+impl TensorMapRecipe {
+    /// Checks the recipe against the buffer it is for.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn check(&self, buffer: &BufferSpec) -> Result<(), TensorMapProblem> {
+        let rank = self.dims.len();
+        if !(1..=5).contains(&rank) || self.byte_strides.len() + 1 != rank || self.box_dims.len() != rank {
+            return Err(TensorMapProblem::Rank {
+                dims: rank,
+                strides: self.byte_strides.len(),
+                boxes: self.box_dims.len(),
+            });
+        }
+        if !self.byte_offset.is_multiple_of(16) || !buffer.align.is_multiple_of(16) {
+            return Err(TensorMapProblem::Start {
+                offset: self.byte_offset,
+                align: buffer.align,
+            });
+        }
+        for (index, &given) in self.dims.iter().enumerate() {
+            if !(1..=1 << 32).contains(&given) {
+                return Err(TensorMapProblem::Dim { index, given });
+            }
+        }
+        for (index, &given) in self.byte_strides.iter().enumerate() {
+            if !given.is_multiple_of(16) || given >= 1 << 40 {
+                return Err(TensorMapProblem::Stride { index, given });
+            }
+        }
+        for (index, &given) in self.box_dims.iter().enumerate() {
+            if !(1..=256).contains(&given) {
+                return Err(TensorMapProblem::Box { index, given });
+            }
+        }
+        let row = self.box_dims[0] * self.element.bytes();
+        if !row.is_multiple_of(16) || self.swizzle.span().is_some_and(|span| row > span) {
+            return Err(TensorMapProblem::Row {
+                given: row,
+                swizzle: self.swizzle,
+            });
+        }
+        let outer = self.dims[1..].iter().zip(&self.byte_strides);
+        let needed = outer
+            .map(|(&dim, &stride)| u128::from(dim - 1) * u128::from(stride))
+            .sum::<u128>()
+            + u128::from(self.dims[0]) * u128::from(self.element.bytes());
+        let given = buffer.bytes.saturating_sub(self.byte_offset);
+        if needed > u128::from(given) {
+            return Err(TensorMapProblem::Reach { needed, given });
+        }
+        Ok(())
+    }
 }
 
 /// What it takes to run a kernel.
@@ -99,6 +267,57 @@ impl Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `[batch 2, seq 100, heads 3, head_dim 128]` in fp16, contiguous; boxes of 64 × 128 rows.
+    fn recipe() -> TensorMapRecipe {
+        let boxes = TensorBox {
+            element: ScalarType::F16,
+            rank: 4,
+            dims: [64, 128, 1, 1, 1],
+            swizzle: crate::Swizzle::B128,
+        };
+        assert_eq!(boxes.bytes(), 16_384);
+        boxes.recipe(0, 0, vec![128, 100, 3, 2], vec![768, 256, 76_800])
+    }
+
+    #[test]
+    fn a_tensor_map_is_checked_before_it_is_made() {
+        let buffer = |bytes, align| BufferSpec {
+            name: "k",
+            bytes,
+            written: false,
+            align,
+        };
+        let whole = buffer(2 * 100 * 3 * 128 * 2, 16);
+        assert_eq!(recipe().check(&whole), Ok(()));
+        let refuse = |change: fn(&mut TensorMapRecipe)| {
+            let mut recipe = recipe();
+            change(&mut recipe);
+            recipe.check(&whole).unwrap_err()
+        };
+        use TensorMapProblem::*;
+        assert!(matches!(refuse(|r| r.dims = vec![]), Rank { dims: 0, .. }));
+        assert!(matches!(refuse(|r| r.byte_offset = 8), Start { offset: 8, .. }));
+        assert!(matches!(
+            recipe().check(&buffer(1 << 20, 8)),
+            Err(Start { align: 8, .. })
+        ));
+        assert!(matches!(refuse(|r| r.dims[1] = 0), Dim { index: 1, given: 0 }));
+        assert!(matches!(
+            refuse(|r| r.byte_strides[0] = 760),
+            Stride { index: 0, given: 760 }
+        ));
+        assert!(matches!(refuse(|r| r.box_dims[1] = 257), Box { index: 1, given: 257 }));
+        assert!(matches!(refuse(|r| r.box_dims[0] = 128), Row { given: 256, .. }));
+        assert!(matches!(
+            refuse(|r| r.byte_offset = 16),
+            Reach {
+                needed: 153_600,
+                given: 153_584
+            }
+        ));
+        assert!(matches!(refuse(|r| r.dims = vec![1 << 32; 4]), Reach { .. }));
+    }
 
     #[test]
     fn a_launch_knows_its_size_and_workspace() {

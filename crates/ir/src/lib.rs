@@ -8,18 +8,22 @@
 //! - [`builder`]: the kernel as a whole, control flow; [`value`], [`mod@pointer`]: arithmetic;
 //!   [`memory`], [`sync`]: the instructions that touch memory and other threads;
 //!   [`tile`], [`fragment`]: tiles in shared memory and in the registers of a warp.
+//! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`wgmma`], [`cluster`], [`Role`].
 //! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
 //! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
 //!   [`launch`]: everything it takes to run a kernel.
 
 pub mod builder;
+pub mod cluster;
 mod convert;
 pub mod error;
 pub mod fragment;
 pub mod inst;
 pub mod kernel;
 pub mod launch;
+pub mod mbarrier;
 pub mod memory;
+pub mod pipeline;
 pub mod pointer;
 pub mod profile;
 pub mod ptx;
@@ -27,21 +31,27 @@ pub mod shared;
 pub mod site;
 pub mod sync;
 pub mod target;
+pub mod tensor_copy;
 pub mod tile;
 pub mod types;
 pub mod value;
+pub mod wgmma;
 
-pub use builder::{Cond, KernelBuilder};
+pub use builder::{Cond, KernelBuilder, Role};
 pub use error::{BuildError, BuildErrorKind, BuildErrors};
 pub use inst::{Cache, Inst, Operand};
 pub use kernel::{Condition, Kernel, Node, Param, ParamKind};
-pub use launch::{Arg, BufferSpec, Launch, TensorMapRecipe};
+pub use launch::{Arg, BufferSpec, Launch, TensorBox, TensorMapRecipe};
+pub use mbarrier::{MBarrier, MBarriers};
 pub use memory::Widen;
-pub use pointer::{GlobalPtr, SharedPtr};
+pub use pipeline::Pipeline;
+pub use pointer::{ClusterPtr, GlobalPtr, SharedPtr};
 pub use profile::{PROFILES, Profile};
 pub use shared::{BufferId, Ledger, SharedBuffer, Swizzle};
 pub use site::{Site, SiteId, SourceLine};
 pub use target::{Limits, Occupancy, Requirement, Target};
+pub use tensor_copy::TensorMap;
 pub use tile::{SharedTile, TileShape};
-pub use types::{BF16x2, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
+pub use types::{BF16x2, E4M3, E4M3x2, E4M3x4, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
 pub use value::{Source, Val, Var};
+pub use wgmma::WgmmaOperand;

@@ -3,7 +3,7 @@
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
 use crate::inst::{Address, AtomOp, Cache, Inst, Operand, Space, StoreSource};
-use crate::pointer::{GlobalPtr, SharedPtr};
+use crate::pointer::{ClusterPtr, GlobalPtr, SharedPtr};
 use crate::types::{BF16x2, Element, F16x2, RegClass, Scalar, ScalarType};
 use crate::value::{Source, Val};
 
@@ -84,6 +84,7 @@ macro_rules! accesses {
             /// Loads one element with a cache hint (global memory only).
             #[track_caller]
             pub fn load_with(self, cache: Cache) -> Val<'k, E> {
+                const { assert!(E::BYTES >= 2, "8-bit elements are loaded as words of four") };
                 let k = self.addr.builder();
                 let dst = k.reg(E::TYPE.class());
                 k.emit(Inst::Ld {
@@ -105,6 +106,7 @@ macro_rules! accesses {
             /// Stores one element with a cache hint (global memory only).
             #[track_caller]
             pub fn store_with(self, value: impl Source<'k, E>, cache: Cache) {
+                const { assert!(E::BYTES >= 2, "8-bit elements are stored as words of four") };
                 store(
                     self.addr.builder(),
                     Space::$space,
@@ -238,6 +240,7 @@ macro_rules! accesses {
 }
 accesses!(GlobalPtr, Global);
 accesses!(SharedPtr, Shared);
+accesses!(ClusterPtr, Cluster);
 
 /// How `count` elements are accessed, in order: as (words, elements), or (0, 1) for a single element
 /// that fills no word.
@@ -371,6 +374,25 @@ impl KernelBuilder {
             addr: row.address(0),
         });
         (0..count).map(|i| Val::from_reg(self, dst.plus(i))).collect()
+    }
+
+    /// Stores 1, 2 or 4 8×8 matrices of 16-bit elements to shared memory: the inverse of
+    /// [`ldmatrix`](Self::ldmatrix), with the same addresses and the same layout.
+    #[track_caller]
+    pub fn stmatrix<'k, E: Element>(&'k self, row: SharedPtr<'k, E>, words: &[Val<'k, E::Word>], transposed: bool) {
+        const { assert!(E::BYTES == 2, "stmatrix moves 16-bit elements") };
+        let Some(_) = words.first() else {
+            self.error(BuildErrorKind::Operand(
+                "stmatrix of no matrices; 1, 2 or 4 are possible".to_string(),
+            ));
+            return;
+        };
+        self.emit(Inst::StMatrix {
+            src: self.gather(words),
+            count: words.len() as u32,
+            transposed,
+            addr: row.address(0),
+        });
     }
 }
 

@@ -170,3 +170,39 @@ impl<'k, E: Element> SharedPtr<'k, E> {
         }
     }
 }
+
+/// The address of an element of `E` in the shared memory of any block of the cluster: it carries the block's
+/// rank. Made by [`SharedPtr::in_block`].
+#[derive(Debug)]
+pub struct ClusterPtr<'k, E> {
+    pub(crate) addr: Val<'k, u32>,
+    pub(crate) bytes: i32,
+    pub(crate) buffer: crate::shared::BufferId,
+    pub(crate) of: PhantomData<E>,
+}
+
+impl<E> Clone for ClusterPtr<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<E> Copy for ClusterPtr<'_, E> {}
+
+impl<'k, E: Element> ClusterPtr<'k, E> {
+    /// The memory operand of an access `bytes` past it.
+    pub(crate) fn address(self, bytes: i32) -> Address {
+        Address {
+            base: self.addr.operand(),
+            offset: self.bytes + bytes,
+            object: Object::Shared(self.buffer),
+        }
+    }
+
+    /// A constant number of elements further on: an immediate of the access, no instruction.
+    pub fn plus(self, elements: i32) -> Self {
+        ClusterPtr {
+            bytes: self.bytes + elements * E::BYTES as i32,
+            ..self
+        }
+    }
+}

@@ -50,6 +50,16 @@ impl Swizzle {
         offset ^ ((offset >> 3) & self.mask())
     }
 
+    /// Bytes of a row within which chunks are permuted; `None` where nothing is.
+    pub const fn span(self) -> Option<u32> {
+        match self {
+            Swizzle::None => None,
+            Swizzle::B32 => Some(32),
+            Swizzle::B64 => Some(64),
+            Swizzle::B128 => Some(128),
+        }
+    }
+
     /// The alignment a buffer needs for the permutation to be a function of its own offsets.
     pub const fn alignment(self) -> u32 {
         match self {
@@ -75,7 +85,10 @@ pub struct SharedBuffer {
     pub rows: u32,
     /// Columns of one stage, in elements.
     pub cols: u32,
-    /// Elements from one row to the next; more than `cols` where rows are padded.
+    /// Columns of a slab: `cols`, or fewer where the columns lie in several slabs one after the other, each
+    /// of all rows.
+    pub slab_cols: u32,
+    /// Elements from one row to the next within a slab; more than its columns where rows are padded.
     pub row_stride: u32,
     /// Permutation of byte offsets within a stage.
     pub swizzle: Swizzle,
@@ -107,8 +120,28 @@ impl SharedBuffer {
 
     /// Byte offset of an element from the buffer's start, swizzle applied.
     pub fn element_offset(&self, stage: u32, row: u32, col: u32) -> u32 {
-        let within = (row * self.row_stride + col) * self.element.bytes();
+        let (slab, col) = (col / self.slab_cols, col % self.slab_cols);
+        let within = ((slab * self.rows + row) * self.row_stride + col) * self.element.bytes();
         stage * self.stage_bytes() + self.swizzle.apply(within)
+    }
+
+    /// The element at a byte offset from the buffer's start, as (stage, row, column): what
+    /// [`element_offset`](Self::element_offset) undoes. A byte of padding counts as a column past the last.
+    pub fn element_at(&self, offset: u32) -> (u32, u32, u32) {
+        let (stage, within) = (offset / self.stage_bytes(), offset % self.stage_bytes());
+        let element = self.swizzle.apply(within) / self.element.bytes();
+        let (row, col) = (element / self.row_stride, element % self.row_stride);
+        (stage, row % self.rows, row / self.rows * self.slab_cols + col)
+    }
+
+    /// Bytes from one slab of columns to the next.
+    pub fn slab_bytes(&self) -> u32 {
+        self.rows * self.row_stride * self.element.bytes()
+    }
+
+    /// Whether it holds mbarriers rather than data.
+    pub fn holds_barriers(&self) -> bool {
+        self.element == ScalarType::B64
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
-use crate::inst::{BinOp, Inst, Operand, Scope, ShflMode, VoteMode};
+use crate::inst::{BinOp, Inst, Operand, Scope, ShflMode, Special, VoteMode};
 use crate::types::{Integer, RegClass, Scalar};
 use crate::value::{Source, Val};
 
@@ -53,6 +53,65 @@ impl KernelBuilder {
     #[track_caller]
     pub fn fence(&self, scope: Scope) {
         self.emit(Inst::Fence { scope });
+    }
+}
+
+impl KernelBuilder {
+    /// Orders this thread's accesses to shared memory before it with those of asynchronous copies and
+    /// warpgroup products that learn of it: a tile that was written by stores and is then read by
+    /// either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`).
+    #[track_caller]
+    pub fn fence_proxy_async(&self) {
+        self.emit(Inst::FenceProxyAsync);
+    }
+
+    /// Makes mbarriers that this thread has just made known to asynchronous copies and, after a cluster
+    /// barrier, to the other blocks.
+    #[track_caller]
+    pub fn fence_mbarrier_init(&self) {
+        self.emit(Inst::FenceMbarrierInit);
+    }
+
+    /// True in one lane of the warp: the same one each time, but not said which. The whole warp executes it.
+    #[track_caller]
+    pub fn elect(&self) -> Val<'_, bool> {
+        let dst = self.reg(RegClass::Pred);
+        self.emit(Inst::Elect { dst });
+        Val::from_reg(self, dst)
+    }
+
+    /// Stops the launch with an error where `cond` holds in any lane that gets here.
+    #[track_caller]
+    pub fn trap_if<'k>(&'k self, cond: Val<'k, bool>) {
+        let pred = self.in_register(RegClass::Pred, cond.operand());
+        self.emit(Inst::TrapIf { pred });
+    }
+
+    /// Keeps the compiler from moving instructions across this place. Costs a vote and a branch.
+    ///
+    /// PTX has no such fence. A trap that never happens, on a condition that the compiler cannot know and
+    /// whose vote it must not move, ends the basic block within which it schedules
+    /// (`docs/hardware-notes.md`).
+    #[track_caller]
+    pub fn scheduling_fence(&self) {
+        let never = self.special(Special::MaxWarps).eq(0).vote_any();
+        self.trap_if(never);
+    }
+
+    /// Waits until the launches that this one depends on have ended and what they wrote is visible
+    /// (`griddepcontrol.wait`); before it, nothing that they write may be read. Without programmatic
+    /// dependent launch it does nothing.
+    #[track_caller]
+    pub fn dependency_wait(&self) {
+        self.emit(Inst::DependencyWait);
+    }
+
+    /// Lets the launches that depend on this one begin, once every block has come here or ended
+    /// (`griddepcontrol.launch_dependents`). Their [`dependency_wait`](Self::dependency_wait) still waits
+    /// for the end of this one.
+    #[track_caller]
+    pub fn dependency_trigger(&self) {
+        self.emit(Inst::DependencyTrigger);
     }
 }
 

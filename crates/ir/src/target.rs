@@ -234,6 +234,22 @@ impl fmt::Display for Target {
 }
 
 impl Limits {
+    /// Registers that a thread of a block of `threads` can have at launch where the block has an SM to
+    /// itself: what ptxas allots kernels with `.maxntid` and `.minnctapersm 1` that set registers later.
+    ///
+    /// ```
+    /// use flashcore_ir::Target;
+    /// let limits = Target::Sm90a.limits();
+    /// assert_eq!([256, 384, 512].map(|threads| limits.launch_registers(threads)), [256, 168, 128]);
+    /// ```
+    pub fn launch_registers(&self, threads: u32) -> u32 {
+        let partition = self.registers_per_sm / self.partitions_per_sm;
+        let warps = threads.div_ceil(32).div_ceil(self.partitions_per_sm).max(1);
+        let unit = self.register_unit_per_warp;
+        let most = self.registers_per_thread.next_multiple_of(unit / 32);
+        (partition / warps / unit * unit / 32).min(most)
+    }
+
     /// Blocks of a kernel that fit on one SM at once, and what stops the next one.
     ///
     /// `registers` is per thread as the compiler reports it; unknown registers are passed as 0 and

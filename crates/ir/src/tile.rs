@@ -25,6 +25,7 @@ pub struct TileShape {
     pad: u32,
     swizzle: Swizzle,
     stages: u32,
+    slabs: bool,
 }
 
 impl TileShape {
@@ -36,6 +37,7 @@ impl TileShape {
             pad: 0,
             swizzle: Swizzle::None,
             stages: 1,
+            slabs: false,
         }
     }
     /// Adds `elements` unused elements to each row, so that a column falls into different banks.
@@ -46,6 +48,24 @@ impl TileShape {
     /// Permutes byte offsets.
     pub const fn swizzled(mut self, swizzle: Swizzle) -> TileShape {
         self.swizzle = swizzle;
+        self
+    }
+    /// Cuts the columns into slabs as wide as the swizzle (64 16-bit elements for 128 bytes), one after the
+    /// other, each of all rows: how tensor copies and warpgroup products want tiles of wider rows.
+    ///
+    /// ```
+    /// use flashcore_ir::{Kernel, Swizzle, TileShape};
+    /// use half::f16;
+    /// let kernel = Kernel::build("slabs", 128, |k| {
+    ///     k.shared_tile::<f16>("q", TileShape::new(64, 128).swizzled(Swizzle::B128).in_slabs());
+    /// })?;
+    /// let q = &kernel.ledger().buffers[0];
+    /// assert_eq!((q.slab_cols, q.slab_bytes()), (64, 8192));
+    /// assert_eq!(q.element_offset(0, 0, 64), 8192);
+    /// # Ok::<(), flashcore_ir::BuildErrors>(())
+    /// ```
+    pub const fn in_slabs(mut self) -> TileShape {
+        self.slabs = true;
         self
     }
     /// Copies of the tile, for a pipeline.
@@ -61,11 +81,12 @@ const MOST_BYTES: u128 = 1 << 24;
 /// A tile in shared memory.
 #[derive(Debug)]
 pub struct SharedTile<'k, E> {
-    k: &'k KernelBuilder,
-    id: BufferId,
+    pub(crate) k: &'k KernelBuilder,
+    pub(crate) id: BufferId,
     shape: TileShape,
-    offset: u32,
+    pub(crate) offset: u32,
     stage_bytes: u32,
+    slab_cols: u32,
     of: PhantomData<E>,
 }
 
@@ -118,7 +139,8 @@ impl KernelBuilder {
     #[track_caller]
     fn declare_tile<E: Element>(&self, name: &str, shape: TileShape, reuses: Option<BufferId>) -> SharedTile<'_, E> {
         let shape = self.check_size::<E>(name, shape);
-        let row_stride = shape.cols + shape.pad;
+        let slab_cols = self.slab_cols::<E>(name, shape);
+        let row_stride = slab_cols + shape.pad;
         let row_bytes = row_stride * E::BYTES;
         if !row_bytes.is_multiple_of(4) {
             self.error(BuildErrorKind::Layout(format!(
@@ -133,7 +155,7 @@ impl KernelBuilder {
             )));
         }
         let align = shape.swizzle.alignment();
-        let stage_bytes = (shape.rows * row_bytes).next_multiple_of(align);
+        let stage_bytes = (shape.rows * row_bytes * (shape.cols / slab_cols)).next_multiple_of(align);
         let bytes = stage_bytes * shape.stages;
         let declared_at = self.site();
         let mut state = self.state.borrow_mut();
@@ -155,6 +177,7 @@ impl KernelBuilder {
             stages: shape.stages,
             rows: shape.rows,
             cols: shape.cols,
+            slab_cols,
             row_stride,
             swizzle: shape.swizzle,
             align,
@@ -171,8 +194,29 @@ impl KernelBuilder {
             shape,
             offset,
             stage_bytes,
+            slab_cols,
             of: PhantomData,
         }
+    }
+
+    /// Columns of a slab of a tile of this shape: all of them where it has no slabs.
+    #[track_caller]
+    fn slab_cols<E: Element>(&self, name: &str, shape: TileShape) -> u32 {
+        let span = shape.swizzle.span().map_or(0, |bytes| bytes / E::BYTES);
+        if !shape.slabs || shape.cols == span {
+            return shape.cols;
+        }
+        if span == 0 || shape.pad != 0 || !shape.cols.is_multiple_of(span) || !shape.rows.is_multiple_of(8) {
+            self.error(BuildErrorKind::Layout(format!(
+                "tile `{name}` of {} × {} {} cannot lie in slabs: they need a swizzle, whole slabs of its width \
+                 ({span} columns), a multiple of 8 rows, and no padding",
+                shape.rows,
+                shape.cols,
+                E::NAME
+            )));
+            return shape.cols;
+        }
+        span
     }
 }
 
@@ -185,9 +229,25 @@ impl<'k, E: Element> SharedTile<'k, E> {
     pub fn cols(&self) -> u32 {
         self.shape.cols
     }
-    /// Elements from one row to the next, padding included.
+    /// Elements from one row to the next within a slab, padding included.
     pub fn row_stride(&self) -> u32 {
-        self.shape.cols + self.shape.pad
+        self.slab_cols + self.shape.pad
+    }
+    /// Columns of a slab: all of them where the tile is not cut into slabs.
+    pub fn slab_cols(&self) -> u32 {
+        self.slab_cols
+    }
+    /// Slabs of columns.
+    pub fn slabs(&self) -> u32 {
+        self.shape.cols / self.slab_cols
+    }
+    /// Bytes of a slab, which is those from one slab to the next.
+    pub fn slab_bytes(&self) -> u32 {
+        self.shape.rows * self.row_stride() * E::BYTES
+    }
+    /// How byte offsets are permuted.
+    pub fn swizzle(&self) -> Swizzle {
+        self.shape.swizzle
     }
     /// Stages.
     pub fn stages(&self) -> u32 {
@@ -264,8 +324,9 @@ impl<'k, E: Element> SharedTile<'k, E> {
 
     #[track_caller]
     fn element(&self, base: Operand, row: impl Source<'k, u32>, col: impl Source<'k, u32>) -> SharedPtr<'k, E> {
-        let row_bytes = (self.shape.cols + self.shape.pad) * E::BYTES;
+        let row_bytes = self.row_stride() * E::BYTES;
         let (row, col) = (row.operand(), col.operand());
+        let (base, col) = self.slab(base, col);
         let addr = if self.shape.swizzle == Swizzle::None {
             let start = self.mad(row, row_bytes, base);
             self.mad(col, E::BYTES, start)
@@ -289,9 +350,32 @@ impl<'k, E: Element> SharedTile<'k, E> {
         }
     }
 
+    /// The start of the slab that a column is in, from `base` on, and its column there.
+    #[track_caller]
+    fn slab(&self, base: Operand, col: Operand) -> (Operand, Operand) {
+        if self.slabs() == 1 {
+            return (base, col);
+        }
+        // Slabs are as wide as a swizzle, which is a power of two.
+        let (slab, within) = match col {
+            Operand::Imm(col) => {
+                let width = u64::from(self.slab_cols);
+                (Operand::Imm(col / width), Operand::Imm(col % width))
+            }
+            col => {
+                let (shift, mask) = (self.slab_cols.trailing_zeros(), self.slab_cols - 1);
+                (
+                    self.binary(BinOp::Shr, col, Operand::Imm(u64::from(shift))),
+                    self.binary(BinOp::And, col, Operand::Imm(u64::from(mask))),
+                )
+            }
+        };
+        (self.mad(slab, self.slab_bytes(), base), within)
+    }
+
     /// `a · factor + c`, folded where it is constant.
     #[track_caller]
-    fn mad(&self, a: Operand, factor: u32, c: Operand) -> Operand {
+    pub(crate) fn mad(&self, a: Operand, factor: u32, c: Operand) -> Operand {
         match (a, c) {
             (Operand::Imm(0), c) => return c,
             (Operand::Imm(a), Operand::Imm(c)) => return Operand::Imm(a * u64::from(factor) + c),

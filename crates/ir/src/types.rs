@@ -90,6 +90,12 @@ pub enum ScalarType {
     F16x2,
     /// Two bfloat16, the first in the low half.
     BF16x2,
+    /// 8-bit floating point, 4 bits of exponent and 3 of mantissa, no infinities. Lives in memory only.
+    E4M3,
+    /// Two e4m3, the first in the low byte.
+    E4M3x2,
+    /// Four e4m3, the first in the lowest byte.
+    E4M3x4,
 }
 
 impl ScalarType {
@@ -97,18 +103,26 @@ impl ScalarType {
     pub const fn class(self) -> RegClass {
         match self {
             ScalarType::Pred => RegClass::Pred,
-            ScalarType::B16 | ScalarType::F16 | ScalarType::BF16 => RegClass::B16,
-            ScalarType::B32 | ScalarType::U32 | ScalarType::S32 | ScalarType::F16x2 | ScalarType::BF16x2 => {
-                RegClass::B32
+            ScalarType::B16 | ScalarType::F16 | ScalarType::BF16 | ScalarType::E4M3 | ScalarType::E4M3x2 => {
+                RegClass::B16
             }
+            ScalarType::B32
+            | ScalarType::U32
+            | ScalarType::S32
+            | ScalarType::F16x2
+            | ScalarType::BF16x2
+            | ScalarType::E4M3x4 => RegClass::B32,
             ScalarType::B64 | ScalarType::U64 | ScalarType::S64 => RegClass::B64,
             ScalarType::F32 => RegClass::F32,
         }
     }
 
-    /// Bytes a lane.
+    /// Bytes of one in memory.
     pub const fn bytes(self) -> u32 {
-        self.class().bytes()
+        match self {
+            ScalarType::E4M3 => 1,
+            _ => self.class().bytes(),
+        }
     }
 
     /// Whether it is a 16-bit float or a pair of them.
@@ -140,6 +154,9 @@ impl ScalarType {
             ScalarType::BF16 => "bf16",
             ScalarType::F16x2 => "f16x2",
             ScalarType::BF16x2 => "bf16x2",
+            ScalarType::E4M3 => "e4m3",
+            ScalarType::E4M3x2 => "e4m3x2",
+            ScalarType::E4M3x4 => "e4m3x4",
         }
     }
 }
@@ -164,6 +181,19 @@ pub struct F16x2;
 #[derive(Clone, Copy, Debug)]
 pub struct BF16x2;
 
+/// 8-bit floating point with 4 bits of exponent and 3 of mantissa. Tiles and tensor maps hold it; loads
+/// and stores move it in words of four.
+#[derive(Clone, Copy, Debug)]
+pub struct E4M3;
+
+/// Two e4m3 in one 16-bit register, the first in the low byte.
+#[derive(Clone, Copy, Debug)]
+pub struct E4M3x2;
+
+/// Four e4m3 in one 32-bit register, the first in the lowest byte.
+#[derive(Clone, Copy, Debug)]
+pub struct E4M3x4;
+
 macro_rules! scalars {
     ($($rust:ty => $ty:ident;)*) => {$(
         impl Scalar for $rust { const TYPE: ScalarType = ScalarType::$ty; }
@@ -172,6 +202,7 @@ macro_rules! scalars {
 scalars! {
     bool => Pred; u16 => B16; u32 => U32; i32 => S32; u64 => U64; i64 => S64; f32 => F32;
     f16 => F16; bf16 => BF16; F16x2 => F16x2; BF16x2 => BF16x2;
+    E4M3 => E4M3; E4M3x2 => E4M3x2; E4M3x4 => E4M3x4;
 }
 
 macro_rules! literals {
@@ -255,4 +286,9 @@ impl Element for bf16 {
     type Word = BF16x2;
     const BYTES: u32 = 2;
     const NAME: &'static str = "bf16";
+}
+impl Element for E4M3 {
+    type Word = E4M3x4;
+    const BYTES: u32 = 1;
+    const NAME: &'static str = "e4m3";
 }

@@ -24,6 +24,10 @@ pub(crate) fn un32(r: &mut Registers, k: &Constants, mask: u32, op: Un32, d: Row
         Un32::AbsHalves => map1(r, k, mask, d, a, |x| x & 0x7fff_7fff),
         Un32::F32FromF16 => map1(r, k, mask, d, a, |x| float::f16_to_f32(x & 0xffff).to_bits()),
         Un32::F16FromF32 => map1(r, k, mask, d, a, |x| float::f32_to_f16(f(x))),
+        Un32::F16x2FromE4M3x2 => map1(r, k, mask, d, a, |x| {
+            let half = |byte| float::f32_to_f16(float::e4m3_to_f32(byte));
+            half(x & 0xff) | half(x >> 8 & 0xff) << 16
+        }),
         Un32::BF16FromF32 => map1(r, k, mask, d, a, |x| float::f32_to_bf16(f(x))),
         Un32::F32FromU32 => map1(r, k, mask, d, a, |x| (x as f32).to_bits()),
         Un32::F32FromS32 => map1(r, k, mask, d, a, |x| (x as i32 as f32).to_bits()),
@@ -122,6 +126,9 @@ pub(crate) fn bin32(r: &mut Registers, k: &Constants, mask: u32, op: Bin32, rows
         | Bin32::MaxBF16x2 => packed2(r, k, mask, op, rows),
         Bin32::PackF16 => map2(r, k, mask, rows, |x, y| {
             float::f32_to_f16(f(x)) | float::f32_to_f16(f(y)) << 16
+        }),
+        Bin32::PackE4M3 => map2(r, k, mask, rows, |x, y| {
+            float::f32_to_e4m3(f(x)) | float::f32_to_e4m3(f(y)) << 8
         }),
         Bin32::PackBF16 => map2(r, k, mask, rows, |x, y| {
             float::f32_to_bf16(f(x)) | float::f32_to_bf16(f(y)) << 16

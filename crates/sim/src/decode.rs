@@ -27,6 +27,7 @@ impl Lowering<'_> {
                 let f = match ty {
                     ScalarType::F16x2 => Bin32::PackF16,
                     ScalarType::BF16x2 => Bin32::PackBF16,
+                    ScalarType::E4M3x2 => Bin32::PackE4M3,
                     _ => return None,
                 };
                 (self.bin32(f, *dst, *lo, *hi), Class::Convert)
@@ -164,6 +165,19 @@ impl Lowering<'_> {
             }
             Inst::BarWarp { members } => (Op::BarWarp { members: *members }, Class::Sync),
             Inst::Fence { .. } => (Op::Fence, Class::Sync),
+            // Refused before they come here (`not_modelled`).
+            Inst::StMatrix { .. }
+            | Inst::FenceProxyAsync
+            | Inst::FenceMbarrierInit
+            | Inst::Elect { .. }
+            | Inst::TrapIf { .. }
+            | Inst::SetMaxRegs { .. }
+            | Inst::DependencyWait
+            | Inst::DependencyTrigger
+            | Inst::Mbar(_)
+            | Inst::Bulk(_)
+            | Inst::Wgmma(_)
+            | Inst::Cluster(_) => return None,
             Inst::Trace { label, src } => {
                 let file = match src.class {
                     RegClass::Pred => TraceFile::Pred,
@@ -189,6 +203,7 @@ impl Lowering<'_> {
                 let (d, width) = (self.regs(*dst, *count), width(dst.class.bytes(), *count)?);
                 let at = self.at(addr, *space);
                 match space {
+                    Space::Cluster => return None,
                     Space::Shared => (Op::LdShared { d, width, at }, Class::LoadShared),
                     Space::Global => {
                         let cache = *cache;
@@ -211,6 +226,7 @@ impl Lowering<'_> {
                 };
                 let at = self.at(addr, *space);
                 match space {
+                    Space::Cluster => return None,
                     Space::Shared => (Op::StShared { s, width, at }, Class::StoreShared),
                     Space::Global => (Op::StGlobal { s, width, at }, Class::StoreGlobal),
                 }
@@ -260,6 +276,7 @@ impl Lowering<'_> {
                 let (op, ty, d) = (*op, *ty, dst.map(|reg| self.reg(reg)));
                 let (at, value) = (self.at(addr, *space), self.bits32(*value));
                 let op = match space {
+                    Space::Cluster => return None,
                     Space::Shared => Op::AtomShared { op, ty, d, at, value },
                     Space::Global => Op::AtomGlobal { op, ty, d, at, value },
                 };
@@ -273,7 +290,7 @@ impl Lowering<'_> {
         At {
             base: match space {
                 Space::Global => self.bits64(addr.base),
-                Space::Shared => self.bits32(addr.base),
+                Space::Shared | Space::Cluster => self.bits32(addr.base),
             },
             object: At::object_of(addr.object),
             offset: addr.offset,

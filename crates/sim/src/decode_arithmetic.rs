@@ -120,7 +120,7 @@ impl Lowering<'_> {
                     },
                 }
             }
-            T::F16 | T::BF16 => return None,
+            T::F16 | T::BF16 | T::E4M3 | T::E4M3x2 | T::E4M3x4 => return None,
         };
         Some((op, class))
     }
@@ -180,7 +180,7 @@ impl Lowering<'_> {
                 let (a, b, c) = (self.bits64(a), self.bits64(b), self.bits64(c));
                 (Op::Mad64 { d, a, b, c }, Class::Alu)
             }
-            T::Pred | T::B16 | T::F16 | T::BF16 => return None,
+            T::Pred | T::B16 | T::F16 | T::BF16 | T::E4M3 | T::E4M3x2 | T::E4M3x4 => return None,
         })
     }
 
@@ -199,6 +199,7 @@ impl Lowering<'_> {
             Cvt::F32FromF16 => Un32::F32FromF16,
             Cvt::F16FromF32 => Un32::F16FromF32,
             Cvt::BF16FromF32 => Un32::BF16FromF32,
+            Cvt::F16x2FromE4M3x2 => Un32::F16x2FromE4M3x2,
             Cvt::F32FromU32 => Un32::F32FromU32,
             Cvt::F32FromS32 => Un32::F32FromS32,
             Cvt::S32FromF32 => Un32::S32FromF32,
@@ -278,5 +279,6 @@ pub(crate) fn number(ty: ScalarType) -> Option<Number> {
         T::S32 | T::S64 => Number::Signed,
         T::U32 | T::U64 | T::B32 | T::B64 => Number::Unsigned,
         T::Pred | T::B16 | T::F16 | T::BF16 | T::F16x2 | T::BF16x2 => return None,
+        T::E4M3 | T::E4M3x2 | T::E4M3x4 => return None,
     })
 }

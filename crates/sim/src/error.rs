@@ -111,6 +111,12 @@ pub enum SimError {
         /// Which argument.
         index: usize,
     },
+    /// An instruction that the simulator does not run yet.
+    #[error("the simulator does not run `{instruction}` yet")]
+    NotModelled {
+        /// As the IR prints it.
+        instruction: String,
+    },
     /// More values alive at once than the interpreter's register file has rows.
     #[error("{live} values are alive at once, the simulator has {allowed} rows; a GPU thread has 255 registers")]
     TooManyRegisters {

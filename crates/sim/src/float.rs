@@ -74,6 +74,36 @@ pub(crate) fn f32_to_bf16(value: f32) -> u32 {
     pick(value.is_nan(), NAN_16, rounded)
 }
 
+/// e4m3 in the low byte, to f32: exact.
+#[inline(always)]
+pub(crate) fn e4m3_to_f32(b: u32) -> f32 {
+    let sign = (b & 0x80) << 24;
+    let magnitude = b & 0x7f;
+    let normal = (magnitude << 20) + ((127 - 7) << 23);
+    // Subnormals are multiples of 2^-9.
+    let subnormal = (magnitude as f32 * (1.0 / 512.0)).to_bits();
+    let value = pick(magnitude < 8, subnormal, normal);
+    f32::from_bits(pick(magnitude == 0x7f, NAN_F32, value | sign))
+}
+
+/// f32 to e4m3 in the low byte, nearest even; what is too large becomes the largest number, 448.
+#[inline(always)]
+pub(crate) fn f32_to_e4m3(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let sign = (bits >> 24) & 0x80;
+    let magnitude = bits & 0x7fff_ffff;
+    let odd = (magnitude >> 20) & 1;
+    let normal = magnitude.wrapping_sub((127 - 7) << 23).wrapping_add(0x7_ffff + odd) >> 20;
+    // Below 2^-6 the unit is 2^-9, which is that of 2^14 in f32.
+    let subnormal = (f32::from_bits(magnitude) + 16_384.0)
+        .to_bits()
+        .wrapping_sub(16_384.0f32.to_bits());
+    let finite = pick(magnitude < 0x3c80_0000, subnormal, normal.min(0x7e));
+    // The shift loses what is far too large.
+    let value = pick(magnitude >= 0x43e0_0000, 0x7e, finite);
+    pick(magnitude > 0x7f80_0000, 0x7f, value | sign)
+}
+
 /// f64 to f32 rounded to odd: what is then rounded to 16 bits is rounded once.
 #[inline(always)]
 fn f64_to_f32_odd(value: f64) -> f32 {
@@ -261,6 +291,30 @@ mod tests {
         assert_eq!(lg2((-1f32).to_bits()), NAN_F32);
         assert_eq!(rcp(0x8000_0000), f32::NEG_INFINITY.to_bits());
         assert_eq!(rcp(1), f32::INFINITY.to_bits(), "subnormal inputs are flushed");
+    }
+
+    #[test]
+    fn e4m3_rounds_to_the_nearest_and_saturates() {
+        for code in (0..0x7f).chain(0x80..0xff) {
+            let value = e4m3_to_f32(code);
+            assert_eq!(f32_to_e4m3(value), code, "{value}");
+            // Halfway to the next, the even one of the two.
+            if code & 0x7f < 0x7e {
+                let middle = (value + e4m3_to_f32(code + 1)) / 2.0;
+                assert_eq!(f32_to_e4m3(middle), code + (code & 1), "{middle}");
+                assert_eq!(f32_to_e4m3(middle * 0.999), code, "below {middle}");
+                assert_eq!(f32_to_e4m3(middle * 1.001), code + 1, "above {middle}");
+            }
+        }
+        assert_eq!(
+            (e4m3_to_f32(0x7e), e4m3_to_f32(0x08), e4m3_to_f32(1)),
+            (448.0, 1.0 / 64.0, 1.0 / 512.0)
+        );
+        for large in [449.0, 463.0, 470.0, 1e9, 3e38, f32::INFINITY] {
+            assert_eq!((f32_to_e4m3(large), f32_to_e4m3(-large)), (0x7e, 0xfe));
+        }
+        assert_eq!(f32_to_e4m3(f32::NAN), 0x7f);
+        assert!(e4m3_to_f32(0xff).is_nan());
     }
 
     #[test]

@@ -360,6 +360,10 @@ fn special(block: &Block<'_>, warp: usize, which: Special) -> [u32; 32] {
         Special::Ntid(dim) => launch.block[usize::from(dim.min(2))],
         Special::Ctaid(dim) => block.index[usize::from(dim.min(2))],
         Special::Nctaid(dim) => launch.grid[usize::from(dim.min(2))],
+        // Any number that is not zero would do; this is Hopper's.
+        Special::MaxWarps => 64,
+        Special::ClusterRank => 0,
+        Special::ClusterBlocks => 1,
     };
     value.fill(uniform);
     value

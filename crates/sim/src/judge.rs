@@ -248,10 +248,8 @@ impl Block<'_> {
         let mut details = Details::new(String::new(), self.actor(warp.index, lanes));
         details.object = Some(buffer.name.clone());
         details.bytes = Some((start, start + bytes));
-        let stage = start / i64::from(buffer.stage_bytes());
-        let within = buffer.swizzle.apply((start % i64::from(buffer.stage_bytes())) as u32) / buffer.element.bytes();
-        let (row, col) = (within / buffer.row_stride, within % buffer.row_stride);
-        details.element = Some(vec![stage, i64::from(row), i64::from(col)]);
+        let (stage, row, col) = buffer.element_at(start as u32);
+        details.element = Some(vec![i64::from(stage), i64::from(row), i64::from(col)]);
         let in_stage = if buffer.stages > 1 {
             format!("stage {stage}, ")
         } else {

@@ -11,6 +11,26 @@ use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row};
 use crate::report::Class;
 use crate::rows::Rows;
 
+/// Whether an instruction has no meaning here yet.
+fn not_modelled(inst: &Inst) -> bool {
+    match inst {
+        Inst::StMatrix { .. }
+        | Inst::FenceProxyAsync
+        | Inst::FenceMbarrierInit
+        | Inst::Elect { .. }
+        | Inst::TrapIf { .. }
+        | Inst::SetMaxRegs { .. }
+        | Inst::DependencyWait
+        | Inst::DependencyTrigger
+        | Inst::Mbar(_)
+        | Inst::Bulk(_)
+        | Inst::Wgmma(_)
+        | Inst::Cluster(_) => true,
+        Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. } => *space == Space::Cluster,
+        _ => false,
+    }
+}
+
 /// Lowers `kernel`. `shared_base` is the address of the first byte of shared memory.
 pub(crate) fn lower(kernel: &Kernel, shared_base: u32) -> Result<Program, SimError> {
     let unproven = assigned::unproven(kernel);
@@ -143,6 +163,11 @@ impl Lowering<'_> {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
         self.check_reads(&reads, site);
+        if not_modelled(inst) {
+            return Err(SimError::NotModelled {
+                instruction: flashcore_ir::ptx::mnemonic(inst),
+            });
+        }
         self.note(inst);
         let (op, class) = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
             instruction: flashcore_ir::ptx::mnemonic(inst),

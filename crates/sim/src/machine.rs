@@ -176,6 +176,7 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
             expected: match param.kind {
                 ParamKind::Pointer { .. } => "pointer".to_string(),
                 ParamKind::Value(ty) => SimError::type_name(ty),
+                ParamKind::TensorMap { .. } => "tensor map".to_string(),
             },
             given: given.to_string(),
         };
@@ -210,6 +211,7 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                 region.element = element.bytes();
                 region.base.wrapping_add(*byte_offset)
             }
+            (ParamKind::TensorMap { .. }, _) => return Err(SimError::TensorMap { index }),
             (ParamKind::Pointer { .. }, _) => return Err(mismatch("a number")),
             (ParamKind::Value(_), Arg::Buffer { .. }) => return Err(mismatch("a buffer")),
             (ParamKind::Value(ty), arg) => {

@@ -39,6 +39,7 @@ pub(crate) enum Un32 {
     F32FromF16,
     F16FromF32,
     BF16FromF32,
+    F16x2FromE4M3x2,
     F32FromU32,
     F32FromS32,
     S32FromF32,
@@ -84,6 +85,7 @@ pub(crate) enum Bin32 {
     MaxBF16x2,
     PackF16,
     PackBF16,
+    PackE4M3,
     Pack16,
 }
 

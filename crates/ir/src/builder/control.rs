@@ -170,7 +170,7 @@ impl KernelBuilder {
     }
 
     #[track_caller]
-    fn condition(&self, cond: Cond<'_>) -> Condition {
+    pub(super) fn condition(&self, cond: Cond<'_>) -> Condition {
         let pred = self.in_register(RegClass::Pred, cond.pred.operand());
         self.check_scope(pred);
         Condition {

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 
 use crate::error::{BuildError, BuildErrorKind, BuildErrors};
-use crate::inst::{Inst, Object, Operand, Special};
+use crate::inst::{BulkInst, Inst, Object, Operand, Special};
 use crate::kernel::{Kernel, Node, Param, ParamKind};
 use crate::pointer::GlobalPtr;
 use crate::shared::Ledger;
@@ -17,9 +17,11 @@ use crate::types::{Element, Literal, Reg, RegClass, Scalar, ScalarType};
 use crate::value::{Source, Val, Var};
 
 mod control;
+mod roles;
 
 use control::check_aligned;
 pub use control::{Cond, LoopScope};
+pub use roles::Role;
 
 /// Where a kernel is written down. See [`Kernel::build`].
 #[derive(Debug)]
@@ -32,7 +34,8 @@ pub(crate) struct State {
     name: String,
     params: Vec<Param>,
     threads: u32,
-    min_blocks_per_sm: Option<u32>,
+    pub(crate) min_blocks_per_sm: Option<u32>,
+    pub(crate) cluster: Option<u32>,
     pub(crate) ledger: Ledger,
     shared_base: Option<Reg>,
     open: Vec<OpenBlock>,
@@ -123,6 +126,7 @@ impl KernelBuilder {
                 params: Vec::new(),
                 threads,
                 min_blocks_per_sm: None,
+                cluster: None,
                 ledger: Ledger::default(),
                 shared_base: None,
                 open: vec![OpenBlock {
@@ -177,6 +181,7 @@ impl KernelBuilder {
             params: state.params,
             threads: state.threads,
             min_blocks_per_sm: state.min_blocks_per_sm,
+            cluster: state.cluster,
             ledger: state.ledger,
             body,
             num_regs: state.num_regs,
@@ -233,7 +238,7 @@ impl KernelBuilder {
     }
 
     #[track_caller]
-    fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
+    pub(crate) fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
         let valid = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         if !valid || self.state.borrow().params.iter().any(|p| p.name == name) {
             self.error(BuildErrorKind::Operand(format!(
@@ -305,7 +310,7 @@ impl KernelBuilder {
     }
 
     #[track_caller]
-    fn special(&self, which: Special) -> Val<'_, u32> {
+    pub(crate) fn special(&self, which: Special) -> Val<'_, u32> {
         if let Special::Tid(dim) | Special::Ntid(dim) | Special::Ctaid(dim) | Special::Nctaid(dim) = which
             && dim > 2
         {
@@ -423,7 +428,7 @@ impl KernelBuilder {
         if let Some(problem) = inst.impossible() {
             self.error(BuildErrorKind::Operand(problem));
         }
-        if let Inst::St { addr, .. } | Inst::Atom { addr, .. } = &inst
+        if let Inst::St { addr, .. } | Inst::Atom { addr, .. } | Inst::Bulk(BulkInst::Store { map: addr, .. }) = &inst
             && let Object::Param(index) = addr.object
         {
             self.check_writable(index);
@@ -437,11 +442,16 @@ impl KernelBuilder {
         let read_only = {
             let state = self.state.borrow();
             let param = &state.params[index as usize];
-            matches!(param.kind, ParamKind::Pointer { writable: false, .. }).then(|| param.name.clone())
+            let declare = match param.kind {
+                ParamKind::Pointer { writable: false, .. } => Some("param_ptr_mut"),
+                ParamKind::TensorMap { writable: false, .. } => Some("param_tensor_map_mut"),
+                _ => None,
+            };
+            declare.map(|declare| (param.name.clone(), declare))
         };
-        if let Some(name) = read_only {
+        if let Some((name, declare)) = read_only {
             self.error(BuildErrorKind::Operand(format!(
-                "a write through parameter `{name}`, declared read-only; declare it with `param_ptr_mut`"
+                "a write through parameter `{name}`, declared read-only; declare it with `{declare}`"
             )));
         }
     }

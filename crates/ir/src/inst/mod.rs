@@ -5,14 +5,24 @@
 //! the simulator. Each is an exhaustive `match`, so a new variant does not compile until all four
 //! are written.
 
+use std::cell::RefCell;
+
 use crate::target::Requirement;
 use crate::types::{Reg, ScalarType};
 
+mod bulk;
+mod cluster;
+mod mbarrier;
 mod ops;
+mod wgmma;
 
+pub use bulk::{BulkInst, L2Hint};
+pub use cluster::ClusterInst;
+pub use mbarrier::MbarInst;
 pub use ops::{
     Address, AtomOp, BinOp, Cache, Cmp, Cvt, MmaAcc, MmaInput, Object, Scope, ShflMode, Space, Special, UnOp, VoteMode,
 };
+pub use wgmma::{Descriptor, Major, WgmmaA, WgmmaInput, WgmmaInst};
 
 /// A register or an immediate. How the bits are read is the instruction's business.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,7 +72,7 @@ pub enum Inst {
     },
     /// A conversion.
     Cvt { op: Cvt, dst: Reg, src: Operand },
-    /// Two f32 rounded to a packed pair; `ty` is `F16x2` or `BF16x2`.
+    /// Two f32 rounded to a packed pair; `ty` is `F16x2`, `BF16x2` or `E4M3x2` (which saturates).
     CvtPack {
         ty: ScalarType,
         dst: Reg,
@@ -146,6 +156,13 @@ pub enum Inst {
         transposed: bool,
         addr: Address,
     },
+    /// Store `count` (1, 2 or 4) 8×8 matrices of 16-bit elements; lane `8·i + r` addresses row `r` of matrix `i`.
+    StMatrix {
+        src: Reg,
+        count: u32,
+        transposed: bool,
+        addr: Address,
+    },
     /// `d = a·b + c` on the tensor cores, m16n8k16.
     Mma {
         input: MmaInput,
@@ -195,6 +212,29 @@ pub enum Inst {
         addr: Address,
         value: Operand,
     },
+    /// Order this thread's accesses to shared memory before the fence with those of asynchronous copies and
+    /// products (the async proxy) that come to know of it.
+    FenceProxyAsync,
+    /// Make mbarriers that were made before known to the cluster and to asynchronous copies.
+    FenceMbarrierInit,
+    /// True in one lane of the warp, the same one each time.
+    Elect { dst: Reg },
+    /// Stop the launch where the predicate holds.
+    TrapIf { pred: Reg },
+    /// Give the warpgroup's threads `regs` registers each: `raise` waits for them to be free.
+    SetMaxRegs { regs: u32, raise: bool },
+    /// Wait until the grids that this launch depends on have ended and their writes are visible.
+    DependencyWait,
+    /// Let the launches that depend on this one begin.
+    DependencyTrigger,
+    /// An instruction on an mbarrier.
+    Mbar(MbarInst),
+    /// A bulk copy of a tensor box.
+    Bulk(BulkInst),
+    /// A warpgroup's asynchronous product.
+    Wgmma(WgmmaInst),
+    /// An instruction between the blocks of a cluster.
+    Cluster(ClusterInst),
     /// Show a value in the simulator under a label; prints nothing on a GPU.
     Trace { label: u32, src: Reg },
 }
@@ -319,8 +359,31 @@ impl Inst {
                     writes(*dst, 1);
                 }
             }
+            Inst::StMatrix { src, count, addr, .. } => {
+                read(&addr.base);
+                reads(*src, *count);
+            }
+            Inst::Elect { dst } => writes(*dst, 1),
+            Inst::TrapIf { pred } => reads(*pred, 1),
             Inst::Trace { src, .. } => reads(*src, 1),
-            Inst::CpAsyncCommit
+            Inst::Mbar(inst) => inst.visit_regs(&mut read, &mut writes),
+            Inst::Bulk(inst) => inst.visit_regs(&mut read, &mut writes),
+            Inst::Cluster(inst) => inst.visit_regs(&mut read, &mut writes),
+            Inst::Wgmma(inst) => {
+                let reads = RefCell::new(reads);
+                let mut read = |operand: &Operand| {
+                    if let Operand::Reg(reg) = operand {
+                        reads.borrow_mut()(*reg, 1);
+                    }
+                };
+                inst.visit_regs(&mut read, &mut |reg, n| reads.borrow_mut()(reg, n), &mut writes);
+            }
+            Inst::FenceProxyAsync
+            | Inst::FenceMbarrierInit
+            | Inst::SetMaxRegs { .. }
+            | Inst::DependencyWait
+            | Inst::DependencyTrigger
+            | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
             | Inst::BarSync { .. }
             | Inst::BarArrive { .. }
@@ -332,10 +395,17 @@ impl Inst {
     /// Whether every lane of the warp must execute it together (`.aligned` in PTX): such an
     /// instruction under a divergent condition does not build.
     pub fn is_aligned(&self) -> bool {
-        matches!(
-            self,
-            Inst::Mma { .. } | Inst::LdMatrix { .. } | Inst::BarSync { .. } | Inst::BarArrive { .. }
-        )
+        match self {
+            Inst::Mma { .. }
+            | Inst::LdMatrix { .. }
+            | Inst::StMatrix { .. }
+            | Inst::BarSync { .. }
+            | Inst::BarArrive { .. }
+            | Inst::SetMaxRegs { .. }
+            | Inst::Wgmma(_) => true,
+            Inst::Cluster(inst) => inst.is_aligned(),
+            _ => false,
+        }
     }
 
     /// Why PTX has no such instruction, where it has none: combinations of fields that a type cannot
@@ -343,19 +413,22 @@ impl Inst {
     pub fn impossible(&self) -> Option<String> {
         let problem = match self {
             Inst::Ld {
-                space: Space::Shared,
+                space: Space::Shared | Space::Cluster,
                 cache,
                 ..
             }
             | Inst::St {
-                space: Space::Shared,
+                space: Space::Shared | Space::Cluster,
                 cache,
                 ..
             } if *cache != Cache::Default => "shared memory is not cached; a cache hint is for global memory",
             Inst::St {
                 cache: Cache::ReadOnly, ..
             } => "a store cannot take the read-only path",
-            Inst::Ld { count, .. } | Inst::St { count, .. } | Inst::LdMatrix { count, .. }
+            Inst::Ld { count, .. }
+            | Inst::St { count, .. }
+            | Inst::LdMatrix { count, .. }
+            | Inst::StMatrix { count, .. }
                 if !matches!(count, 1 | 2 | 4) =>
             {
                 return Some(format!("an access of {count} words; 1, 2 or 4 are possible"));
@@ -383,6 +456,15 @@ impl Inst {
                 }
                 _ => return Some(format!("redux has no {op:?} of {}", ty.ptx())),
             },
+            // PTX ISA, `setmaxnreg`.
+            Inst::SetMaxRegs { regs, .. } if !regs.is_multiple_of(8) || !(24..=256).contains(regs) => {
+                return Some(format!(
+                    "{regs} registers a thread; multiples of 8 from 24 to 256 are possible"
+                ));
+            }
+            Inst::Mbar(inst) => return inst.impossible(),
+            Inst::Bulk(inst) => return inst.impossible(),
+            Inst::Wgmma(inst) => return inst.impossible(),
             _ => return None,
         };
         Some(problem.to_string())
@@ -390,8 +472,36 @@ impl Inst {
 
     /// The lowest PTX version and architecture that have the instruction.
     pub fn requires(&self) -> Requirement {
-        use ScalarType::{BF16x2, F16x2};
+        use ScalarType::{BF16x2, E4M3x2, F16x2};
         match self {
+            Inst::Mbar(inst) => inst.requires(),
+            Inst::Bulk(inst) => inst.requires(),
+            Inst::Wgmma(inst) => inst.requires(),
+            Inst::Cluster(inst) => inst.requires(),
+            Inst::StMatrix { .. } => Requirement::new((7, 8), 90),
+            Inst::DependencyWait | Inst::DependencyTrigger => Requirement::new((7, 8), 90),
+            Inst::FenceProxyAsync | Inst::FenceMbarrierInit | Inst::Elect { .. } => Requirement::new((8, 0), 90),
+            Inst::SetMaxRegs { .. } => Requirement::arch_specific((8, 0), 90),
+            // On sm_89 from PTX 8.1 on.
+            Inst::CvtPack { ty: E4M3x2, .. }
+            | Inst::Cvt {
+                op: Cvt::F16x2FromE4M3x2,
+                ..
+            } => Requirement::new((7, 8), 90),
+            Inst::Ld {
+                space: Space::Cluster, ..
+            }
+            | Inst::St {
+                space: Space::Cluster, ..
+            }
+            | Inst::Atom {
+                space: Space::Cluster, ..
+            }
+            | Inst::Fence { scope: Scope::Cluster } => Requirement::new((7, 8), 90),
+            Inst::Special {
+                which: Special::ClusterRank | Special::ClusterBlocks,
+                ..
+            } => Requirement::new((7, 8), 90),
             // Everything else that is here has been in PTX since sm_80's first version.
             Inst::Bin {
                 ty: BF16x2,
@@ -432,6 +542,7 @@ impl Inst {
             | Inst::BarWarp { .. }
             | Inst::Fence { .. }
             | Inst::Atom { .. }
+            | Inst::TrapIf { .. }
             | Inst::Trace { .. } => Requirement::BASE,
         }
     }

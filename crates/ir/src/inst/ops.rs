@@ -80,6 +80,8 @@ pub enum Cvt {
     S64FromS32,
     /// Low half.
     U32FromU64,
+    /// A pair of e4m3 to a pair of f16, exact.
+    F16x2FromE4M3x2,
 }
 
 /// An ordering or equality test; on floats, false where an operand is NaN, except `Ne`, which is
@@ -113,6 +115,12 @@ pub enum Special {
     Nctaid(u8),
     /// Lane in the warp, 0..32.
     LaneId,
+    /// Warps that an SM can hold: a number that compilers do not know.
+    MaxWarps,
+    /// Rank of this block in its cluster.
+    ClusterRank,
+    /// Blocks of the cluster.
+    ClusterBlocks,
 }
 
 /// An address space.
@@ -122,13 +130,15 @@ pub enum Space {
     Global,
     /// The block's shared memory.
     Shared,
+    /// The shared memory of any block of the cluster, at addresses that carry its rank (`mapa`).
+    Cluster,
 }
 
 /// What a memory access is meant to touch, so that a stray one is found even where it lands in
 /// other valid memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Object {
-    /// The buffer behind kernel parameter number `.0`.
+    /// The buffer behind kernel parameter number `.0`, or the tensor map that it is.
     Param(u32),
     /// A shared buffer of the ledger.
     Shared(BufferId),
@@ -188,6 +198,8 @@ pub enum VoteMode {
 pub enum Scope {
     /// The block.
     Block,
+    /// The cluster.
+    Cluster,
     /// The device.
     Device,
 }

@@ -11,6 +11,7 @@ use crate::site::SiteId;
 use crate::types::RegClass;
 
 mod spell;
+mod spell_async;
 
 use spell::{param_type, reg_name, register_file, spell};
 
@@ -94,9 +95,18 @@ impl<'a> Writer<'a> {
         let params: Vec<String> = kernel
             .params
             .iter()
-            .map(|p| format!("\t.param .{} param_{}", param_type(p.scalar()), p.name))
+            .map(|p| match p.kind {
+                // 128 bytes that the kernel never reads itself.
+                ParamKind::TensorMap { .. } => format!("\t.param .align 64 .b8 param_{}[128]", p.name),
+                ParamKind::Pointer { .. } | ParamKind::Value(_) => {
+                    format!("\t.param .{} param_{}", param_type(p.scalar()), p.name)
+                }
+            })
             .collect();
         let _ = writeln!(text, ".visible .entry {}(\n{}\n)", kernel.name, params.join(",\n"));
+        if let Some(blocks) = kernel.cluster {
+            let _ = writeln!(text, ".explicitcluster\n.reqnctapercluster {blocks}, 1, 1");
+        }
         let _ = writeln!(text, ".maxntid {}, 1, 1", kernel.threads);
         if let Some(blocks) = kernel.min_blocks_per_sm {
             let _ = writeln!(text, ".minnctapersm {blocks}");
@@ -191,6 +201,10 @@ impl<'a> Writer<'a> {
             Inst::Param { dst, index } if matches!(params[*index as usize].kind, ParamKind::Pointer { .. }) => {
                 let (dst, name) = (reg_name(*dst), &params[*index as usize].name);
                 format!("ld.param.u64 {dst}, [param_{name}];\n\tcvta.to.global.u64 {dst}, {dst};")
+            }
+            Inst::Param { dst, index } if matches!(params[*index as usize].kind, ParamKind::TensorMap { .. }) => {
+                let (dst, name) = (reg_name(*dst), &params[*index as usize].name);
+                format!("mov.b64 {dst}, param_{name};\n\tcvta.param.u64 {dst}, {dst};")
             }
             Inst::Trace { label, src } => {
                 // On one line whatever the label: a comment ends with it.

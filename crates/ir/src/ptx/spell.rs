@@ -1,6 +1,7 @@
 //! How each instruction, register and operand is spelled.
 
 use super::SHARED_SYMBOL;
+use super::spell_async::{bulk, cluster, mbar, wgmma};
 use crate::inst::{
     Address, AtomOp, BinOp, Cache, Cmp, Cvt, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space, Special,
     StoreSource, UnOp, VoteMode,
@@ -49,7 +50,9 @@ pub(super) fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
         }
         Inst::CvtPack { ty, dst, lo, hi } => {
             let (lo, hi) = (operand(lo, ScalarType::F32), operand(hi, ScalarType::F32));
-            format!("cvt.rn.{}.f32 {}, {hi}, {lo};", ty.ptx(), reg_name(*dst))
+            // e4m3 has no infinity: what does not fit becomes the largest number.
+            let saturates = if *ty == ScalarType::E4M3x2 { ".satfinite" } else { "" };
+            format!("cvt.rn{saturates}.{}.f32 {}, {hi}, {lo};", ty.ptx(), reg_name(*dst))
         }
         Inst::Pack { dst, lo, hi } => {
             let (half, whole) = if dst.class == RegClass::B64 {
@@ -198,12 +201,22 @@ pub(super) fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
             addr,
         } => {
             let trans = if *transposed { ".trans" } else { "" };
-            let list = (0..*count)
-                .map(|i| reg_name(dst.plus(i)))
-                .collect::<Vec<_>>()
-                .join(", ");
+            let list = matrices(*dst, *count);
             format!(
-                "ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{list}}}, {};",
+                "ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {list}, {};",
+                address(addr)
+            )
+        }
+        Inst::StMatrix {
+            src,
+            count,
+            transposed,
+            addr,
+        } => {
+            let trans = if *transposed { ".trans" } else { "" };
+            let list = matrices(*src, *count);
+            format!(
+                "stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {}, {list};",
                 address(addr)
             )
         }
@@ -290,8 +303,25 @@ pub(super) fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
         Inst::BarWarp { members } => format!("bar.warp.sync {members:#x};"),
         Inst::Fence { scope } => match scope {
             Scope::Block => "fence.acq_rel.cta;".to_string(),
+            Scope::Cluster => "fence.acq_rel.cluster;".to_string(),
             Scope::Device => "fence.acq_rel.gpu;".to_string(),
         },
+        Inst::FenceProxyAsync => "fence.proxy.async.shared::cta;".to_string(),
+        Inst::FenceMbarrierInit => "fence.mbarrier_init.release.cluster;".to_string(),
+        Inst::Elect { dst } => format!("elect.sync _|{}, 0xffffffff;", reg_name(*dst)),
+        Inst::TrapIf { pred } => format!("@{} trap;", reg_name(*pred)),
+        Inst::SetMaxRegs { regs, raise } => {
+            format!(
+                "setmaxnreg.{}.sync.aligned.u32 {regs};",
+                if *raise { "inc" } else { "dec" }
+            )
+        }
+        Inst::DependencyWait => "griddepcontrol.wait;".to_string(),
+        Inst::DependencyTrigger => "griddepcontrol.launch_dependents;".to_string(),
+        Inst::Mbar(inst) => mbar(inst),
+        Inst::Bulk(inst) => bulk(inst),
+        Inst::Wgmma(inst) => wgmma(inst),
+        Inst::Cluster(inst) => cluster(inst),
         Inst::Atom {
             op,
             ty,
@@ -389,6 +419,7 @@ fn conversion(op: Cvt) -> (&'static str, ScalarType) {
         Cvt::U64FromU32 => ("cvt.u64.u32", ScalarType::U32),
         Cvt::S64FromS32 => ("cvt.s64.s32", ScalarType::S32),
         Cvt::U32FromU64 => ("cvt.u32.u64", ScalarType::U64),
+        Cvt::F16x2FromE4M3x2 => ("cvt.rn.f16x2.e4m3x2", ScalarType::B16),
     }
 }
 
@@ -400,6 +431,9 @@ fn special(which: Special) -> String {
         Special::Ctaid(d) => format!("%ctaid.{}", dim(d)),
         Special::Nctaid(d) => format!("%nctaid.{}", dim(d)),
         Special::LaneId => "%laneid".to_string(),
+        Special::MaxWarps => "%nwarpid".to_string(),
+        Special::ClusterRank => "%cluster_ctarank".to_string(),
+        Special::ClusterBlocks => "%cluster_nctarank".to_string(),
     }
 }
 
@@ -427,8 +461,9 @@ fn untyped(ty: ScalarType) -> &'static str {
 
 pub(super) fn param_type(ty: ScalarType) -> &'static str {
     match ty {
-        ScalarType::F16x2 | ScalarType::BF16x2 | ScalarType::Pred => "b32",
-        ScalarType::F16 | ScalarType::BF16 => "b16",
+        ScalarType::F16x2 | ScalarType::BF16x2 | ScalarType::E4M3x4 | ScalarType::Pred => "b32",
+        ScalarType::F16 | ScalarType::BF16 | ScalarType::E4M3x2 => "b16",
+        ScalarType::E4M3 => "b8",
         _ => ty.ptx(),
     }
 }
@@ -437,7 +472,7 @@ pub(super) fn reg_name(reg: Reg) -> String {
     format!("%{}{}", register_file(reg.class).0, reg.index)
 }
 
-fn regs(first: Reg, count: u32) -> String {
+pub(super) fn regs(first: Reg, count: u32) -> String {
     if count == 1 {
         return reg_name(first);
     }
@@ -445,7 +480,13 @@ fn regs(first: Reg, count: u32) -> String {
     format!("{{{}}}", list.join(", "))
 }
 
-fn operand(operand: &Operand, ty: ScalarType) -> String {
+/// Registers of 8×8 matrices: in braces even where there is one.
+fn matrices(first: Reg, count: u32) -> String {
+    let list: Vec<String> = (0..count).map(|i| reg_name(first.plus(i))).collect();
+    format!("{{{}}}", list.join(", "))
+}
+
+pub(super) fn operand(operand: &Operand, ty: ScalarType) -> String {
     match operand {
         Operand::Reg(reg) => reg_name(*reg),
         Operand::Imm(bits) => match ty {
@@ -457,7 +498,7 @@ fn operand(operand: &Operand, ty: ScalarType) -> String {
     }
 }
 
-fn address(addr: &Address) -> String {
+pub(super) fn address(addr: &Address) -> String {
     let base = match addr.base {
         Operand::Reg(reg) => reg_name(reg),
         Operand::Imm(bits) => bits.to_string(),
@@ -472,6 +513,7 @@ fn space_name(space: Space) -> &'static str {
     match space {
         Space::Global => "global",
         Space::Shared => "shared",
+        Space::Cluster => "shared::cluster",
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use flashcore_ir::inst::{AtomOp, BinOp, Cmp, Cvt, MmaAcc, MmaInput, Scope, ShflMode, Space, Special, UnOp, VoteMode};
+use flashcore_ir::inst::{
+    AtomOp, BinOp, BulkInst, ClusterInst, Cmp, Cvt, MbarInst, MmaAcc, MmaInput, Scope, ShflMode, Space, Special, UnOp,
+    VoteMode, WgmmaA, WgmmaInput, WgmmaInst,
+};
 use flashcore_ir::sync::FULL_WARP;
 use flashcore_ir::{Inst, Operand, ScalarType};
 
@@ -61,6 +64,58 @@ pub(crate) fn form(inst: &Inst) -> String {
             format!("{} {op:?} {ty:?} {space:?}", if dst.is_some() { "Atom" } else { "Red" })
         }
         Inst::Trace { .. } => "Trace".to_string(),
+        Inst::StMatrix { count, transposed, .. } => format!("StMatrix {count} {transposed}"),
+        Inst::FenceProxyAsync => "FenceProxyAsync".to_string(),
+        Inst::FenceMbarrierInit => "FenceMbarrierInit".to_string(),
+        Inst::Elect { .. } => "Elect".to_string(),
+        Inst::TrapIf { .. } => "TrapIf".to_string(),
+        Inst::SetMaxRegs { raise, .. } => format!("SetMaxRegs {raise}"),
+        Inst::DependencyWait => "DependencyWait".to_string(),
+        Inst::DependencyTrigger => "DependencyTrigger".to_string(),
+        Inst::Mbar(inst) => mbar_form(inst),
+        Inst::Bulk(inst) => bulk_form(inst),
+        Inst::Wgmma(inst) => wgmma_form(inst),
+        Inst::Cluster(inst) => match inst {
+            ClusterInst::Mapa { rank, .. } => format!("Mapa {}", if is_imm(rank) { "imm" } else { "reg" }),
+            ClusterInst::Arrive { release, aligned } => format!("ClusterArrive {release} {aligned}"),
+            ClusterInst::Wait { aligned } => format!("ClusterWait {aligned}"),
+        },
+    }
+}
+
+fn mbar_form(inst: &MbarInst) -> String {
+    match inst {
+        MbarInst::Init { .. } => "MbarInit".to_string(),
+        MbarInst::Arrive { remote, scope, tx, .. } => format!("MbarArrive {remote} {scope:?} {}", tx.is_some()),
+        MbarInst::ExpectTx { .. } => "MbarExpectTx".to_string(),
+        MbarInst::Test { blocking, scope, .. } => format!("MbarTest {blocking} {scope:?}"),
+    }
+}
+
+fn bulk_form(inst: &BulkInst) -> String {
+    match inst {
+        BulkInst::Load {
+            at, multicast, hint, ..
+        } => format!("BulkLoad {} {} {hint:?}", at.len(), multicast.is_some()),
+        BulkInst::Store { at, .. } => format!("BulkStore {}", at.len()),
+        BulkInst::Prefetch { .. } => "BulkPrefetch".to_string(),
+        BulkInst::Commit => "BulkCommit".to_string(),
+        BulkInst::Wait { read, .. } => format!("BulkWait {read}"),
+    }
+}
+
+fn wgmma_form(inst: &WgmmaInst) -> String {
+    match inst {
+        WgmmaInst::Mma { input, a, b, .. } => {
+            let a = match a {
+                WgmmaA::Shared(descriptor) => format!("{:?}", descriptor.major),
+                WgmmaA::Regs(_) => "regs".to_string(),
+            };
+            format!("Wgmma {input:?} {a} {:?}", b.major)
+        }
+        WgmmaInst::Fence => "WgmmaFence".to_string(),
+        WgmmaInst::Commit => "WgmmaCommit".to_string(),
+        WgmmaInst::Wait { .. } => "WgmmaWait".to_string(),
     }
 }
 
@@ -251,5 +306,85 @@ pub(crate) fn all_forms() -> BTreeSet<String> {
             }
         }
     }
+    hopper_forms(&mut add);
     forms.into_iter().collect()
+}
+
+/// What sm_90 has and older architectures have not.
+fn hopper_forms(add: &mut dyn FnMut(String)) {
+    for special in [Special::MaxWarps, Special::ClusterRank, Special::ClusterBlocks] {
+        add(format!("Special {special:?}"));
+    }
+    for form in [
+        "CvtPack E4M3x2",
+        "Cvt F16x2FromE4M3x2",
+        "FenceProxyAsync",
+        "FenceMbarrierInit",
+        "Elect",
+        "TrapIf",
+        "SetMaxRegs true",
+        "SetMaxRegs false",
+        "DependencyWait",
+        "DependencyTrigger",
+        "MbarInit",
+        "MbarExpectTx",
+        "BulkPrefetch",
+        "BulkCommit",
+        "BulkWait true",
+        "BulkWait false",
+        "Mapa imm",
+        "Mapa reg",
+        "ClusterArrive true true",
+        "ClusterArrive true false",
+        "ClusterArrive false false",
+        "ClusterWait true",
+        "ClusterWait false",
+        "WgmmaFence",
+        "WgmmaCommit",
+        "WgmmaWait",
+        "Wgmma E4M3 K K",
+        "Wgmma E4M3 regs K",
+    ] {
+        add(form.to_string());
+    }
+    for input in [WgmmaInput::F16, WgmmaInput::BF16] {
+        for a in ["K", "Mn", "regs"] {
+            for b in ["K", "Mn"] {
+                add(format!("Wgmma {input:?} {a} {b}"));
+            }
+        }
+    }
+    add(format!("Fence {:?}", Scope::Cluster));
+    for form in [
+        "false Block false",
+        "false Block true",
+        "true Block false",
+        "true Cluster false",
+    ] {
+        add(format!("MbarArrive {form}"));
+    }
+    for form in ["false Block", "true Block", "true Cluster"] {
+        add(format!("MbarTest {form}"));
+    }
+    for rank in 2..=5 {
+        add(format!("BulkLoad {rank} false None"));
+        add(format!("BulkStore {rank}"));
+    }
+    for form in ["4 true EvictLast", "4 false EvictFirst"] {
+        add(format!("BulkLoad {form}"));
+    }
+    for count in [1, 2, 4] {
+        add(format!("StMatrix {count} false"));
+        add(format!("StMatrix {count} true"));
+    }
+    for form in [
+        "Ld Cluster B32 1 Default",
+        "Ld Cluster F32 4 Default",
+        "St Cluster 1 Default",
+        "St Cluster 4 Default",
+        "Atom Add U32 Cluster",
+        "Red Add U32 Cluster",
+    ] {
+        add(form.to_string());
+    }
 }

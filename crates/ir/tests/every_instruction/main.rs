@@ -2,6 +2,7 @@
 //! builder: spelled as the snapshots show, and taken by ptxas for every target.
 
 mod forms;
+mod hopper;
 mod kernels;
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,8 +12,11 @@ use std::collections::BTreeSet;
 use flashcore_ir::ptx::mnemonic;
 use flashcore_ir::{Kernel, Reg, RegClass};
 use forms::{all_forms, form};
-use kernels::kernels;
 use support::assemble_everywhere;
+
+fn kernels() -> Vec<Kernel> {
+    kernels::kernels().into_iter().chain(hopper::kernels()).collect()
+}
 
 #[test]
 fn spelling() {
@@ -32,12 +36,14 @@ fn ptxas_takes_them_all() {
 fn each_needs_the_least_that_has_it() {
     for kernel in &kernels() {
         let required = kernel.requires();
-        let expected = if kernel.name() == "packed_bf16_sm90" {
-            ((7, 8), 90)
-        } else {
-            ((7, 0), 80)
+        let expected = match kernel.name() {
+            "packed_bf16_sm90" => ((7, 8), 90, false),
+            "mbarriers" | "clusters" => ((8, 0), 90, false),
+            "tensor_copies" | "wgmma" | "wgmma_widths" | "fp8" | "small_things" => ((8, 0), 90, true),
+            _ => ((7, 0), 80, false),
         };
-        assert_eq!((required.ptx, required.sm), expected, "{kernel}");
+        let found = (required.ptx, required.sm, required.arch_specific);
+        assert_eq!(found, expected, "{kernel}");
     }
 }
 
@@ -63,7 +69,8 @@ fn each_carries_the_line_that_wrote_it() {
     for kernel in &kernels() {
         kernel.for_each_inst(&mut |inst, site| {
             let line = kernel.kernel_line(site);
-            assert!(line.file.ends_with("kernels.rs"), "{kernel}: {inst:?} at {line}");
+            let ours = ["kernels.rs", "hopper.rs"].iter().any(|file| line.file.ends_with(file));
+            assert!(ours, "{kernel}: {inst:?} at {line}");
         });
     }
 }
@@ -74,7 +81,7 @@ fn printed(kernel: &Kernel) -> Vec<String> {
     let body = ptx.split("{\n").nth(1).expect("a body");
     body.lines()
         .filter(|line| !line.starts_with('L') && !line.starts_with('}') && !line.contains("bra"))
-        .filter(|line| !line.contains(".reg ") && !line.contains("cvta.to.global"))
+        .filter(|line| !line.contains(".reg ") && !line.contains("cvta."))
         .map(|line| line.trim().to_string())
         .filter(|line| line != "ret;")
         .collect()

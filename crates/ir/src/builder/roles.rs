@@ -1,0 +1,159 @@
+//! Warp roles: what the warps of a block do once they part, as one branch.
+
+use super::KernelBuilder;
+use super::control::Cond;
+use crate::error::BuildErrorKind;
+use crate::inst::Inst;
+use crate::kernel::Node;
+use crate::target::Target;
+use crate::value::Val;
+
+/// What some of a block's warps do.
+pub struct Role<'a> {
+    name: &'static str,
+    warps: u32,
+    registers: Option<u32>,
+    body: Box<dyn FnOnce() + 'a>,
+}
+
+impl<'a> Role<'a> {
+    /// The next `warps` warps of the block do `body`.
+    pub fn new(name: &'static str, warps: u32, body: impl FnOnce() + 'a) -> Role<'a> {
+        Role {
+            name,
+            warps,
+            registers: None,
+            body: Box::new(body),
+        }
+    }
+
+    /// Gives each of its threads this many registers (`setmaxnreg`), which takes whole warpgroups.
+    pub fn registers(mut self, registers: u32) -> Role<'a> {
+        self.registers = Some(registers);
+        self
+    }
+}
+
+impl KernelBuilder {
+    /// Lets the block's warps part for good: each role takes the next warps, in order, and all together
+    /// take every one.
+    ///
+    /// Roles that say how many registers they need share out the block's pool: what the launch gives
+    /// each thread, times the threads. More than that does not build.
+    ///
+    /// ```
+    /// use flashcore_ir::{Kernel, Role};
+    /// let kernel = Kernel::build("roles", 384, |k| {
+    ///     k.min_blocks_per_sm(1);
+    ///     k.roles(vec![
+    ///         Role::new("producer", 4, || { /* copies */ }).registers(24),
+    ///         Role::new("math", 8, || { /* products */ }).registers(240),
+    ///     ]);
+    /// })?;
+    /// assert!(kernel.to_ptx().contains("setmaxnreg.inc.sync.aligned.u32 240"));
+    /// # Ok::<(), flashcore_ir::BuildErrors>(())
+    /// ```
+    #[track_caller]
+    pub fn roles(&self, roles: Vec<Role<'_>>) {
+        let threads = self.threads();
+        let taken: u32 = roles.iter().map(|role| role.warps).sum();
+        if 32 * taken != threads || roles.iter().any(|role| role.warps == 0) {
+            self.error(BuildErrorKind::Operand(format!(
+                "roles of {taken} warps together; the block has {}, and each role takes at least one",
+                threads / 32
+            )));
+        }
+        self.check_registers(&roles);
+        // The same in all lanes, which the compiler cannot see of a thread index.
+        let warp = (self.thread_idx() / 32).shfl_idx(0u32);
+        self.role_of(warp, 0, roles.into_iter());
+    }
+
+    #[track_caller]
+    fn role_of<'a>(&self, warp: Val<'_, u32>, first: u32, mut roles: std::vec::IntoIter<Role<'a>>) {
+        let Some(role) = roles.next() else { return };
+        if roles.len() == 0 {
+            self.play(role);
+            return;
+        }
+        let end = first + role.warps;
+        let condition = self.condition(Cond {
+            pred: warp.lt(end),
+            uniform: true,
+        });
+        let site = self.site();
+        self.open_block();
+        self.play(role);
+        let then = self.close_block();
+        self.open_block();
+        self.role_of(warp, end, roles);
+        let otherwise = self.close_block();
+        self.push(Node::If {
+            condition,
+            then,
+            otherwise,
+            site,
+        });
+    }
+
+    #[track_caller]
+    fn play(&self, role: Role<'_>) {
+        if let Some(regs) = role.registers {
+            let launch = launch_registers(self.threads());
+            if regs != launch {
+                self.emit(Inst::SetMaxRegs {
+                    regs,
+                    raise: regs > launch,
+                });
+            }
+        }
+        (role.body)();
+    }
+
+    #[track_caller]
+    fn check_registers(&self, roles: &[Role<'_>]) {
+        if roles.iter().all(|role| role.registers.is_none()) {
+            return;
+        }
+        // Without it the compiler may aim at two blocks an SM, and the pool is another.
+        if self.state.borrow().min_blocks_per_sm != Some(1) {
+            self.error(BuildErrorKind::Operand(
+                "roles with registers in a kernel that does not say `min_blocks_per_sm(1)`: registers are handed out \
+                 of a pool that the compiler sizes by it"
+                    .to_string(),
+            ));
+        }
+        let mut needed = 0;
+        for role in roles {
+            match role.registers {
+                Some(registers) if role.warps.is_multiple_of(4) => needed += 32 * role.warps * registers,
+                Some(_) => self.error(BuildErrorKind::Operand(format!(
+                    "role `{}` of {} warps asks for registers, which are set by the warpgroup of 4",
+                    role.name, role.warps
+                ))),
+                None => self.error(BuildErrorKind::Operand(format!(
+                    "role `{}` does not say how many registers it needs, though others do",
+                    role.name
+                ))),
+            }
+        }
+        let launch = launch_registers(self.threads());
+        let pool = launch * self.threads();
+        if needed > pool {
+            let parts: Vec<String> = roles
+                .iter()
+                .map(|r| format!("{} × {} for `{}`", 32 * r.warps, r.registers.unwrap_or(0), r.name))
+                .collect();
+            self.error(BuildErrorKind::Operand(format!(
+                "roles need {needed} registers ({}); the block's pool is {} threads × {launch} = {pool}",
+                parts.join(", "),
+                self.threads()
+            )));
+        }
+    }
+}
+
+/// Registers a thread that the launch gives a block that has an SM of its own.
+fn launch_registers(threads: u32) -> u32 {
+    Target::Sm90a.limits().launch_registers(threads)
+}

@@ -1,0 +1,43 @@
+//! Instructions between the blocks of a cluster (PTX ISA, `mapa`, `barrier.cluster`).
+
+use super::Operand;
+use crate::target::Requirement;
+use crate::types::Reg;
+
+/// An instruction between the blocks of a cluster.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // field names are the operands' names; the variants say what they do
+pub enum ClusterInst {
+    /// The address of the same place in the shared memory of the block of a rank.
+    Mapa { dst: Reg, addr: Operand, rank: Operand },
+    /// Come to the cluster's barrier without waiting; `release` orders earlier accesses before what
+    /// others do after they have waited. `aligned` ones are executed by whole warps.
+    Arrive { release: bool, aligned: bool },
+    /// Wait until every thread of the cluster that has not ended has come.
+    Wait { aligned: bool },
+}
+
+impl ClusterInst {
+    pub(super) fn visit_regs(&self, read: &mut dyn FnMut(&Operand), write: &mut dyn FnMut(Reg, u32)) {
+        if let ClusterInst::Mapa { dst, addr, rank } = self {
+            read(addr);
+            read(rank);
+            write(*dst, 1);
+        }
+    }
+
+    pub(super) fn is_aligned(&self) -> bool {
+        match self {
+            ClusterInst::Mapa { .. } => false,
+            ClusterInst::Arrive { aligned, .. } | ClusterInst::Wait { aligned } => *aligned,
+        }
+    }
+
+    pub(super) fn requires(&self) -> Requirement {
+        match self {
+            ClusterInst::Mapa { .. } | ClusterInst::Wait { .. } => Requirement::new((7, 8), 90),
+            // `.relaxed` came later.
+            ClusterInst::Arrive { release, .. } => Requirement::new(if *release { (7, 8) } else { (8, 0) }, 90),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! [`Pipeline`]: a ring of stages that one side fills and the other reads, and the only place where counts,
+//! phases and offsets of its mbarriers are worked out.
+//!
+//! Each stage has two mbarriers: *full*, which ends its phase when the announced bytes have landed, and
+//! *empty*, which ends its phase when every reader has released the stage. A cursor walks the ring on
+//! each side; the phase of a side is the parity of how often it has come round.
+
+use crate::builder::KernelBuilder;
+use crate::error::BuildErrorKind;
+use crate::mbarrier::{MBarrier, MBarriers};
+use crate::value::{Source, Val, Var};
+
+/// A ring of stages between a filling and a reading side.
+///
+/// ```
+/// use flashcore_ir::{Kernel, Swizzle, TileShape};
+/// use half::f16;
+/// let kernel = Kernel::build("ring", 64, |k| {
+///     let tile = k.shared_tile::<f16>("tile", TileShape::new(64, 64).swizzled(Swizzle::B128).stages(2));
+///     let map = k.param_tensor_map("map", tile.tensor_box(&[64]));
+///     let ring = k.pipeline("ring", 2, 1); // one warp reads
+///     k.start_pipelines(&[ring]);
+///     k.if_else(k.thread_idx().lt(32).uniform(), || {
+///         let fill = ring.filler();
+///         k.if_(k.elect().divergent(), || k.for_uniform(0u32, 8u32, 1, |i| {
+///             fill.acquire();
+///             fill.expect(tile.stage_bytes());
+///             tile.load_tma(fill.stage(), map.at(&[i * 64]), fill.full());
+///             fill.advance();
+///         }));
+///     }, || {
+///         let read = ring.reader();
+///         k.for_uniform(0u32, 8u32, 1, |_| {
+///             read.wait();
+///             // … read `tile` at `read.stage()` …
+///             read.release();
+///             read.advance();
+///         });
+///     });
+/// })?;
+/// # Ok::<(), flashcore_ir::BuildErrors>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Pipeline<'k> {
+    k: &'k KernelBuilder,
+    full: MBarriers<'k>,
+    empty: MBarriers<'k>,
+    stages: u32,
+    arrivers: u32,
+    blocks: u32,
+}
+
+/// Where a side of a pipeline stands.
+#[derive(Clone, Copy, Debug)]
+struct Cursor<'k> {
+    pipeline: Pipeline<'k>,
+    stage: Var<'k, u32>,
+    phase: Var<'k, u32>,
+}
+
+/// The filling side of a [`Pipeline`]: one thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Filler<'k>(Cursor<'k>);
+
+/// The reading side of a [`Pipeline`]: whole warps.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'k>(Cursor<'k>);
+
+impl KernelBuilder {
+    /// Declares a pipeline of `stages` stages, each of which `arrivers` warps of this block release.
+    #[track_caller]
+    pub fn pipeline(&self, name: &str, stages: u32, arrivers: u32) -> Pipeline<'_> {
+        let warps = self.threads() / 32;
+        if arrivers == 0 || arrivers > warps {
+            self.error(BuildErrorKind::Operand(format!(
+                "pipeline `{name}` is released by {arrivers} warps; the block has {warps}, and at least one must read"
+            )));
+        }
+        Pipeline {
+            k: self,
+            full: self.mbarriers(&format!("{name}.full"), stages),
+            empty: self.mbarriers(&format!("{name}.empty"), stages),
+            stages,
+            arrivers,
+            blocks: 1,
+        }
+    }
+
+    /// Makes the mbarriers of pipelines, by one thread, and waits for the block, or for the cluster of a
+    /// kernel made for one. The whole block executes it, before any pipeline is used.
+    #[track_caller]
+    pub fn start_pipelines(&self, pipelines: &[Pipeline<'_>]) {
+        let clustered = self.state.borrow().cluster.is_some_and(|blocks| blocks > 1);
+        self.verb("start_pipelines", || {
+            self.if_(self.thread_idx().eq(0).divergent(), || {
+                for pipeline in pipelines {
+                    for stage in 0..pipeline.stages {
+                        pipeline.full.at(stage).init(1);
+                        pipeline.empty.at(stage).init(pipeline.arrivers * pipeline.blocks);
+                    }
+                }
+                self.fence_mbarrier_init();
+            });
+            if clustered {
+                self.cluster_barrier();
+            } else {
+                self.barrier();
+            }
+        });
+    }
+}
+
+impl<'k> Pipeline<'k> {
+    /// The same for stages that copies of all blocks of the cluster fill together (multicast): a stage is
+    /// free when the readers of every block have released it.
+    #[track_caller]
+    pub fn across_cluster(self) -> Self {
+        let cluster = self.k.state.borrow().cluster;
+        match cluster {
+            Some(blocks) => Pipeline { blocks, ..self },
+            None => {
+                self.k.error(BuildErrorKind::Operand(
+                    "a pipeline across a cluster in a kernel made for none; say `in_clusters_of` first".to_string(),
+                ));
+                self
+            }
+        }
+    }
+
+    /// Stages.
+    pub fn stages(&self) -> u32 {
+        self.stages
+    }
+
+    /// The filling side, at the first stage.
+    #[track_caller]
+    pub fn filler(&self) -> Filler<'k> {
+        Filler(self.cursor())
+    }
+
+    /// The reading side, at the first stage.
+    #[track_caller]
+    pub fn reader(&self) -> Reader<'k> {
+        Reader(self.cursor())
+    }
+
+    #[track_caller]
+    fn cursor(&self) -> Cursor<'k> {
+        Cursor {
+            pipeline: *self,
+            stage: self.k.var(0u32),
+            phase: self.k.var(0u32),
+        }
+    }
+}
+
+impl<'k> Cursor<'k> {
+    #[track_caller]
+    fn stage(&self) -> Val<'k, u32> {
+        match self.pipeline.stages {
+            1 => self.pipeline.k.constant(0),
+            _ => self.stage.get(),
+        }
+    }
+
+    #[track_caller]
+    fn advance(&self) {
+        self.pipeline.k.verb("advance", || {
+            if self.pipeline.stages == 1 {
+                self.phase.set(self.phase.get() ^ 1);
+                return;
+            }
+            let next = self.stage + 1;
+            let wraps = next.eq(self.pipeline.stages);
+            self.stage.set(wraps.select(0u32, next));
+            self.phase.set(self.phase.get() ^ wraps.select(1u32, 0u32));
+        });
+    }
+}
+
+impl<'k> Filler<'k> {
+    /// The stage it stands at.
+    #[track_caller]
+    pub fn stage(&self) -> Val<'k, u32> {
+        self.0.stage()
+    }
+
+    /// Waits until every reader has released the stage. The first time round nobody has to.
+    #[track_caller]
+    pub fn acquire(&self) {
+        let cursor = self.0;
+        cursor.pipeline.k.verb("acquire", || {
+            let empty = cursor.pipeline.empty.at(cursor.stage());
+            empty.wait(cursor.phase.get() ^ 1);
+        });
+    }
+
+    /// Announces how many bytes will fill the stage: all that copies bring, from whatever block.
+    #[track_caller]
+    pub fn expect(&self, bytes: impl Source<'k, u32>) {
+        let bytes = Val::<u32>::from_operand(self.0.pipeline.k, bytes.operand());
+        self.0.pipeline.k.verb("expect", || self.full().arrive_expecting(bytes));
+    }
+
+    /// The mbarrier that copies into the stage complete at.
+    #[track_caller]
+    pub fn full(&self) -> MBarrier<'k> {
+        self.0.pipeline.full.at(self.0.stage())
+    }
+
+    /// Goes on to the next stage.
+    #[track_caller]
+    pub fn advance(&self) {
+        self.0.advance();
+    }
+}
+
+impl<'k> Reader<'k> {
+    /// The stage it stands at.
+    #[track_caller]
+    pub fn stage(&self) -> Val<'k, u32> {
+        self.0.stage()
+    }
+
+    /// Waits until the stage has been filled.
+    #[track_caller]
+    pub fn wait(&self) {
+        let cursor = self.0;
+        cursor.pipeline.k.verb("wait_full", || {
+            let full = cursor.pipeline.full.at(cursor.stage());
+            full.wait(cursor.phase.get());
+        });
+    }
+
+    /// Whether the stage has been filled, without waiting.
+    #[track_caller]
+    pub fn is_filled(&self) -> Val<'k, bool> {
+        let cursor = self.0;
+        cursor.pipeline.full.at(cursor.stage()).test(cursor.phase.get())
+    }
+
+    /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp is done with
+    /// the stage. One lane says so for all: lanes that read it with loads must have met (`sync_warp`), and
+    /// products that read it must have been waited for.
+    #[track_caller]
+    pub fn release(&self) {
+        self.release_stage(self.0.stage());
+    }
+
+    /// [`release`](Self::release) of a stage that the cursor has left, by its number.
+    #[track_caller]
+    pub fn release_stage(&self, stage: impl Source<'k, u32>) {
+        let Pipeline { k, empty, blocks, .. } = self.0.pipeline;
+        let stage = Val::<u32>::from_operand(k, stage.operand());
+        k.verb("release", || {
+            let lane = k.lane();
+            if blocks == 1 {
+                k.if_(lane.eq(0).divergent(), || empty.at(stage).arrive());
+            } else {
+                // A lane for each block.
+                k.if_(lane.lt(blocks).divergent(), || empty.at(stage).in_block(lane).arrive());
+            }
+        });
+    }
+
+    /// Goes on to the next stage.
+    #[track_caller]
+    pub fn advance(&self) {
+        self.0.advance();
+    }
+}

@@ -1,0 +1,313 @@
+//! Tensor copies: boxes of a tensor in global memory that come to a tile in shared memory, or go from it,
+//! without passing through threads (the Tensor Memory Accelerator).
+//!
+//! The tile says how its boxes look ([`SharedTile::tensor_box`]), the kernel's parameter carries that, and the
+//! launch makes the tensor map from it: host and device cannot disagree. Elements of a box that lie outside
+//! the tensor are read as zero and never written, whatever its strides.
+
+use crate::builder::KernelBuilder;
+use crate::error::BuildErrorKind;
+use crate::inst::{Address, BulkInst, Inst, L2Hint, Object, Operand};
+use crate::kernel::{Kernel, ParamKind};
+use crate::launch::TensorBox;
+use crate::mbarrier::MBarrier;
+use crate::tile::SharedTile;
+use crate::types::{Element, RegClass};
+use crate::value::{Source, Val};
+
+/// A kernel's tensor-map parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorMap<'k> {
+    k: &'k KernelBuilder,
+    addr: Val<'k, u64>,
+    param: u32,
+    boxes: TensorBox,
+}
+
+/// A place in a tensor, and how to copy from there. Made by [`TensorMap::at`].
+#[derive(Clone, Debug)]
+pub struct BoxAt<'k> {
+    map: TensorMap<'k>,
+    outer: Vec<Operand>,
+    multicast: Option<Operand>,
+    hint: L2Hint,
+}
+
+impl KernelBuilder {
+    /// Declares a tensor-map parameter for reading; `boxes` is a tile's
+    /// [`tensor_box`](SharedTile::tensor_box).
+    #[track_caller]
+    pub fn param_tensor_map(&self, name: &str, boxes: TensorBox) -> TensorMap<'_> {
+        self.tensor_map(name, boxes, false)
+    }
+
+    /// Declares a tensor-map parameter that the kernel may write through.
+    #[track_caller]
+    pub fn param_tensor_map_mut(&self, name: &str, boxes: TensorBox) -> TensorMap<'_> {
+        self.tensor_map(name, boxes, true)
+    }
+
+    #[track_caller]
+    fn tensor_map(&self, name: &str, boxes: TensorBox, writable: bool) -> TensorMap<'_> {
+        let (dst, param) = self.declare_param(name, ParamKind::TensorMap { boxes, writable }, RegClass::B64);
+        TensorMap {
+            k: self,
+            addr: Val::from_reg(self, dst),
+            param,
+            boxes,
+        }
+    }
+
+    /// Closes the group of tensor stores that this thread has started since the last commit.
+    #[track_caller]
+    pub fn bulk_commit(&self) {
+        self.emit(Inst::Bulk(BulkInst::Commit));
+    }
+
+    /// Waits until at most `pending` of this thread's newest groups of tensor stores are unfinished.
+    #[track_caller]
+    pub fn bulk_wait(&self, pending: u32) {
+        self.emit(Inst::Bulk(BulkInst::Wait { pending, read: false }));
+    }
+
+    /// Waits until at most `pending` of this thread's newest groups of tensor stores have yet to read their
+    /// tiles: the tiles may then be written again, though the tensors may not be complete.
+    #[track_caller]
+    pub fn bulk_wait_read(&self, pending: u32) {
+        self.emit(Inst::Bulk(BulkInst::Wait { pending, read: true }));
+    }
+}
+
+impl Kernel {
+    /// The boxes of a tensor-map parameter, by name: what the launch makes its argument from.
+    pub fn tensor_box(&self, name: &str) -> Option<TensorBox> {
+        self.params().iter().find_map(|param| match param.kind {
+            ParamKind::TensorMap { boxes, .. } if param.name == name => Some(boxes),
+            _ => None,
+        })
+    }
+}
+
+impl<'k> TensorMap<'k> {
+    fn address(&self) -> Address {
+        Address {
+            base: self.addr.operand(),
+            offset: 0,
+            object: Object::Param(self.param),
+        }
+    }
+
+    /// The box whose first row is at these coordinates, innermost of them first: all dimensions but that of
+    /// the columns, which the tile's slabs fill from 0 on. Coordinates outside the tensor (negative ones
+    /// too, as two's complement) are allowed.
+    #[track_caller]
+    pub fn at(&self, rows: &[Val<'k, u32>]) -> BoxAt<'k> {
+        let outer = self.boxes.rank as usize - 1;
+        if rows.len() != outer {
+            self.k.error(BuildErrorKind::Operand(format!(
+                "a box at {} coordinates; its tensor map has {outer} beside the columns",
+                rows.len()
+            )));
+        }
+        BoxAt {
+            map: *self,
+            outer: rows.iter().map(|row| row.operand()).collect(),
+            multicast: None,
+            hint: L2Hint::None,
+        }
+    }
+
+    /// Brings the map into the cache of the unit that copies, before the first copy.
+    #[track_caller]
+    pub fn prefetch(&self) {
+        let map = self.address();
+        self.k.emit(Inst::Bulk(BulkInst::Prefetch { map }));
+    }
+}
+
+impl<'k> BoxAt<'k> {
+    /// Brings the box to the same place in each block of the cluster whose rank is a set bit of `blocks`,
+    /// and completes its bytes at the same mbarrier of each.
+    pub fn multicast(mut self, blocks: Val<'k, u16>) -> Self {
+        self.multicast = Some(blocks.operand());
+        self
+    }
+
+    /// Tells the L2 cache what to expect of the tensor.
+    pub fn hint(mut self, hint: L2Hint) -> Self {
+        self.hint = hint;
+        self
+    }
+}
+
+impl<'k, E: Element> SharedTile<'k, E> {
+    /// The boxes that fill this tile: a slab of columns by `outer` elements along the dimensions of the rows,
+    /// innermost first. Their product is the tile's rows, or a part of them for tiles that several copies
+    /// fill. Attention tensors have the dimensions (head_dim, seq, heads, batch), so `&[rows, 1, 1]`.
+    #[track_caller]
+    pub fn tensor_box(&self, outer: &[u32]) -> TensorBox {
+        let rows = outer.iter().fold(1u32, |product, &n| product.saturating_mul(n));
+        let row_bytes = self.slab_cols() * E::BYTES;
+        let span = self.swizzle().span();
+        let problem = if outer.len() > 4 {
+            Some(format!("boxes of {} dimensions; 1 to 5 are possible", outer.len() + 1))
+        } else if rows == 0 || !self.rows().is_multiple_of(rows) {
+            Some(format!(
+                "boxes of {outer:?} rows, which {} rows are no multiple of",
+                self.rows()
+            ))
+        } else if outer.iter().any(|&n| n > 256) {
+            Some(format!(
+                "boxes of {outer:?} rows; at most 256 along a dimension are possible"
+            ))
+        } else if self.row_stride() != self.slab_cols() {
+            Some("rows are padded, which boxes are not".to_string())
+        } else if span.is_some_and(|span| row_bytes != span) {
+            Some(format!(
+                "rows of {row_bytes} bytes; boxes of this swizzle have {span:?}: use `in_slabs`"
+            ))
+        } else if !row_bytes.is_multiple_of(16) || self.slab_cols() > 256 {
+            Some(format!(
+                "rows of {} elements, {row_bytes} bytes; boxes have a multiple of 16 bytes and at most 256 elements",
+                self.slab_cols()
+            ))
+        } else {
+            None
+        };
+        if let Some(problem) = problem {
+            let name = self.name();
+            self.k.error(BuildErrorKind::Layout(format!(
+                "tile `{name}` cannot be copied in boxes: {problem}"
+            )));
+        }
+        let mut dims = [1; 5];
+        dims[0] = self.slab_cols();
+        for (dim, &n) in dims[1..].iter_mut().zip(outer) {
+            *dim = n;
+        }
+        TensorBox {
+            element: E::TYPE,
+            rank: outer.len().min(4) as u32 + 1,
+            dims,
+            swizzle: self.swizzle(),
+        }
+    }
+
+    /// Starts copying boxes from a tensor into a stage, a copy for each slab; their bytes (a stage's)
+    /// complete at `bar`. One thread does this.
+    #[track_caller]
+    pub fn load_tma(&self, stage: impl Source<'k, u32>, from: BoxAt<'k>, bar: MBarrier<'k>) {
+        self.check_boxes(&from, true);
+        self.load_boxes(stage.operand(), Operand::Imm(0), from, bar);
+    }
+
+    /// Starts copying boxes that are a part of the rows: part `part`, of as many rows as a box has. Each
+    /// block of a cluster brings its part of a tile to all of them so.
+    #[track_caller]
+    pub fn load_tma_part(
+        &self,
+        stage: impl Source<'k, u32>,
+        part: impl Source<'k, u32>,
+        from: BoxAt<'k>,
+        bar: MBarrier<'k>,
+    ) {
+        self.check_boxes(&from, false);
+        self.load_boxes(stage.operand(), part.operand(), from, bar);
+    }
+
+    #[track_caller]
+    fn load_boxes(&self, stage: Operand, part: Operand, from: BoxAt<'k>, bar: MBarrier<'k>) {
+        self.k.verb("load_tma", || {
+            let rows = self.box_rows(&from);
+            for slab in 0..self.slabs() {
+                self.k.emit(Inst::Bulk(BulkInst::Load {
+                    dst: self.box_address(stage, part, rows, slab),
+                    map: from.map.address(),
+                    at: self.coordinates(slab, &from),
+                    bar: bar.address(),
+                    multicast: from.multicast,
+                    hint: from.hint,
+                }));
+            }
+        });
+    }
+
+    /// Starts copying a stage to a tensor, a copy for each slab, as part of this thread's group (see
+    /// [`KernelBuilder::bulk_commit`]). One thread does this, after the others have written the tile,
+    /// executed [`KernelBuilder::fence_proxy_async`] and met it at a barrier.
+    #[track_caller]
+    pub fn store_tma(&self, stage: impl Source<'k, u32>, to: BoxAt<'k>) {
+        self.check_boxes(&to, true);
+        self.store_boxes(stage.operand(), Operand::Imm(0), to);
+    }
+
+    /// Starts copying a part of the rows to a tensor: part `part`, of as many rows as a box has.
+    #[track_caller]
+    pub fn store_tma_part(&self, stage: impl Source<'k, u32>, part: impl Source<'k, u32>, to: BoxAt<'k>) {
+        self.check_boxes(&to, false);
+        self.store_boxes(stage.operand(), part.operand(), to);
+    }
+
+    #[track_caller]
+    fn store_boxes(&self, stage: Operand, part: Operand, to: BoxAt<'k>) {
+        self.k.verb("store_tma", || {
+            let rows = self.box_rows(&to);
+            for slab in 0..self.slabs() {
+                self.k.emit(Inst::Bulk(BulkInst::Store {
+                    map: to.map.address(),
+                    at: self.coordinates(slab, &to),
+                    src: self.box_address(stage, part, rows, slab),
+                }));
+            }
+        });
+    }
+
+    /// Rows that a box has.
+    fn box_rows(&self, at: &BoxAt<'k>) -> u32 {
+        at.map.boxes.dims()[1..].iter().product()
+    }
+
+    /// Finds boxes that are not this tile's.
+    #[track_caller]
+    fn check_boxes(&self, at: &BoxAt<'k>, whole: bool) {
+        let boxes = at.map.boxes;
+        let rows = self.box_rows(at);
+        let same = boxes.element == E::TYPE && boxes.dims[0] == self.slab_cols() && boxes.swizzle == self.swizzle();
+        let fits = rows == self.rows() || !whole && self.rows().is_multiple_of(rows.max(1));
+        if !same || !fits {
+            let name = self.name();
+            self.k.error(BuildErrorKind::Layout(format!(
+                "tile `{name}` ({} rows, slabs of {} {}, {:?}) does not match the tensor map's boxes of {:?} {} ({:?}); declare \
+                 the parameter with the tile's `tensor_box`",
+                self.rows(),
+                self.slab_cols(),
+                E::NAME,
+                self.swizzle(),
+                boxes.dims(),
+                boxes.element.ptx(),
+                boxes.swizzle
+            )));
+        }
+    }
+
+    #[track_caller]
+    fn box_address(&self, stage: Operand, part: Operand, rows: u32, slab: u32) -> Address {
+        let base = Operand::Reg(self.k.shared_base());
+        let start = self.mad(stage, self.stage_bytes(), base);
+        let start = self.mad(part, rows * self.row_stride() * E::BYTES, start);
+        Address {
+            base: start,
+            offset: (self.offset + slab * self.slab_bytes()) as i32,
+            object: Object::Shared(self.id),
+        }
+    }
+
+    fn coordinates(&self, slab: u32, at: &BoxAt<'k>) -> Vec<Operand> {
+        let column = Operand::Imm(u64::from(slab * self.slab_cols()));
+        std::iter::once(column).chain(at.outer.iter().copied()).collect()
+    }
+
+    fn name(&self) -> String {
+        self.k.state.borrow().ledger.get(self.id).name.clone()
+    }
+}
