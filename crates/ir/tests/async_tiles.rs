@@ -85,7 +85,7 @@ fn descriptors(body: impl FnOnce(&KernelBuilder)) -> Vec<(u64, u64)> {
 /// The numbers of GPU-tested kernels: 128-byte swizzle, groups of 8 rows 1,024 bytes apart, 32 bytes a step.
 #[test]
 fn descriptors_follow_from_tiles() {
-    let mode = |mode: u64, stride: u64| stride / 16 | mode << 30;
+    let mode = |mode: u64, stride: u64| (stride / 16) | (mode << 30);
     let k_major = descriptors(|k| {
         let tile = k.shared_tile::<f16>("k", slabs(64, 128));
         k.wgmma_ss(k.acc("s", 8), tile.k_major(), tile.k_major(), false);

@@ -164,7 +164,7 @@ fn every_width_kernel() -> Kernel {
                 k.wgmma_ss(acc, a.k_major(), b.k_major(), false);
                 k.wgmma_commit();
                 k.wgmma_wait(0);
-                for i in 0..4 * tiles {
+                for i in 0..4 {
                     out.plus(128 * i as i32).store(acc.var(i).get());
                 }
             });
