@@ -23,6 +23,7 @@
 mod answers;
 mod candidates;
 mod case;
+pub mod chart;
 pub mod compare;
 pub mod cpu;
 pub mod defences;

@@ -229,8 +229,12 @@ pub(crate) mod tests {
 
     /// A report of times in µs by label, the first being the baseline, for the first problems of `mission`.
     pub(crate) fn report(shapes: &[&[(&str, f64)]]) -> Report {
+        report_on(cases("mission", None).unwrap(), shapes)
+    }
+
+    /// The same for other problems.
+    pub(crate) fn report_on(cases: Vec<Case>, shapes: &[&[(&str, f64)]]) -> Report {
         let mut report = Report::new(RunIdentity::now(DeviceIdentity::cpu()), Options::default(), Some(0.74));
-        let cases = cases("mission", None).unwrap();
         for (case, subjects) in cases.into_iter().zip(shapes) {
             let times = |us: f64| -> Vec<f64> { (0..12).map(|i| us * (1.0 + 0.001 * f64::from(i % 3))).collect() };
             let baseline = times(subjects[0].1);

@@ -176,7 +176,7 @@ fn dtype(name: &str) -> Result<DType, String> {
     DType::from_name(name).ok_or_else(|| format!("known are {}", DType::ALL.map(DType::name).join(", ")))
 }
 
-fn mode(name: &str) -> Result<Mode, String> {
+pub(crate) fn mode(name: &str) -> Result<Mode, String> {
     name.parse().map_err(|error: BenchError| error.to_string())
 }
 

@@ -10,6 +10,7 @@ use flashcore_bench::{Report, Store, table};
 use serde_json::json;
 
 use crate::bench::{StoreArgs, standings, standings_text};
+use crate::chart::{self, ChartArgs};
 use crate::failure::{Failure, Outcome};
 use crate::style;
 
@@ -60,6 +61,9 @@ enum What {
         /// A file that `export` wrote
         file: PathBuf,
     },
+    /// Draw a run: one file of HTML or SVG, in light and dark, with no script
+    #[command(subcommand)]
+    Chart(ChartArgs),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,18 +73,16 @@ enum Format {
 }
 
 pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
-    let Some(path) = args.keep.path()? else {
-        return Err(Failure::usage("--no-store leaves no evidence to show"));
-    };
-    let store = Store::open(&path)?;
+    let store = || opened(&args.keep);
     match &args.what {
-        None => list(&store, false)?,
-        Some(What::List { json }) => list(&store, *json)?,
-        Some(What::Show { run, baseline, json }) => show(&store, run, baseline.as_deref(), *json)?,
-        Some(What::Export { run, format, output }) => export(&store, run, *format, output.as_deref())?,
+        None => list(&store()?, false)?,
+        Some(What::List { json }) => list(&store()?, *json)?,
+        Some(What::Show { run, baseline, json }) => show(&store()?, run, baseline.as_deref(), *json)?,
+        Some(What::Export { run, format, output }) => export(&store()?, run, *format, output.as_deref())?,
+        Some(What::Chart(chart)) => chart::run(&args.keep, chart)?,
         Some(What::Import { file }) => {
             let input = File::open(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
-            let added = store.import_jsonl(&file.display().to_string(), &mut BufReader::new(input))?;
+            let added = store()?.import_jsonl(&file.display().to_string(), &mut BufReader::new(input))?;
             style::print(&format!(
                 "{} runs with {} samples added; {} were there already\n",
                 added.runs, added.samples, added.known
@@ -88,6 +90,11 @@ pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
         }
     }
     Ok(Outcome::Clean)
+}
+
+pub(crate) fn opened(keep: &StoreArgs) -> Result<Store, Failure> {
+    let none = || Failure::usage("--no-store leaves no evidence to show");
+    Ok(Store::open(&keep.path()?.ok_or_else(none)?)?)
 }
 
 fn selector(run: &str) -> Selector {
@@ -135,7 +142,7 @@ fn show(store: &Store, name: &str, baseline: Option<&str>, as_json: bool) -> Res
 }
 
 /// The report of the latest run of that name, with another baseline than it had if one is given.
-fn report(store: &Store, name: &str, baseline: Option<&str>) -> Result<Report, Failure> {
+pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Result<Report, Failure> {
     let runs = store.runs(&selector(name))?;
     let Some(run) = runs.last() else {
         return Err(

@@ -3,6 +3,7 @@
 mod answer;
 mod args;
 mod bench;
+mod chart;
 mod check;
 mod compare;
 mod evidence;

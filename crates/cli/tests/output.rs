@@ -354,3 +354,58 @@ fn shown_whatever_is_noted(arguments: &str) -> String {
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     ran.stdout
 }
+
+/// What was benched is drawn, from the store and from an export alike.
+#[test]
+fn charts_are_drawn_from_evidence() {
+    let folder = std::env::temp_dir().join(format!("flashcore-charts-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let at = |name: &str| folder.join(name).display().to_string();
+    let store = at("a.sqlite");
+    shown_whatever_is_noted(&format!(
+        "bench tiny mission --device cpu --peers none --store {store} --kernel cpu/m16n16,cpu/m64n64 --budget 0.05"
+    ));
+    let ladder =
+        format!("evidence --store {store} chart ladder --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64");
+    let html = shown(&ladder);
+    assert!(
+        html.starts_with("<!DOCTYPE html>") && html.contains(">small<"),
+        "{html}"
+    );
+    shown(&format!("{ladder} -o {}", at("ladder.svg")));
+    assert!(
+        std::fs::read_to_string(at("ladder.svg"))
+            .expect("a file")
+            .starts_with("<svg")
+    );
+
+    shown(&format!("evidence --store {store} export -o {}", at("a.jsonl")));
+    let of_export = at("a.jsonl");
+    assert_eq!(
+        shown(&format!(
+            "evidence --no-store chart ladder {of_export} --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64"
+        )),
+        html
+    );
+
+    for (arguments, said) in [
+        (
+            format!("evidence --no-store chart ratio {of_export}"),
+            "no peer was timed in that run",
+        ),
+        (
+            format!("evidence --no-store chart ladder {of_export} --problem x"),
+            "problem is x (hot); allowed: tiny, mission",
+        ),
+        (
+            format!("{ladder} -o {}", at("ladder.png")),
+            "ends neither in .html nor in .svg",
+        ),
+        (format!("{ladder} --rung cpu/m8n8"), "rung is cpu/m8n8"),
+    ] {
+        let ran = flashcore(&arguments);
+        let words = ran.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(ran.code == 2 && words.contains(said), "{arguments}\n{}", ran.stderr);
+    }
+    std::fs::remove_dir_all(folder).expect("removed");
+}

@@ -189,7 +189,7 @@ fn state(readings: &[Reading]) -> Vec<String> {
 }
 
 /// Four significant digits or so.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         x if !x.is_finite() => "–".to_string(),
         x if x >= 1000.0 => format!("{value:.0}"),
@@ -200,7 +200,7 @@ fn number(value: f64) -> String {
 }
 
 /// A ratio: to the tenth of a percent near 1, where it matters.
-fn times(ratio: f64) -> String {
+pub(crate) fn times(ratio: f64) -> String {
     match ratio {
         x if x >= 1e4 => format!("{x:.0e}"),
         x if x >= 100.0 => format!("{x:.0}"),
@@ -226,7 +226,7 @@ fn clip(text: &str) -> String {
     clip_to(text, COLUMNS)
 }
 
-fn clip_to(text: &str, columns: usize) -> String {
+pub(crate) fn clip_to(text: &str, columns: usize) -> String {
     let text = text.replace('\n', " ");
     if text.chars().count() <= columns {
         return text;

@@ -1,0 +1,262 @@
+//! The grid: how many times as fast as a peer on each problem, head_dim and mask down, lengths across.
+
+use maud::{Markup, html};
+
+use super::{WIDTH, identity, page, round, svg};
+use crate::error::BenchError;
+use crate::options::Mode;
+use crate::report::Report;
+use crate::standing::{Geomean, Shape, Standing};
+use crate::table::times;
+
+/// Width of a row's name.
+const NAME: f64 = 132.0;
+/// Height of the heading, of a row, of the legend.
+const HEAD: f64 = 20.0;
+const ROW: f64 = 34.0;
+const LEGEND: f64 = 40.0;
+/// Widest cell.
+const CELL: f64 = 80.0;
+
+/// Least speed-up of each colour, its class, whether text on it takes the page's colour, and its name in the legend.
+const CLASSES: [(f64, &str, bool, &str); 7] = [
+    (1.5, "f3", true, "≥ 1.5"),
+    (1.1, "f2", true, "≥ 1.1"),
+    (1.01, "f1", false, "≥ 1.01"),
+    (0.99, "f0", false, "same"),
+    (0.9, "s1", false, "≥ 0.9"),
+    (0.67, "s2", false, "≥ 0.67"),
+    (0.0, "s3", true, "less"),
+];
+
+/// A chart of speed-ups over a peer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grid {
+    title: String,
+    about: Vec<String>,
+    /// Numbers of keys, ascending.
+    columns: Vec<usize>,
+    rows: Vec<Row>,
+}
+
+/// A row has at most one problem of each length.
+#[derive(Clone, Debug, PartialEq)]
+struct Row {
+    key: Key,
+    cells: Vec<Option<Shape>>,
+}
+
+/// What the problems of a row have in common, besides the length.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    head_dim: usize,
+    mask: String,
+    /// Query heads a K/V head.
+    heads_per_kv: usize,
+    /// Of decoding, where batches of one length are different problems; elsewhere the batch shrinks as lengths grow.
+    batch: Option<usize>,
+}
+
+impl Key {
+    fn name(&self) -> String {
+        let shared = match self.heads_per_kv {
+            1 => String::new(),
+            several => format!(" GQA{several}"),
+        };
+        let batch = self.batch.map_or(String::new(), |batch| format!(" B{batch}"));
+        format!("D{} {}{shared}{batch}", self.head_dim, self.mask)
+    }
+}
+
+impl Grid {
+    /// Our quickest kernel beside `base`, on every problem of a report that has both in this mode.
+    ///
+    /// # Errors
+    /// [`BenchError::BadOption`] if there is no such problem: `base` must have been the baseline.
+    pub fn of_report(report: &Report, base: &str, mode: Mode) -> Result<Grid, BenchError> {
+        let standing = report
+            .standings(base)
+            .into_iter()
+            .find(|standing| standing.mode == mode);
+        let Some(standing) = standing else {
+            return Err(BenchError::BadOption {
+                option: "baseline",
+                given: format!("{base} ({mode})"),
+                allowed: report
+                    .main_peer()
+                    .unwrap_or("a peer that was timed with our kernels")
+                    .to_string(),
+            });
+        };
+        let mut shapes: Vec<(Key, usize, Shape)> = Vec::new();
+        for shape in &standing.shapes {
+            let case = report
+                .results
+                .iter()
+                .map(|result| &result.case)
+                .find(|case| case.name == shape.case);
+            let Some(problem) = case.map(|case| &case.problem) else {
+                continue;
+            };
+            let key = Key {
+                head_dim: problem.head_dim(),
+                mask: shape.group.mask.clone(),
+                heads_per_kv: problem.num_heads() / problem.num_kv_heads().max(1),
+                batch: (problem.seq_len_q() == 1).then(|| problem.batch()),
+            };
+            shapes.push((key, problem.seq_len_kv(), shape.clone()));
+        }
+        let mut columns: Vec<usize> = shapes.iter().map(|(_, keys, _)| *keys).collect();
+        columns.sort_unstable();
+        columns.dedup();
+        let mut about = vec![summary(&standing)];
+        about.extend(identity(report));
+        Ok(Grid {
+            title: format!("Speed beside {base}"),
+            about,
+            rows: rows(&columns, shapes),
+            columns,
+        })
+    }
+
+    /// The chart by itself.
+    pub fn svg(&self) -> String {
+        self.draw().into_string()
+    }
+
+    /// The chart in a page.
+    pub fn html(&self) -> String {
+        let rows: Vec<Vec<String>> = self
+            .rows
+            .iter()
+            .flat_map(|row| row.cells.iter().flatten())
+            .map(|shape| {
+                vec![
+                    shape.case.clone(),
+                    shape.subject.clone(),
+                    times(shape.speedup),
+                    interval(shape),
+                ]
+            })
+            .collect();
+        let columns = ["problem", "kernel", "speed-up", "interval"];
+        page(&self.title, &self.about, &self.draw(), &columns, &rows)
+    }
+
+    fn draw(&self) -> Markup {
+        let width = ((WIDTH - NAME) / self.columns.len().max(1) as f64).min(CELL);
+        let x = |column: usize| round(NAME + width * column as f64);
+        let y = |row: usize| HEAD + ROW * row as f64;
+        let bottom = y(self.rows.len());
+        let body = html! {
+            @for (column, keys) in self.columns.iter().enumerate() {
+                text.soft.small x=(round(x(column) + width / 2.0)) y="13" text-anchor="middle" { (length(*keys)) }
+            }
+            @for (index, row) in self.rows.iter().enumerate() {
+                text.ink x="0" y=(y(index) + ROW / 2.0 + 4.0) { (row.key.name()) }
+                @for (column, shape) in row.cells.iter().enumerate() {
+                    @if let Some(shape) = shape { (cell(shape, x(column), y(index), width)) }
+                }
+            }
+            (legend(bottom + 12.0))
+        };
+        svg(&self.title, bottom + LEGEND, &body)
+    }
+}
+
+/// Each problem into the first row of its key that has room at its length.
+fn rows(columns: &[usize], mut shapes: Vec<(Key, usize, Shape)>) -> Vec<Row> {
+    shapes.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut rows: Vec<Row> = Vec::new();
+    for (key, keys, shape) in shapes {
+        let column = columns.iter().position(|known| *known == keys).unwrap_or_default();
+        let free = rows
+            .iter()
+            .position(|row| row.key == key && row.cells[column].is_none());
+        let at = free.unwrap_or_else(|| {
+            rows.push(Row {
+                key,
+                cells: vec![None; columns.len()],
+            });
+            rows.len() - 1
+        });
+        rows[at].cells[column] = Some(shape);
+    }
+    rows
+}
+
+fn cell(shape: &Shape, x: f64, y: f64, width: f64) -> Markup {
+    let (class, on) = colour(shape.speedup);
+    let text = if on { "on" } else { "ink" };
+    let middle = round(x + width / 2.0);
+    html! {
+        rect class=(class) x=(x + 1.0) y=(y + 1.0) width=(round(width - 2.0)) height=(ROW - 2.0) rx="3" {
+            title { (shape.case) ": " (shape.subject) " " (times(shape.speedup)) " " (interval(shape)) }
+        }
+        text class={ (text) " bold" } x=(middle) y=(y + 15.0) text-anchor="middle" { (format!("{:.2}", shape.speedup)) }
+        text class={ (text) " small" } x=(middle) y=(y + 27.0) text-anchor="middle" { (half_width(shape)) }
+    }
+}
+
+fn legend(y: f64) -> Markup {
+    let width = WIDTH / CLASSES.len() as f64;
+    html! {
+        @for (index, (_, class, _, name)) in CLASSES.iter().enumerate() {
+            @let x = round(width * index as f64);
+            rect class=(class) x=(x) y=(y) width="12" height="12" rx="2" {}
+            text.soft.small x=(x + 15.0) y=(y + 10.0) { (name) }
+        }
+    }
+}
+
+fn colour(speedup: f64) -> (&'static str, bool) {
+    let found = CLASSES.iter().find(|(least, ..)| speedup >= *least);
+    found.map_or(("f0", false), |(_, class, on, _)| (*class, *on))
+}
+
+/// `±0.5 %`.
+fn half_width(shape: &Shape) -> String {
+    let half = shape.interval.relative_half_width(shape.speedup);
+    if half.is_finite() {
+        format!("±{:.1} %", half * 100.0)
+    } else {
+        "±?".to_string()
+    }
+}
+
+fn interval(shape: &Shape) -> String {
+    if shape.interval.hi.is_finite() {
+        format!("[{}, {}]", times(shape.interval.lo), times(shape.interval.hi))
+    } else {
+        "[unknown]".to_string()
+    }
+}
+
+/// `512`, `4k`.
+fn length(keys: usize) -> String {
+    if keys >= 1024 && keys.is_multiple_of(1024) {
+        format!("{}k", keys / 1024)
+    } else {
+        keys.to_string()
+    }
+}
+
+fn summary(standing: &Standing) -> String {
+    let Geomean {
+        value,
+        interval,
+        shapes,
+        worst,
+    } = &standing.all;
+    let interval = interval.map_or("[unknown]".to_string(), |interval| {
+        format!("[{}, {}]", times(interval.lo), times(interval.hi))
+    });
+    format!(
+        "{}: geomean {} × {} {interval} over {shapes} shapes, worst {} ({}); above 1 is faster",
+        standing.mode,
+        times(*value),
+        standing.base,
+        times(worst.speedup),
+        worst.case
+    )
+}

@@ -1,0 +1,274 @@
+//! The ladder: how long each kernel takes on one problem, on a logarithmic scale, in a given order, peers beside them.
+
+use maud::{Markup, html};
+
+use super::{WIDTH, identity, page, round, svg};
+use crate::error::BenchError;
+use crate::measure::Measured;
+use crate::options::Mode;
+use crate::report::{CaseResult, Report};
+use crate::stats::Interval;
+use crate::table::{clip_to, number, times};
+
+/// Height of a rung: its name, its id, its bar.
+const RUNG: f64 = 46.0;
+/// Where a rung's bar begins, from its top, and how high it is.
+const BAR: (f64, f64) = (28.0, 11.0);
+/// Space for the axis below.
+const AXIS: f64 = 22.0;
+/// Characters of a name and of an id that fit.
+const NAME: usize = 44;
+const ID: usize = 62;
+
+/// A rung to be drawn: which subject, and what to call it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RungName {
+    /// The subject's label: a config id, or a peer's name.
+    pub id: String,
+    /// What stands in the chart; the id where it is `None`.
+    pub name: Option<String>,
+}
+
+/// A chart of one problem's times.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ladder {
+    title: String,
+    about: Vec<String>,
+    rungs: Vec<Rung>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Rung {
+    name: String,
+    id: Option<String>,
+    us: f64,
+    interval: Interval,
+    tflops: f64,
+    ours: bool,
+}
+
+impl Ladder {
+    /// The rungs named, in that order, on one problem of a report; where none is named all kernels of ours, the slowest
+    /// first, then all peers.
+    ///
+    /// # Errors
+    /// [`BenchError::BadOption`] for a problem that was not measured in the mode, or a subject that has no time on it.
+    pub fn of_report(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Result<Ladder, BenchError> {
+        let of_mode = || report.results.iter().filter(|result| result.measurement.mode == mode);
+        let Some(result) = of_mode().find(|result| result.case.name == case) else {
+            return Err(BenchError::BadOption {
+                option: "problem",
+                given: format!("{case} ({mode})"),
+                allowed: of_mode()
+                    .map(|result| result.case.name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            });
+        };
+        let rungs = if rungs.is_empty() {
+            all(result)
+        } else {
+            rungs.iter().map(|name| named(result, name)).collect::<Result<_, _>>()?
+        };
+        let mut about = vec![format!("{}, {}", result.case.problem, result.measurement.how())];
+        about.extend(identity(report));
+        Ok(Ladder {
+            title: format!("{case}: µs a run"),
+            about,
+            rungs,
+        })
+    }
+
+    /// The chart by itself.
+    pub fn svg(&self) -> String {
+        self.draw().into_string()
+    }
+
+    /// The chart in a page.
+    pub fn html(&self) -> String {
+        let rows: Vec<Vec<String>> = self.rungs.iter().map(|rung| self.row(rung)).collect();
+        let columns = ["rung", "id", "p50 µs", "interval", "TFLOP/s", "speed-up"];
+        page(&self.title, &self.about, &self.draw(), &columns, &rows)
+    }
+
+    fn row(&self, rung: &Rung) -> Vec<String> {
+        let interval = if rung.interval.hi.is_finite() {
+            format!("{}–{}", number(rung.interval.lo), number(rung.interval.hi))
+        } else {
+            "unknown".to_string()
+        };
+        vec![
+            rung.name.clone(),
+            rung.id.clone().unwrap_or_default(),
+            number(rung.us),
+            interval,
+            number(rung.tflops),
+            self.speedup(rung),
+        ]
+    }
+
+    /// Over the first rung.
+    fn speedup(&self, rung: &Rung) -> String {
+        let first = self.rungs.first().map_or(f64::NAN, |first| first.us);
+        format!("{}×", times(first / rung.us))
+    }
+
+    fn draw(&self) -> Markup {
+        let scale = Scale::of(self.rungs.iter().map(|rung| rung.us));
+        let bottom = RUNG * self.rungs.len() as f64;
+        let best_peer = self
+            .rungs
+            .iter()
+            .filter(|rung| !rung.ours)
+            .map(|rung| rung.us)
+            .reduce(f64::min);
+        let body = html! {
+            @for tick in scale.ticks() {
+                line.line x1=(scale.x(tick)) x2=(scale.x(tick)) y1="0" y2=(bottom) {}
+                text.soft.small x=(scale.x(tick)) y=(bottom + 14.0) text-anchor=(scale.anchor(tick)) {
+                    (tick) " µs"
+                }
+            }
+            @for (index, rung) in self.rungs.iter().enumerate() {
+                g transform={ "translate(0 " (RUNG * index as f64) ")" } { (self.draw_rung(rung, &scale)) }
+            }
+            // Beside the bars only: names stay legible.
+            @for index in 0..self.rungs.len() {
+                @if let Some(us) = best_peer {
+                    @let (x, top) = (scale.x(us), RUNG * index as f64 + BAR.0);
+                    line.best x1=(x) x2=(x) y1=(top - 2.0) y2=(top + BAR.1 + 2.0) {}
+                }
+            }
+        };
+        svg(&self.title, bottom + AXIS, &body)
+    }
+
+    fn draw_rung(&self, rung: &Rung, scale: &Scale) -> Markup {
+        let (top, height) = BAR;
+        let middle = top + height / 2.0;
+        let x = scale.x(rung.us);
+        html! {
+            text.ink.bold x="0" y="12" { (clip_to(&rung.name, NAME)) }
+            text.ink x=(WIDTH) y="12" text-anchor="end" { (number(rung.us)) " µs" }
+            @if let Some(id) = &rung.id {
+                text.soft.small x="0" y="24" { (clip_to(id, ID)) }
+            }
+            text.soft.small x=(WIDTH) y="24" text-anchor="end" { (self.speedup(rung)) }
+            rect class=(if rung.ours { "ours" } else { "peer" }) x="0" y=(top) width=(x.max(1.0)) height=(height) rx="2" {}
+            @if rung.interval.hi.is_finite() {
+                @let (lo, hi) = (scale.x(rung.interval.lo), scale.x(rung.interval.hi));
+                line.mark x1=(lo) x2=(hi) y1=(middle) y2=(middle) {}
+                line.mark x1=(lo) x2=(lo) y1=(middle - 3.0) y2=(middle + 3.0) {}
+                line.mark x1=(hi) x2=(hi) y1=(middle - 3.0) y2=(middle + 3.0) {}
+            }
+        }
+    }
+}
+
+fn rung(result: &CaseResult, subject: &Measured, name: Option<&str>) -> Option<Rung> {
+    let summary = subject.summary?;
+    let label = &subject.info.label;
+    Some(Rung {
+        name: name.unwrap_or(label).to_string(),
+        id: name.filter(|name| *name != label).map(|_| label.clone()),
+        us: summary.p50,
+        interval: summary.interval,
+        tflops: result.tflops(summary.p50),
+        ours: subject.info.is_ours(),
+    })
+}
+
+fn all(result: &CaseResult) -> Vec<Rung> {
+    let subjects = result.measurement.subjects.iter();
+    let mut rungs: Vec<Rung> = subjects.filter_map(|subject| rung(result, subject, None)).collect();
+    rungs.sort_by(|a, b| b.ours.cmp(&a.ours).then(b.us.total_cmp(&a.us)));
+    rungs
+}
+
+fn named(result: &CaseResult, wanted: &RungName) -> Result<Rung, BenchError> {
+    let subjects = &result.measurement.subjects;
+    let subject = subjects.iter().find(|subject| subject.info.label == wanted.id);
+    let timed = subjects.iter().filter(|subject| subject.summary.is_some());
+    subject
+        .and_then(|subject| rung(result, subject, wanted.name.as_deref()))
+        .ok_or_else(|| BenchError::BadOption {
+            option: "rung",
+            given: wanted.id.clone(),
+            allowed: timed
+                .map(|subject| subject.info.label.as_str())
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
+}
+
+/// A logarithmic axis from one of 1, 2, 5 × 10ⁿ to another.
+struct Scale {
+    lo: f64,
+    hi: f64,
+}
+
+impl Scale {
+    fn of(times: impl Iterator<Item = f64> + Clone) -> Scale {
+        let least = times.clone().fold(f64::INFINITY, f64::min);
+        let most = times.fold(0.0, f64::max);
+        if !(least > 0.0 && most.is_finite()) {
+            return Scale { lo: 1.0, hi: 10.0 };
+        }
+        // A bar of the least time is still to be seen.
+        let steps = steps();
+        let lo = steps
+            .iter()
+            .rev()
+            .find(|step| **step <= 0.8 * least)
+            .copied()
+            .unwrap_or(1e-3);
+        let hi = steps
+            .iter()
+            .find(|step| **step >= most && **step > lo)
+            .copied()
+            .unwrap_or(1e9);
+        Scale { lo, hi }
+    }
+
+    fn x(&self, us: f64) -> f64 {
+        let share = (us / self.lo).ln() / (self.hi / self.lo).ln();
+        round(share.clamp(0.0, 1.0) * WIDTH)
+    }
+
+    /// All steps where there is room for their labels, decades where there is not.
+    fn ticks(&self) -> Vec<f64> {
+        let within = |step: &f64| (self.lo..=self.hi).contains(step);
+        let all: Vec<f64> = steps().into_iter().filter(within).collect();
+        if all.len() <= 7 {
+            return all;
+        }
+        all.into_iter()
+            .filter(|step| step.log10().fract().abs() < 1e-9)
+            .collect()
+    }
+
+    /// Labels at either end stay inside.
+    fn anchor(&self, tick: f64) -> &'static str {
+        match self.x(tick) {
+            x if x < 20.0 => "start",
+            x if x > WIDTH - 30.0 => "end",
+            _ => "middle",
+        }
+    }
+}
+
+/// 1, 2, 5 × 10ⁿ from a nanosecond to a quarter of an hour, in µs.
+fn steps() -> Vec<f64> {
+    let decade = |exponent: i32| {
+        // A quotient for small ones, so that 0.1 is the 0.1 that is printed as such.
+        let scaled = move |digit: f64| {
+            if exponent < 0 {
+                digit / 10f64.powi(-exponent)
+            } else {
+                digit * 10f64.powi(exponent)
+            }
+        };
+        [1.0, 2.0, 5.0].map(scaled)
+    };
+    (-3..9).flat_map(decade).collect()
+}

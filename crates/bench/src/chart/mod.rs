@@ -1,0 +1,132 @@
+//! Charts of evidence: one file each, HTML or SVG, in light and dark, readable at the width of a phone, with no script.
+//!
+//! Shapes and text are drawn by CSS classes, whose colours follow the reader's scheme. An SVG stands alone; an HTML page
+//! has the same SVG, what the numbers are about, and the numbers as a table.
+
+mod grid;
+mod ladder;
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+pub use grid::Grid;
+pub use ladder::{Ladder, RungName};
+
+use crate::report::Report;
+
+/// Width of every chart in its own units, about pixels on a phone. Wider screens scale it up to [`MAX_PX`].
+const WIDTH: f64 = 420.0;
+/// Empty space around a chart.
+const EDGE: f64 = 6.0;
+/// Widest that a chart is shown, pixels.
+const MAX_PX: u32 = 680;
+
+/// What a class of an SVG colours, on light paper and on dark. No CSS variables: many viewers of SVG lack them.
+const COLOURS: [(&str, &str, &str, &str); 16] = [
+    ("paper", "fill", "#ffffff", "#14171a"),
+    ("ink", "fill", "#1b1f24", "#e8ebee"),
+    ("soft", "fill", "#5c6670", "#a3adb8"),
+    ("on", "fill", "#ffffff", "#14171a"),
+    ("line", "stroke", "#d5dae0", "#353c44"),
+    ("best", "stroke", "#5c6670", "#a3adb8"),
+    ("mark", "stroke", "#1b1f24", "#e8ebee"),
+    ("ours", "fill", "#1f77b4", "#4ea3de"),
+    ("peer", "fill", "#9aa5b1", "#67727e"),
+    ("f3", "fill", "#0b6e4f", "#35c08d"),
+    ("f2", "fill", "#2b8a66", "#2aa577"),
+    ("f1", "fill", "#a8d8c2", "#1b4f3b"),
+    ("f0", "fill", "#e8ebee", "#2a3036"),
+    ("s1", "fill", "#f6c9a8", "#59361f"),
+    ("s2", "fill", "#e08a4f", "#9c5425"),
+    ("s3", "fill", "#b3451a", "#e57a43"),
+];
+
+/// What does not depend on the reader's scheme.
+const SHAPES: &str = ".line{stroke-width:1}.best{stroke-width:1;stroke-dasharray:3 3}.mark{stroke-width:1.5}\
+text{font-family:system-ui,sans-serif;font-size:12px}.small{font-size:10px}.bold{font-weight:600}";
+
+fn style() -> String {
+    let rules = |dark: bool| -> String {
+        let rule = |(class, property, on_light, on_dark): &(&str, &str, &str, &str)| {
+            format!(".{class}{{{property}:{}}}", if dark { on_dark } else { on_light })
+        };
+        COLOURS.iter().map(rule).collect()
+    };
+    format!(
+        "{SHAPES}{}@media(prefers-color-scheme:dark){{{}}}",
+        rules(false),
+        rules(true)
+    )
+}
+
+/// How a page looks around its chart.
+const PAGE_STYLE: &str = "\
+:root{--page:#ffffff;--ink:#1b1f24;--soft:#5c6670;--line:#d5dae0}\
+@media(prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8ebee;--soft:#a3adb8;--line:#353c44}}\
+body{margin:1rem auto;padding:0 .75rem;max-width:680px;background:var(--page);color:var(--ink);\
+font:15px/1.45 system-ui,sans-serif}h1{font-size:1.25rem;margin:0 0 .25rem}p{margin:.25rem 0;color:var(--soft)}\
+svg{display:block;width:100%;height:auto;margin:1rem 0}.wide{overflow-x:auto}table{border-collapse:collapse;\
+font-size:13px}th,td{padding:.2rem .6rem .2rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
+th:first-child,td:first-child{text-align:left}";
+
+/// An SVG element with its own colours, so that it can stand alone.
+fn svg(title: &str, height: f64, body: &Markup) -> Markup {
+    html! {
+        svg xmlns="http://www.w3.org/2000/svg"
+            viewBox={ (-EDGE) " " (-EDGE) " " (WIDTH + 2.0 * EDGE) " " (round(height) + 2.0 * EDGE) }
+            width=(MAX_PX) role="img" aria-label=(title) {
+            title { (title) }
+            style { (PreEscaped(style())) }
+            rect.paper x=(-EDGE) y=(-EDGE) width="100%" height="100%" {}
+            (body)
+        }
+    }
+}
+
+/// A page around a chart: heading, what it is about, the chart, its numbers.
+fn page(title: &str, about: &[String], chart: &Markup, columns: &[&str], rows: &[Vec<String>]) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) }
+                style { (PreEscaped(PAGE_STYLE)) }
+            }
+            body {
+                h1 { (title) }
+                @for line in about {
+                    p { (line) }
+                }
+                (chart)
+                div.wide {
+                    table {
+                        thead { tr { @for column in columns { th { (column) } } } }
+                        tbody {
+                            @for row in rows {
+                                tr { @for field in row { td { (field) } } }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    };
+    page.into_string()
+}
+
+/// What a chart's numbers are about: device, driver, revision, and when.
+fn identity(report: &Report) -> Vec<String> {
+    let mut about = vec![crate::table::device_line(report)];
+    about.extend(crate::table::turns_lines(report).lines().map(str::to_string));
+    about
+}
+
+/// Coordinates to a tenth: enough for a screen, and the same on every machine.
+fn round(x: f64) -> f64 {
+    (x * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests;
