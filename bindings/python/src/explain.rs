@@ -58,14 +58,14 @@ fn describe<'py>(
             plan.set_item("why", "it is the kernel of the CPU; its tiles give every thread a few")?;
         }
         PlanSummary::Gpu(choice) => {
-            let launch = &choice.plan.launch;
+            let launch = &choice.plan.main.launch;
             plan.set_item("why", &choice.why)?;
             plan.set_item("target", choice.plan.target.to_string())?;
             plan.set_item("grid", launch.grid)?;
             plan.set_item("block", launch.block)?;
             plan.set_item("cluster", launch.cluster)?;
-            plan.set_item("shared_bytes", choice.plan.kernel.ledger().total_bytes())?;
-            plan.set_item("workspace_bytes", launch.workspace_bytes())?;
+            plan.set_item("shared_bytes", choice.plan.main.kernel.ledger().total_bytes())?;
+            plan.set_item("workspace_bytes", choice.plan.workspace_bytes())?;
             let considered = PyList::empty(py);
             for candidate in &choice.considered {
                 let refusal = candidate.refusal.as_ref().map(ToString::to_string);

@@ -157,7 +157,7 @@ impl<'a> Workshop<'a> {
 fn main() -> Result<(), Box<dyn Error>> {
     let argument = std::env::args().nth(1);
     if argument.as_deref() == Some("--ptx") {
-        print!("{}", with_hints(&decode_plan(Target::Sm90a)?.kernel.to_ptx()));
+        print!("{}", with_hints(&decode_plan(Target::Sm90a)?.main.kernel.to_ptx()));
         return Ok(());
     }
     let problem = Problem::named(argument.as_deref().unwrap_or("mission"))?;
@@ -174,14 +174,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
     let config: Config = "scalar/naive-t128-v16".parse()?;
     let plan = Plan::new(&problem, &config, target)?;
-    let bed = GpuBed::new(&stream, &problem, plan.launch.workspace_bytes())?;
+    let bed = GpuBed::new(&stream, &problem, plan.workspace_bytes())?;
     let load = |kernel: &Kernel| Function::load(&context, kernel, &ModuleOptions::default());
-    let function = load(&plan.kernel)?;
+    let function = load(&plan.main.kernel)?;
     let bind = |launch: &Launch, place: usize| {
         let t = bed.tensors(place);
         function.prepare(launch, &[t.q, t.k, t.v, t.out])
     };
-    let mut fewer = plan.launch.clone();
+    let mut fewer = plan.main.launch.clone();
     fewer.grid[0] -= 1;
     let kept = DeviceBuffer::new(&context, bed.tensors(0).out.len())?;
     let workshop = Workshop {
@@ -189,7 +189,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         other: &other,
         tools: &tools,
         bed: &bed,
-        honest: [bind(&plan.launch, 0)?, bind(&plan.launch, 1)?],
+        honest: [bind(&plan.main.launch, 0)?, bind(&plan.main.launch, 1)?],
         short: [bind(&fewer, 0)?, bind(&fewer, 1)?],
         kept: &kept,
         fill: load(&fill_kernel()?)?,
@@ -262,12 +262,12 @@ fn cold(stream: &Stream, tools: &GpuTools, target: Target, hint: bool) -> Result
     let plan = decode_plan(target)?;
     let problem = &plan.problem;
     let ptx = if hint {
-        with_hints(&plan.kernel.to_ptx())
+        with_hints(&plan.main.kernel.to_ptx())
     } else {
-        plan.kernel.to_ptx()
+        plan.main.kernel.to_ptx()
     };
     let module = Module::load(stream.context(), &ptx, &ModuleOptions::default())?;
-    let function = module.function(plan.kernel.name())?;
+    let function = module.function(plan.main.kernel.name())?;
     let bytes = flashcore_bench::problems::least_bytes(problem);
     let count = (2.5 * f64::from(stream.context().info().l2_bytes) / bytes).ceil() as usize;
     let inputs = HostInputs::draw(problem, 1);
@@ -280,7 +280,7 @@ fn cold(stream: &Stream, tools: &GpuTools, target: Target, hint: bool) -> Result
         .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
     let launches = sets
         .iter()
-        .map(|set| bound(&function, &plan.launch, set))
+        .map(|set| bound(&function, &plan.main.launch, set))
         .collect::<Result<Vec<_>, CudaError>>()?;
     let subject = |launches| Sets {
         info: SubjectInfo::new("decode", LaunchMode::Plain),

@@ -11,14 +11,14 @@
 use std::error::Error;
 
 use flashcore::{Config, Context, Stream};
-use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
+use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, PreparedPlan};
 use flashcore_bench::selfcheck::{PLANTED, SelfCheck, selfcheck};
 use flashcore_bench::simulate::{Noise, SimulatedGpu};
 use flashcore_bench::stats::median;
 use flashcore_bench::{LaunchMode, Mode, Options, Subject, SubjectInfo, measure, problems};
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_ir::Target;
-use flashcore_kernels::{KernelCache, Plan, select};
+use flashcore_kernels::{KernelCache, Plan, Step, select};
 
 /// Least length of a chain, µs: a planted 3 % of it is then long beside what launching the planted kernel costs.
 const CHAIN_US: f64 = 400.0;
@@ -70,7 +70,7 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
         Some(id) => Plan::with_cache(&case.problem, &id.parse::<Config>()?, target, &kernels)?,
         None => select(&case.problem, target, 16, &kernels)?.plan,
     };
-    let bed = GpuBed::new(&stream, &case.problem, plan.launch.workspace_bytes())?;
+    let bed = GpuBed::new(&stream, &case.problem, plan.workspace_bytes())?;
     let subject = |place: usize, launching| KernelSubject::new(&stream, &plan, &[bed.tensors(place)], launching);
 
     // How long a run takes decides how long the chain and the planted kernel are.
@@ -89,19 +89,18 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
     );
     drop(alone);
 
-    let function = Function::load(context, &plan.kernel, &ModuleOptions::default())?;
+    let load = |step: &Step| Function::load(context, &step.kernel, &ModuleOptions::default());
+    let functions = plan.steps().map(load).collect::<Result<Vec<_>, _>>()?;
     Ok(selfcheck(trials, |number, slowdown| {
-        let tensors = bed.tensors(1);
         let other: Box<dyn Subject + '_> = if slowdown == 0.0 {
             Box::new(subject(1, Launching::GraphOf(chain))?.labelled("itself"))
         } else {
-            let slices = [tensors.q, tensors.k, tensors.v, tensors.out];
-            let launch = function.prepare(&plan.launch, &slices)?;
+            let run = PreparedPlan::new(&plan, &functions, &bed.tensors(1))?;
             let turns = tools.turns(planted_us);
             let info = SubjectInfo::new("slowed", LaunchMode::Graph(chain));
             let tools = &tools;
             let work = move |stream: &Stream| {
-                (0..chain).try_for_each(|_| launch.enqueue(stream))?;
+                (0..chain).try_for_each(|_| run.enqueue(stream))?;
                 tools.spin_turns(stream, turns)
             };
             Box::new(ClosureSubject::new(info, &stream, chain, true, work)?)

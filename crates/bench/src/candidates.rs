@@ -7,7 +7,7 @@ use flashcore::{Context, KernelId};
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_ir::Target;
-use flashcore_kernels::{KernelCache, Plan, select};
+use flashcore_kernels::{KernelCache, Plan, Step, select};
 use flashcore_problem::Problem;
 use rayon::prelude::*;
 
@@ -38,9 +38,13 @@ pub(crate) fn plans(
 
 /// Compiles plans on all cores, so that binding them finds them loaded: those that compile, and those that do not.
 pub(crate) fn compiled(context: &Context, plans: Vec<Plan>) -> (Vec<Plan>, Vec<Absent>) {
-    let compile = |plan: Plan| match Function::load(context, &plan.kernel, &ModuleOptions::default()) {
-        Ok(_) => Ok(plan),
-        Err(error) => Err(left_out(&plan.config.to_string(), &error)),
+    let compile = |plan: Plan| {
+        let load = |step: &Step| Function::load(context, &step.kernel, &ModuleOptions::default()).map(drop);
+        let loaded = plan.steps().try_for_each(load);
+        match loaded {
+            Ok(()) => Ok(plan),
+            Err(error) => Err(left_out(&plan.config.to_string(), &error)),
+        }
     };
     apart(plans.into_par_iter().map(compile).collect())
 }

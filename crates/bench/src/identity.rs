@@ -34,7 +34,7 @@ impl LaunchMode {
     }
 }
 
-/// What the driver says of a loaded kernel.
+/// What the driver says of a loaded kernel: of the first, where a plan has several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
     /// Registers a thread.
@@ -60,7 +60,8 @@ pub struct SubjectInfo {
     pub label: String,
     /// The config id, for kernels of this project.
     pub kernel: Option<String>,
-    /// SHA-256 of the module, 64 hexadecimal digits; `None` for peers and the host.
+    /// SHA-256 of the module, 64 hexadecimal digits, with `+` between those of several; `None` for peers and the
+    /// host.
     pub module: Option<String>,
     /// How it is launched.
     pub launch: LaunchMode,

@@ -183,7 +183,7 @@ fn run_cuda(
         absent.extend(not_compiled);
         let workspace = plans
             .iter()
-            .map(|plan| plan.launch.workspace_bytes())
+            .map(flashcore_kernels::Plan::workspace_bytes)
             .max()
             .unwrap_or(0);
         let bed = match GpuBed::new(stream, &case.problem, workspace) {

@@ -1,14 +1,17 @@
 //! [`check_plan`]: proves a plan, simulates it under many schedules, and judges its answer.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use flashcore_kernels::Plan;
+use flashcore_kernels::{Plan, Step};
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
-use flashcore_sim::{Counts, Finding, FindingKind, Line, SimError, SimOptions, SimReport, simulate};
+use flashcore_sim::{
+    Counts, Finding, FindingKind, Line, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
+};
 use thiserror::Error;
 
 use crate::proof::{Known, prove};
-use crate::report::{CheckReport, Found, Verdict};
+use crate::report::{CheckReport, Found, StepSize, Verdict};
 use crate::{gate, source};
 
 /// What to check with.
@@ -62,8 +65,8 @@ pub enum CheckError {
     Buffer(&'static str),
 }
 
-/// Checks a plan: the launch proof, then a simulation under each schedule on generated inputs, with
-/// outputs poisoned, compared with float64.
+/// Checks a plan: the launch proof of each step, then a simulation of all steps under each schedule on
+/// generated inputs, with outputs and workspace poisoned, compared with float64.
 ///
 /// ```
 /// use flashcore_check::{CheckOptions, Verdict, check_plan};
@@ -87,12 +90,21 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         seed: options.seed,
         schedules: Vec::new(),
         verdict: Verdict::Refused,
-        refusals: prove(&plan.kernel, &plan.launch, plan.target, Known::default()),
+        refusals: plan
+            .steps()
+            .flat_map(|step| prove(&step.kernel, &step.launch, plan.target, Known::default()))
+            .collect(),
         findings: Vec::new(),
         gate: None,
         differs_under: None,
-        blocks: plan.launch.blocks(),
-        warps: plan.launch.threads().div_ceil(32),
+        steps: plan
+            .steps()
+            .map(|step| StepSize {
+                kernel: step.kernel.name().to_string(),
+                blocks: step.launch.blocks(),
+                warps: step.launch.threads().div_ceil(32),
+            })
+            .collect(),
         counts: Counts::default(),
         traces: Vec::new(),
         memory: Vec::new(),
@@ -160,49 +172,99 @@ impl Answer {
     }
 }
 
-/// One simulation, on buffers made for it.
-fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> Result<(Answer, SimReport), CheckError> {
+/// What simulating all steps of a plan showed.
+#[derive(Default)]
+struct Simulated {
+    findings: Vec<Finding>,
+    counts: Counts,
+    traces: Vec<TraceRecord>,
+    memory: Vec<MemorySite>,
+}
+
+/// A tensor or the workspace, and what of it has been written so far.
+struct Buffer {
+    bytes: Vec<u8>,
+    written: Written,
+}
+
+/// One simulation of all steps, on buffers made for it. What follows a step with findings is not run: it
+/// would be given nonsense.
+fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> Result<(Answer, Simulated), CheckError> {
     let mut out = Tensor::poisoned(plan.problem.dtype(), *plan.problem.o_layout());
-    let specs = &plan.launch.buffers;
-    let mut buffers = Vec::with_capacity(specs.len());
-    let mut uninitialized = Vec::new();
-    for (slot, spec) in specs.iter().enumerate() {
-        let tensor = match spec.name {
-            "q" => inputs.q.bytes(),
-            "k" => inputs.k.bytes(),
-            "v" => inputs.v.bytes(),
-            "out" => out.bytes(),
-            "lse" | "workspace" => &vec![POISON; spec.bytes as usize],
+    let mut buffers = BTreeMap::new();
+    for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
+        let bytes = match spec.name {
+            "q" => inputs.q.bytes().to_vec(),
+            "k" => inputs.k.bytes().to_vec(),
+            "v" => inputs.v.bytes().to_vec(),
+            "out" => out.bytes().to_vec(),
+            "lse" => vec![POISON; spec.bytes as usize],
+            "workspace" => vec![POISON; plan.workspace_bytes() as usize],
             other => return Err(CheckError::Buffer(other)),
         };
-        if matches!(spec.name, "out" | "lse") {
-            uninitialized.push(slot);
-        }
-        buffers.push(tensor.to_vec());
+        buffers.entry(spec.name).or_insert_with(|| Buffer {
+            bytes,
+            written: Written::default(),
+        });
     }
-    let sim_options = SimOptions {
+    let mut all = Simulated::default();
+    for step in plan.steps() {
+        let report = run_step(step, &mut buffers, schedule, options)?;
+        all.findings.extend(report.findings);
+        all.counts += &report.counts;
+        all.traces.extend(report.traces);
+        all.memory.extend(report.memory);
+        if !all.findings.is_empty() {
+            break;
+        }
+    }
+    if let Some(written) = buffers.get("out") {
+        out.bytes_mut().copy_from_slice(&written.bytes);
+    }
+    let lse = buffers.get("lse").map(|lse| {
+        let words = lse.bytes.chunks_exact(4);
+        words.map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect()
+    });
+    Ok((Answer { out, lse }, all))
+}
+
+/// Runs one step on the buffers that it names.
+fn run_step(
+    step: &Step,
+    buffers: &mut BTreeMap<&'static str, Buffer>,
+    schedule: u64,
+    options: &CheckOptions,
+) -> Result<SimReport, CheckError> {
+    let specs = &step.launch.buffers;
+    let mut sim_options = SimOptions {
         seed: schedule,
         max_instructions: options.max_instructions,
         trace: options.trace,
         memory_counts: options.memory_counts,
         host_threads: options.host_threads,
-        uninitialized,
+        ..SimOptions::default()
     };
-    let report = simulate(&plan.kernel, &plan.launch, &mut buffers, &sim_options)?;
-    let mut lse = None;
-    for (spec, bytes) in specs.iter().zip(&buffers) {
-        match spec.name {
-            "out" => out.bytes_mut().copy_from_slice(bytes),
-            "lse" => {
-                let words = bytes
-                    .chunks_exact(4)
-                    .map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]));
-                lse = Some(words.collect());
-            }
-            _ => {}
+    let mut bytes = Vec::with_capacity(specs.len());
+    for (slot, spec) in specs.iter().enumerate() {
+        let buffer = buffers.get_mut(spec.name).ok_or(CheckError::Buffer(spec.name))?;
+        if matches!(spec.name, "out" | "lse" | "workspace") {
+            sim_options.uninitialized.push(slot);
+            sim_options.written.insert(slot, buffer.written.clone());
+        }
+        bytes.push(std::mem::take(&mut buffer.bytes));
+    }
+    let report = simulate(&step.kernel, &step.launch, &mut bytes, &sim_options)?;
+    for (slot, (spec, bytes)) in specs.iter().zip(bytes).enumerate() {
+        if let Some(buffer) = buffers.get_mut(spec.name) {
+            buffer.bytes = bytes;
+            report
+                .written
+                .get(&slot)
+                .into_iter()
+                .for_each(|w| buffer.written.add(w));
         }
     }
-    Ok((Answer { out, lse }, report))
+    Ok(report)
 }
 
 /// Adds the findings of a schedule to those of the ones before. What the same lines of the kernel do

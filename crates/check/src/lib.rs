@@ -19,4 +19,4 @@ pub mod source;
 pub use check::{CheckError, CheckOptions, check_plan};
 pub use gate::{Gate, gate};
 pub use proof::{LaunchRefusal, prove};
-pub use report::{CheckReport, Found, Verdict};
+pub use report::{CheckReport, Found, StepSize, Verdict};

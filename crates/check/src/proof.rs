@@ -161,7 +161,7 @@ pub struct Known<'a> {
 /// use flashcore_kernels::Plan;
 /// use flashcore_problem::Problem;
 /// let plan = Plan::new(&Problem::named("mission")?, &"scalar/tiled-m32n32-w8-v16".parse()?, Target::Sm89)?;
-/// assert_eq!(prove(&plan.kernel, &plan.launch, plan.target, Known::default()), []);
+/// assert_eq!(prove(&plan.main.kernel, &plan.main.launch, plan.target, Known::default()), []);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn prove(kernel: &Kernel, launch: &Launch, target: Target, known: Known<'_>) -> Vec<LaunchRefusal> {
@@ -306,9 +306,9 @@ mod tests {
 
     fn refusal(change: impl FnOnce(&mut Launch)) -> String {
         let plan = mission();
-        let mut launch = plan.launch.clone();
+        let mut launch = plan.main.launch.clone();
         change(&mut launch);
-        let refusals = prove(&plan.kernel, &launch, plan.target, Known::default());
+        let refusals = prove(&plan.main.kernel, &launch, plan.target, Known::default());
         assert_eq!(refusals.len(), 1, "{refusals:?}");
         refusals[0].to_string()
     }
@@ -317,10 +317,10 @@ mod tests {
     fn registers_are_counted_by_warp_and_partition() {
         let plan = mission();
         let with = |threads: u32, registers| {
-            let mut launch = plan.launch.clone();
+            let mut launch = plan.main.launch.clone();
             launch.block = [threads, 1, 1];
             prove(
-                &plan.kernel,
+                &plan.main.kernel,
                 &launch,
                 plan.target,
                 Known {
@@ -364,10 +364,13 @@ mod tests {
             addresses,
         };
         let aligned = [0x1000, 0x2000, 0x3000, 0x4000];
-        assert_eq!(prove(&plan.kernel, &plan.launch, plan.target, known(&aligned)), []);
+        assert_eq!(
+            prove(&plan.main.kernel, &plan.main.launch, plan.target, known(&aligned)),
+            []
+        );
         let refusals = prove(
-            &plan.kernel,
-            &plan.launch,
+            &plan.main.kernel,
+            &plan.main.launch,
             plan.target,
             known(&[0x1000, 0x2004, 0x3000, 0x4000]),
         );

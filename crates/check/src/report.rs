@@ -46,6 +46,17 @@ pub struct Found {
     pub schedules: Vec<u64>,
 }
 
+/// The size of one of a plan's steps.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepSize {
+    /// The kernel's entry name.
+    pub kernel: String,
+    /// Blocks of the launch.
+    pub blocks: u64,
+    /// Warps a block.
+    pub warps: u32,
+}
+
 /// What checking a plan showed. Prints as a compiler does ([`crate::render`]).
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckReport {
@@ -71,11 +82,9 @@ pub struct CheckReport {
     pub gate: Option<Gate>,
     /// Seed of the first schedule whose answer differs from the first one's in any bit.
     pub differs_under: Option<u64>,
-    /// Blocks of the launch.
-    pub blocks: u64,
-    /// Warps a block.
-    pub warps: u32,
-    /// Instructions executed under the first schedule, by class.
+    /// The plan's steps.
+    pub steps: Vec<StepSize>,
+    /// Instructions executed under the first schedule, by class, all steps together.
     pub counts: Counts,
     /// Traced values, under the first schedule.
     pub traces: Vec<TraceRecord>,

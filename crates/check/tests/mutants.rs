@@ -36,7 +36,7 @@ fn options() -> CheckOptions {
 
 fn check_with(plan: &Plan, kernel: Kernel, launch: Launch) -> CheckReport {
     let mut mutant = plan.clone();
-    (mutant.kernel, mutant.launch) = (Arc::new(kernel), launch);
+    (mutant.main.kernel, mutant.main.launch) = (Arc::new(kernel), launch);
     check_plan(&mutant, &options()).unwrap()
 }
 
@@ -127,7 +127,7 @@ fn is_found(report: &CheckReport, kernel: &Kernel, planted: &Planted) -> bool {
 #[test]
 fn planted_mistakes_are_found_with_kind_and_line() {
     let plan = plan(&odd_problem());
-    let all = mutations(&plan.kernel);
+    let all = mutations(&plan.main.kernel);
     for planted in PLANTED {
         let candidates: Vec<&Mutation> = all
             .iter()
@@ -137,9 +137,9 @@ fn planted_mistakes_are_found_with_kind_and_line() {
         assert!(!candidates.is_empty(), "{}: nowhere to plant it", planted.name);
         let mut seen = String::new();
         let found = candidates.iter().any(|mutation| {
-            let report = check_with(&plan, mutation.apply(&plan.kernel), plan.launch.clone());
+            let report = check_with(&plan, mutation.apply(&plan.main.kernel), plan.main.launch.clone());
             seen.push_str(&format!("{mutation}\n{report}\n"));
-            is_found(&report, &plan.kernel, planted)
+            is_found(&report, &plan.main.kernel, planted)
         });
         assert!(found, "{}\n{seen}", planted.name);
     }
@@ -150,16 +150,17 @@ fn planted_mistakes_are_found_with_kind_and_line() {
 fn launches_that_lie_are_found_too() {
     let plan = plan(&odd_problem());
     let argument = |name: &str| {
-        plan.kernel
+        plan.main
+            .kernel
             .params()
             .iter()
             .position(|param| param.name == name)
             .unwrap()
     };
     let check = |change: &dyn Fn(&mut Launch)| {
-        let mut launch = plan.launch.clone();
+        let mut launch = plan.main.launch.clone();
         change(&mut launch);
-        check_with(&plan, (*plan.kernel).clone(), launch)
+        check_with(&plan, (*plan.main.kernel).clone(), launch)
     };
     let has = |report: &CheckReport, kind, object: &str| {
         let of = |found: &flashcore_check::Found| found.finding.object.as_deref().unwrap_or("") == object;
@@ -181,21 +182,21 @@ fn launches_that_lie_are_found_too() {
 #[test]
 fn wrong_answers_without_a_finding_are_wrong() {
     let plan = plan(&odd_problem());
-    let unmasked: Vec<Mutation> = mutations(&plan.kernel)
+    let unmasked: Vec<Mutation> = mutations(&plan.main.kernel)
         .into_iter()
         .filter(|m| m.operator == Operator::Unmask && quoted(m.line).contains("row.sees(key)"))
         .collect();
-    let report = check_with(&plan, unmasked[0].apply(&plan.kernel), plan.launch.clone());
+    let report = check_with(&plan, unmasked[0].apply(&plan.main.kernel), plan.main.launch.clone());
     assert_eq!(report.verdict, Verdict::Wrong, "{report}");
     assert!(
         report.to_string().contains("error[wrong-answer]: FAIL: max abs"),
         "{report}"
     );
-    let unwritten: Vec<Mutation> = mutations(&plan.kernel)
+    let unwritten: Vec<Mutation> = mutations(&plan.main.kernel)
         .into_iter()
         .filter(|m| m.operator == Operator::DropStore && m.object.as_deref() == Some("lse"))
         .collect();
-    let report = check_with(&plan, unwritten[0].apply(&plan.kernel), plan.launch.clone());
+    let report = check_with(&plan, unwritten[0].apply(&plan.main.kernel), plan.main.launch.clone());
     assert_eq!(report.verdict, Verdict::Wrong, "{report}");
     assert!(report.gate.unwrap().lse.unwrap().unwritten > 0);
 }
@@ -243,13 +244,13 @@ fn most_of_a_sample_of_all_mutations_are_found() {
     .iter()
     .map(plan)
     .collect();
-    let all = mutations(&plans[0].kernel);
+    let all = mutations(&plans[0].main.kernel);
     let mut rng = Rng::new(seed);
     let (sampled, mut survivors) = (60, Vec::new());
     for _ in 0..sampled {
         let mutation = &all[rng.below(all.len())];
         let killed = plans.iter().any(|plan| {
-            let report = check_with(plan, mutation.apply(&plan.kernel), plan.launch.clone());
+            let report = check_with(plan, mutation.apply(&plan.main.kernel), plan.main.launch.clone());
             report.verdict != Verdict::Clean
         });
         if !killed {

@@ -237,7 +237,7 @@ fn on_cuda(
         None => None,
     };
     let workspace_bytes = match plan {
-        PlanSummary::Gpu(choice) => choice.plan.launch.workspace_bytes(),
+        PlanSummary::Gpu(choice) => choice.plan.workspace_bytes(),
         PlanSummary::Cpu(_) => 0,
     };
     let workspace = DeviceBuffer::new(&context, workspace_bytes as usize)?;

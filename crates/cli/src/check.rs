@@ -5,8 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use flashcore_check::CheckOptions;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
-use flashcore_ir::Kernel;
-use flashcore_kernels::Config;
+use flashcore_kernels::{Config, Plan};
 
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
@@ -56,14 +55,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     let card = args.profile.unwrap_or_else(Card::default);
     let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;
-    let planted = args
-        .plant
-        .as_deref()
-        .map(|mistake| find(mistake, &plan.kernel))
-        .transpose()?;
-    if let Some(mutation) = &planted {
-        plan.kernel = Arc::new(mutation.apply(&plan.kernel));
-    }
+    let planted = match args.plant.as_deref() {
+        Some(mistake) => Some(plant(mistake, &mut plan)?),
+        None => None,
+    };
     let options = CheckOptions {
         schedules: args.schedules,
         first_schedule: args.schedule,
@@ -99,8 +94,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     Ok(simulated::outcome(&report))
 }
 
-/// The mistake of a name such as `drop-barrier:2`, at a place that the kernel has.
-fn find(mistake: &str, kernel: &Kernel) -> Result<Mutation, Failure> {
+/// Plants the mistake of a name such as `drop-barrier:2` at a place that the plan's kernels have; places are
+/// counted through the kernels in the order they run.
+fn plant(mistake: &str, plan: &mut Plan) -> Result<Mutation, Failure> {
     let (name, number) = mistake.split_once(':').unwrap_or((mistake, "1"));
     let Some(operator) = Operator::from_name(name) else {
         let known = Operator::ALL.map(|operator| operator.to_string()).join(", ");
@@ -108,13 +104,21 @@ fn find(mistake: &str, kernel: &Kernel) -> Result<Mutation, Failure> {
             "no mistake is named `{name}`; known are {known}"
         )));
     };
-    let mut places: Vec<Mutation> = mutations(kernel);
-    places.retain(|mutation| mutation.operator == operator);
-    match number.parse::<usize>() {
-        Ok(number) if (1..=places.len()).contains(&number) => Ok(places.swap_remove(number - 1)),
-        _ => Err(Failure::usage(format!(
-            "`{mistake}`: this kernel has {} places for {name}; write {name}:N with N from 1",
-            places.len()
-        ))),
+    let mut count = 0;
+    let wanted = number.parse::<usize>().unwrap_or(0);
+    for step in std::iter::once(&mut plan.main).chain(&mut plan.then) {
+        for mutation in mutations(&step.kernel) {
+            if mutation.operator != operator {
+                continue;
+            }
+            count += 1;
+            if count == wanted {
+                step.kernel = Arc::new(mutation.apply(&step.kernel));
+                return Ok(mutation);
+            }
+        }
     }
+    Err(Failure::usage(format!(
+        "`{mistake}`: this plan's kernels have {count} places for {name}; write {name}:N with N from 1"
+    )))
 }

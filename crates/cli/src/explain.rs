@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use clap::Args;
 use flashcore::{KernelId, Problem};
+use flashcore_check::LaunchRefusal;
 use flashcore_check::proof::Known;
 use flashcore_check::registers::{self, Registers};
 use flashcore_ir::{Kernel, Limits, Occupancy, PROFILES, Profile};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, Step};
 use serde_json::{Value, json};
 
 use crate::args::{Card, ProblemArgs};
@@ -42,6 +43,9 @@ pub(crate) struct ExplainArgs {
     /// With --ptx: with the Rust lines, as .file and .loc, for profilers and debuggers
     #[arg(long, help_heading = "How", requires = "ptx")]
     lines: bool,
+    /// With --ptx: of which of the plan's kernels, counted from 1 in the order they run
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "How", requires = "ptx")]
+    step: usize,
     /// Print one JSON object
     #[arg(long, help_heading = "How")]
     json: bool,
@@ -62,57 +66,110 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
     let config = args.kernel.as_deref().map(gpu_kernel).transpose()?;
     let card = args.profile.unwrap_or_else(Card::default);
     let choice = simulated::plan(&problem, card, config)?;
-    let kernel = &choice.plan.kernel;
     if args.ptx {
-        let ptx = if args.lines {
-            kernel.to_ptx_with_lines()
-        } else {
-            kernel.to_ptx()
-        };
-        style::print(&ptx);
+        style::print(&ptx_of(args, &choice.plan)?);
         return Ok(Outcome::Clean);
     }
-    let registers = registers_of(kernel, card);
-    let known = Known {
-        registers: registers.as_ref().ok().map(|found| found.per_thread),
-        addresses: &[],
-    };
-    let refusals = flashcore_check::prove(kernel, &choice.plan.launch, card.target, known);
-    let outcome = if refusals.is_empty() {
+    let steps: Vec<Explained> = choice.plan.steps().map(|step| Explained::new(step, card)).collect();
+    let outcome = if steps.iter().all(|step| step.refusals.is_empty()) {
         Outcome::Clean
     } else {
         Outcome::Findings
     };
     if args.json {
-        let refusals = serde_json::to_value(&refusals)?;
-        style::print_json(&as_json(
-            args,
-            card,
-            &problem,
-            &choice,
-            registers.as_ref().ok(),
-            refusals,
-        )?);
+        style::print_json(&as_json(args, card, &problem, &choice, &steps));
         return Ok(outcome);
     }
     let mut text = plan_text(args, card, &problem, &choice);
-    text.push_str(&launch_text(&choice.plan));
-    for refusal in &refusals {
-        text.push_str(&style::field("refused", &refusal.to_string()));
+    for (index, step) in steps.iter().enumerate() {
+        if steps.len() > 1 {
+            let (of, name) = (steps.len(), step.step.kernel.name());
+            let _ = write!(text, "\n{HEAD}Step {} of {of}{HEAD:#} {name}\n", index + 1);
+        }
+        text.push_str(&step.text(card));
     }
-    let _ = write!(
-        text,
-        "\n{HEAD}Shared memory{HEAD:#}\n{}",
-        indented(&kernel.ledger().to_string())
-    );
-    let _ = write!(text, "\n{HEAD}Registers{HEAD:#}\n{}", registers_text(&registers));
-    let _ = write!(
-        text,
-        "\n{HEAD}Occupancy{HEAD:#}\n{}",
-        occupancy_text(card, &choice.plan, known.registers)
-    );
     style::print(&text);
     Ok(outcome)
+}
+
+/// The PTX of the step asked for.
+fn ptx_of(args: &ExplainArgs, plan: &Plan) -> Result<String, Failure> {
+    let step = args.step.checked_sub(1).and_then(|index| plan.steps().nth(index));
+    let Some(step) = step else {
+        let steps = style::count(plan.steps().count() as u64, "kernel");
+        return Err(Failure::usage(format!(
+            "--step {}: this plan has {steps}, counted from 1",
+            args.step
+        )));
+    };
+    Ok(match args.lines {
+        true => step.kernel.to_ptx_with_lines(),
+        false => step.kernel.to_ptx(),
+    })
+}
+
+/// A step of a plan, and what is known of it on a card.
+struct Explained<'a> {
+    step: &'a Step,
+    registers: Result<Registers, registers::Unknown>,
+    refusals: Vec<LaunchRefusal>,
+}
+
+impl Explained<'_> {
+    fn new(step: &Step, card: Card) -> Explained<'_> {
+        let registers = registers_of(&step.kernel, card);
+        let known = Known {
+            registers: registers.as_ref().ok().map(|found| found.per_thread),
+            addresses: &[],
+        };
+        Explained {
+            step,
+            refusals: flashcore_check::prove(&step.kernel, &step.launch, card.target, known),
+            registers,
+        }
+    }
+
+    fn registers(&self) -> Option<u32> {
+        self.registers.as_ref().ok().map(|found| found.per_thread)
+    }
+
+    fn text(&self, card: Card) -> String {
+        let mut text = launch_text(self.step, &card.target.limits());
+        for refusal in &self.refusals {
+            text.push_str(&style::field("refused", &refusal.to_string()));
+        }
+        let ledger = self.step.kernel.ledger().to_string();
+        let _ = write!(text, "\n{HEAD}Shared memory{HEAD:#}\n{}", indented(&ledger));
+        let _ = write!(text, "\n{HEAD}Registers{HEAD:#}\n{}", registers_text(&self.registers));
+        let _ = write!(
+            text,
+            "\n{HEAD}Occupancy{HEAD:#}\n{}",
+            occupancy_text(card, self.step, self.registers())
+        );
+        text
+    }
+
+    fn json(&self, card: Card) -> Value {
+        let kernel = &self.step.kernel;
+        let occupancy: Vec<Value> = profiles(card)
+            .into_iter()
+            .map(|profile| {
+                let fit = fit(&profile.target.limits(), self.step, self.registers());
+                json!({ "profile": profile.name, "sms": profile.sms, "fit": fit })
+            })
+            .collect();
+        json!({
+            "name": kernel.name(),
+            "refusals": self.refusals,
+            "launch": self.step.launch,
+            "ledger": kernel.ledger(),
+            "shared_bytes": shared_bytes(self.step),
+            "instructions": kernel.num_insts(),
+            "requires": { "target": kernel.requires().target_name(), "ptx": kernel.requires().ptx },
+            "registers": self.registers.as_ref().ok(),
+            "occupancy": occupancy,
+        })
+    }
 }
 
 /// Registers as the offline assembler has it, or as the driver does where the machine has such a GPU.
@@ -157,9 +214,8 @@ fn every_config(problem: &Problem, card: Card) -> Vec<(Config, Option<String>)> 
         .collect()
 }
 
-fn launch_text(plan: &Plan) -> String {
-    let (kernel, launch) = (&plan.kernel, &plan.launch);
-    let limits = plan.target.limits();
+fn launch_text(step: &Step, limits: &Limits) -> String {
+    let Step { kernel, launch } = step;
     let [x, y, z] = launch.grid;
     let mut text = style::field(
         "launch",
@@ -167,7 +223,7 @@ fn launch_text(plan: &Plan) -> String {
             "grid {x} × {y} × {z}, {} threads a block ({} warps), {} B of shared memory ({} allowed)",
             launch.threads(),
             launch.threads().div_ceil(32),
-            style::whole(u64::from(shared_bytes(plan))),
+            style::whole(u64::from(shared_bytes(step))),
             style::whole(u64::from(limits.shared_per_block)),
         ),
     );
@@ -196,12 +252,9 @@ fn launch_text(plan: &Plan) -> String {
 }
 
 /// Bytes of shared memory a block takes, static or dynamic.
-fn shared_bytes(plan: &Plan) -> u32 {
-    plan.launch.dynamic_shared_bytes.max(ledger_bytes(&plan.kernel))
-}
-
-fn ledger_bytes(kernel: &Kernel) -> u32 {
-    kernel.ledger().total_bytes()
+fn shared_bytes(step: &Step) -> u32 {
+    let ledger = step.kernel.ledger().total_bytes();
+    step.launch.dynamic_shared_bytes.max(ledger)
 }
 
 fn indented(text: &str) -> String {
@@ -229,14 +282,14 @@ fn profiles(card: Card) -> Vec<&'static Profile> {
 }
 
 /// What fits on an SM of a card, and how often the grid fills the card.
-fn fit(limits: &Limits, plan: &Plan, registers: Option<u32>) -> Occupancy {
-    limits.occupancy(plan.launch.threads(), registers.unwrap_or(0), shared_bytes(plan))
+fn fit(limits: &Limits, step: &Step, registers: Option<u32>) -> Occupancy {
+    limits.occupancy(step.launch.threads(), registers.unwrap_or(0), shared_bytes(step))
 }
 
-fn occupancy_text(card: Card, plan: &Plan, registers: Option<u32>) -> String {
+fn occupancy_text(card: Card, step: &Step, registers: Option<u32>) -> String {
     let mut text = format!("  {DIM}card       SMs  blocks an SM  warps an SM  waves  limited by{DIM:#}\n");
     if card.profile.is_none() {
-        let fit = fit(&card.target.limits(), plan, registers);
+        let fit = fit(&card.target.limits(), step, registers);
         let _ = writeln!(
             text,
             "  {:<9} {:>4}  {:>12}  {:>5} of {:<2}  {:>5}  {}",
@@ -250,8 +303,8 @@ fn occupancy_text(card: Card, plan: &Plan, registers: Option<u32>) -> String {
         );
     }
     for profile in profiles(card) {
-        let fit = fit(&profile.target.limits(), plan, registers);
-        let waves = plan.launch.blocks() as f64 / f64::from(profile.sms * fit.blocks_per_sm);
+        let fit = fit(&profile.target.limits(), step, registers);
+        let waves = step.launch.blocks() as f64 / f64::from(profile.sms * fit.blocks_per_sm);
         let waves = match waves {
             _ if fit.blocks_per_sm == 0 => "none".to_string(),
             waves if waves < 0.01 => "<0.01".to_string(),
@@ -276,14 +329,7 @@ fn occupancy_text(card: Card, plan: &Plan, registers: Option<u32>) -> String {
     text
 }
 
-fn as_json(
-    args: &ExplainArgs,
-    card: Card,
-    problem: &Problem,
-    choice: &Choice,
-    registers: Option<&Registers>,
-    refusals: Value,
-) -> Result<Value, Failure> {
+fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, steps: &[Explained<'_>]) -> Value {
     let plan = &choice.plan;
     let considered: Vec<Value> = choice
         .considered
@@ -295,11 +341,6 @@ fn as_json(
             })
         })
         .collect();
-    let known = registers.map(|found| found.per_thread);
-    let occupancy: Vec<Value> = profiles(card)
-        .into_iter()
-        .map(|profile| json!({ "profile": profile.name, "sms": profile.sms, "fit": fit(&profile.target.limits(), plan, known) }))
-        .collect();
     let mut value = json!({
         "problem": problem.to_string(),
         "profile": card.name(),
@@ -307,14 +348,8 @@ fn as_json(
         "kernel": plan.config.to_string(),
         "why": choice.why,
         "considered": considered,
-        "refusals": refusals,
-        "launch": plan.launch,
-        "ledger": plan.kernel.ledger(),
-        "shared_bytes": shared_bytes(plan),
-        "instructions": plan.kernel.num_insts(),
-        "requires": { "target": plan.kernel.requires().target_name(), "ptx": plan.kernel.requires().ptx },
-        "registers": registers,
-        "occupancy": occupancy,
+        "workspace_bytes": plan.workspace_bytes(),
+        "steps": steps.iter().map(|step| step.json(card)).collect::<Vec<_>>(),
     });
     if args.all {
         value["configs"] = every_config(problem, card)
@@ -322,5 +357,5 @@ fn as_json(
             .map(|(config, refusal)| json!({ "kernel": config.to_string(), "refusal": refusal }))
             .collect();
     }
-    Ok(value)
+    value
 }

@@ -32,7 +32,7 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
 
 /// Checks a plan, showing on a terminal that it takes a while.
 pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Failure> {
-    let blocks = style::whole(plan.launch.blocks());
+    let blocks = style::whole(plan.steps().map(|step| step.launch.blocks()).sum());
     let spinner = style::spinner(&format!("simulating {blocks} blocks of {}", plan.config));
     let report = check_plan(plan, options).map_err(Failure::failed);
     drop(spinner);
@@ -63,12 +63,19 @@ pub(crate) fn text(report: &CheckReport) -> String {
     if let Some(gate) = &report.gate {
         text.push_str(&gate_fields(gate));
         let total = report.counts.total();
+        let sizes: Vec<String> = report
+            .steps
+            .iter()
+            .map(|step| {
+                let blocks = style::count(step.blocks, "block");
+                format!("{blocks} of {}", style::count(u64::from(step.warps), "warp"))
+            })
+            .collect();
         text.push_str(&style::field(
             "simulated",
             &format!(
-                "{} of {}, {} in {}",
-                style::count(report.blocks, "block"),
-                style::count(u64::from(report.warps), "warp"),
+                "{}, {} in {}",
+                sizes.join(", then "),
                 style::count(report.schedules.len() as u64, "schedule"),
                 style::micros(report.seconds * 1e6),
             ),

@@ -208,8 +208,7 @@ fn json_parses_and_keeps_its_keys() {
         "findings",
         "gate",
         "differs_under",
-        "blocks",
-        "warps",
+        "steps",
         "counts",
         "traces",
         "memory",
@@ -231,6 +230,15 @@ fn json_parses_and_keeps_its_keys() {
             "kernel",
             "why",
             "considered",
+            "workspace_bytes",
+            "steps",
+        ])
+    );
+    let step = &explained["steps"][0];
+    assert_eq!(
+        keys(step),
+        BTreeSet::from([
+            "name",
             "refusals",
             "launch",
             "ledger",
@@ -241,8 +249,8 @@ fn json_parses_and_keeps_its_keys() {
             "occupancy",
         ])
     );
-    assert_eq!(explained["occupancy"][0]["profile"], "l4");
-    assert_eq!(explained["registers"], Value::Null);
+    assert_eq!(step["occupancy"][0]["profile"], "l4");
+    assert_eq!(step["registers"], Value::Null);
     let every = json("explain tiny --all --json");
     assert!(every["configs"].as_array().expect("a list").len() > 50);
 

@@ -381,7 +381,7 @@ fn attention(context: Option<&Context>, seed: u64, failures: &mut Failures) -> R
     if problem.return_lse() {
         buffers.push(vec![POISON; 4 * problem.lse_len()]);
     }
-    let (simulated, measured) = both(context, &plan.kernel, &plan.launch, &buffers)?;
+    let (simulated, measured) = both(context, &plan.main.kernel, &plan.main.launch, &buffers)?;
 
     let largest_v = element_values(problem.dtype(), inputs.v.bytes())
         .filter(|v| v.is_finite())

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
-use flashcore_ir::Target;
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, select};
+use flashcore_ir::{BufferSpec, Target};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, Step, select};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
 use crate::Error;
@@ -26,8 +26,8 @@ pub struct DeviceTensors<'a> {
     pub out: DeviceSlice<'a>,
     /// Written where the problem asks for it: f32 `[batch, num_heads, seq_len_q]`.
     pub lse: Option<DeviceSlice<'a>>,
-    /// As many bytes as the plan's launch asks for ([`Launch::workspace_bytes`](flashcore_ir::Launch::workspace_bytes));
-    /// most plans ask for none.
+    /// As many bytes as the plan asks for ([`Plan::workspace_bytes`]), starting at a multiple of 16; most plans ask
+    /// for none. What it holds does not matter.
     pub workspace: Option<DeviceSlice<'a>>,
 }
 
@@ -39,11 +39,11 @@ impl DeviceTensors<'_> {
     }
 }
 
-/// A plan and its compiled kernel.
+/// A plan and the compiled kernels of its steps.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     plan: Plan,
-    function: Function,
+    functions: Vec<Function>,
 }
 
 /// What is kept ready for one context.
@@ -97,8 +97,9 @@ impl CudaAttention {
         }
         let plan = self.choose(problem, alignment)?.plan;
         // Modules are kept by identity in their context, so a kernel is compiled once.
-        let function = Function::load(&self.context, &plan.kernel, &ModuleOptions::default())?;
-        let prepared = Arc::new(Prepared { plan, function });
+        let load = |step: &Step| Function::load(&self.context, &step.kernel, &ModuleOptions::default());
+        let functions = plan.steps().map(load).collect::<Result<_, _>>()?;
+        let prepared = Arc::new(Prepared { plan, functions });
         let mut recent = recent();
         recent.push_front((problem.clone(), alignment, prepared.clone()));
         recent.truncate(RECENT_PLANS);
@@ -106,7 +107,7 @@ impl CudaAttention {
     }
 
     pub(crate) fn workspace_bytes(&self, problem: &Problem, alignment: u32) -> Result<u64, Error> {
-        Ok(self.prepare(problem, alignment)?.plan.launch.workspace_bytes())
+        Ok(self.prepare(problem, alignment)?.plan.workspace_bytes())
     }
 
     pub(crate) fn forward_on(
@@ -124,9 +125,7 @@ impl CudaAttention {
             workspace,
         } = *tensors;
         let prepared = self.prepare(problem, tensors.alignment())?;
-        let launch = &prepared.plan.launch;
-        let mut buffers = Vec::with_capacity(launch.buffers.len());
-        for spec in &launch.buffers {
+        let given = |spec: &BufferSpec| {
             let given = match spec.name {
                 "q" => Some(q),
                 "k" => Some(k),
@@ -135,18 +134,24 @@ impl CudaAttention {
                 "lse" => lse,
                 _ => workspace,
             };
-            match given {
-                Some(slice) if slice.len() as u64 >= spec.bytes => buffers.push(slice),
-                given => {
-                    return Err(Error::DeviceBuffer {
-                        tensor: spec.name,
-                        needed: spec.bytes,
-                        given: given.map(|slice| slice.len() as u64),
-                    });
-                }
-            }
+            given
+                .filter(|slice| slice.len() as u64 >= spec.bytes)
+                .ok_or_else(|| Error::DeviceBuffer {
+                    tensor: spec.name,
+                    needed: spec.bytes,
+                    given: given.map(|slice| slice.len() as u64),
+                })
+        };
+        // Nothing is enqueued before all of it can be.
+        let mut launches = Vec::with_capacity(prepared.functions.len());
+        for (step, function) in prepared.plan.steps().zip(&prepared.functions) {
+            let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
+            launches.push(function.prepare(&step.launch, &buffers)?);
         }
-        Ok(prepared.function.run(stream, launch, &buffers)?)
+        for launch in &launches {
+            launch.enqueue(stream)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn forward_host(

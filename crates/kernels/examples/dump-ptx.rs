@@ -26,7 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 continue;
             }
             match Plan::new(&problem, &Config::Scalar(config), target) {
-                Ok(plan) => drop(kernels.insert(plan.kernel.name().to_string(), plan.kernel.to_ptx())),
+                Ok(plan) => kernels.extend(
+                    plan.steps()
+                        .map(|step| (step.kernel.name().to_string(), step.kernel.to_ptx())),
+                ),
                 Err(_) => refused += 1,
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! A [`Config`] is one choice of a family's levers. For a problem and a target it either refuses,
 //! saying why and what would help ([`Refusal`]), or gives a [`Plan`]: a kernel and everything it
-//! takes to launch it. [`select()`] picks the config used where nobody names one.
+//! takes to launch it, or several in a row. [`select()`] picks the config used where nobody names one.
 
 pub mod config;
 pub mod mma;
@@ -16,6 +16,6 @@ mod softmax;
 mod tiles;
 
 pub use config::{Config, UnknownConfig};
-pub use plan::{KernelCache, Plan};
+pub use plan::{KernelCache, Plan, Step};
 pub use refusal::Refusal;
 pub use select::{Choice, Considered, NoPlan, select};

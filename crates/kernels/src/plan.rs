@@ -1,4 +1,4 @@
-//! [`Plan`]: a kernel and its launch, resolved for a problem on a target.
+//! [`Plan`]: kernels and their launches, resolved for a problem on a target.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +32,20 @@ impl KernelCache {
     }
 }
 
-/// A kernel and its launch, resolved for problem, config and target. It exists only if nothing refuses.
+/// A kernel and everything it takes to run it.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The kernel. Lengths and strides are launch arguments, so problems that differ only in those
+    /// have the same kernel.
+    pub kernel: Arc<Kernel>,
+    /// Its launch. Buffers go by their names, `q`, `k`, `v`, `out`, `lse`, `workspace`, which mean the same
+    /// memory in every step of a plan; each step lists those that it touches.
+    pub launch: Launch,
+}
+
+/// Kernels and their launches, resolved for problem, config and target. It exists only if nothing refuses.
+///
+/// Most plans are one step. All steps run in order on one stream, each after the one before has finished.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// What is asked.
@@ -41,11 +54,10 @@ pub struct Plan {
     pub config: Config,
     /// The architecture it was resolved for.
     pub target: Target,
-    /// The kernel. Lengths and strides are launch arguments, so problems that differ only in those
-    /// have the same kernel.
-    pub kernel: Arc<Kernel>,
-    /// Everything it takes to run it. Buffers are `q`, `k`, `v`, `out`, then `lse` if asked for.
-    pub launch: Launch,
+    /// The step that does the work.
+    pub main: Step,
+    /// What runs after it, such as `combine` where the keys are split across blocks.
+    pub then: Vec<Step>,
 }
 
 impl Plan {
@@ -57,7 +69,8 @@ impl Plan {
     /// use flashcore_problem::Problem;
     /// let config: Config = "scalar/tiled-m32n32-w4-v16".parse()?;
     /// let plan = Plan::new(&Problem::named("mission")?, &config, Target::Sm89)?;
-    /// assert_eq!(plan.launch.grid, [8 * 512 / 32, 1, 1]);
+    /// assert_eq!(plan.main.launch.grid, [8 * 512 / 32, 1, 1]);
+    /// assert_eq!(plan.steps().count(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -80,18 +93,32 @@ impl Plan {
         if !target.is_supported() {
             return Err(Refusal::Target { target });
         }
-        let (kernel, launch) = match config {
+        let (main, then) = match config {
             Config::Mma(config) => crate::mma::plan(problem, config, target, kernels)?,
-            Config::Scalar(config) => crate::scalar::plan(problem, config, kernels)?,
+            Config::Scalar(config) => (crate::scalar::plan(problem, config, kernels)?, Vec::new()),
         };
-        check_shared_memory(&kernel, target, config)?;
-        Ok(Plan {
+        let plan = Plan {
             problem: problem.clone(),
             config: *config,
             target,
-            kernel,
-            launch,
-        })
+            main,
+            then,
+        };
+        for step in plan.steps() {
+            check_shared_memory(&step.kernel, target, config)?;
+        }
+        Ok(plan)
+    }
+
+    /// All steps, in the order they run.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        std::iter::once(&self.main).chain(&self.then)
+    }
+
+    /// Bytes of workspace that the caller must bring for all steps together; 0 for most plans.
+    pub fn workspace_bytes(&self) -> u64 {
+        let bytes = self.steps().map(|step| step.launch.workspace_bytes());
+        bytes.max().unwrap_or(0)
     }
 }
 

@@ -116,7 +116,7 @@ impl<'m> Block<'m> {
         }
         let region = self.region(at.object);
         if region.overlaid {
-            if cache == Cache::ReadOnly {
+            if cache == Cache::ReadOnly && region.written {
                 self.read_only_cache(warp, pc, mask, region);
             }
             self.load_overlaid(warp, pc, d, width, mask, &offsets, region);
@@ -224,7 +224,8 @@ impl<'m> Block<'m> {
     fn read_lane(&mut self, warp: &Warp, pc: u32, lane: u32, region: &Region, offset: u64, out: &mut [u8]) {
         let me = (32 * warp.index) as ActorId + lane;
         let mut clash = None;
-        let mut unwritten = None;
+        // A bit for each pair of bytes that this block has not written.
+        let mut unwritten = 0u32;
         let uninitialized = self.machine.uninitialized[region.slot];
         // Aligned accesses of at most 16 bytes stay on one page.
         let page = self.overlay.page(region.slot, offset);
@@ -237,7 +238,7 @@ impl<'m> Block<'m> {
             match cell.stamp() {
                 Some(stamp) if !known(stamp) => clash = clash.or(Some((at, cell.writer, cell.writer_pc, true))),
                 Some(_) => {}
-                None if uninitialized => unwritten = unwritten.or(Some(at)),
+                None if uninitialized => unwritten |= 1 << i,
                 None => {}
             }
             if cell.read_epoch != warp.epoch || cell.reader_warp != warp.index as u32 {
@@ -251,7 +252,8 @@ impl<'m> Block<'m> {
         if let Some(clash) = clash {
             self.global_clash(warp, pc, lane, region, clash, "reads");
         }
-        if let Some(at) = unwritten.filter(|&at| !self.overlay.written_earlier(region.slot, at)) {
+        let mut places = (0..8).filter(|i| unwritten >> i & 1 != 0).map(|i| offset + 2 * i);
+        if let Some(at) = places.find(|&at| !self.written_earlier(region.slot, at)) {
             let actor = self.actor(warp.index, 1 << lane);
             self.report(FindingKind::NeverWritten, pc, |_| {
                 let (place, mut details) = place(region, at, actor);
@@ -259,6 +261,12 @@ impl<'m> Block<'m> {
                 details
             });
         }
+    }
+
+    /// Whether an earlier block or an earlier launch wrote these bytes.
+    fn written_earlier(&self, slot: usize, at: u64) -> bool {
+        let before = self.machine.options.written.get(&slot);
+        before.is_some_and(|written| written.contains(at)) || self.overlay.written_earlier(slot, at)
     }
 
     /// Writes bytes of a buffer for one lane, by its thread or as an atomic.

@@ -43,8 +43,10 @@ mod simulate;
 mod tensor;
 mod traffic;
 mod warp;
+mod written;
 
 pub use error::SimError;
 pub use finding::{Actor, Finding, FindingKind, Line, Other};
 pub use report::{Class, Count, Counts, MemorySite, SimOptions, SimReport, TraceRecord};
 pub use simulate::simulate;
+pub use written::Written;

@@ -29,6 +29,8 @@ pub(crate) struct Region {
     /// Whether the parameter may be written through.
     pub(crate) writable: bool,
     /// Whether the kernel writes the buffer, through this or another parameter.
+    pub(crate) written: bool,
+    /// Whether the buffer is seen through pages with shadow cells: it is written, or not all of it has been.
     pub(crate) overlaid: bool,
     /// Bytes of an element.
     pub(crate) element: u32,
@@ -67,8 +69,12 @@ impl<'a> Machine<'a> {
         let program = lower(kernel, SHARED_BASE)?;
         let (args, mut regions) = bind(kernel, launch)?;
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();
+        let uninitialized: Vec<bool> = (0..launch.buffers.len())
+            .map(|slot| launch.buffers[slot].name == "workspace" || options.uninitialized.contains(&slot))
+            .collect();
         for region in &mut regions {
-            region.overlaid = written.contains(&region.slot);
+            region.written = written.contains(&region.slot);
+            region.overlaid = region.written || uninitialized.get(region.slot) == Some(&true);
         }
         // A reduction into memory that nobody reads can wait until all blocks are done.
         let by_slot = |flags: &[bool], slot: usize| regions.iter().zip(flags).any(|(r, f)| *f && r.slot == slot);
@@ -76,9 +82,6 @@ impl<'a> Machine<'a> {
             || regions.iter().zip(&program.atomics).any(|(region, atomic)| {
                 *atomic && (by_slot(&program.loaded, region.slot) || by_slot(&program.stored, region.slot))
             });
-        let uninitialized = (0..launch.buffers.len())
-            .map(|slot| launch.buffers[slot].name == "workspace" || options.uninitialized.contains(&slot))
-            .collect();
         Ok(Machine {
             constants: Constants::new(&program),
             kernel,
@@ -185,6 +188,7 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
             base: 0,
             bytes: 0,
             writable: false,
+            written: false,
             overlaid: false,
             element: 4,
             name: param.name.clone(),

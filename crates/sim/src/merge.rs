@@ -1,7 +1,7 @@
 //! Puts the blocks' writes together, in the order of block indices, and finds bytes that two blocks
 //! write or that one writes and another reads.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::atomic;
 use crate::clock::Stamp;
@@ -9,6 +9,7 @@ use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, CELLS, Cell, PAGE, PAGE_SHIFT, Pages};
 use crate::machine::Machine;
 use crate::record::{Details, Findings, Key};
+use crate::written::Written;
 
 /// Who wrote 2 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -168,6 +169,18 @@ impl Merged {
                 );
             }
         }
+    }
+
+    /// What has been written, by slot.
+    pub(crate) fn written(&self) -> BTreeMap<usize, Written> {
+        let mut written: BTreeMap<usize, Written> = BTreeMap::new();
+        for (&(slot, number), page) in &self.pages {
+            let of_slot = written.entry(slot).or_default();
+            for (cell, _) in page.owners.iter().enumerate().filter(|(_, owner)| owner.block != 0) {
+                of_slot.set(number, cell);
+            }
+        }
+        written
     }
 
     /// Writes everything into the buffers.

@@ -1,9 +1,13 @@
 //! What a run is asked for and what it gives back.
 
+use std::collections::BTreeMap;
+use std::ops::AddAssign;
+
 use flashcore_ir::{Kernel, RegClass, SiteId};
 use serde::Serialize;
 
 use crate::finding::{Finding, Line};
+use crate::written::Written;
 
 /// How to run.
 #[derive(Clone, Debug)]
@@ -20,6 +24,8 @@ pub struct SimOptions {
     pub host_threads: usize,
     /// Buffer slots whose contents count as never written, beside the buffer named `workspace`.
     pub uninitialized: Vec<usize>,
+    /// By slot, what an earlier launch has written of them ([`SimReport::written`]).
+    pub written: BTreeMap<usize, Written>,
 }
 
 impl Default for SimOptions {
@@ -31,6 +37,7 @@ impl Default for SimOptions {
             memory_counts: false,
             host_threads: 0,
             uninitialized: Vec::new(),
+            written: BTreeMap::new(),
         }
     }
 }
@@ -48,6 +55,9 @@ pub struct SimReport {
     pub traces: Vec<TraceRecord>,
     /// Memory accesses by line, where they were asked for.
     pub memory: Vec<MemorySite>,
+    /// By slot, what the kernel wrote.
+    #[serde(skip)]
+    pub written: BTreeMap<usize, Written>,
 }
 
 impl SimReport {
@@ -145,10 +155,19 @@ impl Counts {
         })
     }
 
-    pub(crate) fn add(&mut self, class: Class, count: Count) {
+    fn add(&mut self, class: Class, count: Count) {
         if let Some(entry) = self.by_class.get_mut(class as usize) {
             entry.warps += count.warps;
             entry.lanes += count.lanes;
+        }
+    }
+}
+
+/// Counts of launches that run one after another.
+impl AddAssign<&Counts> for Counts {
+    fn add_assign(&mut self, other: &Counts) {
+        for class in Class::ALL {
+            self.add(class, other.get(class));
         }
     }
 }

@@ -73,6 +73,7 @@ where
         memory: memory_sites(&machine, &run.traffic),
         findings: run.findings.into_vec(),
         traces: run.traces,
+        written: run.merged.written(),
     };
     run.merged.store(buffers);
     Ok(report)

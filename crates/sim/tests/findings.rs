@@ -162,6 +162,35 @@ fn reads_of_what_nobody_wrote() {
 }
 
 #[test]
+fn what_an_earlier_launch_left_out_is_found_by_the_one_that_reads_it() {
+    let threads_that_write = |n: u32| {
+        let mut first = Case::new(32, |k| {
+            let work = k.param_ptr_mut::<f32>("work");
+            let t = k.thread_idx();
+            k.if_(t.lt(n).divergent(), || work.offset(t).store(k.constant(1.0f32)));
+        })
+        .output("workspace", 128);
+        first.run_clean().written
+    };
+    // The second launch only reads its workspace, and has it in another slot.
+    let second = |n: u32| {
+        let mut case = Case::new(32, |k| {
+            let out = k.param_ptr_mut::<f32>("out");
+            let work = k.param_ptr::<f32>("work");
+            let t = k.thread_idx();
+            out.offset(t).store(work.offset(t).load());
+        })
+        .output("out", 128)
+        .buffer("workspace", vec![0xff; 128], false);
+        case.options.written.insert(1, threads_that_write(n)[&0].clone());
+        case
+    };
+    second(32).run_clean();
+    let finding = second(31).run_finding(FindingKind::NeverWritten);
+    assert_eq!((finding.bytes, finding.actor.lanes), (Some((124, 126)), 1 << 31));
+}
+
+#[test]
 fn barriers_that_do_not_match() {
     let finding = Case::new(64, |k| {
         let warp = k.thread_idx() / 32;

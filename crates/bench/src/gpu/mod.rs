@@ -5,7 +5,7 @@ mod subject;
 mod tools;
 
 pub use rig::{GpuBed, GpuRig, TensorSet};
-pub use subject::{ClosureSubject, KernelSubject, Launching};
+pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
 pub use tools::{GpuStopwatch, GpuTools, empty_kernel, one_warp, spin_kernel};
 
 use flashcore_cuda::Stream;

@@ -1,11 +1,11 @@
-//! A plan as a subject: its kernel, loaded and checked against the plan, in graphs or launched one by one.
+//! A plan as a subject: its kernels, loaded and checked against the plan, in graphs or launched one by one.
 
 use flashcore::DeviceTensors;
 use flashcore_cuda::{
     CudaError, DeviceSlice, Event, Function, FunctionAttributes, Graph, ModuleOptions, PreparedLaunch, Stream,
 };
 use flashcore_ir::Launch;
-use flashcore_kernels::Plan;
+use flashcore_kernels::{Plan, Step};
 
 use crate::error::BenchError;
 use crate::identity::{Attributes, LaunchMode, SubjectInfo};
@@ -20,15 +20,47 @@ const LONG_US: f64 = 10_000.0;
 /// Runs that a first estimate is made of.
 const ESTIMATE_RUNS: u32 = 3;
 
-/// A plan's kernel bound to tensors in device memory.
+/// A plan's kernels bound to tensors in device memory.
 #[derive(Debug)]
 pub struct KernelSubject<'a> {
     info: SubjectInfo,
     stream: &'a Stream,
     /// One a set of inputs.
-    launches: Vec<PreparedLaunch<'a>>,
+    runs: Vec<PreparedPlan<'a>>,
     graph: Option<Graph>,
     chain: u32,
+}
+
+/// All steps of a plan, ready to be enqueued.
+#[derive(Clone, Debug)]
+pub struct PreparedPlan<'a> {
+    steps: Vec<PreparedLaunch<'a>>,
+}
+
+impl<'a> PreparedPlan<'a> {
+    /// Binds a plan's kernels, loaded in the order of its steps, to tensors.
+    ///
+    /// # Errors
+    /// A tensor that is missing or too small.
+    pub fn new(plan: &Plan, functions: &[Function], tensors: &DeviceTensors<'a>) -> Result<Self, BenchError> {
+        let prepare =
+            |(step, function): (&Step, &Function)| Ok(function.prepare(&step.launch, &bind(&step.launch, tensors)?)?);
+        Ok(PreparedPlan {
+            steps: plan
+                .steps()
+                .zip(functions)
+                .map(prepare)
+                .collect::<Result<_, BenchError>>()?,
+        })
+    }
+
+    /// Enqueues all steps, in order.
+    ///
+    /// # Errors
+    /// As [`PreparedLaunch::enqueue`].
+    pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.steps.iter().try_for_each(|step| step.enqueue(stream))
+    }
 }
 
 /// How to launch a kernel that is timed.
@@ -43,7 +75,7 @@ pub enum Launching {
 }
 
 impl<'a> KernelSubject<'a> {
-    /// Loads the plan's kernel and binds it to sets of tensors; the first is the one that is timed hot.
+    /// Loads the plan's kernels and binds them to sets of tensors; the first is the one that is timed hot.
     ///
     /// # Errors
     /// What the driver says, and [`BenchError::Attributes`] if what was loaded is not what the plan says.
@@ -54,13 +86,17 @@ impl<'a> KernelSubject<'a> {
         launching: Launching,
     ) -> Result<KernelSubject<'a>, BenchError> {
         let options = ModuleOptions::default();
-        let function = Function::load(stream.context(), &plan.kernel, &options)?;
-        check_attributes(plan, function.attributes())?;
-        let launches = sets
+        let mut functions = Vec::new();
+        for step in plan.steps() {
+            let function = Function::load(stream.context(), &step.kernel, &options)?;
+            check_attributes(plan, step, function.attributes())?;
+            functions.push(function);
+        }
+        let runs = sets
             .iter()
-            .map(|set| Ok(function.prepare(&plan.launch, &bind(&plan.launch, set)?)?))
+            .map(|set| PreparedPlan::new(plan, &functions, set))
             .collect::<Result<Vec<_>, BenchError>>()?;
-        let Some(first) = launches.first() else {
+        let Some(first) = runs.first() else {
             return Err(BenchError::Nothing {
                 what: "a kernel was given no tensors".to_string(),
             });
@@ -88,26 +124,31 @@ impl<'a> KernelSubject<'a> {
             LaunchMode::Graph(chain)
         };
         let id = plan.config.to_string();
-        let found = function.attributes();
+        let identities: Vec<String> = functions
+            .iter()
+            .map(|function| function.module().identity().hex())
+            .collect();
+        let launch_of_main = &plan.main.launch;
+        let attributes = functions.first().map(Function::attributes).map(|found| Attributes {
+            registers: found.registers,
+            local_bytes: found.local_bytes,
+            static_shared_bytes: found.static_shared_bytes,
+            dynamic_shared_bytes: launch_of_main.dynamic_shared_bytes,
+            threads: launch_of_main.threads(),
+            blocks: launch_of_main.blocks(),
+            binary_version: found.binary_version,
+        });
         let info = SubjectInfo {
             kernel: Some(id.clone()),
-            module: Some(function.module().identity().hex()),
+            module: Some(identities.join("+")),
             options: format!("{options:?}"),
-            attributes: Some(Attributes {
-                registers: found.registers,
-                local_bytes: found.local_bytes,
-                static_shared_bytes: found.static_shared_bytes,
-                dynamic_shared_bytes: plan.launch.dynamic_shared_bytes,
-                threads: plan.launch.threads(),
-                blocks: plan.launch.blocks(),
-                binary_version: found.binary_version,
-            }),
+            attributes,
             ..SubjectInfo::new(id, launch)
         };
         Ok(KernelSubject {
             info,
             stream,
-            launches,
+            runs,
             graph,
             chain: chain.max(1),
         })
@@ -147,11 +188,11 @@ fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSl
 }
 
 /// Rough time of a run, µs.
-fn estimate_us(stream: &Stream, launch: &PreparedLaunch<'_>) -> Result<f64, CudaError> {
+fn estimate_us(stream: &Stream, run: &PreparedPlan<'_>) -> Result<f64, CudaError> {
     let (begin, end) = (Event::new(stream.context())?, Event::new(stream.context())?);
     let time = |runs: u32| -> Result<f64, CudaError> {
         begin.record(stream)?;
-        (0..runs).try_for_each(|_| launch.enqueue(stream))?;
+        (0..runs).try_for_each(|_| run.enqueue(stream))?;
         end.record(stream)?;
         end.synchronize()?;
         Ok(f64::from(begin.elapsed_ms(&end)?) * 1e3 / f64::from(runs))
@@ -162,8 +203,8 @@ fn estimate_us(stream: &Stream, launch: &PreparedLaunch<'_>) -> Result<f64, Cuda
 }
 
 /// Holds what the driver loaded against what the plan says, so that no other kernel is timed in its name.
-fn check_attributes(plan: &Plan, found: &FunctionAttributes) -> Result<(), BenchError> {
-    let ledger = plan.kernel.ledger();
+fn check_attributes(plan: &Plan, step: &Step, found: &FunctionAttributes) -> Result<(), BenchError> {
+    let ledger = step.kernel.ledger();
     let static_bytes = if ledger.is_static { ledger.total_bytes() } else { 0 };
     let refuse = |expected: String, found: String| {
         Err(BenchError::Attributes {
@@ -181,9 +222,9 @@ fn check_attributes(plan: &Plan, found: &FunctionAttributes) -> Result<(), Bench
     if found.local_bytes != 0 {
         return refuse("no local memory".to_string(), format!("has {} B", found.local_bytes));
     }
-    if found.max_threads_per_block < plan.launch.threads() {
+    if found.max_threads_per_block < step.launch.threads() {
         return refuse(
-            format!("{} threads a block", plan.launch.threads()),
+            format!("{} threads a block", step.launch.threads()),
             format!("allows {}", found.max_threads_per_block),
         );
     }
@@ -202,16 +243,16 @@ impl Subject for KernelSubject<'_> {
     fn call(&mut self) -> Result<(), Trouble> {
         match &self.graph {
             Some(graph) => Ok(graph.launch(self.stream)?),
-            None => Ok(self.launches[0].enqueue(self.stream)?),
+            None => Ok(self.runs[0].enqueue(self.stream)?),
         }
     }
 
     fn run_once(&mut self, set: usize) -> Result<(), Trouble> {
-        Ok(self.launches[set % self.launches.len()].enqueue(self.stream)?)
+        Ok(self.runs[set % self.runs.len()].enqueue(self.stream)?)
     }
 
     fn input_sets(&self) -> usize {
-        self.launches.len()
+        self.runs.len()
     }
 }
 

@@ -10,16 +10,15 @@ mod ring;
 mod warp;
 
 use std::fmt;
-use std::sync::Arc;
 
-use flashcore_ir::{Kernel, Launch, Target};
+use flashcore_ir::{Kernel, Target};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
 use crate::params::{Shape, launch, row_strides};
-use crate::plan::KernelCache;
+use crate::plan::{KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
 
 /// The family's name.
@@ -291,7 +290,7 @@ pub(crate) fn plan(
     config: &Config,
     target: Target,
     kernels: &KernelCache,
-) -> Result<(Arc<Kernel>, Launch), Refusal> {
+) -> Result<(Step, Vec<Step>), Refusal> {
     check_problem(problem)?;
     config.check_levers()?;
     let shape = Shape::new(problem, 16);
@@ -316,7 +315,7 @@ pub(crate) fn plan(
     let shared_bytes = kernel.ledger().total_bytes();
     let mut launch = launch(problem, &shape, 0, config.threads(), shared_bytes);
     launch.grid = [together as u32, tiles as u32, (heads / together) as u32];
-    Ok((kernel, launch))
+    Ok((Step { kernel, launch }, Vec::new()))
 }
 
 /// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.

@@ -10,15 +10,12 @@ pub mod tiled;
 
 mod common;
 
-use std::sync::Arc;
-
-use flashcore_ir::{Kernel, Launch};
 use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
 use crate::params::Shape;
-use crate::plan::KernelCache;
+use crate::plan::{KernelCache, Step};
 use common::Access;
 
 /// The family's name.
@@ -138,11 +135,7 @@ pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
 }
 
 /// Kernel and launch for a problem, or why not.
-pub(crate) fn plan(
-    problem: &Problem,
-    config: &Config,
-    kernels: &KernelCache,
-) -> Result<(Arc<Kernel>, Launch), Refusal> {
+pub(crate) fn plan(problem: &Problem, config: &Config, kernels: &KernelCache) -> Result<Step, Refusal> {
     let unsupported = |what: &str| Refusal::Unsupported {
         family: NAME,
         what: what.to_string(),

@@ -4,9 +4,7 @@
 //! "Online normalizer calculation for softmax", 2018). Heads wider than 64 columns are sliced, so
 //! that a thread's part of the output stays in registers; each slice computes the scores anew.
 
-use std::sync::Arc;
-
-use flashcore_ir::{Element, Kernel, KernelBuilder, Launch, Widen};
+use flashcore_ir::{Element, Kernel, KernelBuilder, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -15,7 +13,7 @@ use super::Config;
 use super::common::load_row;
 use crate::Refusal;
 use crate::params::{Params, Shape, launch};
-use crate::plan::KernelCache;
+use crate::plan::{KernelCache, Step};
 use crate::softmax::{Reference, normaliser};
 
 /// The rung's levers.
@@ -33,12 +31,7 @@ pub const THREADS: [u32; 3] = [64, 128, 256];
 /// Widest slice of output columns a thread keeps in registers.
 const MAX_SLICE: u32 = 64;
 
-pub(crate) fn plan(
-    problem: &Problem,
-    levers: &Levers,
-    shape: &Shape,
-    kernels: &KernelCache,
-) -> Result<(Arc<Kernel>, Launch), Refusal> {
+pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
     if !THREADS.contains(&levers.threads) {
         return Err(Refusal::Lever {
             lever: "threads",
@@ -57,7 +50,8 @@ pub(crate) fn plan(
     let tiles = problem.seq_len_q().div_ceil(levers.threads as usize);
     let slices = (shape.head_dim_v / slice_columns(shape.head_dim_v)) as usize;
     let blocks = tiles * problem.num_heads() * problem.batch() * slices;
-    Ok((kernel, launch(problem, shape, blocks, levers.threads, 0)))
+    let launch = launch(problem, shape, blocks, levers.threads, 0);
+    Ok(Step { kernel, launch })
 }
 
 /// Columns of a slice: the largest multiple of 8 that divides the head and fits.

@@ -8,9 +8,7 @@
 //!
 //! Two barriers a tile of keys: one before the tiles are overwritten, one after.
 
-use std::sync::Arc;
-
-use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Var, Widen};
+use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -19,7 +17,7 @@ use super::Config;
 use super::common::{load_row, load4};
 use crate::Refusal;
 use crate::params::{Params, Shape, TensorParam, launch};
-use crate::plan::KernelCache;
+use crate::plan::{KernelCache, Step};
 use crate::softmax::{Reference, normaliser};
 
 /// The rung's levers.
@@ -135,12 +133,7 @@ fn quads_per_thread(shape: &Shape) -> u32 {
     (shape.head_dim_v / 4).div_ceil(THREAD_COLS)
 }
 
-pub(crate) fn plan(
-    problem: &Problem,
-    levers: &Levers,
-    shape: &Shape,
-    kernels: &KernelCache,
-) -> Result<(Arc<Kernel>, Launch), Refusal> {
+pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
     levers.check(shape)?;
     let name = shape.kernel_name(&crate::Config::Scalar(Config::Tiled(*levers)));
     let threads = 32 * levers.warps;
@@ -154,7 +147,8 @@ pub(crate) fn plan(
     let tiles = problem.seq_len_q().div_ceil(levers.rows as usize);
     let blocks = tiles * problem.num_heads() * problem.batch();
     let shared_bytes = kernel.ledger().total_bytes();
-    Ok((kernel, launch(problem, shape, blocks, threads, shared_bytes)))
+    let launch = launch(problem, shape, blocks, threads, shared_bytes);
+    Ok(Step { kernel, launch })
 }
 
 fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
