@@ -198,21 +198,26 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         });
     }
 
-    /// The same for the neighbouring rows `first..` of a head; rows at or past `end` become zero. Without an
-    /// `end`, all of them exist.
+    /// Where this thread's first chunk of a head's first rows is: what [`Self::copy`] starts from.
+    #[track_caller]
+    pub(crate) fn source(&self, tensor: &TensorParam<'k, E>, head: GlobalPtr<'k, E>) -> GlobalPtr<'k, E> {
+        tensor.row(head, self.row).offset(self.col)
+    }
+
+    /// The same for the neighbouring rows `first..` of the head that `source` is in; rows at or past `end` become
+    /// zero. Without an `end`, all of them exist.
     #[track_caller]
     pub(crate) fn copy(
         &self,
         stage: Val<'k, u32>,
         tensor: &TensorParam<'k, E>,
-        head: GlobalPtr<'k, E>,
+        source: GlobalPtr<'k, E>,
         first: Val<'k, u32>,
         end: Option<Val<'k, u32>>,
     ) {
         let place = self.place.offset(stage);
-        let start = tensor.row(head, first + self.row).offset(self.col);
         let step = tensor.seq_stride.mul_wide(self.row_step * E::BYTES);
-        let mut src = start;
+        let mut src = source.offset_strided(first, tensor.seq_stride);
         for past in (0..self.tile.rows()).step_by(self.row_step as usize) {
             if past > 0 {
                 src = src.advance(step);

@@ -103,24 +103,46 @@ struct Tiles<'k, 'p, E> {
 }
 
 impl<'k, E: MmaElement> Tiles<'k, '_, E> {
-    /// Tile by tile: probabilities, then the output they weigh.
+    /// Tile by tile: scores, their softmax, and the output that they weigh.
     fn run(&self) {
         let (k, warp) = (self.warp.k, self.warp);
         let p = warp.probabilities("p");
         k.for_uniform(0, self.sequence.masked, 1, |turn| {
-            let [k_place, v_place] = self.advance(turn, Edges::Checked);
+            let [k_place, v_place] = self.places(turn);
             let key0 = self.sequence.first_key(turn, Edges::Checked);
+            self.ring.arrive();
+            self.ring.refill(self.sequence, turn, Edges::Checked);
             k.if_(warp.sees(key0).uniform(), || {
-                warp.masked(&k_place, key0, &p, |step| warp.accumulate(&p, &v_place, step));
+                warp.scores(&k_place);
+                warp.mask(key0);
+                warp.raise_references();
+                warp.softmax_steps(&p, |step| warp.accumulate(&p, &v_place, step));
             });
         });
         k.for_uniform(self.sequence.masked, self.sequence.turns, 1, |turn| {
-            let [k_place, v_place] = self.advance(turn, Edges::Whole);
+            let [k_place, v_place] = self.places(turn);
+            let refill = || self.ring.refill(self.sequence, turn, Edges::Whole);
+            self.ring.arrive();
+            // Products first, then the addresses of the next copies; but where registers are short, before
+            // the scores take theirs.
+            let late = warp.levers.q_in_registers;
+            if !late {
+                refill();
+            }
             if warp.levers.rescale == Rescale::Bold {
-                warp.bold(&k_place, &p, |_| ());
+                warp.bold_softmax(&k_place, &p, |step| {
+                    if late && step == 0 {
+                        refill();
+                    }
+                });
                 self.output(&p, &v_place);
             } else {
-                warp.whole(&k_place, &p, |step| warp.accumulate(&p, &v_place, step));
+                warp.scores(&k_place);
+                if late {
+                    refill();
+                }
+                warp.raise_references();
+                warp.softmax_steps(&p, |step| warp.accumulate(&p, &v_place, step));
             }
         });
     }
@@ -134,21 +156,35 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
             let key0 = self.sequence.first_key(turn, Edges::Checked);
             k.if_else(
                 warp.sees(key0).uniform(),
-                || warp.masked(k_place, key0, p, |_| ()),
+                || {
+                    warp.scores(k_place);
+                    warp.mask(key0);
+                    warp.raise_references();
+                    warp.softmax_steps(p, |_| ());
+                },
                 || warp.clear_probabilities(p),
             );
         };
         // Output of the tile before, probabilities of this one.
         let whole = |turn: Val<'k, i32>, before: &Probabilities<'k, E>, now: &Probabilities<'k, E>| {
-            let [k_place, v_place] = self.advance(turn, Edges::Whole);
-            warp.bold(&k_place, now, |step| warp.accumulate(before, &v_place, step));
+            let [k_place, v_place] = self.places(turn);
+            self.ring.arrive();
+            warp.bold_softmax(&k_place, now, |step| {
+                if step == 0 {
+                    self.ring.refill(self.sequence, turn, Edges::Whole);
+                }
+                warp.accumulate(before, &v_place, step);
+            });
         };
         k.if_(self.sequence.turns.gt(0).uniform(), || {
-            self.ring.advance(self.sequence, k.constant(0), Edges::Checked);
-            let k_place = self.k_place.offset(self.ring.k_stage(k.constant(0)));
-            masked(k.constant(0), &k_place, &even);
+            let first = k.constant(0i32);
+            self.ring.arrive();
+            self.ring.refill(self.sequence, first, Edges::Checked);
+            masked(first, &self.k_place, &even);
             k.for_uniform(1, self.sequence.masked, 1, |turn| {
-                let [k_place, v_place] = self.advance(turn, Edges::Checked);
+                let [k_place, v_place] = self.places(turn);
+                self.ring.arrive();
+                self.ring.refill(self.sequence, turn, Edges::Checked);
                 self.output(&even, &v_place);
                 masked(turn, &k_place, &even);
             });
@@ -165,8 +201,8 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
                 whole(turn.get(), &odd, &even);
                 turn.add_assign(1);
             });
-            self.ring.advance(self.sequence, self.sequence.turns, Edges::Whole);
-            let v_place = self.v_place.offset(self.ring.v_stage(self.sequence.turns - 1));
+            self.ring.arrive();
+            let [_, v_place] = self.places(self.sequence.turns);
             k.if_else(
                 ended_odd.get().ne(0).uniform(),
                 || self.output(&odd, &v_place),
@@ -175,10 +211,9 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
         });
     }
 
-    /// Waits for a turn's tiles, and gives where K of the turn is, and V of it or, ahead, of the turn before.
+    /// Where K of a turn is, and V of it or, ahead, of the turn before.
     #[track_caller]
-    fn advance(&self, turn: Val<'k, i32>, edges: Edges) -> [Fragments<'k, E>; 2] {
-        self.ring.advance(self.sequence, turn, edges);
+    fn places(&self, turn: Val<'k, i32>) -> [Fragments<'k, E>; 2] {
         [
             self.k_place.offset(self.ring.k_stage(turn)),
             self.v_place

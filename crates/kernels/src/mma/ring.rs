@@ -15,8 +15,9 @@ pub(super) struct Ring<'k, 'p, E> {
     params: &'p Params<'k, E>,
     stages: u32,
     lag: i32,
-    k_head: GlobalPtr<'k, E>,
-    v_head: GlobalPtr<'k, E>,
+    /// Where the thread's first chunk of the first rows is.
+    k_source: GlobalPtr<'k, E>,
+    v_source: GlobalPtr<'k, E>,
     k_chunks: Chunks<'k, E>,
     v_chunks: Chunks<'k, E>,
     k_stage_elements: u32,
@@ -33,15 +34,16 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         k_tile: HeadTile<'k, E>,
         v_tile: HeadTile<'k, E>,
     ) -> Self {
+        let (k_chunks, v_chunks) = (k_tile.chunks(k), v_tile.chunks(k));
         Ring {
             k,
             params,
             stages: levers.stages,
             lag: i32::from(levers.ahead),
-            k_head: params.k.head(block.batch, block.kv_head),
-            v_head: params.v.head(block.batch, block.kv_head),
-            k_chunks: k_tile.chunks(k),
-            v_chunks: v_tile.chunks(k),
+            k_source: k_chunks.source(&params.k, params.k.head(block.batch, block.kv_head)),
+            v_source: v_chunks.source(&params.v, params.v.head(block.batch, block.kv_head)),
+            k_chunks,
+            v_chunks,
             k_stage_elements: k_tile.stage_elements(),
             v_stage_elements: v_tile.stage_elements(),
         }
@@ -67,7 +69,7 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             self.k.if_(turn.lt(sequence.turns).uniform(), || {
                 let first = sequence.first_key(turn, edges);
                 let stage = self.k_stage(turn);
-                self.k_chunks.copy(stage, &self.params.k, self.k_head, first, end);
+                self.k_chunks.copy(stage, &self.params.k, self.k_source, first, end);
             });
             let turn = turn - self.lag;
             let exists = match self.lag {
@@ -77,17 +79,22 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             self.k.if_(exists.uniform(), || {
                 let first = sequence.first_key(turn, edges);
                 let stage = self.v_stage(turn);
-                self.v_chunks.copy(stage, &self.params.v, self.v_head, first, end);
+                self.v_chunks.copy(stage, &self.params.v, self.v_source, first, end);
             });
             self.k.cp_async_commit();
         });
     }
 
-    /// Waits for the group of `turn` to arrive for all warps, and refills the stage that all have left.
+    /// Waits for the oldest group to have arrived for all warps, and for all to have left the stage before.
     #[track_caller]
-    pub(super) fn advance(&self, sequence: &TileSequence<'k>, turn: Val<'k, i32>, edges: Edges) {
+    pub(super) fn arrive(&self) {
         self.k.cp_async_wait(self.stages - 2);
         self.k.barrier();
+    }
+
+    /// Refills the stage that all warps had left when the group of `turn` arrived.
+    #[track_caller]
+    pub(super) fn refill(&self, sequence: &TileSequence<'k>, turn: Val<'k, i32>, edges: Edges) {
         self.prefetch(sequence, turn + (self.stages as i32 - 1), edges);
     }
 }

@@ -187,43 +187,21 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
 
     // ---- A tile's probabilities -----------------------------------------------------------------------
 
-    /// Probabilities of a tile that some rows do not see whole: those they do not see are zero.
+    /// Scores become probabilities, 16 keys at a time; `then` is called as soon as those of a step are known.
     #[track_caller]
-    /// `then` is called as soon as those of a step of 16 keys are known.
-    #[track_caller]
-    pub(super) fn masked(
-        &self,
-        k_place: &Fragments<'k, E>,
-        key0: Val<'k, u32>,
-        p: &Probabilities<'k, E>,
-        then: impl Fn(u32),
-    ) {
-        self.all_scores(k_place);
-        self.mask(key0);
-        self.raise_references();
+    pub(super) fn softmax_steps(&self, p: &Probabilities<'k, E>, then: impl Fn(u32)) {
         for step in 0..self.key_steps() {
             self.exponentials(p, step);
             then(step);
         }
     }
 
-    /// Probabilities of a tile that every row sees whole; `then` as for [`Self::masked`].
+    /// Probabilities of a tile that every row sees whole, without a look at its scores first: exponentials are
+    /// taken relative to the references there are, and only if one comes out large is the tile computed
+    /// again with references raised. So scores of one step are exponentiated among the products of
+    /// others; `meanwhile` is called once a step of 16 keys for more products to go with them.
     #[track_caller]
-    pub(super) fn whole(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>, then: impl Fn(u32)) {
-        self.all_scores(k_place);
-        self.raise_references();
-        for step in 0..self.key_steps() {
-            self.exponentials(p, step);
-            then(step);
-        }
-    }
-
-    /// The same without looking at the scores first: exponentials are taken relative to the references
-    /// there are, and only if one comes out large is the tile computed again with references raised. So
-    /// scores of one step are exponentiated among the products of others; `meanwhile` is called once a
-    /// step of 16 keys for more products to go with them.
-    #[track_caller]
-    pub(super) fn bold(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>, meanwhile: impl Fn(u32)) {
+    pub(super) fn bold_softmax(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>, meanwhile: impl Fn(u32)) {
         let k = self.k;
         let sums: Vec<_> = self.state.rows().map(|row| row.sum.get()).collect();
         self.clear_scores();
@@ -231,7 +209,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
             // Q's operands are at hand, so scores are finished 16 keys at a time.
             Query::Registers(_) => {
                 for step in 0..self.key_steps() {
-                    self.scores(k_place, step..step + 1);
+                    self.score_steps(k_place, step..step + 1);
                     meanwhile(step);
                     self.cap(step);
                     self.exponentials(p, step);
@@ -239,7 +217,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
             }
             // Loading Q's operands once a tile means finishing all scores at once.
             Query::Shared(_) => {
-                self.scores(k_place, 0..self.key_steps());
+                self.score_steps(k_place, 0..self.key_steps());
                 for step in 0..self.key_steps() {
                     meanwhile(step);
                     self.cap(step);
@@ -255,18 +233,21 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
             for (row, sum) in self.state.rows().zip(&sums) {
                 row.sum.set(*sum);
             }
-            self.whole(k_place, p, |_| ());
+            self.scores(k_place);
+            self.raise_references();
+            self.softmax_steps(p, |_| ());
         });
     }
 
     // ---- S = Q·Kᵀ -------------------------------------------------------------------------------------
 
+    /// Scores of a tile, capped if need be.
     #[track_caller]
-    fn all_scores(&self, k_place: &Fragments<'k, E>) {
+    pub(super) fn scores(&self, k_place: &Fragments<'k, E>) {
         self.clear_scores();
         match &self.query {
-            Query::Registers(_) => (0..self.key_steps()).for_each(|step| self.scores(k_place, step..step + 1)),
-            Query::Shared(_) => self.scores(k_place, 0..self.key_steps()),
+            Query::Registers(_) => (0..self.key_steps()).for_each(|step| self.score_steps(k_place, step..step + 1)),
+            Query::Shared(_) => self.score_steps(k_place, 0..self.key_steps()),
         }
         for step in 0..self.key_steps() {
             self.cap(step);
@@ -282,7 +263,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
 
     /// Scores of some steps of 16 keys.
     #[track_caller]
-    fn scores(&self, k_place: &Fragments<'k, E>, keys: std::ops::Range<u32>) {
+    fn score_steps(&self, k_place: &Fragments<'k, E>, keys: std::ops::Range<u32>) {
         self.k.verb("S += Q*K", || {
             for step in 0..padded(self.shape.head_dim) / STEP {
                 let q = self.query.operands(self.k, self.levers.row_blocks(), step);
@@ -340,7 +321,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
 
     /// Scores that a row does not see become −∞.
     #[track_caller]
-    fn mask(&self, key0: Val<'k, u32>) {
+    pub(super) fn mask(&self, key0: Val<'k, u32>) {
         self.k.verb("mask", || {
             let first = (key0 + self.place.first_key + self.k.lane() % QUAD * 2u32).reinterpret::<i32>();
             for (m, scores) in self.scores.blocks.iter().enumerate() {
@@ -364,7 +345,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
     /// Unless eager, that is only where a score is far above its row's reference: any reference gives the same
     /// quotients, and most tiles then need neither exchange between lanes nor rescaling.
     #[track_caller]
-    fn raise_references(&self) {
+    pub(super) fn raise_references(&self) {
         let k = self.k;
         k.verb("raise_references", || {
             let mut largest = Vec::new();
@@ -410,8 +391,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
                     let row = &block.rows[i % 2];
                     let register = 8 * step + 2 * i as u32;
                     let pair = [register, register + 1].map(|register| row.reference.exp(scores.var(register).get()));
-                    row.sum.add_assign(pair[0]);
-                    row.sum.add_assign(pair[1]);
+                    row.sum.add_assign(pair[0] + pair[1]);
                     word.set(E::pack(pair[0], pair[1]));
                 }
             }
