@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use flashcore_kernels::{Plan, Step};
-use flashcore_problem::{InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
+use flashcore_kernels::{Plan, Step, stage};
+use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
 use flashcore_sim::{
     Counts, Finding, FindingKind, Line, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
 };
@@ -13,6 +13,9 @@ use thiserror::Error;
 use crate::proof::{Known, prove};
 use crate::report::{CheckReport, Found, StepSize, Verdict};
 use crate::{gate, source};
+
+/// Buffers that answers are read from; they begin as poison.
+const ANSWERS: [&str; 4] = ["out", "lse", "stage", "offsets"];
 
 /// What to check with.
 #[derive(Clone, Debug)]
@@ -61,7 +64,9 @@ pub enum CheckError {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// The launch has a buffer that belongs to no tensor of a problem.
-    #[error("the launch has a buffer `{0}`, which is no tensor of a problem; buffers are q, k, v, out, lse, workspace")]
+    #[error(
+        "the launch has a buffer `{0}`, which is no tensor of a problem; buffers are q, k, v, out, lse, stage, offsets, workspace"
+    )]
     Buffer(&'static str),
 }
 
@@ -86,6 +91,7 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         problem: plan.problem.to_string(),
         kernel: plan.config.to_string(),
         target: plan.target,
+        stop_after: plan.stop_after,
         inputs: options.inputs.name(),
         seed: options.seed,
         schedules: Vec::new(),
@@ -124,12 +130,12 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         match &first {
             None => {
                 (report.counts, report.traces, report.memory) = (run.counts, run.traces, run.memory);
-                report.gate = Some(answer.judge(&plan.problem, &inputs, options.seed)?);
+                report.gate = Some(answer.judge(plan, &inputs, options)?);
                 first = Some(answer);
             }
-            Some(first) if report.differs_under.is_none() && !first.same_bits(&answer) => {
+            Some(first) if report.differs_under.is_none() && *first != answer => {
                 report.differs_under = Some(schedule);
-                let gate = answer.judge(&plan.problem, &inputs, options.seed)?;
+                let gate = answer.judge(plan, &inputs, options)?;
                 if report.gate.as_ref().is_some_and(crate::Gate::passed) {
                     report.gate = Some(gate);
                 }
@@ -150,25 +156,31 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
     Ok(report)
 }
 
-/// What a kernel wrote.
+/// What a plan wrote.
+#[derive(PartialEq)]
 struct Answer {
-    out: Tensor,
-    lse: Option<Vec<f32>>,
+    /// The buffers of [`ANSWERS`] that it has.
+    written: BTreeMap<&'static str, Vec<u8>>,
 }
 
 impl Answer {
-    fn judge(&self, problem: &Problem, inputs: &Inputs, seed: u64) -> Result<crate::Gate, ProblemError> {
-        gate(problem, inputs, &self.out, self.lse.as_deref(), seed)
+    fn judge(&self, plan: &Plan, inputs: &Inputs, options: &CheckOptions) -> Result<crate::Gate, ProblemError> {
+        let problem = &plan.problem;
+        if let Some(stop) = plan.stop_after {
+            let [values, offsets] = ["stage", "offsets"].map(|name| self.floats(name).unwrap_or_default());
+            let values = stage::finish(problem, stop, &values, &offsets);
+            return gate::gate_stage(problem, inputs, options.inputs, stop, &values);
+        }
+        let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        if let Some(bytes) = self.written.get("out") {
+            out.bytes_mut().copy_from_slice(bytes);
+        }
+        gate(problem, inputs, &out, self.floats("lse").as_deref(), options.seed)
     }
 
-    fn same_bits(&self, other: &Answer) -> bool {
-        let bits = |answer: &Answer| {
-            answer
-                .lse
-                .as_ref()
-                .map(|lse| lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
-        };
-        self.out.bytes() == other.out.bytes() && bits(self) == bits(other)
+    fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        let words = self.written.get(name)?.chunks_exact(4);
+        Some(words.map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect())
     }
 }
 
@@ -190,16 +202,14 @@ struct Buffer {
 /// One simulation of all steps, on buffers made for it. What follows a step with findings is not run: it
 /// would be given nonsense.
 fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> Result<(Answer, Simulated), CheckError> {
-    let mut out = Tensor::poisoned(plan.problem.dtype(), *plan.problem.o_layout());
     let mut buffers = BTreeMap::new();
     for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
         let bytes = match spec.name {
             "q" => inputs.q.bytes().to_vec(),
             "k" => inputs.k.bytes().to_vec(),
             "v" => inputs.v.bytes().to_vec(),
-            "out" => out.bytes().to_vec(),
-            "lse" => vec![POISON; spec.bytes as usize],
             "workspace" => vec![POISON; plan.workspace_bytes() as usize],
+            name if ANSWERS.contains(&name) => vec![POISON; spec.bytes as usize],
             other => return Err(CheckError::Buffer(other)),
         };
         buffers.entry(spec.name).or_insert_with(|| Buffer {
@@ -218,14 +228,9 @@ fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> R
             break;
         }
     }
-    if let Some(written) = buffers.get("out") {
-        out.bytes_mut().copy_from_slice(&written.bytes);
-    }
-    let lse = buffers.get("lse").map(|lse| {
-        let words = lse.bytes.chunks_exact(4);
-        words.map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect()
-    });
-    Ok((Answer { out, lse }, all))
+    buffers.retain(|name, _| ANSWERS.contains(name));
+    let written = buffers.into_iter().map(|(name, buffer)| (name, buffer.bytes)).collect();
+    Ok((Answer { written }, all))
 }
 
 /// Runs one step on the buffers that it names.
@@ -247,7 +252,7 @@ fn run_step(
     let mut bytes = Vec::with_capacity(specs.len());
     for (slot, spec) in specs.iter().enumerate() {
         let buffer = buffers.get_mut(spec.name).ok_or(CheckError::Buffer(spec.name))?;
-        if matches!(spec.name, "out" | "lse" | "workspace") {
+        if spec.name == "workspace" || ANSWERS.contains(&spec.name) {
             sim_options.uninitialized.push(slot);
             sim_options.written.insert(slot, buffer.written.clone());
         }

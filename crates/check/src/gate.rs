@@ -1,10 +1,12 @@
 //! The gate: is an answer right? Whatever computed it, it is held against the float64 reference,
 //! and everything around it against the poison it was filled with.
 
+use flashcore_kernels::StopAfter;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Comparison, GapWritten, Inputs, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse, compare_lse_rows,
-    compare_rows, gaps_untouched, reference, reference_rows,
+    Comparison, DType, GapWritten, InputKind, Inputs, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse,
+    compare_lse_rows, compare_rows, compare_stage, gaps_untouched, reference, reference_probabilities, reference_rows,
+    reference_scores,
 };
 use serde::Serialize;
 
@@ -17,7 +19,7 @@ const MIN_ROWS: u64 = 16;
 /// What the gate found. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
-    /// The output against the reference.
+    /// The output against the reference, or the stage that the build stops after.
     pub out: Comparison,
     /// The log-sum-exp against the reference, where the problem asks for it.
     pub lse: Option<Comparison>,
@@ -112,6 +114,46 @@ pub fn gate(
     })
 }
 
+/// Compares what a build that stopped after a stage found, as [`finish`](flashcore_kernels::stage::finish) gives it, with that stage of the
+/// reference: every row, to the tolerance of f32 on such inputs, since nothing has been rounded to the problem's
+/// dtype yet.
+///
+/// ```
+/// use flashcore_check::gate::gate_stage;
+/// use flashcore_kernels::{StopAfter, stage};
+/// use flashcore_problem::{InputKind, Inputs, Problem};
+/// let problem = Problem::named("tiny")?;
+/// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+/// let nobody_computed_it = vec![0.0; stage::len(&problem)];
+/// assert!(!gate_stage(&problem, &inputs, InputKind::Normal, StopAfter::Scores, &nobody_computed_it)?.passed());
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+///
+/// # Errors
+/// Tensors or values that are not the problem's.
+pub fn gate_stage(
+    problem: &Problem,
+    inputs: &Inputs,
+    kind: InputKind,
+    stop: StopAfter,
+    values: &[f32],
+) -> Result<Gate, ProblemError> {
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let want = match stop {
+        StopAfter::Scores => reference_scores(problem, &q, &k, &v)?,
+        StopAfter::Probabilities => reference_probabilities(problem, &q, &k, &v)?,
+    };
+    let tolerance = Tolerance::of_inputs(DType::F32, kind);
+    Ok(Gate {
+        out: compare_stage(problem, values, &want, tolerance)?,
+        lse: None,
+        gaps: None,
+        tolerance,
+        rows: problem.lse_len(),
+        all_rows: problem.lse_len(),
+    })
+}
+
 /// `count` rows as `[batch, head, row]`: the first, the last, and others all over the problem.
 fn draw_rows(problem: &Problem, count: usize, seed: u64) -> Vec<[usize; 3]> {
     let (heads, seq_len) = (problem.num_heads(), problem.seq_len_q());
@@ -129,7 +171,7 @@ fn draw_rows(problem: &Problem, count: usize, seed: u64) -> Vec<[usize; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::{DType, InputKind, POISON};
+    use flashcore_problem::POISON;
 
     /// The reference's own answer, rounded to the problem's dtype.
     fn answer(problem: &Problem, inputs: &Inputs) -> (Tensor, Vec<f32>) {

@@ -17,6 +17,6 @@ pub mod report;
 pub mod source;
 
 pub use check::{CheckError, CheckOptions, check_plan};
-pub use gate::{Gate, gate};
+pub use gate::{Gate, gate, gate_stage};
 pub use proof::{LaunchRefusal, prove};
 pub use report::{CheckReport, Found, StepSize, Verdict};

@@ -1,6 +1,7 @@
 //! [`CheckReport`]: what checking a plan showed.
 
 use flashcore_ir::Target;
+use flashcore_kernels::StopAfter;
 use flashcore_sim::{Counts, Finding, MemorySite, TraceRecord};
 use serde::Serialize;
 
@@ -66,6 +67,9 @@ pub struct CheckReport {
     pub kernel: String,
     /// The architecture it was planned for.
     pub target: Target,
+    /// The stage that it stops after, where it does not compute the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_after: Option<StopAfter>,
     /// Kind of the inputs.
     pub inputs: &'static str,
     /// Seed of the inputs.

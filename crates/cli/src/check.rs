@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flashcore_check::CheckOptions;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, Plan, StopAfter};
 
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
@@ -32,6 +33,10 @@ pub(crate) struct CheckArgs {
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
+    /// Build the kernel so that it stops after a stage, and compare that stage: scores (not masked) or
+    /// probabilities
+    #[arg(long, value_name = "STAGE", value_parser = stages(), help_heading = "How")]
+    stop_after: Option<StopAfter>,
     /// How many schedules to run under
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "How")]
     schedules: u32,
@@ -55,6 +60,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     let card = args.profile.unwrap_or_else(Card::default);
     let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;
+    if let Some(stop) = args.stop_after {
+        plan = Plan::with_stage(&problem, &plan.config, card.target, stop).map_err(Failure::failed)?;
+    }
     let planted = match args.plant.as_deref() {
         Some(mistake) => Some(plant(mistake, &mut plan)?),
         None => None,
@@ -92,6 +100,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     }
     style::print(&text);
     Ok(simulated::outcome(&report))
+}
+
+fn stages() -> impl TypedValueParser<Value = StopAfter> {
+    PossibleValuesParser::new(StopAfter::ALL.map(StopAfter::name))
+        .map(|name| StopAfter::from_name(&name).unwrap_or(StopAfter::Scores))
 }
 
 /// Plants the mistake of a name such as `drop-barrier:2` at a place that the plan's kernels have; places are

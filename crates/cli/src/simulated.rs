@@ -59,6 +59,12 @@ pub(crate) fn outcome(report: &CheckReport) -> Outcome {
 /// The fields of a report, findings last.
 pub(crate) fn text(report: &CheckReport) -> String {
     let mut text = style::field("kernel", &format!("{} for {}", report.kernel, report.target));
+    if let Some(stop) = report.stop_after {
+        text.push_str(&style::field(
+            "stops",
+            &format!("after the {stop}, which are compared in place of the answer"),
+        ));
+    }
     text.push_str(&style::field("verdict", &render::summary(report, Palette::COLOUR)));
     if let Some(gate) = &report.gate {
         text.push_str(&gate_fields(gate));

@@ -119,6 +119,25 @@ fn findings_and_answers_of_other_problems() {
 }
 
 #[test]
+fn stages_are_compared_in_place_of_the_answer() {
+    for (stage, kernel) in [
+        ("scores", "scalar/tiled-m16n16-w4-v16"),
+        ("probabilities", "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy"),
+    ] {
+        let text = shown(&format!("check tiny --causal --kernel {kernel} --stop-after {stage}"));
+        assert!(text.contains(&format!("after the {stage}")), "{text}");
+        assert!(text.contains("clean under 1 schedule"), "{text}");
+    }
+    let report = json("check tiny --json --stop-after probabilities");
+    assert_eq!(report["stop_after"], "probabilities");
+    let unmasked =
+        "check tiny --causal --kernel scalar/tiled-m16n16-w4-v16 --stop-after probabilities --plant drop-store";
+    let ran = flashcore(unmasked);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stdout.contains("error["), "{}", ran.stdout);
+}
+
+#[test]
 fn a_planted_mistake_is_shown_as_compilers_show_errors() {
     let tiny = "check tiny --kernel scalar/tiled-m16n16-w4-v16 --plant drop-warp-barrier";
     let ran = flashcore(tiny);

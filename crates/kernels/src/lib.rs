@@ -10,6 +10,7 @@ pub mod plan;
 pub mod refusal;
 pub mod scalar;
 pub mod select;
+pub mod stage;
 
 mod params;
 mod softmax;
@@ -19,3 +20,4 @@ pub use config::{Config, UnknownConfig};
 pub use plan::{KernelCache, Plan, Step};
 pub use refusal::Refusal;
 pub use select::{Choice, Considered, NoPlan, select};
+pub use stage::StopAfter;

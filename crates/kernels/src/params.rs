@@ -5,6 +5,7 @@ use flashcore_problem::{DType, Layout, Problem};
 
 use crate::Config;
 use crate::softmax::{LOG2_E, tanh};
+use crate::stage::{self, StageParams, StopAfter};
 
 /// What of a problem is baked into a kernel; all else is a launch argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,17 +16,20 @@ pub(crate) struct Shape {
     pub softcap: bool,
     pub lse: bool,
     pub vector_bytes: u32,
+    /// The stage that the build stops after, if it is not the whole.
+    pub stop_after: Option<StopAfter>,
 }
 
 impl Shape {
-    pub(crate) fn new(problem: &Problem, vector_bytes: u32) -> Shape {
+    pub(crate) fn new(problem: &Problem, vector_bytes: u32, stop_after: Option<StopAfter>) -> Shape {
         Shape {
             head_dim: problem.head_dim() as u32,
             head_dim_v: problem.head_dim_v() as u32,
             dtype: problem.dtype(),
             softcap: problem.softcap().is_some(),
-            lse: problem.return_lse(),
+            lse: problem.return_lse() && stop_after.is_none(),
             vector_bytes,
+            stop_after,
         }
     }
 
@@ -39,7 +43,8 @@ impl Shape {
         };
         let softcap = if self.softcap { "_softcap" } else { "" };
         let lse = if self.lse { "_lse" } else { "" };
-        format!("{id}_{}_d{}{v}{softcap}{lse}", self.dtype, self.head_dim)
+        let stage = self.stop_after.map_or(String::new(), |stage| format!("_{stage}"));
+        format!("{id}_{}_d{}{v}{softcap}{lse}{stage}", self.dtype, self.head_dim)
     }
 }
 
@@ -107,6 +112,8 @@ pub(crate) struct Params<'k, E> {
     pub exponent_scale: Val<'k, f32>,
     /// With soft cap: `softmax_scale / softcap`.
     softcap_scale: Option<Val<'k, f32>>,
+    /// Where a build that stops after a stage stores it.
+    pub stage: Option<StageParams<'k>>,
 }
 
 impl<'k, E: Element> Params<'k, E> {
@@ -125,6 +132,7 @@ impl<'k, E: Element> Params<'k, E> {
             key_hi: k.param("key_hi"),
             exponent_scale: k.param("exponent_scale"),
             softcap_scale: shape.softcap.then(|| k.param("softcap_scale")),
+            stage: shape.stop_after.map(|stop| StageParams::declare(k, stop)),
         }
     }
 
@@ -199,7 +207,7 @@ pub(crate) fn launch(problem: &Problem, shape: &Shape, blocks: usize, threads: u
             align: 4,
         });
     }
-    let range = problem.key_range();
+    let range = stage::key_range(problem, shape.stop_after);
     args.extend([
         Arg::U32(problem.seq_len_q() as u32),
         Arg::U32(problem.seq_len_kv() as u32),
@@ -210,12 +218,16 @@ pub(crate) fn launch(problem: &Problem, shape: &Shape, blocks: usize, threads: u
     ]);
     args.push(Arg::F32(problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E));
     args.extend(problem.softcap().map(|cap| Arg::F32(problem.softmax_scale() / cap)));
-    Launch {
+    let mut launch = Launch {
         grid: [blocks as u32, 1, 1],
         block: [threads, 1, 1],
         cluster: [1, 1, 1],
         dynamic_shared_bytes: shared_bytes,
         buffers,
         args,
+    };
+    if let Some(stop) = shape.stop_after {
+        stage::extend_launch(&mut launch, problem, stop);
     }
+    launch
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flashcore_ir::{BuildErrors, Kernel, Launch, Target};
 use flashcore_problem::Problem;
 
+use crate::stage::{self, StopAfter};
 use crate::{Config, Refusal};
 
 /// Kernels already written down, by name. A kernel's name says all that is baked into it, and problems
@@ -58,6 +59,8 @@ pub struct Plan {
     pub main: Step,
     /// What runs after it, such as `combine` where the keys are split across blocks.
     pub then: Vec<Step>,
+    /// The stage that the build stops after ([`stage`](crate::stage)); `None` computes the answer.
+    pub stop_after: Option<StopAfter>,
 }
 
 impl Plan {
@@ -90,12 +93,41 @@ impl Plan {
         target: Target,
         kernels: &KernelCache,
     ) -> Result<Plan, Refusal> {
+        Plan::resolve(problem, config, target, kernels, None)
+    }
+
+    /// The config built so that it stops after a stage and stores it: see [`stage`](crate::stage).
+    ///
+    /// ```
+    /// use flashcore_ir::Target;
+    /// use flashcore_kernels::{Plan, stage::StopAfter};
+    /// use flashcore_problem::Problem;
+    /// let (problem, config) = (Problem::named("mission")?, "scalar/tiled-m32n32-w4-v16".parse()?);
+    /// let plan = Plan::with_stage(&problem, &config, Target::Sm89, StopAfter::Scores)?;
+    /// assert_eq!(plan.main.launch.buffers[4].name, "stage");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_stage(problem: &Problem, config: &Config, target: Target, stop: StopAfter) -> Result<Plan, Refusal> {
+        Plan::resolve(problem, config, target, &KernelCache::default(), Some(stop))
+    }
+
+    fn resolve(
+        problem: &Problem,
+        config: &Config,
+        target: Target,
+        kernels: &KernelCache,
+        stop_after: Option<StopAfter>,
+    ) -> Result<Plan, Refusal> {
         if !target.is_supported() {
             return Err(Refusal::Target { target });
         }
+        stage::check(problem, stop_after)?;
         let (main, then) = match config {
-            Config::Mma(config) => crate::mma::plan(problem, config, target, kernels)?,
-            Config::Scalar(config) => (crate::scalar::plan(problem, config, kernels)?, Vec::new()),
+            Config::Mma(config) => crate::mma::plan(problem, config, target, kernels, stop_after)?,
+            Config::Scalar(config) => (crate::scalar::plan(problem, config, kernels, stop_after)?, Vec::new()),
         };
         let plan = Plan {
             problem: problem.clone(),
@@ -103,6 +135,7 @@ impl Plan {
             target,
             main,
             then,
+            stop_after,
         };
         for step in plan.steps() {
             check_shared_memory(&step.kernel, target, config)?;

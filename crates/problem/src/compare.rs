@@ -225,6 +225,40 @@ pub fn compare_lse_rows(
     Ok(tally.finish())
 }
 
+/// Compares a stage of every row with every key, `[batch, num_heads, seq_len_q, seq_len_kv]`, with
+/// [`reference_scores`](crate::reference_scores) or [`reference_probabilities`](crate::reference_probabilities).
+/// The index of the worst element is `[batch, row, head, key]`.
+///
+/// ```
+/// use flashcore_problem::{Problem, DType, Tolerance, compare_stage};
+/// let problem = Problem::builder().seq_len(2).build()?;
+/// let result = compare_stage(&problem, &[0.5, 0.5, 0.25, 1.0], &[0.5, 0.5, 0.25, 0.75], Tolerance::of(DType::F32))?;
+/// assert_eq!(result.worst.map(|worst| worst.index), Some([0, 1, 0, 1]));
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+///
+/// # Errors
+/// Lengths that are not the problem's.
+pub fn compare_stage(
+    problem: &Problem,
+    got: &[f32],
+    want: &[f64],
+    tolerance: Tolerance,
+) -> Result<Comparison, ProblemError> {
+    let (nh, ns, nk) = (problem.num_heads(), problem.seq_len_q(), problem.seq_len_kv());
+    let shape = [problem.batch(), nh, ns, nk];
+    check_len("stage", got.len(), &shape)?;
+    check_len("stage", want.len(), &shape)?;
+    let mut tally = Tally::new(tolerance);
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let (key, row) = (i % nk, i / nk);
+        let index = [row / ns / nh, row % ns, row / ns % nh, key];
+        let unwritten = got.to_ne_bytes() == [POISON; 4];
+        tally.element(index, f64::from(got), want, unwritten);
+    }
+    Ok(tally.finish())
+}
+
 fn check_len(tensor: &'static str, given: usize, expected: &[usize]) -> Result<(), ProblemError> {
     if given == expected.iter().product::<usize>() {
         return Ok(());

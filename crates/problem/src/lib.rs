@@ -20,7 +20,8 @@ pub mod tensor;
 
 pub use builder::ProblemBuilder;
 pub use compare::{
-    Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_lse_rows, compare_rows, gaps_untouched,
+    Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_lse_rows, compare_rows, compare_stage,
+    gaps_untouched,
 };
 pub use dtype::DType;
 pub use error::ProblemError;

@@ -12,6 +12,7 @@ use flashcore_ir::{KernelBuilder, Val, Widen};
 use super::epilogue::Epilogue;
 use super::place::{Block, Edges, TileSequence, WarpPlace};
 use super::ring::Ring;
+use super::stage::Stage;
 use super::warp::{Probabilities, Query, Scores, State, Warp};
 use super::{Config, Rescale};
 use crate::params::{Params, Shape};
@@ -52,6 +53,7 @@ pub(super) fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, levers: &Con
         k.cp_async_wait(levers.stages - 1);
         k.barrier();
     }
+    let stage = shape.stop_after.map(|_| Stage::new(&block, &sequence));
     let warp = Warp {
         k,
         params: &params,
@@ -61,6 +63,7 @@ pub(super) fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, levers: &Con
         state: &state,
         query: Query::new(k, levers, shape, q_place),
         scores: Scores::new(k, levers),
+        stage,
     };
     let tiles = Tiles {
         warp: &warp,
@@ -78,6 +81,9 @@ pub(super) fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, levers: &Con
     // Nobody needs the tiles any more, and no copy into them is under way.
     k.cp_async_wait(0);
     k.barrier();
+    if shape.stop_after.is_some() {
+        return;
+    }
     let epilogue = Epilogue {
         k,
         params: &params,
@@ -214,6 +220,9 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
     /// Where K of a turn is, and V of it or, ahead, of the turn before.
     #[track_caller]
     fn places(&self, turn: Val<'k, i32>) -> [Fragments<'k, E>; 2] {
+        if let Some(stage) = &self.warp.stage {
+            stage.begin(self.sequence, turn);
+        }
         [
             self.k_place.offset(self.ring.k_stage(turn)),
             self.v_place

@@ -7,6 +7,7 @@ mod epilogue;
 mod kernel;
 mod place;
 mod ring;
+mod stage;
 mod warp;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::Refusal;
 use crate::params::{Shape, launch, row_strides};
 use crate::plan::{KernelCache, Step};
+use crate::stage::StopAfter;
 use crate::tiles::{padded, tile_bytes};
 
 /// The family's name.
@@ -290,10 +292,11 @@ pub(crate) fn plan(
     config: &Config,
     target: Target,
     kernels: &KernelCache,
+    stop_after: Option<StopAfter>,
 ) -> Result<(Step, Vec<Step>), Refusal> {
     check_problem(problem)?;
     config.check_levers()?;
-    let shape = Shape::new(problem, 16);
+    let shape = Shape::new(problem, 16, stop_after);
     config.check_registers(&shape)?;
     check_shared_memory(config, &shape, target)?;
 

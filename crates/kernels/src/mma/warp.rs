@@ -7,9 +7,11 @@ use flashcore_ir::fragment::{AOperand, Acc, MmaElement};
 use flashcore_ir::{KernelBuilder, Val, Var};
 
 use super::place::{Block, WarpPlace};
+use super::stage::Stage;
 use super::{Config, Rescale};
 use crate::params::{Params, Shape};
 use crate::softmax::Reference;
+use crate::stage::StopAfter;
 use crate::tiles::{Fragments, STEP, padded};
 
 /// With lazy rescaling a row's reference stays until a score is this many powers of two above it.
@@ -90,7 +92,7 @@ impl<'k> State<'k> {
 /// Scores of a warp, an accumulator for each 16 rows. A lane's values of row half `h` of 8 columns `j` are
 /// registers `4j + 2h` and the next.
 pub(super) struct Scores<'k> {
-    blocks: Vec<Acc<'k>>,
+    pub(super) blocks: Vec<Acc<'k>>,
 }
 
 /// Probabilities of a warp, rounded and packed as operands of `O += P·V`: `[row block][16 keys]`.
@@ -116,6 +118,8 @@ pub(super) struct Warp<'k, 'p, E> {
     pub(super) state: &'p State<'k>,
     pub(super) query: Query<'k, E>,
     pub(super) scores: Scores<'k>,
+    /// In builds that stop after a stage.
+    pub(super) stage: Option<Stage<'k, 'p>>,
 }
 
 impl<'k> Scores<'k> {
@@ -346,6 +350,9 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
     /// quotients, and most tiles then need neither exchange between lanes nor rescaling.
     #[track_caller]
     pub(super) fn raise_references(&self) {
+        if self.shape.stops_after(StopAfter::Scores) {
+            return;
+        }
         let k = self.k;
         k.verb("raise_references", || {
             let mut largest = Vec::new();
@@ -385,14 +392,21 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
     #[track_caller]
     fn exponentials(&self, p: &Probabilities<'k, E>, step: u32) {
         self.k.verb("exponentials", || {
-            for ((scores, block), words) in self.scores.blocks.iter().zip(&self.state.blocks).zip(&p.words) {
+            for (m, words) in p.words.iter().enumerate() {
+                let (scores, block) = (&self.scores.blocks[m], &self.state.blocks[m]);
                 for (i, word) in words[step as usize].iter().enumerate() {
                     // Words go row, row + 8, then the same of the next 8 keys: as accumulators do.
                     let row = &block.rows[i % 2];
                     let register = 8 * step + 2 * i as u32;
+                    if self.shape.stops_after(StopAfter::Scores) {
+                        self.store_scores(m, step, i);
+                        word.set(self.k.constant(0u32).reinterpret::<E::Word>());
+                        continue;
+                    }
                     let pair = [register, register + 1].map(|register| row.reference.exp(scores.var(register).get()));
                     row.sum.add_assign(pair[0] + pair[1]);
                     word.set(E::pack(pair[0], pair[1]));
+                    self.store_probabilities(m, step, i, pair);
                 }
             }
         });
@@ -403,6 +417,9 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
     /// Adds what 16 keys weigh to the output.
     #[track_caller]
     pub(super) fn accumulate(&self, p: &Probabilities<'k, E>, v_place: &Fragments<'k, E>, step: u32) {
+        if self.shape.stop_after.is_some() {
+            return;
+        }
         self.k.verb("O += P*V", || {
             let mut operands = Vec::new();
             for words in &p.words {

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::Refusal;
 use crate::params::Shape;
 use crate::plan::{KernelCache, Step};
+use crate::stage::StopAfter;
 use common::Access;
 
 /// The family's name.
@@ -135,7 +136,12 @@ pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
 }
 
 /// Kernel and launch for a problem, or why not.
-pub(crate) fn plan(problem: &Problem, config: &Config, kernels: &KernelCache) -> Result<Step, Refusal> {
+pub(crate) fn plan(
+    problem: &Problem,
+    config: &Config,
+    kernels: &KernelCache,
+    stop_after: Option<StopAfter>,
+) -> Result<Step, Refusal> {
     let unsupported = |what: &str| Refusal::Unsupported {
         family: NAME,
         what: what.to_string(),
@@ -151,7 +157,7 @@ pub(crate) fn plan(problem: &Problem, config: &Config, kernels: &KernelCache) ->
         return Err(unsupported("paged K/V"));
     }
     Access::check(problem, config)?;
-    let shape = Shape::new(problem, config.vector_bytes());
+    let shape = Shape::new(problem, config.vector_bytes(), stop_after);
     match config {
         Config::Naive(levers) => naive::plan(problem, levers, &shape, kernels),
         Config::Tiled(levers) => tiled::plan(problem, levers, &shape, kernels),

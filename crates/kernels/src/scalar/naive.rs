@@ -15,6 +15,7 @@ use crate::Refusal;
 use crate::params::{Params, Shape, launch};
 use crate::plan::{KernelCache, Step};
 use crate::softmax::{Reference, normaliser};
+use crate::stage::StopAfter;
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -105,10 +106,18 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 }
             });
             let score = params.score(dot.get());
+            if shape.stops_after(StopAfter::Scores) {
+                let store = || params.store_score(batch_head, row, key, score);
+                return k.if_(slice.eq(0).uniform(), store);
+            }
 
             // What was summed so far was relative to the old reference.
             let rescale = reference.raise(score, 0.0);
             let p = reference.exp(score);
+            if shape.stops_after(StopAfter::Probabilities) {
+                let store = || params.store_probability(batch_head, row, key, p, &reference);
+                return k.if_(slice.eq(0).uniform(), store);
+            }
             sum.set(rescale.fma(sum, p));
             for c in (0..columns).step_by(8) {
                 let v = load_row(v_row.plus(c as i32), 8, shape);
@@ -118,6 +127,9 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 }
             }
         });
+        if shape.stop_after.is_some() {
+            return;
+        }
 
         let norm = normaliser(sum.get());
         let out: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();

@@ -19,6 +19,7 @@ use crate::Refusal;
 use crate::params::{Params, Shape, TensorParam, launch};
 use crate::plan::{KernelCache, Step};
 use crate::softmax::{Reference, normaliser};
+use crate::stage::StopAfter;
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -231,17 +232,33 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
         let keys: Vec<_> = (0..cols_per_thread).map(mine).collect();
         let p_mine = p_tile.at(thread_row, thread_col);
         for (i, row) in rows.iter().enumerate() {
+            if shape.stops_after(StopAfter::Scores) {
+                let scores = &scores[i * cols_per_thread..][..cols_per_thread];
+                for (score, key) in scores.iter().zip(&keys) {
+                    params.store_score(batch_head, row.row, key.reinterpret(), params.score(score.get()));
+                }
+                continue;
+            }
             let masked: Vec<_> = scores[i * cols_per_thread..][..cols_per_thread]
                 .iter()
                 .zip(&keys)
                 .map(|(score, &key)| row.sees(key).select(params.score(score.get()), f32::NEG_INFINITY))
                 .collect();
             let (p, rescale) = row.softmax_step(&masked);
+            if shape.stops_after(StopAfter::Probabilities) {
+                for (&p, key) in p.iter().zip(&keys) {
+                    params.store_probability(batch_head, row.row, key.reinterpret(), p, &row.reference);
+                }
+                continue;
+            }
             acc.row(i).iter().for_each(|acc| acc.mul_assign(rescale));
             let p_row = p_tile.down(p_mine, i as u32 * levers.thread_rows());
             for (j, &p) in p.iter().enumerate() {
                 p_row.plus((j as u32 * THREAD_COLS) as i32).store(p);
             }
+        }
+        if shape.stop_after.is_some() {
+            return;
         }
         // The sixteen threads that wrote a row of P are the ones that read it.
         k.sync_warp();
@@ -265,6 +282,9 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
         });
     });
 
+    if shape.stop_after.is_some() {
+        return;
+    }
     let out_head = params.out.head(batch, head);
     for (i, row) in rows.iter().enumerate() {
         let sum = row.sum.get().reduce_sum(THREAD_COLS);
@@ -389,7 +409,7 @@ mod tests {
 
     #[test]
     fn refuses_levers_it_does_not_have() {
-        let shape = Shape::new(&Problem::named("mission").unwrap(), 16);
+        let shape = Shape::new(&Problem::named("mission").unwrap(), 16, None);
         let levers = Levers {
             rows: 48,
             cols: 32,
@@ -409,7 +429,7 @@ mod tests {
             warps: 4,
             vector_bytes: 16,
         };
-        let message = levers.check(&Shape::new(&problem, 16)).unwrap_err().to_string();
+        let message = levers.check(&Shape::new(&problem, 16, None)).unwrap_err().to_string();
         assert!(message.contains("output 128"), "{message}");
     }
 }

@@ -1,0 +1,185 @@
+//! Builds that stop after a stage give that stage of the reference, on random problems and for every family,
+//! and say so where it is wrong.
+//!
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (40).
+
+use std::sync::Arc;
+
+use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_check::{CheckOptions, Verdict, check_plan, source};
+use flashcore_ir::Target;
+use flashcore_kernels::{Config, Plan, StopAfter};
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{DType, InputKind, Mask, Problem, RandomLimits, random_problem};
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
+}
+
+fn config(id: &str) -> Config {
+    id.parse().unwrap()
+}
+
+/// One of each way of computing: the levers that change what a thread holds of S and P.
+const KERNELS: [&str; 10] = [
+    "scalar/naive-t64-v16",
+    "scalar/tiled-m32n32-w4-v16",
+    "scalar/tiled-m64n32-w8-v16",
+    "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
+    "mma/m64n32-w2x1-s3-b1-qsh-lin-eager",
+    "mma/m32n64-w2x4-s2-b1-qreg-xor-eager",
+    "mma/m32n64-w2x1-s2-b1-qreg-xor-bold-ahead",
+    "mma/m64n32-w4x1-s2-b1-qsh-xor-bold",
+    "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy-gqa",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-ahead-gqa",
+];
+
+#[test]
+fn every_stage_of_every_family_equals_float64() {
+    let (first, count) = (number("FLASHCORE_SEED", 500), number("FLASHCORE_PROBLEMS", 40));
+    let limits = RandomLimits {
+        max_work: 2_000_000,
+        max_batch: 2,
+        head_dim_v: true,
+        ..RandomLimits::default()
+    };
+    let mut rng = Rng::new(first);
+    let (mut failures, mut checked) = (Vec::new(), [0; KERNELS.len()]);
+    for seed in first..first + count {
+        let problem = random_problem(seed, &limits).unwrap();
+        let kind = match seed % 4 {
+            0 => *rng.pick(&InputKind::ALL).unwrap(),
+            _ => InputKind::Normal,
+        };
+        // Two kernels a problem, each in its turn; those that refuse it leave the others theirs.
+        for turn in [seed, seed + 3] {
+            let index = turn as usize % KERNELS.len();
+            for stop in StopAfter::ALL {
+                let Ok(plan) = Plan::with_stage(&problem, &config(KERNELS[index]), Target::Sm90a, stop) else {
+                    continue;
+                };
+                let options = CheckOptions {
+                    inputs: kind,
+                    seed,
+                    first_schedule: seed,
+                    ..CheckOptions::default()
+                };
+                let report = check_plan(&plan, &options).unwrap();
+                if report.verdict != Verdict::Clean {
+                    failures.push(format!(
+                        "problem {seed}: {problem} by {}, {kind}, {stop}\n{report}",
+                        plan.config
+                    ));
+                }
+                checked[index] += 1;
+            }
+        }
+    }
+    println!("{count} problems from seed {first}: {checked:?} stages checked");
+    assert!(
+        failures.is_empty(),
+        "{} failures\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+    if count >= 40 {
+        assert!(checked.iter().all(|&n| n > 0), "{checked:?}");
+    }
+}
+
+fn odd_problem() -> Problem {
+    let builder = Problem::builder().heads(4, 2).seq_len_q(45).seq_len_kv(77).head_dim(40);
+    builder.mask(Mask::CAUSAL).build().unwrap()
+}
+
+#[test]
+fn every_kernel_stops_where_it_is_told() {
+    for dtype in [DType::F16, DType::BF16] {
+        let shape = Problem::builder()
+            .heads(4, 2)
+            .seq_len_q(70)
+            .seq_len_kv(150)
+            .dtype(dtype);
+        for problem in [
+            shape
+                .clone()
+                .mask(Mask::window(Some(20), Some(9)))
+                .return_lse(true)
+                .build()
+                .unwrap(),
+            shape.head_dim(128).softcap(20.0).build().unwrap(),
+        ] {
+            for id in KERNELS {
+                for stop in StopAfter::ALL {
+                    let plan = Plan::with_stage(&problem, &config(id), Target::Sm80, stop);
+                    let plan = plan.unwrap_or_else(|refusal| panic!("{id}: {refusal}"));
+                    let report = check_plan(&plan, &CheckOptions::default()).unwrap();
+                    assert_eq!(report.verdict, Verdict::Clean, "{problem} by {id}, {stop}\n{report}");
+                    assert_eq!(report.stop_after, Some(stop));
+                }
+            }
+        }
+    }
+}
+
+/// Verdicts on a build with each of these mistakes in it, one at a time.
+fn verdicts(id: &str, stop: StopAfter, planted: impl Fn(&Mutation) -> bool) -> Vec<Verdict> {
+    let plan = Plan::with_stage(&odd_problem(), &config(id), Target::Sm80, stop).unwrap();
+    let places = mutations(&plan.main.kernel).into_iter().filter(planted);
+    let broken = places.map(|mutation| {
+        let mut mutant = plan.clone();
+        mutant.main.kernel = Arc::new(mutation.apply(&plan.main.kernel));
+        check_plan(&mutant, &CheckOptions::default()).unwrap().verdict
+    });
+    broken.collect()
+}
+
+/// A mistake shows in the stage where it is made and in those after it, and in none before.
+#[test]
+fn a_mistake_shows_from_its_stage_on() {
+    for (id, mask) in [
+        ("scalar/tiled-m32n32-w4-v16", "row.sees(key)"),
+        ("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy", "warp.mask("),
+    ] {
+        let unmasked = |m: &Mutation| {
+            let quoted = source::quote(m.line.file, m.line.line).unwrap_or_default();
+            m.operator == Operator::Unmask && quoted.contains(mask)
+        };
+        // The mask does not touch scores, and spoils probabilities.
+        let of_scores = verdicts(id, StopAfter::Scores, unmasked);
+        assert!(of_scores.iter().all(|&v| v == Verdict::Clean), "{id}: {of_scores:?}");
+        let of_probabilities = verdicts(id, StopAfter::Probabilities, unmasked);
+        assert!(of_probabilities.contains(&Verdict::Wrong), "{id}: {of_probabilities:?}");
+        // A value that is never stored is missed, where the instruction has one to store: rows end before a tile does.
+        let unstored = |m: &Mutation| m.operator == Operator::DropStore && m.object.as_deref() == Some("stage");
+        for stop in StopAfter::ALL {
+            let found = verdicts(id, stop, unstored);
+            let wrong = found.iter().filter(|&&v| v == Verdict::Wrong).count();
+            assert!(wrong > 0 && 2 * wrong >= found.len(), "{id}, {stop}: {found:?}");
+        }
+    }
+}
+
+/// Where no stage is asked for, nothing of this is in a kernel.
+#[test]
+fn whole_builds_have_nothing_of_it() {
+    let in_stages = |plan: &Plan| {
+        let mut count = 0;
+        plan.main.kernel.for_each_inst(&mut |_, site| {
+            let lines = plan.main.kernel.backtrace(site);
+            count += usize::from(lines.iter().any(|(line, _)| line.file.ends_with("stage.rs")));
+        });
+        count
+    };
+    for id in KERNELS {
+        let whole = Plan::new(&odd_problem(), &config(id), Target::Sm80).unwrap();
+        assert_eq!(in_stages(&whole), 0, "{id}");
+        assert_eq!(whole.main.launch.args.len(), 4 * 4 + 7, "{id}");
+        let stopped = Plan::with_stage(&odd_problem(), &config(id), Target::Sm80, StopAfter::Scores).unwrap();
+        assert!(in_stages(&stopped) > 0, "{id}");
+        assert_ne!(stopped.main.kernel.name(), whole.main.kernel.name());
+    }
+}
