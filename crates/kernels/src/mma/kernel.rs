@@ -18,7 +18,7 @@ use super::{Config, Rescale};
 use crate::params::{Params, Shape};
 use crate::tiles::{Fragments, HeadTile, a_lane, b_lane};
 
-pub(super) fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
     let params = Params::<E>::declare(k, shape);
     let block = Block::new(k, &params, levers);
