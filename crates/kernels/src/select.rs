@@ -7,7 +7,7 @@ use flashcore_problem::Problem;
 
 use thiserror::Error;
 
-use crate::{Config, KernelCache, Plan, Refusal, scalar};
+use crate::{Config, KernelCache, Plan, Refusal, mma, scalar};
 
 /// A config that was looked at, and what came of it.
 #[derive(Clone, Debug)]
@@ -54,22 +54,11 @@ impl fmt::Display for Considered {
 /// The refusals of every config in the order they were tried, where none serves.
 pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &KernelCache) -> Result<Choice, NoPlan> {
     let mut considered = Vec::new();
-    for config in scalar::preferred_configs(problem, alignment)
-        .into_iter()
-        .map(Config::Scalar)
-    {
+    for (config, why) in candidates(problem, target, alignment) {
         match Plan::with_cache(problem, &config, target, kernels) {
             Ok(plan) => {
                 considered.push(Considered { config, refusal: None });
-                return Ok(Choice {
-                    plan,
-                    why: format!(
-                        "the scalar family serves every problem, and of its tiles this was the fastest on such shapes \
-                         that {target} has room for at head_dim {}",
-                        problem.head_dim()
-                    ),
-                    considered,
-                });
+                return Ok(Choice { plan, why, considered });
             }
             Err(refusal) => considered.push(Considered {
                 config,
@@ -78,4 +67,30 @@ pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &Kerne
         }
     }
     Err(NoPlan { considered })
+}
+
+/// What to try, best first, and why each would be chosen.
+fn candidates(problem: &Problem, target: Target, alignment: u32) -> Vec<(Config, String)> {
+    let mut candidates = Vec::new();
+    // Copies of 16 bytes need tensors that start at multiples of 16.
+    if alignment >= mma::ALIGNMENT {
+        for proposal in mma::proposals(problem, target) {
+            let why = format!(
+                "the default of family mma for {} problems of head_dim {} on {target}: {}",
+                proposal.size,
+                problem.head_dim(),
+                proposal.why
+            );
+            candidates.push((Config::Mma(proposal.config), why));
+        }
+    }
+    for config in scalar::preferred_configs(problem, alignment) {
+        let why = format!(
+            "the scalar family serves every problem, and of its tiles this was the fastest on such shapes that {target} has \
+             room for at head_dim {}",
+            problem.head_dim()
+        );
+        candidates.push((Config::Scalar(config), why));
+    }
+    candidates
 }

@@ -3,6 +3,7 @@
 //! [`Config`] holds the levers; [`kernel`](self) reads top to bottom like the algorithm. Problems it does
 //! not serve (f32, rows that do not start at multiples of 16 bytes) it refuses; family `scalar` serves those.
 
+mod defaults;
 mod epilogue;
 mod kernel;
 mod place;
@@ -22,6 +23,11 @@ use crate::params::{Shape, launch, row_strides};
 use crate::plan::{KernelCache, Step};
 use crate::stage::StopAfter;
 use crate::tiles::{padded, tile_bytes};
+
+pub use defaults::{Proposal, Size, proposals};
+
+/// What addresses and strides must be multiples of, bytes: what one asynchronous copy moves.
+pub const ALIGNMENT: u32 = 16;
 
 /// The family's name.
 pub const NAME: &str = "mma";

@@ -1,0 +1,214 @@
+//! Which config the family proposes where nobody names one: one table, read from top to bottom.
+//!
+//! Rows for sm_90a were measured on an H200 (`docs/performance-log.md`). Those for other architectures follow from
+//! the same kernels and the shared memory there is; they await such cards.
+
+use std::fmt;
+
+use flashcore_ir::Target;
+use flashcore_problem::Problem;
+
+use super::Config;
+
+/// How much work a problem gives the SMs of a GPU: what decides how large its tiles can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Size {
+    /// Tiles of 64 rows leave SMs without a block: tiles of 32, their keys shared out among warps.
+    Small,
+    /// Tiles of 64 rows fill the SMs, tiles of 128 not twice.
+    Medium,
+    /// Two blocks of 128 rows for every SM, or more.
+    Large,
+}
+
+impl Size {
+    /// Every size, from small to large.
+    pub const ALL: [Size; 3] = [Size::Small, Size::Medium, Size::Large];
+
+    /// The size of a problem on a target.
+    pub fn of(problem: &Problem, target: Target) -> Size {
+        let heads = problem.batch() * problem.num_heads();
+        let blocks = |rows: usize| heads * problem.seq_len_q().div_ceil(rows);
+        let sms = usual_sms(target);
+        // Causal rows see half of the keys on average: as if there were fewer of them.
+        let causal = problem.mask().window_right.is_some();
+        let enough = if causal { 3 * sms / 2 } else { 9 * sms / 10 };
+        match () {
+            () if blocks(128) >= 2 * sms => Size::Large,
+            () if blocks(64) >= enough => Size::Medium,
+            () => Size::Small,
+        }
+    }
+}
+
+/// SMs of the card most used of an architecture: A100, RTX 3090, L4, H100 and H200, B200, RTX 5090.
+fn usual_sms(target: Target) -> usize {
+    match target {
+        Target::Sm75 => 40,
+        Target::Sm80 => 108,
+        Target::Sm86 => 82,
+        Target::Sm89 => 58,
+        Target::Sm90a => 132,
+        Target::Sm100 => 148,
+        Target::Sm120 => 170,
+    }
+}
+
+/// A row of the table.
+struct Default {
+    /// Targets it is for; none means all.
+    targets: &'static [Target],
+    /// Largest head_dim it is for.
+    head_dim: usize,
+    /// Sizes it is for.
+    sizes: &'static [Size],
+    /// Whether for masks that end at the row (causal), for others, or for both.
+    causal: Option<bool>,
+    /// Most keys it is for, if that is limited.
+    most_keys: Option<usize>,
+    id: &'static str,
+    why: &'static str,
+}
+
+const ANY: &[Target] = &[];
+/// Shared memory for two blocks of 96 KB an SM, or more.
+const HOPPER: &[Target] = &[Target::Sm90a, Target::Sm100];
+const AMPERE: &[Target] = &[Target::Sm80];
+use Size::{Large, Medium, Small};
+
+/// First match that nothing refuses. Ids are those of [`Config::id`].
+#[rustfmt::skip]
+const TABLE: &[Default] = &[
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Small], causal: Some(true), most_keys: None,
+        id: "m32n64-w2x2-s4-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs; tiles of 64 keys waste least on the diagonal" },
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Small], causal: None, most_keys: None,
+        id: "m32n128-w2x2-s4-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs, and two warps share the keys" },
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Medium], causal: None, most_keys: None,
+        id: "m64n128-w2x2-s2-b1-qreg-xor-lazy", why: "64 rows a block fill the SMs, and two warps share the keys" },
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Large], causal: Some(true), most_keys: Some(512),
+        id: "m128n64-w8x1-s2-b2-qreg-xor-bold", why: "eight warps skip more of the diagonal than four" },
+    Default { targets: ANY, head_dim: 64, sizes: &[Medium, Large], causal: None, most_keys: None,
+        id: "m128n64-w4x1-s2-b1-qreg-xor-bold", why: "32 rows a warp halve the reads of K and V, and bold rescaling shortens the chain of a tile" },
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Small], causal: None, most_keys: None,
+        id: "m32n128-w2x2-s3-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs, and two warps share the keys" },
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Medium], causal: None, most_keys: None,
+        id: "m64n64-w4x1-s2-b1-qreg-xor-lazy", why: "64 rows a block fill the SMs" },
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Large], causal: None, most_keys: None,
+        id: "m128n64-w4x1-s2-b1-qsh-xor-lazy", why: "32 rows a warp halve the reads of K and V; Q has no room in registers beside its output" },
+    Default { targets: AMPERE, head_dim: 128, sizes: &[Medium, Large], causal: None, most_keys: None,
+        id: "m128n32-w4x1-s2-b1-qsh-xor-lazy", why: "as on Hopper, with tiles of which two blocks fit an SM" },
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Small], causal: None, most_keys: None,
+        id: "m32n32-w2x2-s3-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs, and two warps share the keys" },
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], causal: None, most_keys: Some(512),
+        id: "m64n32-w4x1-s2-b1-qreg-xor-lazy", why: "two blocks an SM even out short rows" },
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], causal: None, most_keys: None,
+        id: "m128n32-w8x1-s2-b1-qreg-xor-lazy", why: "16 rows a warp leave room for their output and for Q in registers" },
+    // What every target has room for.
+    Default { targets: ANY, head_dim: 64, sizes: &[Small], causal: None, most_keys: None,
+        id: "m32n64-w2x2-s3-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs, and two warps share the keys" },
+    Default { targets: ANY, head_dim: 128, sizes: &[Small], causal: None, most_keys: None,
+        id: "m32n32-w2x2-s3-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs, and two warps share the keys" },
+    Default { targets: ANY, head_dim: 128, sizes: &[Medium, Large], causal: None, most_keys: None,
+        id: "m64n32-w4x1-s2-b1-qreg-xor-lazy", why: "two blocks of 48 KB fit an SM of 100 KB" },
+    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], causal: None, most_keys: None,
+        id: "m64n32-w4x1-s2-b1-qreg-xor-lazy", why: "one block of 96 KB fits an SM of 100 KB" },
+    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], causal: None, most_keys: None,
+        id: "m64n16-w4x1-s2-b1-qsh-xor-lazy", why: "the smallest tiles, where others have no room" },
+];
+
+/// A config that the table proposes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proposal {
+    /// The config.
+    pub config: Config,
+    /// Why the table has it there.
+    pub why: &'static str,
+    /// What the row is for.
+    pub size: Size,
+}
+
+/// What the table proposes for a problem on a target, best first. Some may be refused.
+pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
+    let size = Size::of(problem, target);
+    let causal = problem.mask().window_right.is_some();
+    let head_dim = problem.head_dim().max(problem.head_dim_v());
+    TABLE
+        .iter()
+        .filter(|row| row.targets.is_empty() || row.targets.contains(&target))
+        .filter(|row| head_dim <= row.head_dim && row.sizes.contains(&size))
+        .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
+        .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
+        .filter_map(|row| {
+            Some(Proposal {
+                config: Config::from_id(row.id)?,
+                why: row.why,
+                size,
+            })
+        })
+        .collect()
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Size::Small => "small",
+            Size::Medium => "medium",
+            Size::Large => "large",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_problem::Mask;
+
+    use super::*;
+    use crate::{Config as AnyConfig, Plan};
+
+    /// Problems of each size, (batch, heads, rows): on a target of 58 SMs as on one of 170.
+    const PROBLEMS: [(Size, usize, usize, usize); 3] = [
+        (Size::Small, 1, 4, 512),
+        (Size::Medium, 2, 8, 1024),
+        (Size::Large, 8, 32, 4096),
+    ];
+
+    #[test]
+    fn every_id_of_the_table_is_a_config() {
+        for row in TABLE {
+            let config = Config::from_id(row.id).unwrap_or_else(|| panic!("{}", row.id));
+            assert_eq!(config.id(), row.id);
+        }
+    }
+
+    /// The whole table as text, resolved: what is chosen, for review.
+    #[test]
+    fn defaults() {
+        let mut text = String::new();
+        for target in [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120] {
+            for head_dim in [64, 96, 128, 192, 256] {
+                for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
+                    for (_, batch, heads, rows) in PROBLEMS {
+                        let problem = Problem::builder()
+                            .batch(batch)
+                            .heads(heads, heads)
+                            .seq_len(rows)
+                            .head_dim(head_dim)
+                            .mask(mask)
+                            .build()
+                            .unwrap();
+                        let chosen = proposals(&problem, target)
+                            .into_iter()
+                            .find(|p| Plan::new(&problem, &AnyConfig::Mma(p.config), target).is_ok())
+                            .unwrap();
+                        text += &format!(
+                            "{target:<7} D{head_dim:<4}{name:<7}{:<7} {}\n",
+                            chosen.size.to_string(),
+                            chosen.config
+                        );
+                    }
+                }
+            }
+        }
+        insta::assert_snapshot!(text);
+    }
+}
