@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
 use flashcore_ir::{BufferSpec, Target};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, Step, select};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, Refusal, Step, select_with};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
 use crate::Error;
@@ -73,20 +73,40 @@ impl CudaAttention {
         &self.context
     }
 
+    /// The plan for a problem, and how it was chosen: one that compiles here without spilling.
     pub(crate) fn choose(&self, problem: &Problem, alignment: u32) -> Result<Choice, Error> {
+        Ok(self.compile(problem, alignment)?.0)
+    }
+
+    fn compile(&self, problem: &Problem, alignment: u32) -> Result<(Choice, Vec<Function>), Error> {
         let Some(config) = self.config else {
-            return Ok(select(problem, self.target, alignment, &self.kernels)?);
+            let judge = |plan: &Plan| match self.load(plan) {
+                Ok(functions) => Ok(Ok(functions)),
+                Err(CudaError::Module(refusal)) => Ok(Err(Refusal::Compiler {
+                    message: refusal.to_string(),
+                })),
+                Err(error) => Err(error),
+            };
+            return Ok(select_with(problem, self.target, alignment, &self.kernels, judge)??);
         };
         let plan =
             Plan::with_cache(problem, &config, self.target, &self.kernels).map_err(|refusal| Error::Refused {
                 kernel: config.to_string(),
                 refusal: Box::new(refusal),
             })?;
-        Ok(Choice {
+        let functions = self.load(&plan)?;
+        let choice = Choice {
             plan,
             why: "it was asked for by name".to_string(),
             considered: Vec::new(),
-        })
+        };
+        Ok((choice, functions))
+    }
+
+    /// Compiled kernels of a plan's steps. Modules are kept by identity in their context, so a kernel is compiled once.
+    fn load(&self, plan: &Plan) -> Result<Vec<Function>, CudaError> {
+        let load = |step: &Step| Function::load(&self.context, &step.kernel, &ModuleOptions::default());
+        plan.steps().map(load).collect()
     }
 
     /// The plan and compiled kernel for a problem whose tensors start at multiples of `alignment` bytes.
@@ -95,11 +115,11 @@ impl CudaAttention {
         if let Some(found) = recent().iter().find(|(p, a, _)| *a == alignment && p == problem) {
             return Ok(found.2.clone());
         }
-        let plan = self.choose(problem, alignment)?.plan;
-        // Modules are kept by identity in their context, so a kernel is compiled once.
-        let load = |step: &Step| Function::load(&self.context, &step.kernel, &ModuleOptions::default());
-        let functions = plan.steps().map(load).collect::<Result<_, _>>()?;
-        let prepared = Arc::new(Prepared { plan, functions });
+        let (choice, functions) = self.compile(problem, alignment)?;
+        let prepared = Arc::new(Prepared {
+            plan: choice.plan,
+            functions,
+        });
         let mut recent = recent();
         recent.push_front((problem.clone(), alignment, prepared.clone()));
         recent.truncate(RECENT_PLANS);

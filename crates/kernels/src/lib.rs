@@ -19,5 +19,5 @@ mod tiles;
 pub use config::{Config, UnknownConfig};
 pub use plan::{KernelCache, Plan, Step};
 pub use refusal::Refusal;
-pub use select::{Choice, Considered, NoPlan, select};
+pub use select::{Choice, Considered, NoPlan, select, select_with};
 pub use stage::StopAfter;

@@ -76,6 +76,12 @@ pub enum Refusal {
         /// Id of the config that fits.
         suggestion: String,
     },
+    /// The device's compiler made something of it that is slow out of all proportion.
+    #[error("{message}")]
+    Compiler {
+        /// What it made of it.
+        message: String,
+    },
     /// The kernel could not be written down: a mistake in the family, reported rather than launched.
     #[error("{0}")]
     Build(String),

@@ -1,5 +1,6 @@
 //! Which config is used where nobody names one, and why.
 
+use std::convert::Infallible;
 use std::fmt;
 
 use flashcore_ir::Target;
@@ -53,12 +54,34 @@ impl fmt::Display for Considered {
 /// # Errors
 /// The refusals of every config in the order they were tried, where none serves.
 pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &KernelCache) -> Result<Choice, NoPlan> {
+    match select_with(problem, target, alignment, kernels, |_| Ok::<_, Infallible>(Ok(()))) {
+        Ok(selected) => selected.map(|(choice, ())| choice),
+        Err(never) => match never {},
+    }
+}
+
+/// The same, where a further judge has a say on each plan: the compiler of a device, which may have to spill
+/// what another one does not. A plan that it refuses is passed over, and the refusal kept.
+///
+/// # Errors
+/// The inner one as for [`select()`]; the outer one where `judge` could not judge, which ends the search.
+pub fn select_with<T, F>(
+    problem: &Problem,
+    target: Target,
+    alignment: u32,
+    kernels: &KernelCache,
+    mut judge: impl FnMut(&Plan) -> Result<Result<T, Refusal>, F>,
+) -> Result<Result<(Choice, T), NoPlan>, F> {
     let mut considered = Vec::new();
     for (config, why) in candidates(problem, target, alignment) {
-        match Plan::with_cache(problem, &config, target, kernels) {
-            Ok(plan) => {
+        let judged = match Plan::with_cache(problem, &config, target, kernels) {
+            Ok(plan) => judge(&plan)?.map(|verdict| (plan, verdict)),
+            Err(refusal) => Err(refusal),
+        };
+        match judged {
+            Ok((plan, verdict)) => {
                 considered.push(Considered { config, refusal: None });
-                return Ok(Choice { plan, why, considered });
+                return Ok(Ok((Choice { plan, why, considered }, verdict)));
             }
             Err(refusal) => considered.push(Considered {
                 config,
@@ -66,7 +89,7 @@ pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &Kerne
             }),
         }
     }
-    Err(NoPlan { considered })
+    Ok(Err(NoPlan { considered }))
 }
 
 /// What to try, best first, and why each would be chosen.
@@ -93,4 +116,34 @@ fn candidates(problem: &Problem, target: Target, alignment: u32) -> Vec<(Config,
         candidates.push((Config::Scalar(config), why));
     }
     candidates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_compiler_refuses_is_passed_over_and_told() {
+        let problem = Problem::named("mission").unwrap();
+        let kernels = KernelCache::default();
+        let first = select(&problem, Target::Sm90a, 16, &kernels).unwrap();
+        let refusal = Refusal::Compiler {
+            message: "it spills".to_string(),
+        };
+        let judge = |plan: &Plan| {
+            let refused = plan.config == first.plan.config;
+            Ok::<_, Infallible>(if refused { Err(refusal.clone()) } else { Ok(()) })
+        };
+        let Ok(selected) = select_with(&problem, Target::Sm90a, 16, &kernels, judge);
+        let (choice, ()) = selected.unwrap();
+        assert_ne!(choice.plan.config, first.plan.config);
+        assert_eq!(choice.considered[0].refusal, Some(refusal));
+    }
+
+    #[test]
+    fn tensors_that_start_anywhere_are_served_by_the_scalar_family() {
+        let problem = Problem::named("mission").unwrap();
+        let choice = select(&problem, Target::Sm90a, 2, &KernelCache::default()).unwrap();
+        assert_eq!(choice.plan.config.family(), "scalar");
+    }
 }
