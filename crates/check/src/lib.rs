@@ -8,6 +8,7 @@
 //! - [`registers`]: what the compiler makes of a kernel, without a GPU.
 
 mod check;
+pub mod cost;
 pub mod gate;
 pub mod mutate;
 pub mod proof;

@@ -1,6 +1,7 @@
-//! `flashcore explain`: the plan for a problem on a card, why it, what it uses, what fits.
+//! `flashcore explain`: the plan for a problem on a card, why it, what it uses, what fits, how long it takes.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use clap::Args;
 use flashcore::{KernelId, Problem};
@@ -14,13 +15,14 @@ use serde_json::{Value, json};
 use crate::args::{Card, ProblemArgs};
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, DIM, HEAD};
-use crate::{machine, simulated};
+use crate::{cost, machine, simulated};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///
 /// Shows the plan, configs that were refused and why, the launch, the ledger of shared memory byte
-/// by byte, registers where an offline ptxas is found (FLASHCORE_PTXAS, or on PATH), and how many
-/// blocks fit on an SM. With --ptx it prints the PTX and nothing else.
+/// by byte, registers where an offline ptxas is found (FLASHCORE_PTXAS, or on PATH), how many
+/// blocks fit on an SM, and the time that the cost model predicts on the card, with its interval
+/// and what binds it. With --ptx it prints the PTX and nothing else.
 #[derive(Args)]
 #[command(
     after_help = "Exit codes: 0 explained, 1 no kernel serves the problem or the one asked for is refused, 2 usage"
@@ -37,8 +39,11 @@ pub(crate) struct ExplainArgs {
     /// Say of every config whether it serves the problem
     #[arg(long, help_heading = "How")]
     all: bool,
+    /// Also draw the prediction as a roofline into this folder, as roofline-CARD.svg
+    #[arg(long, value_name = "DIR", help_heading = "How")]
+    svg: Option<PathBuf>,
     /// Print the kernel's PTX, and nothing else
-    #[arg(long, help_heading = "How", conflicts_with_all = ["json", "all"])]
+    #[arg(long, help_heading = "How", conflicts_with_all = ["json", "all", "svg"])]
     ptx: bool,
     /// With --ptx: with the Rust lines, as .file and .loc, for profilers and debuggers
     #[arg(long, help_heading = "How", requires = "ptx")]
@@ -76,8 +81,20 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
     } else {
         Outcome::Findings
     };
+    let registers: Vec<Option<u32>> = steps.iter().map(Explained::registers).collect();
+    let predicted = match outcome {
+        Outcome::Clean => cost::predict(&choice.plan, card, &registers),
+        _ => Err("it cannot be launched".to_string()),
+    };
+    let picture = match (&args.svg, &predicted) {
+        (None, _) => None,
+        (Some(folder), Ok(prediction)) => Some(cost::draw(prediction, &choice.plan, &problem, folder)?),
+        (Some(_), Err(why)) => return Err(Failure::failed(format!("there is no prediction to draw: {why}"))),
+    };
     if args.json {
-        style::print_json(&as_json(args, card, &problem, &choice, &steps));
+        let mut value = as_json(args, card, &problem, &choice, &steps);
+        value["cost"] = cost::json(&predicted, &problem, card)?;
+        style::print_json(&value);
         return Ok(outcome);
     }
     let mut text = plan_text(args, card, &problem, &choice);
@@ -87,6 +104,10 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
             let _ = write!(text, "\n{HEAD}Step {} of {of}{HEAD:#} {name}\n", index + 1);
         }
         text.push_str(&step.text(card));
+    }
+    text.push_str(&cost::text(&predicted, &problem, card));
+    if let Some(picture) = picture {
+        text.push_str(&style::field("picture", &picture.display().to_string()));
     }
     style::print(&text);
     Ok(outcome)

@@ -6,6 +6,7 @@ mod bench;
 mod chart;
 mod check;
 mod compare;
+mod cost;
 mod evidence;
 mod explain;
 mod failure;

@@ -12,6 +12,7 @@ use crate::finding::FindingKind;
 use crate::program::{At, Row};
 use crate::record::Details;
 use crate::shadow::Pattern;
+use crate::traffic;
 use crate::warp::Warp;
 
 /// A copy whose data has not landed.
@@ -73,6 +74,13 @@ impl Block<'_> {
         let to = *warp.registers.get(constants, dst.base);
         let from = *warp.registers.get64(constants, src.base);
         let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &to, dst, bytes);
+        if !self.traffic.is_empty() {
+            let reads = (0..32).filter(|&lane| mask >> lane & 1 != 0 && sizes[lane as usize] > 0);
+            let reading = reads.fold(0u32, |lanes, lane| lanes | 1 << lane);
+            let start = self.machine.regions[usize::from(src.object)].base;
+            let offsets = from.map(|base| base.wrapping_add(src.offset as i64 as u64).wrapping_sub(start));
+            self.traffic[pc as usize].add(traffic::global(&offsets, reading, bytes));
+        }
         let mut too_long = 0;
         let mut data = [[0u32; 4]; 32];
         for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {

@@ -110,9 +110,7 @@ impl<'m> Block<'m> {
         let active = warp.active;
         let (offsets, mask) = self.global_offsets(warp, pc, active, &base, at, bytes);
         if !self.traffic.is_empty() && mask != 0 {
-            let region = self.region(at.object);
-            let addresses = std::array::from_fn(|lane| region.base.wrapping_add(offsets[lane]));
-            self.traffic[pc as usize].add(traffic::global(&addresses, mask, bytes));
+            self.traffic[pc as usize].add(traffic::global(&offsets, mask, bytes));
         }
         let region = self.region(at.object);
         if region.overlaid {
@@ -365,8 +363,7 @@ impl<'m> Block<'m> {
         }
         let (offsets, mask) = self.global_offsets(warp, pc, warp.active, &base, at, bytes);
         if !self.traffic.is_empty() && mask != 0 {
-            let addresses = std::array::from_fn(|lane| region.base.wrapping_add(offsets[lane]));
-            self.traffic[pc as usize].add(traffic::global(&addresses, mask, bytes));
+            self.traffic[pc as usize].add(traffic::global(&offsets, mask, bytes));
         }
         let size = 1usize << width.log_bytes;
         for lane in (0..32u32).filter(|lane| mask >> lane & 1 != 0) {

@@ -47,6 +47,6 @@ mod written;
 
 pub use error::SimError;
 pub use finding::{Actor, Finding, FindingKind, Line, Other};
-pub use report::{Class, Count, Counts, MemorySite, SimOptions, SimReport, TraceRecord};
+pub use report::{Class, Count, Counts, MemorySite, NodeCount, SimOptions, SimReport, TraceRecord};
 pub use simulate::simulate;
 pub use written::Written;

@@ -90,6 +90,11 @@ impl Lowering<'_> {
         self.program.ops.len() - 1
     }
 
+    /// Remembers that the next operation is the next node's.
+    fn note_node(&mut self) {
+        self.program.nodes.push(self.program.ops.len() as u32);
+    }
+
     fn nodes(&mut self, nodes: &[Node]) -> Result<(), SimError> {
         for node in nodes {
             match node {
@@ -103,6 +108,7 @@ impl Lowering<'_> {
                     self.check_reads(&[(condition.pred, 1)], *site);
                     let pred = self.rows.row(condition.pred);
                     let uniform = condition.uniform;
+                    self.note_node();
                     let begin = self.push(
                         Op::If {
                             pred,
@@ -130,6 +136,7 @@ impl Lowering<'_> {
                     }
                 }
                 Node::Loop { body, site } => {
+                    self.note_node();
                     self.push(Op::LoopBegin, Class::Structure, *site);
                     let start = self.program.ops.len() as u32;
                     self.breaks.push(Vec::new());
@@ -149,6 +156,7 @@ impl Lowering<'_> {
                         uniform: condition.uniform,
                         end: 0,
                     };
+                    self.note_node();
                     let at = self.push(op, Class::Control, *site);
                     if let Some(breaks) = self.breaks.last_mut() {
                         breaks.push(at);
@@ -172,6 +180,7 @@ impl Lowering<'_> {
         let (op, class) = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
             instruction: flashcore_ir::ptx::mnemonic(inst),
         })?;
+        self.note_node();
         self.push(op, class, site);
         for (first, n) in writes {
             for reg in (0..n).map(|i| first.plus(i)) {

@@ -466,6 +466,8 @@ pub(crate) struct Program {
     /// Where each operation was written.
     pub(crate) sites: Vec<SiteId>,
     pub(crate) classes: Vec<Class>,
+    /// The operation of each node of the kernel's body, a node before its children.
+    pub(crate) nodes: Vec<u32>,
     pub(crate) consts32: Vec<u32>,
     pub(crate) consts64: Vec<u64>,
     pub(crate) rows32: usize,

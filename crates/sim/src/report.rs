@@ -26,6 +26,9 @@ pub struct SimOptions {
     pub uninitialized: Vec<usize>,
     /// By slot, what an earlier launch has written of them ([`SimReport::written`]).
     pub written: BTreeMap<usize, Written>,
+    /// Runs this block alone, by its linear index (x fastest), in place of the whole grid: to count what one block
+    /// does. A block past the grid's end is none at all.
+    pub only_block: Option<u64>,
 }
 
 impl Default for SimOptions {
@@ -38,6 +41,7 @@ impl Default for SimOptions {
             host_threads: 0,
             uninitialized: Vec::new(),
             written: BTreeMap::new(),
+            only_block: None,
         }
     }
 }
@@ -58,6 +62,13 @@ pub struct SimReport {
     /// By slot, what the kernel wrote.
     #[serde(skip)]
     pub written: BTreeMap<usize, Written>,
+    /// How often each node of the kernel ran: by its position in [`Kernel::body`], a node before its children.
+    #[serde(skip)]
+    pub nodes: Vec<NodeCount>,
+    /// 32-bit registers a lane that the kernel's values need where those whose lifetimes do not meet share one: about
+    /// what a compiler needs that keeps the instructions in their order.
+    #[serde(skip)]
+    pub registers: u32,
 }
 
 impl SimReport {
@@ -172,6 +183,18 @@ impl AddAssign<&Counts> for Counts {
     }
 }
 
+/// How often a node of a kernel's tree ran: an instruction, the condition of an `If` or of a `BreakIf`, or the
+/// entry into a loop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeCount {
+    /// Executions by a warp.
+    pub warps: u64,
+    /// Executions by a lane.
+    pub lanes: u64,
+    /// Of an access to memory, where memory is counted: as in [`MemorySite::transactions`].
+    pub transactions: u64,
+}
+
 /// Values of a warp at a traced place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TraceRecord {
@@ -207,7 +230,8 @@ pub struct MemorySite {
     pub class: Class,
     /// Executions by a warp.
     pub requests: u64,
-    /// Shared memory: passes over the banks. Global memory: sectors of 32 bytes.
+    /// Shared memory: passes over the banks. Global memory, and the source of an asynchronous copy: sectors of 32
+    /// bytes.
     pub transactions: u64,
     /// The least that the same bytes could take.
     pub ideal: u64,

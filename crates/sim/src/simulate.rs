@@ -10,7 +10,7 @@ use crate::global::Overlay;
 use crate::machine::Machine;
 use crate::merge::Merged;
 use crate::record::Findings;
-use crate::report::{Class, Count, MemorySite, SimOptions, SimReport, count_by_class};
+use crate::report::{Class, Count, MemorySite, NodeCount, SimOptions, SimReport, count_by_class};
 use crate::traffic::Traffic;
 
 /// Blocks that run before their writes are put together. A constant, so that a run that is broken
@@ -71,6 +71,8 @@ where
         kernel: kernel.name().to_string(),
         counts: count_by_class(&machine.program.classes, &run.executed),
         memory: memory_sites(&machine, &run.traffic),
+        nodes: node_counts(&machine, &run),
+        registers: (machine.program.rows32 + 2 * machine.program.rows64) as u32,
         findings: run.findings.into_vec(),
         traces: run.traces,
         written: run.merged.written(),
@@ -100,9 +102,12 @@ impl Run {
     }
 
     fn all(&mut self, machine: &Machine<'_>, base: &[&[u8]]) {
-        let blocks = machine.launch.blocks();
+        let all = machine.launch.blocks();
+        let (mut first, blocks) = match machine.options.only_block {
+            Some(only) => (only.min(all), only.saturating_add(1).min(all)),
+            None => (0, all),
+        };
         let wave = if machine.serial { 1 } else { WAVE };
-        let mut first = 0;
         while first < blocks && !self.findings.is_fatal() {
             let last = blocks.min(first + wave);
             // Earlier blocks' writes are seen only where blocks run one after another.
@@ -142,6 +147,16 @@ impl Run {
         }
         self.traces.extend(traces);
     }
+}
+
+/// How often each node ran.
+fn node_counts(machine: &Machine<'_>, run: &Run) -> Vec<NodeCount> {
+    let of = |&op: &u32| NodeCount {
+        warps: run.executed[op as usize].warps,
+        lanes: run.executed[op as usize].lanes,
+        transactions: run.traffic[op as usize].transactions,
+    };
+    machine.program.nodes.iter().map(of).collect()
 }
 
 /// Where memory was accessed, and at what cost, in program order.

@@ -1,7 +1,13 @@
 //! What memory accesses cost: passes over the banks of shared memory, sectors of global memory.
 //!
 //! Shared memory has 32 banks of 4 bytes. A request of 8 bytes a lane is served half a warp at a
-//! time, one of 16 bytes a quarter; within such a phase, each bank delivers one word a pass.
+//! time, one of 16 bytes a quarter; within such a phase, each bank delivers one word a pass. Two
+//! neighbouring phases are served as one where lanes ask for the same words in pairs, each lane `i` with
+//! `i ^ 1`, or each with `i ^ 2`. (That rule is no manual's: it is what microbenchmarks of Volta and later
+//! find, and without it 26 of 48 scalar kernels would need more passes than an H200 has clocks for in the
+//! time it takes; see `docs/cost-model.md`.)
+
+use std::ops::Range;
 
 /// Accesses of one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,8 +36,8 @@ pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
         requests: 1,
         ..Traffic::default()
     };
-    for first in (0..32).step_by(lanes_a_phase) {
-        let lanes = (first..first + lanes_a_phase).filter(|lane| mask >> lane & 1 != 0);
+    for lanes in phases(offsets, mask, lanes_a_phase) {
+        let lanes = lanes.filter(|lane| mask >> lane & 1 != 0);
         let words_a_lane = (bytes as usize / 4).max(1);
         let mut words: Vec<u32> = lanes
             .flat_map(|lane| (0..words_a_lane as u32).map(move |i| offsets[lane] / 4 + i))
@@ -48,17 +54,42 @@ pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
     traffic
 }
 
-/// Sectors of 32 bytes that accesses of `bytes` a lane at these addresses touch.
-pub(crate) fn global(addresses: &[u64; 32], mask: u32, bytes: u32) -> Traffic {
+/// The lanes served together: `lanes_a_phase` at a time, or two phases as one where lanes ask in pairs.
+fn phases(offsets: &[u32; 32], mask: u32, lanes_a_phase: usize) -> impl Iterator<Item = Range<usize>> {
+    let joined = |first: usize| {
+        let in_pairs = |partner: usize| {
+            (first..first + 2 * lanes_a_phase).all(|lane| {
+                let both = 1 << lane | 1 << (lane ^ partner);
+                mask & both != both || offsets[lane] == offsets[lane ^ partner]
+            })
+        };
+        lanes_a_phase < 32 && (in_pairs(1) || in_pairs(2))
+    };
+    let mut first = 0;
+    let mut ranges = Vec::with_capacity(32 / lanes_a_phase);
+    while first < 32 {
+        let end = match first % (2 * lanes_a_phase) == 0 && joined(first) {
+            true => first + 2 * lanes_a_phase,
+            false => first + lanes_a_phase,
+        };
+        ranges.push(first..end);
+        first = end;
+    }
+    ranges.into_iter()
+}
+
+/// Sectors of 32 bytes that accesses of `bytes` a lane touch at these offsets from a buffer's start, which is taken to
+/// be a sector's: that of memory from the driver is.
+pub(crate) fn global(offsets: &[u64; 32], mask: u32, bytes: u32) -> Traffic {
     let mut sectors: Vec<u64> = (0..32)
         .filter(|lane| mask >> lane & 1 != 0)
-        .flat_map(|lane| [addresses[lane] / 32, (addresses[lane] + u64::from(bytes) - 1) / 32])
+        .flat_map(|lane| [offsets[lane] / 32, (offsets[lane] + u64::from(bytes) - 1) / 32])
         .collect();
     sectors.sort_unstable();
     sectors.dedup();
     let mut all: Vec<u64> = (0..32)
         .filter(|lane| mask >> lane & 1 != 0)
-        .map(|lane| addresses[lane])
+        .map(|lane| offsets[lane])
         .collect();
     all.sort_unstable();
     all.dedup();
@@ -87,5 +118,34 @@ mod tests {
         assert_eq!(count(&|lane| 16 * lane, 16), 4, "16 bytes a lane");
         assert_eq!(count(&|lane| 128 * lane, 16), 32, "16 bytes a lane, one bank group");
         assert_eq!(count(&|lane| 2 * lane, 2), 1, "halves");
+    }
+
+    #[test]
+    fn phases_are_joined_where_lanes_ask_in_pairs() {
+        let count = |f: &dyn Fn(u32) -> u32, bytes| shared(&offsets(f), u32::MAX, bytes).transactions;
+        assert_eq!(count(&|_| 64, 16), 2, "one address for all: half a warp at a time");
+        assert_eq!(count(&|lane| 16 * (lane / 2), 16), 2, "lanes 2i and 2i+1 the same");
+        assert_eq!(
+            count(&|lane| 16 * (lane / 4 * 2 + lane % 2), 16),
+            2,
+            "lanes i and i^2 the same"
+        );
+        assert_eq!(
+            count(&|lane| 16 * (lane % 16), 16),
+            4,
+            "halves of the warp the same, but no pairs"
+        );
+        assert_eq!(count(&|lane| 8 * lane, 8), 2, "8 bytes a lane");
+        assert_eq!(count(&|_| 64, 8), 1, "8 bytes, one address for all");
+        assert_eq!(
+            shared(&offsets(|lane| 16 * lane), 0xff, 16).transactions,
+            1,
+            "eight rows"
+        );
+        assert_eq!(
+            shared(&offsets(|lane| 16 * lane), 0x3, 16).transactions,
+            1,
+            "two lanes that differ"
+        );
     }
 }

@@ -1,0 +1,143 @@
+//! What measurements say about the model: how its terms come together, and how far off it is.
+//!
+//! Calibrated on `evidence/h200/scalar-sweep.txt`: 53 kernels of family `scalar`, 41 µs to 93 ms, on an
+//! H200. Two exponents and one factor were fitted; everything else is data of [`super::rates`]. How, and
+//! the error on kernels that were not fitted: `docs/cost-model.md`.
+
+use flashcore_ir::{Profile, Target};
+use serde::Serialize;
+
+use super::sm::Resource;
+use super::work::Work;
+
+/// Microseconds that a kernel which does nothing takes in a graph replay, measured on an H200. Other cards: the same
+/// is assumed.
+pub(crate) const LAUNCH_MICROS: f64 = 0.74;
+
+/// Part of the datasheet's memory bandwidth that a copy reaches: 4.3 of 4.8 TB/s on an H200; assumed elsewhere.
+pub(crate) const DRAM_REACHED: f64 = 0.9;
+
+/// How resources add up. 1 is one after another, infinity is perfect overlap; fitted.
+const OVERLAP_OF_RESOURCES: f64 = 3.0;
+
+/// How busy resources and waiting add up, likewise; fitted.
+const OVERLAP_WITH_LATENCY: f64 = 1.5;
+
+/// Measured time to that of the model, median; fitted.
+const FACTOR: f64 = 0.96;
+
+/// Measured to predicted time, the 10th and the 90th percentile of the 53 kernels of the calibration and 41 others.
+const MEASURED: (f64, f64) = (0.94, 1.11);
+
+/// What the interval widens by for each step away from what was measured: another card, or kernels on tensor cores.
+/// An assumption: about three times the spread within the calibration.
+const STEP: f64 = 1.25;
+
+/// The time that resources and a chain of waits take together, in the unit they are given in. More of any of them
+/// never takes less.
+pub(crate) fn together(resources: &[f64], chain: f64) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>, p: f64| values.map(|v| v.powf(p)).sum::<f64>().powf(1.0 / p);
+    let busy = norm(&mut resources.iter().copied(), OVERLAP_OF_RESOURCES);
+    FACTOR * norm(&mut [busy, chain].into_iter(), OVERLAP_WITH_LATENCY)
+}
+
+/// The clocks a card runs at.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Clocks {
+    /// In short or light work, MHz.
+    pub highest: f64,
+    /// Where the power limit holds it under lasting tensor-core work, MHz.
+    pub sustained: f64,
+    /// Where the figures come from.
+    pub source: &'static str,
+}
+
+/// Clocks of a card.
+pub(crate) fn clocks(profile: &Profile) -> Clocks {
+    let boost = f64::from(profile.boost_mhz);
+    match profile.name {
+        "h200" => Clocks {
+            highest: 1980.0,
+            sustained: 1550.0,
+            source: "seen on an H200: 1,980 MHz in short kernels, 1.5 to 1.6 GHz under lasting attention",
+        },
+        "h100" => Clocks {
+            highest: 1980.0,
+            sustained: 1550.0,
+            source: "assumed to be the H200's, which has the same processor and power limit",
+        },
+        "l4" => Clocks {
+            highest: boost,
+            sustained: 0.6 * boost,
+            source: "boost as in the datasheet; that 72 W hold 60 % of it under tensor-core work is an assumption",
+        },
+        _ => Clocks {
+            highest: boost,
+            sustained: 0.85 * boost,
+            source: "boost as in the datasheet; that the power limit holds 85 % of it is an assumption",
+        },
+    }
+}
+
+/// How far a prediction is to be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Trust {
+    /// Whether kernels were measured on this card's processor.
+    pub card_measured: bool,
+    /// Whether such kernels, with or without tensor cores, were measured.
+    pub kind_measured: bool,
+    /// Shortest time to the predicted one.
+    pub low: f64,
+    /// Longest time to the predicted one.
+    pub high: f64,
+}
+
+impl Trust {
+    pub(crate) fn of(profile: &Profile, work: &Work) -> Trust {
+        let card_measured = profile.target == Target::Sm90a;
+        let tensor = work.tensor_f32 + work.tensor_f16 > 0.0;
+        let steps = i32::from(!card_measured) + i32::from(tensor);
+        let clocks = clocks(profile);
+        // The calibration's kernels ran at the highest clock. What else there is may not.
+        let slower = if tensor { clocks.highest / clocks.sustained } else { 1.0 };
+        Trust {
+            card_measured,
+            kind_measured: !tensor,
+            low: MEASURED.0 / STEP.powi(steps),
+            high: MEASURED.1 * STEP.powi(steps) * slower,
+        }
+    }
+
+    /// In words.
+    pub fn words(&self) -> String {
+        let basis = "calibrated on 53 scalar kernels on an H200 (80 % of 94 measured times within -6 and +11 %)";
+        let widened = match (self.card_measured, self.kind_measured) {
+            (true, true) => return basis.to_string(),
+            (false, true) => "another card",
+            (true, false) => "kernels on tensor cores are not among them",
+            (false, false) => "another card, and kernels on tensor cores are not among them",
+        };
+        format!("{basis}; the interval is wider here: {widened}")
+    }
+}
+
+/// Resources in the order of [`Resource::ALL`], of one SM or one block.
+pub(crate) type Clockings = [f64; Resource::ALL.len()];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_of_anything_never_takes_less() {
+        let base = [3.0, 0.0, 5.0];
+        let alone = together(&base, 2.0);
+        for i in 0..3 {
+            let mut more = base;
+            more[i] += 1.0;
+            assert!(together(&more, 2.0) > alone);
+        }
+        assert!(together(&base, 3.0) > alone);
+        assert!(alone > FACTOR * 5.0 && alone < FACTOR * 10.0);
+    }
+}

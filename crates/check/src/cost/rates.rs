@@ -1,0 +1,124 @@
+//! What an SM does in a clock and how long it takes, by architecture: data, each with its source.
+//!
+//! Sources, by letter:
+//! - **T**: CUDA C++ Best Practices Guide 13, "Throughput of Native Arithmetic Instructions" (in the
+//!   programming guide until CUDA 12): results a clock an SM, a packed pair counting as one lane.
+//! - **W**: NVIDIA's whitepapers of the A100, Ada and H100: four schedulers an SM that issue one
+//!   instruction a clock each; 128 bytes a clock an SM from shared memory and L1; 64 bytes a clock an SM
+//!   from L2 (A100: 5,120 bytes a clock over 80 SMs of the full chip's crossbar ports).
+//! - **L**: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture",
+//!   arXiv 2402.13499: latencies in clocks (rounded here), and `mma.sync` reaching 62.9 % of the H100's
+//!   dense fp16 peak, where the A100 and the RTX 4090 reach nearly all of theirs.
+//! - **A**: an assumption, with its reason beside it.
+
+use flashcore_ir::Target;
+use serde::Serialize;
+
+/// Rates of an SM. Lanes a clock unless said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Rates {
+    /// Warp instructions issued (W).
+    pub issue: f64,
+    /// f32 sums, products and fused products (T).
+    pub fma: f64,
+    /// 32-bit integer products, which take the FMA pipe (T).
+    pub int_mul: f64,
+    /// Packed 16-bit sums, products and fused products, lanes of two each (T).
+    pub half: f64,
+    /// Integer sums, logic, shifts, comparisons, selections, f32 minimum and maximum (T).
+    pub alu: f64,
+    /// f16 to f32, and f32 to a packed pair. T has 64 for the first. A for the second: T's 16 for f32 to f16 is
+    /// that of the scalar instruction on the special-function pipe; the packed one (`F2FP` in machine code) is
+    /// not among that pipe's instructions in Nsight Compute's description of the pipelines.
+    pub convert: f64,
+    /// ex2, lg2, rcp, and conversions between integers and floats (T).
+    pub mufu: f64,
+    /// Warp instructions through the load/store unit (W: 32 lanes a clock), each at least one pass over the 128
+    /// bytes of shared memory or L1.
+    pub passes: f64,
+    /// Bytes from L2 (W for sm_80; A elsewhere: the same port).
+    pub l2_bytes: f64,
+    /// Part of the dense tensor rate that `mma.sync` can reach (L; A for sm_100: as sm_90, since its peak too needs
+    /// another instruction).
+    pub mma_sync: f64,
+    /// Clocks until a result can be used.
+    pub latency: Latencies,
+}
+
+/// Clocks from issue until a result can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latencies {
+    /// Arithmetic of fixed latency: f32, integer, logic (Abdelkhalik et al., arXiv 2208.11174: 4 when dependent).
+    pub arithmetic: f64,
+    /// Conversions and packed halves. A: one more step than arithmetic.
+    pub convert: f64,
+    /// ex2, lg2, rcp (Abdelkhalik et al. for ex2: 18 with its range step).
+    pub mufu: f64,
+    /// Shuffles, votes, reductions: through the same crossbar as shared memory (A: as a shared load).
+    pub exchange: f64,
+    /// A load from shared memory without conflicts, `ldmatrix` included (L).
+    pub shared: f64,
+    /// A load from global memory that hits L2 (L).
+    pub l2: f64,
+    /// `mma.sync.m16n8k16` with f32 accumulators (L).
+    pub mma: f64,
+    /// A barrier that everybody has reached (A: as a shared load).
+    pub barrier: f64,
+    /// From a branch to the first instruction behind it (A: the depth of the front end).
+    pub branch: f64,
+}
+
+impl Rates {
+    /// The rates of an architecture.
+    ///
+    /// ```
+    /// use flashcore_check::cost::Rates;
+    /// use flashcore_ir::Target;
+    /// assert_eq!(Rates::of(Target::Sm80).fma, 64.0);
+    /// assert_eq!(Rates::of(Target::Sm89).fma, 128.0);
+    /// assert!(Rates::of(Target::Sm90a).mma_sync < 1.0);
+    /// ```
+    pub const fn of(target: Target) -> Rates {
+        let (fma, half) = match target {
+            Target::Sm75 => (64.0, 64.0),
+            Target::Sm80 => (64.0, 128.0),
+            Target::Sm86 | Target::Sm89 | Target::Sm120 => (128.0, 64.0),
+            Target::Sm90a | Target::Sm100 => (128.0, 128.0),
+        };
+        let l2_bytes = match target {
+            Target::Sm75 | Target::Sm80 => 47.0,
+            Target::Sm90a | Target::Sm100 => 32.0,
+            Target::Sm86 | Target::Sm89 | Target::Sm120 => 16.0,
+        };
+        let (shared, l2) = match target {
+            Target::Sm75 | Target::Sm80 | Target::Sm90a | Target::Sm100 => (29.0, 265.0),
+            Target::Sm86 | Target::Sm89 | Target::Sm120 => (30.0, 275.0),
+        };
+        Rates {
+            issue: 4.0,
+            fma,
+            int_mul: 64.0,
+            half,
+            alu: 64.0,
+            convert: 64.0,
+            mufu: 16.0,
+            passes: 1.0,
+            l2_bytes,
+            mma_sync: match target {
+                Target::Sm90a | Target::Sm100 => 0.629,
+                _ => 1.0,
+            },
+            latency: Latencies {
+                arithmetic: 4.0,
+                convert: 6.0,
+                mufu: 18.0,
+                exchange: shared,
+                shared,
+                l2,
+                mma: 33.0,
+                barrier: shared,
+                branch: 10.0,
+            },
+        }
+    }
+}

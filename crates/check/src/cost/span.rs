@@ -1,0 +1,403 @@
+//! How long one warp of a block takes if it has its part of an SM to itself: the latency side of the model.
+//!
+//! The kernel's tree is walked once with the times at which registers become ready. Between two places
+//! that the compiler does not move code across (branches, barriers, waits) instructions start as soon as
+//! their operands are ready, as if the compiler had found the best order; such a stretch takes as long as
+//! its longest chain, or as the warp's own instructions take a quarter of the SM. Loops are walked a few
+//! times and then go on as they went last. How often each node runs comes from the simulator.
+
+use std::collections::VecDeque;
+
+use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass};
+
+use super::observe::NodeRuns;
+use super::rates::Rates;
+use super::sm::Sm;
+use super::work::Work;
+
+/// Rounds of a loop that are walked before it is taken to be in its steady state: enough to fill the
+/// pipelines of asynchronous copies that kernels keep.
+const WALKED_ROUNDS: u32 = 4;
+
+/// Clocks that a warp of a block takes alone, averaged over the block's warps. `runs` are those of the block.
+pub(crate) fn clocks(kernel: &Kernel, runs: &[NodeRuns], sm: &Sm) -> f64 {
+    let mut first = Vec::new();
+    let mut registers = 0;
+    for class in RegClass::ALL {
+        first.push(registers);
+        registers += kernel.num_regs(class) as usize;
+    }
+    let mut walk = Walk {
+        runs,
+        sm,
+        first,
+        now: Times {
+            front: 0.0,
+            ready: vec![0.0; registers],
+            copies: VecDeque::new(),
+            open_copies: 0.0,
+        },
+        stretch: Stretch::default(),
+    };
+    walk.nodes(kernel.body(), 0);
+    walk.close();
+    walk.now.front
+}
+
+/// Nodes of a subtree, itself included.
+pub(crate) fn size(node: &Node) -> usize {
+    1 + match node {
+        Node::Inst { .. } | Node::BreakIf { .. } => 0,
+        Node::If { then, otherwise, .. } => sizes(then) + sizes(otherwise),
+        Node::Loop { body, .. } => sizes(body),
+    }
+}
+
+fn sizes(nodes: &[Node]) -> usize {
+    nodes.iter().map(size).sum()
+}
+
+/// The state of time: when the present stretch began, and when results are there.
+#[derive(Clone)]
+struct Times {
+    front: f64,
+    /// By register.
+    ready: Vec<f64>,
+    /// When each closed group of asynchronous copies has arrived, oldest first.
+    copies: VecDeque<f64>,
+    /// The same for the copies since.
+    open_copies: f64,
+}
+
+/// What has been seen of the present stretch.
+#[derive(Default)]
+struct Stretch {
+    /// Clocks from its beginning to the latest start of an instruction.
+    last: f64,
+    work: Work,
+}
+
+struct Walk<'a> {
+    runs: &'a [NodeRuns],
+    sm: &'a Sm,
+    /// Where each register class begins in [`Times::ready`].
+    first: Vec<usize>,
+    now: Times,
+    stretch: Stretch,
+}
+
+impl Walk<'_> {
+    /// Walks `nodes`, the first of which is number `index` of the kernel.
+    fn nodes(&mut self, nodes: &[Node], mut index: usize) {
+        for node in nodes {
+            match node {
+                Node::Inst { inst, .. } => self.inst(inst, index),
+                Node::BreakIf { .. } => self.branch(),
+                Node::If { then, otherwise, .. } => {
+                    self.branch();
+                    let entered = self.runs[index].runs;
+                    self.side(then, index + 1, entered);
+                    self.side(otherwise, index + 1 + sizes(then), entered);
+                }
+                Node::Loop { body, .. } => self.repeat(body, index),
+            }
+            index += size(node);
+        }
+    }
+
+    /// One side of an `If` that was reached `entered` times.
+    fn side(&mut self, nodes: &[Node], index: usize, entered: f64) {
+        if nodes.is_empty() || entered <= 0.0 || self.runs[index].runs <= 0.0 {
+            return;
+        }
+        let taken = (self.runs[index].runs / entered).min(1.0);
+        self.partly(taken, |walk| walk.nodes(nodes, index));
+    }
+
+    /// Walks something that happens with probability `part`.
+    fn partly(&mut self, part: f64, walk: impl FnOnce(&mut Self)) {
+        let before = (part < 1.0).then(|| self.now.clone());
+        walk(self);
+        self.close();
+        if let Some(before) = before {
+            let front = before.front + part * (self.now.front - before.front);
+            if part < 0.5 {
+                self.now = before;
+            }
+            self.now.front = front;
+        }
+    }
+
+    fn repeat(&mut self, body: &[Node], index: usize) {
+        self.close();
+        let entered = self.runs[index].runs;
+        // The last node that a round always runs tells how many whole rounds there were.
+        let mut at = index + 1;
+        let mut whole = 0.0;
+        for node in body {
+            if !matches!(node, Node::BreakIf { .. }) {
+                whole = self.runs[at].runs;
+            }
+            at += size(node);
+        }
+        if entered <= 0.0 || whole <= 0.0 {
+            return;
+        }
+        let rounds = whole / entered;
+        let mut done = 0.0;
+        let mut step = 0.0;
+        while done < rounds && done < f64::from(WALKED_ROUNDS) {
+            let before = self.now.front;
+            self.partly((rounds - done).min(1.0), |walk| {
+                walk.nodes(body, index + 1);
+                walk.branch();
+            });
+            step = self.now.front - before;
+            done += 1.0;
+        }
+        if rounds > done {
+            self.shift((rounds - done) * step);
+        }
+    }
+
+    /// Lets time pass in which the same goes on.
+    fn shift(&mut self, clocks: f64) {
+        self.now.front += clocks;
+        self.now.open_copies += clocks;
+        self.now.ready.iter_mut().for_each(|at| *at += clocks);
+        self.now.copies.iter_mut().for_each(|at| *at += clocks);
+    }
+
+    fn branch(&mut self) {
+        self.close();
+        self.now.front += self.sm.rates.latency.branch;
+    }
+
+    /// Ends the present stretch: all its instructions have been issued.
+    fn close(&mut self) {
+        let stretch = std::mem::take(&mut self.stretch);
+        let alone = self.sm.clocks_of_a_warp(&stretch.work);
+        self.now.front += stretch.last.max(alone);
+    }
+
+    fn register(&self, reg: Reg) -> usize {
+        let class = RegClass::ALL.iter().position(|&class| class == reg.class).unwrap_or(0);
+        self.first[class] + reg.index as usize
+    }
+
+    fn inst(&mut self, inst: &Inst, index: usize) {
+        let latency = &self.sm.rates.latency;
+        match inst {
+            Inst::BarSync { .. } => {
+                self.close();
+                self.now.front += latency.barrier;
+                return;
+            }
+            Inst::CpAsyncCommit => {
+                self.now.copies.push_back(self.now.open_copies);
+                return;
+            }
+            Inst::CpAsyncWait { pending } => {
+                self.close();
+                while self.now.copies.len() > *pending as usize {
+                    if let Some(arrived) = self.now.copies.pop_front() {
+                        self.now.front = self.now.front.max(arrived);
+                    }
+                }
+                return;
+            }
+            _ => {}
+        }
+        let runs = &self.runs[index];
+        let transactions = runs.transactions / runs.runs.max(1.0);
+        self.stretch.work.add(&Work::of(inst, transactions), 1.0);
+        let mut operands = self.now.front;
+        let mut reads = Vec::new();
+        let mut writes = Vec::new();
+        inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
+        for (first, n) in reads {
+            let at = self.register(first);
+            operands = self.now.ready[at..at + n as usize]
+                .iter()
+                .fold(operands, |a, &b| a.max(b));
+        }
+        self.stretch.last = self.stretch.last.max(operands - self.now.front);
+        let done = operands + latency_of(inst, transactions, &self.sm.rates);
+        if let Inst::CpAsync { .. } = inst {
+            self.now.open_copies = self.now.open_copies.max(done);
+        }
+        for (first, n) in writes {
+            let at = self.register(first);
+            self.now.ready[at..at + n as usize].fill(done);
+        }
+    }
+}
+
+/// Clocks from an instruction's start until its results can be used.
+fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
+    use flashcore_ir::inst::{BinOp, Space, UnOp};
+    let latency = &rates.latency;
+    let conflicts = (transactions - 1.0).max(0.0);
+    match inst {
+        Inst::Mov { .. }
+        | Inst::Special { .. }
+        | Inst::Param { .. }
+        | Inst::SharedBase { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::Trace { .. } => 0.0,
+        Inst::Bin { op, .. } => match op {
+            BinOp::Div | BinOp::Rem => latency.arithmetic * Work::of(inst, 0.0).issued,
+            _ => latency.arithmetic,
+        },
+        Inst::Un { op, .. } => match op {
+            UnOp::Neg | UnOp::Abs => 0.0,
+            UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp | UnOp::Popc | UnOp::Clz => latency.mufu,
+            UnOp::Not => latency.arithmetic,
+        },
+        Inst::Cvt { .. } | Inst::CvtPack { .. } => latency.convert,
+        Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. } => match space {
+            Space::Shared => latency.shared + conflicts,
+            Space::Global => latency.l2,
+            // Kernels with these have no observation.
+            Space::Cluster => 0.0,
+        },
+        Inst::CpAsync { .. } => latency.l2,
+        Inst::LdMatrix { .. } | Inst::StMatrix { .. } => latency.shared + conflicts,
+        Inst::Mma { .. } => latency.mma,
+        Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } => latency.exchange,
+        Inst::Fma { .. }
+        | Inst::MadWide { .. }
+        | Inst::Lop3 { .. }
+        | Inst::Prmt { .. }
+        | Inst::Setp { .. }
+        | Inst::Selp { .. }
+        | Inst::Elect { .. } => latency.arithmetic,
+        Inst::CpAsyncCommit
+        | Inst::CpAsyncWait { .. }
+        | Inst::BarSync { .. }
+        | Inst::BarArrive { .. }
+        | Inst::BarWarp { .. }
+        | Inst::Fence { .. }
+        | Inst::FenceProxyAsync
+        | Inst::FenceMbarrierInit
+        | Inst::TrapIf { .. } => 0.0,
+        // Kernels with these have no observation: see `work::is_known`.
+        Inst::SetMaxRegs { .. }
+        | Inst::DependencyWait
+        | Inst::DependencyTrigger
+        | Inst::Mbar(_)
+        | Inst::Bulk(_)
+        | Inst::Wgmma(_)
+        | Inst::Cluster(_) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::{Arg, BufferSpec, KernelBuilder, Launch, Profile};
+    use flashcore_sim::{SimOptions, simulate};
+
+    use super::*;
+
+    fn launch(kernel: &Kernel) -> Launch {
+        Launch {
+            grid: [1, 1, 1],
+            block: [kernel.threads(), 1, 1],
+            cluster: [1, 1, 1],
+            dynamic_shared_bytes: kernel.ledger().total_bytes(),
+            buffers: vec![BufferSpec {
+                name: "data",
+                bytes: 128,
+                written: true,
+                align: 16,
+            }],
+            args: vec![Arg::Buffer {
+                slot: 0,
+                byte_offset: 0,
+            }],
+        }
+    }
+
+    /// Clocks of a kernel whose threads each have a word of `data`, on an L4.
+    fn clocks_of(body: impl FnOnce(&KernelBuilder)) -> f64 {
+        let kernel = Kernel::build("test", 32, body).unwrap();
+        let options = SimOptions {
+            memory_counts: true,
+            ..SimOptions::default()
+        };
+        let report = simulate(&kernel, &launch(&kernel), &mut [vec![0u8; 128]], &options).unwrap();
+        assert!(report.is_clean());
+        let runs: Vec<NodeRuns> = report
+            .nodes
+            .iter()
+            .map(|node| NodeRuns {
+                runs: node.warps as f64,
+                transactions: node.transactions as f64,
+            })
+            .collect();
+        clocks(&kernel, &runs, &Sm::of(Profile::named("l4").unwrap()))
+    }
+
+    #[test]
+    fn a_chain_takes_its_latencies_and_independent_work_its_slots() {
+        let latency = Rates::of(flashcore_ir::Target::Sm89).latency;
+        let chain = |n: usize| {
+            clocks_of(|k| {
+                let at = k.param_ptr_mut::<f32>("data").offset(k.thread_idx());
+                let x = at.load();
+                at.store((0..n).fold(x, |sum, _| sum + 1.0));
+            })
+        };
+        assert_eq!(chain(30) - chain(20), 10.0 * latency.arithmetic);
+        // The load's latency is in it, once; so are the address and the store's own start.
+        assert!(chain(0) >= latency.l2 && chain(0) < latency.l2 + 20.0, "{}", chain(0));
+        let independent = |n: usize| {
+            clocks_of(|k| {
+                let at = k.param_ptr_mut::<f32>("data").offset(k.thread_idx());
+                k.barrier();
+                let x = k.constant(2.0);
+                let sums: Vec<_> = (0..n).map(|i| x * (i as f32)).collect();
+                k.barrier();
+                at.store(sums[n - 1]);
+            })
+        };
+        assert_eq!(independent(300) - independent(100), 200.0);
+    }
+
+    #[test]
+    fn loops_go_on_as_they_went_last() {
+        let rounds = |n: u32| {
+            clocks_of(|k| {
+                let at = k.param_ptr_mut::<f32>("data").offset(k.thread_idx());
+                let x = k.var(at.load());
+                k.for_uniform(k.constant(0u32), n, 1u32, |_| x.set(x.get().fma(x.get(), 1.0)));
+                at.store(x.get());
+            })
+        };
+        let (ten, twenty, thirty) = (rounds(10), rounds(20), rounds(30));
+        assert!(twenty > ten + 40.0, "{ten} {twenty}");
+        assert!((thirty - 2.0 * twenty + ten).abs() < 1e-9, "{ten} {twenty} {thirty}");
+    }
+
+    #[test]
+    fn waits_for_copies_are_hidden_behind_work() {
+        let latency = Rates::of(flashcore_ir::Target::Sm89).latency;
+        let run = |work: usize| {
+            clocks_of(|k| {
+                let data = k.param_ptr_mut::<f32>("data");
+                let tile = k.shared_tile::<f32>("tile", flashcore_ir::TileShape::new(1, 32));
+                let me = k.thread_idx();
+                k.cp_async_l1(tile.at(0u32, me), data.offset(me), 4, None);
+                k.cp_async_commit();
+                let x = (0..work).fold(k.constant(1.0) * 2.0, |x, _| x + 1.0);
+                k.cp_async_wait(0);
+                k.barrier();
+                data.offset(me).store(tile.at(0u32, me).load() + x);
+            })
+        };
+        // 200 clocks of dependent work fit into the wait; 2,000 do not.
+        assert_eq!(run(1), run(50));
+        assert!(run(500) > run(50) + 1000.0 && run(500) < 500.0 * latency.arithmetic + 2.0 * latency.l2);
+    }
+}

@@ -1,0 +1,233 @@
+//! The cost model: counts that can be worked out by hand, and what must hold of any prediction.
+
+use std::sync::LazyLock;
+
+use flashcore_check::cost::{Bound, Observation, Prediction, Resource, Work, rank, roofline};
+use flashcore_ir::{PROFILES, Profile, Target};
+use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_problem::{DType, Mask, Problem};
+use proptest::prelude::*;
+
+const MMA: &str = "mma/m64n64-w4x1-s2-b2-qreg-xor-lazy";
+const SCALAR: &str = "scalar/tiled-m32n32-w4-v16";
+
+static KERNELS: LazyLock<KernelCache> = LazyLock::new(KernelCache::default);
+
+fn observed(problem: &Problem, id: &str, target: Target) -> Observation {
+    let plan = Plan::with_cache(problem, &id.parse::<Config>().unwrap(), target, &KERNELS).unwrap();
+    Observation::with_cache(&plan, &KERNELS).unwrap()
+}
+
+fn work(problem: &Problem, id: &str) -> Work {
+    observed(problem, id, Target::Sm89).total_work()
+}
+
+fn profile(name: &str) -> &'static Profile {
+    Profile::named(name).unwrap()
+}
+
+fn shape(batch: usize, heads: usize, len: usize) -> Problem {
+    let builder = Problem::builder().batch(batch).heads(heads, heads).seq_len(len);
+    builder.head_dim(64).build().unwrap()
+}
+
+/// FLOPs of both products: `4·B·H·Sq·Skv·D`.
+fn flops(problem: &Problem) -> f64 {
+    let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
+    4.0 * rows as f64 * problem.seq_len_kv() as f64 * problem.head_dim() as f64
+}
+
+#[test]
+fn tensor_cores_do_both_products_and_nothing_else() {
+    // Simulated as it is, and as a line through two shorter lengths.
+    for len in [512, 16_384] {
+        let problem = shape(1, 8, len);
+        let ratio = work(&problem, MMA).tensor_f32 / flops(&problem);
+        assert!((ratio - 1.0).abs() < 1e-9, "{len}: {ratio}");
+        assert_eq!(work(&problem, SCALAR).tensor_f32, 0.0);
+    }
+}
+
+#[test]
+fn scalar_kernels_do_them_on_the_fma_pipe() {
+    let problem = shape(1, 2, 512);
+    let products = flops(&problem) / 2.0 / 32.0;
+    let work = work(&problem, SCALAR);
+    // The products, and next to them a few operations a score.
+    let scores = flops(&problem) / (4.0 * 64.0) / 32.0;
+    assert!(work.fma >= products && work.fma <= products + 8.0 * scores, "{work:?}");
+    // One exponential a score, one a row and tile for rescaling, a reciprocal a row.
+    assert!(work.mufu >= scores && work.mufu <= 1.6 * scores, "{work:?}");
+}
+
+#[test]
+fn causal_is_half_and_a_diagonal() {
+    let full = shape(1, 1, 2048);
+    let causal = Problem::builder().seq_len(2048).head_dim(64).mask(Mask::CAUSAL);
+    let share = work(&causal.build().unwrap(), MMA).tensor_f32 / flops(&full);
+    // 32 tiles of rows: (1 + 2 + … + 32) of 32² tiles.
+    assert!((share - 528.0 / 1024.0).abs() < 0.01, "{share}");
+}
+
+#[test]
+fn shorter_lengths_stand_for_long_ones() {
+    let at = |len| work(&shape(1, 1, len), SCALAR);
+    let (two, three, four) = (at(2048), at(3072), at(4096));
+    // Work is quadratic in the length, with a linear part: third differences vanish.
+    let one = at(1024);
+    for field in [
+        |w: &Work| w.fma,
+        |w: &Work| w.issued,
+        |w: &Work| w.passes,
+        |w: &Work| w.l2_bytes,
+    ] {
+        let third = field(&four) - 3.0 * field(&three) + 3.0 * field(&two) - field(&one);
+        assert!(third.abs() < 1e-6 * field(&four), "{third}");
+    }
+}
+
+#[test]
+fn bytes_of_keys_and_values_are_read_once_a_block() {
+    let problem = shape(1, 1, 512);
+    let tensor = 512.0 * 64.0 * 2.0;
+    // Eight blocks of 64 rows read K and V each; Q is read and O written once.
+    assert_eq!(work(&problem, MMA).l2_bytes, 8.0 * 2.0 * tensor + 2.0 * tensor);
+}
+
+#[test]
+fn every_card_has_a_prediction() {
+    let problem = Problem::named("mission").unwrap();
+    for profile in &PROFILES {
+        for id in [MMA, SCALAR] {
+            let p = observed(&problem, id, profile.target).predict(profile, &[]);
+            let least = p.uses.iter().map(|used| used.micros).fold(0.0, f64::max);
+            assert!(
+                p.micros > 0.95 * least && p.low_micros < p.micros && p.micros < p.high_micros,
+                "{p:?}"
+            );
+            assert!(
+                p.micros > 2.0 && p.micros < 1000.0,
+                "{} {id} {}",
+                profile.name,
+                p.micros
+            );
+            assert!(p.uses.windows(2).all(|pair| pair[0].micros >= pair[1].micros));
+            assert!(p.lead >= 1.0);
+            let tensor = p.uses.iter().any(|used| used.resource == Resource::Tensor);
+            assert_eq!(tensor, id == MMA);
+        }
+    }
+}
+
+#[test]
+fn tensor_cores_bind_what_is_made_for_them() {
+    let problem = Problem::named("fa-d64-16k").unwrap();
+    let p = observed(&problem, "mma/m128n64-w4x1-s2-b1-qreg-xor-lazy", Target::Sm89).predict(profile("l4"), &[]);
+    let tensor = p.uses.iter().find(|used| used.resource == Resource::Tensor).unwrap();
+    // At the rate in the datasheet; blocks do not share out evenly over 58 SMs.
+    let by_hand = flops(&problem) / 121e12 * 1e6;
+    assert!(
+        tensor.micros >= by_hand && tensor.micros < 1.05 * by_hand,
+        "{} {by_hand}",
+        tensor.micros
+    );
+}
+
+#[test]
+fn conflicts_are_seen() {
+    let problem = Problem::named("mission").unwrap();
+    let time = |id| observed(&problem, id, Target::Sm89).predict(profile("l4"), &[Some(168)]);
+    let (swizzled, linear) = (time(MMA), time("mma/m64n64-w4x1-s2-b2-qreg-lin-lazy"));
+    assert_eq!(linear.binds, Bound::Resource(Resource::Shared));
+    assert!(linear.micros > 1.5 * swizzled.micros);
+}
+
+#[test]
+fn a_kernel_that_does_next_to_nothing_takes_a_launch() {
+    let p = observed(
+        &Problem::named("tiny").unwrap(),
+        "scalar/tiled-m16n16-w4-v16",
+        Target::Sm89,
+    );
+    let p = p.predict(profile("l4"), &[Some(64)]);
+    assert!(p.micros > p.launch_micros && p.micros < 12.0, "{p:?}");
+}
+
+#[test]
+fn ranking_puts_the_fastest_first_and_says_why_others_are_not_there() {
+    let problem = Problem::named("mission").unwrap();
+    let ids = [SCALAR, "scalar/naive-t128-v16", MMA, "scalar/tiled-m48n32-w4-v16"];
+    let configs = ids.map(|id| id.parse().unwrap());
+    let ranking = rank(&problem, &configs, profile("l4"), &|_| None, &KERNELS);
+    let order: Vec<String> = ranking.ranked.iter().map(|ranked| ranked.config.to_string()).collect();
+    assert_eq!(order, [MMA, SCALAR, "scalar/naive-t128-v16"]);
+    assert_eq!(ranking.skipped.len(), 1);
+    assert!(ranking.skipped[0].why.contains("48"), "{}", ranking.skipped[0].why);
+}
+
+#[test]
+fn the_picture_has_all_bars_and_escapes_its_title() {
+    let p = observed(&Problem::named("mission").unwrap(), MMA, Target::Sm89).predict(profile("l4"), &[Some(168)]);
+    let svg = roofline::svg(&p, "a < b & c");
+    assert_eq!(
+        svg.matches("<rect class=\"bar\"").count() + svg.matches("<rect class=\"binds\"").count(),
+        p.uses.len() + 2
+    );
+    assert_eq!(svg.matches("class=\"binds\"").count(), 1);
+    assert!(svg.contains("a &lt; b &amp; c") && svg.contains("prefers-color-scheme: dark"));
+    assert!(svg.trim_end().ends_with("</svg>"));
+}
+
+fn time(problem: &Problem, id: &str, card: &Profile) -> Prediction {
+    observed(problem, id, card.target).predict(card, &[Some(128)])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// More sequences, more heads, longer sequences never take less on the same config.
+    #[test]
+    fn more_work_never_takes_less(
+        batch in 1usize..6, heads in 1usize..20, tiles in 1usize..14,
+        causal in any::<bool>(), tensor in any::<bool>(), card in 0usize..PROFILES.len(),
+    ) {
+        let make = |batch: usize, heads: usize, len: usize| {
+            let mask = if causal { Mask::CAUSAL } else { Mask::FULL };
+            let builder = Problem::builder().batch(batch).heads(heads, heads).seq_len(len).head_dim(64);
+            builder.dtype(DType::BF16).mask(mask).build().unwrap()
+        };
+        let (id, card, len) = (if tensor { MMA } else { SCALAR }, &PROFILES[card], 64 * tiles);
+        let base = time(&make(batch, heads, len), id, card).micros;
+        for (what, more) in [
+            ("batch", make(batch + 1, heads, len)),
+            ("heads", make(batch, heads + 1, len)),
+            ("length", make(batch, heads, len + 64)),
+        ] {
+            let more = time(&more, id, card).micros;
+            prop_assert!(more >= base * (1.0 - 1e-9), "{what}: {more} after {base}");
+        }
+    }
+
+    /// A card with twice the SMs, or the same at a higher clock, is not slower.
+    #[test]
+    fn a_larger_card_is_not_slower(
+        batch in 1usize..4, heads in 1usize..20, tiles in 1usize..14,
+        causal in any::<bool>(), tensor in any::<bool>(), card in 0usize..PROFILES.len(),
+    ) {
+        let mask = if causal { Mask::CAUSAL } else { Mask::FULL };
+        let builder = Problem::builder().batch(batch).heads(heads, heads).seq_len(64 * tiles).head_dim(64).mask(mask);
+        let id = if tensor { MMA } else { SCALAR };
+        let card = PROFILES[card];
+        let seen = observed(&builder.build().unwrap(), id, card.target);
+        let twice = Profile {
+            sms: 2 * card.sms,
+            tensor_f16_f32acc_tflops: 2.0 * card.tensor_f16_f32acc_tflops,
+            tensor_f16_f16acc_tflops: 2.0 * card.tensor_f16_f16acc_tflops,
+            ..card
+        };
+        let (one, two) = (seen.predict(&card, &[Some(128)]).micros, seen.predict(&twice, &[Some(128)]).micros);
+        prop_assert!(two <= one * (1.0 + 1e-9), "{two} with twice the SMs, {one} before");
+        let faster = Profile { dram_gbps: 2.0 * card.dram_gbps, ..card };
+        prop_assert!(seen.predict(&faster, &[Some(128)]).micros <= one * (1.0 + 1e-9));
+    }
+}
