@@ -1,7 +1,7 @@
 //! What measurements say about the model: how its terms come together, and how far off it is.
 //!
 //! Calibrated on `evidence/h200/scalar-sweep.txt`: 53 kernels of family `scalar`, 41 µs to 93 ms, on an
-//! H200. Two exponents and one factor were fitted; everything else is data of [`super::rates`]. How, and
+//! H200. Two exponents and one factor were fitted, and the L2 rate of sm_90; all else is data of [`super::rates`]. How, and
 //! the error on kernels that were not fitted: `docs/cost-model.md`.
 
 use flashcore_ir::{Profile, Target};

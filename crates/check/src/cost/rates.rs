@@ -4,11 +4,11 @@
 //! - **T**: CUDA C++ Best Practices Guide 13, "Throughput of Native Arithmetic Instructions" (in the
 //!   programming guide until CUDA 12): results a clock an SM, a packed pair counting as one lane.
 //! - **W**: NVIDIA's whitepapers of the A100, Ada and H100: four schedulers an SM that issue one
-//!   instruction a clock each; 128 bytes a clock an SM from shared memory and L1; 64 bytes a clock an SM
-//!   from L2 (A100: 5,120 bytes a clock over 80 SMs of the full chip's crossbar ports).
+//!   instruction a clock each; 128 bytes a clock an SM from shared memory and L1; the A100's L2 gives 5,120
+//!   bytes a clock to all 108 SMs.
 //! - **L**: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture",
-//!   arXiv 2402.13499: latencies in clocks (rounded here), and `mma.sync` reaching 62.9 % of the H100's
-//!   dense fp16 peak, where the A100 and the RTX 4090 reach nearly all of theirs.
+//!   arXiv 2402.13499: latencies in clocks, rounded, and `mma.sync` reaching 62.9 % of the H100's dense
+//!   fp16 peak on average, where the A100 and the RTX 4090 reach nearly all of theirs.
 //! - **A**: an assumption, with its reason beside it.
 
 use flashcore_ir::Target;
@@ -36,7 +36,9 @@ pub struct Rates {
     /// Warp instructions through the load/store unit (W: 32 lanes a clock), each at least one pass over the 128
     /// bytes of shared memory or L1.
     pub passes: f64,
-    /// Bytes from L2 (W for sm_80; A elsewhere: the same port).
+    /// Bytes from L2: its rate for the whole chip shared out over the SMs (W for sm_80). A for sm_90, 32: what makes
+    /// the times of `scalar/naive` on an H200 come out, and about the 5.6 TB/s that others measure on an H100. A for
+    /// sm_86, sm_89 and sm_120, 16: about the 5 TB/s that others measure on an RTX 4090.
     pub l2_bytes: f64,
     /// Part of the dense tensor rate that `mma.sync` can reach (L; A for sm_100: as sm_90, since its peak too needs
     /// another instruction).
