@@ -172,7 +172,7 @@ fn shape_of(shape: &str) -> Option<Problem> {
     let words: Vec<&str> = shape.split_whitespace().collect();
     let number = |prefix: &str| {
         let digits = |word: &&str| word.strip_prefix(prefix)?.parse::<usize>().ok();
-        words.iter().find_map(|word| digits(word))
+        words.iter().find_map(digits)
     };
     let heads = words.iter().find_map(|word| word.strip_prefix('H')?.split_once('/'))?;
     let dtype = match *words.get(5)? {
