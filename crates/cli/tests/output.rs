@@ -87,7 +87,7 @@ fn explanations() {
     );
     let chosen = shown("explain mission --profile a100");
     assert!(
-        chosen.contains("on NVIDIA A100 SXM4 80GB (sm_80)\n  kernel    scalar/tiled-"),
+        chosen.contains("on NVIDIA A100 SXM4 80GB (sm_80)\n  kernel    mma/"),
         "{chosen}"
     );
 }
@@ -120,7 +120,7 @@ fn the_first_run_is_true_and_quick() {
         "Its GPU kernel under the simulator · planned for NVIDIA L4 (sm_89)",
         "clean under 1 schedule",
         " blocks of ",
-        "warp instructions: fma",
+        " warp instructions: ",
         "flashcore explain mission",
     ] {
         assert!(ran.stdout.contains(part), "{part}\n{}", ran.stdout);
@@ -210,7 +210,7 @@ fn ptx_alone_is_printed() {
     assert!(ptx.starts_with(".version 7.0\n.target sm_80\n"), "{ptx}");
     assert!(!ptx.contains(".loc"));
     let with_lines = shown("explain tiny --ptx --lines");
-    assert!(with_lines.contains(".loc") && with_lines.contains("crates/kernels/src/scalar/tiled.rs"));
+    assert!(with_lines.contains(".loc") && with_lines.contains("crates/kernels/src/mma/kernel.rs"));
 }
 
 fn keys(value: &Value) -> BTreeSet<&str> {
