@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::block::Block;
+use crate::cluster::Cluster;
 use crate::clock::{Epoch, WriterKind};
 use crate::finding::FindingKind;
 use crate::program::{At, Row};
@@ -57,13 +57,18 @@ impl AsyncCopies {
         epochs
     }
 
+    /// By lane: the epoch up to which its copies have been waited for.
+    pub(crate) fn waited_up_to(&self) -> [Epoch; 32] {
+        self.waited
+    }
+
     /// Whether a lane has itself waited for its copies of an epoch.
     pub(crate) fn has_waited(&self, lane: u32, epoch: Epoch) -> bool {
         self.waited[lane as usize] >= epoch
     }
 }
 
-impl Block<'_> {
+impl Cluster<'_> {
     /// Starts a copy in each active lane.
     pub(crate) fn cp_async(&mut self, warp: &Warp, pc: u32, (dst, src): (At, At), bytes: u32, src_bytes: Option<Row>) {
         let constants = &self.machine.constants;
@@ -97,10 +102,10 @@ impl Block<'_> {
             }
         }
         if too_long != 0 {
-            self.report(FindingKind::OutOfBounds, pc, |block| {
+            self.report(FindingKind::OutOfBounds, pc, |cluster| {
                 let lane = too_long.trailing_zeros() as usize;
                 let message = format!("a copy of {bytes} bytes is asked to read {} bytes", sizes[lane]);
-                Details::new(message, block.actor(warp.index, too_long))
+                Details::new(message, cluster.actor(warp.index, too_long))
             });
         }
         let cells = (bytes >> self.shadow.shift) as usize;
@@ -108,7 +113,7 @@ impl Block<'_> {
             Pattern::Uniform => Pattern::Scattered,
             pattern => pattern,
         };
-        let agent = (self.machine.threads() + 32 * warp.index) as u32;
+        let agent = self.machine.actors.copy_of(32 * warp.index as u32);
         self.write_shadow(
             warp,
             pc,

@@ -1,16 +1,90 @@
 //! Vector clocks: who knows of whose accesses.
 //!
-//! An **actor** is whatever accesses memory on its own: each thread of the block, and each thread's
-//! asynchronous copies. Its accesses carry an **epoch**, and a clock holds for every actor the epoch
+//! An **actor** is whatever accesses memory on its own: each thread of the cluster, and everything
+//! asynchronous that threads start. Its accesses carry an **epoch**, and a clock holds for every actor the epoch
 //! up to which its owner knows of them: an access is ordered before the owner's next one if and only
 //! if the clock says so.
 //!
-//! Epochs are drawn from one counter a block, so they compare across actors. That gives the fast
+//! Epochs are drawn from one counter a cluster, so they compare across actors. That gives the fast
 //! path: what is no newer than the oldest epoch in a clock (its *floor*) is known, whoever did it.
+//!
+//! Where a kernel uses the async proxy (bulk copies, warpgroup products), a clock also holds up to which
+//! epoch each actor's accesses are **fenced**: known by a way that a proxy fence lies on, so that the
+//! async proxy may read what threads have written.
 
-/// Something that accesses memory on its own: thread `t` of the block is actor `t`; the copies it
-/// starts are actor `threads + t`.
+/// Something that accesses memory on its own, by its number in the [`Actors`] of a cluster.
 pub(crate) type ActorId = u32;
+
+/// The actors of a cluster, in the order of their numbers: its threads; their `cp.async` copies; the reads
+/// of shared memory by their bulk stores, and the writes of global memory by those; the products of each
+/// warpgroup; the bulk copies that complete at each mbarrier; and the launches that this one depends on.
+/// Kinds that a kernel does not have take no numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Actors {
+    pub(crate) threads: u32,
+    /// 0, or as many as threads.
+    pub(crate) copies: u32,
+    /// 0, or as many as threads; for reads and for writes.
+    pub(crate) stores: u32,
+    pub(crate) warpgroups: u32,
+    pub(crate) mbarriers: u32,
+    /// 0 or 1.
+    pub(crate) upstream: u32,
+}
+
+/// Who an actor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ActorKind {
+    Thread(u32),
+    Copy(u32),
+    Store(u32),
+    Warpgroup(u32),
+    Mbarrier(u32),
+    Upstream,
+}
+
+impl Actors {
+    pub(crate) fn copy_of(&self, thread: u32) -> ActorId {
+        self.threads + thread
+    }
+    pub(crate) fn store_of(&self, thread: u32) -> ActorId {
+        self.threads + self.copies + thread
+    }
+    pub(crate) fn store_writes_of(&self, thread: u32) -> ActorId {
+        self.threads + self.copies + self.stores + thread
+    }
+    pub(crate) fn warpgroup(&self, index: u32) -> ActorId {
+        self.threads + self.copies + 2 * self.stores + index
+    }
+    pub(crate) fn mbarrier(&self, index: u32) -> ActorId {
+        self.warpgroup(self.warpgroups) + index
+    }
+    pub(crate) fn upstream(&self) -> ActorId {
+        self.mbarrier(self.mbarriers)
+    }
+    fn total(&self) -> usize {
+        (self.upstream() + self.upstream) as usize
+    }
+
+    /// Who an actor is; a thread's agents carry its number.
+    pub(crate) fn who(&self, actor: ActorId) -> ActorKind {
+        let mut rest = actor;
+        for (count, who) in [
+            (self.threads, ActorKind::Thread as fn(u32) -> ActorKind),
+            (self.copies, ActorKind::Copy),
+            (self.stores, ActorKind::Store),
+            (self.stores, ActorKind::Store),
+            (self.warpgroups, ActorKind::Warpgroup),
+            (self.mbarriers, ActorKind::Mbarrier),
+        ] {
+            if rest < count {
+                return who(rest);
+            }
+            rest -= count;
+        }
+        ActorKind::Upstream
+    }
+}
 
 /// When an actor accessed memory, in its own time.
 pub(crate) type Epoch = u32;
@@ -19,8 +93,11 @@ pub(crate) type Epoch = u32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriterKind {
     Thread = 0,
+    /// A `cp.async` copy, or the global write of a bulk store.
     Agent = 1,
     Atomic = 2,
+    /// A bulk copy into shared memory.
+    Bulk = 3,
 }
 
 /// Epoch and kind of a write in one word that compares like the epoch.
@@ -41,9 +118,15 @@ impl Stamp {
         self.0 >> 2
     }
 
+    /// Whether something asynchronous wrote: the odd kinds.
     #[inline(always)]
     pub(crate) fn is_agent(self) -> bool {
-        self.0 & 3 == WriterKind::Agent as u32
+        self.0 & 1 != 0
+    }
+
+    /// Whether the write was one of the async proxy, which is its own fence.
+    pub(crate) fn is_bulk(self) -> bool {
+        self.0 & 3 == WriterKind::Bulk as u32
     }
 
     #[inline(always)]
@@ -57,14 +140,14 @@ impl Stamp {
 pub(crate) struct Limits {
     threads: u32,
     agents: u32,
-    /// Newest epoch at which every thread's accesses are known.
+    /// Newest epoch at which all reads of shared memory are known, whoever did them.
     pub(crate) epoch: Epoch,
 }
 
 impl Limits {
     #[inline(always)]
     pub(crate) fn cover(&self, stamp: u32) -> bool {
-        let limit = if stamp & 3 == WriterKind::Agent as u32 {
+        let limit = if stamp & 1 != 0 {
             self.agents
         } else {
             self.threads
@@ -86,16 +169,19 @@ impl Limits {
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     known: Vec<Epoch>,
-    threads: usize,
+    /// The same of accesses that are fenced for the async proxy; empty where nothing uses it.
+    fenced: Vec<Epoch>,
+    actors: Actors,
 }
 
 impl Clock {
-    /// Knows everything up to `epoch`, of `threads` threads and as many agents if there are any.
-    pub(crate) fn new(threads: usize, agents: bool, epoch: Epoch) -> Clock {
-        let actors = if agents { 2 * threads } else { threads };
+    /// Knows everything up to `epoch`.
+    pub(crate) fn new(actors: Actors, async_proxy: bool, epoch: Epoch) -> Clock {
+        let total = actors.total();
         Clock {
-            known: vec![epoch; actors],
-            threads,
+            known: vec![epoch; total],
+            fenced: vec![epoch; if async_proxy { total } else { 0 }],
+            actors,
         }
     }
 
@@ -104,11 +190,27 @@ impl Clock {
         self.known[actor as usize] >= epoch
     }
 
+    /// Whether the async proxy may read what an actor wrote.
+    #[inline(always)]
+    pub(crate) fn has_fenced(&self, actor: ActorId, epoch: Epoch) -> bool {
+        self.fenced.get(actor as usize).is_some_and(|&fenced| fenced >= epoch)
+    }
+
     /// Lanes of a warp whose accesses at `epoch` are not known.
     #[inline(always)]
     pub(crate) fn unknown_lanes(&self, warp: usize, epoch: Epoch) -> u32 {
+        self.unknown_from(32 * warp, epoch)
+    }
+
+    /// Lanes of a warp whose bulk stores' reads at `epoch` are not known.
+    pub(crate) fn unknown_stores(&self, warp: usize, epoch: Epoch) -> u32 {
+        self.unknown_from(self.actors.store_of(32 * warp as u32) as usize, epoch)
+    }
+
+    #[inline(always)]
+    fn unknown_from(&self, first: usize, epoch: Epoch) -> u32 {
         let mut lanes = 0;
-        for (lane, known) in self.known[32 * warp..32 * warp + 32].iter().enumerate() {
+        for (lane, known) in self.known[first..first + 32].iter().enumerate() {
             lanes |= ((*known < epoch) as u32) << lane;
         }
         lanes
@@ -119,40 +221,62 @@ impl Clock {
         for (mine, theirs) in self.known.iter_mut().zip(&other.known) {
             *mine = (*mine).max(*theirs);
         }
+        for (mine, theirs) in self.fenced.iter_mut().zip(&other.fenced) {
+            *mine = (*mine).max(*theirs);
+        }
+    }
+
+    /// A proxy fence: what is known is fenced from now on.
+    pub(crate) fn fence(&mut self) {
+        for (fenced, known) in self.fenced.iter_mut().zip(&self.known) {
+            *fenced = (*fenced).max(*known);
+        }
+    }
+
+    /// Learns of an actor up to `epoch`.
+    pub(crate) fn learn(&mut self, actor: ActorId, epoch: Epoch) {
+        let known = &mut self.known[actor as usize];
+        *known = (*known).max(epoch);
+    }
+
+    /// Learns that an actor's accesses up to `epoch` are fenced.
+    pub(crate) fn learn_fenced(&mut self, actor: ActorId, epoch: Epoch) {
+        if let Some(fenced) = self.fenced.get_mut(actor as usize) {
+            *fenced = (*fenced).max(epoch);
+        }
     }
 
     /// Learns of the named lanes of a warp up to `epoch`.
     pub(crate) fn learn_threads(&mut self, warp: usize, lanes: u32, epoch: Epoch) {
-        for lane in 0..32 {
-            if lanes >> lane & 1 != 0 {
-                let known = &mut self.known[32 * warp + lane];
-                *known = (*known).max(epoch);
-            }
+        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
+            self.learn(32 * warp as u32 + lane, epoch);
         }
     }
 
-    /// Learns of the named lanes' asynchronous copies up to an epoch each.
-    pub(crate) fn learn_agents(&mut self, warp: usize, lanes: u32, epochs: &[Epoch; 32]) {
-        if self.known.len() == self.threads {
-            return;
-        }
-        for lane in 0..32 {
-            if lanes >> lane & 1 != 0 {
-                let known = &mut self.known[self.threads + 32 * warp + lane];
-                *known = (*known).max(epochs[lane]);
-            }
+    /// Learns of 32 actors, from `first` on, up to an epoch each; of the named lanes' only.
+    pub(crate) fn learn_lanes(&mut self, first: ActorId, lanes: u32, epochs: &[Epoch; 32]) {
+        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
+            self.learn(first + lane, epochs[lane as usize]);
         }
     }
 
     /// What is known whoever did it.
     pub(crate) fn limits(&self) -> Limits {
-        let (threads, agents) = self.known.split_at(self.threads);
-        let floor = |known: &[Epoch]| known.iter().copied().min().unwrap_or(u32::MAX >> 2);
-        let epoch = floor(threads);
+        let floor = |first: ActorId, count: u32| {
+            let known = &self.known[first as usize..(first + count) as usize];
+            // Where there is nobody, everything is known, but not what has never been written.
+            known.iter().copied().min().unwrap_or(u32::MAX >> 3)
+        };
+        let actors = &self.actors;
+        let threads = floor(0, actors.threads);
+        // Reads by threads, bulk stores and products; writes by copies of both kinds.
+        let stores = floor(actors.store_of(0), actors.stores);
+        let products = floor(actors.warpgroup(0), actors.warpgroups);
+        let copies = floor(actors.copy_of(0), actors.copies).min(floor(actors.mbarrier(0), actors.mbarriers));
         Limits {
-            threads: epoch << 2 | 3,
-            agents: floor(agents) << 2 | 3,
-            epoch,
+            threads: threads << 2 | 3,
+            agents: copies << 2 | 3,
+            epoch: threads.min(stores).min(products),
         }
     }
 }
@@ -161,22 +285,72 @@ impl Clock {
 mod tests {
     use super::*;
 
+    /// The actors of a kernel that uses everything.
+    fn everything() -> Actors {
+        Actors {
+            threads: 128,
+            copies: 128,
+            stores: 128,
+            warpgroups: 1,
+            mbarriers: 3,
+            upstream: 1,
+        }
+    }
+
+    fn with_copies(threads: u32) -> Actors {
+        Actors {
+            threads,
+            copies: threads,
+            ..Actors::default()
+        }
+    }
+
+    #[test]
+    fn every_actor_has_a_number_of_its_own() {
+        let actors = everything();
+        let numbers = [
+            (5, ActorKind::Thread(5)),
+            (actors.copy_of(5), ActorKind::Copy(5)),
+            (actors.store_of(5), ActorKind::Store(5)),
+            (actors.store_writes_of(127), ActorKind::Store(127)),
+            (actors.warpgroup(0), ActorKind::Warpgroup(0)),
+            (actors.mbarrier(2), ActorKind::Mbarrier(2)),
+            (actors.upstream(), ActorKind::Upstream),
+        ];
+        for (number, who) in numbers {
+            assert_eq!(actors.who(number), who);
+        }
+        assert_eq!(actors.total(), 4 * 128 + 1 + 3 + 1);
+        assert_eq!(with_copies(64).who(70), ActorKind::Copy(6));
+    }
+
     #[test]
     fn knowledge_is_learned_and_joined() {
-        let mut a = Clock::new(64, true, 3);
+        let mut a = Clock::new(with_copies(64), false, 3);
         assert!(a.knows(5, 3) && !a.knows(5, 4));
         a.learn_threads(0, 0b10_0000, 9);
         assert!(a.knows(5, 9) && !a.knows(4, 4));
         assert_eq!(a.unknown_lanes(0, 4), !0b10_0000);
-        let mut b = Clock::new(64, true, 3);
-        b.learn_agents(1, 1, &[7; 32]);
+        let mut b = Clock::new(with_copies(64), false, 3);
+        b.learn_lanes(64 + 32, 1, &[7; 32]);
         a.join(&b);
         assert!(a.knows(5, 9) && a.knows(64 + 32, 7) && !a.knows(64 + 33, 7));
     }
 
     #[test]
+    fn a_fence_covers_what_is_known_when_it_is_executed() {
+        let mut clock = Clock::new(everything(), true, 3);
+        clock.learn(7, 10);
+        assert!(clock.knows(7, 10) && !clock.has_fenced(7, 10));
+        clock.fence();
+        clock.learn(7, 12);
+        assert!(clock.has_fenced(7, 10) && !clock.has_fenced(7, 11));
+        assert!(!Clock::new(everything(), false, 3).has_fenced(7, 1));
+    }
+
+    #[test]
     fn limits_cover_what_everybody_is_known_to_have_done() {
-        let mut clock = Clock::new(32, true, 3);
+        let mut clock = Clock::new(with_copies(32), false, 3);
         clock.learn_threads(0, u32::MAX, 8);
         let limits = clock.limits();
         assert!(limits.cover(Stamp::new(8, WriterKind::Thread).0));
@@ -184,6 +358,24 @@ mod tests {
         assert!(!limits.cover(Stamp::new(9, WriterKind::Thread).0));
         assert!(limits.cover(Stamp::new(3, WriterKind::Agent).0));
         assert!(!limits.cover(Stamp::new(4, WriterKind::Agent).0));
+        assert!(!limits.cover(Stamp::new(4, WriterKind::Bulk).0));
         assert!(!limits.cover(Stamp::NEVER.0));
+        let alone = Actors {
+            threads: 32,
+            ..Actors::default()
+        };
+        assert!(!Clock::new(alone, false, 3).limits().cover(Stamp::NEVER.0));
+
+        // Reads are known only as far as those of the slowest reader.
+        let mut clock = Clock::new(everything(), true, 3);
+        for warp in 0..4 {
+            clock.learn_threads(warp, u32::MAX, 8);
+        }
+        clock.learn(everything().warpgroup(0), 5);
+        assert_eq!(clock.limits().epoch, 3);
+        for warp in 0..4 {
+            clock.learn_lanes(everything().store_of(32 * warp), u32::MAX, &[6; 32]);
+        }
+        assert_eq!(clock.limits().epoch, 5);
     }
 }

@@ -1,6 +1,6 @@
 //! Decodes an instruction of the IR: which operation, which rows, which class it is counted in.
 
-use flashcore_ir::inst::{Inst, MmaAcc, MmaInput, Space, StoreSource};
+use flashcore_ir::inst::{Inst, MmaAcc, MmaInput, Scope, Space, StoreSource};
 use flashcore_ir::{Operand, RegClass, ScalarType};
 
 use crate::decode_arithmetic::{int32, number};
@@ -85,10 +85,7 @@ impl Lowering<'_> {
                     _ => (Op::Param32 { d, index }, Class::Alu),
                 }
             }
-            Inst::SharedBase { dst } => {
-                let base = Operand::Imm(u64::from(self.shared_base));
-                (self.mov(*dst, base), Class::Alu)
-            }
+            Inst::SharedBase { dst } => (Op::SharedBase { d: self.reg(*dst) }, Class::Alu),
             Inst::Ld { .. } | Inst::St { .. } | Inst::CpAsync { .. } | Inst::LdMatrix { .. } | Inst::Atom { .. } => {
                 return self.memory(inst);
             }
@@ -164,8 +161,10 @@ impl Lowering<'_> {
                 (Op::BarArrive { id, threads }, Class::Sync)
             }
             Inst::BarWarp { members } => (Op::BarWarp { members: *members }, Class::Sync),
-            Inst::Fence { .. } => (Op::Fence, Class::Sync),
-            // Refused before they come here (`not_modelled`).
+            Inst::Fence { scope } => {
+                let cluster = *scope != Scope::Block;
+                (Op::Fence { cluster }, Class::Sync)
+            }
             Inst::StMatrix { .. }
             | Inst::FenceProxyAsync
             | Inst::FenceMbarrierInit
@@ -177,7 +176,7 @@ impl Lowering<'_> {
             | Inst::Mbar(_)
             | Inst::Bulk(_)
             | Inst::Wgmma(_)
-            | Inst::Cluster(_) => return None,
+            | Inst::Cluster(_) => self.asynchronous(inst)?,
             Inst::Trace { label, src } => {
                 let file = match src.class {
                     RegClass::Pred => TraceFile::Pred,
@@ -203,8 +202,7 @@ impl Lowering<'_> {
                 let (d, width) = (self.regs(*dst, *count), width(dst.class.bytes(), *count)?);
                 let at = self.at(addr, *space);
                 match space {
-                    Space::Cluster => return None,
-                    Space::Shared => (Op::LdShared { d, width, at }, Class::LoadShared),
+                    Space::Shared | Space::Cluster => (Op::LdShared { d, width, at }, Class::LoadShared),
                     Space::Global => {
                         let cache = *cache;
                         (Op::LdGlobal { d, width, at, cache }, Class::LoadGlobal)
@@ -226,8 +224,7 @@ impl Lowering<'_> {
                 };
                 let at = self.at(addr, *space);
                 match space {
-                    Space::Cluster => return None,
-                    Space::Shared => (Op::StShared { s, width, at }, Class::StoreShared),
+                    Space::Shared | Space::Cluster => (Op::StShared { s, width, at }, Class::StoreShared),
                     Space::Global => (Op::StGlobal { s, width, at }, Class::StoreGlobal),
                 }
             }
@@ -276,8 +273,7 @@ impl Lowering<'_> {
                 let (op, ty, d) = (*op, *ty, dst.map(|reg| self.reg(reg)));
                 let (at, value) = (self.at(addr, *space), self.bits32(*value));
                 let op = match space {
-                    Space::Cluster => return None,
-                    Space::Shared => Op::AtomShared { op, ty, d, at, value },
+                    Space::Shared | Space::Cluster => Op::AtomShared { op, ty, d, at, value },
                     Space::Global => Op::AtomGlobal { op, ty, d, at, value },
                 };
                 (op, Class::Atomic)
@@ -286,7 +282,7 @@ impl Lowering<'_> {
         })
     }
 
-    fn at(&mut self, addr: &flashcore_ir::inst::Address, space: Space) -> At {
+    pub(crate) fn at(&mut self, addr: &flashcore_ir::inst::Address, space: Space) -> At {
         At {
             base: match space {
                 Space::Global => self.bits64(addr.base),
@@ -294,6 +290,7 @@ impl Lowering<'_> {
             },
             object: At::object_of(addr.object),
             offset: addr.offset,
+            remote: space == Space::Cluster,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Why a kernel cannot be simulated at all.
 
 use flashcore_ir::ScalarType;
+use flashcore_ir::launch::TensorMapProblem;
 use thiserror::Error;
 
 /// A launch that does not fit its kernel, or something the simulator does not model.
@@ -102,20 +103,39 @@ pub enum SimError {
         /// Bytes there can be.
         allowed: u32,
     },
-    /// Thread block clusters.
-    #[error("a cluster of {0:?} blocks; the simulator runs clusters of [1, 1, 1]")]
-    Cluster([u32; 3]),
-    /// Tensor maps.
-    #[error("argument {index} is a tensor map, which the simulator does not run yet")]
-    TensorMap {
-        /// Which argument.
-        index: usize,
+    /// A cluster that the kernel was not made for, that no device has, or that the grid is no multiple of.
+    #[error(
+        "clusters of {given:?} blocks in a grid of {grid:?}; clusters have 1 to 16 blocks, divide the grid{}",
+        match needed { Some(n) => format!(", and this kernel is made for [{n}, 1, 1]"), None => String::new() }
+    )]
+    Cluster {
+        /// The launch's.
+        given: [u32; 3],
+        /// The launch's grid.
+        grid: [u32; 3],
+        /// Blocks along x that the kernel is made for, if it is made for clusters.
+        needed: Option<u32>,
     },
-    /// An instruction that the simulator does not run yet.
-    #[error("the simulator does not run `{instruction}` yet")]
-    NotModelled {
-        /// As the IR prints it.
-        instruction: String,
+    /// A tensor map that cannot be.
+    #[error("tensor map `{name}`: {problem}")]
+    TensorMap {
+        /// The parameter.
+        name: String,
+        /// What is wrong with it.
+        problem: TensorMapProblem,
+    },
+    /// A tensor map whose boxes are not those that the kernel copies.
+    #[error(
+        "tensor map `{name}` has boxes of {given:?}, the kernel copies boxes of {needed:?}; make its recipe from \
+         `Kernel::tensor_box`"
+    )]
+    TensorBox {
+        /// The parameter.
+        name: String,
+        /// Elements along each dimension in the kernel.
+        needed: Vec<u32>,
+        /// Elements along each dimension in the launch.
+        given: Vec<u32>,
     },
     /// More values alive at once than the interpreter's register file has rows.
     #[error("{live} values are alive at once, the simulator has {allowed} rows; a GPU thread has 255 registers")]

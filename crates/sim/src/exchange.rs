@@ -2,14 +2,14 @@
 
 use flashcore_ir::inst::{ShflMode, VoteMode};
 
-use crate::block::Block;
+use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::program::{Bin32, Row};
 use crate::record::Details;
 use crate::registers::FULL;
 use crate::warp::Warp;
 
-impl Block<'_> {
+impl Cluster<'_> {
     /// `shfl.sync` (PTX ISA, `shfl`): lanes without a valid source keep their own value.
     #[inline(always)]
     pub(crate) fn shfl(&mut self, warp: &mut Warp, pc: u32, mode: ShflMode, [d, src, lane]: [Row; 3], members: u32) {
@@ -37,9 +37,9 @@ impl Block<'_> {
         warp.registers.set(d, warp.active, &out);
         if absent != 0 {
             let active = warp.active;
-            self.report(FindingKind::MissingLanes, pc, |block| {
+            self.report(FindingKind::MissingLanes, pc, |cluster| {
                 let message = format!("`shfl.sync` reads from lanes {absent:#010x}, which are not there");
-                Details::new(message, block.actor(warp.index, active))
+                Details::new(message, cluster.actor(warp.index, active))
             });
         }
     }

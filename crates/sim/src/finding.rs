@@ -37,6 +37,28 @@ pub enum FindingKind {
     DivisionByZero,
     /// Bytes that two blocks write, or one writes and another reads.
     BlockRace,
+    /// An mbarrier that was not made, was made twice, or gets too many arrivals.
+    Mbarrier,
+    /// A wait for a phase that has been waited for before.
+    WrongPhase,
+    /// Bytes of copies other than those announced at their mbarrier.
+    TransactionBytes,
+    /// A fence that is missing: for the async proxy, before a product, after an mbarrier is made, for a cluster.
+    MissingFence,
+    /// Registers touched while a product that uses them is in flight.
+    InFlight,
+    /// A matrix descriptor that does not describe its tile.
+    Descriptor,
+    /// Warps of a warpgroup that do not execute the same products.
+    Warpgroup,
+    /// Registers set to what they cannot be, or not by a whole warpgroup.
+    Registers,
+    /// An access to a block of the cluster that may not have started or may have ended.
+    PeerLifetime,
+    /// An access to global memory before the launches that this one depends on are known to have ended.
+    BeforeDependency,
+    /// A trap.
+    Trap,
 }
 
 impl FindingKind {
@@ -57,6 +79,17 @@ impl FindingKind {
             FindingKind::MissingLanes => "missing-lanes",
             FindingKind::DivisionByZero => "division-by-zero",
             FindingKind::BlockRace => "block-race",
+            FindingKind::Mbarrier => "mbarrier",
+            FindingKind::WrongPhase => "wrong-phase",
+            FindingKind::TransactionBytes => "transaction-bytes",
+            FindingKind::MissingFence => "missing-fence",
+            FindingKind::InFlight => "in-flight",
+            FindingKind::Descriptor => "descriptor",
+            FindingKind::Warpgroup => "warpgroup",
+            FindingKind::Registers => "registers",
+            FindingKind::PeerLifetime => "peer-lifetime",
+            FindingKind::BeforeDependency => "before-dependency",
+            FindingKind::Trap => "trap",
         }
     }
 }

@@ -4,7 +4,7 @@ use flashcore_ir::ScalarType;
 use flashcore_ir::inst::{AtomOp, Cache};
 
 use crate::atomic;
-use crate::block::Block;
+use crate::cluster::Cluster;
 use crate::clock::{ActorId, Stamp, WriterKind};
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, PAGE};
@@ -16,7 +16,7 @@ use crate::shared_memory::POISON;
 use crate::traffic;
 use crate::warp::Warp;
 
-impl<'m> Block<'m> {
+impl<'m> Cluster<'m> {
     fn region(&self, object: u16) -> &'m Region {
         &self.machine.regions[usize::from(object)]
     }
@@ -81,7 +81,7 @@ impl<'m> Block<'m> {
         let end = offset.wrapping_add(i64::from(bytes));
         let element = offset.div_euclid(i64::from(region.element));
         let spec = &self.machine.launch.buffers;
-        self.report(kind, pc, |block| {
+        self.report(kind, pc, |cluster| {
             let message = if out {
                 format!(
                     "access to bytes {offset}..{end} of `{}` (element {element}), whose buffer has {} bytes",
@@ -95,7 +95,7 @@ impl<'m> Block<'m> {
                     region.name
                 )
             };
-            let mut details = Details::new(message, block.actor(warp.index, lanes));
+            let mut details = Details::new(message, cluster.actor(warp.index, lanes));
             details.object = Some(region.name.clone());
             details.bytes = Some((offset, end));
             details.element = Some(vec![element]);
@@ -109,6 +109,9 @@ impl<'m> Block<'m> {
         let bytes = width.bytes();
         let active = warp.active;
         let (offsets, mask) = self.global_offsets(warp, pc, active, &base, at, bytes);
+        if self.machine.program.uses_dependency {
+            self.check_dependency(warp, pc, active.trailing_zeros() & 31);
+        }
         if !self.traffic.is_empty() && mask != 0 {
             self.traffic[pc as usize].add(traffic::global(&offsets, mask, bytes));
         }
@@ -267,9 +270,9 @@ impl<'m> Block<'m> {
         before.is_some_and(|written| written.contains(at)) || self.overlay.written_earlier(slot, at)
     }
 
-    /// Writes bytes of a buffer for one lane, by its thread or as an atomic.
+    /// Writes bytes of a buffer for one lane, by its thread, as an atomic or by its bulk store.
     #[allow(clippy::too_many_arguments)]
-    fn write_lane(
+    pub(crate) fn write_lane(
         &mut self,
         warp: &Warp,
         pc: u32,
@@ -277,7 +280,7 @@ impl<'m> Block<'m> {
         region: &Region,
         offset: u64,
         data: &[u8],
-        kind: WriterKind,
+        (kind, writer): (WriterKind, ActorId),
     ) {
         let me = (32 * warp.index) as ActorId + lane;
         let mut clash = None;
@@ -305,7 +308,7 @@ impl<'m> Block<'m> {
                 clash = clash.or(Some((at, by, cell.reader_pc, false)));
             }
             cell.stamp = Stamp::new(warp.epoch, kind).0;
-            cell.writer = me;
+            cell.writer = writer;
             cell.writer_pc = pc;
         }
         if let Some(clash) = clash {
@@ -329,7 +332,7 @@ impl<'m> Block<'m> {
             other: Some(other_pc),
         };
         let actor = self.actor(warp.index, 1 << lane);
-        let other = self.actor(other as usize / 32, 1 << (other % 32));
+        let (other, _) = self.name_writer(other);
         self.findings.report(self.machine, key, || {
             let (place, mut details) = place(region, at, actor);
             let verb = if wrote { "wrote" } else { "reads" };
@@ -362,6 +365,9 @@ impl<'m> Block<'m> {
             return;
         }
         let (offsets, mask) = self.global_offsets(warp, pc, warp.active, &base, at, bytes);
+        if self.machine.program.uses_dependency {
+            self.check_dependency(warp, pc, warp.active.trailing_zeros() & 31);
+        }
         if !self.traffic.is_empty() && mask != 0 {
             self.traffic[pc as usize].add(traffic::global(&offsets, mask, bytes));
         }
@@ -377,18 +383,19 @@ impl<'m> Block<'m> {
                 raw[size * i..size * (i + 1)].copy_from_slice(&value.to_le_bytes()[..size]);
             }
             let data = &raw[..bytes as usize];
-            self.write_lane(warp, pc, lane, region, offsets[lane as usize], data, WriterKind::Thread);
+            let writer = (WriterKind::Thread, (32 * warp.index) as ActorId + lane);
+            self.write_lane(warp, pc, lane, region, offsets[lane as usize], data, writer);
         }
     }
 
     #[cold]
     fn read_only_cache(&mut self, warp: &Warp, pc: u32, mask: u32, region: &Region) {
-        self.report(FindingKind::ReadOnlyCache, pc, |block| {
+        self.report(FindingKind::ReadOnlyCache, pc, |cluster| {
             let message = format!(
                 "loads `{}` through the read-only cache, but the kernel writes its buffer",
                 region.name
             );
-            let mut details = Details::new(message, block.actor(warp.index, mask));
+            let mut details = Details::new(message, cluster.actor(warp.index, mask));
             details.object = Some(region.name.clone());
             details.help = Some("load it with `Cache::Default`");
             details
@@ -431,7 +438,8 @@ impl<'m> Block<'m> {
             let before = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
             old[lane as usize] = before;
             let after = atomic::apply_global(op, ty, before, value).to_le_bytes();
-            self.write_lane(warp, pc, lane, region, offset, &after, WriterKind::Atomic);
+            let writer = (WriterKind::Atomic, (32 * warp.index) as ActorId + lane);
+            self.write_lane(warp, pc, lane, region, offset, &after, writer);
         }
         if let Some(d) = d {
             warp.registers.set(d, warp.active, &old);

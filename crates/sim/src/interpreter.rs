@@ -5,14 +5,14 @@ use flashcore_ir::inst::Special;
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::alu;
-use crate::block::Block;
+use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::program::{Bin32, Bin64, Op, PredOp, Row, TraceFile};
 use crate::record::Details;
 use crate::registers::{FULL, map1};
 use crate::report::TraceRecord;
 use crate::tensor;
-use crate::warp::{Frame, State, Warp};
+use crate::warp::{Frame, Warp};
 
 /// Why a warp's turn is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +26,12 @@ pub(crate) enum Stop {
 }
 
 /// Runs a warp for at most `turn` operations, with the best instruction set of this machine.
-pub(crate) fn run_warp<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
-    Arch::new().dispatch(Turn { block, warp, turn })
+pub(crate) fn run_warp<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop {
+    Arch::new().dispatch(Turn { cluster, warp, turn })
 }
 
 struct Turn<'a, 'm> {
-    block: &'a mut Block<'m>,
+    cluster: &'a mut Cluster<'m>,
     warp: &'a mut Warp,
     turn: u32,
 }
@@ -40,13 +40,13 @@ impl WithSimd for Turn<'_, '_> {
     type Output = Stop;
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> Stop {
-        interpret(self.block, self.warp, self.turn)
+        interpret(self.cluster, self.warp, self.turn)
     }
 }
 
 #[inline(always)]
-fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
-    let machine = block.machine;
+fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop {
+    let machine = cluster.machine;
     let k = &machine.constants;
     let ops = &machine.program.ops[..];
     let budget = machine.options.max_instructions;
@@ -61,7 +61,7 @@ fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
         let at = pc;
         pc += 1;
         let active = warp.active;
-        let count = &mut block.executed[at as usize];
+        let count = &mut cluster.executed[at as usize];
         count.warps += 1;
         count.lanes += u64::from(active.count_ones());
         let r = &mut warp.registers;
@@ -75,7 +75,7 @@ fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
                 let holds = r.pred(pred) & active;
                 let fails = active & !holds;
                 if uniform && holds != 0 && fails != 0 {
-                    not_uniform(block, warp, at, holds);
+                    not_uniform(cluster, warp, at, holds);
                 }
                 warp.frames.push(Frame {
                     before: active,
@@ -110,7 +110,7 @@ fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
                 let leave = r.pred(pred) & active;
                 let stay = active & !leave;
                 if uniform && leave != 0 && stay != 0 {
-                    not_uniform(block, warp, at, leave);
+                    not_uniform(cluster, warp, at, leave);
                 }
                 warp.active = stay;
                 if stay == 0 {
@@ -130,13 +130,13 @@ fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
             }
             Op::Exit => {
                 warp.pc = at;
-                warp.state = State::Done;
+                cluster.exit(warp, at);
                 return Stop::Turn;
             }
             Op::CheckWritten { tracked } => {
                 let missing = active & !warp.written[tracked as usize];
                 if missing != 0 {
-                    never_written(block, warp, at, tracked, missing);
+                    never_written(cluster, warp, at, tracked, missing);
                 }
             }
             Op::MarkWritten { tracked } => warp.written[tracked as usize] |= active,
@@ -147,7 +147,7 @@ fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
                 if matches!(f, Bin32::DivU | Bin32::DivS | Bin32::RemU | Bin32::RemS) {
                     let zero = crate::registers::test2(r.get(k, b), &[0; 32], |x, y| x == y) & active;
                     if zero != 0 {
-                        division_by_zero(block, warp.index, at, zero);
+                        division_by_zero(cluster, warp.index, at, zero);
                     }
                 }
                 alu::bin32(r, k, active, f, [d, a, b]);
@@ -159,7 +159,7 @@ fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
                 if matches!(f, Bin64::DivU | Bin64::DivS | Bin64::RemU | Bin64::RemS) {
                     let zero = crate::registers::test2(r.get64(k, b), &[0; 32], |x, y| x == y) & active;
                     if zero != 0 {
-                        division_by_zero(block, warp.index, at, zero);
+                        division_by_zero(cluster, warp.index, at, zero);
                     }
                 }
                 alu::bin64(r, k, active, f, [d, a, b]);
@@ -252,58 +252,58 @@ fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
                 r.set_pred(d, active, value);
             }
             Op::Special { d, which } => {
-                let value = special(block, warp.index, which);
+                let value = special(cluster, warp.index, which);
                 r.set(d, active, &value);
             }
             Op::Param32 { d, index } => r.set(d, active, &[machine.args[usize::from(index)] as u32; 32]),
             Op::Param64 { d, index } => r.set64(d, active, &[machine.args[usize::from(index)]; 32]),
 
             // ---- Memory
-            Op::LdShared { d, width, at: addr } => block.load_shared(warp, at, &d, width, addr),
-            Op::StShared { s, width, at: addr } => block.store_shared(warp, at, &s, width, addr),
+            Op::LdShared { d, width, at: addr } => cluster.load_shared(warp, at, &d, width, addr),
+            Op::StShared { s, width, at: addr } => cluster.store_shared(warp, at, &s, width, addr),
             Op::LdGlobal {
                 d,
                 width,
                 at: addr,
                 cache,
-            } => block.load_global(warp, at, &d, width, addr, cache),
-            Op::StGlobal { s, width, at: addr } => block.store_global(warp, at, &s, width, addr),
+            } => cluster.load_global(warp, at, &d, width, addr, cache),
+            Op::StGlobal { s, width, at: addr } => cluster.store_global(warp, at, &s, width, addr),
             Op::CpAsync {
                 dst,
                 src,
                 bytes,
                 src_bytes,
-            } => block.cp_async(warp, at, (dst, src), u32::from(bytes), src_bytes),
-            Op::CpAsyncCommit => block.cp_async_commit(warp),
-            Op::CpAsyncWait { pending } => block.cp_async_wait(warp, pending),
+            } => cluster.cp_async(warp, at, (dst, src), u32::from(bytes), src_bytes),
+            Op::CpAsyncCommit => cluster.cp_async_commit(warp),
+            Op::CpAsyncWait { pending } => cluster.cp_async_wait(warp, pending),
             Op::LdMatrix {
                 d,
                 count,
                 transposed,
                 at: addr,
-            } => block.load_matrix(warp, at, &d, count, transposed, addr),
+            } => cluster.load_matrix(warp, at, &d, count, transposed, addr),
             Op::AtomShared {
                 op,
                 ty,
                 d,
                 at: addr,
                 value,
-            } => block.atomic_shared(warp, at, (op, ty), d, addr, value),
+            } => cluster.atomic_shared(warp, at, (op, ty), d, addr, value),
             Op::AtomGlobal {
                 op,
                 ty,
                 d,
                 at: addr,
                 value,
-            } => block.atomic_global(warp, at, (op, ty), d, addr, value),
+            } => cluster.atomic_global(warp, at, (op, ty), d, addr, value),
 
-            // ---- The warp, the block
+            // ---- The warp, the block, the cluster
             Op::Mma { bf16, d, a, b, c } => {
-                block.check_members(warp, at, FULL, "mma.sync");
+                cluster.check_members(warp, at, FULL, "mma.sync");
                 tensor::mma(&mut warp.registers, k, bf16, (&d, &a, &b, &c));
             }
             Op::MmaF16 { d, a, b, c } => {
-                block.check_members(warp, at, FULL, "mma.sync");
+                cluster.check_members(warp, at, FULL, "mma.sync");
                 tensor::mma_f16(&mut warp.registers, k, (&d, &a, &b, &c));
             }
             Op::Shfl {
@@ -312,40 +312,100 @@ fn interpret<'m>(block: &mut Block<'m>, warp: &mut Warp, turn: u32) -> Stop {
                 src,
                 lane,
                 members,
-            } => block.shfl(warp, at, mode, [d, src, lane], members),
-            Op::Vote { mode, d, pred, members } => block.vote(warp, at, mode, d, pred, members),
-            Op::Redux { f, d, src, members } => block.redux(warp, at, f, d, src, members),
+            } => cluster.shfl(warp, at, mode, [d, src, lane], members),
+            Op::Vote { mode, d, pred, members } => cluster.vote(warp, at, mode, d, pred, members),
+            Op::Redux { f, d, src, members } => cluster.redux(warp, at, f, d, src, members),
             Op::BarSync { id, threads } => {
                 warp.pc = pc;
-                let released = block.arrive(warp, at, id, threads, true);
+                let released = cluster.arrive(warp, at, id, threads, true);
                 return Stop::Barrier { id, released };
             }
             Op::BarArrive { id, threads } => {
                 warp.pc = pc;
-                let released = block.arrive(warp, at, id, threads, false);
+                let released = cluster.arrive(warp, at, id, threads, false);
                 return Stop::Barrier { id, released };
             }
-            Op::BarWarp { members } => block.sync_lanes(warp, at, members),
-            // Orders the thread's own accesses, which the simulator never reorders; what it takes to
-            // order two threads (a flag, written and read) is not in the language yet.
-            Op::Fence => {}
+            Op::BarWarp { members } => cluster.sync_lanes(warp, at, members),
+            Op::Fence { cluster: wide } => {
+                if wide {
+                    warp.side.remote_store = None;
+                }
+            }
+            Op::Nothing => {}
+            Op::SharedBase { d } => {
+                let base = warp.shared_start.wrapping_add(warp.shared_first);
+                r.set(d, active, &[base; 32]);
+            }
+            Op::Touch { fragment, write } => cluster.touch(warp, at, fragment, write),
+            Op::Elect { d } => cluster.elect(warp, at, d),
+            Op::TrapIf { pred } => cluster.trap_if(warp, at, pred),
+            Op::DependencyWait => cluster.dependency_wait(warp),
+            Op::FenceProxyAsync => cluster.fence_proxy(warp),
+            Op::FenceMbarrierInit => cluster.fence_mbarriers(warp),
+            Op::StMatrix {
+                s,
+                count,
+                transposed,
+                at: addr,
+            } => cluster.store_matrix(warp, at, &s, count, transposed, addr),
+            Op::Mapa { d, addr, rank } => cluster.mapa(warp, at, d, addr, rank),
+            Op::ClusterArrive { release, aligned } => cluster.cluster_arrive(warp, at, release, aligned),
+            Op::MbarInit { at: addr, arrivals } => cluster.mbarrier_init(warp, at, addr, arrivals),
+            Op::MbarArrive {
+                at: addr,
+                cluster: wide,
+                tx,
+            } => cluster.mbarrier_arrive(warp, at, addr, wide, tx),
+            Op::MbarExpect { at: addr, tx } => cluster.mbarrier_expect(warp, at, addr, tx),
+            Op::BulkLoad { copy } => cluster.bulk_load(warp, at, copy),
+            Op::BulkStore { copy } => cluster.bulk_store(warp, at, copy),
+            Op::BulkCommit => cluster.bulk_commit(warp),
+            Op::BulkWait { pending, read } => cluster.bulk_wait(warp, pending, read),
+            Op::WgmmaFence => cluster.wgmma_fence(warp, at),
+            Op::WgmmaCommit => cluster.wgmma_commit(warp, at),
+            Op::Wgmma { product } => cluster.wgmma(warp, at, product),
+
+            // ---- What may have to wait: the warp stops before it and tries again
+            Op::MbarTest { .. } | Op::ClusterWait { .. } | Op::WgmmaWait { .. } | Op::SetMaxRegs { .. } => {
+                if !may_wait(cluster, warp, at, ops[at as usize]) {
+                    warp.pc = at;
+                    return Stop::Turn;
+                }
+            }
             Op::Trace { label, file, src } => {
                 if machine.options.trace {
-                    trace(block, warp, label, file, src);
+                    trace(cluster, warp, label, file, src);
                 }
             }
         }
     }
 }
 
+/// Executes what may have to wait; false if it has to.
+#[inline(never)]
+fn may_wait(cluster: &mut Cluster<'_>, warp: &mut Warp, pc: u32, op: Op) -> bool {
+    match op {
+        Op::MbarTest {
+            d,
+            at,
+            parity,
+            blocking,
+        } => cluster.mbarrier_test(warp, pc, d, at, parity, blocking),
+        Op::ClusterWait { aligned } => cluster.cluster_wait(warp, pc, aligned),
+        Op::WgmmaWait { pending } => cluster.wgmma_wait(warp, pc, pending),
+        Op::SetMaxRegs { regs, raise } => cluster.set_max_registers(warp, pc, u32::from(regs), raise),
+        _ => true,
+    }
+}
+
 #[inline(always)]
-fn special(block: &Block<'_>, warp: usize, which: Special) -> [u32; 32] {
-    let launch = block.machine.launch;
+fn special(cluster: &Cluster<'_>, warp: usize, which: Special) -> [u32; 32] {
+    let launch = cluster.machine.launch;
     let mut value = [0; 32];
     let uniform = match which {
         Special::Tid(0) => {
             for (lane, value) in value.iter_mut().enumerate() {
-                *value = (32 * warp + lane) as u32;
+                *value = (32 * (warp % cluster.machine.warps_per_block()) + lane) as u32;
             }
             return value;
         }
@@ -358,12 +418,12 @@ fn special(block: &Block<'_>, warp: usize, which: Special) -> [u32; 32] {
         // Blocks are one-dimensional.
         Special::Tid(_) => 0,
         Special::Ntid(dim) => launch.block[usize::from(dim.min(2))],
-        Special::Ctaid(dim) => block.index[usize::from(dim.min(2))],
+        Special::Ctaid(dim) => cluster.actor(warp, 0).block[usize::from(dim.min(2))],
         Special::Nctaid(dim) => launch.grid[usize::from(dim.min(2))],
         // Any number that is not zero would do; this is Hopper's.
         Special::MaxWarps => 64,
-        Special::ClusterRank => 0,
-        Special::ClusterBlocks => 1,
+        Special::ClusterRank => (warp / cluster.machine.warps_per_block()) as u32,
+        Special::ClusterBlocks => cluster.machine.blocks as u32,
     };
     value.fill(uniform);
     value
@@ -371,13 +431,13 @@ fn special(block: &Block<'_>, warp: usize, which: Special) -> [u32; 32] {
 
 #[cold]
 #[inline(never)]
-fn not_uniform(block: &mut Block<'_>, warp: &Warp, pc: u32, holds: u32) {
-    block.report(FindingKind::NotUniform, pc, |block| {
+fn not_uniform(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, holds: u32) {
+    cluster.report(FindingKind::NotUniform, pc, |cluster| {
         let message = format!(
             "a condition declared uniform holds in lanes {holds:#010x} of {:#010x} only",
             warp.active
         );
-        let mut details = Details::new(message, block.actor(warp.index, warp.active));
+        let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
         details.help = Some("declare it `divergent`, or compute it from what all lanes of the warp share");
         details
     });
@@ -385,11 +445,11 @@ fn not_uniform(block: &mut Block<'_>, warp: &Warp, pc: u32, holds: u32) {
 
 #[cold]
 #[inline(never)]
-fn never_written(block: &mut Block<'_>, warp: &Warp, pc: u32, tracked: u32, lanes: u32) {
-    let name = block.machine.program.tracked[tracked as usize].clone();
-    block.report(FindingKind::NeverWritten, pc, |block| {
+fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tracked: u32, lanes: u32) {
+    let name = cluster.machine.program.tracked[tracked as usize].clone();
+    cluster.report(FindingKind::NeverWritten, pc, |cluster| {
         let message = format!("reads register `{name}`, which these lanes have not written");
-        let mut details = Details::new(message, block.actor(warp.index, lanes));
+        let mut details = Details::new(message, cluster.actor(warp.index, lanes));
         details.object = Some(name);
         details.help = Some("give it a first value where it is declared");
         details
@@ -398,17 +458,17 @@ fn never_written(block: &mut Block<'_>, warp: &Warp, pc: u32, tracked: u32, lane
 
 #[cold]
 #[inline(never)]
-fn division_by_zero(block: &mut Block<'_>, warp: usize, pc: u32, lanes: u32) {
-    block.report(FindingKind::DivisionByZero, pc, |block| {
+fn division_by_zero(cluster: &mut Cluster<'_>, warp: usize, pc: u32, lanes: u32) {
+    cluster.report(FindingKind::DivisionByZero, pc, |cluster| {
         let message = "divides an integer by zero, whose result PTX leaves open".to_string();
-        Details::new(message, block.actor(warp, lanes))
+        Details::new(message, cluster.actor(warp, lanes))
     });
 }
 
 #[cold]
 #[inline(never)]
-fn trace(block: &mut Block<'_>, warp: &Warp, label: u32, file: TraceFile, src: Row) {
-    let k = &block.machine.constants;
+fn trace(cluster: &mut Cluster<'_>, warp: &Warp, label: u32, file: TraceFile, src: Row) {
+    let k = &cluster.machine.constants;
     let r = &warp.registers;
     let (class, bits) = match file {
         TraceFile::Pred => {
@@ -422,10 +482,11 @@ fn trace(block: &mut Block<'_>, warp: &Warp, label: u32, file: TraceFile, src: R
         TraceFile::Float => (RegClass::F32, r.get(k, src).iter().map(|&x| u64::from(x)).collect()),
         TraceFile::Bits64 => (RegClass::B64, r.get64(k, src).to_vec()),
     };
-    block.traces.push(TraceRecord {
-        label: block.machine.kernel.traces()[label as usize].clone(),
-        block: block.index,
-        warp: warp.index as u32,
+    let actor = cluster.actor(warp.index, warp.active);
+    cluster.traces.push(TraceRecord {
+        label: cluster.machine.kernel.traces()[label as usize].clone(),
+        block: actor.block,
+        warp: actor.warp,
         lanes: warp.active,
         class,
         bits,

@@ -3,8 +3,9 @@
 //! Here the clock of each lane is asked about each cell. Most of what comes here is in order (a
 //! thread reading what it wrote itself, lanes after a `bar.warp.sync`); what is not becomes a finding.
 
-use crate::block::Block;
-use crate::clock::{ActorId, WriterKind};
+use crate::cluster::Cluster;
+use crate::async_judge::HELP_RELEASE;
+use crate::clock::{ActorId, ActorKind, WriterKind};
 use crate::finding::{Actor, FindingKind};
 use crate::program::At;
 use crate::record::{Details, Key};
@@ -28,6 +29,10 @@ enum What {
     NeverWritten,
     Wrote,
     Read,
+    /// A bulk store or a product reads it.
+    ReadByAgent,
+    /// A bulk copy writes it.
+    Bulk,
     /// A copy by the accessing thread itself that it has not waited for.
     OwnCopy,
     /// Another thread's copy; whether that thread has waited for it.
@@ -47,7 +52,7 @@ impl Clashes {
     }
 }
 
-impl Block<'_> {
+impl Cluster<'_> {
     /// Judges reads. `collective`: the whole warp receives what is read, so that even a lane's own
     /// write must be ordered for the others.
     #[inline(never)]
@@ -123,18 +128,23 @@ impl Block<'_> {
     fn against_writer(&self, warp: &Warp, lane: u32, cell: usize, collective: bool) -> Option<Clash> {
         let stamp = self.shadow.stamp(cell);
         let (writer, other_pc) = self.shadow.writer(cell);
-        let threads = self.machine.threads() as ActorId;
         let me = (32 * warp.index) as ActorId + lane;
-        let thread = if stamp.is_agent() { writer - threads } else { writer };
-        let own = thread == me && !collective;
+        let thread = match self.machine.actors.who(writer) {
+            ActorKind::Thread(thread) | ActorKind::Copy(thread) => Some(thread),
+            _ => None,
+        };
+        let own = thread == Some(me) && !collective;
         if own && !stamp.is_agent() || warp.clock(lane).knows(writer, stamp.epoch()) {
             return None;
         }
-        let waited = stamp.is_agent() && self.copies[thread as usize / 32].has_waited(thread % 32, stamp.epoch());
+        let waited = thread.is_some_and(|thread| {
+            stamp.is_agent() && self.copies[thread as usize / 32].has_waited(thread % 32, stamp.epoch())
+        });
         if own && waited {
             return None;
         }
         let what = match (stamp.is_agent(), own) {
+            (true, _) if stamp.is_bulk() => What::Bulk,
             (true, true) => What::OwnCopy,
             (true, false) => What::OthersCopy(waited),
             (false, _) => What::Wrote,
@@ -146,7 +156,7 @@ impl Block<'_> {
                 FindingKind::Race
             },
             other_pc: Some(other_pc),
-            other: Some(self.actor(thread as usize / 32, 1 << (thread % 32))),
+            other: Some(self.name_writer(writer).0),
             lanes: 1 << lane,
             cell,
             what,
@@ -155,21 +165,14 @@ impl Block<'_> {
 
     /// A write against the reads of its cell since the last write.
     fn against_readers(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Clash> {
-        let clock = warp.clock(lane);
-        (0..self.machine.warps).find_map(|reader| {
-            let (reads, other_pc) = self.shadow.readers(reader, cell);
-            let mut lanes = reads.lanes() & clock.unknown_lanes(reader, reads.epoch());
-            if reader == warp.index {
-                lanes &= !(1 << lane);
-            }
-            (lanes != 0).then(|| Clash {
-                kind: FindingKind::Race,
-                other_pc: Some(other_pc),
-                other: Some(self.actor(reader, lanes)),
-                lanes: 1 << lane,
-                cell,
-                what: What::Read,
-            })
+        let (reader, other_pc, by) = self.unordered_reader(warp, lane, cell)?;
+        Some(Clash {
+            kind: FindingKind::Race,
+            other_pc: Some(other_pc),
+            other: Some(reader),
+            lanes: 1 << lane,
+            cell,
+            what: if by.is_empty() { What::Read } else { What::ReadByAgent },
         })
     }
 
@@ -189,6 +192,10 @@ impl Block<'_> {
                 What::NeverWritten => format!("reads {place}, which nobody has written"),
                 What::Wrote => format!("{does} {place}, which {other} wrote, with nothing that orders the two"),
                 What::Read => format!("{does} {place}, which {other} reads, with nothing that orders the two"),
+                What::ReadByAgent => {
+                    format!("{does} {place}, which a bulk store or a product of {other} may still read")
+                }
+                What::Bulk => format!("{does} {place}, which a bulk copy of {other} fills, without having waited for it"),
                 What::OwnCopy => {
                     format!("{does} {place}, which this thread's own copy fills, without having waited for it")
                 }
@@ -204,6 +211,10 @@ impl Block<'_> {
                 What::NeverWritten => "write it first, on every path and by some thread before a barrier",
                 What::Wrote | What::Read => {
                     "put a barrier between them; within a warp `sync_warp` will do, a shuffle or a vote will not"
+                }
+                What::ReadByAgent => HELP_RELEASE,
+                What::Bulk => {
+                    "wait for the phase of the mbarrier at which the copy completes, in every warp that uses what it brings"
                 }
                 What::OwnCopy | What::OthersCopy(false) => {
                     "close the group (`cp_async_commit`) and wait for it (`cp_async_wait`), then a barrier, before the access"
@@ -241,10 +252,11 @@ impl Block<'_> {
     }
 
     /// A cell as messages call it.
-    fn place(&self, warp: &Warp, at: At, cell: usize, lanes: u32) -> (String, Details) {
+    pub(crate) fn place(&self, warp: &Warp, at: At, cell: usize, lanes: u32) -> (String, Details) {
         let buffer = self.shared_buffer(at);
         let bytes = 1i64 << self.shadow.shift;
-        let start = ((cell as i64) << self.shadow.shift) - i64::from(buffer.offset);
+        let within = ((cell as u32) << self.shadow.shift) % self.machine.shared_bytes;
+        let start = i64::from(within) - i64::from(buffer.offset);
         let mut details = Details::new(String::new(), self.actor(warp.index, lanes));
         details.object = Some(buffer.name.clone());
         details.bytes = Some((start, start + bytes));

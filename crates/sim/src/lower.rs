@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use flashcore_ir::inst::{Inst, Object, Space, StoreSource};
+use flashcore_ir::inst::{BulkInst, Inst, Object, Space, StoreSource};
 use flashcore_ir::{Kernel, Node, Operand, Reg, RegClass, SiteId};
 
 use crate::assigned;
@@ -11,34 +11,13 @@ use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row};
 use crate::report::Class;
 use crate::rows::Rows;
 
-/// Whether an instruction has no meaning here yet.
-fn not_modelled(inst: &Inst) -> bool {
-    match inst {
-        Inst::StMatrix { .. }
-        | Inst::FenceProxyAsync
-        | Inst::FenceMbarrierInit
-        | Inst::Elect { .. }
-        | Inst::TrapIf { .. }
-        | Inst::SetMaxRegs { .. }
-        | Inst::DependencyWait
-        | Inst::DependencyTrigger
-        | Inst::Mbar(_)
-        | Inst::Bulk(_)
-        | Inst::Wgmma(_)
-        | Inst::Cluster(_) => true,
-        Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. } => *space == Space::Cluster,
-        _ => false,
-    }
-}
-
-/// Lowers `kernel`. `shared_base` is the address of the first byte of shared memory.
-pub(crate) fn lower(kernel: &Kernel, shared_base: u32) -> Result<Program, SimError> {
+/// Lowers `kernel`.
+pub(crate) fn lower(kernel: &Kernel) -> Result<Program, SimError> {
     let unproven = assigned::unproven(kernel);
     let rows = Rows::assign(kernel, &unproven)?;
     let params = kernel.params().len();
     let mut lowering = Lowering {
         kernel,
-        shared_base,
         program: Program {
             rows32: rows.rows32,
             rows64: rows.rows64,
@@ -55,7 +34,10 @@ pub(crate) fn lower(kernel: &Kernel, shared_base: u32) -> Result<Program, SimErr
         unproven,
         tracked: HashMap::new(),
         breaks: Vec::new(),
+        fragments: HashMap::new(),
+        touched: HashSet::new(),
     };
+    lowering.find_fragments();
     lowering.nodes(kernel.body())?;
     let site = lowering.program.sites.last().copied().unwrap_or(SiteId(0));
     lowering.push(Op::Exit, Class::Structure, site);
@@ -71,7 +53,6 @@ pub(crate) fn lower(kernel: &Kernel, shared_base: u32) -> Result<Program, SimErr
 
 pub(crate) struct Lowering<'a> {
     pub(crate) kernel: &'a Kernel,
-    pub(crate) shared_base: u32,
     pub(crate) program: Program,
     rows: Rows,
     consts32: HashMap<u32, Row>,
@@ -80,10 +61,17 @@ pub(crate) struct Lowering<'a> {
     tracked: HashMap<Reg, u32>,
     /// Positions of the `BreakIf`s of each open loop, whose end is not known yet.
     breaks: Vec<Vec<usize>>,
+    /// Registers that products use, and which fragment each belongs to.
+    pub(crate) fragments: HashMap<Reg, u16>,
+    /// Fragments touched since products last began or ended, read or written.
+    touched: HashSet<(u16, bool)>,
 }
 
 impl Lowering<'_> {
     fn push(&mut self, op: Op, class: Class, site: SiteId) -> usize {
+        if class == Class::Control || matches!(op, Op::LoopBegin | Op::EndIf) {
+            self.touched.clear();
+        }
         self.program.ops.push(op);
         self.program.classes.push(class);
         self.program.sites.push(site);
@@ -171,12 +159,11 @@ impl Lowering<'_> {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
         self.check_reads(&reads, site);
-        if not_modelled(inst) {
-            return Err(SimError::NotModelled {
-                instruction: flashcore_ir::ptx::mnemonic(inst),
-            });
-        }
         self.note(inst);
+        match inst {
+            Inst::Wgmma(_) => self.touched.clear(),
+            _ => self.touch(&reads, &writes, site),
+        }
         let (op, class) = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
             instruction: flashcore_ir::ptx::mnemonic(inst),
         })?;
@@ -191,6 +178,22 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Checks before an instruction that touches what products use; once is enough until products begin or end.
+    fn touch(&mut self, reads: &[(Reg, u32)], writes: &[(Reg, u32)], site: SiteId) {
+        if self.fragments.is_empty() {
+            return;
+        }
+        for (regs, write) in [(reads, false), (writes, true)] {
+            for reg in regs.iter().flat_map(|&(first, n)| (0..n).map(move |i| first.plus(i))) {
+                if let Some(&fragment) = self.fragments.get(&reg)
+                    && self.touched.insert((fragment, write))
+                {
+                    self.push(Op::Touch { fragment, write }, Class::Structure, site);
+                }
+            }
+        }
     }
 
     fn check_reads(&mut self, reads: &[(Reg, u32)], site: SiteId) {
@@ -224,7 +227,7 @@ impl Lowering<'_> {
         };
         match inst {
             Inst::Ld { space, dst, addr, .. } => {
-                if *space == Space::Shared && dst.class == RegClass::B16 {
+                if *space != Space::Global && dst.class == RegClass::B16 {
                     program.granule_shift = 1;
                 }
                 if let Some(index) = param(&addr.object) {
@@ -236,7 +239,7 @@ impl Lowering<'_> {
                     StoreSource::Regs(reg) => reg.class == RegClass::B16,
                     StoreSource::Imm(ty, _) => ty.bytes() == 2,
                 };
-                if *space == Space::Shared && narrow {
+                if *space != Space::Global && narrow {
                     program.granule_shift = 1;
                 }
                 if let Some(index) = param(&addr.object) {
@@ -249,6 +252,25 @@ impl Lowering<'_> {
                     program.loaded[index] = true;
                 }
             }
+            Inst::Bulk(BulkInst::Load { map, .. }) => {
+                program.uses_async_proxy = true;
+                if let Some(index) = param(&map.object) {
+                    program.loaded[index] = true;
+                }
+            }
+            Inst::Bulk(BulkInst::Store { map, .. }) => {
+                program.uses_async_proxy = true;
+                program.uses_bulk_stores = true;
+                if let Some(index) = param(&map.object) {
+                    program.stored[index] = true;
+                }
+            }
+            Inst::Wgmma(_) => {
+                program.uses_async_proxy = true;
+                program.uses_products = true;
+            }
+            Inst::DependencyWait => program.uses_dependency = true,
+            Inst::SetMaxRegs { .. } => program.sets_registers = true,
             Inst::Atom { dst, addr, .. } => {
                 if let Some(index) = param(&addr.object) {
                     program.atomics[index] = true;

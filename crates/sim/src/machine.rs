@@ -1,8 +1,10 @@
 //! [`Machine`]: a kernel and a launch that fit each other, ready to run block by block.
 
-use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType};
+use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMapRecipe};
 
+use crate::clock::Actors;
 use crate::error::SimError;
+use crate::finding::Actor;
 use crate::lower::lower;
 use crate::program::Program;
 use crate::registers::Constants;
@@ -13,6 +15,13 @@ pub(crate) const SHARED_BASE: u32 = 1024;
 
 /// The most shared memory a block has on any target: 227 KB (CUDA programming guide, compute capability 9.0).
 const MAX_SHARED_BYTES: u32 = 232_448;
+
+/// The most blocks a cluster has (CUDA programming guide: 16 with leave of the driver, compute capability 9.0).
+const MAX_CLUSTER: u32 = 16;
+
+/// log2 of the distance between the addresses of shared memory of two blocks of a cluster: where addresses
+/// carry the rank.
+pub(crate) const RANK_SHIFT: u32 = 24;
 
 /// log2 of the distance between the addresses of two buffers.
 const REGION_SHIFT: u32 = 40;
@@ -38,6 +47,13 @@ pub(crate) struct Region {
     pub(crate) name: String,
 }
 
+/// A tensor map, as its recipe says.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorMap {
+    pub(crate) recipe: TensorMapRecipe,
+    pub(crate) bytes: u32,
+}
+
 /// A kernel and a launch, checked against each other and decoded.
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
@@ -51,8 +67,21 @@ pub(crate) struct Machine<'a> {
     pub(crate) regions: Vec<Region>,
     /// By slot: whether what it holds at the start counts as never written.
     pub(crate) uninitialized: Vec<bool>,
+    /// Blocks of a cluster.
+    pub(crate) blocks: usize,
+    /// Warps of a cluster.
     pub(crate) warps: usize,
+    pub(crate) actors: Actors,
+    /// Registers a thread has at launch, where the kernel sets registers.
+    pub(crate) launch_registers: u32,
+    /// Shared memory of a block.
     pub(crate) shared_bytes: u32,
+    /// By buffer of the ledger: the number of its first mbarrier within the block.
+    mbarriers: Vec<Option<u32>>,
+    /// Mbarriers of a block.
+    pub(crate) mbarriers_per_block: usize,
+    /// By parameter.
+    pub(crate) maps: Vec<Option<TensorMap>>,
     /// Whether blocks must run one after another because they talk through global memory.
     pub(crate) serial: bool,
 }
@@ -66,7 +95,7 @@ impl<'a> Machine<'a> {
     ) -> Result<Machine<'a>, SimError> {
         check_shape(kernel, launch)?;
         check_buffers(launch, buffer_bytes)?;
-        let program = lower(kernel, SHARED_BASE)?;
+        let program = lower(kernel)?;
         let (args, mut regions) = bind(kernel, launch)?;
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();
         let uninitialized: Vec<bool> = (0..launch.buffers.len())
@@ -82,7 +111,31 @@ impl<'a> Machine<'a> {
             || regions.iter().zip(&program.atomics).any(|(region, atomic)| {
                 *atomic && (by_slot(&program.loaded, region.slot) || by_slot(&program.stored, region.slot))
             });
+        let blocks = launch.cluster.iter().product::<u32>() as usize;
+        let warps = blocks * kernel.threads() as usize / 32;
+        let mut count = 0;
+        let mbarriers = kernel.ledger().buffers.iter().map(|buffer| {
+            let first = count;
+            count += if buffer.holds_barriers() { buffer.cols } else { 0 };
+            buffer.holds_barriers().then_some(first)
+        });
+        let mbarriers: Vec<Option<u32>> = mbarriers.collect();
+        let threads = 32 * warps as u32;
+        let there = |used: bool, count: u32| if used { count } else { 0 };
+        let actors = Actors {
+            threads,
+            copies: there(program.uses_cp_async, threads),
+            stores: there(program.uses_bulk_stores, threads),
+            warpgroups: there(program.uses_products, threads / 128),
+            mbarriers: count * blocks as u32,
+            upstream: there(program.uses_dependency, 1),
+        };
         Ok(Machine {
+            maps: bind_maps(kernel, launch)?,
+            blocks,
+            actors,
+            mbarriers,
+            mbarriers_per_block: count as usize,
             constants: Constants::new(&program),
             kernel,
             launch,
@@ -91,21 +144,89 @@ impl<'a> Machine<'a> {
             args,
             regions,
             uninitialized,
-            warps: kernel.threads() as usize / 32,
-            shared_bytes: kernel.ledger().total_bytes().next_multiple_of(16),
+            warps,
+            // Swizzles permute bits of addresses: each block's memory is aligned to what they reach over.
+            shared_bytes: kernel.ledger().total_bytes().next_multiple_of(1024),
+            launch_registers: Target::Sm90a.limits().launch_registers(kernel.threads()),
             serial,
         })
     }
 
-    /// Threads a block.
+    /// Threads of a cluster.
     pub(crate) fn threads(&self) -> usize {
         32 * self.warps
     }
 
-    /// Index of a block in the grid.
-    pub(crate) fn block_index(&self, linear: u64) -> [u32; 3] {
-        let [x, y, _] = self.launch.grid.map(u64::from);
-        [(linear % x) as u32, (linear / x % y) as u32, (linear / (x * y)) as u32]
+    /// Warps of a block.
+    pub(crate) fn warps_per_block(&self) -> usize {
+        self.warps / self.blocks
+    }
+
+    /// Clusters of the grid.
+    pub(crate) fn clusters(&self) -> u64 {
+        self.launch.blocks() / self.blocks as u64
+    }
+
+    /// The cluster of a block of the grid, by their numbers; one past the last for a block that is not there.
+    pub(crate) fn cluster_of(&self, block: u64) -> u64 {
+        if block >= self.launch.blocks() {
+            return self.clusters();
+        }
+        let [grid, size] = [self.launch.grid, self.launch.cluster].map(|dims| dims.map(u64::from));
+        let index = [block % grid[0], block / grid[0] % grid[1], block / (grid[0] * grid[1])];
+        let [x, y, z] = std::array::from_fn(|i| index[i] / size[i]);
+        (z * (grid[1] / size[1]) + y) * (grid[0] / size[0]) + x
+    }
+
+    /// Index in the grid of the block of a rank of a cluster.
+    pub(crate) fn block_index(&self, cluster: u64, rank: usize) -> [u32; 3] {
+        let size = self.launch.cluster;
+        let at = |linear: u64, [x, y]: [u32; 2]| {
+            let (x, y) = (u64::from(x), u64::from(y));
+            [linear % x, linear / x % y, linear / (x * y)]
+        };
+        let grid = self.launch.grid;
+        let clusters = at(cluster, [grid[0] / size[0], grid[1] / size[1]]);
+        let within = at(rank as u64, [size[0], size[1]]);
+        std::array::from_fn(|i| (clusters[i] * u64::from(size[i]) + within[i]) as u32)
+    }
+
+    /// Lanes of a warp of a cluster as findings name them.
+    pub(crate) fn actor(&self, cluster: u64, warp: usize, lanes: u32) -> Actor {
+        Actor {
+            block: self.block_index(cluster, warp / self.warps_per_block()),
+            warp: (warp % self.warps_per_block()) as u32,
+            lanes,
+        }
+    }
+
+    /// The number in its block of the mbarrier at a byte offset from the start of its buffer.
+    pub(crate) fn mbarrier(&self, buffer: usize, offset: u32) -> Option<usize> {
+        let first = self.mbarriers.get(buffer).copied().flatten()?;
+        Some((first + offset / 8) as usize)
+    }
+
+    /// The name of an mbarrier of a block, by its number there.
+    pub(crate) fn mbarrier_name(&self, number: usize) -> String {
+        let buffers = self.kernel.ledger().buffers.iter().zip(&self.mbarriers);
+        let holder = buffers.filter_map(|(buffer, first)| Some((buffer, first.as_ref()?)));
+        holder
+            .filter(|(buffer, first)| (**first..**first + buffer.cols).contains(&(number as u32)))
+            .map(|(buffer, first)| format!("`{}`[{}]", buffer.name, number as u32 - first))
+            .next()
+            .unwrap_or_default()
+    }
+
+    /// Kinds of readers that the shadow tells apart: warps, warps' bulk stores, warpgroups' products.
+    pub(crate) fn readers(&self) -> usize {
+        let stores = if self.actors.stores > 0 { self.warps } else { 0 };
+        self.warps + stores + self.actors.warpgroups as usize
+    }
+    pub(crate) fn store_reader(&self, warp: usize) -> usize {
+        self.warps + warp
+    }
+    pub(crate) fn product_reader(&self, warpgroup: usize) -> usize {
+        self.readers() - self.actors.warpgroups as usize + warpgroup
     }
 }
 
@@ -121,9 +242,7 @@ fn check_shape(kernel: &Kernel, launch: &Launch) -> Result<(), SimError> {
             given: launch.block,
         });
     }
-    if launch.cluster != [1, 1, 1] {
-        return Err(SimError::Cluster(launch.cluster));
-    }
+    check_cluster(kernel, launch)?;
     let ledger = kernel.ledger();
     if ledger.total_bytes() > MAX_SHARED_BYTES {
         return Err(SimError::SharedMemoryTooLarge {
@@ -138,6 +257,18 @@ fn check_shape(kernel: &Kernel, launch: &Launch) -> Result<(), SimError> {
             needed,
             given: launch.dynamic_shared_bytes,
         });
+    }
+    Ok(())
+}
+
+fn check_cluster(kernel: &Kernel, launch: &Launch) -> Result<(), SimError> {
+    let (given, grid) = (launch.cluster, launch.grid);
+    let blocks = given.iter().fold(1u32, |product, &n| product.saturating_mul(n));
+    let whole = grid.iter().zip(&given).all(|(grid, &n)| n > 0 && grid % n == 0);
+    let needed = kernel.cluster();
+    let other = needed.is_some_and(|needed| given != [needed, 1, 1]);
+    if !(1..=MAX_CLUSTER).contains(&blocks) || !whole || other {
+        return Err(SimError::Cluster { given, grid, needed });
     }
     Ok(())
 }
@@ -161,7 +292,41 @@ fn check_buffers(launch: &Launch, buffer_bytes: &[u64]) -> Result<(), SimError> 
     Ok(())
 }
 
-/// Bits of the arguments, and the region behind each pointer.
+/// Address of a buffer's first byte: aligned exactly as promised and no better, so that an access which needs
+/// more is found.
+fn base_of(slot: usize, align: u32) -> u64 {
+    ((slot as u64 + 1) << REGION_SHIFT) + u64::from(align.max(1))
+}
+
+/// The tensor maps, checked against the kernel's boxes and the launch's buffers.
+fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>, SimError> {
+    let mut maps = Vec::new();
+    for (param, arg) in kernel.params().iter().zip(&launch.args) {
+        let (ParamKind::TensorMap { boxes, .. }, Arg::TensorMap(recipe)) = (param.kind, arg) else {
+            maps.push(None);
+            continue;
+        };
+        let name = || param.name.clone();
+        let same = recipe.box_dims == boxes.dims() && recipe.element == boxes.element && recipe.swizzle == boxes.swizzle;
+        if !same {
+            return Err(SimError::TensorBox {
+                name: name(),
+                needed: boxes.dims().to_vec(),
+                given: recipe.box_dims.clone(),
+            });
+        }
+        if let Some(buffer) = launch.buffers.get(recipe.slot) {
+            recipe.check(buffer).map_err(|problem| SimError::TensorMap { name: name(), problem })?;
+        }
+        maps.push(Some(TensorMap {
+            recipe: recipe.clone(),
+            bytes: boxes.bytes(),
+        }));
+    }
+    Ok(maps)
+}
+
+/// Bits of the arguments, and the region behind each pointer and tensor map.
 fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), SimError> {
     let params = kernel.params();
     if params.len() != launch.args.len() {
@@ -194,7 +359,9 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
             name: param.name.clone(),
         };
         let bits = match (param.kind, arg) {
-            (_, Arg::TensorMap(_)) => return Err(SimError::TensorMap { index }),
+            (ParamKind::Pointer { .. } | ParamKind::Value(_), Arg::TensorMap(_)) => {
+                return Err(mismatch("a tensor map"));
+            }
             (ParamKind::Pointer { element, writable }, Arg::Buffer { slot, byte_offset }) => {
                 let spec = launch.buffers.get(*slot).ok_or(SimError::NoSuchSlot {
                     index,
@@ -208,14 +375,33 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                     });
                 }
                 region.slot = *slot;
-                // Aligned exactly as promised and no better, so that an access which needs more is found.
-                region.base = ((*slot as u64 + 1) << REGION_SHIFT) + u64::from(spec.align.max(1));
+                region.base = base_of(*slot, spec.align);
                 region.bytes = spec.bytes;
                 region.writable = writable;
                 region.element = element.bytes();
                 region.base.wrapping_add(*byte_offset)
             }
-            (ParamKind::TensorMap { .. }, _) => return Err(SimError::TensorMap { index }),
+            (ParamKind::TensorMap { writable, .. }, Arg::TensorMap(recipe)) => {
+                let spec = launch.buffers.get(recipe.slot).ok_or(SimError::NoSuchSlot {
+                    index,
+                    slot: recipe.slot,
+                    slots: launch.buffers.len(),
+                })?;
+                if writable && !spec.written {
+                    return Err(SimError::BufferNotWritten {
+                        name: param.name.clone(),
+                        buffer: spec.name.to_string(),
+                    });
+                }
+                region.slot = recipe.slot;
+                region.base = base_of(recipe.slot, spec.align);
+                region.bytes = spec.bytes;
+                region.writable = writable;
+                region.element = recipe.element.bytes();
+                // The kernel gets an address that is nowhere: nothing but a bulk copy may use it.
+                u64::MAX << 32
+            }
+            (ParamKind::TensorMap { .. }, _) => return Err(mismatch("none")),
             (ParamKind::Pointer { .. }, _) => return Err(mismatch("a number")),
             (ParamKind::Value(_), Arg::Buffer { .. }) => return Err(mismatch("a buffer")),
             (ParamKind::Value(ty), arg) => {

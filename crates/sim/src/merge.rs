@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::atomic;
-use crate::clock::Stamp;
-use crate::finding::{Actor, FindingKind};
+use crate::clock::{ActorKind, Stamp};
+use crate::finding::FindingKind;
 use crate::global::{AtomicRecord, CELLS, Cell, PAGE, PAGE_SHIFT, Pages};
 use crate::machine::Machine;
 use crate::record::{Details, Findings, Key};
@@ -14,7 +14,7 @@ use crate::written::Written;
 /// Who wrote 2 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
-    /// Block, plus one; 0 where nobody has written.
+    /// Cluster, plus one; 0 where nobody has written.
     block: u64,
     pc: u32,
     thread: u32,
@@ -207,10 +207,13 @@ fn report(
         pc: second.pc,
         other: Some(first.pc),
     };
-    let actor = |owner: Owner| Actor {
-        block: machine.block_index(owner.block - 1),
-        warp: owner.thread / 32,
-        lanes: 1 << (owner.thread % 32),
+    let actor = |owner: Owner| {
+        // A bulk store's writes are its thread's here.
+        let thread = match machine.actors.who(owner.thread) {
+            ActorKind::Thread(thread) | ActorKind::Store(thread) => thread,
+            _ => 0,
+        };
+        machine.actor(owner.block - 1, thread as usize / 32, 1 << (thread % 32))
     };
     findings.report(machine, key, || {
         let name = machine.launch.buffers[slot].name;

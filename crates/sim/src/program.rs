@@ -4,7 +4,7 @@
 //! the warp's register file; immediates are constant rows, so that no operation asks what its
 //! operands are.
 
-use flashcore_ir::inst::{AtomOp, Cache, Cmp, Object, ShflMode, Special, VoteMode};
+use flashcore_ir::inst::{AtomOp, Cache, Cmp, Major, Object, ShflMode, Special, VoteMode, WgmmaInput};
 use flashcore_ir::{ScalarType, SiteId};
 
 use crate::report::Class;
@@ -151,6 +151,8 @@ pub(crate) struct At {
     pub(crate) base: Row,
     pub(crate) object: u16,
     pub(crate) offset: i32,
+    /// Whether addresses are those of any block of the cluster.
+    pub(crate) remote: bool,
 }
 
 impl At {
@@ -160,6 +162,47 @@ impl At {
             Object::Shared(id) => id.0 as u16,
         }
     }
+}
+
+/// A bulk copy of a box.
+#[derive(Clone, Debug)]
+pub(crate) struct BoxCopy {
+    /// Parameter that holds the tensor map.
+    pub(crate) map: u16,
+    /// Coordinates, innermost first.
+    pub(crate) at: Vec<Row>,
+    /// The tile.
+    pub(crate) shared: At,
+    /// Where its bytes complete; none for a store.
+    pub(crate) mbarrier: Option<At>,
+    pub(crate) multicast: Option<Row>,
+}
+
+/// An operand of a product in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedOperand {
+    pub(crate) bits: Row,
+    pub(crate) buffer: u16,
+    pub(crate) major: Major,
+}
+
+/// Operand A of a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ProductA {
+    Shared(SharedOperand),
+    Regs { rows: [Row; 4], fragment: u16 },
+}
+
+/// A product of a warpgroup.
+#[derive(Clone, Debug)]
+pub(crate) struct Product {
+    pub(crate) input: WgmmaInput,
+    pub(crate) n: u32,
+    pub(crate) d: Vec<Row>,
+    pub(crate) d_fragment: u16,
+    pub(crate) a: ProductA,
+    pub(crate) b: SharedOperand,
+    pub(crate) accumulate: Row,
 }
 
 /// What a load or store moves.
@@ -428,7 +471,91 @@ pub(crate) enum Op {
     BarWarp {
         members: u32,
     },
-    Fence,
+    /// Orders the thread's own accesses, which the simulator never reorders. `cluster`: for the whole cluster.
+    Fence {
+        cluster: bool,
+    },
+    /// An instruction that changes nothing here.
+    Nothing,
+    SharedBase {
+        d: Row,
+    },
+    Elect {
+        d: Row,
+    },
+    TrapIf {
+        pred: Row,
+    },
+    SetMaxRegs {
+        regs: u16,
+        raise: bool,
+    },
+    DependencyWait,
+    FenceProxyAsync,
+    FenceMbarrierInit,
+    StMatrix {
+        s: [Row; 4],
+        count: u8,
+        transposed: bool,
+        at: At,
+    },
+    Mapa {
+        d: Row,
+        addr: Row,
+        rank: Row,
+    },
+    ClusterArrive {
+        release: bool,
+        aligned: bool,
+    },
+    ClusterWait {
+        aligned: bool,
+    },
+    MbarInit {
+        at: At,
+        arrivals: u32,
+    },
+    MbarArrive {
+        at: At,
+        cluster: bool,
+        tx: Option<Row>,
+    },
+    MbarExpect {
+        at: At,
+        tx: Row,
+    },
+    MbarTest {
+        d: Row,
+        at: At,
+        parity: Row,
+        blocking: bool,
+    },
+    /// Number `copy` of [`Program::copies`].
+    BulkLoad {
+        copy: u32,
+    },
+    BulkStore {
+        copy: u32,
+    },
+    BulkCommit,
+    BulkWait {
+        pending: u32,
+        read: bool,
+    },
+    /// Number `product` of [`Program::products`].
+    Wgmma {
+        product: u32,
+    },
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait {
+        pending: u32,
+    },
+    /// Something else touches registers that products use.
+    Touch {
+        fragment: u16,
+        write: bool,
+    },
     AtomShared {
         op: AtomOp,
         ty: ScalarType,
@@ -477,7 +604,17 @@ pub(crate) struct Program {
     pub(crate) tracked: Vec<String>,
     /// log2 of the bytes that a shadow cell of shared memory stands for: the narrowest access.
     pub(crate) granule_shift: u32,
+    pub(crate) copies: Vec<BoxCopy>,
+    pub(crate) products: Vec<Product>,
+    /// Names of the registers that products use.
+    pub(crate) fragments: Vec<String>,
     pub(crate) uses_cp_async: bool,
+    pub(crate) uses_bulk_stores: bool,
+    pub(crate) uses_products: bool,
+    /// Whether bulk copies or products access shared memory.
+    pub(crate) uses_async_proxy: bool,
+    pub(crate) uses_dependency: bool,
+    pub(crate) sets_registers: bool,
     /// Parameters that are written through by plain stores, loaded from, used by atomics.
     pub(crate) stored: Vec<bool>,
     pub(crate) loaded: Vec<bool>,

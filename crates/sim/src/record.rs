@@ -100,7 +100,11 @@ impl Findings {
         let fatal = |kind| {
             matches!(
                 kind,
-                FindingKind::Deadlock | FindingKind::Livelock | FindingKind::BarrierMismatch
+                FindingKind::Deadlock
+                    | FindingKind::Livelock
+                    | FindingKind::BarrierMismatch
+                    | FindingKind::TransactionBytes
+                    | FindingKind::Trap
             )
         };
         self.list.iter().any(|(key, _)| fatal(key.kind))

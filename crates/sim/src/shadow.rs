@@ -1,8 +1,10 @@
-//! Shadow of shared memory: for every cell, who wrote it last and who has read it since.
+//! Shadow of a cluster's shared memory: for every cell, who wrote it last and who has read it since.
 //!
 //! A cell stands for the narrowest access the kernel makes to shared memory (4 or 2 bytes), so the
 //! shadow is exact to the byte without a side table: two lanes that write neighbouring halves of a
 //! word do not collide, two that write the same half do.
+
+use std::ops::Range;
 
 use crate::clock::{ActorId, Epoch, Limits, Stamp, WriterKind};
 use crate::registers::FULL;
@@ -60,7 +62,7 @@ impl Readers {
     }
 }
 
-/// The shadow cells of a block's shared memory.
+/// The shadow cells of a cluster's shared memory.
 #[derive(Debug)]
 pub(crate) struct Shadow {
     /// log2 of the bytes of a cell.
@@ -70,13 +72,13 @@ pub(crate) struct Shadow {
     writer_pcs: Vec<u32>,
     /// Epoch of the newest read of a cell by anybody.
     newest_reads: Vec<Epoch>,
-    /// Reads by warp.
+    /// By reader: warps, then warps' bulk stores, then warpgroups' products (`Machine::readers`).
     reads: Vec<Vec<u64>>,
     read_pcs: Vec<Vec<u32>>,
 }
 
 impl Shadow {
-    pub(crate) fn new(bytes: u32, shift: u32, warps: usize) -> Shadow {
+    pub(crate) fn new(bytes: u32, shift: u32, readers: usize) -> Shadow {
         let cells = (bytes >> shift) as usize;
         Shadow {
             shift,
@@ -84,8 +86,8 @@ impl Shadow {
             writers: vec![0; cells],
             writer_pcs: vec![0; cells],
             newest_reads: vec![0; cells],
-            reads: vec![vec![0; cells]; warps],
-            read_pcs: vec![vec![0; cells]; warps],
+            reads: vec![vec![0; cells]; readers],
+            read_pcs: vec![vec![0; cells]; readers],
         }
     }
 
@@ -100,6 +102,25 @@ impl Shadow {
     }
     pub(crate) fn readers(&self, warp: usize, cell: usize) -> (Readers, u32) {
         (Readers(self.reads[warp][cell]), self.read_pcs[warp][cell])
+    }
+
+    /// Takes down the write of a range of cells by one actor.
+    pub(crate) fn fill(&mut self, cells: Range<usize>, stamp: Stamp, writer: ActorId, pc: u32) {
+        self.stamps[cells.clone()].fill(stamp.0);
+        self.writers[cells.clone()].fill(writer);
+        self.writer_pcs[cells].fill(pc);
+    }
+
+    /// Takes down reads of a range of cells by a reader's lanes.
+    pub(crate) fn note_reads(&mut self, reader: usize, cells: Range<usize>, epoch: Epoch, lanes: u32, pc: u32) {
+        let bits = u64::from(lanes) << 32;
+        for read in &mut self.reads[reader][cells.clone()] {
+            *read = if *read as u32 == epoch { *read } else { u64::from(epoch) } | bits;
+        }
+        self.read_pcs[reader][cells.clone()].fill(pc);
+        for newest in &mut self.newest_reads[cells] {
+            *newest = (*newest).max(epoch);
+        }
     }
 
     /// Takes down reads of `cells` cells at each lane's offset. False where the fast test could not

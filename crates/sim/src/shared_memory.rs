@@ -5,10 +5,10 @@ use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{BufferId, ScalarType};
 
 use crate::atomic;
-use crate::block::Block;
+use crate::cluster::Cluster;
 use crate::clock::{ActorId, WriterKind};
 use crate::finding::FindingKind;
-use crate::machine::SHARED_BASE;
+use crate::machine::{RANK_SHIFT, SHARED_BASE};
 use crate::program::{At, Row, Width};
 use crate::record::Details;
 use crate::shadow::Pattern;
@@ -18,7 +18,7 @@ use crate::warp::Warp;
 /// What a lane reads whose access was refused.
 pub(crate) const POISON: u32 = 0xffff_beef;
 
-impl<'m> Block<'m> {
+impl<'m> Cluster<'m> {
     pub(crate) fn shared_buffer(&self, at: At) -> &'m SharedBuffer {
         self.machine.kernel.ledger().get(BufferId(u32::from(at.object)))
     }
@@ -35,8 +35,12 @@ impl<'m> Block<'m> {
         at: At,
         bytes: u32,
     ) -> ([u32; 32], u32) {
+        if at.remote {
+            return self.remote_offsets(warp, pc, mask, base, at, bytes);
+        }
         let buffer = self.shared_buffer(at);
-        let start = SHARED_BASE.wrapping_sub(at.offset as u32);
+        let start = warp.shared_start.wrapping_sub(at.offset as u32);
+        let first = buffer.offset + warp.shared_first;
         // A buffer smaller than one access has no valid offset at all.
         let Some(last) = buffer.bytes.checked_sub(bytes) else {
             self.refuse_shared(warp, pc, mask, base, at, bytes);
@@ -47,7 +51,7 @@ impl<'m> Block<'m> {
         for lane in 0..32 {
             let offset = base[lane].wrapping_sub(start);
             offsets[lane] = offset;
-            let within = offset.wrapping_sub(buffer.offset) <= last;
+            let within = offset.wrapping_sub(first) <= last;
             good |= ((within & (offset & (bytes - 1) == 0)) as u32) << lane;
         }
         if mask & !good != 0 {
@@ -56,12 +60,63 @@ impl<'m> Block<'m> {
         (offsets, mask & good)
     }
 
+    /// The same of addresses that carry the rank of a block of the cluster.
+    #[inline(never)]
+    fn remote_offsets(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        mask: u32,
+        base: &[u32; 32],
+        at: At,
+        bytes: u32,
+    ) -> ([u32; 32], u32) {
+        let (start, size) = {
+            let buffer = self.shared_buffer(at);
+            (buffer.offset, buffer.bytes)
+        };
+        let mut offsets = [0; 32];
+        let mut good = 0;
+        for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+            let address = base[lane].wrapping_add(at.offset as u32);
+            let rank = (address >> RANK_SHIFT) as usize;
+            let within = (address & ((1 << RANK_SHIFT) - 1)).wrapping_sub(SHARED_BASE);
+            let inside = within >= start && within.wrapping_add(bytes) <= start + size;
+            if rank < self.machine.blocks && inside && within & (bytes - 1) == 0 {
+                offsets[lane] = within + rank as u32 * self.machine.shared_bytes;
+                good |= 1 << lane;
+            }
+        }
+        if mask & !good != 0 {
+            self.refuse_shared(warp, pc, mask & !good, base, at, bytes);
+        }
+        (offsets, good)
+    }
+
+    /// Takes down accesses to other blocks' memory, at offsets that have been found good.
+    fn note_remotes(&mut self, warp: &mut Warp, pc: u32, mask: u32, offsets: &[u32; 32], writes: bool) {
+        for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+            let rank = (offsets[lane] / self.machine.shared_bytes) as usize;
+            self.note_remote(warp, pc, 1 << lane, rank);
+            if writes && rank != warp.rank {
+                warp.side.remote_store = Some(pc);
+            }
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn refuse_shared(&mut self, warp: &Warp, pc: u32, lanes: u32, base: &[u32; 32], at: At, bytes: u32) {
         let buffer = self.shared_buffer(at);
         let lane = lanes.trailing_zeros() as usize & 31;
-        let offset = i64::from(base[lane]) + i64::from(at.offset) - i64::from(SHARED_BASE);
+        let address = base[lane].wrapping_add(at.offset as u32);
+        let own = warp.shared_start.wrapping_add(warp.shared_first);
+        // Addresses of other blocks' memory are in their own, where they may be used at all.
+        let offset = if at.remote {
+            i64::from(address & ((1 << RANK_SHIFT) - 1)) - i64::from(SHARED_BASE)
+        } else {
+            i64::from(address.wrapping_sub(own) as i32)
+        };
         let relative = offset - i64::from(buffer.offset);
         let out = relative < 0 || relative + i64::from(bytes) > i64::from(buffer.bytes);
         let kind = if out {
@@ -70,7 +125,7 @@ impl<'m> Block<'m> {
             FindingKind::Misaligned
         };
         let machine = self.machine;
-        self.report(kind, pc, |block| {
+        self.report(kind, pc, |cluster| {
             let element = buffer.element.bytes();
             let message = if out {
                 let neighbour = u32::try_from(offset)
@@ -91,7 +146,7 @@ impl<'m> Block<'m> {
                     offset + i64::from(SHARED_BASE)
                 )
             };
-            let mut details = Details::new(message, block.actor(warp.index, lanes));
+            let mut details = Details::new(message, cluster.actor(warp.index, lanes));
             details.object = Some(buffer.name.clone());
             details.bytes = Some((relative, relative + i64::from(bytes)));
             details.element = Some(vec![relative.div_euclid(i64::from(element))]);
@@ -110,6 +165,9 @@ impl<'m> Block<'m> {
         let (offsets, mask) = self.shared_offsets(warp, pc, active, &base, at, bytes);
         if mask == 0 {
             return;
+        }
+        if at.remote {
+            self.note_remotes(warp, pc, mask, &offsets, false);
         }
         let pattern = Pattern::of(&offsets, mask, bytes);
         let cells = (bytes >> self.shadow.shift) as usize;
@@ -186,6 +244,9 @@ impl<'m> Block<'m> {
         let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &base, at, bytes);
         if mask == 0 {
             return;
+        }
+        if at.remote {
+            self.note_remotes(warp, pc, mask, &offsets, true);
         }
         let pattern = match Pattern::of(&offsets, mask, bytes) {
             Pattern::Uniform => Pattern::Scattered,
@@ -280,6 +341,9 @@ impl<'m> Block<'m> {
         let base = *warp.registers.get(&machine.constants, at.base);
         let value = *warp.registers.get(&machine.constants, value);
         let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &base, at, 4);
+        if at.remote {
+            self.note_remotes(warp, pc, mask, &offsets, true);
+        }
         let cells = (4 >> self.shadow.shift) as usize;
         let who = warp.who(pc);
         self.judge_writes(warp, pc, mask, &offsets, cells, at, WriterKind::Atomic);

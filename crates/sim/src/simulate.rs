@@ -3,7 +3,7 @@
 use flashcore_ir::{Kernel, Launch};
 use rayon::prelude::*;
 
-use crate::block::{Block, BlockResult};
+use crate::cluster::{Cluster, ClusterResult};
 use crate::error::SimError;
 use crate::finding::Line;
 use crate::global::Overlay;
@@ -102,18 +102,21 @@ impl Run {
     }
 
     fn all(&mut self, machine: &Machine<'_>, base: &[&[u8]]) {
-        let all = machine.launch.blocks();
-        let (mut first, blocks) = match machine.options.only_block {
-            Some(only) => (only.min(all), only.saturating_add(1).min(all)),
+        let all = machine.clusters();
+        let (mut first, clusters) = match machine.options.only_block {
+            Some(block) => {
+                let only = machine.cluster_of(block);
+                (only.min(all), only.saturating_add(1).min(all))
+            }
             None => (0, all),
         };
         let wave = if machine.serial { 1 } else { WAVE };
-        while first < blocks && !self.findings.is_fatal() {
-            let last = blocks.min(first + wave);
+        while first < clusters && !self.findings.is_fatal() {
+            let last = clusters.min(first + wave);
             // Earlier blocks' writes are seen only where blocks run one after another.
             let earlier = machine.serial.then_some(&self.merged);
-            let run = |linear| Block::new(machine, Overlay::new(base, earlier), linear).run();
-            let results: Vec<BlockResult> = if wave == 1 {
+            let run = |linear| Cluster::new(machine, Overlay::new(base, earlier), linear).run();
+            let results: Vec<ClusterResult> = if wave == 1 {
                 (first..last).map(run).collect()
             } else {
                 (first..last).into_par_iter().map(run).collect()
@@ -125,8 +128,8 @@ impl Run {
         }
     }
 
-    fn add(&mut self, machine: &Machine<'_>, finished: BlockResult, base: &[&[u8]]) {
-        let BlockResult {
+    fn add(&mut self, machine: &Machine<'_>, finished: ClusterResult, base: &[&[u8]]) {
+        let ClusterResult {
             linear,
             pages,
             atomics,

@@ -2,12 +2,15 @@
 
 use std::sync::LazyLock;
 
+use flashcore_ir::inst::WgmmaInput;
+use flashcore_ir::wgmma::{WGMMA_M64K16_A, WGMMA_M64K32_A};
 use flashcore_ir::fragment::{
     FragmentLayout, LDMATRIX, MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F16, MMA_M16N8_ACC_F32,
 };
 
-use crate::block::Block;
-use crate::float::{NAN_F32, bf16_to_f32, f, f16_to_f32, f64_to_f16};
+use crate::cluster::Cluster;
+use crate::clock::WriterKind;
+use crate::float::{NAN_F32, bf16_to_f32, e4m3_to_f32, f, f16_to_f32, f64_to_f16};
 use crate::program::{At, Row};
 use crate::registers::{Constants, FULL, Registers};
 use crate::shadow::Pattern;
@@ -121,7 +124,117 @@ pub(crate) fn mma_f16(r: &mut Registers, k: &Constants, (d, a, b, c): (&[Row; 2]
     }
 }
 
-impl Block<'_> {
+/// Operand A of a warpgroup's product, from a warp's registers: its 16 rows, row by row.
+pub(crate) fn operand_a(r: &Registers, k: &Constants, rows: &[Row; 4], input: WgmmaInput) -> Vec<f64> {
+    let depth = input.k() as usize;
+    let layout = match input {
+        WgmmaInput::F16 | WgmmaInput::BF16 => WGMMA_M64K16_A,
+        WgmmaInput::E4M3 => WGMMA_M64K32_A,
+    };
+    let mut matrix = vec![0.0; 16 * depth];
+    for (reg, &row) in rows.iter().enumerate() {
+        let bits = r.get(k, row);
+        for (lane, &bits) in bits.iter().enumerate() {
+            let mut elements = [0.0; 16];
+            widen_words(&[bits], input, &mut elements);
+            for (e, &value) in elements.iter().enumerate().take(layout.per_reg as usize) {
+                // The first warp's lanes hold the first 16 rows.
+                let (row, col) = layout.at(lane as u32, reg as u32, e as u32);
+                matrix[row as usize * depth + col as usize] = value;
+            }
+        }
+    }
+    matrix
+}
+
+/// The elements of words, in memory order.
+#[inline(always)]
+pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16]) {
+    match input {
+        WgmmaInput::F16 | WgmmaInput::BF16 => {
+            let bf16 = input == WgmmaInput::BF16;
+            for (pair, word) in out.chunks_exact_mut(2).zip(words) {
+                pair[0] = widen(word & 0xffff, bf16);
+                pair[1] = widen(word >> 16, bf16);
+            }
+        }
+        WgmmaInput::E4M3 => {
+            for (four, word) in out.chunks_exact_mut(4).zip(words) {
+                for (i, value) in four.iter_mut().enumerate() {
+                    *value = f64::from(e4m3_to_f32(word >> (8 * i) & 0xff));
+                }
+            }
+        }
+    }
+}
+
+/// `d = a·b (+ d)` of a warp's 16 rows by `d.len() / 2` columns: sums in f64, rounded once to f32.
+#[inline(always)]
+pub(crate) fn multiply(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64], b: &[f64], k: usize) {
+    let n = 2 * d.len();
+    let mut acc = vec![0.0; 16 * n];
+    // Where register `i` of a lane is: four registers for every 8 columns.
+    let place = |i: usize, lane: usize| {
+        let (row, col) = (lane / 4 + 8 * (i % 4 / 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2);
+        row * n + col
+    };
+    if accumulate {
+        for (i, &row) in d.iter().enumerate() {
+            let bits = &r.rows32[usize::from(row)].0;
+            for lane in 0..32 {
+                acc[place(i, lane)] = f64::from(f(bits[lane]));
+            }
+        }
+    }
+    for (acc, a) in acc.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
+        for (&x, b) in a.iter().zip(b.chunks_exact(n)) {
+            for (acc, &y) in acc.iter_mut().zip(b) {
+                *acc = x.mul_add(y, *acc);
+            }
+        }
+    }
+    for (i, &row) in d.iter().enumerate() {
+        let mut bits = [0; 32];
+        for lane in 0..32 {
+            let value = acc[place(i, lane)] as f32;
+            bits[lane] = if value.is_nan() { NAN_F32 } else { value.to_bits() };
+        }
+        r.set(row, FULL, &bits);
+    }
+}
+
+impl Cluster<'_> {
+    /// Stores 8×8 matrices to rows that lanes 0–7, 8–15, … address.
+    pub(crate) fn store_matrix(&mut self, warp: &mut Warp, pc: u32, s: &[Row; 4], count: u8, transposed: bool, at: At) {
+        self.check_members(warp, pc, FULL, "stmatrix");
+        let constants = &self.machine.constants;
+        let base = *warp.registers.get(constants, at.base);
+        let addressing = u32::MAX >> (32 - 8 * u32::from(count));
+        let (offsets, mask) = self.shared_offsets(warp, pc, addressing & warp.active, &base, at, 16);
+        let cells = (16 >> self.shadow.shift) as usize;
+        // Each row is written by the lane that addresses it, as far as order goes.
+        let actor = (WriterKind::Thread, 32 * warp.index as u32);
+        self.write_shadow(warp, pc, mask, &offsets, cells, Pattern::Scattered, at, actor);
+        if !self.traffic.is_empty() {
+            self.traffic[pc as usize].add(traffic::shared(&offsets, mask, 16));
+        }
+        for (i, &s) in s.iter().enumerate().take(usize::from(count)) {
+            let bits = *warp.registers.get(constants, s);
+            for (lane, _, element, row, col) in LDMATRIX.elements() {
+                let (row, col) = if transposed { (col, row) } else { (row, col) };
+                let lane_of_row = 8 * i + row as usize;
+                if mask >> lane_of_row & 1 == 0 {
+                    continue;
+                }
+                let byte = offsets[lane_of_row] + 2 * col;
+                let half = bits[lane as usize] >> (16 * element) & 0xffff;
+                let shift = 8 * (byte & 2);
+                let word = &mut self.words[byte as usize / 4];
+                *word = *word & !(0xffff << shift) | half << shift;
+            }
+        }
+    }
+
     /// Loads 8×8 matrices whose rows lanes 0–7, 8–15, … address.
     pub(crate) fn load_matrix(&mut self, warp: &mut Warp, pc: u32, d: &[Row; 4], count: u8, transposed: bool, at: At) {
         self.check_members(warp, pc, FULL, "ldmatrix");

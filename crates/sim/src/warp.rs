@@ -3,7 +3,8 @@
 use std::rc::Rc;
 
 use crate::clock::{Clock, Epoch, Limits};
-use crate::machine::Machine;
+use crate::async_state::AsyncState;
+use crate::machine::{Machine, RANK_SHIFT, SHARED_BASE};
 use crate::registers::{FULL, Registers};
 use crate::shadow::Who;
 
@@ -25,7 +26,22 @@ pub(crate) enum State {
         id: u8,
         pc: u32,
     },
+    /// Cannot execute its next operation yet, and tries again when something has happened.
+    Blocked(Wait),
     Done,
+}
+
+/// What a blocked warp waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// The end of a phase of an mbarrier, by the number of the mbarrier in the cluster.
+    Phase { mbarrier: u32, parity: u32 },
+    /// The cluster's barrier.
+    Cluster,
+    /// Its warpgroup's other warps, to come to a product that it waits for.
+    Warpgroup,
+    /// That many registers of the block's pool.
+    Registers { needed: u32 },
 }
 
 /// Lanes that know the same, and what they know.
@@ -50,13 +66,27 @@ pub(crate) struct Warp {
     pub(crate) executed: u64,
     /// Epoch of its accesses now.
     pub(crate) epoch: Epoch,
+    /// Its block's rank in the cluster.
+    pub(crate) rank: usize,
+    /// Address of its block's shared memory, less the bytes of the blocks before it.
+    pub(crate) shared_start: u32,
+    /// Bytes of shared memory of the blocks before its own.
+    pub(crate) shared_first: u32,
+    /// By lane: up to which epoch its own writes are fenced for the async proxy.
+    pub(crate) fenced: [Epoch; 32],
+    /// By lane: the same of the copies that it has waited for.
+    pub(crate) fenced_copies: [Epoch; 32],
+    /// What it has to do with mbarriers, products, registers and the cluster.
+    pub(crate) side: AsyncState,
     knowledge: Vec<Knowledge>,
     limits: Limits,
 }
 
 impl Warp {
     pub(crate) fn new(machine: &Machine<'_>, index: usize, epoch: Epoch) -> Warp {
-        let clock = Clock::new(machine.threads(), machine.program.uses_cp_async, epoch - 1);
+        let clock = Clock::new(machine.actors, machine.program.uses_async_proxy, epoch - 1);
+        let rank = index / machine.warps_per_block();
+        let shared_first = rank as u32 * machine.shared_bytes;
         let limits = clock.limits();
         Warp {
             index,
@@ -68,6 +98,12 @@ impl Warp {
             state: State::Ready,
             executed: 0,
             epoch,
+            rank,
+            shared_start: ((rank as u32) << RANK_SHIFT) + SHARED_BASE - shared_first,
+            shared_first,
+            fenced: [0; 32],
+            fenced_copies: [0; 32],
+            side: AsyncState::new(machine),
             knowledge: vec![Knowledge {
                 lanes: FULL,
                 clock: Rc::new(clock),
@@ -90,6 +126,21 @@ impl Warp {
     pub(crate) fn clock(&self, lane: u32) -> &Clock {
         let group = self.knowledge.iter().find(|k| k.lanes >> lane & 1 != 0);
         &group.unwrap_or(&self.knowledge[0]).clock
+    }
+
+    /// What the named lanes know, for each part of them that knows the same.
+    pub(crate) fn knowledge_of(&self, lanes: u32) -> impl Iterator<Item = &Knowledge> {
+        self.knowledge.iter().filter(move |k| k.lanes & lanes != 0)
+    }
+
+    /// Changes what each of the named lanes knows, lanes that knew the same alike.
+    pub(crate) fn learn_each(&mut self, lanes: u32, change: impl Fn(&mut Clock)) {
+        let parts: Vec<Knowledge> = self.knowledge_of(lanes).cloned().collect();
+        for part in parts {
+            let mut clock = (*part.clock).clone();
+            change(&mut clock);
+            self.learn(part.lanes & lanes, Rc::new(clock));
+        }
     }
 
     /// All that the named lanes know, together.

@@ -8,6 +8,7 @@ use flashcore_sim::{Finding, FindingKind, SimOptions, SimReport, simulate};
 pub struct Case {
     pub kernel: Kernel,
     pub grid: u32,
+    pub cluster: u32,
     pub buffers: Vec<Vec<u8>>,
     pub names: Vec<&'static str>,
     pub written: Vec<bool>,
@@ -20,6 +21,7 @@ impl Case {
         Case {
             kernel: Kernel::build("test_kernel", threads, body).unwrap(),
             grid: 1,
+            cluster: 1,
             buffers: Vec::new(),
             names: Vec::new(),
             written: Vec::new(),
@@ -29,6 +31,35 @@ impl Case {
     }
     pub fn grid(mut self, blocks: u32) -> Case {
         self.grid = blocks;
+        self
+    }
+    /// Clusters of as many blocks.
+    pub fn cluster(mut self, blocks: u32) -> Case {
+        self.cluster = blocks;
+        self
+    }
+    /// A tensor of two dimensions behind the kernel's next parameter, a tensor map.
+    pub fn tensor<T: Bytes>(self, name: &'static str, values: &[T], cols: u64, written: bool) -> Case {
+        let element = std::mem::size_of::<T>() as u64;
+        let rows = values.len() as u64 / cols;
+        self.tensor_of(name, values, vec![cols, rows], vec![cols * element], written)
+    }
+    /// A tensor of any dimensions, innermost first, behind the kernel's next parameter.
+    pub fn tensor_of<T: Bytes>(
+        mut self,
+        name: &'static str,
+        values: &[T],
+        dims: Vec<u64>,
+        byte_strides: Vec<u64>,
+        written: bool,
+    ) -> Case {
+        let param = &self.kernel.params()[self.args.len()];
+        let boxes = self.kernel.tensor_box(&param.name).unwrap();
+        let recipe = boxes.recipe(self.buffers.len(), 0, dims, byte_strides);
+        self.args.push(Arg::TensorMap(recipe));
+        self.buffers.push(values.iter().flat_map(|v| v.bytes()).collect());
+        self.names.push(name);
+        self.written.push(written);
         self
     }
     pub fn buffer(mut self, name: &'static str, bytes: Vec<u8>, written: bool) -> Case {
@@ -61,7 +92,7 @@ impl Case {
         Launch {
             grid: [self.grid, 1, 1],
             block: [self.kernel.threads(), 1, 1],
-            cluster: [1, 1, 1],
+            cluster: [self.cluster, 1, 1],
             dynamic_shared_bytes: self.kernel.ledger().total_bytes(),
             buffers: specs
                 .map(|((bytes, name), written)| BufferSpec {
@@ -101,6 +132,22 @@ impl Case {
         let words = self.buffers[slot].chunks_exact(4);
         words.map(|w| u32::from_le_bytes(w.try_into().unwrap())).collect()
     }
+}
+
+/// Asserts that a run under every one of these seeds finds at least one of these, and returns the first.
+#[track_caller]
+pub fn found(mut case: Case, kinds: &[FindingKind], seeds: u64) -> Finding {
+    let buffers = case.buffers.clone();
+    let mut first = None;
+    for seed in 0..seeds {
+        case.options.seed = seed;
+        case.buffers = buffers.clone();
+        let report = case.run();
+        let finding = report.findings.iter().find(|f| kinds.contains(&f.kind));
+        let finding = finding.unwrap_or_else(|| panic!("seed {seed} did not find {kinds:?}:\n{}", all(&report)));
+        first = first.or(Some(finding.clone()));
+    }
+    first.unwrap()
 }
 
 pub fn all(report: &SimReport) -> String {

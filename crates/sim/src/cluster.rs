@@ -1,29 +1,48 @@
-//! A running block: its warps, its shared memory, and the schedule that interleaves them.
+//! A running cluster (one block or more): its warps, its shared memory, and the schedule that interleaves
+//! them and what they have started.
+//!
+//! The blocks' shared memories lie one after the other, in the order of ranks, and warps are numbered through:
+//! a block reaches into another's memory as it does into its own.
 
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
+use crate::bulk::{BulkStores, InFlight};
 use crate::clock::Epoch;
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, Overlay, Pages};
 use crate::interpreter::{Stop, run_warp};
 use crate::machine::Machine;
+use crate::mbarrier::Mbarrier;
+use crate::peers::Peers;
+use crate::product::Warpgroup;
 use crate::record::{Details, Findings, Key};
 use crate::report::{Count, TraceRecord};
 use crate::rng::Rng;
 use crate::shadow::Shadow;
 use crate::traffic::Traffic;
-use crate::warp::{State, Warp};
+use crate::warp::{State, Wait, Warp};
 
-/// Everything of a block but its warps.
-pub(crate) struct Block<'m> {
+/// Everything of a cluster but its warps.
+pub(crate) struct Cluster<'m> {
     pub(crate) machine: &'m Machine<'m>,
-    pub(crate) index: [u32; 3],
     pub(crate) linear: u64,
     /// Shared memory, in words.
     pub(crate) words: Vec<u32>,
     pub(crate) shadow: Shadow,
-    pub(crate) barriers: [Barrier; 16],
+    /// By rank.
+    pub(crate) barriers: Vec<[Barrier; 16]>,
+    pub(crate) mbarriers: Vec<Option<Mbarrier>>,
+    /// By warp.
     pub(crate) copies: Vec<AsyncCopies>,
+    pub(crate) stores: Vec<BulkStores>,
+    pub(crate) warpgroups: Vec<Warpgroup>,
+    /// Bulk loads that have not landed.
+    pub(crate) in_flight: Vec<InFlight>,
+    pub(crate) peers: Peers,
+    /// By rank: registers that no warp has.
+    pub(crate) registers: Vec<u32>,
+    /// Whether something has happened that blocked warps may wait for.
+    pub(crate) woken: bool,
     pub(crate) overlay: Overlay<'m>,
     pub(crate) atomics: Vec<AtomicRecord>,
     pub(crate) findings: Findings,
@@ -34,8 +53,8 @@ pub(crate) struct Block<'m> {
     pub(crate) epoch: Epoch,
 }
 
-/// What a block leaves behind.
-pub(crate) struct BlockResult {
+/// What a cluster leaves behind.
+pub(crate) struct ClusterResult {
     pub(crate) linear: u64,
     pub(crate) pages: Pages,
     pub(crate) atomics: Vec<AtomicRecord>,
@@ -45,23 +64,29 @@ pub(crate) struct BlockResult {
     pub(crate) traffic: Vec<Traffic>,
 }
 
-impl<'m> Block<'m> {
-    pub(crate) fn new(machine: &'m Machine<'m>, overlay: Overlay<'m>, linear: u64) -> Block<'m> {
+impl<'m> Cluster<'m> {
+    pub(crate) fn new(machine: &'m Machine<'m>, overlay: Overlay<'m>, linear: u64) -> Cluster<'m> {
         let program = &machine.program;
-        let words = machine.shared_bytes as usize / 4;
+        let shared_bytes = machine.shared_bytes * machine.blocks as u32;
         let traffic = if machine.options.memory_counts {
             program.ops.len()
         } else {
             0
         };
-        Block {
+        Cluster {
             machine,
-            index: machine.block_index(linear),
             linear,
-            words: vec![0xffff_ffff; words],
-            shadow: Shadow::new(machine.shared_bytes, program.granule_shift, machine.warps),
-            barriers: Default::default(),
+            words: vec![0xffff_ffff; shared_bytes as usize / 4],
+            shadow: Shadow::new(shared_bytes, program.granule_shift, machine.readers()),
+            barriers: (0..machine.blocks).map(|_| Default::default()).collect(),
+            mbarriers: (0..machine.actors.mbarriers).map(|_| None).collect(),
             copies: (0..machine.warps).map(|_| AsyncCopies::default()).collect(),
+            stores: (0..machine.warps).map(|_| BulkStores::default()).collect(),
+            warpgroups: (0..machine.warps.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
+            in_flight: Vec::new(),
+            peers: Peers::new(),
+            registers: vec![0; machine.blocks],
+            woken: false,
             overlay,
             atomics: Vec::new(),
             findings: Findings::default(),
@@ -79,11 +104,27 @@ impl<'m> Block<'m> {
     }
 
     pub(crate) fn actor(&self, warp: usize, lanes: u32) -> Actor {
-        Actor {
-            block: self.index,
-            warp: warp as u32,
-            lanes,
+        self.machine.actor(self.linear, warp, lanes)
+    }
+
+    /// A warp as messages call it.
+    pub(crate) fn warp_name(&self, warp: usize) -> String {
+        let actor = self.actor(warp, 0);
+        if self.machine.blocks > 1 {
+            let [x, y, z] = actor.block;
+            format!("warp {} of block ({x}, {y}, {z})", actor.warp)
+        } else {
+            format!("warp {}", actor.warp)
         }
+    }
+
+    /// Stops a warp at an operation that it cannot execute yet.
+    pub(crate) fn block(&mut self, warp: &mut Warp, pc: u32, wait: Wait) {
+        warp.state = State::Blocked(wait);
+        // It will be executed again.
+        let count = &mut self.executed[pc as usize];
+        count.warps -= 1;
+        count.lanes -= u64::from(warp.active.count_ones());
     }
 
     /// Reports a finding at an operation, without a second side.
@@ -96,13 +137,25 @@ impl<'m> Block<'m> {
         self.findings = findings;
     }
 
-    /// Runs the block to its end.
-    pub(crate) fn run(mut self) -> BlockResult {
+    /// Runs the cluster to its end.
+    pub(crate) fn run(mut self) -> ClusterResult {
         let machine = self.machine;
         let mut warps: Vec<Warp> = (0..machine.warps).map(|i| Warp::new(machine, i, self.epoch)).collect();
         let mut rng = Rng::new(machine.options.seed, self.linear);
         loop {
+            if std::mem::take(&mut self.woken) {
+                for warp in &mut warps {
+                    if matches!(warp.state, State::Blocked(_)) {
+                        warp.state = State::Ready;
+                    }
+                }
+            }
             let ready: Vec<usize> = (0..warps.len()).filter(|&i| warps[i].state == State::Ready).collect();
+            if !self.in_flight.is_empty() && (ready.is_empty() || rng.below(4) == 0) {
+                let which = rng.below(self.in_flight.len() as u32);
+                self.land(which as usize);
+                continue;
+            }
             if ready.is_empty() {
                 break;
             }
@@ -117,7 +170,7 @@ impl<'m> Block<'m> {
                 Stop::Turn => {}
                 Stop::Barrier { id, released } => {
                     if released {
-                        self.release(id, &mut warps);
+                        self.release(warps[chosen].rank, id, &mut warps);
                     }
                 }
                 Stop::Livelock => {
@@ -127,7 +180,7 @@ impl<'m> Block<'m> {
             }
         }
         self.judge_end(&warps);
-        BlockResult {
+        ClusterResult {
             linear: self.linear,
             pages: self.overlay.pages,
             atomics: self.atomics,
@@ -140,12 +193,12 @@ impl<'m> Block<'m> {
 
     fn livelock(&mut self, warp: &Warp) {
         let budget = self.machine.options.max_instructions;
-        self.report(FindingKind::Livelock, warp.pc, |block| {
+        self.report(FindingKind::Livelock, warp.pc, |cluster| {
             let message = format!(
-                "warp {} has executed {budget} instructions and is still here: a loop that does not end, or a budget too small",
-                warp.index
+                "{} has executed {budget} instructions and is still here: a loop that does not end, or a budget too small",
+                cluster.warp_name(warp.index)
             );
-            let mut details = Details::new(message, block.actor(warp.index, warp.active));
+            let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
             details.help = Some("look at what should change the loop's condition; raise `max_instructions` if the work is that long");
             details
         });

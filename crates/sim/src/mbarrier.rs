@@ -1,0 +1,404 @@
+//! Mbarriers: phases that end when the expected arrivals have come and the announced bytes have landed.
+//!
+//! An arrival gives what the arriving lanes know, and what they have done. Bulk copies that complete at an
+//! mbarrier are an actor of its own, of which the end of a phase teaches as far as they have landed. Who sees
+//! a phase end learns all that.
+
+use crate::cluster::Cluster;
+use crate::clock::{Clock, Epoch};
+use crate::finding::{Actor, FindingKind};
+use crate::program::{At, Row};
+use crate::record::{Details, Key};
+use crate::warp::{Wait, Warp};
+
+/// One mbarrier.
+#[derive(Debug)]
+pub(crate) struct Mbarrier {
+    /// Arrivals that each phase takes.
+    expected: u32,
+    /// Arrivals that the current phase still lacks.
+    pending: u32,
+    /// Bytes announced in this phase and not landed.
+    tx: i64,
+    /// Number of the current phase.
+    pub(crate) phase: i64,
+    /// What those who arrived in the current phase know.
+    arrived: Option<Clock>,
+    /// What the end of the last phase teaches.
+    completed: Option<Clock>,
+    /// Who made it, and where.
+    made_by: (u32, Epoch, u32),
+    /// Whether its maker has made that known to copies and to the cluster.
+    pub(crate) fenced: bool,
+    /// Newest copy that has landed.
+    landed: Epoch,
+    /// The last arrival.
+    last: Option<(Actor, u32)>,
+    /// Who started the last copy that completes here.
+    pub(crate) copier: Option<Actor>,
+}
+
+impl Cluster<'_> {
+    /// Mbarriers that lanes name, by lane: their numbers in the cluster. Others are reported.
+    fn mbarriers_of(&mut self, warp: &Warp, pc: u32, at: At) -> [Option<u32>; 32] {
+        let base = *warp.registers.get(&self.machine.constants, at.base);
+        let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &base, at, 8);
+        let mut numbers = [None; 32];
+        for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+            numbers[lane] = self.mbarrier_number(at, offsets[lane]);
+        }
+        numbers
+    }
+
+    /// The number in the cluster of the mbarrier at a byte offset into the cluster's shared memory.
+    pub(crate) fn mbarrier_number(&self, at: At, offset: u32) -> Option<u32> {
+        let (rank, within) = (offset / self.machine.shared_bytes, offset % self.machine.shared_bytes);
+        let within = within.checked_sub(self.shared_buffer(at).offset)?;
+        let number = self.machine.mbarrier(usize::from(at.object), within)?;
+        Some((rank as usize * self.machine.mbarriers_per_block + number) as u32)
+    }
+
+    /// An mbarrier as messages call it.
+    pub(crate) fn mbarrier_name(&self, number: u32) -> String {
+        let per_block = self.machine.mbarriers_per_block;
+        let (rank, number) = (number as usize / per_block, number as usize % per_block);
+        let name = self.machine.mbarrier_name(number);
+        if self.machine.blocks > 1 {
+            format!("{name} of the block of rank {rank}")
+        } else {
+            name
+        }
+    }
+
+    pub(crate) fn mbarrier_init(&mut self, warp: &mut Warp, pc: u32, at: At, arrivals: u32) {
+        let numbers = self.mbarriers_of(warp, pc, at);
+        for (lane, number) in numbers.into_iter().enumerate() {
+            let Some(number) = number else { continue };
+            if let Some(old) = &self.mbarriers[number as usize] {
+                let first = old.made_by.2;
+                self.mbarrier_misuse(warp, pc, lane, number, Some(first), "is made a second time", HELP_MADE_TWICE);
+            }
+            self.mbarriers[number as usize] = Some(Mbarrier {
+                expected: arrivals,
+                pending: arrivals,
+                tx: 0,
+                phase: 0,
+                arrived: None,
+                completed: None,
+                made_by: ((32 * warp.index + lane) as u32, warp.epoch, pc),
+                fenced: false,
+                landed: 0,
+                last: None,
+                copier: None,
+            });
+        }
+    }
+
+    /// `fence.mbarrier_init`, and what `fence.proxy.async` does for mbarriers.
+    pub(crate) fn fence_mbarriers(&mut self, warp: &Warp) {
+        let mine = 32 * warp.index as u32;
+        for mbarrier in self.mbarriers.iter_mut().flatten() {
+            let maker = mbarrier.made_by.0;
+            let lane = maker.wrapping_sub(mine);
+            mbarrier.fenced |= lane < 32 && warp.active >> lane & 1 != 0;
+        }
+    }
+
+    /// Whether a lane may use an mbarrier: it must be there, and its making in order before.
+    pub(crate) fn usable(&mut self, warp: &Warp, pc: u32, lane: usize, number: u32) -> bool {
+        let Some(mbarrier) = &self.mbarriers[number as usize] else {
+            self.mbarrier_misuse(warp, pc, lane, number, None, "is used before it is made", HELP_MAKE);
+            return false;
+        };
+        let (maker, epoch, made_at) = mbarrier.made_by;
+        let me = (32 * warp.index + lane) as u32;
+        if maker != me && !warp.clock(lane as u32).knows(maker, epoch) {
+            let what = "is used, with nothing that orders its making before";
+            self.mbarrier_misuse(warp, pc, lane, number, Some(made_at), what, HELP_MAKE);
+        }
+        true
+    }
+
+    #[cold]
+    #[allow(clippy::too_many_arguments)]
+    fn mbarrier_misuse(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lane: usize,
+        number: u32,
+        other_pc: Option<u32>,
+        what: &str,
+        help: &'static str,
+    ) {
+        let name = self.mbarrier_name(number);
+        let actor = self.actor(warp.index, 1 << lane);
+        let other = self.mbarriers[number as usize].as_ref().map(|m| m.made_by.0);
+        let other = other.map(|thread| self.actor(thread as usize / 32, 1 << (thread % 32)));
+        let kind = FindingKind::Mbarrier;
+        let key = Key {
+            kind,
+            pc,
+            other: other_pc,
+        };
+        self.findings.report(self.machine, key, || Details {
+            other: other_pc.and(other),
+            object: Some(name.clone()),
+            help: Some(help),
+            ..Details::new(format!("mbarrier {name} {what}"), actor)
+        });
+    }
+
+    /// Arrives once for each active lane, announcing bytes first where there are any.
+    pub(crate) fn mbarrier_arrive(&mut self, warp: &mut Warp, pc: u32, at: At, cluster: bool, tx: Option<Row>) {
+        let numbers = self.mbarriers_of(warp, pc, at);
+        let bytes = tx.map(|tx| *warp.registers.get(&self.machine.constants, tx));
+        if at.remote && !cluster {
+            self.check_remote_release(warp, pc);
+        }
+        if cluster {
+            warp.side.remote_store = None;
+        }
+        for (lane, number) in numbers.into_iter().enumerate() {
+            let Some(number) = number else { continue };
+            if !self.usable(warp, pc, lane, number) {
+                continue;
+            }
+            self.note_remote(warp, pc, 1 << lane, number as usize / self.machine.mbarriers_per_block);
+            let mut clock = warp.joined(1 << lane);
+            self.publish(&mut clock, warp, 1 << lane);
+            let actor = self.actor(warp.index, 1 << lane);
+            let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
+                continue;
+            };
+            if let Some(bytes) = bytes {
+                mbarrier.tx += i64::from(bytes[lane]);
+            }
+            match &mut mbarrier.arrived {
+                Some(arrived) => arrived.join(&clock),
+                None => mbarrier.arrived = Some(clock),
+            }
+            if mbarrier.pending == 0 {
+                let (last, phase, expected) = (mbarrier.last, mbarrier.phase, mbarrier.expected);
+                self.too_many_arrivals(pc, number, actor, last, phase, expected);
+                continue;
+            }
+            mbarrier.pending -= 1;
+            mbarrier.last = Some((actor, pc));
+            self.end_phase(number);
+        }
+        warp.epoch = self.next_epoch();
+    }
+
+    #[cold]
+    fn too_many_arrivals(
+        &mut self,
+        pc: u32,
+        number: u32,
+        actor: Actor,
+        last: Option<(Actor, u32)>,
+        phase: i64,
+        expected: u32,
+    ) {
+        let name = self.mbarrier_name(number);
+        let key = Key {
+            kind: FindingKind::Mbarrier,
+            pc,
+            other: last.map(|(_, pc)| pc),
+        };
+        self.findings.report(self.machine, key, || Details {
+            other: last.map(|(actor, _)| actor),
+            object: Some(name.clone()),
+            help: Some("make the mbarrier with as many arrivals as come in a phase, and arrive once a phase"),
+            ..Details::new(
+                format!("arrives at mbarrier {name} once too often: phase {phase} has had its {expected} arrivals"),
+                actor,
+            )
+        });
+    }
+
+    /// Announces bytes without arriving.
+    pub(crate) fn mbarrier_expect(&mut self, warp: &Warp, pc: u32, at: At, tx: Row) {
+        let numbers = self.mbarriers_of(warp, pc, at);
+        let bytes = *warp.registers.get(&self.machine.constants, tx);
+        for (lane, number) in numbers.into_iter().enumerate() {
+            let Some(number) = number else { continue };
+            if self.usable(warp, pc, lane, number)
+                && let Some(mbarrier) = &mut self.mbarriers[number as usize]
+            {
+                mbarrier.tx += i64::from(bytes[lane]);
+            }
+        }
+    }
+
+    /// Bytes of a copy land.
+    pub(crate) fn complete_bytes(&mut self, number: u32, bytes: u32, epoch: Epoch) {
+        if let Some(mbarrier) = &mut self.mbarriers[number as usize] {
+            mbarrier.tx -= i64::from(bytes);
+            mbarrier.landed = mbarrier.landed.max(epoch);
+        }
+        self.end_phase(number);
+    }
+
+    /// Ends the current phase if nothing is missing.
+    fn end_phase(&mut self, number: u32) {
+        let actor = self.machine.actors.mbarrier(number);
+        let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
+            return;
+        };
+        if mbarrier.pending > 0 || mbarrier.tx != 0 {
+            return;
+        }
+        let phase = mbarrier.phase;
+        let mut clock = mbarrier.arrived.take();
+        if let Some(clock) = &mut clock {
+            clock.learn(actor, mbarrier.landed);
+        }
+        mbarrier.completed = clock;
+        mbarrier.phase += 1;
+        mbarrier.pending = mbarrier.expected;
+        self.woken = true;
+        self.check_announced(number, phase);
+    }
+
+    /// Finds copies that were started for a phase that has just ended without them.
+    fn check_announced(&mut self, number: u32, phase: i64) {
+        let late: Vec<(u32, Actor, u32)> = self
+            .in_flight
+            .iter()
+            .filter(|copy| copy.mbarrier == number && copy.phase == phase)
+            .map(|copy| (copy.bytes(), copy.actor, copy.pc))
+            .collect();
+        let Some(&(_, actor, pc)) = late.first() else { return };
+        let bytes: u32 = late.iter().map(|copy| copy.0).sum();
+        let name = self.mbarrier_name(number);
+        let key = Key {
+            kind: FindingKind::TransactionBytes,
+            pc,
+            other: None,
+        };
+        self.findings.report(self.machine, key, || Details {
+            object: Some(name.clone()),
+            help: Some("announce all bytes of all copies of a phase, tails that are filled with zeros too"),
+            ..Details::new(
+                format!(
+                    "phase {phase} of mbarrier {name} ends while copies of {bytes} bytes that were started for it have not \
+                     landed: too few bytes were announced"
+                ),
+                actor,
+            )
+        });
+    }
+
+    /// Whether the phase of a parity has ended, in every active lane; if not, a blocking test waits.
+    /// Returns false where the warp has to try again.
+    pub(crate) fn mbarrier_test(&mut self, warp: &mut Warp, pc: u32, d: Row, at: At, parity: Row, blocking: bool) -> bool {
+        let numbers = self.mbarriers_of(warp, pc, at);
+        let parities = *warp.registers.get(&self.machine.constants, parity);
+        let mut ended = 0;
+        for (lane, number) in numbers.into_iter().enumerate() {
+            let parity = parities[lane] & 1;
+            let Some(number) = number.filter(|&number| self.usable(warp, pc, lane, number)) else {
+                // Reported; it goes on as if it had been right.
+                ended |= 1 << lane;
+                continue;
+            };
+            let Some(mbarrier) = &self.mbarriers[number as usize] else {
+                continue;
+            };
+            if (mbarrier.phase & 1) as u32 != parity {
+                ended |= 1 << lane;
+            } else if blocking && warp.active >> lane & 1 != 0 {
+                self.block(warp, pc, Wait::Phase { mbarrier: number, parity });
+                return false;
+            }
+        }
+        let ended = ended & warp.active;
+        warp.registers.set_pred(d, warp.active, ended);
+        let mut learned: Vec<(u32, u32)> = Vec::new();
+        for (lane, number) in numbers.into_iter().enumerate().filter(|(lane, _)| ended >> lane & 1 != 0) {
+            let Some(number) = number else { continue };
+            match learned.iter_mut().find(|(known, _)| *known == number) {
+                Some((_, lanes)) => *lanes |= 1 << lane,
+                None => learned.push((number, 1 << lane)),
+            }
+        }
+        for (number, lanes) in learned {
+            if blocking {
+                self.check_phase(warp, pc, number, lanes);
+            }
+            let completed = self.mbarriers[number as usize].as_ref().and_then(|m| m.completed.clone());
+            if let Some(completed) = completed {
+                warp.learn_each(lanes, |clock| clock.join(&completed));
+                warp.epoch = self.next_epoch();
+            }
+        }
+        true
+    }
+
+    /// Finds a wait that passes at once because its parity is that of a phase which the warp has already waited
+    /// for: a phase that is one off, or a cursor that was not advanced.
+    fn check_phase(&mut self, warp: &mut Warp, pc: u32, number: u32, lanes: u32) {
+        let Some(mbarrier) = &self.mbarriers[number as usize] else {
+            return;
+        };
+        let ended = mbarrier.phase - 1;
+        let Some((seen, earlier)) = warp.side.seen.insert(number, (ended, pc)) else {
+            return;
+        };
+        if seen < ended {
+            return;
+        }
+        let name = self.mbarrier_name(number);
+        let actor = self.actor(warp.index, lanes);
+        let key = Key {
+            kind: FindingKind::WrongPhase,
+            pc,
+            other: Some(earlier),
+        };
+        let which = match ended {
+            -1 => "of a fresh mbarrier, which counts as the end of the phase before the first".to_string(),
+            n => format!("by the end of phase {n}"),
+        };
+        self.findings.report(self.machine, key, || Details {
+            other: Some(actor),
+            object: Some(name.clone()),
+            help: Some("wait for the parity of the next phase: it changes each time a stage comes round"),
+            ..Details::new(
+                format!("waits at mbarrier {name} and passes at once {which}, for which this warp has waited before"),
+                actor,
+            )
+        });
+    }
+
+    /// Who waits for a phase, and what it lacks: for messages about deadlocks.
+    pub(crate) fn describe_phase(&self, number: u32, parity: u32) -> String {
+        let name = self.mbarrier_name(number);
+        let Some(mbarrier) = &self.mbarriers[number as usize] else {
+            return format!("at mbarrier {name}, which nobody has made");
+        };
+        let arrived = mbarrier.expected - mbarrier.pending;
+        let bytes = match mbarrier.tx {
+            0 => String::new(),
+            tx if tx > 0 => format!(", {tx} announced bytes have not come"),
+            tx => format!(", {} bytes more have come than were announced", -tx),
+        };
+        format!(
+            "at mbarrier {name} for the end of a phase of parity {parity}; in its phase {} (parity {}), {arrived} of {} \
+             arrivals have come{bytes}",
+            mbarrier.phase,
+            mbarrier.phase & 1,
+            mbarrier.expected
+        )
+    }
+
+    /// Whether an mbarrier has all its arrivals and waits for bytes alone.
+    pub(crate) fn lacks_bytes(&self, number: u32) -> bool {
+        let mbarrier = self.mbarriers[number as usize].as_ref();
+        mbarrier.is_some_and(|m| m.pending == 0 && m.tx != 0)
+    }
+}
+
+const HELP_MAKE: &str =
+    "let one thread make it (`init`), then `fence_mbarrier_init`, then a barrier for all who use it, before its first use";
+const HELP_MADE_TWICE: &str = "make each mbarrier once; its phases go on by themselves";

@@ -1,0 +1,239 @@
+//! The blocks of a cluster: their barrier, addresses in each other's shared memory, and how long it lives.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use crate::clock::{ActorId, Clock, Epoch};
+use crate::cluster::Cluster;
+use crate::finding::FindingKind;
+use crate::machine::RANK_SHIFT;
+use crate::program::Row;
+use crate::record::{Details, Key};
+use crate::registers::FULL;
+use crate::warp::{State, Wait, Warp};
+
+/// What there is between the blocks of a cluster.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    /// Number of the current phase of the cluster's barrier, from 1 on.
+    phase: u32,
+    /// Threads that have come to it in this phase.
+    arrived: u32,
+    /// What those know who came with `release`; and who had come by the end of the last phase.
+    knowledge: Option<Clock>,
+    released: Option<Rc<Clock>>,
+    /// Threads that have ended.
+    ended: u32,
+    /// By rank: what the block's warps knew when they ended.
+    exits: HashMap<usize, Clock>,
+    /// Accesses to another block's shared memory: rank, actor and operation, and the newest epoch.
+    remote: HashMap<(usize, ActorId, u32), Epoch>,
+}
+
+impl Peers {
+    pub(crate) fn new() -> Peers {
+        Peers {
+            phase: 1,
+            ..Peers::default()
+        }
+    }
+}
+
+impl Cluster<'_> {
+    /// `mapa`: the address of the same place in the block of a rank.
+    pub(crate) fn mapa(&mut self, warp: &mut Warp, pc: u32, d: Row, addr: Row, rank: Row) {
+        let constants = &self.machine.constants;
+        let addresses = *warp.registers.get(constants, addr);
+        let ranks = *warp.registers.get(constants, rank);
+        let wrong = (0..32).filter(|&lane| ranks[lane] as usize >= self.machine.blocks);
+        let wrong = wrong.fold(0u32, |lanes, lane| lanes | 1 << lane) & warp.active;
+        if wrong != 0 {
+            let (rank, blocks) = (ranks[wrong.trailing_zeros() as usize], self.machine.blocks);
+            self.report(FindingKind::OutOfBounds, pc, |cluster| {
+                let message = format!("the block of rank {rank} of a cluster of {blocks}");
+                Details::new(message, cluster.actor(warp.index, wrong))
+            });
+        }
+        let mut mapped = [0; 32];
+        for lane in 0..32 {
+            mapped[lane] = addresses[lane] & ((1 << RANK_SHIFT) - 1) | ranks[lane] << RANK_SHIFT;
+        }
+        warp.registers.set(d, warp.active, &mapped);
+    }
+
+    /// Comes to the cluster's barrier, with each active lane.
+    pub(crate) fn cluster_arrive(&mut self, warp: &mut Warp, pc: u32, release: bool, aligned: bool) {
+        if aligned {
+            self.check_members(warp, pc, FULL, "barrier.cluster.arrive.aligned");
+        }
+        let lanes = warp.active;
+        let twice = (0..32).any(|lane| lanes >> lane & 1 != 0 && warp.side.cluster_phase[lane] != 0);
+        if twice {
+            self.report(FindingKind::BarrierMismatch, pc, |cluster| {
+                let message = "comes to the cluster's barrier a second time without having waited".to_string();
+                Details::new(message, cluster.actor(warp.index, lanes))
+            });
+            return;
+        }
+        if release {
+            let mut clock = warp.joined(lanes);
+            self.publish(&mut clock, warp, lanes);
+            match &mut self.peers.knowledge {
+                Some(knowledge) => knowledge.join(&clock),
+                None => self.peers.knowledge = Some(clock),
+            }
+            warp.side.remote_store = None;
+            warp.epoch = self.next_epoch();
+        }
+        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
+            warp.side.cluster_phase[lane] = self.peers.phase;
+        }
+        self.peers.arrived += lanes.count_ones();
+        self.end_cluster_phase();
+    }
+
+    /// Ends the phase if all who have not ended have come.
+    fn end_cluster_phase(&mut self) {
+        let all = self.machine.threads() as u32 - self.peers.ended;
+        if self.peers.arrived == 0 || self.peers.arrived < all {
+            return;
+        }
+        self.peers.arrived = 0;
+        self.peers.phase += 1;
+        self.peers.released = self.peers.knowledge.take().map(Rc::new);
+        self.woken = true;
+    }
+
+    /// Waits for the phase of the cluster's barrier that the active lanes came to. Returns false where the warp
+    /// has to try again.
+    pub(crate) fn cluster_wait(&mut self, warp: &mut Warp, pc: u32, aligned: bool) -> bool {
+        if aligned {
+            self.check_members(warp, pc, FULL, "barrier.cluster.wait.aligned");
+        }
+        let lanes = warp.active;
+        let came_to = |lane: usize| warp.side.cluster_phase[lane];
+        let phases = (0..32).filter(|lane| lanes >> lane & 1 != 0).map(came_to);
+        let newest = phases.clone().max().unwrap_or(0);
+        if phases.min().unwrap_or(0) == 0 {
+            self.report(FindingKind::BarrierMismatch, pc, |cluster| {
+                let message = "waits at the cluster's barrier without having come to it".to_string();
+                Details::new(message, cluster.actor(warp.index, lanes))
+            });
+        } else if newest >= self.peers.phase {
+            self.block(warp, pc, Wait::Cluster);
+            return false;
+        }
+        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
+            warp.side.cluster_phase[lane] = 0;
+        }
+        warp.side.peers_started = true;
+        if let Some(released) = self.peers.released.clone() {
+            warp.learn_each(lanes, |clock| clock.join(&released));
+            warp.epoch = self.next_epoch();
+        }
+        true
+    }
+
+    /// Takes down that lanes access the shared memory of the block of a rank.
+    pub(crate) fn note_remote(&mut self, warp: &Warp, pc: u32, lanes: u32, rank: usize) {
+        if rank == warp.rank {
+            return;
+        }
+        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
+            let thread = 32 * warp.index as u32 + lane;
+            self.note_remote_as(warp, pc, rank, thread, warp.epoch);
+        }
+    }
+
+    /// The same of an actor that a warp has set to work.
+    pub(crate) fn note_remote_as(&mut self, warp: &Warp, pc: u32, rank: usize, actor: ActorId, epoch: Epoch) {
+        if rank == warp.rank {
+            return;
+        }
+        self.peers.remote.insert((rank, actor, pc), epoch);
+        if !warp.side.peers_started {
+            self.report(FindingKind::PeerLifetime, pc, |cluster| {
+                let message = format!("accesses shared memory of the block of rank {rank}, which may not have started");
+                let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
+                details.help = Some("a cluster barrier after the start and before the first access to another block");
+                details
+            });
+        }
+    }
+
+    /// Finds an arrival of block scope that would have to order stores to another block.
+    pub(crate) fn check_remote_release(&mut self, warp: &mut Warp, pc: u32) {
+        let Some(store) = warp.side.remote_store.take() else {
+            return;
+        };
+        let actor = self.actor(warp.index, warp.active);
+        let key = Key {
+            kind: FindingKind::MissingFence,
+            pc,
+            other: Some(store),
+        };
+        self.findings.report(self.machine, key, || Details {
+            other: Some(actor),
+            help: Some("`arrive_cluster`, or a cluster barrier"),
+            ..Details::new(
+                "tells another block of a store to it by an arrival that orders memory for this block only".to_string(),
+                actor,
+            )
+        });
+    }
+
+    /// A warp comes to its end.
+    pub(crate) fn exit(&mut self, warp: &mut Warp, pc: u32) {
+        warp.state = State::Done;
+        self.check_stores_at_end(warp);
+        self.check_products_at_end(warp, pc);
+        if self.machine.blocks > 1 {
+            let mut clock = warp.joined(FULL);
+            self.publish(&mut clock, warp, FULL);
+            match self.peers.exits.get_mut(&warp.rank) {
+                Some(known) => known.join(&clock),
+                None => {
+                    self.peers.exits.insert(warp.rank, clock);
+                }
+            }
+        }
+        self.peers.ended += 32;
+        self.end_cluster_phase();
+    }
+
+    /// Finds accesses to a block's shared memory that it did not know of when it ended: it may have ended, and
+    /// its memory gone to another block, before.
+    pub(crate) fn judge_lifetimes(&mut self) {
+        let mut remote: Vec<_> = self.peers.remote.iter().map(|(at, epoch)| (*at, *epoch)).collect();
+        remote.sort_unstable();
+        for ((rank, by, pc), epoch) in remote {
+            let known = self.peers.exits.get(&rank).is_some_and(|clock| clock.knows(by, epoch));
+            if known {
+                continue;
+            }
+            let (actor, _) = self.name_writer(by);
+            self.report(FindingKind::PeerLifetime, pc, |_| {
+                let message = format!(
+                    "accesses shared memory of the block of rank {rank}, which may have ended: nothing tells it to wait"
+                );
+                let mut details = Details::new(message, actor);
+                details.help = Some("a cluster barrier at the end, after the last access to another block");
+                details
+            });
+        }
+    }
+
+    /// The dependency on earlier launches: whether a lane may touch global memory.
+    pub(crate) fn check_dependency(&mut self, warp: &Warp, pc: u32, lane: u32) {
+        if !self.machine.program.uses_dependency || warp.clock(lane).knows(self.machine.actors.upstream(), 1) {
+            return;
+        }
+        self.report(FindingKind::BeforeDependency, pc, |cluster| {
+            let message =
+                "accesses global memory before `griddepcontrol.wait`: the launch before may not have written it yet".to_string();
+            let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
+            details.help = Some("`dependency_wait` before the first access, or a barrier with a thread that has waited");
+            details
+        });
+    }
+}
