@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 
-use crate::cluster::Cluster;
 use crate::clock::{Epoch, WriterKind};
+use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::program::{At, Row};
 use crate::record::Details;

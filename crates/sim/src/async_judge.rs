@@ -46,7 +46,8 @@ impl Cluster<'_> {
                 if !own && !clock.knows(writer, epoch) {
                     return Some(Wrong::Unordered);
                 }
-                if !stamp.is_bulk() && !(own && fenced) && !clock.has_fenced(writer, epoch) {
+                let fenced = stamp.is_bulk() || own && fenced || clock.has_fenced(writer, epoch);
+                if !fenced {
                     return Some(Wrong::Unfenced);
                 }
                 if !own {
@@ -149,7 +150,11 @@ impl Cluster<'_> {
             let lag = reads.lanes() != 0 && !clock.knows(actor, reads.epoch());
             // A warp's own products are its own business only once it has waited for them.
             if lag && !self.has_waited_for_products(warp, group, reads.epoch()) {
-                return Some((self.actor(4 * group as usize, u32::MAX), pc, "a product of the warpgroup of "));
+                return Some((
+                    self.actor(4 * group as usize, u32::MAX),
+                    pc,
+                    "a product of the warpgroup of ",
+                ));
             }
         }
         None
@@ -198,12 +203,16 @@ impl Cluster<'_> {
                 Some("`fence_proxy_async` by the threads that wrote, before the barrier that orders the two"),
             ),
             FindingKind::MissingWait if waited => (
-                format!("{does} {place}, which {by} filled; only its thread has waited for it, and no barrier followed"),
+                format!(
+                    "{does} {place}, which {by} filled; only its thread has waited for it, and no barrier followed"
+                ),
                 Some("put `fence_proxy_async` and a barrier after `cp_async_wait` and before the access"),
             ),
             FindingKind::MissingWait => (
                 format!("{does} {place}, which {by} fills, without having waited for it"),
-                Some("wait for the phase of the mbarrier at which the copy completes, in every warp that uses what it brings"),
+                Some(
+                    "wait for the phase of the mbarrier at which the copy completes, in every warp that uses what it brings",
+                ),
             ),
             _ => (
                 format!("{does} {place}, which {by} wrote, with nothing that orders the two"),
@@ -230,7 +239,10 @@ impl Cluster<'_> {
         (reader, reader_pc, what): (Actor, u32, &str),
     ) {
         let (place, mut details) = self.place(warp, at, cell, lanes);
-        details.message = format!("overwrites {place}, which {what}warp {} reads, with nothing that orders the two", reader.warp);
+        details.message = format!(
+            "overwrites {place}, which {what}warp {} reads, with nothing that orders the two",
+            reader.warp
+        );
         details.other = Some(reader);
         details.help = Some(HELP_RELEASE);
         let key = Key {

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use crate::cluster::Cluster;
 use crate::clock::Clock;
+use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::machine::Machine;
 use crate::record::{Details, Key};
@@ -57,7 +57,11 @@ impl Cluster<'_> {
                 }
             });
         }
-        if let Some(&(_, earlier, _)) = self.barriers[warp.rank][usize::from(id)].who.iter().find(|w| w.0 == warp.index) {
+        if let Some(&(_, earlier, _)) = self.barriers[warp.rank][usize::from(id)]
+            .who
+            .iter()
+            .find(|w| w.0 == warp.index)
+        {
             let key = Key {
                 kind: FindingKind::BarrierMismatch,
                 pc,

@@ -256,8 +256,7 @@ impl<'m> Cluster<'m> {
         }
         self.judge_async_write(warp, pc, lane, tile, first, map.bytes);
         let cells = (first >> self.shadow.shift) as usize..((first + map.bytes) >> self.shadow.shift) as usize;
-        self.shadow
-            .fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, pc);
+        self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, pc);
         let word = first as usize / 4;
         self.words[word..word + words.len()].fill(POISON);
         self.in_flight.push(InFlight {

@@ -147,11 +147,7 @@ pub(crate) struct Limits {
 impl Limits {
     #[inline(always)]
     pub(crate) fn cover(&self, stamp: u32) -> bool {
-        let limit = if stamp & 1 != 0 {
-            self.agents
-        } else {
-            self.threads
-        };
+        let limit = if stamp & 1 != 0 { self.agents } else { self.threads };
         stamp <= limit
     }
 

@@ -4,8 +4,8 @@ use flashcore_ir::ScalarType;
 use flashcore_ir::inst::{AtomOp, Cache};
 
 use crate::atomic;
-use crate::cluster::Cluster;
 use crate::clock::{ActorId, Stamp, WriterKind};
+use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, PAGE};
 use crate::machine::Region;

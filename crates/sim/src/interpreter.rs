@@ -326,76 +326,70 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
                 return Stop::Barrier { id, released };
             }
             Op::BarWarp { members } => cluster.sync_lanes(warp, at, members),
-            Op::Fence { cluster: wide } => {
-                if wide {
-                    warp.side.remote_store = None;
-                }
-            }
             Op::Nothing => {}
             Op::SharedBase { d } => {
                 let base = warp.shared_start.wrapping_add(warp.shared_first);
                 r.set(d, active, &[base; 32]);
             }
             Op::Touch { fragment, write } => cluster.touch(warp, at, fragment, write),
-            Op::Elect { d } => cluster.elect(warp, at, d),
-            Op::TrapIf { pred } => cluster.trap_if(warp, at, pred),
-            Op::DependencyWait => cluster.dependency_wait(warp),
-            Op::FenceProxyAsync => cluster.fence_proxy(warp),
-            Op::FenceMbarrierInit => cluster.fence_mbarriers(warp),
-            Op::StMatrix {
-                s,
-                count,
-                transposed,
-                at: addr,
-            } => cluster.store_matrix(warp, at, &s, count, transposed, addr),
-            Op::Mapa { d, addr, rank } => cluster.mapa(warp, at, d, addr, rank),
-            Op::ClusterArrive { release, aligned } => cluster.cluster_arrive(warp, at, release, aligned),
-            Op::MbarInit { at: addr, arrivals } => cluster.mbarrier_init(warp, at, addr, arrivals),
-            Op::MbarArrive {
-                at: addr,
-                cluster: wide,
-                tx,
-            } => cluster.mbarrier_arrive(warp, at, addr, wide, tx),
-            Op::MbarExpect { at: addr, tx } => cluster.mbarrier_expect(warp, at, addr, tx),
-            Op::BulkLoad { copy } => cluster.bulk_load(warp, at, copy),
-            Op::BulkStore { copy } => cluster.bulk_store(warp, at, copy),
-            Op::BulkCommit => cluster.bulk_commit(warp),
-            Op::BulkWait { pending, read } => cluster.bulk_wait(warp, pending, read),
-            Op::WgmmaFence => cluster.wgmma_fence(warp, at),
-            Op::WgmmaCommit => cluster.wgmma_commit(warp, at),
-            Op::Wgmma { product } => cluster.wgmma(warp, at, product),
-
-            // ---- What may have to wait: the warp stops before it and tries again
-            Op::MbarTest { .. } | Op::ClusterWait { .. } | Op::WgmmaWait { .. } | Op::SetMaxRegs { .. } => {
-                if !may_wait(cluster, warp, at, ops[at as usize]) {
-                    warp.pc = at;
-                    return Stop::Turn;
-                }
-            }
             Op::Trace { label, file, src } => {
                 if machine.options.trace {
                     trace(cluster, warp, label, file, src);
+                }
+            }
+            // ---- What is asynchronous or between blocks
+            _ => {
+                if !asynchronous(cluster, warp, at) {
+                    warp.pc = at;
+                    return Stop::Turn;
                 }
             }
         }
     }
 }
 
-/// Executes what may have to wait; false if it has to.
+/// Executes an operation that is asynchronous or between blocks; false if the warp has to wait and try again.
+/// Apart, so that it does not weigh on the loop.
 #[inline(never)]
-fn may_wait(cluster: &mut Cluster<'_>, warp: &mut Warp, pc: u32, op: Op) -> bool {
-    match op {
+fn asynchronous(cluster: &mut Cluster<'_>, warp: &mut Warp, pc: u32) -> bool {
+    match cluster.machine.program.ops[pc as usize] {
+        Op::Fence { cluster: true } => warp.side.remote_store = None,
+        Op::Elect { d } => cluster.elect(warp, pc, d),
+        Op::TrapIf { pred } => cluster.trap_if(warp, pc, pred),
+        Op::DependencyWait => cluster.dependency_wait(warp),
+        Op::FenceProxyAsync => cluster.fence_proxy(warp),
+        Op::FenceMbarrierInit => cluster.fence_mbarriers(warp),
+        Op::StMatrix {
+            s,
+            count,
+            transposed,
+            at,
+        } => cluster.store_matrix(warp, pc, &s, count, transposed, at),
+        Op::Mapa { d, addr, rank } => cluster.mapa(warp, pc, d, addr, rank),
+        Op::ClusterArrive { release, aligned } => cluster.cluster_arrive(warp, pc, release, aligned),
+        Op::ClusterWait { aligned } => return cluster.cluster_wait(warp, pc, aligned),
+        Op::MbarInit { at, arrivals } => cluster.mbarrier_init(warp, pc, at, arrivals),
+        Op::MbarArrive { at, cluster: wide, tx } => cluster.mbarrier_arrive(warp, pc, at, wide, tx),
+        Op::MbarExpect { at, tx } => cluster.mbarrier_expect(warp, pc, at, tx),
         Op::MbarTest {
             d,
             at,
             parity,
             blocking,
-        } => cluster.mbarrier_test(warp, pc, d, at, parity, blocking),
-        Op::ClusterWait { aligned } => cluster.cluster_wait(warp, pc, aligned),
-        Op::WgmmaWait { pending } => cluster.wgmma_wait(warp, pc, pending),
-        Op::SetMaxRegs { regs, raise } => cluster.set_max_registers(warp, pc, u32::from(regs), raise),
-        _ => true,
+        } => return cluster.mbarrier_test(warp, pc, d, at, parity, blocking),
+        Op::BulkLoad { copy } => cluster.bulk_load(warp, pc, copy),
+        Op::BulkStore { copy } => cluster.bulk_store(warp, pc, copy),
+        Op::BulkCommit => cluster.bulk_commit(warp),
+        Op::BulkWait { pending, read } => cluster.bulk_wait(warp, pending, read),
+        Op::WgmmaFence => cluster.wgmma_fence(warp, pc),
+        Op::WgmmaCommit => cluster.wgmma_commit(warp, pc),
+        Op::Wgmma { product } => cluster.wgmma(warp, pc, product),
+        Op::WgmmaWait { pending } => return cluster.wgmma_wait(warp, pc, pending),
+        Op::SetMaxRegs { regs, raise } => return cluster.set_max_registers(warp, pc, u32::from(regs), raise),
+        // The loop executes the others itself.
+        _ => {}
     }
+    true
 }
 
 #[inline(always)]

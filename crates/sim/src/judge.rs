@@ -3,9 +3,9 @@
 //! Here the clock of each lane is asked about each cell. Most of what comes here is in order (a
 //! thread reading what it wrote itself, lanes after a `bar.warp.sync`); what is not becomes a finding.
 
-use crate::cluster::Cluster;
 use crate::async_judge::HELP_RELEASE;
-use crate::clock::{ActorId, ActorKind, WriterKind};
+use crate::clock::{ActorId, ActorKind, Stamp, WriterKind};
+use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::program::At;
 use crate::record::{Details, Key};
@@ -71,7 +71,7 @@ impl Cluster<'_> {
         for lane in (0..32u32).filter(|lane| mask >> lane & 1 != 0) {
             let first = (offsets[lane as usize] >> self.shadow.shift) as usize;
             for cell in first..first + cells {
-                if self.shadow.stamp(cell) == crate::clock::Stamp::NEVER {
+                if self.shadow.stamp(cell) == Stamp::NEVER {
                     clashes.add(Clash {
                         kind: FindingKind::NeverWritten,
                         other_pc: None,
@@ -108,7 +108,7 @@ impl Cluster<'_> {
             for cell in first..first + cells {
                 let stamp = self.shadow.stamp(cell);
                 let both_atomic = kind == WriterKind::Atomic && stamp.is_atomic();
-                if stamp != crate::clock::Stamp::NEVER
+                if stamp != Stamp::NEVER
                     && !both_atomic
                     && let Some(clash) = self.against_writer(warp, lane, cell, false)
                 {
@@ -125,18 +125,35 @@ impl Cluster<'_> {
     }
 
     /// An access against the last write of its cell.
+    #[inline(always)]
     fn against_writer(&self, warp: &Warp, lane: u32, cell: usize, collective: bool) -> Option<Clash> {
         let stamp = self.shadow.stamp(cell);
         let (writer, other_pc) = self.shadow.writer(cell);
+        let me = (32 * warp.index) as ActorId + lane;
+        // Most of what comes here is a thread's own.
+        if writer == me && !collective || warp.clock(lane).knows(writer, stamp.epoch()) {
+            return None;
+        }
+        self.unknown_writer(warp, lane, cell, collective, (stamp, writer, other_pc))
+    }
+
+    /// The same where the writer is somebody else or one of the lane's own copies, and the lane does not know of
+    /// the write.
+    #[inline(never)]
+    fn unknown_writer(
+        &self,
+        warp: &Warp,
+        lane: u32,
+        cell: usize,
+        collective: bool,
+        (stamp, writer, other_pc): (Stamp, ActorId, u32),
+    ) -> Option<Clash> {
         let me = (32 * warp.index) as ActorId + lane;
         let thread = match self.machine.actors.who(writer) {
             ActorKind::Thread(thread) | ActorKind::Copy(thread) => Some(thread),
             _ => None,
         };
         let own = thread == Some(me) && !collective;
-        if own && !stamp.is_agent() || warp.clock(lane).knows(writer, stamp.epoch()) {
-            return None;
-        }
         let waited = thread.is_some_and(|thread| {
             stamp.is_agent() && self.copies[thread as usize / 32].has_waited(thread % 32, stamp.epoch())
         });
@@ -195,7 +212,9 @@ impl Cluster<'_> {
                 What::ReadByAgent => {
                     format!("{does} {place}, which a bulk store or a product of {other} may still read")
                 }
-                What::Bulk => format!("{does} {place}, which a bulk copy of {other} fills, without having waited for it"),
+                What::Bulk => {
+                    format!("{does} {place}, which a bulk copy of {other} fills, without having waited for it")
+                }
                 What::OwnCopy => {
                     format!("{does} {place}, which this thread's own copy fills, without having waited for it")
                 }

@@ -307,7 +307,8 @@ fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>,
             continue;
         };
         let name = || param.name.clone();
-        let same = recipe.box_dims == boxes.dims() && recipe.element == boxes.element && recipe.swizzle == boxes.swizzle;
+        let same =
+            recipe.box_dims == boxes.dims() && recipe.element == boxes.element && recipe.swizzle == boxes.swizzle;
         if !same {
             return Err(SimError::TensorBox {
                 name: name(),
@@ -316,7 +317,9 @@ fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>,
             });
         }
         if let Some(buffer) = launch.buffers.get(recipe.slot) {
-            recipe.check(buffer).map_err(|problem| SimError::TensorMap { name: name(), problem })?;
+            recipe
+                .check(buffer)
+                .map_err(|problem| SimError::TensorMap { name: name(), problem })?;
         }
         maps.push(Some(TensorMap {
             recipe: recipe.clone(),

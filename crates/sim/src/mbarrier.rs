@@ -4,8 +4,8 @@
 //! mbarrier are an actor of its own, of which the end of a phase teaches as far as they have landed. Who sees
 //! a phase end learns all that.
 
-use crate::cluster::Cluster;
 use crate::clock::{Clock, Epoch};
+use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::program::{At, Row};
 use crate::record::{Details, Key};
@@ -76,7 +76,15 @@ impl Cluster<'_> {
             let Some(number) = number else { continue };
             if let Some(old) = &self.mbarriers[number as usize] {
                 let first = old.made_by.2;
-                self.mbarrier_misuse(warp, pc, lane, number, Some(first), "is made a second time", HELP_MADE_TWICE);
+                self.mbarrier_misuse(
+                    warp,
+                    pc,
+                    lane,
+                    number,
+                    Some(first),
+                    "is made a second time",
+                    HELP_MADE_TWICE,
+                );
             }
             self.mbarriers[number as usize] = Some(Mbarrier {
                 expected: arrivals,
@@ -292,7 +300,15 @@ impl Cluster<'_> {
 
     /// Whether the phase of a parity has ended, in every active lane; if not, a blocking test waits.
     /// Returns false where the warp has to try again.
-    pub(crate) fn mbarrier_test(&mut self, warp: &mut Warp, pc: u32, d: Row, at: At, parity: Row, blocking: bool) -> bool {
+    pub(crate) fn mbarrier_test(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        d: Row,
+        at: At,
+        parity: Row,
+        blocking: bool,
+    ) -> bool {
         let numbers = self.mbarriers_of(warp, pc, at);
         let parities = *warp.registers.get(&self.machine.constants, parity);
         let mut ended = 0;
@@ -309,14 +325,25 @@ impl Cluster<'_> {
             if (mbarrier.phase & 1) as u32 != parity {
                 ended |= 1 << lane;
             } else if blocking && warp.active >> lane & 1 != 0 {
-                self.block(warp, pc, Wait::Phase { mbarrier: number, parity });
+                self.block(
+                    warp,
+                    pc,
+                    Wait::Phase {
+                        mbarrier: number,
+                        parity,
+                    },
+                );
                 return false;
             }
         }
         let ended = ended & warp.active;
         warp.registers.set_pred(d, warp.active, ended);
         let mut learned: Vec<(u32, u32)> = Vec::new();
-        for (lane, number) in numbers.into_iter().enumerate().filter(|(lane, _)| ended >> lane & 1 != 0) {
+        for (lane, number) in numbers
+            .into_iter()
+            .enumerate()
+            .filter(|(lane, _)| ended >> lane & 1 != 0)
+        {
             let Some(number) = number else { continue };
             match learned.iter_mut().find(|(known, _)| *known == number) {
                 Some((_, lanes)) => *lanes |= 1 << lane,
@@ -327,7 +354,9 @@ impl Cluster<'_> {
             if blocking {
                 self.check_phase(warp, pc, number, lanes);
             }
-            let completed = self.mbarriers[number as usize].as_ref().and_then(|m| m.completed.clone());
+            let completed = self.mbarriers[number as usize]
+                .as_ref()
+                .and_then(|m| m.completed.clone());
             if let Some(completed) = completed {
                 warp.learn_each(lanes, |clock| clock.join(&completed));
                 warp.epoch = self.next_epoch();
@@ -399,6 +428,5 @@ impl Cluster<'_> {
     }
 }
 
-const HELP_MAKE: &str =
-    "let one thread make it (`init`), then `fence_mbarrier_init`, then a barrier for all who use it, before its first use";
+const HELP_MAKE: &str = "let one thread make it (`init`), then `fence_mbarrier_init`, then a barrier for all who use it, before its first use";
 const HELP_MADE_TWICE: &str = "make each mbarrier once; its phases go on by themselves";

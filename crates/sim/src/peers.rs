@@ -183,6 +183,7 @@ impl Cluster<'_> {
     }
 
     /// A warp comes to its end.
+    #[inline(never)]
     pub(crate) fn exit(&mut self, warp: &mut Warp, pc: u32) {
         warp.state = State::Done;
         self.check_stores_at_end(warp);
@@ -224,15 +225,18 @@ impl Cluster<'_> {
     }
 
     /// The dependency on earlier launches: whether a lane may touch global memory.
+    #[inline(never)]
     pub(crate) fn check_dependency(&mut self, warp: &Warp, pc: u32, lane: u32) {
         if !self.machine.program.uses_dependency || warp.clock(lane).knows(self.machine.actors.upstream(), 1) {
             return;
         }
         self.report(FindingKind::BeforeDependency, pc, |cluster| {
             let message =
-                "accesses global memory before `griddepcontrol.wait`: the launch before may not have written it yet".to_string();
+                "accesses global memory before `griddepcontrol.wait`: the launch before may not have written it yet"
+                    .to_string();
             let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
-            details.help = Some("`dependency_wait` before the first access, or a barrier with a thread that has waited");
+            details.help =
+                Some("`dependency_wait` before the first access, or a barrier with a thread that has waited");
             details
         });
     }

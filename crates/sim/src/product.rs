@@ -263,7 +263,9 @@ impl Cluster<'_> {
         let wrong = if layout.mode != mode || mode == 0 {
             Some(format!("has swizzle mode {}, the tile {mode}", layout.mode))
         } else if buffer.swizzle.span() != Some(span) {
-            Some(format!("is of a tile whose rows of {span} bytes are not as wide as its swizzle"))
+            Some(format!(
+                "is of a tile whose rows of {span} bytes are not as wide as its swizzle"
+            ))
         } else if layout.stride != 8 * span {
             Some(format!(
                 "has groups of 8 rows {} bytes apart, the tile {}",
@@ -391,7 +393,9 @@ impl Cluster<'_> {
         };
         self.findings.report(self.machine, key, || Details {
             other: Some(first),
-            help: Some("the four warps of a warpgroup execute the same products in the same order, with the same descriptors"),
+            help: Some(
+                "the four warps of a warpgroup execute the same products in the same order, with the same descriptors",
+            ),
             ..Details::new("warps of a warpgroup start different products".to_string(), actor)
         });
     }
@@ -419,7 +423,10 @@ impl Cluster<'_> {
         let newest = warp.side.groups.iter().take(over).flatten().last().copied();
         let group = warp.index / 4;
         if let Some(newest) = newest {
-            let come = self.warpgroups[group].issued.iter().all(|&issued| issued > newest.number);
+            let come = self.warpgroups[group]
+                .issued
+                .iter()
+                .all(|&issued| issued > newest.number);
             if !come {
                 self.block(warp, pc, Wait::Warpgroup);
                 return false;

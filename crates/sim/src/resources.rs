@@ -76,7 +76,10 @@ impl Cluster<'_> {
         let lanes = warp.registers.pred(pred) & warp.active;
         if lanes != 0 {
             self.report(FindingKind::Trap, pc, |cluster| {
-                Details::new("stops the launch by a trap".to_string(), cluster.actor(warp.index, lanes))
+                Details::new(
+                    "stops the launch by a trap".to_string(),
+                    cluster.actor(warp.index, lanes),
+                )
             });
         }
     }

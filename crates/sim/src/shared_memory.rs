@@ -5,8 +5,8 @@ use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{BufferId, ScalarType};
 
 use crate::atomic;
-use crate::cluster::Cluster;
 use crate::clock::{ActorId, WriterKind};
+use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::machine::{RANK_SHIFT, SHARED_BASE};
 use crate::program::{At, Row, Width};
@@ -94,6 +94,8 @@ impl<'m> Cluster<'m> {
     }
 
     /// Takes down accesses to other blocks' memory, at offsets that have been found good.
+    #[cold]
+    #[inline(never)]
     fn note_remotes(&mut self, warp: &mut Warp, pc: u32, mask: u32, offsets: &[u32; 32], writes: bool) {
         for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
             let rank = (offsets[lane] / self.machine.shared_bytes) as usize;

@@ -2,14 +2,16 @@
 
 use std::sync::LazyLock;
 
-use flashcore_ir::inst::WgmmaInput;
-use flashcore_ir::wgmma::{WGMMA_M64K16_A, WGMMA_M64K32_A};
 use flashcore_ir::fragment::{
     FragmentLayout, LDMATRIX, MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F16, MMA_M16N8_ACC_F32,
 };
+use flashcore_ir::inst::WgmmaInput;
+use flashcore_ir::wgmma::{WGMMA_M64K16_A, WGMMA_M64K32_A};
 
-use crate::cluster::Cluster;
+use pulp::Arch;
+
 use crate::clock::WriterKind;
+use crate::cluster::Cluster;
 use crate::float::{NAN_F32, bf16_to_f32, e4m3_to_f32, f, f16_to_f32, f64_to_f16};
 use crate::program::{At, Row};
 use crate::registers::{Constants, FULL, Registers};
@@ -169,8 +171,15 @@ pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16])
 }
 
 /// `d = a·b (+ d)` of a warp's 16 rows by `d.len() / 2` columns: sums in f64, rounded once to f32.
-#[inline(always)]
 pub(crate) fn multiply(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64], b: &[f64], k: usize) {
+    Arch::new().dispatch(
+        #[inline(always)]
+        || multiply_rows(r, d, accumulate, a, b, k),
+    );
+}
+
+#[inline(always)]
+fn multiply_rows(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64], b: &[f64], k: usize) {
     let n = 2 * d.len();
     let mut acc = vec![0.0; 16 * n];
     // Where register `i` of a lane is: four registers for every 8 columns.

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use crate::clock::{Clock, Epoch, Limits};
 use crate::async_state::AsyncState;
+use crate::clock::{Clock, Epoch, Limits};
 use crate::machine::{Machine, RANK_SHIFT, SHARED_BASE};
 use crate::registers::{FULL, Registers};
 use crate::shadow::Who;

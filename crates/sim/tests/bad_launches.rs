@@ -40,7 +40,10 @@ fn shapes() {
     assert_eq!(error(|l| l.grid = [1, 70_000, 1]), SimError::Grid([1, 70_000, 1]));
     for cluster in [[2, 1, 1], [0, 1, 1], [32, 1, 1]] {
         let error = error(|l| l.cluster = cluster);
-        assert!(matches!(error, SimError::Cluster { given, needed: None, .. } if given == cluster), "{error}");
+        assert!(
+            matches!(error, SimError::Cluster { given, needed: None, .. } if given == cluster),
+            "{error}"
+        );
     }
     let threads = error(|l| l.block = [32, 2, 1]);
     assert!(

@@ -3,13 +3,10 @@
 
 mod common;
 
-use common::{Case, all, found};
-use flashcore_ir::fragment::AOperand;
-use flashcore_ir::inst::{Inst, MbarInst, WgmmaInst};
-use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{E4M3, Kernel, KernelBuilder, Node, Operand, Role, Swizzle, TileShape};
+use common::{Case, found};
+use flashcore_ir::{KernelBuilder, Role, Swizzle, TileShape};
 use flashcore_sim::FindingKind;
-use half::{bf16, f16};
+use half::f16;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -44,7 +41,9 @@ fn gemm(plant: Plant) -> Case {
     let values = |seed: u64, rows: u32| -> Vec<f16> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = rows * K * STEPS;
-        (0..count).map(|_| f16::from_f32(rng.random_range(-4..=4) as f32)).collect()
+        (0..count)
+            .map(|_| f16::from_f32(rng.random_range(-4..=4) as f32))
+            .collect()
     };
     let (a, b) = (values(1, M), values(2, N));
     // The tiles of a step are 64 columns on: a dimension of their own.
@@ -179,7 +178,6 @@ fn body(k: &KernelBuilder, plant: Plant) {
     ]);
 }
 
-
 #[test]
 fn a_pipelined_product_is_right_and_clean_under_many_schedules() {
     let mut case = gemm(Plant::Nothing);
@@ -214,6 +212,7 @@ fn each_broken_pipeline_is_found_under_every_schedule() {
         (Plant::StoreWithoutWait, &[InFlight]),
     ] {
         let finding = found(gemm(plant), kinds, 8);
-        eprintln!("{plant:?}\n{finding}\n");
+        let line = finding.line().unwrap();
+        assert!(line.file.ends_with("warpgroups.rs"), "{plant:?}: {finding}");
     }
 }
