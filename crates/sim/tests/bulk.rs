@@ -134,10 +134,13 @@ fn store(plant: Plant) -> Case {
                 if plant != Plant::NoCommit {
                     k.bulk_commit();
                 }
-                if plant != Plant::NoWaitBeforeReuse || round == 1 {
-                    if plant != Plant::NoWaitAtEnd || round == 0 {
-                        k.bulk_wait_read(0);
-                    }
+                let forgotten = match plant {
+                    Plant::NoWaitBeforeReuse => round == 0,
+                    Plant::NoWaitAtEnd => round == 1,
+                    _ => false,
+                };
+                if !forgotten {
+                    k.bulk_wait_read(0);
                 }
             });
             k.barrier();
