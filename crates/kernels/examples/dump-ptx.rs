@@ -1,5 +1,6 @@
-//! Writes the PTX of the kernels that a release is assembled with, one file each: every tile and
-//! warp count at the usual head sizes, and every dtype, access width and option on the default tile.
+//! Writes the PTX of the kernels that a release is assembled with, one file each: of family `scalar` every tile
+//! and warp count at the usual head sizes, and every dtype, access width and option on the default tile; of family
+//! `mma` keys split across blocks, with the kernels that merge them.
 //!
 //! usage: cargo run -p flashcore-kernels --example dump-ptx -- FOLDER
 
@@ -10,6 +11,16 @@ use flashcore_ir::Target;
 use flashcore_kernels::{Config, Plan, scalar};
 use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
 
+/// Keys split across blocks in every way: warps along rows and along keys, each rule of rescaling, and enough splits
+/// for each variant of `combine`.
+const SPLIT: [&str; 5] = [
+    "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa-k33",
+    "mma/m16n32-w1x2-s4-b3-qreg-xor-bold-gqa-k24",
+    "mma/m16n128-w1x8-s2-b1-qsh-xor-eager-gqa-k16",
+    "mma/m64n32-w4x1-s2-b1-qsh-xor-lazy-k2",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-ahead-gqa-k8",
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = PathBuf::from(std::env::args().nth(1).ok_or("usage: dump-ptx FOLDER")?);
     std::fs::create_dir_all(&folder)?;
@@ -19,13 +30,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut kernels = BTreeMap::new();
     let mut refused = 0;
     for problem in problems() {
+        let mut configs = SPLIT.map(str::parse).into_iter().collect::<Result<Vec<Config>, _>>()?;
         for config in scalar::configs() {
             let preferred = scalar::preferred_configs(&problem, 16);
             let varied = problem.dtype() != DType::F16 || problem.softcap().is_some() || config.vector_bytes() != 16;
             if varied && !preferred.contains(&config.with_vector_bytes(preferred[0].vector_bytes())) {
                 continue;
             }
-            match Plan::new(&problem, &Config::Scalar(config), target) {
+            configs.push(Config::Scalar(config));
+        }
+        for config in configs {
+            match Plan::new(&problem, &config, target) {
                 Ok(plan) => kernels.extend(
                     plan.steps()
                         .map(|step| (step.kernel.name().to_string(), step.kernel.to_ptx())),

@@ -86,6 +86,8 @@ mod tests {
         for id in [
             "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy",
             "mma/m32n128-w2x4-s4-b1-qsh-lin-eager-ahead-gqa",
+            "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa-k33",
+            "mma/m64n64-w4x1-s2-b2-qreg-xor-bold-ahead-k2",
             "scalar/naive-t128-v16",
             "scalar/tiled-m64n32-w8-v4",
         ] {
@@ -95,7 +97,15 @@ mod tests {
 
     #[test]
     fn unknown_ids_say_what_ids_look_like() {
-        for id in ["", "scalar", "mma/m64", "scalar/tiled-m64", "scalar/naive-t128-v16-x"] {
+        for id in [
+            "",
+            "scalar",
+            "mma/m64",
+            "scalar/tiled-m64",
+            "scalar/naive-t128-v16-x",
+            "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-k1",
+            "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-k2-gqa",
+        ] {
             let error = id.parse::<Config>().unwrap_err();
             assert!(error.to_string().contains("scalar/tiled-m32n32-w4-v16"), "{error}");
         }

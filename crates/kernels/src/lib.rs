@@ -12,11 +12,14 @@ pub mod scalar;
 pub mod select;
 pub mod stage;
 
+mod combine;
 mod params;
+mod parts;
 mod softmax;
 mod tiles;
 
 pub use config::{Config, UnknownConfig};
+pub use parts::fewest_splits;
 pub use plan::{KernelCache, Plan, Step};
 pub use refusal::Refusal;
 pub use select::{Choice, Considered, NoPlan, select, select_with};

@@ -4,6 +4,7 @@ use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, KernelBuilder, Launch, S
 use flashcore_problem::{DType, Layout, Problem};
 
 use crate::Config;
+use crate::parts::Parts;
 use crate::softmax::{LOG2_E, tanh};
 use crate::stage::{self, StageParams, StopAfter};
 
@@ -18,6 +19,8 @@ pub(crate) struct Shape {
     pub vector_bytes: u32,
     /// The stage that the build stops after, if it is not the whole.
     pub stop_after: Option<StopAfter>,
+    /// Whether blocks share out the keys of a row and leave [parts](crate::parts) of its answer.
+    pub split: bool,
 }
 
 impl Shape {
@@ -30,6 +33,7 @@ impl Shape {
             lse: problem.return_lse() && stop_after.is_none(),
             vector_bytes,
             stop_after,
+            split: false,
         }
     }
 
@@ -43,8 +47,9 @@ impl Shape {
         };
         let softcap = if self.softcap { "_softcap" } else { "" };
         let lse = if self.lse { "_lse" } else { "" };
+        let split = if self.split { "_split" } else { "" };
         let stage = self.stop_after.map_or(String::new(), |stage| format!("_{stage}"));
-        format!("{id}_{}_d{}{v}{softcap}{lse}{stage}", self.dtype, self.head_dim)
+        format!("{id}_{}_d{}{v}{softcap}{lse}{split}{stage}", self.dtype, self.head_dim)
     }
 }
 
@@ -70,7 +75,7 @@ pub(crate) struct TensorParam<'k, E> {
 }
 
 impl<'k, E: Element> TensorParam<'k, E> {
-    fn declare(k: &'k KernelBuilder, name: &str, base: GlobalPtr<'k, E>) -> Self {
+    pub(crate) fn declare(k: &'k KernelBuilder, name: &str, base: GlobalPtr<'k, E>) -> Self {
         TensorParam {
             base,
             batch_stride: k.param(&format!("{name}_batch_stride")),
@@ -114,6 +119,8 @@ pub(crate) struct Params<'k, E> {
     softcap_scale: Option<Val<'k, f32>>,
     /// Where a build that stops after a stage stores it.
     pub stage: Option<StageParams<'k>>,
+    /// Where a kernel that is split leaves its parts, in place of `out` and `lse`.
+    pub parts: Option<Parts<'k>>,
 }
 
 impl<'k, E: Element> Params<'k, E> {
@@ -133,6 +140,7 @@ impl<'k, E: Element> Params<'k, E> {
             exponent_scale: k.param("exponent_scale"),
             softcap_scale: shape.softcap.then(|| k.param("softcap_scale")),
             stage: shape.stop_after.map(|stop| StageParams::declare(k, stop)),
+            parts: (shape.split && shape.stop_after.is_none()).then(|| Parts::to_write(k, shape.head_dim_v)),
         }
     }
 
@@ -164,51 +172,38 @@ impl<'k, E: Element> Params<'k, E> {
         sum: Val<'k, f32>,
     ) {
         if let Some(lse) = self.lse {
-            let value = (sum.log2() - offset) * std::f32::consts::LN_2;
-            let at = batch_head.fma(self.seq_len_q, row);
-            lse.offset(at).store(sum.gt(0.0).select(value, f32::NEG_INFINITY));
+            let value = log_sum_exp(offset, sum);
+            lse.offset(batch_head.fma(self.seq_len_q, row)).store(value);
         }
     }
 }
 
-/// The launch of a kernel: arguments in the order of [`Params::declare`].
+/// The log-sum-exp of a row in natural logarithms, from its offset and sum; −∞ where no key is visible.
+#[track_caller]
+pub(crate) fn log_sum_exp<'k>(offset: Val<'k, f32>, sum: Val<'k, f32>) -> Val<'k, f32> {
+    let value = (sum.log2() - offset) * std::f32::consts::LN_2;
+    sum.gt(0.0).select(value, f32::NEG_INFINITY)
+}
+
+/// The launch of a kernel: arguments in the order of [`Params::declare`], but for those of parts.
 pub(crate) fn launch(problem: &Problem, shape: &Shape, blocks: usize, threads: u32, shared_bytes: u32) -> Launch {
-    let bytes = |layout: &Layout| (layout.span() * problem.dtype().size_bytes()) as u64;
-    let tensors = [
-        ("q", problem.q_layout()),
-        ("k", problem.k_layout()),
-        ("v", problem.v_layout()),
-        ("out", problem.o_layout()),
-    ];
-    let mut buffers = Vec::new();
-    let mut args = Vec::new();
-    for (name, layout) in tensors {
-        args.push(Arg::Buffer {
-            slot: buffers.len(),
-            byte_offset: 0,
-        });
-        args.extend(row_strides(layout).map(Arg::U32));
-        buffers.push(BufferSpec {
-            name,
-            bytes: bytes(layout),
-            written: name == "out",
-            align: shape.vector_bytes,
-        });
-    }
+    let mut launch = Launch {
+        grid: [blocks as u32, 1, 1],
+        block: [threads, 1, 1],
+        cluster: [1, 1, 1],
+        dynamic_shared_bytes: shared_bytes,
+        buffers: Vec::new(),
+        args: Vec::new(),
+    };
+    add_tensor(&mut launch, problem, shape, "q", problem.q_layout());
+    add_tensor(&mut launch, problem, shape, "k", problem.k_layout());
+    add_tensor(&mut launch, problem, shape, "v", problem.v_layout());
+    add_tensor(&mut launch, problem, shape, "out", problem.o_layout());
     if shape.lse {
-        args.push(Arg::Buffer {
-            slot: buffers.len(),
-            byte_offset: 0,
-        });
-        buffers.push(BufferSpec {
-            name: "lse",
-            bytes: 4 * problem.lse_len() as u64,
-            written: true,
-            align: 4,
-        });
+        add_lse(&mut launch, problem);
     }
     let range = stage::key_range(problem, shape.stop_after);
-    args.extend([
+    launch.args.extend([
         Arg::U32(problem.seq_len_q() as u32),
         Arg::U32(problem.seq_len_kv() as u32),
         Arg::U32(problem.num_heads() as u32),
@@ -216,18 +211,37 @@ pub(crate) fn launch(problem: &Problem, shape: &Shape, blocks: usize, threads: u
         Arg::I32(range.lo),
         Arg::I32(range.hi),
     ]);
-    args.push(Arg::F32(problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E));
-    args.extend(problem.softcap().map(|cap| Arg::F32(problem.softmax_scale() / cap)));
-    let mut launch = Launch {
-        grid: [blocks as u32, 1, 1],
-        block: [threads, 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: shared_bytes,
-        buffers,
-        args,
-    };
+    let exponent_scale = problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E;
+    launch.args.push(Arg::F32(exponent_scale));
+    let softcap_scale = problem.softcap().map(|cap| Arg::F32(problem.softmax_scale() / cap));
+    launch.args.extend(softcap_scale);
     if let Some(stop) = shape.stop_after {
         stage::extend_launch(&mut launch, problem, stop);
     }
     launch
+}
+
+/// Adds a tensor and the arguments of its [`TensorParam`].
+pub(crate) fn add_tensor(launch: &mut Launch, problem: &Problem, shape: &Shape, name: &'static str, layout: &Layout) {
+    let slot = launch.buffers.len();
+    launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+    launch.args.extend(row_strides(layout).map(Arg::U32));
+    launch.buffers.push(BufferSpec {
+        name,
+        bytes: (layout.span() * problem.dtype().size_bytes()) as u64,
+        written: name == "out",
+        align: shape.vector_bytes,
+    });
+}
+
+/// Adds the log-sum-exp.
+pub(crate) fn add_lse(launch: &mut Launch, problem: &Problem) {
+    let slot = launch.buffers.len();
+    launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+    launch.buffers.push(BufferSpec {
+        name: "lse",
+        bytes: 4 * problem.lse_len() as u64,
+        written: true,
+        align: 4,
+    });
 }

@@ -1,12 +1,14 @@
-//! The result on its way out: normalised, rounded, merged over the warps along the keys, stored.
+//! The result on its way out: merged over the warps along the keys, normalised, rounded, stored; or, where
+//! blocks share out the keys, stored as a part.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, TileShape, Val, Widen};
 
 use super::Config;
-use super::place::{Block, WarpPlace};
+use super::place::{Block, Split, WarpPlace};
 use super::warp::{ACC_COLS, QUAD, State};
 use crate::params::{Params, Shape};
+use crate::parts::{Part, Parts};
 use crate::softmax::normaliser;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
 
@@ -23,6 +25,9 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
     /// Rounds the output into shared memory and stores it from there, 16 bytes an access.
     #[track_caller]
     pub(super) fn store(&self, state: &State<'k>, q_tile: HeadTile<'k, E>) {
+        if let (Some(parts), Some(split)) = (self.params.parts, self.block.split) {
+            return self.store_parts(state, &parts, split);
+        }
         let (k, levers, head_dim_v) = (self.k, self.levers, self.shape.head_dim_v);
         let fits = tile_bytes(levers.rows, head_dim_v, 1) <= tile_bytes(levers.rows, self.shape.head_dim, 1);
         let out_tile = if fits {
@@ -67,6 +72,38 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
             let batch_head = self.block.batch.fma(self.params.num_heads, head);
             self.params.store_lse(batch_head, query, offset, sum);
         });
+    }
+
+    /// The part of a row that this block computes.
+    #[track_caller]
+    fn part(&self, parts: &Parts<'k>, split: Split<'k>, row: Val<'k, u32>) -> Part<'k> {
+        let (head, query) = self.block.head_and_query(row);
+        let batch_head = self.block.batch.fma(self.params.num_heads, head);
+        parts.at(batch_head.fma(self.params.seq_len_q, query), split.index, split.count)
+    }
+
+    /// Stores the block's parts straight from registers: four lanes fill a sector of 32 bytes.
+    #[track_caller]
+    fn store_parts(&self, state: &State<'k>, parts: &Parts<'k>, split: Split<'k>) {
+        let k = self.k;
+        let column = k.lane() % QUAD * 2u32;
+        for (m, block) in state.blocks.iter().enumerate() {
+            for (half, row) in block.rows.iter().enumerate() {
+                let sum = row.sum.get().reduce_sum(QUAD);
+                let at = state.row(m, half);
+                k.if_(at.lt(self.block.num_rows).divergent(), || {
+                    let part = self.part(parts, split, at);
+                    let place = part.out.offset(column);
+                    for tile in 0..self.shape.head_dim_v / ACC_COLS {
+                        let pair = [0, 1].map(|e| block.out.var(4 * tile + 2 * half as u32 + e).get());
+                        place.plus((tile * ACC_COLS) as i32).store_words(&pair, Cache::Default);
+                    }
+                    k.if_(column.eq(0).divergent(), || {
+                        part.store_sum(row.reference.offset.get(), sum)
+                    });
+                });
+            }
+        }
     }
 
     #[track_caller]
@@ -143,8 +180,16 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
                     }
                 }
             }
-            let norm = normaliser(sum);
             let row = self.block.first_row + row_in_tile;
+            if let (Some(parts), Some(split)) = (self.params.parts, self.block.split) {
+                k.if_(row.lt(self.block.num_rows).divergent(), || {
+                    let part = self.part(&parts, split, row);
+                    part.out.offset(column).store_f32s(&out, 16, Cache::Default);
+                    k.if_(column.eq(0).divergent(), || part.store_sum(offset, sum));
+                });
+                return;
+            }
+            let norm = normaliser(sum);
             k.if_(row.lt(self.block.num_rows).divergent(), || {
                 let values: Vec<_> = out.iter().map(|&value| value * norm).collect();
                 self.out_row(row).offset(column).store_f32s(&values, 16, Cache::Default);

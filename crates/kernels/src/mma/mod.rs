@@ -23,6 +23,7 @@ use crate::params::{Shape, launch, row_strides};
 use crate::plan::{KernelCache, Step};
 use crate::stage::StopAfter;
 use crate::tiles::{padded, tile_bytes};
+use crate::{combine, parts};
 
 pub use defaults::{Proposal, Size, proposals};
 
@@ -59,6 +60,10 @@ pub struct Config {
     pub pack_heads: bool,
     /// Blocks an SM that the compiler leaves registers for.
     pub min_blocks: u32,
+    /// Blocks that share out the keys of a row, whose parts `combine` merges; 1 for none. More blocks for few
+    /// queries and many keys, for a second launch and parts that go through memory. The kernel is the same
+    /// for all values above 1: they are its grid's.
+    pub splits: u32,
 }
 
 /// When the reference of a row, which its exponentials are relative to, follows its largest score.
@@ -157,27 +162,45 @@ impl Config {
             rescale: Rescale::Eager,
             ahead: false,
             pack_heads: false,
+            splits: 1,
         };
         let rescale = parts.next()?;
         let config = Config {
             rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
             ..config
         };
-        let rest: Vec<&str> = parts.collect();
-        match rest.as_slice() {
-            [] => Some(config),
-            ["ahead"] => Some(Config { ahead: true, ..config }),
-            ["gqa"] => Some(Config {
-                pack_heads: true,
-                ..config
-            }),
-            ["ahead", "gqa"] => Some(Config {
-                ahead: true,
-                pack_heads: true,
-                ..config
-            }),
-            _ => None,
+        let mut rest = parts.peekable();
+        let config = Config {
+            ahead: rest.next_if_eq(&"ahead").is_some(),
+            pack_heads: rest.next_if_eq(&"gqa").is_some(),
+            splits: match rest.next() {
+                Some(part) => number(part, "k").filter(|&splits| splits != 1)?,
+                None => 1,
+            },
+            ..config
+        };
+        rest.next().is_none().then_some(config)
+    }
+
+    /// The same levers with as many splits of the keys as a card of `sms` multiprocessors asks for on this problem
+    /// ([`fewest_splits`](crate::fewest_splits)), [`Self::min_blocks`] blocks running on each.
+    pub fn split_for(self, problem: &Problem, sms: u32) -> Config {
+        let (heads, tiles) = self.heads_and_tiles(problem);
+        let slots = u64::from(sms) * u64::from(self.min_blocks);
+        let key_tiles = problem.seq_len_kv().div_ceil(self.cols.max(1) as usize);
+        Config {
+            splits: crate::fewest_splits((heads * tiles) as u64, slots, key_tiles as u64),
+            ..self
         }
+    }
+
+    /// Heads, packed or not, of all batches, and tiles of rows of each.
+    fn heads_and_tiles(&self, problem: &Problem) -> (usize, usize) {
+        let (heads, rows) = match self.pack_heads {
+            true => (problem.num_kv_heads(), problem.seq_len_q() * problem.group_size()),
+            false => (problem.num_heads(), problem.seq_len_q()),
+        };
+        (heads * problem.batch(), rows.div_ceil(self.rows.max(1) as usize))
     }
 
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
@@ -276,7 +299,7 @@ impl fmt::Display for Config {
         let either = |lever, on, off| if lever { on } else { off };
         write!(
             f,
-            "m{}n{}-w{}x{}-s{}-b{}-{}-{}-{}{}{}",
+            "m{}n{}-w{}x{}-s{}-b{}-{}-{}-{}{}{}{}",
             self.rows,
             self.cols,
             self.warps,
@@ -288,11 +311,15 @@ impl fmt::Display for Config {
             self.rescale.name(),
             either(self.ahead, "-ahead", ""),
             either(self.pack_heads, "-gqa", ""),
+            match self.splits {
+                1 => String::new(),
+                splits => format!("-k{splits}"),
+            },
         )
     }
 }
 
-/// Kernel and launch for a problem, or why not.
+/// Kernels and launches for a problem, or why not.
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
@@ -302,11 +329,19 @@ pub(crate) fn plan(
 ) -> Result<(Step, Vec<Step>), Refusal> {
     check_problem(problem)?;
     config.check_levers()?;
-    let shape = Shape::new(problem, 16, stop_after);
+    parts::check(problem, config.splits)?;
+    let answer = Shape::new(problem, 16, stop_after);
+    let split = config.splits > 1;
+    let shape = Shape {
+        split,
+        lse: answer.lse && !split,
+        ..answer
+    };
     config.check_registers(&shape)?;
     check_shared_memory(config, &shape, target)?;
 
-    let name = shape.kernel_name(&crate::Config::Mma(*config));
+    // How many splits there are is the grid's to say.
+    let name = shape.kernel_name(&crate::Config::Mma(Config { splits: 1, ..*config }));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),
@@ -314,15 +349,19 @@ pub(crate) fn plan(
         })
     })?;
 
-    let (heads, rows) = match config.pack_heads {
-        true => (problem.num_kv_heads(), problem.seq_len_q() * problem.group_size()),
-        false => (problem.num_heads(), problem.seq_len_q()),
-    };
-    let heads = heads * problem.batch();
-    let together = heads_together(problem, config, heads);
-    let tiles = rows.div_ceil(config.rows as usize);
+    let (heads, tiles) = config.heads_and_tiles(problem);
     let shared_bytes = kernel.ledger().total_bytes();
     let mut launch = launch(problem, &shape, 0, config.threads(), shared_bytes);
+    if split {
+        launch.grid = [heads as u32, tiles as u32, config.splits];
+        let mut then = Vec::new();
+        if stop_after.is_none() {
+            parts::add_to_launch(&mut launch, problem, config.splits, true);
+            then.push(combine::step(problem, &answer, config.splits, kernels)?);
+        }
+        return Ok((Step { kernel, launch }, then));
+    }
+    let together = heads_together(problem, config, heads);
     launch.grid = [together as u32, tiles as u32, (heads / together) as u32];
     Ok((Step { kernel, launch }, Vec::new()))
 }

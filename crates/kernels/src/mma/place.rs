@@ -20,15 +20,32 @@ pub(super) struct Block<'k> {
     pub(super) num_rows: Val<'k, u32>,
     /// Query heads to a row's index, if packed.
     pub(super) packed: Option<Val<'k, u32>>,
+    /// The block's share of the tiles of keys, if others have some too.
+    pub(super) split: Option<Split<'k>>,
+}
+
+/// One of `count` shares of the tiles of keys.
+#[derive(Clone, Copy)]
+pub(super) struct Split<'k> {
+    pub(super) index: Val<'k, u32>,
+    pub(super) count: Val<'k, u32>,
 }
 
 impl<'k> Block<'k> {
     /// The grid is (heads of a group, tiles of rows, groups): heads whose K and V fit into the L2 cache
-    /// together run together, and the tiles with the most keys (the last, if causal) first.
+    /// together run together, and the tiles with the most keys (the last, if causal) first. Where the keys are
+    /// split, it is (heads, tiles of rows, splits).
     #[track_caller]
     pub(super) fn new<E: MmaElement>(k: &'k KernelBuilder, params: &Params<'k, E>, levers: &Config) -> Self {
         let tile = k.grid_dim(1) - 1 - k.block_idx(1);
-        let index = k.block_idx(2).fma(k.grid_dim(0), k.block_idx(0));
+        let split = (levers.splits > 1).then(|| Split {
+            index: k.block_idx(2),
+            count: k.grid_dim(2),
+        });
+        let index = match split {
+            Some(_) => k.block_idx(0),
+            None => k.block_idx(2).fma(k.grid_dim(0), k.block_idx(0)),
+        };
         let first_row = tile * levers.rows;
         if levers.pack_heads {
             let kv_heads = params.num_heads / params.group_size;
@@ -40,6 +57,7 @@ impl<'k> Block<'k> {
                 first_row,
                 num_rows: params.seq_len_q * params.group_size,
                 packed: Some(params.group_size),
+                split,
             };
         }
         let head = index % params.num_heads;
@@ -50,6 +68,7 @@ impl<'k> Block<'k> {
             first_row,
             num_rows: params.seq_len_q,
             packed: None,
+            split,
         }
     }
 
@@ -146,7 +165,7 @@ impl<'k> TileSequence<'k> {
         };
         let masked_low = whole - first;
         let masked = masked_low + (end - high.max(whole));
-        TileSequence {
+        let all = TileSequence {
             cols: levers.cols,
             first,
             masked_low,
@@ -154,6 +173,40 @@ impl<'k> TileSequence<'k> {
             whole: whole - masked,
             masked,
             turns: (end - first).max(k.constant(0)),
+        };
+        match block.split {
+            Some(split) => all.share(split, levers),
+            None => all,
+        }
+    }
+
+    /// A run of turns that is one of several shares, as equal as can be; shares may be empty.
+    #[track_caller]
+    fn share(self, split: Split<'k>, levers: &Config) -> Self {
+        let turns = self.turns.reinterpret::<u32>();
+        let each = turns / split.count;
+        let rest = turns - each * split.count;
+        let begin = split.index.fma(each, split.index.min(rest)).reinterpret::<i32>();
+        let turns = (each + split.index.lt(rest).select(1u32, 0u32)).reinterpret::<i32>();
+        let share = TileSequence {
+            cols: self.cols,
+            first: self.first + begin,
+            masked_low: self.masked_low - begin,
+            high: self.high + begin,
+            whole: self.whole + begin,
+            masked: (self.masked - begin).max(0).min(turns),
+            turns,
+        };
+        if levers.rescale != Rescale::Bold {
+            return share;
+        }
+        // Every share has a first tile that sets the references.
+        let none_masked = share.masked.eq(0) & turns.gt(0);
+        TileSequence {
+            first: none_masked.select(share.whole, share.first),
+            masked_low: none_masked.select(1, share.masked_low),
+            masked: none_masked.select(1, share.masked),
+            ..share
         }
     }
 

@@ -1,0 +1,275 @@
+//! `combine`: merges the [parts](crate::parts) of an answer whose keys were split across blocks.
+//!
+//! A row's parts are added up as in the online softmax: each is brought from its own reference to the highest
+//! one of the row, then the sum normalises. Parts are taken in a fixed order, so an answer does not depend on
+//! which block finished first.
+//!
+//! There is little to compute and all of it waits for memory, so threads are laid out to have all of a row's
+//! parts on their way at once: a thread has four neighbouring columns of a row, loads up to [`BATCH`] parts
+//! before it uses the first, and from more splits on, groups of threads share the splits out and merge in
+//! shared memory.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Var, Widen};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+
+use crate::Refusal;
+use crate::params::{Shape, TensorParam, add_lse, add_tensor, log_sum_exp};
+use crate::parts::{self, Parts};
+use crate::plan::{KernelCache, Step};
+use crate::softmax::normaliser;
+
+/// Columns of a thread: 16 bytes of a part.
+const COLUMNS: u32 = 4;
+
+/// Parts that a thread has on their way at a time.
+const BATCH: u32 = 8;
+
+/// Threads a block, about; more where a row needs them.
+const ABOUT: u32 = 128;
+
+/// How the threads of a block are laid out: `[group][row][column / 4]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Threads {
+    /// Groups that share out the splits of a row.
+    groups: u32,
+    /// Rows of the block.
+    rows: u32,
+    /// Threads to a row in a group.
+    row_threads: u32,
+}
+
+impl Threads {
+    /// Enough groups that each loads its parts in one batch, up to eight of them.
+    fn new(splits: u32, head_dim_v: u32) -> Threads {
+        let row_threads = head_dim_v / COLUMNS;
+        let groups = splits.div_ceil(BATCH).next_power_of_two().min(8);
+        Threads {
+            groups,
+            rows: (ABOUT / (groups * row_threads)).max(1),
+            row_threads,
+        }
+    }
+
+    /// Threads a block, in whole warps.
+    fn count(&self) -> u32 {
+        (self.groups * self.rows * self.row_threads).next_multiple_of(32)
+    }
+}
+
+/// The step that merges `splits` parts a row. `shape` is the answer's, as for a kernel that is not split.
+pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
+    let threads = Threads::new(splits, shape.head_dim_v);
+    let lse = if shape.lse { "_lse" } else { "" };
+    let name = format!("combine_g{}_{}_d{}{lse}", threads.groups, shape.dtype, shape.head_dim_v);
+    let kernel = kernels.get_or_build(&name, |name| {
+        Kernel::build(name, threads.count(), |k| match shape.dtype {
+            DType::F16 => body::<f16>(k, threads, shape),
+            _ => body::<bf16>(k, threads, shape),
+        })
+    })?;
+    let rows = problem.lse_len() as u32;
+    let mut launch = Launch {
+        grid: [rows.div_ceil(threads.rows), 1, 1],
+        block: [threads.count(), 1, 1],
+        cluster: [1, 1, 1],
+        dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        buffers: Vec::new(),
+        args: Vec::new(),
+    };
+    add_tensor(&mut launch, problem, shape, "out", problem.o_layout());
+    if shape.lse {
+        add_lse(&mut launch, problem);
+    }
+    parts::add_to_launch(&mut launch, problem, splits, false);
+    launch.args.extend([
+        Arg::U32(problem.seq_len_q() as u32),
+        Arg::U32(problem.num_heads() as u32),
+        Arg::U32(rows),
+        Arg::U32(splits),
+    ]);
+    Ok(Step { kernel, launch })
+}
+
+fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shape) {
+    let answer = Answer::<E> {
+        out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
+        lse: shape.lse.then(|| k.param_ptr_mut("lse")),
+    };
+    let parts = Parts::to_read(k, shape.head_dim_v);
+    let seq_len_q = k.param::<u32>("seq_len_q");
+    let num_heads = k.param::<u32>("num_heads");
+    let rows = k.param::<u32>("rows");
+    let splits = k.param::<u32>("splits");
+
+    let column = k.thread_idx() % threads.row_threads * COLUMNS;
+    let row_in_block = k.thread_idx() / threads.row_threads % threads.rows;
+    let group = k.thread_idx() / (threads.row_threads * threads.rows);
+    let row = k.block_idx(0) * threads.rows + row_in_block;
+    // Threads that fill up the last warp belong to no group.
+    let at_work = row.lt(rows) & group.lt(threads.groups);
+
+    let mine = Merged::nothing(k);
+    let shared = (threads.groups > 1).then(|| Exchange::declare(k, threads));
+    k.if_(at_work.divergent(), || {
+        k.for_divergent(group, splits, threads.groups * BATCH, |first| {
+            let mut found = Vec::new();
+            for i in 0..BATCH {
+                let split = first + i * threads.groups;
+                // Past the last split the last one again, to count for nothing.
+                let part = parts.at(row, split.min(splits - 1), splits);
+                found.push(Found {
+                    counts: Some(split.lt(splits)),
+                    sums: part.sums.load_words(2, Cache::Default),
+                    out: part.out.offset(column).load_words(COLUMNS, Cache::Default),
+                });
+            }
+            mine.add(&found);
+        });
+        if let Some(shared) = &shared {
+            shared.store(&mine, group, row_in_block, column);
+        }
+    });
+    let mut stores = at_work;
+    if let Some(shared) = &shared {
+        k.barrier();
+        stores = row.lt(rows) & group.eq(0);
+        k.if_(stores.divergent(), || {
+            let others: Vec<_> = (1..threads.groups)
+                .map(|group| shared.load(group, row_in_block, column))
+                .collect();
+            mine.add(&others);
+        });
+    }
+    k.if_(stores.divergent(), || {
+        let batch_head = row / seq_len_q;
+        let head = answer.out.head(batch_head / num_heads, batch_head % num_heads);
+        answer.store(k, &mine, answer.out.row(head, row % seq_len_q), row, column);
+    });
+}
+
+/// Where the answer goes.
+struct Answer<'k, E> {
+    out: TensorParam<'k, E>,
+    lse: Option<GlobalPtr<'k, f32>>,
+}
+
+impl<'k, E: MmaElement + Widen> Answer<'k, E> {
+    /// Stores four columns of a row, and one of its threads the log-sum-exp.
+    #[track_caller]
+    fn store(
+        &self,
+        k: &'k KernelBuilder,
+        merged: &Merged<'k>,
+        out_row: GlobalPtr<'k, E>,
+        row: Val<'k, u32>,
+        column: Val<'k, u32>,
+    ) {
+        let norm = normaliser(merged.sum.get());
+        let values = merged.out.map(|value| value * norm);
+        out_row
+            .offset(column)
+            .store_f32s(&values, COLUMNS * E::BYTES, Cache::Default);
+        if let Some(lse) = self.lse {
+            k.if_(column.eq(0).divergent(), || {
+                let value = log_sum_exp(merged.offset.get(), merged.sum.get());
+                lse.offset(row).store(value);
+            });
+        }
+    }
+}
+
+/// Four columns of a part.
+struct Found<'k> {
+    /// Whether it counts; `None`: it does.
+    counts: Option<Val<'k, bool>>,
+    /// Offset and sum.
+    sums: Vec<Val<'k, f32>>,
+    out: Vec<Val<'k, f32>>,
+}
+
+/// What a thread has of a row: four columns of some splits, merged.
+struct Merged<'k> {
+    offset: Var<'k, f32>,
+    sum: Var<'k, f32>,
+    out: [Var<'k, f32>; COLUMNS as usize],
+}
+
+impl<'k> Merged<'k> {
+    #[track_caller]
+    fn nothing(k: &'k KernelBuilder) -> Self {
+        Merged {
+            offset: k.var(f32::MAX),
+            sum: k.var(0.0),
+            out: [k.var(0.0), k.var(0.0), k.var(0.0), k.var(0.0)],
+        }
+    }
+
+    /// Adds parts, in order, relative to the highest reference of all: that of the lowest offset.
+    #[track_caller]
+    fn add(&self, found: &[Found<'k>]) {
+        let mut lowest = self.offset.get();
+        for part in found {
+            let offset = part
+                .counts
+                .map_or(part.sums[0], |counts| counts.select(part.sums[0], f32::MAX));
+            lowest = lowest.min(offset);
+        }
+        let factor = (lowest - self.offset).exp2();
+        self.offset.set(lowest);
+        self.sum.mul_assign(factor);
+        for value in &self.out {
+            value.mul_assign(factor);
+        }
+        for part in found {
+            let factor = (lowest - part.sums[0]).exp2();
+            let factor = part.counts.map_or(factor, |counts| counts.select(factor, 0.0));
+            self.sum.fma_assign(part.sums[1], factor);
+            for (value, &part) in self.out.iter().zip(&part.out) {
+                value.fma_assign(part, factor);
+            }
+        }
+    }
+}
+
+/// Shared memory in which groups pass on what they have of a row.
+struct Exchange<'k> {
+    out: SharedTile<'k, f32>,
+    sums: SharedTile<'k, f32>,
+}
+
+impl<'k> Exchange<'k> {
+    #[track_caller]
+    fn declare(k: &'k KernelBuilder, threads: Threads) -> Self {
+        let shape = |cols| TileShape::new(threads.rows, cols).stages(threads.groups);
+        Exchange {
+            out: k.shared_tile("group_parts", shape(threads.row_threads * COLUMNS)),
+            sums: k.shared_tile("group_sums", shape(2)),
+        }
+    }
+
+    #[track_caller]
+    fn store(&self, merged: &Merged<'k>, group: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>) {
+        let values = merged.out.map(Var::get);
+        self.out
+            .at_stage(group, row, column)
+            .store_words(&values, Cache::Default);
+        column.builder().if_(column.eq(0).divergent(), || {
+            let pair = [merged.offset.get(), merged.sum.get()];
+            self.sums.at_stage(group, row, 0).store_words(&pair, Cache::Default);
+        });
+    }
+
+    #[track_caller]
+    fn load(&self, group: u32, row: Val<'k, u32>, column: Val<'k, u32>) -> Found<'k> {
+        Found {
+            counts: None,
+            sums: self.sums.at_stage(group, row, 0).load_words(2, Cache::Default),
+            out: self
+                .out
+                .at_stage(group, row, column)
+                .load_words(COLUMNS, Cache::Default),
+        }
+    }
+}

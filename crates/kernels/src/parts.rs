@@ -1,0 +1,173 @@
+//! Partial answers: what blocks that share out the keys of a row leave in the workspace, for
+//! [`combine`](crate::combine) to merge.
+//!
+//! For each row of the answer and each split of its keys, the workspace has an output that is not yet
+//! normalised (f32 `[rows, splits, head_dim_v]`), and after all of those what it is relative to: offset and sum
+//! (f32 `[rows, splits, 2]`), so that with `p = 2^(score·scale + offset)` the output is `Σ p·v` and the
+//! sum `Σ p`. A split that sees no key leaves zeros, and `f32::MAX` as its offset. Rows go as in the
+//! log-sum-exp: `[batch, num_heads, seq_len_q]`.
+//!
+//! Not normalised, because merging multiplies each part by a factor anyway: a division a split is saved, and
+//! a row without keys needs no case of its own.
+
+use flashcore_ir::{Arg, BufferSpec, Cache, GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_problem::Problem;
+
+use crate::Refusal;
+
+/// Bytes that rows of parts start at multiples of: as the widest accesses need.
+const ALIGN: u32 = 16;
+
+/// Most splits of the keys: combining more costs more than the blocks they add are worth.
+pub(crate) const MAX_SPLITS: u32 = 256;
+
+/// The parts of a problem's answer in the workspace.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'k> {
+    out: GlobalPtr<'k, f32>,
+    sums: GlobalPtr<'k, f32>,
+    head_dim_v: u32,
+}
+
+/// A row's part of one split.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'k> {
+    /// Its first column.
+    pub out: GlobalPtr<'k, f32>,
+    /// Its offset, then its sum.
+    pub sums: GlobalPtr<'k, f32>,
+}
+
+impl<'k> Parts<'k> {
+    /// The parameters of a kernel that leaves parts.
+    pub(crate) fn to_write(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
+        Parts {
+            out: k.param_ptr_mut("split_parts"),
+            sums: k.param_ptr_mut("split_sums"),
+            head_dim_v,
+        }
+    }
+
+    /// The parameters of a kernel that merges them.
+    pub(crate) fn to_read(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
+        Parts {
+            out: k.param_ptr("split_parts"),
+            sums: k.param_ptr("split_sums"),
+            head_dim_v,
+        }
+    }
+
+    /// The part that a split has of a row. [`check`] makes sure that their product fits.
+    #[track_caller]
+    pub(crate) fn at(&self, row: Val<'k, u32>, split: Val<'k, u32>, splits: Val<'k, u32>) -> Part<'k> {
+        let index = row.fma(splits, split);
+        Part {
+            out: self.out.offset_strided(index, self.head_dim_v),
+            sums: self.sums.offset_strided(index, 2u32),
+        }
+    }
+}
+
+impl<'k> Part<'k> {
+    /// Stores what the output is relative to.
+    #[track_caller]
+    pub(crate) fn store_sum(&self, offset: Val<'k, f32>, sum: Val<'k, f32>) {
+        self.sums.store_words(&[offset, sum], Cache::Default);
+    }
+}
+
+/// The fewest splits of the keys with which `blocks` blocks of `tiles` tiles of keys each keep a GPU that runs
+/// `slots` blocks at a time about as busy as any number of splits could: 85 % of the best, in whole waves. One
+/// where there are blocks enough without splitting, and none that would leave the longest share as long as fewer do.
+///
+/// ```
+/// use flashcore_kernels::fewest_splits;
+/// // 8 blocks of 64 tiles on 132 SMs, one block each.
+/// assert_eq!(fewest_splits(8, 132, 64), 16);
+/// assert_eq!(fewest_splits(120, 132, 64), 1);
+/// ```
+///
+/// The rule is that of FlashAttention's `num_splits_heuristic`.
+pub fn fewest_splits(blocks: u64, slots: u64, tiles: u64) -> u32 {
+    let (blocks, slots) = (blocks.max(1), slots.max(1));
+    if 10 * blocks >= 8 * slots {
+        return 1;
+    }
+    // How full the GPU is on average, if all blocks take equally long.
+    let busy = |splits: u64| (blocks * splits) as f64 / ((blocks * splits).div_ceil(slots) * slots) as f64;
+    let most = u64::from(MAX_SPLITS).min(slots).min(tiles);
+    let worth = |splits: &u64| *splits == 1 || tiles.div_ceil(*splits) < tiles.div_ceil(*splits - 1);
+    let candidates: Vec<u64> = (1..=most).filter(worth).collect();
+    let best = candidates.iter().map(|&splits| busy(splits)).fold(0.0, f64::max);
+    let enough = candidates.into_iter().find(|&splits| busy(splits) >= 0.85 * best);
+    enough.unwrap_or(1) as u32
+}
+
+/// Bytes of parts: the outputs, then everything.
+fn bytes(problem: &Problem, splits: u32) -> (u64, u64) {
+    let parts = problem.lse_len() as u64 * u64::from(splits);
+    let out = 4 * parts * problem.head_dim_v() as u64;
+    // Sums start aligned like outputs: `head_dim_v` is a multiple of 8.
+    (out, out + 8 * parts)
+}
+
+/// Refuses splits that are too many, or that make parts which 32 bits cannot count.
+pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
+    let refuse = |allowed: String| {
+        Err(Refusal::Lever {
+            lever: "splits",
+            given: splits,
+            allowed,
+        })
+    };
+    if !(1..=MAX_SPLITS).contains(&splits) {
+        return refuse(format!("1 to {MAX_SPLITS}"));
+    }
+    let most = u64::from(u32::MAX) / (problem.lse_len() as u64).max(1);
+    if u64::from(splits) > most {
+        let rows = problem.lse_len();
+        return refuse(format!(
+            "1 to {most} with {rows} rows of all heads: parts are counted in 32 bits"
+        ));
+    }
+    Ok(())
+}
+
+/// Adds the workspace and the two arguments that a kernel with [`Parts`] takes.
+pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, splits: u32, written: bool) {
+    let slot = launch.buffers.len();
+    let (out, all) = bytes(problem, splits);
+    launch.buffers.push(BufferSpec {
+        name: "workspace",
+        bytes: all,
+        written,
+        align: ALIGN,
+    });
+    launch
+        .args
+        .extend([0, out].map(|byte_offset| Arg::Buffer { slot, byte_offset }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_fill_the_gpu_and_no_more() {
+        // Llama 8B decoding on an H200: 8 K/V heads, tiles of 64 keys, one or two blocks an SM.
+        let of = |batch: u64, keys: u64, blocks_per_sm: u64| fewest_splits(8 * batch, 132 * blocks_per_sm, keys / 64);
+        assert_eq!([of(1, 4096, 1), of(1, 4096, 2)], [16, 32]);
+        assert_eq!([of(1, 131_072, 1), of(1, 131_072, 2)], [15, 29]);
+        assert_eq!([of(8, 4096, 1), of(16, 4096, 1), of(64, 4096, 2)], [2, 1, 1]);
+        // Never more than tiles, and something even for nothing.
+        assert_eq!(
+            [
+                fewest_splits(1, 1000, 3),
+                fewest_splits(1, 1000, 0),
+                fewest_splits(0, 0, 0)
+            ],
+            [3, 1, 1]
+        );
+        assert_eq!(fewest_splits(1, 100_000, 100_000), 218, "85 % of the most there may be");
+    }
+}
