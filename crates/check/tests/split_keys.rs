@@ -275,9 +275,14 @@ fn splits_are_chosen_for_a_card() {
         other => panic!("{other}"),
     };
     let base = config("mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa");
-    let decode = Problem::named("llama8b-decode-8k").unwrap();
+    let llama = Problem::named("llama8b-decode-8k").unwrap();
     // 16 sequences of 8 K/V heads on 132 multiprocessors, two blocks each.
-    assert_eq!(base.split_for(&decode, 132).id(), format!("{}-k2", base.id()));
+    assert_eq!(base.split_for(&llama, 132).id(), format!("{}-k2", base.id()));
     let prefill = Problem::named("llama8b-prefill-2k").unwrap();
     assert_eq!(base.split_for(&prefill, 132), base);
+    // 4096 keys are 64 tiles, two of which are on their way at once; a window of 300 keys has five.
+    let one = decode(32, 8, 4096).head_dim(128);
+    assert_eq!(base.split_for(&one.clone().build().unwrap(), 132).splits, 32);
+    let window = one.mask(Mask::window(Some(299), Some(0))).build().unwrap();
+    assert_eq!(base.split_for(&window, 132).splits, 3);
 }

@@ -76,9 +76,10 @@ impl<'k> Part<'k> {
     }
 }
 
-/// The fewest splits of the keys with which `blocks` blocks of `tiles` tiles of keys each keep a GPU that runs
-/// `slots` blocks at a time about as busy as any number of splits could: 85 % of the best, in whole waves. One
-/// where there are blocks enough without splitting, and none that would leave the longest share as long as fewer do.
+/// The fewest splits of the keys with which `blocks` blocks keep a GPU that runs `slots` of them at a time about as
+/// busy as any number of splits could: 85 % of the best, in whole waves. One where there are blocks enough without
+/// splitting. The keys of a block are `units` that cannot be split further, and no number is taken that leaves the
+/// longest share as long as a smaller one does.
 ///
 /// ```
 /// use flashcore_kernels::fewest_splits;
@@ -88,15 +89,15 @@ impl<'k> Part<'k> {
 /// ```
 ///
 /// The rule is that of FlashAttention's `num_splits_heuristic`.
-pub fn fewest_splits(blocks: u64, slots: u64, tiles: u64) -> u32 {
+pub fn fewest_splits(blocks: u64, slots: u64, units: u64) -> u32 {
     let (blocks, slots) = (blocks.max(1), slots.max(1));
     if 10 * blocks >= 8 * slots {
         return 1;
     }
     // How full the GPU is on average, if all blocks take equally long.
     let busy = |splits: u64| (blocks * splits) as f64 / ((blocks * splits).div_ceil(slots) * slots) as f64;
-    let most = u64::from(MAX_SPLITS).min(slots).min(tiles);
-    let worth = |splits: &u64| *splits == 1 || tiles.div_ceil(*splits) < tiles.div_ceil(*splits - 1);
+    let most = u64::from(MAX_SPLITS).min(slots).min(units);
+    let worth = |splits: &u64| *splits == 1 || units.div_ceil(*splits) < units.div_ceil(*splits - 1);
     let candidates: Vec<u64> = (1..=most).filter(worth).collect();
     let best = candidates.iter().map(|&splits| busy(splits)).fold(0.0, f64::max);
     let enough = candidates.into_iter().find(|&splits| busy(splits) >= 0.85 * best);
@@ -159,7 +160,7 @@ mod tests {
         assert_eq!([of(1, 4096, 1), of(1, 4096, 2)], [16, 32]);
         assert_eq!([of(1, 131_072, 1), of(1, 131_072, 2)], [15, 29]);
         assert_eq!([of(8, 4096, 1), of(16, 4096, 1), of(64, 4096, 2)], [2, 1, 1]);
-        // Never more than tiles, and something even for nothing.
+        // Never more than units, and something even for nothing.
         assert_eq!(
             [
                 fewest_splits(1, 1000, 3),

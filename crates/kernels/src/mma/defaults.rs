@@ -1,7 +1,7 @@
 //! Which config the family proposes where nobody names one: one table, read from top to bottom.
 //!
-//! Rows for sm_90a were measured on an H200 (`docs/performance-log.md`). Those for other architectures follow from
-//! the same kernels and the shared memory there is; they await such cards.
+//! Rows for sm_90a were measured on an H200 (`docs/performance-log.md`), but for decoding, which awaits it. Those for
+//! other architectures follow from the same kernels and the shared memory there is; they await such cards.
 
 use std::fmt;
 
@@ -13,6 +13,9 @@ use super::Config;
 /// How much work a problem gives the SMs of a GPU: what decides how large its tiles can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Size {
+    /// At most 16 query rows share K and V: all there is to do is to read them. One tile of rows, and the keys split
+    /// across as many blocks as the SMs ask for ([`Config::split_for`]).
+    Decode,
     /// Tiles of 64 rows leave SMs without a block: tiles of 32, their keys shared out among warps.
     Small,
     /// Tiles of 64 rows fill the SMs, tiles of 128 not twice.
@@ -23,17 +26,18 @@ pub enum Size {
 
 impl Size {
     /// Every size, from small to large.
-    pub const ALL: [Size; 3] = [Size::Small, Size::Medium, Size::Large];
+    pub const ALL: [Size; 4] = [Size::Decode, Size::Small, Size::Medium, Size::Large];
 
     /// The size of a problem on a target.
     pub fn of(problem: &Problem, target: Target) -> Size {
         let heads = problem.batch() * problem.num_heads();
         let blocks = |rows: usize| heads * problem.seq_len_q().div_ceil(rows);
-        let sms = usual_sms(target);
+        let sms = usual_sms(target) as usize;
         // Causal rows see half of the keys on average: as if there were fewer of them.
         let causal = problem.mask().window_right.is_some();
         let enough = if causal { 3 * sms / 2 } else { 9 * sms / 10 };
         match () {
+            () if problem.seq_len_q() * problem.group_size() <= 16 => Size::Decode,
             () if blocks(128) >= 2 * sms => Size::Large,
             () if blocks(64) >= enough => Size::Medium,
             () => Size::Small,
@@ -42,7 +46,7 @@ impl Size {
 }
 
 /// SMs of the card most used of an architecture: A100, RTX 3090, L4, H100 and H200, B200, RTX 5090.
-fn usual_sms(target: Target) -> usize {
+fn usual_sms(target: Target) -> u32 {
     match target {
         Target::Sm75 => 40,
         Target::Sm80 => 108,
@@ -74,11 +78,26 @@ const ANY: &[Target] = &[];
 /// Shared memory for two blocks of 96 KB an SM, or more.
 const HOPPER: &[Target] = &[Target::Sm90a, Target::Sm100];
 const AMPERE: &[Target] = &[Target::Sm80];
-use Size::{Large, Medium, Small};
+use Size::{Decode, Large, Medium, Small};
 
 /// First match that nothing refuses. Ids are those of [`Config::id`].
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
+    // Two blocks an SM, each with two tiles of 32 KB on their way while it works on a third.
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], causal: None, most_keys: None,
+        id: "m16n128-w1x4-s3-b2-qreg-xor-lazy-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Decode], causal: None, most_keys: None,
+        id: "m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Decode], causal: None, most_keys: None,
+        id: "m16n32-w1x2-s3-b2-qreg-xor-lazy-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
+    Default { targets: ANY, head_dim: 64, sizes: &[Decode], causal: None, most_keys: None,
+        id: "m16n64-w1x4-s4-b1-qreg-xor-lazy-gqa", why: "heads that share K and V share a tile of 16 rows; 48 KB an SM are on their way" },
+    Default { targets: ANY, head_dim: 128, sizes: &[Decode], causal: None, most_keys: None,
+        id: "m16n32-w1x2-s4-b1-qreg-xor-lazy-gqa", why: "heads that share K and V share a tile of 16 rows; 48 KB an SM are on their way" },
+    Default { targets: ANY, head_dim: 192, sizes: &[Decode], causal: None, most_keys: None,
+        id: "m16n32-w1x2-s3-b1-qreg-xor-lazy-gqa", why: "heads that share K and V share a tile of 16 rows" },
+    Default { targets: ANY, head_dim: 256, sizes: &[Decode], causal: None, most_keys: None,
+        id: "m32n32-w2x1-s2-b1-qreg-xor-lazy-gqa", why: "heads that share K and V share a tile of rows; there is no room to merge warps" },
     Default { targets: HOPPER, head_dim: 64, sizes: &[Small], causal: Some(true), most_keys: None,
         id: "m32n64-w2x2-s4-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs; tiles of 64 keys waste least on the diagonal" },
     Default { targets: HOPPER, head_dim: 64, sizes: &[Small], causal: None, most_keys: None,
@@ -139,8 +158,13 @@ pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
         .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
         .filter_map(|row| {
+            let config = Config::from_id(row.id)?;
+            let config = match size {
+                Decode => config.split_for(problem, usual_sms(target)),
+                Small | Medium | Large => config,
+            };
             Some(Proposal {
-                config: Config::from_id(row.id)?,
+                config,
                 why: row.why,
                 size,
             })
@@ -151,6 +175,7 @@ pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Size::Decode => "decode",
             Size::Small => "small",
             Size::Medium => "medium",
             Size::Large => "large",
@@ -206,6 +231,42 @@ mod tests {
                             chosen.config
                         );
                     }
+                }
+            }
+        }
+        insta::assert_snapshot!(text);
+    }
+
+    /// The same for decoding: heads, heads of K/V, batch, keys.
+    #[test]
+    fn decoding() {
+        let mut text = String::new();
+        for target in [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120] {
+            for head_dim in [64, 128, 192, 256] {
+                for (heads, kv_heads, batch, keys) in [
+                    (32, 8, 1, 4096),
+                    (32, 8, 1, 131_072),
+                    (32, 8, 64, 4096),
+                    (16, 1, 1, 8192),
+                    (12, 12, 1, 300),
+                ] {
+                    let problem = Problem::builder()
+                        .batch(batch)
+                        .heads(heads, kv_heads)
+                        .seq_len_q(1)
+                        .seq_len_kv(keys)
+                        .head_dim(head_dim)
+                        .build()
+                        .unwrap();
+                    let chosen = proposals(&problem, target)
+                        .into_iter()
+                        .find(|p| Plan::new(&problem, &AnyConfig::Mma(p.config), target).is_ok())
+                        .unwrap();
+                    assert_eq!(chosen.size, Size::Decode);
+                    text += &format!(
+                        "{target:<7} D{head_dim:<4}H{heads}/{kv_heads} B{batch} x {keys:<7} {}\n",
+                        chosen.config
+                    );
                 }
             }
         }

@@ -183,13 +183,15 @@ impl Config {
     }
 
     /// The same levers with as many splits of the keys as a card of `sms` multiprocessors asks for on this problem
-    /// ([`fewest_splits`](crate::fewest_splits)), [`Self::min_blocks`] blocks running on each.
+    /// ([`fewest_splits`](crate::fewest_splits)), [`Self::min_blocks`] blocks running on each. No share is shorter than
+    /// what a block has on its way at once: that takes as long as one tile.
     pub fn split_for(self, problem: &Problem, sms: u32) -> Config {
         let (heads, tiles) = self.heads_and_tiles(problem);
         let slots = u64::from(sms) * u64::from(self.min_blocks);
-        let key_tiles = problem.seq_len_kv().div_ceil(self.cols.max(1) as usize);
+        let at_once = self.cols * self.stages.saturating_sub(1);
+        let shares = most_keys(problem).div_ceil(u64::from(at_once.max(1)));
         Config {
-            splits: crate::fewest_splits((heads * tiles) as u64, slots, key_tiles as u64),
+            splits: crate::fewest_splits((heads * tiles) as u64, slots, shares),
             ..self
         }
     }
@@ -316,6 +318,15 @@ impl fmt::Display for Config {
                 splits => format!("-k{splits}"),
             },
         )
+    }
+}
+
+/// The most keys that the rows of a head see together.
+fn most_keys(problem: &Problem) -> u64 {
+    let keys = problem.seq_len_kv() as u64;
+    match (problem.mask().window_left, problem.mask().window_right) {
+        (Some(left), Some(right)) => keys.min(u64::from(left) + u64::from(right) + problem.seq_len_q() as u64),
+        _ => keys,
     }
 }
 
