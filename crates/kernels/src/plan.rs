@@ -59,7 +59,7 @@ pub struct Plan {
     pub main: Step,
     /// What runs after it, such as `combine` where the keys are split across blocks.
     pub then: Vec<Step>,
-    /// The stage that the build stops after ([`stage`](crate::stage)); `None` computes the answer.
+    /// The stage that the build stops after ([`stage`]); `None` computes the answer.
     pub stop_after: Option<StopAfter>,
 }
 
@@ -96,7 +96,7 @@ impl Plan {
         Plan::resolve(problem, config, target, kernels, None)
     }
 
-    /// The config built so that it stops after a stage and stores it: see [`stage`](crate::stage).
+    /// The config built so that it stops after a stage and stores it: see [`stage`].
     ///
     /// ```
     /// use flashcore_ir::Target;
