@@ -17,8 +17,8 @@ const KERNELS: [&str; 8] = [
     "mma/m16n64-w1x2-s2-b1-qsh-xor-bold-gqa-k3",
     "mma/m32n32-w2x1-s2-b1-qsh-xor-eager-k2",
     "mma/m64n32-w4x1-s2-b2-qreg-xor-lazy-k4",
-    "mma/m64n64-w4x1-s2-b1-qreg-xor-bold-ahead-k3",
-    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-ahead-gqa-k9",
+    "mma/m64n64-w4x1-s2-b1-qreg-xor-bold-k3",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa-k9",
     "mma/m16n128-w1x8-s2-b1-qsh-xor-eager-gqa-k40",
 ];
 

@@ -31,10 +31,10 @@ const KERNELS: [&str; 10] = [
     "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
     "mma/m64n32-w2x1-s3-b1-qsh-lin-eager",
     "mma/m32n64-w2x4-s2-b1-qreg-xor-eager",
-    "mma/m32n64-w2x1-s2-b1-qreg-xor-bold-ahead",
+    "mma/m32n64-w2x1-s2-b1-qreg-xor-bold",
     "mma/m64n32-w4x1-s2-b1-qsh-xor-bold",
     "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy-gqa-k3",
-    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-ahead-gqa",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa",
 ];
 
 #[test]

@@ -85,9 +85,9 @@ mod tests {
     fn ids_round_trip() {
         for id in [
             "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy",
-            "mma/m32n128-w2x4-s4-b1-qsh-lin-eager-ahead-gqa",
+            "mma/m32n128-w2x4-s4-b1-qsh-lin-eager-gqa",
             "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa-k33",
-            "mma/m64n64-w4x1-s2-b2-qreg-xor-bold-ahead-k2",
+            "mma/m64n64-w4x1-s2-b2-qreg-xor-bold-k2",
             "scalar/naive-t128-v16",
             "scalar/tiled-m64n32-w8-v4",
         ] {

@@ -104,8 +104,6 @@ const TABLE: &[Default] = &[
         id: "m32n128-w2x2-s4-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs, and two warps share the keys" },
     Default { targets: HOPPER, head_dim: 64, sizes: &[Medium], causal: None, most_keys: None,
         id: "m64n128-w2x2-s2-b1-qreg-xor-lazy", why: "64 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Large], causal: Some(true), most_keys: Some(512),
-        id: "m128n64-w8x1-s2-b2-qreg-xor-bold", why: "eight warps skip more of the diagonal than four" },
     Default { targets: ANY, head_dim: 64, sizes: &[Medium, Large], causal: None, most_keys: None,
         id: "m128n64-w4x1-s2-b1-qreg-xor-bold", why: "32 rows a warp halve the reads of K and V, and bold rescaling shortens the chain of a tile" },
     Default { targets: HOPPER, head_dim: 128, sizes: &[Small], causal: None, most_keys: None,

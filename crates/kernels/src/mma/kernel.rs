@@ -72,11 +72,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         k_place,
         v_place,
     };
-    if levers.ahead {
-        tiles.run_ahead();
-    } else {
-        tiles.run();
-    }
+    tiles.run();
 
     // Nobody needs the tiles any more, and no copy into them is under way.
     k.cp_async_wait(0);
@@ -136,9 +132,9 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
                 refill();
             }
             if warp.levers.rescale == Rescale::Bold {
-                warp.bold_softmax(&k_place, &p, |step| {
-                    if late && step == 0 {
-                        refill();
+                warp.bold_softmax(&k_place, &p, || {
+                    if late {
+                        refill()
                     }
                 });
                 self.output(&p, &v_place);
@@ -153,71 +149,7 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
         });
     }
 
-    /// The same with the probabilities of each tile worked out among the products of the tile before, in a
-    /// long run of independent instructions.
-    fn run_ahead(&self) {
-        let (k, warp) = (self.warp.k, self.warp);
-        let (even, odd) = (warp.probabilities("p_even"), warp.probabilities("p_odd"));
-        let masked = |turn: Val<'k, i32>, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>| {
-            let key0 = self.sequence.first_key(turn, Edges::Checked);
-            k.if_else(
-                warp.sees(key0).uniform(),
-                || {
-                    warp.scores(k_place);
-                    warp.mask(key0);
-                    warp.raise_references();
-                    warp.softmax_steps(p, |_| ());
-                },
-                || warp.clear_probabilities(p),
-            );
-        };
-        // Output of the tile before, probabilities of this one.
-        let whole = |turn: Val<'k, i32>, before: &Probabilities<'k, E>, now: &Probabilities<'k, E>| {
-            let [k_place, v_place] = self.places(turn);
-            self.ring.arrive();
-            warp.bold_softmax(&k_place, now, |step| {
-                if step == 0 {
-                    self.ring.refill(self.sequence, turn, Edges::Whole);
-                }
-                warp.accumulate(before, &v_place, step);
-            });
-        };
-        k.if_(self.sequence.turns.gt(0).uniform(), || {
-            let first = k.constant(0i32);
-            self.ring.arrive();
-            self.ring.refill(self.sequence, first, Edges::Checked);
-            masked(first, &self.k_place, &even);
-            k.for_uniform(1, self.sequence.masked, 1, |turn| {
-                let [k_place, v_place] = self.places(turn);
-                self.ring.arrive();
-                self.ring.refill(self.sequence, turn, Edges::Checked);
-                self.output(&even, &v_place);
-                masked(turn, &k_place, &even);
-            });
-            // Two turns a round, so that probabilities need not be moved.
-            let turn = k.var(self.sequence.masked);
-            let ended_odd = k.var(0u32);
-            k.loop_(|rounds| {
-                rounds.break_if(turn.get().ge(self.sequence.turns).uniform());
-                whole(turn.get(), &even, &odd);
-                turn.add_assign(1);
-                let done = turn.get().ge(self.sequence.turns);
-                k.if_(done.uniform(), || ended_odd.set(1u32));
-                rounds.break_if(done.uniform());
-                whole(turn.get(), &odd, &even);
-                turn.add_assign(1);
-            });
-            self.ring.arrive();
-            let [_, v_place] = self.places(self.sequence.turns);
-            k.if_else(
-                ended_odd.get().ne(0).uniform(),
-                || self.output(&odd, &v_place),
-                || self.output(&even, &v_place),
-            );
-        });
-    }
-
-    /// Where K of a turn is, and V of it or, ahead, of the turn before.
+    /// Where K and V of a turn are.
     #[track_caller]
     fn places(&self, turn: Val<'k, i32>) -> [Fragments<'k, E>; 2] {
         if let Some(stage) = &self.warp.stage {
@@ -225,8 +157,7 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
         }
         [
             self.k_place.offset(self.ring.k_stage(turn)),
-            self.v_place
-                .offset(self.ring.v_stage(turn - i32::from(self.warp.levers.ahead))),
+            self.v_place.offset(self.ring.v_stage(turn)),
         ]
     }
 

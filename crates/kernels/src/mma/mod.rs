@@ -51,9 +51,6 @@ pub struct Config {
     pub q_in_registers: bool,
     /// Shared memory is permuted so that no access conflicts with itself.
     pub swizzled: bool,
-    /// The probabilities of a tile are worked out among the products of the tile before (needs
-    /// [`Rescale::Bold`]): more independent instructions to choose from, more registers.
-    pub ahead: bool,
     /// When the references of the rows are raised.
     pub rescale: Rescale,
     /// Query heads that share K and V share a block: for few queries a head.
@@ -160,7 +157,6 @@ impl Config {
             q_in_registers: flag("qsh", "qreg")?,
             swizzled: flag("lin", "xor")?,
             rescale: Rescale::Eager,
-            ahead: false,
             pack_heads: false,
             splits: 1,
         };
@@ -171,7 +167,6 @@ impl Config {
         };
         let mut rest = parts.peekable();
         let config = Config {
-            ahead: rest.next_if_eq(&"ahead").is_some(),
             pack_heads: rest.next_if_eq(&"gqa").is_some(),
             splits: match rest.next() {
                 Some(part) => number(part, "k").filter(|&splits| splits != 1)?,
@@ -245,13 +240,6 @@ impl Config {
                 format!("each needs 16 of the {} keys of a tile", self.cols),
             );
         }
-        if self.ahead && self.rescale != Rescale::Bold {
-            return Err(Refusal::Unsupported {
-                family: NAME,
-                what: format!("`ahead` with {} rescaling", self.rescale.name()),
-                remedy: "bold rescaling is what lets a tile's exponentials begin before its scores are all there",
-            });
-        }
         if !(64..=512).contains(&self.threads()) {
             return lever(
                 "warps x kv_warps",
@@ -267,18 +255,12 @@ impl Config {
         let blocks = self.row_blocks();
         let output = blocks * padded(shape.head_dim_v) / 2;
         let scores = blocks * self.keys_per_warp() / 2;
-        // Probabilities take the place of scores; those of the tile before are needed beside them.
-        let before = if self.ahead {
-            blocks * self.keys_per_warp() / 4
-        } else {
-            0
-        };
         let query = match self.q_in_registers {
             true => blocks * padded(shape.head_dim) / 4,
             false => 4 * blocks,
         };
         let state = 6 * blocks;
-        let needed = output + scores + before + query + state + SCRATCH_REGISTERS;
+        let needed = output + scores + query + state + SCRATCH_REGISTERS;
         let allowed = (65_536 / (self.threads() * self.min_blocks) / 8 * 8).min(255);
         if needed <= allowed {
             return Ok(());
@@ -286,9 +268,8 @@ impl Config {
         Err(Refusal::Registers {
             needed,
             what: format!(
-                "output {output}, scores {}, query {query}, row state {state}, addresses and operands \
-                 {SCRATCH_REGISTERS}",
-                scores + before
+                "output {output}, scores {scores}, query {query}, row state {state}, addresses and operands \
+                 {SCRATCH_REGISTERS}"
             ),
             allowed,
             remedy: "fewer rows a warp, fewer keys a tile, Q in shared memory or fewer blocks an SM need less",
@@ -301,7 +282,7 @@ impl fmt::Display for Config {
         let either = |lever, on, off| if lever { on } else { off };
         write!(
             f,
-            "m{}n{}-w{}x{}-s{}-b{}-{}-{}-{}{}{}{}",
+            "m{}n{}-w{}x{}-s{}-b{}-{}-{}-{}{}{}",
             self.rows,
             self.cols,
             self.warps,
@@ -311,7 +292,6 @@ impl fmt::Display for Config {
             either(self.q_in_registers, "qreg", "qsh"),
             either(self.swizzled, "xor", "lin"),
             self.rescale.name(),
-            either(self.ahead, "-ahead", ""),
             either(self.pack_heads, "-gqa", ""),
             match self.splits {
                 1 => String::new(),

@@ -8,13 +8,11 @@ use super::place::{Block, Edges, TileSequence};
 use crate::params::Params;
 use crate::tiles::{Chunks, HeadTile};
 
-/// The ring of stages. Group of copies `t` holds K of turn `t`, and V of turn `t - lag`: a kernel that
-/// computes scores a turn ahead needs K a turn before V.
+/// The ring of stages. A turn's K and V are one group of copies.
 pub(super) struct Ring<'k, 'p, E> {
     k: &'k KernelBuilder,
     params: &'p Params<'k, E>,
     stages: u32,
-    lag: i32,
     /// Where the thread's first chunk of the first rows is.
     k_source: GlobalPtr<'k, E>,
     v_source: GlobalPtr<'k, E>,
@@ -39,7 +37,6 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             k,
             params,
             stages: levers.stages,
-            lag: i32::from(levers.ahead),
             k_source: k_chunks.source(&params.k, params.k.head(block.batch, block.kv_head)),
             v_source: v_chunks.source(&params.v, params.v.head(block.batch, block.kv_head)),
             k_chunks,
@@ -61,25 +58,16 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         turn.reinterpret::<u32>() % self.stages * self.v_stage_elements
     }
 
-    /// Starts the copies of group `turn`, as far as there are such tiles, and closes the group.
+    /// Starts the copies of a turn, if there is such a tile, and closes the group.
     #[track_caller]
     pub(super) fn prefetch(&self, sequence: &TileSequence<'k>, turn: Val<'k, i32>, edges: Edges) {
         let end = (edges == Edges::Checked).then_some(self.params.seq_len_kv);
         self.k.verb("prefetch", || {
             self.k.if_(turn.lt(sequence.turns).uniform(), || {
                 let first = sequence.first_key(turn, edges);
-                let stage = self.k_stage(turn);
-                self.k_chunks.copy(stage, &self.params.k, self.k_source, first, end);
-            });
-            let turn = turn - self.lag;
-            let exists = match self.lag {
-                0 => turn.lt(sequence.turns),
-                _ => turn.lt(sequence.turns) & turn.ge(0),
-            };
-            self.k.if_(exists.uniform(), || {
-                let first = sequence.first_key(turn, edges);
-                let stage = self.v_stage(turn);
-                self.v_chunks.copy(stage, &self.params.v, self.v_source, first, end);
+                let (k_stage, v_stage) = (self.k_stage(turn), self.v_stage(turn));
+                self.k_chunks.copy(k_stage, &self.params.k, self.k_source, first, end);
+                self.v_chunks.copy(v_stage, &self.params.v, self.v_source, first, end);
             });
             self.k.cp_async_commit();
         });

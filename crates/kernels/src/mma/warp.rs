@@ -182,13 +182,6 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
         }
     }
 
-    #[track_caller]
-    pub(super) fn clear_probabilities(&self, p: &Probabilities<'k, E>) {
-        for words in p.words.iter().flatten().flatten() {
-            words.set(self.k.constant(0u32).reinterpret::<E::Word>());
-        }
-    }
-
     // ---- A tile's probabilities -----------------------------------------------------------------------
 
     /// Scores become probabilities, 16 keys at a time; `then` is called as soon as those of a step are known.
@@ -203,9 +196,9 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
     /// Probabilities of a tile that every row sees whole, without a look at its scores first: exponentials are
     /// taken relative to the references there are, and only if one comes out large is the tile computed
     /// again with references raised. So scores of one step are exponentiated among the products of
-    /// others; `meanwhile` is called once a step of 16 keys for more products to go with them.
+    /// others. `refill` is called once the first products are under way.
     #[track_caller]
-    pub(super) fn bold_softmax(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>, meanwhile: impl Fn(u32)) {
+    pub(super) fn bold_softmax(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>, refill: impl Fn()) {
         let k = self.k;
         let sums: Vec<_> = self.state.rows().map(|row| row.sum.get()).collect();
         self.clear_scores();
@@ -214,7 +207,9 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
             Query::Registers(_) => {
                 for step in 0..self.key_steps() {
                     self.score_steps(k_place, step..step + 1);
-                    meanwhile(step);
+                    if step == 0 {
+                        refill();
+                    }
                     self.cap(step);
                     self.exponentials(p, step);
                 }
@@ -222,8 +217,8 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
             // Loading Q's operands once a tile means finishing all scores at once.
             Query::Shared(_) => {
                 self.score_steps(k_place, 0..self.key_steps());
+                refill();
                 for step in 0..self.key_steps() {
-                    meanwhile(step);
                     self.cap(step);
                     self.exponentials(p, step);
                 }
