@@ -18,7 +18,7 @@ const SPLIT: [&str; 5] = [
     "mma/m16n32-w1x2-s4-b3-qreg-xor-bold-gqa-k24",
     "mma/m16n128-w1x8-s2-b1-qsh-xor-eager-gqa-k16",
     "mma/m64n32-w4x1-s2-b1-qsh-xor-lazy-k2",
-    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-ahead-gqa-k8",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa-k8",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
