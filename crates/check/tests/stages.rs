@@ -24,10 +24,12 @@ fn config(id: &str) -> Config {
 }
 
 /// One of each way of computing: the levers that change what a thread holds of S and P.
-const KERNELS: [&str; 10] = [
+const KERNELS: [&str; 12] = [
     "scalar/naive-t64-v16",
     "scalar/tiled-m32n32-w4-v16",
     "scalar/tiled-m64n32-w8-v16",
+    "ladder/hybrid-m64n32-w4",
+    "ladder/mma-m128n64-w8",
     "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
     "mma/m64n32-w2x1-s3-b1-qsh-lin-eager",
     "mma/m32n64-w2x4-s2-b1-qreg-xor-eager",

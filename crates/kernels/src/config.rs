@@ -6,12 +6,14 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{mma, scalar};
+use crate::{ladder, mma, scalar};
 
 /// One choice of a family's levers. Its id (`Display`, `FromStr`) is stable: plan tables and evidence carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "snake_case")]
 pub enum Config {
+    /// Family `ladder`: kernels as they were on the way to `mma`.
+    Ladder(ladder::Config),
     /// Family `mma`: `mma.sync` tensor cores, for sm_80 and newer.
     Mma(mma::Config),
     /// Family `scalar`: no tensor cores.
@@ -31,12 +33,16 @@ pub struct UnknownConfig {
 impl Config {
     /// Every config of every family.
     pub fn all() -> Vec<Config> {
-        scalar::configs().into_iter().map(Config::Scalar).collect()
+        let scalar = scalar::configs().into_iter().map(Config::Scalar);
+        scalar
+            .chain(ladder::configs().into_iter().map(Config::Ladder))
+            .collect()
     }
 
     /// The family's name.
     pub fn family(&self) -> &'static str {
         match self {
+            Config::Ladder(_) => ladder::NAME,
             Config::Mma(_) => mma::NAME,
             Config::Scalar(_) => scalar::NAME,
         }
@@ -45,6 +51,7 @@ impl Config {
     /// Which lever saves shared memory, for a refusal.
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
         match self {
+            Config::Ladder(config) => config.remedy_for_shared_memory(),
             Config::Mma(config) => config.remedy_for_shared_memory(),
             Config::Scalar(config) => config.remedy_for_shared_memory(),
         }
@@ -54,6 +61,7 @@ impl Config {
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let id = match self {
+            Config::Ladder(config) => config.id(),
             Config::Mma(config) => config.id(),
             Config::Scalar(config) => config.id(),
         };
@@ -66,6 +74,7 @@ impl FromStr for Config {
 
     fn from_str(id: &str) -> Result<Config, UnknownConfig> {
         let parsed = match id.split_once('/') {
+            Some((ladder::NAME, levers)) => ladder::Config::from_id(levers).map(Config::Ladder),
             Some((mma::NAME, levers)) => mma::Config::from_id(levers).map(Config::Mma),
             Some((scalar::NAME, levers)) => scalar::Config::from_id(levers).map(Config::Scalar),
             _ => None,

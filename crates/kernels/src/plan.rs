@@ -126,6 +126,7 @@ impl Plan {
         }
         stage::check(problem, stop_after)?;
         let (main, then) = match config {
+            Config::Ladder(config) => (crate::ladder::plan(problem, config, kernels, stop_after)?, Vec::new()),
             Config::Mma(config) => crate::mma::plan(problem, config, target, kernels, stop_after)?,
             Config::Scalar(config) => (crate::scalar::plan(problem, config, kernels, stop_after)?, Vec::new()),
         };

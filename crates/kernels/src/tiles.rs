@@ -94,6 +94,18 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         self.tile
     }
 
+    /// Columns that exist; the padding of the last step has none.
+    pub(crate) fn head_dim(&self) -> u32 {
+        self.head_dim
+    }
+
+    /// Column `col` of the row that begins at `row` (column 0, or `within` past it). Not for swizzled tiles.
+    #[track_caller]
+    pub(crate) fn column(&self, row: SharedPtr<'k, E>, col: u32) -> SharedPtr<'k, E> {
+        self.tile
+            .ahead(row.plus((col % self.tile.cols()) as i32), col / self.tile.cols())
+    }
+
     /// Rows of a stage.
     pub(crate) fn rows(&self) -> u32 {
         self.tile.rows()

@@ -318,7 +318,7 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<(Step, Vec<Step>), Refusal> {
-    check_problem(problem)?;
+    check_problem(problem, NAME)?;
     config.check_levers()?;
     parts::check(problem, config.splits)?;
     let answer = Shape::new(problem, 16, stop_after);
@@ -372,9 +372,10 @@ fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
         .unwrap_or(1)
 }
 
-fn check_problem(problem: &Problem) -> Result<(), Refusal> {
+/// Refuses what kernels on 16-bit tensor-core operands and 16-byte copies do not serve.
+pub(crate) fn check_problem(problem: &Problem, family: &'static str) -> Result<(), Refusal> {
     let unsupported = |what: &str, remedy| Refusal::Unsupported {
-        family: NAME,
+        family,
         what: what.to_string(),
         remedy,
     };
@@ -404,7 +405,7 @@ fn check_problem(problem: &Problem) -> Result<(), Refusal> {
         .find(|stride| stride % 8 != 0);
     if let Some(stride) = odd {
         return Err(Refusal::Unsupported {
-            family: NAME,
+            family,
             what: format!(
                 "rows that start at multiples of {} B (it copies 16 B at a time)",
                 2 * (stride & stride.wrapping_neg())

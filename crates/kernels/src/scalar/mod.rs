@@ -135,6 +135,11 @@ pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
     tiled.chain([naive]).collect()
 }
 
+/// Bytes of the widest accesses that the strides of a problem's tensors allow.
+pub fn widest(problem: &Problem) -> u32 {
+    Access::widest(problem)
+}
+
 /// Kernel and launch for a problem, or why not.
 pub(crate) fn plan(
     problem: &Problem,

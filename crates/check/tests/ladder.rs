@@ -1,0 +1,254 @@
+//! The rungs of family `ladder` give the float64 answer on random problems, mistakes planted in them are found,
+//! and the product by itself gives the scores.
+//!
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (100).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan, prove, source};
+use flashcore_ir::Target;
+use flashcore_kernels::ladder::{self, scores};
+use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_problem::{
+    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, Tensor, Tolerance, compare_stage,
+    random_problem, reference_scores,
+};
+use flashcore_sim::FindingKind::{self, NeverWritten, OutOfBounds, Race};
+use flashcore_sim::{SimOptions, simulate};
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
+}
+
+#[test]
+fn the_rungs_equal_float64() {
+    let (first, count) = (number("FLASHCORE_SEED", 3000), number("FLASHCORE_PROBLEMS", 100));
+    let limits = RandomLimits {
+        max_work: 4_000_000,
+        max_batch: 2,
+        head_dim_v: true,
+        ..RandomLimits::default()
+    };
+    let kernels = KernelCache::default();
+    let configs = ladder::configs();
+    let (mut failures, mut checked, mut refused) = (Vec::new(), BTreeMap::new(), 0);
+    for seed in first..first + count {
+        let problem = random_problem(seed, &limits).unwrap();
+        let kind = InputKind::ALL[seed as usize % InputKind::ALL.len()];
+        for turn in [seed, seed + 3] {
+            let config = Config::Ladder(configs[turn as usize % configs.len()]);
+            let Ok(plan) = Plan::with_cache(&problem, &config, Target::Sm90a, &kernels) else {
+                refused += 1;
+                continue;
+            };
+            let options = CheckOptions {
+                inputs: kind,
+                seed,
+                first_schedule: seed,
+                ..CheckOptions::default()
+            };
+            let report = check_plan(&plan, &options).unwrap();
+            if report.verdict != Verdict::Clean {
+                failures.push(format!("problem {seed}: {problem} by {config}, {kind}\n{report}"));
+            }
+            *checked.entry(config.to_string()).or_insert(0) += 1;
+        }
+    }
+    println!("{count} problems from seed {first}: {checked:?}, {refused} refused");
+    assert!(
+        failures.is_empty(),
+        "{} failures\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+    if count >= 100 {
+        assert_eq!(checked.len(), configs.len(), "{checked:?}");
+    }
+}
+
+/// Tails of rows, keys and columns; four heads on two K/V heads; a mask with two sides.
+fn odd_problem(dtype: DType, head_dim: usize) -> Problem {
+    let builder = Problem::builder()
+        .heads(4, 2)
+        .seq_len_q(75)
+        .seq_len_kv(141)
+        .dtype(dtype);
+    let builder = builder.head_dim(head_dim).mask(Mask::window(Some(50), Some(7)));
+    builder.return_lse(true).build().unwrap()
+}
+
+fn plan(problem: &Problem, id: &str) -> Plan {
+    Plan::new(problem, &id.parse().unwrap(), Target::Sm80).unwrap()
+}
+
+fn check(plan: &Plan) -> CheckReport {
+    let options = CheckOptions {
+        max_instructions: 1_000_000,
+        ..CheckOptions::default()
+    };
+    check_plan(plan, &options).unwrap()
+}
+
+#[test]
+fn every_rung_is_clean_at_every_head_size_it_is_made_for() {
+    for config in ladder::configs() {
+        for (dtype, head_dim) in [
+            (DType::F16, 40),
+            (DType::F16, 64),
+            (DType::BF16, 128),
+            (DType::BF16, 256),
+        ] {
+            let plan = Plan::new(&odd_problem(dtype, head_dim), &Config::Ladder(config), Target::Sm90a).unwrap();
+            let report = check(&plan);
+            assert_eq!(
+                report.verdict,
+                Verdict::Clean,
+                "{}, {dtype}, {head_dim}\n{report}",
+                config.id()
+            );
+        }
+    }
+}
+
+/// A mistake, and the finding it must give. Without one, the answer must be wrong.
+struct Planted {
+    id: &'static str,
+    operator: Operator,
+    /// Text of the line that it is planted in, and the memory accessed there.
+    line: &'static str,
+    object: &'static str,
+    /// What is found, and in which memory.
+    found: Option<(FindingKind, &'static str)>,
+}
+
+const HYBRID: &str = "ladder/hybrid-m64n32-w4";
+const MMA: &str = "ladder/mma-m64n32-w4";
+
+#[rustfmt::skip]
+const PLANTED: &[Planted] = &[
+    // The next tile overwrites this one; products begin before the tile is there.
+    Planted { id: HYBRID, operator: Operator::DropBarrier, line: "k.barrier();", object: "", found: Some((Race, "k_tile")) },
+    Planted { id: HYBRID, operator: Operator::DropBarrier, line: "k.barrier();", object: "", found: Some((Race, "v_tile")) },
+    Planted { id: MMA, operator: Operator::DropBarrier, line: "k.barrier();", object: "", found: Some((Race, "v_tile")) },
+    // Scores are read by lanes other than those that wrote them; so are probabilities.
+    Planted { id: HYBRID, operator: Operator::DropWarpBarrier, line: "k.sync_warp();", object: "", found: Some((Race, "s_tile")) },
+    Planted { id: HYBRID, operator: Operator::DropStore, line: "place.store_words(&pair", object: "s_tile", found: Some((NeverWritten, "s_tile")) },
+    Planted { id: HYBRID, operator: Operator::ShrinkBuffer, line: "let s_tile", object: "s_tile", found: Some((OutOfBounds, "s_tile")) },
+    Planted { id: HYBRID, operator: Operator::ShrinkBuffer, line: "let v_tile", object: "v_tile", found: Some((OutOfBounds, "v_tile")) },
+    Planted { id: MMA, operator: Operator::ShrinkBuffer, line: "let k_tile", object: "k_tile", found: Some((OutOfBounds, "k_tile")) },
+    // Tails of keys, rows and columns unmasked.
+    Planted { id: HYBRID, operator: Operator::BoundOne, line: "load_tile(", object: "", found: Some((OutOfBounds, "k")) },
+    Planted { id: HYBRID, operator: Operator::BoundOne, line: "row.row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "out")) },
+    Planted { id: MMA, operator: Operator::BoundOne, line: "row.row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "out")) },
+    // The mask left out; an output or a log-sum-exp never stored.
+    Planted { id: HYBRID, operator: Operator::Unmask, line: "softmax(&row", object: "", found: None },
+    Planted { id: MMA, operator: Operator::Unmask, line: "softmax(row", object: "", found: None },
+    Planted { id: HYBRID, operator: Operator::DropStore, line: "store_f32s(&values", object: "out", found: None },
+    Planted { id: MMA, operator: Operator::DropStore, line: "params.store_lse(", object: "lse", found: None },
+];
+
+#[test]
+fn planted_mistakes_are_found() {
+    for Planted {
+        id,
+        operator,
+        line,
+        object,
+        found,
+    } in PLANTED
+    {
+        let plan = plan(&odd_problem(DType::F16, 40), id);
+        let kernel = &plan.main.kernel;
+        let here = |m: &Mutation| {
+            let quoted = source::quote(m.line.file, m.line.line).unwrap_or_default();
+            m.operator == *operator
+                && quoted.contains(line)
+                && (object.is_empty() || m.object.as_deref() == Some(*object))
+        };
+        let places: Vec<Mutation> = mutations(kernel).into_iter().filter(here).collect();
+        assert!(!places.is_empty(), "{id}: nowhere to plant {operator} at {line}");
+        let mut seen = String::new();
+        let shown = places.iter().any(|mutation| {
+            let mut mutant = plan.clone();
+            mutant.main.kernel = Arc::new(mutation.apply(kernel));
+            let report = check(&mutant);
+            seen.push_str(&format!("{mutation}\n{report}\n"));
+            match found {
+                None => report.verdict == Verdict::Wrong,
+                Some((kind, of)) => report
+                    .findings
+                    .iter()
+                    .any(|f| f.finding.kind == *kind && f.finding.object.as_deref() == Some(*of)),
+            }
+        });
+        assert!(shown, "{id}: {operator} at {line}\n{seen}");
+    }
+}
+
+#[test]
+fn the_product_by_itself_gives_the_scores() {
+    let padded = |shape: [usize; 4]| Layout {
+        shape,
+        strides: [
+            (shape[1] * shape[2] * shape[3]) as i64 + 64,
+            (shape[2] * shape[3]) as i64,
+            shape[3] as i64,
+            1,
+        ],
+    };
+    let builder = Problem::builder().batch(2).heads(4, 2).seq_len_q(75).seq_len_kv(136);
+    for (problem, dtype) in [
+        (builder.clone().head_dim(40).mask(Mask::CAUSAL), DType::F16),
+        (builder.clone().head_dim(64).softmax_scale(0.5), DType::BF16),
+        (builder.head_dim(128).layout(padded), DType::F16),
+    ] {
+        let problem = problem.dtype(dtype).build().unwrap();
+        let inputs = Inputs::generate(&problem, InputKind::Normal, 5);
+        let want = reference_scores(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
+        for levers in scores::Levers::all() {
+            let step = scores::plan(&problem, levers, Target::Sm90a).unwrap();
+            assert_eq!(prove(&step.kernel, &step.launch, Target::Sm90a, Default::default()), []);
+            let all = step.launch.buffers[2].bytes as usize;
+            let mut buffers = [inputs.q.bytes().to_vec(), inputs.k.bytes().to_vec(), vec![POISON; all]];
+            let options = SimOptions {
+                uninitialized: vec![2],
+                ..SimOptions::default()
+            };
+            let report = simulate(&step.kernel, &step.launch, &mut buffers, &options).unwrap();
+            let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+            assert!(findings.is_empty(), "{levers}\n{}", findings.join("\n"));
+            let flat = Layout::bshd([1, 1, 1, want.len()]);
+            let mut tensor = Tensor::poisoned(dtype, flat);
+            tensor.bytes_mut().copy_from_slice(&buffers[2]);
+            let got: Vec<f32> = (0..want.len()).map(|i| tensor.view().get(0, 0, 0, i)).collect();
+            eprintln!("{levers} {:?}\n{:?}", &got[..20], &want[..20]);
+            let compared = compare_stage(&problem, &got, &want, Tolerance::of(dtype)).unwrap();
+            eprintln!("{levers}, {problem}: {compared}");
+        }
+    }
+}
+
+#[test]
+fn the_product_refuses_what_it_does_not_serve() {
+    let levers = scores::Levers {
+        engine: scores::Engine::TensorCores,
+        tile: 128,
+    };
+    let builder = || Problem::builder().seq_len(64);
+    for (problem, levers, part) in [
+        (builder().dtype(DType::F32), levers, "f32"),
+        (builder().seq_len_kv(65), levers, "multiple of 8"),
+        (builder().softcap(3.0), levers, "soft cap"),
+        (builder().head_dim(256), levers, "a tile of 64 needs less"),
+        (builder(), scores::Levers { tile: 96, ..levers }, "64, 128"),
+    ] {
+        let problem = problem.build().unwrap();
+        let refusal = scores::plan(&problem, levers, Target::Sm89).unwrap_err().to_string();
+        assert!(refusal.contains(part), "{refusal}");
+    }
+}

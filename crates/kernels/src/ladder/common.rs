@@ -1,0 +1,169 @@
+//! What the rungs share: who computes what, plain copies into shared memory, scores on tensor cores.
+
+use flashcore_ir::fragment::{Acc, MmaElement};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var, Widen};
+
+use super::Config;
+use crate::params::{Params, TensorParam};
+use crate::softmax::Reference;
+use crate::tiles::{CHUNK, Fragments, HeadTile, STEP, a_lane, b_lane, padded};
+
+/// Score columns of one tensor-core accumulator.
+pub(super) const ACC_COLS: u32 = 8;
+
+/// Lanes that share a row of an accumulator.
+pub(super) const QUAD: u32 = 4;
+
+/// Rows of a warp: those of one tensor-core instruction.
+pub(super) const WARP_ROWS: u32 = 16;
+
+/// The block's rows and head, and the keys that any of its rows sees, from whole tiles.
+pub(super) struct Block<'k, E> {
+    pub batch_head: Val<'k, u32>,
+    pub first_row: Val<'k, u32>,
+    pub q_head: GlobalPtr<'k, E>,
+    pub k_head: GlobalPtr<'k, E>,
+    pub v_head: GlobalPtr<'k, E>,
+    pub out_head: GlobalPtr<'k, E>,
+    pub first_key: Val<'k, i32>,
+    pub end_key: Val<'k, i32>,
+}
+
+impl<'k, E: MmaElement> Block<'k, E> {
+    #[track_caller]
+    pub(super) fn new(k: &'k KernelBuilder, params: &Params<'k, E>, levers: &Config) -> Self {
+        let rows = levers.rows();
+        let tiles = (params.seq_len_q + (rows - 1)) / rows;
+        let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+        let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
+        let kv_head = head / params.group_size;
+        let first_row = tile * rows;
+        // Bounds grow with the row: the first row sees the lowest key, the last row the highest.
+        let last_row = (first_row + (rows - 1)).min(params.seq_len_q - 1);
+        let cols = levers.cols as i32;
+        Block {
+            batch_head,
+            first_row,
+            q_head: params.q.head(batch, head),
+            k_head: params.k.head(batch, kv_head),
+            v_head: params.v.head(batch, kv_head),
+            out_head: params.out.head(batch, head),
+            first_key: params.visible_keys(first_row).0 / cols * cols,
+            end_key: params.visible_keys(last_row).1,
+        }
+    }
+}
+
+/// Copies rows `first..` of a head into a tile, through registers; rows at or past `len` and the padding of
+/// the last tensor-core step become zero.
+#[track_caller]
+pub(super) fn load_tile<'k, E: MmaElement + Widen>(
+    k: &'k KernelBuilder,
+    tile: HeadTile<'k, E>,
+    tensor: &TensorParam<'k, E>,
+    head: GlobalPtr<'k, E>,
+    first: Val<'k, u32>,
+    len: Val<'k, u32>,
+) {
+    k.verb("load_tile", || {
+        tile.chunks(k).for_each(|row, column, place| {
+            let exists = (first + row).lt(len) & column.lt(tile.head_dim());
+            k.if_else(
+                exists.divergent(),
+                || {
+                    let from = tensor.row(head, first + row).offset(column);
+                    place.store_words(&from.load_words(CHUNK / 2, Cache::ReadOnly), Cache::Default);
+                },
+                || place.store_f32s(&vec![k.constant(0.0); CHUNK as usize], 16, Cache::Default),
+            );
+        });
+    });
+}
+
+/// Where a warp's lanes read the operands of its scores.
+pub(super) struct ScoreOperands<'k, E> {
+    q: Fragments<'k, E>,
+    k: Fragments<'k, E>,
+}
+
+impl<'k, E: MmaElement> ScoreOperands<'k, E> {
+    #[track_caller]
+    pub(super) fn new(
+        k: &'k KernelBuilder,
+        q_tile: HeadTile<'k, E>,
+        k_tile: HeadTile<'k, E>,
+        warp: Val<'k, u32>,
+    ) -> Self {
+        let (row, col) = a_lane(k.lane());
+        let q = q_tile.fragments(row + warp * WARP_ROWS, col);
+        let (row, col) = b_lane(k.lane());
+        ScoreOperands {
+            q,
+            k: k_tile.fragments(row, col),
+        }
+    }
+
+    /// `S = Q·Kᵀ` of the warp's 16 rows with a tile of keys.
+    #[track_caller]
+    pub(super) fn multiply(&self, k: &'k KernelBuilder, scores: Acc<'k>, head_dim: u32) {
+        k.verb("S = Q*K", || {
+            scores.zero();
+            for step in (0..padded(head_dim)).step_by(STEP as usize) {
+                let q = self.q.a(k, 0, step);
+                for keys in 0..scores.tiles() / 2 {
+                    let [left, right] = self.k.b_rows(k, keys * STEP, step);
+                    k.mma(scores, 2 * keys, q, left);
+                    k.mma(scores, 2 * keys + 1, q, right);
+                }
+            }
+        });
+    }
+}
+
+/// A row's running state, of which each of its lanes has a copy; `sum` is each lane's own part.
+pub(super) struct Row<'k> {
+    pub row: Val<'k, u32>,
+    first_key: Val<'k, i32>,
+    end_key: Val<'k, i32>,
+    pub reference: Reference<'k>,
+    pub sum: Var<'k, f32>,
+}
+
+impl<'k> Row<'k> {
+    #[track_caller]
+    pub(super) fn new<E: MmaElement>(k: &'k KernelBuilder, params: &Params<'k, E>, row: Val<'k, u32>) -> Self {
+        let (first_key, end_key) = params.visible_keys(row);
+        Row {
+            row,
+            first_key,
+            end_key,
+            reference: Reference::new(k, params),
+            sum: k.var(0.0),
+        }
+    }
+
+    /// The score of a key, or −∞ if the row does not see it.
+    #[track_caller]
+    pub(super) fn masked(&self, key: Val<'k, u32>, score: Val<'k, f32>) -> Val<'k, f32> {
+        let key = key.reinterpret::<i32>();
+        let sees = key.ge(self.first_key) & key.lt(self.end_key);
+        sees.select(score, f32::NEG_INFINITY)
+    }
+
+    /// Raises the reference to the largest score of the row's `lanes` lanes. Returns the factor for what was summed
+    /// before, by which `sum` is multiplied.
+    #[track_caller]
+    pub(super) fn raise(&self, largest: Val<'k, f32>, lanes: u32) -> Val<'k, f32> {
+        let rescale = self.reference.raise(largest.reduce_max(lanes), 0.0);
+        self.sum.mul_assign(rescale);
+        rescale
+    }
+
+    /// The probability of a score, added to `sum`.
+    #[track_caller]
+    pub(super) fn exp(&self, score: Val<'k, f32>) -> Val<'k, f32> {
+        let p = self.reference.exp(score);
+        self.sum.add_assign(p);
+        p
+    }
+}

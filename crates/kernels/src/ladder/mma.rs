@@ -1,0 +1,134 @@
+//! Rung `mma`: tensor cores for both products.
+//!
+//! What is new to `hybrid`: scores stay where the tensor cores leave them. A lane holds two rows of eight-column
+//! pieces, four lanes a row, so that maximum and sum are two shuffles away; and the accumulators of S, rounded
+//! and packed in pairs, are operand A of `O += P·V` as they stand (FlashAttention-2). What is still missing:
+//! copies that overlap with computing, and tiles laid out so that `ldmatrix` meets no bank conflicts.
+
+use flashcore_ir::fragment::{Acc, MmaElement};
+use flashcore_ir::{Cache, KernelBuilder, Val, Var, Widen};
+
+use super::Config;
+use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
+use crate::params::{Params, Shape};
+use crate::softmax::normaliser;
+use crate::stage::StopAfter;
+use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
+
+pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+    k.min_blocks_per_sm(1);
+    let params = Params::<E>::declare(k, shape);
+    let block = Block::new(k, &params, levers);
+
+    let q_tile = HeadTile::declare(k, "q_tile", levers.rows(), shape.head_dim, 1, false);
+    let k_tile = HeadTile::declare(k, "k_tile", levers.cols, shape.head_dim, 1, false);
+    let v_tile = HeadTile::declare(k, "v_tile", levers.cols, shape.head_dim_v, 1, false);
+
+    let warp = k.thread_idx() / 32u32;
+    let operands = ScoreOperands::new(k, q_tile, k_tile, warp);
+    let (row, column) = a_lane(k.lane());
+    let v_place = v_tile.fragments(row, column);
+    let scores = k.acc("s", levers.cols / ACC_COLS);
+    let out = k.acc("out", padded(shape.head_dim_v) / ACC_COLS);
+
+    // This lane's rows: halves 0 and 1 of the accumulators.
+    let first_row = block.first_row + warp * WARP_ROWS + k.lane() / QUAD;
+    let rows = [0, 8].map(|down| Row::new(k, &params, first_row + down));
+    let column = k.lane() % QUAD * 2u32;
+
+    load_tile(k, q_tile, &params.q, block.q_head, block.first_row, params.seq_len_q);
+    k.for_uniform(block.first_key, block.end_key, levers.cols as i32, |key0| {
+        let key0 = key0.reinterpret::<u32>();
+        k.barrier();
+        load_tile(k, k_tile, &params.k, block.k_head, key0, params.seq_len_kv);
+        load_tile(k, v_tile, &params.v, block.v_head, key0, params.seq_len_kv);
+        k.barrier();
+
+        operands.multiply(k, scores, shape.head_dim);
+        for (half, row) in rows.iter().enumerate() {
+            for (key, score) in of_row(scores, half) {
+                score.set(params.score(score.get()));
+                if shape.stops_after(StopAfter::Scores) {
+                    params.store_score(block.batch_head, row.row, key0 + column + key, score.get());
+                }
+            }
+        }
+        if shape.stops_after(StopAfter::Scores) {
+            return;
+        }
+        for (half, row) in rows.iter().enumerate() {
+            let rescale = softmax(row, scores, half, key0 + column);
+            of_row(out, half).for_each(|(_, out)| out.mul_assign(rescale));
+            if shape.stops_after(StopAfter::Probabilities) {
+                for (key, p) in of_row(scores, half) {
+                    params.store_probability(block.batch_head, row.row, key0 + column + key, p.get(), &row.reference);
+                }
+            }
+        }
+        if shape.stop_after.is_none() {
+            accumulate(k, out, scores, &v_place);
+        }
+    });
+    if shape.stop_after.is_some() {
+        return;
+    }
+
+    for (half, row) in rows.iter().enumerate() {
+        let sum = row.sum.get().reduce_sum(QUAD);
+        let norm = normaliser(sum);
+        k.if_(row.row.lt(params.seq_len_q).divergent(), || {
+            let out_row = params.out.row(block.out_head, row.row).offset(column);
+            let values: Vec<_> = of_row(out, half).map(|(_, out)| out * norm).collect();
+            for (tile, pair) in values
+                .chunks(2)
+                .take((shape.head_dim_v / ACC_COLS) as usize)
+                .enumerate()
+            {
+                let place = out_row.plus((ACC_COLS * tile as u32) as i32);
+                place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
+            }
+            k.if_((k.lane() % QUAD).eq(0).divergent(), || {
+                params.store_lse(block.batch_head, row.row, row.reference.offset.get(), sum);
+            });
+        });
+    }
+}
+
+/// `O += P·V`: P is rounded where it stands.
+#[track_caller]
+fn accumulate<'k, E: MmaElement>(k: &'k KernelBuilder, out: Acc<'k>, p: Acc<'k>, v_place: &Fragments<'k, E>) {
+    k.verb("O += P*V", || {
+        for step in 0..p.tiles() / 2 {
+            let p = p.to_a_step(step);
+            for column in 0..out.tiles() / 2 {
+                let [left, right] = v_place.b_cols(k, step * STEP, column * STEP);
+                k.mma(out, 2 * column, p, left);
+                k.mma(out, 2 * column + 1, p, right);
+            }
+        }
+    });
+}
+
+/// Columns, from the lane's first, and registers of one of a lane's two rows of an accumulator.
+fn of_row<'k>(acc: Acc<'k>, half: usize) -> impl Iterator<Item = (u32, Var<'k, f32>)> {
+    (0..acc.tiles()).flat_map(move |tile| {
+        let register = 4 * tile + 2 * half as u32;
+        [0, 1].map(|e| (ACC_COLS * tile + e, acc.var(register + e)))
+    })
+}
+
+/// One step of the online softmax: this lane's scores of the row become probabilities in place. Returns the
+/// factor for what was summed before.
+#[track_caller]
+fn softmax<'k>(row: &Row<'k>, scores: Acc<'k>, half: usize, first_key: Val<'k, u32>) -> Val<'k, f32> {
+    let mut largest = first_key.builder().constant(f32::NEG_INFINITY);
+    for (key, score) in of_row(scores, half) {
+        score.set(row.masked(first_key + key, score.get()));
+        largest = largest.max(score);
+    }
+    let rescale = row.raise(largest, QUAD);
+    for (_, score) in of_row(scores, half) {
+        score.set(row.exp(score.get()));
+    }
+    rescale
+}

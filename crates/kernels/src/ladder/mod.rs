@@ -1,0 +1,216 @@
+//! Family `ladder`: kernels as they were on the way to family `mma`, each with one idea more than the last.
+//!
+//! - [`hybrid`]: tensor cores for `Q·Kᵀ`; scores go through shared memory, the rest is scalar.
+//! - [`mma`]: tensor cores for both products; P stays in registers.
+//!
+//! What comes before them is family `scalar`, what comes after are levers of family `mma`; [`rungs`] has them all
+//! in order, so that they can be run, timed and drawn on any device. [`scores`] is the first product by itself.
+
+mod common;
+mod hybrid;
+mod mma;
+pub mod scores;
+
+use flashcore_ir::Kernel;
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use crate::params::{Shape, launch};
+use crate::plan::{KernelCache, Step};
+use crate::stage::StopAfter;
+use crate::{Refusal, scalar};
+use common::WARP_ROWS;
+
+/// The family's name.
+pub const NAME: &str = "ladder";
+
+/// Which rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Tensor cores for `Q·Kᵀ` only.
+    Hybrid,
+    /// Tensor cores for both products, nothing overlapped.
+    Mma,
+}
+
+/// A rung and the little it lets one choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Config {
+    /// Which rung.
+    pub kind: Kind,
+    /// Warps a block, 16 query rows each.
+    pub warps: u32,
+    /// Keys a tile.
+    pub cols: u32,
+}
+
+/// Values of [`Config::warps`].
+pub const WARPS: [u32; 2] = [4, 8];
+/// Values of [`Config::cols`].
+pub const COLS: [u32; 2] = [32, 64];
+
+impl Config {
+    /// Query rows a block.
+    pub fn rows(&self) -> u32 {
+        WARP_ROWS * self.warps
+    }
+
+    /// The id within the family, such as `hybrid-m64n64-w4`.
+    pub fn id(&self) -> String {
+        let kind = match self.kind {
+            Kind::Hybrid => "hybrid",
+            Kind::Mma => "mma",
+        };
+        format!("{kind}-m{}n{}-w{}", self.rows(), self.cols, self.warps)
+    }
+
+    /// The config of an id, if it is one.
+    pub fn from_id(id: &str) -> Option<Config> {
+        configs().into_iter().find(|config| config.id() == id)
+    }
+
+    pub(crate) fn remedy_for_shared_memory(&self) -> String {
+        match self.cols {
+            64 => "n32 needs less".to_string(),
+            _ => "fewer warps, or family mma with swizzled tiles, need less".to_string(),
+        }
+    }
+
+    fn check_levers(&self) -> Result<(), Refusal> {
+        for (lever, given, allowed) in [("warps", self.warps, WARPS), ("cols", self.cols, COLS)] {
+            if !allowed.contains(&given) {
+                return Err(Refusal::Lever {
+                    lever,
+                    given,
+                    allowed: allowed.map(|value| value.to_string()).join(", "),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every config of the family.
+pub fn configs() -> Vec<Config> {
+    let mut configs = Vec::new();
+    for kind in [Kind::Hybrid, Kind::Mma] {
+        for warps in WARPS {
+            configs.extend(COLS.map(|cols| Config { kind, warps, cols }));
+        }
+    }
+    configs
+}
+
+/// A rung of the ladder: what it is called, and the config that it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rung {
+    /// What is new to it, such as `+ cp.async`.
+    pub label: &'static str,
+    /// The config.
+    pub config: crate::Config,
+}
+
+/// The fastest config of family `mma` on the problem that the ladder is about (B1 H8 S512 D64), as far as it has
+/// been searched: two groups of warps share the keys out, since there are too few rows to fill a GPU.
+const TUNED: &str = "mma/m64n64-w4x2-s2-b1-qreg-xor-bold";
+
+/// The ladder, lowest rung first: from a thread a row to what is fastest. Each rung differs from the one before in
+/// what its label says. Rows, keys a tile and warps are the same from `hybrid` to `+ swizzle`.
+///
+/// Whether a rung serves a problem, its plan says; scalar rungs come with accesses as wide as the strides allow.
+///
+/// ```
+/// use flashcore_kernels::ladder;
+/// use flashcore_problem::Problem;
+/// let rungs = ladder::rungs(&Problem::named("mission")?);
+/// assert_eq!(rungs[0].config.to_string(), "scalar/naive-t128-v16");
+/// assert_eq!(rungs[3].label, "hybrid");
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+pub fn rungs(problem: &Problem) -> Vec<Rung> {
+    [
+        ("naive", "scalar/naive-t128-v16"),
+        ("tiled, 4 warps", "scalar/tiled-m32n32-w4-v16"),
+        ("tiled, 8 warps", "scalar/tiled-m32n32-w8-v16"),
+        ("hybrid", "ladder/hybrid-m64n64-w4"),
+        ("mma", "ladder/mma-m64n64-w4"),
+        ("+ cp.async", "mma/m64n64-w4x1-s2-b1-qsh-lin-eager"),
+        ("+ swizzle", "mma/m64n64-w4x1-s2-b1-qsh-xor-eager"),
+        ("tuned", TUNED),
+    ]
+    .into_iter()
+    .filter_map(|(label, id)| {
+        let config = match id.parse().ok()? {
+            crate::Config::Scalar(config) => crate::Config::Scalar(config.with_vector_bytes(scalar::widest(problem))),
+            config => config,
+        };
+        Some(Rung { label, config })
+    })
+    .collect()
+}
+
+/// Kernel and launch for a problem, or why not.
+pub(crate) fn plan(
+    problem: &Problem,
+    config: &Config,
+    kernels: &KernelCache,
+    stop_after: Option<StopAfter>,
+) -> Result<Step, Refusal> {
+    crate::mma::check_problem(problem, NAME)?;
+    config.check_levers()?;
+    let shape = Shape::new(problem, 16, stop_after);
+    let name = shape.kernel_name(&crate::Config::Ladder(*config));
+    let kernel = kernels.get_or_build(&name, |name| {
+        Kernel::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
+            (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, config, &shape),
+            (Kind::Hybrid, _) => hybrid::body::<bf16>(k, config, &shape),
+            (Kind::Mma, DType::F16) => mma::body::<f16>(k, config, &shape),
+            (Kind::Mma, _) => mma::body::<bf16>(k, config, &shape),
+        })
+    })?;
+    let tiles = problem.seq_len_q().div_ceil(config.rows() as usize);
+    let blocks = tiles * problem.num_heads() * problem.batch();
+    let shared_bytes = kernel.ledger().total_bytes();
+    let launch = launch(problem, &shape, blocks, 32 * config.warps, shared_bytes);
+    Ok(Step { kernel, launch })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Plan;
+    use flashcore_ir::Target;
+
+    #[test]
+    fn every_rung_serves_the_problem_it_is_about_on_every_card() {
+        let problem = Problem::named("mission").unwrap();
+        let rungs = rungs(&problem);
+        assert_eq!(rungs.len(), 8);
+        for target in [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120] {
+            for rung in &rungs {
+                Plan::new(&problem, &rung.config, target).unwrap_or_else(|refusal| panic!("{}: {refusal}", rung.label));
+            }
+        }
+    }
+
+    #[test]
+    fn what_it_does_not_serve_it_refuses() {
+        let config = "ladder/hybrid-m64n64-w4".parse().unwrap();
+        let refused = |problem: Problem, target| Plan::new(&problem, &config, target).unwrap_err().to_string();
+        let f32s = refused(Problem::builder().dtype(DType::F32).build().unwrap(), Target::Sm80);
+        assert!(f32s.contains("ladder does not serve f32"), "{f32s}");
+        let wide = refused(Problem::builder().head_dim(256).build().unwrap(), Target::Sm89);
+        assert!(wide.contains("sm_89 allows 101376") && wide.contains("n32"), "{wide}");
+        assert!(
+            (Config {
+                kind: Kind::Mma,
+                warps: 3,
+                cols: 64
+            })
+            .check_levers()
+            .is_err()
+        );
+    }
+}

@@ -1,0 +1,270 @@
+//! `S = scale·Q·Kᵀ` by itself, written to memory in the problem's dtype: how fast one product is on tensor cores and
+//! without, and against a library's matrix product. It answers no attention problem, so it is no [`Config`](crate::Config).
+//!
+//! Every key is multiplied, whatever the mask. A block loads its rows of Q and K whole, computes, and stores through
+//! shared memory, 16 bytes an access; the two engines differ in the product alone.
+
+use std::fmt;
+use std::sync::Arc;
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::{Arg, BufferSpec, Cache, Kernel, KernelBuilder, Launch, Target, Val, Var, Widen};
+use flashcore_problem::{DType, Layout, Problem};
+use half::{bf16, f16};
+
+use super::common::{ACC_COLS, QUAD, ScoreOperands, WARP_ROWS};
+use crate::Refusal;
+use crate::params::{TensorParam, row_strides};
+use crate::plan::Step;
+use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
+
+/// What multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// f32 FMAs on elements widened as they are read.
+    Scalar,
+    /// `mma.sync`, a warp 16 rows.
+    TensorCores,
+}
+
+/// The engine and its tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Levers {
+    /// What multiplies.
+    pub engine: Engine,
+    /// Query rows and keys a block, a warp for each 16 of them: one of [`TILES`].
+    pub tile: u32,
+}
+
+/// Values of [`Levers::tile`].
+pub const TILES: [u32; 2] = [64, 128];
+
+/// Threads that share a row in the scalar engine.
+const THREAD_COLS: u32 = 16;
+
+impl Levers {
+    /// Every choice.
+    pub fn all() -> Vec<Levers> {
+        let engines = [Engine::Scalar, Engine::TensorCores].into_iter();
+        engines
+            .flat_map(|engine| TILES.map(|tile| Levers { engine, tile }))
+            .collect()
+    }
+
+    fn threads(self) -> u32 {
+        2 * self.tile
+    }
+}
+
+impl fmt::Display for Levers {
+    /// `scores-m64n64-mma`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let engine = match self.engine {
+            Engine::Scalar => "scalar",
+            Engine::TensorCores => "mma",
+        };
+        f.pad(&format!("scores-m{0}n{0}-{engine}", self.tile))
+    }
+}
+
+/// Kernel and launch. Buffers are `q`, `k` in the problem's layouts, and `scores`, dense `[batch, num_heads, seq_len_q,
+/// seq_len_kv]` in its dtype.
+///
+/// ```
+/// use flashcore_ir::Target;
+/// use flashcore_kernels::ladder::scores::{Engine, Levers, plan};
+/// use flashcore_problem::Problem;
+/// let step = plan(&Problem::named("mission")?, Levers { engine: Engine::TensorCores, tile: 128 }, Target::Sm89)?;
+/// assert_eq!(step.launch.grid, [512 / 128, 512 / 128, 8]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Problems of other dtypes than fp16 and bf16, rows or keys that are no whole 16-byte chunks, soft caps, tiles that
+/// are not in [`TILES`] or take more shared memory than there is.
+pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, Refusal> {
+    const FAMILY: &str = "ladder/scores";
+    crate::mma::check_problem(problem, FAMILY)?;
+    if !TILES.contains(&levers.tile) {
+        return Err(Refusal::Lever {
+            lever: "tile",
+            given: levers.tile,
+            allowed: TILES.map(|tile| tile.to_string()).join(", "),
+        });
+    }
+    let unsupported = |what: String, remedy| Refusal::Unsupported {
+        family: FAMILY,
+        what,
+        remedy,
+    };
+    if problem.softcap().is_some() {
+        return Err(unsupported("a soft cap".to_string(), "leave it away"));
+    }
+    if !problem.seq_len_kv().is_multiple_of(CHUNK as usize) {
+        let what = format!("{} keys (it stores 8 at a time)", problem.seq_len_kv());
+        return Err(unsupported(what, "round them up to a multiple of 8"));
+    }
+    let head_dim = problem.head_dim() as u32;
+    let needed = 2 * tile_bytes(levers.tile, head_dim, 1) + tile_bytes(levers.tile, levers.tile, 1);
+    let allowed = target.limits().shared_per_block;
+    if needed > allowed {
+        return Err(Refusal::SharedMemory {
+            needed,
+            kind: "dynamic",
+            target,
+            allowed,
+            static_limit: None,
+            remedy: "a tile of 64 needs less".to_string(),
+        });
+    }
+    let name = format!("{levers}_{}_d{head_dim}", problem.dtype()).replace('-', "_");
+    let kernel = Kernel::build(&name, levers.threads(), |k| match problem.dtype() {
+        DType::F16 => body::<f16>(k, levers, head_dim),
+        _ => body::<bf16>(k, levers, head_dim),
+    })?;
+    let launch = launch(problem, levers, kernel.ledger().total_bytes());
+    Ok(Step {
+        kernel: Arc::new(kernel),
+        launch,
+    })
+}
+
+fn launch(problem: &Problem, levers: Levers, shared_bytes: u32) -> Launch {
+    let size = problem.dtype().size_bytes();
+    let bytes = |layout: &Layout| (layout.span() * size) as u64;
+    let all_scores = problem.lse_len() * problem.seq_len_kv();
+    let buffers = [
+        ("q", bytes(problem.q_layout())),
+        ("k", bytes(problem.k_layout())),
+        ("scores", (all_scores * size) as u64),
+    ];
+    let slot = |slot| Arg::Buffer { slot, byte_offset: 0 };
+    let mut args = vec![slot(0)];
+    args.extend(row_strides(problem.q_layout()).map(Arg::U32));
+    args.push(slot(1));
+    args.extend(row_strides(problem.k_layout()).map(Arg::U32));
+    args.push(slot(2));
+    let lengths = [problem.seq_len_q(), problem.seq_len_kv()];
+    args.extend(lengths.map(|len| Arg::U32(len as u32)));
+    args.extend([problem.num_heads(), problem.group_size()].map(|n| Arg::U32(n as u32)));
+    args.push(Arg::F32(problem.softmax_scale()));
+    let tiles = lengths.map(|len| len.div_ceil(levers.tile as usize) as u32);
+    Launch {
+        grid: [tiles[1], tiles[0], (problem.batch() * problem.num_heads()) as u32],
+        block: [levers.threads(), 1, 1],
+        cluster: [1, 1, 1],
+        dynamic_shared_bytes: shared_bytes,
+        buffers: buffers
+            .into_iter()
+            .map(|(name, bytes)| BufferSpec {
+                name,
+                bytes,
+                written: name == "scores",
+                align: 16,
+            })
+            .collect(),
+        args,
+    }
+}
+
+fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: Levers, head_dim: u32) {
+    k.min_blocks_per_sm(1);
+    let q = TensorParam::<E>::declare(k, "q", k.param_ptr("q"));
+    let keys = TensorParam::<E>::declare(k, "k", k.param_ptr("k"));
+    let all_scores = k.param_ptr_mut::<E>("scores");
+    let (seq_len_q, seq_len_kv) = (k.param::<u32>("seq_len_q"), k.param::<u32>("seq_len_kv"));
+    let (num_heads, group_size) = (k.param::<u32>("num_heads"), k.param::<u32>("group_size"));
+    let scale = k.param::<f32>("scale");
+
+    let tile = levers.tile;
+    let (first_key, first_row) = (k.block_idx(0) * tile, k.block_idx(1) * tile);
+    let (batch, head) = (k.block_idx(2) / num_heads, k.block_idx(2) % num_heads);
+
+    let q_tile = HeadTile::declare(k, "q_tile", tile, head_dim, 1, true);
+    let k_tile = HeadTile::declare(k, "k_tile", tile, head_dim, 1, true);
+    let s_tile = HeadTile::<E>::declare(k, "s_tile", tile, tile, 1, true);
+
+    let (q_head, k_head) = (q.head(batch, head), keys.head(batch, head / group_size));
+    q_tile
+        .chunks(k)
+        .copy(k.constant(0), &q, q_head, first_row, Some(seq_len_q));
+    k_tile
+        .chunks(k)
+        .copy(k.constant(0), &keys, k_head, first_key, Some(seq_len_kv));
+    k.cp_async_commit();
+    k.cp_async_wait(0);
+    k.barrier();
+    match levers.engine {
+        Engine::Scalar => scalar(k, levers, q_tile, k_tile, s_tile, scale),
+        Engine::TensorCores => tensor_cores(k, levers, q_tile, k_tile, s_tile, scale),
+    }
+    k.barrier();
+    s_tile.chunks(k).for_each(|row, column, place| {
+        let (row, key) = (first_row + row, first_key + column);
+        k.if_((row.lt(seq_len_q) & key.lt(seq_len_kv)).divergent(), || {
+            let to = all_scores.offset_strided(k.block_idx(2).fma(seq_len_q, row), seq_len_kv);
+            let words = place.load_words(CHUNK / 2, Cache::Default);
+            to.offset(key).store_words(&words, Cache::Default);
+        });
+    });
+}
+
+/// A warp multiplies its 16 rows with all keys of the tile.
+#[track_caller]
+fn tensor_cores<'k, E: MmaElement>(
+    k: &'k KernelBuilder,
+    levers: Levers,
+    q_tile: HeadTile<'k, E>,
+    k_tile: HeadTile<'k, E>,
+    s_tile: HeadTile<'k, E>,
+    scale: Val<'k, f32>,
+) {
+    let warp = k.thread_idx() / 32u32;
+    let scores = k.acc("s", levers.tile / ACC_COLS);
+    ScoreOperands::new(k, q_tile, k_tile, warp).multiply(k, scores, q_tile.head_dim());
+    let (row, column) = (warp * WARP_ROWS + k.lane() / QUAD, k.lane() % QUAD * 2u32);
+    for tile in 0..scores.tiles() {
+        for half in 0..2 {
+            let pair = [0, 1].map(|e| scores.var(4 * tile + 2 * half + e) * scale);
+            let place = s_tile.at_column(row + 8 * half, ACC_COLS * tile, column);
+            place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
+        }
+    }
+}
+
+/// A thread multiplies every `threads / 16`-th row with every sixteenth key.
+#[track_caller]
+fn scalar<'k, E: MmaElement + Widen>(
+    k: &'k KernelBuilder,
+    levers: Levers,
+    q_tile: HeadTile<'k, E>,
+    k_tile: HeadTile<'k, E>,
+    s_tile: HeadTile<'k, E>,
+    scale: Val<'k, f32>,
+) {
+    let (row, key) = (k.thread_idx() / THREAD_COLS, k.thread_idx() % THREAD_COLS);
+    let row_step = levers.threads() / THREAD_COLS;
+    let (rows, keys) = (levers.tile / row_step, levers.tile / THREAD_COLS);
+    let scores: Vec<Var<'k, f32>> = (0..rows * keys).map(|_| k.var(0.0)).collect();
+    let none = k.constant(0u32);
+    for d in (0..padded(q_tile.head_dim())).step_by(CHUNK as usize) {
+        let chunk = |tile: HeadTile<'k, E>, first: Val<'k, u32>, down: u32| {
+            let place = tile.shared().down(tile.at_column(first, d, none), down);
+            place.load_f32s(CHUNK, 16, Cache::Default)
+        };
+        let q: Vec<_> = (0..rows).map(|i| chunk(q_tile, row, i * row_step)).collect();
+        for j in 0..keys {
+            let key = chunk(k_tile, key, j * THREAD_COLS);
+            for (i, q) in q.iter().enumerate() {
+                let score = scores[i * keys as usize + j as usize];
+                q.iter().zip(&key).for_each(|(&q, &key)| score.fma_assign(q, key));
+            }
+        }
+    }
+    for (i, scores) in scores.chunks(keys as usize).enumerate() {
+        for (j, score) in scores.iter().enumerate() {
+            let place = s_tile.at_column(row + i as u32 * row_step, THREAD_COLS * j as u32, key);
+            place.store_f32s(&[*score * scale], E::BYTES, Cache::Default);
+        }
+    }
+}
