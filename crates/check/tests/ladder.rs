@@ -103,7 +103,14 @@ fn every_rung_is_clean_at_every_head_size_it_is_made_for() {
             (DType::BF16, 128),
             (DType::BF16, 256),
         ] {
-            let plan = Plan::new(&odd_problem(dtype, head_dim), &Config::Ladder(config), Target::Sm90a).unwrap();
+            let plan = match Plan::new(&odd_problem(dtype, head_dim), &Config::Ladder(config), Target::Sm90a) {
+                Ok(plan) => plan,
+                // The one that would spill.
+                Err(refusal) => {
+                    assert_eq!((config.id().as_str(), head_dim), ("mma-m64n64-w4", 256), "{refusal}");
+                    continue;
+                }
+            };
             let report = check(&plan);
             assert_eq!(
                 report.verdict,
@@ -226,9 +233,8 @@ fn the_product_by_itself_gives_the_scores() {
             let mut tensor = Tensor::poisoned(dtype, flat);
             tensor.bytes_mut().copy_from_slice(&buffers[2]);
             let got: Vec<f32> = (0..want.len()).map(|i| tensor.view().get(0, 0, 0, i)).collect();
-            eprintln!("{levers} {:?}\n{:?}", &got[..20], &want[..20]);
             let compared = compare_stage(&problem, &got, &want, Tolerance::of(dtype)).unwrap();
-            eprintln!("{levers}, {problem}: {compared}");
+            assert!(compared.passed, "{levers}, {problem}: {compared}");
         }
     }
 }

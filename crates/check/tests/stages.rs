@@ -24,7 +24,7 @@ fn config(id: &str) -> Config {
 }
 
 /// One of each way of computing: the levers that change what a thread holds of S and P.
-const KERNELS: [&str; 12] = [
+const KERNELS: [&str; 13] = [
     "scalar/naive-t64-v16",
     "scalar/tiled-m32n32-w4-v16",
     "scalar/tiled-m64n32-w8-v16",
@@ -37,6 +37,7 @@ const KERNELS: [&str; 12] = [
     "mma/m64n32-w4x1-s2-b1-qsh-xor-bold",
     "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy-gqa-k3",
     "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa",
+    "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy-k2",
 ];
 
 #[test]

@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use flashcore::Device;
-use flashcore_kernels::Config;
+use flashcore_kernels::{Config, ladder};
+use flashcore_problem::Problem;
 
+use crate::args::Card;
 use crate::failure::Failure;
 
 /// Ids of the GPU families' configs.
@@ -34,12 +36,21 @@ pub(crate) fn all_of(device: &Device) -> Vec<String> {
     }
 }
 
-/// The ids of a command line: ids themselves, beginnings that end in `*`, and files with an id a line (`#` begins a
-/// comment). Whether an id is one is said where it is used, so that one of a hundred stops nothing.
+/// Ids and names of the ladder's rungs on a card, lowest first.
+pub(crate) fn rungs(problem: &Problem, card: Card) -> impl Iterator<Item = (String, &'static str)> {
+    let rungs = ladder::rungs(problem, card.target).into_iter();
+    rungs.map(|rung| (rung.config.to_string(), rung.label))
+}
+
+/// The ids of a command line: ids themselves, beginnings that end in `*`, `ladder` for its rungs on the mission problem,
+/// and files with an id a line (`#` begins a comment, `=` a name). Whether an id is one is said where it is used, so that one of a hundred stops nothing.
 pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
     let mut ids = Vec::new();
     for word in given {
-        if let Some(beginning) = word.strip_suffix('*') {
+        if word == "ladder" {
+            let problem = Problem::named("mission")?;
+            ids.extend(rungs(&problem, Card::default()).map(|(id, _)| id));
+        } else if let Some(beginning) = word.strip_suffix('*') {
             ids.extend(begin_with(beginning)?);
         } else if Path::new(word).is_file() {
             ids.extend(of_file(word)?);
@@ -63,7 +74,7 @@ fn of_file(path: &str) -> Result<Vec<String>, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
     let lines = text
         .lines()
-        .map(|line| line.split('#').next().unwrap_or_default().trim());
+        .map(|line| line.split(['#', '=']).next().unwrap_or_default().trim());
     let ids: Vec<String> = lines.filter(|id| !id.is_empty()).map(str::to_string).collect();
     if ids.is_empty() {
         return Err(Failure::usage(format!("{path} lists no kernel")).help("write an id on each line"));
@@ -78,13 +89,18 @@ mod tests {
     #[test]
     fn files_and_beginnings_stand_for_ids() {
         let path = std::env::temp_dir().join(format!("flashcore-ids-{}.txt", std::process::id()));
-        std::fs::write(&path, "# tiles\nscalar/a\n\n  scalar/b # the second\nnonsense\n").expect("a file");
+        std::fs::write(&path, "# tiles\nscalar/a=first\n\n  scalar/b # the second\nnonsense\n").expect("a file");
         let name = path.to_str().expect("a name").to_string();
         let read = ids(&["cpu/m64n64".to_string(), name.clone()]).expect("ids");
         assert_eq!(read, ["cpu/m64n64", "scalar/a", "scalar/b", "nonsense"]);
         std::fs::write(&path, "# nothing\n").expect("a file");
         assert!(ids(&[name]).is_err());
         std::fs::remove_file(path).expect("removed");
+        let ladder = ids(&["ladder".to_string()]).expect("ids");
+        assert!(
+            ladder.len() == 8 && ladder[3] == "ladder/hybrid-m64n64-w4",
+            "{ladder:?}"
+        );
         let naive = ids(&["scalar/naive*".to_string()]).expect("ids");
         assert!(naive.len() > 3 && naive.iter().all(|id| id.starts_with("scalar/naive")));
         assert!(ids(&["wgmma/none*".to_string()]).is_err());

@@ -5,17 +5,24 @@ use flashcore_ir::{PROFILES, Target};
 use flashcore_problem::{NAMED_PROBLEMS, Problem};
 use serde_json::{Value, json};
 
+use crate::args::Card;
 use crate::failure::{Failure, Outcome};
 use crate::kernels;
 use crate::machine;
 use crate::style::{self, DIM, HEAD};
 
-/// List problems, kernels, profiles or devices
+/// List problems, kernels, profiles, the ladder or devices
 #[derive(Args)]
 pub(crate) struct ListArgs {
     /// What to list; everything but the devices where nothing is named
     #[arg(value_enum)]
     what: Option<What>,
+    /// Problem that the ladder is for
+    #[arg(long, value_name = "PROBLEM", default_value = "mission")]
+    problem: String,
+    /// Card that the ladder is for (`list profiles`) [default: this machine's, else l4]
+    #[arg(long, value_name = "CARD", value_parser = Card::parse)]
+    profile: Option<Card>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -29,6 +36,9 @@ enum What {
     Kernels,
     /// Cards that plans can be made for, and their sources
     Profiles,
+    /// The historical ladder of kernels, an id and a name a line: for `bench --kernel FILE` and
+    /// `evidence chart ladder --rungs FILE`
+    Ladder,
     /// GPUs, CPU and kernel cache of this machine
     Devices,
 }
@@ -43,21 +53,23 @@ pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
                 What::Problems => value["problems"] = problems_json(),
                 What::Kernels => value["kernels"] = kernels::all().into(),
                 What::Profiles => value["profiles"] = json!(PROFILES),
+                What::Ladder => value["ladder"] = ladder_json(args)?,
                 What::Devices => value["devices"] = devices_json(),
             }
         }
         style::print_json(&value);
         return Ok(Outcome::Clean);
     }
-    let sections: Vec<String> = asked
-        .iter()
-        .map(|what| match what {
+    let mut sections = Vec::new();
+    for what in asked {
+        sections.push(match what {
             What::Problems => problems(),
             What::Kernels => kernels(),
             What::Profiles => profiles(),
+            What::Ladder => ladder(args)?,
             What::Devices => devices(),
-        })
-        .collect();
+        });
+    }
     style::print(&sections.join("\n"));
     Ok(Outcome::Clean)
 }
@@ -99,6 +111,7 @@ fn kernels() -> String {
         "scalar/naive-tT-vB: T threads a block, one query row each, accesses of B bytes",
         "scalar/tiled-mMnN-wW-vB: tiles of M rows by N keys, W warps a block, accesses of B bytes",
         "v16 may be v8, v4 or v2, for tensors whose rows are not 16-byte aligned",
+        "ladder/hybrid, ladder/mma-mMnN-wW: tensor cores for one product, for both; nothing overlapped",
         "cpu/mMnN: on the host; M rows (a multiple of 16) by N keys (of 4), up to 1024 each",
     ] {
         text.push_str(&style::wrap(&format!("  {DIM}{note}{DIM:#}"), 4));
@@ -131,6 +144,27 @@ fn profiles() -> String {
         2,
     ));
     text
+}
+
+fn ladder(args: &ListArgs) -> Result<String, Failure> {
+    let (problem, card) = (
+        Problem::named(&args.problem)?,
+        args.profile.unwrap_or_else(Card::default),
+    );
+    let mut text = format!("# The ladder for {problem} on {}\n", card.title());
+    for (id, name) in kernels::rungs(&problem, card) {
+        text.push_str(&format!("{id}={name}\n"));
+    }
+    Ok(text)
+}
+
+fn ladder_json(args: &ListArgs) -> Result<Value, Failure> {
+    let (problem, card) = (
+        Problem::named(&args.problem)?,
+        args.profile.unwrap_or_else(Card::default),
+    );
+    let rungs = kernels::rungs(&problem, card);
+    Ok(rungs.map(|(id, name)| json!({ "kernel": id, "name": name })).collect())
 }
 
 fn devices() -> String {

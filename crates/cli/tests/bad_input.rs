@@ -110,7 +110,7 @@ const USAGE: &[(&str, &str)] = &[
     ("check --schedules 0", "0 is not in 1..=4294967295"),
     (
         "list everything",
-        "possible values: problems, kernels, profiles, devices",
+        "possible values: problems, kernels, profiles, ladder, devices",
     ),
     ("tune", "unrecognized subcommand 'tune'"),
     ("run mission gpt2", "unexpected argument 'gpt2'"),

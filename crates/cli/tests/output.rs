@@ -147,6 +147,19 @@ fn findings_and_answers_of_other_problems() {
 }
 
 #[test]
+fn the_ladder_is_a_file_of_ids_and_names() {
+    let text = shown("list ladder --profile l4");
+    assert!(
+        text.starts_with("# The ladder for B1 H8/8 Sq512 Skv512 D64 fp16 full on NVIDIA L4"),
+        "{text}"
+    );
+    assert!(text.contains("\nladder/hybrid-m64n64-w4=hybrid\n"), "{text}");
+    assert_eq!(text.lines().count(), 9, "{text}");
+    let ladder = json("list ladder --json --profile h200");
+    assert_eq!(ladder["ladder"][4]["name"], "mma");
+}
+
+#[test]
 fn stages_are_compared_in_place_of_the_answer() {
     for (stage, kernel) in [
         ("scores", "scalar/tiled-m16n16-w4-v16"),

@@ -1,6 +1,6 @@
 //! Writes the PTX of the kernels that a release is assembled with, one file each: of family `scalar` every tile
 //! and warp count at the usual head sizes, and every dtype, access width and option on the default tile; of family
-//! `mma` keys split across blocks, with the kernels that merge them.
+//! `mma` keys split across blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
 //!
 //! usage: cargo run -p flashcore-kernels --example dump-ptx -- FOLDER
 
@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use flashcore_ir::Target;
-use flashcore_kernels::{Config, Plan, scalar};
+use flashcore_kernels::ladder::{self, scores};
+use flashcore_kernels::{Config, Plan, Step, StopAfter, scalar};
 use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
 
 /// Keys split across blocks in every way: warps along rows and along keys, each rule of rescaling, and enough splits
@@ -41,11 +42,43 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         for config in configs {
             match Plan::new(&problem, &config, target) {
-                Ok(plan) => kernels.extend(
-                    plan.steps()
-                        .map(|step| (step.kernel.name().to_string(), step.kernel.to_ptx())),
-                ),
+                Ok(plan) => plan.steps().for_each(|step| add(&mut kernels, step)),
                 Err(_) => refused += 1,
+            }
+        }
+    }
+    for problem in problems() {
+        let varied = problem.dtype() != DType::F16 || problem.softcap().is_some();
+        for config in ladder::configs() {
+            if varied && (config.warps, config.cols) != (4, 64) {
+                continue;
+            }
+            match Plan::new(&problem, &Config::Ladder(config), target) {
+                Ok(plan) => add(&mut kernels, &plan.main),
+                Err(_) => refused += 1,
+            }
+        }
+        for levers in scores::Levers::all() {
+            match scores::plan(&problem, levers, target) {
+                Ok(step) if !varied => add(&mut kernels, &step),
+                Ok(_) => {}
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    // Builds that stop after a stage: one config a family, with all there is on the way to a stage.
+    let softcapped = |problem: &Problem| problem.dtype() == DType::F16 && problem.softcap().is_some();
+    for problem in problems().into_iter().filter(softcapped) {
+        for id in [
+            "scalar/tiled-m32n32-w4-v16",
+            "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
+            "ladder/mma-m64n64-w4",
+        ] {
+            for stop in StopAfter::ALL {
+                match Plan::with_stage(&problem, &id.parse()?, target, stop) {
+                    Ok(plan) => add(&mut kernels, &plan.main),
+                    Err(_) => refused += 1,
+                }
             }
         }
     }
@@ -58,6 +91,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         folder.display()
     );
     Ok(())
+}
+
+fn add(kernels: &mut BTreeMap<String, String>, step: &Step) {
+    kernels.insert(step.kernel.name().to_string(), step.kernel.to_ptx());
 }
 
 fn problems() -> Vec<Problem> {

@@ -11,7 +11,7 @@ mod hybrid;
 mod mma;
 pub mod scores;
 
-use flashcore_ir::Kernel;
+use flashcore_ir::{Kernel, Target};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::params::{Shape, launch};
 use crate::plan::{KernelCache, Step};
 use crate::stage::StopAfter;
-use crate::{Refusal, scalar};
+use crate::{Plan, Refusal, scalar};
 use common::WARP_ROWS;
 
 /// The family's name.
@@ -112,25 +112,24 @@ pub struct Rung {
     pub config: crate::Config,
 }
 
-/// The fastest config of family `mma` on the problem that the ladder is about (B1 H8 S512 D64), as far as it has
-/// been searched: two groups of warps share the keys out, since there are too few rows to fill a GPU.
-const TUNED: &str = "mma/m64n64-w4x2-s2-b1-qreg-xor-bold";
-
-/// The ladder, lowest rung first: from a thread a row to what is fastest. Each rung differs from the one before in
-/// what its label says. Rows, keys a tile and warps are the same from `hybrid` to `+ swizzle`.
+/// The ladder for a problem on a target, lowest rung first: from a thread a row to the default of family `mma`. Each
+/// rung differs from the one before in what its label says; rows, keys a tile and warps are the same from `hybrid`
+/// to `+ swizzle`.
 ///
-/// Whether a rung serves a problem, its plan says; scalar rungs come with accesses as wide as the strides allow.
+/// Whether a rung serves a problem, its plan says; scalar rungs come with accesses as wide as the strides allow, and
+/// `tuned` is left out where family `mma` has no default.
 ///
 /// ```
+/// use flashcore_ir::Target;
 /// use flashcore_kernels::ladder;
 /// use flashcore_problem::Problem;
-/// let rungs = ladder::rungs(&Problem::named("mission")?);
+/// let rungs = ladder::rungs(&Problem::named("mission")?, Target::Sm89);
 /// assert_eq!(rungs[0].config.to_string(), "scalar/naive-t128-v16");
-/// assert_eq!(rungs[3].label, "hybrid");
+/// assert_eq!((rungs[3].label, rungs[7].label), ("hybrid", "tuned"));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-pub fn rungs(problem: &Problem) -> Vec<Rung> {
-    [
+pub fn rungs(problem: &Problem, target: Target) -> Vec<Rung> {
+    const UNTUNED: [(&str, &str); 7] = [
         ("naive", "scalar/naive-t128-v16"),
         ("tiled, 4 warps", "scalar/tiled-m32n32-w4-v16"),
         ("tiled, 8 warps", "scalar/tiled-m32n32-w8-v16"),
@@ -138,17 +137,37 @@ pub fn rungs(problem: &Problem) -> Vec<Rung> {
         ("mma", "ladder/mma-m64n64-w4"),
         ("+ cp.async", "mma/m64n64-w4x1-s2-b1-qsh-lin-eager"),
         ("+ swizzle", "mma/m64n64-w4x1-s2-b1-qsh-xor-eager"),
-        ("tuned", TUNED),
-    ]
-    .into_iter()
-    .filter_map(|(label, id)| {
-        let config = match id.parse().ok()? {
-            crate::Config::Scalar(config) => crate::Config::Scalar(config.with_vector_bytes(scalar::widest(problem))),
-            config => config,
+    ];
+    let mut rungs = Vec::new();
+    for (label, id) in UNTUNED {
+        let config = match id.parse() {
+            Ok(crate::Config::Scalar(config)) => {
+                crate::Config::Scalar(config.with_vector_bytes(scalar::widest(problem)))
+            }
+            Ok(config) => config,
+            Err(_) => continue,
         };
-        Some(Rung { label, config })
+        rungs.push(Rung { label, config });
+    }
+    let proposals = crate::mma::proposals(problem, target).into_iter();
+    let tuned = proposals
+        .map(|proposal| crate::Config::Mma(proposal.config))
+        .find(|config| Plan::new(problem, config, target).is_ok());
+    rungs.extend(tuned.map(|config| Rung { label: "tuned", config }));
+    rungs
+}
+
+/// Refuses what spills, by a few bytes, with the copies of a tile in flight through registers (ptxas 13.0).
+fn check_registers(problem: &Problem, config: &Config) -> Result<(), Refusal> {
+    let head_dim = problem.head_dim().max(problem.head_dim_v());
+    if (config.kind, config.warps, config.cols) != (Kind::Mma, 4, 64) || head_dim <= 208 {
+        return Ok(());
+    }
+    Err(Refusal::Unsupported {
+        family: NAME,
+        what: format!("head_dim {head_dim} with 64 keys a tile and 4 warps: registers would spill"),
+        remedy: "32 keys a tile, or 8 warps, have room",
     })
-    .collect()
 }
 
 /// Kernel and launch for a problem, or why not.
@@ -160,6 +179,7 @@ pub(crate) fn plan(
 ) -> Result<Step, Refusal> {
     crate::mma::check_problem(problem, NAME)?;
     config.check_levers()?;
+    check_registers(problem, config)?;
     let shape = Shape::new(problem, 16, stop_after);
     let name = shape.kernel_name(&crate::Config::Ladder(*config));
     let kernel = kernels.get_or_build(&name, |name| {
@@ -180,15 +200,13 @@ pub(crate) fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Plan;
-    use flashcore_ir::Target;
 
     #[test]
     fn every_rung_serves_the_problem_it_is_about_on_every_card() {
         let problem = Problem::named("mission").unwrap();
-        let rungs = rungs(&problem);
-        assert_eq!(rungs.len(), 8);
         for target in [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120] {
+            let rungs = rungs(&problem, target);
+            assert_eq!(rungs.len(), 8);
             for rung in &rungs {
                 Plan::new(&problem, &rung.config, target).unwrap_or_else(|refusal| panic!("{}: {refusal}", rung.label));
             }

@@ -185,12 +185,14 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: Levers, head_dim: u32)
     let s_tile = HeadTile::<E>::declare(k, "s_tile", tile, tile, 1, true);
 
     let (q_head, k_head) = (q.head(batch, head), keys.head(batch, head / group_size));
-    q_tile
-        .chunks(k)
-        .copy(k.constant(0), &q, q_head, first_row, Some(seq_len_q));
-    k_tile
-        .chunks(k)
-        .copy(k.constant(0), &keys, k_head, first_key, Some(seq_len_kv));
+    for (tile, tensor, head, first, end) in [
+        (q_tile, q, q_head, first_row, seq_len_q),
+        (k_tile, keys, k_head, first_key, seq_len_kv),
+    ] {
+        let chunks = tile.chunks(k);
+        let source = chunks.source(&tensor, head);
+        chunks.copy(k.constant(0), &tensor, source, first, Some(end));
+    }
     k.cp_async_commit();
     k.cp_async_wait(0);
     k.barrier();
