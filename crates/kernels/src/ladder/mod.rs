@@ -1,7 +1,7 @@
 //! Family `ladder`: kernels as they were on the way to family `mma`, each with one idea more than the last.
 //!
-//! - [`hybrid`]: tensor cores for `Q·Kᵀ`; scores go through shared memory, the rest is scalar.
-//! - [`mma`]: tensor cores for both products; P stays in registers.
+//! - `hybrid`: tensor cores for `Q·Kᵀ`; scores go through shared memory, the rest is scalar.
+//! - `mma`: tensor cores for both products; P stays in registers.
 //!
 //! What comes before them is family `scalar`, what comes after are levers of family `mma`; [`rungs`] has them all
 //! in order, so that they can be run, timed and drawn on any device. [`scores`] is the first product by itself.
