@@ -2,6 +2,10 @@
 
 mod support;
 
+#[allow(dead_code)]
+#[path = "../examples/hopper_attention.rs"]
+mod hopper_attention;
+
 use flashcore_ir::{Cache, F16x2, Kernel, KernelBuilder, Target, TileShape, Val};
 use half::{bf16, f16};
 use support::machine_code;
@@ -177,4 +181,20 @@ fn debug_lines_do_not_change_the_code() {
             machine_code(&kernel.to_ptx_with_lines(), target)
         );
     }
+}
+
+/// No spills and no notes on products that ptxas would run one after another: either fails to assemble here.
+#[test]
+fn the_hopper_example_assembles_without_a_remark() {
+    let kernel = hopper_attention::attention().unwrap_or_else(|errors| panic!("{errors}"));
+    support::assemble_everywhere(&kernel);
+    let Some(code) = machine_code(&kernel.to_ptx(), Target::Sm90a) else {
+        return;
+    };
+    let count = |mnemonic: &str| code.iter().filter(|line| line.contains(mnemonic)).count();
+    // Four steps of each product; a copy each of Q, K and V; a store of O.
+    assert_eq!(
+        [count("HGMMA"), count("UTMALDG"), count("UTMASTG"), count("USETMAXREG")],
+        [8, 3, 1, 2]
+    );
 }

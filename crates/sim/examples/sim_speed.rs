@@ -2,6 +2,10 @@
 //!
 //! `cargo run --release -p flashcore-sim --example sim_speed`
 
+#[allow(dead_code)] // its own `main`
+#[path = "../../ir/examples/hopper_attention.rs"]
+mod hopper_attention;
+
 use std::time::Instant;
 
 use flashcore_ir::{Arg, BufferSpec, Cache, Kernel, Launch, TileShape};
@@ -13,49 +17,74 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{:<44} {:>12} {:>9} {:>9} {:>9}",
         "kernel", "lane-instr.", "seconds", "clock", "CPU"
     );
-    measure("fma: 16 chains of f32 fma", &fma()?, 128)?;
-    measure("tiled: S = Q·Kᵀ, softmax, O += P·V (f32)", &tiled(false)?, 256)?;
-    measure("tiled, tile rows staged by cp.async", &tiled(true)?, 256)?;
-    measure("mma: 16×8×16 products from registers", &mma()?, 128)?;
+    for (name, kernel) in [
+        ("fma: 16 chains of f32 fma", fma()?),
+        ("tiled: S = Q·Kᵀ, softmax, O += P·V (f32)", tiled(false)?),
+        ("tiled, tile rows staged by cp.async", tiled(true)?),
+        ("mma: 16×8×16 products from registers", mma()?),
+    ] {
+        measure(name, &kernel, &plain_launch(&kernel))?;
+    }
+    let kernel = hopper_attention::attention()?;
+    let launch = attention_launch(&kernel).ok_or("the example has four tensor maps")?;
+    measure("Hopper attention, B1 H8 S512 D64, wgmma", &kernel, &launch)?;
     Ok(())
 }
 
-/// Runs on one host thread until a second has passed.
-fn measure(name: &str, kernel: &Kernel, threads: u32) -> Result<(), Box<dyn std::error::Error>> {
-    let bytes = 1 << 20;
-    let launch = Launch {
+/// Four blocks with a megabyte to read and one to write.
+fn plain_launch(kernel: &Kernel) -> Launch {
+    let buffer = |slot| Arg::Buffer { slot, byte_offset: 0 };
+    Launch {
         grid: [4, 1, 1],
-        block: [threads, 1, 1],
+        block: [kernel.threads(), 1, 1],
         cluster: [1, 1, 1],
         dynamic_shared_bytes: kernel.ledger().total_bytes(),
-        buffers: ["input", "output"]
-            .map(|name| BufferSpec {
-                name,
-                bytes,
-                written: name == "output",
-                align: 16,
-            })
-            .to_vec(),
-        args: vec![
-            Arg::Buffer {
-                slot: 0,
-                byte_offset: 0,
-            },
-            Arg::Buffer {
-                slot: 1,
-                byte_offset: 0,
-            },
-        ],
-    };
+        buffers: ["input", "output"].map(|name| spec(name, 1 << 20)).to_vec(),
+        args: vec![buffer(0), buffer(1)],
+    }
+}
+
+fn spec(name: &'static str, bytes: u64) -> BufferSpec {
+    BufferSpec {
+        name,
+        bytes,
+        written: name == "output",
+        align: 16,
+    }
+}
+
+/// The mission's problem: 8 heads of 512 rows, contiguous.
+fn attention_launch(kernel: &Kernel) -> Option<Launch> {
+    let (seq, heads, dim) = (512, 8, u64::from(hopper_attention::HEAD_DIM));
+    let names = ["q", "k", "v", "output"];
+    let mut args = Vec::new();
+    for (slot, name) in ["q", "k", "v", "out"].into_iter().enumerate() {
+        let strides = vec![heads * dim * 2, dim * 2];
+        let recipe = kernel.tensor_box(name)?.recipe(slot, 0, vec![dim, seq, heads], strides);
+        args.push(Arg::TensorMap(recipe));
+    }
+    args.extend([Arg::U32(seq as u32), Arg::F32(0.18)]);
+    Some(Launch {
+        grid: [seq as u32 / hopper_attention::ROWS, heads as u32, 1],
+        block: [kernel.threads(), 1, 1],
+        cluster: [1, 1, 1],
+        dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        buffers: names.map(|name| spec(name, seq * heads * dim * 2)).to_vec(),
+        args,
+    })
+}
+
+/// Runs on one host thread until a second has passed.
+fn measure(name: &str, kernel: &Kernel, launch: &Launch) -> Result<(), Box<dyn std::error::Error>> {
     let options = SimOptions {
         host_threads: 1,
         ..SimOptions::default()
     };
-    let mut buffers = [vec![0u8; bytes as usize], vec![0u8; bytes as usize]];
+    let mut buffers: Vec<Vec<u8>> = launch.buffers.iter().map(|b| vec![0u8; b.bytes as usize]).collect();
     let (mut lanes, mut runs) = (0, 0);
     let (start, cpu) = (Instant::now(), cpu_seconds());
     while runs < 2 || start.elapsed().as_secs_f64() < 1.0 {
-        let report = simulate(kernel, &launch, &mut buffers, &options)?;
+        let report = simulate(kernel, launch, &mut buffers, &options)?;
         if let Some(finding) = report.findings.first() {
             return Err(finding.to_string().into());
         }
@@ -73,7 +102,10 @@ fn measure(name: &str, kernel: &Kernel, threads: u32) -> Result<(), Box<dyn std:
         (Some(before), Some(after)) => rate(after - before),
         _ => "-".to_string(),
     };
-    println!("{name:<44} {lanes:>12} {seconds:>9.2} {:>9} {cpu:>9}", rate(seconds));
+    println!(
+        "{name:<44} {lanes:>12} {seconds:>9.2} {:>9} {cpu:>9}   ({runs} runs)",
+        rate(seconds)
+    );
     Ok(())
 }
 

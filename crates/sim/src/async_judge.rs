@@ -127,6 +127,9 @@ impl Cluster<'_> {
         let clock = warp.clock(lane);
         for reader in 0..machine.warps {
             let (reads, pc) = self.shadow.readers(reader, cell);
+            if reads.lanes() == 0 {
+                continue;
+            }
             let mut lanes = reads.lanes() & clock.unknown_lanes(reader, reads.epoch());
             if reader == warp.index {
                 lanes &= !(1 << lane);
@@ -138,6 +141,9 @@ impl Cluster<'_> {
         if machine.actors.stores > 0 {
             for by in 0..machine.warps {
                 let (reads, pc) = self.shadow.readers(machine.store_reader(by), cell);
+                if reads.lanes() == 0 {
+                    continue;
+                }
                 let lanes = reads.lanes() & clock.unknown_stores(by, reads.epoch());
                 if lanes != 0 {
                     return Some((self.actor(by, lanes), pc, "a store of "));

@@ -8,7 +8,7 @@ use flashcore_ir::fragment::{
 use flashcore_ir::inst::WgmmaInput;
 use flashcore_ir::wgmma::{WGMMA_M64K16_A, WGMMA_M64K32_A};
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 
 use crate::clock::WriterKind;
 use crate::cluster::Cluster;
@@ -172,10 +172,32 @@ pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16])
 
 /// `d = a·b (+ d)` of a warp's 16 rows by `d.len() / 2` columns: sums in f64, rounded once to f32.
 pub(crate) fn multiply(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64], b: &[f64], k: usize) {
-    Arch::new().dispatch(
-        #[inline(always)]
-        || multiply_rows(r, d, accumulate, a, b, k),
-    );
+    Arch::new().dispatch(Multiply {
+        r,
+        d,
+        accumulate,
+        a,
+        b,
+        k,
+    });
+}
+
+/// The arguments of [`multiply_rows`], which is compiled for the best instruction set of this machine.
+struct Multiply<'a> {
+    r: &'a mut Registers,
+    d: &'a [Row],
+    accumulate: bool,
+    a: &'a [f64],
+    b: &'a [f64],
+    k: usize,
+}
+
+impl WithSimd for Multiply<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        multiply_rows(self.r, self.d, self.accumulate, self.a, self.b, self.k);
+    }
 }
 
 #[inline(always)]

@@ -8,6 +8,7 @@ use flashcore_sim::{Finding, FindingKind, SimOptions, SimReport, simulate};
 pub struct Case {
     pub kernel: Kernel,
     pub grid: u32,
+    pub grid_y: u32,
     pub cluster: u32,
     pub buffers: Vec<Vec<u8>>,
     pub names: Vec<&'static str>,
@@ -21,6 +22,7 @@ impl Case {
         Case {
             kernel: Kernel::build("test_kernel", threads, body).unwrap(),
             grid: 1,
+            grid_y: 1,
             cluster: 1,
             buffers: Vec::new(),
             names: Vec::new(),
@@ -90,7 +92,7 @@ impl Case {
     pub fn launch(&self) -> Launch {
         let specs = self.buffers.iter().zip(&self.names).zip(&self.written);
         Launch {
-            grid: [self.grid, 1, 1],
+            grid: [self.grid, self.grid_y, 1],
             block: [self.kernel.threads(), 1, 1],
             cluster: [self.cluster, 1, 1],
             dynamic_shared_bytes: self.kernel.ledger().total_bytes(),
