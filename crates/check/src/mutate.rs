@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-use flashcore_ir::inst::{Address, BinOp, Cmp, Object, StoreSource};
+use flashcore_ir::inst::{Address, BinOp, BulkInst, ClusterInst, Cmp, MbarInst, Object, StoreSource, WgmmaInst};
 use flashcore_ir::ptx::mnemonic;
-use flashcore_ir::{BufferId, Inst, Kernel, Node, Operand, ScalarType, SiteId, SourceLine};
+use flashcore_ir::{BufferId, Inst, Kernel, Node, Operand, RegClass, ScalarType, SiteId, SourceLine};
 use serde::Serialize;
 
 /// A way of breaking a kernel.
@@ -47,13 +47,37 @@ pub enum Operator {
     DropStep,
     /// An exchange between lanes names the lower half of the warp only.
     HalfWarp,
+    /// An arrival at an mbarrier is left out.
+    DropArrive,
+    /// An mbarrier is made for one arrival more.
+    ExtraArrival,
+    /// Sixteen bytes more are announced than copies bring.
+    ExtraBytes,
+    /// Half of the bytes that copies bring are announced.
+    HalfBytes,
+    /// A wait for an mbarrier takes parity 0 each time round.
+    FixedParity,
+    /// A wait for an mbarrier is left out: whatever the phase, it goes on.
+    DropPhaseWait,
+    /// A fence is left out: for the async proxy, after mbarriers are made, before products.
+    DropFence,
+    /// A wait for products or bulk stores is left out.
+    DropAsyncWait,
+    /// One group of products or bulk stores more may be unfinished.
+    WeakenAsyncWait,
+    /// A tensor copy is left out.
+    DropCopy,
+    /// Groups of 8 rows of an operand are taken to be 16 bytes further apart.
+    DescriptorStride,
+    /// A cluster barrier is not waited at.
+    DropClusterWait,
     /// A shared buffer is declared a row too short.
     ShrinkBuffer,
 }
 
 impl Operator {
     /// Every operator.
-    pub const ALL: [Operator; 17] = [
+    pub const ALL: [Operator; 29] = [
         Operator::DropBarrier,
         Operator::CountBarrier,
         Operator::DropWarpBarrier,
@@ -70,6 +94,18 @@ impl Operator {
         Operator::Unclamp,
         Operator::DropStep,
         Operator::HalfWarp,
+        Operator::DropArrive,
+        Operator::ExtraArrival,
+        Operator::ExtraBytes,
+        Operator::HalfBytes,
+        Operator::FixedParity,
+        Operator::DropPhaseWait,
+        Operator::DropFence,
+        Operator::DropAsyncWait,
+        Operator::WeakenAsyncWait,
+        Operator::DropCopy,
+        Operator::DescriptorStride,
+        Operator::DropClusterWait,
         Operator::ShrinkBuffer,
     ];
 
@@ -135,9 +171,65 @@ impl Operator {
                 },
             ) if dst == a => return Some(None),
             (Operator::HalfWarp, Inst::Shfl { members, .. }) => *members &= 0xffff,
-            _ => return None,
+            (_, changed) => return self.apply_async(changed).map(|kept| kept.then(|| changed.clone())),
         }
         Some(Some(changed))
+    }
+
+    /// The same of instructions that are asynchronous or between blocks: whether the instruction stays.
+    fn apply_async(self, inst: &mut Inst) -> Option<bool> {
+        match (self, inst) {
+            (Operator::DropArrive, Inst::Mbar(MbarInst::Arrive { tx: None, .. }))
+            | (Operator::DropFence, Inst::FenceProxyAsync | Inst::FenceMbarrierInit)
+            | (Operator::DropFence, Inst::Wgmma(WgmmaInst::Fence))
+            | (Operator::DropAsyncWait, Inst::Wgmma(WgmmaInst::Wait { .. }))
+            | (Operator::DropAsyncWait, Inst::Bulk(BulkInst::Wait { .. }))
+            | (Operator::DropCopy, Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }))
+            | (Operator::DropClusterWait, Inst::Cluster(ClusterInst::Wait { .. })) => return Some(false),
+            (Operator::ExtraArrival, Inst::Mbar(MbarInst::Init { arrivals, .. })) => *arrivals += 1,
+            (
+                Operator::ExtraBytes,
+                Inst::Mbar(MbarInst::Arrive {
+                    tx: Some(Operand::Imm(bytes)),
+                    ..
+                }),
+            ) => *bytes += 16,
+            (
+                Operator::HalfBytes,
+                Inst::Mbar(MbarInst::Arrive {
+                    tx: Some(Operand::Imm(bytes)),
+                    ..
+                }),
+            ) => *bytes /= 2,
+            (
+                Operator::FixedParity,
+                Inst::Mbar(MbarInst::Test {
+                    parity: parity @ Operand::Reg(_),
+                    ..
+                }),
+            ) => *parity = Operand::Imm(0),
+            (Operator::DropPhaseWait, inst @ Inst::Mbar(MbarInst::Test { .. })) => {
+                if let Inst::Mbar(MbarInst::Test { dst, .. }) = *inst {
+                    *inst = Inst::Mov {
+                        dst,
+                        src: Operand::Imm(1),
+                    };
+                }
+            }
+            (Operator::WeakenAsyncWait, Inst::Wgmma(WgmmaInst::Wait { pending }))
+            | (Operator::WeakenAsyncWait, Inst::Bulk(BulkInst::Wait { pending, .. })) => *pending += 1,
+            // The upper word of a matrix descriptor, of which the lowest bits are this distance.
+            (
+                Operator::DescriptorStride,
+                Inst::Pack {
+                    dst,
+                    hi: Operand::Imm(high),
+                    ..
+                },
+            ) if dst.class == RegClass::B64 && *high >> 30 != 0 => *high += 1,
+            _ => return None,
+        }
+        Some(true)
     }
 }
 
@@ -267,7 +359,14 @@ pub fn mutations(kernel: &Kernel) -> Vec<Mutation> {
 pub fn object(inst: &Inst, kernel: &Kernel) -> Option<String> {
     let addr = match inst {
         Inst::Ld { addr, .. } | Inst::St { addr, .. } | Inst::LdMatrix { addr, .. } | Inst::Atom { addr, .. } => addr,
-        Inst::CpAsync { dst, .. } => dst,
+        Inst::CpAsync { dst, .. } | Inst::Bulk(BulkInst::Load { dst, .. }) => dst,
+        Inst::StMatrix { addr, .. } | Inst::Bulk(BulkInst::Store { src: addr, .. }) => addr,
+        Inst::Mbar(
+            MbarInst::Init { addr, .. }
+            | MbarInst::Arrive { addr, .. }
+            | MbarInst::ExpectTx { addr, .. }
+            | MbarInst::Test { addr, .. },
+        ) => addr,
         _ => return None,
     };
     match addr.object {

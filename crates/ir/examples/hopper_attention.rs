@@ -219,8 +219,7 @@ fn store<'k>(
 ) {
     let (warp, lane) = ((k.thread_idx() - 128) / 32, k.lane());
     let (row, first) = (warp * 16 + lane / 4, lane % 4u32 * 2);
-    // Every warp has finished reading Q, whose bytes these are.
-    k.barrier_among(1, 128);
+    // The bytes are those of Q's rows, which the products that this warp has waited for no longer read.
     for j in 0..out.tiles() {
         for half in 0..2 {
             let at = 4 * j + 2 * half;

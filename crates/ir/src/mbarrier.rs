@@ -72,7 +72,7 @@ impl KernelBuilder {
             swizzle: Swizzle::None,
             align: 16,
             offset: 0,
-            bytes: (count * BYTES).next_multiple_of(16),
+            bytes: count * BYTES,
             gap_before: 0,
             reuses: None,
             declared_at,

@@ -265,6 +265,7 @@ impl Lowering<'_> {
                     program.stored[index] = true;
                 }
             }
+            Inst::Bulk(BulkInst::Commit | BulkInst::Wait { .. }) => program.uses_bulk_stores = true,
             Inst::Wgmma(_) => {
                 program.uses_async_proxy = true;
                 program.uses_products = true;
