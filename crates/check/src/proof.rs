@@ -96,6 +96,14 @@ pub enum LaunchRefusal {
         /// The architecture.
         target: Target,
     },
+    /// A cluster that the kernel was not made for.
+    #[error("clusters of {given:?} blocks; the kernel is made for clusters of [{needed}, 1, 1]; launch it so")]
+    KernelCluster {
+        /// Blocks of a cluster of the launch, along x, y, z.
+        given: [u32; 3],
+        /// Blocks along x that the kernel is made for.
+        needed: u32,
+    },
     /// The launch asks for less shared memory than the kernel uses.
     #[error("the kernel's ledger takes {needed} B of shared memory, the launch asks for {given} B; ask for {needed}")]
     SharedRequest {
@@ -212,6 +220,12 @@ pub fn prove(kernel: &Kernel, launch: &Launch, target: Target, known: Known<'_>)
             allowed: limits.cluster_blocks,
             target,
         });
+    }
+    if let Some(needed) = kernel.cluster()
+        && launch.cluster != [needed, 1, 1]
+    {
+        let given = launch.cluster;
+        refusals.push(LaunchRefusal::KernelCluster { given, needed });
     }
     if launch.args.len() != kernel.params().len() {
         refusals.push(LaunchRefusal::Arguments {
@@ -354,6 +368,30 @@ mod tests {
         assert!(refusal(|l| l.dynamic_shared_bytes = 120_000).contains("sm_89 allows 101376 B; 18624 B too much"));
         assert!(refusal(|l| l.cluster = [2, 1, 1]).contains("sm_89 allows 1 blocks"));
         assert!(refusal(|l| drop(l.args.pop())).contains("bring one for each"));
+    }
+
+    #[test]
+    fn a_cluster_must_be_that_of_the_kernel() {
+        let kernel = Kernel::build("pair", 32, |k| {
+            k.in_clusters_of(2);
+            k.cluster_barrier();
+        })
+        .unwrap();
+        let launch = |cluster| Launch {
+            grid: [4, 1, 1],
+            block: [32, 1, 1],
+            cluster,
+            dynamic_shared_bytes: 0,
+            buffers: Vec::new(),
+            args: Vec::new(),
+        };
+        let prove = |cluster| prove(&kernel, &launch(cluster), Target::Sm90a, Known::default());
+        assert_eq!(prove([2, 1, 1]), []);
+        let refusals = prove([1, 1, 1]);
+        assert!(
+            refusals[0].to_string().contains("made for clusters of [2, 1, 1]"),
+            "{refusals:?}"
+        );
     }
 
     #[test]

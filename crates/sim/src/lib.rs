@@ -36,6 +36,7 @@ mod lower;
 mod machine;
 mod mbarrier;
 mod merge;
+mod operations;
 mod peers;
 mod product;
 mod program;

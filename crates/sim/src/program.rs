@@ -7,6 +7,7 @@
 use flashcore_ir::inst::{AtomOp, Cache, Cmp, Major, Object, ShflMode, Special, VoteMode, WgmmaInput};
 use flashcore_ir::{ScalarType, SiteId};
 
+pub(crate) use crate::operations::{Bin32, Bin64, Number, PredOp, Tri32, Un32, Un64};
 use crate::report::Class;
 
 /// A row of 32 lanes in a register file; from [`CONST`] on, a row of constants.
@@ -19,131 +20,6 @@ pub(crate) const CONST: Row = 0x8000;
 pub(crate) const PRED_FALSE: Row = 0;
 /// Predicate register that is true in every lane.
 pub(crate) const PRED_TRUE: Row = 1;
-
-/// 32-bit operations of one operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Un32 {
-    Mov,
-    NegI,
-    AbsS,
-    Not,
-    NegF,
-    AbsF,
-    Ex2,
-    Lg2,
-    Rcp,
-    Popc,
-    Clz,
-    NegHalves,
-    AbsHalves,
-    F32FromF16,
-    F16FromF32,
-    BF16FromF32,
-    F16x2FromE4M3x2,
-    F32FromU32,
-    F32FromS32,
-    S32FromF32,
-    U32FromF32,
-}
-
-/// 32-bit operations of two operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bin32 {
-    AddI,
-    SubI,
-    MulI,
-    MulHiU,
-    MulHiS,
-    MinU,
-    MaxU,
-    MinS,
-    MaxS,
-    DivU,
-    DivS,
-    RemU,
-    RemS,
-    And,
-    Or,
-    Xor,
-    Shl,
-    ShrU,
-    ShrS,
-    AddF,
-    SubF,
-    MulF,
-    MinF,
-    MaxF,
-    AddF16x2,
-    SubF16x2,
-    MulF16x2,
-    MinF16x2,
-    MaxF16x2,
-    AddBF16x2,
-    SubBF16x2,
-    MulBF16x2,
-    MinBF16x2,
-    MaxBF16x2,
-    PackF16,
-    PackBF16,
-    PackE4M3,
-    Pack16,
-}
-
-/// 32-bit operations of three operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tri32 {
-    FmaF,
-    MadI,
-    FmaF16x2,
-    FmaBF16x2,
-    Prmt,
-}
-
-/// 64-bit operations of two operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bin64 {
-    Add,
-    Sub,
-    Mul,
-    MulHiU,
-    MulHiS,
-    MinU,
-    MaxU,
-    MinS,
-    MaxS,
-    DivU,
-    DivS,
-    RemU,
-    RemS,
-    And,
-    Or,
-    Xor,
-}
-
-/// 64-bit operations of one operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Un64 {
-    Mov,
-    Neg,
-    AbsS,
-    Not,
-}
-
-/// How bits are read by a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Number {
-    Unsigned,
-    Signed,
-    Float,
-}
-
-/// Logic on predicates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PredOp {
-    And,
-    Or,
-    Xor,
-}
 
 /// A memory operand: a row of addresses, a constant, and the object it is meant to stay in.
 #[derive(Clone, Copy, Debug)]
