@@ -167,18 +167,27 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
                 found.push((pair[0], pair[1]));
             }
             let offset = found[1..].iter().fold(found[0].0, |lowest, part| lowest.min(part.0));
+            // Of eight threads in a row of parts, four read their first quad of columns and four their second, then
+            // the other: the eight quads of an access are then in different banks.
+            let second_first = (column / 32u32 % 2u32).ne(0);
+            let quads = [second_first.select(4u32, 0u32), second_first.select(0u32, 4u32)];
             let mut sum = k.constant(0.0);
-            let mut out = vec![k.constant(0.0); CHUNK as usize];
+            let mut read = [[k.constant(0.0); 4]; 2];
             for (part, &(part_offset, part_sum)) in found.iter().enumerate() {
                 let factor = (offset - part_offset).exp2();
                 sum = part_sum.fma(factor, sum);
                 let place = parts.at_stage(part as u32, row_in_tile, column);
-                for quad in 0..2 {
-                    let values = place.plus(4 * quad).load_words(4, Cache::Default);
-                    for (out, value) in out[4 * quad as usize..].iter_mut().zip(values) {
-                        *out = value.fma(factor, *out);
+                for (read, &quad) in read.iter_mut().zip(&quads) {
+                    let values = place.offset(quad).load_words(4, Cache::Default);
+                    for (read, value) in read.iter_mut().zip(values) {
+                        *read = value.fma(factor, *read);
                     }
                 }
+            }
+            let mut out = Vec::new();
+            for i in 0..CHUNK as usize {
+                let (quad, i) = (i / 4, i % 4);
+                out.push(second_first.select(read[1 - quad][i], read[quad][i]));
             }
             let row = self.block.first_row + row_in_tile;
             if let (Some(parts), Some(split)) = (self.params.parts, self.block.split) {
