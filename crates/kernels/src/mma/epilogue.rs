@@ -133,13 +133,13 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
         } else {
             k.shared_tile::<f32>("parts", shape)
         };
-        // A row's offset and sum.
-        let sums = k.shared_tile::<f32>("sums", TileShape::new(levers.rows, 2).stages(levers.kv_warps));
+        // The offsets of all rows, then their sums.
+        let sums = k.shared_tile::<f32>("sums", TileShape::new(2, levers.rows).stages(levers.kv_warps));
 
         let first = self.warp.first_row + k.lane() / QUAD;
         let column = k.lane() % QUAD * 2u32;
         let mine = parts.at_stage(self.warp.kv_warp, first, column);
-        let mine_sums = sums.at_stage(self.warp.kv_warp, first, 0);
+        let mine_sums = sums.at_stage(self.warp.kv_warp, 0, first);
         for (m, block) in state.blocks.iter().enumerate() {
             for (half, row) in block.rows.iter().enumerate() {
                 let down = 16 * m as u32 + 8 * half as u32;
@@ -150,8 +150,8 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
                 }
                 let sum = row.sum.get().reduce_sum(QUAD);
                 k.if_((k.lane() % QUAD).eq(0).divergent(), || {
-                    let pair = [row.reference.offset.get(), sum];
-                    sums.down(mine_sums, down).store_words(&pair, Cache::Default);
+                    mine_sums.plus(down as i32).store(row.reference.offset);
+                    sums.down(mine_sums, 1).plus(down as i32).store(sum);
                 });
             }
         }
@@ -163,8 +163,8 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
             // The lowest offset belongs to the highest reference.
             let mut found = Vec::new();
             for part in 0..levers.kv_warps {
-                let pair = sums.at_stage(part, row_in_tile, 0).load_words(2, Cache::Default);
-                found.push((pair[0], pair[1]));
+                let offset = sums.at_stage(part, 0, row_in_tile);
+                found.push((offset.load(), sums.down(offset, 1).load()));
             }
             let offset = found[1..].iter().fold(found[0].0, |lowest, part| lowest.min(part.0));
             // Of eight threads in a row of parts, four read their first quad of columns and four their second, then
