@@ -13,7 +13,7 @@ use super::epilogue::Epilogue;
 use super::place::{Block, Edges, TileSequence, WarpPlace};
 use super::ring::Ring;
 use super::stage::Stage;
-use super::warp::{Probabilities, Query, Scores, State, Warp};
+use super::warp::{Query, Scores, State, Warp};
 use super::{Config, Rescale};
 use crate::params::{Params, Shape};
 use crate::tiles::{Fragments, HeadTile, a_lane, b_lane};
@@ -115,10 +115,10 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
             self.ring.arrive();
             self.ring.refill(self.sequence, turn, Edges::Checked);
             k.if_(warp.sees(key0).uniform(), || {
-                warp.scores(&k_place);
+                warp.scores(&k_place, warp.steps());
                 warp.mask(key0);
-                warp.raise_references();
-                warp.softmax_steps(&p, |step| warp.accumulate(&p, &v_place, step));
+                warp.raise_references(warp.steps());
+                warp.softmax_steps(&p, warp.steps(), |step| warp.accumulate(&p, &v_place, step));
             });
         });
         k.for_uniform(self.sequence.masked, self.sequence.turns, 1, |turn| {
@@ -132,19 +132,18 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
                 refill();
             }
             if warp.levers.rescale == Rescale::Bold {
-                warp.bold_softmax(&k_place, &p, || {
+                warp.bold_tile(&k_place, &v_place, &p, || {
                     if late {
                         refill()
                     }
                 });
-                self.output(&p, &v_place);
             } else {
-                warp.scores(&k_place);
+                warp.scores(&k_place, warp.steps());
                 if late {
                     refill();
                 }
-                warp.raise_references();
-                warp.softmax_steps(&p, |step| warp.accumulate(&p, &v_place, step));
+                warp.raise_references(warp.steps());
+                warp.softmax_steps(&p, warp.steps(), |step| warp.accumulate(&p, &v_place, step));
             }
         });
     }
@@ -159,12 +158,5 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
             self.k_place.offset(self.ring.k_stage(turn)),
             self.v_place.offset(self.ring.v_stage(turn)),
         ]
-    }
-
-    #[track_caller]
-    fn output(&self, p: &Probabilities<'k, E>, v_place: &Fragments<'k, E>) {
-        for step in 0..self.warp.key_steps() {
-            self.warp.accumulate(p, v_place, step);
-        }
     }
 }

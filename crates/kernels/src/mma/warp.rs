@@ -3,6 +3,8 @@
 //! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
 //! the operand of `O += P·V`.
 
+use std::ops::Range;
+
 use flashcore_ir::fragment::{AOperand, Acc, MmaElement};
 use flashcore_ir::{KernelBuilder, Val, Var};
 
@@ -22,6 +24,9 @@ const LAZY_POWERS: f32 = 8.0;
 /// later scores may exceed that by as many and one more. Probabilities then lie about 2⁻⁶, where
 /// fp16 still holds what is 2⁻⁸ of the largest to its full precision.
 const BOLD_POWERS: f32 = 6.0;
+
+/// Parts of a tile with bold rescaling. More cost more votes than they hide.
+const BOLD_PARTS: u32 = 2;
 
 /// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
 const TWO_OR_MORE: u32 = 0x4000_4000;
@@ -172,6 +177,11 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
         self.levers.keys_per_warp() / STEP
     }
 
+    /// All of them.
+    pub(super) fn steps(&self) -> Range<u32> {
+        0..self.key_steps()
+    }
+
     /// Room for the probabilities of a tile.
     pub(super) fn probabilities(&self, name: &str) -> Probabilities<'k, E> {
         let word = |_| self.k.var_unwritten(name);
@@ -184,85 +194,120 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
 
     // ---- A tile's probabilities -----------------------------------------------------------------------
 
-    /// Scores become probabilities, 16 keys at a time; `then` is called as soon as those of a step are known.
+    /// Scores of some steps become probabilities, 16 keys at a time; `then` is called as soon as those of a step are
+    /// known.
     #[track_caller]
-    pub(super) fn softmax_steps(&self, p: &Probabilities<'k, E>, then: impl Fn(u32)) {
-        for step in 0..self.key_steps() {
+    pub(super) fn softmax_steps(&self, p: &Probabilities<'k, E>, steps: Range<u32>, then: impl Fn(u32)) {
+        for step in steps {
             self.exponentials(p, step);
             then(step);
         }
     }
 
-    /// Probabilities of a tile that every row sees whole, without a look at its scores first: exponentials are
-    /// taken relative to the references there are, and only if one comes out large is the tile computed
-    /// again with references raised. So scores of one step are exponentiated among the products of
-    /// others. `refill` is called once the first products are under way.
+    /// A tile that every row sees whole, without a look at its scores first: exponentials are taken relative to
+    /// the references there are, and only if one comes out large are they computed again with references raised.
+    ///
+    /// It is done in parts, so that the exponentials of each are worked out among products that do not wait for
+    /// them: of scores, or of the part before with V. `refill` is called once the first products are under way.
     #[track_caller]
-    pub(super) fn bold_softmax(&self, k_place: &Fragments<'k, E>, p: &Probabilities<'k, E>, refill: impl Fn()) {
-        let k = self.k;
-        let sums: Vec<_> = self.state.rows().map(|row| row.sum.get()).collect();
-        self.clear_scores();
+    pub(super) fn bold_tile(
+        &self,
+        k_place: &Fragments<'k, E>,
+        v_place: &Fragments<'k, E>,
+        p: &Probabilities<'k, E>,
+        refill: impl Fn(),
+    ) {
+        self.clear_scores(self.steps());
         match &self.query {
             // Q's operands are at hand, so scores are finished 16 keys at a time.
             Query::Registers(_) => {
-                for step in 0..self.key_steps() {
+                for step in self.steps() {
                     self.score_steps(k_place, step..step + 1);
                     if step == 0 {
                         refill();
                     }
-                    self.cap(step);
-                    self.exponentials(p, step);
                 }
             }
             // Loading Q's operands once a tile means finishing all scores at once.
             Query::Shared(_) => {
-                self.score_steps(k_place, 0..self.key_steps());
+                self.score_steps(k_place, self.steps());
                 refill();
-                for step in 0..self.key_steps() {
-                    self.cap(step);
-                    self.exponentials(p, step);
-                }
             }
         }
+        let part = (self.key_steps() / BOLD_PARTS).max(1);
+        let mut before = None::<Range<u32>>;
+        for start in self.steps().step_by(part as usize) {
+            let steps = start..(start + part).min(self.key_steps());
+            let sums: Vec<_> = self.state.rows().map(|row| row.sum.get()).collect();
+            for step in steps.clone() {
+                if before.is_some() {
+                    self.accumulate(p, v_place, step - part);
+                }
+                self.cap(step);
+                self.exponentials(p, step);
+            }
+            self.redo_if_large(k_place, p, steps.clone(), &sums);
+            before = Some(steps);
+        }
+        for step in before.into_iter().flatten() {
+            self.accumulate(p, v_place, step);
+        }
+    }
+
+    /// If a probability of some steps came out large, raises the references and computes these steps again, from
+    /// the sums as they were before.
+    #[track_caller]
+    fn redo_if_large(
+        &self,
+        k_place: &Fragments<'k, E>,
+        p: &Probabilities<'k, E>,
+        steps: Range<u32>,
+        sums: &[Val<'k, f32>],
+    ) {
+        let k = self.k;
         let mut any = k.constant(0u32);
-        for word in p.words.iter().flatten().flatten() {
-            any = any | word.get().reinterpret::<u32>();
+        for words in &p.words {
+            for word in words[steps.start as usize..steps.end as usize].iter().flatten() {
+                any = any | word.get().reinterpret::<u32>();
+            }
         }
         k.if_((any & TWO_OR_MORE).ne(0).vote_any().uniform(), || {
-            for (row, sum) in self.state.rows().zip(&sums) {
+            for (row, sum) in self.state.rows().zip(sums) {
                 row.sum.set(*sum);
             }
-            self.scores(k_place);
-            self.raise_references();
-            self.softmax_steps(p, |_| ());
+            self.scores(k_place, steps.clone());
+            self.raise_references(steps.clone());
+            self.softmax_steps(p, steps, |_| ());
         });
     }
 
     // ---- S = Q·Kᵀ -------------------------------------------------------------------------------------
 
-    /// Scores of a tile, capped if need be.
+    /// Scores of some steps, capped if need be.
     #[track_caller]
-    pub(super) fn scores(&self, k_place: &Fragments<'k, E>) {
-        self.clear_scores();
+    pub(super) fn scores(&self, k_place: &Fragments<'k, E>, steps: Range<u32>) {
+        self.clear_scores(steps.clone());
         match &self.query {
-            Query::Registers(_) => (0..self.key_steps()).for_each(|step| self.score_steps(k_place, step..step + 1)),
-            Query::Shared(_) => self.score_steps(k_place, 0..self.key_steps()),
+            Query::Registers(_) => steps.clone().for_each(|step| self.score_steps(k_place, step..step + 1)),
+            Query::Shared(_) => self.score_steps(k_place, steps.clone()),
         }
-        for step in 0..self.key_steps() {
+        for step in steps {
             self.cap(step);
         }
     }
 
     #[track_caller]
-    fn clear_scores(&self) {
+    fn clear_scores(&self, steps: Range<u32>) {
         for block in &self.scores.blocks {
-            block.zero();
+            for register in 8 * steps.start..8 * steps.end {
+                block.var(register).set(0.0);
+            }
         }
     }
 
     /// Scores of some steps of 16 keys.
     #[track_caller]
-    fn score_steps(&self, k_place: &Fragments<'k, E>, keys: std::ops::Range<u32>) {
+    fn score_steps(&self, k_place: &Fragments<'k, E>, keys: Range<u32>) {
         self.k.verb("S += Q*K", || {
             for step in 0..padded(self.shape.head_dim) / STEP {
                 let q = self.query.operands(self.k, self.levers.row_blocks(), step);
@@ -328,7 +373,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
                     let (low, end) = self.params.visible_keys(self.query_row(m, half));
                     // Relative to this lane's first key, so that the columns are constants.
                     let (low, end) = (low - first, end - first);
-                    for (column, register) in lane_columns(scores, half) {
+                    for (column, register) in lane_columns(self.steps(), half) {
                         let score = scores.var(register);
                         let sees = low.le(column) & end.gt(column);
                         score.set(sees.select(score, f32::NEG_INFINITY));
@@ -338,13 +383,13 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
         });
     }
 
-    /// Raises the references of the rows to the scores, where they ask for it, and brings what was summed
+    /// Raises the references of the rows to the scores of some steps, where they ask for it, and brings what was summed
     /// before to the new ones.
     ///
     /// Unless eager, that is only where a score is far above its row's reference: any reference gives the same
     /// quotients, and most tiles then need neither exchange between lanes nor rescaling.
     #[track_caller]
-    pub(super) fn raise_references(&self) {
+    pub(super) fn raise_references(&self, steps: Range<u32>) {
         if self.shape.stops_after(StopAfter::Scores) {
             return;
         }
@@ -353,7 +398,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
             let mut largest = Vec::new();
             for (scores, block) in self.scores.blocks.iter().zip(&self.state.blocks) {
                 for (half, row) in block.rows.iter().enumerate() {
-                    largest.push((block.out, half, row, largest_of(scores, half)));
+                    largest.push((block.out, half, row, largest_of(scores, steps.clone(), half)));
                 }
             }
             // How far above its reference a score may be, and how far above itself it puts it then.
@@ -366,7 +411,7 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
                 for (out, half, row, largest) in &largest {
                     let factor = row.reference.raise(largest.reduce_max(QUAD), margin);
                     row.sum.mul_assign(factor);
-                    for (_, register) in lane_columns(out, *half) {
+                    for (_, register) in lane_columns(0..out.tiles() / 2, *half) {
                         out.var(register).mul_assign(factor);
                     }
                 }
@@ -432,17 +477,18 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
     }
 }
 
-/// Columns, from the lane's first, and registers of a lane's values in one of its two rows of an accumulator.
-fn lane_columns(acc: &Acc<'_>, half: usize) -> impl Iterator<Item = (i32, u32)> + use<> {
-    (0..acc.tiles())
+/// Columns, from the lane's first, and registers of a lane's values in one of its two rows of some steps of 16
+/// columns of an accumulator.
+fn lane_columns(steps: Range<u32>, half: usize) -> impl Iterator<Item = (i32, u32)> {
+    (2 * steps.start..2 * steps.end)
         .flat_map(move |tile| (0..2).map(move |e| ((ACC_COLS * tile + e) as i32, 4 * tile + 2 * half as u32 + e)))
 }
 
-/// The largest of a lane's values in a row, in two chains so that they do not wait for each other.
+/// The largest of a lane's values of some steps in a row, in two chains so that they do not wait for each other.
 #[track_caller]
-fn largest_of<'k>(scores: &Acc<'k>, half: usize) -> Val<'k, f32> {
+fn largest_of<'k>(scores: &Acc<'k>, steps: Range<u32>, half: usize) -> Val<'k, f32> {
     let mut chains: [Option<Val<'k, f32>>; 2] = [None, None];
-    for (i, (_, register)) in lane_columns(scores, half).enumerate() {
+    for (i, (_, register)) in lane_columns(steps.clone(), half).enumerate() {
         let value = scores.var(register).get();
         let chain = &mut chains[i % 2];
         *chain = Some(chain.map_or(value, |largest| largest.max(value)));
@@ -450,6 +496,6 @@ fn largest_of<'k>(scores: &Acc<'k>, half: usize) -> Val<'k, f32> {
     match chains {
         [Some(a), Some(b)] => a.max(b),
         [Some(a), None] | [None, Some(a)] => a,
-        [None, None] => scores.var(0).get(),
+        [None, None] => scores.var(8 * steps.start).get(),
     }
 }
