@@ -1,18 +1,18 @@
 //! Mistakes planted in kernels are found, each with its kind and its line; the kernels as they are,
 //! are clean.
 
-use std::sync::Arc;
+mod planted;
 
-use flashcore_check::mutate::{Mutation, Operator, mutations, object};
-use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan, source};
-use flashcore_ir::{Arg, Inst, Kernel, Launch, SourceLine, Target};
+use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
+use flashcore_ir::{Arg, Kernel, Launch, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{Mask, Problem};
 use flashcore_sim::FindingKind::{
-    self, BarrierMismatch, BlockRace, DivisionByZero, Livelock, Misaligned, MissingLanes, NeverWritten, OutOfBounds,
-    Race,
+    BarrierMismatch, BlockRace, DivisionByZero, Livelock, Misaligned, MissingLanes, NeverWritten, OutOfBounds, Race,
 };
+use planted::{Planted, quoted};
 
 const KERNEL: &str = "scalar/tiled-m32n32-w4-v16";
 
@@ -26,32 +26,8 @@ fn odd_problem() -> Problem {
     builder.mask(Mask::CAUSAL).return_lse(true).build().unwrap()
 }
 
-/// Livelocks are found in a second rather than in a minute.
-fn options() -> CheckOptions {
-    CheckOptions {
-        max_instructions: 1_000_000,
-        ..CheckOptions::default()
-    }
-}
-
 fn check_with(plan: &Plan, kernel: Kernel, launch: Launch) -> CheckReport {
-    let mut mutant = plan.clone();
-    (mutant.main.kernel, mutant.main.launch) = (Arc::new(kernel), launch);
-    check_plan(&mutant, &options()).unwrap()
-}
-
-/// A mistake, and the finding it must give.
-struct Planted {
-    name: &'static str,
-    operator: Operator,
-    /// Text of the line that it is planted in, and the memory accessed there.
-    line: &'static str,
-    object: &'static str,
-    /// What is found, and text of the line that the finding names: that of the access which goes wrong.
-    found: FindingKind,
-    at: &'static str,
-    /// The memory that the finding names.
-    of: &'static str,
+    planted::check_with(plan, kernel, launch, &CheckOptions::default())
 }
 
 #[rustfmt::skip]
@@ -94,55 +70,9 @@ const PLANTED: &[Planted] = &[
         line: "row.softmax_step(", object: "", found: MissingLanes, at: "row.softmax_step(", of: "" },
 ];
 
-fn quoted(line: SourceLine) -> String {
-    source::quote(line.file, line.line).unwrap_or_default()
-}
-
-/// The kernel's own lines that access some memory.
-fn lines_of(kernel: &Kernel, memory: &str) -> Vec<SourceLine> {
-    let mut lines = Vec::new();
-    kernel.for_each_inst(&mut |inst: &Inst, site| {
-        if object(inst, kernel).as_deref() == Some(memory) {
-            lines.push(kernel.kernel_line(site));
-        }
-    });
-    lines
-}
-
-/// Whether a report has the finding that a planted mistake must give.
-fn is_found(report: &CheckReport, kernel: &Kernel, planted: &Planted) -> bool {
-    report.findings.iter().any(|found| {
-        let Some(line) = found.finding.line() else { return false };
-        let of = found.finding.object.as_deref().unwrap_or("");
-        // The line is that of an instruction which accesses the memory named, and reads as it should.
-        let accessed = planted.of.is_empty()
-            || lines_of(kernel, planted.of)
-                .iter()
-                .any(|l| (l.file, l.line) == (line.file, line.line));
-        let quote = source::quote(line.file, line.line).unwrap_or_default();
-        found.finding.kind == planted.found && of == planted.of && accessed && quote.contains(planted.at)
-    })
-}
-
 #[test]
 fn planted_mistakes_are_found_with_kind_and_line() {
-    let plan = plan(&odd_problem());
-    let all = mutations(&plan.main.kernel);
-    for planted in PLANTED {
-        let candidates: Vec<&Mutation> = all
-            .iter()
-            .filter(|m| m.operator == planted.operator && quoted(m.line).contains(planted.line))
-            .filter(|m| planted.object.is_empty() || m.object.as_deref() == Some(planted.object))
-            .collect();
-        assert!(!candidates.is_empty(), "{}: nowhere to plant it", planted.name);
-        let mut seen = String::new();
-        let found = candidates.iter().any(|mutation| {
-            let report = check_with(&plan, mutation.apply(&plan.main.kernel), plan.main.launch.clone());
-            seen.push_str(&format!("{mutation}\n{report}\n"));
-            is_found(&report, &plan.main.kernel, planted)
-        });
-        assert!(found, "{}\n{seen}", planted.name);
-    }
+    planted::assert_found(&plan(&odd_problem()), PLANTED, &CheckOptions::default());
     assert!(PLANTED.len() >= 12);
 }
 
@@ -209,7 +139,7 @@ fn the_kernel_as_it_is_is_clean_over_50_schedules() {
     ] {
         let options = CheckOptions {
             schedules: 50,
-            ..options()
+            ..CheckOptions::default()
         };
         let report = check_plan(&plan(&problem), &options).unwrap();
         assert_eq!(report.verdict, Verdict::Clean, "{report}");

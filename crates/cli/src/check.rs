@@ -11,7 +11,7 @@ use flashcore_kernels::{Config, Plan, StopAfter};
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, HEAD};
-use crate::{explain, simulated};
+use crate::{explain, memory, simulated};
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
 ///
@@ -50,6 +50,9 @@ pub(crate) struct CheckArgs {
     /// Print the values that the kernel traces (`KernelBuilder::trace`)
     #[arg(long, help_heading = "How")]
     trace: bool,
+    /// Print what memory accesses cost, by line: passes over the banks of shared memory, sectors of global memory
+    #[arg(long, help_heading = "How")]
+    memory: bool,
     /// Print one JSON object
     #[arg(long, help_heading = "How")]
     json: bool,
@@ -71,6 +74,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
         schedules: args.schedules,
         first_schedule: args.schedule,
         trace: args.trace,
+        memory_counts: args.memory,
         ..simulated::options(args.inputs.inputs, args.inputs.seed)
     };
     let report = simulated::check(&plan, &options)?;
@@ -83,6 +87,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
         text.push_str(&style::field("planted", &mutation.to_string()));
     }
     text.push_str(&simulated::text(&report));
+    if args.memory {
+        text.push_str(&memory::table(&report.memory));
+    }
     for trace in &report.traces {
         let [x, y, z] = trace.block;
         text.push_str(&format!(

@@ -14,6 +14,7 @@ mod first_run;
 mod kernels;
 mod list;
 mod machine;
+mod memory;
 mod run;
 mod simulated;
 mod style;

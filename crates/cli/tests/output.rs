@@ -160,6 +160,22 @@ fn the_ladder_is_a_file_of_ids_and_names() {
 }
 
 #[test]
+fn conflicts_in_shared_memory_are_shown_by_line() {
+    let of = |layout| {
+        let kernel = format!("mma/m32n32-w2x1-s2-b1-qreg-{layout}-lazy");
+        shown(&format!("check tiny --head-dim 64 --memory --kernel {kernel}"))
+    };
+    let (xor, lin) = (of("xor"), of("lin"));
+    assert!(xor.contains("conflicts  0 passes beyond"), "{xor}");
+    assert!(
+        !lin.contains("conflicts  0 passes") && lin.contains("load shared"),
+        "{lin}"
+    );
+    let report = json("check tiny --json --memory");
+    assert!(report["memory"][0]["transactions"].as_u64() > Some(0), "{report}");
+}
+
+#[test]
 fn stages_are_compared_in_place_of_the_answer() {
     for (stage, kernel) in [
         ("scores", "scalar/tiled-m16n16-w4-v16"),

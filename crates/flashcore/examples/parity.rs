@@ -1,10 +1,12 @@
 //! Random and adversarial problems on a device, each against the float64 reference.
 //!
-//! usage: parity [DEVICE] [PROBLEMS] [SEED] [JSON]
+//! usage: parity [DEVICE] [PROBLEMS] [SEED] [JSON] [--inputs KIND] [--family NAME]
 //!
-//! Every fourth problem takes the config that would be chosen; the others take one of the family's at
-//! random, so that all of them are exercised. Every third has adversarial inputs. Outputs start as
-//! poison, and gaps between rows must still hold it afterwards. Exits with 1 if anything is off.
+//! Every fourth problem takes the config that would be chosen; the others take one drawn from a family drawn
+//! at random, or from the one asked for, so that all of them are exercised. A config that refuses the problem, or that
+//! the device's compiler spills, is drawn again. Every third problem has adversarial inputs, unless one kind is asked
+//! for. Outputs start as poison, and gaps between rows must still hold it afterwards. Exits with 1 if anything
+//! is off.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -15,21 +17,43 @@ use flashcore::{
     reference,
 };
 use flashcore_cpu::CpuConfig;
-use flashcore_kernels::scalar;
+use flashcore_cuda::CudaError;
+use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, RandomLimits, gaps_untouched, random_problem};
 use rayon::prelude::*;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    let (mut positional, mut asked) = (Vec::new(), Asked::default());
     let mut args = std::env::args().skip(1);
-    let device: Device = args.next().as_deref().unwrap_or("best").parse()?;
-    let problems: u64 = args.next().as_deref().unwrap_or("200").parse()?;
-    let seed: u64 = args.next().as_deref().unwrap_or("1").parse()?;
-    let json = args.next();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--inputs" => {
+                let name = args.next().unwrap_or_default();
+                asked.inputs = Some(InputKind::from_name(&name).ok_or_else(|| {
+                    let known = InputKind::ALL.map(InputKind::name).join(", ");
+                    format!("no inputs are named `{name}`; known are {known}")
+                })?);
+            }
+            "--family" => {
+                let name = args.next().unwrap_or_default();
+                let family = Config::FAMILIES.into_iter().find(|family| *family == name);
+                asked.family = Some(family.ok_or_else(|| {
+                    format!("no family is named `{name}`; known are {}", Config::FAMILIES.join(", "))
+                })?);
+            }
+            _ => positional.push(arg),
+        }
+    }
+    let given = |index: usize, default: &'static str| positional.get(index).map_or(default, String::as_str);
+    let device: Device = given(0, "best").parse()?;
+    let problems: u64 = given(1, "200").parse()?;
+    let seed: u64 = given(2, "1").parse()?;
+    let json = positional.get(3);
 
     let tally = Mutex::new(Tally::default());
     // References are computed on all cores; the device takes what comes.
     (0..problems).into_par_iter().for_each(|index| {
-        let result = one(&device, seed.wrapping_mul(1_000_003).wrapping_add(index), index);
+        let result = one(&device, seed.wrapping_mul(1_000_003).wrapping_add(index), index, asked);
         let mut tally = tally.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match result {
             Ok(outcome) => tally.add(outcome),
@@ -47,6 +71,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// What a command line narrows the problems to.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    inputs: Option<InputKind>,
+    family: Option<&'static str>,
+}
+
 struct Outcome {
     problem: Problem,
     kernel: String,
@@ -54,21 +85,20 @@ struct Outcome {
     out: Comparison,
 }
 
-fn one(device: &Device, seed: u64, index: u64) -> Result<Outcome, Box<dyn Error>> {
+fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, Box<dyn Error>> {
     let limits = RandomLimits {
         head_dim_v: true,
         ..RandomLimits::default()
     };
     let problem = random_problem(seed, &limits)?;
-    let kind = if index % 3 == 2 {
-        InputKind::ALL[(index / 3) as usize % InputKind::ALL.len()]
-    } else {
-        InputKind::Normal
-    };
+    let kind = asked.inputs.unwrap_or(match index % 3 {
+        2 => InputKind::ALL[(index / 3) as usize % InputKind::ALL.len()],
+        _ => InputKind::Normal,
+    });
     let attention = if index.is_multiple_of(4) {
         Attention::new(device.clone())
     } else {
-        any_kernel(device, &problem, seed)?
+        any_kernel(device, &problem, seed, asked.family)?
     };
     let kernel = attention.plan(&problem)?.kernel().to_string();
 
@@ -103,8 +133,14 @@ fn one(device: &Device, seed: u64, index: u64) -> Result<Outcome, Box<dyn Error>
     })
 }
 
-/// A kernel of the device that serves the problem, drawn by the seed.
-fn any_kernel(device: &Device, problem: &Problem, seed: u64) -> Result<Attention, Box<dyn Error>> {
+/// A kernel of the device that serves the problem, drawn by the seed: of one family, or of any.
+fn any_kernel(
+    device: &Device,
+    problem: &Problem,
+    seed: u64,
+    family: Option<&'static str>,
+) -> Result<Attention, Box<dyn Error>> {
+    const TRIES: usize = 1000;
     let Some(target) = device.target() else {
         let config = CpuConfig {
             tile_q: [16, 48, 128][seed as usize % 3],
@@ -115,18 +151,28 @@ fn any_kernel(device: &Device, problem: &Problem, seed: u64) -> Result<Attention
             flashcore::KernelId::Cpu(config),
         )?);
     };
-    let serving: Vec<Config> = scalar::configs()
-        .into_iter()
-        .map(Config::Scalar)
-        .filter(|config| Plan::new(problem, config, target).is_ok())
-        .collect();
-    let config = serving
-        .get(seed as usize % serving.len().max(1))
-        .ok_or("no config serves the problem")?;
-    Ok(Attention::with_kernel(
-        device.clone(),
-        flashcore::KernelId::Gpu(*config),
-    )?)
+    let mut rng = Rng::new(seed);
+    // Where none of the family drawn serves the problem, others get their turn.
+    for _ in 0..Config::FAMILIES.len() {
+        let drawn = Config::FAMILIES[rng.below(Config::FAMILIES.len())];
+        for _ in 0..TRIES {
+            let Some(config) = Config::sample(family.unwrap_or(drawn), &mut rng) else {
+                break;
+            };
+            if Plan::new(problem, &config, target).is_err() {
+                continue;
+            }
+            let attention = Attention::with_kernel(device.clone(), flashcore::KernelId::Gpu(config))?;
+            match attention.workspace_bytes(problem, 16) {
+                Ok(_) => return Ok(attention),
+                // Spilled: one draw in a few at large head sizes.
+                Err(flashcore::Error::Cuda(CudaError::Module(_))) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    // Such as odd strides, which only one family serves.
+    Ok(Attention::new(device.clone()))
 }
 
 #[derive(Default)]
@@ -155,7 +201,13 @@ impl Tally {
         } else {
             "S < 256"
         };
-        for group in [mask, problem.dtype().to_string(), long.to_string(), kernel] {
+        // Kernels by family and by each of their levers: there are too many to count them one by one.
+        let (family, levers) = kernel.split_once('/').unwrap_or((&kernel, ""));
+        let levers = levers.split('-').map(|lever| format!("{family} {lever}"));
+        for group in [mask, problem.dtype().to_string(), long.to_string(), family.to_string()]
+            .into_iter()
+            .chain(levers)
+        {
             *self.groups.entry(group).or_default() += 1;
         }
     }

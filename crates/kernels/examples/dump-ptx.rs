@@ -1,16 +1,90 @@
-//! Writes the PTX of the kernels that a release is assembled with, one file each: of family `scalar` every tile
-//! and warp count at the usual head sizes, and every dtype, access width and option on the default tile; of family
-//! `mma` keys split across blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
+//! Writes the PTX of the kernels that a release is assembled with, one file each.
 //!
-//! usage: cargo run -p flashcore-kernels --example dump-ptx -- FOLDER
+//! usage: cargo run -p flashcore-kernels --example dump-ptx -- FOLDER [--full]
+//!
+//! - FOLDER: what is assembled for every target and must be clean. Of family `scalar` every tile and warp count at the
+//!   usual head sizes, and every dtype, access width and option on the default tile; of family `mma` keys split across
+//!   blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
+//! - FOLDER/sm_NN: what is assembled for that target and must be clean. Of family `mma` every default there.
+//! - FOLDER/varied/sm_NN: what may need more registers than there are. No formula says so before the compiler has
+//!   tried; the driver layer then refuses to load it, and another config is taken. Of `mma`, the defaults with
+//!   soft cap and log-sum-exp, and every lever at each of its values, one at a time, about a default.
+//!
+//! Of the last, a seventh is written, and of the head sizes and dtypes of defaults one each in turn, so that
+//! it takes a minute; --full writes all.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
-use flashcore_kernels::{Config, Plan, Step, StopAfter, scalar};
-use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
+use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar};
+use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let usage = "usage: dump-ptx FOLDER [--full]";
+    let folder = PathBuf::from(args.next().ok_or(usage)?);
+    let full = match args.next().as_deref() {
+        None => false,
+        Some("--full") => true,
+        Some(_) => return Err(usage.into()),
+    };
+    let mut everywhere = Kernels::default();
+    scalar_kernels(&mut everywhere);
+    ladder_kernels(&mut everywhere);
+    split_kernels(&mut everywhere);
+    stage_kernels(&mut everywhere)?;
+    everywhere.write(&folder)?;
+    for target in TARGETS {
+        let mut defaults = Kernels::default();
+        let mut varied = Kernels::default();
+        mma_kernels(&mut defaults, &mut varied, target, full);
+        defaults.write(&folder.join(target.name()))?;
+        varied.write(&folder.join("varied").join(target.name()))?;
+    }
+    Ok(())
+}
+
+/// Distinct kernels by name: problems that differ only in lengths and strides share one.
+#[derive(Default)]
+struct Kernels {
+    by_name: BTreeMap<String, String>,
+    refused: usize,
+}
+
+impl Kernels {
+    /// Adds the kernels of a config, unless it refuses.
+    fn add(&mut self, problem: &Problem, config: Config, target: Target) {
+        self.add_plan(Plan::new(problem, &config, target));
+    }
+
+    fn add_plan(&mut self, plan: Result<Plan, Refusal>) {
+        match plan {
+            Ok(plan) => plan.steps().for_each(|step| self.add_step(step)),
+            Err(_) => self.refused += 1,
+        }
+    }
+
+    fn add_step(&mut self, step: &Step) {
+        self.by_name
+            .insert(step.kernel.name().to_string(), step.kernel.to_ptx());
+    }
+
+    fn write(&self, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+        std::fs::create_dir_all(folder)?;
+        for (name, ptx) in &self.by_name {
+            std::fs::write(folder.join(format!("{name}.ptx")), ptx)?;
+        }
+        println!(
+            "{} kernels in {} ({} configs refused their problem)",
+            self.by_name.len(),
+            folder.display(),
+            self.refused
+        );
+        Ok(())
+    }
+}
 
 /// Keys split across blocks in every way: warps along rows and along keys, each rule of rescaling, and enough splits
 /// for each variant of `combine`.
@@ -22,79 +96,25 @@ const SPLIT: [&str; 5] = [
     "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa-k8",
 ];
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = PathBuf::from(std::env::args().nth(1).ok_or("usage: dump-ptx FOLDER")?);
-    std::fs::create_dir_all(&folder)?;
-    let target = Target::Sm90a;
-
-    // Distinct kernels by name: problems that differ only in lengths and strides share one.
-    let mut kernels = BTreeMap::new();
-    let mut refused = 0;
+fn split_kernels(kernels: &mut Kernels) {
     for problem in problems() {
-        let mut configs = SPLIT.map(str::parse).into_iter().collect::<Result<Vec<Config>, _>>()?;
+        for config in SPLIT.iter().flat_map(|id| id.parse()) {
+            kernels.add(&problem, config, Target::Sm90a);
+        }
+    }
+}
+
+fn scalar_kernels(kernels: &mut Kernels) {
+    for problem in problems() {
         for config in scalar::configs() {
             let preferred = scalar::preferred_configs(&problem, 16);
             let varied = problem.dtype() != DType::F16 || problem.softcap().is_some() || config.vector_bytes() != 16;
             if varied && !preferred.contains(&config.with_vector_bytes(preferred[0].vector_bytes())) {
                 continue;
             }
-            configs.push(Config::Scalar(config));
-        }
-        for config in configs {
-            match Plan::new(&problem, &config, target) {
-                Ok(plan) => plan.steps().for_each(|step| add(&mut kernels, step)),
-                Err(_) => refused += 1,
-            }
+            kernels.add(&problem, Config::Scalar(config), Target::Sm90a);
         }
     }
-    for problem in problems() {
-        let varied = problem.dtype() != DType::F16 || problem.softcap().is_some();
-        for config in ladder::configs() {
-            if varied && (config.warps, config.cols) != (4, 64) {
-                continue;
-            }
-            match Plan::new(&problem, &Config::Ladder(config), target) {
-                Ok(plan) => add(&mut kernels, &plan.main),
-                Err(_) => refused += 1,
-            }
-        }
-        for levers in scores::Levers::all() {
-            match scores::plan(&problem, levers, target) {
-                Ok(step) if !varied => add(&mut kernels, &step),
-                Ok(_) => {}
-                Err(_) => refused += 1,
-            }
-        }
-    }
-    // Builds that stop after a stage: one config a family, with all there is on the way to a stage.
-    let softcapped = |problem: &Problem| problem.dtype() == DType::F16 && problem.softcap().is_some();
-    for problem in problems().into_iter().filter(softcapped) {
-        for id in [
-            "scalar/tiled-m32n32-w4-v16",
-            "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
-            "ladder/mma-m64n64-w4",
-        ] {
-            for stop in StopAfter::ALL {
-                match Plan::with_stage(&problem, &id.parse()?, target, stop) {
-                    Ok(plan) => add(&mut kernels, &plan.main),
-                    Err(_) => refused += 1,
-                }
-            }
-        }
-    }
-    for (name, ptx) in &kernels {
-        std::fs::write(folder.join(format!("{name}.ptx")), ptx)?;
-    }
-    println!(
-        "{} kernels in {} ({refused} configs refused their problem)",
-        kernels.len(),
-        folder.display()
-    );
-    Ok(())
-}
-
-fn add(kernels: &mut BTreeMap<String, String>, step: &Step) {
-    kernels.insert(step.kernel.name().to_string(), step.kernel.to_ptx());
 }
 
 fn problems() -> Vec<Problem> {
@@ -123,4 +143,110 @@ fn problems() -> Vec<Problem> {
     }
     add(Problem::builder().head_dim(192).head_dim_v(128));
     problems
+}
+
+/// The rungs, and Q·Kᵀ by itself.
+fn ladder_kernels(kernels: &mut Kernels) {
+    for problem in problems() {
+        let varied = problem.dtype() != DType::F16 || problem.softcap().is_some();
+        for config in ladder::configs() {
+            if !varied || (config.warps, config.cols) == (4, 64) {
+                kernels.add(&problem, Config::Ladder(config), Target::Sm90a);
+            }
+        }
+        if varied {
+            continue;
+        }
+        for levers in scores::Levers::all() {
+            match scores::plan(&problem, levers, Target::Sm90a) {
+                Ok(step) => kernels.add_step(&step),
+                Err(_) => kernels.refused += 1,
+            }
+        }
+    }
+}
+
+/// Builds that stop after a stage: one config a family, with all there is on the way to a stage.
+fn stage_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>> {
+    let softcapped = |problem: &Problem| problem.dtype() == DType::F16 && problem.softcap().is_some();
+    for problem in problems().into_iter().filter(softcapped) {
+        for id in [
+            "scalar/tiled-m32n32-w4-v16",
+            "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
+            "ladder/mma-m64n64-w4",
+        ] {
+            for stop in StopAfter::ALL {
+                kernels.add_plan(Plan::with_stage(&problem, &id.parse()?, Target::Sm90a, stop));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Head sizes, of Q and K and of V.
+const HEAD_DIMS: [(usize, usize); 7] = [
+    (64, 64),
+    (72, 72),
+    (96, 96),
+    (128, 128),
+    (192, 128),
+    (192, 192),
+    (256, 256),
+];
+
+const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120];
+
+fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
+    let mut turn = 0;
+    for (head_dim, head_dim_v) in HEAD_DIMS {
+        let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
+        let with = |dtype, options: bool| {
+            let shape = shape.clone().dtype(dtype);
+            match options {
+                true => shape.softcap(30.0).return_lse(true).build(),
+                false => shape.build(),
+            }
+        };
+        for config in proposed(&shape, target) {
+            for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+                if full || turn % 2 == i {
+                    let problems = [with(dtype, false), with(dtype, true)];
+                    for (problem, kernels) in problems.iter().flatten().zip([&mut *defaults, &mut *varied]) {
+                        kernels.add(problem, config, target);
+                    }
+                }
+            }
+            turn += 1;
+        }
+        // About the default of a large problem.
+        let Some(Config::Mma(default)) = proposed(&shape, target).pop() else {
+            continue;
+        };
+        for (i, config) in mma::neighbours(&default).into_iter().enumerate() {
+            if full || i % HEAD_DIMS.len() == turn % HEAD_DIMS.len() {
+                if let Ok(problem) = shape.clone().build() {
+                    varied.add(&problem, Config::Mma(config), target);
+                }
+            }
+        }
+    }
+}
+
+/// What is taken for a shape on a target, at any size and mask.
+fn proposed(shape: &ProblemBuilder, target: Target) -> Vec<Config> {
+    let mut taken = Vec::new();
+    for (batch, heads, rows) in [(1, 4, 512), (2, 8, 1024), (32, 32, 512), (8, 32, 4096)] {
+        for mask in [Mask::FULL, Mask::CAUSAL] {
+            let builder = shape.clone().batch(batch).heads(heads, heads).seq_len(rows).mask(mask);
+            let Ok(problem) = builder.build() else { continue };
+            let proposals = mma::proposals(&problem, target);
+            let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
+            if let Some(config) = proposals.iter().map(|p| Config::Mma(p.config)).find(fits)
+                && !taken.contains(&config)
+            {
+                taken.push(config);
+            }
+        }
+    }
+    taken
 }

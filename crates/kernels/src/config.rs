@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -37,6 +38,27 @@ impl Config {
         scalar
             .chain(ladder::configs().into_iter().map(Config::Ladder))
             .collect()
+    }
+
+    /// The names of all families.
+    pub const FAMILIES: [&str; 3] = [ladder::NAME, mma::NAME, scalar::NAME];
+
+    /// A config of a family, by its name, drawn by `rng`; `None` where no family has the name. A problem may refuse
+    /// it: then draw again.
+    ///
+    /// ```
+    /// use flashcore_kernels::Config;
+    /// use flashcore_problem::rng::Rng;
+    /// let config = Config::sample("mma", &mut Rng::new(1)).expect("a family of this name");
+    /// assert_eq!(config.family(), "mma");
+    /// ```
+    pub fn sample(family: &str, rng: &mut Rng) -> Option<Config> {
+        match family {
+            ladder::NAME => rng.pick(&ladder::configs()).copied().map(Config::Ladder),
+            mma::NAME => Some(Config::Mma(mma::sample(rng))),
+            scalar::NAME => rng.pick(&scalar::configs()).copied().map(Config::Scalar),
+            _ => None,
+        }
     }
 
     /// The family's name.

@@ -108,6 +108,9 @@ impl Cluster<'_> {
                 Details::new(message, cluster.actor(warp.index, too_long))
             });
         }
+        if !self.landings.is_empty() {
+            self.landings[pc as usize].add(traffic::shared(&offsets, mask, bytes));
+        }
         let cells = (bytes >> self.shadow.shift) as usize;
         let pattern = match Pattern::of(&offsets, mask, bytes) {
             Pattern::Uniform => Pattern::Scattered,

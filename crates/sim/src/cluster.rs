@@ -49,6 +49,8 @@ pub(crate) struct Cluster<'m> {
     pub(crate) executed: Vec<Count>,
     pub(crate) traces: Vec<TraceRecord>,
     pub(crate) traffic: Vec<Traffic>,
+    /// By operation: what its asynchronous copies cost where they land.
+    pub(crate) landings: Vec<Traffic>,
     /// The newest epoch handed out.
     pub(crate) epoch: Epoch,
 }
@@ -62,6 +64,7 @@ pub(crate) struct ClusterResult {
     pub(crate) executed: Vec<Count>,
     pub(crate) traces: Vec<TraceRecord>,
     pub(crate) traffic: Vec<Traffic>,
+    pub(crate) landings: Vec<Traffic>,
 }
 
 impl<'m> Cluster<'m> {
@@ -93,6 +96,7 @@ impl<'m> Cluster<'m> {
             executed: vec![Count::default(); program.ops.len()],
             traces: Vec::new(),
             traffic: vec![Traffic::default(); traffic],
+            landings: vec![Traffic::default(); traffic],
             epoch: 1,
         }
     }
@@ -188,6 +192,7 @@ impl<'m> Cluster<'m> {
             executed: self.executed,
             traces: self.traces,
             traffic: self.traffic,
+            landings: self.landings,
         }
     }
 

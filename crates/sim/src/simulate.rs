@@ -70,7 +70,7 @@ where
     let report = SimReport {
         kernel: kernel.name().to_string(),
         counts: count_by_class(&machine.program.classes, &run.executed),
-        memory: memory_sites(&machine, &run.traffic),
+        memory: memory_sites(&machine, &run),
         nodes: node_counts(&machine, &run),
         registers: (machine.program.rows32 + 2 * machine.program.rows64) as u32,
         findings: run.findings.into_vec(),
@@ -87,6 +87,7 @@ struct Run {
     findings: Findings,
     executed: Vec<Count>,
     traffic: Vec<Traffic>,
+    landings: Vec<Traffic>,
     traces: Vec<crate::report::TraceRecord>,
 }
 
@@ -97,6 +98,7 @@ impl Run {
             findings: Findings::default(),
             executed: vec![Count::default(); machine.program.ops.len()],
             traffic: vec![Traffic::default(); machine.program.ops.len()],
+            landings: vec![Traffic::default(); machine.program.ops.len()],
             traces: Vec::new(),
         }
     }
@@ -137,6 +139,7 @@ impl Run {
             executed,
             traces,
             traffic,
+            landings,
         } = finished;
         self.findings.merge(findings);
         self.merged
@@ -146,6 +149,9 @@ impl Run {
             sum.lanes += count.lanes;
         }
         for (sum, traffic) in self.traffic.iter_mut().zip(traffic) {
+            sum.add(traffic);
+        }
+        for (sum, traffic) in self.landings.iter_mut().zip(landings) {
             sum.add(traffic);
         }
         self.traces.extend(traces);
@@ -163,9 +169,16 @@ fn node_counts(machine: &Machine<'_>, run: &Run) -> Vec<NodeCount> {
 }
 
 /// Where memory was accessed, and at what cost, in program order.
-fn memory_sites(machine: &Machine<'_>, traffic: &[Traffic]) -> Vec<MemorySite> {
+fn memory_sites(machine: &Machine<'_>, run: &Run) -> Vec<MemorySite> {
     let mut sites: Vec<MemorySite> = Vec::new();
-    for (pc, traffic) in traffic.iter().enumerate().filter(|(_, t)| t.requests > 0) {
+    let accesses = run.traffic.iter().zip(&run.landings).enumerate();
+    let accesses = accesses.flat_map(|(pc, (traffic, landing))| {
+        [
+            (pc, machine.program.classes[pc], traffic),
+            (pc, Class::StoreShared, landing),
+        ]
+    });
+    for (pc, class, traffic) in accesses.filter(|(_, _, traffic)| traffic.requests > 0) {
         let line = machine.kernel.kernel_line(machine.program.sites[pc]);
         let line = Line {
             file: line.file,
@@ -173,7 +186,6 @@ fn memory_sites(machine: &Machine<'_>, traffic: &[Traffic]) -> Vec<MemorySite> {
             column: line.column,
             verb: None,
         };
-        let class: Class = machine.program.classes[pc];
         match sites.iter_mut().find(|s| s.line == line && s.class == class) {
             Some(site) => {
                 site.requests += traffic.requests;

@@ -388,3 +388,25 @@ fn bank_conflicts_are_counted_by_line() {
     };
     assert_eq!((run(0), run(1)), (32, 1));
 }
+
+#[test]
+fn conflicts_where_asynchronous_copies_land_are_counted() {
+    // Eight lanes land in a pass: in rows of 128 bytes, all in the same banks unless the tile is swizzled.
+    let run = |swizzle: Swizzle| {
+        let mut case = Case::new(32, |k| {
+            let input = k.param_ptr::<f32>("input");
+            let tile = k.shared_tile::<f32>("tile", TileShape::new(32, 32).swizzled(swizzle));
+            let lane = k.lane();
+            k.cp_async(tile.at(lane, 4), input.offset(lane * 4), None);
+            k.cp_async_commit();
+            k.cp_async_wait(0);
+        })
+        .input("input", &[0f32; 128]);
+        case.options.memory_counts = true;
+        let report = case.run_clean();
+        let landing = report.memory.iter().find(|m| m.class == Class::StoreShared).unwrap();
+        (landing.requests, landing.transactions, landing.ideal)
+    };
+    assert_eq!(run(Swizzle::None), (1, 32, 4));
+    assert_eq!(run(Swizzle::B128), (1, 4, 4));
+}

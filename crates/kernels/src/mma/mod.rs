@@ -8,6 +8,7 @@ mod epilogue;
 mod kernel;
 mod place;
 mod ring;
+mod space;
 mod stage;
 mod warp;
 
@@ -26,6 +27,7 @@ use crate::tiles::{padded, tile_bytes};
 use crate::{combine, parts};
 
 pub use defaults::{Proposal, Size, proposals};
+pub use space::{configs, crossover, neighbours, sample};
 
 /// What addresses and strides must be multiples of, bytes: what one asynchronous copy moves.
 pub const ALIGNMENT: u32 = 16;

@@ -3,11 +3,13 @@
 //! A [`Mutation`] is an [`Operator`] applied at one place. [`mutations`] lists every one that a kernel
 //! allows, so that tests can pick some by hand and sample the rest by a seed.
 
+mod apply;
+
 use std::fmt;
 
-use flashcore_ir::inst::{Address, BinOp, BulkInst, ClusterInst, Cmp, MbarInst, Object, StoreSource, WgmmaInst};
+use flashcore_ir::inst::{BulkInst, MbarInst, Object};
 use flashcore_ir::ptx::mnemonic;
-use flashcore_ir::{BufferId, Inst, Kernel, Node, Operand, RegClass, ScalarType, SiteId, SourceLine};
+use flashcore_ir::{BufferId, Inst, Kernel, Node, SiteId, SourceLine};
 use serde::Serialize;
 
 /// A way of breaking a kernel.
@@ -37,7 +39,7 @@ pub enum Operator {
     StrideOne,
     /// The factor of an index is 16 too large.
     StrideSixteen,
-    /// A bound lets one more through: `<` is `≤`, `≥` is `>`.
+    /// A bound is off by one: `<` is `≤`, `≥` is `>`, and the other way round.
     BoundOne,
     /// A selection always takes its first choice: a mask is left out.
     Unmask,
@@ -73,11 +75,29 @@ pub enum Operator {
     DropClusterWait,
     /// A shared buffer is declared a row too short.
     ShrinkBuffer,
+    /// A swizzle is left out, where an address is made or moved.
+    DropSwizzle,
+    /// A remainder is always 0: a ring has one stage only.
+    DropRemainder,
+    /// Matrices come as they are stored where they should come transposed, or the other way round.
+    FlipTranspose,
+    /// A tensor-core product is added to the eight columns after its own.
+    NextColumns,
+    /// What was summed before is not brought to a new scale.
+    DropRescale,
+    /// A threshold is 64 too high.
+    RaiseThreshold,
+    /// Of a mask of bits only the lower half is looked at.
+    HalfMask,
+    /// A vote asks for all lanes in place of any.
+    VoteAll,
+    /// A lane keeps its own value in place of another's.
+    DropExchange,
 }
 
 impl Operator {
     /// Every operator.
-    pub const ALL: [Operator; 29] = [
+    pub const ALL: [Operator; 38] = [
         Operator::DropBarrier,
         Operator::CountBarrier,
         Operator::DropWarpBarrier,
@@ -107,155 +127,20 @@ impl Operator {
         Operator::DescriptorStride,
         Operator::DropClusterWait,
         Operator::ShrinkBuffer,
+        Operator::DropSwizzle,
+        Operator::DropRemainder,
+        Operator::FlipTranspose,
+        Operator::NextColumns,
+        Operator::DropRescale,
+        Operator::RaiseThreshold,
+        Operator::HalfMask,
+        Operator::VoteAll,
+        Operator::DropExchange,
     ];
 
     /// The operator of a name, as it prints: `drop-barrier`.
     pub fn from_name(name: &str) -> Option<Operator> {
         Operator::ALL.into_iter().find(|operator| operator.to_string() == name)
-    }
-
-    /// What becomes of an instruction: `None` where the operator does not apply, `Some(None)` where it
-    /// goes away.
-    fn apply(self, inst: &Inst, kernel: &Kernel) -> Option<Option<Inst>> {
-        let mut changed = inst.clone();
-        match (self, &mut changed) {
-            (Operator::DropBarrier, Inst::BarSync { .. })
-            | (Operator::DropWarpBarrier, Inst::BarWarp { .. })
-            | (Operator::DropWait, Inst::CpAsyncWait { .. })
-            | (Operator::DropCommit, Inst::CpAsyncCommit)
-            | (Operator::DropStore, Inst::St { .. }) => return Some(None),
-            (Operator::CountBarrier, Inst::BarSync { threads, .. }) => {
-                let fewer = threads.unwrap_or(kernel.threads()).checked_sub(32).filter(|&n| n > 0)?;
-                *threads = Some(fewer);
-            }
-            (Operator::WeakenWait, Inst::CpAsyncWait { pending }) => *pending += 1,
-            (Operator::NextAccess, inst) => {
-                let (addr, bytes) = access(inst)?;
-                addr.offset += bytes as i32;
-            }
-            (Operator::OffAccess, inst) => {
-                let (addr, bytes) = access(inst)?;
-                if bytes <= 2 {
-                    return None;
-                }
-                addr.offset += 2;
-            }
-            (Operator::StrideOne, Inst::Fma { ty, b, .. }) => grow(*ty, b, 1)?,
-            (Operator::StrideSixteen, Inst::Fma { ty, b, .. }) => grow(*ty, b, 16)?,
-            (Operator::BoundOne, Inst::Setp { cmp, ty, .. }) if *ty != ScalarType::F32 => {
-                *cmp = match cmp {
-                    Cmp::Lt => Cmp::Le,
-                    Cmp::Ge => Cmp::Gt,
-                    _ => return None,
-                };
-            }
-            (Operator::Unmask, Inst::Selp { dst, a, .. }) => changed = Inst::Mov { dst: *dst, src: *a },
-            (
-                Operator::Unclamp,
-                Inst::Bin {
-                    op: BinOp::Min,
-                    ty: ScalarType::U32 | ScalarType::S32,
-                    dst,
-                    a,
-                    ..
-                },
-            ) => changed = Inst::Mov { dst: *dst, src: *a },
-            (
-                Operator::DropStep,
-                Inst::Bin {
-                    op: BinOp::Add,
-                    ty: ScalarType::U32 | ScalarType::S32,
-                    dst,
-                    a: Operand::Reg(a),
-                    ..
-                },
-            ) if dst == a => return Some(None),
-            (Operator::HalfWarp, Inst::Shfl { members, .. }) => *members &= 0xffff,
-            (_, changed) => return self.apply_async(changed).map(|kept| kept.then(|| changed.clone())),
-        }
-        Some(Some(changed))
-    }
-
-    /// The same of instructions that are asynchronous or between blocks: whether the instruction stays.
-    fn apply_async(self, inst: &mut Inst) -> Option<bool> {
-        match (self, inst) {
-            (Operator::DropArrive, Inst::Mbar(MbarInst::Arrive { tx: None, .. }))
-            | (Operator::DropFence, Inst::FenceProxyAsync | Inst::FenceMbarrierInit)
-            | (Operator::DropFence, Inst::Wgmma(WgmmaInst::Fence))
-            | (Operator::DropAsyncWait, Inst::Wgmma(WgmmaInst::Wait { .. }))
-            | (Operator::DropAsyncWait, Inst::Bulk(BulkInst::Wait { .. }))
-            | (Operator::DropCopy, Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }))
-            | (Operator::DropClusterWait, Inst::Cluster(ClusterInst::Wait { .. })) => return Some(false),
-            (Operator::ExtraArrival, Inst::Mbar(MbarInst::Init { arrivals, .. })) => *arrivals += 1,
-            (
-                Operator::ExtraBytes,
-                Inst::Mbar(MbarInst::Arrive {
-                    tx: Some(Operand::Imm(bytes)),
-                    ..
-                }),
-            ) => *bytes += 16,
-            (
-                Operator::HalfBytes,
-                Inst::Mbar(MbarInst::Arrive {
-                    tx: Some(Operand::Imm(bytes)),
-                    ..
-                }),
-            ) => *bytes /= 2,
-            (
-                Operator::FixedParity,
-                Inst::Mbar(MbarInst::Test {
-                    parity: parity @ Operand::Reg(_),
-                    ..
-                }),
-            ) => *parity = Operand::Imm(0),
-            (Operator::DropPhaseWait, inst @ Inst::Mbar(MbarInst::Test { .. })) => {
-                if let Inst::Mbar(MbarInst::Test { dst, .. }) = *inst {
-                    *inst = Inst::Mov {
-                        dst,
-                        src: Operand::Imm(1),
-                    };
-                }
-            }
-            (Operator::WeakenAsyncWait, Inst::Wgmma(WgmmaInst::Wait { pending }))
-            | (Operator::WeakenAsyncWait, Inst::Bulk(BulkInst::Wait { pending, .. })) => *pending += 1,
-            // The upper word of a matrix descriptor, of which the lowest bits are this distance.
-            (
-                Operator::DescriptorStride,
-                Inst::Pack {
-                    dst,
-                    hi: Operand::Imm(high),
-                    ..
-                },
-            ) if dst.class == RegClass::B64 && *high >> 30 != 0 => *high += 1,
-            _ => return None,
-        }
-        Some(true)
-    }
-}
-
-/// The address of a plain access and the bytes a lane moves.
-fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
-    match inst {
-        Inst::Ld { addr, dst, count, .. } => Some((addr, dst.class.bytes() * *count)),
-        Inst::St { addr, src, count, .. } => {
-            let bytes = match src {
-                StoreSource::Regs(reg) => reg.class.bytes(),
-                StoreSource::Imm(ty, _) => ty.bytes(),
-            };
-            Some((addr, bytes * *count))
-        }
-        _ => None,
-    }
-}
-
-/// Makes the constant factor of an index larger.
-fn grow(ty: ScalarType, factor: &mut Operand, by: u64) -> Option<()> {
-    match (ty, factor) {
-        (ScalarType::U32 | ScalarType::S32, Operand::Imm(factor)) => {
-            *factor += by;
-            Some(())
-        }
-        _ => None,
     }
 }
 
@@ -483,7 +368,7 @@ mod tests {
         let barrier = all.iter().find(|m| m.operator == Operator::CountBarrier).unwrap();
         let text = barrier.to_string();
         assert!(
-            text.starts_with("count-barrier of bar.sync at ") && text.contains("mutate.rs:"),
+            text.starts_with("count-barrier of bar.sync at ") && text.contains("mutate/mod.rs:"),
             "{text}"
         );
         let store = all.iter().find(|m| m.operator == Operator::DropStore).unwrap();

@@ -1,0 +1,250 @@
+//! Mistakes planted in family `mma`: every barrier, wait, stage, swizzle, operand and accumulator matters, and a
+//! mistake in any of them is found; the kernels as they are, are clean.
+
+mod planted;
+
+use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_check::{CheckOptions, Verdict, check_plan};
+use flashcore_ir::Target;
+use flashcore_kernels::Plan;
+use flashcore_problem::{InputKind, Mask, Problem};
+use flashcore_sim::FindingKind::{BarrierMismatch, MissingLanes, MissingWait, OutOfBounds, Race};
+use planted::{Planted, assert_found, check_with, quoted};
+
+/// Factor on the usual scale with which scores of normal inputs differ so much that references rise by more than
+/// probabilities can hold, in one row and not in the next.
+const SHARP: f32 = 20.0;
+
+/// A kernel to plant mistakes in, and where one is none.
+struct Case {
+    kernel: &'static str,
+    head_dim: usize,
+    harmless: &'static [Harmless],
+}
+
+/// Mistakes that are none in a kernel: what they break, it does not need.
+struct Harmless {
+    operator: Operator,
+    /// Text of the line.
+    line: &'static str,
+    why: &'static str,
+}
+
+const fn harmless(operator: Operator, line: &'static str, why: &'static str) -> Harmless {
+    Harmless { operator, line, why }
+}
+
+const LAST_WAIT: &str = "k.cp_async_wait(0);";
+const Q_COMMIT: &str = "k.cp_async_commit();";
+const PLACE: &str = "WarpPlace::new(";
+
+const SAME_IN_EVERY_LANE: Harmless = harmless(
+    Operator::DropExchange,
+    PLACE,
+    "the warp's number is the same in every lane; the exchange only tells the compiler",
+);
+const NOTHING_ON_ITS_WAY: &str = "whatever was copied, has been waited for: by then only empty groups are open";
+const PADDING: &str = "columns past head_dim: zeros that nobody stores";
+
+/// Together: both places of Q, one and more warps along the keys, odd and even rings, each rule of rescaling, head
+/// sizes with and without padding.
+#[rustfmt::skip]
+const CASES: [Case; 4] = [
+    Case { kernel: "mma/m32n32-w2x1-s3-b1-qreg-xor-lazy", head_dim: 64, harmless: &[
+        SAME_IN_EVERY_LANE,
+        harmless(Operator::DropWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
+        harmless(Operator::WeakenWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
+        harmless(Operator::DropSwizzle, "_tile.fragments(row + place.first_key", "worked out anew for each stage"),
+    ] },
+    Case { kernel: "mma/m16n64-w1x2-s2-b1-qsh-xor-eager", head_dim: 64, harmless: &[
+        SAME_IN_EVERY_LANE,
+        harmless(Operator::DropWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
+        harmless(Operator::WeakenWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
+        harmless(Operator::DropCommit, Q_COMMIT, "Q is waited for with the first tile"),
+        harmless(Operator::DropSwizzle, "_tile.fragments(row + place.first_key", "worked out anew for each stage"),
+    ] },
+    Case { kernel: "mma/m32n32-w2x1-s2-b1-qreg-xor-bold-gqa", head_dim: 40, harmless: &[
+        SAME_IN_EVERY_LANE,
+        harmless(Operator::DropWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
+        harmless(Operator::WeakenWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
+        harmless(Operator::CountBarrier, "epilogue.store(", "a warp stores the rows that it computed"),
+        harmless(Operator::DropStore, "epilogue.store(", PADDING),
+        harmless(Operator::NextColumns, "warp.accumulate(", PADDING),
+        harmless(Operator::NextColumns, "self.output(", PADDING),
+        harmless(Operator::DropRescale, "raise_references()", PADDING),
+    ] },
+    Case { kernel: "mma/m64n32-w2x1-s2-b1-qsh-xor-bold", head_dim: 32, harmless: &[
+        SAME_IN_EVERY_LANE,
+        harmless(Operator::WeakenWait, LAST_WAIT, "the newest group has no copies in it"),
+        harmless(Operator::DropCommit, Q_COMMIT, "Q is waited for with the first tile"),
+        harmless(Operator::DropSwizzle, "_tile.fragments(row + place.first_key", "worked out anew for each stage"),
+    ] },
+];
+
+impl Case {
+    /// Plans on problems that each mistake shows on at least one of: tails of rows, keys and columns, masked and
+    /// whole tiles, bounds of windows at every column of a tile, references that must rise, row by row.
+    fn plans(&self) -> Vec<(Plan, CheckOptions)> {
+        let (wide, last) = (Mask::window(Some(40), Some(3)), Mask::window(Some(30), Some(3)));
+        let past = Mask::window(Some(5), Some(3));
+        [
+            (45, 150, Mask::CAUSAL, 1.0, InputKind::Normal),
+            (70, 197, Mask::FULL, 1.0, InputKind::RisingScores),
+            (64, 256, Mask::FULL, SHARP, InputKind::Normal),
+            // Fewer keys than a tile; tiles of rows that see nothing, before all keys and after them.
+            (130, 23, past, 1.0, InputKind::NegativeScores),
+            (130, 23, past.top_left(), 1.0, InputKind::Normal),
+            (64, 160, wide, 1.0, InputKind::Normal),
+            (72, 160, wide, 1.0, InputKind::SmallIntegers),
+            (80, 160, wide, 1.0, InputKind::Normal),
+            (88, 160, wide, 1.0, InputKind::Normal),
+            (72, 160, wide, SHARP, InputKind::Normal),
+            (80, 160, wide, SHARP, InputKind::Normal),
+            // The last eight rows alone see the last tile: any of four row halves of a warp, or of two where a query
+            // is two rows. All tiles are masked.
+            (8, 101, last, 4.0 * SHARP, InputKind::Normal),
+            (16, 101, last, 4.0 * SHARP, InputKind::Normal),
+            (24, 101, last, 4.0 * SHARP, InputKind::Normal),
+            (32, 101, last, 4.0 * SHARP, InputKind::Normal),
+            (4, 97, last, 4.0 * SHARP, InputKind::Normal),
+            (8, 97, last, 4.0 * SHARP, InputKind::Normal),
+            (64, 384, Mask::CAUSAL, SHARP, InputKind::Normal),
+            (64, 768, Mask::FULL, SHARP, InputKind::Normal),
+        ]
+        .into_iter()
+        .map(|(q, kv, mask, scale, inputs)| {
+            // Many rows, where it takes luck that one rises and its neighbours do not.
+            let heads = if scale > 1.0 { 16 } else { 4 };
+            let builder = Problem::builder().heads(heads, heads / 2).seq_len_q(q).seq_len_kv(kv);
+            let builder = builder.head_dim(self.head_dim).mask(mask).return_lse(true);
+            let builder = builder.softmax_scale(scale * Problem::default_scale(self.head_dim));
+            let plan = Plan::new(&builder.build().unwrap(), &self.kernel.parse().unwrap(), Target::Sm80).unwrap();
+            let options = CheckOptions {
+                inputs,
+                ..CheckOptions::default()
+            };
+            (plan, options)
+        })
+        .collect()
+    }
+}
+
+/// Whether each such mistake must be found, wherever it is planted. The rest of the operators change how indices
+/// and bounds are worked out, where much is cut off again elsewhere.
+fn must_be_found(mutation: &Mutation) -> bool {
+    let line = quoted(mutation.line);
+    match mutation.operator {
+        Operator::BoundOne | Operator::Unmask => line.contains("warp.mask("),
+        Operator::StrideSixteen | Operator::DropRemainder => {
+            line.contains("_place.offset(self.ring.") || line.contains("self.ring.v_stage(")
+        }
+        Operator::StrideOne | Operator::OffAccess | Operator::Unclamp | Operator::DropWarpBarrier => false,
+        _ => true,
+    }
+}
+
+fn is_found(mutation: &Mutation, plans: &[(Plan, CheckOptions)]) -> bool {
+    plans.iter().any(|(plan, options)| {
+        let kernel = mutation.apply(&plan.main.kernel);
+        check_with(plan, kernel, plan.main.launch.clone(), options).verdict != Verdict::Clean
+    })
+}
+
+/// Plants every mistake that must be found, and says which were not.
+fn survivors(case: &Case) -> Vec<String> {
+    let plans = case.plans();
+    let all: Vec<Mutation> = mutations(&plans[0].0.main.kernel)
+        .into_iter()
+        .filter(must_be_found)
+        .collect();
+    let mut excused = vec![false; case.harmless.len()];
+    let mut survivors = Vec::new();
+    for mutation in &all {
+        if is_found(mutation, &plans) {
+            continue;
+        }
+        let line = quoted(mutation.line);
+        let excuse = |h: &Harmless| h.operator == mutation.operator && line.contains(h.line);
+        match case.harmless.iter().position(excuse) {
+            Some(index) => excused[index] = true,
+            None => survivors.push(format!("{mutation}: {line}")),
+        }
+    }
+    println!("{}: {} mistakes, {} not found", case.kernel, all.len(), survivors.len());
+    for (harmless, excused) in case.harmless.iter().zip(excused) {
+        assert!(
+            excused,
+            "{}: {} is always found; not so: {}",
+            case.kernel, harmless.operator, harmless.why
+        );
+    }
+    survivors
+}
+
+fn assert_all_found(case: &Case) {
+    let survivors = survivors(case);
+    assert!(survivors.is_empty(), "{}:\n{}", case.kernel, survivors.join("\n"));
+}
+
+#[test]
+fn mistakes_with_q_in_registers_and_three_stages_are_found() {
+    assert_all_found(&CASES[0]);
+}
+
+#[test]
+fn mistakes_with_warps_along_the_keys_are_found() {
+    assert_all_found(&CASES[1]);
+}
+
+#[test]
+fn mistakes_with_bold_rescaling_and_padding_are_found() {
+    assert_all_found(&CASES[2]);
+}
+
+#[test]
+fn mistakes_with_two_blocks_of_rows_a_warp_are_found() {
+    assert_all_found(&CASES[3]);
+}
+
+#[test]
+fn the_kernels_as_they_are_are_clean_over_50_schedules() {
+    for case in CASES {
+        for (plan, options) in case.plans() {
+            let options = CheckOptions {
+                schedules: 50,
+                ..options
+            };
+            let report = check_plan(&plan, &options).unwrap();
+            assert_eq!(report.verdict, Verdict::Clean, "{}\n{report}", case.kernel);
+            assert_eq!(report.schedules.len(), 50);
+        }
+    }
+}
+
+#[rustfmt::skip]
+const PLANTED: &[Planted] = &[
+    Planted { name: "no barrier: a tile is read before all of it has arrived", operator: Operator::DropBarrier,
+        line: "self.ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
+    Planted { name: "no barrier: a stage is refilled while another warp reads it", operator: Operator::DropBarrier,
+        line: "self.ring.arrive();", object: "", found: Race, at: "self.ring.refill(", of: "k_tile" },
+    Planted { name: "barrier count: one warp of two", operator: Operator::CountBarrier,
+        line: "self.ring.arrive();", object: "", found: BarrierMismatch, at: "self.ring.arrive();", of: "" },
+    Planted { name: "no wait for the copies", operator: Operator::DropWait,
+        line: "self.ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
+    Planted { name: "a wait for one group too few", operator: Operator::WeakenWait,
+        line: "self.ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
+    Planted { name: "a ring of one stage: the tile being read is overwritten", operator: Operator::DropRemainder,
+        line: "self.ring.refill(", object: "", found: Race, at: "self.ring.refill(", of: "k_tile" },
+    Planted { name: "an ldmatrix row past the tile", operator: Operator::ShrinkBuffer,
+        line: "let v_tile", object: "v_tile", found: OutOfBounds, at: "self.ring.refill(", of: "v_tile" },
+    Planted { name: "rows of K past its end are read", operator: Operator::Unmask,
+        line: "self.ring.refill(", object: "", found: OutOfBounds, at: "self.ring.refill(", of: "k" },
+    Planted { name: "half a warp's mask in a full warp's exchange", operator: Operator::HalfWarp,
+        line: "warp.raise_references();", object: "", found: MissingLanes, at: "warp.raise_references();", of: "" },
+];
+
+#[test]
+fn planted_mistakes_are_found_with_kind_and_line() {
+    let (plan, options) = CASES[3].plans().remove(0);
+    assert_found(&plan, PLANTED, &options);
+}
