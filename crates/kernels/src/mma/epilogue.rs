@@ -167,9 +167,9 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
                 found.push((offset.load(), sums.down(offset, 1).load()));
             }
             let offset = found[1..].iter().fold(found[0].0, |lowest, part| lowest.min(part.0));
-            // Of eight threads in a row of parts, four read their first quad of columns and four their second, then
-            // the other: the eight quads of an access are then in different banks.
-            let second_first = (column / 32u32 % 2u32).ne(0);
+            // Of eight threads that read together, four read their first quad of columns and four their second, then
+            // the other: the eight quads are then in different banks, if a row has a multiple of four chunks or one more.
+            let second_first = (chunk / 4u32 % 2u32).ne(0);
             let quads = [second_first.select(4u32, 0u32), second_first.select(0u32, 4u32)];
             let mut sum = k.constant(0.0);
             let mut read = [[k.constant(0.0); 4]; 2];
