@@ -1,11 +1,14 @@
 //! Mistakes planted in family `mma`: every barrier, wait, stage, swizzle, operand and accumulator matters, and a
 //! mistake in any of them is found; the kernels as they are, are clean.
+//!
+//! `FLASHCORE_EVERY` says that every Nth mistake is planted (4), from the one that `FLASHCORE_SEED` says (0).
+//! With 1 all are, which takes minutes, and each mistake held to be harmless must have been so somewhere.
 
 mod planted;
 
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
-use flashcore_ir::Target;
+use flashcore_ir::{Kernel, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::{InputKind, Mask, Problem};
 use flashcore_sim::FindingKind::{BarrierMismatch, MissingLanes, MissingWait, OutOfBounds, Race};
@@ -25,13 +28,13 @@ struct Case {
 /// Mistakes that are none in a kernel: what they break, it does not need.
 struct Harmless {
     operator: Operator,
-    /// Text of the line.
-    line: &'static str,
+    /// Text of the line, or the verb that it calls.
+    place: &'static str,
     why: &'static str,
 }
 
-const fn harmless(operator: Operator, line: &'static str, why: &'static str) -> Harmless {
-    Harmless { operator, line, why }
+const fn harmless(operator: Operator, place: &'static str, why: &'static str) -> Harmless {
+    Harmless { operator, place, why }
 }
 
 const LAST_WAIT: &str = "k.cp_async_wait(0);";
@@ -69,9 +72,8 @@ const CASES: [Case; 4] = [
         harmless(Operator::WeakenWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
         harmless(Operator::CountBarrier, "epilogue.store(", "a warp stores the rows that it computed"),
         harmless(Operator::DropStore, "epilogue.store(", PADDING),
-        harmless(Operator::NextColumns, "warp.accumulate(", PADDING),
-        harmless(Operator::NextColumns, "self.output(", PADDING),
-        harmless(Operator::DropRescale, "raise_references()", PADDING),
+        harmless(Operator::NextColumns, "O += P*V", PADDING),
+        harmless(Operator::DropRescale, "raise_references", PADDING),
     ] },
     Case { kernel: "mma/m64n32-w2x1-s2-b1-qsh-xor-bold", head_dim: 32, harmless: &[
         SAME_IN_EVERY_LANE,
@@ -150,40 +152,57 @@ fn is_found(mutation: &Mutation, plans: &[(Plan, CheckOptions)]) -> bool {
     })
 }
 
-/// Plants every mistake that must be found, and says which were not.
-fn survivors(case: &Case) -> Vec<String> {
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
+}
+
+/// Where a mistake is planted, as text: the kernel's line, then the verbs that it calls.
+fn place(mutation: &Mutation, kernel: &Kernel) -> String {
+    let backtrace = kernel.backtrace(mutation.site);
+    let verbs: Vec<&str> = backtrace.iter().filter_map(|(_, verb)| *verb).collect();
+    format!("{}; {}", quoted(mutation.line), verbs.join(", "))
+}
+
+/// Plants mistakes that must be found, and asserts that they are.
+fn assert_all_found(case: &Case) {
     let plans = case.plans();
-    let all: Vec<Mutation> = mutations(&plans[0].0.main.kernel)
+    let kernel = &plans[0].0.main.kernel;
+    let every = number("FLASHCORE_EVERY", 4).max(1);
+    let planted: Vec<Mutation> = mutations(kernel)
         .into_iter()
         .filter(must_be_found)
+        .skip(number("FLASHCORE_SEED", 0) % every)
+        .step_by(every)
         .collect();
     let mut excused = vec![false; case.harmless.len()];
     let mut survivors = Vec::new();
-    for mutation in &all {
-        if is_found(mutation, &plans) {
-            continue;
-        }
-        let line = quoted(mutation.line);
-        let excuse = |h: &Harmless| h.operator == mutation.operator && line.contains(h.line);
+    for mutation in planted.iter().filter(|mutation| !is_found(mutation, &plans)) {
+        let place = place(mutation, kernel);
+        let excuse = |h: &Harmless| h.operator == mutation.operator && place.contains(h.place);
         match case.harmless.iter().position(excuse) {
             Some(index) => excused[index] = true,
-            None => survivors.push(format!("{mutation}: {line}")),
+            None => survivors.push(format!("{mutation}: {place}")),
         }
     }
-    println!("{}: {} mistakes, {} not found", case.kernel, all.len(), survivors.len());
+    println!(
+        "{}: {} mistakes, {} not found",
+        case.kernel,
+        planted.len(),
+        survivors.len()
+    );
+    assert!(survivors.is_empty(), "{}:\n{}", case.kernel, survivors.join("\n"));
     for (harmless, excused) in case.harmless.iter().zip(excused) {
         assert!(
-            excused,
+            excused || every > 1,
             "{}: {} is always found; not so: {}",
-            case.kernel, harmless.operator, harmless.why
+            case.kernel,
+            harmless.operator,
+            harmless.why
         );
     }
-    survivors
-}
-
-fn assert_all_found(case: &Case) {
-    let survivors = survivors(case);
-    assert!(survivors.is_empty(), "{}:\n{}", case.kernel, survivors.join("\n"));
 }
 
 #[test]
@@ -240,7 +259,7 @@ const PLANTED: &[Planted] = &[
     Planted { name: "rows of K past its end are read", operator: Operator::Unmask,
         line: "self.ring.refill(", object: "", found: OutOfBounds, at: "self.ring.refill(", of: "k" },
     Planted { name: "half a warp's mask in a full warp's exchange", operator: Operator::HalfWarp,
-        line: "warp.raise_references();", object: "", found: MissingLanes, at: "warp.raise_references();", of: "" },
+        line: "warp.raise_references(", object: "", found: MissingLanes, at: "warp.raise_references(", of: "" },
 ];
 
 #[test]

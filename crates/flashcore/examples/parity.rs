@@ -5,22 +5,27 @@
 //! Every fourth problem takes the config that would be chosen; the others take one drawn from a family drawn
 //! at random, or from the one asked for, so that all of them are exercised. A config that refuses the problem, or that
 //! the device's compiler spills, is drawn again. Every third problem has adversarial inputs, unless one kind is asked
-//! for. Outputs start as poison, and gaps between rows must still hold it afterwards. Exits with 1 if anything
-//! is off.
+//! for. With a family, problems are such as it serves: of a dtype and strides that it does not refuse. Outputs start
+//! as poison, and gaps between rows must still hold it afterwards. Exits with 1 if anything is off.
+//!
+//! JSON has by family how many problems and kernels there were, the values that each lever had, the worst errors by
+//! dtype and inputs, and how many drawn kernels the compiler spilled.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::sync::Mutex;
 
 use flashcore::{
-    Attention, Comparison, Config, Device, InputKind, Inputs, Plan, Problem, Tensor, Tolerance, compare, compare_lse,
-    reference,
+    Attention, Comparison, Config, DType, Device, InputKind, Inputs, KernelId, Plan, Problem, Tensor, Tolerance,
+    compare, compare_lse, reference,
 };
 use flashcore_cpu::CpuConfig;
-use flashcore_cuda::CudaError;
+use flashcore_cuda::{CudaError, ModuleRefusal};
+use flashcore_kernels::{ladder, mma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, RandomLimits, gaps_untouched, random_problem};
 use rayon::prelude::*;
+use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (mut positional, mut asked) = (Vec::new(), Asked::default());
@@ -78,29 +83,47 @@ struct Asked {
     family: Option<&'static str>,
 }
 
+impl Asked {
+    /// Tensor cores take 16-bit numbers, and these families copy 16 bytes at a time.
+    fn limits(&self) -> RandomLimits {
+        let all = RandomLimits {
+            head_dim_v: true,
+            ..RandomLimits::default()
+        };
+        match self.family {
+            Some(ladder::NAME | mma::NAME) => RandomLimits {
+                dtypes: &[DType::F16, DType::BF16],
+                odd_strides: false,
+                ..all
+            },
+            _ => all,
+        }
+    }
+}
+
 struct Outcome {
     problem: Problem,
-    kernel: String,
+    kernel: KernelId,
     inputs: InputKind,
     out: Comparison,
+    /// Kernels that were drawn before and spilled.
+    spilled: usize,
+    /// Some rows attend to nothing.
+    blind_rows: bool,
 }
 
 fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, Box<dyn Error>> {
-    let limits = RandomLimits {
-        head_dim_v: true,
-        ..RandomLimits::default()
-    };
-    let problem = random_problem(seed, &limits)?;
+    let problem = random_problem(seed, &asked.limits())?;
     let kind = asked.inputs.unwrap_or(match index % 3 {
         2 => InputKind::ALL[(index / 3) as usize % InputKind::ALL.len()],
         _ => InputKind::Normal,
     });
-    let attention = if index.is_multiple_of(4) {
-        Attention::new(device.clone())
+    let (attention, spilled) = if index.is_multiple_of(4) {
+        (Attention::new(device.clone()), 0)
     } else {
         any_kernel(device, &problem, seed, asked.family)?
     };
-    let kernel = attention.plan(&problem)?.kernel().to_string();
+    let kernel = attention.plan(&problem)?.kernel();
 
     let Inputs { q, k, v } = Inputs::generate(&problem, kind, seed);
     let mut out = Tensor::filled(problem.dtype(), *problem.o_layout(), POISON);
@@ -130,28 +153,29 @@ fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, 
         kernel,
         inputs: kind,
         out: result,
+        spilled,
+        blind_rows: want.lse.contains(&f64::NEG_INFINITY),
     })
 }
 
-/// A kernel of the device that serves the problem, drawn by the seed: of one family, or of any.
+/// A kernel of the device that serves the problem, drawn by the seed, of one family or of any; and how many drawn
+/// before it spilled.
 fn any_kernel(
     device: &Device,
     problem: &Problem,
     seed: u64,
     family: Option<&'static str>,
-) -> Result<Attention, Box<dyn Error>> {
+) -> Result<(Attention, usize), Box<dyn Error>> {
     const TRIES: usize = 1000;
     let Some(target) = device.target() else {
         let config = CpuConfig {
             tile_q: [16, 48, 128][seed as usize % 3],
             tile_kv: [4, 64, 200][seed as usize / 3 % 3],
         };
-        return Ok(Attention::with_kernel(
-            device.clone(),
-            flashcore::KernelId::Cpu(config),
-        )?);
+        return Ok((Attention::with_kernel(device.clone(), KernelId::Cpu(config))?, 0));
     };
     let mut rng = Rng::new(seed);
+    let mut spilled = 0;
     // Where none of the family drawn serves the problem, others get their turn.
     for _ in 0..Config::FAMILIES.len() {
         let drawn = Config::FAMILIES[rng.below(Config::FAMILIES.len())];
@@ -162,53 +186,77 @@ fn any_kernel(
             if Plan::new(problem, &config, target).is_err() {
                 continue;
             }
-            let attention = Attention::with_kernel(device.clone(), flashcore::KernelId::Gpu(config))?;
+            let attention = Attention::with_kernel(device.clone(), KernelId::Gpu(config))?;
             match attention.workspace_bytes(problem, 16) {
-                Ok(_) => return Ok(attention),
-                // Spilled: one draw in a few at large head sizes.
-                Err(flashcore::Error::Cuda(CudaError::Module(_))) => {}
+                Ok(_) => return Ok((attention, spilled)),
+                // One draw in a few at large head sizes.
+                Err(flashcore::Error::Cuda(CudaError::Module(refusal)))
+                    if matches!(*refusal, ModuleRefusal::LocalMemory { .. }) =>
+                {
+                    spilled += 1
+                }
                 Err(error) => return Err(error.into()),
             }
         }
     }
     // Such as odd strides, which only one family serves.
-    Ok(Attention::new(device.clone()))
+    Ok((Attention::new(device.clone()), spilled))
 }
 
 #[derive(Default)]
 struct Tally {
     passed: usize,
-    worst: BTreeMap<String, (f64, f64)>,
     groups: BTreeMap<String, usize>,
+    families: BTreeMap<&'static str, Family>,
     failures: Vec<String>,
+}
+
+/// What was seen of a family.
+#[derive(Default)]
+struct Family {
+    problems: usize,
+    spilled: usize,
+    kernels: BTreeSet<String>,
+    /// Problems by the values of each lever.
+    levers: BTreeMap<String, BTreeMap<String, usize>>,
+    /// Largest absolute and Frobenius error by dtype and inputs.
+    worst: BTreeMap<String, (f64, f64)>,
 }
 
 impl Tally {
     fn add(&mut self, outcome: Outcome) {
-        let Outcome {
-            problem,
-            kernel,
-            inputs,
-            out,
-        } = outcome;
+        let Outcome { problem, out, .. } = &outcome;
         self.passed += 1;
-        let worst = self.worst.entry(format!("{} {inputs}", problem.dtype())).or_default();
-        *worst = (worst.0.max(out.max_abs), worst.1.max(out.frobenius));
-        let mask = problem.mask().to_string();
-        let mask = mask.split('(').next().unwrap_or_default().to_string();
-        let long = if problem.seq_len_q().min(problem.seq_len_kv()) >= 256 {
-            "S >= 256"
-        } else {
-            "S < 256"
+        let family = match &outcome.kernel {
+            KernelId::Cpu(_) => "cpu",
+            KernelId::Gpu(config) => config.family(),
         };
-        // Kernels by family and by each of their levers: there are too many to count them one by one.
-        let (family, levers) = kernel.split_once('/').unwrap_or((&kernel, ""));
-        let levers = levers.split('-').map(|lever| format!("{family} {lever}"));
-        for group in [mask, problem.dtype().to_string(), long.to_string(), family.to_string()]
-            .into_iter()
-            .chain(levers)
-        {
-            *self.groups.entry(group).or_default() += 1;
+        let family = self.families.entry(family).or_default();
+        family.problems += 1;
+        family.spilled += outcome.spilled;
+        family.kernels.insert(outcome.kernel.to_string());
+        for (lever, value) in levers(&outcome.kernel) {
+            *family.levers.entry(lever).or_default().entry(value).or_default() += 1;
+        }
+        let worst = format!("{} {}", problem.dtype(), outcome.inputs);
+        let worst = family.worst.entry(worst).or_default();
+        *worst = (worst.0.max(out.max_abs), worst.1.max(out.frobenius));
+
+        let mask = problem.mask().to_string();
+        let long = problem.seq_len_q().min(problem.seq_len_kv()) >= 256;
+        let groups = [
+            mask.split('(').next().unwrap_or_default(),
+            &problem.dtype().to_string(),
+            outcome.inputs.name(),
+            if long { "S >= 256" } else { "S < 256" },
+            if outcome.blind_rows {
+                "rows that see nothing"
+            } else {
+                "rows that all see keys"
+            },
+        ];
+        for group in groups {
+            *self.groups.entry(group.to_string()).or_default() += 1;
         }
     }
 
@@ -218,8 +266,15 @@ impl Tally {
             self.passed,
             self.failures.len()
         );
-        for (case, (max_abs, frobenius)) in &self.worst {
-            println!("  {case:<24} worst max abs {max_abs:.2e}, worst frobenius {frobenius:.2e}");
+        for (name, family) in &self.families {
+            let Family { problems, spilled, .. } = family;
+            println!(
+                "{name}: {problems} problems, {} kernels, {spilled} more spilled",
+                family.kernels.len()
+            );
+            for (case, (max_abs, frobenius)) in &family.worst {
+                println!("  {case:<24} worst max abs {max_abs:.2e}, worst frobenius {frobenius:.2e}");
+            }
         }
         for failure in self.failures.iter().take(20) {
             println!("FAIL {failure}");
@@ -227,13 +282,6 @@ impl Tally {
     }
 
     fn to_json(&self, device: &Device, problems: u64, seed: u64) -> String {
-        let worst: BTreeMap<_, _> = self
-            .worst
-            .iter()
-            .map(|(case, (max_abs, frobenius))| {
-                (case, serde_json::json!({ "max_abs": max_abs, "frobenius": frobenius }))
-            })
-            .collect();
         let device = match device {
             Device::Cpu => "cpu".to_string(),
             Device::Cuda(context) => {
@@ -245,10 +293,41 @@ impl Tally {
                 )
             }
         };
-        let report = serde_json::json!({
+        let families: BTreeMap<_, _> = self
+            .families
+            .iter()
+            .map(|(name, family)| (name, family.to_json()))
+            .collect();
+        let report = json!({
             "device": device, "problems": problems, "seed": seed, "passed": self.passed, "failed": self.failures,
-            "worst": worst, "counts": self.groups,
+            "families": families, "counts": self.groups,
         });
         format!("{report:#}\n")
     }
+}
+
+impl Family {
+    fn to_json(&self) -> Value {
+        let worst = self
+            .worst
+            .iter()
+            .map(|(case, (max_abs, frobenius))| (case, json!({ "max_abs": max_abs, "frobenius": frobenius })));
+        json!({
+            "problems": self.problems, "kernels": self.kernels.len(), "spilled": self.spilled, "levers": self.levers,
+            "worst": worst.collect::<BTreeMap<_, _>>(),
+        })
+    }
+}
+
+/// The levers of a kernel and their values, as they are serialised.
+fn levers(kernel: &KernelId) -> Vec<(String, String)> {
+    let KernelId::Gpu(config) = kernel else {
+        return Vec::new();
+    };
+    let Ok(Value::Object(levers)) = serde_json::to_value(config) else {
+        return Vec::new();
+    };
+    let value = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    let levers = levers.iter().filter(|(name, _)| *name != "family");
+    levers.map(|(name, of)| (name.clone(), value(of))).collect()
 }
