@@ -166,9 +166,9 @@ fn conflicts_in_shared_memory_are_shown_by_line() {
         shown(&format!("check tiny --head-dim 64 --memory --kernel {kernel}"))
     };
     let (xor, lin) = (of("xor"), of("lin"));
-    assert!(xor.contains("conflicts  0 passes beyond"), "{xor}");
+    assert!(xor.contains("conflicts 0 passes beyond"), "{xor}");
     assert!(
-        !lin.contains("conflicts  0 passes") && lin.contains("load shared"),
+        !lin.contains("conflicts 0 passes") && lin.contains("load shared"),
         "{lin}"
     );
     let report = json("check tiny --json --memory");

@@ -222,23 +222,33 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
         let Some(Config::Mma(default)) = proposed(&shape, target).pop() else {
             continue;
         };
+        let Ok(problem) = shape.build() else { continue };
         for (i, config) in mma::neighbours(&default).into_iter().enumerate() {
             if full || i % HEAD_DIMS.len() == turn % HEAD_DIMS.len() {
-                if let Ok(problem) = shape.clone().build() {
-                    varied.add(&problem, Config::Mma(config), target);
-                }
+                varied.add(&problem, Config::Mma(config), target);
             }
         }
     }
 }
 
+/// Batch, heads, rows and keys of decoding, of small, medium and large problems, and of large ones with short rows.
+const SIZES: [[usize; 4]; 5] = [
+    [1, 8, 1, 8192],
+    [1, 4, 512, 512],
+    [2, 8, 1024, 1024],
+    [32, 32, 512, 512],
+    [8, 32, 4096, 4096],
+];
+
 /// What is taken for a shape on a target, at any size and mask.
 fn proposed(shape: &ProblemBuilder, target: Target) -> Vec<Config> {
     let mut taken = Vec::new();
-    for (batch, heads, rows) in [(1, 4, 512), (2, 8, 1024), (32, 32, 512), (8, 32, 4096)] {
+    for [batch, heads, rows, keys] in SIZES {
         for mask in [Mask::FULL, Mask::CAUSAL] {
-            let builder = shape.clone().batch(batch).heads(heads, heads).seq_len(rows).mask(mask);
-            let Ok(problem) = builder.build() else { continue };
+            let builder = shape.clone().batch(batch).heads(heads, heads).mask(mask);
+            let Ok(problem) = builder.seq_len_q(rows).seq_len_kv(keys).build() else {
+                continue;
+            };
             let proposals = mma::proposals(&problem, target);
             let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
             if let Some(config) = proposals.iter().map(|p| Config::Mma(p.config)).find(fits)
