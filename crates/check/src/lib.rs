@@ -5,10 +5,12 @@
 //! - [`check_plan`]: the proof, then the simulator under many schedules, then the gate; its
 //!   [`CheckReport`] prints as a compiler does ([`render`]), with the [`source`] lines quoted.
 //! - [`mutate`]: mistakes planted on purpose, to test all of this.
+//! - [`foreign`]: kernels that something else made, from PTX and cubins.
 //! - [`registers`]: what the compiler makes of a kernel, without a GPU.
 
 mod check;
 pub mod cost;
+pub mod foreign;
 pub mod gate;
 pub mod mutate;
 pub mod proof;

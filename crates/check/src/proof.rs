@@ -252,7 +252,7 @@ pub fn prove(kernel: &Kernel, launch: &Launch, target: Target, known: Known<'_>)
 }
 
 /// Threads × registers: a block whose warps do not all fit on an SM cannot be launched.
-fn prove_registers(threads: u32, registers: u32, target: Target) -> Option<LaunchRefusal> {
+pub(crate) fn prove_registers(threads: u32, registers: u32, target: Target) -> Option<LaunchRefusal> {
     let limits = target.limits();
     let warps = threads.div_ceil(32);
     let unit = limits.register_unit_per_warp;

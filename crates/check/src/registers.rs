@@ -21,6 +21,15 @@ pub struct Registers {
     pub compiler: String,
 }
 
+/// What the assembler says about a kernel of a PTX text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Assembled {
+    /// Its registers.
+    pub registers: Registers,
+    /// Bytes of shared memory that it declares.
+    pub static_shared: u32,
+}
+
 /// Why registers are not known.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -54,6 +63,14 @@ pub enum Unknown {
 /// # Errors
 /// Where there is no assembler, or it refuses.
 pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
+    assemble(&kernel.to_ptx(), kernel.name(), target).map(|assembled| assembled.registers)
+}
+
+/// Assembles a PTX text, whoever wrote it, and reads off what its kernel of a name takes.
+///
+/// # Errors
+/// Where there is no assembler, or it refuses the text or says nothing about the kernel.
+pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Unknown> {
     let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
     let path = asked.clone().map_or_else(|| PathBuf::from("ptxas"), PathBuf::from);
     let assembler = path.display().to_string();
@@ -61,7 +78,7 @@ pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
         assembler: assembler.clone(),
         message,
     };
-    let file = scratch_file(&kernel.to_ptx()).map_err(|error| broken(error.to_string()))?;
+    let file = scratch_file(ptx).map_err(|error| broken(error.to_string()))?;
     let output = Command::new(&path)
         .args(["-v", "-arch", target.name(), "-o"])
         .arg(if cfg!(windows) { "NUL" } else { "/dev/null" })
@@ -77,25 +94,54 @@ pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
     if !output.status.success() {
         return Err(Unknown::Refused {
             assembler,
-            message: text.trim().to_string(),
+            message: refusal(&text, &file.0.display().to_string()),
         });
     }
-    let (per_thread, spilled_bytes) = parse(&text).ok_or_else(|| broken("it names no registers".to_string()))?;
+    let [per_thread, spilled_bytes, static_shared] =
+        parse(&text, kernel).ok_or_else(|| broken(format!("it names no registers of {kernel}")))?;
     let version = version(&path).map_or(String::new(), |version| format!(" {version}"));
-    Ok(Registers {
-        per_thread,
-        spilled_bytes,
-        compiler: format!("ptxas{version} for {target}"),
+    Ok(Assembled {
+        registers: Registers {
+            per_thread,
+            spilled_bytes,
+            compiler: format!("ptxas{version} for {target}"),
+        },
+        static_shared,
     })
 }
 
-/// Registers and spilled bytes in what `ptxas -v` prints.
-fn parse(text: &str) -> Option<(u32, u32)> {
+/// Registers, spilled bytes and shared bytes of a kernel in what `ptxas -v` prints.
+fn parse(text: &str, kernel: &str) -> Option<[u32; 3]> {
+    let begin = text.find(&format!("Compiling entry function '{kernel}'"))?;
+    let rest = &text[begin..];
+    let own = rest[1..]
+        .find("Compiling entry function")
+        .map_or(rest, |end| &rest[..end]);
     let before = |what: &str| {
-        let words: Vec<&str> = text.get(..text.find(what)?)?.split_whitespace().collect();
+        let words: Vec<&str> = own.get(..own.find(what)?)?.split_whitespace().collect();
         words.last()?.parse().ok()
     };
-    Some((before(" registers")?, before(" bytes spill stores").unwrap_or(0)))
+    let or_none = |what| before(what).unwrap_or(0);
+    Some([
+        before(" registers")?,
+        or_none(" bytes spill stores"),
+        or_none(" bytes smem"),
+    ])
+}
+
+/// The lines that say what is wrong, without the name of our scratch file and those that say that it was all in vain.
+fn refusal(text: &str, file: &str) -> String {
+    let lines = text.lines().map(|line| line.replace(&format!("{file}, "), ""));
+    let wrong: Vec<String> = lines
+        .filter(|line| {
+            ![" info ", "aborted due to errors", "bytes stack frame"]
+                .iter()
+                .any(|vain| line.contains(vain))
+        })
+        .map(|line| line.trim_start_matches("ptxas ").trim().to_string())
+        .filter(|line| !line.is_empty())
+        .collect();
+    wrong.join("; ")
 }
 
 /// The release in what `ptxas --version` prints: `Cuda compilation tools, release 13.0, V13.0.48`.
@@ -144,8 +190,18 @@ mod tests {
                     ptxas info    : Compiling entry function 'tiled' for 'sm_89'\n\
                     ptxas info    : Function properties for tiled\n    \
                     0 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads\n\
-                    ptxas info    : Used 96 registers, used 1 barriers, 476 bytes cmem[0]\n";
-        assert_eq!(parse(text), Some((96, 12)));
-        assert_eq!(parse("nothing"), None);
+                    ptxas info    : Used 96 registers, used 1 barriers, 4224 bytes smem, 476 bytes cmem[0]\n";
+        assert_eq!(parse(text, "tiled"), Some([96, 12, 4224]));
+        assert_eq!(parse("nothing", "tiled"), None);
+        let two = format!("{}{text}", text.replace("'tiled'", "'other'").replace("96", "17"));
+        assert_eq!(parse(&two, "tiled"), Some([96, 12, 4224]));
+        assert_eq!(parse(&two, "other"), Some([17, 12, 4224]));
+    }
+
+    #[test]
+    fn refusals_are_told_without_our_file() {
+        let text = "ptxas info    : 0 bytes gmem\nptxas /tmp/x.ptx, line 5; error   : Unknown symbol 'q'\n\
+                    ptxas fatal   : Ptx assembly aborted due to errors\n";
+        assert_eq!(refusal(text, "/tmp/x.ptx"), "line 5; error   : Unknown symbol 'q'");
     }
 }

@@ -5,7 +5,9 @@ use std::fmt::{self, Write};
 use anstyle::{AnsiColor, Style};
 use flashcore_sim::{Actor, Line};
 
+use crate::foreign::Problem;
 use crate::report::{CheckReport, Found, Verdict};
+use crate::source;
 
 /// The styles that parts of a report are printed in.
 #[derive(Clone, Copy, Debug, Default)]
@@ -91,11 +93,59 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
     }
 }
 
+/// One finding, as [`findings`] prints it; `schedules` is how many were run.
+pub fn finding(found: &Found, schedules: usize, palette: Palette, width: usize) -> String {
+    let mut out = String::new();
+    one(&mut out, found, schedules, palette, width);
+    out
+}
+
+/// What is wrong with a kernel of a file, with the file's line quoted where it is at hand.
+pub fn problem(problem: &Problem, file: &str, palette: Palette, width: usize) -> String {
+    let mut out = String::new();
+    let kind = problem.kind.name();
+    match problem.kind.is_warning() {
+        true => labelled(
+            &mut out,
+            &format!("warning[{kind}]"),
+            &problem.message,
+            palette.strong,
+            palette,
+            width,
+        ),
+        false => title(&mut out, kind, &problem.message, palette, width),
+    }
+    let margin = problem.line.map_or(1, |line| line.to_string().len());
+    let side = Side { palette, margin };
+    if let Some(line) = problem.line {
+        let rule = palette.rule;
+        let _ = writeln!(out, "{:margin$}{rule}-->{rule:#} {file}:{line}", "");
+        side.quote(&mut out, line, source::quote(file, line).as_deref());
+    }
+    if let Some(cuda) = problem.cuda {
+        side.note(
+            &mut out,
+            &wrap(&format!("CUDA says: {cuda}"), margin + 3, margin + 3, width),
+        );
+    }
+    help(&mut out, &problem.help, margin, palette, width);
+    out
+}
+
+fn help(out: &mut String, text: &str, margin: usize, palette: Palette, width: usize) {
+    let good = palette.good;
+    let text = wrap(text, margin + 7, margin + 3, width);
+    let _ = writeln!(out, "{:margin$} {good}help{good:#}: {text}", "");
+}
+
 fn title(out: &mut String, kind: &str, message: &str, palette: Palette, width: usize) {
-    let Palette { bad, strong, .. } = palette;
-    let kind = format!("error[{kind}]");
-    let text = wrap(message, kind.len() + 2, 2, width);
-    let _ = writeln!(out, "{bad}{kind}{bad:#}: {strong}{text}{strong:#}");
+    labelled(out, &format!("error[{kind}]"), message, palette.bad, palette, width);
+}
+
+fn labelled(out: &mut String, label: &str, message: &str, style: Style, palette: Palette, width: usize) {
+    let strong = palette.strong;
+    let text = wrap(message, label.len() + 2, 2, width);
+    let _ = writeln!(out, "{style}{label}{style:#}: {strong}{text}{strong:#}");
 }
 
 fn one(out: &mut String, found: &Found, of: usize, palette: Palette, width: usize) {
@@ -126,14 +176,8 @@ fn one(out: &mut String, found: &Found, of: usize, palette: Palette, width: usiz
         (of, n) => format!("under {n} of {of} schedules, the first of them {seed}"),
     };
     side.note(out, &format!("seen {times}, {under}"));
-    if let Some(help) = finding.help {
-        let good = palette.good;
-        let _ = writeln!(
-            out,
-            "{:margin$} {good}help{good:#}: {}",
-            "",
-            wrap(help, margin + 7, margin + 3, width)
-        );
+    if let Some(text) = finding.help {
+        help(out, text, margin, palette, width);
     }
 }
 
@@ -152,11 +196,7 @@ impl Side {
             "{:margin$}{rule}{arrow}{rule:#} {}:{}:{}",
             "", kernel.file, kernel.line, kernel.column
         );
-        if let Some(source) = source {
-            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
-            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}     {source}", kernel.line);
-            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
-        }
+        self.quote(out, kernel.line, source);
         for line in &lines[1..] {
             let verb = line.verb.map_or(String::new(), |verb| format!(" in `{verb}`"));
             self.note(
@@ -165,6 +205,15 @@ impl Side {
             );
         }
         self.note(out, &format!("by {actor}"));
+    }
+
+    fn quote(&self, out: &mut String, line: u32, source: Option<&str>) {
+        let (rule, margin) = (self.palette.rule, self.margin);
+        if let Some(source) = source {
+            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
+            let _ = writeln!(out, "{rule}{line:margin$} |{rule:#}     {source}");
+            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
+        }
     }
 
     fn note(&self, out: &mut String, text: &str) {

@@ -1,5 +1,7 @@
 //! Flags that several subcommands share: the problem, the inputs, the card.
 
+use std::path::Path;
+
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use flashcore::{DType, DeviceInfo, InputKind, Layout, Mask, Problem, ProblemError};
@@ -111,6 +113,13 @@ fn window(text: &str) -> Result<Window, String> {
 }
 
 impl ProblemArgs {
+    /// The file that stands in the problem's place, if one does: foreign kernels.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        let path = Path::new(&self.name);
+        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+        matches!(extension.as_str(), "ptx" | "cubin").then_some(path)
+    }
+
     /// The problem that is asked for.
     pub(crate) fn problem(&self) -> Result<Problem, ProblemError> {
         let named = Problem::named(&self.name)?;

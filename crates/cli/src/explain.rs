@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Card, ProblemArgs};
 use crate::failure::{Failure, Outcome};
+use crate::foreign::{self, ForeignArgs};
 use crate::style::{self, DIM, HEAD};
 use crate::{cost, machine, simulated};
 
@@ -23,6 +24,9 @@ use crate::{cost, machine, simulated};
 /// by byte, registers where an offline ptxas is found (FLASHCORE_PTXAS, or on PATH), how many
 /// blocks fit on an SM, and the time that the cost model predicts on the card, with its interval
 /// and what binds it. With --ptx it prints the PTX and nothing else.
+///
+/// A FILE.ptx or FILE.cubin in place of a problem is explained too, whoever made it: registers, spills, shared
+/// memory by symbol, and whether the card can launch it.
 #[derive(Args)]
 #[command(
     after_help = "Exit codes: 0 explained, 1 no kernel serves the problem or the one asked for is refused, 2 usage"
@@ -54,6 +58,8 @@ pub(crate) struct ExplainArgs {
     /// Print one JSON object
     #[arg(long, help_heading = "How")]
     json: bool,
+    #[command(flatten)]
+    foreign: ForeignArgs,
 }
 
 /// The GPU config of an id.
@@ -67,6 +73,15 @@ pub(crate) fn gpu_kernel(id: &str) -> Result<Config, Failure> {
 }
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
+    if let Some(file) = args.problem.file() {
+        let card = args.profile.unwrap_or_else(Card::default);
+        return foreign::run(file, &args.foreign, card, args.json);
+    }
+    if args.foreign.is_given() {
+        return Err(Failure::usage(
+            "--smem, --threads, --opted-in, --claim and --entry are about a FILE.ptx or FILE.cubin in place of a problem",
+        ));
+    }
     let problem = args.problem.problem()?;
     let config = args.kernel.as_deref().map(gpu_kernel).transpose()?;
     let card = args.profile.unwrap_or_else(Card::default);

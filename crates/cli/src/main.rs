@@ -11,6 +11,7 @@ mod evidence;
 mod explain;
 mod failure;
 mod first_run;
+mod foreign;
 mod kernels;
 mod list;
 mod machine;
@@ -49,6 +50,7 @@ Examples:
   flashcore check mission --schedules 50           races, bounds, waits, barriers; no GPU needed
   flashcore explain mission --profile l4           plan, shared memory, registers, occupancy
   flashcore explain mission --ptx > mission.ptx    the PTX that the driver would compile
+  flashcore explain theirs.ptx --smem 76800        what somebody else's kernel takes, and if it fits
   flashcore list problems                          what can be asked for by name
   flashcore bench mission --peers all              kernels and peers timed against each other
 

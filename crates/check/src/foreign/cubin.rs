@@ -1,0 +1,175 @@
+//! Cubins: ELF files with machine code of one architecture.
+//!
+//! There is no manual of the format. What is read here was found by assembling known PTX with ptxas 12.0 and 13.0
+//! for sm_80, sm_89 and sm_90a and comparing; names of attributes are those that `cuobjdump -elf` prints.
+//!
+//! - `.text.NAME`: registers a thread in the upper byte of `sh_info`.
+//! - `.nv.shared.NAME`: its size is that of static shared memory, from sm_90 on with the 1,024 B that the system
+//!   keeps back.
+//! - `.nv.info`, `.nv.info.NAME`: attributes, each a format byte, a kind byte, and two bytes of value or of length.
+
+use std::collections::HashMap;
+
+use object::LittleEndian;
+use object::elf::FileHeader64;
+use object::read::elf::{ElfFile64, FileHeader as _, SectionHeader as _};
+use object::{Object, ObjectSection, ObjectSymbol};
+
+use super::{ForeignError, ForeignKernel, Form, Shared};
+
+/// `e_machine` of CUDA.
+const EM_CUDA: u16 = 190;
+/// From this ABI version on (CUDA 13) the architecture stands in the second byte of `e_flags`, before in the first.
+const ABI_OF_SECOND_BYTE: u8 = 8;
+/// Bytes of a block's shared memory that the system keeps, counted in `.nv.shared` from sm_90 on.
+const RESERVED_SHARED: u64 = 1024;
+
+/// Kinds of attributes that are read.
+const MAX_THREADS: u8 = 0x05;
+const REQUIRED_THREADS: u8 = 0x10;
+const FRAME_SIZE: u8 = 0x11;
+const PARAMETER: u8 = 0x17;
+const REGISTERS: u8 = 0x2f;
+/// Format of an attribute whose last two bytes are the length of what follows.
+const FORMAT_LONG: u8 = 0x04;
+
+type Elf<'a> = ElfFile64<'a, LittleEndian>;
+
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
+    let header = FileHeader64::<LittleEndian>::parse(bytes)
+        .map_err(|_| ForeignError::NoCubin("this is neither text nor a 64-bit ELF file".to_string()))?;
+    let endian = LittleEndian;
+    let machine = header.e_machine(endian).0;
+    if machine != EM_CUDA {
+        let what = format!("this ELF file is for machine {machine}, not for CUDA ({EM_CUDA})");
+        return Err(ForeignError::NoCubin(what));
+    }
+    let flags = header.e_flags(endian).0;
+    let sm = match header.e_ident().abi_version {
+        version if version >= ABI_OF_SECOND_BYTE => flags >> 8 & 0xff,
+        _ => flags & 0xff,
+    };
+    let broken = |error: object::Error| ForeignError::Broken(error.to_string());
+    let elf: Elf<'_> = ElfFile64::parse(bytes).map_err(broken)?;
+    let of_all = attributes(&elf, ".nv.info")?;
+    let mut kernels = Vec::new();
+    for section in elf.sections() {
+        let Some(name) = section.name().map_err(broken)?.strip_prefix(".text.") else {
+            continue;
+        };
+        // Functions that are no kernels have no parameters' constant bank.
+        let own = attributes(&elf, &format!(".nv.info.{name}"))?;
+        if elf.section_by_name(&format!(".nv.constant0.{name}")).is_none() {
+            continue;
+        }
+        let symbol = elf.symbols().find(|symbol| symbol.name() == Ok(name));
+        let symbol = symbol.map(|symbol| symbol.index().0 as u32);
+        let in_section = section.elf_section_header().sh_info(endian) >> 24;
+        kernels.push(ForeignKernel {
+            name: name.to_string(),
+            form: Form::Cubin,
+            made_for: format!("sm_{sm}"),
+            ptx_version: None,
+            parameter_bytes: parameters(&own),
+            registers: of_symbol(&of_all, REGISTERS, symbol).or((in_section > 0).then_some(in_section)),
+            spilled_bytes: None,
+            stack_bytes: of_symbol(&of_all, FRAME_SIZE, symbol),
+            compiler: Some("the cubin".to_string()),
+            static_shared: static_shared(&elf, name, sm),
+            shared: shared(&elf, name),
+            max_threads: threads(&own, MAX_THREADS),
+            required_threads: threads(&own, REQUIRED_THREADS),
+            min_blocks_per_sm: None,
+            calls: Vec::new(),
+            impossible: Vec::new(),
+            line: None,
+        });
+    }
+    Ok(kernels)
+}
+
+/// Attributes of a section by kind, in order; none where there is no such section.
+fn attributes(elf: &Elf<'_>, name: &str) -> Result<HashMap<u8, Vec<Vec<u8>>>, ForeignError> {
+    let mut found: HashMap<u8, Vec<Vec<u8>>> = HashMap::new();
+    let Some(section) = elf.section_by_name(name) else {
+        return Ok(found);
+    };
+    let data = section
+        .data()
+        .map_err(|error| ForeignError::Broken(error.to_string()))?;
+    let mut rest = data;
+    while let [format, kind, low, high, tail @ ..] = rest {
+        let length = match *format {
+            FORMAT_LONG => usize::from(u16::from_le_bytes([*low, *high])),
+            _ => 0,
+        };
+        let Some(value) = tail.get(..length) else {
+            return Err(ForeignError::Broken(format!("{name} breaks off within an attribute")));
+        };
+        let value = if *format == FORMAT_LONG { value } else { &[*low, *high] };
+        found.entry(*kind).or_default().push(value.to_vec());
+        rest = &tail[length..];
+    }
+    Ok(found)
+}
+
+/// The numbers of an attribute.
+fn words(value: &[u8]) -> Vec<u32> {
+    let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    value.chunks_exact(4).map(word).collect()
+}
+
+/// The value of an attribute that names a symbol before its value.
+fn of_symbol(attributes: &HashMap<u8, Vec<Vec<u8>>>, kind: u8, symbol: Option<u32>) -> Option<u32> {
+    let all = attributes.get(&kind)?.iter().map(|value| words(value));
+    let mut ours = all.filter(|words| words.first() == symbol.as_ref());
+    ours.next()?.get(1).copied()
+}
+
+fn threads(attributes: &HashMap<u8, Vec<Vec<u8>>>, kind: u8) -> Option<u32> {
+    let dims = words(attributes.get(&kind)?.first()?);
+    (dims.len() == 3).then(|| dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n)))
+}
+
+/// Bytes of each parameter, in order: number, place, and the size in the upper bits of the last word.
+fn parameters(attributes: &HashMap<u8, Vec<Vec<u8>>>) -> Vec<u64> {
+    let mut found: Vec<(u32, u64)> = attributes
+        .get(&PARAMETER)
+        .into_iter()
+        .flatten()
+        .filter_map(|value| match words(value).as_slice() {
+            [_, place, size] => Some((place & 0xffff, u64::from(size >> 18))),
+            _ => None,
+        })
+        .collect();
+    found.sort_unstable();
+    found.into_iter().map(|(_, bytes)| bytes).collect()
+}
+
+fn static_shared(elf: &Elf<'_>, name: &str, sm: u32) -> u64 {
+    let size = elf
+        .section_by_name(&format!(".nv.shared.{name}"))
+        .map_or(0, |section| section.size());
+    let reserved = if sm >= 90 { RESERVED_SHARED } else { 0 };
+    size.saturating_sub(reserved)
+}
+
+/// Symbols in the kernel's shared memory; ptxas keeps only those that other modules may name.
+fn shared(elf: &Elf<'_>, name: &str) -> Vec<Shared> {
+    let Some(section) = elf.section_by_name(&format!(".nv.shared.{name}")) else {
+        return Vec::new();
+    };
+    let ours = elf
+        .symbols()
+        .filter(|symbol| symbol.section_index() == Some(section.index()) && symbol.size() > 0);
+    ours.filter_map(|symbol| {
+        Some(Shared {
+            name: symbol.name().ok()?.to_string(),
+            declared: None,
+            bytes: symbol.size(),
+            is_dynamic: false,
+            line: None,
+        })
+    })
+    .collect()
+}

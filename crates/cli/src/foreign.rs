@@ -1,0 +1,257 @@
+//! `flashcore explain FILE.ptx|FILE.cubin`: what kernels that something else made take, and whether a card can
+//! launch them.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use clap::Args;
+use flashcore_check::foreign::{self, Asked, ForeignKernel, Form, Problem, Verdict};
+use flashcore_check::registers::Unknown;
+use flashcore_check::render::{self, Palette};
+use flashcore_ir::{Limits, Occupancy};
+use serde_json::{Value, json};
+
+use crate::args::Card;
+use crate::failure::{Failure, Outcome};
+use crate::style::{self, BAD, DIM, GOOD, HEAD};
+
+/// The launch that is asked about.
+#[derive(Args)]
+#[command(next_help_heading = "Of a FILE.ptx or FILE.cubin in place of a problem")]
+pub(crate) struct ForeignArgs {
+    /// Bytes of dynamic shared memory that the host asks for
+    #[arg(long, value_name = "N")]
+    smem: Option<u64>,
+    /// Threads a block [default: what the kernel declares]
+    #[arg(long, value_name = "N")]
+    threads: Option<u32>,
+    /// The host opts in to more than 48 KB (cudaFuncSetAttribute) before it launches
+    #[arg(long)]
+    opted_in: bool,
+    /// Bytes that somebody counts for a symbol, or for `total`; says where they differ
+    #[arg(long, value_name = "SYMBOL=N", value_parser = claim)]
+    claim: Vec<(String, u64)>,
+    /// This kernel of the file alone
+    #[arg(long, value_name = "NAME")]
+    entry: Option<String>,
+}
+
+fn claim(text: &str) -> Result<(String, u64), String> {
+    let parts = text.split_once('=').map(|(name, bytes)| (name, bytes.parse()));
+    match parts {
+        Some((name, Ok(bytes))) if !name.is_empty() => Ok((name.to_string(), bytes)),
+        _ => Err("write SYMBOL=BYTES, e.g. partials=8192".to_string()),
+    }
+}
+
+impl ForeignArgs {
+    /// Whether any of these flags was given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.smem.is_some() || self.threads.is_some() || self.opted_in || !self.claim.is_empty() || self.entry.is_some()
+    }
+
+    fn asked(&self) -> Asked {
+        Asked {
+            threads: self.threads,
+            dynamic_shared: self.smem.unwrap_or(0),
+            opted_in: self.opted_in,
+            claims: self.claim.clone(),
+        }
+    }
+}
+
+/// A kernel, and what is known of it on a card.
+struct Explained {
+    kernel: ForeignKernel,
+    /// Why ptxas does not say what it takes.
+    unknown: Option<Unknown>,
+    problems: Vec<Problem>,
+}
+
+pub(crate) fn run(file: &Path, args: &ForeignArgs, card: Card, as_json: bool) -> Result<Outcome, Failure> {
+    let wrong = |error: String| Failure::failed(format!("{}: {error}", file.display()));
+    let bytes = std::fs::read(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
+    let kernels = foreign::read(&bytes).map_err(|error| wrong(error.to_string()))?;
+    let picked = foreign::pick(&kernels, args.entry.as_deref()).map_err(|error| wrong(error.to_string()))?;
+    let asked = args.asked();
+    let explained: Vec<Explained> = picked
+        .into_iter()
+        .map(|kernel| explain(kernel.clone(), &bytes, &asked, card))
+        .collect();
+    let clean = explained
+        .iter()
+        .all(|kernel| foreign::verdict(&kernel.problems) == Verdict::Launches);
+    let outcome = if clean { Outcome::Clean } else { Outcome::Findings };
+    if as_json {
+        let kernels: Vec<Value> = explained.iter().map(|kernel| kernel.json(&asked, card)).collect();
+        style::print_json(&json!({
+            "file": file.display().to_string(),
+            "profile": card.name(),
+            "target": card.target.name(),
+            "kernels": kernels,
+        }));
+        return Ok(outcome);
+    }
+    let mut text = format!("{HEAD}{}{HEAD:#} on {}\n", file.display(), card.title());
+    for kernel in &explained {
+        text.push_str(&kernel.text(file, &asked, card));
+    }
+    style::print(&text);
+    Ok(outcome)
+}
+
+fn explain(mut kernel: ForeignKernel, bytes: &[u8], asked: &Asked, card: Card) -> Explained {
+    let unknown = match (kernel.form, std::str::from_utf8(bytes)) {
+        (Form::Ptx, Ok(text)) => foreign::assemble(&mut kernel, text, card.target).err(),
+        _ => None,
+    };
+    let problems = foreign::judge(&kernel, asked, card.target);
+    Explained {
+        kernel,
+        unknown,
+        problems,
+    }
+}
+
+impl Explained {
+    fn shared(&self, asked: &Asked) -> u64 {
+        self.kernel.static_shared + asked.dynamic_shared
+    }
+
+    /// How many blocks fit on an SM, where the threads are known.
+    fn fit(&self, asked: &Asked, card: Card) -> Option<Occupancy> {
+        let limits: Limits = card.target.limits();
+        let shared = u32::try_from(self.shared(asked)).ok()?;
+        let threads = foreign::threads_of(&self.kernel, asked)?;
+        Some(limits.occupancy(threads, self.kernel.registers.unwrap_or(0), shared))
+    }
+
+    fn text(&self, file: &Path, asked: &Asked, card: Card) -> String {
+        let kernel = &self.kernel;
+        let mut text = format!("\n{HEAD}{}{HEAD:#}\n", kernel.name);
+        let form = match (kernel.form, kernel.ptx_version) {
+            (Form::Ptx, Some((major, minor))) => format!("PTX {major}.{minor} for {} and later", kernel.made_for),
+            _ => format!("machine code for {}", kernel.made_for),
+        };
+        let bytes: u64 = kernel.parameter_bytes.iter().sum();
+        let count = style::count(kernel.parameter_bytes.len() as u64, "parameter");
+        text.push_str(&style::field(
+            "made for",
+            &format!("{form}; {count} of {bytes} B together"),
+        ));
+        text.push_str(&style::field("threads", &self.threads(asked)));
+        text.push_str(&style::field("registers", &self.registers()));
+        let limits = card.target.limits();
+        text.push_str(&style::field(
+            "shared",
+            &format!(
+                "{} B static, {} B dynamic, {} together; {} allows {} static, {} dynamic with opt-in",
+                style::whole(kernel.static_shared),
+                style::whole(asked.dynamic_shared),
+                style::whole(self.shared(asked)),
+                card.target,
+                style::whole(u64::from(limits.static_shared_per_block)),
+                style::whole(u64::from(limits.shared_per_block)),
+            ),
+        ));
+        if let Some(fit) = self.fit(asked, card) {
+            let what = format!(
+                "{} an SM, {} of {} warps, limited by {}",
+                style::count(u64::from(fit.blocks_per_sm), "block"),
+                fit.warps_per_sm,
+                fit.max_warps_per_sm,
+                fit.limited_by
+            );
+            text.push_str(&style::field("fits", &what));
+        }
+        text.push_str(&style::field("verdict", &self.verdict()));
+        text.push_str(&self.symbols(asked));
+        for problem in &self.problems {
+            text.push('\n');
+            let file = file.display().to_string();
+            text.push_str(&render::problem(problem, &file, Palette::COLOUR, style::width()));
+        }
+        text
+    }
+
+    fn threads(&self, asked: &Asked) -> String {
+        let kernel = &self.kernel;
+        let declared = match (kernel.required_threads, kernel.max_threads) {
+            (Some(exactly), _) => format!("exactly {exactly} by its own declaration"),
+            (None, Some(most)) => format!("at most {most} by its own declaration"),
+            (None, None) => "any number by its own declaration".to_string(),
+        };
+        match asked.threads {
+            Some(threads) => format!("{threads} asked for, {declared}"),
+            None => declared,
+        }
+    }
+
+    fn registers(&self) -> String {
+        let kernel = &self.kernel;
+        let Some(registers) = kernel.registers else {
+            return self
+                .unknown
+                .as_ref()
+                .map_or("not known".to_string(), ToString::to_string);
+        };
+        let local = match (kernel.spilled_bytes, kernel.stack_bytes) {
+            (Some(0), _) => ", no spills".to_string(),
+            (Some(bytes), _) => format!(", {bytes} B spilled"),
+            (None, Some(bytes)) => format!(", {bytes} B of stack (spills and arrays)"),
+            (None, None) => String::new(),
+        };
+        let by = kernel.compiler.as_deref().unwrap_or("the file");
+        format!("{registers} a thread{local} ({by})")
+    }
+
+    fn verdict(&self) -> String {
+        match foreign::verdict(&self.problems) {
+            Verdict::Launches => format!("{GOOD}launches{GOOD:#}, as far as is known"),
+            Verdict::NeedsOptIn => {
+                format!("{BAD}fails{BAD:#} unless the host opts in first (--opted-in says that it does)")
+            }
+            Verdict::Refused => format!("{BAD}refused{BAD:#}: it cannot be built or launched"),
+            Verdict::Doubtful => "launches, but not everything is as it should be".to_string(),
+        }
+    }
+
+    fn symbols(&self, asked: &Asked) -> String {
+        let kernel = &self.kernel;
+        let mut text = String::new();
+        if !kernel.calls.is_empty() {
+            let calls = kernel.calls.join(", ");
+            let what = format!("{calls}: what they take beyond this is not counted where ptxas does not say");
+            text.push_str(&style::field("calls", &what));
+        }
+        if kernel.shared.is_empty() {
+            if kernel.static_shared > 0 {
+                let why =
+                    "this file does not name its shared memory by symbol; PTX does, and so does a cubin built with -G";
+                text.push_str(&style::field("symbols", why));
+            }
+            return text;
+        }
+        let _ = writeln!(text, "\n  {DIM}{:>8}  {:<24}  declared{DIM:#}", "bytes", "symbol");
+        for symbol in &kernel.shared {
+            let (bytes, note) = match symbol.is_dynamic {
+                true => (asked.dynamic_shared, ", sized by the launch"),
+                false => (symbol.bytes, ""),
+            };
+            let declared = symbol.declared.as_deref().unwrap_or("");
+            let _ = writeln!(text, "  {bytes:>8}  {:<24}  {declared}{note}", symbol.name);
+        }
+        text
+    }
+
+    fn json(&self, asked: &Asked, card: Card) -> Value {
+        let mut value = json!(self.kernel);
+        value["verdict"] = json!(foreign::verdict(&self.problems));
+        value["problems"] = json!(self.problems);
+        value["dynamic_shared"] = json!(asked.dynamic_shared);
+        value["shared_bytes"] = json!(self.shared(asked));
+        value["fit"] = json!(self.fit(asked, card));
+        value["unknown"] = json!(self.unknown.as_ref().map(ToString::to_string));
+        value
+    }
+}

@@ -1,0 +1,155 @@
+//! What a PTX text declares: version, target, shared memory, kernels and their limits.
+
+use super::statement::{Statement, Written};
+use crate::inst::{Address, Cache, Inst, Object, Operand};
+
+/// A PTX text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PtxModule {
+    /// `.version`, major and minor.
+    pub version: (u32, u32),
+    /// `.target`: `sm_80`, `sm_90a`.
+    pub target: String,
+    /// Shared memory declared outside kernels, which every kernel has that names it.
+    pub shared: Vec<SharedSymbol>,
+    /// The kernels.
+    pub entries: Vec<PtxEntry>,
+    /// Names of device functions, which kernels may call.
+    pub functions: Vec<String>,
+    /// `.file`: number and path.
+    pub files: Vec<(u32, String)>,
+}
+
+/// Shared memory by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedSymbol {
+    /// Its name.
+    pub name: String,
+    /// Type and dimensions as declared: `f32[64][32]`.
+    pub declared: String,
+    /// Bytes; 0 where the launch decides (`.extern .shared x[]`).
+    pub bytes: u64,
+    /// Alignment, bytes.
+    pub align: u32,
+    /// Whether the launch decides its size.
+    pub is_dynamic: bool,
+    /// Line of the declaration.
+    pub line: u32,
+}
+
+/// A kernel parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PtxParam {
+    /// Its name.
+    pub name: String,
+    /// Its type: `u64`, `f32`, `b8` for arrays of bytes.
+    pub ty: String,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PtxEntry {
+    /// Its name.
+    pub name: String,
+    /// Parameters, in order.
+    pub params: Vec<PtxParam>,
+    /// `.maxntid`: no block may have more threads than the product.
+    pub max_threads: Option<[u32; 3]>,
+    /// `.reqntid`: the only block there may be.
+    pub required_threads: Option<[u32; 3]>,
+    /// `.minnctapersm`: blocks an SM that the assembler leaves registers for.
+    pub min_blocks_per_sm: Option<u32>,
+    /// `.maxnreg`: registers a thread that the assembler may use.
+    pub max_registers: Option<u32>,
+    /// `.reqnctapercluster`: the only cluster there may be.
+    pub required_cluster: Option<[u32; 3]>,
+    /// Shared memory declared in its body.
+    pub shared: Vec<SharedSymbol>,
+    /// Functions that it calls, which may use shared memory of their own.
+    pub calls: Vec<String>,
+    /// Line of its `.entry`.
+    pub line: u32,
+    pub(crate) body: Vec<Statement>,
+    /// Line of the closing brace.
+    pub(crate) end: u32,
+    /// Symbols of the module that the body names.
+    pub(crate) named: Vec<String>,
+}
+
+impl PtxModule {
+    /// The kernel of a name.
+    ///
+    /// ```
+    /// use flashcore_ir::ptx::read::PtxModule;
+    /// let module = PtxModule::read(".version 7.0 .target sm_80 .entry k() { ret; }")?;
+    /// assert!(module.entry("k").is_some() && module.entry("other").is_none());
+    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
+    /// ```
+    pub fn entry(&self, name: &str) -> Option<&PtxEntry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+
+    /// The shared memory that a kernel has: its own, and that of the module that it names. A kernel that calls
+    /// functions is taken to have all of the module's.
+    pub fn shared_of<'a>(&'a self, entry: &'a PtxEntry) -> impl Iterator<Item = &'a SharedSymbol> {
+        let named = |symbol: &&SharedSymbol| !entry.calls.is_empty() || entry.named.contains(&symbol.name);
+        self.shared.iter().filter(named).chain(&entry.shared)
+    }
+}
+
+impl PtxEntry {
+    /// Most threads a block may have by what the kernel declares.
+    ///
+    /// ```
+    /// use flashcore_ir::ptx::read::PtxModule;
+    /// let module = PtxModule::read(".version 7.0 .target sm_80 .entry k() .reqntid 32, 4 { ret; }")?;
+    /// assert_eq!(module.entries[0].threads_allowed(), Some(128));
+    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
+    /// ```
+    pub fn threads_allowed(&self) -> Option<u32> {
+        let dims = self.required_threads.or(self.max_threads)?;
+        Some(dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n)))
+    }
+
+    /// Copies of sizes that no architecture has, by line: `cp.async.cg` copies 16 bytes, `cp.async.ca` 4, 8 or 16
+    /// (PTX ISA, `cp.async`).
+    ///
+    /// ```
+    /// use flashcore_ir::ptx::read::PtxModule;
+    /// let text = ".version 7.0 .target sm_80 .entry k() {\n cp.async.cg.shared.global [%r1], [%rd1], 8; ret; }";
+    /// let module = PtxModule::read(text)?;
+    /// assert_eq!(module.entries[0].impossible(), [(2, "cp.async.cg of 8 bytes; it copies 16".to_string())]);
+    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
+    /// ```
+    pub fn impossible(&self) -> Vec<(u32, String)> {
+        let mut found = Vec::new();
+        for statement in &self.body {
+            let Statement::Inst(inst) = statement else { continue };
+            let cache = match inst.opcode.split('.').nth(2) {
+                Some("cg") if inst.opcode.starts_with("cp.async.") => Cache::L2,
+                Some("ca") if inst.opcode.starts_with("cp.async.") => Cache::Default,
+                _ => continue,
+            };
+            let Some(&Written::Number(bytes)) = inst.operands.get(2) else {
+                continue;
+            };
+            // Where it goes from and to does not matter.
+            let nowhere = Address {
+                base: Operand::Imm(0),
+                offset: 0,
+                object: Object::Param(0),
+            };
+            let copy = Inst::CpAsync {
+                dst: nowhere,
+                src: nowhere,
+                bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+                src_bytes: None,
+                cache,
+            };
+            found.extend(copy.impossible().map(|why| (inst.line, why)));
+        }
+        found
+    }
+}

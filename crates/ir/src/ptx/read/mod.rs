@@ -1,0 +1,57 @@
+//! Reads PTX that something else wrote: what it declares, kernel by kernel.
+//!
+//! ```
+//! use flashcore_ir::ptx::read::PtxModule;
+//! let module = PtxModule::read(
+//!     ".version 7.0 .target sm_80 .address_size 64
+//!      .visible .entry scale(.param .u64 x) .maxntid 128, 1, 1 { .shared .align 16 .f32 tile[64][32]; ret; }",
+//! )?;
+//! let entry = &module.entries[0];
+//! assert_eq!((entry.name.as_str(), entry.max_threads), ("scale", Some([128, 1, 1])));
+//! assert_eq!(module.shared_of(entry).next().map(|symbol| symbol.bytes), Some(64 * 32 * 4));
+//! # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
+//! ```
+//!
+//! Source: PTX ISA 9.0, "Directives".
+
+mod body;
+mod declare;
+mod lex;
+mod parse;
+mod statement;
+
+pub use declare::{PtxEntry, PtxModule, PtxParam, SharedSymbol};
+use thiserror::Error;
+
+/// Why a PTX text cannot be read.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PtxError {
+    /// Something begins and does not end.
+    #[error("line {line}: this {what} has no end")]
+    Unfinished {
+        /// What begins.
+        what: &'static str,
+        /// Its line.
+        line: u32,
+    },
+    /// Something else stands where something must.
+    #[error("line {line}: expected {expected}, found {found}")]
+    Expected {
+        /// What must stand here.
+        expected: String,
+        /// What does.
+        found: String,
+        /// Its line.
+        line: u32,
+    },
+    /// A text without `.version` and `.target`.
+    #[error("this is no PTX: it has no {0} directive")]
+    NoPtx(&'static str),
+}
+
+impl PtxError {
+    fn unfinished(what: &'static str, line: u32) -> PtxError {
+        PtxError::Unfinished { what, line }
+    }
+}
