@@ -5,14 +5,12 @@ use std::time::Instant;
 
 use flashcore_kernels::{Plan, Step, stage};
 use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
-use flashcore_sim::{
-    Counts, Finding, FindingKind, Line, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
-};
+use flashcore_sim::{Counts, Finding, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate};
 use thiserror::Error;
 
+use crate::gate;
 use crate::proof::{Known, prove};
 use crate::report::{CheckReport, Found, StepSize, Verdict};
-use crate::{gate, source};
 
 /// Buffers that answers are read from; they begin as poison.
 const ANSWERS: [&str; 4] = ["out", "lse", "stage", "offsets"];
@@ -126,7 +124,7 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         let (answer, run) = run(plan, &inputs, schedule, options)?;
         report.seconds += started.elapsed().as_secs_f64();
         report.schedules.push(schedule);
-        collect(&mut report.findings, run.findings, schedule);
+        Found::add(&mut report.findings, run.findings, schedule);
         match &first {
             None => {
                 (report.counts, report.traces, report.memory) = (run.counts, run.traces, run.memory);
@@ -270,37 +268,4 @@ fn run_step(
         }
     }
     Ok(report)
-}
-
-/// Adds the findings of a schedule to those of the ones before. What the same lines of the kernel do
-/// wrong in the same way to the same object is one mistake, whichever of their instructions does it.
-fn collect(all: &mut Vec<Found>, findings: Vec<Finding>, schedule: u64) {
-    for finding in findings {
-        match all.iter_mut().find(|found| same_mistake(&found.finding, &finding)) {
-            Some(found) => {
-                found.finding.count += finding.count;
-                if found.schedules.last() != Some(&schedule) {
-                    found.schedules.push(schedule);
-                }
-            }
-            None => {
-                let quote = |line: Option<&Line>| line.and_then(|line| source::quote(line.file, line.line));
-                all.push(Found {
-                    source: quote(finding.line()),
-                    other_source: quote(finding.other_line()),
-                    finding,
-                    schedules: vec![schedule],
-                });
-            }
-        }
-    }
-}
-
-fn same_mistake(a: &Finding, b: &Finding) -> bool {
-    let place = |line: Option<&Line>| line.map(|line| (line.file, line.line));
-    let places = |finding: &Finding| (place(finding.line()), place(finding.other_line()));
-    let (here, there) = places(b);
-    // Of a race either side may come second, as the schedule has it.
-    let mirrored = matches!(a.kind, FindingKind::Race | FindingKind::BlockRace) && places(a) == (there, here);
-    a.kind == b.kind && a.object == b.object && (places(a) == (here, there) || mirrored)
 }

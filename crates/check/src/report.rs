@@ -2,10 +2,10 @@
 
 use flashcore_ir::Target;
 use flashcore_kernels::StopAfter;
-use flashcore_sim::{Counts, Finding, MemorySite, TraceRecord};
+use flashcore_sim::{Counts, Finding, FindingKind, Line, MemorySite, TraceRecord};
 use serde::Serialize;
 
-use crate::{Gate, LaunchRefusal};
+use crate::{Gate, LaunchRefusal, source};
 
 /// What checking comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -45,6 +45,44 @@ pub struct Found {
     pub other_source: Option<String>,
     /// Seeds of the schedules.
     pub schedules: Vec<u64>,
+}
+
+impl Found {
+    /// Adds the findings of a schedule to those of the ones before. What the same lines of the kernel do
+    /// wrong in the same way to the same object is one mistake, whichever of their instructions does it.
+    pub fn add(all: &mut Vec<Found>, findings: Vec<Finding>, schedule: u64) {
+        for finding in findings {
+            match all.iter_mut().find(|found| same_mistake(&found.finding, &finding)) {
+                Some(found) => {
+                    found.finding.count += finding.count;
+                    if found.schedules.last() != Some(&schedule) {
+                        found.schedules.push(schedule);
+                    }
+                }
+                None => all.push(Found::of(finding, schedule)),
+            }
+        }
+    }
+
+    /// A finding that a schedule showed, with the source lines that it names where they are at hand.
+    fn of(finding: Finding, schedule: u64) -> Found {
+        let quote = |line: Option<&Line>| line.and_then(|line| source::quote(line.file, line.line));
+        Found {
+            source: quote(finding.line()),
+            other_source: quote(finding.other_line()),
+            finding,
+            schedules: vec![schedule],
+        }
+    }
+}
+
+fn same_mistake(a: &Finding, b: &Finding) -> bool {
+    let place = |line: Option<&Line>| line.map(|line| (line.file, line.line));
+    let places = |finding: &Finding| (place(finding.line()), place(finding.other_line()));
+    let (here, there) = places(b);
+    // Of a race either side may come second, as the schedule has it.
+    let mirrored = matches!(a.kind, FindingKind::Race | FindingKind::BlockRace) && places(a) == (there, here);
+    a.kind == b.kind && a.object == b.object && (places(a) == (here, there) || mirrored)
 }
 
 /// The size of one of a plan's steps.

@@ -113,6 +113,11 @@ fn window(text: &str) -> Result<Window, String> {
 }
 
 impl ProblemArgs {
+    /// What stands in the problem's place.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The file that stands in the problem's place, if one does: foreign kernels.
     pub(crate) fn file(&self) -> Option<&Path> {
         let path = Path::new(&self.name);

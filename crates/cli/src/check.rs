@@ -11,7 +11,7 @@ use flashcore_kernels::{Config, Plan, StopAfter};
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, HEAD};
-use crate::{explain, memory, simulated};
+use crate::{explain, memory, museum, simulated};
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
 ///
@@ -20,6 +20,8 @@ use crate::{explain, memory, simulated};
 /// out of bounds or misaligned, reads of what nobody wrote, missing waits, barriers that do not
 /// match, deadlocks, and races whether or not they went wrong this time; each with the kernel's Rust
 /// line, the warp and lanes, the bytes, and what to do. At last the answer is compared with float64.
+///
+/// `museum/NAME` in place of a problem runs a failure of the past (`list museum`).
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong answer or a refusal, 2 usage")]
 pub(crate) struct CheckArgs {
@@ -59,6 +61,9 @@ pub(crate) struct CheckArgs {
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
+    if args.problem.name().starts_with(museum::PREFIX) {
+        return museum::check(args.problem.name(), args.schedules, args.schedule, args.json);
+    }
     let problem = args.problem.problem()?;
     let card = args.profile.unwrap_or_else(Card::default);
     let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;

@@ -9,12 +9,13 @@ use crate::args::Card;
 use crate::failure::{Failure, Outcome};
 use crate::kernels;
 use crate::machine;
+use crate::museum;
 use crate::style::{self, DIM, HEAD};
 
-/// List problems, kernels, profiles, the ladder or devices
+/// List problems, kernels, profiles, the ladder, the museum or devices
 #[derive(Args)]
 pub(crate) struct ListArgs {
-    /// What to list; everything but the devices where nothing is named
+    /// What to list; problems, kernels and profiles where nothing is named
     #[arg(value_enum)]
     what: Option<What>,
     /// Problem that the ladder is for
@@ -39,6 +40,8 @@ enum What {
     /// The historical ladder of kernels, an id and a name a line: for `bench --kernel FILE` and
     /// `evidence chart ladder --rungs FILE`
     Ladder,
+    /// Failures of the past, each with the finding it gives (`check museum/NAME`)
+    Museum,
     /// GPUs, CPU and kernel cache of this machine
     Devices,
 }
@@ -54,6 +57,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
                 What::Kernels => value["kernels"] = kernels::all().into(),
                 What::Profiles => value["profiles"] = json!(PROFILES),
                 What::Ladder => value["ladder"] = ladder_json(args)?,
+                What::Museum => value["museum"] = museum::list_json(),
                 What::Devices => value["devices"] = devices_json(),
             }
         }
@@ -67,6 +71,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
             What::Kernels => kernels(),
             What::Profiles => profiles(),
             What::Ladder => ladder(args)?,
+            What::Museum => museum::list(),
             What::Devices => devices(),
         });
     }

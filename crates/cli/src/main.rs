@@ -16,6 +16,7 @@ mod kernels;
 mod list;
 mod machine;
 mod memory;
+mod museum;
 mod run;
 mod simulated;
 mod style;

@@ -6,6 +6,11 @@ use common::{command, flashcore, run};
 
 /// Arguments, the exit code, and part of the message.
 const USAGE: &[(&str, &str)] = &[
+    // Files and pieces that are not there, flags that belong to files.
+    ("explain no/such/file.ptx", "no/such/file.ptx: No such file"),
+    ("explain --smem 100", "are about a FILE.ptx or FILE.cubin"),
+    ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
+    ("check museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
     // Shapes that make no sense.
     (
         "run --head-dim 7",
@@ -110,7 +115,7 @@ const USAGE: &[(&str, &str)] = &[
     ("check --schedules 0", "0 is not in 1..=4294967295"),
     (
         "list everything",
-        "possible values: problems, kernels, profiles, ladder, devices",
+        "possible values: problems, kernels, profiles, ladder, museum, devices",
     ),
     ("tune", "unrecognized subcommand 'tune'"),
     ("run mission gpt2", "unexpected argument 'gpt2'"),

@@ -538,3 +538,45 @@ fn charts_are_drawn_from_evidence() {
     }
     std::fs::remove_dir_all(folder).expect("removed");
 }
+
+/// Kernels of files: the museum's, so that the story and the explanation agree.
+#[test]
+fn foreign_kernels_are_explained() {
+    let file = |name: &str| format!("{}/../../museum/foreign/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
+    let told = |arguments: &str| flashcore(arguments);
+    let refused = told(&format!("explain {} --profile l4", file("static-m64")));
+    assert_eq!(refused.code, 1, "{}", refused.stderr);
+    for part in [
+        "57,376 B static",
+        "error[static-shared]",
+        "static-m64.ptx:18",
+        "cudaFuncSetAttribute",
+    ] {
+        assert!(refused.stdout.contains(part), "{part}: {}", refused.stdout);
+    }
+    let opt_in = format!("explain {} --profile l4 --smem 76800", file("no-opt-in"));
+    assert!(told(&opt_in).stdout.contains("error[opt-in]"));
+    assert_eq!(told(&format!("{opt_in} --opted-in")).code, 0);
+    let json: Value = serde_json::from_str(&told(&format!("{opt_in} --threads 256 --json")).stdout).unwrap();
+    let kernel = &json["kernels"][0];
+    let kinds: Vec<&str> = kernel["problems"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|problem| problem["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["threads", "opt-in"]);
+    assert_eq!(kernel["verdict"], "refused");
+    assert_eq!(kernel["shared_bytes"], 76_800);
+}
+
+#[test]
+fn the_museum_shows_its_pieces() {
+    let list = flashcore("list museum").stdout;
+    assert!(list.contains("museum/shuffle-as-fence"), "{list}");
+    let shown = flashcore("check museum/shuffle-as-fence --schedules 3");
+    assert_eq!(shown.code, 1);
+    assert!(shown.stdout.contains("error[race]") && shown.stdout.contains("shuffle_as_fence.rs"));
+    let json: Value = serde_json::from_str(&flashcore("check museum/no-opt-in --json").stdout).unwrap();
+    assert_eq!(json["problems"][0]["kind"], json["piece"]["kind"]);
+}
