@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Assembles PTX files for every architecture they run on and refuses anything but clean code.
 
-usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--ptxas PATH] [--json FILE] [--verbose]
+usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--ptxas PATH] [--json FILE] [--summary FILE] [--verbose]
 
 Every .ptx file below FOLDER goes through `ptxas -v` once a target, or, where its folder is named
 like a target, for that target only. A kernel fails on an error, on a spill, on a stack frame, and on
@@ -13,6 +13,9 @@ load them.
 
 Targets are sm_80, sm_89, sm_90a and sm_120; --all takes every target of the project; of both, those
 that this ptxas knows. A kernel is not assembled for targets below its own. ptxas is --ptxas, $FLASHCORE_PTXAS, or .bin/ptxas.
+
+--summary writes a small JSON file: for each target how many kernels are clean, what spilled and what failed, and how many
+configs refused to be written down, with an example of each reason (the refused.txt files of `dump-ptx`).
 
 Exit code: 0 all clean, 1 something failed, 2 wrong usage, 3 no ptxas.
 """
@@ -123,6 +126,37 @@ def assemble(ptxas, path, target):
     return record
 
 
+def version(ptxas):
+    text = subprocess.run([ptxas, "--version"], capture_output=True, text=True, timeout=60).stdout
+    return re.search(r"release [\d.]+, V[\d.]+", text)[0]
+
+
+def refusals(folder, targets):
+    """Refused configs by target and by reason with its numbers left out: how many, and one of them."""
+    found = {}
+    for path in sorted(folder.rglob("refused.txt")):
+        target = path.parent.name if path.parent.name in targets else "all targets"
+        for line in path.read_text().splitlines():
+            problem, config, reason = line.split(": ", 2)
+            kind = re.sub(r"\bsm_\w+", "SM", re.sub(r"\d+", "N", re.sub(r" \(.*?\)|; .*", "", reason)))
+            entry = found.setdefault(target, {}).setdefault(kind, {"count": 0, "such as": f"{config} on {problem}: {reason}"})
+            entry["count"] += 1
+    return found
+
+
+def summary(folder, ptxas, targets, records):
+    by_target = {}
+    for target in targets:
+        mine = [r for r in records if r["target"] == target]
+        by_target[target] = {
+            "clean": sum(r["verdict"] == "clean" for r in mine),
+            "most registers": max((r.get("registers", 0) for r in mine if r["verdict"] == "clean"), default=0),
+            "spilled, refused when loaded": {r["kernel"]: r["verdict"] for r in mine if r["verdict"].startswith("spills")},
+            "failed": {r["kernel"]: r["notes"] for r in mine if r["verdict"] == "FAILED"},
+        }
+    return {"ptxas": version(ptxas), "targets": by_target, "refused": refusals(folder, targets)}
+
+
 def table(records):
     """Lines of at most 100 columns."""
     yield f"{'kernel':<52} {'target':<7} {'regs':>4} {'smem':>7} {'spills':>6}  verdict"
@@ -142,6 +176,7 @@ def main():
     usage.add_argument("--sample", type=int, metavar="N", help="each kernel for one target in turn, the first for the Nth")
     usage.add_argument("--ptxas", metavar="PATH", help="the assembler")
     usage.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the records there (- prints them)")
+    usage.add_argument("--summary", type=pathlib.Path, metavar="FILE", help="also write a summary there")
     usage.add_argument("--verbose", action="store_true", help="print a line for every kernel, not failures only")
     usage.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="kernels at a time")
     options = usage.parse_args()
@@ -175,6 +210,9 @@ def main():
     refused = [r for r in records if r["verdict"].startswith("spills")]
     skipped = [r for r in records if r["verdict"].startswith("not for")]
 
+    if options.summary:
+        found = summary(options.folder, ptxas, targets, records)
+        options.summary.write_text(json.dumps(found, indent=1) + "\n")
     text = json.dumps(records, indent=1)
     if options.json == pathlib.Path("-"):
         print(text)

@@ -10,10 +10,13 @@
 //!   tried; the driver layer then refuses to load it, and another config is taken. Of `mma`, the defaults with
 //!   soft cap and log-sum-exp, and every lever at each of its values, one at a time, about a default.
 //!
+//! What refuses its problem has a line in refused.txt of the folder it would be in: problem, config, reason.
+//!
 //! Of the last, a seventh is written, and of the head sizes and dtypes of defaults one each in turn, so that
 //! it takes a minute; --full writes all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use flashcore_ir::Target;
@@ -50,20 +53,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 #[derive(Default)]
 struct Kernels {
     by_name: BTreeMap<String, String>,
-    refused: usize,
+    refused: BTreeSet<String>,
 }
 
 impl Kernels {
     /// Adds the kernels of a config, unless it refuses.
     fn add(&mut self, problem: &Problem, config: Config, target: Target) {
-        self.add_plan(Plan::new(problem, &config, target));
+        self.add_plan(problem, &config, Plan::new(problem, &config, target));
     }
 
-    fn add_plan(&mut self, plan: Result<Plan, Refusal>) {
+    fn add_plan(&mut self, problem: &Problem, config: &Config, plan: Result<Plan, Refusal>) {
         match plan {
             Ok(plan) => plan.steps().for_each(|step| self.add_step(step)),
-            Err(_) => self.refused += 1,
+            Err(refusal) => self.refuse(problem, config, &refusal),
         }
+    }
+
+    fn refuse(&mut self, problem: &Problem, what: &dyn Display, refusal: &Refusal) {
+        self.refused.insert(format!("{problem}: {what}: {refusal}\n"));
     }
 
     fn add_step(&mut self, step: &Step) {
@@ -76,11 +83,15 @@ impl Kernels {
         for (name, ptx) in &self.by_name {
             std::fs::write(folder.join(format!("{name}.ptx")), ptx)?;
         }
+        std::fs::write(
+            folder.join("refused.txt"),
+            self.refused.iter().cloned().collect::<String>(),
+        )?;
         println!(
             "{} kernels in {} ({} configs refused their problem)",
             self.by_name.len(),
             folder.display(),
-            self.refused
+            self.refused.len()
         );
         Ok(())
     }
@@ -160,7 +171,7 @@ fn ladder_kernels(kernels: &mut Kernels) {
         for levers in scores::Levers::all() {
             match scores::plan(&problem, levers, Target::Sm90a) {
                 Ok(step) => kernels.add_step(&step),
-                Err(_) => kernels.refused += 1,
+                Err(refusal) => kernels.refuse(&problem, &"Q*K by itself", &refusal),
             }
         }
     }
@@ -176,7 +187,12 @@ fn stage_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>
             "ladder/mma-m64n64-w4",
         ] {
             for stop in StopAfter::ALL {
-                kernels.add_plan(Plan::with_stage(&problem, &id.parse()?, Target::Sm90a, stop));
+                let config = id.parse()?;
+                kernels.add_plan(
+                    &problem,
+                    &config,
+                    Plan::with_stage(&problem, &config, Target::Sm90a, stop),
+                );
             }
         }
     }
