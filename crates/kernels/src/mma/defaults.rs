@@ -110,6 +110,8 @@ const TABLE: &[Default] = &[
         id: "m64n64-w4x1-s2-b1-qreg-xor-lazy", why: "64 rows a block fill the SMs" },
     Default { targets: HOPPER, head_dim: 128, sizes: &[Large], causal: None, most_keys: None,
         id: "m128n64-w4x1-s2-b1-qsh-xor-bold", why: "32 rows a warp halve the reads of K and V, and bold rescaling shortens the chain of a tile; Q has no room in registers beside its output" },
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Large], causal: None, most_keys: None,
+        id: "m128n64-w4x1-s2-b1-qsh-xor-lazy", why: "the same for caps with log-sum-exp, where bold rescaling has no registers" },
     Default { targets: AMPERE, head_dim: 128, sizes: &[Medium, Large], causal: None, most_keys: None,
         id: "m128n32-w4x1-s2-b1-qsh-xor-lazy", why: "as on Hopper, with tiles of which two blocks fit an SM" },
     Default { targets: HOPPER, head_dim: 256, sizes: &[Small], causal: None, most_keys: None,
