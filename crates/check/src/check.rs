@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use flashcore_ir::ScalarType;
 use flashcore_kernels::{Plan, Step, stage};
 use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
 use flashcore_sim::{Counts, Finding, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate};
@@ -30,6 +31,8 @@ pub struct CheckOptions {
     pub max_instructions: u64,
     /// Whether traced values are kept.
     pub trace: bool,
+    /// Of this block and warp alone.
+    pub trace_of: Option<([u32; 3], u32)>,
     /// Whether the cost of memory accesses is counted by line (slower).
     pub memory_counts: bool,
     /// Host threads; 0 for one a core. Reports do not depend on it.
@@ -45,6 +48,7 @@ impl Default for CheckOptions {
             first_schedule: 0,
             max_instructions: SimOptions::default().max_instructions,
             trace: false,
+            trace_of: None,
             memory_counts: false,
             host_threads: 0,
         }
@@ -121,13 +125,13 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
     let mut first: Option<Answer> = None;
     for schedule in (0..options.schedules.max(1)).map(|n| options.first_schedule + u64::from(n)) {
         let started = Instant::now();
-        let (answer, run) = run(plan, &inputs, schedule, options)?;
+        let (answer, run) = run(plan, &inputs, schedule, options, &[])?;
         report.seconds += started.elapsed().as_secs_f64();
         report.schedules.push(schedule);
         Found::add(&mut report.findings, run.findings, schedule);
         match &first {
             None => {
-                (report.counts, report.traces, report.memory) = (run.counts, run.traces, run.memory);
+                (report.counts, report.traces, report.memory) = (run.counts, run.traces.concat(), run.memory);
                 report.gate = Some(answer.judge(plan, &inputs, options)?);
                 first = Some(answer);
             }
@@ -152,6 +156,18 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         Verdict::Clean
     };
     Ok(report)
+}
+
+/// One run of a plan whose kernels trace values, findings aside: the traces of each step, and the answer judged.
+/// With `nonfinite`, by step the types of what is traced, those out of the ordinary alone.
+pub(crate) fn observe(
+    plan: &Plan,
+    options: &CheckOptions,
+    nonfinite: &[Vec<ScalarType>],
+) -> Result<(Vec<Vec<TraceRecord>>, crate::Gate), CheckError> {
+    let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
+    let (answer, run) = run(plan, &inputs, options.first_schedule, options, nonfinite)?;
+    Ok((run.traces, answer.judge(plan, &inputs, options)?))
 }
 
 /// What a plan wrote.
@@ -187,7 +203,8 @@ impl Answer {
 struct Simulated {
     findings: Vec<Finding>,
     counts: Counts,
-    traces: Vec<TraceRecord>,
+    /// Of each step.
+    traces: Vec<Vec<TraceRecord>>,
     memory: Vec<MemorySite>,
 }
 
@@ -199,7 +216,13 @@ struct Buffer {
 
 /// One simulation of all steps, on buffers made for it. What follows a step with findings is not run: it
 /// would be given nonsense.
-fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> Result<(Answer, Simulated), CheckError> {
+fn run(
+    plan: &Plan,
+    inputs: &Inputs,
+    schedule: u64,
+    options: &CheckOptions,
+    nonfinite: &[Vec<ScalarType>],
+) -> Result<(Answer, Simulated), CheckError> {
     let mut buffers = BTreeMap::new();
     for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
         let bytes = match spec.name {
@@ -216,11 +239,12 @@ fn run(plan: &Plan, inputs: &Inputs, schedule: u64, options: &CheckOptions) -> R
         });
     }
     let mut all = Simulated::default();
-    for step in plan.steps() {
-        let report = run_step(step, &mut buffers, schedule, options)?;
+    for (index, step) in plan.steps().enumerate() {
+        let types = nonfinite.get(index).cloned().unwrap_or_default();
+        let report = run_step(step, &mut buffers, schedule, options, types)?;
         all.findings.extend(report.findings);
         all.counts += &report.counts;
-        all.traces.extend(report.traces);
+        all.traces.push(report.traces);
         all.memory.extend(report.memory);
         if !all.findings.is_empty() {
             break;
@@ -237,12 +261,15 @@ fn run_step(
     buffers: &mut BTreeMap<&'static str, Buffer>,
     schedule: u64,
     options: &CheckOptions,
+    nonfinite: Vec<ScalarType>,
 ) -> Result<SimReport, CheckError> {
     let specs = &step.launch.buffers;
     let mut sim_options = SimOptions {
         seed: schedule,
         max_instructions: options.max_instructions,
         trace: options.trace,
+        trace_of: options.trace_of,
+        nonfinite,
         memory_counts: options.memory_counts,
         host_threads: options.host_threads,
         ..SimOptions::default()

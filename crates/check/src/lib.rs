@@ -6,6 +6,7 @@
 //!   [`CheckReport`] prints as a compiler does ([`render`]), with the [`source`] lines quoted.
 //! - [`mutate`]: mistakes planted on purpose, to test all of this.
 //! - [`foreign`]: kernels that something else made, from PTX and cubins.
+//! - [`watch`]: what any lane has at any line, errors by stage, and where numbers stop being numbers.
 //! - [`registers`]: what the compiler makes of a kernel, without a GPU.
 
 mod check;
@@ -18,6 +19,7 @@ pub mod registers;
 pub mod render;
 pub mod report;
 pub mod source;
+pub mod watch;
 
 pub use check::{CheckError, CheckOptions, check_plan};
 pub use gate::{Gate, gate, gate_stage};

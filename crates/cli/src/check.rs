@@ -11,6 +11,7 @@ use flashcore_kernels::{Config, Plan, StopAfter};
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, HEAD};
+use crate::watch::{self, WatchArgs};
 use crate::{explain, memory, museum, simulated};
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
@@ -49,15 +50,14 @@ pub(crate) struct CheckArgs {
     /// bound-one, shrink-buffer, …; with :N at its Nth place
     #[arg(long, value_name = "MISTAKE", help_heading = "How")]
     plant: Option<String>,
-    /// Print the values that the kernel traces (`KernelBuilder::trace`)
-    #[arg(long, help_heading = "How")]
-    trace: bool,
     /// Print what memory accesses cost, by line: passes over the banks of shared memory, sectors of global memory
     #[arg(long, help_heading = "How")]
     memory: bool,
     /// Print one JSON object
     #[arg(long, help_heading = "How")]
     json: bool,
+    #[command(flatten)]
+    watch: WatchArgs,
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
@@ -78,10 +78,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     let options = CheckOptions {
         schedules: args.schedules,
         first_schedule: args.schedule,
-        trace: args.trace,
+        trace: args.watch.own_traces(),
         memory_counts: args.memory,
         ..simulated::options(args.inputs.inputs, args.inputs.seed)
     };
+    if let Some(outcome) = args.watch.run(&plan, &options, args.json) {
+        return outcome;
+    }
     let report = simulated::check(&plan, &options)?;
     if args.json {
         style::print_json(&simulated::json(&report)?);
@@ -97,18 +100,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     }
     for trace in &report.traces {
         let [x, y, z] = trace.block;
-        text.push_str(&format!(
-            "\n{HEAD}{}{HEAD:#} block ({x}, {y}, {z}) warp {}\n",
-            trace.label, trace.warp
-        ));
-        let lanes = (0..32).filter(|lane| trace.lanes >> lane & 1 != 0);
-        let values: Vec<String> = lanes
-            .map(|lane| match trace.f32(lane) {
-                Some(value) => format!("{lane}: {value}"),
-                None => format!("{lane}: {}", trace.bits[lane]),
-            })
-            .collect();
-        text.push_str(&style::wrap(&format!("  {}", values.join("  ")), 2));
+        text.push_str(&format!("\nblock ({x}, {y}, {z}) warp {}\n", trace.warp));
+        text.push_str(&watch::record_text(trace, None));
     }
     style::print(&text);
     Ok(simulated::outcome(&report))

@@ -20,6 +20,7 @@ mod museum;
 mod run;
 mod simulated;
 mod style;
+mod watch;
 
 use std::process::ExitCode;
 

@@ -222,6 +222,14 @@ impl Kernel {
         Kernel { body, ..self.clone() }
     }
 
+    /// The same kernel with another body and with labels for the traces in it that come after its own: for watching
+    /// values without writing the kernel anew.
+    pub fn with_traces(&self, body: Vec<Node>, labels: impl IntoIterator<Item = String>) -> Kernel {
+        let mut kernel = self.with_body(body);
+        kernel.traces.extend(labels);
+        kernel
+    }
+
     /// The same kernel with another ledger, for the same purpose. Addresses in the body stay as they are.
     pub fn with_ledger(&self, ledger: Ledger) -> Kernel {
         Kernel { ledger, ..self.clone() }

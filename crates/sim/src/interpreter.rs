@@ -12,6 +12,7 @@ use crate::record::Details;
 use crate::registers::{FULL, map1};
 use crate::report::TraceRecord;
 use crate::tensor;
+use crate::trace;
 use crate::warp::{Frame, Warp};
 
 /// Why a warp's turn is over.
@@ -477,7 +478,22 @@ fn trace(cluster: &mut Cluster<'_>, warp: &Warp, label: u32, file: TraceFile, sr
         TraceFile::Bits64 => (RegClass::B64, r.get64(k, src).to_vec()),
     };
     let actor = cluster.actor(warp.index, warp.active);
+    let options = cluster.machine.options;
+    if options.trace_of.is_some_and(|of| of != (actor.block, actor.warp)) {
+        return;
+    }
+    if !options.nonfinite.is_empty() {
+        let Some(&ty) = options.nonfinite.get(label as usize) else {
+            return;
+        };
+        let bits: &Vec<u64> = &bits;
+        let there = (0..32).any(|lane| warp.active >> lane & 1 != 0 && trace::is_nonfinite(ty, bits[lane as usize]));
+        if !there || cluster.traces.iter().any(|record| record.index == label) {
+            return;
+        }
+    }
     cluster.traces.push(TraceRecord {
+        index: label,
         label: cluster.machine.kernel.traces()[label as usize].clone(),
         block: actor.block,
         warp: actor.warp,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
-use flashcore_ir::{Kernel, RegClass, SiteId};
+use flashcore_ir::{Kernel, RegClass, ScalarType, SiteId};
 use serde::Serialize;
 
 use crate::finding::{Finding, Line};
@@ -18,6 +18,12 @@ pub struct SimOptions {
     pub max_instructions: u64,
     /// Whether traced values are recorded.
     pub trace: bool,
+    /// Records those of this block and this warp of it alone.
+    pub trace_of: Option<([u32; 3], u32)>,
+    /// If there are any, the types of the values traced under each label, and of each label only the first record of
+    /// a cluster is kept that has a NaN, or an infinity that no mask makes: of f32 the positive one, of 16-bit floats
+    /// either.
+    pub nonfinite: Vec<ScalarType>,
     /// Whether shared-memory wavefronts and global sectors are counted (slower).
     pub memory_counts: bool,
     /// Host threads; 0 for one a core. Results do not depend on it.
@@ -37,6 +43,8 @@ impl Default for SimOptions {
             seed: 0,
             max_instructions: 100_000_000,
             trace: false,
+            trace_of: None,
+            nonfinite: Vec::new(),
             memory_counts: false,
             host_threads: 0,
             uninitialized: Vec::new(),
@@ -200,6 +208,8 @@ pub struct NodeCount {
 pub struct TraceRecord {
     /// The label given in the kernel.
     pub label: String,
+    /// Its number among the kernel's labels.
+    pub index: u32,
     /// Block index.
     pub block: [u32; 3],
     /// Warp of the block.
