@@ -6,7 +6,9 @@ use std::time::Instant;
 use flashcore_ir::ScalarType;
 use flashcore_kernels::{Plan, Step, stage};
 use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
-use flashcore_sim::{Counts, Finding, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate};
+use flashcore_sim::{
+    Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
+};
 use thiserror::Error;
 
 use crate::gate;
@@ -170,6 +172,39 @@ pub(crate) fn observe(
     Ok((run.traces, answer.judge(plan, &inputs, options)?))
 }
 
+/// What the first block of a plan's first step does, access by access, on generated inputs: for
+/// [`layout::advise`](crate::layout::advise) and [`pictures`](crate::pictures). At most `accesses` are taken down.
+///
+/// ```
+/// use flashcore_check::{CheckOptions, layout, log_of, pictures};
+/// use flashcore_ir::Target;
+/// use flashcore_kernels::Plan;
+/// use flashcore_problem::Problem;
+/// let plan = Plan::new(&Problem::named("tiny")?, &"scalar/tiled-m16n16-w4-v16".parse()?, Target::Sm89)?;
+/// let log = log_of(&plan, &CheckOptions::default(), 10_000)?;
+/// let ledger = plan.main.kernel.ledger();
+/// assert!(log.accesses.iter().all(|access| access.offsets[0] < ledger.total_bytes()));
+/// let map = pictures::memory_map(ledger, &log, "tiny");
+/// assert!(map.contains("k_tile") && map.ends_with("</svg>\n"));
+/// assert!(pictures::schedule(&log, "tiny").contains("warp 3"));
+/// assert!(pictures::banks(ledger, &log, "tiny").is_some_and(|svg| svg.contains("lane 31")));
+/// assert!(layout::advise(ledger, &log).iter().all(|advice| advice.beyond > 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Where the simulator cannot run the plan.
+pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Log, CheckError> {
+    let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
+    let mut buffers = buffers_of(plan, &inputs)?;
+    let sim_options = SimOptions {
+        log: accesses,
+        only_block: Some(0),
+        ..sim_options(options, options.first_schedule)
+    };
+    Ok(run_step(&plan.main, &mut buffers, sim_options)?.log)
+}
+
 /// What a plan wrote.
 #[derive(PartialEq)]
 struct Answer {
@@ -223,6 +258,30 @@ fn run(
     options: &CheckOptions,
     nonfinite: &[Vec<ScalarType>],
 ) -> Result<(Answer, Simulated), CheckError> {
+    let mut buffers = buffers_of(plan, inputs)?;
+    let mut all = Simulated::default();
+    for (index, step) in plan.steps().enumerate() {
+        let types = nonfinite.get(index).cloned().unwrap_or_default();
+        let sim_options = SimOptions {
+            nonfinite: types,
+            ..sim_options(options, schedule)
+        };
+        let report = run_step(step, &mut buffers, sim_options)?;
+        all.findings.extend(report.findings);
+        all.counts += &report.counts;
+        all.traces.push(report.traces);
+        all.memory.extend(report.memory);
+        if !all.findings.is_empty() {
+            break;
+        }
+    }
+    buffers.retain(|name, _| ANSWERS.contains(name));
+    let written = buffers.into_iter().map(|(name, buffer)| (name, buffer.bytes)).collect();
+    Ok((Answer { written }, all))
+}
+
+/// Tensors and workspace as they are before the first step.
+fn buffers_of(plan: &Plan, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buffer>, CheckError> {
     let mut buffers = BTreeMap::new();
     for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
         let bytes = match spec.name {
@@ -238,42 +297,28 @@ fn run(
             written: Written::default(),
         });
     }
-    let mut all = Simulated::default();
-    for (index, step) in plan.steps().enumerate() {
-        let types = nonfinite.get(index).cloned().unwrap_or_default();
-        let report = run_step(step, &mut buffers, schedule, options, types)?;
-        all.findings.extend(report.findings);
-        all.counts += &report.counts;
-        all.traces.push(report.traces);
-        all.memory.extend(report.memory);
-        if !all.findings.is_empty() {
-            break;
-        }
+    Ok(buffers)
+}
+
+fn sim_options(options: &CheckOptions, schedule: u64) -> SimOptions {
+    SimOptions {
+        seed: schedule,
+        max_instructions: options.max_instructions,
+        trace: options.trace,
+        trace_of: options.trace_of,
+        memory_counts: options.memory_counts,
+        host_threads: options.host_threads,
+        ..SimOptions::default()
     }
-    buffers.retain(|name, _| ANSWERS.contains(name));
-    let written = buffers.into_iter().map(|(name, buffer)| (name, buffer.bytes)).collect();
-    Ok((Answer { written }, all))
 }
 
 /// Runs one step on the buffers that it names.
 fn run_step(
     step: &Step,
     buffers: &mut BTreeMap<&'static str, Buffer>,
-    schedule: u64,
-    options: &CheckOptions,
-    nonfinite: Vec<ScalarType>,
+    mut sim_options: SimOptions,
 ) -> Result<SimReport, CheckError> {
     let specs = &step.launch.buffers;
-    let mut sim_options = SimOptions {
-        seed: schedule,
-        max_instructions: options.max_instructions,
-        trace: options.trace,
-        trace_of: options.trace_of,
-        nonfinite,
-        memory_counts: options.memory_counts,
-        host_threads: options.host_threads,
-        ..SimOptions::default()
-    };
     let mut bytes = Vec::with_capacity(specs.len());
     for (slot, spec) in specs.iter().enumerate() {
         let buffer = buffers.get_mut(spec.name).ok_or(CheckError::Buffer(spec.name))?;

@@ -371,10 +371,10 @@ fn float_result(inst: &Inst) -> Option<ScalarType> {
     match inst {
         Inst::Bin { op, ty, .. } if !matches!(op, BinOp::And | BinOp::Or | BinOp::Xor) => float(*ty),
         Inst::Un { ty, .. } | Inst::Fma { ty, .. } | Inst::CvtPack { ty, .. } => float(*ty),
-        Inst::Cvt { op, .. } => match op {
-            Cvt::F32FromF16 | Cvt::F32FromU32 | Cvt::F32FromS32 => Some(ScalarType::F32),
-            _ => None,
-        },
+        Inst::Cvt {
+            op: Cvt::F32FromF16 | Cvt::F32FromU32 | Cvt::F32FromS32,
+            ..
+        } => Some(ScalarType::F32),
         Inst::Mma { acc, .. } => Some(match acc {
             MmaAcc::F32 => ScalarType::F32,
             MmaAcc::F16 => ScalarType::F16x2,

@@ -97,6 +97,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     text.push_str(&simulated::text(&report));
     if args.memory {
         text.push_str(&memory::table(&report.memory));
+        text.push_str(&memory::advice(&plan, &options)?);
     }
     for trace in &report.traces {
         let [x, y, z] = trace.block;

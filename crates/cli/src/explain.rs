@@ -1,13 +1,14 @@
 //! `flashcore explain`: the plan for a problem on a card, why it, what it uses, what fits, how long it takes.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore::{KernelId, Problem};
-use flashcore_check::LaunchRefusal;
 use flashcore_check::proof::Known;
 use flashcore_check::registers::{self, Registers};
+use flashcore_check::saves::{Saving, savings};
+use flashcore_check::{CheckOptions, LaunchRefusal, log_of, pictures};
 use flashcore_ir::{Kernel, Limits, Occupancy, PROFILES, Profile};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Step};
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ use crate::args::{Card, ProblemArgs};
 use crate::failure::{Failure, Outcome};
 use crate::foreign::{self, ForeignArgs};
 use crate::style::{self, DIM, HEAD};
-use crate::{cost, machine, simulated};
+use crate::{cost, machine, memory, simulated};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///
@@ -40,14 +41,18 @@ pub(crate) struct ExplainArgs {
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
+    /// Say what would save so many bytes of shared memory, and what it would cost
+    #[arg(long, value_name = "BYTES", help_heading = "How")]
+    saves: Option<u32>,
     /// Say of every config whether it serves the problem
     #[arg(long, help_heading = "How")]
     all: bool,
-    /// Also draw the prediction as a roofline into this folder, as roofline-CARD.svg
+    /// Also draw into this folder: the prediction as a roofline, and of a simulated block shared memory over time, the
+    /// banks of its worst access, the turns of its warps
     #[arg(long, value_name = "DIR", help_heading = "How")]
     svg: Option<PathBuf>,
     /// Print the kernel's PTX, and nothing else
-    #[arg(long, help_heading = "How", conflicts_with_all = ["json", "all", "svg"])]
+    #[arg(long, help_heading = "How", conflicts_with_all = ["json", "all", "svg", "saves"])]
     ptx: bool,
     /// With --ptx: with the Rust lines, as .file and .loc, for profilers and debuggers
     #[arg(long, help_heading = "How", requires = "ptx")]
@@ -101,14 +106,29 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
         Outcome::Clean => cost::predict(&choice.plan, card, &registers),
         _ => Err("it cannot be launched".to_string()),
     };
-    let picture = match (&args.svg, &predicted) {
-        (None, _) => None,
-        (Some(folder), Ok(prediction)) => Some(cost::draw(prediction, &choice.plan, &problem, folder)?),
+    let mut drawn = match (&args.svg, &predicted) {
+        (None, _) => Vec::new(),
+        (Some(folder), Ok(prediction)) => vec![cost::draw(prediction, &choice.plan, &problem, folder)?],
         (Some(_), Err(why)) => return Err(Failure::failed(format!("there is no prediction to draw: {why}"))),
+    };
+    if let Some(folder) = &args.svg {
+        drawn.extend(pictures(&choice.plan, &problem, folder)?);
+    }
+    let savings = match (args.saves, card.profile) {
+        (None, _) => None,
+        (Some(bytes), Some(profile)) => Some(savings(&choice.plan, bytes, profile)),
+        (Some(_), None) => {
+            return Err(Failure::usage(
+                "--saves needs a card, since it predicts times: --profile l4",
+            ));
+        }
     };
     if args.json {
         let mut value = as_json(args, card, &problem, &choice, &steps);
         value["cost"] = cost::json(&predicted, &problem, card)?;
+        if let Some(savings) = savings {
+            value["savings"] = json!(savings);
+        }
         style::print_json(&value);
         return Ok(outcome);
     }
@@ -121,11 +141,66 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
         text.push_str(&step.text(card));
     }
     text.push_str(&cost::text(&predicted, &problem, card));
-    if let Some(picture) = picture {
+    if let (Some(savings), Some(bytes)) = (savings, args.saves) {
+        text.push_str(&savings_text(&savings, bytes));
+    }
+    for picture in drawn {
         text.push_str(&style::field("picture", &picture.display().to_string()));
     }
     style::print(&text);
     Ok(outcome)
+}
+
+/// Draws what a simulated block of the plan's first kernel does, and says where.
+fn pictures(plan: &Plan, problem: &Problem, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let log = log_of(plan, &CheckOptions::default(), memory::LOGGED).map_err(Failure::failed)?;
+    let ledger = plan.main.kernel.ledger();
+    let title = format!("{problem} · {}", plan.config);
+    let mut drawn = vec![
+        ("memory.svg", pictures::memory_map(ledger, &log, &title)),
+        ("schedule.svg", pictures::schedule(&log, &title)),
+    ];
+    // A kernel without shared memory has no banks to show.
+    drawn.extend(pictures::banks(ledger, &log, &title).map(|svg| ("banks.svg", svg)));
+    let mut paths = Vec::new();
+    for (name, svg) in drawn {
+        let path = folder.join(name);
+        std::fs::write(&path, svg)
+            .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+/// What would save bytes, a line each.
+fn savings_text(savings: &[Saving], bytes: u32) -> String {
+    const SHOWN: usize = 8;
+    let mut text = format!(
+        "\n{HEAD}What saves {} B{HEAD:#}, the fastest first\n",
+        style::whole(u64::from(bytes))
+    );
+    if savings.is_empty() {
+        return text + "  nothing within two levers\n";
+    }
+    for saving in savings.iter().take(SHOWN) {
+        let time = match saving.slowdown {
+            Some(ratio) => format!("{ratio:.2} times the time"),
+            None => "time not predicted".to_string(),
+        };
+        let line = format!(
+            "  {}: {} B less, {} B in all, {time}, {} an SM by shared memory ({})",
+            saving.levers.join(", "),
+            style::whole(u64::from(saving.saved)),
+            style::whole(u64::from(saving.shared_bytes)),
+            style::count(u64::from(saving.blocks_per_sm), "block"),
+            saving.kernel,
+        );
+        text.push_str(&style::wrap(&line, 4));
+    }
+    if savings.len() > SHOWN {
+        text.push_str(&format!("  {DIM}{} more with --json{DIM:#}\n", savings.len() - SHOWN));
+    }
+    text
 }
 
 /// The PTX of the step asked for.

@@ -1,8 +1,11 @@
 //! What a kernel's memory accesses cost under the simulator, line by line.
 
-use flashcore_check::source;
+use flashcore_check::layout::advise;
+use flashcore_check::{CheckOptions, log_of, source};
+use flashcore_kernels::Plan;
 use flashcore_sim::{Class, MemorySite};
 
+use crate::failure::Failure;
 use crate::style::{self, HEAD};
 
 /// Characters that a source line is cut to.
@@ -41,6 +44,38 @@ pub(crate) fn table(sites: &[MemorySite]) -> String {
         ),
     ));
     text
+}
+
+/// Accesses of the first block that advice and pictures are made from.
+pub(crate) const LOGGED: usize = 200_000;
+
+/// For each buffer of the first kernel whose accesses meet in banks, the layout that would spread them.
+pub(crate) fn advice(plan: &Plan, options: &CheckOptions) -> Result<String, Failure> {
+    let log = log_of(plan, options, LOGGED).map_err(Failure::failed)?;
+    let mut text = String::new();
+    for advice in advise(plan.main.kernel.ledger(), &log) {
+        let file = advice.worst.file.rsplit('/').next().unwrap_or(advice.worst.file);
+        let best = match &advice.best {
+            None => "no swizzle and no padding would make them fewer".to_string(),
+            Some(best) => {
+                let bytes = match best.ledger_bytes {
+                    0 => "for no bytes more".to_string(),
+                    bytes if bytes > 0 => format!("for {} B more", style::whole(bytes as u64)),
+                    bytes => format!("and save {} B", style::whole(bytes.unsigned_abs())),
+                };
+                format!("{} would leave {} {bytes}", best.what, style::whole(best.beyond))
+            }
+        };
+        let what = format!(
+            "{}: {} of {} passes of block 0 are conflicts, most at {file}:{}; {best}",
+            advice.buffer,
+            style::whole(advice.beyond),
+            style::whole(advice.passes),
+            advice.worst.line,
+        );
+        text.push_str(&style::field("advice", &what));
+    }
+    Ok(text)
 }
 
 /// What an access does, and to which memory.

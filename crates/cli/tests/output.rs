@@ -580,3 +580,48 @@ fn the_museum_shows_its_pieces() {
     let json: Value = serde_json::from_str(&flashcore("check museum/no-opt-in --json").stdout).unwrap();
     assert_eq!(json["problems"][0]["kind"], json["piece"]["kind"]);
 }
+
+#[test]
+fn values_of_a_line_and_errors_by_stage() {
+    let told = flashcore("check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --numerics");
+    assert_eq!(told.code, 0, "{}", told.stderr);
+    for label in ["  S ", "  P ", "  O "] {
+        assert!(told.stdout.contains(label), "{}", told.stdout);
+    }
+    let nowhere = flashcore("check tiny --profile l4 --trace nowhere.rs:1");
+    assert_eq!(nowhere.code, 2);
+    assert!(
+        nowhere.stderr.contains("has a value at `nowhere.rs:1`"),
+        "{}",
+        nowhere.stderr
+    );
+    let ptx = flashcore("explain tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --ptx --lines").stdout;
+    // The line of the first exponential.
+    let before: Vec<&str> = ptx.lines().take_while(|line| !line.contains("ex2.approx")).collect();
+    let line = before
+        .iter()
+        .rev()
+        .find_map(|line| line.trim().strip_prefix(".loc "))
+        .unwrap();
+    let line = line.split(' ').nth(1).unwrap();
+    let shown = flashcore(&format!(
+        "check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --trace {line}:ex2 --warp 1 --lane 3 --limit 1"
+    ));
+    assert_eq!(shown.code, 0, "{}", shown.stderr);
+    assert!(
+        shown.stdout.contains("ex2.approx") && shown.stdout.contains("\n    3: "),
+        "{}",
+        shown.stdout
+    );
+}
+
+#[test]
+fn what_saves_bytes_is_said_with_its_cost() {
+    let told = flashcore("explain mission --profile l4 --kernel mma/m64n64-w4x1-s2-b1-qreg-xor-lazy --saves 8224");
+    assert_eq!(told.code, 0, "{}", told.stderr);
+    for part in ["What saves 8,224 B", "n64 to n32: ", "times the time"] {
+        assert!(told.stdout.contains(part), "{part}: {}", told.stdout);
+    }
+    let none = flashcore("explain mission --profile sm_89 --saves 8224");
+    assert_eq!(none.code, 2);
+}

@@ -111,6 +111,9 @@ impl Cluster<'_> {
         if !self.landings.is_empty() {
             self.landings[pc as usize].add(traffic::shared(&offsets, mask, bytes));
         }
+        if self.is_logged() {
+            self.log_access(pc, warp.index, dst, &offsets, mask, bytes);
+        }
         let cells = (bytes >> self.shadow.shift) as usize;
         let pattern = match Pattern::of(&offsets, mask, bytes) {
             Pattern::Uniform => Pattern::Scattered,

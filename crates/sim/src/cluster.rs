@@ -11,6 +11,7 @@ use crate::clock::Epoch;
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, Overlay, Pages};
 use crate::interpreter::{Stop, run_warp};
+use crate::log::{Log, Turn};
 use crate::machine::Machine;
 use crate::mbarrier::Mbarrier;
 use crate::peers::Peers;
@@ -51,6 +52,7 @@ pub(crate) struct Cluster<'m> {
     pub(crate) traffic: Vec<Traffic>,
     /// By operation: what its asynchronous copies cost where they land.
     pub(crate) landings: Vec<Traffic>,
+    pub(crate) log: Log,
     /// The newest epoch handed out.
     pub(crate) epoch: Epoch,
 }
@@ -65,6 +67,7 @@ pub(crate) struct ClusterResult {
     pub(crate) traces: Vec<TraceRecord>,
     pub(crate) traffic: Vec<Traffic>,
     pub(crate) landings: Vec<Traffic>,
+    pub(crate) log: Log,
 }
 
 impl<'m> Cluster<'m> {
@@ -97,6 +100,7 @@ impl<'m> Cluster<'m> {
             traces: Vec::new(),
             traffic: vec![Traffic::default(); traffic],
             landings: vec![Traffic::default(); traffic],
+            log: Log::default(),
             epoch: 1,
         }
     }
@@ -170,7 +174,16 @@ impl<'m> Cluster<'m> {
             } else {
                 32 + rng.below(512)
             };
-            match run_warp(&mut self, &mut warps[chosen], turn) {
+            let begin = if self.is_logged() { self.operations() } else { 0 };
+            let stop = run_warp(&mut self, &mut warps[chosen], turn);
+            if self.is_logged() {
+                self.log.turns.push(Turn {
+                    span: (begin, self.operations()),
+                    warp: chosen as u32,
+                    at_barrier: matches!(stop, Stop::Barrier { .. }),
+                });
+            }
+            match stop {
                 Stop::Turn => {}
                 Stop::Barrier { id, released } => {
                     if released {
@@ -193,6 +206,7 @@ impl<'m> Cluster<'m> {
             traces: self.traces,
             traffic: self.traffic,
             landings: self.landings,
+            log: self.log,
         }
     }
 

@@ -32,6 +32,7 @@ mod global;
 mod global_memory;
 mod interpreter;
 mod judge;
+mod log;
 mod lower;
 mod machine;
 mod mbarrier;
@@ -57,6 +58,7 @@ mod written;
 
 pub use error::SimError;
 pub use finding::{Actor, Finding, FindingKind, Line, Other};
+pub use log::{Access, Log, Turn, shared_passes};
 pub use report::{Class, Count, Counts, MemorySite, NodeCount, SimOptions, SimReport, TraceRecord};
 pub use simulate::simulate;
 pub use trace::is_nonfinite;

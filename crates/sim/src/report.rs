@@ -7,6 +7,7 @@ use flashcore_ir::{Kernel, RegClass, ScalarType, SiteId};
 use serde::Serialize;
 
 use crate::finding::{Finding, Line};
+use crate::log::Log;
 use crate::written::Written;
 
 /// How to run.
@@ -26,6 +27,8 @@ pub struct SimOptions {
     pub nonfinite: Vec<ScalarType>,
     /// Whether shared-memory wavefronts and global sectors are counted (slower).
     pub memory_counts: bool,
+    /// How many accesses to shared memory by the first cluster are taken down one by one, with its warps' turns.
+    pub log: usize,
     /// Host threads; 0 for one a core. Results do not depend on it.
     pub host_threads: usize,
     /// Buffer slots whose contents count as never written, beside the buffer named `workspace`.
@@ -46,6 +49,7 @@ impl Default for SimOptions {
             trace_of: None,
             nonfinite: Vec::new(),
             memory_counts: false,
+            log: 0,
             host_threads: 0,
             uninitialized: Vec::new(),
             written: BTreeMap::new(),
@@ -67,6 +71,9 @@ pub struct SimReport {
     pub traces: Vec<TraceRecord>,
     /// Memory accesses by line, where they were asked for.
     pub memory: Vec<MemorySite>,
+    /// What the first cluster did, where it was asked for.
+    #[serde(skip)]
+    pub log: Log,
     /// By slot, what the kernel wrote.
     #[serde(skip)]
     pub written: BTreeMap<usize, Written>,

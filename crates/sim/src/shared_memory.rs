@@ -12,7 +12,6 @@ use crate::machine::{RANK_SHIFT, SHARED_BASE};
 use crate::program::{At, Row, Width};
 use crate::record::Details;
 use crate::shadow::Pattern;
-use crate::traffic;
 use crate::warp::Warp;
 
 /// What a lane reads whose access was refused.
@@ -176,9 +175,7 @@ impl<'m> Cluster<'m> {
         if !self.shadow.read(&warp.who(pc), mask, &offsets, cells, pattern) {
             self.judge_reads(warp, pc, mask, &offsets, cells, at, false);
         }
-        if !self.traffic.is_empty() {
-            self.traffic[pc as usize].add(traffic::shared(&offsets, mask, bytes));
-        }
+        self.count_shared(pc, warp.index, at, &offsets, mask, bytes);
         let count = usize::from(width.count);
         match width.log_bytes {
             2 => {
@@ -257,9 +254,7 @@ impl<'m> Cluster<'m> {
         let cells = (bytes >> self.shadow.shift) as usize;
         let actor = (WriterKind::Thread, 32 * warp.index as ActorId);
         self.write_shadow(warp, pc, mask, &offsets, cells, pattern, at, actor);
-        if !self.traffic.is_empty() {
-            self.traffic[pc as usize].add(traffic::shared(&offsets, mask, bytes));
-        }
+        self.count_shared(pc, warp.index, at, &offsets, mask, bytes);
         let count = usize::from(width.count);
         match width.log_bytes {
             2 => {

@@ -7,6 +7,7 @@ use crate::cluster::{Cluster, ClusterResult};
 use crate::error::SimError;
 use crate::finding::Line;
 use crate::global::Overlay;
+use crate::log::Log;
 use crate::machine::Machine;
 use crate::merge::Merged;
 use crate::record::Findings;
@@ -75,6 +76,7 @@ where
         registers: (machine.program.rows32 + 2 * machine.program.rows64) as u32,
         findings: run.findings.into_vec(),
         traces: run.traces,
+        log: run.log,
         written: run.merged.written(),
     };
     run.merged.store(buffers);
@@ -89,6 +91,7 @@ struct Run {
     traffic: Vec<Traffic>,
     landings: Vec<Traffic>,
     traces: Vec<crate::report::TraceRecord>,
+    log: Log,
 }
 
 impl Run {
@@ -100,6 +103,7 @@ impl Run {
             traffic: vec![Traffic::default(); machine.program.ops.len()],
             landings: vec![Traffic::default(); machine.program.ops.len()],
             traces: Vec::new(),
+            log: Log::default(),
         }
     }
 
@@ -140,7 +144,11 @@ impl Run {
             traces,
             traffic,
             landings,
+            log,
         } = finished;
+        if linear == 0 {
+            self.log = log;
+        }
         self.findings.merge(findings);
         self.merged
             .add(machine, linear, pages, &atomics, base, &mut self.findings);

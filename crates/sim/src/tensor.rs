@@ -17,7 +17,6 @@ use crate::program::{At, Row};
 use crate::registers::{Constants, FULL, Registers};
 use crate::shadow::Pattern;
 use crate::shared_memory::POISON;
-use crate::traffic;
 use crate::warp::Warp;
 
 /// Index in a row-major matrix of every element, by (register, element in register, lane).
@@ -246,9 +245,7 @@ impl Cluster<'_> {
         // Each row is written by the lane that addresses it, as far as order goes.
         let actor = (WriterKind::Thread, 32 * warp.index as u32);
         self.write_shadow(warp, pc, mask, &offsets, cells, Pattern::Scattered, at, actor);
-        if !self.traffic.is_empty() {
-            self.traffic[pc as usize].add(traffic::shared(&offsets, mask, 16));
-        }
+        self.count_shared(pc, warp.index, at, &offsets, mask, 16);
         for (i, &s) in s.iter().enumerate().take(usize::from(count)) {
             let bits = *warp.registers.get(constants, s);
             for (lane, _, element, row, col) in LDMATRIX.elements() {
@@ -280,9 +277,7 @@ impl Cluster<'_> {
         {
             self.judge_reads(warp, pc, mask, &offsets, cells, at, true);
         }
-        if !self.traffic.is_empty() {
-            self.traffic[pc as usize].add(traffic::shared(&offsets, mask, 16));
-        }
+        self.count_shared(pc, warp.index, at, &offsets, mask, 16);
         for (i, &d) in d.iter().enumerate().take(usize::from(count)) {
             // The matrix as it lies: 8 rows of 8 elements.
             let mut elements = [POISON & 0xffff; 64];

@@ -1,0 +1,232 @@
+//! Where a shared buffer's accesses meet in a bank, and the layout that would spread them: swizzles, which cost
+//! nothing, and padding of rows, with its bytes.
+//!
+//! The accesses of the first cluster are put where another layout would have their elements, and their passes
+//! counted again. What a layout costs in address arithmetic is not counted.
+
+use flashcore_ir::{Ledger, SharedBuffer, Swizzle};
+use flashcore_sim::{Access, Line, Log, shared_passes};
+use serde::Serialize;
+
+/// Bytes that rows are tried to be padded by.
+const PADDINGS: [u32; 4] = [4, 8, 16, 32];
+
+/// A layout that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Layout {
+    /// `swizzle b128`, `rows padded by 16 B`, or `as declared without its padding`.
+    pub what: String,
+    /// Passes beyond the fewest, over all accesses to the buffer.
+    pub beyond: u64,
+    /// Bytes of shared memory more than now; negative where it saves some.
+    pub ledger_bytes: i64,
+}
+
+/// A buffer whose accesses take more passes than they need.
+#[derive(Clone, Debug, Serialize)]
+pub struct Advice {
+    /// The buffer.
+    pub buffer: String,
+    /// Passes that its accesses took.
+    pub passes: u64,
+    /// Those beyond the fewest.
+    pub beyond: u64,
+    /// The line with the most of them.
+    pub worst: Line,
+    /// The best other layout, if one is better: fewest passes, then fewest bytes.
+    pub best: Option<Layout>,
+}
+
+/// For each buffer of a ledger whose logged accesses conflict, what would be better; the worst first.
+pub fn advise(ledger: &Ledger, log: &Log) -> Vec<Advice> {
+    let mut advice: Vec<Advice> = (0u32..)
+        .zip(&ledger.buffers)
+        .filter(|(_, buffer)| !buffer.holds_barriers())
+        .filter_map(|(id, buffer)| {
+            of_buffer(
+                buffer,
+                &log.accesses.iter().filter(|a| a.buffer == id).collect::<Vec<_>>(),
+            )
+        })
+        .collect();
+    advice.sort_by_key(|advice| std::cmp::Reverse(advice.beyond));
+    advice
+}
+
+fn of_buffer(buffer: &SharedBuffer, accesses: &[&Access]) -> Option<Advice> {
+    let (mut passes, mut beyond) = (0, 0);
+    let mut by_line: Vec<(Line, u64)> = Vec::new();
+    for access in accesses {
+        let (took, fewest) = cost(access, &access.offsets, buffer.offset);
+        passes += took;
+        beyond += took - fewest;
+        match by_line.iter_mut().find(|(line, _)| *line == access.line) {
+            Some((_, sum)) => *sum += took - fewest,
+            None => by_line.push((access.line, took - fewest)),
+        }
+    }
+    let (worst, most) = by_line.into_iter().max_by_key(|(_, beyond)| *beyond)?;
+    if most == 0 {
+        return None;
+    }
+    let tried = candidates(buffer).into_iter().filter_map(|(what, other)| {
+        let beyond = passes_beyond(buffer, &other, accesses)?;
+        let ledger_bytes = i64::from(other.bytes) - i64::from(buffer.bytes);
+        Some(Layout {
+            what,
+            beyond,
+            ledger_bytes,
+        })
+    });
+    let best = tried.min_by_key(|layout| (layout.beyond, layout.ledger_bytes));
+    Some(Advice {
+        buffer: buffer.name.clone(),
+        passes,
+        beyond,
+        worst,
+        best: best.filter(|layout| layout.beyond < beyond),
+    })
+}
+
+fn cost(access: &Access, offsets: &[u32; 32], start: u32) -> (u64, u64) {
+    shared_passes(
+        &offsets.map(|offset| start.wrapping_add(offset)),
+        access.lanes,
+        access.bytes,
+    )
+}
+
+/// Other layouts of a buffer: each swizzle of rows as wide as they are, and rows padded.
+fn candidates(buffer: &SharedBuffer) -> Vec<(String, SharedBuffer)> {
+    let element = buffer.element.bytes();
+    let dense = SharedBuffer {
+        row_stride: buffer.slab_cols,
+        swizzle: Swizzle::None,
+        ..resized(buffer, buffer.slab_cols)
+    };
+    let mut all = vec![("neither padding nor swizzle".to_string(), dense.clone())];
+    for swizzle in [Swizzle::B32, Swizzle::B64, Swizzle::B128] {
+        let what = format!("swizzle {}", format!("{swizzle:?}").to_lowercase());
+        let spans = swizzle
+            .span()
+            .is_some_and(|span| (dense.row_stride * element).is_multiple_of(span));
+        if spans {
+            all.push((
+                what,
+                SharedBuffer {
+                    swizzle,
+                    ..dense.clone()
+                },
+            ));
+        }
+    }
+    for padding in PADDINGS.into_iter().filter(|padding| padding.is_multiple_of(element)) {
+        let padded = resized(&dense, dense.slab_cols + padding / element);
+        all.push((format!("rows padded by {padding} B"), padded));
+    }
+    all
+}
+
+/// The buffer with another row stride, in elements.
+fn resized(buffer: &SharedBuffer, row_stride: u32) -> SharedBuffer {
+    let slabs = buffer.cols.div_ceil(buffer.slab_cols.max(1));
+    SharedBuffer {
+        row_stride,
+        bytes: buffer.stages * slabs * buffer.rows * row_stride * buffer.element.bytes(),
+        ..buffer.clone()
+    }
+}
+
+/// Passes beyond the fewest if the buffer were laid out otherwise; `None` where an access would not be aligned or
+/// would be torn apart, or goes to no element.
+fn passes_beyond(buffer: &SharedBuffer, other: &SharedBuffer, accesses: &[&Access]) -> Option<u64> {
+    let mut beyond = 0;
+    // Alignment of the buffer to what a swizzle reaches over, so that its own offsets decide.
+    let start = buffer.offset.next_multiple_of(other.swizzle.alignment());
+    for access in accesses {
+        let mut offsets = access.offsets;
+        for (lane, offset) in offsets.iter_mut().enumerate() {
+            if access.lanes >> lane & 1 == 0 {
+                continue;
+            }
+            let place = |offset: u32| {
+                let (stage, row, col) = buffer.element_at(offset);
+                let is_element = stage < buffer.stages && row < buffer.rows && col < buffer.cols;
+                is_element.then(|| other.element_offset(stage, row, col))
+            };
+            let last = access.bytes - buffer.element.bytes().min(access.bytes);
+            let (first, end) = (place(*offset)?, place(*offset + last)?);
+            if !first.is_multiple_of(access.bytes) || end != first + last {
+                return None;
+            }
+            *offset = first;
+        }
+        let (took, fewest) = cost(access, &offsets, start);
+        beyond += took - fewest;
+    }
+    Some(beyond)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, TileShape};
+    use flashcore_sim::{SimOptions, simulate};
+
+    /// A warp stores rows of a tile of 32 × 32 f32 and loads columns.
+    fn advice(shape: TileShape) -> Vec<Advice> {
+        let kernel = Kernel::build("columns", 32, |k| {
+            let out = k.param_ptr_mut::<f32>("out");
+            let tile = k.shared_tile::<f32>("tile", shape);
+            let lane = k.lane();
+            for row in 0..32 {
+                tile.at(row, lane).store(1.0);
+            }
+            k.sync_warp();
+            for col in 0..32 {
+                out.offset(lane * 32 + col).store(tile.at(lane, col).load());
+            }
+        })
+        .unwrap();
+        let launch = Launch {
+            grid: [1, 1, 1],
+            block: [32, 1, 1],
+            cluster: [1, 1, 1],
+            dynamic_shared_bytes: kernel.ledger().total_bytes(),
+            buffers: vec![BufferSpec {
+                name: "out",
+                bytes: 4096,
+                written: true,
+                align: 16,
+            }],
+            args: vec![Arg::Buffer {
+                slot: 0,
+                byte_offset: 0,
+            }],
+        };
+        let options = SimOptions {
+            log: 10_000,
+            ..SimOptions::default()
+        };
+        let report = simulate(&kernel, &launch, &mut [vec![0u8; 4096]], &options).unwrap();
+        assert!(report.is_clean() && !report.log.is_cut && report.log.accesses.len() == 64);
+        advise(kernel.ledger(), &report.log)
+    }
+
+    #[test]
+    fn a_column_is_advised_to_be_padded_by_a_word() {
+        let advice = advice(TileShape::new(32, 32));
+        assert_eq!(advice.len(), 1);
+        // Each of the 32 loads takes 32 passes where one would do.
+        assert_eq!((advice[0].passes, advice[0].beyond), (32 + 32 * 32, 32 * 31));
+        let best = advice[0].best.as_ref().unwrap();
+        assert_eq!((best.what.as_str(), best.beyond), ("rows padded by 4 B", 0));
+        assert_eq!(best.ledger_bytes, 32 * 4);
+    }
+
+    /// What is advised holds when it is done.
+    #[test]
+    fn a_tile_so_padded_needs_no_advice() {
+        assert!(advice(TileShape::new(32, 32).padded(1)).is_empty());
+    }
+}

@@ -1,0 +1,221 @@
+//! A block's run as pictures: shared memory over time, the banks of its worst access, the turns of its warps.
+//!
+//! Time is counted in operations of the simulator under the schedule that ran: it says what came before what, not how
+//! long it took.
+
+use std::fmt::Write;
+
+use flashcore_ir::Ledger;
+use flashcore_sim::{Access, Class, Log, shared_passes};
+
+/// Width of the pictures, and of what lies right of the names.
+const WIDTH: f64 = 960.0;
+const FROM: f64 = 150.0;
+const TO: f64 = 940.0;
+const TOP: f64 = 56.0;
+/// Steps that time is cut into in the map of shared memory.
+const STEPS: usize = 158;
+/// Bands that a buffer is cut into there.
+const BANDS: usize = 8;
+
+fn begin(height: f64, title: &str, about: &str) -> String {
+    let (title, about) = (escaped(title), escaped(about));
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
+         font-size=\"12\" role=\"img\">\n<style>\n  text {{ fill: #1f2328; }}\n  .free {{ fill: #8c959f; opacity: 0.18; \
+         }}\n  .read {{ fill: #0969da; }}\n  .write {{ fill: #bc4c00; }}\n  .both {{ fill: #8250df; }}\n  .rule {{ \
+         stroke: #8c959f; }}\n  @media (prefers-color-scheme: dark) {{\n    text {{ fill: #e6edf3; }}\n    .read {{ \
+         fill: #58a6ff; }}\n    .write {{ fill: #f0883e; }}\n    .both {{ fill: #bc8cff; }}\n  }}\n</style>\n\
+         <title>{title}</title>\n<text x=\"12\" y=\"20\" font-size=\"14\">{title}</text>\n<text x=\"12\" \
+         y=\"40\">{about}</text>\n"
+    )
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// Whether an access writes shared memory.
+fn is_write(access: &Access) -> bool {
+    access.class != Class::LoadShared
+}
+
+fn end_of(log: &Log) -> u64 {
+    let turns = log.turns.last().map_or(0, |turn| turn.span.1);
+    turns.max(1)
+}
+
+/// Shared memory over time: each buffer as high as it is large, written (orange), read (blue) or both (purple).
+pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
+    const HEIGHT: f64 = 420.0;
+    let total = f64::from(ledger.total_bytes().max(1));
+    let mut svg = begin(
+        TOP + HEIGHT + 30.0,
+        title,
+        "shared memory (down) over time (across): orange written, blue read, purple both",
+    );
+    let end = end_of(log) as f64;
+    for (id, buffer) in (0u32..).zip(&ledger.buffers) {
+        let y = TOP + HEIGHT * f64::from(buffer.offset) / total;
+        let height = HEIGHT * f64::from(buffer.bytes) / total;
+        let _ = writeln!(
+            svg,
+            "<rect class=\"free\" x=\"{FROM}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>\n<text x=\"12\" \
+             y=\"{:.1}\">{} {} B</text>",
+            TO - FROM,
+            (height - 1.0).max(0.5),
+            y + (height / 2.0).min(16.0),
+            escaped(&buffer.name),
+            buffer.bytes
+        );
+        // A cell for each step and band: bit 0 read, bit 1 written.
+        let mut cells = vec![[0u8; BANDS]; STEPS];
+        for access in log.accesses.iter().filter(|access| access.buffer == id) {
+            let step = ((access.time as f64 / end * STEPS as f64) as usize).min(STEPS - 1);
+            for lane in (0..32).filter(|lane| access.lanes >> lane & 1 != 0) {
+                let band = access.offsets[lane] as usize * BANDS / buffer.bytes.max(1) as usize;
+                cells[step][band.min(BANDS - 1)] |= 1 << u8::from(is_write(access));
+            }
+        }
+        let (width, band_height) = ((TO - FROM) / STEPS as f64, height / BANDS as f64);
+        for (step, bands) in cells.iter().enumerate() {
+            for (band, &bits) in bands.iter().enumerate().filter(|(_, bits)| **bits != 0) {
+                let class = ["read", "write", "both"][usize::from(bits) - 1];
+                let _ = writeln!(
+                    svg,
+                    "<rect class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{:.1}\"/>",
+                    FROM + width * step as f64,
+                    y + band_height * band as f64,
+                    (band_height - 0.3).max(0.3)
+                );
+            }
+        }
+    }
+    footer(&mut svg, log, TOP + HEIGHT + 18.0);
+    svg
+}
+
+/// The banks of the access that takes the most passes beyond the fewest: lanes down, banks across, each word with its
+/// number among those asked of its bank, orange where that makes for more passes. `None` where no access was logged.
+pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
+    const CELL: f64 = 20.0;
+    let beyond = |access: &&Access| {
+        let (took, fewest) = shared_passes(&access.offsets, access.lanes, access.bytes);
+        // Of equals the first, and any conflict before a wide access.
+        (took - fewest, std::cmp::Reverse(access.time))
+    };
+    let worst = log.accesses.iter().max_by_key(beyond)?;
+    let (took, fewest) = shared_passes(&worst.offsets, worst.lanes, worst.bytes);
+    let buffer = ledger.buffers.get(worst.buffer as usize)?;
+    let file = worst.line.file.rsplit('/').next().unwrap_or(worst.line.file);
+    let mut svg = begin(
+        TOP + CELL * 33.0 + 20.0,
+        title,
+        &format!(
+            "{} B a lane of {} at {file}:{}: {took} passes, {fewest} would do; lanes down, banks across, words by number",
+            worst.bytes, buffer.name, worst.line.line
+        ),
+    );
+    // How many different words each bank has been asked for.
+    let mut words: Vec<Vec<u32>> = vec![Vec::new(); 32];
+    for bank in 0..32 {
+        let x = FROM + CELL * f64::from(bank);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{TOP}\" font-size=\"9\">{bank}</text>",
+            x + 3.0
+        );
+    }
+    for lane in 0..32usize {
+        let y = TOP + 6.0 + CELL * lane as f64;
+        let _ = writeln!(
+            svg,
+            "<text x=\"110\" y=\"{:.1}\" font-size=\"10\">lane {lane}</text>",
+            y + 14.0
+        );
+        if worst.lanes >> lane & 1 == 0 {
+            continue;
+        }
+        for word in 0..(worst.bytes / 4).max(1) {
+            let word = (buffer.offset + worst.offsets[lane]) / 4 + word;
+            let bank = (word % 32) as usize;
+            let place = words[bank].iter().position(|known| *known == word);
+            let nth = place.unwrap_or_else(|| {
+                words[bank].push(word);
+                words[bank].len() - 1
+            });
+            // Wide accesses take several passes without any conflict.
+            let class = if nth > 0 && took > fewest { "write" } else { "read" };
+            let x = FROM + CELL * bank as f64;
+            let _ = writeln!(
+                svg,
+                "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" opacity=\"0.7\"/>\n\
+                 <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\">{}</text>",
+                CELL - 2.0,
+                CELL - 2.0,
+                x + 4.0,
+                y + 13.0,
+                nth + 1
+            );
+        }
+    }
+    svg.push_str("</svg>\n");
+    Some(svg)
+}
+
+/// The turns of the warps: a row each, a bar where it ran, a mark where it came to a barrier.
+pub fn schedule(log: &Log, title: &str) -> String {
+    const ROW: f64 = 22.0;
+    let warps = log.turns.iter().map(|turn| turn.warp + 1).max().unwrap_or(0);
+    let height = TOP + ROW * f64::from(warps);
+    let mut svg = begin(
+        height + 30.0,
+        title,
+        "warps (down) over time (across): blue where one ran, orange where it came to a barrier",
+    );
+    let end = end_of(log) as f64;
+    let x = |time: u64| FROM + (TO - FROM) * time as f64 / end;
+    for warp in 0..warps {
+        let y = TOP + ROW * f64::from(warp);
+        let _ = writeln!(
+            svg,
+            "<text x=\"12\" y=\"{:.1}\">warp {warp}</text>\n<rect class=\"free\" x=\"{FROM}\" y=\"{y:.1}\" \
+             width=\"{:.1}\" height=\"{:.1}\"/>",
+            y + 14.0,
+            TO - FROM,
+            ROW - 4.0
+        );
+    }
+    for turn in log.turns.iter().filter(|turn| turn.span.1 > turn.span.0) {
+        let y = TOP + ROW * f64::from(turn.warp);
+        let (from, to) = (x(turn.span.0), x(turn.span.1));
+        let _ = writeln!(
+            svg,
+            "<rect class=\"read\" x=\"{from:.2}\" y=\"{y:.1}\" width=\"{:.2}\" height=\"{:.1}\"/>",
+            (to - from).max(0.1),
+            ROW - 4.0
+        );
+        if turn.at_barrier {
+            let _ = writeln!(
+                svg,
+                "<rect class=\"write\" x=\"{to:.2}\" y=\"{y:.1}\" width=\"1\" height=\"{:.1}\"/>",
+                ROW - 4.0
+            );
+        }
+    }
+    footer(&mut svg, log, height + 18.0);
+    svg
+}
+
+fn footer(svg: &mut String, log: &Log, y: f64) {
+    let cut = if log.is_cut {
+        "; accesses past the log's end are left out"
+    } else {
+        ""
+    };
+    let _ = writeln!(
+        svg,
+        "<text x=\"{FROM}\" y=\"{y:.1}\">{} operations of one cluster under one schedule{cut}</text>\n</svg>",
+        end_of(log)
+    );
+}

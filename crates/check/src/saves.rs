@@ -1,0 +1,192 @@
+//! The inverse question: what saves so many bytes of shared memory, and what does it cost?
+
+use flashcore_ir::Profile;
+use flashcore_kernels::{Config, KernelCache, Plan, mma};
+use serde::Serialize;
+
+use crate::cost::Observation;
+
+/// Savings whose time is predicted, of those there are: the smallest that will do.
+const PREDICTED: usize = 12;
+
+/// A config that takes less shared memory.
+#[derive(Clone, Debug, Serialize)]
+pub struct Saving {
+    /// Its id.
+    pub kernel: String,
+    /// The levers in which it differs: `s3 to s2`.
+    pub levers: Vec<String>,
+    /// Bytes of shared memory a block.
+    pub shared_bytes: u32,
+    /// Bytes that it saves.
+    pub saved: u32,
+    /// The time predicted of it, over that predicted of the plan; `None` where it cannot be told.
+    pub slowdown: Option<f64>,
+    /// Blocks an SM that shared memory leaves room for.
+    pub blocks_per_sm: u32,
+}
+
+/// Shared memory of a plan's largest step.
+pub fn shared_bytes(plan: &Plan) -> u32 {
+    let of = |step: &flashcore_kernels::Step| step.launch.dynamic_shared_bytes.max(step.kernel.ledger().total_bytes());
+    plan.steps().map(of).max().unwrap_or(0)
+}
+
+/// Configs one lever away (two, where one is not enough) that save at least `bytes` of a block's shared memory, the
+/// fastest by prediction first.
+///
+/// ```
+/// use flashcore_check::saves::savings;
+/// use flashcore_ir::Profile;
+/// use flashcore_kernels::Plan;
+/// use flashcore_problem::Problem;
+/// let l4 = Profile::named("l4").ok_or("a profile")?;
+/// let kernel = "scalar/tiled-m32n32-w4-v16".parse()?;
+/// let plan = Plan::new(&Problem::named("tiny")?, &kernel, l4.target)?;
+/// let found = savings(&plan, 1, l4);
+/// assert!(found.iter().all(|saving| saving.saved >= 1 && saving.levers.len() == 1));
+/// assert!(found.iter().any(|saving| saving.kernel == "scalar/tiled-m32n16-w4-v16"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn savings(plan: &Plan, bytes: u32, profile: &Profile) -> Vec<Saving> {
+    let kernels = KernelCache::default();
+    let near = neighbours(&plan.config);
+    let mut found = those_that_save(plan, bytes, profile, &near, &kernels);
+    if found.is_empty() {
+        let mut further: Vec<Config> = near.iter().flat_map(neighbours).collect();
+        further.retain(|config| *config != plan.config && !near.contains(config));
+        further.sort_by_key(Config::to_string);
+        further.dedup();
+        found = those_that_save(plan, bytes, profile, &further, &kernels);
+    }
+    // The least change that will do comes first, and is what times are predicted for.
+    found.sort_by_key(|(saving, _)| saving.saved);
+    let mine = micros(plan, profile);
+    for (saving, plan) in found.iter_mut().take(PREDICTED) {
+        saving.slowdown = mine.zip(micros(plan, profile)).map(|(mine, theirs)| theirs / mine);
+    }
+    let mut savings: Vec<Saving> = found.into_iter().map(|(saving, _)| saving).collect();
+    savings.sort_by(|a, b| {
+        let of = |saving: &Saving| saving.slowdown.unwrap_or(f64::INFINITY);
+        of(a).total_cmp(&of(b))
+    });
+    savings
+}
+
+fn those_that_save(
+    plan: &Plan,
+    bytes: u32,
+    profile: &Profile,
+    configs: &[Config],
+    kernels: &KernelCache,
+) -> Vec<(Saving, Plan)> {
+    let now = shared_bytes(plan);
+    let saving = |config: &Config| {
+        let other = Plan::with_cache(&plan.problem, config, plan.target, kernels).ok()?;
+        let shared = shared_bytes(&other);
+        let saved = now.checked_sub(shared).filter(|&saved| saved >= bytes.max(1))?;
+        let limits = profile.target.limits();
+        let saving = Saving {
+            kernel: config.to_string(),
+            levers: levers(&plan.config, config),
+            shared_bytes: shared,
+            saved,
+            slowdown: None,
+            blocks_per_sm: limits.occupancy(other.main.kernel.threads(), 0, shared).blocks_per_sm,
+        };
+        Some((saving, other))
+    };
+    configs.iter().filter_map(saving).collect()
+}
+
+fn micros(plan: &Plan, profile: &Profile) -> Option<f64> {
+    let prediction = Observation::of(plan).ok()?.predict(profile, &[]);
+    prediction.does_not_fit().is_none().then_some(prediction.micros)
+}
+
+/// Configs that differ in one lever.
+fn neighbours(config: &Config) -> Vec<Config> {
+    if let Config::Mma(config) = config {
+        return mma::neighbours(config).into_iter().map(Config::Mma).collect();
+    }
+    let all = Config::all().into_iter();
+    all.filter(|other| other.family() == config.family() && levers(config, other).len() == 1)
+        .collect()
+}
+
+/// Where two ids of a family differ, part by part; none where they are built differently.
+fn levers(from: &Config, to: &Config) -> Vec<String> {
+    let (from, to) = (parts(&from.to_string()), parts(&to.to_string()));
+    if from.len() != to.len() {
+        // A part that is there in one of them alone is a lever at its usual value in the other.
+        let only = |a: &[String], b: &[String]| a.iter().filter(|part| !b.contains(part)).cloned().collect::<Vec<_>>();
+        let (gone, new) = (only(&from, &to), only(&to, &from));
+        return vec![format!("{} to {}", or_none(&gone), or_none(&new))];
+    }
+    let differing = from.iter().zip(&to).filter(|(a, b)| a != b);
+    differing.map(|(a, b)| format!("{a} to {b}")).collect()
+}
+
+fn or_none(parts: &[String]) -> String {
+    match parts.is_empty() {
+        true => "nothing".to_string(),
+        false => parts.join("-"),
+    }
+}
+
+/// The levers in an id: `mma/m64n32-w4` is `mma/`, `m64`, `n32`, `w4`.
+fn parts(id: &str) -> Vec<String> {
+    let mut parts = Vec::new();
+    for part in id.split('-') {
+        match part
+            .rfind('n')
+            .filter(|&at| part[at + 1..].starts_with(|c: char| c.is_ascii_digit()))
+        {
+            Some(at) if at > 0 => parts.extend([part[..at].to_string(), part[at..].to_string()]),
+            _ => parts.push(part.to_string()),
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::Problem;
+
+    #[test]
+    fn levers_are_told_apart() {
+        let config = |id: &str| id.parse::<Config>().unwrap();
+        let from = config("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy");
+        assert_eq!(
+            levers(&from, &config("mma/m64n32-w4x1-s2-b1-qreg-xor-lazy")),
+            ["n64 to n32"]
+        );
+        assert_eq!(
+            levers(&from, &config("mma/m64n64-w4x1-s3-b2-qreg-xor-lazy")),
+            ["s2 to s3", "b1 to b2"]
+        );
+    }
+
+    #[test]
+    fn what_is_said_to_be_saved_is() {
+        let l4 = Profile::named("l4").unwrap();
+        let problem = Problem::named("mission").unwrap();
+        let plan = Plan::new(
+            &problem,
+            &"mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".parse().unwrap(),
+            l4.target,
+        )
+        .unwrap();
+        let found = savings(&plan, 8224, l4);
+        assert!(!found.is_empty());
+        for saving in &found {
+            let other = Plan::new(&problem, &saving.kernel.parse().unwrap(), l4.target).unwrap();
+            assert_eq!(shared_bytes(&other) + saving.saved, shared_bytes(&plan), "{saving:?}");
+            assert!(saving.saved >= 8224 && saving.levers.len() == 1, "{saving:?}");
+        }
+        assert!(found[0].slowdown.is_some());
+        // More than there is: nothing.
+        assert!(savings(&plan, 10_000_000, l4).is_empty());
+    }
+}
