@@ -10,6 +10,7 @@ use flashcore_kernels::{Config, Plan, StopAfter};
 
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
+use crate::foreign::RunArgs;
 use crate::style::{self, HEAD};
 use crate::watch::{self, WatchArgs};
 use crate::{explain, memory, museum, simulated};
@@ -22,7 +23,8 @@ use crate::{explain, memory, museum, simulated};
 /// match, deadlocks, and races whether or not they went wrong this time; each with the kernel's Rust
 /// line, the warp and lanes, the bytes, and what to do. At last the answer is compared with float64.
 ///
-/// `museum/NAME` in place of a problem runs a failure of the past (`list museum`).
+/// `museum/NAME` in place of a problem runs a failure of the past (`list museum`). A FILE.ptx runs a kernel that
+/// something else wrote, if it uses only instructions that the kernel language has.
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong answer or a refusal, 2 usage")]
 pub(crate) struct CheckArgs {
@@ -58,11 +60,21 @@ pub(crate) struct CheckArgs {
     json: bool,
     #[command(flatten)]
     watch: WatchArgs,
+    #[command(flatten)]
+    foreign: RunArgs,
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     if args.problem.name().starts_with(museum::PREFIX) {
         return museum::check(args.problem.name(), args.schedules, args.schedule, args.json);
+    }
+    if let Some(file) = args.problem.file() {
+        return args.foreign.check(file, args.schedules, args.schedule, args.json);
+    }
+    if args.foreign.is_given() {
+        return Err(Failure::usage(
+            "--grid, --threads, --smem, --arg and --entry are about a FILE.ptx in place of a problem",
+        ));
     }
     let problem = args.problem.problem()?;
     let card = args.profile.unwrap_or_else(Card::default);

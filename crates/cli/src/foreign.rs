@@ -1,11 +1,12 @@
 //! `flashcore explain FILE.ptx|FILE.cubin`: what kernels that something else made take, and whether a card can
-//! launch them.
+//! launch them; `flashcore check FILE.ptx`: what they do wrong.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use clap::Args;
-use flashcore_check::foreign::{self, Asked, ForeignKernel, Form, Problem, Verdict};
+use flashcore_check::CheckOptions;
+use flashcore_check::foreign::{self, Asked, ForeignKernel, ForeignLaunch, Form, Given, Problem, Verdict};
 use flashcore_check::registers::Unknown;
 use flashcore_check::render::{self, Palette};
 use flashcore_ir::{Limits, Occupancy};
@@ -41,6 +42,110 @@ fn claim(text: &str) -> Result<(String, u64), String> {
     match parts {
         Some((name, Ok(bytes))) if !name.is_empty() => Ok((name.to_string(), bytes)),
         _ => Err("write SYMBOL=BYTES, e.g. partials=8192".to_string()),
+    }
+}
+
+/// How a kernel of a file is launched under the simulator.
+#[derive(Args)]
+#[command(next_help_heading = "Of a FILE.ptx in place of a problem")]
+pub(crate) struct RunArgs {
+    /// Blocks of the grid
+    #[arg(long, value_name = "X,Y,Z", value_parser = grid)]
+    grid: Option<Grid>,
+    /// Threads a block [default: what the kernel declares]
+    #[arg(long, value_name = "N")]
+    threads: Option<u32>,
+    /// Bytes of dynamic shared memory
+    #[arg(long, value_name = "N")]
+    smem: Option<u32>,
+    /// What the next parameter is given: buf:BYTES for a pointer (of f32 numbers; :f16, :zero, :unwritten for others),
+    /// or a number
+    #[arg(long = "arg", value_name = "VALUE", allow_hyphen_values = true)]
+    args: Vec<Given>,
+    /// The kernel of the file, where there are several
+    #[arg(long, value_name = "NAME")]
+    entry: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Grid([u32; 3]);
+
+fn grid(text: &str) -> Result<Grid, String> {
+    let parts: Result<Vec<u32>, _> = text.split(',').map(|part| part.trim().parse()).collect();
+    match parts.as_deref() {
+        Ok([x]) => Ok(Grid([*x, 1, 1])),
+        Ok([x, y]) => Ok(Grid([*x, *y, 1])),
+        Ok([x, y, z]) => Ok(Grid([*x, *y, *z])),
+        _ => Err("write the blocks along each axis as X,Y,Z, e.g. 8,1,1".to_string()),
+    }
+}
+
+impl RunArgs {
+    /// Whether any of these flags was given.
+    pub(crate) fn is_given(&self) -> bool {
+        let sized = self.grid.is_some() || self.threads.is_some() || self.smem.is_some();
+        sized || !self.args.is_empty() || self.entry.is_some()
+    }
+
+    /// Runs a kernel of a file under the simulator, and shows what is found.
+    pub(crate) fn check(&self, file: &Path, schedules: u32, seed: u64, as_json: bool) -> Result<Outcome, Failure> {
+        let wrong = |error: String| Failure::failed(format!("{}: {error}", file.display()));
+        let text =
+            std::fs::read_to_string(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
+        let kernels = foreign::read(text.as_bytes()).map_err(|error| wrong(error.to_string()))?;
+        let picked = foreign::pick(&kernels, self.entry.as_deref()).map_err(|error| wrong(error.to_string()))?;
+        let [kernel] = picked.as_slice() else {
+            let names: Vec<&str> = picked.iter().map(|kernel| kernel.name.as_str()).collect();
+            return Err(Failure::usage(format!(
+                "{} has {}: name one with --entry",
+                file.display(),
+                names.join(", ")
+            )));
+        };
+        let Grid(grid) = self.grid.unwrap_or(Grid([1, 1, 1]));
+        let launch = ForeignLaunch {
+            grid,
+            threads: self.threads,
+            dynamic_shared: self.smem.unwrap_or(0),
+            args: self.args.clone(),
+            seed,
+            schedules,
+            max_instructions: CheckOptions::default().max_instructions,
+        };
+        let spinner = style::spinner("simulating");
+        let name = file.display().to_string();
+        let found = foreign::run(&text, &kernel.name, &name, &launch).map_err(|error| wrong(error.to_string()))?;
+        drop(spinner);
+        let outcome = if found.is_empty() {
+            Outcome::Clean
+        } else {
+            Outcome::Findings
+        };
+        if as_json {
+            style::print_json(&json!({ "file": name, "kernel": kernel.name, "findings": found }));
+            return Ok(outcome);
+        }
+        let mut out = format!("{HEAD}{}{HEAD:#} of {name}\n", kernel.name);
+        let count = style::count(u64::from(schedules), "schedule");
+        let verdict = match found.is_empty() {
+            true => format!("{GOOD}clean{GOOD:#} under {count}; what it computes was not looked at"),
+            false => format!(
+                "{BAD}{}{BAD:#} under {count}",
+                style::count(found.len() as u64, "finding")
+            ),
+        };
+        out.push_str(&style::field("verdict", &verdict));
+        for found in &found {
+            out.push('\n');
+            out.push_str(&render::finding(
+                found,
+                schedules as usize,
+                Palette::COLOUR,
+                style::width(),
+            ));
+        }
+        style::print(&out);
+        Ok(outcome)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Kernels that something else made: what a `.ptx` or `.cubin` file takes, and whether a card can launch it.
 //!
 //! [`read`] finds the kernels of a file, [`assemble`] asks an offline ptxas for the registers of PTX, and
+//! [`run`] simulates kernels of PTX that use only instructions that we know;
 //! [`judge`] holds a kernel against a card: each [`Problem`] says what is wrong, what CUDA says about it, and what to do.
 
 mod cubin;
 mod judge;
+mod run;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +16,8 @@ use serde::Serialize;
 use thiserror::Error;
 
 pub use judge::{Asked, Problem, ProblemKind, Verdict, judge, threads_of, verdict};
+
+pub use run::{Fill, ForeignLaunch, Given, NoArgument, RunError, run};
 
 use crate::registers::{self, Unknown};
 

@@ -187,7 +187,14 @@ impl Parser<'_> {
             }
             Some(Word::Mark('[')) => {
                 self.at += 1;
-                let base = self.simple(body)?;
+                let base = match self.peek() {
+                    Some(Word::Name(name)) => {
+                        let name = body.resolve(name);
+                        self.at += 1;
+                        Written::Name(name)
+                    }
+                    _ => self.simple(body)?,
+                };
                 let offset = if self.takes('+') {
                     let negative = self.takes('-');
                     let offset = self.number()? as i64;

@@ -1,4 +1,5 @@
-//! Reads PTX that something else wrote: what it declares, kernel by kernel.
+//! Reads PTX that something else wrote: what it declares, kernel by kernel, and kernels themselves as far as they use
+//! instructions that the kernel language has ([`PtxModule::kernel`]).
 //!
 //! ```
 //! use flashcore_ir::ptx::read::PtxModule;
@@ -15,12 +16,19 @@
 //! Source: PTX ISA 9.0, "Directives".
 
 mod body;
+mod control;
 mod declare;
+mod decode;
+mod decode_memory;
+mod kernel;
 mod lex;
+mod objects;
+mod operands;
 mod parse;
 mod statement;
 
 pub use declare::{PtxEntry, PtxModule, PtxParam, SharedSymbol};
+pub use kernel::ReadAs;
 use thiserror::Error;
 
 /// Why a PTX text cannot be read.
@@ -42,6 +50,16 @@ pub enum PtxError {
         expected: String,
         /// What does.
         found: String,
+        /// Its line.
+        line: u32,
+    },
+    /// Something that is PTX, and that this reader does not make a kernel of.
+    #[error("line {line}: {what} is not understood: {why}")]
+    NotUnderstood {
+        /// An instruction, a jump, a declaration.
+        what: String,
+        /// Why not, or what is understood.
+        why: String,
         /// Its line.
         line: u32,
     },

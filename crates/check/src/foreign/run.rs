@@ -1,0 +1,267 @@
+//! Runs a kernel of a PTX text under the simulator.
+
+use flashcore_ir::ptx::read::{PtxError, PtxModule, ReadAs};
+use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ParamKind, ScalarType};
+use flashcore_problem::rng::Rng;
+use flashcore_sim::{SimError, SimOptions, simulate};
+use half::f16;
+use thiserror::Error;
+
+use crate::Found;
+
+/// Alignment of buffers: that of cudaMalloc.
+const ALIGN: u32 = 256;
+
+/// What a buffer holds at first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// f32 numbers between -1 and 1.
+    F32,
+    /// fp16 numbers between -1 and 1.
+    F16,
+    /// Zeros.
+    Zero,
+    /// What nobody has written: reading it is a finding.
+    Unwritten,
+}
+
+/// What a kernel's parameter is given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Given {
+    /// A buffer of so many bytes.
+    Buffer {
+        /// Its size.
+        bytes: u64,
+        /// What it holds at first.
+        fill: Fill,
+    },
+    /// A whole number.
+    Integer(i64),
+    /// A number.
+    Float(f32),
+}
+
+/// What is wrong with an argument's text.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error(
+    "`{0}` is no argument; write buf:BYTES, buf:BYTES:f16, :zero or :unwritten for a pointer, 7, -3 or 0.5 for a number"
+)]
+pub struct NoArgument(String);
+
+impl std::str::FromStr for Given {
+    type Err = NoArgument;
+
+    /// ```
+    /// use flashcore_check::foreign::{Fill, Given};
+    /// assert_eq!("buf:400:zero".parse(), Ok(Given::Buffer { bytes: 400, fill: Fill::Zero }));
+    /// assert_eq!("-3".parse(), Ok(Given::Integer(-3)));
+    /// assert_eq!("0.5".parse(), Ok(Given::Float(0.5)));
+    /// assert!("buf:many".parse::<Given>().is_err());
+    /// ```
+    fn from_str(text: &str) -> Result<Given, NoArgument> {
+        let wrong = || NoArgument(text.to_string());
+        let Some(buffer) = text.strip_prefix("buf:") else {
+            let integer = text.parse().map(Given::Integer);
+            return integer.or_else(|_| text.parse().map(Given::Float).map_err(|_| wrong()));
+        };
+        let (bytes, fill) = buffer.split_once(':').unwrap_or((buffer, "f32"));
+        let fill = match fill {
+            "f32" => Fill::F32,
+            "f16" => Fill::F16,
+            "zero" => Fill::Zero,
+            "unwritten" => Fill::Unwritten,
+            _ => return Err(wrong()),
+        };
+        let bytes = bytes.parse().map_err(|_| wrong())?;
+        Ok(Given::Buffer { bytes, fill })
+    }
+}
+
+/// A launch of a kernel of a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForeignLaunch {
+    /// Blocks along x, y, z.
+    pub grid: [u32; 3],
+    /// Threads a block; where nothing is said, those that the kernel declares.
+    pub threads: Option<u32>,
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u32,
+    /// What the parameters are given, in order.
+    pub args: Vec<Given>,
+    /// Seed of the first schedule and of what buffers hold.
+    pub seed: u64,
+    /// How many schedules.
+    pub schedules: u32,
+    /// Instructions a warp may execute before it counts as caught in a loop.
+    pub max_instructions: u64,
+}
+
+/// Why a kernel of a text cannot be run.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// It uses what the kernel language has not.
+    #[error(transparent)]
+    Ptx(#[from] PtxError),
+    /// Arguments that are not its parameters.
+    #[error("{given} arguments; the kernel's parameters are {needed}; give one for each, in order")]
+    Arguments {
+        /// Arguments given.
+        given: usize,
+        /// Names and kinds of the parameters.
+        needed: String,
+    },
+    /// An argument of another kind than its parameter.
+    #[error("argument {number} is of another kind than `{name}`, which is {needed}")]
+    Kind {
+        /// Counted from 1.
+        number: usize,
+        /// The parameter.
+        name: String,
+        /// What fits.
+        needed: &'static str,
+    },
+    /// The simulator cannot run the launch.
+    #[error(transparent)]
+    Simulator(#[from] SimError),
+}
+
+/// Runs a kernel of a PTX text under schedules: what is found, with the lines of `.loc` where there are any. The answer
+/// is nobody's business here.
+///
+/// ```
+/// use flashcore_check::foreign::{ForeignLaunch, run};
+/// let text = ".version 7.0 .target sm_80 .entry fill(.param .u64 out) .maxntid 32, 1, 1 {
+///     .reg .b32 %r<2>; .reg .b64 %rd<3>;
+///     ld.param.u64 %rd0, [out]; cvta.to.global.u64 %rd0, %rd0;
+///     mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd2, %rd0, %rd1;
+///     st.global.u32 [%rd2], %r0; ret; }";
+/// let launch = |bytes: &str| ForeignLaunch {
+///     grid: [1, 1, 1],
+///     threads: None,
+///     dynamic_shared: 0,
+///     args: vec![bytes.parse().unwrap()],
+///     seed: 0,
+///     schedules: 1,
+///     max_instructions: 1000,
+/// };
+/// assert!(run(text, "fill", "fill.ptx", &launch("buf:128"))?.is_empty());
+/// let found = run(text, "fill", "fill.ptx", &launch("buf:124"))?;
+/// assert_eq!((found[0].finding.kind.name(), found[0].finding.lines[0].line), ("out-of-bounds", 5));
+/// # Ok::<(), flashcore_check::foreign::RunError>(())
+/// ```
+///
+/// # Errors
+/// What is not understood, with its line; arguments that do not fit; launches that the simulator cannot run.
+pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
+    let options = ReadAs {
+        file: file.to_string(),
+        threads: asked.threads,
+        dynamic_shared: asked.dynamic_shared,
+    };
+    let kernel = PtxModule::read(text)?.kernel(kernel, &options)?;
+    let (launch, buffers) = launch_of(&kernel, asked)?;
+    let unwritten = |given: &&Given| matches!(given, Given::Buffer { .. });
+    let slots = asked.args.iter().filter(unwritten).enumerate();
+    let uninitialized = slots.filter_map(|(slot, given)| match given {
+        Given::Buffer {
+            fill: Fill::Unwritten, ..
+        } => Some(slot),
+        _ => None,
+    });
+    let uninitialized: Vec<usize> = uninitialized.collect();
+    let mut found = Vec::new();
+    for schedule in (0..asked.schedules.max(1)).map(|n| asked.seed + u64::from(n)) {
+        let options = SimOptions {
+            seed: schedule,
+            max_instructions: asked.max_instructions,
+            uninitialized: uninitialized.clone(),
+            ..SimOptions::default()
+        };
+        let report = simulate(&kernel, &launch, &mut buffers.clone(), &options)?;
+        Found::add(&mut found, report.findings, schedule);
+    }
+    Ok(found)
+}
+
+fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<u8>>), RunError> {
+    let params = kernel.params();
+    if params.len() != asked.args.len() {
+        let needed: Vec<String> = params
+            .iter()
+            .map(|param| format!("`{}` ({})", param.name, kind_of(param.kind)))
+            .collect();
+        return Err(RunError::Arguments {
+            given: asked.args.len(),
+            needed: needed.join(", "),
+        });
+    }
+    let mut launch = Launch {
+        grid: asked.grid,
+        block: [kernel.threads(), 1, 1],
+        cluster: [kernel.cluster().unwrap_or(1), 1, 1],
+        dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        buffers: Vec::new(),
+        args: Vec::new(),
+    };
+    let mut buffers = Vec::new();
+    for (number, (param, given)) in (1..).zip(params.iter().zip(&asked.args)) {
+        let arg = match (param.kind, *given) {
+            (ParamKind::Pointer { writable, .. }, Given::Buffer { bytes, fill }) => {
+                launch.buffers.push(BufferSpec {
+                    // Names of buffers live as long as the program, once an argument.
+                    name: Box::leak(param.name.clone().into_boxed_str()),
+                    bytes,
+                    written: writable,
+                    align: ALIGN,
+                });
+                buffers.push(filled(bytes, fill, asked.seed + number as u64));
+                Arg::Buffer {
+                    slot: buffers.len() - 1,
+                    byte_offset: 0,
+                }
+            }
+            (ParamKind::Value(ScalarType::F32), Given::Float(x)) => Arg::F32(x),
+            (ParamKind::Value(ScalarType::F32), Given::Integer(x)) => Arg::F32(x as f32),
+            (ParamKind::Value(ScalarType::U32), Given::Integer(x)) => Arg::U32(x as u32),
+            (ParamKind::Value(ScalarType::S32), Given::Integer(x)) => Arg::I32(x as i32),
+            (ParamKind::Value(ScalarType::U64 | ScalarType::S64), Given::Integer(x)) => Arg::U64(x as u64),
+            (kind, _) => {
+                return Err(RunError::Kind {
+                    number,
+                    name: param.name.clone(),
+                    needed: kind_of(kind),
+                });
+            }
+        };
+        launch.args.push(arg);
+    }
+    Ok((launch, buffers))
+}
+
+fn kind_of(kind: ParamKind) -> &'static str {
+    match kind {
+        ParamKind::Pointer { writable: true, .. } => "a pointer that it writes through",
+        ParamKind::Pointer { writable: false, .. } => "a pointer",
+        ParamKind::Value(ScalarType::F32) => "a float",
+        ParamKind::Value(_) => "a whole number",
+        ParamKind::TensorMap { .. } => "a tensor map",
+    }
+}
+
+fn filled(bytes: u64, fill: Fill, seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    // 2,001 numbers from -1 to 1.
+    let mut number = || rng.below(2001) as f32 / 1000.0 - 1.0;
+    let size = bytes as usize;
+    let mut data: Vec<u8> = match fill {
+        Fill::F32 => (0..size.div_ceil(4)).flat_map(|_| number().to_le_bytes()).collect(),
+        Fill::F16 => (0..size.div_ceil(2))
+            .flat_map(|_| f16::from_f32(number()).to_le_bytes())
+            .collect(),
+        Fill::Zero => vec![0; size],
+        Fill::Unwritten => vec![flashcore_problem::POISON; size],
+    };
+    data.truncate(size);
+    data
+}

@@ -1,0 +1,224 @@
+//! Jumps to structures: `if`, `if`/`else` and loops that are left at their top level.
+
+use crate::inst::{Inst, Operand, UnOp};
+use crate::kernel::{Condition, Node};
+use crate::site::SiteId;
+use crate::types::{Reg, RegClass, ScalarType};
+
+use super::PtxError;
+
+/// A condition of a jump.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Test {
+    pub(super) pred: Reg,
+    pub(super) negated: bool,
+}
+
+/// What a body consists of once its instructions are understood.
+#[derive(Clone, Debug)]
+pub(super) enum Item {
+    Inst {
+        inst: Inst,
+        guard: Option<Test>,
+        site: SiteId,
+    },
+    Label(String),
+    /// A jump to a label, or to the kernel's end.
+    Jump {
+        to: Option<String>,
+        test: Option<Test>,
+        uniform: bool,
+        site: SiteId,
+        line: u32,
+    },
+}
+
+/// Makes a tree of a body; `new_pred` gives fresh predicate registers.
+pub(super) fn structured(items: &[Item], new_pred: &mut dyn FnMut() -> Reg) -> Result<Vec<Node>, PtxError> {
+    let mut control = Control { items, new_pred };
+    control.region(0, items.len(), None)
+}
+
+struct Control<'a> {
+    items: &'a [Item],
+    new_pred: &'a mut dyn FnMut() -> Reg,
+}
+
+impl Control<'_> {
+    /// Where a label stands; the end of the items for the kernel's end.
+    fn place(&self, to: Option<&String>) -> Option<usize> {
+        match to {
+            None => Some(self.items.len()),
+            Some(name) => self
+                .items
+                .iter()
+                .position(|item| matches!(item, Item::Label(label) if label == name)),
+        }
+    }
+
+    /// Whether nothing but labels stands between two places.
+    fn same_place(&self, from: usize, to: usize) -> bool {
+        from <= to && self.items[from..to].iter().all(|item| matches!(item, Item::Label(_)))
+    }
+
+    fn jumps_to(&self, at: usize) -> Option<usize> {
+        match &self.items[at] {
+            Item::Jump { to, .. } => self.place(to.as_ref()),
+            _ => None,
+        }
+    }
+
+    /// The items from `from` up to `to`, within a loop whose exit is at `exit`.
+    fn region(&mut self, from: usize, to: usize, exit: Option<usize>) -> Result<Vec<Node>, PtxError> {
+        let mut nodes = Vec::new();
+        let mut at = from;
+        while at < to {
+            match &self.items[at] {
+                Item::Label(_) => {
+                    let back = (at + 1..to).rev().find(|&jump| self.jumps_to(jump) == Some(at));
+                    match back {
+                        None => at += 1,
+                        Some(jump) => {
+                            self.repeat(at, jump, &mut nodes)?;
+                            at = jump + 1;
+                        }
+                    }
+                }
+                Item::Inst { inst, guard, site } => {
+                    let node = Node::Inst {
+                        inst: inst.clone(),
+                        site: *site,
+                    };
+                    match *guard {
+                        None => nodes.push(node),
+                        Some(test) => {
+                            let condition = self.condition(test, false, *site, &mut nodes);
+                            nodes.push(Node::If {
+                                condition,
+                                then: vec![node],
+                                otherwise: Vec::new(),
+                                site: *site,
+                            });
+                        }
+                    }
+                    at += 1;
+                }
+                Item::Jump { .. } => at = self.jump(at, to, exit, &mut nodes)?,
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// A loop from a label to the last jump back to it.
+    fn repeat(&mut self, label: usize, jump: usize, nodes: &mut Vec<Node>) -> Result<(), PtxError> {
+        let Item::Jump {
+            test, uniform, site, ..
+        } = self.items[jump].clone()
+        else {
+            return Ok(());
+        };
+        let mut body = self.region(label + 1, jump, Some(jump + 1))?;
+        if let Some(test) = test {
+            let stays = Test {
+                negated: !test.negated,
+                ..test
+            };
+            let condition = self.condition(stays, uniform, site, &mut body);
+            body.push(Node::BreakIf { condition, site });
+        }
+        nodes.push(Node::Loop { body, site });
+        Ok(())
+    }
+
+    /// A jump ahead; gives where to go on.
+    fn jump(&mut self, at: usize, to: usize, exit: Option<usize>, nodes: &mut Vec<Node>) -> Result<usize, PtxError> {
+        let Item::Jump {
+            to: name,
+            test,
+            uniform,
+            site,
+            line,
+        } = self.items[at].clone()
+        else {
+            return Ok(at + 1);
+        };
+        let wrong = |why: &str| PtxError::NotUnderstood {
+            what: "this jump".to_string(),
+            why: why.to_string(),
+            line,
+        };
+        let target = self
+            .place(name.as_ref())
+            .ok_or_else(|| wrong("there is no such label"))?;
+        if self.same_place(at + 1, target) {
+            return Ok(at + 1);
+        }
+        let Some(test) = test else {
+            return Err(wrong("it is neither the end of an if nor that of a loop"));
+        };
+        if let Some(exit) = exit
+            && (self.same_place(exit, target) || self.same_place(target, exit))
+        {
+            let condition = self.condition(test, uniform, site, nodes);
+            nodes.push(Node::BreakIf { condition, site });
+            return Ok(at + 1);
+        }
+        // The kernel's end is where the outermost region ends, whatever labels stand there.
+        let target = match self.same_place(to, target) {
+            true => to,
+            false => target,
+        };
+        if target <= at || target > to {
+            return Err(wrong(
+                "it leaves more than one structure at once; only if, if/else and loops left at their top level are read",
+            ));
+        }
+        let holds = Test {
+            negated: !test.negated,
+            ..test
+        };
+        let condition = self.condition(holds, uniform, site, nodes);
+        let last = (at + 1..target)
+            .rev()
+            .find(|&i| !matches!(self.items[i], Item::Label(_)));
+        let otherwise_ends = last
+            .filter(|&last| matches!(self.items[last], Item::Jump { test: None, .. }))
+            .and_then(|last| {
+                let end = self.jumps_to(last)?;
+                let end = if self.same_place(to, end) { to } else { end };
+                (end > target && end <= to).then_some((last, end))
+            });
+        // A loop is left at its top level only: within an `if` in it there is no exit.
+        let (then, otherwise, next) = match otherwise_ends {
+            Some((last, end)) => (self.region(at + 1, last, None)?, self.region(target, end, None)?, end),
+            None => (self.region(at + 1, target, None)?, Vec::new(), target),
+        };
+        nodes.push(Node::If {
+            condition,
+            then,
+            otherwise,
+            site,
+        });
+        Ok(next)
+    }
+
+    /// The condition of a test; negated ones get a register of their own.
+    fn condition(&mut self, test: Test, uniform: bool, site: SiteId, nodes: &mut Vec<Node>) -> Condition {
+        let pred = match test.negated {
+            false => test.pred,
+            true => {
+                let dst = (self.new_pred)();
+                debug_assert_eq!(dst.class, RegClass::Pred);
+                let inst = Inst::Un {
+                    op: UnOp::Not,
+                    ty: ScalarType::Pred,
+                    dst,
+                    a: Operand::Reg(test.pred),
+                };
+                nodes.push(Node::Inst { inst, site });
+                dst
+            }
+        };
+        Condition { pred, uniform }
+    }
+}

@@ -1,0 +1,398 @@
+//! A kernel of a PTX text as a [`Kernel`], so that the simulator runs it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::inst::{Inst, Object, Space};
+use crate::kernel::{Kernel, Param, ParamKind};
+use crate::shared::{Ledger, SharedBuffer, Swizzle};
+use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
+use crate::types::{Reg, RegClass, ScalarType};
+
+use super::control::{Item, Test, structured};
+use super::decode::scalar;
+use super::objects::{addresses, origins, resolve};
+use super::operands::Reader;
+use super::statement::{Statement, Written, WrittenInst};
+use super::{PtxEntry, PtxError, PtxModule, SharedSymbol};
+
+/// What the text does not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadAs {
+    /// What findings call the file.
+    pub file: String,
+    /// Threads a block; where nothing is said, those that the kernel requires, or the most that it allows.
+    pub threads: Option<u32>,
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u32,
+}
+
+/// Columns of a finding in a PTX text: the instruction's line is all there is.
+const COLUMN: u32 = 1;
+
+impl PtxModule {
+    /// A kernel of the text, if it uses only what the kernel language has: the instructions that
+    /// [`Kernel::to_ptx`] prints and what compilers print for the same, 32-bit addresses of shared symbols, pointers
+    /// that stem from one parameter each, and jumps that make `if`, `if`/`else` and loops left at their top level.
+    ///
+    /// Its shared symbols become the buffers of its ledger, and its lines those of `.loc` where there are any, with the
+    /// text's own line beside them.
+    ///
+    /// ```
+    /// use flashcore_ir::ptx::read::{PtxModule, ReadAs};
+    /// use flashcore_ir::Kernel;
+    /// let kernel = Kernel::build("fill", 32, |k| {
+    ///     let out = k.param_ptr_mut::<f32>("out");
+    ///     out.offset(k.thread_idx()).store(1.0);
+    /// })?;
+    /// let options = ReadAs { file: "fill.ptx".to_string(), threads: None, dynamic_shared: 0 };
+    /// let again = PtxModule::read(&kernel.to_ptx())?.kernel("fill", &options)?;
+    /// assert_eq!(again.to_ptx(), kernel.to_ptx());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first line that is not understood, and why.
+    pub fn kernel(&self, name: &str, options: &ReadAs) -> Result<Kernel, PtxError> {
+        let entry = self.entry(name).ok_or_else(|| PtxError::NotUnderstood {
+            what: format!("`{name}`"),
+            why: "the text has no such kernel".to_string(),
+            line: 1,
+        })?;
+        let unknown = |why: &str| PtxError::NotUnderstood {
+            what: format!("`{name}`"),
+            why: why.to_string(),
+            line: entry.line,
+        };
+        let threads = options.threads.or(entry.threads_allowed());
+        let threads = threads.ok_or_else(|| unknown("it does not declare how many threads it has; say how many"))?;
+        if !entry.calls.is_empty() {
+            return Err(unknown("it calls functions"));
+        }
+        let cluster = match entry.required_cluster {
+            None | Some([1, 1, 1]) => None,
+            Some([blocks, 1, 1]) => Some(blocks),
+            Some(_) => return Err(unknown("clusters along x alone are known")),
+        };
+        let ledger = ledger(self.shared_of(entry), options.dynamic_shared);
+        let mut reader = Reader {
+            registers: HashMap::new(),
+            num_regs: [0; 5],
+            params: params(entry),
+            param_names: entry.params.iter().map(|param| param.name.clone()).collect(),
+            ledger: &ledger,
+            out: Vec::new(),
+            after: Vec::new(),
+            bases: HashMap::new(),
+        };
+        let mut sites = Sites::new(self, &options.file);
+        let mut items = read_items(entry, &mut reader, &mut sites)?;
+        resolve_objects(&mut items, &mut reader, &sites)?;
+        let mut num_regs = reader.num_regs;
+        let mut new_pred = || {
+            let index = num_regs[RegClass::Pred as usize];
+            num_regs[RegClass::Pred as usize] += 1;
+            Reg {
+                class: RegClass::Pred,
+                index,
+            }
+        };
+        let body = structured(&items, &mut new_pred)?;
+        let names: Vec<(Reg, u32, String)> = reader
+            .registers
+            .iter()
+            .map(|(name, reg)| (*reg, 1, name.clone()))
+            .collect();
+        Ok(Kernel {
+            name: entry.name.clone(),
+            params: reader.params,
+            threads,
+            min_blocks_per_sm: entry.min_blocks_per_sm,
+            cluster,
+            ledger: ledger.clone(),
+            body,
+            num_regs,
+            // Nobody says which are written first: the simulator finds out.
+            maybe_unwritten: names
+                .iter()
+                .map(|(reg, _, _)| (reg.class, reg.index))
+                .collect::<BTreeSet<_>>(),
+            names,
+            traces: Vec::new(),
+            sites: sites.sites,
+            frames: sites.frames,
+        })
+    }
+}
+
+/// Symbols as buffers of one row, in the order they are declared; what the launch sizes comes last.
+fn ledger<'a>(symbols: impl Iterator<Item = &'a SharedSymbol>, dynamic_shared: u32) -> Ledger {
+    let mut symbols: Vec<&SharedSymbol> = symbols.collect();
+    symbols.sort_by_key(|symbol| symbol.is_dynamic);
+    let mut ledger = Ledger {
+        buffers: Vec::new(),
+        is_static: !symbols.iter().any(|symbol| symbol.is_dynamic),
+    };
+    for symbol in symbols {
+        let bytes = match symbol.is_dynamic {
+            true => dynamic_shared,
+            false => u32::try_from(symbol.bytes).unwrap_or(u32::MAX),
+        };
+        // Of bytes the words are what findings count in.
+        let declared = symbol.declared.split('[').next().and_then(scalar);
+        let element = declared.filter(|ty| ty.bytes() > 1 && bytes.is_multiple_of(ty.bytes()));
+        let element = element.unwrap_or(if bytes.is_multiple_of(4) {
+            ScalarType::B32
+        } else {
+            ScalarType::E4M3
+        });
+        let element = if element == ScalarType::B64 {
+            ScalarType::U64
+        } else {
+            element
+        };
+        let cols = (bytes / element.bytes()).max(1);
+        ledger.enter(SharedBuffer {
+            name: symbol.name.clone(),
+            element,
+            stages: 1,
+            rows: 1,
+            cols,
+            slab_cols: cols,
+            row_stride: cols,
+            swizzle: Swizzle::None,
+            align: symbol.align.max(1),
+            offset: 0,
+            bytes,
+            gap_before: 0,
+            reuses: None,
+            declared_at: SiteId(0),
+        });
+    }
+    ledger
+}
+
+/// Parameters as numbers; those that turn out to be pointers are made so later.
+fn params(entry: &PtxEntry) -> Vec<Param> {
+    let known = |ty: &str| match ty {
+        "b32" => Some(ScalarType::U32),
+        "b64" => Some(ScalarType::U64),
+        _ => scalar(ty),
+    };
+    entry
+        .params
+        .iter()
+        .map(|param| Param {
+            name: param.name.strip_prefix("param_").unwrap_or(&param.name).to_string(),
+            kind: ParamKind::Value(known(&param.ty).unwrap_or(ScalarType::B64)),
+        })
+        .collect()
+}
+
+/// Lines of instructions.
+struct Sites<'a> {
+    module: &'a PtxModule,
+    file: &'static str,
+    files: HashMap<u32, &'static str>,
+    /// What the last `.loc` said.
+    loc: Option<SourceLine>,
+    sites: Vec<Site>,
+    frames: Vec<Frame>,
+}
+
+/// Lines of source name files of the running program, which live as long as it does; those of a text that was read
+/// are given that life, once a text.
+fn kept(path: &str) -> &'static str {
+    Box::leak(path.to_string().into_boxed_str())
+}
+
+impl Sites<'_> {
+    fn new<'a>(module: &'a PtxModule, file: &str) -> Sites<'a> {
+        let file = kept(file);
+        let first = SourceLine {
+            file,
+            line: 1,
+            column: COLUMN,
+        };
+        Sites {
+            module,
+            file,
+            files: HashMap::new(),
+            loc: None,
+            sites: vec![Site {
+                line: first,
+                frame: None,
+            }],
+            frames: Vec::new(),
+        }
+    }
+
+    fn loc(&mut self, file: u32, line: u32, column: u32) {
+        let path = self.module.files.iter().find(|(number, _)| *number == file);
+        self.loc = path.map(|(_, path)| SourceLine {
+            file: *self.files.entry(file).or_insert_with(|| kept(path)),
+            line,
+            column,
+        });
+    }
+
+    fn site(&mut self, line: u32) -> SiteId {
+        let line = SourceLine {
+            file: self.file,
+            line,
+            column: COLUMN,
+        };
+        let frame = self.loc.map(|called_at| {
+            self.frames.push(Frame {
+                verb: "PTX",
+                called_at,
+                parent: None,
+            });
+            FrameId(self.frames.len() as u32 - 1)
+        });
+        self.sites.push(Site { line, frame });
+        SiteId(self.sites.len() as u32 - 1)
+    }
+
+    fn line_of(&self, site: SiteId) -> u32 {
+        self.sites[site.0 as usize].line.line
+    }
+}
+
+fn read_items(entry: &PtxEntry, reader: &mut Reader<'_>, sites: &mut Sites<'_>) -> Result<Vec<Item>, PtxError> {
+    let mut items = Vec::new();
+    for statement in &entry.body {
+        match statement {
+            Statement::Label(name) => items.push(Item::Label(name.clone())),
+            Statement::Loc { file, line, column } => sites.loc(*file, *line, *column),
+            Statement::Registers { ty, name, count } => declare(reader, ty, name, *count),
+            Statement::Inst(inst) => {
+                let site = sites.site(inst.line);
+                read_inst(inst, reader, site, &mut items)?;
+            }
+        }
+    }
+    // The return at the end is what the end means.
+    if let Some(Item::Jump {
+        to: None, test: None, ..
+    }) = items.last()
+    {
+        items.pop();
+    }
+    Ok(items)
+}
+
+fn declare(reader: &mut Reader<'_>, ty: &str, name: &str, count: Option<u32>) {
+    let class = match ty {
+        "u16" | "s16" => Some(RegClass::B16),
+        _ => scalar(ty).map(ScalarType::class),
+    };
+    // Registers of other types are refused where they are used.
+    let Some(class) = class else { return };
+    let first = reader.fresh(class, count.unwrap_or(1));
+    match count {
+        None => drop(reader.registers.insert(name.to_string(), first)),
+        Some(count) => reader
+            .registers
+            .extend((0..count).map(|i| (format!("{name}{i}"), first.plus(i)))),
+    }
+}
+
+fn read_inst(inst: &WrittenInst, reader: &mut Reader<'_>, site: SiteId, items: &mut Vec<Item>) -> Result<(), PtxError> {
+    let test = match &inst.guard {
+        None => None,
+        Some(guard) => Some(Test {
+            pred: reader.reg_of(inst, &Written::Name(guard.pred.clone()))?,
+            negated: guard.negated,
+        }),
+    };
+    let jump = |to: Option<String>, uniform| Item::Jump {
+        to,
+        test,
+        uniform,
+        site,
+        line: inst.line,
+    };
+    match (inst.opcode.as_str(), inst.operands.first()) {
+        ("ret" | "ret.uni" | "exit", None) => items.push(jump(None, false)),
+        (op @ ("bra" | "bra.uni"), Some(Written::Name(label))) => {
+            items.push(jump(Some(label.clone()), op == "bra.uni"));
+        }
+        ("trap", None) => match test {
+            Some(Test { pred, negated: false }) => items.push(Item::Inst {
+                inst: Inst::TrapIf { pred },
+                guard: None,
+                site,
+            }),
+            _ => return Err(super::operands::wrong(inst, "`@p trap` is known")),
+        },
+        _ => {
+            reader.decode(inst)?;
+            let read = reader.out.drain(..).chain(reader.after.drain(..));
+            for read in read {
+                if let Some(why) = read.impossible() {
+                    return Err(super::operands::wrong(inst, &why));
+                }
+                items.push(Item::Inst {
+                    inst: read,
+                    guard: test,
+                    site,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives addresses their objects, and makes pointers of the parameters that they stem from.
+fn resolve_objects(items: &mut [Item], reader: &mut Reader<'_>, sites: &Sites<'_>) -> Result<(), PtxError> {
+    let insts: Vec<&Inst> = items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Inst { inst, .. } => Some(inst),
+            _ => None,
+        })
+        .collect();
+    let origins = origins(&insts, &reader.bases);
+    for item in items.iter_mut() {
+        let Item::Inst { inst, site, .. } = item else { continue };
+        if let Err(why) = resolve(inst, &origins) {
+            return Err(PtxError::NotUnderstood {
+                what: format!("`{}`", crate::ptx::mnemonic(inst)),
+                why: why.to_string(),
+                line: sites.line_of(*site),
+            });
+        }
+        let is_written = matches!(
+            inst,
+            Inst::St {
+                space: Space::Global,
+                ..
+            } | Inst::Atom {
+                space: Space::Global,
+                ..
+            }
+        );
+        let element = match inst {
+            Inst::Ld { dst, .. } if dst.class == RegClass::F32 => ScalarType::F32,
+            Inst::Ld { dst, .. } if dst.class == RegClass::B16 => ScalarType::B16,
+            _ => ScalarType::B32,
+        };
+        for (address, _) in addresses(inst) {
+            let Object::Param(index) = address.object else { continue };
+            let Some(param) = reader.params.get_mut(index as usize) else {
+                continue;
+            };
+            param.kind = match param.kind {
+                ParamKind::Pointer { element, writable } => ParamKind::Pointer {
+                    element,
+                    writable: writable || is_written,
+                },
+                _ => ParamKind::Pointer {
+                    element,
+                    writable: is_written,
+                },
+            };
+        }
+    }
+    Ok(())
+}

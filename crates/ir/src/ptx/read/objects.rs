@@ -1,0 +1,85 @@
+//! Which object each address is meant for: the parameter or the shared symbol that its register stems from.
+
+use std::collections::HashMap;
+
+use crate::inst::{Address, Inst, Object, Operand, Space};
+use crate::types::Reg;
+
+use super::operands::UNKNOWN;
+
+/// What is known of a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    One(Object),
+    /// Addresses of more than one object, by different ways.
+    Many,
+}
+
+/// The origins of registers, found by walking all instructions until nothing is new.
+pub(super) fn origins(insts: &[&Inst], bases: &HashMap<Reg, Object>) -> HashMap<Reg, Origin> {
+    let mut origins: HashMap<Reg, Origin> = bases.iter().map(|(reg, object)| (*reg, Origin::One(*object))).collect();
+    loop {
+        let mut is_new = false;
+        for inst in insts {
+            let (mut reads, mut writes) = (Vec::new(), Vec::new());
+            if matches!(
+                inst,
+                Inst::Ld { .. } | Inst::Atom { .. } | Inst::LdMatrix { .. } | Inst::Setp { .. }
+            ) {
+                // What is loaded from an address is none.
+                continue;
+            }
+            inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
+            let found = reads
+                .iter()
+                .filter_map(|(reg, _)| origins.get(reg).copied())
+                .reduce(join);
+            let Some(found) = found else { continue };
+            for reg in writes.iter().flat_map(|&(first, n)| (0..n).map(move |i| first.plus(i))) {
+                let before = origins.get(&reg).copied();
+                let after = before.map_or(found, |before| join(before, found));
+                is_new |= before != Some(after);
+                origins.insert(reg, after);
+            }
+        }
+        if !is_new {
+            return origins;
+        }
+    }
+}
+
+fn join(a: Origin, b: Origin) -> Origin {
+    if a == b { a } else { Origin::Many }
+}
+
+/// The addresses of an instruction, and whether each is one of global memory.
+pub(super) fn addresses(inst: &mut Inst) -> Vec<(&mut Address, bool)> {
+    match inst {
+        Inst::Ld { space, addr, .. } | Inst::St { space, addr, .. } | Inst::Atom { space, addr, .. } => {
+            vec![(addr, *space == Space::Global)]
+        }
+        Inst::LdMatrix { addr, .. } | Inst::StMatrix { addr, .. } => vec![(addr, false)],
+        Inst::CpAsync { dst, src, .. } => vec![(dst, false), (src, true)],
+        _ => Vec::new(),
+    }
+}
+
+/// Gives each address of an instruction its object, or says why there is none.
+pub(super) fn resolve(inst: &mut Inst, origins: &HashMap<Reg, Origin>) -> Result<(), &'static str> {
+    for (address, is_global) in addresses(inst) {
+        if address.object == UNKNOWN {
+            let Operand::Reg(reg) = address.base else {
+                return Err("its address is a number");
+            };
+            address.object = match origins.get(&reg) {
+                Some(Origin::One(object)) => *object,
+                Some(Origin::Many) => return Err("its address stems from more than one parameter or symbol"),
+                None => return Err("its address stems neither from a parameter nor from a shared symbol"),
+            };
+        }
+        if is_global != matches!(address.object, Object::Param(_)) {
+            return Err("its address is of another kind of memory");
+        }
+    }
+    Ok(())
+}
