@@ -65,11 +65,11 @@ pub(crate) struct CheckArgs {
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
-    if args.problem.name().starts_with(museum::PREFIX) {
-        return museum::check(args.problem.name(), args.schedules, args.schedule, args.json);
-    }
     if let Some(file) = args.problem.file() {
         return args.foreign.check(file, args.schedules, args.schedule, args.json);
+    }
+    if args.problem.name().starts_with(museum::PREFIX) {
+        return museum::check(args.problem.name(), args.schedules, args.schedule, args.json);
     }
     if args.foreign.is_given() {
         return Err(Failure::usage(

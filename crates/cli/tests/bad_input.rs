@@ -10,6 +10,8 @@ const USAGE: &[(&str, &str)] = &[
     ("explain no/such/file.ptx", "no/such/file.ptx: No such file"),
     ("explain --smem 100", "are about a FILE.ptx or FILE.cubin"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
+    ("check --grid 1", "are about a FILE.ptx in place of a problem"),
+    ("check x.ptx --arg buf:many", "`buf:many` is no argument"),
     ("check museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
     // Shapes that make no sense.
     (

@@ -549,7 +549,7 @@ fn foreign_kernels_are_explained() {
     for part in [
         "57,376 B static",
         "error[static-shared]",
-        "static-m64.ptx:18",
+        "static-m64.ptx:19",
         "cudaFuncSetAttribute",
     ] {
         assert!(refused.stdout.contains(part), "{part}: {}", refused.stdout);
@@ -624,4 +624,48 @@ fn what_saves_bytes_is_said_with_its_cost() {
     }
     let none = flashcore("explain mission --profile sm_89 --saves 8224");
     assert_eq!(none.code, 2);
+}
+
+/// The museum's files under the simulator: nothing is wrong with them but what they are shown for.
+#[test]
+fn foreign_kernels_are_simulated() {
+    let check = |name: &str, rest: &str| {
+        let file = format!("{}/../../museum/foreign/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
+        flashcore(&format!("check {file} --schedules 3 {rest}"))
+    };
+    for (name, rest) in [
+        ("static-m64", "--arg buf:512"),
+        ("partials", "--arg buf:512"),
+        ("no-opt-in", "--arg buf:512 --smem 76800"),
+        ("gemm-128x256x64", "--arg buf:1024:zero --smem 147456"),
+    ] {
+        let clean = check(name, rest);
+        assert_eq!(clean.code, 0, "{name}: {}{}", clean.stdout, clean.stderr);
+        assert!(clean.stdout.contains("clean under 3 schedules"), "{}", clean.stdout);
+    }
+    // A buffer that is too small, shared memory that was not asked for.
+    let short = check("partials", "--arg buf:508");
+    assert!(
+        short.code == 1 && short.stdout.contains("error[out-of-bounds]"),
+        "{}",
+        short.stdout
+    );
+    assert!(
+        check("no-opt-in", "--arg buf:512")
+            .stdout
+            .contains("error[out-of-bounds]")
+    );
+    let unknown = check("eight-byte-cg", "--arg buf:256 --arg buf:256");
+    assert_eq!(unknown.code, 1);
+    assert!(
+        unknown.stderr.contains("cp.async.cg of 8 bytes; it copies 16"),
+        "{}",
+        unknown.stderr
+    );
+    let arguments = check("partials", "");
+    assert!(
+        arguments.stderr.contains("`out` (a pointer that it writes through)"),
+        "{}",
+        arguments.stderr
+    );
 }
