@@ -229,7 +229,7 @@ impl Sites<'_> {
     fn loc(&mut self, file: u32, line: u32, column: u32) {
         let path = self.module.files.iter().find(|(number, _)| *number == file);
         self.loc = path.map(|(_, path)| SourceLine {
-            file: *self.files.entry(file).or_insert_with(|| kept(path)),
+            file: self.files.entry(file).or_insert_with(|| kept(path)),
             line,
             column,
         });
