@@ -14,7 +14,7 @@ use crate::style::{self, DIM, HEAD};
 #[derive(Args)]
 #[command(next_help_heading = "Values")]
 pub(crate) struct WatchArgs {
-    /// Print the values of a line ([FILE:]LINE, or with :VALUE those whose variable or instruction is called so), in
+    /// Print the values of a line (`[FILE:]LINE`, or with :VALUE those whose variable or instruction is called so), in
     /// place of checking; `kernel` for those that the kernel traces itself (`KernelBuilder::trace`)
     #[arg(long, value_name = "LINE[:VALUE]")]
     trace: Option<String>,
