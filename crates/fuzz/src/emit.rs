@@ -10,6 +10,7 @@ use flashcore_ir::{
 };
 use half::{bf16, f16};
 
+use crate::hopper::Hopper;
 use crate::input::{Layout, POOL, SCRATCH, SUMS};
 use crate::program::{Args, Decision, File, Op, Program, Rounds, Step};
 use crate::slot::Slot;
@@ -95,6 +96,7 @@ pub(crate) struct Writer<'k, 'p> {
     pub(crate) program: &'p Program,
     pub(crate) global: Global<'k>,
     pub(crate) tiles: Option<Tiles<'k>>,
+    pub(crate) hopper: Hopper<'k>,
     pub(crate) me: Val<'k, u32>,
     pub(crate) lane: Val<'k, u32>,
     variables: Variables<'k>,
@@ -197,6 +199,7 @@ impl<'k, 'p> Writer<'k, 'p> {
             program,
             global,
             tiles: program.any_op(Op::uses_tiles).then(|| tiles(k, program)),
+            hopper: Hopper::new(k, program),
             me,
             lane: k.lane(),
             variables,
@@ -262,7 +265,8 @@ impl<'k, 'p> Writer<'k, 'p> {
             || self.memory(op, args)
             || self.tile_rows(op, args)
             || self.warp(op, args)
-            || self.block(op, args);
+            || self.block(op, args)
+            || self.hopper(op, args);
         debug_assert!(done, "{op:?} is not written");
     }
 

@@ -13,6 +13,13 @@ pub const SCRATCH: u32 = 8;
 /// Counters common to all threads, a quarter for each kind of reduction.
 pub const SUMS: u32 = 32;
 
+/// Rows of a box that is copied.
+pub const BOX_ROWS: u32 = 8;
+/// Columns of a box and of the tensors that boxes are parts of: pool and place for boxes as rows of halves.
+pub const BOX_COLS: u32 = 32;
+/// Rows of the tensor that boxes are stored to: a second block's box is cut off.
+const OUT_ROWS: u32 = BOX_ROWS + 5;
+
 /// The buffers, by slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {
@@ -26,6 +33,8 @@ pub enum Buffer {
     ScratchF,
     /// Common counters.
     Sums,
+    /// What tensor copies store.
+    Boxes,
 }
 
 /// Where things are in the input.
@@ -100,6 +109,7 @@ pub fn buffers(program: &Program, places: usize) -> Vec<Vec<u8>> {
         bytes(&scratch),
         bytes(&scratch_f),
         vec![0; 4 * SUMS as usize],
+        vec![POISON; (2 * OUT_ROWS * BOX_COLS) as usize],
     ]
 }
 
@@ -191,6 +201,20 @@ pub fn launch(program: &Program, kernel: &Kernel, places: usize) -> Launch {
         at(Buffer::Sums, 0),
         at(Buffer::Out, 0),
     ]);
+    let row = u64::from(2 * BOX_COLS);
+    let boxes = |name: &str, slot: Buffer, byte_offset: u64, rows: u32| {
+        let boxes = kernel.tensor_box(name)?;
+        let dims = vec![u64::from(BOX_COLS), u64::from(rows)];
+        Some(Arg::TensorMap(boxes.recipe(
+            slot as usize,
+            byte_offset,
+            dims,
+            vec![row],
+        )))
+    };
+    let pool = u64::from(4 * layout.pool_word(File::H));
+    args.extend(boxes("pool_boxes", Buffer::Input, pool, 2 * POOL / BOX_COLS));
+    args.extend(boxes("out_boxes", Buffer::Boxes, 0, OUT_ROWS));
     Launch {
         grid: [program.blocks, 1, 1],
         block: [program.threads, 1, 1],
@@ -202,6 +226,7 @@ pub fn launch(program: &Program, kernel: &Kernel, places: usize) -> Launch {
             buffer("scratch", 2 * own, true),
             buffer("scratch_f", own, true),
             buffer("sums", u64::from(4 * SUMS), true),
+            buffer("boxes", row * u64::from(OUT_ROWS), true),
         ],
         args,
     }

@@ -7,6 +7,7 @@
 mod arithmetic;
 pub mod corpus;
 mod emit;
+mod hopper;
 pub mod input;
 mod memory;
 pub mod program;

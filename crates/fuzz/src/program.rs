@@ -60,7 +60,8 @@ operations! {
         MmaExact MmaExactBf16 MmaF16 MmaBf16 MmaHalfAcc Elect WarpReadH WarpReadW LdMatrix StMatrix SchedulingFence
     }
     Block {
-        BlockReadH BlockReadW NamedBarrier ArriveSync TileRed Dependency FenceCluster
+        BlockReadH BlockReadW NamedBarrier ArriveSync TileRed Dependency FenceCluster Mbarrier WgmmaExact WgmmaF16
+        WgmmaBf16 WgmmaRegs WgmmaE4m3 TensorLoad TensorStore
     }
 }
 
@@ -68,10 +69,30 @@ impl Op {
     /// Whether it needs Hopper (sm_90 or sm_90a).
     pub fn needs_hopper(self) -> bool {
         use Op::*;
-        matches!(
-            self,
-            BAdd | BSub | BMul | E4m3 | E4m3Quad | Elect | StMatrix | Dependency | FenceCluster
-        )
+        let others = [
+            BAdd,
+            BSub,
+            BMul,
+            E4m3,
+            E4m3Quad,
+            Elect,
+            StMatrix,
+            Dependency,
+            FenceCluster,
+            Mbarrier,
+        ];
+        others.contains(&self) || self.is_wgmma() || self.is_tensor_copy()
+    }
+
+    /// Whether it is a product of a warpgroup, for which a block must be one.
+    pub fn is_wgmma(self) -> bool {
+        use Op::*;
+        matches!(self, WgmmaExact | WgmmaF16 | WgmmaBf16 | WgmmaRegs | WgmmaE4m3)
+    }
+
+    /// Whether it is a copy of a tensor box.
+    pub fn is_tensor_copy(self) -> bool {
+        matches!(self, Op::TensorLoad | Op::TensorStore)
     }
 
     /// Whether it works on the threads' tiles in shared memory.
@@ -97,6 +118,7 @@ impl Op {
                 | BlockReadW
                 | ArriveSync
                 | TileRed
+                | Mbarrier
         )
     }
 }
@@ -218,7 +240,11 @@ impl Program {
         let hopper = rng.chance(0.75);
         let threads = [32, 64, 128, 128][rng.below(4)];
         let size = rng.between(6, 48);
-        let steps = Choice { hopper }.steps(&mut rng, size, Level::Block, 0);
+        let choice = Choice {
+            hopper,
+            warpgroup: hopper && threads == 128,
+        };
+        let steps = choice.steps(&mut rng, size, Level::Block, 0);
         let variables = |file: File| (0..file.count()).map(move |index| (file, index));
         Program {
             seed,
@@ -259,11 +285,12 @@ impl Program {
 /// What a program may use.
 struct Choice {
     hopper: bool,
+    warpgroup: bool,
 }
 
 impl Choice {
     fn allows(&self, op: Op, level: Level) -> bool {
-        op.level() <= level && (self.hopper || !op.needs_hopper())
+        op.level() <= level && (self.hopper || !op.needs_hopper()) && (self.warpgroup || !op.is_wgmma())
     }
 
     fn steps(&self, rng: &mut Rng, count: usize, level: Level, depth: u32) -> Vec<Step> {

@@ -164,6 +164,7 @@ impl Prepared {
             (Buffer::Scratch, Slot::Bits),
             (Buffer::ScratchF, Slot::F32),
             (Buffer::Sums, Slot::Bits),
+            (Buffer::Boxes, Slot::F16x2),
         ];
         for (buffer, slot) in others {
             for (index, value) in to_words(&after[buffer as usize]).into_iter().enumerate() {

@@ -23,6 +23,11 @@ pub enum Slot {
         /// That place.
         magnitude: usize,
     },
+    /// The same of e4m3, whose sums hardware keeps in fewer bits: off by at most 2^-12.
+    ByteProduct {
+        /// That place.
+        magnitude: usize,
+    },
     /// A pair of sums of products in f16: off by at most 2^-10 of magnitudes in two other places, and 2^-24.
     HalfProduct {
         /// Those places.
@@ -54,6 +59,7 @@ impl Slot {
             Slot::Ulps(_) => Some("rcp"),
             Slot::Lg2 => Some("lg2"),
             Slot::Product { .. } => Some("product"),
+            Slot::ByteProduct { .. } => Some("product of e4m3"),
             Slot::HalfProduct { .. } => Some("product in f16"),
         }
     }
@@ -90,7 +96,7 @@ impl Slot {
             }
             // Words that the program never came to write.
             _ if simulated == measured => 0.0,
-            Slot::Ulps(_) | Slot::Lg2 | Slot::Product { .. } if a.is_nan() || b.is_nan() => {
+            Slot::Ulps(_) | Slot::Lg2 | Slot::Product { .. } | Slot::ByteProduct { .. } if a.is_nan() || b.is_nan() => {
                 equal(a.is_nan() && b.is_nan())
             }
             Slot::Ulps(allowed) => f64::from(ulps(a, b)) / f64::from(allowed),
@@ -98,6 +104,10 @@ impl Slot {
             Slot::Product { magnitude } => {
                 let size = f64::from(f32::from_bits(at(magnitude)));
                 quotient(a.into(), b.into(), PRODUCT_BOUND * size + TINY)
+            }
+            Slot::ByteProduct { magnitude } => {
+                let size = f64::from(f32::from_bits(at(magnitude)));
+                quotient(a.into(), b.into(), 2f64.powi(-12) * size + TINY)
             }
             Slot::HalfProduct { magnitudes } => [0, 1]
                 .into_iter()

@@ -47,7 +47,10 @@ fn with_wrong_shifts(kernel: &Kernel) -> Kernel {
 }
 
 fn differs(program: &Program) -> bool {
-    let prepared = Prepared::new(program.clone()).unwrap();
+    // A smaller one need not build: fewer threads are no warpgroup.
+    let Ok(prepared) = Prepared::new(program.clone()) else {
+        return false;
+    };
     let wrong = with_wrong_shifts(&prepared.emitted.kernel);
     let answers = (
         prepared.simulate(0).unwrap(),
