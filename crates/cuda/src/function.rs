@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use crate::context::{Context, lock};
 use crate::error::{CallError, CudaError, LaunchFailure};
 use crate::explain;
-use crate::memory::DeviceSlice;
+use crate::memory::{DeviceBuffer, DeviceSlice};
 use crate::module::Module;
 use crate::proof::{self, FunctionAttributes, LaunchShape};
 use crate::ptx::Entry;
@@ -80,6 +80,8 @@ pub(crate) struct LoadedFunction {
     entry: Entry,
     /// Dynamic shared memory it has been opted in for, bytes.
     opted_in: Mutex<u32>,
+    /// Tables that launches of it read. They stay: a graph may still hold their addresses.
+    tables: Mutex<Vec<(Arc<[u32]>, DeviceBuffer)>>,
 }
 
 impl LoadedFunction {
@@ -110,6 +112,7 @@ impl LoadedFunction {
             handle: Handle(handle),
             entry,
             opted_in: Mutex::new(0),
+            tables: Mutex::default(),
         })
     }
 }
@@ -157,6 +160,21 @@ impl Function {
     pub(crate) fn prove_arguments(&self, arguments: &[KernelArg<'_>]) -> Result<(), CudaError> {
         let sizes: Vec<u32> = arguments.iter().map(KernelArg::bytes).collect();
         proof::prove_arguments(&self.loaded().entry, &sizes).map_err(|refusal| self.refuse(refusal))
+    }
+
+    /// Where a launch's table is on the device. It is copied there the first time it is asked for, which is not
+    /// possible while a stream is being captured.
+    pub(crate) fn table_address(&self, table: &Arc<[u32]>) -> Result<u64, CudaError> {
+        let mut tables = lock(&self.loaded().tables);
+        let known = tables.iter().find(|(known, _)| Arc::ptr_eq(known, table) || known == table);
+        if let Some((_, buffer)) = known {
+            return Ok(buffer.as_slice().address());
+        }
+        let stream = Stream::new(self.module.context())?;
+        let buffer = DeviceBuffer::from_host(&stream, table)?;
+        let address = buffer.as_slice().address();
+        tables.push((table.clone(), buffer));
+        Ok(address)
     }
 
     /// Enqueues the kernel. Returns at once; a fault shows at a later synchronisation.

@@ -48,6 +48,7 @@ impl Function {
                 Arg::I32(value) => KernelArg::I32(value),
                 Arg::U64(value) => KernelArg::U64(value),
                 Arg::F32(value) => KernelArg::F32(value),
+                Arg::Table(ref table) => KernelArg::U64(self.table_address(table)?),
                 Arg::TensorMap(ref recipe) => {
                     let tensor = slice(recipe.slot, recipe.byte_offset)?;
                     KernelArg::TensorMap(tensor_map_spec(recipe)?.encode(self.module().context(), tensor)?)

@@ -115,6 +115,16 @@ pub struct AOperand<E> {
     pub(crate) of: PhantomData<E>,
 }
 
+/// Operands A of the products of one row block, one for each 16 of k, in registers of their own: they are
+/// written again and again, and products read them where they are.
+#[derive(Clone, Copy, Debug)]
+pub struct AVars<'k, E> {
+    k: &'k KernelBuilder,
+    first: Reg,
+    steps: u32,
+    of: PhantomData<E>,
+}
+
 /// Operand B of one product: 16 (k) × 8 (n) elements of `E`.
 #[derive(Clone, Copy, Debug)]
 pub struct BOperand<E> {
@@ -174,6 +184,17 @@ impl KernelBuilder {
     pub fn acc_unwritten(&self, name: &str, tiles: u32) -> Acc<'_> {
         let first = self.unwritten_regs(RegClass::F32, 4 * tiles, name);
         Acc { k: self, first, tiles }
+    }
+
+    /// Registers for operands A of `steps` steps of 16 of k, not written yet.
+    pub fn a_vars<E: MmaElement>(&self, name: &str, steps: u32) -> AVars<'_, E> {
+        let first = self.unwritten_regs(RegClass::B32, 4 * steps, name);
+        AVars {
+            k: self,
+            first,
+            steps,
+            of: PhantomData,
+        }
     }
 
     /// fp16 accumulators for 16 rows × `8 · tiles` columns, set to zero.
@@ -264,6 +285,24 @@ impl KernelBuilder {
             )));
         }
         tile < tiles
+    }
+}
+
+impl<'k, E: MmaElement> AVars<'k, E> {
+    /// Word `i` of a lane: word `i % 4` of step `i / 4`, in the order of [`MMA_M16K16_A`]. So word `i` holds
+    /// what registers `2i` and `2i + 1` of accumulators over the same columns do.
+    pub fn word(&self, i: u32) -> Var<'k, E::Word> {
+        Var::from_reg(self.k, self.first.plus(i))
+    }
+
+    /// The operands, one for each step.
+    pub fn operands(&self) -> Vec<AOperand<E>> {
+        (0..self.steps)
+            .map(|step| AOperand {
+                first: self.first.plus(4 * step),
+                of: PhantomData,
+            })
+            .collect()
     }
 }
 

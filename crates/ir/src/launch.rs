@@ -1,6 +1,8 @@
 //! What it takes to run a kernel: the same value for the driver and for the simulator.
 
-use serde::Serialize;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
 use thiserror::Error;
 
 use crate::types::ScalarType;
@@ -38,6 +40,13 @@ pub enum Arg {
     F32(f32),
     /// A tensor map, encoded at launch for the buffer's address.
     TensorMap(TensorMapRecipe),
+    /// The address of numbers that come with the launch, not with its caller, for reading.
+    Table(#[serde(serialize_with = "table_len")] Arc<[u32]>),
+}
+
+/// Tables are long and made by rule: how long says enough.
+fn table_len<S: Serializer>(table: &Arc<[u32]>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{} numbers", table.len()))
 }
 
 /// The boxes that a tensor map copies: what a tile in shared memory and its tensor map must agree on.
@@ -253,6 +262,14 @@ impl Launch {
     /// Blocks in the grid.
     pub fn blocks(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
+    }
+
+    /// The tables among the arguments.
+    pub fn tables(&self) -> impl Iterator<Item = &Arc<[u32]>> {
+        self.args.iter().filter_map(|arg| match arg {
+            Arg::Table(table) => Some(table),
+            _ => None,
+        })
     }
 
     /// Bytes of workspace the caller must bring; 0 where the kernel needs none.

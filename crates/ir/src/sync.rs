@@ -13,12 +13,16 @@ impl KernelBuilder {
     /// Waits for every thread of the block, and orders their shared-memory accesses (`bar.sync 0`).
     #[track_caller]
     pub fn barrier(&self) {
-        self.emit(Inst::BarSync { id: 0, threads: None });
+        self.emit(Inst::BarSync {
+            id: Operand::Imm(0),
+            threads: None,
+        });
     }
 
-    /// Waits at barrier `id` (0..16) until `threads` threads have come to it.
+    /// Waits at barrier `id` (0..16, the same for the whole warp) until `threads` threads have come to it.
     #[track_caller]
-    pub fn barrier_among(&self, id: u32, threads: u32) {
+    pub fn barrier_among<'k>(&'k self, id: impl Source<'k, u32>, threads: u32) {
+        let id = id.operand();
         self.check_barrier(id, threads);
         self.emit(Inst::BarSync {
             id,
@@ -28,17 +32,19 @@ impl KernelBuilder {
 
     /// Comes to barrier `id` without waiting; `threads` counts those who arrive and those who wait.
     #[track_caller]
-    pub fn barrier_arrive(&self, id: u32, threads: u32) {
+    pub fn barrier_arrive<'k>(&'k self, id: impl Source<'k, u32>, threads: u32) {
+        let id = id.operand();
         self.check_barrier(id, threads);
         self.emit(Inst::BarArrive { id, threads });
     }
 
     #[track_caller]
-    fn check_barrier(&self, id: u32, threads: u32) {
+    fn check_barrier(&self, id: Operand, threads: u32) {
         let block = self.threads();
-        if id >= 16 || threads == 0 || !threads.is_multiple_of(32) || threads > block {
+        let unknown = matches!(id, Operand::Imm(id) if id >= 16);
+        if unknown || threads == 0 || !threads.is_multiple_of(32) || threads > block {
             self.error(BuildErrorKind::Operand(format!(
-                "barrier {id} of {threads} threads; a block has barriers 0 to 15, of a multiple of 32 threads up to its {block}"
+                "barrier {id:?} of {threads} threads; a block has barriers 0 to 15, of a multiple of 32 threads up to its {block}"
             )));
         }
     }

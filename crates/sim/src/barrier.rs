@@ -6,6 +6,7 @@ use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::machine::Machine;
+use crate::program::Row;
 use crate::record::{Details, Key};
 use crate::registers::FULL;
 use crate::warp::{State, Wait, Warp};
@@ -24,6 +25,23 @@ pub(crate) struct Barrier {
 }
 
 impl Cluster<'_> {
+    /// The barrier that all lanes of a warp name.
+    pub(crate) fn barrier_number(&mut self, warp: &Warp, pc: u32, id: Row) -> u8 {
+        let ids = warp.registers.get(&self.machine.constants, id);
+        let first = ids[warp.active.trailing_zeros() as usize & 31];
+        let one = (0..32).all(|lane| warp.active >> lane & 1 == 0 || ids[lane] == first);
+        if !one || first >= 16 {
+            self.report(FindingKind::BarrierMismatch, pc, |cluster| {
+                let message = format!(
+                    "the lanes of a warp must name one of the barriers 0 to 15; the first names {first}{}",
+                    if one { "" } else { ", others do not" }
+                );
+                Details::new(message, cluster.actor(warp.index, warp.active))
+            });
+        }
+        first as u8 & 15
+    }
+
     /// A warp comes to a barrier. Returns whether that completes it.
     pub(crate) fn arrive(&mut self, warp: &mut Warp, pc: u32, id: u8, threads: u32, waits: bool) -> bool {
         if warp.active != FULL {

@@ -153,11 +153,11 @@ impl Lowering<'_> {
                 (Op::Redux { f, d, src, members }, Class::Exchange)
             }
             Inst::BarSync { id, threads } => {
-                let (id, threads) = (*id as u8, threads.unwrap_or(self.kernel.threads()));
+                let (id, threads) = (self.bits32(*id), threads.unwrap_or(self.kernel.threads()));
                 (Op::BarSync { id, threads }, Class::Sync)
             }
             Inst::BarArrive { id, threads } => {
-                let (id, threads) = (*id as u8, *threads);
+                let (id, threads) = (self.bits32(*id), *threads);
                 (Op::BarArrive { id, threads }, Class::Sync)
             }
             Inst::BarWarp { members } => (Op::BarWarp { members: *members }, Class::Sync),

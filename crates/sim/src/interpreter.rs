@@ -318,11 +318,13 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
             Op::Redux { f, d, src, members } => cluster.redux(warp, at, f, d, src, members),
             Op::BarSync { id, threads } => {
                 warp.pc = pc;
+                let id = cluster.barrier_number(warp, at, id);
                 let released = cluster.arrive(warp, at, id, threads, true);
                 return Stop::Barrier { id, released };
             }
             Op::BarArrive { id, threads } => {
                 warp.pc = pc;
+                let id = cluster.barrier_number(warp, at, id);
                 let released = cluster.arrive(warp, at, id, threads, false);
                 return Stop::Barrier { id, released };
             }

@@ -98,9 +98,10 @@ impl<'a> Machine<'a> {
         let program = lower(kernel)?;
         let (args, mut regions) = bind(kernel, launch)?;
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();
-        let uninitialized: Vec<bool> = (0..launch.buffers.len())
+        let mut uninitialized: Vec<bool> = (0..launch.buffers.len())
             .map(|slot| launch.buffers[slot].name == "workspace" || options.uninitialized.contains(&slot))
             .collect();
+        uninitialized.resize(launch.buffers.len() + launch.tables().count(), false);
         for region in &mut regions {
             region.written = written.contains(&region.slot);
             region.overlaid = region.written || uninitialized.get(region.slot) == Some(&true);
@@ -340,6 +341,8 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
         });
     }
     let (mut args, mut regions) = (Vec::new(), Vec::new());
+    // Tables follow the buffers, in the order of the arguments.
+    let mut table_slots = launch.buffers.len()..;
     for (index, (param, arg)) in params.iter().zip(&launch.args).enumerate() {
         let mismatch = |given: &str| SimError::ArgumentType {
             index,
@@ -384,6 +387,14 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                 region.element = element.bytes();
                 region.base.wrapping_add(*byte_offset)
             }
+            (ParamKind::Pointer { element, writable: false }, Arg::Table(table)) => {
+                region.slot = table_slots.next().unwrap_or(usize::MAX);
+                region.base = base_of(region.slot, 16);
+                region.bytes = 4 * table.len() as u64;
+                region.element = element.bytes();
+                region.base
+            }
+            (ParamKind::Pointer { .. } | ParamKind::Value(_), Arg::Table(_)) => return Err(mismatch("a table")),
             (ParamKind::TensorMap { writable, .. }, Arg::TensorMap(recipe)) => {
                 let spec = launch.buffers.get(recipe.slot).ok_or(SimError::NoSuchSlot {
                     index,
@@ -413,7 +424,7 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                     Arg::I32(v) => (u64::from(*v as u32), ScalarType::S32),
                     Arg::U64(v) => (*v, ScalarType::U64),
                     Arg::F32(v) => (u64::from(v.to_bits()), ScalarType::F32),
-                    Arg::Buffer { .. } | Arg::TensorMap(_) => return Err(mismatch("a buffer")),
+                    Arg::Buffer { .. } | Arg::TensorMap(_) | Arg::Table(_) => return Err(mismatch("a buffer")),
                 };
                 // An i64 travels as its bits.
                 let fits = ty == given || (ty == ScalarType::S64 && given == ScalarType::U64);

@@ -337,11 +337,11 @@ pub(crate) enum Op {
         members: u32,
     },
     BarSync {
-        id: u8,
+        id: Row,
         threads: u32,
     },
     BarArrive {
-        id: u8,
+        id: Row,
         threads: u32,
     },
     BarWarp {

@@ -57,7 +57,12 @@ where
 {
     let bytes: Vec<u64> = buffers.iter().map(|b| b.as_ref().len() as u64).collect();
     let machine = Machine::new(kernel, launch, &bytes, options)?;
-    let base: Vec<&[u8]> = buffers.iter().map(|b| b.as_ref()).collect();
+    let tables: Vec<Vec<u8>> = launch
+        .tables()
+        .map(|table| table.iter().flat_map(|number| number.to_le_bytes()).collect())
+        .collect();
+    let given = buffers.iter().map(|b| b.as_ref());
+    let base: Vec<&[u8]> = given.chain(tables.iter().map(Vec::as_slice)).collect();
     let mut run = Run::new(&machine);
     match options.host_threads {
         0 => run.all(&machine, &base),

@@ -195,10 +195,10 @@ pub enum Inst {
         src: Operand,
         members: u32,
     },
-    /// Wait at barrier `id` until `threads` threads (all where `None`) have come.
-    BarSync { id: u32, threads: Option<u32> },
+    /// Wait at barrier `id`, one for the whole warp, until `threads` threads (all where `None`) have come.
+    BarSync { id: Operand, threads: Option<u32> },
     /// Come to barrier `id` without waiting.
-    BarArrive { id: u32, threads: u32 },
+    BarArrive { id: Operand, threads: u32 },
     /// Wait for the named lanes of the warp, and order their memory accesses.
     BarWarp { members: u32 },
     /// Order this thread's memory accesses before the fence with those after it.
@@ -363,6 +363,7 @@ impl Inst {
                 read(&addr.base);
                 reads(*src, *count);
             }
+            Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } => read(id),
             Inst::Elect { dst } => writes(*dst, 1),
             Inst::TrapIf { pred } => reads(*pred, 1),
             Inst::Trace { src, .. } => reads(*src, 1),
@@ -385,8 +386,6 @@ impl Inst {
             | Inst::DependencyTrigger
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
-            | Inst::BarSync { .. }
-            | Inst::BarArrive { .. }
             | Inst::BarWarp { .. }
             | Inst::Fence { .. } => {}
         }

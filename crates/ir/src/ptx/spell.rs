@@ -296,10 +296,10 @@ pub(super) fn spell(inst: &Inst, param: &dyn Fn(u32) -> String) -> String {
             )
         }
         Inst::BarSync { id, threads } => match threads {
-            Some(threads) => format!("bar.sync {id}, {threads};"),
-            None => format!("bar.sync {id};"),
+            Some(threads) => format!("bar.sync {}, {threads};", operand(id, ScalarType::U32)),
+            None => format!("bar.sync {};", operand(id, ScalarType::U32)),
         },
-        Inst::BarArrive { id, threads } => format!("bar.arrive {id}, {threads};"),
+        Inst::BarArrive { id, threads } => format!("bar.arrive {}, {threads};", operand(id, ScalarType::U32)),
         Inst::BarWarp { members } => format!("bar.warp.sync {members:#x};"),
         Inst::Fence { scope } => match scope {
             Scope::Block => "fence.acq_rel.cta;".to_string(),
