@@ -7,7 +7,7 @@ use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{ladder, mma, scalar};
+use crate::{ladder, mma, scalar, wgmma};
 
 /// One choice of a family's levers. Its id (`Display`, `FromStr`) is stable: plan tables and evidence carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -19,6 +19,8 @@ pub enum Config {
     Mma(mma::Config),
     /// Family `scalar`: no tensor cores.
     Scalar(scalar::Config),
+    /// Family `wgmma`: Hopper's asynchronous tensor cores, for sm_90a.
+    Wgmma(wgmma::Config),
 }
 
 /// An id that names no config.
@@ -67,6 +69,7 @@ impl Config {
             Config::Ladder(_) => ladder::NAME,
             Config::Mma(_) => mma::NAME,
             Config::Scalar(_) => scalar::NAME,
+            Config::Wgmma(_) => wgmma::NAME,
         }
     }
 
@@ -76,6 +79,7 @@ impl Config {
             Config::Ladder(config) => config.remedy_for_shared_memory(),
             Config::Mma(config) => config.remedy_for_shared_memory(),
             Config::Scalar(config) => config.remedy_for_shared_memory(),
+            Config::Wgmma(config) => config.remedy_for_shared_memory(),
         }
     }
 }
@@ -86,6 +90,7 @@ impl fmt::Display for Config {
             Config::Ladder(config) => config.id(),
             Config::Mma(config) => config.id(),
             Config::Scalar(config) => config.id(),
+            Config::Wgmma(config) => config.id(),
         };
         f.pad(&format!("{}/{id}", self.family()))
     }
@@ -99,6 +104,7 @@ impl FromStr for Config {
             Some((ladder::NAME, levers)) => ladder::Config::from_id(levers).map(Config::Ladder),
             Some((mma::NAME, levers)) => mma::Config::from_id(levers).map(Config::Mma),
             Some((scalar::NAME, levers)) => scalar::Config::from_id(levers).map(Config::Scalar),
+            Some((wgmma::NAME, levers)) => wgmma::Config::from_id(levers).map(Config::Wgmma),
             _ => None,
         };
         parsed.ok_or_else(|| UnknownConfig {
@@ -121,6 +127,8 @@ mod tests {
             "mma/m64n64-w4x1-s2-b2-qreg-xor-bold-k2",
             "scalar/naive-t128-v16",
             "scalar/tiled-m64n32-w8-v4",
+            "wgmma/m192n128-s2-turns-lazy",
+            "wgmma/m128n176-s2-free-bold",
         ] {
             assert_eq!(id.parse::<Config>().unwrap().to_string(), id);
         }

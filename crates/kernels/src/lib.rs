@@ -12,10 +12,13 @@ pub mod refusal;
 pub mod scalar;
 pub mod select;
 pub mod stage;
+pub mod wgmma;
 
 mod combine;
+mod lanes;
 mod params;
 mod parts;
+mod sequence;
 mod softmax;
 mod tiles;
 

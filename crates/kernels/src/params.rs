@@ -1,5 +1,7 @@
 //! What every family shares: the shape baked into a kernel, its parameters, and the arguments of a launch.
 
+use std::ops::Deref;
+
 use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, KernelBuilder, Launch, Source, Val};
 use flashcore_problem::{DType, Layout, Problem};
 
@@ -99,12 +101,26 @@ impl<'k, E: Element> TensorParam<'k, E> {
     }
 }
 
-/// The parameters of every attention kernel. [`launch`] gives the arguments in the same order.
+/// The parameters of kernels that read and write tensors by address; what is not tensors by [`Deref`].
+/// [`launch`] gives the arguments in the same order.
 pub(crate) struct Params<'k, E> {
     pub q: TensorParam<'k, E>,
     pub k: TensorParam<'k, E>,
     pub v: TensorParam<'k, E>,
     pub out: TensorParam<'k, E>,
+    rows: RowParams<'k>,
+}
+
+impl<'k, E> Deref for Params<'k, E> {
+    type Target = RowParams<'k>;
+
+    fn deref(&self) -> &RowParams<'k> {
+        &self.rows
+    }
+}
+
+/// The parameters of every attention kernel after its tensors. [`add_rows`] gives the arguments in the same order.
+pub(crate) struct RowParams<'k> {
     pub lse: Option<GlobalPtr<'k, f32>>,
     pub seq_len_q: Val<'k, u32>,
     pub seq_len_kv: Val<'k, u32>,
@@ -130,6 +146,14 @@ impl<'k, E: Element> Params<'k, E> {
             k: TensorParam::declare(k, "k", k.param_ptr("k")),
             v: TensorParam::declare(k, "v", k.param_ptr("v")),
             out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
+            rows: RowParams::declare(k, shape),
+        }
+    }
+}
+
+impl<'k> RowParams<'k> {
+    pub(crate) fn declare(k: &'k KernelBuilder, shape: &Shape) -> Self {
+        RowParams {
             lse: shape.lse.then(|| k.param_ptr_mut("lse")),
             seq_len_q: k.param("seq_len_q"),
             seq_len_kv: k.param("seq_len_kv"),
@@ -199,8 +223,14 @@ pub(crate) fn launch(problem: &Problem, shape: &Shape, blocks: usize, threads: u
     add_tensor(&mut launch, problem, shape, "k", problem.k_layout());
     add_tensor(&mut launch, problem, shape, "v", problem.v_layout());
     add_tensor(&mut launch, problem, shape, "out", problem.o_layout());
+    add_rows(&mut launch, problem, shape);
+    launch
+}
+
+/// Adds the arguments of [`RowParams`].
+pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     if shape.lse {
-        add_lse(&mut launch, problem);
+        add_lse(launch, problem);
     }
     let range = stage::key_range(problem, shape.stop_after);
     launch.args.extend([
@@ -216,9 +246,8 @@ pub(crate) fn launch(problem: &Problem, shape: &Shape, blocks: usize, threads: u
     let softcap_scale = problem.softcap().map(|cap| Arg::F32(problem.softmax_scale() / cap));
     launch.args.extend(softcap_scale);
     if let Some(stop) = shape.stop_after {
-        stage::extend_launch(&mut launch, problem, stop);
+        stage::extend_launch(launch, problem, stop);
     }
-    launch
 }
 
 /// Adds a tensor and the arguments of its [`TensorParam`].

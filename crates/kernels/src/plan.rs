@@ -129,6 +129,10 @@ impl Plan {
             Config::Ladder(config) => (crate::ladder::plan(problem, config, kernels, stop_after)?, Vec::new()),
             Config::Mma(config) => crate::mma::plan(problem, config, target, kernels, stop_after)?,
             Config::Scalar(config) => (crate::scalar::plan(problem, config, kernels, stop_after)?, Vec::new()),
+            Config::Wgmma(config) => (
+                crate::wgmma::plan(problem, config, target, kernels, stop_after)?,
+                Vec::new(),
+            ),
         };
         let plan = Plan {
             problem: problem.clone(),

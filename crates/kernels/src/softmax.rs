@@ -1,8 +1,8 @@
 //! The online softmax, a row at a time.
 
-use flashcore_ir::{Element, KernelBuilder, Val, Var};
+use flashcore_ir::{KernelBuilder, Val, Var};
 
-use crate::params::Params;
+use crate::params::RowParams;
 
 /// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -21,12 +21,18 @@ pub(crate) struct Reference<'k> {
 
 impl<'k> Reference<'k> {
     #[track_caller]
-    pub(crate) fn new<E: Element>(k: &'k KernelBuilder, params: &Params<'k, E>) -> Self {
+    pub(crate) fn new(k: &'k KernelBuilder, params: &RowParams<'k>) -> Self {
         Reference {
             scale: params.exponent_scale,
             // Finite even where no key has been seen: ∞ − ∞ is NaN.
             offset: k.var(f32::MAX),
         }
+    }
+
+    /// Forgets what was seen: a row begins.
+    #[track_caller]
+    pub(crate) fn reset(&self) {
+        self.offset.set(f32::MAX);
     }
 
     /// Raises it to a score, and by `powers` of two above that. Returns the factor for what was summed

@@ -20,7 +20,7 @@ use flashcore_problem::{KeyRange, POISON, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
-use crate::params::{Params, Shape};
+use crate::params::{RowParams, Shape};
 use crate::softmax::Reference;
 
 /// The last stage that a build computes.
@@ -188,8 +188,8 @@ impl Shape {
     }
 }
 
-impl<'k, E> Params<'k, E> {
-    /// In a build that stops after scores: stores one, as [`Params::score`] gives it, if there are such a row and key.
+impl<'k> RowParams<'k> {
+    /// In a build that stops after scores: stores one, as [`RowParams::score`] gives it, if there are such a row and key.
     #[track_caller]
     pub(crate) fn store_score(
         &self,

@@ -44,15 +44,26 @@ pub(crate) const fn tile_bytes(rows: u32, head_dim: u32, stages: u32) -> u32 {
 
 fn tile_shape(rows: u32, head_dim: u32, stages: u32, swizzled: bool) -> TileShape {
     let cols = slab_cols(head_dim);
-    let swizzle = match cols {
-        _ if !swizzled => Swizzle::None,
-        64 => Swizzle::B128,
-        32 => Swizzle::B64,
-        _ => Swizzle::B32,
-    };
+    let swizzle = if swizzled { swizzle(cols) } else { Swizzle::None };
     TileShape::new(rows, cols)
         .swizzled(swizzle)
         .stages(stages * (padded(head_dim) / cols))
+}
+
+/// Rows of a head as tensor copies and products of a warpgroup want them: slabs side by side in one tile.
+pub(crate) fn slabs(rows: u32, head_dim: u32) -> TileShape {
+    TileShape::new(rows, padded(head_dim))
+        .swizzled(swizzle(slab_cols(head_dim)))
+        .in_slabs()
+}
+
+/// The swizzle that permutes rows of so many elements of 16 bits.
+fn swizzle(cols: u32) -> Swizzle {
+    match cols {
+        64 => Swizzle::B128,
+        32 => Swizzle::B64,
+        _ => Swizzle::B32,
+    }
 }
 
 impl<'k, E: MmaElement> HeadTile<'k, E> {

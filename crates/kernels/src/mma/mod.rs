@@ -79,7 +79,7 @@ pub enum Rescale {
 }
 
 impl Rescale {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Rescale::Eager => "eager",
             Rescale::Lazy => "lazy",
@@ -87,7 +87,7 @@ impl Rescale {
         }
     }
 
-    const ALL: [Rescale; 3] = [Rescale::Eager, Rescale::Lazy, Rescale::Bold];
+    pub(crate) const ALL: [Rescale; 3] = [Rescale::Eager, Rescale::Lazy, Rescale::Bold];
 }
 
 /// Values of [`Config::rows`].

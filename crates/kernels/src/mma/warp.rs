@@ -11,6 +11,7 @@ use flashcore_ir::{KernelBuilder, Val, Var};
 use super::place::{Block, WarpPlace};
 use super::stage::Stage;
 use super::{Config, Rescale};
+use crate::lanes::{ACC_COLS, QUAD, lane_columns, largest_of};
 use crate::params::{Params, Shape};
 use crate::softmax::Reference;
 use crate::stage::StopAfter;
@@ -30,12 +31,6 @@ const BOLD_PARTS: u32 = 2;
 
 /// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
 const TWO_OR_MORE: u32 = 0x4000_4000;
-
-/// Score columns of one tensor-core accumulator.
-pub(super) const ACC_COLS: u32 = 8;
-
-/// Lanes that share a row of an accumulator.
-pub(super) const QUAD: u32 = 4;
 
 /// What a warp carries from tile to tile.
 pub(super) struct State<'k> {
@@ -474,28 +469,5 @@ impl<'k, E: MmaElement> Warp<'k, '_, E> {
                 }
             }
         });
-    }
-}
-
-/// Columns, from the lane's first, and registers of a lane's values in one of its two rows of some steps of 16
-/// columns of an accumulator.
-fn lane_columns(steps: Range<u32>, half: usize) -> impl Iterator<Item = (i32, u32)> {
-    (2 * steps.start..2 * steps.end)
-        .flat_map(move |tile| (0..2).map(move |e| ((ACC_COLS * tile + e) as i32, 4 * tile + 2 * half as u32 + e)))
-}
-
-/// The largest of a lane's values of some steps in a row, in two chains so that they do not wait for each other.
-#[track_caller]
-fn largest_of<'k>(scores: &Acc<'k>, steps: Range<u32>, half: usize) -> Val<'k, f32> {
-    let mut chains: [Option<Val<'k, f32>>; 2] = [None, None];
-    for (i, (_, register)) in lane_columns(steps.clone(), half).enumerate() {
-        let value = scores.var(register).get();
-        let chain = &mut chains[i % 2];
-        *chain = Some(chain.map_or(value, |largest| largest.max(value)));
-    }
-    match chains {
-        [Some(a), Some(b)] => a.max(b),
-        [Some(a), None] | [None, Some(a)] => a,
-        [None, None] => scores.var(8 * steps.start).get(),
     }
 }

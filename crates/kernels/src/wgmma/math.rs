@@ -1,0 +1,389 @@
+//! What a warpgroup does: scores, their softmax, and the output they weigh, for 64 query rows.
+//!
+//! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
+//! operand A of `O += P·V`.
+
+use flashcore_ir::fragment::{AVars, Acc, MmaElement};
+use flashcore_ir::pipeline::Reader;
+use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
+use flashcore_ir::{KernelBuilder, Val, Var};
+
+use super::kernel::Shared;
+use super::schedule::Work;
+use super::turns::Turns;
+use crate::lanes::{ACC_COLS, QUAD, lane_columns, largest_of};
+use crate::mma::Rescale;
+use crate::softmax::Reference;
+use crate::tiles::{STEP, padded};
+
+/// With lazy rescaling a row's reference stays until a score is this many powers of two above it.
+const LAZY_POWERS: f32 = 8.0;
+
+/// With bold rescaling a row's reference is put this many powers of two above its largest score.
+const BOLD_POWERS: f32 = 6.0;
+
+/// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
+const TWO_OR_MORE: u32 = 0x4000_4000;
+
+/// A tile of rows and the first key of a tile that needs a mask.
+pub(super) type Masked<'k, 'a> = (&'a Work<'k>, Val<'k, u32>);
+
+/// A warpgroup at work.
+pub(super) struct Warpgroup<'k, 'p, E: MmaElement> {
+    pub(super) k: &'k KernelBuilder,
+    pub(super) shared: &'p Shared<'k, 'p, E>,
+    /// Its number among those that compute, the same in all lanes.
+    pub(super) index: Val<'k, u32>,
+    /// The lane's first row, within the tile.
+    pub(super) lane_row: Val<'k, u32>,
+    pub(super) q: Reader<'k>,
+    keys: Reader<'k>,
+    values: Reader<'k>,
+    q_rows: WgmmaOperand<'k, E>,
+    k_tile: WgmmaOperand<'k, E>,
+    v_tile: WgmmaOperand<'k, E>,
+    turns: Option<Turns<'k>>,
+    scores: Acc<'k>,
+    p: AVars<'k, E>,
+    pub(super) out: Acc<'k>,
+    pub(super) rows: [Row<'k>; 2],
+}
+
+/// A row's running state. Its four lanes agree on the reference; `sum` is each lane's own part.
+pub(super) struct Row<'k> {
+    pub(super) reference: Reference<'k>,
+    pub(super) sum: Var<'k, f32>,
+    /// What the output is still to be multiplied by.
+    factor: Var<'k, f32>,
+}
+
+impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
+    #[track_caller]
+    pub(super) fn new(k: &'k KernelBuilder, shared: &'p Shared<'k, 'p, E>) -> Self {
+        let (levers, shape) = (shared.levers, shared.shape);
+        let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
+        let index = warp / 4;
+        Warpgroup {
+            k,
+            shared,
+            index,
+            lane_row: warp * 16 + k.lane() / QUAD,
+            q: shared.q_ring.reader(),
+            keys: shared.k_ring.reader(),
+            values: shared.v_ring.reader(),
+            q_rows: shared.q_tile.k_major().rows(index * 64, 64),
+            k_tile: shared.k_tile.k_major(),
+            v_tile: shared.v_tile.mn_major(),
+            turns: levers.take_turns.then(|| Turns::new(index, levers.warpgroups())),
+            scores: k.acc_unwritten("scores", levers.cols / ACC_COLS),
+            p: k.a_vars("p", levers.cols / STEP),
+            out: k.acc_unwritten("out", padded(shape.head_dim_v) / ACC_COLS),
+            rows: [(); 2].map(|()| Row {
+                reference: Reference::new(k, shared.params),
+                sum: k.var(0.0),
+                factor: k.var(1.0),
+            }),
+        }
+    }
+
+    /// Before the first tile of rows.
+    #[track_caller]
+    pub(super) fn begin(&self) {
+        if let Some(turns) = &self.turns {
+            turns.begin();
+        }
+    }
+
+    // ---- Turns ----------------------------------------------------------------------------------------
+
+    /// The first scores of a tile of rows, and their probabilities.
+    #[track_caller]
+    pub(super) fn first_turn(&self, work: &Work<'k>, key0: Val<'k, u32>, masked: Val<'k, i32>) {
+        let k = self.k;
+        self.q.wait();
+        self.keys.wait();
+        self.start_scores();
+        self.out.zero();
+        for row in &self.rows {
+            row.reference.reset();
+            row.sum.set(0.0);
+        }
+        k.wgmma_wait(0);
+        self.release(self.keys);
+        self.cap();
+        k.if_(masked.gt(0).uniform(), || self.mask((work, key0)));
+        let margin = self.margin();
+        for (half, row) in self.rows.iter().enumerate() {
+            row.reference
+                .raise(largest_of(&self.scores, self.steps(), half).reduce_max(QUAD), margin);
+        }
+        self.exponentials();
+        self.pack();
+    }
+
+    /// Scores of one tile of keys, the output of the one before, and the softmax of the scores.
+    #[track_caller]
+    pub(super) fn turn(&self, masked: Option<Masked<'k, '_>>) {
+        let k = self.k;
+        self.keys.wait();
+        self.take_turn();
+        self.start_scores();
+        self.values.wait();
+        self.start_output();
+        self.give_turn();
+        match (self.shared.levers.rescale, masked) {
+            (Rescale::Bold, None) => {
+                k.wgmma_wait(0);
+                self.release(self.keys);
+                self.release(self.values);
+                self.cap();
+                self.bold_softmax();
+            }
+            (Rescale::Bold, Some(masked)) => {
+                k.wgmma_wait(0);
+                self.release(self.keys);
+                self.release(self.values);
+                self.cap();
+                self.mask(masked);
+                self.raise_references(0.0, true);
+                self.exponentials();
+                self.pack();
+            }
+            (Rescale::Lazy | Rescale::Eager, masked) => {
+                k.wgmma_wait(1);
+                self.release(self.keys);
+                self.cap();
+                if let Some(masked) = masked {
+                    self.mask(masked);
+                }
+                let slack = if self.shared.levers.rescale == Rescale::Lazy {
+                    LAZY_POWERS
+                } else {
+                    0.0
+                };
+                let raised = self.raise_references(slack, false);
+                self.exponentials();
+                k.wgmma_wait(0);
+                self.release(self.values);
+                k.if_(raised.uniform(), || self.rescale_output());
+                self.pack();
+            }
+        }
+    }
+
+    /// The output of the last tile of keys.
+    #[track_caller]
+    pub(super) fn last_output(&self) {
+        self.values.wait();
+        self.start_output();
+        self.k.wgmma_wait(0);
+        self.release(self.values);
+    }
+
+    #[track_caller]
+    fn take_turn(&self) {
+        if let Some(turns) = &self.turns {
+            turns.take();
+        }
+    }
+
+    #[track_caller]
+    fn give_turn(&self) {
+        if let Some(turns) = &self.turns {
+            turns.give();
+        }
+    }
+
+    #[track_caller]
+    fn release(&self, stage: Reader<'k>) {
+        stage.release();
+        stage.advance();
+    }
+
+    // ---- Products -------------------------------------------------------------------------------------
+
+    #[track_caller]
+    fn start_scores(&self) {
+        let k = self.k;
+        k.verb("S = Q*K", || {
+            k.wgmma_fence();
+            k.wgmma_ss(self.scores, self.q_rows, self.k_tile.stage(self.keys.stage()), false);
+            k.wgmma_commit();
+        });
+    }
+
+    #[track_caller]
+    fn start_output(&self) {
+        let k = self.k;
+        k.verb("O += P*V", || {
+            k.wgmma_fence();
+            let values = self.v_tile.stage(self.values.stage());
+            k.wgmma_rs(self.out, &self.p.operands(), values, true);
+            k.wgmma_commit();
+        });
+    }
+
+    // ---- Softmax --------------------------------------------------------------------------------------
+
+    /// Steps of 16 keys of a tile.
+    fn steps(&self) -> std::ops::Range<u32> {
+        0..self.shared.levers.cols / STEP
+    }
+
+    /// How far above the largest score references are put.
+    fn margin(&self) -> f32 {
+        match self.shared.levers.rescale {
+            Rescale::Bold => BOLD_POWERS,
+            Rescale::Lazy | Rescale::Eager => 0.0,
+        }
+    }
+
+    /// With soft cap: scores, not yet scaled, are capped.
+    #[track_caller]
+    fn cap(&self) {
+        if self.shared.shape.softcap {
+            for register in 0..4 * self.scores.tiles() {
+                let score = self.scores.var(register);
+                score.set(self.shared.params.score(score.get()));
+            }
+        }
+    }
+
+    /// Scores that a row does not see become −∞.
+    #[track_caller]
+    fn mask(&self, (work, key0): Masked<'k, '_>) {
+        self.k.verb("mask", || {
+            let first = (key0 + self.k.lane() % QUAD * 2u32).reinterpret::<i32>();
+            for half in 0..2 {
+                let row = work.first_row + self.lane_row + 8 * half as u32;
+                let (low, end) = self.shared.params.visible_keys(row);
+                // Relative to this lane's first key, so that the columns are constants.
+                let (low, end) = (low - first, end - first);
+                for (column, register) in lane_columns(self.steps(), half) {
+                    let score = self.scores.var(register);
+                    let sees = low.le(column) & end.gt(column);
+                    score.set(sees.select(score, f32::NEG_INFINITY));
+                }
+            }
+        });
+    }
+
+    /// Raises the references of the rows to their scores where one is more than `slack` powers of two above its
+    /// row's, and brings the sums to the new ones; the output too if it is `at_hand`, else [`Row::factor`] says by what it
+    /// is to be multiplied. Whether any was raised in this warp.
+    #[track_caller]
+    fn raise_references(&self, slack: f32, at_hand: bool) -> Val<'k, bool> {
+        let k = self.k;
+        k.verb("raise_references", || {
+            let largest = [0, 1].map(|half| largest_of(&self.scores, self.steps(), half));
+            let above = |row: &Row<'k>, score: Val<'k, f32>| row.reference.exponent(score).gt(slack);
+            let any = above(&self.rows[0], largest[0]) | above(&self.rows[1], largest[1]);
+            let any = any.vote_any();
+            k.if_(any.uniform(), || {
+                for (row, score) in self.rows.iter().zip(largest) {
+                    let factor = row.reference.raise(score.reduce_max(QUAD), self.margin());
+                    row.sum.mul_assign(factor);
+                    row.factor.set(factor);
+                }
+                if at_hand {
+                    self.rescale_output();
+                }
+            });
+            any
+        })
+    }
+
+    /// Brings the output to references that were raised.
+    #[track_caller]
+    fn rescale_output(&self) {
+        self.k.verb("rescale_output", || {
+            for (half, row) in self.rows.iter().enumerate() {
+                let factor = row.factor.get();
+                for (_, register) in lane_columns(0..self.out.tiles() / 2, half) {
+                    self.out.var(register).mul_assign(factor);
+                }
+            }
+        });
+    }
+
+    /// Scores become probabilities, where they are.
+    #[track_caller]
+    fn exponentials(&self) {
+        self.k.verb("exponentials", || {
+            for register in 0..4 * self.scores.tiles() {
+                let row = &self.rows[register as usize / 2 % 2];
+                let score = self.scores.var(register);
+                score.set(row.reference.exp(score.get()));
+            }
+            for (half, row) in self.rows.iter().enumerate() {
+                row.sum.add_assign(self.sum_of(half));
+            }
+        });
+    }
+
+    /// The sum of a lane's values in a row, in two chains so that they do not wait for each other.
+    #[track_caller]
+    fn sum_of(&self, half: usize) -> Val<'k, f32> {
+        let mut chains: Vec<Val<'k, f32>> = Vec::new();
+        for (i, (_, register)) in lane_columns(self.steps(), half).enumerate() {
+            let value = self.scores.var(register).get();
+            match chains.get_mut(i % 2) {
+                Some(chain) => *chain = *chain + value,
+                None => chains.push(value),
+            }
+        }
+        chains[0] + chains[1]
+    }
+
+    /// Probabilities, rounded, become operands of the output.
+    #[track_caller]
+    fn pack(&self) {
+        self.k.verb("pack", || {
+            for word in 0..2 * self.scores.tiles() {
+                let pair = [0, 1].map(|e| self.scores.var(2 * word + e).get());
+                self.p.word(word).set(E::pack(pair[0], pair[1]));
+            }
+        });
+    }
+
+    /// Exponentials relative to the references there are, without a look at the scores first; only if one
+    /// comes out large are the references raised and all computed again. Scores stay as they are until then.
+    #[track_caller]
+    fn bold_softmax(&self) {
+        let k = self.k;
+        let sums = [0, 1].map(|half| self.rows[half].sum.get());
+        let any = self.bold_exponentials();
+        k.if_((any & TWO_OR_MORE).ne(0).vote_any().uniform(), || {
+            for (row, sum) in self.rows.iter().zip(sums) {
+                row.sum.set(sum);
+            }
+            self.raise_references(0.0, true);
+            self.bold_exponentials();
+        });
+    }
+
+    /// Probabilities packed from scores that stay. All bits that are set in any.
+    #[track_caller]
+    fn bold_exponentials(&self) -> Val<'k, u32> {
+        let k = self.k;
+        k.verb("exponentials", || {
+            let mut any = k.constant(0u32);
+            let mut sums: [Option<Val<'k, f32>>; 2] = [None, None];
+            for word in 0..2 * self.scores.tiles() {
+                let half = word as usize % 2;
+                let pair = [0, 1].map(|e| self.rows[half].reference.exp(self.scores.var(2 * word + e).get()));
+                let sum = pair[0] + pair[1];
+                sums[half] = Some(sums[half].map_or(sum, |before| before + sum));
+                let packed = E::pack(pair[0], pair[1]);
+                self.p.word(word).set(packed);
+                any = any | packed.reinterpret::<u32>();
+            }
+            for (row, sum) in self.rows.iter().zip(sums) {
+                if let Some(sum) = sum {
+                    row.sum.add_assign(sum);
+                }
+            }
+            any
+        })
+    }
+}

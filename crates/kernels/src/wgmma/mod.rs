@@ -1,0 +1,277 @@
+//! Family `wgmma`: attention on Hopper's asynchronous tensor cores, copies and products (sm_90a).
+//!
+//! The levers, and what each trades, are the fields of [`Config`]; the algorithm is `kernel.rs`.
+//!
+//! Sources: FlashAttention-3 (Shah et al. 2024) for the division of labour between warpgroups; the PTX ISA for
+//! instructions and descriptors.
+
+mod copies;
+mod epilogue;
+mod kernel;
+mod math;
+mod schedule;
+mod turns;
+
+use std::fmt;
+
+use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target};
+use flashcore_problem::{DType, Layout, Problem};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use crate::Refusal;
+use crate::mma::{Rescale, check_problem};
+use crate::params::{Shape, add_rows, row_strides};
+use crate::plan::{KernelCache, Step};
+use crate::stage::StopAfter;
+use crate::tiles::{padded, tile_bytes};
+
+/// The family's name in ids.
+pub const NAME: &str = "wgmma";
+
+/// Bytes that every tensor must start at a multiple of.
+pub const ALIGNMENT: u32 = 16;
+
+/// Query rows a block: 64 for each warpgroup that computes.
+const ROWS: [u32; 3] = [64, 128, 192];
+/// Keys a tile.
+const COLS: std::ops::RangeInclusive<u32> = 32..=256;
+/// Tiles of keys in shared memory.
+const STAGES: [u32; 3] = [2, 3, 4];
+
+/// Registers a thread that the loop needs beyond what is counted: addresses, descriptors, bounds.
+const SCRATCH_REGISTERS: u32 = 16;
+
+/// Mbarriers, and what aligning the tiles may cost.
+const SLACK_BYTES: u32 = 1024;
+
+/// SMs that the lists of tiles are made for: those of an H100 and an H200.
+const SMS: u32 = 132;
+
+/// The levers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Config {
+    /// Query rows a block: a warpgroup computes 64. More of them share each tile of K and V, and take turns at
+    /// the tensor cores, but leave each other fewer registers.
+    pub rows: u32,
+    /// Keys a tile. More means fewer turns, each with its waits, and more registers and shared memory.
+    pub cols: u32,
+    /// Tiles of keys, and of values, in flight or in use.
+    pub stages: u32,
+    /// Warpgroups take turns at the tensor cores, so that the softmax of one falls among the products of others;
+    /// otherwise chance decides.
+    pub take_turns: bool,
+    /// When the references of the rows are raised. With [`Rescale::Bold`] a warpgroup waits for its products
+    /// before its softmax, which then needs no look at the scores first.
+    pub rescale: Rescale,
+}
+
+impl Config {
+    /// The levers' part of the id, `m128n128-s2-turns-lazy`.
+    pub(crate) fn id(&self) -> String {
+        self.to_string()
+    }
+
+    /// Reads what [`id`](Self::id) writes.
+    pub(crate) fn from_id(id: &str) -> Option<Config> {
+        let mut parts = id.split('-');
+        let (rows, cols) = parts.next()?.strip_prefix('m')?.split_once('n')?;
+        let stages = parts.next()?.strip_prefix('s')?;
+        let take_turns = match parts.next()? {
+            "turns" => true,
+            "free" => false,
+            _ => return None,
+        };
+        let rescale = parts.next()?;
+        let config = Config {
+            rows: rows.parse().ok()?,
+            cols: cols.parse().ok()?,
+            stages: stages.parse().ok()?,
+            take_turns,
+            rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
+        };
+        (parts.next().is_none() && config.id() == id).then_some(config)
+    }
+
+    /// Warpgroups that compute.
+    pub fn warpgroups(&self) -> u32 {
+        self.rows / 64
+    }
+
+    /// Threads a block: those that compute, and a warpgroup that copies.
+    pub fn threads(&self) -> u32 {
+        128 * (self.warpgroups() + 1)
+    }
+
+    /// Registers of a thread that copies, and of one that computes.
+    fn registers(&self) -> (u32, u32) {
+        match self.warpgroups() {
+            1 => (56, 240),
+            2 => (24, 240),
+            _ => (32, 160),
+        }
+    }
+
+    /// Whether the output is laid over Q on its way out: where there is no room for both.
+    fn out_reuses_q(&self, shape: &Shape) -> bool {
+        let all = self.shared_bytes(shape) + tile_bytes(self.rows, shape.head_dim_v, 1);
+        shape.head_dim_v <= shape.head_dim && all > Target::Sm90a.limits().shared_per_block
+    }
+
+    /// Shared memory without a place of its own for the output.
+    fn shared_bytes(&self, shape: &Shape) -> u32 {
+        let keys = tile_bytes(self.cols, shape.head_dim, self.stages);
+        let values = tile_bytes(self.cols, shape.head_dim_v, self.stages);
+        tile_bytes(self.rows, shape.head_dim, 1) + keys + values + SLACK_BYTES
+    }
+
+    pub(crate) fn remedy_for_shared_memory(&self) -> String {
+        if self.stages > 2 {
+            return format!("stages {} to {} need less", self.stages, self.stages - 1);
+        }
+        format!("fewer keys a tile than {} need less", self.cols)
+    }
+
+    fn check_levers(&self) -> Result<(), Refusal> {
+        let lever = |lever, given, allowed: String| Err(Refusal::Lever { lever, given, allowed });
+        if !ROWS.contains(&self.rows) {
+            return lever("rows", self.rows, "64, 128, 192".to_string());
+        }
+        if !COLS.contains(&self.cols) || !self.cols.is_multiple_of(16) {
+            return lever("cols", self.cols, "multiples of 16 from 32 to 256".to_string());
+        }
+        if !STAGES.contains(&self.stages) {
+            return lever("stages", self.stages, "2, 3, 4".to_string());
+        }
+        if self.take_turns && self.warpgroups() == 1 {
+            return lever("turns", 1, "with rows 128 or 192: one warpgroup takes none".to_string());
+        }
+        Ok(())
+    }
+
+    /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
+    fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
+        let (scores, output) = (self.cols / 2, padded(shape.head_dim_v) / 2);
+        let (probabilities, state) = (self.cols / 4, 6);
+        let needed = scores + output + probabilities + state + SCRATCH_REGISTERS;
+        let allowed = self.registers().1;
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(Refusal::Registers {
+            needed,
+            what: format!(
+                "output {output}, scores {scores}, probabilities {probabilities}, row state {state}, addresses and \
+                 descriptors {SCRATCH_REGISTERS}"
+            ),
+            allowed,
+            remedy: "fewer keys a tile or fewer rows need less",
+        })
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let turns = if self.take_turns { "turns" } else { "free" };
+        write!(
+            f,
+            "m{}n{}-s{}-{turns}-{}",
+            self.rows,
+            self.cols,
+            self.stages,
+            self.rescale.name()
+        )
+    }
+}
+
+/// The kernel and its launch for a problem, or why not.
+pub(crate) fn plan(
+    problem: &Problem,
+    config: &Config,
+    target: Target,
+    kernels: &KernelCache,
+    stop_after: Option<StopAfter>,
+) -> Result<Step, Refusal> {
+    let unsupported = |what: String, remedy| Refusal::Unsupported {
+        family: NAME,
+        what,
+        remedy,
+    };
+    if target != Target::Sm90a {
+        return Err(unsupported(format!("{target}"), "family mma does"));
+    }
+    check_problem(problem, NAME)?;
+    if stop_after.is_some() {
+        return Err(unsupported("builds that stop after a stage".to_string(), "family mma does"));
+    }
+    config.check_levers()?;
+    let shape = Shape::new(problem, ALIGNMENT, stop_after);
+    if shape.head_dim.max(shape.head_dim_v) > 256 {
+        return Err(unsupported(format!("head_dim {}", problem.head_dim()), "family scalar does"));
+    }
+    let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
+    if problem.num_heads().max(tiles) > schedule::MOST {
+        return Err(unsupported(
+            format!("{} heads of {tiles} tiles of rows", problem.num_heads()),
+            "family mma does",
+        ));
+    }
+    config.check_registers(&shape)?;
+
+    let name = shape.kernel_name(&crate::Config::Wgmma(*config));
+    let kernel = kernels.get_or_build(&name, |name| {
+        Kernel::build(name, config.threads(), |k| match shape.dtype {
+            DType::F16 => kernel::body::<f16>(k, config, &shape),
+            _ => kernel::body::<bf16>(k, config, &shape),
+        })
+    })?;
+    let (blocks, table) = schedule::table(problem, config.rows, config.cols, SMS);
+    let mut launch = Launch {
+        grid: [blocks, 1, 1],
+        block: [config.threads(), 1, 1],
+        cluster: [1, 1, 1],
+        dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        buffers: Vec::new(),
+        args: Vec::new(),
+    };
+    add_tensor(&mut launch, problem, &kernel, "q", problem.q_layout())?;
+    add_tensor(&mut launch, problem, &kernel, "k", problem.k_layout())?;
+    add_tensor(&mut launch, problem, &kernel, "v", problem.v_layout())?;
+    add_tensor(&mut launch, problem, &kernel, "out", problem.o_layout())?;
+    add_rows(&mut launch, problem, &shape);
+    launch.args.push(Arg::Table(table));
+    Ok(Step { kernel, launch })
+}
+
+/// Adds a tensor `[batch, seq, heads, head_dim]` and its tensor map, whose dimensions are (head_dim, seq, heads,
+/// batch).
+fn add_tensor(
+    launch: &mut Launch,
+    problem: &Problem,
+    kernel: &Kernel,
+    name: &'static str,
+    layout: &Layout,
+) -> Result<(), Refusal> {
+    let Some(boxes) = kernel.tensor_box(name) else {
+        return Err(Refusal::Build(format!("the kernel has no tensor map `{name}`")));
+    };
+    let bytes = problem.dtype().size_bytes();
+    let [batch, seq, head] = row_strides(layout);
+    let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
+    // A stride that is never taken must be one that could be.
+    let stride = |stride: u32| u64::from(stride.max(padded(columns as u32))) * bytes as u64;
+    let slot = launch.buffers.len();
+    launch.buffers.push(BufferSpec {
+        name,
+        bytes: (layout.span() * bytes) as u64,
+        written: name == "out",
+        align: ALIGNMENT,
+    });
+    launch.args.push(Arg::TensorMap(boxes.recipe(
+        slot,
+        0,
+        vec![columns, rows, heads, batches],
+        vec![stride(seq), stride(head), stride(batch)],
+    )));
+    Ok(())
+}
