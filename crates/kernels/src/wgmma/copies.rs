@@ -7,7 +7,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, SharedTile, TensorMap, Val};
 
 use super::kernel::Shared;
-use super::schedule::{Work, for_each_tile};
+use super::schedule::{List, Work};
 use crate::sequence::Edges;
 
 impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
@@ -18,7 +18,13 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
         k.if_(warp.eq(0).uniform(), || {
             k.if_(k.elect().divergent(), || {
-                for_each_tile(k, self.table, self.levers.rows, |work| self.copy_tile(&work, q, keys, values));
+                let list = List::new(k, self.table, self.levers.rows);
+                k.loop_(|scope| {
+                    self.copy_tile(&list.this(), q, keys, values);
+                    let more = list.has_next();
+                    list.advance();
+                    scope.break_if((!more).uniform());
+                });
             });
         });
     }
@@ -29,10 +35,32 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
         let sequence = self.sequence(work);
         let kv_head = work.head / self.params.group_size;
         let key0 = |turn: Val<'k, i32>| sequence.first_key(turn, Edges::Checked);
-        let copy_k = |turn| copy(self.k_tile, self.k_map, keys, [key0(turn), kv_head, work.batch], L2Hint::EvictLast);
-        let copy_v = |turn| copy(self.v_tile, self.v_map, values, [key0(turn), kv_head, work.batch], L2Hint::EvictLast);
+        let copy_k = |turn| {
+            copy(
+                self.k_tile,
+                self.k_map,
+                keys,
+                [key0(turn), kv_head, work.batch],
+                L2Hint::EvictLast,
+            )
+        };
+        let copy_v = |turn| {
+            copy(
+                self.v_tile,
+                self.v_map,
+                values,
+                [key0(turn), kv_head, work.batch],
+                L2Hint::EvictLast,
+            )
+        };
         copy_k(k.constant(0));
-        copy(self.q_tile, self.q_map, q, [work.first_row, work.head, work.batch], L2Hint::EvictFirst);
+        copy(
+            self.q_tile,
+            self.q_map,
+            q,
+            [work.first_row, work.head, work.batch],
+            L2Hint::EvictFirst,
+        );
         let turns = self.turns(&sequence);
         k.for_uniform(1, turns, 1, |turn| {
             copy_k(turn);

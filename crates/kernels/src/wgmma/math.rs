@@ -36,7 +36,7 @@ pub(super) struct Warpgroup<'k, 'p, E: MmaElement> {
     pub(super) index: Val<'k, u32>,
     /// The lane's first row, within the tile.
     pub(super) lane_row: Val<'k, u32>,
-    pub(super) q: Reader<'k>,
+    q: Reader<'k>,
     keys: Reader<'k>,
     values: Reader<'k>,
     q_rows: WgmmaOperand<'k, E>,
@@ -86,36 +86,32 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// Before the first tile of rows.
+    /// Before the first tile of rows: its first scores.
     #[track_caller]
     pub(super) fn begin(&self) {
         if let Some(turns) = &self.turns {
             turns.begin();
         }
+        self.q.wait();
+        self.keys.wait();
+        self.start_scores();
+        self.k.wgmma_wait(0);
+        self.release(self.keys);
     }
 
     // ---- Turns ----------------------------------------------------------------------------------------
 
-    /// The first scores of a tile of rows, and their probabilities.
+    /// The softmax of a tile's first scores, which sets the references.
     #[track_caller]
-    pub(super) fn first_turn(&self, work: &Work<'k>, key0: Val<'k, u32>, masked: Val<'k, i32>) {
-        let k = self.k;
-        self.q.wait();
-        self.keys.wait();
-        self.start_scores();
+    pub(super) fn first_softmax(&self, work: &Work<'k>, key0: Val<'k, u32>, masked: Val<'k, bool>) {
         self.out.zero();
-        for row in &self.rows {
+        self.cap();
+        self.k.if_(masked.uniform(), || self.mask((work, key0)));
+        for (half, row) in self.rows.iter().enumerate() {
             row.reference.reset();
             row.sum.set(0.0);
-        }
-        k.wgmma_wait(0);
-        self.release(self.keys);
-        self.cap();
-        k.if_(masked.gt(0).uniform(), || self.mask((work, key0)));
-        let margin = self.margin();
-        for (half, row) in self.rows.iter().enumerate() {
-            row.reference
-                .raise(largest_of(&self.scores, self.steps(), half).reduce_max(QUAD), margin);
+            let largest = largest_of(&self.scores, self.steps(), half);
+            row.reference.raise(largest.reduce_max(QUAD), self.margin());
         }
         self.exponentials();
         self.pack();
@@ -171,13 +167,29 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// The output of the last tile of keys.
+    /// The output of the last tile of keys, and the first scores of the next tile of rows if there is one.
     #[track_caller]
-    pub(super) fn last_output(&self) {
-        self.values.wait();
-        self.start_output();
-        self.k.wgmma_wait(0);
-        self.release(self.values);
+    pub(super) fn change_tiles(&self, more: Val<'k, bool>) {
+        let k = self.k;
+        // Every product with this Q has been waited for.
+        self.release(self.q);
+        self.take_turn();
+        let end = || {
+            self.values.wait();
+            self.start_output();
+            self.give_turn();
+            k.wgmma_wait(0);
+            self.release(self.values);
+        };
+        // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
+        let first_scores = || {
+            self.q.wait();
+            self.keys.wait();
+            self.start_scores();
+            end();
+            self.release(self.keys);
+        };
+        k.if_else(more.uniform(), first_scores, end);
     }
 
     #[track_caller]
@@ -207,7 +219,8 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         let k = self.k;
         k.verb("S = Q*K", || {
             k.wgmma_fence();
-            k.wgmma_ss(self.scores, self.q_rows, self.k_tile.stage(self.keys.stage()), false);
+            let (q, keys) = (self.q_rows.stage(self.q.stage()), self.k_tile.stage(self.keys.stage()));
+            k.wgmma_ss(self.scores, q, keys, false);
             k.wgmma_commit();
         });
     }

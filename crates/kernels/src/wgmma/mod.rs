@@ -45,6 +45,9 @@ const SCRATCH_REGISTERS: u32 = 16;
 /// Mbarriers, and what aligning the tiles may cost.
 const SLACK_BYTES: u32 = 1024;
 
+/// Shared memory that a block may have, less mbarriers and alignment.
+const ROOM: u32 = 232_448;
+
 /// SMs that the lists of tiles are made for: those of an H100 and an H200.
 const SMS: u32 = 132;
 
@@ -107,22 +110,40 @@ impl Config {
     fn registers(&self) -> (u32, u32) {
         match self.warpgroups() {
             1 => (56, 240),
-            2 => (24, 240),
+            2 => (40, 232),
             _ => (32, 160),
         }
     }
 
-    /// Whether the output is laid over Q on its way out: where there is no room for both.
-    fn out_reuses_q(&self, shape: &Shape) -> bool {
-        let all = self.shared_bytes(shape) + tile_bytes(self.rows, shape.head_dim_v, 1);
-        shape.head_dim_v <= shape.head_dim && all > Target::Sm90a.limits().shared_per_block
+    /// Whether the output has a tile in shared memory on its way out: where there is room. Otherwise it leaves
+    /// from registers, in pieces of 16 bytes a row.
+    fn stages_output(&self, shape: &Shape) -> bool {
+        self.shared_bytes(shape, 1) + self.output_bytes(shape) <= ROOM
     }
 
-    /// Shared memory without a place of its own for the output.
-    fn shared_bytes(&self, shape: &Shape) -> u32 {
+    /// Tiles of Q: two where there is room, so that the next is there when it is wanted.
+    fn q_stages(&self, shape: &Shape) -> u32 {
+        let output = if self.stages_output(shape) {
+            self.output_bytes(shape)
+        } else {
+            0
+        };
+        if self.shared_bytes(shape, 2) + output <= ROOM {
+            2
+        } else {
+            1
+        }
+    }
+
+    fn output_bytes(&self, shape: &Shape) -> u32 {
+        tile_bytes(self.rows, shape.head_dim_v, 1)
+    }
+
+    /// Shared memory without a place for the output.
+    fn shared_bytes(&self, shape: &Shape, q_stages: u32) -> u32 {
         let keys = tile_bytes(self.cols, shape.head_dim, self.stages);
         let values = tile_bytes(self.cols, shape.head_dim_v, self.stages);
-        tile_bytes(self.rows, shape.head_dim, 1) + keys + values + SLACK_BYTES
+        tile_bytes(self.rows, shape.head_dim, q_stages) + keys + values + SLACK_BYTES
     }
 
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
@@ -202,12 +223,18 @@ pub(crate) fn plan(
     }
     check_problem(problem, NAME)?;
     if stop_after.is_some() {
-        return Err(unsupported("builds that stop after a stage".to_string(), "family mma does"));
+        return Err(unsupported(
+            "builds that stop after a stage".to_string(),
+            "family mma does",
+        ));
     }
     config.check_levers()?;
     let shape = Shape::new(problem, ALIGNMENT, stop_after);
     if shape.head_dim.max(shape.head_dim_v) > 256 {
-        return Err(unsupported(format!("head_dim {}", problem.head_dim()), "family scalar does"));
+        return Err(unsupported(
+            format!("head_dim {}", problem.head_dim()),
+            "family scalar does",
+        ));
     }
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
     if problem.num_heads().max(tiles) > schedule::MOST {
@@ -237,7 +264,10 @@ pub(crate) fn plan(
     add_tensor(&mut launch, problem, &kernel, "q", problem.q_layout())?;
     add_tensor(&mut launch, problem, &kernel, "k", problem.k_layout())?;
     add_tensor(&mut launch, problem, &kernel, "v", problem.v_layout())?;
-    add_tensor(&mut launch, problem, &kernel, "out", problem.o_layout())?;
+    match config.stages_output(&shape) {
+        true => add_tensor(&mut launch, problem, &kernel, "out", problem.o_layout())?,
+        false => crate::params::add_tensor(&mut launch, problem, &shape, "out", problem.o_layout()),
+    }
     add_rows(&mut launch, problem, &shape);
     launch.args.push(Arg::Table(table));
     Ok(Step { kernel, launch })
@@ -259,7 +289,10 @@ fn add_tensor(
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
     // A stride that is never taken must be one that could be.
-    let stride = |stride: u32| u64::from(stride.max(padded(columns as u32))) * bytes as u64;
+    let stride = |stride: u32| match stride {
+        0 => columns.next_multiple_of(8) * bytes as u64,
+        stride => u64::from(stride) * bytes as u64,
+    };
     let slot = launch.buffers.len();
     launch.buffers.push(BufferSpec {
         name,

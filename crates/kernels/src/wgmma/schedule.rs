@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::Problem;
 
 /// Bytes of K and V that should be read at a time: about half of an H200's L2 cache.
@@ -33,32 +33,71 @@ pub(super) struct Work<'k> {
     pub(super) first_row: Val<'k, u32>,
 }
 
-/// Calls `body` for each tile of this block, in order; the next entry is on its way meanwhile.
-#[track_caller]
-pub(super) fn for_each_tile<'k>(k: &'k KernelBuilder, table: GlobalPtr<'k, u32>, rows: u32, body: impl Fn(Work<'k>)) {
-    let read = |round: Val<'k, u32>| {
-        let index = round.fma(k.grid_dim(0), k.block_idx(0));
-        table.offset(index * WORDS).load_words(WORDS, Cache::ReadOnly)
-    };
-    let round = k.var(0u32);
-    let first = read(k.constant(0));
-    let next = [k.var(first[0]), k.var(first[1])];
-    k.loop_(|scope| {
-        let [batch, place] = next.map(|word| word.get());
-        scope.break_if(batch.eq(END).uniform());
-        round.add_assign(1u32);
-        for (word, value) in next.iter().zip(read(round.get())) {
-            word.set(value);
-        }
-        body(Work {
-            batch,
-            head: place & 0xffff,
-            first_row: (place >> 16u32) * rows,
-        });
-    });
+/// A block's list as its warps read it: the tile at hand, and the one after, which is on its way meanwhile.
+pub(super) struct List<'k> {
+    k: &'k KernelBuilder,
+    table: GlobalPtr<'k, u32>,
+    rows: u32,
+    round: Var<'k, u32>,
+    this: [Var<'k, u32>; 2],
+    next: [Var<'k, u32>; 2],
 }
 
-/// Blocks of the grid, and the table that [`for_each_tile`] reads.
+impl<'k> List<'k> {
+    /// At the first tile. There always is one.
+    #[track_caller]
+    pub(super) fn new(k: &'k KernelBuilder, table: GlobalPtr<'k, u32>, rows: u32) -> Self {
+        let place = |round: u32| table.offset((k.grid_dim(0) * round + k.block_idx(0)) * WORDS);
+        let words = |round| {
+            let words = place(round).load_words(WORDS, Cache::ReadOnly);
+            [k.var(words[0]), k.var(words[1])]
+        };
+        List {
+            k,
+            table,
+            rows,
+            round: k.var(1u32),
+            this: words(0),
+            next: words(1),
+        }
+    }
+
+    /// The tile at hand.
+    #[track_caller]
+    pub(super) fn this(&self) -> Work<'k> {
+        self.work(&self.this)
+    }
+
+    /// Whether there is one after.
+    #[track_caller]
+    pub(super) fn has_next(&self) -> Val<'k, bool> {
+        self.next[0].get().ne(END)
+    }
+
+    /// Goes on to the next tile.
+    #[track_caller]
+    pub(super) fn advance(&self) {
+        self.round.add_assign(1u32);
+        let index = self.round.get().fma(self.k.grid_dim(0), self.k.block_idx(0));
+        let words = self.table.offset(index * WORDS).load_words(WORDS, Cache::ReadOnly);
+        for ((this, next), word) in self.this.iter().zip(&self.next).zip(words) {
+            this.set(next.get());
+            next.set(word);
+        }
+    }
+
+    #[track_caller]
+    fn work(&self, entry: &[Var<'k, u32>; 2]) -> Work<'k> {
+        let [batch, place] = entry.map(|word| word.get());
+        Work {
+            batch,
+            head: place & 0xffff,
+            first_row: (place >> 16u32) * self.rows,
+        }
+    }
+}
+
+/// Blocks of the grid, and the table that [`List`] reads.
 pub(super) fn table(problem: &Problem, rows: u32, cols: u32, sms: u32) -> (u32, Arc<[u32]>) {
     let (heads, tiles) = (problem.num_heads(), problem.seq_len_q().div_ceil(rows as usize));
     let blocks = (problem.batch() * heads * tiles).clamp(1, sms as usize);
@@ -124,7 +163,10 @@ mod tests {
             }
         }
         let last = &words[words.len() - 2 * blocks as usize..];
-        assert!(last.iter().all(|&word| word == END), "every list ends, and one entry further too");
+        assert!(
+            last.iter().all(|&word| word == END),
+            "every list ends, and one entry further too"
+        );
         lists
     }
 
@@ -151,7 +193,10 @@ mod tests {
         let loads: Vec<u64> = lists.iter().map(load).collect();
         let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
         assert!(most - least <= 4, "{least} to {most}");
-        assert!(lists.iter().all(|list| list[0].2 >= list[list.len() - 1].2), "long ones first");
+        assert!(
+            lists.iter().all(|list| list[0].2 >= list[list.len() - 1].2),
+            "long ones first"
+        );
     }
 
     #[test]
