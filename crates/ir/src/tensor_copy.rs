@@ -28,6 +28,8 @@ pub struct TensorMap<'k> {
 #[derive(Clone, Debug)]
 pub struct BoxAt<'k> {
     map: TensorMap<'k>,
+    /// First column.
+    column: u32,
     outer: Vec<Operand>,
     multicast: Option<Operand>,
     hint: L2Hint,
@@ -98,7 +100,7 @@ impl<'k> TensorMap<'k> {
     }
 
     /// The box whose first row is at these coordinates, innermost of them first: all dimensions but that of
-    /// the columns, which the tile's slabs fill from 0 on. Coordinates outside the tensor (negative ones
+    /// the columns, which the tile's slabs fill from 0 on, or from [`BoxAt::column`]. Coordinates outside the tensor (negative ones
     /// too, as two's complement) are allowed.
     #[track_caller]
     pub fn at(&self, rows: &[Val<'k, u32>]) -> BoxAt<'k> {
@@ -111,6 +113,7 @@ impl<'k> TensorMap<'k> {
         }
         BoxAt {
             map: *self,
+            column: 0,
             outer: rows.iter().map(|row| row.operand()).collect(),
             multicast: None,
             hint: L2Hint::None,
@@ -126,6 +129,12 @@ impl<'k> TensorMap<'k> {
 }
 
 impl<'k> BoxAt<'k> {
+    /// The box, or the first of the tile's slabs, begins at this column instead of 0.
+    pub fn column(mut self, first: u32) -> Self {
+        self.column = first;
+        self
+    }
+
     /// Brings the box to the same place in each block of the cluster whose rank is a set bit of `blocks`,
     /// and completes its bytes at the same mbarrier of each.
     pub fn multicast(mut self, blocks: Val<'k, u16>) -> Self {
@@ -303,7 +312,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
     }
 
     fn coordinates(&self, slab: u32, at: &BoxAt<'k>) -> Vec<Operand> {
-        let column = Operand::Imm(u64::from(slab * self.slab_cols()));
+        let column = Operand::Imm(u64::from(at.column + slab * self.slab_cols()));
         std::iter::once(column).chain(at.outer.iter().copied()).collect()
     }
 

@@ -10,6 +10,9 @@ pub(crate) struct Rows<'k> {
     pub(crate) last: Val<'k, u32>,
     /// Whether the first tile counts as one that needs a mask even where none does: it sets the references.
     pub(crate) first_masked: bool,
+    /// Whether tiles that need a mask at the high end are taken from the highest down, so that those which the first
+    /// rows do not see at all come first.
+    pub(crate) downwards: bool,
 }
 
 /// One of `count` shares of the tiles of keys.
@@ -28,6 +31,7 @@ pub(crate) struct TileSequence<'k> {
     masked_low: Val<'k, i32>,
     /// What takes a turn at the high end to its tile.
     high: Val<'k, i32>,
+    downwards: bool,
     /// What takes an unmasked turn to its tile.
     whole: Val<'k, i32>,
     /// Turns that need a mask.
@@ -57,7 +61,11 @@ impl<'k> TileSequence<'k> {
             cols,
             first,
             masked_low,
-            high: high - masked_low,
+            high: match rows.downwards {
+                true => end - 1 + masked_low,
+                false => high - masked_low,
+            },
+            downwards: rows.downwards,
             whole: whole - masked,
             masked,
             turns: (end - first).max(k.constant(0)),
@@ -76,7 +84,11 @@ impl<'k> TileSequence<'k> {
             cols: self.cols,
             first: self.first + begin,
             masked_low: self.masked_low - begin,
-            high: self.high + begin,
+            high: match self.downwards {
+                true => self.high - begin,
+                false => self.high + begin,
+            },
+            downwards: self.downwards,
             whole: self.whole + begin,
             masked: (self.masked - begin).max(0).min(turns),
             turns,
@@ -94,13 +106,28 @@ impl<'k> TileSequence<'k> {
         }
     }
 
+    /// Turns at the beginning in which rows that see no key from `end` on see nothing, at most all but one: there are
+    /// some only where tiles are taken downwards.
+    #[track_caller]
+    pub(crate) fn unseen(&self, end: Val<'k, i32>) -> Val<'k, i32> {
+        let cols = self.cols as i32;
+        let highest = self.high + 1;
+        let unseen = (highest - (end + (cols - 1)) / cols).max(0).min(self.turns - 1);
+        (self.masked_low.eq(0) & self.masked.gt(0)).select(unseen.max(0), 0)
+    }
+
     /// First key of the tile of a turn.
     #[track_caller]
     pub(crate) fn first_key(&self, turn: Val<'k, i32>, edges: Edges) -> Val<'k, u32> {
         let base = match edges {
             Edges::Whole => self.whole,
             Edges::Checked => {
-                let masked = turn.lt(self.masked_low).select(self.first, self.high);
+                let high = match self.downwards {
+                    // The turn is added again below.
+                    true => self.high - turn - turn,
+                    false => self.high,
+                };
+                let masked = turn.lt(self.masked_low).select(self.first, high);
                 turn.lt(self.masked).select(masked, self.whole)
             }
         };

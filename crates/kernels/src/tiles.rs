@@ -29,7 +29,7 @@ pub(crate) struct HeadTile<'k, E> {
 }
 
 /// Elements of a row in one slab.
-const fn slab_cols(head_dim: u32) -> u32 {
+pub(crate) const fn slab_cols(head_dim: u32) -> u32 {
     match padded(head_dim) {
         d if d.is_multiple_of(64) => 64,
         d if d.is_multiple_of(32) => 32,
@@ -55,6 +55,12 @@ pub(crate) fn slabs(rows: u32, head_dim: u32) -> TileShape {
     TileShape::new(rows, padded(head_dim))
         .swizzled(swizzle(slab_cols(head_dim)))
         .in_slabs()
+}
+
+/// Rows of one slab of a head, for the same.
+pub(crate) fn one_slab(rows: u32, head_dim: u32) -> TileShape {
+    let cols = slab_cols(head_dim);
+    TileShape::new(rows, cols).swizzled(swizzle(cols)).in_slabs()
 }
 
 /// The swizzle that permutes rows of so many elements of 16 bits.

@@ -84,6 +84,7 @@ impl<'k> Block<'k> {
             last: self.head_and_query(last_row).1,
             // The first tile sets the references, and bold rescaling does that only in masked turns.
             first_masked: levers.rescale == Rescale::Bold,
+            downwards: false,
         };
         let all = TileSequence::new(params, &rows, levers.cols);
         match self.split {

@@ -14,9 +14,9 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap, Val};
 use super::Config;
 use super::math::Warpgroup;
 use super::schedule::{List, Work};
-use crate::params::{RowParams, Shape, TensorParam};
-use crate::sequence::{Edges, Rows, TileSequence};
-use crate::tiles::slabs;
+use crate::params::{RowParams, Shape};
+use crate::sequence::{Rows, TileSequence};
+use crate::tiles::{one_slab, slabs};
 
 /// What copies and products have in common.
 pub(super) struct Shared<'k, 'p, E> {
@@ -30,18 +30,11 @@ pub(super) struct Shared<'k, 'p, E> {
     pub(super) q_map: TensorMap<'k>,
     pub(super) k_map: TensorMap<'k>,
     pub(super) v_map: TensorMap<'k>,
-    pub(super) out: Output<'k, E>,
+    pub(super) out_tile: SharedTile<'k, E>,
+    pub(super) out_map: TensorMap<'k>,
     pub(super) q_ring: Pipeline<'k>,
     pub(super) k_ring: Pipeline<'k>,
     pub(super) v_ring: Pipeline<'k>,
-}
-
-/// How the output leaves.
-pub(super) enum Output<'k, E> {
-    /// Through a tile in shared memory, which is copied from there.
-    Staged(SharedTile<'k, E>, TensorMap<'k>),
-    /// Straight from registers, where there is no room for such a tile.
-    Direct(TensorParam<'k, E>),
 }
 
 pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
@@ -50,17 +43,15 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let q_tile = k.shared_tile::<E>("q_tile", slabs(rows, shape.head_dim).stages(levers.q_stages(shape)));
     let k_tile = k.shared_tile::<E>("k_tile", slabs(cols, shape.head_dim).stages(levers.stages));
     let v_tile = k.shared_tile::<E>("v_tile", slabs(cols, shape.head_dim_v).stages(levers.stages));
-    let out_tile = levers
-        .stages_output(shape)
-        .then(|| k.shared_tile::<E>("out_tile", slabs(rows, shape.head_dim_v)));
-    // Boxes of rows by one head of one batch; a warpgroup stores its own rows.
+    let out_tile = k.shared_tile::<E>(
+        "out_tile",
+        one_slab(rows, shape.head_dim_v).stages(levers.out_slabs(shape)),
+    );
+    // Boxes of rows by one head of one batch; a warp stores its own rows.
     let q_map = k.param_tensor_map("q", q_tile.tensor_box(&[rows, 1, 1]));
     let k_map = k.param_tensor_map("k", k_tile.tensor_box(&[cols, 1, 1]));
     let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[cols, 1, 1]));
-    let out = match out_tile {
-        Some(tile) => Output::Staged(tile, k.param_tensor_map_mut("out", tile.tensor_box(&[64, 1, 1]))),
-        None => Output::Direct(TensorParam::declare(k, "out", k.param_ptr_mut("out"))),
-    };
+    let out_map = k.param_tensor_map_mut("out", out_tile.tensor_box(&[16, 1, 1]));
     let params = RowParams::declare(k, shape);
     let shared = Shared {
         params: &params,
@@ -70,7 +61,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         q_tile,
         k_tile,
         v_tile,
-        out,
+        out_tile,
+        out_map,
         q_map,
         k_map,
         v_map,
@@ -96,18 +88,18 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
     fn math(&self, k: &'k KernelBuilder) {
         let group = Warpgroup::new(k, self);
         let list = List::new(k, self.table, self.levers.rows);
-        group.begin();
+        // Whether the first scores of the tile at hand have been computed with the tile before.
+        let ahead = k.var(0u32);
         k.loop_(|scope| {
             let work = list.this();
-            let sequence = self.sequence(&work);
-            let key0 = |turn: Val<'k, i32>| sequence.first_key(turn, Edges::Checked);
-            let masked = sequence.masked.gt(0) | sequence.turns.eq(0);
-            group.first_softmax(&work, key0(k.constant(0)), masked);
-            k.for_uniform(1, sequence.masked, 1, |turn| group.turn(Some((&work, key0(turn)))));
-            k.for_uniform(sequence.masked.max(1), self.turns(&sequence), 1, |_| group.turn(None));
+            let keys = group.keys(&work);
+            k.if_(ahead.get().eq(0).uniform(), || group.begin(&keys));
+            k.if_(keys.any().uniform(), || group.tile(&work, &keys));
             let more = list.has_next();
-            group.change_tiles(more);
-            group.store(&work);
+            let overlap = more & keys.any() & group.keys(&list.next()).unseen.eq(0);
+            group.change_tiles(&keys, overlap);
+            k.if_(keys.any().uniform(), || group.store(&work));
+            ahead.set(overlap.select(1u32, 0u32));
             list.advance();
             scope.break_if((!more).uniform());
         });
@@ -122,6 +114,7 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
             first: work.first_row,
             last,
             first_masked: false,
+            downwards: true,
         };
         TileSequence::new(self.params, &rows, self.levers.cols)
     }

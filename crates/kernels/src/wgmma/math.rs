@@ -13,6 +13,7 @@ use super::schedule::Work;
 use super::turns::Turns;
 use crate::lanes::{ACC_COLS, QUAD, lane_columns, largest_of};
 use crate::mma::Rescale;
+use crate::sequence::{Edges, TileSequence};
 use crate::softmax::Reference;
 use crate::tiles::{STEP, padded};
 
@@ -33,7 +34,9 @@ pub(super) struct Warpgroup<'k, 'p, E: MmaElement> {
     pub(super) k: &'k KernelBuilder,
     pub(super) shared: &'p Shared<'k, 'p, E>,
     /// Its number among those that compute, the same in all lanes.
-    pub(super) index: Val<'k, u32>,
+    index: Val<'k, u32>,
+    /// The warp's number among those that compute, the same in all lanes.
+    pub(super) warp: Val<'k, u32>,
     /// The lane's first row, within the tile.
     pub(super) lane_row: Val<'k, u32>,
     q: Reader<'k>,
@@ -47,6 +50,22 @@ pub(super) struct Warpgroup<'k, 'p, E: MmaElement> {
     p: AVars<'k, E>,
     pub(super) out: Acc<'k>,
     pub(super) rows: [Row<'k>; 2],
+}
+
+/// The tiles of keys of a tile of rows, as one warpgroup sees them.
+pub(super) struct Keys<'k> {
+    sequence: TileSequence<'k>,
+    turns: Val<'k, i32>,
+    /// Turns at the beginning in which it sees nothing; all of them if it has no rows.
+    pub(super) unseen: Val<'k, i32>,
+}
+
+impl<'k> Keys<'k> {
+    /// Whether it has anything to do.
+    #[track_caller]
+    pub(super) fn any(&self) -> Val<'k, bool> {
+        self.unseen.lt(self.turns)
+    }
 }
 
 /// A row's running state. Its four lanes agree on the reference; `sum` is each lane's own part.
@@ -63,10 +82,15 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         let (levers, shape) = (shared.levers, shared.shape);
         let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
         let index = warp / 4;
+        let turns = levers.take_turns.then(|| Turns::new(index, levers.warpgroups()));
+        if let Some(turns) = &turns {
+            turns.begin();
+        }
         Warpgroup {
             k,
             shared,
             index,
+            warp,
             lane_row: warp * 16 + k.lane() / QUAD,
             q: shared.q_ring.reader(),
             keys: shared.k_ring.reader(),
@@ -74,7 +98,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             q_rows: shared.q_tile.k_major().rows(index * 64, 64),
             k_tile: shared.k_tile.k_major(),
             v_tile: shared.v_tile.mn_major(),
-            turns: levers.take_turns.then(|| Turns::new(index, levers.warpgroups())),
+            turns,
             scores: k.acc_unwritten("scores", levers.cols / ACC_COLS),
             p: k.a_vars("p", levers.cols / STEP),
             out: k.acc_unwritten("out", padded(shape.head_dim_v) / ACC_COLS),
@@ -86,20 +110,68 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// Before the first tile of rows: its first scores.
+    /// The turns of a tile of rows, and those in which this warpgroup's rows see nothing.
     #[track_caller]
-    pub(super) fn begin(&self) {
-        if let Some(turns) = &self.turns {
-            turns.begin();
+    pub(super) fn keys(&self, work: &Work<'k>) -> Keys<'k> {
+        let sequence = self.shared.sequence(work);
+        let turns = self.shared.turns(&sequence);
+        let unseen = match self.shared.levers.warpgroups() {
+            1 => self.k.constant(0),
+            _ => {
+                let (first, rows) = (work.first_row + self.index * 64, self.shared.params.seq_len_q);
+                let last = (first + 63).min(rows - 1);
+                let unseen = sequence.unseen(self.shared.params.visible_keys(last).1);
+                first.lt(rows).select(unseen, turns)
+            }
+        };
+        Keys {
+            sequence,
+            turns,
+            unseen,
         }
-        self.q.wait();
-        self.keys.wait();
-        self.start_scores();
-        self.k.wgmma_wait(0);
-        self.release(self.keys);
     }
 
-    // ---- Turns ----------------------------------------------------------------------------------------
+    /// The first scores of a tile of rows, where the tile before has not seen to them.
+    #[track_caller]
+    pub(super) fn begin(&self, keys: &Keys<'k>) {
+        let k = self.k;
+        // A warpgroup without rows gives Q back before it waits for turns: who has the turn may wait for the next Q.
+        k.if_((!keys.any()).uniform(), || {
+            self.q.wait();
+            self.release(self.q);
+        });
+        k.for_uniform(0, keys.unseen, 1, |_| self.pass());
+        k.if_(keys.any().uniform(), || {
+            self.q.wait();
+            self.keys.wait();
+            self.start_scores();
+            k.wgmma_wait(0);
+            self.release(self.keys);
+        });
+    }
+
+    /// A turn in which nothing is seen.
+    #[track_caller]
+    fn pass(&self) {
+        self.take_turn();
+        self.give_turn();
+        for stage in [self.keys, self.values] {
+            stage.wait();
+            self.release(stage);
+        }
+    }
+
+    /// All turns of a tile of rows but for the last output.
+    #[track_caller]
+    pub(super) fn tile(&self, work: &Work<'k>, keys: &Keys<'k>) {
+        let (k, sequence) = (self.k, &keys.sequence);
+        let key0 = |turn: Val<'k, i32>| sequence.first_key(turn, Edges::Checked);
+        let masked = keys.unseen.lt(sequence.masked) | sequence.turns.eq(0);
+        self.first_softmax(work, key0(keys.unseen), masked);
+        let second = keys.unseen + 1;
+        k.for_uniform(second, sequence.masked, 1, |turn| self.turn(Some((work, key0(turn)))));
+        k.for_uniform(sequence.masked.max(second), keys.turns, 1, |_| self.turn(None));
+    }
 
     /// The softmax of a tile's first scores, which sets the references.
     #[track_caller]
@@ -167,13 +239,10 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// The output of the last tile of keys, and the first scores of the next tile of rows if there is one.
+    /// The output of the last tile of keys, with the first scores of the next tile of rows if they `overlap`.
     #[track_caller]
-    pub(super) fn change_tiles(&self, more: Val<'k, bool>) {
+    pub(super) fn change_tiles(&self, keys: &Keys<'k>, overlap: Val<'k, bool>) {
         let k = self.k;
-        // Every product with this Q has been waited for.
-        self.release(self.q);
-        self.take_turn();
         let end = || {
             self.values.wait();
             self.start_output();
@@ -182,14 +251,26 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             self.release(self.values);
         };
         // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
-        let first_scores = || {
-            self.q.wait();
-            self.keys.wait();
-            self.start_scores();
-            end();
-            self.release(self.keys);
-        };
-        k.if_else(more.uniform(), first_scores, end);
+        k.if_else(
+            overlap.uniform(),
+            || {
+                // Every product with this Q has been waited for.
+                self.release(self.q);
+                self.take_turn();
+                self.q.wait();
+                self.keys.wait();
+                self.start_scores();
+                end();
+                self.release(self.keys);
+            },
+            || {
+                k.if_(keys.any().uniform(), || {
+                    self.release(self.q);
+                    self.take_turn();
+                    end();
+                });
+            },
+        );
     }
 
     #[track_caller]

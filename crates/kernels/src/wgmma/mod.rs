@@ -24,7 +24,7 @@ use crate::mma::{Rescale, check_problem};
 use crate::params::{Shape, add_rows, row_strides};
 use crate::plan::{KernelCache, Step};
 use crate::stage::StopAfter;
-use crate::tiles::{padded, tile_bytes};
+use crate::tiles::{padded, slab_cols, tile_bytes};
 
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";
@@ -115,35 +115,22 @@ impl Config {
         }
     }
 
-    /// Whether the output has a tile in shared memory on its way out: where there is room. Otherwise it leaves
-    /// from registers, in pieces of 16 bytes a row.
-    fn stages_output(&self, shape: &Shape) -> bool {
-        self.shared_bytes(shape, 1) + self.output_bytes(shape) <= ROOM
+    /// Slabs of output in shared memory at a time: one is written while the other is copied.
+    fn out_slabs(&self, shape: &Shape) -> u32 {
+        (padded(shape.head_dim_v) / slab_cols(shape.head_dim_v)).min(2)
     }
 
     /// Tiles of Q: two where there is room, so that the next is there when it is wanted.
     fn q_stages(&self, shape: &Shape) -> u32 {
-        let output = if self.stages_output(shape) {
-            self.output_bytes(shape)
-        } else {
-            0
-        };
-        if self.shared_bytes(shape, 2) + output <= ROOM {
-            2
-        } else {
-            1
-        }
+        if self.shared_bytes(shape, 2) <= ROOM { 2 } else { 1 }
     }
 
-    fn output_bytes(&self, shape: &Shape) -> u32 {
-        tile_bytes(self.rows, shape.head_dim_v, 1)
-    }
-
-    /// Shared memory without a place for the output.
     fn shared_bytes(&self, shape: &Shape, q_stages: u32) -> u32 {
+        let query = tile_bytes(self.rows, shape.head_dim, q_stages);
         let keys = tile_bytes(self.cols, shape.head_dim, self.stages);
         let values = tile_bytes(self.cols, shape.head_dim_v, self.stages);
-        tile_bytes(self.rows, shape.head_dim, q_stages) + keys + values + SLACK_BYTES
+        let output = 2 * self.rows * slab_cols(shape.head_dim_v) * self.out_slabs(shape);
+        query + keys + values + output + SLACK_BYTES
     }
 
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
@@ -264,10 +251,7 @@ pub(crate) fn plan(
     add_tensor(&mut launch, problem, &kernel, "q", problem.q_layout())?;
     add_tensor(&mut launch, problem, &kernel, "k", problem.k_layout())?;
     add_tensor(&mut launch, problem, &kernel, "v", problem.v_layout())?;
-    match config.stages_output(&shape) {
-        true => add_tensor(&mut launch, problem, &kernel, "out", problem.o_layout())?,
-        false => crate::params::add_tensor(&mut launch, problem, &shape, "out", problem.o_layout()),
-    }
+    add_tensor(&mut launch, problem, &kernel, "out", problem.o_layout())?;
     add_rows(&mut launch, problem, &shape);
     launch.args.push(Arg::Table(table));
     Ok(Step { kernel, launch })

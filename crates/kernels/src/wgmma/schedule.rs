@@ -68,6 +68,12 @@ impl<'k> List<'k> {
         self.work(&self.this)
     }
 
+    /// The one after, if there is one.
+    #[track_caller]
+    pub(super) fn next(&self) -> Work<'k> {
+        self.work(&self.next)
+    }
+
     /// Whether there is one after.
     #[track_caller]
     pub(super) fn has_next(&self) -> Val<'k, bool> {
