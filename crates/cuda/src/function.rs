@@ -166,7 +166,9 @@ impl Function {
     /// possible while a stream is being captured.
     pub(crate) fn table_address(&self, table: &Arc<[u32]>) -> Result<u64, CudaError> {
         let mut tables = lock(&self.loaded().tables);
-        let known = tables.iter().find(|(known, _)| Arc::ptr_eq(known, table) || known == table);
+        let known = tables
+            .iter()
+            .find(|(known, _)| Arc::ptr_eq(known, table) || known == table);
         if let Some((_, buffer)) = known {
             return Ok(buffer.as_slice().address());
         }

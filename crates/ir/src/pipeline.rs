@@ -54,8 +54,12 @@ pub struct Pipeline<'k> {
 #[derive(Clone, Copy, Debug)]
 struct Cursor<'k> {
     pipeline: Pipeline<'k>,
-    stage: Var<'k, u32>,
-    phase: Var<'k, u32>,
+    /// Stages passed since the first, where there is a power of two of them: both the stage and the phase follow from
+    /// that. Otherwise the stage.
+    place: Var<'k, u32>,
+    /// Stages from one of its stages to the next.
+    step: u32,
+    phase: Option<Var<'k, u32>>,
 }
 
 /// The filling side of a [`Pipeline`]: one thread.
@@ -144,12 +148,30 @@ impl<'k> Pipeline<'k> {
         Reader(self.cursor())
     }
 
+    /// A reading side that takes every `step`th stage from `first` on: one of several readers, each of stages of
+    /// its own. `step` divides the number of stages, and `first` is less than it.
+    #[track_caller]
+    pub fn reader_of(&self, first: impl Source<'k, u32>, step: u32) -> Reader<'k> {
+        if step == 0 || !self.stages.is_multiple_of(step) {
+            self.k.error(BuildErrorKind::Operand(format!(
+                "a reader of every {step}th of {} stages; the number must divide them",
+                self.stages
+            )));
+        }
+        Reader(Cursor {
+            place: self.k.var(first),
+            step,
+            ..self.cursor()
+        })
+    }
+
     #[track_caller]
     fn cursor(&self) -> Cursor<'k> {
         Cursor {
             pipeline: *self,
-            stage: self.k.var(0u32),
-            phase: self.k.var(0u32),
+            place: self.k.var(0u32),
+            step: 1,
+            phase: (!self.stages.is_power_of_two()).then(|| self.k.var(0u32)),
         }
     }
 }
@@ -157,23 +179,33 @@ impl<'k> Pipeline<'k> {
 impl<'k> Cursor<'k> {
     #[track_caller]
     fn stage(&self) -> Val<'k, u32> {
-        match self.pipeline.stages {
-            1 => self.pipeline.k.constant(0),
-            _ => self.stage.get(),
+        match (self.pipeline.stages, self.phase) {
+            (1, _) => self.pipeline.k.constant(0),
+            (stages, None) => self.place.get() & (stages - 1),
+            (_, Some(_)) => self.place.get(),
+        }
+    }
+
+    #[track_caller]
+    fn phase(&self) -> Val<'k, u32> {
+        match (self.pipeline.stages, self.phase) {
+            (1, None) => self.place.get() & 1,
+            (stages, None) => (self.place.get() >> stages.ilog2()) & 1,
+            (_, Some(phase)) => phase.get(),
         }
     }
 
     #[track_caller]
     fn advance(&self) {
         self.pipeline.k.verb("advance", || {
-            if self.pipeline.stages == 1 {
-                self.phase.set(self.phase.get() ^ 1);
+            let next = self.place + self.step;
+            let Some(phase) = self.phase else {
+                self.place.set(next);
                 return;
-            }
-            let next = self.stage + 1;
-            let wraps = next.eq(self.pipeline.stages);
-            self.stage.set(wraps.select(0u32, next));
-            self.phase.set(self.phase.get() ^ wraps.select(1u32, 0u32));
+            };
+            let wraps = next.ge(self.pipeline.stages);
+            self.place.set(wraps.select(next - self.pipeline.stages, next));
+            phase.set(phase.get() ^ wraps.select(1u32, 0u32));
         });
     }
 }
@@ -191,7 +223,7 @@ impl<'k> Filler<'k> {
         let cursor = self.0;
         cursor.pipeline.k.verb("acquire", || {
             let empty = cursor.pipeline.empty.at(cursor.stage());
-            empty.wait(cursor.phase.get() ^ 1);
+            empty.wait(cursor.phase() ^ 1);
         });
     }
 
@@ -228,7 +260,7 @@ impl<'k> Reader<'k> {
         let cursor = self.0;
         cursor.pipeline.k.verb("wait_full", || {
             let full = cursor.pipeline.full.at(cursor.stage());
-            full.wait(cursor.phase.get());
+            full.wait(cursor.phase());
         });
     }
 
@@ -236,7 +268,7 @@ impl<'k> Reader<'k> {
     #[track_caller]
     pub fn is_filled(&self) -> Val<'k, bool> {
         let cursor = self.0;
-        cursor.pipeline.full.at(cursor.stage()).test(cursor.phase.get())
+        cursor.pipeline.full.at(cursor.stage()).test(cursor.phase())
     }
 
     /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp is done with

@@ -43,8 +43,12 @@ impl KernelBuilder {
         let block = self.threads();
         let unknown = matches!(id, Operand::Imm(id) if id >= 16);
         if unknown || threads == 0 || !threads.is_multiple_of(32) || threads > block {
+            let id = match id {
+                Operand::Imm(id) => format!("barrier {id}"),
+                Operand::Reg(_) => "a barrier".to_string(),
+            };
             self.error(BuildErrorKind::Operand(format!(
-                "barrier {id:?} of {threads} threads; a block has barriers 0 to 15, of a multiple of 32 threads up to its {block}"
+                "{id} of {threads} threads; a block has barriers 0 to 15, of a multiple of 32 threads up to its {block}"
             )));
         }
     }

@@ -18,7 +18,6 @@ mod combine;
 mod lanes;
 mod params;
 mod parts;
-mod sequence;
 mod softmax;
 mod tiles;
 

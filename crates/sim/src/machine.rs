@@ -387,7 +387,13 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                 region.element = element.bytes();
                 region.base.wrapping_add(*byte_offset)
             }
-            (ParamKind::Pointer { element, writable: false }, Arg::Table(table)) => {
+            (
+                ParamKind::Pointer {
+                    element,
+                    writable: false,
+                },
+                Arg::Table(table),
+            ) => {
                 region.slot = table_slots.next().unwrap_or(usize::MAX);
                 region.base = base_of(region.slot, 16);
                 region.bytes = 4 * table.len() as u64;

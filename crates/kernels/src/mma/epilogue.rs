@@ -5,12 +5,11 @@ use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, TileShape, Val, Widen};
 
 use super::Config;
-use super::place::{Block, WarpPlace};
+use super::place::{Block, Split, WarpPlace};
 use super::warp::State;
 use crate::lanes::{ACC_COLS, QUAD};
 use crate::params::{Params, Shape};
 use crate::parts::{Part, Parts};
-use crate::sequence::Split;
 use crate::softmax::normaliser;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
 

@@ -10,13 +10,12 @@ use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{KernelBuilder, Val, Widen};
 
 use super::epilogue::Epilogue;
-use super::place::{Block, WarpPlace};
+use super::place::{Block, Edges, TileSequence, WarpPlace};
 use super::ring::Ring;
 use super::stage::Stage;
 use super::warp::{Query, Scores, State, Warp};
 use super::{Config, Rescale};
 use crate::params::{Params, Shape};
-use crate::sequence::{Edges, TileSequence};
 use crate::tiles::{Fragments, HeadTile, a_lane, b_lane};
 
 pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
@@ -36,7 +35,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         (src, Some(exists))
     });
     k.cp_async_commit();
-    let sequence = block.tiles(&params, levers);
+    let sequence = TileSequence::new(k, &params, &block, levers);
     let ring = Ring::new(k, &params, &block, levers, k_tile, v_tile);
     for turn in 0..levers.stages - 1 {
         ring.prefetch(&sequence, k.constant(turn as i32), Edges::Checked);

@@ -1,11 +1,10 @@
-//! Who computes what: the block's rows and head, the warp's part of them and of the keys.
+//! Who computes what: the block's rows and head, the warp's part of them, and the order of the tiles of keys.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
 
 use super::{Config, Rescale};
 use crate::params::Params;
-use crate::sequence::{Rows, Split, TileSequence};
 
 /// The block's query rows and head.
 ///
@@ -23,6 +22,13 @@ pub(super) struct Block<'k> {
     pub(super) packed: Option<Val<'k, u32>>,
     /// The block's share of the tiles of keys, if others have some too.
     pub(super) split: Option<Split<'k>>,
+}
+
+/// One of `count` shares of the tiles of keys.
+#[derive(Clone, Copy)]
+pub(super) struct Split<'k> {
+    pub(super) index: Val<'k, u32>,
+    pub(super) count: Val<'k, u32>,
 }
 
 impl<'k> Block<'k> {
@@ -75,24 +81,6 @@ impl<'k> Block<'k> {
         }
     }
 
-    /// The tiles of keys that its rows see, or its share of them.
-    #[track_caller]
-    pub(super) fn tiles<E: MmaElement>(&self, params: &Params<'k, E>, levers: &Config) -> TileSequence<'k> {
-        let last_row = (self.first_row + (levers.rows - 1)).min(self.num_rows - 1);
-        let rows = Rows {
-            first: self.head_and_query(self.first_row).1,
-            last: self.head_and_query(last_row).1,
-            // The first tile sets the references, and bold rescaling does that only in masked turns.
-            first_masked: levers.rescale == Rescale::Bold,
-            downwards: false,
-        };
-        let all = TileSequence::new(params, &rows, levers.cols);
-        match self.split {
-            Some(split) => all.share(split, rows.first_masked),
-            None => all,
-        }
-    }
-
     /// Where a row of Q begins, and whether there is one.
     #[track_caller]
     pub(super) fn query_row<E: MmaElement>(
@@ -133,4 +121,112 @@ impl<'k> WarpPlace<'k> {
             first_key: kv_warp * levers.keys_per_warp(),
         }
     }
+}
+
+/// The tiles of keys that the block's rows see, in the order they are taken: those that need a mask first
+/// (at the low end, then at the high end), then those that every row sees whole.
+pub(super) struct TileSequence<'k> {
+    cols: u32,
+    first: Val<'k, i32>,
+    /// Turns that need a mask at the low end.
+    masked_low: Val<'k, i32>,
+    /// What takes a turn at the high end to its tile.
+    high: Val<'k, i32>,
+    /// What takes an unmasked turn to its tile.
+    whole: Val<'k, i32>,
+    /// Turns that need a mask.
+    pub(super) masked: Val<'k, i32>,
+    pub(super) turns: Val<'k, i32>,
+}
+
+impl<'k> TileSequence<'k> {
+    #[track_caller]
+    pub(super) fn new<E: MmaElement>(
+        k: &'k KernelBuilder,
+        params: &Params<'k, E>,
+        block: &Block<'k>,
+        levers: &Config,
+    ) -> Self {
+        let cols = levers.cols as i32;
+        let last_row = (block.first_row + (levers.rows - 1)).min(block.num_rows - 1);
+        let (_, first_query) = block.head_and_query(block.first_row);
+        let (_, last_query) = block.head_and_query(last_row);
+        // Bounds grow with the row: the first row sees the lowest key, the last row the highest.
+        let (lowest, whole_end) = params.visible_keys(first_query);
+        let (whole_first, highest) = params.visible_keys(last_query);
+        let up = |keys: Val<'k, i32>| (keys + (cols - 1)) / cols;
+        let (first, end) = (lowest / cols, up(highest));
+        let whole = up(whole_first).max(first).min(end);
+        let high = (whole_end / cols).max(whole).min(end);
+        // The first tile sets the references, and bold rescaling does that only in masked turns.
+        let whole = match levers.rescale {
+            Rescale::Bold => (whole.eq(first) & high.eq(end)).select((first + 1).min(end), whole),
+            Rescale::Eager | Rescale::Lazy => whole,
+        };
+        let masked_low = whole - first;
+        let masked = masked_low + (end - high.max(whole));
+        let all = TileSequence {
+            cols: levers.cols,
+            first,
+            masked_low,
+            high: high - masked_low,
+            whole: whole - masked,
+            masked,
+            turns: (end - first).max(k.constant(0)),
+        };
+        match block.split {
+            Some(split) => all.share(split, levers),
+            None => all,
+        }
+    }
+
+    /// A run of turns that is one of several shares, as equal as can be; shares may be empty.
+    #[track_caller]
+    fn share(self, split: Split<'k>, levers: &Config) -> Self {
+        let turns = self.turns.reinterpret::<u32>();
+        let each = turns / split.count;
+        let rest = turns - each * split.count;
+        let begin = split.index.fma(each, split.index.min(rest)).reinterpret::<i32>();
+        let turns = (each + split.index.lt(rest).select(1u32, 0u32)).reinterpret::<i32>();
+        let share = TileSequence {
+            cols: self.cols,
+            first: self.first + begin,
+            masked_low: self.masked_low - begin,
+            high: self.high + begin,
+            whole: self.whole + begin,
+            masked: (self.masked - begin).max(0).min(turns),
+            turns,
+        };
+        if levers.rescale != Rescale::Bold {
+            return share;
+        }
+        // Every share has a first tile that sets the references.
+        let none_masked = share.masked.eq(0) & turns.gt(0);
+        TileSequence {
+            first: none_masked.select(share.whole, share.first),
+            masked_low: none_masked.select(1, share.masked_low),
+            masked: none_masked.select(1, share.masked),
+            ..share
+        }
+    }
+
+    /// First key of the tile of a turn.
+    #[track_caller]
+    pub(super) fn first_key(&self, turn: Val<'k, i32>, edges: Edges) -> Val<'k, u32> {
+        let base = match edges {
+            Edges::Whole => self.whole,
+            Edges::Checked => {
+                let masked = turn.lt(self.masked_low).select(self.first, self.high);
+                turn.lt(self.masked).select(masked, self.whole)
+            }
+        };
+        (turn + base).reinterpret::<u32>() * self.cols
+    }
+}
+
+/// Whether a tile may reach past what its rows see or what there is.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Edges {
+    Checked,
+    Whole,
 }

@@ -4,9 +4,8 @@ use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
 
 use super::Config;
-use super::place::Block;
+use super::place::{Block, Edges, TileSequence};
 use crate::params::Params;
-use crate::sequence::{Edges, TileSequence};
 use crate::tiles::{Chunks, HeadTile};
 
 /// The ring of stages. A turn's K and V are one group of copies.

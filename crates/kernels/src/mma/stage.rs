@@ -3,10 +3,9 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Val, Var};
 
-use super::place::Block;
+use super::place::{Block, Edges, TileSequence};
 use super::warp::Warp;
 use crate::lanes::{ACC_COLS, QUAD};
-use crate::sequence::{Edges, TileSequence};
 use crate::stage::StopAfter;
 
 /// Where a warp is, as far as a stage needs to know it.

@@ -7,61 +7,41 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, SharedTile, TensorMap, Val};
 
 use super::kernel::Shared;
-use super::schedule::{List, Work};
-use crate::sequence::Edges;
+use super::schedule::{Entry, List};
 
 impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
     /// Q, K and V of each tile of rows, in the order in which they are needed.
     #[track_caller]
     pub(super) fn copies(&self, k: &'k KernelBuilder) {
-        let (q, keys, values) = (self.q_ring.filler(), self.k_ring.filler(), self.v_ring.filler());
+        let fillers = [self.q_ring.filler(), self.k_ring.filler(), self.v_ring.filler()];
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
         k.if_(warp.eq(0).uniform(), || {
             k.if_(k.elect().divergent(), || {
-                let list = List::new(k, self.table, self.levers.rows);
+                let list = List::new(k, self.table, self.levers);
                 k.loop_(|scope| {
-                    self.copy_tile(&list.this(), q, keys, values);
-                    let more = list.has_next();
+                    let next = list.next();
+                    self.copy_tile(&list.this(), fillers);
                     list.advance();
-                    scope.break_if((!more).uniform());
+                    scope.break_if((!next.exists()).uniform());
                 });
             });
         });
     }
 
     #[track_caller]
-    fn copy_tile(&self, work: &Work<'k>, q: Filler<'k>, keys: Filler<'k>, values: Filler<'k>) {
-        let k = work.batch.builder();
-        let sequence = self.sequence(work);
-        let kv_head = work.head / self.params.group_size;
-        let key0 = |turn: Val<'k, i32>| sequence.first_key(turn, Edges::Checked);
-        let copy_k = |turn| {
-            copy(
-                self.k_tile,
-                self.k_map,
-                keys,
-                [key0(turn), kv_head, work.batch],
-                L2Hint::EvictLast,
-            )
-        };
-        let copy_v = |turn| {
-            copy(
-                self.v_tile,
-                self.v_map,
-                values,
-                [key0(turn), kv_head, work.batch],
-                L2Hint::EvictLast,
-            )
-        };
+    fn copy_tile(&self, tile: &Entry<'k>, [q, keys, values]: [Filler<'k>; 3]) {
+        let (batch, first_row) = (tile.batch(), tile.first_row());
+        let k = batch.builder();
+        let kv_head = tile.kv_head();
+        let at = |turn: Val<'k, u32>| [tile.first_key(turn), kv_head, batch];
+        let copy_k = |turn| copy(self.k_tile, self.k_map, keys, at(turn), L2Hint::EvictLast);
+        let copy_v = |turn| copy(self.v_tile, self.v_map, values, at(turn), L2Hint::EvictLast);
         copy_k(k.constant(0));
-        copy(
-            self.q_tile,
-            self.q_map,
-            q,
-            [work.first_row, work.head, work.batch],
-            L2Hint::EvictFirst,
-        );
-        let turns = self.turns(&sequence);
+        for group in 0..self.levers.warpgroups() {
+            let at = [first_row + 64 * group, tile.head(), batch];
+            copy(self.q_tile, self.q_map, q, at, L2Hint::EvictFirst);
+        }
+        let turns = tile.turns();
         k.for_uniform(1, turns, 1, |turn| {
             copy_k(turn);
             copy_v(turn - 1);

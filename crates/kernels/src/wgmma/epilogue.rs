@@ -7,7 +7,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, Val};
 
 use super::math::Warpgroup;
-use super::schedule::Work;
+use super::schedule::Entry;
 use crate::lanes::{ACC_COLS, QUAD};
 use crate::softmax::normaliser;
 use crate::tiles::padded;
@@ -15,36 +15,40 @@ use crate::tiles::padded;
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// Stores the warp's rows. Copies run on; a slab is written again once the copy that reads it is done.
     #[track_caller]
-    pub(super) fn store(&self, work: &Work<'k>) {
-        let (k, tile) = (self.k, self.shared.out_tile);
+    pub(super) fn store(&self, tile: &Entry<'k>) {
+        let (k, out_tile) = (self.k, self.shared.out_tile);
         let norms = [0, 1].map(|half| {
             let sum = self.rows[half].sum.get().reduce_sum(QUAD);
-            self.store_lse(work, half, sum);
+            self.store_lse(tile, half, sum);
             normaliser(sum)
         });
-        let place = tile.at(self.lane_row, k.lane() % QUAD * 2u32);
+        let place = out_tile.at(self.lane_row, k.lane() % QUAD * 2u32);
         let to = self
             .shared
             .out_map
-            .at(&[work.first_row + self.warp * 16, work.head, work.batch]);
-        let width = tile.cols();
+            .at(&[tile.first_row() + self.warp * 16, tile.head(), tile.batch()]);
+        let width = out_tile.cols();
         for slab in 0..padded(self.shared.shape.head_dim_v) / width {
-            let stage = slab % tile.stages();
-            self.one_lane(|| k.bulk_wait_read(tile.stages() - 1));
+            let stage = slab % out_tile.stages();
+            self.one_lane(|| k.bulk_wait_read(out_tile.stages() - 1));
             k.sync_warp();
             for column in (0..width).step_by(ACC_COLS as usize) {
-                let at = if column == 0 { place } else { tile.across(place, column) };
+                let at = if column == 0 {
+                    place
+                } else {
+                    out_tile.across(place, column)
+                };
                 for (half, norm) in norms.into_iter().enumerate() {
                     let register = (slab * width + column) / 2 + 2 * half as u32;
                     let pair = [0, 1].map(|e| self.out.var(register + e) * norm);
-                    let at = tile.ahead(tile.down(at, 8 * half as u32), stage);
+                    let at = out_tile.ahead(out_tile.down(at, 8 * half as u32), stage);
                     at.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
                 }
             }
             k.fence_proxy_async();
             k.sync_warp();
             self.one_lane(|| {
-                tile.store_tma_part(stage, self.warp, to.clone().column(slab * width));
+                out_tile.store_tma_part(stage, self.warp, to.clone().column(slab * width));
                 k.bulk_commit();
             });
         }
@@ -58,15 +62,15 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// Stores the log-sum-exp of a row, if it is asked for and this is the one lane of four to do it.
     #[track_caller]
-    fn store_lse(&self, work: &Work<'k>, half: usize, sum: Val<'k, f32>) {
+    fn store_lse(&self, tile: &Entry<'k>, half: usize, sum: Val<'k, f32>) {
         if !self.shared.shape.lse {
             return;
         }
         let (k, params) = (self.k, self.shared.params);
-        let query = work.first_row + self.lane_row + 8 * half as u32;
+        let query = tile.first_row() + self.lane_row + 8 * half as u32;
         let mine = (k.lane() % QUAD).eq(0) & query.lt(params.seq_len_q);
         k.if_(mine.divergent(), || {
-            let batch_head = work.batch.fma(params.num_heads, work.head);
+            let batch_head = tile.batch().fma(params.num_heads, tile.head());
             params.store_lse(batch_head, query, self.rows[half].reference.offset.get(), sum);
         });
     }

@@ -9,13 +9,12 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap, Val};
+use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap};
 
 use super::Config;
 use super::math::Warpgroup;
-use super::schedule::{List, Work};
+use super::schedule::List;
 use crate::params::{RowParams, Shape};
-use crate::sequence::{Rows, TileSequence};
 use crate::tiles::{one_slab, slabs};
 
 /// What copies and products have in common.
@@ -39,8 +38,10 @@ pub(super) struct Shared<'k, 'p, E> {
 
 pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(1);
-    let (rows, cols) = (levers.rows, levers.cols);
-    let q_tile = k.shared_tile::<E>("q_tile", slabs(rows, shape.head_dim).stages(levers.q_stages(shape)));
+    let (rows, cols, groups) = (levers.rows, levers.cols, levers.warpgroups());
+    // Each warpgroup has stages of its own of Q.
+    let q_stages = groups * levers.q_stages(shape);
+    let q_tile = k.shared_tile::<E>("q_tile", slabs(64, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs(cols, shape.head_dim).stages(levers.stages));
     let v_tile = k.shared_tile::<E>("v_tile", slabs(cols, shape.head_dim_v).stages(levers.stages));
     let out_tile = k.shared_tile::<E>(
@@ -48,7 +49,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         one_slab(rows, shape.head_dim_v).stages(levers.out_slabs(shape)),
     );
     // Boxes of rows by one head of one batch; a warp stores its own rows.
-    let q_map = k.param_tensor_map("q", q_tile.tensor_box(&[rows, 1, 1]));
+    let q_map = k.param_tensor_map("q", q_tile.tensor_box(&[64, 1, 1]));
     let k_map = k.param_tensor_map("k", k_tile.tensor_box(&[cols, 1, 1]));
     let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[cols, 1, 1]));
     let out_map = k.param_tensor_map_mut("out", out_tile.tensor_box(&[16, 1, 1]));
@@ -66,15 +67,15 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         q_map,
         k_map,
         v_map,
-        q_ring: k.pipeline("q", levers.q_stages(shape), 4 * levers.warpgroups()),
-        k_ring: k.pipeline("k", levers.stages, 4 * levers.warpgroups()),
-        v_ring: k.pipeline("v", levers.stages, 4 * levers.warpgroups()),
+        q_ring: k.pipeline("q", q_stages, 4),
+        k_ring: k.pipeline("k", levers.stages, 4 * groups),
+        v_ring: k.pipeline("v", levers.stages, 4 * groups),
     };
     k.start_pipelines(&[shared.q_ring, shared.k_ring, shared.v_ring]);
     let (copy_registers, math_registers) = levers.registers();
     k.roles(vec![
         Role::new("copies", 4, || shared.copies(k)).registers(copy_registers),
-        Role::new("math", 4 * levers.warpgroups(), || shared.math(k)).registers(math_registers),
+        Role::new("math", 4 * groups, || shared.math(k)).registers(math_registers),
     ]);
 }
 
@@ -87,41 +88,24 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
     #[track_caller]
     fn math(&self, k: &'k KernelBuilder) {
         let group = Warpgroup::new(k, self);
-        let list = List::new(k, self.table, self.levers.rows);
+        let list = List::new(k, self.table, self.levers);
         // Whether the first scores of the tile at hand have been computed with the tile before.
         let ahead = k.var(0u32);
         k.loop_(|scope| {
-            let work = list.this();
-            let keys = group.keys(&work);
-            k.if_(ahead.get().eq(0).uniform(), || group.begin(&keys));
-            k.if_(keys.any().uniform(), || group.tile(&work, &keys));
-            let more = list.has_next();
-            let overlap = more & keys.any() & group.keys(&list.next()).unseen.eq(0);
-            group.change_tiles(&keys, overlap);
-            k.if_(keys.any().uniform(), || group.store(&work));
+            let tile = list.this();
+            let (unseen, turns) = (group.unseen(&tile), tile.turns());
+            let any = unseen.lt(turns);
+            k.if_(ahead.get().eq(0).uniform(), || group.begin(unseen, any));
+            k.if_(any.uniform(), || group.turns(&tile, unseen));
+            let next = list.next();
+            let overlap = next.exists() & any & next.sees_at_once(group.index);
+            group.change_tiles(any, overlap);
+            // Read again, so that no register holds it meanwhile.
+            k.if_(any.uniform(), || group.store(&list.this()));
             ahead.set(overlap.select(1u32, 0u32));
             list.advance();
-            scope.break_if((!more).uniform());
+            scope.break_if((!next.exists()).uniform());
         });
         group.end();
-    }
-
-    /// The tiles of keys that a tile of rows sees.
-    #[track_caller]
-    pub(super) fn sequence(&self, work: &Work<'k>) -> TileSequence<'k> {
-        let last = (work.first_row + (self.levers.rows - 1)).min(self.params.seq_len_q - 1);
-        let rows = Rows {
-            first: work.first_row,
-            last,
-            first_masked: false,
-            downwards: true,
-        };
-        TileSequence::new(self.params, &rows, self.levers.cols)
-    }
-
-    /// Turns that a tile of rows takes: one even where no key is seen, of which the mask leaves nothing.
-    #[track_caller]
-    pub(super) fn turns(&self, sequence: &TileSequence<'k>) -> Val<'k, i32> {
-        sequence.turns.max(1)
     }
 }

@@ -9,11 +9,10 @@ use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{KernelBuilder, Val, Var};
 
 use super::kernel::Shared;
-use super::schedule::Work;
+use super::schedule::Entry;
 use super::turns::Turns;
 use crate::lanes::{ACC_COLS, QUAD, lane_columns, largest_of};
 use crate::mma::Rescale;
-use crate::sequence::{Edges, TileSequence};
 use crate::softmax::Reference;
 use crate::tiles::{STEP, padded};
 
@@ -26,15 +25,15 @@ const BOLD_POWERS: f32 = 6.0;
 /// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
 const TWO_OR_MORE: u32 = 0x4000_4000;
 
-/// A tile of rows and the first key of a tile that needs a mask.
-pub(super) type Masked<'k, 'a> = (&'a Work<'k>, Val<'k, u32>);
+/// A tile of rows and the first key of a tile of keys that needs a mask.
+type Masked<'k, 'a> = (&'a Entry<'k>, Val<'k, u32>);
 
 /// A warpgroup at work.
 pub(super) struct Warpgroup<'k, 'p, E: MmaElement> {
     pub(super) k: &'k KernelBuilder,
     pub(super) shared: &'p Shared<'k, 'p, E>,
     /// Its number among those that compute, the same in all lanes.
-    index: Val<'k, u32>,
+    pub(super) index: Val<'k, u32>,
     /// The warp's number among those that compute, the same in all lanes.
     pub(super) warp: Val<'k, u32>,
     /// The lane's first row, within the tile.
@@ -50,22 +49,6 @@ pub(super) struct Warpgroup<'k, 'p, E: MmaElement> {
     p: AVars<'k, E>,
     pub(super) out: Acc<'k>,
     pub(super) rows: [Row<'k>; 2],
-}
-
-/// The tiles of keys of a tile of rows, as one warpgroup sees them.
-pub(super) struct Keys<'k> {
-    sequence: TileSequence<'k>,
-    turns: Val<'k, i32>,
-    /// Turns at the beginning in which it sees nothing; all of them if it has no rows.
-    pub(super) unseen: Val<'k, i32>,
-}
-
-impl<'k> Keys<'k> {
-    /// Whether it has anything to do.
-    #[track_caller]
-    pub(super) fn any(&self) -> Val<'k, bool> {
-        self.unseen.lt(self.turns)
-    }
 }
 
 /// A row's running state. Its four lanes agree on the reference; `sum` is each lane's own part.
@@ -92,10 +75,10 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             index,
             warp,
             lane_row: warp * 16 + k.lane() / QUAD,
-            q: shared.q_ring.reader(),
+            q: shared.q_ring.reader_of(index, levers.warpgroups()),
             keys: shared.k_ring.reader(),
             values: shared.v_ring.reader(),
-            q_rows: shared.q_tile.k_major().rows(index * 64, 64),
+            q_rows: shared.q_tile.k_major(),
             k_tile: shared.k_tile.k_major(),
             v_tile: shared.v_tile.mn_major(),
             turns,
@@ -105,43 +88,31 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             rows: [(); 2].map(|()| Row {
                 reference: Reference::new(k, shared.params),
                 sum: k.var(0.0),
-                factor: k.var(1.0),
+                factor: k.var_unwritten("factor"),
             }),
         }
     }
 
-    /// The turns of a tile of rows, and those in which this warpgroup's rows see nothing.
+    /// Turns of a tile in which this warpgroup's rows see nothing; all of them if it has no rows.
     #[track_caller]
-    pub(super) fn keys(&self, work: &Work<'k>) -> Keys<'k> {
-        let sequence = self.shared.sequence(work);
-        let turns = self.shared.turns(&sequence);
-        let unseen = match self.shared.levers.warpgroups() {
+    pub(super) fn unseen(&self, tile: &Entry<'k>) -> Val<'k, u32> {
+        match self.shared.levers.warpgroups() {
             1 => self.k.constant(0),
-            _ => {
-                let (first, rows) = (work.first_row + self.index * 64, self.shared.params.seq_len_q);
-                let last = (first + 63).min(rows - 1);
-                let unseen = sequence.unseen(self.shared.params.visible_keys(last).1);
-                first.lt(rows).select(unseen, turns)
-            }
-        };
-        Keys {
-            sequence,
-            turns,
-            unseen,
+            _ => tile.unseen(self.index),
         }
     }
 
     /// The first scores of a tile of rows, where the tile before has not seen to them.
     #[track_caller]
-    pub(super) fn begin(&self, keys: &Keys<'k>) {
+    pub(super) fn begin(&self, unseen: Val<'k, u32>, any: Val<'k, bool>) {
         let k = self.k;
         // A warpgroup without rows gives Q back before it waits for turns: who has the turn may wait for the next Q.
-        k.if_((!keys.any()).uniform(), || {
+        k.if_((!any).uniform(), || {
             self.q.wait();
             self.release(self.q);
         });
-        k.for_uniform(0, keys.unseen, 1, |_| self.pass());
-        k.if_(keys.any().uniform(), || {
+        k.for_uniform(0, unseen, 1, |_| self.pass());
+        k.if_(any.uniform(), || {
             self.q.wait();
             self.keys.wait();
             self.start_scores();
@@ -163,22 +134,22 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
 
     /// All turns of a tile of rows but for the last output.
     #[track_caller]
-    pub(super) fn tile(&self, work: &Work<'k>, keys: &Keys<'k>) {
-        let (k, sequence) = (self.k, &keys.sequence);
-        let key0 = |turn: Val<'k, i32>| sequence.first_key(turn, Edges::Checked);
-        let masked = keys.unseen.lt(sequence.masked) | sequence.turns.eq(0);
-        self.first_softmax(work, key0(keys.unseen), masked);
-        let second = keys.unseen + 1;
-        k.for_uniform(second, sequence.masked, 1, |turn| self.turn(Some((work, key0(turn)))));
-        k.for_uniform(sequence.masked.max(second), keys.turns, 1, |_| self.turn(None));
+    pub(super) fn turns(&self, tile: &Entry<'k>, unseen: Val<'k, u32>) {
+        let (k, masked) = (self.k, tile.masked());
+        self.first_softmax(tile, tile.first_masked_key(unseen), unseen.lt(masked));
+        let second = unseen + 1;
+        k.for_uniform(second, masked, 1, |turn| {
+            self.turn(Some((tile, tile.first_masked_key(turn))))
+        });
+        k.for_uniform(masked.max(second), tile.turns(), 1, |_| self.turn(None));
     }
 
     /// The softmax of a tile's first scores, which sets the references.
     #[track_caller]
-    pub(super) fn first_softmax(&self, work: &Work<'k>, key0: Val<'k, u32>, masked: Val<'k, bool>) {
+    fn first_softmax(&self, tile: &Entry<'k>, key0: Val<'k, u32>, masked: Val<'k, bool>) {
         self.out.zero();
         self.cap();
-        self.k.if_(masked.uniform(), || self.mask((work, key0)));
+        self.k.if_(masked.uniform(), || self.mask((tile, key0)));
         for (half, row) in self.rows.iter().enumerate() {
             row.reference.reset();
             row.sum.set(0.0);
@@ -191,7 +162,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
 
     /// Scores of one tile of keys, the output of the one before, and the softmax of the scores.
     #[track_caller]
-    pub(super) fn turn(&self, masked: Option<Masked<'k, '_>>) {
+    fn turn(&self, masked: Option<Masked<'k, '_>>) {
         let k = self.k;
         self.keys.wait();
         self.take_turn();
@@ -233,7 +204,11 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
                 self.exponentials();
                 k.wgmma_wait(0);
                 self.release(self.values);
-                k.if_(raised.uniform(), || self.rescale_output());
+                k.if_(raised.uniform(), || {
+                    for (half, row) in self.rows.iter().enumerate() {
+                        self.rescale_output(half, row.factor.get());
+                    }
+                });
                 self.pack();
             }
         }
@@ -241,7 +216,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
 
     /// The output of the last tile of keys, with the first scores of the next tile of rows if they `overlap`.
     #[track_caller]
-    pub(super) fn change_tiles(&self, keys: &Keys<'k>, overlap: Val<'k, bool>) {
+    pub(super) fn change_tiles(&self, any: Val<'k, bool>, overlap: Val<'k, bool>) {
         let k = self.k;
         let end = || {
             self.values.wait();
@@ -264,7 +239,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
                 self.release(self.keys);
             },
             || {
-                k.if_(keys.any().uniform(), || {
+                k.if_(any.uniform(), || {
                     self.release(self.q);
                     self.take_turn();
                     end();
@@ -345,11 +320,11 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
 
     /// Scores that a row does not see become −∞.
     #[track_caller]
-    fn mask(&self, (work, key0): Masked<'k, '_>) {
+    fn mask(&self, (tile, key0): Masked<'k, '_>) {
         self.k.verb("mask", || {
             let first = (key0 + self.k.lane() % QUAD * 2u32).reinterpret::<i32>();
             for half in 0..2 {
-                let row = work.first_row + self.lane_row + 8 * half as u32;
+                let row = tile.first_row() + self.lane_row + 8 * half as u32;
                 let (low, end) = self.shared.params.visible_keys(row);
                 // Relative to this lane's first key, so that the columns are constants.
                 let (low, end) = (low - first, end - first);
@@ -374,28 +349,26 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             let any = above(&self.rows[0], largest[0]) | above(&self.rows[1], largest[1]);
             let any = any.vote_any();
             k.if_(any.uniform(), || {
-                for (row, score) in self.rows.iter().zip(largest) {
+                for (half, (row, score)) in self.rows.iter().zip(largest).enumerate() {
                     let factor = row.reference.raise(score.reduce_max(QUAD), self.margin());
                     row.sum.mul_assign(factor);
-                    row.factor.set(factor);
-                }
-                if at_hand {
-                    self.rescale_output();
+                    if at_hand {
+                        self.rescale_output(half, factor);
+                    } else {
+                        row.factor.set(factor);
+                    }
                 }
             });
             any
         })
     }
 
-    /// Brings the output to references that were raised.
+    /// Brings the output of a row to a reference that was raised.
     #[track_caller]
-    fn rescale_output(&self) {
+    fn rescale_output(&self, half: usize, factor: Val<'k, f32>) {
         self.k.verb("rescale_output", || {
-            for (half, row) in self.rows.iter().enumerate() {
-                let factor = row.factor.get();
-                for (_, register) in lane_columns(0..self.out.tiles() / 2, half) {
-                    self.out.var(register).mul_assign(factor);
-                }
+            for (_, register) in lane_columns(0..self.out.tiles() / 2, half) {
+                self.out.var(register).mul_assign(factor);
             }
         });
     }

@@ -224,11 +224,11 @@ pub(crate) fn plan(
         ));
     }
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
-    if problem.num_heads().max(tiles) > schedule::MOST {
-        return Err(unsupported(
-            format!("{} heads of {tiles} tiles of rows", problem.num_heads()),
-            "family mma does",
-        ));
+    let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
+    let (batch, heads) = (problem.batch(), problem.num_heads());
+    if batch.max(heads).max(tiles).max(key_tiles) >= schedule::MOST {
+        let what = format!("{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
+        return Err(unsupported(what, "family mma does"));
     }
     config.check_registers(&shape)?;
 

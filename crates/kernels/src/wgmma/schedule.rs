@@ -11,95 +11,238 @@ use std::sync::Arc;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::Problem;
 
+use super::Config;
+
 /// Bytes of K and V that should be read at a time: about half of an H200's L2 cache.
 const L2_BYTES: usize = 32 << 20;
 
-/// What ends a list.
+/// What fills the entries after the last of a list.
 const END: u32 = u32::MAX;
 
-/// Words of an entry: batch, then tile and head.
-const WORDS: u32 = 2;
+/// Words of an entry: see [`Tile::words`].
+const WORDS: usize = 8;
+
+/// The word of an entry that says what warpgroups do not see.
+const UNSEEN: usize = 6;
 
 /// Turns' worth of work that a tile costs besides its turns: its first and last products, which nothing overlaps.
 const TILE_COST: u64 = 2;
 
-/// Most heads, and most tiles of rows, that an entry can name.
+/// Batches, heads, tiles of rows and tiles of keys that an entry can name.
 pub(super) const MOST: usize = 1 << 16;
 
-/// A tile of query rows, to be computed.
-pub(super) struct Work<'k> {
-    pub(super) batch: Val<'k, u32>,
-    pub(super) head: Val<'k, u32>,
-    pub(super) first_row: Val<'k, u32>,
-}
+/// In place of the turns that a warpgroup passes over: it has no rows.
+const NO_ROWS: u32 = 0xff;
 
-/// A block's list as its warps read it: the tile at hand, and the one after, which is on its way meanwhile.
+/// A block's list as its warps read it. The copying warp reads each entry a tile earlier than the others, which find
+/// it in the L1 cache.
 pub(super) struct List<'k> {
     k: &'k KernelBuilder,
     table: GlobalPtr<'k, u32>,
     rows: u32,
-    round: Var<'k, u32>,
-    this: [Var<'k, u32>; 2],
-    next: [Var<'k, u32>; 2],
+    cols: u32,
+    /// Number in the table of the entry at hand.
+    this: Var<'k, u32>,
+}
+
+/// An entry of a list: a tile of query rows to be computed.
+pub(super) struct Entry<'k> {
+    words: Vec<Val<'k, u32>>,
+    rows: u32,
+    cols: u32,
+}
+
+/// As much of the entry after as is needed before its turn comes.
+pub(super) struct Next<'k> {
+    unseen: Val<'k, u32>,
 }
 
 impl<'k> List<'k> {
-    /// At the first tile. There always is one.
+    /// At the first entry. There always is one.
     #[track_caller]
-    pub(super) fn new(k: &'k KernelBuilder, table: GlobalPtr<'k, u32>, rows: u32) -> Self {
-        let place = |round: u32| table.offset((k.grid_dim(0) * round + k.block_idx(0)) * WORDS);
-        let words = |round| {
-            let words = place(round).load_words(WORDS, Cache::ReadOnly);
-            [k.var(words[0]), k.var(words[1])]
-        };
+    pub(super) fn new(k: &'k KernelBuilder, table: GlobalPtr<'k, u32>, levers: &Config) -> Self {
         List {
             k,
             table,
-            rows,
-            round: k.var(1u32),
-            this: words(0),
-            next: words(1),
+            rows: levers.rows,
+            cols: levers.cols,
+            this: k.var(k.block_idx(0)),
         }
     }
 
-    /// The tile at hand.
+    /// The entry at hand.
     #[track_caller]
-    pub(super) fn this(&self) -> Work<'k> {
-        self.work(&self.this)
+    pub(super) fn this(&self) -> Entry<'k> {
+        let place = self.table.offset(self.this.get() * WORDS as u32);
+        let mut words = place.load_words(4, Cache::ReadOnly);
+        words.extend(place.plus(4).load_words(4, Cache::ReadOnly));
+        Entry {
+            words,
+            rows: self.rows,
+            cols: self.cols,
+        }
     }
 
-    /// The one after, if there is one.
+    /// The entry after.
     #[track_caller]
-    pub(super) fn next(&self) -> Work<'k> {
-        self.work(&self.next)
+    pub(super) fn next(&self) -> Next<'k> {
+        let place = self.table.offset((self.this + self.k.grid_dim(0)) * WORDS as u32);
+        Next {
+            unseen: place.plus(UNSEEN as i32).load_words(1, Cache::ReadOnly)[0],
+        }
     }
 
-    /// Whether there is one after.
-    #[track_caller]
-    pub(super) fn has_next(&self) -> Val<'k, bool> {
-        self.next[0].get().ne(END)
-    }
-
-    /// Goes on to the next tile.
+    /// Goes on to the entry after.
     #[track_caller]
     pub(super) fn advance(&self) {
-        self.round.add_assign(1u32);
-        let index = self.round.get().fma(self.k.grid_dim(0), self.k.block_idx(0));
-        let words = self.table.offset(index * WORDS).load_words(WORDS, Cache::ReadOnly);
-        for ((this, next), word) in self.this.iter().zip(&self.next).zip(words) {
-            this.set(next.get());
-            next.set(word);
-        }
+        self.this.add_assign(self.k.grid_dim(0));
+    }
+}
+
+impl<'k> Next<'k> {
+    /// Whether there is one.
+    #[track_caller]
+    pub(super) fn exists(&self) -> Val<'k, bool> {
+        self.unseen.ne(END)
+    }
+
+    /// Whether a warpgroup's rows see something in its first turn.
+    #[track_caller]
+    pub(super) fn sees_at_once(&self, warpgroup: Val<'k, u32>) -> Val<'k, bool> {
+        (self.unseen >> (warpgroup * 8) & 0xff).eq(0)
+    }
+}
+
+impl<'k> Entry<'k> {
+    #[track_caller]
+    pub(super) fn batch(&self) -> Val<'k, u32> {
+        self.low(0)
     }
 
     #[track_caller]
-    fn work(&self, entry: &[Var<'k, u32>; 2]) -> Work<'k> {
-        let [batch, place] = entry.map(|word| word.get());
-        Work {
-            batch,
-            head: place & 0xffff,
-            first_row: (place >> 16u32) * self.rows,
+    pub(super) fn kv_head(&self) -> Val<'k, u32> {
+        self.high(0)
+    }
+
+    #[track_caller]
+    pub(super) fn head(&self) -> Val<'k, u32> {
+        self.low(1)
+    }
+
+    /// The tile's first query row.
+    #[track_caller]
+    pub(super) fn first_row(&self) -> Val<'k, u32> {
+        self.high(1) * self.rows
+    }
+
+    /// Turns: tiles of keys to go through.
+    pub(super) fn turns(&self) -> Val<'k, u32> {
+        self.words[7]
+    }
+
+    /// Turns, the first ones, that need a mask.
+    #[track_caller]
+    pub(super) fn masked(&self) -> Val<'k, u32> {
+        self.high(5)
+    }
+
+    /// First key of the tile of a turn.
+    #[track_caller]
+    pub(super) fn first_key(&self, turn: Val<'k, u32>) -> Val<'k, u32> {
+        let whole = self.words[4] + turn * self.cols;
+        turn.lt(self.masked()).select(self.first_masked_key(turn), whole)
+    }
+
+    /// The same of a turn that needs a mask.
+    #[track_caller]
+    pub(super) fn first_masked_key(&self, turn: Val<'k, u32>) -> Val<'k, u32> {
+        let past = turn * self.cols;
+        turn.lt(self.low(5)).select(self.words[2] + past, self.words[3] - past)
+    }
+
+    /// Turns, the first ones, in which a warpgroup's rows see nothing; all of them if it has no rows.
+    #[track_caller]
+    pub(super) fn unseen(&self, warpgroup: Val<'k, u32>) -> Val<'k, u32> {
+        let unseen = self.words[UNSEEN] >> (warpgroup * 8) & 0xff;
+        unseen.eq(NO_ROWS).select(self.turns(), unseen)
+    }
+
+    #[track_caller]
+    fn low(&self, word: usize) -> Val<'k, u32> {
+        self.words[word] & 0xffff
+    }
+
+    #[track_caller]
+    fn high(&self, word: usize) -> Val<'k, u32> {
+        self.words[word] >> 16u32
+    }
+}
+
+/// The tiles of keys that a tile of query rows takes, in turns: those that need a mask at the low end, upwards; those
+/// at the high end, downwards, so that what the first rows do not see at all comes first; and those that every row
+/// sees whole, upwards.
+#[derive(Clone, Debug, PartialEq)]
+struct Tile {
+    lowest: usize,
+    highest: usize,
+    whole: usize,
+    masked_low: usize,
+    masked: usize,
+    /// One even where no key is seen, of which the mask leaves nothing.
+    turns: usize,
+    unseen: [u32; 3],
+}
+
+impl Tile {
+    fn new(problem: &Problem, tile: usize, rows: usize, cols: usize) -> Tile {
+        let first = tile * rows;
+        let last = (first + rows).min(problem.seq_len_q()) - 1;
+        let (low, high) = (problem.visible_keys(first), problem.visible_keys(last));
+        // Bounds grow with the row: the first row sees the lowest key, the last row the highest.
+        let (lowest, end) = (low.start / cols, high.end.div_ceil(cols).max(low.start / cols));
+        let whole = high.start.div_ceil(cols).clamp(lowest, end);
+        let whole_end = (low.end / cols).clamp(whole, end);
+        let masked_low = whole - lowest;
+        let (masked, turns) = (masked_low + (end - whole_end), (end - lowest).max(1));
+        let unseen = std::array::from_fn(|group| {
+            let first = first + 64 * group;
+            if 64 * group >= rows || first >= problem.seq_len_q() {
+                return NO_ROWS;
+            }
+            let sees = problem.visible_keys((first + 63).min(last)).end.div_ceil(cols);
+            let unseen = if masked_low == 0 { end.saturating_sub(sees) } else { 0 };
+            unseen.min(masked).min(turns - 1) as u32
+        });
+        Tile {
+            lowest,
+            highest: end.saturating_sub(1),
+            whole,
+            masked_low,
+            // What sees nothing must be masked.
+            masked: if end == lowest { 1 } else { masked },
+            turns,
+            unseen,
         }
+    }
+
+    /// The entry: keys of each kind of turn are relative to turn 0.
+    fn words(&self, [batch, head, kv_head, tile]: [usize; 4], cols: usize) -> [u32; WORDS] {
+        let pair = |low: usize, high: usize| (high << 16 | low) as u32;
+        [
+            pair(batch, kv_head),
+            pair(head, tile),
+            (self.lowest * cols) as u32,
+            ((self.highest + self.masked_low) * cols) as u32,
+            (self.whole * cols).wrapping_sub(self.masked * cols) as u32,
+            pair(self.masked_low, self.masked),
+            self.unseen[0] | self.unseen[1] << 8 | self.unseen[2] << 16,
+            self.turns as u32,
+        ]
+    }
+
+    /// What it costs, in turns.
+    fn cost(&self) -> u64 {
+        self.turns as u64 + TILE_COST
     }
 }
 
@@ -107,31 +250,34 @@ impl<'k> List<'k> {
 pub(super) fn table(problem: &Problem, rows: u32, cols: u32, sms: u32) -> (u32, Arc<[u32]>) {
     let (heads, tiles) = (problem.num_heads(), problem.seq_len_q().div_ceil(rows as usize));
     let blocks = (problem.batch() * heads * tiles).clamp(1, sms as usize);
-    let mut lists: Vec<Vec<[u32; 2]>> = vec![Vec::new(); blocks];
-    let mut least = BinaryHeap::from_iter((0..blocks).map(|block| Reverse((0u64, block))));
-    let costs: Vec<u64> = (0..tiles).map(|tile| cost(problem, tile, rows, cols)).collect();
-    let mut order: Vec<usize> = (0..tiles).collect();
-    order.sort_by_key(|&tile| (Reverse(costs[tile]), Reverse(tile)));
-    let heads_at_once = heads_at_once(problem);
+    let tiles: Vec<Tile> = (0..tiles)
+        .map(|tile| Tile::new(problem, tile, rows as usize, cols as usize))
+        .collect();
+    let mut order: Vec<usize> = (0..tiles.len()).collect();
+    order.sort_by_key(|&tile| (Reverse(tiles[tile].cost()), Reverse(tile)));
     let all: Vec<(usize, usize)> = (0..problem.batch())
         .flat_map(|batch| (0..heads).map(move |head| (batch, head)))
         .collect();
-    for together in all.chunks(heads_at_once) {
+    let mut lists: Vec<Vec<[u32; WORDS]>> = vec![Vec::new(); blocks];
+    let mut least = BinaryHeap::from_iter((0..blocks).map(|block| Reverse((0u64, block))));
+    for together in all.chunks(heads_at_once(problem)) {
         for &tile in &order {
             for &(batch, head) in together {
                 if let Some(Reverse((load, block))) = least.pop() {
-                    lists[block].push([batch as u32, (tile << 16 | head) as u32]);
-                    least.push(Reverse((load + costs[tile], block)));
+                    let kv_head = head / problem.group_size();
+                    let place = [batch, head, kv_head, tile];
+                    lists[block].push(tiles[tile].words(place, cols as usize));
+                    least.push(Reverse((load + tiles[tile].cost(), block)));
                 }
             }
         }
     }
-    let rounds = lists.iter().map(Vec::len).max().unwrap_or(0) + 2;
-    let mut words = vec![END; rounds * blocks * WORDS as usize];
+    let rounds = lists.iter().map(Vec::len).max().unwrap_or(0) + 1;
+    let mut words = vec![END; rounds * blocks * WORDS];
     for (block, list) in lists.iter().enumerate() {
         for (round, entry) in list.iter().enumerate() {
-            let at = (round * blocks + block) * WORDS as usize;
-            words[at..at + 2].copy_from_slice(entry);
+            let at = (round * blocks + block) * WORDS;
+            words[at..at + WORDS].copy_from_slice(entry);
         }
     }
     (blocks as u32, words.into())
@@ -144,18 +290,10 @@ fn heads_at_once(problem: &Problem) -> usize {
     groups * problem.group_size()
 }
 
-/// What a tile of rows costs, in turns.
-fn cost(problem: &Problem, tile: usize, rows: u32, cols: u32) -> u64 {
-    let first = tile * rows as usize;
-    let last = (first + rows as usize).min(problem.seq_len_q()) - 1;
-    let (low, high) = (problem.visible_keys(first), problem.visible_keys(last));
-    let (cols, begin, end) = (cols as usize, low.start, high.end.max(low.start));
-    (end.div_ceil(cols).saturating_sub(begin / cols)).max(1) as u64 + TILE_COST
-}
-
 #[cfg(test)]
 mod tests {
     use flashcore_problem::Mask;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -163,16 +301,13 @@ mod tests {
     fn lists(problem: &Problem, rows: u32, cols: u32, sms: u32) -> Vec<Vec<(u32, u32, u32)>> {
         let (blocks, words) = table(problem, rows, cols, sms);
         let mut lists = vec![Vec::new(); blocks as usize];
-        for (i, entry) in words.chunks(2).enumerate() {
+        for (i, entry) in words.chunks(WORDS).enumerate() {
             if entry[0] != END {
-                lists[i % blocks as usize].push((entry[0], entry[1] & 0xffff, entry[1] >> 16));
+                lists[i % blocks as usize].push((entry[0] & 0xffff, entry[1] & 0xffff, entry[1] >> 16));
             }
         }
-        let last = &words[words.len() - 2 * blocks as usize..];
-        assert!(
-            last.iter().all(|&word| word == END),
-            "every list ends, and one entry further too"
-        );
+        let last = &words[words.len() - WORDS * blocks as usize..];
+        assert!(last.iter().all(|&word| word == END), "every list ends");
         lists
     }
 
@@ -194,7 +329,9 @@ mod tests {
             .collect();
         assert_eq!(all, expected);
         let load = |list: &Vec<(u32, u32, u32)>| -> u64 {
-            list.iter().map(|&(_, _, t)| cost(&problem, t as usize, 128, 128)).sum()
+            list.iter()
+                .map(|&(_, _, t)| Tile::new(&problem, t as usize, 128, 128).cost())
+                .sum()
         };
         let loads: Vec<u64> = lists.iter().map(load).collect();
         let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
@@ -211,5 +348,50 @@ mod tests {
         let lists = lists(&problem, 128, 128, 132);
         assert_eq!(lists.len(), 32);
         assert!(lists.iter().all(|list| list.len() == 1));
+    }
+
+    /// Tiles of keys in the order of a kernel's turns, and whether each is masked.
+    fn keys(tile: &Tile) -> Vec<(usize, bool)> {
+        let number = |turn: usize| match turn {
+            turn if turn < tile.masked_low => tile.lowest + turn,
+            turn if turn < tile.masked => tile.highest + tile.masked_low - turn,
+            turn => tile.whole + turn - tile.masked,
+        };
+        (0..tile.turns).map(|turn| (number(turn), turn < tile.masked)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn turns_cover_what_is_seen_and_mask_what_is_not(
+            (seq_q, seq_kv) in (1usize..700, 1usize..700),
+            (rows, cols) in (1usize..=3, 2usize..=12),
+            (left, right) in (proptest::option::of(0u32..300), proptest::option::of(0u32..300)),
+        ) {
+            let (rows, cols) = (64 * rows, 16 * cols);
+            let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
+            let problem = Problem::builder().seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).mask(mask).build().unwrap();
+            for index in 0..seq_q.div_ceil(rows) {
+                let tile = Tile::new(&problem, index, rows, cols);
+                let turns = keys(&tile);
+                let mut numbers: Vec<usize> = turns.iter().map(|turn| turn.0).collect();
+                numbers.sort_unstable();
+                numbers.dedup();
+                prop_assert_eq!(numbers.len(), tile.turns, "{:?}: each once", &tile);
+                for row in index * rows..((index + 1) * rows).min(seq_q) {
+                    let seen = problem.visible_keys(row);
+                    let unseen = tile.unseen[(row - index * rows) / 64] as usize;
+                    for (turn, &(number, masked)) in turns.iter().enumerate() {
+                        let of_tile = number * cols..(number + 1) * cols;
+                        let whole = seen.start <= of_tile.start && of_tile.end <= seen.end;
+                        prop_assert!(masked || whole, "{:?}: row {} sees {:?}", &tile, row, &seen);
+                        let some = seen.start < of_tile.end && of_tile.start < seen.end;
+                        prop_assert!(turn >= unseen || !some, "{:?}: row {} sees {:?}", &tile, row, &seen);
+                    }
+                    for key in [seen.start, seen.end.saturating_sub(1)] {
+                        prop_assert!(!seen.contains(&key) || numbers.contains(&(key / cols)));
+                    }
+                }
+            }
+        }
     }
 }
