@@ -21,7 +21,7 @@ use flashcore::{
 };
 use flashcore_cpu::CpuConfig;
 use flashcore_cuda::{CudaError, ModuleRefusal};
-use flashcore_kernels::{ladder, mma};
+use flashcore_kernels::{ladder, mma, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, RandomLimits, gaps_untouched, random_problem};
 use rayon::prelude::*;
@@ -91,7 +91,7 @@ impl Asked {
             ..RandomLimits::default()
         };
         match self.family {
-            Some(ladder::NAME | mma::NAME) => RandomLimits {
+            Some(ladder::NAME | mma::NAME | wgmma::NAME) => RandomLimits {
                 dtypes: &[DType::F16, DType::BF16],
                 odd_strides: false,
                 ..all

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
-use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar};
+use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar, wgmma};
 use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -235,7 +235,10 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
             turn += 1;
         }
         // About the default of a large problem.
-        let Some(Config::Mma(default)) = proposed(&shape, target).pop() else {
+        let last = proposed(&shape, target)
+            .into_iter()
+            .rfind(|config| matches!(config, Config::Mma(_)));
+        let Some(Config::Mma(default)) = last else {
             continue;
         };
         let Ok(problem) = shape.build() else { continue };
@@ -265,12 +268,20 @@ fn proposed(shape: &ProblemBuilder, target: Target) -> Vec<Config> {
             let Ok(problem) = builder.seq_len_q(rows).seq_len_kv(keys).build() else {
                 continue;
             };
-            let proposals = mma::proposals(&problem, target);
             let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
-            if let Some(config) = proposals.iter().map(|p| Config::Mma(p.config)).find(fits)
-                && !taken.contains(&config)
+            let of_wgmma = wgmma::proposals(&problem, target)
+                .into_iter()
+                .map(|p| Config::Wgmma(p.config));
+            let of_mma = mma::proposals(&problem, target)
+                .into_iter()
+                .map(|p| Config::Mma(p.config));
+            for config in [of_wgmma.into_iter().find(fits), of_mma.into_iter().find(fits)]
+                .into_iter()
+                .flatten()
             {
-                taken.push(config);
+                if !taken.contains(&config) {
+                    taken.push(config);
+                }
             }
         }
     }

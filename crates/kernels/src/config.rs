@@ -43,7 +43,7 @@ impl Config {
     }
 
     /// The names of all families.
-    pub const FAMILIES: [&str; 3] = [ladder::NAME, mma::NAME, scalar::NAME];
+    pub const FAMILIES: [&str; 4] = [ladder::NAME, mma::NAME, scalar::NAME, wgmma::NAME];
 
     /// A config of a family, by its name, drawn by `rng`; `None` where no family has the name. A problem may refuse
     /// it: then draw again.
@@ -59,6 +59,7 @@ impl Config {
             ladder::NAME => rng.pick(&ladder::configs()).copied().map(Config::Ladder),
             mma::NAME => Some(Config::Mma(mma::sample(rng))),
             scalar::NAME => rng.pick(&scalar::configs()).copied().map(Config::Scalar),
+            wgmma::NAME => Some(Config::Wgmma(wgmma::sample(rng))),
             _ => None,
         }
     }

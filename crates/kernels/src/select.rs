@@ -8,7 +8,7 @@ use flashcore_problem::Problem;
 
 use thiserror::Error;
 
-use crate::{Config, KernelCache, Plan, Refusal, mma, scalar};
+use crate::{Config, KernelCache, Plan, Refusal, mma, scalar, wgmma};
 
 /// A config that was looked at, and what came of it.
 #[derive(Clone, Debug)]
@@ -97,6 +97,15 @@ fn candidates(problem: &Problem, target: Target, alignment: u32) -> Vec<(Config,
     let mut candidates = Vec::new();
     // Copies of 16 bytes need tensors that start at multiples of 16.
     if alignment >= mma::ALIGNMENT {
+        for proposal in wgmma::proposals(problem, target) {
+            let why = format!(
+                "the default of family wgmma for problems of head_dim {} and {} keys on {target}: {}",
+                problem.head_dim(),
+                problem.seq_len_kv(),
+                proposal.why
+            );
+            candidates.push((Config::Wgmma(proposal.config), why));
+        }
         for proposal in mma::proposals(problem, target) {
             let why = format!(
                 "the default of family mma for {} problems of head_dim {} on {target}: {}",

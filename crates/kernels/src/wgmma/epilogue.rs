@@ -28,9 +28,16 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             .out_map
             .at(&[tile.first_row() + self.warp * 16, tile.head(), tile.batch()]);
         let width = out_tile.cols();
-        for slab in 0..padded(self.shared.shape.head_dim_v) / width {
+        let slabs = padded(self.shared.shape.head_dim_v) / width;
+        for slab in 0..slabs {
             let stage = slab % out_tile.stages();
-            self.one_lane(|| k.bulk_wait_read(out_tile.stages() - 1));
+            // The copy that reads this stage is the oldest under way; but where stages do not divide slabs, the first
+            // stage may have been the last one used.
+            let pending = match slab {
+                0 if !slabs.is_multiple_of(out_tile.stages()) => 0,
+                _ => out_tile.stages() - 1,
+            };
+            self.one_lane(|| k.bulk_wait_read(pending));
             k.sync_warp();
             for column in (0..width).step_by(ACC_COLS as usize) {
                 let at = if column == 0 {

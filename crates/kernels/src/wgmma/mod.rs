@@ -6,10 +6,12 @@
 //! instructions and descriptors.
 
 mod copies;
+mod defaults;
 mod epilogue;
 mod kernel;
 mod math;
 mod schedule;
+mod space;
 mod turns;
 
 use std::fmt;
@@ -25,6 +27,9 @@ use crate::params::{Shape, add_rows, row_strides};
 use crate::plan::{KernelCache, Step};
 use crate::stage::StopAfter;
 use crate::tiles::{padded, slab_cols, tile_bytes};
+
+pub use defaults::{Proposal, proposals};
+pub use space::{configs, sample};
 
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";
@@ -272,6 +277,14 @@ fn add_tensor(
     let bytes = problem.dtype().size_bytes();
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
+    let repeated = [(batches, batch), (rows, seq), (heads, head)];
+    if repeated.into_iter().any(|(count, stride)| count > 1 && stride == 0) {
+        return Err(Refusal::Unsupported {
+            family: NAME,
+            what: format!("rows of `{name}` that repeat (a stride of 0)"),
+            remedy: "family mma does",
+        });
+    }
     // A stride that is never taken must be one that could be.
     let stride = |stride: u32| match stride {
         0 => columns.next_multiple_of(8) * bytes as u64,

@@ -165,14 +165,14 @@ impl Reader<'_> {
                 }
             }
             ["bar" | "barrier", "sync"] | ["bar", "cta", "sync"] => Inst::BarSync {
-                id: self.number(inst, 0)?,
+                id: self.value(inst, 0, ScalarType::U32)?,
                 threads: match inst.operands.len() {
                     1 => None,
                     _ => Some(self.number(inst, 1)?),
                 },
             },
             ["bar", "arrive"] => Inst::BarArrive {
-                id: self.number(inst, 0)?,
+                id: self.value(inst, 0, ScalarType::U32)?,
                 threads: self.number(inst, 1)?,
             },
             ["bar", "warp", "sync"] => Inst::BarWarp {

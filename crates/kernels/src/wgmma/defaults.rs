@@ -1,0 +1,140 @@
+//! Which config the family proposes where nobody names one: one table, read from top to bottom.
+//!
+//! Rows were measured on an H200 (`docs/performance-log.md`), those for head_dim 96 and 192 follow from their
+//! neighbours.
+
+use flashcore_ir::Target;
+use flashcore_problem::Problem;
+
+use super::Config;
+use crate::mma::Size;
+
+/// A row of the table.
+struct Default {
+    /// Largest head_dim it is for.
+    head_dim: usize,
+    /// Whether for masks that end at the row (causal), for others, or for both.
+    causal: Option<bool>,
+    /// Most keys it is for, if that is limited.
+    most_keys: Option<usize>,
+    id: &'static str,
+    why: &'static str,
+}
+
+/// First match that nothing refuses. Ids are those of [`Config::id`].
+#[rustfmt::skip]
+const TABLE: &[Default] = &[
+    Default { head_dim: 64, causal: Some(false), most_keys: Some(768),
+        id: "m192n128-s3-turns-bold", why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
+    Default { head_dim: 64, causal: Some(false), most_keys: None,
+        id: "m192n128-s2-turns-bold", why: "three warpgroups hide each other's softmax" },
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(768),
+        id: "m192n64-s4-turns-bold", why: "small tiles of keys leave less behind the diagonal" },
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(2048),
+        id: "m128n128-s3-turns-bold", why: "128 rows leave less behind the diagonal than 192" },
+    Default { head_dim: 64, causal: Some(true), most_keys: None,
+        id: "m192n128-s2-turns-bold", why: "three warpgroups hide each other's softmax" },
+    Default { head_dim: 96, causal: None, most_keys: None,
+        id: "m192n96-s2-turns-bold", why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
+    Default { head_dim: 128, causal: Some(false), most_keys: Some(768),
+        id: "m192n64-s2-free-bold", why: "three warpgroups hide each other's softmax; short rows do not pay for turns" },
+    Default { head_dim: 128, causal: Some(true), most_keys: Some(2048),
+        id: "m128n128-s2-turns-bold", why: "128 rows leave less behind the diagonal than 192" },
+    Default { head_dim: 128, causal: None, most_keys: None,
+        id: "m192n64-s2-turns-bold", why: "three warpgroups hide each other's softmax, and share K and V" },
+    Default { head_dim: 192, causal: None, most_keys: None,
+        id: "m128n96-s2-turns-bold", why: "two warpgroups, with as many keys as shared memory allows" },
+    Default { head_dim: 192, causal: None, most_keys: None,
+        id: "m128n64-s2-turns-bold", why: "the same where V is wide too" },
+    Default { head_dim: 256, causal: Some(false), most_keys: None,
+        id: "m128n64-s2-free-bold", why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
+    Default { head_dim: 256, causal: None, most_keys: None,
+        id: "m128n64-s2-turns-bold", why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
+];
+
+/// A config that the table proposes, and why it has it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proposal {
+    /// The config.
+    pub config: Config,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// What the table proposes for a problem on a target, best first: nothing but on Hopper, and for problems that give
+/// every SM two tiles of 128 rows or more. Some may be refused.
+pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
+    if target != Target::Sm90a || Size::of(problem, target) != Size::Large {
+        return Vec::new();
+    }
+    let causal = problem.mask().window_right.is_some();
+    let head_dim = problem.head_dim().max(problem.head_dim_v());
+    TABLE
+        .iter()
+        .filter(|row| head_dim <= row.head_dim)
+        .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
+        .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
+        .filter_map(|row| {
+            let config = Config::from_id(row.id)?;
+            Some(Proposal { config, why: row.why })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_problem::Mask;
+
+    use super::*;
+    use crate::{Config as AnyConfig, Plan};
+
+    #[test]
+    fn every_id_of_the_table_is_a_config() {
+        for row in TABLE {
+            let config = Config::from_id(row.id).unwrap_or_else(|| panic!("{}", row.id));
+            assert_eq!(config.id(), row.id);
+        }
+    }
+
+    /// The whole table as text, resolved: what is chosen, for review.
+    #[test]
+    fn defaults() {
+        let mut text = String::new();
+        for (head_dim, head_dim_v) in [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)] {
+            for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
+                for rows in [512, 1024, 4096, 16_384] {
+                    let problem = Problem::builder()
+                        .batch(16_384 / rows)
+                        .heads(16, 16)
+                        .seq_len(rows)
+                        .head_dim(head_dim)
+                        .head_dim_v(head_dim_v)
+                        .mask(mask)
+                        .build()
+                        .unwrap();
+                    let chosen = proposals(&problem, Target::Sm90a)
+                        .into_iter()
+                        .find(|p| Plan::new(&problem, &AnyConfig::Wgmma(p.config), Target::Sm90a).is_ok())
+                        .unwrap();
+                    text += &format!("D{head_dim:<3}/{head_dim_v:<4}{name:<7}{rows:<6} {}\n", chosen.config);
+                }
+            }
+        }
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn only_hopper_and_only_much_work() {
+        let small = Problem::named("mission").unwrap();
+        let large = Problem::builder()
+            .batch(4)
+            .heads(32, 32)
+            .seq_len(4096)
+            .head_dim(64)
+            .build()
+            .unwrap();
+        assert!(proposals(&small, Target::Sm90a).is_empty());
+        assert!(proposals(&large, Target::Sm80).is_empty());
+        assert!(!proposals(&large, Target::Sm90a).is_empty());
+    }
+}
