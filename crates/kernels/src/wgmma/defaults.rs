@@ -17,6 +17,8 @@ struct Default {
     causal: Option<bool>,
     /// Most keys it is for, if that is limited.
     most_keys: Option<usize>,
+    /// Most tiles of 128 query rows, of all heads, that it is for, if that is limited.
+    most_tiles: Option<usize>,
     id: &'static str,
     why: &'static str,
 }
@@ -24,31 +26,41 @@ struct Default {
 /// First match that nothing refuses. Ids are those of [`Config::id`].
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
-    Default { head_dim: 64, causal: Some(false), most_keys: Some(768),
+    // Few tiles: 64 rows a block give more SMs something to do, and causal ones of unequal length more to choose from.
+    Default { head_dim: 128, causal: Some(false), most_keys: None, most_tiles: Some(99),
+        id: "m64n128-s2-free-bold", why: "64 rows a block give every SM something to do" },
+    Default { head_dim: 128, causal: Some(true), most_keys: None, most_tiles: Some(199),
+        id: "m64n128-s2-free-bold", why: "64 rows a block give every SM something to do" },
+    Default { head_dim: 128, causal: None, most_keys: None, most_tiles: Some(263),
+        id: "m128n128-s2-turns-bold", why: "128 rows a block give every SM something to do" },
+    Default { head_dim: 256, causal: None, most_keys: None, most_tiles: Some(131),
+        id: "m64n64-s2-free-bold", why: "64 rows a block give every SM something to do" },
+    // Many tiles.
+    Default { head_dim: 64, causal: Some(false), most_keys: Some(768), most_tiles: None,
         id: "m192n128-s3-turns-bold", why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
-    Default { head_dim: 64, causal: Some(false), most_keys: None,
+    Default { head_dim: 64, causal: Some(false), most_keys: None, most_tiles: None,
         id: "m192n128-s2-turns-bold", why: "three warpgroups hide each other's softmax" },
-    Default { head_dim: 64, causal: Some(true), most_keys: Some(768),
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(768), most_tiles: None,
         id: "m192n64-s4-turns-bold", why: "small tiles of keys leave less behind the diagonal" },
-    Default { head_dim: 64, causal: Some(true), most_keys: Some(2048),
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(2048), most_tiles: None,
         id: "m128n128-s3-turns-bold", why: "128 rows leave less behind the diagonal than 192" },
-    Default { head_dim: 64, causal: Some(true), most_keys: None,
+    Default { head_dim: 64, causal: Some(true), most_keys: None, most_tiles: None,
         id: "m192n128-s2-turns-bold", why: "three warpgroups hide each other's softmax" },
-    Default { head_dim: 96, causal: None, most_keys: None,
-        id: "m192n96-s2-turns-bold", why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
-    Default { head_dim: 128, causal: Some(false), most_keys: Some(768),
+    Default { head_dim: 96, causal: None, most_keys: None, most_tiles: None,
+        id: "m192n96-s3-turns-bold", why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
+    Default { head_dim: 128, causal: Some(false), most_keys: Some(768), most_tiles: None,
         id: "m192n64-s2-free-bold", why: "three warpgroups hide each other's softmax; short rows do not pay for turns" },
-    Default { head_dim: 128, causal: Some(true), most_keys: Some(2048),
+    Default { head_dim: 128, causal: Some(true), most_keys: Some(2048), most_tiles: None,
         id: "m128n128-s2-turns-bold", why: "128 rows leave less behind the diagonal than 192" },
-    Default { head_dim: 128, causal: None, most_keys: None,
+    Default { head_dim: 128, causal: None, most_keys: None, most_tiles: None,
         id: "m192n64-s2-turns-bold", why: "three warpgroups hide each other's softmax, and share K and V" },
-    Default { head_dim: 192, causal: None, most_keys: None,
+    Default { head_dim: 192, causal: Some(false), most_keys: None, most_tiles: None,
         id: "m128n96-s2-turns-bold", why: "two warpgroups, with as many keys as shared memory allows" },
-    Default { head_dim: 192, causal: None, most_keys: None,
-        id: "m128n64-s2-turns-bold", why: "the same where V is wide too" },
-    Default { head_dim: 256, causal: Some(false), most_keys: None,
+    Default { head_dim: 192, causal: None, most_keys: None, most_tiles: None,
+        id: "m128n64-s2-turns-bold", why: "two warpgroups; small tiles of keys leave less behind the diagonal" },
+    Default { head_dim: 256, causal: Some(false), most_keys: None, most_tiles: None,
         id: "m128n64-s2-free-bold", why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
-    Default { head_dim: 256, causal: None, most_keys: None,
+    Default { head_dim: 256, causal: None, most_keys: None, most_tiles: None,
         id: "m128n64-s2-turns-bold", why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
 ];
 
@@ -62,11 +74,12 @@ pub struct Proposal {
 }
 
 /// What the table proposes for a problem on a target, best first: nothing but on Hopper, and for problems that give
-/// every SM two tiles of 128 rows or more. Some may be refused.
+/// every SM a tile of 64 rows or more. Some may be refused.
 pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
-    if target != Target::Sm90a || Size::of(problem, target) != Size::Large {
+    if target != Target::Sm90a || Size::of(problem, target) < Size::Medium {
         return Vec::new();
     }
+    let tiles = problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(128);
     let causal = problem.mask().window_right.is_some();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     TABLE
@@ -74,6 +87,7 @@ pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
         .filter(|row| head_dim <= row.head_dim)
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
         .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
+        .filter(|row| row.most_tiles.is_none_or(|most| tiles <= most))
         .filter_map(|row| {
             let config = Config::from_id(row.id)?;
             Some(Proposal { config, why: row.why })
@@ -102,10 +116,17 @@ mod tests {
         let mut text = String::new();
         for (head_dim, head_dim_v) in [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)] {
             for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
-                for rows in [512, 1024, 4096, 16_384] {
+                for (batch, heads, rows) in [
+                    (1, 8, 1024),
+                    (1, 16, 1024),
+                    (1, 16, 2048),
+                    (32, 16, 512),
+                    (16, 16, 1024),
+                    (4, 16, 4096),
+                ] {
                     let problem = Problem::builder()
-                        .batch(16_384 / rows)
-                        .heads(16, 16)
+                        .batch(batch)
+                        .heads(heads, heads)
                         .seq_len(rows)
                         .head_dim(head_dim)
                         .head_dim_v(head_dim_v)
@@ -114,9 +135,9 @@ mod tests {
                         .unwrap();
                     let chosen = proposals(&problem, Target::Sm90a)
                         .into_iter()
-                        .find(|p| Plan::new(&problem, &AnyConfig::Wgmma(p.config), Target::Sm90a).is_ok())
-                        .unwrap();
-                    text += &format!("D{head_dim:<3}/{head_dim_v:<4}{name:<7}{rows:<6} {}\n", chosen.config);
+                        .find(|p| Plan::new(&problem, &AnyConfig::Wgmma(p.config), Target::Sm90a).is_ok());
+                    let id = chosen.map_or("-".to_string(), |p| p.config.to_string());
+                    text += &format!("D{head_dim:<3}/{head_dim_v:<4}{name:<7}B{batch:<3}H{heads:<3}{rows:<6} {id}\n");
                 }
             }
         }
