@@ -56,11 +56,11 @@ impl<'k> Writer<'k, '_> {
             Op::MmaExactBf16 => self.exact_product::<bf16>(d, a, b, c),
             Op::MmaF16 => {
                 // As they are, infinities and NaN too: no sum of 17 of them overflows.
-                let word = |i: u32| self.h(n.rotate_left(2 * i) + a);
+                let word = |i: u32| self.h(n.rotate_left(2 * i).wrapping_add(a));
                 self.bounded_product::<f16>(c, &[0, 1, 2, 3].map(word), &[4, 5].map(word), |w| w.abs());
             }
             Op::MmaBf16 => {
-                let word = |i: u32| below_two_b(self.b(n.rotate_left(2 * i) + a));
+                let word = |i: u32| below_two_b(self.b(n.rotate_left(2 * i).wrapping_add(a)));
                 self.bounded_product::<bf16>(c, &[0, 1, 2, 3].map(word), &[4, 5].map(word), |w| w.abs());
             }
             Op::MmaHalfAcc => self.half_product(a, b, c, n),
@@ -112,7 +112,7 @@ impl<'k> Writer<'k, '_> {
 
     /// With sums in f16.
     fn half_product(&self, a: u32, b: u32, c: u32, n: u32) {
-        let word = |i: u32| below_two(self.h(n.rotate_left(2 * i) + a + b));
+        let word = |i: u32| below_two(self.h(n.rotate_left(2 * i).wrapping_add(a).wrapping_add(b)));
         let (left, right) = ([0, 1, 2, 3].map(word), [4, 5].map(word));
         let first = |i: u32| below_two(self.h(c + i));
         let sums = self.k.acc_f16("sums", 1);
