@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Assembles PTX files for every architecture they run on and refuses anything but clean code.
 
-usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--ptxas PATH] [--json FILE] [--summary FILE] [--verbose]
+usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--may-spill PATTERN ...] [--ptxas PATH]
+       [--json FILE] [--summary FILE] [--verbose]
 
 Every .ptx file below FOLDER goes through `ptxas -v` once a target, or, where its folder is named
 like a target, for that target only. A kernel fails on an error, on a spill, on a stack frame, and on
 any line that ptxas prints beyond its usual statistics: the notes on serialised wgmma come as mere
 information, and cost a factor of three.
 
-Kernels below FOLDER/varied may spill: that is listed, and does not fail. The driver layer refuses to
-load them.
+Kernels below FOLDER/varied, and those that --may-spill names, may spill: that is listed, and does not fail. The driver
+layer refuses to load them.
 
 Targets are sm_80, sm_89, sm_90a and sm_120; --all takes every target of the project; of both, those
 that this ptxas knows. A kernel is not assembled for targets below its own. ptxas is --ptxas, $FLASHCORE_PTXAS, or .bin/ptxas.
@@ -22,6 +23,7 @@ Exit code: 0 all clean, 1 something failed, 2 wrong usage, 3 no ptxas.
 
 import argparse
 import concurrent.futures
+import fnmatch
 import json
 import os
 import pathlib
@@ -74,10 +76,10 @@ def targets_of(path, targets, turn):
     return targets if turn is None else [targets[turn % len(targets)]]
 
 
-def assemble(ptxas, path, target):
+def assemble(ptxas, may_spill, path, target):
     """One kernel file for one target: a record of what ptxas said."""
     record = {"kernel": path.stem, "target": target, "verdict": "clean", "notes": []}
-    may_spill = "varied" in path.parts
+    may_spill = "varied" in path.parts or any(fnmatch.fnmatchcase(path.stem, pattern) for pattern in may_spill)
     own = re.search(r"^\.target\s+(sm_\d+[af]?)", path.read_text(), re.MULTILINE)
     if not own:
         return record | {"verdict": "FAILED", "notes": ["the file has no .target line"]}
@@ -174,6 +176,7 @@ def main():
     usage.add_argument("--target", action="append", metavar="SM", help="a target such as sm_89; may be repeated")
     usage.add_argument("--all", action="store_true", help="every target of the project that this ptxas knows")
     usage.add_argument("--sample", type=int, metavar="N", help="each kernel for one target in turn, the first for the Nth")
+    usage.add_argument("--may-spill", action="append", default=[], metavar="PATTERN", help="kernels that may, such as 'mma_*_d256'")
     usage.add_argument("--ptxas", metavar="PATH", help="the assembler")
     usage.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the records there (- prints them)")
     usage.add_argument("--summary", type=pathlib.Path, metavar="FILE", help="also write a summary there")
@@ -205,7 +208,7 @@ def main():
     turns = [None if options.sample is None else options.sample + i for i in range(len(files))]
     jobs = [(path, target) for path, turn in zip(files, turns) for target in targets_of(path, targets, turn)]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        records = list(pool.map(lambda job: assemble(ptxas, *job), jobs))
+        records = list(pool.map(lambda job: assemble(ptxas, options.may_spill, *job), jobs))
     failed = [r for r in records if r["verdict"] == "FAILED"]
     refused = [r for r in records if r["verdict"].startswith("spills")]
     skipped = [r for r in records if r["verdict"].startswith("not for")]

@@ -7,8 +7,8 @@
 //!   blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
 //! - FOLDER/sm_NN: what is assembled for that target and must be clean. Of family `mma` every default there.
 //! - FOLDER/varied/sm_NN: what may need more registers than there are. No formula says so before the compiler has
-//!   tried; the driver layer then refuses to load it, and another config is taken. Of `mma`, the defaults with
-//!   soft cap and log-sum-exp, and every lever at each of its values, one at a time, about a default.
+//!   tried; the driver layer then refuses to load it, and another config is taken. The defaults with log-sum-exp,
+//!   with and without soft cap, and of `mma` every lever at each of its values, one at a time, about a default.
 //!
 //! What refuses its problem has a line in refused.txt of the folder it would be in: problem, config, reason.
 //!
@@ -60,6 +60,13 @@ impl Kernels {
     /// Adds the kernels of a config, unless it refuses.
     fn add(&mut self, problem: &Problem, config: Config, target: Target) {
         self.add_plan(problem, &config, Plan::new(problem, &config, target));
+    }
+
+    /// The same for a shape, if there is such a problem.
+    fn add_shape(&mut self, shape: &ProblemBuilder, config: Config, target: Target) {
+        if let Ok(problem) = shape.clone().build() {
+            self.add(&problem, config, target);
+        }
     }
 
     fn add_plan(&mut self, problem: &Problem, config: &Config, plan: Result<Plan, Refusal>) {
@@ -216,20 +223,18 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
     let mut turn = 0;
     for (head_dim, head_dim_v) in HEAD_DIMS {
         let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
-        let with = |dtype, options: bool| {
-            let shape = shape.clone().dtype(dtype);
-            match options {
-                true => shape.softcap(30.0).return_lse(true).build(),
-                false => shape.build(),
-            }
-        };
         for config in proposed(&shape, target) {
             for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+                let shape = shape.clone().dtype(dtype);
                 if full || turn % 2 == i {
-                    let problems = [with(dtype, false), with(dtype, true)];
-                    for (problem, kernels) in problems.iter().flatten().zip([&mut *defaults, &mut *varied]) {
-                        kernels.add(problem, config, target);
-                    }
+                    defaults.add_shape(&shape, config, target);
+                }
+                // With log-sum-exp, and with a soft cap too.
+                if full || turn % 4 == i {
+                    varied.add_shape(&shape.clone().return_lse(true), config, target);
+                }
+                if full || turn % 4 == i + 2 {
+                    varied.add_shape(&shape.softcap(30.0).return_lse(true), config, target);
                 }
             }
             turn += 1;
@@ -241,10 +246,9 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
         let Some(Config::Mma(default)) = last else {
             continue;
         };
-        let Ok(problem) = shape.build() else { continue };
         for (i, config) in mma::neighbours(&default).into_iter().enumerate() {
             if full || i % HEAD_DIMS.len() == turn % HEAD_DIMS.len() {
-                varied.add(&problem, Config::Mma(config), target);
+                varied.add_shape(&shape, Config::Mma(config), target);
             }
         }
     }

@@ -120,6 +120,8 @@ const TABLE: &[Default] = &[
         id: "m64n32-w4x1-s2-b1-qreg-xor-lazy", why: "two blocks an SM even out short rows" },
     Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], causal: None, most_keys: None,
         id: "m128n32-w8x1-s2-b1-qreg-xor-lazy", why: "16 rows a warp leave room for their output and for Q in registers" },
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], causal: None, most_keys: None,
+        id: "m64n32-w4x1-s2-b1-qreg-xor-lazy", why: "the same for log-sum-exp and for older compilers, which run out of registers above" },
     // What every target has room for.
     Default { targets: ANY, head_dim: 64, sizes: &[Small], causal: None, most_keys: None,
         id: "m32n64-w2x2-s3-b1-qreg-xor-lazy", why: "32 rows a block fill the SMs, and two warps share the keys" },
