@@ -128,7 +128,9 @@ fn a_default_of_hopper_does_not_fit_an_l4() {
     let l4 = Profile::named("l4").unwrap();
     let refusals = prove(&plan.main.kernel, &plan.main.launch, l4.target, Known::default());
     assert!(
-        matches!(refusals[..], [LaunchRefusal::Shared { .. }]),
+        refusals
+            .iter()
+            .any(|refusal| matches!(refusal, LaunchRefusal::Shared { .. })),
         "{}: {refusals:?}",
         plan.config
     );
