@@ -120,6 +120,11 @@ impl<'k> TensorMap<'k> {
         }
     }
 
+    /// Rows of a box.
+    pub fn box_rows(&self) -> u32 {
+        self.boxes.dims()[1..].iter().product()
+    }
+
     /// Brings the map into the cache of the unit that copies, before the first copy.
     #[track_caller]
     pub fn prefetch(&self) {
@@ -227,7 +232,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
     #[track_caller]
     fn load_boxes(&self, stage: Operand, part: Operand, from: BoxAt<'k>, bar: MBarrier<'k>) {
         self.k.verb("load_tma", || {
-            let rows = self.box_rows(&from);
+            let rows = from.map.box_rows();
             for slab in 0..self.slabs() {
                 self.k.emit(Inst::Bulk(BulkInst::Load {
                     dst: self.box_address(stage, part, rows, slab),
@@ -260,7 +265,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
     #[track_caller]
     fn store_boxes(&self, stage: Operand, part: Operand, to: BoxAt<'k>) {
         self.k.verb("store_tma", || {
-            let rows = self.box_rows(&to);
+            let rows = to.map.box_rows();
             for slab in 0..self.slabs() {
                 self.k.emit(Inst::Bulk(BulkInst::Store {
                     map: to.map.address(),
@@ -271,16 +276,11 @@ impl<'k, E: Element> SharedTile<'k, E> {
         });
     }
 
-    /// Rows that a box has.
-    fn box_rows(&self, at: &BoxAt<'k>) -> u32 {
-        at.map.boxes.dims()[1..].iter().product()
-    }
-
     /// Finds boxes that are not this tile's.
     #[track_caller]
     fn check_boxes(&self, at: &BoxAt<'k>, whole: bool) {
         let boxes = at.map.boxes;
-        let rows = self.box_rows(at);
+        let rows = at.map.box_rows();
         let same = boxes.element == E::TYPE && boxes.dims[0] == self.slab_cols() && boxes.swizzle == self.swizzle();
         let fits = rows == self.rows() || !whole && self.rows().is_multiple_of(rows.max(1));
         if !same || !fits {

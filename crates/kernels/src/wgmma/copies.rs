@@ -6,6 +6,7 @@ use flashcore_ir::pipeline::Filler;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, SharedTile, TensorMap, Val};
 
+use super::Config;
 use super::kernel::Shared;
 use super::schedule::{Entry, List};
 
@@ -18,9 +19,10 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
         k.if_(warp.eq(0).uniform(), || {
             k.if_(k.elect().divergent(), || {
                 let list = List::new(k, self.table, self.levers);
+                let copier = Copier::new(k, self.levers);
                 k.loop_(|scope| {
                     let next = list.next();
-                    self.copy_tile(&list.this(), fillers);
+                    self.copy_tile(&list.this(), &copier, fillers);
                     list.advance();
                     scope.break_if((!next.exists()).uniform());
                 });
@@ -29,17 +31,17 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
     }
 
     #[track_caller]
-    fn copy_tile(&self, tile: &Entry<'k>, [q, keys, values]: [Filler<'k>; 3]) {
+    fn copy_tile(&self, tile: &Entry<'k>, copier: &Copier<'k>, [q, keys, values]: [Filler<'k>; 3]) {
         let (batch, first_row) = (tile.batch(), tile.first_row());
         let k = batch.builder();
         let kv_head = tile.kv_head();
         let at = |turn: Val<'k, u32>| [tile.first_key(turn), kv_head, batch];
-        let copy_k = |turn| copy(self.k_tile, self.k_map, keys, at(turn), L2Hint::EvictLast);
-        let copy_v = |turn| copy(self.v_tile, self.v_map, values, at(turn), L2Hint::EvictLast);
+        let copy_k = |turn| copier.share(self.k_tile, self.k_map, keys, at(turn));
+        let copy_v = |turn| copier.share(self.v_tile, self.v_map, values, at(turn));
         copy_k(k.constant(0));
         for group in 0..self.levers.warpgroups() {
             let at = [first_row + 64 * group, tile.head(), batch];
-            copy(self.q_tile, self.q_map, q, at, L2Hint::EvictFirst);
+            copy(self.q_tile, self.q_map, q, at);
         }
         let turns = tile.turns();
         k.for_uniform(1, turns, 1, |turn| {
@@ -50,17 +52,54 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
     }
 }
 
+/// The block's part in copies of K and V.
+struct Copier<'k> {
+    /// Its rank among the blocks that copy together, and a bit for each of them.
+    cluster: Option<(Val<'k, u32>, Val<'k, u16>)>,
+}
+
+impl<'k> Copier<'k> {
+    #[track_caller]
+    fn new(k: &'k KernelBuilder, levers: &Config) -> Self {
+        let all = (1 << levers.cluster) - 1;
+        Copier {
+            cluster: (levers.cluster > 1).then(|| (k.cluster_rank(), k.constant(all))),
+        }
+    }
+
+    /// Fills the next stage of a tile, in all blocks that copy together, with the rows from (row, head, batch) on: this block
+    /// brings its part, and waits for no other's.
+    #[track_caller]
+    fn share<E: WgmmaElement>(
+        &self,
+        tile: SharedTile<'k, E>,
+        map: TensorMap<'k>,
+        fill: Filler<'k>,
+        [row, head, batch]: [Val<'k, u32>; 3],
+    ) {
+        fill.acquire();
+        fill.expect(tile.stage_bytes());
+        match &self.cluster {
+            None => tile.load_tma(
+                fill.stage(),
+                map.at(&[row, head, batch]).hint(L2Hint::EvictLast),
+                fill.full(),
+            ),
+            Some((rank, all)) => {
+                let row = row + *rank * map.box_rows();
+                let part = map.at(&[row, head, batch]).hint(L2Hint::EvictLast).multicast(*all);
+                tile.load_tma_part(fill.stage(), *rank, part, fill.full());
+            }
+        }
+        fill.advance();
+    }
+}
+
 /// Fills the next stage of a tile with the rows from (row, head, batch) on.
 #[track_caller]
-fn copy<'k, E: WgmmaElement>(
-    tile: SharedTile<'k, E>,
-    map: TensorMap<'k>,
-    fill: Filler<'k>,
-    at: [Val<'k, u32>; 3],
-    hint: L2Hint,
-) {
+fn copy<'k, E: WgmmaElement>(tile: SharedTile<'k, E>, map: TensorMap<'k>, fill: Filler<'k>, at: [Val<'k, u32>; 3]) {
     fill.acquire();
     fill.expect(tile.stage_bytes());
-    tile.load_tma(fill.stage(), map.at(&at).hint(hint), fill.full());
+    tile.load_tma(fill.stage(), map.at(&at).hint(L2Hint::EvictFirst), fill.full());
     fill.advance();
 }

@@ -38,6 +38,9 @@ pub(super) struct Shared<'k, 'p, E> {
 
 pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(1);
+    if levers.cluster > 1 {
+        k.in_clusters_of(levers.cluster);
+    }
     let (rows, cols, groups) = (levers.rows, levers.cols, levers.warpgroups());
     // Each warpgroup has stages of its own of Q.
     let q_stages = groups * levers.q_stages(shape);
@@ -48,12 +51,16 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         "out_tile",
         one_slab(rows, shape.head_dim_v).stages(levers.out_slabs(shape)),
     );
-    // Boxes of rows by one head of one batch; a warp stores its own rows.
+    // Boxes of rows by one head of one batch; blocks of a cluster copy a part each, and a warp stores its own rows.
     let q_map = k.param_tensor_map("q", q_tile.tensor_box(&[64, 1, 1]));
-    let k_map = k.param_tensor_map("k", k_tile.tensor_box(&[cols, 1, 1]));
-    let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[cols, 1, 1]));
+    let k_map = k.param_tensor_map("k", k_tile.tensor_box(&[cols / levers.cluster, 1, 1]));
+    let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[cols / levers.cluster, 1, 1]));
     let out_map = k.param_tensor_map_mut("out", out_tile.tensor_box(&[16, 1, 1]));
     let params = RowParams::declare(k, shape);
+    let ring = |name, stages, arrivers| match levers.cluster {
+        1 => k.pipeline(name, stages, arrivers),
+        _ => k.pipeline(name, stages, arrivers).across_cluster(),
+    };
     let shared = Shared {
         params: &params,
         levers,
@@ -68,8 +75,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         k_map,
         v_map,
         q_ring: k.pipeline("q", q_stages, 4),
-        k_ring: k.pipeline("k", levers.stages, 4 * groups),
-        v_ring: k.pipeline("v", levers.stages, 4 * groups),
+        k_ring: ring("k", levers.stages, 4 * groups),
+        v_ring: ring("v", levers.stages, 4 * groups),
     };
     k.start_pipelines(&[shared.q_ring, shared.k_ring, shared.v_ring]);
     let (copy_registers, math_registers) = levers.registers();
@@ -77,6 +84,11 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         Role::new("copies", 4, || shared.copies(k)).registers(copy_registers),
         Role::new("math", 4 * groups, || shared.math(k)).registers(math_registers),
     ]);
+    if levers.cluster > 1 {
+        // Nobody ends while another may still copy to its shared memory or arrive at its mbarriers.
+        k.cluster_arrive();
+        k.cluster_wait();
+    }
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {

@@ -136,12 +136,37 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn turns(&self, tile: &Entry<'k>, unseen: Val<'k, u32>) {
         let (k, masked) = (self.k, tile.masked());
+        let (second, turns) = (unseen + 1, tile.turns());
+        self.release_q(second.eq(turns));
         self.first_softmax(tile, tile.first_masked_key(unseen), unseen.lt(masked));
-        let second = unseen + 1;
         k.for_uniform(second, masked, 1, |turn| {
-            self.turn(Some((tile, tile.first_masked_key(turn))))
+            self.turn(Some((tile, tile.first_masked_key(turn))), (turn + 1).eq(turns))
         });
-        k.for_uniform(masked.max(second), tile.turns(), 1, |_| self.turn(None));
+        k.for_uniform(masked.max(second), turns, 1, |turn| {
+            self.turn(None, (turn + 1).eq(turns))
+        });
+    }
+
+    /// Gives Q back, if this was the last product that reads it: as soon as it can be where the next Q has no
+    /// other stage to go to.
+    #[track_caller]
+    fn release_q(&self, last: Val<'k, bool>) {
+        if self.q_alone() {
+            self.k.if_(last.uniform(), || self.release(self.q));
+        }
+    }
+
+    /// The same where it is not as urgent.
+    #[track_caller]
+    fn release_q_late(&self) {
+        if !self.q_alone() {
+            self.release(self.q);
+        }
+    }
+
+    /// Whether there is one stage of Q.
+    fn q_alone(&self) -> bool {
+        self.shared.levers.q_stages(self.shared.shape) == 1
     }
 
     /// The softmax of a tile's first scores, which sets the references.
@@ -162,7 +187,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
 
     /// Scores of one tile of keys, the output of the one before, and the softmax of the scores.
     #[track_caller]
-    fn turn(&self, masked: Option<Masked<'k, '_>>) {
+    fn turn(&self, masked: Option<Masked<'k, '_>>, last: Val<'k, bool>) {
         let k = self.k;
         self.keys.wait();
         self.take_turn();
@@ -175,6 +200,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
                 k.wgmma_wait(0);
                 self.release(self.keys);
                 self.release(self.values);
+                self.release_q(last);
                 self.cap();
                 self.bold_softmax();
             }
@@ -182,6 +208,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
                 k.wgmma_wait(0);
                 self.release(self.keys);
                 self.release(self.values);
+                self.release_q(last);
                 self.cap();
                 self.mask(masked);
                 self.raise_references(0.0, true);
@@ -191,6 +218,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             (Rescale::Lazy | Rescale::Eager, masked) => {
                 k.wgmma_wait(1);
                 self.release(self.keys);
+                self.release_q(last);
                 self.cap();
                 if let Some(masked) = masked {
                     self.mask(masked);
@@ -230,7 +258,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             overlap.uniform(),
             || {
                 // Every product with this Q has been waited for.
-                self.release(self.q);
+                self.release_q_late();
                 self.take_turn();
                 self.q.wait();
                 self.keys.wait();
@@ -240,7 +268,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             },
             || {
                 k.if_(any.uniform(), || {
-                    self.release(self.q);
+                    self.release_q_late();
                     self.take_turn();
                     end();
                 });

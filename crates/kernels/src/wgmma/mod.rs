@@ -44,6 +44,9 @@ const COLS: std::ops::RangeInclusive<u32> = 32..=256;
 /// Tiles of keys in shared memory.
 const STAGES: [u32; 3] = [2, 3, 4];
 
+/// Blocks of a cluster, that share copies of K and V.
+const CLUSTERS: [u32; 2] = [1, 2];
+
 /// Registers a thread that the loop needs beyond what is counted: addresses, descriptors, bounds.
 const SCRATCH_REGISTERS: u32 = 16;
 
@@ -66,6 +69,10 @@ pub struct Config {
     pub cols: u32,
     /// Tiles of keys, and of values, in flight or in use.
     pub stages: u32,
+    /// Blocks that go through the same tiles of keys together: each copies its part of a tile to all of them, so that
+    /// the L2 cache is read that much less. Rows that see fewer keys wait for those that see more.
+    #[serde(default = "alone")]
+    pub cluster: u32,
     /// Warpgroups take turns at the tensor cores, so that the softmax of one falls among the products of others;
     /// otherwise chance decides.
     pub take_turns: bool,
@@ -74,17 +81,26 @@ pub struct Config {
     pub rescale: Rescale,
 }
 
+/// Records from before there were clusters do not name them.
+fn alone() -> u32 {
+    1
+}
+
 impl Config {
-    /// The levers' part of the id, `m128n128-s2-turns-lazy`.
+    /// The levers' part of the id, `m128n128-s2-turns-lazy`; in clusters of two `m128n128-s2-c2-turns-lazy`.
     pub(crate) fn id(&self) -> String {
         self.to_string()
     }
 
     /// Reads what [`id`](Self::id) writes.
     pub(crate) fn from_id(id: &str) -> Option<Config> {
-        let mut parts = id.split('-');
+        let mut parts = id.split('-').peekable();
         let (rows, cols) = parts.next()?.strip_prefix('m')?.split_once('n')?;
         let stages = parts.next()?.strip_prefix('s')?;
+        let cluster = match parts.peek()?.strip_prefix('c') {
+            Some(blocks) => parts.next().and(blocks.parse().ok())?,
+            None => 1,
+        };
         let take_turns = match parts.next()? {
             "turns" => true,
             "free" => false,
@@ -95,6 +111,7 @@ impl Config {
             rows: rows.parse().ok()?,
             cols: cols.parse().ok()?,
             stages: stages.parse().ok()?,
+            cluster,
             take_turns,
             rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
         };
@@ -156,6 +173,9 @@ impl Config {
         if !STAGES.contains(&self.stages) {
             return lever("stages", self.stages, "2, 3, 4".to_string());
         }
+        if !CLUSTERS.contains(&self.cluster) {
+            return lever("cluster", self.cluster, "1, 2".to_string());
+        }
         if self.take_turns && self.warpgroups() == 1 {
             return lever("turns", 1, "with rows 128 or 192: one warpgroup takes none".to_string());
         }
@@ -186,14 +206,11 @@ impl Config {
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let turns = if self.take_turns { "turns" } else { "free" };
-        write!(
-            f,
-            "m{}n{}-s{}-{turns}-{}",
-            self.rows,
-            self.cols,
-            self.stages,
-            self.rescale.name()
-        )
+        write!(f, "m{}n{}-s{}-", self.rows, self.cols, self.stages)?;
+        if self.cluster > 1 {
+            write!(f, "c{}-", self.cluster)?;
+        }
+        write!(f, "{turns}-{}", self.rescale.name())
     }
 }
 
@@ -244,11 +261,11 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, &shape),
         })
     })?;
-    let (blocks, table) = schedule::table(problem, config.rows, config.cols, SMS);
+    let (blocks, table) = schedule::table(problem, config, SMS);
     let mut launch = Launch {
         grid: [blocks, 1, 1],
         block: [config.threads(), 1, 1],
-        cluster: [1, 1, 1],
+        cluster: [config.cluster, 1, 1],
         dynamic_shared_bytes: kernel.ledger().total_bytes(),
         buffers: Vec::new(),
         args: Vec::new(),

@@ -19,6 +19,9 @@ const L2_BYTES: usize = 32 << 20;
 /// What fills the entries after the last of a list.
 const END: u32 = u32::MAX;
 
+/// Warpgroups at most that a tile has: three in each block of a cluster.
+const GROUPS: usize = 6;
+
 /// Words of an entry: see [`Tile::words`].
 const WORDS: usize = 8;
 
@@ -178,7 +181,7 @@ impl<'k> Entry<'k> {
     }
 }
 
-/// The tiles of keys that a tile of query rows takes, in turns: those that need a mask at the low end, upwards; those
+/// The tiles of keys that a tile of query rows takes, that of a block or those of a cluster's blocks together, in turns: those that need a mask at the low end, upwards; those
 /// at the high end, downwards, so that what the first rows do not see at all comes first; and those that every row
 /// sees whole, upwards.
 #[derive(Clone, Debug, PartialEq)]
@@ -190,7 +193,7 @@ struct Tile {
     masked: usize,
     /// One even where no key is seen, of which the mask leaves nothing.
     turns: usize,
-    unseen: [u32; 3],
+    unseen: [u32; GROUPS],
 }
 
 impl Tile {
@@ -225,8 +228,10 @@ impl Tile {
         }
     }
 
-    /// The entry: keys of each kind of turn are relative to turn 0.
-    fn words(&self, [batch, head, kv_head, tile]: [usize; 4], cols: usize) -> [u32; WORDS] {
+    /// The entry of the block whose tile it is, and whose warpgroups are those from `first_group` on: keys of each kind of
+    /// turn are relative to turn 0.
+    fn words(&self, [batch, head, kv_head, tile]: [usize; 4], first_group: usize, cols: usize) -> [u32; WORDS] {
+        let unseen = |group: usize| self.unseen.get(first_group + group).copied().unwrap_or(NO_ROWS);
         let pair = |low: usize, high: usize| (high << 16 | low) as u32;
         [
             pair(batch, kv_head),
@@ -235,7 +240,7 @@ impl Tile {
             ((self.highest + self.masked_low) * cols) as u32,
             (self.whole * cols).wrapping_sub(self.masked * cols) as u32,
             pair(self.masked_low, self.masked),
-            self.unseen[0] | self.unseen[1] << 8 | self.unseen[2] << 16,
+            unseen(0) | unseen(1) << 8 | unseen(2) << 16,
             self.turns as u32,
         ]
     }
@@ -246,33 +251,39 @@ impl Tile {
     }
 }
 
-/// Blocks of the grid, and the table that [`List`] reads.
-pub(super) fn table(problem: &Problem, rows: u32, cols: u32, sms: u32) -> (u32, Arc<[u32]>) {
-    let (heads, tiles) = (problem.num_heads(), problem.seq_len_q().div_ceil(rows as usize));
-    let blocks = (problem.batch() * heads * tiles).clamp(1, sms as usize);
+/// Blocks of the grid, and the table that [`List`] reads. Blocks of a cluster have tiles beside each other, and the same
+/// turns.
+pub(super) fn table(problem: &Problem, levers: &Config, sms: u32) -> (u32, Arc<[u32]>) {
+    let (rows, cols) = (levers.rows as usize, levers.cols as usize);
+    let (cluster, groups) = (levers.cluster as usize, levers.warpgroups() as usize);
+    let (heads, tiles) = (problem.num_heads(), problem.seq_len_q().div_ceil(cluster * rows));
+    let clusters = (problem.batch() * heads * tiles).clamp(1, sms as usize / cluster);
     let tiles: Vec<Tile> = (0..tiles)
-        .map(|tile| Tile::new(problem, tile, rows as usize, cols as usize))
+        .map(|tile| Tile::new(problem, tile, cluster * rows, cols))
         .collect();
     let mut order: Vec<usize> = (0..tiles.len()).collect();
     order.sort_by_key(|&tile| (Reverse(tiles[tile].cost()), Reverse(tile)));
     let all: Vec<(usize, usize)> = (0..problem.batch())
         .flat_map(|batch| (0..heads).map(move |head| (batch, head)))
         .collect();
-    let mut lists: Vec<Vec<[u32; WORDS]>> = vec![Vec::new(); blocks];
-    let mut least = BinaryHeap::from_iter((0..blocks).map(|block| Reverse((0u64, block))));
+    let mut lists: Vec<Vec<[u32; WORDS]>> = vec![Vec::new(); cluster * clusters];
+    let mut least = BinaryHeap::from_iter((0..clusters).map(|cluster| Reverse((0u64, cluster))));
     for together in all.chunks(heads_at_once(problem)) {
         for &tile in &order {
             for &(batch, head) in together {
-                if let Some(Reverse((load, block))) = least.pop() {
+                if let Some(Reverse((load, chosen))) = least.pop() {
                     let kv_head = head / problem.group_size();
-                    let place = [batch, head, kv_head, tile];
-                    lists[block].push(tiles[tile].words(place, cols as usize));
-                    least.push(Reverse((load + tiles[tile].cost(), block)));
+                    for rank in 0..cluster {
+                        let place = [batch, head, kv_head, tile * cluster + rank];
+                        lists[chosen * cluster + rank].push(tiles[tile].words(place, rank * groups, cols));
+                    }
+                    least.push(Reverse((load + tiles[tile].cost(), chosen)));
                 }
             }
         }
     }
     let rounds = lists.iter().map(Vec::len).max().unwrap_or(0) + 1;
+    let blocks = lists.len();
     let mut words = vec![END; rounds * blocks * WORDS];
     for (block, list) in lists.iter().enumerate() {
         for (round, entry) in list.iter().enumerate() {
@@ -298,8 +309,8 @@ mod tests {
     use super::*;
 
     /// Entries by block: (batch, head, tile).
-    fn lists(problem: &Problem, rows: u32, cols: u32, sms: u32) -> Vec<Vec<(u32, u32, u32)>> {
-        let (blocks, words) = table(problem, rows, cols, sms);
+    fn lists(problem: &Problem, id: &str) -> Vec<Vec<(u32, u32, u32)>> {
+        let (blocks, words) = table(problem, &Config::from_id(id).unwrap(), 132);
         let mut lists = vec![Vec::new(); blocks as usize];
         for (i, entry) in words.chunks(WORDS).enumerate() {
             if entry[0] != END {
@@ -321,7 +332,7 @@ mod tests {
             .mask(Mask::CAUSAL)
             .build()
             .unwrap();
-        let lists = lists(&problem, 128, 128, 132);
+        let lists = lists(&problem, "m128n128-s2-turns-bold");
         let mut all: Vec<_> = lists.iter().flatten().copied().collect();
         all.sort_unstable();
         let expected: Vec<_> = (0..2)
@@ -345,7 +356,7 @@ mod tests {
     #[test]
     fn few_tiles_have_a_block_each() {
         let problem = Problem::named("mission").unwrap();
-        let lists = lists(&problem, 128, 128, 132);
+        let lists = lists(&problem, "m128n128-s2-turns-bold");
         assert_eq!(lists.len(), 32);
         assert!(lists.iter().all(|list| list.len() == 1));
     }
@@ -364,7 +375,7 @@ mod tests {
         #[test]
         fn turns_cover_what_is_seen_and_mask_what_is_not(
             (seq_q, seq_kv) in (1usize..700, 1usize..700),
-            (rows, cols) in (1usize..=3, 2usize..=12),
+            (rows, cols) in (1usize..=GROUPS, 2usize..=12),
             (left, right) in (proptest::option::of(0u32..300), proptest::option::of(0u32..300)),
         ) {
             let (rows, cols) = (64 * rows, 16 * cols);

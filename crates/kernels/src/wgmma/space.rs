@@ -3,7 +3,7 @@
 
 use flashcore_problem::rng::Rng;
 
-use super::{COLS, Config, ROWS, STAGES};
+use super::{CLUSTERS, COLS, Config, ROWS, STAGES};
 use crate::mma::Rescale;
 
 /// Every config whose levers go together, in a fixed order.
@@ -17,14 +17,17 @@ pub fn configs() -> Vec<Config> {
     for rows in ROWS {
         for cols in COLS.step_by(16) {
             for stages in STAGES {
-                for take_turns in [false, true] {
-                    configs.extend(Rescale::ALL.map(|rescale| Config {
-                        rows,
-                        cols,
-                        stages,
-                        take_turns,
-                        rescale,
-                    }));
+                for cluster in CLUSTERS {
+                    for take_turns in [false, true] {
+                        configs.extend(Rescale::ALL.map(|rescale| Config {
+                            rows,
+                            cols,
+                            stages,
+                            cluster,
+                            take_turns,
+                            rescale,
+                        }));
+                    }
                 }
             }
         }
