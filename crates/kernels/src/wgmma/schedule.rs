@@ -251,31 +251,39 @@ impl Tile {
     }
 }
 
-/// Blocks of the grid, and the table that [`List`] reads. Blocks of a cluster have tiles beside each other, and the same
-/// turns.
+/// Blocks of the grid, and the table that [`List`] reads. Blocks of a cluster go through the same tiles of keys: they have the
+/// same rows of heads that share them, where there are such heads, or rows beside each other.
 pub(super) fn table(problem: &Problem, levers: &Config, sms: u32) -> (u32, Arc<[u32]>) {
     let (rows, cols) = (levers.rows as usize, levers.cols as usize);
     let (cluster, groups) = (levers.cluster as usize, levers.warpgroups() as usize);
-    let (heads, tiles) = (problem.num_heads(), problem.seq_len_q().div_ceil(cluster * rows));
+    let (by_heads, by_tiles) = match problem.group_size().is_multiple_of(cluster) {
+        true => (cluster, 1),
+        false => (1, cluster),
+    };
+    let (heads, tiles) = (
+        problem.num_heads() / by_heads,
+        problem.seq_len_q().div_ceil(by_tiles * rows),
+    );
     let clusters = (problem.batch() * heads * tiles).clamp(1, sms as usize / cluster);
     let tiles: Vec<Tile> = (0..tiles)
-        .map(|tile| Tile::new(problem, tile, cluster * rows, cols))
+        .map(|tile| Tile::new(problem, tile, by_tiles * rows, cols))
         .collect();
     let mut order: Vec<usize> = (0..tiles.len()).collect();
     order.sort_by_key(|&tile| (Reverse(tiles[tile].cost()), Reverse(tile)));
     let all: Vec<(usize, usize)> = (0..problem.batch())
-        .flat_map(|batch| (0..heads).map(move |head| (batch, head)))
+        .flat_map(|batch| (0..heads).map(move |head| (batch, head * by_heads)))
         .collect();
     let mut lists: Vec<Vec<[u32; WORDS]>> = vec![Vec::new(); cluster * clusters];
     let mut least = BinaryHeap::from_iter((0..clusters).map(|cluster| Reverse((0u64, cluster))));
-    for together in all.chunks(heads_at_once(problem)) {
+    for together in all.chunks(heads_at_once(problem) / by_heads) {
         for &tile in &order {
             for &(batch, head) in together {
                 if let Some(Reverse((load, chosen))) = least.pop() {
                     let kv_head = head / problem.group_size();
                     for rank in 0..cluster {
-                        let place = [batch, head, kv_head, tile * cluster + rank];
-                        lists[chosen * cluster + rank].push(tiles[tile].words(place, rank * groups, cols));
+                        let (other, beside) = (rank % by_heads, rank % by_tiles);
+                        let place = [batch, head + other, kv_head, tile * by_tiles + beside];
+                        lists[chosen * cluster + rank].push(tiles[tile].words(place, beside * groups, cols));
                     }
                     least.push(Reverse((load + tiles[tile].cost(), chosen)));
                 }
@@ -351,6 +359,34 @@ mod tests {
             lists.iter().all(|list| list[0].2 >= list[list.len() - 1].2),
             "long ones first"
         );
+    }
+
+    #[test]
+    fn blocks_of_a_cluster_have_the_same_keys() {
+        for (kv_heads, pairs) in [(8, "heads"), (16, "tiles")] {
+            let problem = Problem::builder()
+                .heads(16, kv_heads)
+                .seq_len(4000)
+                .head_dim(128)
+                .mask(Mask::CAUSAL)
+                .build()
+                .unwrap();
+            let lists = lists(&problem, "m128n128-s2-c2-turns-bold");
+            assert_eq!(lists.len(), 132);
+            let mut all: Vec<_> = lists.iter().flatten().copied().filter(|entry| entry.2 < 32).collect();
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len(), 16 * 32, "each tile once");
+            for pair in lists.chunks(2) {
+                assert_eq!(pair[0].len(), pair[1].len());
+                for (&(_, head, tile), &(_, other, beside)) in pair[0].iter().zip(&pair[1]) {
+                    match pairs {
+                        "heads" => assert_eq!((other, beside), (head + 1, tile)),
+                        _ => assert_eq!((other, beside), (head, tile + 1)),
+                    }
+                }
+            }
+        }
     }
 
     #[test]
