@@ -19,11 +19,9 @@ use crate::tiles::{STEP, padded};
 /// With lazy rescaling a row's reference stays until a score is this many powers of two above it.
 const LAZY_POWERS: f32 = 8.0;
 
-/// With bold rescaling a row's reference is put this many powers of two above its largest score.
-const BOLD_POWERS: f32 = 6.0;
-
-/// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
-const TWO_OR_MORE: u32 = 0x4000_4000;
+/// With bold rescaling a row's reference stays while a lane's probabilities in a tile come to no more: each of them then is
+/// a number of either format.
+const BOLD_MOST: f32 = 32768.0;
 
 /// A tile of rows and the first key of a tile of keys that needs a mask.
 type Masked<'k, 'a> = (&'a Entry<'k>, Val<'k, u32>);
@@ -179,7 +177,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             row.reference.reset();
             row.sum.set(0.0);
             let largest = largest_of(&self.scores, self.steps(), half);
-            row.reference.raise(largest.reduce_max(QUAD), self.margin());
+            row.reference.raise(largest.reduce_max(QUAD), 0.0);
         }
         self.exponentials();
         self.pack();
@@ -211,7 +209,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
                 self.release_q(last);
                 self.cap();
                 self.mask(masked);
-                self.raise_references(0.0, true);
+                self.raise_references(LAZY_POWERS, true);
                 self.exponentials();
                 self.pack();
             }
@@ -327,14 +325,6 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         0..self.shared.levers.cols / STEP
     }
 
-    /// How far above the largest score references are put.
-    fn margin(&self) -> f32 {
-        match self.shared.levers.rescale {
-            Rescale::Bold => BOLD_POWERS,
-            Rescale::Lazy | Rescale::Eager => 0.0,
-        }
-    }
-
     /// With soft cap: scores, not yet scaled, are capped.
     #[track_caller]
     fn cap(&self) {
@@ -378,7 +368,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             let any = any.vote_any();
             k.if_(any.uniform(), || {
                 for (half, (row, score)) in self.rows.iter().zip(largest).enumerate() {
-                    let factor = row.reference.raise(score.reduce_max(QUAD), self.margin());
+                    let factor = row.reference.raise(score.reduce_max(QUAD), 0.0);
                     row.sum.mul_assign(factor);
                     if at_hand {
                         self.rescale_output(half, factor);
@@ -441,44 +431,38 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         });
     }
 
-    /// Exponentials relative to the references there are, without a look at the scores first; only if one
-    /// comes out large are the references raised and all computed again. Scores stay as they are until then.
+    /// Exponentials relative to the references there are, without a look at the scores first; only if they come out
+    /// large are the references raised and all computed again. Scores stay as they are until then.
     #[track_caller]
     fn bold_softmax(&self) {
         let k = self.k;
-        let sums = [0, 1].map(|half| self.rows[half].sum.get());
-        let any = self.bold_exponentials();
-        k.if_((any & TWO_OR_MORE).ne(0).vote_any().uniform(), || {
-            for (row, sum) in self.rows.iter().zip(sums) {
-                row.sum.set(sum);
-            }
+        let sums = self.bold_exponentials().map(|sum| k.var(sum));
+        let large = sums[0].get().gt(BOLD_MOST) | sums[1].get().gt(BOLD_MOST);
+        k.if_(large.vote_any().uniform(), || {
             self.raise_references(0.0, true);
-            self.bold_exponentials();
+            for (sum, again) in sums.iter().zip(self.bold_exponentials()) {
+                sum.set(again);
+            }
         });
+        for (row, sum) in self.rows.iter().zip(sums) {
+            row.sum.add_assign(sum.get());
+        }
     }
 
-    /// Probabilities packed from scores that stay. All bits that are set in any.
+    /// Probabilities packed from scores that stay; what a lane's come to in each row.
     #[track_caller]
-    fn bold_exponentials(&self) -> Val<'k, u32> {
+    fn bold_exponentials(&self) -> [Val<'k, f32>; 2] {
         let k = self.k;
         k.verb("exponentials", || {
-            let mut any = k.constant(0u32);
             let mut sums: [Option<Val<'k, f32>>; 2] = [None, None];
             for word in 0..2 * self.scores.tiles() {
                 let half = word as usize % 2;
                 let pair = [0, 1].map(|e| self.rows[half].reference.exp(self.scores.var(2 * word + e).get()));
                 let sum = pair[0] + pair[1];
                 sums[half] = Some(sums[half].map_or(sum, |before| before + sum));
-                let packed = E::pack(pair[0], pair[1]);
-                self.p.word(word).set(packed);
-                any = any | packed.reinterpret::<u32>();
+                self.p.word(word).set(E::pack(pair[0], pair[1]));
             }
-            for (row, sum) in self.rows.iter().zip(sums) {
-                if let Some(sum) = sum {
-                    row.sum.add_assign(sum);
-                }
-            }
-            any
+            sums.map(|sum| sum.unwrap_or_else(|| k.constant(0.0)))
         })
     }
 }
