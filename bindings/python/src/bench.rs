@@ -203,7 +203,7 @@ impl<'py> PySubject<'py> {
         if given.place != Place::Cpu {
             return Err(value(format!("answer is on {}; it must be on the CPU", given.place)));
         }
-        let mut answer = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        let mut answer = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         // SAFETY: it lies in host memory, its layout is the problem's, which is checked, and it was made for us.
         let view = unsafe { given.view() }.map_err(|error| raise(error.into()))?;
         answer.bytes_mut().copy_from_slice(view.bytes());

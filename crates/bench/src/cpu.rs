@@ -54,7 +54,7 @@ impl CpuBed {
                 q,
                 k,
                 v,
-                out: Tensor::poisoned(problem.dtype(), *problem.o_layout()),
+                out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
                 lse: vec![f32::NAN; if problem.return_lse() { problem.lse_len() } else { 0 }],
             }
         };

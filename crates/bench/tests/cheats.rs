@@ -64,7 +64,7 @@ impl FakeRig {
             expected.insert(seed, Expected::Whole(want));
             inputs.insert(seed, drawn);
         }
-        let blank = || Tensor::filled(problem.dtype(), *problem.o_layout(), 0x11);
+        let blank = || Tensor::filled(problem.out_dtype(), *problem.o_layout(), 0x11);
         FakeRig {
             loaded: [INSPECTION_SEEDS[0]; 2],
             out: [blank(), blank()],
@@ -83,7 +83,7 @@ impl FakeRig {
 
     fn answer(&self, place: usize) -> Tensor {
         let Inputs { q, k, v } = &self.inputs[&self.loaded[place]];
-        let mut out = Tensor::poisoned(self.problem.dtype(), *self.problem.o_layout());
+        let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
         attention(&self.problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None).unwrap();
         out
     }

@@ -47,7 +47,11 @@ impl Subject for Zeros {
         Ok(())
     }
     fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
-        Ok(Some(Tensor::filled(self.problem.dtype(), *self.problem.o_layout(), 0)))
+        Ok(Some(Tensor::filled(
+            self.problem.out_dtype(),
+            *self.problem.o_layout(),
+            0,
+        )))
     }
 }
 

@@ -220,7 +220,7 @@ impl Answer {
             let values = stage::finish(problem, stop, &values, &offsets);
             return gate::gate_stage(problem, inputs, options.inputs, stop, &values);
         }
-        let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         if let Some(bytes) = self.written.get("out") {
             out.bytes_mut().copy_from_slice(bytes);
         }
@@ -288,6 +288,9 @@ fn buffers_of(plan: &Plan, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buf
             "q" => inputs.q.bytes().to_vec(),
             "k" => inputs.k.bytes().to_vec(),
             "v" => inputs.v.bytes().to_vec(),
+            "q_scale" => scale_bytes(&inputs.q),
+            "k_scale" => scale_bytes(&inputs.k),
+            "v_scale" => scale_bytes(&inputs.v),
             "workspace" => vec![POISON; plan.workspace_bytes() as usize],
             name if ANSWERS.contains(&name) => vec![POISON; spec.bytes as usize],
             other => return Err(CheckError::Buffer(other)),
@@ -298,6 +301,12 @@ fn buffers_of(plan: &Plan, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buf
         });
     }
     Ok(buffers)
+}
+
+/// A tensor's scales as the launch buffer that holds them; empty where it has none.
+fn scale_bytes(tensor: &Tensor) -> Vec<u8> {
+    let scales = tensor.scales().unwrap_or_default();
+    scales.iter().flat_map(|scale| scale.to_le_bytes()).collect()
 }
 
 fn sim_options(options: &CheckOptions, schedule: u64) -> SimOptions {

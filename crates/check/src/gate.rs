@@ -67,7 +67,7 @@ impl std::fmt::Display for Gate {
 /// use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 /// let problem = Problem::named("tiny")?;
 /// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-/// let out = Tensor::poisoned(problem.dtype(), *problem.o_layout()); // nobody computed it
+/// let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // nobody computed it
 /// assert!(!gate(&problem, &inputs, &out, None, 1)?.passed());
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
@@ -176,7 +176,7 @@ mod tests {
     /// The reference's own answer, rounded to the problem's dtype.
     fn answer(problem: &Problem, inputs: &Inputs) -> (Tensor, Vec<f32>) {
         let want = reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
-        let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         let [nb, ns, nh, nd] = problem.o_layout().shape;
         let mut values = want.out.iter();
         for (b, s, h, d) in (0..nb * ns * nh * nd).map(|i| (i / nd / nh / ns, i / nd / nh % ns, i / nd % nh, i % nd)) {
@@ -210,7 +210,7 @@ mod tests {
             .build()
             .unwrap();
         let inputs = Inputs::generate(&problem, InputKind::Normal, 3);
-        let out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         let lse = vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()];
         let found = gate(&problem, &inputs, &out, Some(&lse), 0).unwrap();
         assert!(found.rows > 1000 && found.rows < found.all_rows);

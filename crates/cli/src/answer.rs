@@ -154,7 +154,7 @@ pub(crate) fn compute(
     };
     let plan = attention.plan(problem)?;
     let inputs = Inputs::generate(problem, kind, seed);
-    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut lse = problem
         .return_lse()
         .then(|| vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()]);

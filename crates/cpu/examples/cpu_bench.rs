@@ -63,7 +63,7 @@ impl<'a> Bench<'a> {
             name,
             problem,
             inputs: Inputs::generate(problem, InputKind::Normal, 1),
-            out: Tensor::poisoned(problem.dtype(), *problem.o_layout()),
+            out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
         }
     }
 

@@ -11,7 +11,7 @@
 //!
 //! let problem = Problem::builder().heads(4, 2).seq_len(100).build()?;
 //! let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
-//! let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+//! let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
 //! attention(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
 //!
 //! let want = reference(&problem, &q.view(), &k.view(), &v.view())?;
@@ -63,7 +63,7 @@ pub fn attention(
 /// use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 /// let problem = Problem::builder().seq_len(64).build()?;
 /// let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
-/// let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+/// let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
 /// let options = Options { config: Some("cpu/m64n128".parse()?), ..Options::default() };
 /// attention_with(&options, &problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -8,7 +8,7 @@ use flashcore_problem::{
 
 /// Output and log-sum-exp, which is empty unless asked for.
 fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> (Tensor, Vec<f32>) {
-    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut lse = vec![f32::from_ne_bytes([POISON; 4]); if problem.return_lse() { problem.lse_len() } else { 0 }];
     attention_with(
         options,
@@ -192,7 +192,7 @@ fn a_nan_in_the_inputs_comes_out() {
 fn the_short_form_computes_the_same() {
     let problem = Problem::named("tiny").unwrap();
     let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     attention(
         &problem,
         inputs.q.view(),

@@ -8,7 +8,7 @@ use flashcore_problem::{
 /// Runs a problem with tensors of its own, and returns why it was refused.
 fn refusal(options: &Options<'_>, problem: &Problem) -> String {
     let Inputs { q, k, v } = Inputs::generate(problem, InputKind::Normal, 1);
-    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut lse = vec![0.0; problem.lse_len()];
     let error = attention_with(
         options,
@@ -107,7 +107,7 @@ fn vector_instructions_the_machine_lacks() {
 fn tensors_of_another_problem() {
     let problem = Problem::builder().seq_len(8).return_lse(true).build().unwrap();
     let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
-    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut call = |q: TensorView<'_>, lse: Option<&mut [f32]>| {
         let error = attention(&problem, q, k.view(), v.view(), &mut out.view_mut(), lse).unwrap_err();
         assert!(gaps_untouched(&out.view()).is_ok());

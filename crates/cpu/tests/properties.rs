@@ -5,7 +5,7 @@ use flashcore_problem::{DType, InputKind, Inputs, Layout, Mask, Problem, Tensor}
 use proptest::prelude::*;
 
 fn compute(config: CpuConfig, problem: &Problem, inputs: &Inputs) -> Tensor {
-    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let options = Options {
         config: Some(config),
         ..Options::default()

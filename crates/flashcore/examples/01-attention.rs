@@ -14,7 +14,7 @@ fn main() -> Result<(), Error> {
         .mask(Mask::CAUSAL)
         .build()?;
     let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 0);
-    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
 
     let attention = Attention::new(Device::best());
     attention.forward(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;

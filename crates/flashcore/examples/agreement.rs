@@ -376,7 +376,7 @@ fn attention(context: Option<&Context>, seed: u64, failures: &mut Failures) -> R
 
     let inputs = Inputs::generate(&problem, InputKind::Normal, seed);
     let mut buffers: Vec<Vec<u8>> = [&inputs.q, &inputs.k, &inputs.v].map(|t| t.bytes().to_vec()).to_vec();
-    let out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     buffers.push(out.bytes().to_vec());
     if problem.return_lse() {
         buffers.push(vec![POISON; 4 * problem.lse_len()]);

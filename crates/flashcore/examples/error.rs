@@ -151,7 +151,7 @@ fn errors(
             .collect::<Result<_, flashcore::Error>>()?,
     };
     for attention in attentions {
-        let mut out = Tensor::filled(problem.dtype(), *problem.o_layout(), POISON);
+        let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
         let Inputs { q, k, v } = &inputs;
         attention.forward(problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
         found.insert(attention.plan(problem)?.kernel().to_string(), compared(&out)?);
@@ -256,7 +256,7 @@ impl Torch {
                 continue;
             }
             let bytes = std::fs::read(self.folder.join(format!("torch-{backend}.bin")))?;
-            let mut out = Tensor::filled(problem.dtype(), *problem.o_layout(), POISON);
+            let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
             if bytes.len() != out.bytes_mut().len() {
                 return Err(format!("torch/{backend} answered {} bytes", bytes.len()).into());
             }

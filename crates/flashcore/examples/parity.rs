@@ -126,7 +126,7 @@ fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, 
     let kernel = attention.plan(&problem)?.kernel();
 
     let Inputs { q, k, v } = Inputs::generate(&problem, kind, seed);
-    let mut out = Tensor::filled(problem.dtype(), *problem.o_layout(), POISON);
+    let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
     let mut lse = vec![f32::NAN; if problem.return_lse() { problem.lse_len() } else { 0 }];
     let given = problem.return_lse().then_some(lse.as_mut_slice());
     let fail = |what: String| format!("{problem} (seed {seed}, {kind} inputs) on {kernel}: {what}");

@@ -5,7 +5,7 @@
 //!
 //! let problem = Problem::builder().heads(8, 8).seq_len(64).head_dim(64).build()?;
 //! let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 0);
-//! let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+//! let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
 //!
 //! let attention = Attention::new(Device::best());
 //! attention.forward(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;

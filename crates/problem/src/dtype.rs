@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Element type of the tensors of a problem. Q, K, V and O share one.
+/// Element type of the tensors of a problem. Q, K and V share one; O has it too, but for [`DType::output`] of e4m3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -14,7 +14,8 @@ pub enum DType {
     F16,
     /// bfloat16: binary32 with the lower 16 bits of the significand cut off.
     BF16,
-    /// fp8 with 4 exponent and 3 significand bits (OCP e4m3fn). Declared; no family serves it yet.
+    /// fp8 with 4 exponent and 3 significand bits (OCP e4m3fn): the largest is 448, there is no infinity. Tensors of
+    /// it come with [scales](crate::TensorView::with_scales); outputs are bf16.
     E4M3,
 }
 
@@ -28,6 +29,19 @@ impl DType {
             DType::F32 => 4,
             DType::F16 | DType::BF16 => 2,
             DType::E4M3 => 1,
+        }
+    }
+
+    /// The dtype of O where Q, K and V have this one: bf16 for e4m3, and otherwise the same.
+    ///
+    /// ```
+    /// use flashcore_problem::DType;
+    /// assert_eq!((DType::E4M3.output(), DType::F16.output()), (DType::BF16, DType::F16));
+    /// ```
+    pub const fn output(self) -> DType {
+        match self {
+            DType::E4M3 => DType::BF16,
+            same => same,
         }
     }
 

@@ -93,6 +93,31 @@ pub enum ProblemError {
         /// The dtype needed.
         expected: crate::DType,
     },
+    /// Scales are missing, or not one for each batch and K/V head.
+    #[error(
+        "{tensor} has {given} scales; its {batch} batches and {heads} K/V heads need {} of them, f32 [batch, kv_heads] \
+         (`with_scales`)", batch * heads
+    )]
+    Scales {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Scales given; 0 where there are none.
+        given: usize,
+        /// Batches there are.
+        batch: usize,
+        /// K/V heads there are.
+        heads: usize,
+    },
+    /// A scale that is no positive finite number.
+    #[error("scale {index} of {tensor} is {given}; scales are finite and above 0 (1 for a head that is all zeros)")]
+    ScaleValue {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its place in `[batch, kv_heads]`, flat.
+        index: usize,
+        /// The scale, in text.
+        given: String,
+    },
     /// The last dimension is not contiguous.
     #[error(
         "{tensor} has stride {given} along head_dim; it must be 1 (make the last dimension contiguous, e.g. \

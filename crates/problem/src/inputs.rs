@@ -4,11 +4,18 @@
 
 use std::fmt;
 
+use crate::quantise::{absmax_scales, quantise};
 use crate::rng::Rng;
-use crate::{DType, Layout, Problem, Tensor};
+use crate::{DType, Layout, Problem, ProblemError, Tensor};
 
 /// Q, K and V of a problem, in its dtype and layouts. Gaps between elements are NaN, so that a
 /// kernel that reads one is caught.
+///
+/// Those of an e4m3 problem are what they would be in f32, divided by a scale for each (batch, K/V head) and rounded.
+/// A scale is `absmax / 448` of what it serves, times a random factor from 1 to 16: the scales of heads, batches and
+/// tensors then differ by so much that a wrong one shows, and the elements are no coarser, since they are floating
+/// point. Small integers have powers of two for scales, and stay exact. A tensor whose elements overlap (a batch that
+/// is broadcast) has one scale throughout.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// `[batch, seq_len_q, num_heads, head_dim]`.
@@ -97,12 +104,16 @@ impl Inputs {
         // A score of `x` from two rows of equal elements: q·k·head_dim·scale.
         let per_element = |score: f32| score / (head_dim as f32 * problem.softmax_scale());
         let (mut q, mut k, mut v) = (Rng::stream(seed, 0), Rng::stream(seed, 1), Rng::stream(seed, 2));
-        let dtype = problem.dtype();
+        // e4m3 elements begin as f32, since their scales depend on all of them.
+        let dtype = match problem.dtype() {
+            DType::E4M3 => DType::F32,
+            other => other,
+        };
         let make = |layout: &Layout, value: &mut dyn FnMut(usize, usize) -> f32| fill(dtype, *layout, value);
         let (ql, kl, vl) = (problem.q_layout(), problem.k_layout(), problem.v_layout());
 
         let normal_v = |rng: &mut Rng| make(vl, &mut |_, _| rng.normal());
-        match kind {
+        let inputs = match kind {
             InputKind::Normal => Inputs {
                 q: make(ql, &mut |_, _| q.normal()),
                 k: make(kl, &mut |_, _| k.normal()),
@@ -153,8 +164,9 @@ impl Inputs {
             },
             InputKind::Extremes => {
                 // Q's columns are scaled by 2^e and K's by 2^-e: the scores stay those of normal inputs.
-                let (reach, v_max) = match dtype {
-                    DType::E4M3 => (5, 448.0),
+                // e4m3 has fewer exponents: what is too small beside its head's largest element would be 0.
+                let (reach, v_max) = match problem.dtype() {
+                    DType::E4M3 => (5, 6e4),
                     _ => (13, 6e4),
                 };
                 let scale = |d: usize| 2f32.powi((d % (reach + 1)) as i32);
@@ -168,8 +180,56 @@ impl Inputs {
                     }),
                 }
             }
+        };
+        match problem.dtype() {
+            DType::E4M3 => inputs.quantised(problem, kind, seed),
+            _ => inputs,
         }
     }
+
+    fn quantised(self, problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
+        let of = |tensor, place, values: &Tensor| {
+            draw_quantised(tensor, place, values, problem, kind, seed)
+                .unwrap_or_else(|error| unreachable!("scales drawn for a tensor are its own: {error}"))
+        };
+        Inputs {
+            q: of("q", 0, &self.q),
+            k: of("k", 1, &self.k),
+            v: of("v", 2, &self.v),
+        }
+    }
+}
+
+/// The tensor in e4m3, with scales drawn as [`Inputs`] says. `place` tells Q, K and V apart.
+fn draw_quantised(
+    tensor: &'static str,
+    place: usize,
+    values: &Tensor,
+    problem: &Problem,
+    kind: InputKind,
+    seed: u64,
+) -> Result<Tensor, ProblemError> {
+    let heads = problem.num_kv_heads();
+    let mut rng = Rng::stream(seed, 3 + place as u64);
+    let mut scales = match kind {
+        InputKind::SmallIntegers => {
+            // 2^-3 to 2^3, another one for each neighbour and each tensor.
+            let first = Rng::stream(seed, 3).below(7) + 2 * place;
+            (0..problem.num_scales())
+                .map(|i| 2f32.powi((first + i) as i32 % 7 - 3))
+                .collect()
+        }
+        _ => {
+            let mut scales = absmax_scales(&values.view(), heads);
+            scales.iter_mut().for_each(|scale| *scale *= 1.0 + 15.0 * rng.unit());
+            scales
+        }
+    };
+    if values.layout().check_injective(tensor).is_err() {
+        let largest = scales.iter().copied().fold(0.0, f32::max);
+        scales.fill(largest);
+    }
+    quantise(tensor, &values.view(), scales)
 }
 
 /// Keeps eight significant bits. Sums of up to 256 such elements of one magnitude are exact in f32:

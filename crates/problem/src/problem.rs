@@ -32,6 +32,9 @@ pub struct PagedKv {
 
 /// What is asked: `O = softmax(scale · Q·Kᵀ, masked) · V`, for every batch and head.
 ///
+/// Q, K and V of an e4m3 problem stand for their elements times a scale, one f32 for each batch and K/V head and
+/// tensor ([`TensorView::with_scales`]): `O = v_scale · softmax(scale · q_scale · k_scale · Q·Kᵀ, masked) · V`, in bf16.
+///
 /// Tensors are `[batch, seq, heads, head_dim]` with any strides ([`Layout`]). Built with
 /// [`Problem::builder`], which checks everything; the fields are private so that a `Problem` that
 /// exists is one that makes sense.
@@ -170,9 +173,21 @@ impl Problem {
     pub fn head_dim_v(&self) -> usize {
         self.head_dim_v
     }
-    /// Element type of Q, K, V and O.
+    /// Element type of Q, K and V; that of O is [`out_dtype`](Self::out_dtype).
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+    /// Element type of O: bf16 for e4m3 problems, otherwise that of Q, K and V.
+    pub fn out_dtype(&self) -> DType {
+        self.dtype.output()
+    }
+    /// Scales that each of Q, K and V of an e4m3 problem has, `[batch, num_kv_heads]`: see
+    /// [`TensorView::with_scales`]. Tensors of other dtypes have none.
+    pub fn num_scales(&self) -> usize {
+        match self.dtype {
+            DType::E4M3 => self.batch * self.num_kv_heads,
+            _ => 0,
+        }
     }
     /// Which keys each row attends to.
     pub fn mask(&self) -> Mask {
@@ -291,11 +306,22 @@ impl Problem {
     /// Checks the inputs against the problem.
     ///
     /// # Errors
-    /// The first mismatch of shape, dtype or strides, naming the tensor.
+    /// The first mismatch of shape, dtype, strides or scales, naming the tensor.
     pub fn check_inputs(&self, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Result<(), ProblemError> {
         check_tensor("q", self.dtype, &self.q, q.dtype(), q.layout())?;
         check_tensor("k", self.dtype, &self.k, k.dtype(), k.layout())?;
         check_tensor("v", self.dtype, &self.v, v.dtype(), v.layout())?;
+        for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
+            let given = view.scales().map_or(0, <[f32]>::len);
+            if given != self.num_scales() {
+                return Err(ProblemError::Scales {
+                    tensor,
+                    given,
+                    batch: self.batch,
+                    heads: self.num_kv_heads,
+                });
+            }
+        }
         Ok(())
     }
 
@@ -304,7 +330,7 @@ impl Problem {
     /// # Errors
     /// A mismatch of shape, dtype or strides.
     pub fn check_output(&self, out: &TensorView<'_>) -> Result<(), ProblemError> {
-        check_tensor("out", self.dtype, &self.o, out.dtype(), out.layout())
+        check_tensor("out", self.out_dtype(), &self.o, out.dtype(), out.layout())
     }
 
     /// Checks all tensors against the problem.

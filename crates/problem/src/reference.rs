@@ -1,13 +1,14 @@
 //! The answer, in float64: naive, two-pass, meant to be checked by reading.
 //!
-//! Elements are widened from the problem's dtype exactly, every product and sum is float64, and
+//! Elements are widened from the problem's dtype exactly (those of e4m3 times their scales), every product and sum is float64, and
 //! each row sees all its scores before the softmax begins. Nothing is rounded to the problem's
 //! dtype at the end. About 0.2 s for B1 H8 S512 D64 on one core; [`reference_rows`] serves lengths
 //! where all rows would take too long.
 
 use std::ops::Range;
 
-use crate::{Problem, ProblemError, TensorView};
+use crate::slack::{RowSlack, Slack};
+use crate::{DType, Problem, ProblemError, TensorView};
 
 /// The answer to a problem in float64.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +18,8 @@ pub struct Reference {
     /// Log-sum-exp of each row's scores (natural logarithm), `[batch, num_heads, seq_len_q]`; −∞
     /// where a row attends to nothing.
     pub lse: Vec<f64>,
+    /// What a kernel's own rounding may add, beside the tolerance: e4m3 problems only.
+    pub slack: Option<Slack>,
 }
 
 /// The answer for one query row.
@@ -28,6 +31,8 @@ pub struct ReferenceRow {
     pub out: Vec<f64>,
     /// The row's log-sum-exp.
     pub lse: f64,
+    /// As [`Reference::slack`], of this row.
+    pub slack: Option<RowSlack>,
 }
 
 /// The answer for every row.
@@ -56,16 +61,22 @@ pub fn reference(
     let mut answer = Reference {
         out: vec![0.0; batch * seq_len_q * num_heads * dim],
         lse: vec![f64::NEG_INFINITY; problem.lse_len()],
+        slack: (problem.dtype() == DType::E4M3).then(|| Slack::none(problem)),
     };
     for b in 0..batch {
         for kv_head in 0..problem.num_kv_heads() {
             let keys = Keys::widen(k, v, b, kv_head);
             for h in kv_head * problem.group_size()..(kv_head + 1) * problem.group_size() {
                 for row in 0..seq_len_q {
-                    let (out, lse) = attend(problem, &keys, q, [b, h, row]);
+                    let found = attend(problem, &keys, q, [b, h, row]);
                     let at = ((b * seq_len_q + row) * num_heads + h) * dim;
-                    answer.out[at..at + dim].copy_from_slice(&out);
-                    answer.lse[(b * num_heads + h) * seq_len_q + row] = lse;
+                    let lse_at = (b * num_heads + h) * seq_len_q + row;
+                    answer.out[at..at + dim].copy_from_slice(&found.out);
+                    answer.lse[lse_at] = found.lse;
+                    if let (Some(all), Some(slack)) = (&mut answer.slack, found.slack) {
+                        all.out[at..at + dim].copy_from_slice(&slack.out);
+                        all.lse[lse_at] = slack.lse;
+                    }
                 }
             }
         }
@@ -110,12 +121,7 @@ pub fn reference_rows(
             Some((of, keys)) if of == (b, kv_head) => keys,
             _ => Keys::widen(k, v, b, kv_head),
         };
-        let (out, lse) = attend(problem, &keys, q, rows[i]);
-        answers[i] = Some(ReferenceRow {
-            index: rows[i],
-            out,
-            lse,
-        });
+        answers[i] = Some(attend(problem, &keys, q, rows[i]));
         widened = Some(((b, kv_head), keys));
     }
     Ok(answers.into_iter().flatten().collect())
@@ -201,7 +207,7 @@ impl Keys {
     fn widen(k: &TensorView<'_>, v: &TensorView<'_>, b: usize, kv_head: usize) -> Keys {
         let [_, seq_len_kv, _, head_dim] = k.layout().shape;
         let head_dim_v = v.layout().shape[3];
-        let element = |t: &TensorView<'_>, s, d| f64::from(t.get(b, s, kv_head, d));
+        let element = |t: &TensorView<'_>, s, d| t.value(b, s, kv_head, d);
         Keys {
             k_columns: (0..head_dim)
                 .map(|d| (0..seq_len_kv).map(|s| element(k, s, d)).collect())
@@ -223,7 +229,7 @@ fn scores(
 ) -> Vec<f64> {
     let mut scores = vec![0.0; range.len()];
     for (d, column) in keys.k_columns.iter().enumerate() {
-        let q_element = f64::from(q.get(b, row, h, d));
+        let q_element = q.value(b, row, h, d);
         for (score, k_element) in scores.iter_mut().zip(&column[range.clone()]) {
             *score += q_element * k_element;
         }
@@ -245,21 +251,50 @@ fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
     (weights, sum, max)
 }
 
+/// `scale · Σ|q·k|` of one query row with a range of keys: what the rounding of a score is relative to.
+fn score_magnitudes(
+    problem: &Problem,
+    keys: &Keys,
+    q: &TensorView<'_>,
+    [b, h, row]: [usize; 3],
+    range: Range<usize>,
+) -> Vec<f64> {
+    let mut magnitudes = vec![0.0; range.len()];
+    for (d, column) in keys.k_columns.iter().enumerate() {
+        let q_element = q.value(b, row, h, d).abs() * f64::from(problem.softmax_scale());
+        for (magnitude, k_element) in magnitudes.iter_mut().zip(&column[range.clone()]) {
+            *magnitude += q_element * k_element.abs();
+        }
+    }
+    magnitudes
+}
+
 /// One row of O and its log-sum-exp.
-fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3]) -> (Vec<f64>, f64) {
-    let mut out = vec![0.0; problem.head_dim_v()];
+fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3]) -> ReferenceRow {
     let visible = problem.visible_keys(index[2]);
+    let mut answer = ReferenceRow {
+        index,
+        out: vec![0.0; problem.head_dim_v()],
+        lse: f64::NEG_INFINITY,
+        slack: None,
+    };
     if visible.is_empty() {
-        return (out, f64::NEG_INFINITY);
+        return answer;
     }
     let (weights, sum, max) = softmax_terms(&scores(problem, keys, q, index, visible.clone()));
-    for (weight, v_row) in weights.iter().zip(&keys.v_rows[visible]) {
-        for (o, v_element) in out.iter_mut().zip(v_row) {
+    let v_rows = &keys.v_rows[visible.clone()];
+    for (weight, v_row) in weights.iter().zip(v_rows) {
+        for (o, v_element) in answer.out.iter_mut().zip(v_row) {
             *o += weight * v_element;
         }
     }
-    for o in &mut out {
+    for o in &mut answer.out {
         *o /= sum;
     }
-    (out, max + sum.ln())
+    answer.lse = max + sum.ln();
+    if problem.dtype() == DType::E4M3 {
+        let magnitudes = score_magnitudes(problem, keys, q, index, visible);
+        answer.slack = Some(RowSlack::of(&weights, sum, &magnitudes, v_rows, &answer.out));
+    }
+    answer
 }

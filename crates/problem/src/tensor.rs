@@ -1,4 +1,4 @@
-//! Host tensors: bytes with a dtype and a [`Layout`].
+//! Host tensors: bytes with a dtype and a [`Layout`]; e4m3 ones with scales.
 
 use half::{bf16, f16};
 
@@ -6,6 +6,9 @@ use crate::{DType, Layout, ProblemError};
 
 /// The byte that poisoned memory is filled with: a NaN in every dtype.
 pub const POISON: u8 = 0xff;
+
+/// The largest e4m3 number.
+pub const E4M3_MAX: f32 = 448.0;
 
 /// An owned host tensor. Its bytes include the gaps that its strides leave.
 #[derive(Clone, Debug)]
@@ -15,6 +18,7 @@ pub struct Tensor {
     // u64 words so that the bytes are aligned for every dtype and for 8-byte copies.
     words: Vec<u64>,
     bytes: usize,
+    scales: Option<Vec<f32>>,
 }
 
 impl Tensor {
@@ -27,6 +31,7 @@ impl Tensor {
             layout,
             words: vec![u64::from_ne_bytes([fill; 8]); bytes.div_ceil(8)],
             bytes,
+            scales: None,
         }
     }
 
@@ -59,6 +64,16 @@ impl Tensor {
         tensor
     }
 
+    /// The same elements, of which each now stands for itself times a scale: see [`TensorView::with_scales`].
+    ///
+    /// # Errors
+    /// As [`TensorView::with_scales`].
+    pub fn with_scales(mut self, tensor: &'static str, scales: Vec<f32>) -> Result<Tensor, ProblemError> {
+        check_scales(tensor, self.dtype, &self.layout, &scales)?;
+        self.scales = Some(scales);
+        Ok(self)
+    }
+
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -67,6 +82,11 @@ impl Tensor {
     /// Shape and strides.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Scales of the elements, `[batch, kv_heads]`; e4m3 tensors alone have them.
+    pub fn scales(&self) -> Option<&[f32]> {
+        self.scales.as_deref()
     }
 
     /// All bytes, gaps included.
@@ -85,6 +105,7 @@ impl Tensor {
             dtype: self.dtype,
             layout: self.layout,
             bytes: self.bytes(),
+            scales: self.scales(),
         }
     }
 
@@ -104,6 +125,7 @@ pub struct TensorView<'a> {
     dtype: DType,
     layout: Layout,
     bytes: &'a [u8],
+    scales: Option<&'a [f32]>,
 }
 
 impl<'a> TensorView<'a> {
@@ -119,7 +141,36 @@ impl<'a> TensorView<'a> {
         bytes: &'a [u8],
     ) -> Result<TensorView<'a>, ProblemError> {
         check_buffer(tensor, dtype, &layout, bytes)?;
-        Ok(TensorView { dtype, layout, bytes })
+        Ok(TensorView {
+            dtype,
+            layout,
+            bytes,
+            scales: None,
+        })
+    }
+
+    /// The same e4m3 elements, of which each now stands for itself times a scale. `scales` are f32 `[batch, kv_heads]`,
+    /// dense; the heads of the tensor share them evenly, so that head `h` of Q has the scale of the K/V head that
+    /// serves it. (FlashAttention-3 calls them descale factors.) `tensor` names it in errors.
+    ///
+    /// ```
+    /// use flashcore_problem::{DType, Layout, TensorView};
+    /// let bytes = [0x38; 2 * 8]; // 1.0 in e4m3
+    /// let q = TensorView::new("q", DType::E4M3, Layout::bshd([1, 1, 2, 8]), &bytes)?;
+    /// let q = q.with_scales("q", &[0.5, 3.0])?;
+    /// assert_eq!((q.get(0, 0, 0, 7), q.get(0, 0, 1, 7)), (0.5, 3.0));
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A tensor that is not e4m3; scales that are not a whole number of heads' for every batch, or not finite and
+    /// above 0.
+    pub fn with_scales(self, tensor: &'static str, scales: &'a [f32]) -> Result<TensorView<'a>, ProblemError> {
+        check_scales(tensor, self.dtype, &self.layout, scales)?;
+        Ok(TensorView {
+            scales: Some(scales),
+            ..self
+        })
     }
 
     /// Element type.
@@ -137,13 +188,33 @@ impl<'a> TensorView<'a> {
         self.bytes
     }
 
-    /// One element, widened to f32.
+    /// Scales of the elements, `[batch, kv_heads]`, where they have them.
+    pub fn scales(&self) -> Option<&'a [f32]> {
+        self.scales
+    }
+
+    /// One element, widened to f32, times its scale where it has one.
     ///
     /// # Panics
     /// When an index is out of range.
     pub fn get(&self, b: usize, s: usize, h: usize, d: usize) -> f32 {
+        self.value(b, s, h, d) as f32
+    }
+
+    /// One element times its scale where it has one, exactly.
+    ///
+    /// # Panics
+    /// When an index is out of range.
+    pub fn value(&self, b: usize, s: usize, h: usize, d: usize) -> f64 {
         check_index(&self.layout, [b, s, h, d]);
-        read_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d))
+        let element = f64::from(read_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d)));
+        match self.scales {
+            None => element,
+            Some(scales) => {
+                let [batch, _, heads, _] = self.layout.shape;
+                element * f64::from(scales[scale_index(scales.len() / batch, heads, b, h)])
+            }
+        }
     }
 }
 
@@ -192,6 +263,7 @@ impl<'a> TensorViewMut<'a> {
             dtype: self.dtype,
             layout: self.layout,
             bytes: self.bytes,
+            scales: None,
         }
     }
 
@@ -225,6 +297,39 @@ fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8
     Ok(())
 }
 
+/// Place of the scale of head `h` of `heads` in `[batch, scale_heads]`.
+pub(crate) fn scale_index(scale_heads: usize, heads: usize, b: usize, h: usize) -> usize {
+    b * scale_heads + h / (heads / scale_heads)
+}
+
+fn check_scales(tensor: &'static str, dtype: DType, layout: &Layout, scales: &[f32]) -> Result<(), ProblemError> {
+    if dtype != DType::E4M3 {
+        return Err(ProblemError::DType {
+            tensor,
+            given: dtype,
+            expected: DType::E4M3,
+        });
+    }
+    let [batch, _, heads, _] = layout.shape;
+    let a_batch = scales.len().checked_div(batch).unwrap_or(0);
+    if a_batch == 0 || !scales.len().is_multiple_of(batch) || !heads.is_multiple_of(a_batch) {
+        return Err(ProblemError::Scales {
+            tensor,
+            given: scales.len(),
+            batch,
+            heads,
+        });
+    }
+    match scales.iter().position(|scale| !(scale.is_finite() && *scale > 0.0)) {
+        None => Ok(()),
+        Some(index) => Err(ProblemError::ScaleValue {
+            tensor,
+            index,
+            given: scales[index].to_string(),
+        }),
+    }
+}
+
 fn check_index(layout: &Layout, index: [usize; 4]) {
     assert!(
         index.iter().zip(layout.shape).all(|(&i, n)| i < n),
@@ -255,12 +360,21 @@ pub fn write_element(dtype: DType, bytes: &mut [u8], index: usize, value: f32) {
     }
 }
 
+/// What e4m3's exponent field lacks against f32's: the difference of the biases (127 and 7), before 3 fraction bits.
+const E4M3_REBIAS: u32 = (127 - 7) << 3;
+
+/// The lowest bit of e4m3's fraction, in f32's encoding.
+const E4M3_LAST_BIT: u32 = 20;
+
+/// The smallest number with an exponent of its own, and the spacing of the subnormal ones below it.
+const E4M3_MIN_NORMAL: f32 = 1.0 / 64.0;
+const E4M3_MIN_SUBNORMAL: f32 = 1.0 / 512.0;
+
 fn e4m3_to_f32(byte: u8) -> f32 {
-    let (exponent, fraction) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
-    let magnitude = match (exponent, byte & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => fraction / 8.0 * 2f32.powi(-6),
-        _ => (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7),
+    let magnitude = match byte & 0x7f {
+        0x7f => f32::NAN,
+        subnormal @ 0..8 => f32::from(subnormal) * E4M3_MIN_SUBNORMAL,
+        normal => f32::from_bits((u32::from(normal) + E4M3_REBIAS) << E4M3_LAST_BIT),
     };
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
@@ -271,19 +385,13 @@ fn f32_to_e4m3(value: f32) -> u8 {
     if value.is_nan() {
         return sign | 0x7f;
     }
-    let magnitude = value.abs().min(448.0);
-    // The spacing of e4m3 numbers at this magnitude; subnormals share the spacing of the smallest normals.
-    let exponent = if magnitude < 2f32.powi(-6) {
-        -6
-    } else {
-        magnitude.log2().floor() as i32
-    };
-    let ulp = 2f32.powi(exponent - 3);
-    let rounded = (magnitude / ulp).round_ties_even() * ulp;
-    if rounded < 2f32.powi(-6) {
-        return sign | (rounded / 2f32.powi(-9)) as u8;
+    let magnitude = value.abs().min(E4M3_MAX);
+    if magnitude < E4M3_MIN_NORMAL {
+        // 8 of these is the encoding of the smallest normal number, as it should be.
+        return sign | (magnitude / E4M3_MIN_SUBNORMAL).round_ties_even() as u8;
     }
-    let exponent = rounded.log2().floor() as i32;
-    let fraction = (rounded / 2f32.powi(exponent) - 1.0) * 8.0;
-    sign | ((exponent + 7) as u8) << 3 | fraction as u8
+    let bits = magnitude.to_bits();
+    let half_less_one = (1 << (E4M3_LAST_BIT - 1)) - 1;
+    let rounded = (bits + half_less_one + (bits >> E4M3_LAST_BIT & 1)) >> E4M3_LAST_BIT;
+    sign | (rounded - E4M3_REBIAS) as u8
 }

@@ -270,6 +270,7 @@ fn what_comparison_refuses() {
     let short = Reference {
         out: vec![0.0; 3],
         lse: vec![],
+        slack: None,
     };
     let out = Tensor::poisoned(DType::F16, *problem.o_layout());
     assert!(matches!(

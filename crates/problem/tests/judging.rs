@@ -10,9 +10,9 @@ fn answer(problem: &Problem, inputs: &Inputs) -> Reference {
     reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap()
 }
 
-/// An output that holds the reference, rounded to the problem's dtype.
+/// An output that holds the reference, rounded to the dtype of the problem's output.
 fn written(problem: &Problem, want: &Reference) -> Tensor {
-    let mut out = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let [nb, ns, nh, nd] = problem.o_layout().shape;
     let mut want = want.out.iter();
     for b in 0..nb {

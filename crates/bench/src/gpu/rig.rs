@@ -196,7 +196,7 @@ impl Rig for GpuRig<'_, '_, '_> {
         {
             return Ok(answer);
         }
-        let mut tensor = Tensor::poisoned(self.bed.problem.dtype(), *self.bed.problem.o_layout());
+        let mut tensor = Tensor::poisoned(self.bed.problem.out_dtype(), *self.bed.problem.o_layout());
         let from = match what {
             Output::Final => self.out(place),
             Output::Snapshot => self.bed.snapshot.as_slice(),
