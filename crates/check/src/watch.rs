@@ -216,7 +216,7 @@ pub fn trace_line(
 ) -> Result<Option<Vec<TraceRecord>>, CheckError> {
     let mut watching_plan = plan.clone();
     let mut count = 0;
-    for step in std::iter::once(&mut watching_plan.main).chain(&mut watching_plan.then) {
+    for step in watching_plan.steps_mut() {
         let (kernel, values) = watching(&step.kernel, watch);
         step.kernel = Arc::new(kernel);
         count += values;
@@ -285,7 +285,7 @@ pub fn numerics(plan: &Plan, options: &CheckOptions) -> Result<Vec<StageNumerics
 fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<StageNumerics, CheckError> {
     let mut watching_plan = plan.clone();
     let mut by_step = Vec::new();
-    for step in std::iter::once(&mut watching_plan.main).chain(&mut watching_plan.then) {
+    for step in watching_plan.steps_mut() {
         let kernel = step.kernel.clone();
         let instrumented = instrumented(&kernel, &|inst, _| {
             let Some(ty) = float_result(inst) else {

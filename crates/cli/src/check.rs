@@ -137,7 +137,7 @@ fn plant(mistake: &str, plan: &mut Plan) -> Result<Mutation, Failure> {
     };
     let mut count = 0;
     let wanted = number.parse::<usize>().unwrap_or(0);
-    for step in std::iter::once(&mut plan.main).chain(&mut plan.then) {
+    for step in plan.steps_mut() {
         for mutation in mutations(&step.kernel) {
             if mutation.operator != operator {
                 continue;

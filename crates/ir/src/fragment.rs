@@ -115,7 +115,7 @@ pub struct AOperand<E> {
     pub(crate) of: PhantomData<E>,
 }
 
-/// Operands A of the products of one row block, one for each 16 of k, in registers of their own: they are
+/// Operands A of the products of one row block, one for each step of k, in registers of their own: they are
 /// written again and again, and products read them where they are.
 #[derive(Clone, Copy, Debug)]
 pub struct AVars<'k, E> {
@@ -186,8 +186,8 @@ impl KernelBuilder {
         Acc { k: self, first, tiles }
     }
 
-    /// Registers for operands A of `steps` steps of 16 of k, not written yet.
-    pub fn a_vars<E: MmaElement>(&self, name: &str, steps: u32) -> AVars<'_, E> {
+    /// Registers for operands A of `steps` steps of k (32 bytes each), not written yet.
+    pub fn a_vars<E: Element>(&self, name: &str, steps: u32) -> AVars<'_, E> {
         let first = self.unwritten_regs(RegClass::B32, 4 * steps, name);
         AVars {
             k: self,
@@ -288,8 +288,8 @@ impl KernelBuilder {
     }
 }
 
-impl<'k, E: MmaElement> AVars<'k, E> {
-    /// Word `i` of a lane: word `i % 4` of step `i / 4`, in the order of [`MMA_M16K16_A`]. So word `i` holds
+impl<'k, E: Element> AVars<'k, E> {
+    /// Word `i` of a lane: word `i % 4` of step `i / 4`, in the order of [`MMA_M16K16_A`]. So word `i` of 16-bit elements holds
     /// what registers `2i` and `2i + 1` of accumulators over the same columns do.
     pub fn word(&self, i: u32) -> Var<'k, E::Word> {
         Var::from_reg(self.k, self.first.plus(i))

@@ -55,6 +55,8 @@ pub struct Plan {
     pub config: Config,
     /// The architecture it was resolved for.
     pub target: Target,
+    /// What runs before the step that does the work, such as the one that lays V out for it.
+    pub before: Vec<Step>,
     /// The step that does the work.
     pub main: Step,
     /// What runs after it, such as `combine` where the keys are split across blocks.
@@ -125,19 +127,24 @@ impl Plan {
             return Err(Refusal::Target { target });
         }
         stage::check(problem, stop_after)?;
-        let (main, then) = match config {
-            Config::Ladder(config) => (crate::ladder::plan(problem, config, kernels, stop_after)?, Vec::new()),
-            Config::Mma(config) => crate::mma::plan(problem, config, target, kernels, stop_after)?,
-            Config::Scalar(config) => (crate::scalar::plan(problem, config, kernels, stop_after)?, Vec::new()),
-            Config::Wgmma(config) => (
-                crate::wgmma::plan(problem, config, target, kernels, stop_after)?,
-                Vec::new(),
-            ),
+        let alone = |main| (Vec::new(), main, Vec::new());
+        let (before, main, then) = match config {
+            Config::Ladder(config) => alone(crate::ladder::plan(problem, config, kernels, stop_after)?),
+            Config::Mma(config) => {
+                let (main, then) = crate::mma::plan(problem, config, target, kernels, stop_after)?;
+                (Vec::new(), main, then)
+            }
+            Config::Scalar(config) => alone(crate::scalar::plan(problem, config, kernels, stop_after)?),
+            Config::Wgmma(config) => {
+                let (before, main) = crate::wgmma::plan(problem, config, target, kernels, stop_after)?;
+                (before, main, Vec::new())
+            }
         };
         let plan = Plan {
             problem: problem.clone(),
             config: *config,
             target,
+            before,
             main,
             then,
             stop_after,
@@ -150,7 +157,13 @@ impl Plan {
 
     /// All steps, in the order they run.
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
-        std::iter::once(&self.main).chain(&self.then)
+        self.before.iter().chain(std::iter::once(&self.main)).chain(&self.then)
+    }
+
+    /// The same, to be changed.
+    pub fn steps_mut(&mut self) -> impl Iterator<Item = &mut Step> {
+        let before = self.before.iter_mut();
+        before.chain(std::iter::once(&mut self.main)).chain(&mut self.then)
     }
 
     /// Bytes of workspace that the caller must bring for all steps together; 0 for most plans.

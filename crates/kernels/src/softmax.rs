@@ -15,17 +15,41 @@ pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// offset is that of the largest score, which need not be kept itself.
 #[derive(Clone, Copy)]
 pub(crate) struct Reference<'k> {
-    scale: Val<'k, f32>,
+    scale: Scale<'k>,
     pub offset: Var<'k, f32>,
+}
+
+/// From scores to exponents: the same for all, or another for each head.
+#[derive(Clone, Copy)]
+enum Scale<'k> {
+    Fixed(Val<'k, f32>),
+    OfHead(Var<'k, f32>),
 }
 
 impl<'k> Reference<'k> {
     #[track_caller]
     pub(crate) fn new(k: &'k KernelBuilder, params: &RowParams<'k>) -> Self {
         Reference {
-            scale: params.exponent_scale,
+            scale: Scale::Fixed(params.exponent_scale),
             // Finite even where no key has been seen: ∞ − ∞ is NaN.
             offset: k.var(f32::MAX),
+        }
+    }
+
+    /// The same with a scale that changes from head to head.
+    #[track_caller]
+    pub(crate) fn scaled(k: &'k KernelBuilder, scale: Var<'k, f32>) -> Self {
+        Reference {
+            scale: Scale::OfHead(scale),
+            offset: k.var(f32::MAX),
+        }
+    }
+
+    #[track_caller]
+    fn scale(&self) -> Val<'k, f32> {
+        match self.scale {
+            Scale::Fixed(scale) => scale,
+            Scale::OfHead(scale) => scale.get(),
         }
     }
 
@@ -39,7 +63,7 @@ impl<'k> Reference<'k> {
     /// before: exactly 1 where the reference stays, 0 where nothing had been seen.
     #[track_caller]
     pub(crate) fn raise(&self, score: Val<'k, f32>, powers: f32) -> Val<'k, f32> {
-        let mut asked = -(score * self.scale);
+        let mut asked = -(score * self.scale());
         if powers != 0.0 {
             asked = asked - powers;
         }
@@ -52,7 +76,7 @@ impl<'k> Reference<'k> {
     /// How many powers of two a score is above it.
     #[track_caller]
     pub(crate) fn exponent(&self, score: Val<'k, f32>) -> Val<'k, f32> {
-        score.fma(self.scale, self.offset)
+        score.fma(self.scale(), self.offset)
     }
 
     /// The probability of a score, not yet normalised: at most 1, if the reference was raised to it.

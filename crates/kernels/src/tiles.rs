@@ -50,19 +50,6 @@ fn tile_shape(rows: u32, head_dim: u32, stages: u32, swizzled: bool) -> TileShap
         .stages(stages * (padded(head_dim) / cols))
 }
 
-/// Rows of a head as tensor copies and products of a warpgroup want them: slabs side by side in one tile.
-pub(crate) fn slabs(rows: u32, head_dim: u32) -> TileShape {
-    TileShape::new(rows, padded(head_dim))
-        .swizzled(swizzle(slab_cols(head_dim)))
-        .in_slabs()
-}
-
-/// Rows of one slab of a head, for the same.
-pub(crate) fn one_slab(rows: u32, head_dim: u32) -> TileShape {
-    let cols = slab_cols(head_dim);
-    TileShape::new(rows, cols).swizzled(swizzle(cols)).in_slabs()
-}
-
 /// The swizzle that permutes rows of so many elements of 16 bits.
 fn swizzle(cols: u32) -> Swizzle {
     match cols {

@@ -177,7 +177,7 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<Step, Refusal> {
-    crate::mma::check_problem(problem, NAME)?;
+    crate::mma::check_problem(problem, NAME, &crate::mma::DTYPES)?;
     config.check_levers()?;
     check_registers(problem, config)?;
     let shape = Shape::new(problem, 16, stop_after);

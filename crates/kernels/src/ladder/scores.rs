@@ -84,7 +84,7 @@ impl fmt::Display for Levers {
 /// are not in [`TILES`] or take more shared memory than there is.
 pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, Refusal> {
     const FAMILY: &str = "ladder/scores";
-    crate::mma::check_problem(problem, FAMILY)?;
+    crate::mma::check_problem(problem, FAMILY, &crate::mma::DTYPES)?;
     if !TILES.contains(&levers.tile) {
         return Err(Refusal::Lever {
             lever: "tile",

@@ -35,6 +35,9 @@ pub const ALIGNMENT: u32 = 16;
 /// The family's name.
 pub const NAME: &str = "mma";
 
+/// Elements that `mma` multiplies on every target from sm_80 on.
+pub(crate) const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
+
 /// One choice of the family's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Config {
@@ -320,7 +323,7 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<(Step, Vec<Step>), Refusal> {
-    check_problem(problem, NAME)?;
+    check_problem(problem, NAME, &DTYPES)?;
     config.check_levers()?;
     parts::check(problem, config.splits)?;
     let answer = Shape::new(problem, 16, stop_after);
@@ -375,16 +378,20 @@ fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
 }
 
 /// Refuses what kernels on 16-bit tensor-core operands and 16-byte copies do not serve.
-pub(crate) fn check_problem(problem: &Problem, family: &'static str) -> Result<(), Refusal> {
+pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
     let unsupported = |what: &str, remedy| Refusal::Unsupported {
         family,
         what: what.to_string(),
         remedy,
     };
-    match problem.dtype() {
-        DType::F16 | DType::BF16 => {}
-        DType::F32 => return Err(unsupported("f32 tensors", "family scalar does")),
-        DType::E4M3 => return Err(unsupported("e4m3 tensors", "no family serves it yet")),
+    if !serves.contains(&problem.dtype()) {
+        let (what, remedy) = match problem.dtype() {
+            DType::E4M3 => ("e4m3 tensors", "family wgmma does, on Hopper"),
+            DType::F32 => ("f32 tensors", "family scalar does"),
+            DType::F16 => ("fp16 tensors", "family mma does"),
+            DType::BF16 => ("bf16 tensors", "family mma does"),
+        };
+        return Err(unsupported(what, remedy));
     }
     if problem.var_len().is_some() {
         return Err(unsupported(
@@ -401,16 +408,17 @@ pub(crate) fn check_problem(problem: &Problem, family: &'static str) -> Result<(
         problem.v_layout(),
         problem.o_layout(),
     ];
+    let bytes = problem.dtype().size_bytes() as u32;
     let odd = layouts
         .iter()
         .flat_map(|layout| row_strides(layout))
-        .find(|stride| stride % 8 != 0);
+        .find(|stride| stride * bytes % 16 != 0);
     if let Some(stride) = odd {
         return Err(Refusal::Unsupported {
             family,
             what: format!(
                 "rows that start at multiples of {} B (it copies 16 B at a time)",
-                2 * (stride & stride.wrapping_neg())
+                bytes * (stride & stride.wrapping_neg())
             ),
             remedy: "family scalar does",
         });

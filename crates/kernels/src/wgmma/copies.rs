@@ -1,16 +1,16 @@
 //! The warp that copies: one thread starts the copies of every tile this block computes, as fast as stages are free.
 
-use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Filler;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, SharedTile, TensorMap, Val};
 
 use super::Config;
+use super::input::Input;
 use super::kernel::Shared;
 use super::schedule::{Entry, List};
 
-impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
+impl<'k, E: Input> Shared<'k, '_, E> {
     /// Q, K and V of each tile of rows, in the order in which they are needed.
     #[track_caller]
     pub(super) fn copies(&self, k: &'k KernelBuilder) {
@@ -35,9 +35,8 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
         let (batch, first_row) = (tile.batch(), tile.first_row());
         let k = batch.builder();
         let kv_head = tile.kv_head();
-        let at = |turn: Val<'k, u32>| [tile.first_key(turn), kv_head, batch];
-        let copy_k = |turn| copier.share(self.k_tile, self.k_map, keys, at(turn));
-        let copy_v = |turn| copier.share(self.v_tile, self.v_map, values, at(turn));
+        let copy_k = |turn| copier.share(self.k_tile, self.k_map, keys, [tile.first_key(turn), kv_head, batch]);
+        let copy_v = |turn| copier.share(self.v_tile, self.v_map, values, self.values_at(tile, turn));
         copy_k(k.constant(0));
         for group in 0..self.levers.warpgroups() {
             let at = [first_row + 64 * group, tile.head(), batch];
@@ -49,6 +48,16 @@ impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
             copy_v(turn - 1);
         });
         copy_v(turns - 1);
+    }
+
+    /// Where the values of a turn are.
+    #[track_caller]
+    fn values_at(&self, tile: &Entry<'k>, turn: Val<'k, u32>) -> [Val<'k, u32>; 3] {
+        let first = tile.first_key(turn);
+        match &self.scales {
+            Some(scales) if E::TRANSPOSED => [turn.builder().constant(0), first / self.levers.cols, scales.head(tile)],
+            _ => [first, tile.kv_head(), tile.batch()],
+        }
     }
 }
 

@@ -3,16 +3,16 @@
 //! Each warp does so for its 16 rows by itself, a slab of columns after another: no warp waits for others.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{Cache, Val};
+use flashcore_ir::{Cache, Element, Val};
 
+use super::input::Input;
 use super::math::Warpgroup;
 use super::schedule::Entry;
+use super::tiles::padded;
 use crate::lanes::{ACC_COLS, QUAD};
 use crate::softmax::normaliser;
-use crate::tiles::padded;
 
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+impl<'k, E: Input> Warpgroup<'k, '_, E> {
     /// Stores the warp's rows. Copies run on; a slab is written again once the copy that reads it is done.
     #[track_caller]
     pub(super) fn store(&self, tile: &Entry<'k>) {
@@ -20,7 +20,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let norms = [0, 1].map(|half| {
             let sum = self.rows[half].sum.get().reduce_sum(QUAD);
             self.store_lse(tile, half, sum);
-            normaliser(sum)
+            let norm = normaliser(sum);
+            match &self.scales {
+                Some(scales) => norm * scales.values.get(),
+                None => norm,
+            }
         });
         let place = out_tile.at(self.lane_row, k.lane() % QUAD * 2u32);
         let to = self
@@ -28,7 +32,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             .out_map
             .at(&[tile.first_row() + self.warp * 16, tile.head(), tile.batch()]);
         let width = out_tile.cols();
-        let slabs = padded(self.shared.shape.head_dim_v) / width;
+        let slabs = padded(self.shared.shape.head_dim_v, E::Out::BYTES) / width;
         for slab in 0..slabs {
             let stage = slab % out_tile.stages();
             // The copy that reads this stage is the oldest under way; but where stages do not divide slabs, the first
@@ -49,7 +53,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                     let register = (slab * width + column) / 2 + 2 * half as u32;
                     let pair = [0, 1].map(|e| self.out.var(register + e) * norm);
                     let at = out_tile.ahead(out_tile.down(at, 8 * half as u32), stage);
-                    at.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
+                    at.store_words(&[<E::Out as MmaElement>::pack(pair[0], pair[1])], Cache::Default);
                 }
             }
             k.fence_proxy_async();

@@ -6,20 +6,21 @@
 //!
 //! Blocks are persistent ([`super::schedule`]): copies for the next tile of rows begin before this one ends.
 
-use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::pipeline::Pipeline;
-use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap};
+use flashcore_ir::{Element, GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap};
 
 use super::Config;
+use super::input::Input;
 use super::math::Warpgroup;
+use super::scales::Scales;
 use super::schedule::List;
+use super::tiles::{one_slab, padded, slabs};
 use crate::params::{RowParams, Shape};
-use crate::tiles::{one_slab, slabs};
 
 /// What copies and products have in common.
-pub(super) struct Shared<'k, 'p, E> {
+pub(super) struct Shared<'k, 'p, E: Input> {
     pub(super) params: &'p RowParams<'k>,
+    pub(super) scales: Option<Scales<'k>>,
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
     pub(super) table: GlobalPtr<'k, u32>,
@@ -29,14 +30,14 @@ pub(super) struct Shared<'k, 'p, E> {
     pub(super) q_map: TensorMap<'k>,
     pub(super) k_map: TensorMap<'k>,
     pub(super) v_map: TensorMap<'k>,
-    pub(super) out_tile: SharedTile<'k, E>,
+    pub(super) out_tile: SharedTile<'k, E::Out>,
     pub(super) out_map: TensorMap<'k>,
     pub(super) q_ring: Pipeline<'k>,
     pub(super) k_ring: Pipeline<'k>,
     pub(super) v_ring: Pipeline<'k>,
 }
 
-pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<E: Input>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(1);
     if levers.cluster > 1 {
         k.in_clusters_of(levers.cluster);
@@ -44,17 +45,21 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let (rows, cols, groups) = (levers.rows, levers.cols, levers.warpgroups());
     // Each warpgroup has stages of its own of Q.
     let q_stages = groups * levers.q_stages(shape);
-    let q_tile = k.shared_tile::<E>("q_tile", slabs(64, shape.head_dim).stages(q_stages));
-    let k_tile = k.shared_tile::<E>("k_tile", slabs(cols, shape.head_dim).stages(levers.stages));
-    let v_tile = k.shared_tile::<E>("v_tile", slabs(cols, shape.head_dim_v).stages(levers.stages));
-    let out_tile = k.shared_tile::<E>(
+    let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(64, shape.head_dim).stages(q_stages));
+    let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
+    let (v_rows, v_cols) = match E::TRANSPOSED {
+        true => (padded(shape.head_dim_v, E::Out::BYTES), cols),
+        false => (cols, shape.head_dim_v),
+    };
+    let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));
+    let out_tile = k.shared_tile::<E::Out>(
         "out_tile",
-        one_slab(rows, shape.head_dim_v).stages(levers.out_slabs(shape)),
+        one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape)),
     );
     // Boxes of rows by one head of one batch; blocks of a cluster copy a part each, and a warp stores its own rows.
     let q_map = k.param_tensor_map("q", q_tile.tensor_box(&[64, 1, 1]));
     let k_map = k.param_tensor_map("k", k_tile.tensor_box(&[cols / levers.cluster, 1, 1]));
-    let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[cols / levers.cluster, 1, 1]));
+    let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[v_rows / levers.cluster, 1, 1]));
     let out_map = k.param_tensor_map_mut("out", out_tile.tensor_box(&[16, 1, 1]));
     let params = RowParams::declare(k, shape);
     let ring = |name, stages, arrivers| match levers.cluster {
@@ -63,6 +68,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     };
     let shared = Shared {
         params: &params,
+        scales: E::SCALED.then(|| Scales::declare(k)),
         levers,
         shape,
         table: k.param_ptr("table"),
@@ -91,7 +97,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     }
 }
 
-impl<'k, E: MmaElement + WgmmaElement> Shared<'k, '_, E> {
+impl<'k, E: Input> Shared<'k, '_, E> {
     /// What a warpgroup does: tile of rows by tile of rows, and in each tile of keys by tile of keys.
     ///
     /// Scores are a turn ahead of the output: while the products of a turn run, those of scores and output

@@ -3,31 +3,25 @@
 //! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
 //! operand A of `O += P·V`.
 
-use flashcore_ir::fragment::{AVars, Acc, MmaElement};
+use flashcore_ir::fragment::{AVars, Acc};
 use flashcore_ir::pipeline::Reader;
-use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
-use flashcore_ir::{KernelBuilder, Val, Var};
+use flashcore_ir::wgmma::WgmmaOperand;
+use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
+use super::input::{Input, LARGEST_POWER};
 use super::kernel::Shared;
 use super::schedule::Entry;
+use super::tiles::{padded, step};
 use super::turns::Turns;
 use crate::lanes::{ACC_COLS, QUAD, lane_columns, largest_of};
 use crate::mma::Rescale;
 use crate::softmax::Reference;
-use crate::tiles::{STEP, padded};
-
-/// With lazy rescaling a row's reference stays until a score is this many powers of two above it.
-const LAZY_POWERS: f32 = 8.0;
-
-/// With bold rescaling a row's reference stays while a lane's probabilities in a tile come to no more: each of them then is
-/// a number of either format.
-const BOLD_MOST: f32 = 32768.0;
 
 /// A tile of rows and the first key of a tile of keys that needs a mask.
 type Masked<'k, 'a> = (&'a Entry<'k>, Val<'k, u32>);
 
 /// A warpgroup at work.
-pub(super) struct Warpgroup<'k, 'p, E: MmaElement> {
+pub(super) struct Warpgroup<'k, 'p, E: Input> {
     pub(super) k: &'k KernelBuilder,
     pub(super) shared: &'p Shared<'k, 'p, E>,
     /// Its number among those that compute, the same in all lanes.
@@ -47,6 +41,16 @@ pub(super) struct Warpgroup<'k, 'p, E: MmaElement> {
     p: AVars<'k, E>,
     pub(super) out: Acc<'k>,
     pub(super) rows: [Row<'k>; 2],
+    pub(super) scales: Option<HeadScales<'k>>,
+}
+
+/// Scales of the head at hand.
+pub(super) struct HeadScales<'k> {
+    /// Of products of Q and K.
+    scores: Var<'k, f32>,
+    pub(super) values: Var<'k, f32>,
+    /// From products of Q and K, or from what their cap makes of them, to exponents.
+    exponents: Var<'k, f32>,
 }
 
 /// A row's running state. Its four lanes agree on the reference; `sum` is each lane's own part.
@@ -57,7 +61,7 @@ pub(super) struct Row<'k> {
     factor: Var<'k, f32>,
 }
 
-impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
+impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, shared: &'p Shared<'k, 'p, E>) -> Self {
         let (levers, shape) = (shared.levers, shared.shape);
@@ -67,6 +71,15 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         if let Some(turns) = &turns {
             turns.begin();
         }
+        let scales = E::SCALED.then(|| HeadScales {
+            scores: k.var_unwritten("score_scale"),
+            values: k.var_unwritten("value_scale"),
+            exponents: k.var_unwritten("exponent_scale"),
+        });
+        let reference = || match &scales {
+            Some(scales) => Reference::scaled(k, scales.exponents),
+            None => Reference::new(k, shared.params),
+        };
         Warpgroup {
             k,
             shared,
@@ -78,16 +91,20 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             values: shared.v_ring.reader(),
             q_rows: shared.q_tile.k_major(),
             k_tile: shared.k_tile.k_major(),
-            v_tile: shared.v_tile.mn_major(),
+            v_tile: match E::TRANSPOSED {
+                true => shared.v_tile.k_major(),
+                false => shared.v_tile.mn_major(),
+            },
             turns,
             scores: k.acc_unwritten("scores", levers.cols / ACC_COLS),
-            p: k.a_vars("p", levers.cols / STEP),
-            out: k.acc_unwritten("out", padded(shape.head_dim_v) / ACC_COLS),
+            p: k.a_vars("p", levers.cols / step(E::BYTES)),
+            out: k.acc_unwritten("out", padded(shape.head_dim_v, E::Out::BYTES) / ACC_COLS),
             rows: [(); 2].map(|()| Row {
-                reference: Reference::new(k, shared.params),
+                reference: reference(),
                 sum: k.var(0.0),
                 factor: k.var_unwritten("factor"),
             }),
+            scales,
         }
     }
 
@@ -134,6 +151,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn turns(&self, tile: &Entry<'k>, unseen: Val<'k, u32>) {
         let (k, masked) = (self.k, tile.masked());
+        self.scale(tile);
         let (second, turns) = (unseen + 1, tile.turns());
         self.release_q(second.eq(turns));
         self.first_softmax(tile, tile.first_masked_key(unseen), unseen.lt(masked));
@@ -143,6 +161,21 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         k.for_uniform(masked.max(second), turns, 1, |turn| {
             self.turn(None, (turn + 1).eq(turns))
         });
+    }
+
+    /// Finds the scales of the tile's head.
+    #[track_caller]
+    fn scale(&self, tile: &Entry<'k>) {
+        if let (Some(scales), Some(head)) = (&self.shared.scales, &self.scales) {
+            let ((scores, values), params) = (scales.of(tile), self.shared.params);
+            head.scores.set(scores);
+            head.values.set(values);
+            // A cap sees scores that are scaled already.
+            match self.shared.shape.softcap {
+                true => head.exponents.set(params.exponent_scale),
+                false => head.exponents.set(params.exponent_scale * scores),
+            }
+        }
     }
 
     /// Gives Q back, if this was the last product that reads it: as soon as it can be where the next Q has no
@@ -177,7 +210,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             row.reference.reset();
             row.sum.set(0.0);
             let largest = largest_of(&self.scores, self.steps(), half);
-            row.reference.raise(largest.reduce_max(QUAD), 0.0);
+            row.reference.raise(largest.reduce_max(QUAD), self.margin());
         }
         self.exponentials();
         self.pack();
@@ -209,7 +242,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
                 self.release_q(last);
                 self.cap();
                 self.mask(masked);
-                self.raise_references(LAZY_POWERS, true);
+                self.raise_references(E::BOLD_POWERS, true);
                 self.exponentials();
                 self.pack();
             }
@@ -221,12 +254,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
                 if let Some(masked) = masked {
                     self.mask(masked);
                 }
-                let slack = if self.shared.levers.rescale == Rescale::Lazy {
-                    LAZY_POWERS
-                } else {
-                    0.0
-                };
-                let raised = self.raise_references(slack, false);
+                let raised = self.raise_references(self.slack(), false);
                 self.exponentials();
                 k.wgmma_wait(0);
                 self.release(self.values);
@@ -320,9 +348,24 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
 
     // ---- Softmax --------------------------------------------------------------------------------------
 
-    /// Steps of 16 keys of a tile.
+    /// Groups of 16 keys of a tile, as [`lane_columns`] counts them.
     fn steps(&self) -> std::ops::Range<u32> {
-        0..self.shared.levers.cols / STEP
+        0..self.shared.levers.cols / 16
+    }
+
+    /// How many powers of two a score may be above the largest that the reference was raised to.
+    fn slack(&self) -> f32 {
+        match self.shared.levers.rescale {
+            Rescale::Eager => 0.0,
+            Rescale::Lazy => E::LAZY_POWERS,
+            Rescale::Bold => E::BOLD_POWERS,
+        }
+    }
+
+    /// How many powers of two references are put above the largest score: so many below it that what is above them is a
+    /// probability yet.
+    fn margin(&self) -> f32 {
+        self.slack() - LARGEST_POWER
     }
 
     /// With soft cap: scores, not yet scaled, are capped.
@@ -331,7 +374,11 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         if self.shared.shape.softcap {
             for register in 0..4 * self.scores.tiles() {
                 let score = self.scores.var(register);
-                score.set(self.shared.params.score(score.get()));
+                let scaled = match &self.scales {
+                    Some(scales) => score * scales.scores.get(),
+                    None => score.get(),
+                };
+                score.set(self.shared.params.score(scaled));
             }
         }
     }
@@ -368,7 +415,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
             let any = any.vote_any();
             k.if_(any.uniform(), || {
                 for (half, (row, score)) in self.rows.iter().zip(largest).enumerate() {
-                    let factor = row.reference.raise(score.reduce_max(QUAD), 0.0);
+                    let factor = row.reference.raise(score.reduce_max(QUAD), self.margin());
                     row.sum.mul_assign(factor);
                     if at_hand {
                         self.rescale_output(half, factor);
@@ -420,13 +467,21 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         chains[0] + chains[1]
     }
 
+    /// Words of the operands that probabilities become.
+    fn words(&self) -> u32 {
+        4 * self.shared.levers.cols / step(E::BYTES)
+    }
+
     /// Probabilities, rounded, become operands of the output.
     #[track_caller]
     fn pack(&self) {
         self.k.verb("pack", || {
-            for word in 0..2 * self.scores.tiles() {
-                let pair = [0, 1].map(|e| self.scores.var(2 * word + e).get());
-                self.p.word(word).set(E::pack(pair[0], pair[1]));
+            for word in 0..self.words() {
+                let values: Vec<_> = E::registers(word)
+                    .into_iter()
+                    .map(|register| self.scores.var(register).get())
+                    .collect();
+                self.p.word(word).set(E::pack(&values));
             }
         });
     }
@@ -437,7 +492,7 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
     fn bold_softmax(&self) {
         let k = self.k;
         let sums = self.bold_exponentials().map(|sum| k.var(sum));
-        let large = sums[0].get().gt(BOLD_MOST) | sums[1].get().gt(BOLD_MOST);
+        let large = sums[0].get().gt(E::BOLD_MOST) | sums[1].get().gt(E::BOLD_MOST);
         k.if_(large.vote_any().uniform(), || {
             self.raise_references(0.0, true);
             for (sum, again) in sums.iter().zip(self.bold_exponentials()) {
@@ -455,12 +510,15 @@ impl<'k, 'p, E: MmaElement + WgmmaElement> Warpgroup<'k, 'p, E> {
         let k = self.k;
         k.verb("exponentials", || {
             let mut sums: [Option<Val<'k, f32>>; 2] = [None, None];
-            for word in 0..2 * self.scores.tiles() {
+            for word in 0..self.words() {
                 let half = word as usize % 2;
-                let pair = [0, 1].map(|e| self.rows[half].reference.exp(self.scores.var(2 * word + e).get()));
-                let sum = pair[0] + pair[1];
-                sums[half] = Some(sums[half].map_or(sum, |before| before + sum));
-                self.p.word(word).set(E::pack(pair[0], pair[1]));
+                let of = |register| self.rows[half].reference.exp(self.scores.var(register).get());
+                let values: Vec<_> = E::registers(word).into_iter().map(of).collect();
+                for pair in values.chunks(2) {
+                    let sum = pair[0] + pair[1];
+                    sums[half] = Some(sums[half].map_or(sum, |before| before + sum));
+                }
+                self.p.word(word).set(E::pack(&values));
             }
             sums.map(|sum| sum.unwrap_or_else(|| k.constant(0.0)))
         })

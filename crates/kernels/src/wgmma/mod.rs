@@ -8,15 +8,19 @@
 mod copies;
 mod defaults;
 mod epilogue;
+mod input;
 mod kernel;
 mod math;
+mod scales;
 mod schedule;
 mod space;
+mod tiles;
+mod transpose;
 mod turns;
 
 use std::fmt;
 
-use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target};
+use flashcore_ir::{Arg, BufferSpec, E4M3, Kernel, Launch, Target, TensorBox};
 use flashcore_problem::{DType, Layout, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -26,7 +30,8 @@ use crate::mma::{Rescale, check_problem};
 use crate::params::{Shape, add_rows, row_strides};
 use crate::plan::{KernelCache, Step};
 use crate::stage::StopAfter;
-use crate::tiles::{padded, slab_cols, tile_bytes};
+use tiles::{padded, slab_cols, tile_bytes};
+use transpose::Transposed;
 
 pub use defaults::{Proposal, proposals};
 pub use space::{configs, sample};
@@ -49,6 +54,9 @@ const CLUSTERS: [u32; 2] = [1, 2];
 
 /// Registers a thread that the loop needs beyond what is counted: addresses, descriptors, bounds.
 const SCRATCH_REGISTERS: u32 = 16;
+
+/// Bytes of an element of the output.
+const OUT_BYTES: u32 = 2;
 
 /// Mbarriers, and what aligning the tiles may cost.
 const SLACK_BYTES: u32 = 1024;
@@ -139,7 +147,7 @@ impl Config {
 
     /// Slabs of output in shared memory at a time: one is written while the other is copied.
     fn out_slabs(&self, shape: &Shape) -> u32 {
-        (padded(shape.head_dim_v) / slab_cols(shape.head_dim_v)).min(2)
+        (padded(shape.head_dim_v, OUT_BYTES) / slab_cols(shape.head_dim_v, OUT_BYTES)).min(2)
     }
 
     /// Tiles of Q: two where there is room, so that the next is there when it is wanted.
@@ -148,10 +156,14 @@ impl Config {
     }
 
     fn shared_bytes(&self, shape: &Shape, q_stages: u32) -> u32 {
-        let query = tile_bytes(self.rows, shape.head_dim, q_stages);
-        let keys = tile_bytes(self.cols, shape.head_dim, self.stages);
-        let values = tile_bytes(self.cols, shape.head_dim_v, self.stages);
-        let output = 2 * self.rows * slab_cols(shape.head_dim_v) * self.out_slabs(shape);
+        let bytes = shape.dtype.size_bytes() as u32;
+        let query = tile_bytes(self.rows, shape.head_dim, bytes, q_stages);
+        let keys = tile_bytes(self.cols, shape.head_dim, bytes, self.stages);
+        let values = match shape.dtype {
+            DType::E4M3 => tile_bytes(padded(shape.head_dim_v, OUT_BYTES), self.cols, bytes, self.stages),
+            _ => tile_bytes(self.cols, shape.head_dim_v, bytes, self.stages),
+        };
+        let output = OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * self.out_slabs(shape);
         query + keys + values + output + SLACK_BYTES
     }
 
@@ -184,8 +196,8 @@ impl Config {
 
     /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
     fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
-        let (scores, output) = (self.cols / 2, padded(shape.head_dim_v) / 2);
-        let (probabilities, state) = (self.cols / 4, 6);
+        let (scores, output) = (self.cols / 2, padded(shape.head_dim_v, OUT_BYTES) / 2);
+        let (probabilities, state) = (self.cols * shape.dtype.size_bytes() as u32 / 8, 6);
         let needed = scores + output + probabilities + state + SCRATCH_REGISTERS;
         let allowed = self.registers().1;
         if needed <= allowed {
@@ -221,7 +233,7 @@ pub(crate) fn plan(
     target: Target,
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
-) -> Result<Step, Refusal> {
+) -> Result<(Vec<Step>, Step), Refusal> {
     let unsupported = |what: String, remedy| Refusal::Unsupported {
         family: NAME,
         what,
@@ -230,7 +242,7 @@ pub(crate) fn plan(
     if target != Target::Sm90a {
         return Err(unsupported(format!("{target}"), "family mma does"));
     }
-    check_problem(problem, NAME)?;
+    check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
     if stop_after.is_some() {
         return Err(unsupported(
             "builds that stop after a stage".to_string(),
@@ -239,6 +251,20 @@ pub(crate) fn plan(
     }
     config.check_levers()?;
     let shape = Shape::new(problem, ALIGNMENT, stop_after);
+    if shape.dtype == DType::E4M3 {
+        if !config.cols.is_multiple_of(tiles::step(1)) {
+            let allowed = "multiples of 32 for e4m3".to_string();
+            return Err(Refusal::Lever {
+                lever: "cols",
+                given: config.cols,
+                allowed,
+            });
+        }
+        if !shape.head_dim_v.is_multiple_of(16) {
+            let what = format!("e4m3 values with head_dim {}", shape.head_dim_v);
+            return Err(unsupported(what, "a multiple of 16 can be served"));
+        }
+    }
     if shape.head_dim.max(shape.head_dim_v) > 256 {
         return Err(unsupported(
             format!("head_dim {}", problem.head_dim()),
@@ -258,6 +284,7 @@ pub(crate) fn plan(
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),
+            DType::E4M3 => kernel::body::<E4M3>(k, config, &shape),
             _ => kernel::body::<bf16>(k, config, &shape),
         })
     })?;
@@ -270,28 +297,63 @@ pub(crate) fn plan(
         buffers: Vec::new(),
         args: Vec::new(),
     };
-    add_tensor(&mut launch, problem, &kernel, "q", problem.q_layout())?;
-    add_tensor(&mut launch, problem, &kernel, "k", problem.k_layout())?;
-    add_tensor(&mut launch, problem, &kernel, "v", problem.v_layout())?;
-    add_tensor(&mut launch, problem, &kernel, "out", problem.o_layout())?;
+    let (bytes, out_bytes) = (problem.dtype().size_bytes(), OUT_BYTES as usize);
+    add_tensor(&mut launch, &kernel, "q", problem.q_layout(), bytes)?;
+    add_tensor(&mut launch, &kernel, "k", problem.k_layout(), bytes)?;
+    let before = match shape.dtype {
+        DType::E4M3 => {
+            add_transposed(&mut launch, &kernel, Transposed::new(problem, config.cols))?;
+            vec![transpose::step(problem, config.cols, kernels)?]
+        }
+        _ => {
+            add_tensor(&mut launch, &kernel, "v", problem.v_layout(), bytes)?;
+            Vec::new()
+        }
+    };
+    add_tensor(&mut launch, &kernel, "out", problem.o_layout(), out_bytes)?;
     add_rows(&mut launch, problem, &shape);
+    if shape.dtype == DType::E4M3 {
+        scales::add_to_launch(&mut launch, problem);
+    }
     launch.args.push(Arg::Table(table));
-    Ok(Step { kernel, launch })
+    Ok((before, Step { kernel, launch }))
+}
+
+/// The boxes of a tensor map of the kernel.
+fn boxes(kernel: &Kernel, name: &str) -> Result<TensorBox, Refusal> {
+    let boxes = kernel.tensor_box(name);
+    boxes.ok_or_else(|| Refusal::Build(format!("the kernel has no tensor map `{name}`")))
+}
+
+/// Adds the transposed values and their tensor map, whose dimensions are (keys of a tile, head_dim, tiles, K/V heads).
+fn add_transposed(launch: &mut Launch, kernel: &Kernel, values: Transposed) -> Result<(), Refusal> {
+    let Transposed {
+        cols,
+        head_dim_v,
+        tiles,
+        heads,
+    } = values;
+    let slot = launch.buffers.len();
+    launch.buffers.push(values.buffer(false));
+    launch.args.push(Arg::TensorMap(boxes(kernel, "v")?.recipe(
+        slot,
+        0,
+        vec![cols, head_dim_v, tiles, heads],
+        vec![cols, cols * head_dim_v, cols * head_dim_v * tiles],
+    )));
+    Ok(())
 }
 
 /// Adds a tensor `[batch, seq, heads, head_dim]` and its tensor map, whose dimensions are (head_dim, seq, heads,
 /// batch).
 fn add_tensor(
     launch: &mut Launch,
-    problem: &Problem,
     kernel: &Kernel,
     name: &'static str,
     layout: &Layout,
+    bytes: usize,
 ) -> Result<(), Refusal> {
-    let Some(boxes) = kernel.tensor_box(name) else {
-        return Err(Refusal::Build(format!("the kernel has no tensor map `{name}`")));
-    };
-    let bytes = problem.dtype().size_bytes();
+    let boxes = boxes(kernel, name)?;
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
     let repeated = [(batches, batch), (rows, seq), (heads, head)];
@@ -304,7 +366,7 @@ fn add_tensor(
     }
     // A stride that is never taken must be one that could be.
     let stride = |stride: u32| match stride {
-        0 => columns.next_multiple_of(8) * bytes as u64,
+        0 => (columns * bytes as u64).next_multiple_of(16),
         stride => u64::from(stride) * bytes as u64,
     };
     let slot = launch.buffers.len();

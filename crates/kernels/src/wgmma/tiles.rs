@@ -1,0 +1,56 @@
+//! Tiles in shared memory as tensor copies and products of a warpgroup want them: rows cut into slabs, each as wide as its
+//! swizzle.
+
+use flashcore_ir::{Element, Swizzle, TileShape};
+
+/// Bytes of a row that one step of the tensor cores takes, whatever the elements: rows are padded with zeros to a
+/// multiple.
+const STEP_BYTES: u32 = 32;
+
+/// Elements of `bytes` bytes that one step of the tensor cores takes.
+pub(super) const fn step(bytes: u32) -> u32 {
+    STEP_BYTES / bytes
+}
+
+/// Columns in whole steps of the tensor cores.
+pub(super) const fn padded(cols: u32, bytes: u32) -> u32 {
+    cols.next_multiple_of(step(bytes))
+}
+
+/// Columns of one slab.
+pub(super) const fn slab_cols(cols: u32, bytes: u32) -> u32 {
+    let row = padded(cols, bytes) * bytes;
+    let slab = match row {
+        _ if row.is_multiple_of(128) => 128,
+        _ if row.is_multiple_of(64) => 64,
+        _ => 32,
+    };
+    slab / bytes
+}
+
+/// Bytes of shared memory that a tile takes, alignment aside.
+pub(super) const fn tile_bytes(rows: u32, cols: u32, bytes: u32, stages: u32) -> u32 {
+    rows * padded(cols, bytes) * bytes * stages
+}
+
+/// Rows in slabs side by side.
+pub(super) fn slabs<E: Element>(rows: u32, cols: u32) -> TileShape {
+    TileShape::new(rows, padded(cols, E::BYTES))
+        .swizzled(swizzle::<E>(cols))
+        .in_slabs()
+}
+
+/// The first slab of such rows by itself.
+pub(super) fn one_slab<E: Element>(rows: u32, cols: u32) -> TileShape {
+    TileShape::new(rows, slab_cols(cols, E::BYTES))
+        .swizzled(swizzle::<E>(cols))
+        .in_slabs()
+}
+
+fn swizzle<E: Element>(cols: u32) -> Swizzle {
+    match slab_cols(cols, E::BYTES) * E::BYTES {
+        128 => Swizzle::B128,
+        64 => Swizzle::B64,
+        _ => Swizzle::B32,
+    }
+}
