@@ -13,6 +13,7 @@ mod kernel;
 mod math;
 mod scales;
 mod schedule;
+mod softmax;
 mod space;
 mod tiles;
 mod transpose;
@@ -197,7 +198,9 @@ impl Config {
     /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
     fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
         let (scores, output) = (self.cols / 2, padded(shape.head_dim_v, OUT_BYTES) / 2);
-        let (probabilities, state) = (self.cols * shape.dtype.size_bytes() as u32 / 8, 6);
+        let probabilities = self.cols * shape.dtype.size_bytes() as u32 / 8;
+        // Scales are kept as rows are.
+        let state = if shape.dtype == DType::E4M3 { 9 } else { 6 };
         let needed = scores + output + probabilities + state + SCRATCH_REGISTERS;
         let allowed = self.registers().1;
         if needed <= allowed {
