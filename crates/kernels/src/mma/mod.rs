@@ -412,7 +412,7 @@ pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[D
     let odd = layouts
         .iter()
         .flat_map(|layout| row_strides(layout))
-        .find(|stride| stride * bytes % 16 != 0);
+        .find(|stride| !(stride * bytes).is_multiple_of(16));
     if let Some(stride) = odd {
         return Err(Refusal::Unsupported {
             family,

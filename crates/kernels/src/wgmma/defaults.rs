@@ -4,7 +4,7 @@
 //! neighbours.
 
 use flashcore_ir::Target;
-use flashcore_problem::Problem;
+use flashcore_problem::{DType, Problem};
 
 use super::Config;
 use crate::mma::Size;
@@ -70,6 +70,21 @@ const TABLE: &[Default] = &[
         id: "m128n64-s2-turns-bold", why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
 ];
 
+/// The same for e4m3, which no other family serves: few tiles have rows of their own.
+#[rustfmt::skip]
+const TABLE_E4M3: &[Default] = &[
+    Default { head_dim: 128, causal: None, most_keys: None, most_tiles: Some(99),
+        id: "m64n128-s3-free-bold", why: "64 rows a block give every SM something to do" },
+    Default { head_dim: 256, causal: None, most_keys: None, most_tiles: Some(99),
+        id: "m64n96-s2-free-bold", why: "64 rows a block give every SM something to do" },
+    Default { head_dim: 64, causal: None, most_keys: None, most_tiles: None,
+        id: "m192n128-s2-turns-bold", why: "three warpgroups hide each other's softmax" },
+    Default { head_dim: 128, causal: None, most_keys: None, most_tiles: None,
+        id: "m192n96-s3-turns-bold", why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
+    Default { head_dim: 256, causal: None, most_keys: None, most_tiles: None,
+        id: "m128n96-s2-turns-bold", why: "two warpgroups, with as many keys as registers allow" },
+];
+
 /// A config that the table proposes, and why it has it there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proposal {
@@ -79,16 +94,21 @@ pub struct Proposal {
     pub why: &'static str,
 }
 
-/// What the table proposes for a problem on a target, best first: nothing but on Hopper, and for problems that give
-/// every SM a tile of 64 rows or more. Some may be refused.
+/// What the table proposes for a problem on a target, best first: nothing but on Hopper, and for problems of 16-bit
+/// elements that give every SM a tile of 64 rows or more. Some may be refused.
 pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
-    if target != Target::Sm90a || Size::of(problem, target) < Size::Medium {
+    let table = match problem.dtype() {
+        DType::E4M3 => TABLE_E4M3,
+        _ if Size::of(problem, target) < Size::Medium => return Vec::new(),
+        _ => TABLE,
+    };
+    if target != Target::Sm90a {
         return Vec::new();
     }
     let tiles = problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(128);
     let causal = problem.mask().window_right.is_some();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    TABLE
+    table
         .iter()
         .filter(|row| head_dim <= row.head_dim)
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
@@ -110,7 +130,7 @@ mod tests {
 
     #[test]
     fn every_id_of_the_table_is_a_config() {
-        for row in TABLE {
+        for row in TABLE.iter().chain(TABLE_E4M3) {
             let config = Config::from_id(row.id).unwrap_or_else(|| panic!("{}", row.id));
             assert_eq!(config.id(), row.id);
         }
@@ -148,6 +168,24 @@ mod tests {
             }
         }
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn e4m3_is_served_whatever_the_work() {
+        for head_dim in [32, 64, 96, 128, 192, 256] {
+            for (heads, rows) in [(1, 1), (2, 100), (32, 4096)] {
+                let problem = Problem::builder()
+                    .heads(heads, heads)
+                    .seq_len(rows)
+                    .head_dim(head_dim)
+                    .dtype(DType::E4M3)
+                    .build()
+                    .unwrap();
+                let first = proposals(&problem, Target::Sm90a)[0].config;
+                let plan = Plan::new(&problem, &AnyConfig::Wgmma(first), Target::Sm90a);
+                assert!(plan.is_ok(), "{problem} by {first}: {:?}", plan.err());
+            }
+        }
     }
 
     #[test]
