@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, Inputs, Layout, Problem, Tensor, reference, reference_rows};
-use half::{bf16, f16};
+use flashcore_problem::tensor::write_element;
+use flashcore_problem::{DType, E4M3_MAX, InputKind, Inputs, Layout, Problem, Tensor, reference, reference_rows};
 use rayon::prelude::*;
 
 use crate::defences::Expected;
@@ -20,6 +20,8 @@ const ROWS_A_HEAD: usize = 12;
 const FEW_ELEMENTS: usize = 4 << 20;
 /// Elements drawn at a time.
 const CHUNK: usize = 1 << 16;
+/// No normal number drawn is larger ([`Rng::normal`]).
+const LARGEST: f32 = 6.0;
 
 /// Q, K and V of a problem on the host, standard normal.
 #[derive(Clone, Debug)]
@@ -38,36 +40,52 @@ impl HostInputs {
         let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
         let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
         let dense = layouts.iter().all(|layout| layout.span() == layout.num_elements());
-        if few || !dense || problem.dtype() == DType::E4M3 {
+        if few || !dense {
             let Inputs { q, k, v } = Inputs::generate(problem, InputKind::Normal, seed);
             return HostInputs { q, k, v };
         }
-        let draw = |layout: &Layout, stream: u64| draw_dense(problem.dtype(), layout, seed, stream);
+        let draw = |tensor, layout: &Layout, stream: u64| {
+            // As far apart as those of `Inputs`, so that a wrong one shows.
+            let mut rng = Rng::stream(seed, 100 + stream);
+            let scale = |_| LARGEST / E4M3_MAX * (1.0 + 15.0 * rng.unit());
+            let scales: Vec<f32> = (0..problem.num_scales()).map(scale).collect();
+            let drawn = draw_dense(problem.dtype(), layout, &scales, seed, stream);
+            if scales.is_empty() {
+                return drawn;
+            }
+            drawn
+                .with_scales(tensor, scales)
+                .unwrap_or_else(|error| unreachable!("scales drawn for a problem are its own: {error}"))
+        };
         HostInputs {
-            q: draw(layouts[0], 1),
-            k: draw(layouts[1], 2),
-            v: draw(layouts[2], 3),
+            q: draw("q", layouts[0], 1),
+            k: draw("k", layouts[1], 2),
+            v: draw("v", layouts[2], 3),
         }
     }
 }
 
-/// A dense tensor of normal numbers, the same for any number of threads.
-fn draw_dense(dtype: DType, layout: &Layout, seed: u64, stream: u64) -> Tensor {
+/// A dense tensor of normal numbers, the same for any number of threads; each divided by the scale of its batch and
+/// head, where there are scales.
+fn draw_dense(dtype: DType, layout: &Layout, scales: &[f32], seed: u64, stream: u64) -> Tensor {
     let mut tensor = Tensor::filled(dtype, *layout, 0);
     let size = dtype.size_bytes();
+    let [batch, _, heads, _] = layout.shape;
+    // Of a dense tensor the place says the index.
+    let along = |at: usize, dim: usize| at / (layout.strides[dim].max(1) as usize) % layout.shape[dim];
+    let scale_heads = scales.len() / batch;
+    let scale = |at: usize| match scales {
+        [] => 1.0,
+        _ => scales[along(at, 0) * scale_heads + along(at, 2) * scale_heads / heads],
+    };
     tensor
         .bytes_mut()
         .par_chunks_mut(CHUNK * size)
         .enumerate()
         .for_each(|(index, bytes)| {
             let mut rng = Rng::stream(seed ^ (stream << 56), index as u64);
-            for element in bytes.chunks_exact_mut(size) {
-                let value = rng.normal();
-                match dtype {
-                    DType::F32 => element.copy_from_slice(&value.to_ne_bytes()),
-                    DType::BF16 => element.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
-                    _ => element.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
-                }
+            for (i, element) in bytes.chunks_exact_mut(size).enumerate() {
+                write_element(dtype, element, 0, rng.normal() / scale(index * CHUNK + i));
             }
         });
     tensor
@@ -145,6 +163,25 @@ mod tests {
         assert!(median(&values).abs() < 0.1);
         let variance = values.iter().map(|x| x * x).sum::<f64>() / 4096.0;
         assert!((variance - 1.0).abs() < 0.1, "{variance}");
+    }
+
+    #[test]
+    fn large_fp8_inputs_are_normal_under_their_scales() {
+        for layout in [Layout::bshd, Layout::bhsd] {
+            let build = Problem::builder().batch(3).heads(16, 4).seq_len(512).head_dim(128);
+            let problem = build.dtype(DType::E4M3).layout(layout).build().unwrap();
+            let inputs = HostInputs::draw(&problem, 1);
+            let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+            problem.check_inputs(&q, &k, &v).unwrap();
+            assert!(q.scales().unwrap().windows(2).all(|w| w[0] != w[1]));
+            for (tensor, heads) in [(q, 16), (k, 4), (v, 4)] {
+                for (b, h) in (0..3).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+                    let values: Vec<f64> = (0..512).map(|s| tensor.value(b, s, h, (s * 7) % 128)).collect();
+                    let variance = values.iter().map(|x| x * x).sum::<f64>() / 512.0;
+                    assert!((variance - 1.0).abs() < 0.35, "{b} {h}: {variance}");
+                }
+            }
+        }
     }
 
     #[test]

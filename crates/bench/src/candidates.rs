@@ -11,7 +11,7 @@ use flashcore_kernels::{KernelCache, Plan, Step, select};
 use flashcore_problem::Problem;
 use rayon::prelude::*;
 
-use crate::peers::{Absent, PeerPlace, PeerTensor, PeerTensors};
+use crate::peers::{Absent, PeerPlace, PeerScales, PeerTensor, PeerTensors};
 use crate::session::Request;
 
 /// The plans to time on a GPU, and the kernels that have none; built on all cores.
@@ -105,24 +105,37 @@ pub(crate) fn cpu_configs(request: &Request, problem: &Problem) -> (Vec<CpuConfi
     apart(once_each(&request.kernels).into_iter().map(config).collect())
 }
 
-pub(crate) fn peer_tensors(place: PeerPlace, problem: &Problem, addresses: [(u64, usize); 4]) -> PeerTensors {
+/// The tensors of a problem as peers are told of them. `addresses` are those of q, k, v and out, with their bytes;
+/// `scales` those of the scales of q, k and v.
+pub(crate) fn peer_tensors(
+    place: PeerPlace,
+    problem: &Problem,
+    addresses: [(u64, usize); 4],
+    scales: Option<[u64; 3]>,
+) -> PeerTensors {
     let layouts = [
         problem.q_layout(),
         problem.k_layout(),
         problem.v_layout(),
         problem.o_layout(),
     ];
-    let tensor = |index: usize| PeerTensor {
+    let tensor = |index: usize, dtype| PeerTensor {
         address: addresses[index].0,
         bytes: addresses[index].1,
-        dtype: problem.dtype(),
+        dtype,
         layout: *layouts[index],
     };
     PeerTensors {
         place,
-        q: tensor(0),
-        k: tensor(1),
-        v: tensor(2),
-        out: tensor(3),
+        q: tensor(0, problem.dtype()),
+        k: tensor(1, problem.dtype()),
+        v: tensor(2, problem.dtype()),
+        scales: scales.map(|[q, k, v]| PeerScales {
+            shape: [problem.batch(), problem.num_kv_heads()],
+            q,
+            k,
+            v,
+        }),
+        out: tensor(3, problem.out_dtype()),
     }
 }

@@ -73,6 +73,16 @@ impl CpuBed {
         [q, k, v, out].map(|tensor| (tensor.bytes().as_ptr().addr() as u64, tensor.bytes().len()))
     }
 
+    /// Addresses of the scales of q, k and v, where the problem has them.
+    pub fn scales(&self) -> Option<[u64; 3]> {
+        let places = self.places.borrow();
+        let Place { q, k, v, .. } = &places[0];
+        match [q, k, v].map(|tensor| tensor.scales()) {
+            [Some(q), Some(k), Some(v)] => Some([q, k, v].map(|scales| scales.as_ptr().addr() as u64)),
+            _ => None,
+        }
+    }
+
     fn run(&self, config: CpuConfig, place: usize) -> Result<(), Trouble> {
         let mut places = self.places.borrow_mut();
         let Place { q, k, v, out, lse } = &mut places[place];
@@ -159,9 +169,10 @@ impl Rig for CpuRig<'_, '_, '_> {
         if let Some(inputs) = self.bed.masters.get(&seed) {
             let place = &mut self.bed.places.borrow_mut()[place];
             // Into the same memory: peers hold its address.
-            place.q.bytes_mut().copy_from_slice(inputs.q.bytes());
-            place.k.bytes_mut().copy_from_slice(inputs.k.bytes());
-            place.v.bytes_mut().copy_from_slice(inputs.v.bytes());
+            let to = [&mut place.q, &mut place.k, &mut place.v];
+            for (to, from) in to.into_iter().zip([&inputs.q, &inputs.k, &inputs.v]) {
+                to.copy_from(from);
+            }
         }
         match place {
             0 => self.subject.inputs_changed(),

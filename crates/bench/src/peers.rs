@@ -48,8 +48,23 @@ pub struct PeerTensors {
     pub k: PeerTensor,
     /// Values.
     pub v: PeerTensor,
+    /// Of Q, K and V, where the problem has scales.
+    pub scales: Option<PeerScales>,
     /// The output that all subjects share: a peer that writes elsewhere gives [`Subject::answer`].
     pub out: PeerTensor,
+}
+
+/// Addresses of the scales of e4m3 tensors, each f32 `[batch, num_kv_heads]`, dense, beside their tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerScales {
+    /// Batches and K/V heads.
+    pub shape: [usize; 2],
+    /// Of Q.
+    pub q: u64,
+    /// Of K.
+    pub k: u64,
+    /// Of V.
+    pub v: u64,
 }
 
 /// A peer that is not timed, and why.

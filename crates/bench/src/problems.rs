@@ -17,7 +17,7 @@ pub struct Case {
 }
 
 /// Sets there are, with a line on each.
-pub const SETS: [(&str, &str); 5] = [
+pub const SETS: [(&str, &str); 6] = [
     (
         "mission",
         "B1 and B2 H8 S512 D64, full and causal: where the project began",
@@ -29,6 +29,10 @@ pub const SETS: [(&str, &str); 5] = [
     ("llama", "32/8 heads, D128, causal prefill of 8k"),
     ("decode", "32/8 heads, D128, one row against 4k to 128k keys"),
     ("all", "every one of the above"),
+    (
+        "fp8",
+        "e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal, of the canonical grid",
+    ),
 ];
 
 /// Tokens a canonical problem has in all.
@@ -37,7 +41,7 @@ const CANONICAL_TOKENS: usize = 16_384;
 const CANONICAL_HIDDEN: usize = 2_048;
 
 /// The problems of a name: a set, a named problem, or a file (`.json`, `.toml`). `dtype` replaces the fp16 of the
-/// sets; named problems and files keep their own unless it is given.
+/// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given.
 ///
 /// # Errors
 /// [`BenchError::UnknownProblems`], [`BenchError::ProblemFile`], or a problem that makes no sense.
@@ -48,6 +52,7 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> 
         "canonical" => Ok(canonical(of_sets)?),
         "llama" => Ok(llama(of_sets)?),
         "decode" => Ok(decode(of_sets)?),
+        "fp8" => Ok(fp8(dtype.unwrap_or(DType::E4M3))?),
         "all" => Ok([mission, canonical, llama, decode]
             .into_iter()
             .map(|set| set(of_sets))
@@ -112,6 +117,16 @@ fn canonical(dtype: DType) -> Result<Vec<Case>, ProblemError> {
             }
         }
     }
+    Ok(cases)
+}
+
+/// The long problems of the canonical grid with large heads: where fp8 pays.
+fn fp8(dtype: DType) -> Result<Vec<Case>, ProblemError> {
+    let mut cases = canonical(dtype)?;
+    cases.retain(|Case { problem, .. }| problem.head_dim() >= 128 && problem.seq_len_q() >= 8192);
+    cases
+        .iter_mut()
+        .for_each(|case| case.name = format!("{dtype}-{}", case.name));
     Ok(cases)
 }
 
@@ -247,16 +262,11 @@ impl Entry {
 
 /// Bytes that must move at the very least: each input read once, the output written once.
 pub fn least_bytes(problem: &Problem) -> f64 {
-    let elements: usize = [
-        problem.q_layout(),
-        problem.k_layout(),
-        problem.v_layout(),
-        problem.o_layout(),
-    ]
-    .iter()
-    .map(|layout| layout.num_elements())
-    .sum();
-    (elements * problem.dtype().size_bytes()) as f64
+    let inputs = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
+    let read: usize = inputs.iter().map(|layout| layout.num_elements()).sum();
+    let written = problem.o_layout().num_elements();
+    let scales = 3 * problem.num_scales() * size_of::<f32>();
+    (read * problem.dtype().size_bytes() + scales + written * problem.out_dtype().size_bytes()) as f64
 }
 
 #[cfg(test)]
@@ -272,6 +282,9 @@ mod tests {
             assert_eq!(problem.num_heads() * problem.head_dim(), 2_048);
         }
         assert_eq!(super::cases("all", None).unwrap().len(), 36 + 4 + 1 + 4);
+        let fp8 = super::cases("fp8", None).unwrap();
+        assert_eq!((fp8.len(), fp8[0].name.as_str()), (8, "e4m3-d128-s8192"));
+        assert!(fp8.iter().all(|case| case.problem.dtype() == DType::E4M3));
         assert!(
             SETS.iter()
                 .all(|(name, _)| super::cases(name, Some(DType::BF16)).is_ok())

@@ -1,7 +1,7 @@
 //! A whole bench: problems, kernels and peers on a device, inspected, measured, stored.
 
 use flashcore::Device;
-use flashcore_cuda::Stream;
+use flashcore_cuda::{DeviceSlice, Stream};
 use flashcore_ir::Target;
 use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
@@ -214,13 +214,16 @@ fn run_cuda(
             }
         }
         let tensors = bed.tensors(0);
-        let raw = |slice: flashcore_cuda::DeviceSlice<'_>| (slice.address(), slice.len());
+        let raw = |slice: DeviceSlice<'_>| (slice.address(), slice.len());
         let place = PeerPlace::Cuda {
             ordinal: info.ordinal,
             stream: stream.as_raw(),
         };
         let addresses = [raw(tensors.q), raw(tensors.k), raw(tensors.v), raw(tensors.out)];
-        let tensors = peer_tensors(place, &case.problem, addresses);
+        let scales = tensors
+            .scales
+            .map(|scales| [scales.q, scales.k, scales.v].map(DeviceSlice::address));
+        let tensors = peer_tensors(place, &case.problem, addresses, scales);
         add_peers(peers.peers(case, &tensors), &mut contenders, &mut absent);
         let mut stopwatch = GpuStopwatch::new(&tools, stream);
         let mut gear = Gear {
@@ -264,7 +267,7 @@ fn run_cpu(
                 elsewhere: Some(Box::new(CpuSubject::new(&bed, config, 1))),
             })
             .collect();
-        let tensors = peer_tensors(PeerPlace::Cpu, &case.problem, bed.addresses());
+        let tensors = peer_tensors(PeerPlace::Cpu, &case.problem, bed.addresses(), bed.scales());
         add_peers(peers.peers(case, &tensors), &mut contenders, &mut absent);
         let mut gear = Gear {
             inspect: &|moment, subject, elsewhere| {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flashcore::{
     Attention, Device, DeviceBuffer, DeviceTensors, Error, Event, Graph, InputKind, Inputs, KernelId, PlanSummary,
-    Problem, Stream, Tensor,
+    Problem, ScaleBuffers, Stream, Tensor,
 };
 use flashcore_check::{Gate, gate};
 use flashcore_problem::POISON;
@@ -226,6 +226,7 @@ fn on_cuda(
     };
     let stream = Stream::new(&context)?;
     let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
+    let scales = ScaleBuffers::upload(&stream, [&inputs.q.view(), &inputs.k.view(), &inputs.v.view()])?;
     let (q, k, v) = (
         upload(inputs.q.bytes())?,
         upload(inputs.k.bytes())?,
@@ -247,6 +248,7 @@ fn on_cuda(
         v: v.as_slice(),
         out: device_out.as_slice(),
         lse: device_lse.as_ref().map(DeviceBuffer::as_slice),
+        scales: scales.as_ref().map(ScaleBuffers::as_slices),
         workspace: Some(workspace.as_slice()),
     };
     attention.forward_on(&stream, problem, &tensors)?;

@@ -47,7 +47,7 @@ struct ProblemFlags {
     /// Columns of V and of the output, where they are not those of Q and K
     #[arg(long, value_name = "N")]
     head_dim_v: Option<usize>,
-    /// Element type: f32, fp16, bf16 (e4m3 is declared and not served yet)
+    /// Element type: f32, fp16, bf16, e4m3 (fp8 with scales; the output is bf16)
     #[arg(long, value_parser = dtype)]
     dtype: Option<DType>,
     /// Each row sees the keys up to its own; the last row sees the last key

@@ -138,10 +138,9 @@ const USAGE: &[(&str, &str)] = &[
 /// The same for what makes sense and cannot be done.
 const REFUSED: &[(&str, &str)] = &[
     (
-        "run --dtype e4m3 --device cpu",
-        "e4m3 is not supported on the CPU; widen the tensors to fp16 or bf16",
+        "explain --dtype e4m3",
+        "scalar does not serve e4m3 tensors; family wgmma does, on Hopper",
     ),
-    ("explain --dtype e4m3", "scalar does not serve e4m3 tensors"),
     (
         "explain --profile sm_75",
         "sm_75 is not supported: it has no cp.async and no bf16",

@@ -24,7 +24,7 @@ pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, b: usize, h: usize) -> Op
     elements.get(tensor.layout().offset(b, 0, h, 0)..)?.get(..seq * dim)
 }
 
-/// Copies rows `rows` of one (batch, head) to `out`, widened to f32; `out` holds `rows.len() · head_dim` elements.
+/// Copies rows `rows` of one (batch, head) to `out`, widened to f32 and scaled; `out` holds `rows.len() · head_dim` elements.
 pub(crate) fn copy_rows(tensor: &TensorView<'_>, b: usize, h: usize, rows: Range<usize>, out: &mut [f32]) {
     let dim = tensor.layout().shape[3];
     for (row, out) in rows.zip(out.chunks_exact_mut(dim)) {
@@ -32,7 +32,7 @@ pub(crate) fn copy_rows(tensor: &TensorView<'_>, b: usize, h: usize, rows: Range
     }
 }
 
-/// Copies one row, widened to f32.
+/// Copies one row, widened to f32 and, if it is e4m3, times its scale.
 #[inline]
 pub(crate) fn copy_row(tensor: &TensorView<'_>, b: usize, s: usize, h: usize, out: &mut [f32]) {
     let at = tensor.layout().offset(b, s, h, 0);
@@ -54,7 +54,11 @@ pub(crate) fn copy_row(tensor: &TensorView<'_>, b: usize, s: usize, h: usize, ou
             Ok(elements) => elements.convert_to_f32_slice(out),
             Err(_) => copy_elements(tensor.dtype(), bytes, out),
         },
-        DType::E4M3 => copy_elements(tensor.dtype(), bytes, out),
+        DType::E4M3 => {
+            copy_elements(tensor.dtype(), bytes, out);
+            let scale = tensor.scale(b, h);
+            out.iter_mut().for_each(|x| *x *= scale);
+        }
     }
 }
 

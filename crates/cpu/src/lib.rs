@@ -1,9 +1,9 @@
 //! Fused attention on the host: the device that is always there.
 //!
 //! Tiled online softmax in f32, vectorised for the machine it runs on (AVX-512, AVX2 or NEON,
-//! chosen at run time), on all cores. Serves the whole [`Problem`] in f32, fp16 and bf16: any mask,
-//! grouped heads, soft cap, offsets, strides, packed sequences and log-sum-exp; refuses e4m3 and
-//! paged K/V.
+//! chosen at run time), on all cores. Serves the whole [`Problem`] in every dtype (e4m3 is widened to
+//! f32, its scales multiplied in): any mask, grouped heads, soft cap, offsets, strides, packed
+//! sequences and log-sum-exp; refuses paged K/V.
 //!
 //! ```
 //! use flashcore_cpu::attention;
@@ -30,7 +30,7 @@ mod workspace;
 
 pub use config::{CpuConfig, Options};
 pub use error::CpuError;
-use flashcore_problem::{DType, Problem, TensorView, TensorViewMut};
+use flashcore_problem::{Problem, TensorView, TensorViewMut};
 pub use simd::SimdLevel;
 
 /// Computes attention on rayon's current threads, with everything chosen for the machine.
@@ -44,7 +44,7 @@ pub use simd::SimdLevel;
 /// other fused kernels: an infinite or NaN element of V there makes the output NaN.
 ///
 /// # Errors
-/// Tensors that are not the problem's, e4m3 and paged K/V; nothing is written then.
+/// Tensors that are not the problem's, and paged K/V; nothing is written then.
 pub fn attention(
     problem: &Problem,
     q: TensorView<'_>,
@@ -111,12 +111,6 @@ pub fn attention_with(
 /// # Errors
 /// [`CpuError::Unsupported`]: what it asks for that is not served, and what to do.
 pub fn check_supported(problem: &Problem) -> Result<(), CpuError> {
-    if problem.dtype() == DType::E4M3 {
-        return Err(CpuError::Unsupported {
-            feature: "e4m3",
-            remedy: "widen the tensors to fp16 or bf16 first",
-        });
-    }
     if problem.paged_kv().is_some() {
         return Err(CpuError::Unsupported {
             feature: "paged K/V",

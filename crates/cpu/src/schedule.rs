@@ -37,7 +37,7 @@ pub(crate) fn run(
         unwanted.resize(problem.lse_len(), 0.0);
         &mut unwanted
     });
-    let size = problem.dtype().size_bytes();
+    let size = problem.out_dtype().size_bytes();
     let mut out = split_rows(problem.o_layout(), size, out.bytes_mut());
     let mut out = out.as_mut_slice();
 

@@ -135,7 +135,7 @@ impl TileTask<'_, '_> {
                 for (x, column) in scratch.row.iter_mut().zip(o.chunks_exact(span.width)) {
                     *x = column[lane] * inverse;
                 }
-                store_row(problem.dtype(), &scratch.row[..dims[1]], self.out[row]);
+                store_row(problem.out_dtype(), &scratch.row[..dims[1]], self.out[row]);
                 // The maximum is in units of log2; −∞ + ln 0 is −∞, as it should be.
                 self.lse[row] = (f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln()) as f32;
             }

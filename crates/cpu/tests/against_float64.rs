@@ -55,6 +55,19 @@ fn random_problems() {
 }
 
 #[test]
+fn fp8_with_scales() {
+    for seed in 0..42 {
+        let limits = RandomLimits {
+            dtypes: &[DType::E4M3],
+            max_work: 8_000_000,
+            ..limits()
+        };
+        let problem = random_problem(seed, &limits).unwrap();
+        assert_right(&Options::default(), &problem, InputKind::ALL[seed as usize / 6], seed);
+    }
+}
+
+#[test]
 fn adversarial_inputs() {
     for seed in 1000..1028 {
         let problem = random_problem(seed, &limits()).unwrap();

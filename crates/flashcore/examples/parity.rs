@@ -1,12 +1,13 @@
 //! Random and adversarial problems on a device, each against the float64 reference.
 //!
-//! usage: parity [DEVICE] [PROBLEMS] [SEED] [JSON] [--inputs KIND] [--family NAME]
+//! usage: parity [DEVICE] [PROBLEMS] [SEED] [JSON] [--inputs KIND] [--family NAME] [--dtype NAME]
 //!
 //! Every fourth problem takes the config that would be chosen; the others take one drawn from a family drawn
 //! at random, or from the one asked for, so that all of them are exercised. A config that refuses the problem, or that
 //! the device's compiler spills, is drawn again. Every third problem has adversarial inputs, unless one kind is asked
-//! for. With a family, problems are such as it serves: of a dtype and strides that it does not refuse. Outputs start
-//! as poison, and gaps between rows must still hold it afterwards. Exits with 1 if anything is off.
+//! for. With a family, problems are such as it serves: of a dtype and strides that it does not refuse. A problem of
+//! e4m3 that no kernel of the device serves (its rows are not at multiples of 16 bytes, say) is drawn again. Outputs
+//! start as poison, and gaps between rows must still hold it afterwards. Exits with 1 if anything is off.
 //!
 //! JSON has by family how many problems and kernels there were, the values that each lever had, the worst errors by
 //! dtype and inputs, and how many drawn kernels the compiler spilled.
@@ -46,6 +47,13 @@ fn main() -> Result<(), Box<dyn Error>> {
                     format!("no family is named `{name}`; known are {}", Config::FAMILIES.join(", "))
                 })?);
             }
+            "--dtype" => {
+                let name = args.next().unwrap_or_default();
+                asked.dtype = Some(DType::from_name(&name).ok_or_else(|| {
+                    let known = DType::ALL.map(DType::name).join(", ");
+                    format!("no dtype is named `{name}`; known are {known}")
+                })?);
+            }
             _ => positional.push(arg),
         }
     }
@@ -81,6 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 struct Asked {
     inputs: Option<InputKind>,
     family: Option<&'static str>,
+    dtype: Option<DType>,
 }
 
 impl Asked {
@@ -90,8 +99,27 @@ impl Asked {
             head_dim_v: true,
             ..RandomLimits::default()
         };
-        match self.family {
-            Some(ladder::NAME | mma::NAME | wgmma::NAME) => RandomLimits {
+        match (self.dtype, self.family) {
+            (Some(DType::E4M3), _) => RandomLimits {
+                dtypes: &[DType::E4M3],
+                odd_strides: false,
+                ..all
+            },
+            (Some(DType::F32), _) => RandomLimits {
+                dtypes: &[DType::F32],
+                ..all
+            },
+            (Some(DType::F16), _) => RandomLimits {
+                dtypes: &[DType::F16],
+                odd_strides: false,
+                ..all
+            },
+            (Some(DType::BF16), _) => RandomLimits {
+                dtypes: &[DType::BF16],
+                odd_strides: false,
+                ..all
+            },
+            (None, Some(ladder::NAME | mma::NAME | wgmma::NAME)) => RandomLimits {
                 dtypes: &[DType::F16, DType::BF16],
                 odd_strides: false,
                 ..all
@@ -108,12 +136,32 @@ struct Outcome {
     out: Comparison,
     /// Kernels that were drawn before and spilled.
     spilled: usize,
+    /// Problems that were drawn before and that no kernel serves.
+    redrawn: usize,
     /// Some rows attend to nothing.
     blind_rows: bool,
 }
 
+/// A problem of the seed; of e4m3 the first of the seed's that the device serves, and how many it does not.
+fn served_problem(device: &Device, seed: u64, asked: Asked) -> Result<(Problem, usize), Box<dyn Error>> {
+    const TRIES: usize = 200;
+    let mut seeds = Rng::new(seed);
+    let mut problem = random_problem(seed, &asked.limits())?;
+    if asked.dtype != Some(DType::E4M3) {
+        return Ok((problem, 0));
+    }
+    let attention = Attention::new(device.clone());
+    for refused in 0..TRIES {
+        match attention.plan(&problem) {
+            Err(flashcore::Error::NoPlan(_)) => problem = random_problem(seeds.next_u64(), &asked.limits())?,
+            _ => return Ok((problem, refused)),
+        }
+    }
+    Err(format!("none of {TRIES} problems is served on {device}; the last: {problem}").into())
+}
+
 fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, Box<dyn Error>> {
-    let problem = random_problem(seed, &asked.limits())?;
+    let (problem, redrawn) = served_problem(device, seed, asked)?;
     let kind = asked.inputs.unwrap_or(match index % 3 {
         2 => InputKind::ALL[(index / 3) as usize % InputKind::ALL.len()],
         _ => InputKind::Normal,
@@ -154,6 +202,7 @@ fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, 
         inputs: kind,
         out: result,
         spilled,
+        redrawn,
         blind_rows: want.lse.contains(&f64::NEG_INFINITY),
     })
 }
@@ -206,6 +255,7 @@ fn any_kernel(
 #[derive(Default)]
 struct Tally {
     passed: usize,
+    redrawn: usize,
     groups: BTreeMap<String, usize>,
     families: BTreeMap<&'static str, Family>,
     failures: Vec<String>,
@@ -227,6 +277,7 @@ impl Tally {
     fn add(&mut self, outcome: Outcome) {
         let Outcome { problem, out, .. } = &outcome;
         self.passed += 1;
+        self.redrawn += outcome.redrawn;
         let family = match &outcome.kernel {
             KernelId::Cpu(_) => "cpu",
             KernelId::Gpu(config) => config.family(),
@@ -266,6 +317,9 @@ impl Tally {
             self.passed,
             self.failures.len()
         );
+        if self.redrawn > 0 {
+            println!("{} more problems were drawn that no kernel serves", self.redrawn);
+        }
         for (name, family) in &self.families {
             let Family { problems, spilled, .. } = family;
             println!(
@@ -300,6 +354,7 @@ impl Tally {
             .collect();
         let report = json!({
             "device": device, "problems": problems, "seed": seed, "passed": self.passed, "failed": self.failures,
+            "redrawn": self.redrawn,
             "families": families, "counts": self.groups,
         });
         format!("{report:#}\n")

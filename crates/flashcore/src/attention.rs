@@ -7,8 +7,8 @@ use flashcore_cpu::CpuConfig;
 use flashcore_kernels::{Choice, Config, UnknownConfig};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
-use crate::cuda::{CudaAttention, DeviceTensors};
-use crate::{Device, Error, Stream};
+use crate::cuda::CudaAttention;
+use crate::{Device, DeviceTensors, Error, Stream};
 
 /// A kernel by id, on the CPU (`cpu/m128n128`) or a GPU (`scalar/tiled-m32n32-w4-v16`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,7 +207,7 @@ impl Attention {
     /// problem is [warm](Attention::warmup). A fault shows at the stream's next synchronisation.
     ///
     /// # Errors
-    /// Buffers too small or of another device, a problem no kernel serves, or a launch that cannot work.
+    /// Buffers missing, too small or of another device, scales for tensors that have none, a problem no kernel serves, or a launch that cannot work.
     pub fn forward_on(&self, stream: &Stream, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
         match &self.backend {
             Backend::Cpu(_) => Err(Error::NotOnCuda {

@@ -3,41 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
 use flashcore_ir::{BufferSpec, Target};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Refusal, Step, select_with};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
 use crate::Error;
+use crate::tensors::{DeviceTensors, ScaleBuffers};
 
 /// Problems whose plan is kept at hand. A server sees few shapes at a time; planning anew costs microseconds.
 const RECENT_PLANS: usize = 64;
-
-/// Tensors in device memory, each in the problem's layout and starting at its first element.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceTensors<'a> {
-    /// `[batch, seq_len_q, num_heads, head_dim]`.
-    pub q: DeviceSlice<'a>,
-    /// `[batch, seq_len_kv, num_kv_heads, head_dim]`.
-    pub k: DeviceSlice<'a>,
-    /// `[batch, seq_len_kv, num_kv_heads, head_dim_v]`.
-    pub v: DeviceSlice<'a>,
-    /// Written: `[batch, seq_len_q, num_heads, head_dim_v]`.
-    pub out: DeviceSlice<'a>,
-    /// Written where the problem asks for it: f32 `[batch, num_heads, seq_len_q]`.
-    pub lse: Option<DeviceSlice<'a>>,
-    /// As many bytes as the plan asks for ([`Plan::workspace_bytes`]), starting at a multiple of 16; most plans ask
-    /// for none. What it holds does not matter.
-    pub workspace: Option<DeviceSlice<'a>>,
-}
-
-impl DeviceTensors<'_> {
-    /// What the addresses of Q, K, V and O are all multiples of, in bytes, at most 16: plans depend on it.
-    pub fn alignment(&self) -> u32 {
-        let addresses = [self.q, self.k, self.v, self.out].map(DeviceSlice::address);
-        1 << (addresses[0] | addresses[1] | addresses[2] | addresses[3] | 16).trailing_zeros()
-    }
-}
 
 /// A plan and the compiled kernels of its steps.
 #[derive(Debug)]
@@ -136,24 +111,12 @@ impl CudaAttention {
         problem: &Problem,
         tensors: &DeviceTensors<'_>,
     ) -> Result<(), Error> {
-        let DeviceTensors {
-            q,
-            k,
-            v,
-            out,
-            lse,
-            workspace,
-        } = *tensors;
+        if tensors.scales.is_some() && problem.num_scales() == 0 {
+            return Err(Error::UnwantedScales { dtype: problem.dtype() });
+        }
         let prepared = self.prepare(problem, tensors.alignment())?;
         let given = |spec: &BufferSpec| {
-            let given = match spec.name {
-                "q" => Some(q),
-                "k" => Some(k),
-                "v" => Some(v),
-                "out" => Some(out),
-                "lse" => lse,
-                _ => workspace,
-            };
+            let given = tensors.named(spec.name);
             given
                 .filter(|slice| slice.len() as u64 >= spec.bytes)
                 .ok_or_else(|| Error::DeviceBuffer {
@@ -185,6 +148,7 @@ impl CudaAttention {
     ) -> Result<(), Error> {
         let stream = Stream::new(&self.context)?;
         let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
+        let scales = ScaleBuffers::upload(&stream, [&q, &k, &v])?;
         let (q, k, v) = (upload(q.bytes())?, upload(k.bytes())?, upload(v.bytes())?);
         // The whole extent travels both ways, so that gaps between rows come back as they were.
         let device_out = upload(out.as_view().bytes())?;
@@ -200,6 +164,7 @@ impl CudaAttention {
             v: v.as_slice(),
             out: device_out.as_slice(),
             lse: device_lse.as_ref().map(DeviceBuffer::as_slice),
+            scales: scales.as_ref().map(ScaleBuffers::as_slices),
             workspace: Some(workspace.as_slice()),
         };
         self.forward_on(&stream, problem, &tensors)?;

@@ -65,6 +65,12 @@ pub enum Error {
         /// The device it runs on.
         device: String,
     },
+    /// Scales were given for tensors that have none.
+    #[error("scales were given, but the tensors hold {dtype}; only e4m3 tensors have scales: leave them out")]
+    UnwantedScales {
+        /// The problem's dtype.
+        dtype: flashcore_problem::DType,
+    },
     /// A device buffer is too small or missing.
     #[error("{tensor} needs {needed} bytes of device memory; {}", given.map_or("none was given".to_string(), |n| format!("{n} were given")))]
     DeviceBuffer {

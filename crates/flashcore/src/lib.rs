@@ -13,6 +13,25 @@
 //! # Ok::<(), flashcore::Error>(())
 //! ```
 //!
+//! fp8: Q, K and V of [`DType::E4M3`] come with a scale for each batch and K/V head
+//! ([`TensorView::with_scales`], [`DeviceScales`]); the answer is bf16. [`quantise`] makes such tensors.
+//!
+//! ```
+//! use flashcore::{Attention, DType, Device, Layout, Problem, Tensor, absmax_scales, quantise};
+//!
+//! let problem = Problem::builder().heads(4, 2).seq_len(64).head_dim(64).dtype(DType::E4M3).build()?;
+//! let fp8 = |name, layout: &Layout| {
+//!     let wide = Tensor::from_fn(DType::F32, *layout, |_, s, h, d| ((s + 3 * h + 7 * d) % 13) as f32 - 6.0);
+//!     quantise(name, &wide.view(), absmax_scales(&wide.view(), problem.num_kv_heads()))
+//! };
+//! let (q, k, v) = (fp8("q", problem.q_layout())?, fp8("k", problem.k_layout())?, fp8("v", problem.v_layout())?);
+//! let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // bf16
+//! let attention = Attention::new(Device::cpu());
+//! attention.forward(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
+//! assert!(out.view().get(0, 0, 0, 0).is_finite());
+//! # Ok::<(), flashcore::Error>(())
+//! ```
+//!
 //! [`Attention::forward`] takes tensors in host memory; [`Attention::forward_on`] takes tensors in
 //! device memory and the caller's own stream, allocates nothing and waits for nothing. Both are
 //! `Send + Sync`. The library holds no database, opens no network connection and prints nothing.
@@ -21,14 +40,15 @@ mod attention;
 mod cuda;
 mod device;
 mod error;
+mod tensors;
 
 pub use attention::{Attention, KernelId, PlanSummary};
-pub use cuda::DeviceTensors;
 pub use device::Device;
 pub use error::Error;
 pub use flashcore_cuda::{Context, DeviceBuffer, DeviceInfo, DeviceSlice, Event, Graph, Stream};
 pub use flashcore_kernels::{Config, Plan};
 pub use flashcore_problem::{
     CausalAlign, Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemError, Reference, Tensor,
-    TensorView, TensorViewMut, Tolerance, compare, compare_lse, reference, reference_rows,
+    TensorView, TensorViewMut, Tolerance, absmax_scales, compare, compare_lse, quantise, reference, reference_rows,
 };
+pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};

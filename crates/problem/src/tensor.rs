@@ -99,6 +99,28 @@ impl Tensor {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
     }
 
+    /// Takes over the elements, gaps and scales of another tensor, into the memory that this one has.
+    ///
+    /// ```
+    /// use flashcore_problem::{DType, Layout, Tensor};
+    /// let layout = Layout::bshd([1, 1, 1, 8]);
+    /// let mut to = Tensor::poisoned(DType::F32, layout);
+    /// to.copy_from(&Tensor::from_fn(DType::F32, layout, |_, _, _, d| d as f32));
+    /// assert_eq!(to.view().get(0, 0, 0, 7), 7.0);
+    /// ```
+    ///
+    /// # Panics
+    /// When dtype or layout differ.
+    pub fn copy_from(&mut self, other: &Tensor) {
+        assert_eq!(
+            (self.dtype, self.layout),
+            (other.dtype, other.layout),
+            "tensors of one kind"
+        );
+        self.words.copy_from_slice(&other.words);
+        self.scales.clone_from(&other.scales);
+    }
+
     /// A borrowed view of the whole tensor.
     pub fn view(&self) -> TensorView<'_> {
         TensorView {
@@ -193,6 +215,16 @@ impl<'a> TensorView<'a> {
         self.scales
     }
 
+    /// The scale of the elements of a batch and head; 1 where they have none.
+    ///
+    /// # Panics
+    /// When an index is out of range.
+    pub fn scale(&self, b: usize, h: usize) -> f32 {
+        let [batch, _, heads, _] = self.layout.shape;
+        let of_head = |scales: &[f32]| scales[scale_index(scales.len() / batch, heads, b, h)];
+        self.scales.map_or(1.0, of_head)
+    }
+
     /// One element, widened to f32, times its scale where it has one.
     ///
     /// # Panics
@@ -208,13 +240,7 @@ impl<'a> TensorView<'a> {
     pub fn value(&self, b: usize, s: usize, h: usize, d: usize) -> f64 {
         check_index(&self.layout, [b, s, h, d]);
         let element = f64::from(read_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d)));
-        match self.scales {
-            None => element,
-            Some(scales) => {
-                let [batch, _, heads, _] = self.layout.shape;
-                element * f64::from(scales[scale_index(scales.len() / batch, heads, b, h)])
-            }
-        }
+        element * f64::from(self.scale(b, h))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use flashcore::DeviceTensors;
+use flashcore::{DeviceScales, DeviceTensors};
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
-use flashcore_problem::{Layout, POISON, Problem, Tensor};
+use flashcore_problem::{DType, Layout, POISON, Problem, Tensor};
 
 use super::tools::GpuTools;
 use crate::answers::{Answers, HostInputs};
@@ -23,6 +23,8 @@ pub struct TensorSet {
     v: DeviceBuffer,
     out: DeviceBuffer,
     lse: Option<DeviceBuffer>,
+    /// Of q, k and v, where the problem has scales.
+    scales: Option<[DeviceBuffer; 3]>,
     workspace: DeviceBuffer,
 }
 
@@ -33,17 +35,22 @@ impl TensorSet {
     /// What the driver says, such as `OUT_OF_MEMORY`.
     pub fn new(stream: &Stream, problem: &Problem, workspace_bytes: u64) -> Result<TensorSet, BenchError> {
         let context = stream.context();
-        let size = problem.dtype().size_bytes();
-        let buffer = |layout: &Layout| DeviceBuffer::new(context, layout.span() * size);
+        let buffer = |layout: &Layout, dtype: DType| DeviceBuffer::new(context, layout.span() * dtype.size_bytes());
         let lse = problem
             .return_lse()
             .then(|| DeviceBuffer::new(context, problem.lse_len() * 4));
+        let scale = || DeviceBuffer::new(context, problem.num_scales() * size_of::<f32>());
+        let scales = match problem.num_scales() {
+            0 => None,
+            _ => Some([scale()?, scale()?, scale()?]),
+        };
         Ok(TensorSet {
-            q: buffer(problem.q_layout())?,
-            k: buffer(problem.k_layout())?,
-            v: buffer(problem.v_layout())?,
-            out: buffer(problem.o_layout())?,
+            q: buffer(problem.q_layout(), problem.dtype())?,
+            k: buffer(problem.k_layout(), problem.dtype())?,
+            v: buffer(problem.v_layout(), problem.dtype())?,
+            out: buffer(problem.o_layout(), problem.out_dtype())?,
             lse: lse.transpose()?,
+            scales,
             workspace: DeviceBuffer::new(context, usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
         })
     }
@@ -56,6 +63,11 @@ impl TensorSet {
             v: self.v.as_slice(),
             out: self.out.as_slice(),
             lse: self.lse.as_ref().map(DeviceBuffer::as_slice),
+            scales: self.scales.as_ref().map(|[q, k, v]| DeviceScales {
+                q: q.as_slice(),
+                k: k.as_slice(),
+                v: v.as_slice(),
+            }),
             workspace: Some(self.workspace.as_slice()),
         }
     }
@@ -65,10 +77,24 @@ impl TensorSet {
     /// # Errors
     /// What the driver says.
     pub fn upload(&self, stream: &Stream, inputs: &HostInputs) -> Result<(), CudaError> {
-        self.q.as_slice().copy_from_host(stream, inputs.q.bytes())?;
-        self.k.as_slice().copy_from_host(stream, inputs.k.bytes())?;
-        self.v.as_slice().copy_from_host(stream, inputs.v.bytes())
+        let mut pairs = self.inputs().into_iter().zip(bytes_of(inputs));
+        pairs.try_for_each(|(to, from)| to.copy_from_host(stream, from))
     }
+
+    /// What a kernel reads, in the order of [`bytes_of`].
+    fn inputs(&self) -> Vec<DeviceSlice<'_>> {
+        let tensors = [&self.q, &self.k, &self.v];
+        let scales = self.scales.iter().flatten();
+        tensors.into_iter().chain(scales).map(DeviceBuffer::as_slice).collect()
+    }
+}
+
+/// Q, K and V, then their scales where they have them.
+fn bytes_of(inputs: &HostInputs) -> Vec<&[u8]> {
+    let tensors = [&inputs.q, &inputs.k, &inputs.v];
+    let scales = tensors.into_iter().filter_map(|tensor| tensor.scales());
+    let scales = scales.map(bytemuck::cast_slice);
+    tensors.into_iter().map(Tensor::bytes).chain(scales).collect()
 }
 
 /// Everything in device memory that inspecting subjects of one problem takes; subjects borrow from it.
@@ -77,8 +103,8 @@ pub struct GpuBed {
     problem: Problem,
     places: [TensorSet; 2],
     snapshot: DeviceBuffer,
-    /// Inputs of each seed, to be copied from there: q, k, v.
-    masters: BTreeMap<u64, [DeviceBuffer; 3]>,
+    /// Inputs of each seed, to be copied from there, in the order of [`bytes_of`].
+    masters: BTreeMap<u64, Vec<DeviceBuffer>>,
     answers: Answers,
 }
 
@@ -95,8 +121,9 @@ impl GpuBed {
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let inputs = HostInputs::draw(problem, seed);
             answers.add(problem, seed, &inputs)?;
-            let upload = |tensor: &Tensor| DeviceBuffer::from_host(stream, tensor.bytes());
-            masters.insert(seed, [upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?]);
+            let upload = |bytes| DeviceBuffer::from_host(stream, bytes);
+            let master = bytes_of(&inputs).into_iter().map(upload);
+            masters.insert(seed, master.collect::<Result<Vec<_>, _>>()?);
         }
         let bed = GpuBed {
             problem: problem.clone(),
@@ -118,9 +145,8 @@ impl GpuBed {
     }
 
     fn load(&self, stream: &Stream, place: usize, seed: u64) -> Result<(), CudaError> {
-        let tensors = self.tensors(place);
         if let Some(master) = self.masters.get(&seed) {
-            for (to, from) in [tensors.q, tensors.k, tensors.v].into_iter().zip(master) {
+            for (to, from) in self.places[place % 2].inputs().into_iter().zip(master) {
                 to.copy_from(stream, from.as_slice())?;
             }
         }

@@ -167,15 +167,7 @@ fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSl
         .buffers
         .iter()
         .map(|spec| {
-            let given = match spec.name {
-                "q" => Some(tensors.q),
-                "k" => Some(tensors.k),
-                "v" => Some(tensors.v),
-                "out" => Some(tensors.out),
-                "lse" => tensors.lse,
-                _ => tensors.workspace,
-            };
-            given.ok_or_else(|| {
+            tensors.named(spec.name).ok_or_else(|| {
                 flashcore::Error::DeviceBuffer {
                     tensor: spec.name,
                     needed: spec.bytes,

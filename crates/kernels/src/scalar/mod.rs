@@ -147,19 +147,20 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<Step, Refusal> {
-    let unsupported = |what: &str| Refusal::Unsupported {
+    let unsupported = |what: &str, remedy| Refusal::Unsupported {
         family: NAME,
         what: what.to_string(),
-        remedy: "no family serves it yet",
+        remedy,
     };
+    let nobody = "no family serves it yet";
     if problem.dtype() == DType::E4M3 {
-        return Err(unsupported("e4m3 tensors"));
+        return Err(unsupported("e4m3 tensors", "family wgmma does, on Hopper"));
     }
     if problem.var_len().is_some() {
-        return Err(unsupported("variable-length batches (cu_seqlens)"));
+        return Err(unsupported("variable-length batches (cu_seqlens)", nobody));
     }
     if problem.paged_kv().is_some() {
-        return Err(unsupported("paged K/V"));
+        return Err(unsupported("paged K/V", nobody));
     }
     Access::check(problem, config)?;
     let shape = Shape::new(problem, config.vector_bytes(), stop_after);
