@@ -12,9 +12,10 @@
 //!    part that all keys have in common moves the output by at most `2^-4 · |O|`; the rest is independent from key
 //!    to key, and so adds up as a random walk does: `4 · 2^-4 · sqrt(Σ (p_j v_j)²)` is beyond nine of its standard
 //!    deviations (an e4m3 rounding error is 0.42 of its largest on average). The lesser of the two counts.
-//! 3. **Small P.** Below e4m3's smallest normal number rounding is absolute. Kernels multiply P by a power of two of at
-//!    least 2^7 first (P ends at 1, e4m3 at 448), so that a weight below 2^-13 is off by up to 2^-17, and never by more
-//!    than itself: `Σ min(w_j, 2^-17) · |v_j| / l` over such keys.
+//! 3. **Small P.** Below e4m3's smallest normal number rounding is absolute. Kernels multiply P by a power of two first
+//!    (P ends at 1, e4m3 at 448), at least by 2^3: 2^8 where the running maximum is kept exactly, less where it may lag
+//!    behind the scores. So a weight below 2^-9 is off by up to 2^-13, and never by more than itself:
+//!    `Σ min(w_j, 2^-13) · |v_j| / l` over such keys.
 //! 4. **Sums of P·V.** 14 bits again: `2^-12 · Σ p_j |v_j|` for the products, and for the running sum, which is cut
 //!    to its 14 bits once for every 32 keys, `2^-13 · n/32 · (|O| + sqrt(Σ (p_j v_j)²))`.
 //!
@@ -36,8 +37,8 @@ const P_ERROR: f64 = 1.0 / 16.0;
 /// How many times [`P_ERROR`] the random part of rounding may add up to, in units of `sqrt(Σ (p v)²)`.
 const WALK: f64 = 4.0;
 /// Weights below which rounding is absolute, and by how much they may then be off.
-const SMALL_WEIGHT: f64 = 1.0 / 8192.0;
-const SMALL_WEIGHT_ERROR: f64 = 1.0 / 131_072.0;
+const SMALL_WEIGHT: f64 = 1.0 / 512.0;
+const SMALL_WEIGHT_ERROR: f64 = 1.0 / 8192.0;
 
 /// What may be added to each element's tolerance: see [the module](self).
 #[derive(Clone, Debug, PartialEq)]
@@ -113,6 +114,6 @@ struct Column {
     squares: f64,
     /// `Σ p (exp(e) - 1) |v - O|`
     scores: f64,
-    /// `Σ min(w, 2^-17) |v| / l` over small weights.
+    /// `Σ min(w, 2^-13) |v| / l` over small weights.
     small: f64,
 }
