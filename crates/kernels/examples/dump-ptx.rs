@@ -5,7 +5,7 @@
 //! - FOLDER: what is assembled for every target and must be clean. Of family `scalar` every tile and warp count at the
 //!   usual head sizes, and every dtype, access width and option on the default tile; of family `mma` keys split across
 //!   blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
-//! - FOLDER/sm_NN: what is assembled for that target and must be clean. Of family `mma` every default there.
+//! - FOLDER/sm_NN: what is assembled for that target and must be clean. Of families `mma` and `wgmma` every default there.
 //! - FOLDER/varied/sm_NN: what may need more registers than there are. No formula says so before the compiler has
 //!   tried; the driver layer then refuses to load it, and another config is taken. The defaults with log-sum-exp,
 //!   with and without soft cap, and of `mma` every lever at each of its values, one at a time, about a default.
@@ -239,6 +239,10 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
             }
             turn += 1;
         }
+        let narrow = shape.clone().dtype(DType::E4M3);
+        for config in proposed(&narrow, target) {
+            defaults.add_shape(&narrow, config, target);
+        }
         // About the default of a large problem.
         let last = proposed(&shape, target)
             .into_iter()
@@ -254,12 +258,14 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
     }
 }
 
-/// Batch, heads, rows and keys of decoding, of small, medium and large problems, and of large ones with short rows.
-const SIZES: [[usize; 4]; 5] = [
+/// Batch, heads, rows and keys of decoding, of small, medium and large problems, and of large ones with shorter rows.
+const SIZES: [[usize; 4]; 7] = [
     [1, 8, 1, 8192],
     [1, 4, 512, 512],
     [2, 8, 1024, 1024],
     [32, 32, 512, 512],
+    [16, 32, 1024, 1024],
+    [8, 32, 2048, 2048],
     [8, 32, 4096, 4096],
 ];
 
