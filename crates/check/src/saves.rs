@@ -107,7 +107,7 @@ fn micros(plan: &Plan, profile: &Profile) -> Option<f64> {
 /// Configs that differ in one lever.
 fn neighbours(config: &Config) -> Vec<Config> {
     if let Config::Mma(config) = config {
-        return mma::neighbours(config).into_iter().map(Config::Mma).collect();
+        return mma::SPACE.neighbours(config).into_iter().map(Config::Mma).collect();
     }
     let all = Config::all().into_iter();
     all.filter(|other| other.family() == config.family() && levers(config, other).len() == 1)

@@ -63,7 +63,7 @@ fn swizzled_tiles_have_none() {
         while left > 0 {
             let config = mma::Config {
                 swizzled: true,
-                ..mma::sample(&mut rng)
+                ..mma::SPACE.sample(&mut rng)
             };
             // Rows of two chunks of f32 cannot be read without conflicts as well as written so.
             if head_dim_v < 32 && config.kv_warps > 1 {

@@ -23,7 +23,7 @@ fn number(name: &str, default: u64) -> u64 {
 fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
     const TRIES: usize = 2000;
     (0..TRIES).find_map(|_| {
-        let config = Config::Mma(mma::sample(rng));
+        let config = Config::Mma(mma::SPACE.sample(rng));
         match Plan::new(problem, &config, Target::Sm90a) {
             Ok(plan) => Some(plan),
             Err(refusal @ (Refusal::Registers { .. } | Refusal::SharedMemory { .. })) => {

@@ -250,7 +250,7 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
         let Some(Config::Mma(default)) = last else {
             continue;
         };
-        for (i, config) in mma::neighbours(&default).into_iter().enumerate() {
+        for (i, config) in mma::SPACE.neighbours(&default).into_iter().enumerate() {
             if full || i % HEAD_DIMS.len() == turn % HEAD_DIMS.len() {
                 varied.add_shape(&shape, Config::Mma(config), target);
             }

@@ -56,10 +56,10 @@ impl Config {
     /// ```
     pub fn sample(family: &str, rng: &mut Rng) -> Option<Config> {
         match family {
-            ladder::NAME => rng.pick(&ladder::configs()).copied().map(Config::Ladder),
-            mma::NAME => Some(Config::Mma(mma::sample(rng))),
-            scalar::NAME => rng.pick(&scalar::configs()).copied().map(Config::Scalar),
-            wgmma::NAME => Some(Config::Wgmma(wgmma::sample(rng))),
+            ladder::NAME => Some(Config::Ladder(ladder::SPACE.sample(rng))),
+            mma::NAME => Some(Config::Mma(mma::SPACE.sample(rng))),
+            scalar::NAME => Some(Config::Scalar(scalar::SPACE.sample(rng))),
+            wgmma::NAME => Some(Config::Wgmma(wgmma::SPACE.sample(rng))),
             _ => None,
         }
     }

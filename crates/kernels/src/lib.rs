@@ -11,6 +11,7 @@ pub mod plan;
 pub mod refusal;
 pub mod scalar;
 pub mod select;
+pub mod space;
 pub mod stage;
 pub mod wgmma;
 

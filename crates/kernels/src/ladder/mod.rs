@@ -10,6 +10,7 @@ mod common;
 mod hybrid;
 mod mma;
 pub mod scores;
+mod space;
 
 use flashcore_ir::{Kernel, Target};
 use flashcore_problem::{DType, Problem};
@@ -21,6 +22,8 @@ use crate::plan::{KernelCache, Step};
 use crate::stage::StopAfter;
 use crate::{Plan, Refusal, scalar};
 use common::WARP_ROWS;
+
+pub use space::SPACE;
 
 /// The family's name.
 pub const NAME: &str = "ladder";

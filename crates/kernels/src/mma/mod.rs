@@ -27,7 +27,7 @@ use crate::tiles::{padded, tile_bytes};
 use crate::{combine, parts};
 
 pub use defaults::{Proposal, Size, proposals};
-pub use space::{configs, crossover, neighbours, sample};
+pub use space::SPACE;
 
 /// What addresses and strides must be multiples of, bytes: what one asynchronous copy moves.
 pub const ALIGNMENT: u32 = 16;

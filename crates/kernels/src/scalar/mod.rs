@@ -9,6 +9,7 @@ pub mod naive;
 pub mod tiled;
 
 mod common;
+mod space;
 
 use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ use crate::params::Shape;
 use crate::plan::{KernelCache, Step};
 use crate::stage::StopAfter;
 use common::Access;
+
+pub use space::SPACE;
 
 /// The family's name.
 pub const NAME: &str = "scalar";

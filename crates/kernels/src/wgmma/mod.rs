@@ -35,7 +35,7 @@ use tiles::{padded, slab_cols, tile_bytes};
 use transpose::Transposed;
 
 pub use defaults::{Proposal, proposals};
-pub use space::{configs, sample};
+pub use space::SPACE;
 
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";

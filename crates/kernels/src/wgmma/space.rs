@@ -1,52 +1,66 @@
-//! The family's space: every config that the levers allow. Problems refuse more; that is for
-//! [`Plan::new`](crate::Plan::new) to say.
-
-use flashcore_problem::rng::Rng;
+//! The family's space: its levers as data.
 
 use super::{CLUSTERS, COLS, Config, ROWS, STAGES};
 use crate::mma::Rescale;
+use crate::space::{Lever, Space};
 
-/// Every config whose levers go together, in a fixed order.
-///
-/// ```
-/// use flashcore_kernels::wgmma;
-/// assert!(wgmma::configs().len() > 500);
-/// ```
-pub fn configs() -> Vec<Config> {
-    let mut configs = Vec::new();
-    for rows in ROWS {
-        for cols in COLS.step_by(16) {
-            for stages in STAGES {
-                for cluster in CLUSTERS {
-                    for take_turns in [false, true] {
-                        configs.extend(Rescale::ALL.map(|rescale| Config {
-                            rows,
-                            cols,
-                            stages,
-                            cluster,
-                            take_turns,
-                            rescale,
-                        }));
-                    }
-                }
-            }
-        }
-    }
-    configs.retain(|config| config.check_levers().is_ok());
-    configs
-}
+/// Every lever at its first value. No `..` here: a new lever does not compile until it is given one, and
+/// belongs into [`LEVERS`] then.
+const FIRST: Config = Config {
+    rows: ROWS[0],
+    cols: *COLS.start(),
+    stages: STAGES[0],
+    cluster: CLUSTERS[0],
+    take_turns: false,
+    rescale: Rescale::ALL[0],
+};
 
-/// A config drawn evenly from [`configs`].
-///
-/// ```
-/// use flashcore_kernels::wgmma;
-/// use flashcore_problem::rng::Rng;
-/// assert_eq!(wgmma::sample(&mut Rng::new(3)), wgmma::sample(&mut Rng::new(3)));
-/// ```
-pub fn sample(rng: &mut Rng) -> Config {
-    let configs = configs();
-    configs[rng.below(configs.len())]
-}
+const LEVERS: [Lever<Config>; 6] = [
+    Lever {
+        name: "rows",
+        meaning: "query rows a block, 64 a warpgroup: more share each tile, and leave each other fewer registers",
+        settings: |c| ROWS.map(|rows| Config { rows, ..c }).to_vec(),
+        value: |c| c.rows.to_string(),
+    },
+    Lever {
+        name: "cols",
+        meaning: "keys a tile: more are fewer turns, for registers and shared memory",
+        settings: |c| COLS.step_by(16).map(|cols| Config { cols, ..c }).collect(),
+        value: |c| c.cols.to_string(),
+    },
+    Lever {
+        name: "stages",
+        meaning: "tiles of keys, and of values, in flight or in use",
+        settings: |c| STAGES.map(|stages| Config { stages, ..c }).to_vec(),
+        value: |c| c.stages.to_string(),
+    },
+    Lever {
+        name: "cluster",
+        meaning: "blocks that share each tile of K and V, copied once for all of them: less traffic, but they wait for each other",
+        settings: |c| CLUSTERS.map(|cluster| Config { cluster, ..c }).to_vec(),
+        value: |c| c.cluster.to_string(),
+    },
+    Lever {
+        name: "take_turns",
+        meaning: "warpgroups take turns at the tensor cores, or chance decides",
+        settings: |c| [false, true].map(|take_turns| Config { take_turns, ..c }).to_vec(),
+        value: |c| c.take_turns.to_string(),
+    },
+    Lever {
+        name: "rescale",
+        meaning: "when the references of the rows are raised: at every tile, when far off, after the fact",
+        settings: |c| Rescale::ALL.map(|rescale| Config { rescale, ..c }).to_vec(),
+        value: |c| c.rescale.name().to_string(),
+    },
+];
+
+/// Every config whose levers go together.
+pub const SPACE: Space<Config> = Space {
+    first: FIRST,
+    levers: &LEVERS,
+    allowed: |config| config.check_levers().is_ok(),
+    constraints: &["one warpgroup takes no turns"],
+};
 
 #[cfg(test)]
 mod tests {
@@ -54,7 +68,7 @@ mod tests {
 
     #[test]
     fn ids_of_all_configs_round_trip() {
-        for config in configs() {
+        for config in SPACE.configs() {
             assert_eq!(Config::from_id(&config.id()), Some(config));
         }
     }
