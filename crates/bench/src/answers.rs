@@ -91,9 +91,9 @@ fn draw_dense(dtype: DType, layout: &Layout, scales: &[f32], seed: u64, stream: 
     tensor
 }
 
-/// Right answers by seed.
+/// Right answers by seed, every element or some rows of them.
 #[derive(Debug, Default)]
-pub(crate) struct Answers {
+pub struct Answers {
     by_seed: BTreeMap<u64, Expected>,
 }
 
@@ -102,7 +102,7 @@ impl Answers {
     ///
     /// # Errors
     /// What the reference says of the problem.
-    pub(crate) fn add(&mut self, problem: &Problem, seed: u64, inputs: &HostInputs) -> Result<(), BenchError> {
+    pub fn add(&mut self, problem: &Problem, seed: u64, inputs: &HostInputs) -> Result<(), BenchError> {
         let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
         let expected = if problem.flops() <= WHOLE_FLOPS {
             Expected::Whole(reference(problem, &q, &k, &v)?)
@@ -120,7 +120,7 @@ impl Answers {
     }
 
     /// The answer of a seed. One that was never added has no rows, which nothing equals.
-    pub(crate) fn of(&self, seed: u64) -> &Expected {
+    pub fn of(&self, seed: u64) -> &Expected {
         static NOTHING: Expected = Expected::Rows(Vec::new());
         self.by_seed.get(&seed).unwrap_or(&NOTHING)
     }

@@ -41,13 +41,17 @@ impl CpuBed {
     /// # Errors
     /// What the reference says of the problem.
     pub fn new(problem: &Problem) -> Result<CpuBed, BenchError> {
-        let mut answers = Answers::default();
-        let mut masters = BTreeMap::new();
+        let mut bed = CpuBed::blind(problem);
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let inputs = HostInputs::draw(problem, seed);
-            answers.add(problem, seed, &inputs)?;
-            masters.insert(seed, inputs);
+            bed.answers.add(problem, seed, &inputs)?;
+            bed.masters.insert(seed, inputs);
         }
+        Ok(bed)
+    }
+
+    /// Draws inputs and knows no answers: for a process that is to run kernels while another one judges them.
+    pub fn blind(problem: &Problem) -> CpuBed {
         let place = |seed: u64| {
             let HostInputs { q, k, v } = HostInputs::draw(problem, seed);
             Place {
@@ -58,12 +62,27 @@ impl CpuBed {
                 lse: vec![f32::NAN; if problem.return_lse() { problem.lse_len() } else { 0 }],
             }
         };
-        Ok(CpuBed {
+        CpuBed {
             problem: problem.clone(),
             places: RefCell::new([place(INSPECTION_SEEDS[0]), place(INSPECTION_SEEDS[1])]),
-            masters,
-            answers,
-        })
+            masters: BTreeMap::new(),
+            answers: Answers::default(),
+        }
+    }
+
+    /// Copies inputs into a place, into the same memory: subjects hold its address.
+    pub fn load(&self, place: usize, inputs: &HostInputs) {
+        let place = &mut self.places.borrow_mut()[place % 2];
+        let to = [&mut place.q, &mut place.k, &mut place.v];
+        for (to, from) in to.into_iter().zip([&inputs.q, &inputs.k, &inputs.v]) {
+            to.copy_from(from);
+        }
+    }
+
+    /// Does something with Q and the output of a place.
+    pub fn with_place<T>(&self, place: usize, act: impl FnOnce(&Tensor, &mut Tensor) -> T) -> T {
+        let Place { q, out, .. } = &mut self.places.borrow_mut()[place % 2];
+        act(q, out)
     }
 
     /// Addresses and sizes in bytes of q, k, v and out of the place that is timed, for peers.
@@ -167,12 +186,7 @@ impl Rig for CpuRig<'_, '_, '_> {
 
     fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
         if let Some(inputs) = self.bed.masters.get(&seed) {
-            let place = &mut self.bed.places.borrow_mut()[place];
-            // Into the same memory: peers hold its address.
-            let to = [&mut place.q, &mut place.k, &mut place.v];
-            for (to, from) in to.into_iter().zip([&inputs.q, &inputs.k, &inputs.v]) {
-                to.copy_from(from);
-            }
+            self.bed.load(place, inputs);
         }
         match place {
             0 => self.subject.inputs_changed(),
@@ -181,7 +195,7 @@ impl Rig for CpuRig<'_, '_, '_> {
     }
 
     fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        self.bed.places.borrow_mut()[place].out.bytes_mut().fill(POISON);
+        self.bed.with_place(place, |_, out| out.bytes_mut().fill(POISON));
         Ok(())
     }
 
@@ -212,7 +226,7 @@ impl Rig for CpuRig<'_, '_, '_> {
         {
             return Ok(answer);
         }
-        Ok(self.bed.places.borrow()[place].out.clone())
+        Ok(self.bed.with_place(place, |_, out| out.clone()))
     }
 }
 

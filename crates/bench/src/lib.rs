@@ -49,7 +49,7 @@ pub mod table;
 mod telemetry;
 mod verdict;
 
-pub use answers::HostInputs;
+pub use answers::{Answers, HostInputs};
 pub use error::BenchError;
 pub use identity::{
     Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, host_name, revision,

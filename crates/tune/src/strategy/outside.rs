@@ -1,0 +1,227 @@
+//! An outside proposer: any program that reads what was tried and answers with configs, a JSON object a line. A
+//! language model can sit there; whatever it proposes goes through the same gates. `docs/tune.md` has the protocol.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use flashcore_problem::Problem;
+use serde::{Deserialize, Serialize};
+
+use super::{Proposal, Strategy};
+use crate::error::TuneError;
+use crate::space::{Counted, Space};
+use crate::trial::{History, Trial};
+
+/// What the proposer is told, a line at a time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Question<'a> {
+    /// What is asked and what may be proposed: in the first line only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub about: Option<About<'a>>,
+    /// Trials since the line before.
+    pub trials: &'a [Trial],
+    /// The fastest config so far.
+    pub best: Option<&'a str>,
+    /// Proposals that were not taken since the line before, and why.
+    pub turned_down: &'a [(String, String)],
+}
+
+/// What a search is about.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct About<'a> {
+    /// The problem.
+    pub problem: &'a Problem,
+    /// The device's name.
+    pub device: &'a str,
+    /// Families and levers.
+    pub space: Vec<Counted>,
+}
+
+/// What the proposer answers, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reply {
+    /// Ids of configs to try, in order. None ends the search.
+    pub propose: Vec<String>,
+    /// Why these.
+    #[serde(default)]
+    pub why: String,
+}
+
+/// Lines in a row without one config that is new, before the proposer is taken to be stuck.
+const PATIENCE: usize = 20;
+
+/// A proposer in a process of its own.
+#[derive(Debug)]
+pub struct Outside {
+    command: String,
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<std::io::Result<String>>,
+    deadline: Duration,
+    problem: Problem,
+    device: String,
+    queue: VecDeque<(String, String)>,
+    turned_down: Vec<(String, String)>,
+    told: usize,
+    introduced: bool,
+}
+
+impl Outside {
+    /// Starts a program, its words separated by blanks; an answer may take `deadline`.
+    ///
+    /// # Errors
+    /// [`TuneError::Proposer`] if it cannot be started.
+    pub fn start(command: &str, problem: &Problem, device: &str, deadline: Duration) -> Result<Outside, TuneError> {
+        let failed = |reason: String| TuneError::Proposer {
+            command: command.to_string(),
+            reason,
+        };
+        let mut words = command.split_whitespace();
+        let program = words.next().ok_or_else(|| failed("name a program".to_string()))?;
+        let mut child = Command::new(program)
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(format!("it cannot be started: {error}")))?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(failed("it has no standard input or output".to_string()));
+        };
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Outside {
+            command: command.to_string(),
+            child,
+            stdin,
+            lines,
+            deadline,
+            problem: problem.clone(),
+            device: device.to_string(),
+            queue: VecDeque::new(),
+            turned_down: Vec::new(),
+            told: 0,
+            introduced: false,
+        })
+    }
+
+    fn failed(&self, reason: impl ToString) -> TuneError {
+        TuneError::Proposer {
+            command: self.command.clone(),
+            reason: reason.to_string(),
+        }
+    }
+
+    fn ask(&mut self, history: &History, space: &Space) -> Result<Reply, TuneError> {
+        let ranked = history.ranked();
+        let question = Question {
+            about: (!self.introduced).then(|| About {
+                problem: &self.problem,
+                device: &self.device,
+                space: space.count(),
+            }),
+            trials: &history.trials()[self.told..],
+            best: ranked.first().map(|trial| trial.id.as_str()),
+            turned_down: &self.turned_down,
+        };
+        let mut line = serde_json::to_string(&question).map_err(|error| self.failed(error))?;
+        line.push('\n');
+        let written = self.stdin.write_all(line.as_bytes()).and_then(|()| self.stdin.flush());
+        written.map_err(|error| self.failed(format!("it reads no more: {error}")))?;
+        (self.introduced, self.told) = (true, history.trials().len());
+        self.turned_down.clear();
+        let answer = match self.lines.recv_timeout(self.deadline) {
+            Ok(Ok(line)) => line,
+            Ok(Err(error)) => return Err(self.failed(error)),
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(self.failed(format!("no answer within {} s", self.deadline.as_secs())));
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(self.failed("it has ended")),
+        };
+        serde_json::from_str(&answer).map_err(|error| {
+            self.failed(format!(
+                "`{answer}` is no answer ({error}); write a line such as {{\"propose\": [\"cpu/m64n128\"]}}"
+            ))
+        })
+    }
+}
+
+impl Strategy for Outside {
+    fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
+        for _ in 0..PATIENCE {
+            while let Some((id, why)) = self.queue.pop_front() {
+                if !history.is_seen(&id) {
+                    // What the space refuses is tried all the same: the verdict is REFUSED, with its reason.
+                    return Ok(Some(Proposal::new(id, why)));
+                }
+                self.turned_down.push((id, "it was tried before".to_string()));
+            }
+            let reply = self.ask(history, space)?;
+            if reply.propose.is_empty() {
+                return Ok(None);
+            }
+            let why = if reply.why.is_empty() { "proposed".to_string() } else { reply.why };
+            self.queue.extend(reply.propose.into_iter().map(|id| (id, why.clone())));
+        }
+        Err(self.failed(format!("{PATIENCE} answers in a row had no config that was new")))
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        // It is this process's own child; it may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::strategy::tests::valley;
+    use crate::trial::tests::trial;
+
+    fn outside(script: &str) -> Outside {
+        let path = std::env::temp_dir().join(format!("flashcore-proposer-{}-{}", std::process::id(), script.len()));
+        std::fs::write(&path, script).unwrap();
+        let command = format!("sh {}", path.display());
+        Outside::start(&command, &Problem::named("mission").unwrap(), "cpu", Duration::from_secs(5)).unwrap()
+    }
+
+    #[test]
+    fn a_program_proposes_and_is_told() {
+        let (space, _) = valley();
+        let mut proposer = outside(
+            "read a; case $a in *tile_q*) echo '{\"propose\": [\"cpu/m64n64\", \"cpu/m16n16\", \"nonsense\"], \"why\": \"tiles\"}';; esac\n\
+             read b; case $b in *'was tried before'*) echo '{\"propose\": []}';; esac\n",
+        );
+        let mut history = History::default();
+        history.add(trial(0, "cpu/m16n16", Some(1.0)));
+        let first = proposer.propose(&history, &space).unwrap().unwrap();
+        assert_eq!(first, Proposal::new("cpu/m64n64", "tiles"));
+        history.add(trial(1, "cpu/m64n64", Some(0.9)));
+        assert_eq!(proposer.propose(&history, &space).unwrap().unwrap().id, "nonsense");
+        history.add(trial(2, "nonsense", None));
+        assert_eq!(proposer.propose(&history, &space).unwrap(), None);
+    }
+
+    #[test]
+    fn one_that_says_nonsense_or_ends_is_an_error() {
+        let (space, _) = valley();
+        for (script, said) in [("read a; echo hello\n", "hello"), ("exit 0 # ended\n", "")] {
+            let error = outside(script).propose(&History::default(), &space).unwrap_err();
+            assert!(matches!(error, TuneError::Proposer { .. }));
+            assert!(error.to_string().contains(said), "{error}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Strategies without a population.
+
+use flashcore_problem::rng::Rng;
+
+use super::{Proposal, Strategy};
+use crate::error::TuneError;
+use crate::space::Space;
+use crate::trial::History;
+
+/// Every config of the space, in its order.
+#[derive(Debug, Default)]
+pub struct Exhaustive {
+    all: Option<std::vec::IntoIter<String>>,
+}
+
+impl Strategy for Exhaustive {
+    fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
+        let all = self
+            .all
+            .get_or_insert_with(|| space.all().collect::<Vec<_>>().into_iter());
+        let next = all.find(|id| !history.is_seen(id));
+        Ok(next.map(|id| Proposal::new(id, "next in order")))
+    }
+}
+
+/// Configs drawn evenly, none twice.
+#[derive(Debug)]
+pub struct RandomSearch {
+    rng: Rng,
+}
+
+impl RandomSearch {
+    /// With a seed.
+    pub fn new(seed: u64) -> RandomSearch {
+        RandomSearch {
+            rng: Rng::stream(seed, 1),
+        }
+    }
+}
+
+impl Strategy for RandomSearch {
+    fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
+        Ok(fresh(history, space, &mut self.rng).map(|id| Proposal::new(id, "drawn")))
+    }
+}
+
+/// Draws before the whole space is looked through for what is left.
+const DRAWS: usize = 200;
+
+/// A config that was not tried yet, drawn; `None` where all were.
+pub(super) fn fresh(history: &History, space: &Space, rng: &mut Rng) -> Option<String> {
+    for _ in 0..DRAWS {
+        if let Some(id) = space.sample(rng).filter(|id| !history.is_seen(id)) {
+            return Some(id);
+        }
+    }
+    space.all().find(|id| !history.is_seen(id))
+}
+
+/// Goes from a config to the first neighbour that is faster, and where none is, begins anew elsewhere.
+#[derive(Debug)]
+pub struct HillClimbing {
+    rng: Rng,
+    /// Where it stands.
+    at: Option<String>,
+    /// Neighbours to be tried yet, the next one last.
+    around: Vec<String>,
+    /// Trials looked at.
+    seen: usize,
+}
+
+impl HillClimbing {
+    /// With a seed. It begins at the first config that was timed.
+    pub fn new(seed: u64) -> HillClimbing {
+        HillClimbing {
+            rng: Rng::stream(seed, 2),
+            at: None,
+            around: Vec::new(),
+            seen: 0,
+        }
+    }
+
+    fn stand(&mut self, id: &str, space: &Space) {
+        self.at = Some(id.to_string());
+        self.around = space.neighbours(id);
+        shuffle(&mut self.around, &mut self.rng);
+    }
+}
+
+impl Strategy for HillClimbing {
+    fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
+        let score = |id: &str| history.trial(id).and_then(|trial| trial.score());
+        for trial in &history.trials()[self.seen..] {
+            let here = self.at.as_deref().and_then(score);
+            let better = match (trial.score(), here) {
+                (Some(there), Some(here)) => there < here,
+                (there, None) => there.is_some(),
+                (None, Some(_)) => false,
+            };
+            if better {
+                let id = trial.id.clone();
+                self.stand(&id, space);
+            }
+        }
+        self.seen = history.trials().len();
+        while let Some(id) = self.around.pop() {
+            if !history.is_seen(&id) {
+                let origin = format!("beside {}", self.at.as_deref().unwrap_or("nothing"));
+                return Ok(Some(Proposal::new(id, origin)));
+            }
+        }
+        // Nothing better around: a new start, whatever its score.
+        self.at = None;
+        Ok(fresh(history, space, &mut self.rng).map(|id| Proposal::new(id, "a new start")))
+    }
+}
+
+fn shuffle<T>(items: &mut [T], rng: &mut Rng) {
+    for i in (1..items.len()).rev() {
+        items.swap(i, rng.below(i + 1));
+    }
+}

@@ -1,0 +1,244 @@
+//! Trials: what was proposed, and what came of it. A candidate that fails is data with its reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use flashcore_bench::{Interval, Ratio};
+use serde::{Deserialize, Serialize};
+
+use crate::space::Fingerprint;
+
+/// What came of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Verdict {
+    /// No plan, or a launch that is known to fail: nothing was compiled.
+    Refused,
+    /// It does not compile, or to something that must not be used, such as code that spills.
+    BuildFailed,
+    /// It faulted, crashed its worker, or its launch was turned down.
+    LaunchFailed,
+    /// It did not end in time.
+    Hung,
+    /// Its answer is wrong, missing, stale or late.
+    Wrong,
+    /// Twice the same inputs, and not the same answer.
+    Unstable,
+    /// Slower than the best before it, by the whole interval.
+    Slower,
+    /// No clear gain: within 3 % of the best before it, or the interval says nothing.
+    Ambiguous,
+    /// At least 3 % faster than the best before it, and the whole interval clear of no gain.
+    Faster,
+}
+
+impl Verdict {
+    /// Every verdict, in the order of the gates.
+    pub const ALL: [Verdict; 9] = [
+        Verdict::Refused,
+        Verdict::BuildFailed,
+        Verdict::LaunchFailed,
+        Verdict::Hung,
+        Verdict::Wrong,
+        Verdict::Unstable,
+        Verdict::Slower,
+        Verdict::Ambiguous,
+        Verdict::Faster,
+    ];
+
+    /// As it stands in tables and files: `BUILD_FAILED`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Verdict::Refused => "REFUSED",
+            Verdict::BuildFailed => "BUILD_FAILED",
+            Verdict::LaunchFailed => "LAUNCH_FAILED",
+            Verdict::Hung => "HUNG",
+            Verdict::Wrong => "WRONG",
+            Verdict::Unstable => "UNSTABLE",
+            Verdict::Slower => "SLOWER",
+            Verdict::Ambiguous => "AMBIGUOUS",
+            Verdict::Faster => "FASTER",
+        }
+    }
+
+    /// Whether the candidate came through every gate and was timed.
+    pub const fn is_timed(self) -> bool {
+        matches!(self, Verdict::Slower | Verdict::Ambiguous | Verdict::Faster)
+    }
+
+    /// What a ratio of times to the best before says: [`Faster`](Verdict::Faster) from `gain` on (0.03 for 3 %), by
+    /// the value and by an interval clear of 1.
+    ///
+    /// ```
+    /// use flashcore_bench::{Interval, Ratio};
+    /// use flashcore_tune::Verdict;
+    /// let ratio = |lo, hi| Ratio { value: (lo + hi) / 2.0, interval: Interval { lo, hi }, of_medians: 1.0, rounds: 9 };
+    /// assert_eq!(Verdict::of(&ratio(0.94, 0.96), 0.03), Verdict::Faster);
+    /// assert_eq!(Verdict::of(&ratio(0.90, 1.01), 0.03), Verdict::Ambiguous);
+    /// assert_eq!(Verdict::of(&ratio(0.98, 0.99), 0.03), Verdict::Ambiguous);
+    /// assert_eq!(Verdict::of(&ratio(1.01, 1.05), 0.03), Verdict::Slower);
+    /// ```
+    pub fn of(ratio: &Ratio, gain: f64) -> Verdict {
+        if ratio.accepts(gain) {
+            Verdict::Faster
+        } else if ratio.interval.lo > 1.0 {
+            Verdict::Slower
+        } else {
+            Verdict::Ambiguous
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How a candidate was timed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timed {
+    /// Median of a run, µs.
+    pub us: f64,
+    /// Interval of the median, µs.
+    pub interval: Interval,
+    /// Config it was timed against, the best before it; `None` for the first.
+    pub against: Option<String>,
+    /// Its time relative to that one's, from the same rounds.
+    pub ratio: Option<Ratio>,
+    /// Its time relative to that of the run's first candidate, by the ratios between: what candidates are ranked by.
+    pub score: f64,
+}
+
+/// One candidate that was tried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Place in the run, from 0.
+    pub number: usize,
+    /// The config.
+    pub id: String,
+    /// Where it comes from, such as `two levers of mma/...`.
+    pub origin: String,
+    /// What came of it.
+    pub verdict: Verdict,
+    /// Why: one sentence.
+    pub reason: String,
+    /// Its time, if it was timed.
+    pub timed: Option<Timed>,
+    /// What its machine program is, where it has one.
+    pub fingerprint: Option<Fingerprint>,
+    /// The earlier candidate with the same machine program, whose result this is.
+    pub same_as: Option<String>,
+    /// Seconds it took, from proposal to verdict.
+    pub seconds: f64,
+}
+
+impl Trial {
+    /// What candidates are ranked by, smaller being faster: the time relative to the run's first candidate.
+    pub fn score(&self) -> Option<f64> {
+        self.timed.as_ref().map(|timed| timed.score)
+    }
+}
+
+/// Everything that was tried so far.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    trials: Vec<Trial>,
+    by_id: BTreeMap<String, usize>,
+    pending: BTreeSet<String>,
+}
+
+impl History {
+    /// The trials, in order.
+    pub fn trials(&self) -> &[Trial] {
+        &self.trials
+    }
+
+    /// The trial of a config.
+    pub fn trial(&self, id: &str) -> Option<&Trial> {
+        Some(&self.trials[*self.by_id.get(id)?])
+    }
+
+    /// Whether a config was tried, or is being tried.
+    pub fn is_seen(&self, id: &str) -> bool {
+        self.by_id.contains_key(id) || self.pending.contains(id)
+    }
+
+    /// Notes that a config is being tried.
+    pub fn begin(&mut self, id: &str) {
+        self.pending.insert(id.to_string());
+    }
+
+    /// Adds a trial. A second one of the same config replaces nothing and is not found by its id.
+    pub fn add(&mut self, trial: Trial) {
+        self.pending.remove(&trial.id);
+        self.by_id.entry(trial.id.clone()).or_insert(self.trials.len());
+        self.trials.push(trial);
+    }
+
+    /// Trials that were timed, the fastest first; ties in the order of the run.
+    pub fn ranked(&self) -> Vec<&Trial> {
+        let mut timed: Vec<&Trial> = self.trials.iter().filter(|trial| trial.timed.is_some()).collect();
+        timed.sort_by(|a, b| {
+            let score = |trial: &Trial| trial.score().unwrap_or(f64::INFINITY);
+            score(a).total_cmp(&score(b))
+        });
+        timed
+    }
+
+    /// Trials by verdict.
+    pub fn count(&self) -> BTreeMap<Verdict, usize> {
+        let mut count = BTreeMap::new();
+        for trial in &self.trials {
+            *count.entry(trial.verdict).or_insert(0) += 1;
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A trial with a score, or one that failed.
+    pub(crate) fn trial(number: usize, id: &str, score: Option<f64>) -> Trial {
+        Trial {
+            number,
+            id: id.to_string(),
+            origin: "test".to_string(),
+            verdict: if score.is_some() { Verdict::Slower } else { Verdict::Wrong },
+            reason: String::new(),
+            timed: score.map(|score| Timed {
+                us: score * 10.0,
+                interval: Interval::UNKNOWN,
+                against: None,
+                ratio: None,
+                score,
+            }),
+            fingerprint: None,
+            same_as: None,
+            seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_history_ranks_what_was_timed_and_counts_all() {
+        let mut history = History::default();
+        history.begin("a");
+        assert!(history.is_seen("a") && history.trial("a").is_none());
+        for (number, (id, score)) in [("a", Some(1.0)), ("b", None), ("c", Some(0.8))].into_iter().enumerate() {
+            history.add(trial(number, id, score));
+        }
+        let order: Vec<&str> = history.ranked().iter().map(|trial| trial.id.as_str()).collect();
+        assert_eq!(order, ["c", "a"]);
+        assert_eq!(history.count(), BTreeMap::from([(Verdict::Wrong, 1), (Verdict::Slower, 2)]));
+        assert_eq!(history.trial("b").unwrap().number, 1);
+    }
+
+    #[test]
+    fn verdicts_are_spelt_the_same_everywhere() {
+        for verdict in Verdict::ALL {
+            assert_eq!(serde_json::to_string(&verdict).unwrap(), format!("\"{verdict}\""));
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! The parent's side of a worker: starts it, asks with a deadline, ends it when it hangs, dies or has lost its device,
+//! and starts another.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command as Process, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said, Stage};
+use crate::error::TuneError;
+use crate::trial::Verdict;
+
+/// How a worker is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The executable.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Added to its environment.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+/// How long each stage may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// Taking the device.
+    pub start: Duration,
+    /// Compiling.
+    pub compile: Duration,
+    /// One command while an answer is computed.
+    pub run: Duration,
+    /// Timing, beside the time that it is given.
+    pub time: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Deadlines {
+        Deadlines {
+            start: Duration::from_secs(60),
+            compile: Duration::from_secs(120),
+            run: Duration::from_secs(10),
+            time: Duration::from_secs(20),
+        }
+    }
+}
+
+impl Deadlines {
+    fn of(&self, command: &Command) -> Duration {
+        match command.stage() {
+            Stage::Start => self.start,
+            Stage::Compile => self.compile,
+            Stage::Run => self.run,
+            Stage::Time => {
+                let budget = match command {
+                    // Warming up comes on top of the rounds; so does the round that goes over the budget.
+                    Command::Time { options, .. } => options.budget_ms / 1e3 + options.warm_up_max_us * 4.0 / 1e6,
+                    _ => 0.0,
+                };
+                self.time + Duration::from_secs_f64(budget.clamp(0.0, 3600.0))
+            }
+        }
+    }
+}
+
+/// Why a command has no result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The worker says why.
+    Failed(Failed),
+    /// No answer in time; the worker was ended.
+    Hung {
+        /// What it was doing.
+        stage: Stage,
+        /// How long it was given.
+        allowed: Duration,
+    },
+    /// The worker died.
+    Died {
+        /// What it was doing.
+        stage: Stage,
+        /// How, and its last words.
+        how: String,
+    },
+}
+
+impl Loss {
+    /// What it makes of the candidate, and why.
+    pub fn verdict(&self) -> (Verdict, String) {
+        match self {
+            Loss::Failed(failed) => (failed.verdict, failed.reason.clone()),
+            Loss::Hung { stage, allowed } => (
+                Verdict::Hung,
+                format!("no answer while {} within {:.1} s; its worker was ended", stage.name(), allowed.as_secs_f64()),
+            ),
+            Loss::Died { stage, how } => (
+                Verdict::LaunchFailed,
+                format!("its worker died while {}: {how}", stage.name()),
+            ),
+        }
+    }
+}
+
+/// Lines of a worker's standard error that are kept.
+const LAST_WORDS: usize = 8;
+
+/// A worker, started when it is first asked and again after it was lost.
+#[derive(Debug)]
+pub struct Worker {
+    program: Program,
+    device: String,
+    deadlines: Deadlines,
+    live: Option<Live>,
+    next: u64,
+    started: usize,
+}
+
+#[derive(Debug)]
+struct Live {
+    child: Child,
+    stdin: ChildStdin,
+    answers: Receiver<String>,
+    last_words: Arc<Mutex<VecDeque<String>>>,
+    hello: Hello,
+}
+
+impl Worker {
+    /// A worker for a device: `cpu`, `cuda:N`, `replay:FILE`. Nothing is started yet.
+    pub fn new(program: Program, device: &str, deadlines: Deadlines) -> Worker {
+        Worker {
+            program,
+            device: device.to_string(),
+            deadlines,
+            live: None,
+            next: 0,
+            started: 0,
+        }
+    }
+
+    /// The device it was asked to take.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// How often it was started.
+    pub fn started(&self) -> usize {
+        self.started
+    }
+
+    /// Its process, while there is one.
+    pub fn process(&self) -> Option<u32> {
+        self.live.as_ref().map(|live| live.child.id())
+    }
+
+    /// Who it is. Starts it where it is not running.
+    ///
+    /// # Errors
+    /// [`TuneError::Worker`] where it cannot be started or cannot take the device: no candidate's fault.
+    pub fn hello(&mut self) -> Result<Hello, TuneError> {
+        if let Some(live) = &self.live {
+            return Ok(live.hello.clone());
+        }
+        let failed = |reason: String| TuneError::Worker {
+            device: self.device.clone(),
+            reason,
+        };
+        let mut child = Process::new(&self.program.path)
+            .args(&self.program.args)
+            .envs(self.program.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(format!("{} cannot be started: {error}", self.program.path.display())))?;
+        let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(failed("it has no standard streams".to_string()));
+        };
+        let (sender, answers) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let last_words: Arc<Mutex<VecDeque<String>>> = Arc::default();
+        let words = last_words.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
+                words.push_back(line);
+                if words.len() > LAST_WORDS {
+                    words.pop_front();
+                }
+            }
+        });
+        self.started += 1;
+        let nobody = Hello {
+            protocol: PROTOCOL,
+            revision: String::new(),
+            device: flashcore_bench::DeviceIdentity {
+                device: self.device.clone(),
+                name: String::new(),
+                uuid: String::new(),
+                driver: String::new(),
+                architecture: String::new(),
+                units: 0,
+                l2_bytes: 0,
+            },
+            computes: false,
+        };
+        self.live = Some(Live {
+            child,
+            stdin,
+            answers,
+            last_words,
+            hello: nobody,
+        });
+        let command = Command::Hello {
+            protocol: PROTOCOL,
+            device: self.device.clone(),
+        };
+        let said = self.exchange(&command);
+        match said {
+            Ok(Said::Hello(hello)) => {
+                if let Some(live) = &mut self.live {
+                    live.hello = (*hello).clone();
+                }
+                Ok(*hello)
+            }
+            Ok(_) => {
+                self.end();
+                Err(self.failed("it does not answer `hello` with `hello`"))
+            }
+            Err(loss) => {
+                self.end();
+                Err(self.failed(loss.verdict().1))
+            }
+        }
+    }
+
+    fn failed(&self, reason: impl ToString) -> TuneError {
+        TuneError::Worker {
+            device: self.device.clone(),
+            reason: reason.to_string(),
+        }
+    }
+
+    /// Asks, and waits as long as the stage may take. A worker that is lost is ended; the next call starts another.
+    ///
+    /// # Errors
+    /// The outer one is as for [`hello`](Worker::hello), the inner one what became of the candidate.
+    pub fn ask(&mut self, command: &Command) -> Result<Result<Said, Loss>, TuneError> {
+        self.hello()?;
+        let outcome = self.exchange(command);
+        let lost = match &outcome {
+            Ok(_) => false,
+            Err(Loss::Failed(failed)) => failed.fatal,
+            Err(_) => true,
+        };
+        if lost {
+            self.end();
+        }
+        Ok(outcome)
+    }
+
+    fn exchange(&mut self, command: &Command) -> Result<Said, Loss> {
+        let (stage, allowed) = (command.stage(), self.deadlines.of(command));
+        self.next += 1;
+        let id = self.next;
+        let died = |live: &mut Live| Loss::Died {
+            stage,
+            how: obituary(live),
+        };
+        let Some(live) = &mut self.live else {
+            return Err(Loss::Died {
+                stage,
+                how: "it was not running".to_string(),
+            });
+        };
+        let line = serde_json::to_string(&Ask {
+            id,
+            command: command.clone(),
+        });
+        let line = line.map_err(|error| Loss::Died {
+            stage,
+            how: error.to_string(),
+        })?;
+        if writeln!(live.stdin, "{line}").and_then(|()| live.stdin.flush()).is_err() {
+            return Err(died(live));
+        }
+        let line = match live.answers.recv_timeout(allowed) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => return Err(Loss::Hung { stage, allowed }),
+            Err(RecvTimeoutError::Disconnected) => return Err(died(live)),
+        };
+        match serde_json::from_str::<Answer>(&line) {
+            Ok(Answer {
+                said: Said::Failed(failed),
+                ..
+            }) => Err(Loss::Failed(failed)),
+            Ok(answer) if answer.id == id => Ok(answer.said),
+            _ => Err(Loss::Died {
+                stage,
+                how: format!("it said `{}`, which is no answer", line.chars().take(200).collect::<String>()),
+            }),
+        }
+    }
+
+    /// Ends the process, if there is one. It is this parent's own child.
+    pub fn end(&mut self) {
+        if let Some(mut live) = self.live.take() {
+            let _ = live.child.kill();
+            let _ = live.child.wait();
+        }
+    }
+}
+
+/// How a worker ended, and what it said last.
+fn obituary(live: &mut Live) -> String {
+    // Its output is closed: it is about to end, if it has not yet.
+    let mut status = None;
+    for _ in 0..50 {
+        if let Ok(Some(ended)) = live.child.try_wait() {
+            status = Some(ended);
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let how = status.map_or("it closed its output".to_string(), |status| status.to_string());
+    let words = live.last_words.lock().unwrap_or_else(PoisonError::into_inner);
+    let words = words.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
+    if words.is_empty() { how } else { format!("{how}; {words}") }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

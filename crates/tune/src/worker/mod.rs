@@ -1,0 +1,16 @@
+//! Workers: one child process a device, so that a candidate that hangs, crashes or wrecks the device costs one
+//! candidate and nothing else. The worker runs kernels and the clock; the right answers are in the parent, which judges.
+//!
+//! - [`protocol`]: what is said between the two, a JSON object a line.
+//! - [`serve()`]: the worker's side. - [`Worker`]: the parent's side.
+
+mod devices;
+mod gpu;
+mod link;
+pub mod planted;
+mod planted_gpu;
+pub mod protocol;
+mod serve;
+
+pub use link::{Deadlines, Loss, Program, Worker};
+pub use serve::serve;

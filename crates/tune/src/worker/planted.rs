@@ -1,0 +1,260 @@
+//! Candidates that are known to be bad, to show that the gates hold: they hang, fault, write where they must not, are
+//! wrong sometimes, differ from run to run, or cheat. `flashcore tune --torture` searches among them.
+
+use std::fmt;
+use std::thread;
+use std::time::Duration;
+
+use flashcore_bench::cpu::{CpuBed, CpuSubject};
+use flashcore_bench::{LaunchMode, Subject, SubjectInfo, Trouble};
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{Problem, Tensor};
+
+use crate::trial::Verdict;
+
+/// The family's name.
+pub const NAME: &str = "planted";
+
+/// What a planted candidate does. All but the first are bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Conduct {
+    /// Computes attention.
+    Honest,
+    /// Does not compile.
+    DoesNotBuild,
+    /// Never ends.
+    Hangs,
+    /// Takes its process or its device along.
+    Crashes,
+    /// Writes outside of its output.
+    OutOfBounds,
+    /// Is wrong for about half of all inputs.
+    WrongSometimes,
+    /// Is wrong for large scores only.
+    WrongOnLargeScores,
+    /// Is different from run to run, by less than is allowed.
+    Unstable,
+    /// Leaves the last row as it was.
+    Unwritten,
+    /// Writes zeros.
+    Zeros,
+    /// Computes once, and copies the answer from then on.
+    Cached,
+    /// Is honest until it has been called as often as timing does.
+    LazyLater,
+}
+
+impl Conduct {
+    /// Every conduct.
+    pub const ALL: [Conduct; 12] = [
+        Conduct::Honest,
+        Conduct::DoesNotBuild,
+        Conduct::Hangs,
+        Conduct::Crashes,
+        Conduct::OutOfBounds,
+        Conduct::WrongSometimes,
+        Conduct::WrongOnLargeScores,
+        Conduct::Unstable,
+        Conduct::Unwritten,
+        Conduct::Zeros,
+        Conduct::Cached,
+        Conduct::LazyLater,
+    ];
+
+    /// Its name, such as `hangs`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Conduct::Honest => "honest",
+            Conduct::DoesNotBuild => "does-not-build",
+            Conduct::Hangs => "hangs",
+            Conduct::Crashes => "crashes",
+            Conduct::OutOfBounds => "out-of-bounds",
+            Conduct::WrongSometimes => "wrong-sometimes",
+            Conduct::WrongOnLargeScores => "wrong-on-large-scores",
+            Conduct::Unstable => "unstable",
+            Conduct::Unwritten => "unwritten",
+            Conduct::Zeros => "zeros",
+            Conduct::Cached => "cached",
+            Conduct::LazyLater => "lazy-later",
+        }
+    }
+
+    /// The verdict it must get; `None` for the honest one, which is timed.
+    pub const fn deserves(self) -> Option<Verdict> {
+        match self {
+            Conduct::Honest => None,
+            Conduct::DoesNotBuild => Some(Verdict::BuildFailed),
+            Conduct::Hangs => Some(Verdict::Hung),
+            Conduct::Crashes | Conduct::OutOfBounds => Some(Verdict::LaunchFailed),
+            Conduct::Unstable => Some(Verdict::Unstable),
+            Conduct::WrongSometimes
+            | Conduct::WrongOnLargeScores
+            | Conduct::Unwritten
+            | Conduct::Zeros
+            | Conduct::Cached
+            | Conduct::LazyLater => Some(Verdict::Wrong),
+        }
+    }
+
+    /// The conduct of an id such as `planted/hangs`.
+    ///
+    /// ```
+    /// use flashcore_tune::worker::planted::Conduct;
+    /// assert_eq!(Conduct::of_id("planted/hangs"), Some(Conduct::Hangs));
+    /// assert_eq!(Conduct::Hangs.to_string(), "planted/hangs");
+    /// assert_eq!(Conduct::of_id("cpu/m64n64"), None);
+    /// ```
+    pub fn of_id(id: &str) -> Option<Conduct> {
+        let name = id.strip_prefix(NAME)?.strip_prefix('/')?;
+        Conduct::ALL.into_iter().find(|conduct| conduct.name() == name)
+    }
+
+    pub(super) fn build(self) -> Result<(), &'static str> {
+        match self {
+            Conduct::DoesNotBuild => Err("planted: this one does not compile"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Conduct {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{NAME}/{}", self.name()))
+    }
+}
+
+/// Calls after which [`Conduct::LazyLater`] stops working: more than inspecting makes, fewer than timing.
+pub(super) const PATIENT_CALLS: u32 = 12;
+
+/// A planted candidate on the host.
+pub(super) struct CpuPlanted<'a> {
+    info: SubjectInfo,
+    honest: CpuSubject<'a>,
+    bed: &'a CpuBed,
+    conduct: Conduct,
+    place: usize,
+    calls: u32,
+    kept: Option<Tensor>,
+}
+
+impl<'a> CpuPlanted<'a> {
+    pub(super) fn new(bed: &'a CpuBed, conduct: Conduct, problem: &Problem, place: usize) -> CpuPlanted<'a> {
+        let config = flashcore_cpu::default_config(problem, rayon::current_num_threads());
+        CpuPlanted {
+            info: SubjectInfo {
+                kernel: Some(conduct.to_string()),
+                ..SubjectInfo::new(conduct.to_string(), LaunchMode::Host)
+            },
+            honest: CpuSubject::new(bed, config, place),
+            bed,
+            conduct,
+            place,
+            calls: 0,
+            kept: None,
+        }
+    }
+
+    /// Something that half of all inputs have.
+    fn is_odd(&self) -> bool {
+        self.bed.with_place(self.place, |q, _| {
+            let sum = q.bytes().iter().take(64).fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+            sum.count_ones() % 2 == 1
+        })
+    }
+
+    fn has_large_inputs(&self) -> bool {
+        self.bed
+            .with_place(self.place, |q, _| (0..q.layout().shape[3]).any(|d| q.view().get(0, 0, 0, d).abs() > 6.0))
+    }
+
+    fn spoil(&self, act: impl FnOnce(&mut Tensor)) {
+        self.bed.with_place(self.place, |_, out| act(out));
+    }
+}
+
+impl Subject for CpuPlanted<'_> {
+    fn info(&self) -> &SubjectInfo {
+        &self.info
+    }
+
+    fn call(&mut self) -> Result<(), Trouble> {
+        self.calls += 1;
+        let wrong = |out: &mut Tensor| {
+            let value = out.view().get(0, 0, 0, 0);
+            out.view_mut().set(0, 0, 0, 0, value + 1.0);
+        };
+        match self.conduct {
+            Conduct::Honest | Conduct::DoesNotBuild => self.honest.call()?,
+            Conduct::Hangs => loop {
+                thread::sleep(Duration::from_secs(3600));
+            },
+            Conduct::Crashes => std::process::abort(),
+            Conduct::OutOfBounds => self.spoil(|out| {
+                // The host's bounds check ends the process, as a fault does on a GPU.
+                let end = out.bytes().len();
+                out.bytes_mut()[end + self.calls as usize] = 0;
+            }),
+            Conduct::WrongSometimes => {
+                self.honest.call()?;
+                if self.is_odd() {
+                    self.spoil(wrong);
+                }
+            }
+            Conduct::WrongOnLargeScores => {
+                self.honest.call()?;
+                if self.has_large_inputs() {
+                    self.spoil(wrong);
+                }
+            }
+            Conduct::Unstable => {
+                self.honest.call()?;
+                let mut rng = Rng::new(u64::from(self.calls));
+                self.spoil(|out| {
+                    // The last bit of some elements.
+                    let bytes = out.bytes_mut();
+                    for _ in 0..8 {
+                        let at = rng.below(bytes.len() / 4) * 4;
+                        bytes[at] ^= 1;
+                    }
+                });
+            }
+            Conduct::Unwritten => {
+                let before = self.bed.with_place(self.place, |_, out| out.clone());
+                self.honest.call()?;
+                self.spoil(|out| {
+                    let last = out.bytes().len() - out.layout().shape[3] * out.dtype().size_bytes();
+                    out.bytes_mut()[last..].copy_from_slice(&before.bytes()[last..]);
+                });
+            }
+            Conduct::Zeros => self.spoil(|out| out.bytes_mut().fill(0)),
+            Conduct::Cached => {
+                if self.kept.is_none() {
+                    self.honest.call()?;
+                    self.kept = Some(self.bed.with_place(self.place, |_, out| out.clone()));
+                }
+                if let Some(kept) = &self.kept {
+                    self.spoil(|out| out.bytes_mut().copy_from_slice(kept.bytes()));
+                }
+            }
+            Conduct::LazyLater => {
+                if self.calls <= PATIENT_CALLS {
+                    self.honest.call()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_names_of_one_conduct() {
+        for conduct in Conduct::ALL {
+            assert_eq!(Conduct::of_id(&conduct.to_string()), Some(conduct));
+        }
+        assert_eq!(Conduct::of_id("planted/"), None);
+    }
+}

@@ -1,0 +1,335 @@
+//! The worker's side: reads commands, does them one after the other, answers.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use flashcore_bench::{BenchError, HostInputs, Trouble, revision};
+use flashcore_cuda::Context;
+use flashcore_problem::{InputKind, Inputs, Problem};
+
+use super::devices::{Bench, Cpu, Device, Replay, failed};
+use super::gpu::Gpu;
+use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said};
+use crate::replay::Measured;
+use crate::trial::Verdict;
+
+/// Serves a parent on these streams until the input ends, or until `gone` is called because it did while a command was
+/// going on: then nobody waits for the answer any more, and a kernel that never ends would keep the process.
+///
+/// # Errors
+/// What the output says when it cannot be written.
+pub fn serve(
+    input: impl Read + Send + 'static,
+    output: impl Write,
+    gone: impl Fn() + Send + 'static,
+) -> std::io::Result<()> {
+    let (sender, lines) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(input).lines() {
+            let Ok(line) = line else { break };
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+        drop(sender);
+        gone();
+    });
+    let mut session = Session {
+        lines,
+        output,
+        inputs: Recent::default(),
+    };
+    session.run()
+}
+
+/// Input sets kept, so that what is loaded again is not drawn again.
+const RECENT_INPUTS: usize = 8;
+
+/// Inputs drawn of late.
+#[derive(Default)]
+struct Recent {
+    drawn: VecDeque<((Problem, InputKind, u64), HostInputs)>,
+}
+
+impl Recent {
+    fn get(&mut self, problem: &Problem, kind: InputKind, seed: u64) -> &HostInputs {
+        let key = (problem.clone(), kind, seed);
+        let found = self.drawn.iter().position(|(known, _)| *known == key);
+        let entry = match found.and_then(|at| self.drawn.remove(at)) {
+            Some(entry) => entry,
+            None => (key, draw(problem, kind, seed)),
+        };
+        self.drawn.truncate(RECENT_INPUTS - 1);
+        self.drawn.push_front(entry);
+        &self.drawn[0].1
+    }
+}
+
+/// The inputs of a kind and seed: the same in parent and worker.
+pub(crate) fn draw(problem: &Problem, kind: InputKind, seed: u64) -> HostInputs {
+    if kind == InputKind::Normal {
+        return HostInputs::draw(problem, seed);
+    }
+    let Inputs { q, k, v } = Inputs::generate(problem, kind, seed);
+    HostInputs { q, k, v }
+}
+
+struct Session<W> {
+    lines: Receiver<String>,
+    output: W,
+    inputs: Recent,
+}
+
+impl<W: Write> Session<W> {
+    /// The next command; what cannot be read is answered and passed over. `None` at the end.
+    fn next(&mut self) -> std::io::Result<Option<Ask>> {
+        while let Ok(line) = self.lines.recv() {
+            match serde_json::from_str(&line) {
+                Ok(ask) => return Ok(Some(ask)),
+                Err(error) => {
+                    let reason = format!("`{line}` is no command: {error}");
+                    self.answer(0, Said::Failed(failed(Verdict::Refused, None, reason)))?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn answer(&mut self, id: u64, said: Said) -> std::io::Result<()> {
+        let line = serde_json::to_string(&Answer { id, said })?;
+        writeln!(self.output, "{line}")?;
+        self.output.flush()
+    }
+
+    fn run(&mut self) -> std::io::Result<()> {
+        let device = loop {
+            let Some(ask) = self.next()? else { return Ok(()) };
+            let Command::Hello { protocol, device } = &ask.command else {
+                let reason = "the first command is `hello`";
+                self.answer(ask.id, Said::Failed(failed(Verdict::Refused, None, reason)))?;
+                continue;
+            };
+            match take(*protocol, device) {
+                Ok(device) => {
+                    let hello = Hello {
+                        protocol: PROTOCOL,
+                        revision: revision().to_string(),
+                        device: device.identity(),
+                        computes: device.computes(),
+                    };
+                    self.answer(ask.id, Said::Hello(Box::new(hello)))?;
+                    break device;
+                }
+                Err(reason) => {
+                    let refused = Failed {
+                        fatal: true,
+                        ..failed(Verdict::Refused, None, reason)
+                    };
+                    self.answer(ask.id, Said::Failed(refused))?;
+                }
+            }
+        };
+        let mut pending = None;
+        loop {
+            let ask = match pending.take() {
+                Some(ask) => ask,
+                None => match self.next()? {
+                    Some(ask) => ask,
+                    None => return Ok(()),
+                },
+            };
+            match ask.command {
+                Command::Open { problem, kernels } => {
+                    let mut outcome = Ok(None);
+                    device.open(&problem, &kernels, &mut |bench| {
+                        outcome = self.work(ask.id, &*device, &problem, bench);
+                    });
+                    match outcome? {
+                        Some(next) => pending = Some(next),
+                        None => return Ok(()),
+                    }
+                }
+                Command::Ahead { problem, kernels } => {
+                    device.ahead(&problem, &kernels);
+                    self.answer(ask.id, Said::Done(()))?;
+                }
+                Command::Hello { .. } => {
+                    let reason = "a device is taken already";
+                    self.answer(ask.id, Said::Failed(failed(Verdict::Refused, None, reason)))?;
+                }
+                _ => {
+                    let reason = "nothing is open";
+                    self.answer(ask.id, Said::Failed(failed(Verdict::Refused, None, reason)))?;
+                }
+            }
+        }
+    }
+
+    /// Works on what is open, until something else is to be opened: that command is returned.
+    fn work(
+        &mut self,
+        id: u64,
+        device: &dyn Device,
+        problem: &Problem,
+        bench: Result<&mut dyn Bench, Failed>,
+    ) -> std::io::Result<Option<Ask>> {
+        let bench = match bench {
+            Ok(bench) => bench,
+            Err(failed) => {
+                self.answer(id, Said::Failed(failed))?;
+                return self.next();
+            }
+        };
+        self.answer(id, Said::Opened(bench.opened()))?;
+        while let Some(ask) = self.next()? {
+            let said = match ask.command {
+                Command::Open { .. } | Command::Hello { .. } => return Ok(Some(ask)),
+                Command::Ahead { problem, kernels } => {
+                    device.ahead(&problem, &kernels);
+                    Said::Done(())
+                }
+                Command::Time { baseline, mode, options } => match bench.time(baseline, mode, &options) {
+                    Ok(measurement) => Said::Measured(Box::new(measurement)),
+                    Err(error) => Said::Failed(Failed {
+                        fatal: matches!(error, BenchError::Device { .. }),
+                        ..failed(Verdict::LaunchFailed, None, error)
+                    }),
+                },
+                command => match self.step(problem, bench, command) {
+                    Ok(()) => Said::Done(()),
+                    Err(trouble) => Said::Failed(Failed {
+                        fatal: trouble.fatal,
+                        ..failed(Verdict::LaunchFailed, None, trouble)
+                    }),
+                },
+            };
+            self.answer(ask.id, said)?;
+        }
+        Ok(None)
+    }
+
+    fn step(&mut self, problem: &Problem, bench: &mut dyn Bench, command: Command) -> Result<(), Trouble> {
+        match command {
+            Command::Load { place, kind, seed } => {
+                let kind = InputKind::from_name(&kind)
+                    .ok_or_else(|| Trouble::new(format!("`{kind}` is no kind of inputs")))?;
+                bench.load(place, self.inputs.get(problem, kind, seed))
+            }
+            Command::Poison { place } => bench.poison(place),
+            Command::Pause => bench.pause(),
+            Command::Run { kernel, place } => bench.run(kernel, place),
+            Command::Snapshot { place } => bench.snapshot(place),
+            Command::Finish => bench.finish(),
+            Command::Read { place, snapshot, file } => {
+                let tensor = bench.read(place, snapshot)?;
+                std::fs::write(&file, tensor.bytes())
+                    .map_err(|error| Trouble::new(format!("{}: {error}", file.display())))
+            }
+            // Those are answered where something is opened.
+            Command::Hello { .. } | Command::Ahead { .. } | Command::Open { .. } | Command::Time { .. } => {
+                Err(Trouble::new("not here"))
+            }
+        }
+    }
+}
+
+fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
+    if protocol != PROTOCOL {
+        return Err(format!("protocol {protocol}; this worker speaks {PROTOCOL}"));
+    }
+    if device == "cpu" {
+        return Ok(Box::new(Cpu));
+    }
+    if let Some(path) = device.strip_prefix("replay:") {
+        let measured = match path {
+            "shipped" => Measured::shipped(),
+            path => std::fs::read_to_string(path)
+                .map_err(|error| format!("{path}: {error}"))
+                .and_then(|text| Ok(Measured::read(&text, path)))?,
+        };
+        let measured = measured.map_err(|error| error.to_string())?;
+        let mut identity = measured.identity.device;
+        identity.device = device.to_string();
+        return Ok(Box::new(Replay {
+            identity,
+            tables: measured.tables,
+        }));
+    }
+    let ordinal = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+    let ordinal = ordinal.ok_or_else(|| format!("`{device}` is no device; known are cpu, cuda:N, replay:FILE"))?;
+    let context = Context::new(ordinal).map_err(|error| error.to_string())?;
+    let gpu = Gpu::take(context).map_err(|error| error.to_string())?;
+    Ok(Box::new(gpu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a worker answers to these lines.
+    fn answers(lines: &[String]) -> Vec<Answer> {
+        let input = std::io::Cursor::new(lines.join("\n").into_bytes());
+        let mut output = Vec::new();
+        serve(input, &mut output, || {}).unwrap();
+        let text = String::from_utf8(output).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn ask(id: u64, command: Command) -> String {
+        serde_json::to_string(&Ask { id, command }).unwrap()
+    }
+
+    #[test]
+    fn a_session_on_the_host() {
+        let problem = Problem::named("tiny").unwrap();
+        let file = std::env::temp_dir().join(format!("flashcore-serve-{}", std::process::id()));
+        let hello = Command::Hello {
+            protocol: PROTOCOL,
+            device: "cpu".to_string(),
+        };
+        let open = |id: &str| Command::Open {
+            problem: problem.clone(),
+            kernels: vec![id.to_string()],
+        };
+        let load = Command::Load {
+            place: 0,
+            kind: "normal".to_string(),
+            seed: 5,
+        };
+        let read = Command::Read {
+            place: 0,
+            snapshot: false,
+            file: file.clone(),
+        };
+        let commands = [hello, Command::Finish, open("mma/x"), open("cpu/m16n16"), load]
+            .into_iter()
+            .chain([Command::Poison { place: 0 }, Command::Run { kernel: 0, place: 0 }, read])
+            .chain([Command::Run { kernel: 3, place: 0 }]);
+        let mut lines: Vec<String> = commands.enumerate().map(|(id, command)| ask(id as u64, command)).collect();
+        lines.push("what?".to_string());
+        let answers = answers(&lines);
+        assert_eq!(answers.len(), 10);
+        assert!(matches!(&answers[0].said, Said::Hello(hello) if hello.computes && hello.device.device == "cpu"));
+        for (at, reason) in [(1, "nothing is open"), (2, "no kernel"), (8, "kernel 3 of 1"), (9, "what?")] {
+            assert!(matches!(&answers[at].said, Said::Failed(failed) if failed.reason.contains(reason)), "{answers:?}");
+        }
+        assert!(matches!(&answers[3].said, Said::Opened(opened) if opened[0].id == "cpu/m16n16"));
+        assert!(answers[4..8].iter().all(|answer| answer.said == Said::Done(())));
+        let mut out = flashcore_problem::Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        out.bytes_mut().copy_from_slice(&std::fs::read(&file).unwrap());
+        std::fs::remove_file(&file).unwrap();
+        let inputs = Inputs::generate(&problem, InputKind::Normal, 5);
+        assert!(flashcore_check::gate(&problem, &inputs, &out, None, 0).unwrap().passed());
+    }
+
+    #[test]
+    fn another_protocol_and_no_device_are_refused() {
+        for (protocol, device, said) in [(99, "cpu", "speaks 1"), (PROTOCOL, "tpu", "no device")] {
+            let device = device.to_string();
+            let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
+            assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));
+        }
+    }
+}
