@@ -125,6 +125,14 @@ impl ProblemArgs {
         matches!(extension.as_str(), "ptx" | "cubin").then_some(path)
     }
 
+    /// What the problem is called: its name, or what it is where flags changed it.
+    pub(crate) fn label(&self, problem: &Problem) -> String {
+        match Problem::named(&self.name) {
+            Ok(named) if named == *problem => self.name.clone(),
+            _ => problem.to_string(),
+        }
+    }
+
     /// The problem that is asked for.
     pub(crate) fn problem(&self) -> Result<Problem, ProblemError> {
         let named = Problem::named(&self.name)?;

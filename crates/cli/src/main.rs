@@ -13,6 +13,7 @@ mod failure;
 mod first_run;
 mod foreign;
 mod kernels;
+mod leaderboard;
 mod list;
 mod machine;
 mod memory;
@@ -20,7 +21,11 @@ mod museum;
 mod run;
 mod simulated;
 mod style;
+mod tune;
+mod tune_live;
+mod tune_without_gpu;
 mod watch;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -55,6 +60,7 @@ Examples:
   flashcore explain theirs.ptx --smem 76800        what somebody else's kernel takes, and if it fits
   flashcore list problems                          what can be asked for by name
   flashcore bench mission --peers all              kernels and peers timed against each other
+  flashcore tune mission --budget 5m               the fastest correct kernel there is here
 
 Problems:
   Every subcommand takes a problem: a name, `mission` where none is given, and flags that override
@@ -86,6 +92,9 @@ enum Command {
     Bench(bench::BenchArgs),
     Compare(compare::CompareArgs),
     Evidence(evidence::EvidenceArgs),
+    Tune(tune::TuneArgs),
+    Leaderboard(leaderboard::LeaderboardArgs),
+    Worker(worker::WorkerArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -125,6 +134,9 @@ fn main() -> ExitCode {
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::Evidence(args)) => evidence::run(&args),
+        Some(Command::Tune(args)) => tune::run(&args),
+        Some(Command::Leaderboard(args)) => leaderboard::run(&args),
+        Some(Command::Worker(args)) => worker::run(&args),
     };
     match outcome {
         Ok(outcome) => outcome.into(),

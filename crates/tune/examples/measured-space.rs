@@ -36,5 +36,7 @@ fn wanted_mma(config: &mma::Config) -> bool {
 }
 
 fn wanted_wgmma(config: &wgmma::Config) -> bool {
-    (config.cols.is_multiple_of(32) || config.cols == 176 || config.cols == 80) && config.stages <= 3
+    let sizes = config.cols.is_multiple_of(32) || config.cols == 176;
+    let together = config.cluster == 1 || config.stages == 2;
+    sizes && together && config.stages <= 3
 }

@@ -2,14 +2,31 @@
 //!
 //! - [`space`]: what may be proposed: families, levers, what a problem and a device leave of them.
 //! - [`strategy`]: what to try next; [`replay`] compares strategies on a space that was measured once.
+//! - [`worker`]: child processes that run candidates and the clock.
+//! - [`run()`]: a search from beginning to end; [`journal`] keeps it, [`board`] has its finalists.
+//! - [`Judge`]: inputs and right answers, in the parent; the [`Gatekeeper`] says what can be said without a device.
 
+pub mod board;
 mod error;
+mod examine;
+mod gate;
+pub mod journal;
+mod judge;
 pub mod replay;
+mod run;
+pub mod runs;
+mod search;
+mod setup;
 pub mod space;
 pub mod strategy;
 mod trial;
 pub mod worker;
 
 pub use error::TuneError;
+pub use examine::Timing;
+pub use gate::Gatekeeper;
+pub use judge::Judge;
+pub use run::{Outcome, Request, Watcher, run};
+pub use setup::{Setup, read as read_measured};
 pub use space::Space;
 pub use trial::{History, Timed, Trial, Verdict};

@@ -9,6 +9,8 @@ use flashcore_kernels::{Config, ladder, mma, scalar, wgmma};
 use flashcore_problem::rng::Rng;
 use serde::Serialize;
 
+use crate::worker::planted::{self, Conduct};
+
 /// A lever, as data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeverInfo {
@@ -195,6 +197,18 @@ impl Family {
                     _ => None,
                 },
                 tile: |config| config.tile_q * config.tile_kv,
+            },
+        )
+    }
+
+    pub(crate) fn planted(space: &'static kernels::Space<Conduct>) -> Family {
+        Family::new(
+            planted::NAME,
+            Typed {
+                space,
+                print: Conduct::to_string,
+                parse: Conduct::of_id,
+                tile: |_| 0,
             },
         )
     }

@@ -40,6 +40,12 @@ pub trait Strategy {
     /// # Errors
     /// Only of an outside proposer: it is gone, or says what cannot be understood.
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError>;
+
+    /// Whether it proposes the same after the same history. One that does not is told of the trials of a run that is
+    /// taken up again, and not asked for them.
+    fn is_replayable(&self) -> bool {
+        true
+    }
 }
 
 /// Which strategy.

@@ -175,6 +175,10 @@ impl Strategy for Outside {
         }
         Err(self.failed(format!("{PATIENCE} answers in a row had no config that was new")))
     }
+
+    fn is_replayable(&self) -> bool {
+        false
+    }
 }
 
 impl Drop for Outside {

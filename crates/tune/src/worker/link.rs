@@ -165,12 +165,18 @@ impl Worker {
         if let Some(live) = &self.live {
             return Ok(live.hello.clone());
         }
+        // Somebody may have ended it while it started.
+        self.start().or_else(|_| self.start())
+    }
+
+    fn start(&mut self) -> Result<Hello, TuneError> {
         let failed = |reason: String| TuneError::Worker {
             device: self.device.clone(),
             reason,
         };
         let mut child = Process::new(&self.program.path)
             .args(&self.program.args)
+            .env("RUST_BACKTRACE", "0")
             .envs(self.program.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

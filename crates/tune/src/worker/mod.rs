@@ -13,4 +13,5 @@ pub mod protocol;
 mod serve;
 
 pub use link::{Deadlines, Loss, Program, Worker};
+pub(crate) use serve::draw;
 pub use serve::serve;

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use flashcore_bench::cpu::{CpuBed, CpuSubject};
 use flashcore_bench::{LaunchMode, Subject, SubjectInfo, Trouble};
+use flashcore_kernels::space::{Lever, Space};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{Problem, Tensor};
 
+use crate::space::Family;
 use crate::trial::Verdict;
 
 /// The family's name.
@@ -117,6 +119,23 @@ impl Conduct {
     }
 }
 
+/// The planted candidates as a family of one lever.
+pub fn family() -> Family {
+    Family::planted(&SPACE)
+}
+
+static SPACE: Space<Conduct> = Space {
+    first: Conduct::Honest,
+    levers: &[Lever {
+        name: "conduct",
+        meaning: "what it does wrong",
+        settings: |_| Conduct::ALL.to_vec(),
+        value: |conduct| conduct.name().to_string(),
+    }],
+    allowed: |_| true,
+    constraints: &[],
+};
+
 impl fmt::Display for Conduct {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{NAME}/{}", self.name()))
@@ -181,7 +200,7 @@ impl Subject for CpuPlanted<'_> {
         self.calls += 1;
         let wrong = |out: &mut Tensor| {
             let value = out.view().get(0, 0, 0, 0);
-            out.view_mut().set(0, 0, 0, 0, value + 1.0);
+            out.view_mut().set(0, 0, 0, 0, value * 0.5 + 1.0);
         };
         match self.conduct {
             Conduct::Honest | Conduct::DoesNotBuild => self.honest.call()?,

@@ -1,0 +1,163 @@
+//! `flashcore leaderboard`: what searches found, shown again.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use flashcore_tune::board::{Board, BoardRow};
+use flashcore_tune::journal::{Header, read_header, read_trials};
+use flashcore_tune::{History, Verdict, runs};
+use serde_json::json;
+
+use crate::failure::{Failure, Outcome};
+use crate::style::{self, BAD, DIM, GOOD, HEAD};
+use crate::tune::heading;
+
+/// Show what `flashcore tune` found
+///
+/// Without arguments: the latest run of each problem and device, and its winner. With a run's folder or
+/// a problem's name: its leaderboard, and what came of every candidate.
+#[derive(Args)]
+pub(crate) struct LeaderboardArgs {
+    /// A run's folder, or the name of a problem: its latest run
+    #[arg(value_name = "RUN|PROBLEM")]
+    run: Option<String>,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
+    let kept = runs::folder();
+    let all = kept.as_deref().map(runs::all).unwrap_or_default();
+    let Some(wanted) = &args.run else {
+        return overview(&all, args.json);
+    };
+    let path = PathBuf::from(wanted);
+    let folder = if path.is_dir() {
+        path
+    } else {
+        let latest = all.iter().find(|(_, header)| header.case == *wanted);
+        let none = || Failure::failed(format!("`{wanted}` is no folder, and no run of such a problem is kept"));
+        latest.ok_or_else(none)?.0.clone()
+    };
+    let header = read_header(&folder)?;
+    let mut history = History::default();
+    for trial in read_trials(&folder)? {
+        history.add(trial);
+    }
+    let board = board(&folder);
+    if args.json {
+        style::print_json(&json!({ "run": header, "trials": history.trials(), "board": board }));
+        return Ok(Outcome::Clean);
+    }
+    let title = heading(&title(&header), &header.problem.to_string());
+    style::print(&title);
+    match &board {
+        Some(board) => style::print(&text(board)),
+        None => style::print("  The run has no leaderboard yet: `flashcore tune --resume` takes it up again.\n"),
+    }
+    let seconds = history.trials().iter().map(|trial| trial.seconds).sum();
+    style::print(&summary(&history, seconds));
+    style::print(&style::field("evidence", &folder.display().to_string()));
+    Ok(Outcome::Clean)
+}
+
+fn title(header: &Header) -> String {
+    let devices: Vec<&str> = header.devices.iter().map(|device| device.name.as_str()).collect();
+    format!("{} on {}", header.case, devices.join(" and "))
+}
+
+fn board(folder: &std::path::Path) -> Option<Board> {
+    let text = std::fs::read_to_string(folder.join("board.json")).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+fn overview(all: &[(PathBuf, Header)], as_json: bool) -> Result<Outcome, Failure> {
+    let mut seen: Vec<String> = Vec::new();
+    let mut latest = Vec::new();
+    for (folder, header) in all {
+        let title = title(header);
+        let Some(board) = board(folder).filter(|_| !seen.contains(&title)) else {
+            continue;
+        };
+        latest.push((folder, header, board));
+        seen.push(title);
+    }
+    if as_json {
+        let rows = latest.iter().map(|(folder, header, board)| json!({ "folder": folder, "run": header, "board": board }));
+        style::print_json(&json!({ "runs": rows.collect::<Vec<_>>() }));
+        return Ok(Outcome::Clean);
+    }
+    if latest.is_empty() {
+        style::print("No run is kept yet: `flashcore tune` makes one.\n");
+    }
+    for (folder, header, board) in latest {
+        let gain = match board.gain_of_winner() {
+            Some((gain, _)) => format!("{GOOD}{:+.1} %{GOOD:#} over {}", gain * 100.0, board.start),
+            None => "nothing is faster by what counts".to_string(),
+        };
+        style::print(&style::wrap(
+            &format!("{HEAD}{}{HEAD:#}: {}, {gain} {DIM}({}){DIM:#}", title(header), board.winner, folder.display()),
+            2,
+        ));
+    }
+    Ok(Outcome::Clean)
+}
+
+/// A leaderboard as a table, and what it comes to.
+pub(crate) fn text(board: &Board) -> String {
+    let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
+    let mut text = format!("\n{HEAD}Leaderboard{HEAD:#} {DIM}· times relative to {}{DIM:#}\n", board.start);
+    for (place, row) in board.rows.iter().enumerate() {
+        text.push_str(&format!(
+            "  {:>2}  {:<widest$}  {:>9}  {}\n",
+            place + 1,
+            row.id,
+            style::micros(row.us),
+            beside(row, board)
+        ));
+    }
+    if let Err(why) = &board.head_to_head {
+        text.push_str(&style::wrap(&format!("  Times of the search, not head to head: {why}"), 2));
+    }
+    let percent = board.gain * 100.0;
+    let verdict = match board.gain_of_winner() {
+        Some((gain, interval)) => format!(
+            "{GOOD}{}{GOOD:#} is {:.1} % faster than {} [{:.1}, {:.1}]",
+            board.winner,
+            gain * 100.0,
+            board.start,
+            interval.lo * 100.0,
+            interval.hi * 100.0
+        ),
+        None => format!("{} stands: nothing tried is faster by {percent:.0} % or more", board.start),
+    };
+    text.push_str(&style::field("result", &verdict));
+    text
+}
+
+fn beside(row: &BoardRow, board: &Board) -> String {
+    let mut text = match &row.ratio {
+        Some(ratio) => {
+            let interval = format!("[{:.3}, {:.3}]", ratio.interval.lo, ratio.interval.hi);
+            let verdict = row.verdict.map_or("", Verdict::name);
+            let colour = if row.verdict == Some(Verdict::Faster) { GOOD } else { DIM };
+            format!("{:.3} {interval} {colour}{verdict}{colour:#}", ratio.value)
+        }
+        None if row.id == board.start => "1".to_string(),
+        None => String::new(),
+    };
+    match &row.simulated {
+        Some(Ok(())) => text.push_str(" simulator: clean"),
+        Some(Err(found)) => text.push_str(&format!(" {BAD}simulator: {found}{BAD:#}")),
+        None => {}
+    }
+    text
+}
+
+/// What came of all candidates.
+pub(crate) fn summary(history: &History, seconds: f64) -> String {
+    let counts: Vec<String> = history.count().iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+    let trials = style::count(history.trials().len() as u64, "trial");
+    style::field("tried", &format!("{trials} in {seconds:.0} s: {}", counts.join(", ")))
+}

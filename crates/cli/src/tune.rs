@@ -1,0 +1,322 @@
+//! `flashcore tune`: searches for the fastest correct kernel for a problem on a device.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use flashcore::Device;
+use flashcore_bench::Case;
+use flashcore_tune::strategy::{Kind, Outside, Strategy};
+use flashcore_tune::worker::{Deadlines, Program};
+use flashcore_tune::{Outcome as Found, Request, Setup, TuneError, runs};
+use serde_json::json;
+
+use crate::args::ProblemArgs;
+use crate::failure::{Failure, Outcome};
+use crate::leaderboard;
+use crate::style::{self, CODE, DIM, HEAD};
+use crate::tune_live::Live;
+use crate::tune_without_gpu;
+
+/// Find the fastest correct kernel for a problem on this machine
+///
+/// Proposes configs, sends each through gates (what is refused, does not compile, is wrong, differs
+/// from run to run, hangs or crashes costs one trial and no more), times the rest against the best so
+/// far, and lets the best meet head to head. Every trial is kept as it happens, with its reason.
+/// Without a GPU it tunes the CPU's kernels, checks the GPU's kernel under the simulator, and compares
+/// strategies on a space that was measured on an H200.
+#[derive(Args)]
+#[command(after_help = TUNE_HELP)]
+pub(crate) struct TuneArgs {
+    #[command(flatten)]
+    problem: ProblemArgs,
+    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE (replay:shipped)
+    #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
+    device: String,
+    /// exhaustive, random, hill, single, elite, niches
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_STRATEGY, value_parser = strategy, help_heading = "Search")]
+    strategy: Kind,
+    /// A program that proposes configs, in place of a strategy (docs/tune.md)
+    #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
+    proposer: Option<String>,
+    /// Trials or time: 200, 90s, 5m
+    #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
+    budget: Budget,
+    /// The first candidate, in place of the default
+    #[arg(long, value_name = "ID", help_heading = "Search")]
+    start: Option<String>,
+    /// Families to search, in place of those worth it: mma, wgmma, scalar, ladder, cpu
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
+    family: Vec<String>,
+    /// Seed of the strategy and of the inputs
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Search")]
+    seed: u64,
+    /// Search among candidates that hang, crash, are wrong or cheat, too: shows that the gates hold
+    #[arg(long, help_heading = "Search")]
+    torture: bool,
+    /// Seconds after which a candidate that does not answer hangs
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Search")]
+    deadline: u64,
+    /// Keep the run in this folder, in place of one in the XDG data folder
+    #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
+    folder: Option<PathBuf>,
+    /// Take up the run in --folder again, or the latest of this problem and device
+    #[arg(long, help_heading = "Evidence")]
+    resume: bool,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+/// By replays of the shipped space (docs/tune.md).
+const DEFAULT_STRATEGY: &str = "elite";
+/// Finalists besides the first candidate.
+const FINALISTS: usize = 4;
+/// Longest that an outside proposer may think.
+const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
+
+const TUNE_HELP: &str = "\
+Examples:
+  flashcore tune                                      a minute on the best device
+  flashcore tune llama8b-prefill-2k --budget 10m
+  flashcore tune --resume                             a run that was cut off, taken up again
+  flashcore tune --device replay:shipped --budget 100 a search without a device
+  flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
+  flashcore tune --proposer 'python3 scripts/propose.py'
+
+Verdicts, in the order of the gates:
+  REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by the clock SLOWER, AMBIGUOUS
+  (no clear gain) or FASTER: at least 3 % against the best before it, the interval clear of none.
+
+Exit codes: 0 done, 1 nothing could be timed, 2 usage, 3 environment";
+
+/// How long to search.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Budget {
+    Trials(usize),
+    Time(Duration),
+}
+
+fn strategy(name: &str) -> Result<Kind, String> {
+    name.parse().map_err(|error: TuneError| error.to_string())
+}
+
+fn budget(text: &str) -> Result<Budget, String> {
+    let wrong = || "write trials as 200, or time as 90s or 5m".to_string();
+    let seconds = |number: &str, unit: f64| match number.trim().parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => {
+            Duration::try_from_secs_f64(value * unit).map(Budget::Time).map_err(|_| wrong())
+        }
+        _ => Err(wrong()),
+    };
+    if let Some(minutes) = text.strip_suffix('m') {
+        return seconds(minutes, 60.0);
+    }
+    if let Some(number) = text.strip_suffix('s') {
+        return seconds(number, 1.0);
+    }
+    match text.parse() {
+        Ok(trials) if trials > 0 => Ok(Budget::Trials(trials)),
+        _ => Err(wrong()),
+    }
+}
+
+pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
+    let problem = args.problem.problem()?;
+    let case = Case {
+        name: args.problem.label(&problem),
+        problem,
+    };
+    let devices = devices(&args.device)?;
+    // Somebody who names nothing and has no GPU is shown everything that can be shown without one.
+    let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
+    let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
+    if args.json {
+        style::print_json(&json!({
+            "run": found.header,
+            "trials": found.history.trials(),
+            "board": found.board,
+            "workers_started": found.workers_started,
+            "seconds": found.seconds,
+            "folder": found.folder,
+        }));
+    }
+    if tour {
+        tune_without_gpu::run(&case)?;
+    }
+    Ok(match found.board {
+        Some(_) => Outcome::Clean,
+        None => Outcome::Findings,
+    })
+}
+
+/// A search that is over, and where it is kept.
+struct Kept {
+    found: Found,
+    folder: PathBuf,
+}
+
+impl std::ops::Deref for Kept {
+    type Target = Found;
+
+    fn deref(&self) -> &Found {
+        &self.found
+    }
+}
+
+/// The devices of a list; `best` is every GPU's first, or the host.
+fn devices(names: &str) -> Result<Vec<String>, Failure> {
+    let one = |name: &str| match name {
+        "best" => match Device::best() {
+            Device::Cpu => "cpu".to_string(),
+            Device::Cuda(context) => format!("cuda:{}", context.ordinal()),
+        },
+        "cuda" => "cuda:0".to_string(),
+        "replay" => "replay:shipped".to_string(),
+        name => name.to_string(),
+    };
+    let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
+    let several_kinds = devices.len() > 1 && !devices.iter().all(|device| device.starts_with("cuda:"));
+    let mut distinct = devices.clone();
+    distinct.sort();
+    distinct.dedup();
+    if several_kinds || distinct.len() < devices.len() {
+        return Err(Failure::usage(format!("`{names}`: several devices are different GPUs, as in cuda:0,cuda:1")));
+    }
+    Ok(devices)
+}
+
+fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<Kept, Failure> {
+    let setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
+    let folder = folder(args, case, devices)?;
+    let (strategy, strategy_name): (Box<dyn Strategy>, String) = match &args.proposer {
+        Some(command) => {
+            let outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE)?;
+            (Box::new(outside), format!("outside: {command}"))
+        }
+        None => (args.strategy.start(args.seed), args.strategy.name().to_string()),
+    };
+    let (trials, time) = match args.budget {
+        Budget::Trials(trials) => (trials, Duration::MAX),
+        Budget::Time(time) => (usize::MAX, time.mul_f64(share)),
+    };
+    let deadline = Duration::from_secs(args.deadline);
+    let request = Request {
+        case: case.clone(),
+        devices: devices.to_vec(),
+        strategy,
+        strategy_name,
+        seed: args.seed,
+        space: setup.space,
+        target: setup.target,
+        start: args.start.clone().unwrap_or(setup.start),
+        trials,
+        time,
+        finalists: FINALISTS,
+        window: setup.window,
+        folder: folder.clone(),
+        resume: args.resume,
+        program: program()?,
+        deadlines: Deadlines {
+            run: deadline,
+            ..Deadlines::default()
+        },
+        timing: setup.timing,
+    };
+    let mut live = Live::new(!args.json, args.budget_trials(), time);
+    let found = flashcore_tune::run(request, &mut live)?;
+    live.end();
+    if !args.json {
+        if let Some(board) = &found.board {
+            style::print(&leaderboard::text(board));
+        }
+        style::print(&leaderboard::summary(&found.history, found.seconds));
+        style::print(&style::field("evidence", &folder.display().to_string()));
+        style::print(&format!(
+            "  {DIM}{:<10}{DIM:#}{CODE}flashcore leaderboard{CODE:#} {DIM}shows it again, {DIM:#}{CODE}flashcore tune --resume{CODE:#} \
+             {DIM}goes on{DIM:#}\n",
+            ""
+        ));
+    }
+    Ok(Kept { found, folder })
+}
+
+impl TuneArgs {
+    fn budget_trials(&self) -> Option<usize> {
+        match self.budget {
+            Budget::Trials(trials) => Some(trials),
+            Budget::Time(_) => None,
+        }
+    }
+}
+
+/// The folder of the run.
+fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, Failure> {
+    if let Some(folder) = &args.folder {
+        return Ok(folder.clone());
+    }
+    let nowhere = || {
+        Failure::usage("there is no place for the run: neither XDG_DATA_HOME nor HOME is set").help("name one with --folder")
+    };
+    let kept = runs::folder().ok_or_else(nowhere)?;
+    Ok(match args.resume {
+        true => runs::latest(&kept, &case.name, devices)?,
+        false => runs::new_name(&kept, &case.name, &devices.join("-")),
+    })
+}
+
+/// This program as a worker. Kernels that were only tried do not fill the user's cache of compiled kernels.
+fn program() -> Result<Program, Failure> {
+    let path = std::env::current_exe().map_err(|error| Failure::environment(format!("this program: {error}")))?;
+    let mut env = Vec::new();
+    if let Some(runs) = runs::folder() {
+        let jit = runs.with_file_name("tune-kernels");
+        env.push(("CUDA_CACHE_PATH".into(), jit.clone().into_os_string()));
+        env.push(("FLASHCORE_CACHE_DIR".into(), jit.into_os_string()));
+    }
+    Ok(Program {
+        path,
+        args: vec!["worker".into()],
+        env,
+    })
+}
+
+impl From<TuneError> for Failure {
+    fn from(error: TuneError) -> Failure {
+        match error {
+            TuneError::Bench(error) => error.into(),
+            TuneError::BadOption { .. } | TuneError::Resume { .. } => Failure::usage(error),
+            _ if error.is_environment() => Failure::environment(error),
+            _ => Failure::failed(error),
+        }
+    }
+}
+
+/// A heading for a part of the output.
+pub(crate) fn heading(title: &str, about: &str) -> String {
+    format!("\n{HEAD}{title}{HEAD:#} {DIM}· {about}{DIM:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_are_trials_or_time() {
+        assert_eq!(budget("200"), Ok(Budget::Trials(200)));
+        assert_eq!(budget("90s"), Ok(Budget::Time(Duration::from_secs(90))));
+        assert_eq!(budget("1.5m"), Ok(Budget::Time(Duration::from_secs(90))));
+        for wrong in ["0", "-5", "fast", "m", "infs", "1e400s"] {
+            assert!(budget(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn several_devices_are_different_gpus() {
+        assert_eq!(devices("cuda:0,cuda:1").unwrap(), ["cuda:0", "cuda:1"]);
+        assert_eq!(devices("replay").unwrap(), ["replay:shipped"]);
+        for wrong in ["cpu,cpu", "cuda:0,cuda:0", "cpu,cuda:0"] {
+            assert!(devices(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! The gates that need the device, in order: compile, right answers on shapes and inputs that are hard, inspection as in
+//! any bench, the same answer twice, the clock, and the answer again.
+
+use std::path::{Path, PathBuf};
+
+use flashcore_bench::defences::{Expected, INSPECTION_SEEDS, Inspection, Output, Rig, inspect, inspect_again};
+use flashcore_bench::{Measurement, Mode, Options, Trouble};
+use flashcore_problem::{InputKind, Problem, Tensor};
+
+use crate::error::TuneError;
+use crate::judge::Judge;
+use crate::trial::{Timed, Verdict};
+use crate::worker::protocol::{Command, Said};
+use crate::worker::{Loss, Worker};
+
+/// How candidates are timed, and what counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timing {
+    /// While searching: brief.
+    pub screen: Options,
+    /// Finalists against each other.
+    pub finals: Options,
+    /// Least gain that is accepted, relative.
+    pub gain: f64,
+}
+
+/// Least gain that counts, relative: that of the project's first reports.
+const GAIN: f64 = 0.03;
+
+impl Timing {
+    /// For the host, whose runs are long and whose clock is disturbed by others.
+    pub fn for_cpu() -> Timing {
+        let screen = Options {
+            warm_up_max_us: 40_000.0,
+            warm_up_min_us: 10_000.0,
+            min_rounds: 8,
+            max_rounds: 30,
+            budget_ms: 500.0,
+            precision: 0.01,
+            ..Options::for_cpu()
+        };
+        Timing {
+            finals: Options {
+                budget_ms: 6_000.0,
+                max_rounds: 60,
+                ..Options::for_cpu()
+            },
+            screen,
+            gain: GAIN,
+        }
+    }
+
+    /// For a GPU.
+    pub fn for_gpu() -> Timing {
+        let screen = Options {
+            warm_up_min_us: 4_000.0,
+            warm_up_max_us: 20_000.0,
+            min_rounds: 8,
+            max_rounds: 24,
+            budget_ms: 300.0,
+            ..Options::default()
+        };
+        Timing {
+            screen,
+            finals: Options::default(),
+            gain: GAIN,
+        }
+    }
+}
+
+/// The best so far, that candidates are timed against.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Best {
+    pub(crate) id: String,
+    pub(crate) score: f64,
+}
+
+/// What came of an examination.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Found {
+    pub(crate) verdict: Verdict,
+    pub(crate) reason: String,
+    pub(crate) timed: Option<Timed>,
+}
+
+/// Why a candidate's examination ended early: its verdict, or something that is no candidate's fault.
+enum Stop {
+    Verdict(Verdict, String),
+    /// Its worker died, or lost its device.
+    Died(String),
+    Broken(TuneError),
+}
+
+impl From<TuneError> for Stop {
+    fn from(error: TuneError) -> Stop {
+        Stop::Broken(error)
+    }
+}
+
+impl From<Loss> for Stop {
+    fn from(loss: Loss) -> Stop {
+        let (verdict, reason) = loss.verdict();
+        match loss {
+            Loss::Died { .. } => Stop::Died(reason),
+            Loss::Failed(failed) if failed.fatal => Stop::Died(reason),
+            _ => Stop::Verdict(verdict, reason),
+        }
+    }
+}
+
+/// How often a candidate whose worker dies is tried.
+const ATTEMPTS: usize = 2;
+
+/// Examines candidates with one worker.
+pub(crate) struct Examiner<'j> {
+    pub(crate) judge: &'j Judge,
+    pub(crate) worker: Worker,
+    pub(crate) timing: &'j Timing,
+    /// File that outputs go through.
+    pub(crate) scratch: PathBuf,
+}
+
+impl Examiner<'_> {
+    /// Sends one candidate through the gates.
+    ///
+    /// # Errors
+    /// What is no candidate's fault: a worker that cannot be started any more, a scratch file that cannot be read.
+    pub(crate) fn examine(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, TuneError> {
+        let failed = |verdict, reason| {
+            Ok(Found {
+                verdict,
+                reason,
+                timed: None,
+            })
+        };
+        // A worker may die of something else: a candidate is blamed when it does so every time.
+        let mut last = String::new();
+        for _ in 0..ATTEMPTS {
+            match self.gates(number, id, best) {
+                Ok(found) => return Ok(found),
+                Err(Stop::Verdict(verdict, reason)) => return failed(verdict, reason),
+                Err(Stop::Broken(error)) => return Err(error),
+                Err(Stop::Died(reason)) => last = reason,
+            }
+        }
+        failed(Verdict::LaunchFailed, format!("{ATTEMPTS} times out of {ATTEMPTS}: {last}"))
+    }
+
+    /// Begins to compile candidates that come later.
+    pub(crate) fn ahead(&mut self, kernels: Vec<String>) -> Result<(), TuneError> {
+        let command = Command::Ahead {
+            problem: self.judge.problem().clone(),
+            kernels,
+        };
+        // A loss here shows again when the candidate is opened.
+        self.worker.ask(&command).map(drop)
+    }
+
+    fn gates(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, Stop> {
+        let computes = self.worker.hello()?.computes;
+        if computes {
+            self.adversaries(id)?;
+        }
+        // A candidate is timed against the best, and the first one by itself.
+        let mut kernels = vec![id.to_string()];
+        kernels.extend(best.filter(|best| best.id != id).map(|best| best.id.clone()));
+        self.open(self.judge.problem(), &kernels)?;
+        if computes {
+            self.inspected(number, inspect)?;
+            self.twice(number)?;
+        }
+        let measurement = self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen)?;
+        if computes {
+            self.inspected(number, inspect_again)?;
+        }
+        judged(&measurement, best, self.timing.gain)
+    }
+
+    fn ask(&mut self, command: &Command) -> Result<Said, Stop> {
+        Ok(self.worker.ask(command)??)
+    }
+
+    fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<(), Stop> {
+        let command = Command::Open {
+            problem: problem.clone(),
+            kernels: kernels.to_vec(),
+        };
+        self.ask(&command).map(drop)
+    }
+
+    /// Other shapes and hard inputs. A shape that the candidate does not serve is passed over.
+    fn adversaries(&mut self, id: &str) -> Result<(), Stop> {
+        let judge = self.judge;
+        let mut open: Option<&Problem> = None;
+        let mut refused: Option<&Problem> = None;
+        for case in judge.cases() {
+            if refused == Some(&case.problem) {
+                continue;
+            }
+            if open != Some(&case.problem) {
+                match self.open(&case.problem, &[id.to_string()]) {
+                    Ok(()) => open = Some(&case.problem),
+                    Err(Stop::Verdict(Verdict::Refused, _)) => {
+                        refused = Some(&case.problem);
+                        continue;
+                    }
+                    Err(stop) => return Err(stop),
+                }
+            }
+            self.ask(&Command::Load {
+                place: 0,
+                kind: case.kind.name().to_string(),
+                seed: case.seed,
+            })?;
+            self.ask(&Command::Poison { place: 0 })?;
+            self.ask(&Command::Run { kernel: 0, place: 0 })?;
+            self.ask(&Command::Finish)?;
+            let bytes = self.read()?;
+            let verdict = case.judge(bytes).map_err(|error| TuneError::from(flashcore::Error::from(error)))?;
+            verdict.map_err(|wrong| Stop::Verdict(Verdict::Wrong, wrong))?;
+        }
+        Ok(())
+    }
+
+    /// An inspection as in any bench, on inputs of this run.
+    fn inspected(
+        &mut self,
+        number: usize,
+        look: fn(&mut dyn Rig) -> Result<Inspection, Trouble>,
+    ) -> Result<(), Stop> {
+        let mut rig = RemoteRig {
+            judge: self.judge,
+            worker: &mut self.worker,
+            scratch: &self.scratch,
+            number,
+            stop: None,
+        };
+        let found = look(&mut rig);
+        if let Some(stop) = rig.stop {
+            return Err(stop);
+        }
+        match found {
+            Ok(found) if found.passed() => Ok(()),
+            Ok(found) => Err(Stop::Verdict(Verdict::Wrong, found.to_string())),
+            Err(trouble) => Err(Stop::Verdict(Verdict::LaunchFailed, trouble.message)),
+        }
+    }
+
+    /// The same inputs twice: not a bit may differ.
+    fn twice(&mut self, number: usize) -> Result<(), Stop> {
+        let seed = self.judge.seed(INSPECTION_SEEDS[0], number);
+        self.ask(&Command::Load {
+            place: 0,
+            kind: InputKind::Normal.name().to_string(),
+            seed,
+        })?;
+        let mut answers = Vec::new();
+        for _ in 0..2 {
+            self.ask(&Command::Poison { place: 0 })?;
+            self.ask(&Command::Run { kernel: 0, place: 0 })?;
+            self.ask(&Command::Finish)?;
+            answers.push(self.read()?);
+        }
+        if answers[0] == answers[1] {
+            return Ok(());
+        }
+        let different = answers[0].iter().zip(&answers[1]).filter(|(a, b)| a != b).count();
+        let reason = format!("two runs on the same inputs differ in {different} of {} bytes", answers[0].len());
+        Err(Stop::Verdict(Verdict::Unstable, reason))
+    }
+
+    fn read(&mut self) -> Result<Vec<u8>, Stop> {
+        self.ask(&Command::Read {
+            place: 0,
+            snapshot: false,
+            file: self.scratch.clone(),
+        })?;
+        Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
+    }
+
+    fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, Stop> {
+        let command = Command::Time {
+            baseline,
+            mode,
+            options: options.clone(),
+        };
+        match self.ask(&command)? {
+            Said::Measured(measurement) => Ok(*measurement),
+            other => Err(Stop::Verdict(
+                Verdict::LaunchFailed,
+                format!("asked for times, its worker said {other:?}"),
+            )),
+        }
+    }
+
+    /// Times finalists against the first of them; `None` where one of them is lost on the way.
+    ///
+    /// # Errors
+    /// As [`examine`](Examiner::examine).
+    pub(crate) fn finals(&mut self, kernels: &[String]) -> Result<Result<Measurement, String>, TuneError> {
+        let mut last = String::new();
+        for _ in 0..ATTEMPTS {
+            let timed = self
+                .open(self.judge.problem(), kernels)
+                .and_then(|()| self.time(0, Mode::Hot, &self.timing.finals));
+            match timed {
+                Ok(measurement) => return Ok(Ok(measurement)),
+                Err(Stop::Verdict(verdict, reason)) => return Ok(Err(format!("{verdict}: {reason}"))),
+                Err(Stop::Broken(error)) => return Err(error),
+                Err(Stop::Died(reason)) => last = reason,
+            }
+        }
+        Ok(Err(last))
+    }
+}
+
+/// What a measurement says about its first subject.
+fn judged(measurement: &Measurement, best: Option<&Best>, gain: f64) -> Result<Found, Stop> {
+    let subject = &measurement.subjects[0];
+    let Some(summary) = subject.summary else {
+        let trouble = subject.trouble.clone().unwrap_or("it was never timed".to_string());
+        return Err(Stop::Verdict(Verdict::LaunchFailed, trouble));
+    };
+    let base_score = best.map_or(1.0, |best| best.score);
+    let (verdict, reason, score) = match (&subject.ratio, best) {
+        (Some(ratio), Some(best)) => {
+            let percent = (1.0 - ratio.value) * 100.0;
+            let interval = [ratio.interval.hi, ratio.interval.lo].map(|end| (1.0 - end) * 100.0);
+            let reason = format!(
+                "{percent:+.1} % [{:+.1}, {:+.1}] against {}",
+                interval[0], interval[1], best.id
+            );
+            (Verdict::of(ratio, gain), reason, ratio.value * base_score)
+        }
+        (None, Some(best)) if best.id != subject.info.label => {
+            let reason = format!("{} could not be timed beside it", best.id);
+            return Err(Stop::Verdict(Verdict::LaunchFailed, reason));
+        }
+        _ => (
+            Verdict::Ambiguous,
+            "the first, that others are compared with".to_string(),
+            base_score,
+        ),
+    };
+    Ok(Found {
+        verdict,
+        reason,
+        timed: Some(Timed {
+            us: summary.p50,
+            interval: summary.interval,
+            against: subject.ratio.and(best.map(|best| best.id.clone())),
+            ratio: subject.ratio,
+            score,
+        }),
+    })
+}
+
+/// The rig of [`flashcore_bench::defences`], whose buffers and kernels are in a worker and whose answers are here.
+struct RemoteRig<'r> {
+    judge: &'r Judge,
+    worker: &'r mut Worker,
+    scratch: &'r Path,
+    number: usize,
+    /// Why the worker has no answer, which says more than the trouble does.
+    stop: Option<Stop>,
+}
+
+impl RemoteRig<'_> {
+    fn ask(&mut self, command: &Command) -> Result<(), Trouble> {
+        let stop = match self.worker.ask(command) {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(loss)) => Stop::from(loss),
+            Err(error) => Stop::Broken(error),
+        };
+        self.stop = Some(stop);
+        Err(Trouble::new("the worker is lost"))
+    }
+}
+
+impl Rig for RemoteRig<'_> {
+    fn problem(&self) -> &Problem {
+        self.judge.problem()
+    }
+
+    fn expected(&self, seed: u64) -> &Expected {
+        self.judge.expected(self.judge.seed(seed, self.number))
+    }
+
+    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
+        self.ask(&Command::Load {
+            place,
+            kind: InputKind::Normal.name().to_string(),
+            seed: self.judge.seed(seed, self.number),
+        })
+    }
+
+    fn poison(&mut self, place: usize) -> Result<(), Trouble> {
+        self.ask(&Command::Poison { place })
+    }
+
+    fn pause(&mut self) -> Result<(), Trouble> {
+        self.ask(&Command::Pause)
+    }
+
+    fn run(&mut self, place: usize) -> Result<bool, Trouble> {
+        self.ask(&Command::Run { kernel: 0, place })?;
+        Ok(true)
+    }
+
+    fn snapshot(&mut self, place: usize) -> Result<(), Trouble> {
+        self.ask(&Command::Snapshot { place })
+    }
+
+    fn finish(&mut self) -> Result<(), Trouble> {
+        self.ask(&Command::Finish)
+    }
+
+    fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble> {
+        self.ask(&Command::Read {
+            place,
+            snapshot: what == Output::Snapshot,
+            file: self.scratch.to_path_buf(),
+        })?;
+        let problem = self.judge.problem();
+        let mut tensor = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
+        if bytes.len() != tensor.bytes().len() {
+            return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));
+        }
+        tensor.bytes_mut().copy_from_slice(&bytes);
+        Ok(tensor)
+    }
+}

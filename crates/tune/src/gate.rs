@@ -1,0 +1,150 @@
+//! The first gates, before anything is compiled: refusals, what is known to fail about a launch, and whether the same
+//! machine program was tried before.
+
+use flashcore::KernelId;
+use flashcore_check::proof::{Known, prove};
+use flashcore_ir::Target;
+use flashcore_kernels::{KernelCache, Plan};
+use flashcore_problem::Problem;
+
+use crate::space::{Family, Fingerprint, Space, fingerprint};
+use crate::worker::planted::{self, Conduct};
+
+/// Says of a config what can be said without a device.
+#[derive(Clone, Debug)]
+pub struct Gatekeeper {
+    problem: Problem,
+    /// The architecture; `None` for the host.
+    target: Option<Target>,
+}
+
+impl Gatekeeper {
+    /// For a problem on an architecture, or on the host where there is none.
+    pub fn new(problem: &Problem, target: Option<Target>) -> Gatekeeper {
+        Gatekeeper {
+            problem: problem.clone(),
+            target,
+        }
+    }
+
+    /// Whether a config may be launched, and what its machine program is.
+    ///
+    /// ```
+    /// use flashcore_ir::Target;
+    /// use flashcore_problem::Problem;
+    /// use flashcore_tune::Gatekeeper;
+    /// let gate = Gatekeeper::new(&Problem::named("mission")?, Some(Target::Sm89));
+    /// assert!(gate.look("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy").is_ok());
+    /// let refused = gate.look("mma/m128n256-w4x1-s5-b1-qreg-xor-lazy").unwrap_err();
+    /// assert!(refused.contains("registers") || refused.contains("shared memory"), "{refused}");
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Why not, in a sentence with numbers and remedy.
+    pub fn look(&self, id: &str) -> Result<Option<Fingerprint>, String> {
+        if Conduct::of_id(id).is_some() {
+            return Ok(None);
+        }
+        let config = match (id.parse().map_err(|error: flashcore::Error| error.to_string())?, self.target) {
+            (KernelId::Cpu(_), None) => {
+                flashcore_cpu::check_supported(&self.problem).map_err(|error| error.to_string())?;
+                return Ok(None);
+            }
+            (KernelId::Gpu(config), Some(target)) => (config, target),
+            (KernelId::Cpu(_), Some(_)) => return Err("it runs on the host; the device is a GPU".to_string()),
+            (KernelId::Gpu(_), None) => return Err("it runs on a GPU; the device is the host".to_string()),
+        };
+        let (config, target) = config;
+        let plan = Plan::with_cache(&self.problem, &config, target, &KernelCache::default())
+            .map_err(|refusal| refusal.to_string())?;
+        for step in plan.steps() {
+            if let Some(refusal) = prove(&step.kernel, &step.launch, target, Known::default()).first() {
+                return Err(refusal.to_string());
+            }
+        }
+        Ok(Some(fingerprint(&plan)))
+    }
+
+    /// The families worth searching: for the host its own, for a GPU those that tensor cores serve, or `scalar` where
+    /// they serve none.
+    pub fn families(&self) -> Vec<Family> {
+        let Some(target) = self.target else {
+            return vec![Family::cpu()];
+        };
+        let serves = |config: flashcore_kernels::Config| {
+            Plan::with_cache(&self.problem, &config, target, &KernelCache::default()).is_ok()
+        };
+        let mut families = Vec::new();
+        let mut mma = flashcore_kernels::mma::proposals(&self.problem, target).into_iter();
+        if mma.any(|proposal| serves(flashcore_kernels::Config::Mma(proposal.config))) {
+            families.push(Family::mma());
+        }
+        let mut wgmma = flashcore_kernels::wgmma::proposals(&self.problem, target).into_iter();
+        if wgmma.any(|proposal| serves(flashcore_kernels::Config::Wgmma(proposal.config))) {
+            families.push(Family::wgmma());
+        }
+        if families.is_empty() {
+            families.push(Family::scalar());
+        }
+        families
+    }
+
+    /// The space of these families. `torture` adds candidates that are known to be bad.
+    pub fn space(&self, mut families: Vec<Family>, torture: bool) -> Space {
+        if torture {
+            families.push(planted::family());
+        }
+        let gate = self.clone();
+        Space::new(families, move |id| gate.look(id).map(drop))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::DType;
+    use flashcore_problem::rng::Rng;
+
+    #[test]
+    fn what_a_space_proposes_can_be_launched() {
+        let problem = Problem::named("mission").unwrap();
+        for (target, families) in [
+            (Some(Target::Sm89), vec!["mma"]),
+            (Some(Target::Sm90a), vec!["mma", "wgmma"]),
+            (None, vec!["cpu"]),
+        ] {
+            let gate = Gatekeeper::new(&problem, target);
+            let space = gate.space(gate.families(), false);
+            assert_eq!(space.families().map(|family| family.name).collect::<Vec<_>>(), families);
+            let mut rng = Rng::new(4);
+            for _ in 0..5 {
+                let id = space.sample(&mut rng).unwrap();
+                assert_eq!(gate.look(&id).unwrap().is_some(), target.is_some());
+            }
+        }
+        let f32s = Problem::builder().dtype(DType::F32).build().unwrap();
+        let families = Gatekeeper::new(&f32s, Some(Target::Sm89)).families();
+        assert_eq!(families.iter().map(|family| family.name).collect::<Vec<_>>(), ["scalar"]);
+    }
+
+    #[test]
+    fn the_same_machine_program_has_the_same_fingerprint() {
+        // Heads that share nothing are packed into blocks of one: the kernel is the same but for its name.
+        let gate = Gatekeeper::new(&Problem::named("mission").unwrap(), Some(Target::Sm90a));
+        let look = |id: &str| gate.look(id).unwrap().unwrap();
+        let config = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy";
+        assert_eq!(look(config), look(config));
+        assert_ne!(look(config), look("mma/m64n64-w4x1-s3-b1-qreg-xor-lazy"));
+        assert_ne!(look(config), look("mma/m64n64-w4x1-s2-b2-qreg-xor-lazy"));
+    }
+
+    #[test]
+    fn kernels_of_another_device_are_refused() {
+        let problem = Problem::named("mission").unwrap();
+        let refused = |target, id: &str| Gatekeeper::new(&problem, target).look(id).unwrap_err();
+        assert!(refused(None, "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy").contains("GPU"));
+        assert!(refused(Some(Target::Sm89), "cpu/m64n64").contains("host"));
+        assert!(refused(None, "what").contains("no kernel is named"));
+    }
+}

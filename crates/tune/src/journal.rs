@@ -1,0 +1,285 @@
+//! A run's folder: what the run is, and a line for each trial, kept as it happens. A run that was cut off at any moment
+//! can be taken up again from it.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use flashcore_bench::DeviceIdentity;
+use flashcore_problem::Problem;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::TuneError;
+use crate::space::Space;
+use crate::trial::Trial;
+
+/// Version of the folder's form.
+pub const SCHEMA: u32 = 1;
+
+/// File names in a run's folder.
+const RUN: &str = "run.json";
+const TRIALS: &str = "trials.jsonl";
+
+/// What a run is. Another run is resumed only where all of it is the same.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Name of the problem.
+    pub case: String,
+    /// The problem.
+    pub problem: Problem,
+    /// The devices, one a worker.
+    pub devices: Vec<DeviceIdentity>,
+    /// Git revision of the build.
+    pub revision: String,
+    /// SHA-256 of what may be proposed: families, levers, values.
+    pub space: String,
+    /// The strategy.
+    pub strategy: String,
+    /// Its seed, which inputs are drawn by, too.
+    pub seed: u64,
+    /// The first candidate.
+    pub start: String,
+    /// Candidates that are proposed before the results of the first of them are looked at.
+    pub window: usize,
+    /// Seconds since 1970 (UTC) when it began.
+    pub started_at: u64,
+}
+
+/// Identity of a space.
+pub(crate) fn digest(space: &Space) -> String {
+    let text = serde_json::to_string(&space.count()).unwrap_or_default();
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Header {
+    /// The first thing in which another run differs, and how.
+    fn differs(&self, other: &Header) -> Option<(&'static str, String, String)> {
+        let devices = |header: &Header| {
+            let one = |device: &DeviceIdentity| format!("{} {} ({})", device.device, device.name, device.uuid);
+            header.devices.iter().map(one).collect::<Vec<_>>().join(", ")
+        };
+        let drivers = |header: &Header| {
+            let drivers = header.devices.iter().map(|device| device.driver.clone());
+            drivers.collect::<Vec<_>>().join(", ")
+        };
+        let what = |what, of: &dyn Fn(&Header) -> String| {
+            let (then, now) = (of(self), of(other));
+            (then != now).then_some((what, then, now))
+        };
+        what("the form of its folder", &|h| h.schema.to_string())
+            .or_else(|| what("the device", &devices))
+            .or_else(|| what("the driver", &drivers))
+            .or_else(|| what("the source", &|h| h.revision.clone()))
+            .or_else(|| what("the space", &|h| h.space.chars().take(12).collect()))
+            .or_else(|| what("the problem", &|h| h.problem.to_string()))
+            .or_else(|| what("the strategy", &|h| h.strategy.clone()))
+            .or_else(|| what("the seed", &|h| h.seed.to_string()))
+            .or_else(|| what("the first candidate", &|h| h.start.clone()))
+            .or_else(|| what("the window", &|h| h.window.to_string()))
+    }
+}
+
+/// A run's folder, open for more trials. Only one process at a time has it.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    folder: PathBuf,
+    trials: File,
+}
+
+impl Journal {
+    /// Begins a run in a folder, which must have none yet.
+    pub(crate) fn begin(folder: &Path, header: &Header) -> Result<Journal, TuneError> {
+        std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
+        let path = folder.join(RUN);
+        if path.exists() {
+            return Err(TuneError::file(&path, "there is a run here already; resume it, or name another folder"));
+        }
+        let journal = Journal::open(folder)?;
+        // Whole or not at all: a run that was cut off here has not begun.
+        write_whole(&path, &to_json(header)?)?;
+        Ok(journal)
+    }
+
+    /// Takes a run up again: its trials so far.
+    pub(crate) fn resume(folder: &Path, header: &Header) -> Result<(Journal, Vec<Trial>), TuneError> {
+        let then = read_header(folder)?;
+        if let Some((what, then, now)) = then.differs(header) {
+            return Err(TuneError::Resume {
+                path: folder.display().to_string(),
+                what,
+                then,
+                now,
+            });
+        }
+        let journal = Journal::open(folder)?;
+        let (trials, whole) = parse_trials(folder)?;
+        // A line that was cut off is not there.
+        journal.trials.set_len(whole).map_err(|error| TuneError::file(folder, error))?;
+        Ok((journal, trials))
+    }
+
+    fn open(folder: &Path) -> Result<Journal, TuneError> {
+        let path = folder.join(TRIALS);
+        let file = OpenOptions::new().create(true).append(true).read(true).open(&path);
+        let trials = file.map_err(|error| TuneError::file(&path, error))?;
+        match trials.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(TuneError::file(&path, "another process is at this run")),
+            // A file system without locks: then it is the user's to see that only one is.
+            Err(TryLockError::Error(_)) => {}
+        }
+        Ok(Journal {
+            folder: folder.to_path_buf(),
+            trials,
+        })
+    }
+
+    /// Keeps a trial. It is on the disk when this returns.
+    pub(crate) fn add(&mut self, trial: &Trial) -> Result<(), TuneError> {
+        let mut line = serde_json::to_string(trial).map_err(|error| TuneError::file(&self.folder, error))?;
+        line.push('\n');
+        let written = self.trials.write_all(line.as_bytes()).and_then(|()| self.trials.sync_data());
+        written.map_err(|error| TuneError::file(&self.folder, error))
+    }
+
+    /// Keeps a file beside the trials.
+    pub(crate) fn keep(&self, name: &str, value: &impl Serialize) -> Result<(), TuneError> {
+        write_whole(&self.folder.join(name), &to_json(value)?)
+    }
+}
+
+fn to_json(value: &impl Serialize) -> Result<String, TuneError> {
+    serde_json::to_string_pretty(value).map_err(|error| TuneError::File {
+        path: RUN.to_string(),
+        reason: error.to_string(),
+    })
+}
+
+/// Writes a file so that it is there whole or not at all.
+fn write_whole(path: &Path, text: &str) -> Result<(), TuneError> {
+    let beside = path.with_extension("new");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&beside)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)
+    };
+    write().map_err(|error| TuneError::file(path, error))
+}
+
+/// What the run in a folder is.
+///
+/// # Errors
+/// [`TuneError::File`] where there is none that can be read.
+pub fn read_header(folder: &Path) -> Result<Header, TuneError> {
+    let path = folder.join(RUN);
+    let text = std::fs::read_to_string(&path).map_err(|error| TuneError::file(&path, error))?;
+    serde_json::from_str(&text).map_err(|error| TuneError::file(&path, error))
+}
+
+/// The trials of the run in a folder, in order.
+///
+/// # Errors
+/// As [`read_header`].
+pub fn read_trials(folder: &Path) -> Result<Vec<Trial>, TuneError> {
+    Ok(parse_trials(folder)?.0)
+}
+
+/// The trials, and how many bytes of the file are whole lines.
+fn parse_trials(folder: &Path) -> Result<(Vec<Trial>, u64), TuneError> {
+    let path = folder.join(TRIALS);
+    let text = std::fs::read(&path).map_err(|error| TuneError::file(&path, error))?;
+    let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    let mut trials = Vec::new();
+    for (number, line) in text[..whole].split(|&byte| byte == b'\n').enumerate() {
+        if line.is_empty() {
+            continue;
+        }
+        let trial: Trial = serde_json::from_slice(line)
+            .map_err(|error| TuneError::file(&path, format!("line {}: {error}", number + 1)))?;
+        if trial.number != trials.len() {
+            let reason = format!("line {} has trial {}, not {}", number + 1, trial.number, trials.len());
+            return Err(TuneError::file(&path, reason));
+        }
+        trials.push(trial);
+    }
+    Ok((trials, whole as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::tests::trial;
+
+    fn header() -> Header {
+        Header {
+            schema: SCHEMA,
+            case: "tiny".to_string(),
+            problem: Problem::named("tiny").unwrap(),
+            devices: vec![DeviceIdentity::cpu()],
+            revision: "abc".to_string(),
+            space: "0123456789abcdef".to_string(),
+            strategy: "elite".to_string(),
+            seed: 1,
+            start: "cpu/m16n16".to_string(),
+            window: 1,
+            started_at: 5,
+        }
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("flashcore-journal-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn trials_survive_and_a_line_that_was_cut_off_does_not() {
+        let folder = folder("cut");
+        let mut journal = Journal::begin(&folder, &header()).unwrap();
+        let trials = [trial(0, "a", Some(1.0)), trial(1, "b", None)];
+        trials.iter().for_each(|trial| journal.add(trial).unwrap());
+        assert!(Journal::resume(&folder, &header()).unwrap_err().to_string().contains("another process"));
+        drop(journal);
+        let path = folder.join(TRIALS);
+        let mut text = std::fs::read(&path).unwrap();
+        text.extend_from_slice(b"{\"number\": 2, \"id\": \"c");
+        std::fs::write(&path, text).unwrap();
+        let (mut journal, read) = Journal::resume(&folder, &header()).unwrap();
+        assert_eq!(read, trials);
+        journal.add(&trial(2, "c", Some(0.9))).unwrap();
+        assert_eq!(read_trials(&folder).unwrap().len(), 3);
+        assert!(Journal::begin(&folder, &header()).unwrap_err().to_string().contains("already"));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_run_of_something_else_is_not_resumed() {
+        let folder = folder("other");
+        drop(Journal::begin(&folder, &header()).unwrap());
+        type Change = fn(&mut Header);
+        let changes: [(&str, Change); 6] = [
+            ("the device was", |h| h.devices[0].uuid = "other".to_string()),
+            ("the driver was", |h| h.devices[0].driver = "570".to_string()),
+            ("the space was", |h| h.space = "ffff".to_string()),
+            ("the source was abc and is def here", |h| h.revision = "def".to_string()),
+            ("the seed was 1 and is 2", |h| h.seed = 2),
+            ("the problem was", |h| h.problem = Problem::named("mission").unwrap()),
+        ];
+        for (said, change) in changes {
+            let mut other = header();
+            change(&mut other);
+            let error = Journal::resume(&folder, &other).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        let later = Header {
+            started_at: 99,
+            ..header()
+        };
+        assert!(Journal::resume(&folder, &later).is_ok());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,189 @@
+//! What is right: inputs that no candidate has seen, and their answers, in a process that runs no candidates.
+
+use flashcore_bench::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS};
+use flashcore_bench::Answers;
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{InputKind, Problem, ProblemError, Reference, Tensor, Tolerance, compare, reference};
+
+use crate::error::TuneError;
+use crate::worker::draw;
+
+/// Sets of inputs drawn for a run. Each candidate is judged by four of them.
+const POOL: usize = 6;
+
+/// Inputs and answers for one run.
+#[derive(Debug)]
+pub struct Judge {
+    problem: Problem,
+    /// Seeds of the pool.
+    pool: Vec<u64>,
+    answers: Answers,
+    cases: Vec<Adversary>,
+}
+
+/// A small problem of another shape with inputs that break kernels which are nearly right.
+#[derive(Debug)]
+pub(crate) struct Adversary {
+    pub(crate) problem: Problem,
+    pub(crate) kind: InputKind,
+    pub(crate) seed: u64,
+    reference: Reference,
+}
+
+impl Judge {
+    /// Draws inputs by a seed, and computes the answers in float64.
+    ///
+    /// # Errors
+    /// What the reference says of the problem.
+    pub fn new(problem: &Problem, seed: u64) -> Result<Judge, TuneError> {
+        let mut rng = Rng::stream(seed, 11);
+        let pool: Vec<u64> = (0..POOL).map(|_| rng.next_u64() >> 8).collect();
+        let mut answers = Answers::default();
+        for &seed in &pool {
+            answers.add(problem, seed, &draw(problem, InputKind::Normal, seed))?;
+        }
+        let mut cases = Vec::new();
+        for (shape, kinds) in shapes(problem)? {
+            for kind in kinds {
+                let seed = rng.next_u64() >> 8;
+                let inputs = draw(&shape, kind, seed);
+                let reference = reference(&shape, &inputs.q.view(), &inputs.k.view(), &inputs.v.view());
+                cases.push(Adversary {
+                    reference: reference.map_err(flashcore::Error::from)?,
+                    problem: shape.clone(),
+                    kind,
+                    seed,
+                });
+            }
+        }
+        Ok(Judge {
+            problem: problem.clone(),
+            pool,
+            answers,
+            cases,
+        })
+    }
+
+    /// For devices that compute no answers: there is nothing to judge.
+    pub fn of_nothing(problem: &Problem) -> Judge {
+        Judge {
+            problem: problem.clone(),
+            pool: vec![0; POOL],
+            answers: Answers::default(),
+            cases: Vec::new(),
+        }
+    }
+
+    /// What is asked.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The small problems that cases are on.
+    pub(crate) fn shapes(&self) -> Vec<&Problem> {
+        let mut shapes: Vec<&Problem> = self.cases.iter().map(|case| &case.problem).collect();
+        shapes.dedup();
+        shapes
+    }
+
+    /// Cases of other shapes, those of one shape after each other.
+    pub(crate) fn cases(&self) -> &[Adversary] {
+        &self.cases
+    }
+
+    /// The seed of the run's own inputs that stands for one that inspections ask for, for this candidate.
+    pub(crate) fn seed(&self, role: u64, number: usize) -> u64 {
+        let roles = INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]);
+        let role = roles.into_iter().position(|known| known == role).unwrap_or(0);
+        self.pool[(number + role) % POOL]
+    }
+
+    /// The answer for a seed of [`seed`](Judge::seed).
+    pub(crate) fn expected(&self, seed: u64) -> &Expected {
+        self.answers.of(seed)
+    }
+}
+
+impl Adversary {
+    /// Whether an output is right; what is wrong with it where it is not.
+    pub(crate) fn judge(&self, bytes: Vec<u8>) -> Result<Result<(), String>, ProblemError> {
+        let mut out = Tensor::poisoned(self.problem.dtype(), *self.problem.o_layout());
+        if bytes.len() != out.bytes().len() {
+            let (given, needed) = (bytes.len(), out.bytes().len());
+            return Ok(Err(format!("an output of {given} B in place of {needed} B")));
+        }
+        out.bytes_mut().copy_from_slice(&bytes);
+        let tolerance = Tolerance::of_inputs(self.problem.dtype(), self.kind);
+        let found = compare(&self.problem, &out.view(), &self.reference, tolerance)?;
+        Ok(match found.passed {
+            true => Ok(()),
+            false => Err(format!("with {} inputs on {}: {found}", self.kind, self.problem)),
+        })
+    }
+}
+
+/// Small problems of odd sizes that differ from one in lengths only, and so have the same kernels, each with kinds of
+/// inputs.
+fn shapes(problem: &Problem) -> Result<Vec<(Problem, Vec<InputKind>)>, TuneError> {
+    let group = problem.group_size();
+    let few_rows = problem.seq_len_q().min(16);
+    let shape = |rows: usize, keys: usize| {
+        let rows = if problem.seq_len_q() < 64 { few_rows } else { rows };
+        let mut builder = Problem::builder()
+            .batch(2)
+            .heads(group, 1)
+            .seq_len_q(rows)
+            .seq_len_kv(keys)
+            .head_dim(problem.head_dim())
+            .head_dim_v(problem.head_dim_v())
+            .dtype(problem.dtype())
+            .mask(problem.mask())
+            .return_lse(problem.return_lse());
+        if let Some(softcap) = problem.softcap() {
+            builder = builder.softcap(softcap);
+        }
+        builder.build().map_err(flashcore::Error::from)
+    };
+    Ok(vec![
+        (
+            shape(77, 133)?,
+            vec![InputKind::SmallIntegers, InputKind::HugeLogit, InputKind::NegativeScores],
+        ),
+        (
+            shape(130, 257)?,
+            vec![InputKind::RisingScores, InputKind::EqualRows, InputKind::Extremes],
+        ),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_are_fresh_for_a_run_and_vary_between_candidates() {
+        let problem = Problem::named("tiny").unwrap();
+        let (one, two) = (Judge::new(&problem, 1).unwrap(), Judge::new(&problem, 2).unwrap());
+        assert!(one.pool.iter().all(|seed| !two.pool.contains(seed)));
+        let seeds = |number: usize| INSPECTION_SEEDS.map(|role| one.seed(role, number));
+        assert_ne!(seeds(0), seeds(1));
+        let mut distinct = seeds(5).to_vec();
+        distinct.push(one.seed(AFTERWARDS_SEED, 5));
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 4);
+    }
+
+    #[test]
+    fn every_kind_of_input_is_used_on_shapes_that_are_odd() {
+        let problem = Problem::named("llama8b-prefill-2k").unwrap();
+        let judge = Judge::new(&Problem::named("tiny").unwrap(), 3).unwrap();
+        assert_eq!(judge.cases().len() + 1, InputKind::ALL.len());
+        for (shape, _) in shapes(&problem).unwrap() {
+            assert_eq!((shape.group_size(), shape.head_dim()), (problem.group_size(), problem.head_dim()));
+            assert!(!shape.seq_len_kv().is_multiple_of(16));
+        }
+        let nothing = vec![0; 10];
+        assert!(judge.cases()[0].judge(nothing).unwrap().unwrap_err().contains("10 B"));
+    }
+}

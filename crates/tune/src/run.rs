@@ -1,0 +1,237 @@
+//! A search from beginning to end: strategies propose, gates and workers examine, the journal keeps, finalists meet.
+//!
+//! Trials are numbered as they are proposed and looked at in that order, whichever worker is done first: what is
+//! proposed next depends on results alone and never on which came sooner, so that a run can be taken up again.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use flashcore_bench::{Case, revision};
+use flashcore_check::{CheckOptions, check_plan};
+use flashcore_ir::Target;
+use flashcore_kernels::Plan;
+use rayon::prelude::*;
+
+use crate::board::Board;
+use crate::error::TuneError;
+use crate::examine::{Examiner, Timing};
+use crate::gate::Gatekeeper;
+use crate::journal::{Header, Journal, SCHEMA, digest};
+use crate::judge::Judge;
+use crate::search::Search;
+use crate::space::Space;
+use crate::strategy::Strategy;
+use crate::trial::{History, Trial};
+use crate::worker::{Deadlines, Program, Worker};
+
+/// What to search, where and how long.
+pub struct Request {
+    /// The problem and its name.
+    pub case: Case,
+    /// One a worker: `cpu`, `cuda:N`, `replay:FILE`.
+    pub devices: Vec<String>,
+    /// What to try next.
+    pub strategy: Box<dyn Strategy>,
+    /// Its name.
+    pub strategy_name: String,
+    /// Seed of the inputs, and for the record that of the strategy.
+    pub seed: u64,
+    /// What may be proposed.
+    pub space: Space,
+    /// The architecture, for machine programs and the simulator; `None` for the host and for replays.
+    pub target: Option<Target>,
+    /// The first candidate, that others are compared with.
+    pub start: String,
+    /// Most trials.
+    pub trials: usize,
+    /// Most time for the search; what was begun is finished.
+    pub time: Duration,
+    /// How many meet at the end, besides the first.
+    pub finalists: usize,
+    /// Candidates proposed ahead, so that they can be compiled meanwhile; at least one a worker.
+    pub window: usize,
+    /// Where the run is kept.
+    pub folder: PathBuf,
+    /// Take up the run that is there.
+    pub resume: bool,
+    /// How workers are started.
+    pub program: Program,
+    /// How long each stage may take.
+    pub deadlines: Deadlines,
+    /// How candidates are timed.
+    pub timing: Timing,
+}
+
+/// Is told how a search goes along.
+pub trait Watcher {
+    /// The run begins, with so many trials from before.
+    fn begins(&mut self, header: &Header, resumed: usize) {
+        let _ = (header, resumed);
+    }
+    /// A trial has its verdict.
+    fn trial(&mut self, trial: &Trial, history: &History) {
+        let _ = (trial, history);
+    }
+    /// Finalists meet.
+    fn finals(&mut self, finalists: &[String]) {
+        let _ = finalists;
+    }
+}
+
+/// Watches nothing.
+impl Watcher for () {}
+
+/// What a search found.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What the run is.
+    pub header: Header,
+    /// Everything tried.
+    pub history: History,
+    /// The finalists; `None` where nothing could be timed.
+    pub board: Option<Board>,
+    /// Times a worker was started, over all of them.
+    pub workers_started: usize,
+    /// Seconds of the search.
+    pub seconds: f64,
+}
+
+/// Searches.
+///
+/// # Errors
+/// Workers that cannot be started, a folder that cannot be written, a run that cannot be resumed. A candidate that
+/// fails is no error.
+pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneError> {
+    let began = Instant::now();
+    let mut workers = Vec::new();
+    let mut devices = Vec::new();
+    let mut computes = false;
+    for device in &request.devices {
+        let mut worker = Worker::new(request.program.clone(), device, request.deadlines);
+        let hello = worker.hello()?;
+        if hello.revision != revision() {
+            return Err(TuneError::Worker {
+                device: device.clone(),
+                reason: format!("it was built from {}, this program from {}", hello.revision, revision()),
+            });
+        }
+        computes |= hello.computes;
+        devices.push(hello.device);
+        workers.push(worker);
+    }
+    let header = Header {
+        schema: SCHEMA,
+        case: request.case.name.clone(),
+        problem: request.case.problem.clone(),
+        devices,
+        revision: revision().to_string(),
+        space: digest(&request.space),
+        strategy: request.strategy_name.clone(),
+        seed: request.seed,
+        start: request.start.clone(),
+        window: request.window.max(request.devices.len()),
+        started_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+    };
+    let (journal, before) = if request.resume {
+        Journal::resume(&request.folder, &header)?
+    } else {
+        (Journal::begin(&request.folder, &header)?, Vec::new())
+    };
+    watcher.begins(&header, before.len());
+    let judge = match computes {
+        true => Judge::new(&request.case.problem, request.seed)?,
+        false => Judge::of_nothing(&request.case.problem),
+    };
+    let scratch = |index: usize| request.folder.join(format!("output-{index}.bin"));
+    let examiners: Vec<Examiner<'_>> = workers
+        .into_iter()
+        .enumerate()
+        .map(|(index, worker)| Examiner {
+            judge: &judge,
+            worker,
+            timing: &request.timing,
+            scratch: scratch(index),
+        })
+        .collect();
+    let gate = request.target.map(|target| Gatekeeper::new(&request.case.problem, Some(target)));
+    let mut strategy = request.strategy;
+    let mut search = Search::new(&request.space, gate.as_ref(), &header, journal, before);
+    search.limit(request.trials, request.time);
+    let mut examiners = search.go(&mut *strategy, examiners, watcher)?;
+    let (history, journal) = search.end();
+
+    let start = &request.start;
+    let board = finals(&history, &mut examiners[0], start, request.finalists, watcher)?;
+    let board = board.map(|board| match request.target {
+        Some(target) => simulated(board, &judge, target),
+        None => board,
+    });
+    if let Some(board) = &board {
+        journal.keep("board.json", board)?;
+    }
+    let workers_started = examiners.iter().map(|examiner| examiner.worker.started()).sum();
+    for index in 0..examiners.len() {
+        // Of no more use; where no answer was ever read it is not there.
+        let _ = std::fs::remove_file(scratch(index));
+    }
+    Ok(Outcome {
+        header,
+        history,
+        board,
+        workers_started,
+        seconds: began.elapsed().as_secs_f64(),
+    })
+}
+
+/// Times the first candidate and the best others against each other; `None` where nothing could be timed.
+fn finals(
+    history: &History,
+    examiner: &mut Examiner<'_>,
+    start: &str,
+    keep: usize,
+    watcher: &mut dyn Watcher,
+) -> Result<Option<Board>, TuneError> {
+    let gain = examiner.timing.gain;
+    let timed = history.ranked();
+    if timed.is_empty() {
+        return Ok(None);
+    }
+    let others = timed.iter().filter(|trial| trial.same_as.is_none() && trial.id != start);
+    let mut finalists: Vec<String> = others.take(keep).map(|trial| trial.id.clone()).collect();
+    if !timed.iter().any(|trial| trial.id == start) {
+        let why = "the first candidate could not be timed";
+        return Ok(Some(Board::of_history(history, start, why.to_string(), keep, gain)));
+    }
+    finalists.insert(0, start.to_string());
+    watcher.finals(&finalists);
+    let board = match examiner.finals(&finalists)? {
+        Ok(measurement) => Board::of_finals(&measurement, gain).ok_or("nothing was timed".to_string()),
+        Err(reason) => Err(reason),
+    };
+    Ok(Some(board.unwrap_or_else(|why| Board::of_history(history, start, why, keep, gain))))
+}
+
+/// Runs the kernels of a leaderboard under the simulator, on the small problems that candidates are judged by, and
+/// elects anew.
+fn simulated(mut board: Board, judge: &Judge, target: Target) -> Board {
+    let look = |id: &str| -> Option<Result<(), String>> {
+        let config = id.parse().ok()?;
+        let mut looked = None;
+        for problem in judge.shapes() {
+            let Ok(plan) = Plan::new(problem, &config, target) else { continue };
+            let report = match check_plan(&plan, &CheckOptions::default()) {
+                Ok(report) => report,
+                Err(error) => return Some(Err(error.to_string())),
+            };
+            if report.verdict != flashcore_check::Verdict::Clean {
+                let first = report.findings.first().map(|found| found.finding.to_string());
+                return Some(Err(first.unwrap_or_else(|| format!("{:?} on {problem}", report.verdict))));
+            }
+            looked = Some(Ok(()));
+        }
+        looked
+    };
+    board.rows.par_iter_mut().for_each(|row| row.simulated = look(&row.id));
+    board.elect();
+    board
+}

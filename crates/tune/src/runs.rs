@@ -1,0 +1,72 @@
+//! Where runs are kept: a folder each, in the user's data folder.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::TuneError;
+use crate::journal::{Header, read_header};
+
+/// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME`, or in `~/.local/share`; `None` where there is neither.
+pub fn folder() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
+    Some(data.join("flashcore/tune"))
+}
+
+/// A name for a new run in a folder of runs: the problem, the device and a number.
+pub fn new_name(runs: &Path, case: &str, device: &str) -> PathBuf {
+    let part = |text: &str| -> String {
+        let keep = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+        text.chars().map(keep).collect()
+    };
+    let device = device.split_once(':').filter(|(kind, _)| *kind == "replay").map_or(device, |(kind, _)| kind);
+    let base = format!("{}-{}", part(case), part(device));
+    (1..)
+        .map(|number| runs.join(format!("{base}-{number}")))
+        .find(|path| !path.exists())
+        .unwrap_or_else(|| runs.join(base))
+}
+
+/// All runs in a folder of runs, the latest first. What is no run is passed over.
+pub fn all(runs: &Path) -> Vec<(PathBuf, Header)> {
+    let entries = std::fs::read_dir(runs).into_iter().flatten().flatten();
+    let mut all: Vec<(PathBuf, Header)> = entries
+        .filter_map(|entry| Some((entry.path(), read_header(&entry.path()).ok()?)))
+        .collect();
+    all.sort_by(|a, b| (b.1.started_at, &b.0).cmp(&(a.1.started_at, &a.0)));
+    all
+}
+
+/// The latest run of a problem on these devices.
+///
+/// # Errors
+/// [`TuneError::Nothing`] where there is none.
+pub fn latest(runs: &Path, case: &str, devices: &[String]) -> Result<PathBuf, TuneError> {
+    let is_this = |header: &Header| {
+        let on = header.devices.iter().map(|device| device.device.as_str());
+        header.case == case && on.eq(devices.iter().map(String::as_str))
+    };
+    let mut runs_there = all(runs).into_iter();
+    let found = runs_there.find(|(_, header)| is_this(header));
+    found.map(|(path, _)| path).ok_or_else(|| TuneError::Nothing {
+        what: format!("no run of {case} on {} is kept in {}", devices.join(", "), runs.display()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_free_and_folders_that_are_no_runs_are_passed_over() {
+        let runs = std::env::temp_dir().join(format!("flashcore-runs-{}", std::process::id()));
+        let first = new_name(&runs, "d128 s1024/x", "cuda:0");
+        assert!(first.ends_with("d128-s1024-x-cuda-0-1"));
+        std::fs::create_dir_all(&first).unwrap();
+        assert!(new_name(&runs, "d128 s1024/x", "cuda:0").ends_with("d128-s1024-x-cuda-0-2"));
+        assert!(new_name(&runs, "mission", "replay:/a/b.json").ends_with("mission-replay-1"));
+        assert!(all(&runs).is_empty());
+        let error = latest(&runs, "mission", &["cpu".to_string()]).unwrap_err();
+        assert!(error.to_string().contains("mission on cpu"));
+        std::fs::remove_dir_all(&runs).unwrap();
+    }
+}

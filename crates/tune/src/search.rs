@@ -1,0 +1,354 @@
+//! The loop of a search. Trials are numbered as they are proposed and looked at in that order, whichever worker is done
+//! first: what is proposed next depends on results alone and never on which came sooner, so that a run that was cut off
+//! proposes the same again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::TuneError;
+use crate::examine::{Best, Examiner, Found};
+use crate::gate::Gatekeeper;
+use crate::journal::{Header, Journal};
+use crate::run::Watcher;
+use crate::space::{Fingerprint, Space};
+use crate::strategy::{Proposal, Strategy};
+use crate::trial::{History, Trial, Verdict};
+
+/// A candidate on its way to a worker.
+struct Job {
+    number: usize,
+    id: String,
+    best: Option<Best>,
+}
+
+/// A candidate's result.
+struct Done {
+    number: usize,
+    found: Result<Found, TuneError>,
+    seconds: f64,
+}
+
+/// A proposal whose result was not looked at yet.
+struct Pending {
+    proposal: Proposal,
+    fingerprint: Option<Fingerprint>,
+    same_as: Option<String>,
+}
+
+/// What is known of a pending proposal.
+enum Known {
+    Found(Found, f64),
+    /// From the journal.
+    Before(Box<Trial>),
+}
+
+/// A search on its way.
+pub(crate) struct Search<'s> {
+    space: &'s Space,
+    gate: Option<&'s Gatekeeper>,
+    header: &'s Header,
+    journal: Journal,
+    /// Trials of the run that is taken up again, not looked at yet.
+    before: VecDeque<Trial>,
+    /// Seconds that they took.
+    spent: f64,
+    trials: usize,
+    time: Duration,
+    history: History,
+    pending: BTreeMap<usize, Pending>,
+    results: BTreeMap<usize, Known>,
+    exhausted: bool,
+}
+
+impl<'s> Search<'s> {
+    pub(crate) fn new(
+        space: &'s Space,
+        gate: Option<&'s Gatekeeper>,
+        header: &'s Header,
+        journal: Journal,
+        before: Vec<Trial>,
+    ) -> Search<'s> {
+        Search {
+            space,
+            gate,
+            header,
+            journal,
+            spent: before.iter().map(|trial| trial.seconds).sum::<f64>() / header.devices.len() as f64,
+            before: before.into(),
+            trials: usize::MAX,
+            time: Duration::MAX,
+            history: History::default(),
+            pending: BTreeMap::new(),
+            results: BTreeMap::new(),
+            exhausted: false,
+        }
+    }
+
+    /// Ends it after so many trials, or so much time.
+    pub(crate) fn limit(&mut self, trials: usize, time: Duration) {
+        (self.trials, self.time) = (trials, time);
+    }
+
+    /// What was found, and the journal.
+    pub(crate) fn end(self) -> (History, Journal) {
+        (self.history, self.journal)
+    }
+
+    /// Searches with these workers until a limit or the end of the space; returns them.
+    pub(crate) fn go<'e>(
+        &mut self,
+        strategy: &mut dyn Strategy,
+        examiners: Vec<Examiner<'e>>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Vec<Examiner<'e>>, TuneError> {
+        let began = Instant::now();
+        thread::scope(|scope| {
+            let (done_sender, done) = channel();
+            let mut queues = Vec::new();
+            let mut threads = Vec::new();
+            for examiner in examiners {
+                let (queue, jobs) = channel();
+                queues.push(queue);
+                let done = done_sender.clone();
+                threads.push(scope.spawn(move || work(examiner, &jobs, &done)));
+            }
+            let outcome = loop {
+                if let Err(error) = self.fill(strategy, &queues, began) {
+                    break Err(error);
+                }
+                if self.pending.is_empty() {
+                    break Ok(());
+                }
+                // One at a time: then what is proposed next has seen exactly the trials before it.
+                if let Some(result) = self.results.remove(&self.history.trials().len()) {
+                    if let Err(error) = self.commit(result, watcher) {
+                        break Err(error);
+                    }
+                    continue;
+                }
+                let Ok(Done { number, found, seconds }) = done.recv() else {
+                    break Err(TuneError::Nothing {
+                        what: "every worker is gone".to_string(),
+                    });
+                };
+                match found {
+                    Ok(found) => drop(self.results.insert(number, Known::Found(found, seconds))),
+                    Err(error) => break Err(error),
+                }
+            };
+            // Workers end when their queues do; what they are at now is of no more interest where there was an error.
+            drop(queues);
+            let mut examiners = Vec::new();
+            for thread in threads {
+                match thread.join() {
+                    Ok(examiner) => examiners.push(examiner),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            outcome.map(|()| examiners)
+        })
+    }
+
+    /// Proposes as many candidates as may be on their way.
+    fn fill(&mut self, strategy: &mut dyn Strategy, queues: &[Sender<Job>], began: Instant) -> Result<(), TuneError> {
+        loop {
+            let number = self.history.trials().len() + self.pending.len();
+            // Until one was timed there is nothing to compare others with.
+            let best = self.best();
+            let window = if best.is_some() { self.header.window } else { 1 };
+            let spent = Duration::from_secs_f64(self.spent) + began.elapsed();
+            let over = number >= self.trials || (self.before.is_empty() && spent >= self.time);
+            if self.pending.len() >= window || self.exhausted || (over && number > 0) {
+                return Ok(());
+            }
+            let before = self.before.pop_front();
+            let Some(proposal) = self.propose(strategy, number, before.as_ref())? else {
+                self.exhausted = true;
+                return Ok(());
+            };
+            self.history.begin(&proposal.id);
+            let mut pending = Pending {
+                proposal,
+                fingerprint: None,
+                same_as: None,
+            };
+            match before {
+                Some(trial) => {
+                    self.results.insert(number, Known::Before(Box::new(trial)));
+                }
+                None => match self.look(&mut pending) {
+                    Some(found) => {
+                        self.results.insert(number, Known::Found(found, 0.0));
+                    }
+                    None => {
+                        let job = Job {
+                            number,
+                            id: pending.proposal.id.clone(),
+                            best,
+                        };
+                        // A worker that is gone has said why.
+                        let _ = queues[number % queues.len()].send(job);
+                    }
+                },
+            }
+            self.pending.insert(number, pending);
+        }
+    }
+
+    /// The next proposal; of a run that is taken up again it must be the one that was made then.
+    fn propose(
+        &self,
+        strategy: &mut dyn Strategy,
+        number: usize,
+        before: Option<&Trial>,
+    ) -> Result<Option<Proposal>, TuneError> {
+        let of_before = |trial: &Trial| Proposal {
+            id: trial.id.clone(),
+            origin: trial.origin.clone(),
+        };
+        if let Some(trial) = before.filter(|_| !strategy.is_replayable()) {
+            return Ok(Some(of_before(trial)));
+        }
+        let proposal = match number {
+            0 => Some(Proposal {
+                id: self.header.start.clone(),
+                origin: "the first".to_string(),
+            }),
+            _ => strategy.propose(&self.history, self.space)?,
+        };
+        match (before, &proposal) {
+            (Some(then), now) if now.as_ref().map(|now| &now.id) != Some(&then.id) => Err(TuneError::Resume {
+                path: self.header.case.clone(),
+                what: "a proposal",
+                then: then.id.clone(),
+                now: now.as_ref().map_or("none".to_string(), |now| now.id.clone()),
+            }),
+            _ => Ok(proposal),
+        }
+    }
+
+    /// What can be said of a proposal without a worker.
+    fn look(&self, pending: &mut Pending) -> Option<Found> {
+        let id = &pending.proposal.id;
+        let refused = |reason: String| Found {
+            verdict: Verdict::Refused,
+            reason,
+            timed: None,
+        };
+        // The first is there to be compared with, whatever families are searched.
+        if !self.history.trials().is_empty()
+            && let Err(reason) = self.space.admits(id)
+        {
+            return Some(refused(reason));
+        }
+        match self.gate?.look(id) {
+            Err(reason) => return Some(refused(reason)),
+            Ok(fingerprint) => pending.fingerprint = fingerprint,
+        }
+        let fingerprint = pending.fingerprint.as_ref()?;
+        let mut trials = self.history.trials().iter();
+        let same = trials.find(|trial| trial.same_as.is_none() && trial.fingerprint.as_ref() == Some(fingerprint))?;
+        pending.same_as = Some(same.id.clone());
+        Some(Found {
+            verdict: same.verdict,
+            reason: format!("the same machine program as {}", same.id),
+            timed: same.timed.clone(),
+        })
+    }
+
+    /// Adds the next trial to the history.
+    fn commit(&mut self, result: Known, watcher: &mut dyn Watcher) -> Result<(), TuneError> {
+        let number = self.history.trials().len();
+        let Some(Pending {
+            proposal,
+            fingerprint,
+            same_as,
+        }) = self.pending.remove(&number)
+        else {
+            return Ok(());
+        };
+        let trial = match result {
+            Known::Before(trial) => *trial,
+            Known::Found(found, seconds) => {
+                let trial = Trial {
+                    number,
+                    id: proposal.id,
+                    origin: proposal.origin,
+                    verdict: found.verdict,
+                    reason: found.reason,
+                    timed: found.timed,
+                    fingerprint,
+                    same_as,
+                    seconds,
+                };
+                self.journal.add(&trial)?;
+                trial
+            }
+        };
+        self.history.add(trial.clone());
+        watcher.trial(&trial, &self.history);
+        Ok(())
+    }
+
+    /// What candidates are timed against: the first that was timed, or the best that was accepted since.
+    fn best(&self) -> Option<Best> {
+        let timed = self.history.trials().iter().filter(|trial| trial.timed.is_some() && trial.same_as.is_none());
+        let mut best: Option<Best> = None;
+        for trial in timed {
+            let score = trial.score().unwrap_or(f64::INFINITY);
+            let better = match &best {
+                None => true,
+                Some(best) => trial.verdict == Verdict::Faster && score < best.score,
+            };
+            if better {
+                best = Some(Best {
+                    id: trial.id.clone(),
+                    score,
+                });
+            }
+        }
+        best
+    }
+}
+
+/// A worker's thread: examines what is in its queue, and has the rest compiled meanwhile.
+fn work<'e>(mut examiner: Examiner<'e>, jobs: &Receiver<Job>, done: &Sender<Done>) -> Examiner<'e> {
+    let mut queue: VecDeque<Job> = VecDeque::new();
+    loop {
+        let mut new = Vec::new();
+        loop {
+            match jobs.try_recv() {
+                Ok(job) => {
+                    new.push(job.id.clone());
+                    queue.push_back(job);
+                }
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => break,
+            }
+        }
+        let Some(job) = queue.pop_front() else {
+            match jobs.recv() {
+                Ok(job) => {
+                    queue.push_back(job);
+                    continue;
+                }
+                Err(_) => return examiner,
+            }
+        };
+        let began = Instant::now();
+        new.retain(|id| *id != job.id);
+        let ahead = if new.is_empty() { Ok(()) } else { examiner.ahead(new) };
+        let found = ahead.and_then(|()| examiner.examine(job.number, &job.id, job.best.as_ref()));
+        let lost = found.is_err();
+        let sent = done.send(Done {
+            number: job.number,
+            found,
+            seconds: began.elapsed().as_secs_f64(),
+        });
+        if lost || sent.is_err() {
+            return examiner;
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What a search begins with on a device: its space, its first candidate, its clock.
+
+use flashcore::DeviceInfo;
+use flashcore_ir::Target;
+use flashcore_kernels::{KernelCache, select};
+use flashcore_problem::Problem;
+
+use crate::error::TuneError;
+use crate::examine::Timing;
+use crate::gate::Gatekeeper;
+use crate::replay::{Measured, Table};
+use crate::space::{Family, Space};
+use crate::worker::planted;
+
+/// What a search begins with.
+#[derive(Clone)]
+pub struct Setup {
+    /// What may be proposed.
+    pub space: Space,
+    /// The architecture; `None` for the host and for replays.
+    pub target: Option<Target>,
+    /// The first candidate: what is used where nobody tunes.
+    pub start: String,
+    /// How candidates are timed.
+    pub timing: Timing,
+    /// Candidates proposed ahead.
+    pub window: usize,
+}
+
+/// Candidates that a GPU's worker compiles while one is timed.
+const GPU_WINDOW: usize = 8;
+
+impl Setup {
+    /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for what this crate brings along). `families`
+    /// are those to search, by name; none means those worth searching. `torture` adds candidates known to be bad.
+    ///
+    /// # Errors
+    /// A device or family that is not there, a problem that nothing serves.
+    pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
+        if let Some(file) = device.strip_prefix("replay:") {
+            return Setup::replay(file, problem);
+        }
+        let target = match device {
+            "cpu" => None,
+            device => Some(target(device)?),
+        };
+        let gate = Gatekeeper::new(problem, target);
+        let start = match target {
+            None => {
+                flashcore_cpu::check_supported(problem).map_err(flashcore::Error::from)?;
+                flashcore_cpu::default_config(problem, rayon::current_num_threads()).to_string()
+            }
+            Some(target) => {
+                let choice = select(problem, target, 16, &KernelCache::default());
+                let choice = choice.map_err(|error| TuneError::Nothing { what: error.to_string() })?;
+                choice.plan.config.to_string()
+            }
+        };
+        Ok(Setup {
+            space: gate.space(chosen(gate.families(), families)?, torture),
+            target,
+            start,
+            timing: if target.is_some() { Timing::for_gpu() } else { Timing::for_cpu() },
+            window: if target.is_some() { GPU_WINDOW } else { 1 },
+        })
+    }
+
+    /// Of a space that was measured once. It begins at the slowest config that works: the hardest place.
+    fn replay(file: &str, problem: &Problem) -> Result<Setup, TuneError> {
+        let measured = read(file)?;
+        let names: Vec<&str> = measured.tables.iter().map(|table| table.case.name.as_str()).collect();
+        let known = names.join(", ");
+        let is_this = |table: &&Table| table.case.problem == *problem;
+        let nothing = || TuneError::Nothing {
+            what: format!("{problem} was not measured there; measured were {known}"),
+        };
+        let table = measured.tables.iter().find(is_this).ok_or_else(nothing)?;
+        let start = table.worst().ok_or_else(nothing)?.0.clone();
+        Ok(Setup {
+            space: table.space(),
+            target: None,
+            start,
+            timing: Timing::for_gpu(),
+            window: 1,
+        })
+    }
+}
+
+/// A file of measured spaces, or the shipped one.
+///
+/// # Errors
+/// [`TuneError::File`].
+pub fn read(file: &str) -> Result<Measured, TuneError> {
+    if file == "shipped" {
+        return Measured::shipped();
+    }
+    let path = std::path::Path::new(file);
+    let text = std::fs::read_to_string(path).map_err(|error| TuneError::file(path, error))?;
+    Measured::read(&text, file)
+}
+
+/// The architecture of a GPU. Looks at the driver without taking the device.
+fn target(device: &str) -> Result<Target, TuneError> {
+    let devices: Vec<DeviceInfo> = flashcore_cuda::devices().map_err(flashcore::Error::from)?;
+    let ordinal: Option<u32> = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+    let info = devices.iter().find(|info| Some(info.ordinal) == ordinal);
+    let target = info.and_then(|info| {
+        let (major, minor) = info.compute_capability;
+        Target::for_capability(major, minor).filter(|target| target.is_supported())
+    });
+    target.ok_or_else(|| {
+        let there = devices.iter().map(|info| format!("cuda:{} ({})", info.ordinal, info.name));
+        TuneError::BadOption {
+            option: "device",
+            given: device.to_string(),
+            allowed: ["cpu".to_string(), "replay:FILE".to_string()].into_iter().chain(there).collect::<Vec<_>>().join(", "),
+        }
+    })
+}
+
+/// Families of these names; those worth searching where there is none.
+fn chosen(worth: Vec<Family>, names: &[String]) -> Result<Vec<Family>, TuneError> {
+    if names.is_empty() {
+        return Ok(worth);
+    }
+    let family = |name: &String| match name.as_str() {
+        "mma" => Ok(Family::mma()),
+        "wgmma" => Ok(Family::wgmma()),
+        "scalar" => Ok(Family::scalar()),
+        "ladder" => Ok(Family::ladder()),
+        "cpu" => Ok(Family::cpu()),
+        // Nothing but what is known to be bad.
+        planted::NAME => Ok(planted::family()),
+        other => Err(TuneError::BadOption {
+            option: "family",
+            given: other.to_string(),
+            allowed: "mma, wgmma, scalar, ladder on a GPU; cpu on the host".to_string(),
+        }),
+    };
+    names.iter().map(family).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_begins_at_its_default() {
+        let problem = Problem::named("mission").unwrap();
+        let setup = Setup::new("cpu", &problem, &[], false).unwrap();
+        assert!(setup.space.admits(&setup.start).is_ok() || setup.start.starts_with("cpu/"));
+        assert_eq!((setup.target, setup.window), (None, 1));
+        let tortured = Setup::new("cpu", &problem, &[], true).unwrap();
+        assert!(tortured.space.admits("planted/hangs").is_ok());
+        assert!(setup.space.admits("planted/hangs").is_err());
+    }
+
+    #[test]
+    fn what_is_not_there_is_said() {
+        let problem = Problem::named("mission").unwrap();
+        let family = Setup::new("cpu", &problem, &["tensor".to_string()], false).err().unwrap();
+        assert!(family.to_string().contains("mma, wgmma"), "{family}");
+        let file = Setup::new("replay:/nowhere", &problem, &[], false).err().unwrap();
+        assert!(file.to_string().contains("/nowhere"), "{file}");
+    }
+}
