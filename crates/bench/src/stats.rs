@@ -19,8 +19,13 @@ pub const RESAMPLES: usize = 2000;
 pub struct Interval {
     /// Lower end.
     pub lo: f64,
-    /// Upper end.
+    /// Upper end. JSON has no infinity: it writes null, which is read as one.
+    #[serde(deserialize_with = "end")]
     pub hi: f64,
+}
+
+fn end<'d, D: serde::Deserializer<'d>>(read: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(read)?.unwrap_or(f64::INFINITY))
 }
 
 impl Interval {
@@ -239,6 +244,12 @@ mod tests {
         assert!(median(&[]).is_nan());
         assert_eq!(median(&[3.0, 1.0]), 2.0);
         assert_eq!(median_absolute_deviation(&[1.0, 1.0, 2.0, 2.0, 4.0, 6.0, 9.0]), 1.0);
+    }
+
+    #[test]
+    fn an_interval_that_says_nothing_survives_a_file() {
+        let text = serde_json::to_string(&Interval::UNKNOWN).unwrap();
+        assert_eq!(serde_json::from_str::<Interval>(&text).unwrap(), Interval::UNKNOWN);
     }
 
     #[test]

@@ -422,7 +422,7 @@ impl Rig for RemoteRig<'_> {
             file: self.scratch.to_path_buf(),
         })?;
         let problem = self.judge.problem();
-        let mut tensor = Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        let mut tensor = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
         if bytes.len() != tensor.bytes().len() {
             return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));

@@ -6,6 +6,7 @@ use flashcore_check::proof::{Known, prove};
 use flashcore_ir::Target;
 use flashcore_kernels::{KernelCache, Plan};
 use flashcore_problem::Problem;
+use flashcore_problem::rng::Rng;
 
 use crate::space::{Family, Fingerprint, Space, fingerprint};
 use crate::worker::planted::{self, Conduct};
@@ -69,25 +70,23 @@ impl Gatekeeper {
     /// The families worth searching: for the host its own, for a GPU those that tensor cores serve, or `scalar` where
     /// they serve none.
     pub fn families(&self) -> Vec<Family> {
-        let Some(target) = self.target else {
+        if self.target.is_none() {
             return vec![Family::cpu()];
-        };
-        let serves = |config: flashcore_kernels::Config| {
-            Plan::with_cache(&self.problem, &config, target, &KernelCache::default()).is_ok()
-        };
-        let mut families = Vec::new();
-        let mut mma = flashcore_kernels::mma::proposals(&self.problem, target).into_iter();
-        if mma.any(|proposal| serves(flashcore_kernels::Config::Mma(proposal.config))) {
-            families.push(Family::mma());
         }
-        let mut wgmma = flashcore_kernels::wgmma::proposals(&self.problem, target).into_iter();
-        if wgmma.any(|proposal| serves(flashcore_kernels::Config::Wgmma(proposal.config))) {
-            families.push(Family::wgmma());
-        }
+        let mut families = vec![Family::mma(), Family::wgmma()];
+        families.retain(|family| self.serves(family));
         if families.is_empty() {
             families.push(Family::scalar());
         }
         families
+    }
+
+    /// Whether any config of a family serves the problem: among so many drawn, as refusals go by whole families or by
+    /// levers that do not fit.
+    fn serves(&self, family: &Family) -> bool {
+        const DRAWN: usize = 100;
+        let mut rng = Rng::new(1);
+        (0..DRAWN).any(|_| self.look(&family.sample(&mut rng)).is_ok())
     }
 
     /// The space of these families. `torture` adds candidates that are known to be bad.
@@ -104,7 +103,6 @@ impl Gatekeeper {
 mod tests {
     use super::*;
     use flashcore_problem::DType;
-    use flashcore_problem::rng::Rng;
 
     #[test]
     fn what_a_space_proposes_can_be_launched() {

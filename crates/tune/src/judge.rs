@@ -107,7 +107,7 @@ impl Judge {
 impl Adversary {
     /// Whether an output is right; what is wrong with it where it is not.
     pub(crate) fn judge(&self, bytes: Vec<u8>) -> Result<Result<(), String>, ProblemError> {
-        let mut out = Tensor::poisoned(self.problem.dtype(), *self.problem.o_layout());
+        let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
         if bytes.len() != out.bytes().len() {
             let (given, needed) = (bytes.len(), out.bytes().len());
             return Ok(Err(format!("an output of {given} B in place of {needed} B")));

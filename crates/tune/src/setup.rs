@@ -3,7 +3,7 @@
 use flashcore::DeviceInfo;
 use flashcore_ir::Target;
 use flashcore_kernels::{KernelCache, select};
-use flashcore_problem::Problem;
+use flashcore_problem::{DType, Problem};
 
 use crate::error::TuneError;
 use crate::examine::Timing;
@@ -39,6 +39,11 @@ impl Setup {
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
         if let Some(file) = device.strip_prefix("replay:") {
             return Setup::replay(file, problem);
+        }
+        if problem.dtype() == DType::E4M3 {
+            return Err(TuneError::Nothing {
+                what: "e4m3 problems are not tuned: candidates are judged on inputs without scales".to_string(),
+            });
         }
         let target = match device {
             "cpu" => None,

@@ -223,7 +223,7 @@ impl Family {
         self.ops.configs()
     }
 
-    pub(super) fn sample(&self, rng: &mut Rng) -> String {
+    pub(crate) fn sample(&self, rng: &mut Rng) -> String {
         self.ops.sample(rng)
     }
 

@@ -122,7 +122,7 @@ impl Bed for GpuPlaces<'_> {
     }
 
     fn read(&self, place: usize, snapshot: bool) -> Result<Tensor, Trouble> {
-        let mut tensor = Tensor::poisoned(self.problem.dtype(), *self.problem.o_layout());
+        let mut tensor = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
         let from = if snapshot { self.kept.as_slice() } else { self.tensors(place).out };
         from.copy_to_host(&self.gpu.stream, tensor.bytes_mut())?;
         Ok(tensor)
@@ -161,7 +161,7 @@ impl Device for Gpu {
         let workspace = plans.iter().map(Plan::workspace_bytes).max().unwrap_or(0);
         let allocate = || -> Result<([TensorSet; 2], DeviceBuffer), BenchError> {
             let set = || TensorSet::new(&self.stream, problem, workspace);
-            let bytes = problem.o_layout().span() * problem.dtype().size_bytes();
+            let bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
             Ok(([set()?, set()?], DeviceBuffer::new(&self.context, bytes)?))
         };
         let (sets, kept) = match allocate() {

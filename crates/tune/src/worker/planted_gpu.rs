@@ -50,16 +50,18 @@ fn spoil_kernel() -> Result<Kernel, BuildErrors> {
 
 /// Counts its runs, and every other one flips the last bit of the first word.
 fn flip_kernel() -> Result<Kernel, BuildErrors> {
-    Kernel::build("planted_flip", 1, |k| {
+    Kernel::build("planted_flip", WARP, |k| {
         let count = k.param_ptr_mut::<u32>("count");
         let out = k.param_ptr_mut::<u32>("out");
-        let runs = count.atomic(AtomOp::Add, 1u32);
-        out.store(out.load() ^ (runs & 1u32));
+        k.if_(k.thread_idx().eq(0u32).divergent(), || {
+            let runs = count.atomic(AtomOp::Add, 1u32);
+            out.store(out.load() ^ (runs & 1u32));
+        });
     })
 }
 
 /// A launch of one of the kernels above.
-fn launch(threads: u32, buffers: &[(&'static str, usize, bool)], rest: &[u32]) -> Launch {
+fn launch(buffers: &[(&'static str, usize, bool)], rest: &[u32]) -> Launch {
     let specs = buffers.iter().map(|&(name, bytes, written)| BufferSpec {
         name,
         bytes: bytes as u64,
@@ -69,7 +71,7 @@ fn launch(threads: u32, buffers: &[(&'static str, usize, bool)], rest: &[u32]) -
     let pointers = (0..buffers.len()).map(|slot| Arg::Buffer { slot, byte_offset: 0 });
     Launch {
         grid: [1; 3],
-        block: [threads, 1, 1],
+        block: [WARP, 1, 1],
         cluster: [1; 3],
         dynamic_shared_bytes: 0,
         buffers: specs.collect(),
@@ -154,18 +156,18 @@ impl<'a> GpuPlanted<'a> {
         })
     }
 
-    fn spoil(&self, threads: u32, buffers: &[(&'static str, DeviceSlice<'a>, bool)], rest: &[u32]) -> Result<(), CudaError> {
+    fn spoil(&self, buffers: &[(&'static str, DeviceSlice<'a>, bool)], rest: &[u32]) -> Result<(), CudaError> {
         let Some(spoiler) = &self.spoiler else { return Ok(()) };
         let named: Vec<_> = buffers.iter().map(|(name, slice, written)| (*name, slice.len(), *written)).collect();
         let slices: Vec<_> = buffers.iter().map(|(_, slice, _)| *slice).collect();
-        spoiler.run(self.stream, &launch(threads, &named, rest), &slices)
+        spoiler.run(self.stream, &launch(&named, rest), &slices)
     }
 
     fn count(&self) -> Result<(), CudaError> {
         let Some(spoiler) = &self.spoiler else { return Ok(()) };
         let (count, out) = (self.count.as_slice(), self.tensors.out);
         let named = [("count", count.len(), true), ("out", out.len(), true)];
-        spoiler.run(self.stream, &launch(1, &named, &[]), &[count, out])
+        spoiler.run(self.stream, &launch(&named, &[]), &[count, out])
     }
 }
 
@@ -179,13 +181,13 @@ impl Subject for GpuPlanted<'_> {
         let DeviceTensors { q, out, .. } = self.tensors;
         match self.conduct {
             Conduct::Honest | Conduct::DoesNotBuild => self.honest.call()?,
-            Conduct::Hangs => self.spoil(WARP, &[("out", out, true)], &[])?,
+            Conduct::Hangs => self.spoil(&[("out", out, true)], &[])?,
             Conduct::Crashes => std::process::abort(),
-            Conduct::OutOfBounds => self.spoil(WARP, &[("out", out, true)], &[FAR])?,
+            Conduct::OutOfBounds => self.spoil(&[("out", out, true)], &[FAR])?,
             Conduct::WrongSometimes | Conduct::WrongOnLargeScores => {
                 self.honest.call()?;
                 let [mask, bound] = if self.conduct == Conduct::WrongSometimes { HALF } else { LARGE };
-                self.spoil(WARP, &[("q", q, false), ("out", out, true)], &[mask, bound, ONES])?;
+                self.spoil(&[("q", q, false), ("out", out, true)], &[mask, bound, ONES])?;
             }
             Conduct::Unstable => {
                 self.honest.call()?;

@@ -317,7 +317,7 @@ mod tests {
         }
         assert!(matches!(&answers[3].said, Said::Opened(opened) if opened[0].id == "cpu/m16n16"));
         assert!(answers[4..8].iter().all(|answer| answer.said == Said::Done(())));
-        let mut out = flashcore_problem::Tensor::poisoned(problem.dtype(), *problem.o_layout());
+        let mut out = flashcore_problem::Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         out.bytes_mut().copy_from_slice(&std::fs::read(&file).unwrap());
         std::fs::remove_file(&file).unwrap();
         let inputs = Inputs::generate(&problem, InputKind::Normal, 5);

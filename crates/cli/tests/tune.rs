@@ -1,0 +1,184 @@
+//! `flashcore tune` as a whole: candidates that are known to be bad, and processes that are killed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use flashcore_bench::{Case, DeviceIdentity, RunIdentity};
+use flashcore_problem::Problem;
+use flashcore_problem::rng::Rng;
+use flashcore_tune::replay::{Failed, Measured, Row, Table};
+use flashcore_tune::space::{Family, Space};
+use flashcore_tune::worker::planted::Conduct;
+use flashcore_tune::{Trial, Verdict};
+use serde_json::Value;
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("flashcore-tune-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn flashcore(words: &str, home: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
+    command.args(words.split_whitespace());
+    command.env("XDG_DATA_HOME", home);
+    command
+}
+
+/// What a command prints as JSON.
+fn json(command: &mut Command) -> Value {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+fn trials(run: &Value) -> Vec<Trial> {
+    serde_json::from_value(run["trials"].clone()).unwrap()
+}
+
+#[test]
+fn every_planted_candidate_gets_what_it_deserves() {
+    let home = folder("torture");
+    let words = "tune tiny --device cpu --torture --family planted --strategy exhaustive --budget 50 --deadline 2 --json";
+    let run = json(&mut flashcore(words, &home));
+    let trials = trials(&run);
+    for conduct in Conduct::ALL {
+        let trial = trials.iter().find(|trial| trial.id == conduct.to_string()).unwrap();
+        match conduct.deserves() {
+            Some(verdict) => assert_eq!(trial.verdict, verdict, "{conduct}: {}", trial.reason),
+            None => assert!(trial.verdict.is_timed(), "{conduct}: {}", trial.reason),
+        }
+        assert!(!trial.reason.is_empty());
+    }
+    // Hung once; died twice each in a crash and outside of bounds; and the first.
+    assert_eq!(run["workers_started"], 6, "{run:#}");
+    assert_eq!(run["board"]["winner"], run["run"]["start"]);
+
+    // The same from the files, and the overview.
+    let again = json(&mut flashcore("leaderboard tiny --json", &home));
+    assert_eq!(again["board"], run["board"]);
+    assert_eq!(self::trials(&again), trials);
+    let overview = flashcore("leaderboard", &home).output().unwrap();
+    assert!(String::from_utf8(overview.stdout).unwrap().contains("tiny on"));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// A space on the host with times that are made up.
+fn table() -> Measured {
+    let space = Space::new(vec![Family::cpu()], |_| Ok(()));
+    let mut timed = Vec::new();
+    let mut broken = Vec::new();
+    for id in space.all() {
+        let (rows, cols) = id.strip_prefix("cpu/m").unwrap().split_once('n').unwrap();
+        let (rows, cols): (f64, f64) = (rows.parse().unwrap(), cols.parse().unwrap());
+        if rows * cols > 200_000.0 {
+            broken.push(id);
+            continue;
+        }
+        let us = 10.0 * (1.0 + (rows / 128.0).log2().abs() + (cols / 256.0).log2().abs());
+        timed.push(Row(id, us, us * 0.995, us * 1.005));
+    }
+    let case = Case {
+        name: "tiny".to_string(),
+        problem: Problem::named("tiny").unwrap(),
+    };
+    let failed = vec![Failed {
+        verdict: Verdict::BuildFailed,
+        reason: "too large".to_string(),
+        ids: broken,
+    }];
+    Measured {
+        schema: 1,
+        identity: RunIdentity::now(DeviceIdentity::cpu()),
+        tables: vec![Table { case, timed, failed }],
+    }
+}
+
+/// The processes that a process has started.
+fn children(id: u32) -> Vec<u32> {
+    let path = format!("/proc/{id}/task/{id}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+}
+
+fn kept(folder: &Path) -> usize {
+    let text = std::fs::read_to_string(folder.join("trials.jsonl")).unwrap_or_default();
+    text.lines().count()
+}
+
+fn end(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// What two runs of the same must have in common: everything but how long it took.
+fn essence(run: &Value) -> (Vec<Trial>, Value) {
+    let mut trials = trials(run);
+    trials.iter_mut().for_each(|trial| trial.seconds = 0.0);
+    (trials, run["board"].clone())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
+    let home = folder("killed");
+    let file = home.join("space.json");
+    std::fs::write(&file, serde_json::to_string(&table()).unwrap()).unwrap();
+    let run = |to: &str, more: &str| {
+        let device = file.display();
+        let kept = home.join(to).display().to_string();
+        let words = format!("tune tiny --device replay:{device} --seed 3 --budget 110 --json --folder {kept} {more}");
+        flashcore(&words, &home)
+    };
+    let undisturbed = json(&mut run("whole", ""));
+    assert_eq!(trials(&undisturbed).len(), 110);
+    assert_eq!(undisturbed["board"]["winner"], "cpu/m128n256");
+
+    let disturbed = home.join("cut");
+    let mut rng = Rng::new(20);
+    let (mut kills, mut between, mut of_workers) = (0, 0, 0);
+    for _ in 0..400 {
+        if kills == 20 {
+            break;
+        }
+        let more = if disturbed.join("run.json").exists() { "--resume" } else { "" };
+        let _ = std::fs::remove_file(disturbed.join("board.json"));
+        let mut command = run("cut", more);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let before = kept(&disturbed);
+        // Wait until a few more trials are kept, then a moment that is not known beforehand.
+        let more_trials = before + 1 + rng.below(6);
+        while kept(&disturbed) < more_trials && child.try_wait().unwrap().is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        thread::sleep(Duration::from_micros(rng.below(3000) as u64));
+        if kills % 2 == 0 {
+            // The worker; the parent takes another one and goes on for a moment.
+            for worker in children(child.id()) {
+                let killed = Command::new("kill").args(["-9", &worker.to_string()]).status().unwrap();
+                of_workers += usize::from(killed.success());
+            }
+            kills += 1;
+            thread::sleep(Duration::from_millis(rng.below(5) as u64));
+        }
+        if child.try_wait().unwrap().is_none() {
+            between += usize::from((1..110).contains(&kept(&disturbed)));
+            kills += 1;
+            end(child);
+        }
+    }
+    assert_eq!(kills, 20);
+    assert!(between >= 5 && of_workers >= 5, "{between} kills in the middle, {of_workers} workers killed");
+    let resumed = json(&mut run("cut", "--resume"));
+    assert_eq!(essence(&resumed), essence(&undisturbed));
+
+    // And what is not the same run is not taken up.
+    let other = run("cut", "--resume --strategy random").output().unwrap();
+    let said = String::from_utf8(other.stderr).unwrap();
+    assert_eq!(other.status.code(), Some(2), "{said}");
+    assert!(said.contains("the strategy was elite and is random"), "{said}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
