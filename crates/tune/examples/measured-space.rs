@@ -1,20 +1,26 @@
-//! Prints the ids of the space that was measured on an H200 and is shipped for replays, one a line.
+//! The space that was measured on an H200 for replays: its ids, and the file that it becomes.
 //!
-//! usage: cargo run -p flashcore-tune --example measured-space -- PROBLEM > ids.txt
+//! usage: measured-space PROBLEM > ids.txt
+//!        measured-space --of REPORT.json... > space.json
 //!
 //! PROBLEM: a named problem, or one of a set, such as d128-s1024 of `canonical`. What a plan refuses there on sm_90a
-//! is left out. Then `flashcore bench PROBLEM --kernel ids.txt --sweep --json` measures them.
+//! is left out. `flashcore bench PROBLEM --kernel ids.txt --sweep --json > REPORT.json` measures them.
 
-use flashcore_bench::problems;
+use flashcore_bench::{Report, problems};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, mma, wgmma};
+use flashcore_tune::replay::Measured;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let name = std::env::args().nth(1).ok_or("usage: measured-space PROBLEM")?;
-    let of_sets = problems::cases("all", None)?.into_iter().find(|case| case.name == name);
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let name = args.first().ok_or("usage: measured-space PROBLEM, or --of REPORT.json...")?;
+    if name == "--of" {
+        return of_reports(&args[1..]);
+    }
+    let of_sets = problems::cases("all", None)?.into_iter().find(|case| case.name == *name);
     let problem = match of_sets {
         Some(case) => case.problem,
-        None => flashcore::Problem::named(&name)?,
+        None => flashcore::Problem::named(name)?,
     };
     let mma = mma::SPACE.configs().filter(wanted_mma).map(Config::Mma);
     let wgmma = wgmma::SPACE.configs().filter(wanted_wgmma).map(Config::Wgmma);
@@ -23,6 +29,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{config}");
         }
     }
+    Ok(())
+}
+
+/// What sweeps' reports have measured, as a file of spaces.
+fn of_reports(paths: &[String]) -> Result<(), Box<dyn std::error::Error>> {
+    let mut reports = Vec::new();
+    for path in paths {
+        let mut printed: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
+        reports.push(serde_json::from_value::<Report>(printed["report"].take())?);
+    }
+    println!("{}", serde_json::to_string(&Measured::of_sweeps(&reports)?)?);
     Ok(())
 }
 

@@ -5,11 +5,13 @@
 
 mod grid;
 mod ladder;
+mod lines;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 pub use grid::Grid;
 pub use ladder::{Ladder, RungName};
+pub use lines::{Line, Lines};
 
 use crate::report::Report;
 
