@@ -23,14 +23,13 @@ use crate::tune_without_gpu;
 /// Proposes configs, sends each through gates (what is refused, does not compile, is wrong, differs
 /// from run to run, hangs or crashes costs one trial and no more), times the rest against the best so
 /// far, and lets the best meet head to head. Every trial is kept as it happens, with its reason.
-/// Without a GPU it tunes the CPU's kernels, checks the GPU's kernel under the simulator, and compares
-/// strategies on a space that was measured on an H200.
+/// Without a GPU it tunes the CPU's kernels, and checks the GPU's kernel under the simulator.
 #[derive(Args)]
 #[command(after_help = TUNE_HELP)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE (replay:shipped)
+    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     device: String,
     /// exhaustive, random, hill, single, elite, niches
@@ -68,7 +67,7 @@ pub(crate) struct TuneArgs {
     json: bool,
 }
 
-/// By replays of the shipped space (docs/tune.md).
+/// As good as any, and never stuck.
 const DEFAULT_STRATEGY: &str = "elite";
 /// Finalists besides the first candidate.
 const FINALISTS: usize = 4;
@@ -80,7 +79,6 @@ Examples:
   flashcore tune                                      a minute on the best device
   flashcore tune llama8b-prefill-2k --budget 10m
   flashcore tune --resume                             a run that was cut off, taken up again
-  flashcore tune --device replay:shipped --budget 100 a search without a device
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
   flashcore tune --proposer 'python3 scripts/propose.py'
 
@@ -172,7 +170,6 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
             Device::Cuda(context) => format!("cuda:{}", context.ordinal()),
         },
         "cuda" => "cuda:0".to_string(),
-        "replay" => "replay:shipped".to_string(),
         name => name.to_string(),
     };
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
@@ -314,7 +311,6 @@ mod tests {
     #[test]
     fn several_devices_are_different_gpus() {
         assert_eq!(devices("cuda:0,cuda:1").unwrap(), ["cuda:0", "cuda:1"]);
-        assert_eq!(devices("replay").unwrap(), ["replay:shipped"]);
         for wrong in ["cpu,cpu", "cuda:0,cuda:0", "cpu,cuda:0"] {
             assert!(devices(wrong).is_err(), "{wrong}");
         }
