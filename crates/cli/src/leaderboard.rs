@@ -84,7 +84,9 @@ fn overview(all: &[(PathBuf, Header)], as_json: bool) -> Result<Outcome, Failure
         seen.push(title);
     }
     if as_json {
-        let rows = latest.iter().map(|(folder, header, board)| json!({ "folder": folder, "run": header, "board": board }));
+        let rows = latest
+            .iter()
+            .map(|(folder, header, board)| json!({ "folder": folder, "run": header, "board": board }));
         style::print_json(&json!({ "runs": rows.collect::<Vec<_>>() }));
         return Ok(Outcome::Clean);
     }
@@ -97,7 +99,12 @@ fn overview(all: &[(PathBuf, Header)], as_json: bool) -> Result<Outcome, Failure
             None => "nothing is faster by what counts".to_string(),
         };
         style::print(&style::wrap(
-            &format!("{HEAD}{}{HEAD:#}: {}, {gain} {DIM}({}){DIM:#}", title(header), board.winner, folder.display()),
+            &format!(
+                "{HEAD}{}{HEAD:#}: {}, {gain} {DIM}({}){DIM:#}",
+                title(header),
+                board.winner,
+                folder.display()
+            ),
             2,
         ));
     }
@@ -107,7 +114,10 @@ fn overview(all: &[(PathBuf, Header)], as_json: bool) -> Result<Outcome, Failure
 /// A leaderboard as a table, and what it comes to.
 pub(crate) fn text(board: &Board) -> String {
     let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
-    let mut text = format!("\n{HEAD}Leaderboard{HEAD:#} {DIM}· times relative to {}{DIM:#}\n", board.start);
+    let mut text = format!(
+        "\n{HEAD}Leaderboard{HEAD:#} {DIM}· times relative to {}{DIM:#}\n",
+        board.start
+    );
     for (place, row) in board.rows.iter().enumerate() {
         text.push_str(&format!(
             "  {:>2}  {:<widest$}  {:>9}  {}\n",
@@ -118,7 +128,10 @@ pub(crate) fn text(board: &Board) -> String {
         ));
     }
     if let Err(why) = &board.head_to_head {
-        text.push_str(&style::wrap(&format!("  Times of the search, not head to head: {why}"), 2));
+        text.push_str(&style::wrap(
+            &format!("  Times of the search, not head to head: {why}"),
+            2,
+        ));
     }
     let percent = board.gain * 100.0;
     let verdict = match board.gain_of_winner() {
@@ -130,7 +143,10 @@ pub(crate) fn text(board: &Board) -> String {
             interval.lo * 100.0,
             interval.hi * 100.0
         ),
-        None => format!("{} stands: nothing tried is faster by {percent:.0} % or more", board.start),
+        None => format!(
+            "{} stands: nothing tried is faster by {percent:.0} % or more",
+            board.start
+        ),
     };
     text.push_str(&style::field("result", &verdict));
     text
@@ -141,7 +157,11 @@ fn beside(row: &BoardRow, board: &Board) -> String {
         Some(ratio) => {
             let interval = format!("[{:.3}, {:.3}]", ratio.interval.lo, ratio.interval.hi);
             let verdict = row.verdict.map_or("", Verdict::name);
-            let colour = if row.verdict == Some(Verdict::Faster) { GOOD } else { DIM };
+            let colour = if row.verdict == Some(Verdict::Faster) {
+                GOOD
+            } else {
+                DIM
+            };
             format!("{:.3} {interval} {colour}{verdict}{colour:#}", ratio.value)
         }
         None if row.id == board.start => "1".to_string(),
@@ -157,7 +177,11 @@ fn beside(row: &BoardRow, board: &Board) -> String {
 
 /// What came of all candidates.
 pub(crate) fn summary(history: &History, seconds: f64) -> String {
-    let counts: Vec<String> = history.count().iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+    let counts: Vec<String> = history
+        .count()
+        .iter()
+        .map(|(verdict, count)| format!("{count} {verdict}"))
+        .collect();
     let trials = style::count(history.trials().len() as u64, "trial");
     style::field("tried", &format!("{trials} in {seconds:.0} s: {}", counts.join(", ")))
 }

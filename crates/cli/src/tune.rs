@@ -102,9 +102,9 @@ fn strategy(name: &str) -> Result<Kind, String> {
 fn budget(text: &str) -> Result<Budget, String> {
     let wrong = || "write trials as 200, or time as 90s or 5m".to_string();
     let seconds = |number: &str, unit: f64| match number.trim().parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => {
-            Duration::try_from_secs_f64(value * unit).map(Budget::Time).map_err(|_| wrong())
-        }
+        Ok(value) if value > 0.0 && value.is_finite() => Duration::try_from_secs_f64(value * unit)
+            .map(Budget::Time)
+            .map_err(|_| wrong()),
         _ => Err(wrong()),
     };
     if let Some(minutes) = text.strip_suffix('m') {
@@ -178,7 +178,9 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
     distinct.sort();
     distinct.dedup();
     if several_kinds || distinct.len() < devices.len() {
-        return Err(Failure::usage(format!("`{names}`: several devices are different GPUs, as in cuda:0,cuda:1")));
+        return Err(Failure::usage(format!(
+            "`{names}`: several devices are different GPUs, as in cuda:0,cuda:1"
+        )));
     }
     Ok(devices)
 }
@@ -253,7 +255,8 @@ fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, F
         return Ok(folder.clone());
     }
     let nowhere = || {
-        Failure::usage("there is no place for the run: neither XDG_DATA_HOME nor HOME is set").help("name one with --folder")
+        Failure::usage("there is no place for the run: neither XDG_DATA_HOME nor HOME is set")
+            .help("name one with --folder")
     };
     let kept = runs::folder().ok_or_else(nowhere)?;
     Ok(match args.resume {

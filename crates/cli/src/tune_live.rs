@@ -26,7 +26,11 @@ impl Live {
     /// `shown` is false where nothing is to be printed; a search ends after so many trials or so much time.
     pub(crate) fn new(shown: bool, trials: Option<usize>, time: Duration) -> Live {
         let moves = shown && std::io::stdout().is_terminal();
-        let bar = if moves { ProgressBar::no_length() } else { ProgressBar::hidden() };
+        let bar = if moves {
+            ProgressBar::no_length()
+        } else {
+            ProgressBar::hidden()
+        };
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
             bar.set_style(style);
         }
@@ -85,10 +89,16 @@ impl Watcher for Live {
             .iter()
             .map(|device| format!("{} ({})", device.device, device.name))
             .collect();
-        self.print(&heading(&format!("Tuning on {}", devices.join(" and ")), &header.problem.to_string()));
+        self.print(&heading(
+            &format!("Tuning on {}", devices.join(" and ")),
+            &header.problem.to_string(),
+        ));
         let begins = match resumed {
             0 => format!("by {}, seed {}, from {}", header.strategy, header.seed, header.start),
-            resumed => format!("by {}, seed {}, taken up after {resumed} trials", header.strategy, header.seed),
+            resumed => format!(
+                "by {}, seed {}, taken up after {resumed} trials",
+                header.strategy, header.seed
+            ),
         };
         self.print(&style::field("search", &begins));
         self.bar.set_message("computing what is right");
@@ -109,7 +119,10 @@ impl Watcher for Live {
             verdict if verdict.is_timed() => DIM,
             _ => BAD,
         };
-        let us = trial.timed.as_ref().map_or(String::new(), |timed| style::micros(timed.us));
+        let us = trial
+            .timed
+            .as_ref()
+            .map_or(String::new(), |timed| style::micros(timed.us));
         let mut reason = trial.reason.replace('\n', " ");
         if reason.chars().count() > 160 {
             reason = reason.chars().take(159).chain(['…']).collect();
@@ -122,6 +135,9 @@ impl Watcher for Live {
     }
 
     fn finals(&mut self, finalists: &[String]) {
-        self.bar.set_message(format!("{} head to head", style::count(finalists.len() as u64, "finalist")));
+        self.bar.set_message(format!(
+            "{} head to head",
+            style::count(finalists.len() as u64, "finalist")
+        ));
     }
 }

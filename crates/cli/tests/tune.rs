@@ -42,7 +42,8 @@ fn trials(run: &Value) -> Vec<Trial> {
 #[test]
 fn every_planted_candidate_gets_what_it_deserves() {
     let home = folder("torture");
-    let words = "tune tiny --device cpu --torture --family planted --strategy exhaustive --budget 50 --deadline 2 --json";
+    let words =
+        "tune tiny --device cpu --torture --family planted --strategy exhaustive --budget 50 --deadline 2 --json";
     let run = json(&mut flashcore(words, &home));
     let trials = trials(&run);
     for conduct in Conduct::ALL {
@@ -144,7 +145,11 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
         if kills == 20 {
             break;
         }
-        let more = if disturbed.join("run.json").exists() { "--resume" } else { "" };
+        let more = if disturbed.join("run.json").exists() {
+            "--resume"
+        } else {
+            ""
+        };
         let _ = std::fs::remove_file(disturbed.join("board.json"));
         let mut command = run("cut", more);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -171,7 +176,10 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
         }
     }
     assert_eq!(kills, 20);
-    assert!(between >= 5 && of_workers >= 5, "{between} kills in the middle, {of_workers} workers killed");
+    assert!(
+        between >= 5 && of_workers >= 5,
+        "{between} kills in the middle, {of_workers} workers killed"
+    );
     let resumed = json(&mut run("cut", "--resume"));
     assert_eq!(essence(&resumed), essence(&undisturbed));
 

@@ -35,7 +35,10 @@ pub struct Space<C: 'static> {
 impl<C: Copy + PartialEq + 'static> Space<C> {
     /// Combinations of values, allowed or not.
     fn combinations(&self) -> usize {
-        self.levers.iter().map(|lever| (lever.settings)(self.first).len()).product()
+        self.levers
+            .iter()
+            .map(|lever| (lever.settings)(self.first).len())
+            .product()
     }
 
     /// The combination of a number, a digit for each lever.
@@ -169,7 +172,11 @@ mod tests {
                 let settings = (lever.settings)(*config);
                 let values: BTreeSet<String> = settings.iter().map(lever.value).collect();
                 assert_eq!(values.len(), settings.len(), "{} of {config:?}", lever.name);
-                assert!(values.len() >= 2 && values.contains(&(lever.value)(config)), "{}", lever.name);
+                assert!(
+                    values.len() >= 2 && values.contains(&(lever.value)(config)),
+                    "{}",
+                    lever.name
+                );
                 // A lever moves itself and nothing else.
                 assert!(settings.iter().all(|setting| space.distance(config, setting) <= 1));
             }
@@ -204,9 +211,17 @@ mod tests {
     #[test]
     fn listed_configs_are_those_of_the_space() {
         assert_eq!(scalar::configs().len(), scalar::SPACE.configs().count());
-        assert!(scalar::SPACE.configs().all(|config| scalar::configs().contains(&config)));
+        assert!(
+            scalar::SPACE
+                .configs()
+                .all(|config| scalar::configs().contains(&config))
+        );
         assert_eq!(ladder::configs().len(), ladder::SPACE.configs().count());
-        assert!(ladder::SPACE.configs().all(|config| ladder::configs().contains(&config)));
+        assert!(
+            ladder::SPACE
+                .configs()
+                .all(|config| ladder::configs().contains(&config))
+        );
     }
 
     #[test]

@@ -13,11 +13,15 @@ use flashcore_tune::replay::Measured;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let name = args.first().ok_or("usage: measured-space PROBLEM, or --of REPORT.json...")?;
+    let name = args
+        .first()
+        .ok_or("usage: measured-space PROBLEM, or --of REPORT.json...")?;
     if name == "--of" {
         return of_reports(&args[1..]);
     }
-    let of_sets = problems::cases("all", None)?.into_iter().find(|case| case.name == *name);
+    let of_sets = problems::cases("all", None)?
+        .into_iter()
+        .find(|case| case.name == *name);
     let problem = match of_sets {
         Some(case) => case.problem,
         None => flashcore::Problem::named(name)?,

@@ -41,8 +41,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let chart = Lines {
             title: format!("Strategies on {name}"),
             about: vec![
-                format!("{}: {} configs, of which {} work", table.case.problem, table.len(), table.timed.len()),
-                format!("Times of each config measured once on an {}; {seeds} seeds, median and middle half", device.name),
+                format!(
+                    "{}: {} configs, of which {} work",
+                    table.case.problem,
+                    table.len(),
+                    table.timed.len()
+                ),
+                format!(
+                    "Times of each config measured once on an {}; {seeds} seeds, median and middle half",
+                    device.name
+                ),
             ],
             lines: compared
                 .iter()
@@ -69,7 +77,8 @@ fn within(one: &Comparison) -> String {
 
 fn lines(table: &Table, compared: &[Comparison]) -> String {
     let (best, worst) = (table.best(), table.worst());
-    let shown = |row: Option<&flashcore_tune::replay::Row>| row.map_or(String::new(), |row| format!("{} {} us", row.0, row.1));
+    let shown =
+        |row: Option<&flashcore_tune::replay::Row>| row.map_or(String::new(), |row| format!("{} {} us", row.0, row.1));
     let mut text = format!(
         "{}: {} configs, {} work; best {}, worst {}\n  median over seeds, slower than the best after 10, 20, 50, 100, 200 \
          trials; trials to within {:.0} %\n",
@@ -82,7 +91,10 @@ fn lines(table: &Table, compared: &[Comparison]) -> String {
     );
     for one in compared {
         let at = [10, 20, 50, 100, 200].map(|trials| {
-            let median = one.quartiles.get(trials - 1).map(|quartiles| (quartiles[1] - 1.0) * 100.0);
+            let median = one
+                .quartiles
+                .get(trials - 1)
+                .map(|quartiles| (quartiles[1] - 1.0) * 100.0);
             median.map_or("      -".to_string(), |above| format!("{above:6.1}%"))
         });
         text.push_str(&format!("  {:<8} {}  {}\n", one.strategy, at.join(" "), within(one)));

@@ -130,9 +130,16 @@ mod tests {
 
     #[test]
     fn the_winner_is_faster_by_what_counts_and_clean() {
-        let rows = vec![row("start", None), row("b", Some([0.90, 0.92])), row("a", Some([0.85, 0.87]))];
+        let rows = vec![
+            row("start", None),
+            row("b", Some([0.90, 0.92])),
+            row("a", Some([0.85, 0.87])),
+        ];
         let mut board = Board::new("start".to_string(), rows, Ok(()), 0.03);
-        assert_eq!(board.rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["a", "b", "start"]);
+        assert_eq!(
+            board.rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(),
+            ["a", "b", "start"]
+        );
         assert_eq!(board.winner, "a");
         assert!((board.gain_of_winner().unwrap().0 - 0.14).abs() < 1e-9);
         board.rows[0].simulated = Some(Err("a race".to_string()));

@@ -143,7 +143,10 @@ impl Examiner<'_> {
                 Err(Stop::Died(reason)) => last = reason,
             }
         }
-        failed(Verdict::LaunchFailed, format!("{ATTEMPTS} times out of {ATTEMPTS}: {last}"))
+        failed(
+            Verdict::LaunchFailed,
+            format!("{ATTEMPTS} times out of {ATTEMPTS}: {last}"),
+        )
     }
 
     /// Begins to compile candidates that come later.
@@ -216,18 +219,16 @@ impl Examiner<'_> {
             self.ask(&Command::Run { kernel: 0, place: 0 })?;
             self.ask(&Command::Finish)?;
             let bytes = self.read()?;
-            let verdict = case.judge(bytes).map_err(|error| TuneError::from(flashcore::Error::from(error)))?;
+            let verdict = case
+                .judge(bytes)
+                .map_err(|error| TuneError::from(flashcore::Error::from(error)))?;
             verdict.map_err(|wrong| Stop::Verdict(Verdict::Wrong, wrong))?;
         }
         Ok(())
     }
 
     /// An inspection as in any bench, on inputs of this run.
-    fn inspected(
-        &mut self,
-        number: usize,
-        look: fn(&mut dyn Rig) -> Result<Inspection, Trouble>,
-    ) -> Result<(), Stop> {
+    fn inspected(&mut self, number: usize, look: fn(&mut dyn Rig) -> Result<Inspection, Trouble>) -> Result<(), Stop> {
         let mut rig = RemoteRig {
             judge: self.judge,
             worker: &mut self.worker,
@@ -265,7 +266,10 @@ impl Examiner<'_> {
             return Ok(());
         }
         let different = answers[0].iter().zip(&answers[1]).filter(|(a, b)| a != b).count();
-        let reason = format!("two runs on the same inputs differ in {different} of {} bytes", answers[0].len());
+        let reason = format!(
+            "two runs on the same inputs differ in {different} of {} bytes",
+            answers[0].len()
+        );
         Err(Stop::Verdict(Verdict::Unstable, reason))
     }
 

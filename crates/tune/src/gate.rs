@@ -47,7 +47,10 @@ impl Gatekeeper {
         if Conduct::of_id(id).is_some() {
             return Ok(None);
         }
-        let config = match (id.parse().map_err(|error: flashcore::Error| error.to_string())?, self.target) {
+        let config = match (
+            id.parse().map_err(|error: flashcore::Error| error.to_string())?,
+            self.target,
+        ) {
             (KernelId::Cpu(_), None) => {
                 flashcore_cpu::check_supported(&self.problem).map_err(|error| error.to_string())?;
                 return Ok(None);
@@ -123,7 +126,10 @@ mod tests {
         }
         let f32s = Problem::builder().dtype(DType::F32).build().unwrap();
         let families = Gatekeeper::new(&f32s, Some(Target::Sm89)).families();
-        assert_eq!(families.iter().map(|family| family.name).collect::<Vec<_>>(), ["scalar"]);
+        assert_eq!(
+            families.iter().map(|family| family.name).collect::<Vec<_>>(),
+            ["scalar"]
+        );
     }
 
     #[test]

@@ -95,7 +95,10 @@ impl Journal {
         std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
         let path = folder.join(RUN);
         if path.exists() {
-            return Err(TuneError::file(&path, "there is a run here already; resume it, or name another folder"));
+            return Err(TuneError::file(
+                &path,
+                "there is a run here already; resume it, or name another folder",
+            ));
         }
         let journal = Journal::open(folder)?;
         // Whole or not at all: a run that was cut off here has not begun.
@@ -117,7 +120,10 @@ impl Journal {
         let journal = Journal::open(folder)?;
         let (trials, whole) = parse_trials(folder)?;
         // A line that was cut off is not there.
-        journal.trials.set_len(whole).map_err(|error| TuneError::file(folder, error))?;
+        journal
+            .trials
+            .set_len(whole)
+            .map_err(|error| TuneError::file(folder, error))?;
         Ok((journal, trials))
     }
 
@@ -141,7 +147,10 @@ impl Journal {
     pub(crate) fn add(&mut self, trial: &Trial) -> Result<(), TuneError> {
         let mut line = serde_json::to_string(trial).map_err(|error| TuneError::file(&self.folder, error))?;
         line.push('\n');
-        let written = self.trials.write_all(line.as_bytes()).and_then(|()| self.trials.sync_data());
+        let written = self
+            .trials
+            .write_all(line.as_bytes())
+            .and_then(|()| self.trials.sync_data());
         written.map_err(|error| TuneError::file(&self.folder, error))
     }
 
@@ -242,7 +251,12 @@ mod tests {
         let mut journal = Journal::begin(&folder, &header()).unwrap();
         let trials = [trial(0, "a", Some(1.0)), trial(1, "b", None)];
         trials.iter().for_each(|trial| journal.add(trial).unwrap());
-        assert!(Journal::resume(&folder, &header()).unwrap_err().to_string().contains("another process"));
+        assert!(
+            Journal::resume(&folder, &header())
+                .unwrap_err()
+                .to_string()
+                .contains("another process")
+        );
         drop(journal);
         let path = folder.join(TRIALS);
         let mut text = std::fs::read(&path).unwrap();
@@ -252,7 +266,12 @@ mod tests {
         assert_eq!(read, trials);
         journal.add(&trial(2, "c", Some(0.9))).unwrap();
         assert_eq!(read_trials(&folder).unwrap().len(), 3);
-        assert!(Journal::begin(&folder, &header()).unwrap_err().to_string().contains("already"));
+        assert!(
+            Journal::begin(&folder, &header())
+                .unwrap_err()
+                .to_string()
+                .contains("already")
+        );
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

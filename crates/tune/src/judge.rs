@@ -1,7 +1,7 @@
 //! What is right: inputs that no candidate has seen, and their answers, in a process that runs no candidates.
 
-use flashcore_bench::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS};
 use flashcore_bench::Answers;
+use flashcore_bench::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{InputKind, Problem, ProblemError, Reference, Tensor, Tolerance, compare, reference};
 
@@ -147,7 +147,11 @@ fn shapes(problem: &Problem) -> Result<Vec<(Problem, Vec<InputKind>)>, TuneError
     Ok(vec![
         (
             shape(77, 133)?,
-            vec![InputKind::SmallIntegers, InputKind::HugeLogit, InputKind::NegativeScores],
+            vec![
+                InputKind::SmallIntegers,
+                InputKind::HugeLogit,
+                InputKind::NegativeScores,
+            ],
         ),
         (
             shape(130, 257)?,
@@ -180,7 +184,10 @@ mod tests {
         let judge = Judge::new(&Problem::named("tiny").unwrap(), 3).unwrap();
         assert_eq!(judge.cases().len() + 1, InputKind::ALL.len());
         for (shape, _) in shapes(&problem).unwrap() {
-            assert_eq!((shape.group_size(), shape.head_dim()), (problem.group_size(), problem.head_dim()));
+            assert_eq!(
+                (shape.group_size(), shape.head_dim()),
+                (problem.group_size(), problem.head_dim())
+            );
             assert!(!shape.seq_len_kv().is_multiple_of(16));
         }
         let nothing = vec![0; 10];

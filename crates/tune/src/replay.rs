@@ -106,21 +106,40 @@ fn rounded(us: f64) -> f64 {
 }
 
 fn tables(report: &Report) -> Vec<Table> {
-    let screened = report.results.iter().filter(|result| result.measurement.mode == Mode::Screen);
+    let screened = report
+        .results
+        .iter()
+        .filter(|result| result.measurement.mode == Mode::Screen);
     screened
         .zip(rankings(report))
         .map(|(result, ranking)| {
             let timed = result.measurement.subjects.iter().filter_map(|subject| {
                 let summary = subject.summary?;
                 let Interval { lo, hi } = summary.interval;
-                Some(Row(subject.info.label.clone(), rounded(summary.p50), rounded(lo), rounded(hi)))
+                Some(Row(
+                    subject.info.label.clone(),
+                    rounded(summary.p50),
+                    rounded(lo),
+                    rounded(hi),
+                ))
             });
             let mut failed: Vec<Failed> = Vec::new();
             for (id, reason) in ranking.left_out {
-                let verdict = if reason.starts_with("REJECTED") { Verdict::Wrong } else { Verdict::BuildFailed };
+                let verdict = if reason.starts_with("REJECTED") {
+                    Verdict::Wrong
+                } else {
+                    Verdict::BuildFailed
+                };
                 // The kernel's name is in the message; without it many messages are one.
-                let reason = reason.split_whitespace().filter(|word| !word.contains("_d")).collect::<Vec<_>>().join(" ");
-                match failed.iter_mut().find(|group| (group.verdict, &group.reason) == (verdict, &reason)) {
+                let reason = reason
+                    .split_whitespace()
+                    .filter(|word| !word.contains("_d"))
+                    .collect::<Vec<_>>()
+                    .join(" ");
+                match failed
+                    .iter_mut()
+                    .find(|group| (group.verdict, &group.reason) == (verdict, &reason))
+                {
                     Some(group) => group.ids.push(id),
                     None => failed.push(Failed {
                         verdict,
@@ -175,7 +194,13 @@ impl Table {
     /// The space of what was measured.
     pub fn space(&self) -> Space {
         let known = Arc::new(self.by_id());
-        let families = [Family::mma(), Family::wgmma(), Family::scalar(), Family::ladder(), Family::cpu()];
+        let families = [
+            Family::mma(),
+            Family::wgmma(),
+            Family::scalar(),
+            Family::ladder(),
+            Family::cpu(),
+        ];
         let there: Vec<Family> = families
             .into_iter()
             .filter(|family| known.keys().any(|id| family.owns(id)))
@@ -228,7 +253,9 @@ fn replay_in(
         if curve.len() >= trials {
             break;
         }
-        next = strategy.propose(&history, space)?.map(|proposal| (proposal.id, proposal.origin));
+        next = strategy
+            .propose(&history, space)?
+            .map(|proposal| (proposal.id, proposal.origin));
     }
     Ok(curve)
 }
@@ -291,17 +318,29 @@ pub fn compare(table: &Table, kinds: &[Kind], seeds: u64, trials: usize) -> Resu
             .map(|seed| replay_in(&space, &known, kind, &worst.0, seed, trials))
             .collect::<Result<Vec<_>, _>>()?;
         let at = |trial: usize| -> [f64; 3] {
-            let values: Vec<f64> = curves.iter().filter_map(|curve| curve.get(trial).or(curve.last())).copied().collect();
+            let values: Vec<f64> = curves
+                .iter()
+                .filter_map(|curve| curve.get(trial).or(curve.last()))
+                .copied()
+                .collect();
             let ordered = stats::sorted(&values);
             [0.25, 0.5, 0.75].map(|q| stats::quantile(&ordered, q))
         };
         // A curve that never comes near counts as infinitely long.
         let mut within: Vec<usize> = curves
             .iter()
-            .map(|curve| curve.iter().position(|best| *best <= 1.0 + WITHIN).map_or(usize::MAX, |at| at + 1))
+            .map(|curve| {
+                curve
+                    .iter()
+                    .position(|best| *best <= 1.0 + WITHIN)
+                    .map_or(usize::MAX, |at| at + 1)
+            })
             .collect();
         within.sort_unstable();
-        let median = within.get(within.len() / 2).copied().filter(|trials| *trials != usize::MAX);
+        let median = within
+            .get(within.len() / 2)
+            .copied()
+            .filter(|trials| *trials != usize::MAX);
         Ok(Comparison {
             strategy: kind.name(),
             quartiles: (0..trials.min(size)).map(at).collect(),
@@ -361,7 +400,12 @@ mod tests {
         let [chance, climbing] = &compared[..] else { panic!() };
         assert!(climbing.trials_within.unwrap() < chance.trials_within.unwrap());
         assert_eq!(chance.quartiles.len(), 120);
-        assert!(chance.quartiles.iter().all(|[low, middle, high]| low <= middle && middle <= high));
+        assert!(
+            chance
+                .quartiles
+                .iter()
+                .all(|[low, middle, high]| low <= middle && middle <= high)
+        );
     }
 
     #[test]
@@ -374,6 +418,11 @@ mod tests {
         let text = serde_json::to_string(&measured).unwrap();
         assert_eq!(Measured::read(&text, "x").unwrap(), measured);
         let other = text.replacen("\"schema\":1", "\"schema\":9", 1);
-        assert!(Measured::read(&other, "x").unwrap_err().to_string().contains("schema 9"));
+        assert!(
+            Measured::read(&other, "x")
+                .unwrap_err()
+                .to_string()
+                .contains("schema 9")
+        );
     }
 }

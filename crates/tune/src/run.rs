@@ -130,7 +130,9 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         seed: request.seed,
         start: request.start.clone(),
         window: request.window.max(request.devices.len()),
-        started_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        started_at: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs()),
     };
     let (journal, before) = if request.resume {
         Journal::resume(&request.folder, &header)?
@@ -153,7 +155,9 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             scratch: scratch(index),
         })
         .collect();
-    let gate = request.target.map(|target| Gatekeeper::new(&request.case.problem, Some(target)));
+    let gate = request
+        .target
+        .map(|target| Gatekeeper::new(&request.case.problem, Some(target)));
     let mut strategy = request.strategy;
     let mut search = Search::new(&request.space, gate.as_ref(), &header, journal, before);
     search.limit(request.trials, request.time);
@@ -196,7 +200,9 @@ fn finals(
     if timed.is_empty() {
         return Ok(None);
     }
-    let others = timed.iter().filter(|trial| trial.same_as.is_none() && trial.id != start);
+    let others = timed
+        .iter()
+        .filter(|trial| trial.same_as.is_none() && trial.id != start);
     let mut finalists: Vec<String> = others.take(keep).map(|trial| trial.id.clone()).collect();
     if !timed.iter().any(|trial| trial.id == start) {
         let why = "the first candidate could not be timed";
@@ -208,7 +214,9 @@ fn finals(
         Ok(measurement) => Board::of_finals(&measurement, gain).ok_or("nothing was timed".to_string()),
         Err(reason) => Err(reason),
     };
-    Ok(Some(board.unwrap_or_else(|why| Board::of_history(history, start, why, keep, gain))))
+    Ok(Some(board.unwrap_or_else(|why| {
+        Board::of_history(history, start, why, keep, gain)
+    })))
 }
 
 /// Runs the kernels of a leaderboard under the simulator, on the small problems that candidates are judged by, and
@@ -218,14 +226,18 @@ fn simulated(mut board: Board, judge: &Judge, target: Target) -> Board {
         let config = id.parse().ok()?;
         let mut looked = None;
         for problem in judge.shapes() {
-            let Ok(plan) = Plan::new(problem, &config, target) else { continue };
+            let Ok(plan) = Plan::new(problem, &config, target) else {
+                continue;
+            };
             let report = match check_plan(&plan, &CheckOptions::default()) {
                 Ok(report) => report,
                 Err(error) => return Some(Err(error.to_string())),
             };
             if report.verdict != flashcore_check::Verdict::Clean {
                 let first = report.findings.first().map(|found| found.finding.to_string());
-                return Some(Err(first.unwrap_or_else(|| format!("{:?} on {problem}", report.verdict))));
+                return Some(Err(
+                    first.unwrap_or_else(|| format!("{:?} on {problem}", report.verdict))
+                ));
             }
             looked = Some(Ok(()));
         }

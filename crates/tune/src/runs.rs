@@ -7,7 +7,11 @@ use crate::journal::{Header, read_header};
 
 /// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME`, or in `~/.local/share`; `None` where there is neither.
 pub fn folder() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
     Some(data.join("flashcore/tune"))
 }
@@ -15,10 +19,19 @@ pub fn folder() -> Option<PathBuf> {
 /// A name for a new run in a folder of runs: the problem, the device and a number.
 pub fn new_name(runs: &Path, case: &str, device: &str) -> PathBuf {
     let part = |text: &str| -> String {
-        let keep = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+        let keep = |c: char| {
+            if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+                c
+            } else {
+                '-'
+            }
+        };
         text.chars().map(keep).collect()
     };
-    let device = device.split_once(':').filter(|(kind, _)| *kind == "replay").map_or(device, |(kind, _)| kind);
+    let device = device
+        .split_once(':')
+        .filter(|(kind, _)| *kind == "replay")
+        .map_or(device, |(kind, _)| kind);
     let base = format!("{}-{}", part(case), part(device));
     (1..)
         .map(|number| runs.join(format!("{base}-{number}")))
@@ -48,7 +61,11 @@ pub fn latest(runs: &Path, case: &str, devices: &[String]) -> Result<PathBuf, Tu
     let mut runs_there = all(runs).into_iter();
     let found = runs_there.find(|(_, header)| is_this(header));
     found.map(|(path, _)| path).ok_or_else(|| TuneError::Nothing {
-        what: format!("no run of {case} on {} is kept in {}", devices.join(", "), runs.display()),
+        what: format!(
+            "no run of {case} on {} is kept in {}",
+            devices.join(", "),
+            runs.display()
+        ),
     })
 }
 

@@ -294,7 +294,11 @@ impl<'s> Search<'s> {
 
     /// What candidates are timed against: the first that was timed, or the best that was accepted since.
     fn best(&self) -> Option<Best> {
-        let timed = self.history.trials().iter().filter(|trial| trial.timed.is_some() && trial.same_as.is_none());
+        let timed = self
+            .history
+            .trials()
+            .iter()
+            .filter(|trial| trial.timed.is_some() && trial.same_as.is_none());
         let mut best: Option<Best> = None;
         for trial in timed {
             let score = trial.score().unwrap_or(f64::INFINITY);

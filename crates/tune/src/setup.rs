@@ -57,7 +57,9 @@ impl Setup {
             }
             Some(target) => {
                 let choice = select(problem, target, 16, &KernelCache::default());
-                let choice = choice.map_err(|error| TuneError::Nothing { what: error.to_string() })?;
+                let choice = choice.map_err(|error| TuneError::Nothing {
+                    what: error.to_string(),
+                })?;
                 choice.plan.config.to_string()
             }
         };
@@ -65,7 +67,11 @@ impl Setup {
             space: gate.space(chosen(gate.families(), families)?, torture),
             target,
             start,
-            timing: if target.is_some() { Timing::for_gpu() } else { Timing::for_cpu() },
+            timing: if target.is_some() {
+                Timing::for_gpu()
+            } else {
+                Timing::for_cpu()
+            },
             window: if target.is_some() { GPU_WINDOW } else { 1 },
         })
     }
@@ -111,11 +117,17 @@ fn target(device: &str) -> Result<Target, TuneError> {
         Target::for_capability(major, minor).filter(|target| target.is_supported())
     });
     target.ok_or_else(|| {
-        let there = devices.iter().map(|info| format!("cuda:{} ({})", info.ordinal, info.name));
+        let there = devices
+            .iter()
+            .map(|info| format!("cuda:{} ({})", info.ordinal, info.name));
         TuneError::BadOption {
             option: "device",
             given: device.to_string(),
-            allowed: ["cpu".to_string(), "replay:FILE".to_string()].into_iter().chain(there).collect::<Vec<_>>().join(", "),
+            allowed: ["cpu".to_string(), "replay:FILE".to_string()]
+                .into_iter()
+                .chain(there)
+                .collect::<Vec<_>>()
+                .join(", "),
         }
     })
 }
@@ -160,7 +172,9 @@ mod tests {
     #[test]
     fn what_is_not_there_is_said() {
         let problem = Problem::named("mission").unwrap();
-        let family = Setup::new("cpu", &problem, &["tensor".to_string()], false).err().unwrap();
+        let family = Setup::new("cpu", &problem, &["tensor".to_string()], false)
+            .err()
+            .unwrap();
         assert!(family.to_string().contains("mma, wgmma"), "{family}");
         let file = Setup::new("replay:/nowhere", &problem, &[], false).err().unwrap();
         assert!(file.to_string().contains("/nowhere"), "{file}");

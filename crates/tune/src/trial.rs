@@ -206,7 +206,11 @@ pub(crate) mod tests {
             number,
             id: id.to_string(),
             origin: "test".to_string(),
-            verdict: if score.is_some() { Verdict::Slower } else { Verdict::Wrong },
+            verdict: if score.is_some() {
+                Verdict::Slower
+            } else {
+                Verdict::Wrong
+            },
             reason: String::new(),
             timed: score.map(|score| Timed {
                 us: score * 10.0,
@@ -226,12 +230,18 @@ pub(crate) mod tests {
         let mut history = History::default();
         history.begin("a");
         assert!(history.is_seen("a") && history.trial("a").is_none());
-        for (number, (id, score)) in [("a", Some(1.0)), ("b", None), ("c", Some(0.8))].into_iter().enumerate() {
+        for (number, (id, score)) in [("a", Some(1.0)), ("b", None), ("c", Some(0.8))]
+            .into_iter()
+            .enumerate()
+        {
             history.add(trial(number, id, score));
         }
         let order: Vec<&str> = history.ranked().iter().map(|trial| trial.id.as_str()).collect();
         assert_eq!(order, ["c", "a"]);
-        assert_eq!(history.count(), BTreeMap::from([(Verdict::Wrong, 1), (Verdict::Slower, 2)]));
+        assert_eq!(
+            history.count(),
+            BTreeMap::from([(Verdict::Wrong, 1), (Verdict::Slower, 2)])
+        );
         assert_eq!(history.trial("b").unwrap().number, 1);
     }
 

@@ -61,7 +61,11 @@ impl Lines {
     /// assert!(chart.html().contains("random") && chart.svg().starts_with("<svg"));
     /// ```
     pub fn html(&self) -> String {
-        let last = |line: &Line| line.quartiles.last().map_or("-".to_string(), |[_, median, _]| percent(*median));
+        let last = |line: &Line| {
+            line.quartiles
+                .last()
+                .map_or("-".to_string(), |[_, median, _]| percent(*median))
+        };
         let rows: Vec<Vec<String>> = self
             .lines
             .iter()
@@ -72,7 +76,13 @@ impl Lines {
     }
 
     fn draw(&self) -> Markup {
-        let trials = self.lines.iter().map(|line| line.quartiles.len()).max().unwrap_or(1).max(2);
+        let trials = self
+            .lines
+            .iter()
+            .map(|line| line.quartiles.len())
+            .max()
+            .unwrap_or(1)
+            .max(2);
         let x = |trial: usize| round(LEFT + (WIDTH - LEFT) * trial as f64 / (trials - 1) as f64);
         let points = |values: &mut dyn Iterator<Item = (usize, f64)>| -> String {
             let point = |(trial, value): (usize, f64)| format!("{},{}", x(trial), y(value));
@@ -158,7 +168,10 @@ mod tests {
             lines: vec![line("random"), line("elite")],
         };
         let html = chart.html();
-        assert_eq!((html.matches("<polyline").count(), html.matches("<polygon").count()), (2, 2));
+        assert_eq!(
+            (html.matches("<polyline").count(), html.matches("<polygon").count()),
+            (2, 2)
+        );
         assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
         assert!(html.contains("+50.0 %") && html.contains("made up"));
     }

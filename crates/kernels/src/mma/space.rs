@@ -63,7 +63,11 @@ const LEVERS: [Lever<Config>; 11] = [
     Lever {
         name: "q_in_registers",
         meaning: "Q's operands stay in registers, or are read from shared memory for every tile",
-        settings: |c| [false, true].map(|q_in_registers| Config { q_in_registers, ..c }).to_vec(),
+        settings: |c| {
+            [false, true]
+                .map(|q_in_registers| Config { q_in_registers, ..c })
+                .to_vec()
+        },
         value: |c| c.q_in_registers.to_string(),
     },
     Lever {

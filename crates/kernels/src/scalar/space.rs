@@ -7,7 +7,11 @@ use crate::space::{Lever, Space};
 /// Threads of a warp.
 const WARP: u32 = 32;
 /// Warps a block: those of `naive`, whose last two `tiled` has too.
-const WARPS: [u32; 3] = [naive::THREADS[0] / WARP, naive::THREADS[1] / WARP, naive::THREADS[2] / WARP];
+const WARPS: [u32; 3] = [
+    naive::THREADS[0] / WARP,
+    naive::THREADS[1] / WARP,
+    naive::THREADS[2] / WARP,
+];
 
 /// A config from the values of the three levers.
 fn config(tile: Option<(u32, u32)>, warps: u32, vector_bytes: u32) -> Config {
@@ -42,7 +46,11 @@ const LEVERS: [Lever<Config>; 3] = [
             let tiles = [None].into_iter().chain(tiled::TILES.map(Some));
             tiles.map(|tile| config(tile, warps, vector_bytes)).collect()
         },
-        value: |c| values(c).0.map_or("naive".to_string(), |(rows, cols)| format!("m{rows}n{cols}")),
+        value: |c| {
+            values(c)
+                .0
+                .map_or("naive".to_string(), |(rows, cols)| format!("m{rows}n{cols}"))
+        },
     },
     Lever {
         name: "warps",

@@ -35,7 +35,9 @@ pub struct Family {
 
 impl fmt::Debug for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Family").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Family")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 

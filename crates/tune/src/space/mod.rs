@@ -50,10 +50,7 @@ impl Space {
     /// assert!(space.neighbours(&id).iter().all(|other| other.contains("-s2")));
     /// assert_eq!(space.admits("wgmma/m128n128-s3-turns-lazy").unwrap_err(), "two stages only");
     /// ```
-    pub fn new(
-        families: Vec<Family>,
-        admit: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Space {
+    pub fn new(families: Vec<Family>, admit: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static) -> Space {
         Space {
             families: families.into_iter().map(Arc::new).collect(),
             admit: Arc::new(admit),
@@ -189,6 +186,11 @@ mod tests {
             space.admits("cpu/m64n64").unwrap();
         }
         assert_eq!(*asked.lock().unwrap(), 1);
-        assert!(space.admits("mma/m64n64-w4x1-s2-b1-qsh-xor-eager").unwrap_err().contains("no config"));
+        assert!(
+            space
+                .admits("mma/m64n64-w4x1-s2-b1-qsh-xor-eager")
+                .unwrap_err()
+                .contains("no config")
+        );
     }
 }

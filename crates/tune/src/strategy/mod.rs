@@ -89,7 +89,9 @@ impl Kind {
             Kind::Random => "configs drawn evenly",
             Kind::HillClimbing => "the next better neighbour, and a new start where there is none",
             Kind::Evolution(Population::Single) => "evolution: one or two levers of the best",
-            Kind::Evolution(Population::Elite) => "evolution: one or two levers of the best three, and mixtures of them",
+            Kind::Evolution(Population::Elite) => {
+                "evolution: one or two levers of the best three, and mixtures of them"
+            }
             Kind::Evolution(Population::Niches) => "evolution: the best of each family and class of tile",
         }
     }
@@ -151,7 +153,12 @@ pub(crate) mod tests {
             let Some(proposal) = strategy.propose(&history, &space).unwrap() else {
                 break;
             };
-            assert!(!history.is_seen(&proposal.id), "{} twice by {}", proposal.id, kind.name());
+            assert!(
+                !history.is_seen(&proposal.id),
+                "{} twice by {}",
+                proposal.id,
+                kind.name()
+            );
             assert!(!proposal.origin.is_empty());
             history.begin(&proposal.id);
             history.add(trial(number, &proposal.id, score(&proposal.id)));
@@ -187,7 +194,11 @@ pub(crate) mod tests {
         let chance = found(Kind::Random);
         for kind in &Kind::ALL[2..] {
             let sooner = found(*kind);
-            assert!(sooner < 0.75 * chance, "{}: {sooner} trials, {chance} by chance", kind.name());
+            assert!(
+                sooner < 0.75 * chance,
+                "{}: {sooner} trials, {chance} by chance",
+                kind.name()
+            );
         }
     }
 }

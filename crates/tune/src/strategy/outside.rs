@@ -170,7 +170,11 @@ impl Strategy for Outside {
             if reply.propose.is_empty() {
                 return Ok(None);
             }
-            let why = if reply.why.is_empty() { "proposed".to_string() } else { reply.why };
+            let why = if reply.why.is_empty() {
+                "proposed".to_string()
+            } else {
+                reply.why
+            };
             self.queue.extend(reply.propose.into_iter().map(|id| (id, why.clone())));
         }
         Err(self.failed(format!("{PATIENCE} answers in a row had no config that was new")))
@@ -199,7 +203,13 @@ mod tests {
         let path = std::env::temp_dir().join(format!("flashcore-proposer-{}-{}", std::process::id(), script.len()));
         std::fs::write(&path, script).unwrap();
         let command = format!("sh {}", path.display());
-        Outside::start(&command, &Problem::named("mission").unwrap(), "cpu", Duration::from_secs(5)).unwrap()
+        Outside::start(
+            &command,
+            &Problem::named("mission").unwrap(),
+            "cpu",
+            Duration::from_secs(5),
+        )
+        .unwrap()
     }
 
     #[test]

@@ -32,12 +32,7 @@ pub(super) trait Device {
     }
 
     /// Opens kernels, and gives them to `work` until it returns.
-    fn open(
-        &self,
-        problem: &Problem,
-        kernels: &[String],
-        work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>),
-    );
+    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>));
 }
 
 /// Kernels that are open.
@@ -125,7 +120,15 @@ impl Bench for Workbench<'_> {
 
     fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError> {
         let subjects = &mut self.subjects[0];
-        measure(options, mode, subjects, baseline, &mut *self.stopwatch, &mut (), &mut ())
+        measure(
+            options,
+            mode,
+            subjects,
+            baseline,
+            &mut *self.stopwatch,
+            &mut (),
+            &mut (),
+        )
     }
 }
 
@@ -176,12 +179,7 @@ impl Device for Cpu {
         DeviceIdentity::cpu()
     }
 
-    fn open(
-        &self,
-        problem: &Problem,
-        kernels: &[String],
-        work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>),
-    ) {
+    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>)) {
         if let Err(error) = flashcore_cpu::check_supported(problem) {
             return work(Err(failed(Verdict::Refused, None, error)));
         }
@@ -191,7 +189,9 @@ impl Device for Cpu {
         };
         let subject = |id: &String, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {
             if let Some(conduct) = planted::Conduct::of_id(id) {
-                conduct.build().map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
+                conduct
+                    .build()
+                    .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
                 return Ok(Box::new(CpuPlanted::new(&places.bed, conduct, problem, place)));
             }
             match id.parse() {
@@ -200,7 +200,12 @@ impl Device for Cpu {
                 Err(error) => Err(failed(Verdict::Refused, Some(id), error)),
             }
         };
-        let at = |place: usize| kernels.iter().map(|id| subject(id, place)).collect::<Result<Vec<_>, _>>();
+        let at = |place: usize| {
+            kernels
+                .iter()
+                .map(|id| subject(id, place))
+                .collect::<Result<Vec<_>, _>>()
+        };
         match at(0).and_then(|first| Ok([first, at(1)?])) {
             Ok(subjects) => work(Ok(&mut Workbench {
                 bed: &places,
@@ -242,12 +247,7 @@ impl Device for Replay {
         false
     }
 
-    fn open(
-        &self,
-        problem: &Problem,
-        kernels: &[String],
-        work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>),
-    ) {
+    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>)) {
         let Some(table) = self.tables.iter().find(|table| table.case.problem == *problem) else {
             return work(Err(failed(Verdict::Refused, None, "this problem was not measured")));
         };

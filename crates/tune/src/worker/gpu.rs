@@ -47,7 +47,9 @@ impl Gpu {
     fn plan(&self, problem: &Problem, id: &str) -> Result<Plan, Failed> {
         let kernels = KernelCache::default();
         if let Some(conduct) = Conduct::of_id(id) {
-            conduct.build().map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
+            conduct
+                .build()
+                .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
             let choice = select(problem, self.target, 16, &kernels);
             return choice
                 .map(|choice| choice.plan)
@@ -123,7 +125,11 @@ impl Bed for GpuPlaces<'_> {
 
     fn read(&self, place: usize, snapshot: bool) -> Result<Tensor, Trouble> {
         let mut tensor = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
-        let from = if snapshot { self.kept.as_slice() } else { self.tensors(place).out };
+        let from = if snapshot {
+            self.kept.as_slice()
+        } else {
+            self.tensors(place).out
+        };
         from.copy_to_host(&self.gpu.stream, tensor.bytes_mut())?;
         Ok(tensor)
     }
@@ -147,13 +153,11 @@ impl Device for Gpu {
         }
     }
 
-    fn open(
-        &self,
-        problem: &Problem,
-        kernels: &[String],
-        work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>),
-    ) {
-        let plans = kernels.iter().map(|id| self.plan(problem, id)).collect::<Result<Vec<_>, _>>();
+    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>)) {
+        let plans = kernels
+            .iter()
+            .map(|id| self.plan(problem, id))
+            .collect::<Result<Vec<_>, _>>();
         let plans = match plans {
             Ok(plans) => plans,
             Err(failed) => return work(Err(failed)),
@@ -189,7 +193,9 @@ impl Device for Gpu {
         };
         let at = |place: usize| {
             let pairs = plans.iter().zip(kernels);
-            pairs.map(|(plan, id)| subject(plan, id, place)).collect::<Result<Vec<_>, _>>()
+            pairs
+                .map(|(plan, id)| subject(plan, id, place))
+                .collect::<Result<Vec<_>, _>>()
         };
         match at(0).and_then(|first| Ok([first, at(1)?])) {
             Ok(subjects) => work(Ok(&mut Workbench {

@@ -96,7 +96,11 @@ impl Loss {
             Loss::Failed(failed) => (failed.verdict, failed.reason.clone()),
             Loss::Hung { stage, allowed } => (
                 Verdict::Hung,
-                format!("no answer while {} within {:.1} s; its worker was ended", stage.name(), allowed.as_secs_f64()),
+                format!(
+                    "no answer while {} within {:.1} s; its worker was ended",
+                    stage.name(),
+                    allowed.as_secs_f64()
+                ),
             ),
             Loss::Died { stage, how } => (
                 Verdict::LaunchFailed,
@@ -298,7 +302,10 @@ impl Worker {
             stage,
             how: error.to_string(),
         })?;
-        if writeln!(live.stdin, "{line}").and_then(|()| live.stdin.flush()).is_err() {
+        if writeln!(live.stdin, "{line}")
+            .and_then(|()| live.stdin.flush())
+            .is_err()
+        {
             return Err(died(live));
         }
         let line = match live.answers.recv_timeout(allowed) {
@@ -314,7 +321,10 @@ impl Worker {
             Ok(answer) if answer.id == id => Ok(answer.said),
             _ => Err(Loss::Died {
                 stage,
-                how: format!("it said `{}`, which is no answer", line.chars().take(200).collect::<String>()),
+                how: format!(
+                    "it said `{}`, which is no answer",
+                    line.chars().take(200).collect::<String>()
+                ),
             }),
         }
     }
@@ -342,7 +352,11 @@ fn obituary(live: &mut Live) -> String {
     let how = status.map_or("it closed its output".to_string(), |status| status.to_string());
     let words = live.last_words.lock().unwrap_or_else(PoisonError::into_inner);
     let words = words.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
-    if words.is_empty() { how } else { format!("{how}; {words}") }
+    if words.is_empty() {
+        how
+    } else {
+        format!("{how}; {words}")
+    }
 }
 
 impl Drop for Worker {

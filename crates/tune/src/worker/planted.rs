@@ -182,8 +182,9 @@ impl<'a> CpuPlanted<'a> {
     }
 
     fn has_large_inputs(&self) -> bool {
-        self.bed
-            .with_place(self.place, |q, _| (0..q.layout().shape[3]).any(|d| q.view().get(0, 0, 0, d).abs() > 6.0))
+        self.bed.with_place(self.place, |q, _| {
+            (0..q.layout().shape[3]).any(|d| q.view().get(0, 0, 0, d).abs() > 6.0)
+        })
     }
 
     fn spoil(&self, act: impl FnOnce(&mut Tensor)) {

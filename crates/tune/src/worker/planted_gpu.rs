@@ -158,7 +158,10 @@ impl<'a> GpuPlanted<'a> {
 
     fn spoil(&self, buffers: &[(&'static str, DeviceSlice<'a>, bool)], rest: &[u32]) -> Result<(), CudaError> {
         let Some(spoiler) = &self.spoiler else { return Ok(()) };
-        let named: Vec<_> = buffers.iter().map(|(name, slice, written)| (*name, slice.len(), *written)).collect();
+        let named: Vec<_> = buffers
+            .iter()
+            .map(|(name, slice, written)| (*name, slice.len(), *written))
+            .collect();
         let slices: Vec<_> = buffers.iter().map(|(_, slice, _)| *slice).collect();
         spoiler.run(self.stream, &launch(&named, rest), &slices)
     }
@@ -186,7 +189,11 @@ impl Subject for GpuPlanted<'_> {
             Conduct::OutOfBounds => self.spoil(&[("out", out, true)], &[FAR])?,
             Conduct::WrongSometimes | Conduct::WrongOnLargeScores => {
                 self.honest.call()?;
-                let [mask, bound] = if self.conduct == Conduct::WrongSometimes { HALF } else { LARGE };
+                let [mask, bound] = if self.conduct == Conduct::WrongSometimes {
+                    HALF
+                } else {
+                    LARGE
+                };
                 self.spoil(&[("q", q, false), ("out", out, true)], &[mask, bound, ONES])?;
             }
             Conduct::Unstable => {

@@ -190,7 +190,11 @@ impl<W: Write> Session<W> {
                     device.ahead(&problem, &kernels);
                     Said::Done(())
                 }
-                Command::Time { baseline, mode, options } => match bench.time(baseline, mode, &options) {
+                Command::Time {
+                    baseline,
+                    mode,
+                    options,
+                } => match bench.time(baseline, mode, &options) {
                     Ok(measurement) => Said::Measured(Box::new(measurement)),
                     Err(error) => Said::Failed(Failed {
                         fatal: matches!(error, BenchError::Device { .. }),
@@ -302,13 +306,24 @@ mod tests {
             .into_iter()
             .chain([Command::Poison { place: 0 }, Command::Run { kernel: 0, place: 0 }, read])
             .chain([Command::Run { kernel: 3, place: 0 }]);
-        let mut lines: Vec<String> = commands.enumerate().map(|(id, command)| ask(id as u64, command)).collect();
+        let mut lines: Vec<String> = commands
+            .enumerate()
+            .map(|(id, command)| ask(id as u64, command))
+            .collect();
         lines.push("what?".to_string());
         let answers = answers(&lines);
         assert_eq!(answers.len(), 10);
         assert!(matches!(&answers[0].said, Said::Hello(hello) if hello.computes && hello.device.device == "cpu"));
-        for (at, reason) in [(1, "nothing is open"), (2, "no kernel"), (8, "kernel 3 of 1"), (9, "what?")] {
-            assert!(matches!(&answers[at].said, Said::Failed(failed) if failed.reason.contains(reason)), "{answers:?}");
+        for (at, reason) in [
+            (1, "nothing is open"),
+            (2, "no kernel"),
+            (8, "kernel 3 of 1"),
+            (9, "what?"),
+        ] {
+            assert!(
+                matches!(&answers[at].said, Said::Failed(failed) if failed.reason.contains(reason)),
+                "{answers:?}"
+            );
         }
         assert!(matches!(&answers[3].said, Said::Opened(opened) if opened[0].id == "cpu/m16n16"));
         assert!(answers[4..8].iter().all(|answer| answer.said == Said::Done(())));
@@ -316,7 +331,11 @@ mod tests {
         out.bytes_mut().copy_from_slice(&std::fs::read(&file).unwrap());
         std::fs::remove_file(&file).unwrap();
         let inputs = Inputs::generate(&problem, InputKind::Normal, 5);
-        assert!(flashcore_check::gate(&problem, &inputs, &out, None, 0).unwrap().passed());
+        assert!(
+            flashcore_check::gate(&problem, &inputs, &out, None, 0)
+                .unwrap()
+                .passed()
+        );
     }
 
     #[test]
