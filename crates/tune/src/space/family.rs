@@ -249,8 +249,8 @@ impl Family {
     pub(super) fn niche(&self, id: &str) -> String {
         let class = match self.ops.tile(id) {
             0 => "none",
-            ..=2048 => "small",
-            ..=8192 => "medium",
+            1..=2048 => "small",
+            2049..=8192 => "medium",
             _ => "large",
         };
         format!("{}, {class} tiles", self.name)

@@ -79,15 +79,14 @@ impl Workbench<'_> {
 
 impl Bench for Workbench<'_> {
     fn opened(&self) -> Vec<Opened> {
-        let opened = |subject: &Box<dyn Subject + '_>| {
-            let info = subject.info();
-            Opened {
+        let infos = self.subjects[0].iter().map(|subject| subject.info());
+        infos
+            .map(|info| Opened {
                 id: info.label.clone(),
                 module: info.module.clone(),
                 attributes: info.attributes,
-            }
-        };
-        self.subjects[0].iter().map(opened).collect()
+            })
+            .collect()
     }
 
     fn load(&mut self, place: usize, inputs: &HostInputs) -> Result<(), Trouble> {
