@@ -120,10 +120,16 @@ const USAGE: &[(&str, &str)] = &[
         "possible values: problems, kernels, profiles, ladder, museum, devices",
     ),
     ("sing", "unrecognized subcommand 'sing'"),
-    ("tune --strategy magic", "strategy is magic; allowed: exhaustive, random, hill"),
+    (
+        "tune --strategy magic",
+        "strategy is magic; allowed: exhaustive, random, hill",
+    ),
     ("tune --budget fast", "write trials as 200, or time as 90s or 5m"),
     ("tune --device cpu,cpu", "several devices are different GPUs"),
-    ("tune tiny --device cpu --family tensor", "family is tensor; allowed: mma, wgmma"),
+    (
+        "tune tiny --device cpu --family tensor",
+        "family is tensor; allowed: mma, wgmma",
+    ),
     ("run mission gpt2", "unexpected argument 'gpt2'"),
     (
         "bench tiny --device cpu --peers none --no-store --sweep=0",
