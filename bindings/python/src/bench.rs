@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use flashcore::{Device, Problem, Tensor};
 use flashcore_bench::{
-    Absent, BenchError, Case, CaseResult, Mode, NvmlTelemetry, Observer, Options, PeerPlace, PeerSource, PeerTensor,
-    PeerTensors, Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
+    Absent, BenchError, Case, CaseResult, Mode, NvmlTelemetry, Observer, Options, PeerPlace, PeerScales, PeerSource,
+    PeerTensor, PeerTensors, Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble,
+    Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
@@ -66,6 +67,17 @@ impl<'py> PySource<'py> {
         let PeerTensors { q, k, v, out, .. } = tensors;
         for (name, tensor) in [("q", q), ("k", k), ("v", v), ("out", out)] {
             dict.set_item(name, describe(py, tensor)?)?;
+        }
+        if let Some(PeerScales { shape, q, k, v }) = tensors.scales {
+            for (name, address) in [("q_scale", q), ("k_scale", k), ("v_scale", v)] {
+                let scale = PyDict::new(py);
+                scale.set_item("address", address)?;
+                scale.set_item("bytes", shape[0] * shape[1] * size_of::<f32>())?;
+                scale.set_item("dtype", "float32")?;
+                scale.set_item("shape", shape)?;
+                scale.set_item("strides", [shape[1], 1])?;
+                dict.set_item(name, scale)?;
+            }
         }
         self.object.call_method1("peers", (case_json, place, dict))?.extract()
     }
@@ -191,12 +203,12 @@ impl<'py> PySubject<'py> {
     fn copy_answer(&self, problem: &Problem) -> PyResult<Tensor> {
         let given = self.object.call_method0("answer")?;
         let given = TensorRequest::new("answer", &given)?.import(None, Axes::Bshd)?;
-        if given.layout != *problem.o_layout() || given.dtype != problem.dtype() {
+        if given.layout != *problem.o_layout() || given.dtype != problem.out_dtype() {
             return Err(value(format!(
                 "answer is {} {:?}; the problem's output is {} {:?}",
                 given.dtype,
                 given.layout,
-                problem.dtype(),
+                problem.out_dtype(),
                 problem.o_layout()
             )));
         }

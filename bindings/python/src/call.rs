@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use crate::error::{raise, type_, value};
 use crate::frameworks::{Framework, dtype_name, without_gradient};
 use crate::options::{Axes, Options};
+use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
 
@@ -49,6 +50,7 @@ pub(crate) struct Call<'py> {
     pub(crate) q: Tensor,
     pub(crate) k: Tensor,
     pub(crate) v: Tensor,
+    scales: Scales,
     stream: Option<CallStream>,
     /// The library q belongs to; it allocates the answer.
     framework: Framework<'py>,
@@ -60,6 +62,7 @@ impl<'py> Call<'py> {
     /// Imports the tensors; `out=`, if it was given, comes second.
     pub(crate) fn gather(
         inputs: [&Bound<'py, PyAny>; 3],
+        scales: Given<'_, 'py>,
         out: Option<&Bound<'py, PyAny>>,
         stream: Option<&Bound<'py, PyAny>>,
         options: &Options,
@@ -103,7 +106,7 @@ impl<'py> Call<'py> {
         let [q, k, v] = requests;
         let (q, k, v) = (import(q)?, import(k)?, import(v)?);
         let out = out_request.map(import).transpose()?;
-        for other in [&k, &v].into_iter().chain(&out) {
+        for other in [&k, &v] {
             if other.dtype != q.dtype {
                 return Err(type_(format!(
                     "{} holds {} and q {}; convert one, so that all tensors hold the same",
@@ -111,12 +114,24 @@ impl<'py> Call<'py> {
                 )));
             }
         }
+        if let Some(out) = &out
+            && out.dtype != q.dtype.output()
+        {
+            return Err(type_(format!(
+                "out holds {} and q {}; the answer is {}, so give out= of that",
+                out.dtype,
+                q.dtype,
+                q.dtype.output()
+            )));
+        }
+        let scales = Scales::gather(scales, q.dtype, place, call_stream.as_ref())?;
         let call = Call {
             place,
             attention,
             q,
             k,
             v,
+            scales,
             stream: call_stream,
             framework,
             foreign_stream,
@@ -162,7 +177,9 @@ impl<'py> Call<'py> {
         if let Some(scale) = options.scale {
             problem = problem.softmax_scale(scale);
         }
-        problem.build().map_err(|error| raise(error.into()))
+        let problem = problem.build().map_err(|error| raise(error.into()))?;
+        self.scales.check(&problem)?;
+        Ok(problem)
     }
 
     /// What the addresses of the tensors are multiples of, in bytes, at most 16.
@@ -189,7 +206,7 @@ impl<'py> Call<'py> {
     fn new_out(&self, like: &Bound<'py, PyAny>, axes: Axes) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
         let shape = axes.reorder(self.new_out_layout().shape);
         let swapped = self.heads_outside_seq() != (axes == Axes::Bhsd);
-        let object = self.empty(like, &shape, swapped, dtype_name(self.q.dtype))?;
+        let object = self.empty(like, &shape, swapped, dtype_name(self.q.dtype.output()))?;
         let tensor = Request::new("out", &object)?.import(self.stream.as_ref(), axes)?;
         Ok((object, tensor))
     }
@@ -226,7 +243,10 @@ impl<'py> Call<'py> {
         // SAFETY: the tensors lie in host memory and the problem has checked their layouts. That no other thread
         // writes to them during the call is the caller's part, as with every library that lets go of the lock.
         let (q, k, v) = unsafe { (self.q.view(), self.k.view(), self.v.view()) };
+        let ones = vec![1.0; problem.num_scales()];
         let (q, k, v) = (q.map_err(to_py)?, k.map_err(to_py)?, v.map_err(to_py)?);
+        // SAFETY: scales are on the tensors' device, which is the host; else as above.
+        let [q, k, v] = unsafe { self.scales.attach([q, k, v], &ones) }?;
         let (name, dtype, layout) = (out.name, out.dtype, out.layout);
         // SAFETY: as above; `check_out` has checked that it is writable and shares no memory with the inputs, or it
         // was allocated for this call.
@@ -262,6 +282,7 @@ impl<'py> Call<'py> {
             v: slice(&self.v),
             out: slice(out),
             lse: lse.map(slice),
+            scales: self.scales.on_device(context, problem)?,
             workspace: None,
         };
         let attention = &*self.attention;
@@ -293,7 +314,7 @@ impl<'py> Call<'py> {
 
 /// Computes softmax(scale * q @ k.T, masked) @ v for every batch and head.
 ///
-/// Tensors are [batch, seq, heads, head_dim] of float16, bfloat16 or float32, with any strides but the last, which is
+/// Tensors are [batch, seq, heads, head_dim] of float16, bfloat16, float32 or float8_e4m3fn, with any strides but the last, which is
 /// 1: slices and permutations are read where they lie. They may belong to PyTorch, JAX, CuPy, NumPy or whatever else
 /// speaks DLPack, all on one device: CPU tensors are computed on all cores, CUDA tensors on the GPU they are on. k and
 /// v may have fewer heads than q (each serves as many of q's), and v another head_dim.
@@ -306,6 +327,9 @@ impl<'py> Call<'py> {
 ///         causal, right is 0.
 ///     softcap: scaled scores s become softcap * tanh(s / softcap).
 ///     scale: the factor on q @ k.T; 1 / sqrt(head_dim) unless given.
+///     q_scale, k_scale, v_scale: for float8_e4m3fn tensors, float32 [batch, kv_heads], dense, on the tensors' device: an
+///         element of q stands for itself times the scale of its batch and of the K/V head that serves it; likewise k
+///         and v. Finite and above 0, which is checked on the CPU only. 1 unless given. The answer is bfloat16.
 ///     out: a tensor to write the answer to, in memory of its own. Otherwise it is allocated by q's library (for
 ///         other libraries than PyTorch, CuPy and NumPy by NumPy on the CPU, and on CUDA devices not at all).
 ///     return_lse: return (out, lse), with the natural logarithm of each row's sum of exponentials, float32
@@ -322,13 +346,13 @@ impl<'py> Call<'py> {
 /// gradient are refused unless gradients are off (torch.no_grad()).
 ///
 /// Raises:
-///     TypeError: something is no tensor or number, or holds something else than the three dtypes, or not the same.
+///     TypeError: something is no tensor or number, or holds something else than the four dtypes, or not the same.
 ///     ValueError: shapes, strides, devices or options that cannot be, or that no kernel serves.
 ///     RuntimeError: the device or its driver failed.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,
-    layout="bshd", stream=None,
+    layout="bshd", stream=None, q_scale=None, k_scale=None, v_scale=None,
 ))]
 #[allow(clippy::too_many_arguments)] // Python's keyword arguments
 pub(crate) fn attention<'py>(
@@ -345,9 +369,13 @@ pub(crate) fn attention<'py>(
     kernel: Option<&str>,
     layout: &str,
     stream: Option<&Bound<'py, PyAny>>,
+    q_scale: Option<&Bound<'py, PyAny>>,
+    k_scale: Option<&Bound<'py, PyAny>>,
+    v_scale: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
-    let (call, given_out) = Call::gather([q, k, v], out, stream, &options)?;
+    let scales = [q_scale, k_scale, v_scale];
+    let (call, given_out) = Call::gather([q, k, v], scales, out, stream, &options)?;
     let mut problem = call.problem(&options, given_out.as_ref())?;
     let (out, mut out_tensor) = match (out, given_out) {
         (Some(out), Some(tensor)) => {
@@ -371,7 +399,7 @@ pub(crate) fn attention<'py>(
         Some(stream) => call.run_on_cuda(py, stream, q, &problem, &out_tensor, lse_tensor.as_ref())?,
     }
     if let Some(stream) = &call.foreign_stream {
-        for tensor in [q, k, v, &out] {
+        for tensor in [q, k, v, &out].into_iter().chain(scales.into_iter().flatten()) {
             call.framework.used_on(tensor, stream)?;
         }
     }

@@ -32,7 +32,8 @@ pub(crate) fn plan<'py>(
     layout: &str,
 ) -> PyResult<Bound<'py, PyDict>> {
     let options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
-    let (call, _) = Call::gather([q, k, v], None, None, &options)?;
+    // Scales change nothing of how it is computed.
+    let (call, _) = Call::gather([q, k, v], [None; 3], None, None, &options)?;
     let problem = call.problem(&options, None)?;
     let attention = &*call.attention;
     let alignment = call.alignment();

@@ -211,6 +211,20 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
     object.call_method0("detach")
 }
 
+/// A PyTorch tensor of float8_e4m3fn as one of bytes, in the same memory: not every release exports it through DLPack.
+pub(crate) fn fp8_as_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let Some(torch) = torch_of(object) else {
+        return Ok(None);
+    };
+    match torch.getattr("float8_e4m3fn") {
+        Ok(fp8) if object.getattr("dtype")?.is(&fp8) => {
+            let bytes = object.call_method1("view", (torch.getattr("uint8")?,))?;
+            Ok(Some(bytes))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// The name that PyTorch, NumPy and CuPy have for a dtype.
 pub(crate) fn dtype_name(dtype: DType) -> &'static str {
     match dtype {

@@ -1,7 +1,7 @@
 //! `flashcore` for Python: attention on any tensor that speaks DLPack, without copies.
 //!
 //! One call reads as the modules do: [`options`] turns keyword arguments into what is asked, [`tensor`]
-//! imports the tensors, [`stream`] finds the CUDA stream, [`frameworks`] knows PyTorch, CuPy and NumPy well
+//! imports the tensors, [`scales`] those of fp8 tensors, [`stream`] finds the CUDA stream, [`frameworks`] knows PyTorch, CuPy and NumPy well
 //! enough to allocate answers their way, and [`call`] states the problem and runs it. `bench` is the measuring
 //! protocol for functions that live in Python.
 
@@ -15,6 +15,7 @@ mod error;
 mod explain;
 mod frameworks;
 mod options;
+mod scales;
 mod stream;
 mod tensor;
 

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::{type_, value};
+use crate::frameworks::fp8_as_bytes;
 use crate::options::Axes;
 use crate::stream::CallStream;
 
@@ -36,10 +37,15 @@ pub(crate) struct Request<'py> {
     object: Bound<'py, PyAny>,
     request: ImportRequest<'py>,
     pub(crate) place: Place,
+    /// It travels as bytes, and holds e4m3.
+    fp8: bool,
 }
 
 impl<'py> Request<'py> {
     pub(crate) fn new(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Request<'py>> {
+        let bytes = fp8_as_bytes(object)?;
+        let fp8 = bytes.is_some();
+        let object = bytes.as_ref().unwrap_or(object);
         let request = ImportRequest::new(object.as_borrowed()).map_err(|error| refused(name, object, error))?;
         // Bare capsules and objects without `__dlpack_device__` do not tell their device before they are consumed.
         let Ok(device) = request.device() else {
@@ -54,16 +60,25 @@ impl<'py> Request<'py> {
             object: object.clone(),
             request,
             place: place_of(name, device)?,
+            fp8,
         })
     }
 
     /// Takes hold of the memory; work put into the stream from now on finds the tensor's values there.
     pub(crate) fn import(self, stream: Option<&CallStream>, axes: Axes) -> PyResult<Tensor> {
+        let (name, place, fp8) = (self.name, self.place, self.fp8);
+        Tensor::new(name, self.take_hold(stream)?, place, axes, fp8)
+    }
+
+    /// The same for scales, float32 `[batch, kv_heads]`.
+    pub(crate) fn import_scale(self, stream: Option<&CallStream>) -> PyResult<Scale> {
+        let name = self.name;
+        Scale::new(name, self.take_hold(stream)?)
+    }
+
+    fn take_hold(self, stream: Option<&CallStream>) -> PyResult<ImportedDlpack> {
         let Request {
-            name,
-            object,
-            request,
-            place,
+            name, object, request, ..
         } = self;
         let dlpack_stream = stream.map(|stream| stream as &dyn DlpackStream);
         let handle = match request.import(dlpack_stream, None) {
@@ -71,8 +86,7 @@ impl<'py> Request<'py> {
             Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => import_unversioned(&object, stream),
             handle => handle,
         };
-        let handle = handle.map_err(|error| refused(name, &object, error))?;
-        Tensor::new(name, handle, place, axes)
+        handle.map_err(|error| refused(name, &object, error))
     }
 }
 
@@ -97,11 +111,15 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    fn new(name: &'static str, handle: ImportedDlpack, place: Place, axes: Axes) -> PyResult<Tensor> {
+    fn new(name: &'static str, handle: ImportedDlpack, place: Place, axes: Axes, fp8: bool) -> PyResult<Tensor> {
         let invalid = |error: dlpark::tensor::Error| value(format!("{name} is not a valid DLPack tensor: {error}"));
         let (dtype, layout, first) = {
             let tensor = handle.validate().map_err(invalid)?;
-            let dtype = dtype_of(name, tensor.dtype())?;
+            let dtype = if fp8 {
+                DType::E4M3
+            } else {
+                dtype_of(name, tensor.dtype())?
+            };
             let (Ok(shape), Ok(strides)) = (
                 <[i64; 4]>::try_from(tensor.shape()),
                 <[i64; 4]>::try_from(&*tensor.strides_or_compact().map_err(invalid)?),
@@ -113,10 +131,7 @@ impl Tensor {
                     axes.names()
                 )));
             };
-            let offset = usize::try_from(tensor.byte_offset())
-                .map_err(|_| value(format!("{name}'s byte offset {} is too large", tensor.byte_offset())))?;
-            // Offset without a claim that it stays inside: device pointers are only numbers to the host.
-            let first = tensor.data_ptr().cast_mut().cast::<u8>().wrapping_add(offset);
+            let first = first_byte(name, tensor.data_ptr(), tensor.byte_offset())?;
             (dtype, layout_of(axes.reorder(shape), axes.reorder(strides)), first)
         };
         if first.is_null() && layout.num_elements() > 0 {
@@ -189,6 +204,89 @@ impl Tensor {
     }
 }
 
+/// Scales: float32 `[batch, kv_heads]`, dense, held until this value is dropped.
+pub(crate) struct Scale {
+    pub(crate) name: &'static str,
+    pub(crate) shape: [usize; 2],
+    /// Keeps the memory.
+    _handle: ImportedDlpack,
+    first: *mut u8,
+}
+
+impl Scale {
+    fn new(name: &'static str, handle: ImportedDlpack) -> PyResult<Scale> {
+        let invalid = |error: dlpark::tensor::Error| value(format!("{name} is not a valid DLPack tensor: {error}"));
+        let (shape, first) = {
+            let tensor = handle.validate().map_err(invalid)?;
+            if tensor.dtype() != DLDataType::F32 {
+                return Err(type_(format!(
+                    "{name} holds {}; scales are float32",
+                    dtype_words(tensor.dtype())
+                )));
+            }
+            let Ok(shape) = <[i64; 2]>::try_from(tensor.shape()) else {
+                return Err(value(format!(
+                    "{name} has shape {:?}; it must have 2 dimensions: [batch, kv_heads]",
+                    tensor.shape()
+                )));
+            };
+            let strides = tensor.strides_or_compact().map_err(invalid)?;
+            // A stride that is never taken says nothing.
+            let dense = (shape[1] == 1 || strides[1] == 1) && (shape[0] == 1 || strides[0] == shape[1]);
+            if !dense {
+                return Err(value(format!(
+                    "{name} has strides {:?} for shape {shape:?}; scales lie one after another, so make it .contiguous()",
+                    &*strides
+                )));
+            }
+            (shape, first_byte(name, tensor.data_ptr(), tensor.byte_offset())?)
+        };
+        if first.addr() % align_of::<f32>() != 0 {
+            return Err(value(format!(
+                "{name}'s memory is not at a multiple of 4 bytes; copy it"
+            )));
+        }
+        Ok(Scale {
+            name,
+            // `validate` has refused negative sizes.
+            shape: shape.map(|n| usize::try_from(n).unwrap_or(0)),
+            _handle: handle,
+            first,
+        })
+    }
+
+    /// Address of the first scale.
+    pub(crate) fn address(&self) -> u64 {
+        self.first.addr() as u64
+    }
+
+    /// Bytes of all of them.
+    pub(crate) fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * size_of::<f32>()
+    }
+
+    /// Scales in host memory.
+    ///
+    /// # Safety
+    /// They lie in host memory, and nothing writes to them while the slice lives.
+    pub(crate) unsafe fn host_values(&self) -> &[f32] {
+        if self.first.is_null() {
+            return &[];
+        }
+        // SAFETY: by DLPack's contract `first` begins an allocation that holds as many elements as the shape says, dense,
+        // for as long as the handle lives; `new` has checked dtype, strides and alignment.
+        unsafe { std::slice::from_raw_parts(self.first.cast(), self.bytes() / size_of::<f32>()) }
+    }
+}
+
+/// The first element's address. Offset without a claim that it stays inside: device pointers are only numbers to the
+/// host.
+fn first_byte(name: &str, data: *const std::ffi::c_void, byte_offset: u64) -> PyResult<*mut u8> {
+    let offset =
+        usize::try_from(byte_offset).map_err(|_| value(format!("{name}'s byte offset {byte_offset} is too large")))?;
+    Ok(data.cast_mut().cast::<u8>().wrapping_add(offset))
+}
+
 /// A layout with canonical strides where a dimension has one index: DLPack lets producers write anything there
 /// (PyTorch writes 1), and kernels that want aligned rows would be refused for a stride that is never used.
 fn layout_of(shape: [i64; 4], strides: [i64; 4]) -> Layout {
@@ -223,22 +321,27 @@ fn dtype_of(name: &str, dtype: DLDataType) -> PyResult<DType> {
         (DLDataType::scalar(DLDataTypeCode::FLOAT, 16), DType::F16),
         (DLDataType::scalar(DLDataTypeCode::BFLOAT, 16), DType::BF16),
         (DLDataType::F32, DType::F32),
+        (DLDataType::F8E4M3FN, DType::E4M3),
     ] {
         if dtype == known {
             return Ok(ours);
         }
     }
-    let given = match dtype.code {
+    Err(type_(format!(
+        "{name} holds {}; allowed are float16, bfloat16, float32 and float8_e4m3fn",
+        dtype_words(dtype)
+    )))
+}
+
+fn dtype_words(dtype: DLDataType) -> String {
+    match dtype.code {
         DLDataTypeCode::INT => format!("int{}", dtype.bits),
         DLDataTypeCode::UINT => format!("uint{}", dtype.bits),
         DLDataTypeCode::FLOAT => format!("float{}", dtype.bits),
         DLDataTypeCode::COMPLEX => format!("complex{}", dtype.bits),
         DLDataTypeCode::BOOL => "bool".to_string(),
         code => format!("elements of {} bits (DLPack's type code {})", dtype.bits, code.0),
-    };
-    Err(type_(format!(
-        "{name} holds {given}; allowed are float16, bfloat16 and float32"
-    )))
+    }
 }
 
 /// A producer's own refusal, with the tensor's name before it.

@@ -30,7 +30,7 @@ CASES = [
     # what is wrong, arguments, keyword arguments, exception, what the message says
     ("no tensor", ([1.0], K, V), {}, TypeError, ["q is a list", "__dlpack__"]),
     ("a capsule", (Q.__dlpack__(), K, V), {}, TypeError, ["q is a PyCapsule", "__dlpack_device__"]),
-    ("float64", (Q.astype(np.float64), K, V), {}, TypeError, ["q holds float64", "float16, bfloat16 and float32"]),
+    ("float64", (Q.astype(np.float64), K, V), {}, TypeError, ["q holds float64", "float16, bfloat16, float32 and float8_e4m3fn"]),
     ("integers", (Q, K, V.astype(np.int32)), {}, TypeError, ["v holds int32"]),
     ("byte order", (Q.astype(">f2"), K, V), {}, ValueError, ["q (numpy.ndarray)", "byte order"]),
     ("mixed dtypes", (Q, K.astype(np.float32), V), {}, TypeError, ["k holds f32", "q fp16", "convert"]),

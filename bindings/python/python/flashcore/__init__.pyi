@@ -54,6 +54,9 @@ def attention(
     kernel: Optional[str] = None,
     layout: Layout = "bshd",
     stream: Union[int, Any, None] = None,
+    q_scale: Optional[SupportsDLPack] = None,
+    k_scale: Optional[SupportsDLPack] = None,
+    v_scale: Optional[SupportsDLPack] = None,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -70,6 +73,9 @@ def attention(
     kernel: Optional[str] = None,
     layout: Layout = "bshd",
     stream: Union[int, Any, None] = None,
+    q_scale: Optional[SupportsDLPack] = None,
+    k_scale: Optional[SupportsDLPack] = None,
+    v_scale: Optional[SupportsDLPack] = None,
 ) -> Tuple[Tensor, Any]: ...
 def plan(
     q: SupportsDLPack,

@@ -154,12 +154,15 @@ class PeerSource:
             # For all that follows: peers are called in the bench's stream, without a guard around each call.
             torch.cuda.set_stream(torch.cuda.ExternalStream(stream, device=ordinal))
         q, k, v = (_wrapped(torch, tensors[name], place) for name in "qkv")
+        scales = None
+        if "q_scale" in tensors:
+            scales = tuple(_wrapped(torch, tensors[f"{name}_scale"], place) for name in "qkv")
         problem = json.loads(case)["problem"]
         made = []
         for name in wanted:
             try:
                 options = _options(problem, q, k)
-                run = self.found[name](q, k, v, **options)
+                run = self.found[name](q, k, v, scales=scales, **options)
                 make = _CpuPeer if place is None else (_PlainPeer if self.plain else _GraphPeer)
                 made.append(make(torch, name, run, tensors["out"]))
             except Exception as error:  # whatever a library raises, it costs this peer this problem and no more
@@ -192,7 +195,7 @@ def _options(problem, q, k):
 
 
 class _OnDevice:
-    """Device memory as `__cuda_array_interface__` describes it. bfloat16 is not among its types, so 16-bit elements
+    """Device memory as `__cuda_array_interface__` describes it. bfloat16 and fp8 are not among its types, so elements
     travel as integers."""
 
     def __init__(self, tensor, size):
@@ -212,7 +215,7 @@ def _wrapped(torch, tensor, place):
         size = torch.empty((), dtype=dtype).element_size()
         return torch.as_tensor(_OnDevice(tensor, size), device=f"cuda:{place[0]}").view(dtype)
     memory = (ctypes.c_ubyte * tensor["bytes"]).from_address(tensor["address"])
-    return torch.frombuffer(memory, dtype=dtype).as_strided(tensor["shape"], tensor["strides"])
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).as_strided(tensor["shape"], tensor["strides"])
 
 
 class _CpuPeer(Subject):

@@ -25,9 +25,10 @@ class NotServed(ValueError):
 def find(device):
     """The peers that can run on a device (`"cpu"` or `"cuda"`), and why the others cannot.
 
-    Returns `(found, absent)`: `found[name](q, k, v, *, causal, window, softcap, scale)` gives a function without
-    arguments that computes once and returns `[batch, seq, heads, head_dim]`, or raises `NotServed`; `absent[name]` is
-    a sentence to be said once.
+    Returns `(found, absent)`: `found[name](q, k, v, *, causal, window, softcap, scale, scales)` gives a function
+    without arguments that computes once and returns `[batch, seq, heads, head_dim]`, or raises `NotServed`;
+    `absent[name]` is a sentence to be said once. `scales` are those of q, k and v where they are float8_e4m3fn, each
+    float32 `[batch, kv_heads]`.
     """
     names = ["torch/flash", "torch/cudnn", "torch/efficient", "torch/math"]
     try:
@@ -69,7 +70,9 @@ def _sdpa(torch, backend):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None):
+    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
+        if scales is not None:
+            raise NotServed("SDPA does not serve fp8")
         if softcap is not None:
             raise NotServed("SDPA has no soft cap")
         if window is not None and any(side is not None for side in window):
@@ -115,13 +118,15 @@ def _fa3(torch):
     torch.ops.load_library(str(library))
     forward = torch.ops.flash_attn_3.fwd
 
-    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None):
+    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
         left, right = (-1 if side is None else side for side in window or (None, None))
         options = {"is_causal": causal, "window_size_left": left, "window_size_right": 0 if causal else right}
         if softcap is not None:
             options["softcap"] = softcap
         if scale is not None:
             options["softmax_scale"] = scale
+        if scales is not None:
+            options.update(zip(("q_descale", "k_descale", "v_descale"), scales))
         return lambda: forward(q, k, v, **options)[0]
 
     return make
