@@ -1,0 +1,119 @@
+//! Family `wgmma` on e4m3 under the simulator: random problems by configs over all levers within the bound that the
+//! reference makes row by row, and planted mistakes with scales outside of it. `FLASHCORE_PROBLEMS` sets how many (21).
+
+use std::collections::BTreeSet;
+
+use flashcore_check::{CheckOptions, Verdict, check_plan};
+use flashcore_ir::{Arg, Target};
+use flashcore_kernels::{Config, Plan, select, wgmma};
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
+
+/// A config of the family that serves the problem; `None` where none of many does, as for rows that repeat.
+fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
+    (0..60).find_map(|_| Plan::new(problem, &Config::Wgmma(wgmma::sample(rng)), Target::Sm90a).ok())
+}
+
+#[test]
+fn random_problems_are_within_the_bound() {
+    let asked = std::env::var("FLASHCORE_PROBLEMS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let problems: usize = asked.unwrap_or(21);
+    let limits = RandomLimits {
+        max_seq: 400,
+        max_work: 2_000_000,
+        max_batch: 2,
+        dtypes: &[DType::E4M3],
+        odd_strides: false,
+        head_dim_v: true,
+        ..RandomLimits::default()
+    };
+    let mut rng = Rng::new(1);
+    let (mut served, mut failures, mut configs) = (0, Vec::new(), BTreeSet::new());
+    for seed in 0.. {
+        if served == problems {
+            break;
+        }
+        assert!(
+            seed < 20 * problems as u64,
+            "only {served} of {seed} problems are served"
+        );
+        let problem = random_problem(seed, &limits).unwrap();
+        let Some(plan) = draw(&problem, &mut rng) else {
+            continue;
+        };
+        let options = CheckOptions {
+            inputs: InputKind::ALL[served % InputKind::ALL.len()],
+            seed,
+            first_schedule: seed,
+            ..CheckOptions::default()
+        };
+        let report = check_plan(&plan, &options).unwrap();
+        if report.verdict != Verdict::Clean {
+            failures.push(format!(
+                "seed {seed}: {problem} by {}, {}\n{report}",
+                plan.config, options.inputs
+            ));
+        }
+        configs.insert(plan.config.to_string());
+        served += 1;
+    }
+    assert!(
+        failures.is_empty(),
+        "{} failures\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+    assert!(configs.len() > problems / 2, "{configs:?}");
+}
+
+fn default_plan() -> Plan {
+    let problem = Problem::builder()
+        .batch(2)
+        .heads(6, 3)
+        .seq_len(150)
+        .head_dim(64)
+        .dtype(DType::E4M3)
+        .return_lse(true)
+        .build()
+        .unwrap();
+    select(&problem, Target::Sm90a, 16, &flashcore_kernels::KernelCache::default())
+        .unwrap()
+        .plan
+}
+
+#[test]
+fn planted_mistakes_with_scales_are_wrong_answers() {
+    type Plant = fn(&mut Plan);
+    let plants: [(&str, Plant); 3] = [
+        ("scales of K and V exchanged", |plan| rename(plan, "k_scale", "v_scale")),
+        ("scales of Q and V exchanged", |plan| rename(plan, "q_scale", "v_scale")),
+        ("one head a batch too few", |plan| {
+            let heads = plan.problem.num_kv_heads() as u32;
+            let counts = plan.main.launch.args.iter_mut().filter(|arg| **arg == Arg::U32(heads));
+            counts.for_each(|arg| *arg = Arg::U32(heads - 1));
+        }),
+    ];
+    assert_eq!(
+        check_plan(&default_plan(), &CheckOptions::default()).unwrap().verdict,
+        Verdict::Clean
+    );
+    for (name, plant) in plants {
+        let mut plan = default_plan();
+        plant(&mut plan);
+        let report = check_plan(&plan, &CheckOptions::default()).unwrap();
+        assert_eq!(report.verdict, Verdict::Wrong, "{name}\n{report}");
+    }
+}
+
+/// Exchanges two buffers of the main step.
+fn rename(plan: &mut Plan, one: &'static str, other: &'static str) {
+    for spec in &mut plan.main.launch.buffers {
+        spec.name = match spec.name {
+            name if name == one => other,
+            name if name == other => one,
+            name => name,
+        };
+    }
+}
