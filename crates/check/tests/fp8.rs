@@ -11,7 +11,7 @@ use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem}
 
 /// A config of the family that serves the problem; `None` where none of many does, as for rows that repeat.
 fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
-    (0..60).find_map(|_| Plan::new(problem, &Config::Wgmma(wgmma::sample(rng)), Target::Sm90a).ok())
+    (0..60).find_map(|_| Plan::new(problem, &Config::Wgmma(wgmma::SPACE.sample(rng)), Target::Sm90a).ok())
 }
 
 #[test]
