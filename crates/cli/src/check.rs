@@ -130,7 +130,8 @@ fn stages() -> impl TypedValueParser<Value = StopAfter> {
 fn plant(mistake: &str, plan: &mut Plan) -> Result<Mutation, Failure> {
     let (name, number) = mistake.split_once(':').unwrap_or((mistake, "1"));
     let Some(operator) = Operator::from_name(name) else {
-        let known = Operator::ALL.map(|operator| operator.to_string()).join(", ");
+        let known: Vec<String> = Operator::ALL.iter().map(Operator::to_string).collect();
+        let known = known.join(", ");
         return Err(Failure::usage(format!(
             "no mistake is named `{name}`; known are {known}"
         )));

@@ -3,152 +3,24 @@
 //! A [`Mutation`] is an [`Operator`] applied at one place. [`mutations`] lists every one that a kernel
 //! allows, so that tests can pick some by hand and sample the rest by a seed.
 
-mod apply;
+mod changes;
+mod hopper;
+mod operator;
 
 use std::fmt;
 
-use flashcore_ir::inst::{BulkInst, MbarInst, Object};
+use flashcore_ir::inst::{BinOp, BulkInst, MbarInst, Object};
 use flashcore_ir::ptx::mnemonic;
-use flashcore_ir::{BufferId, Inst, Kernel, Node, SiteId, SourceLine};
-use serde::Serialize;
+use flashcore_ir::{BufferId, Condition, Inst, Kernel, Node, Operand, ScalarType, SiteId, SourceLine};
 
-/// A way of breaking a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Operator {
-    /// A block barrier is left out.
-    DropBarrier,
-    /// A block barrier waits for one warp fewer than there are.
-    CountBarrier,
-    /// A warp barrier is left out: a shuffle nearby is taken for a fence.
-    DropWarpBarrier,
-    /// Waiting for asynchronous copies is left out.
-    DropWait,
-    /// One group of asynchronous copies more may be unfinished.
-    WeakenWait,
-    /// A group of asynchronous copies is never closed.
-    DropCommit,
-    /// A store is left out.
-    DropStore,
-    /// A load or store goes one access too far.
-    NextAccess,
-    /// A load or store goes two bytes too far.
-    OffAccess,
-    /// The factor of an index is one too large.
-    StrideOne,
-    /// The factor of an index is 16 too large.
-    StrideSixteen,
-    /// A bound is off by one: `<` is `≤`, `≥` is `>`, and the other way round.
-    BoundOne,
-    /// A selection always takes its first choice: a mask is left out.
-    Unmask,
-    /// A minimum takes its first operand: a clamp is left out.
-    Unclamp,
-    /// A loop's counter is not advanced.
-    DropStep,
-    /// An exchange between lanes names the lower half of the warp only.
-    HalfWarp,
-    /// An arrival at an mbarrier is left out.
-    DropArrive,
-    /// An mbarrier is made for one arrival more.
-    ExtraArrival,
-    /// Sixteen bytes more are announced than copies bring.
-    ExtraBytes,
-    /// Half of the bytes that copies bring are announced.
-    HalfBytes,
-    /// A wait for an mbarrier takes parity 0 each time round.
-    FixedParity,
-    /// A wait for an mbarrier is left out: whatever the phase, it goes on.
-    DropPhaseWait,
-    /// A fence is left out: for the async proxy, after mbarriers are made, before products.
-    DropFence,
-    /// A wait for products or bulk stores is left out.
-    DropAsyncWait,
-    /// One group of products or bulk stores more may be unfinished.
-    WeakenAsyncWait,
-    /// A tensor copy is left out.
-    DropCopy,
-    /// Groups of 8 rows of an operand are taken to be 16 bytes further apart.
-    DescriptorStride,
-    /// A cluster barrier is not waited at.
-    DropClusterWait,
-    /// A shared buffer is declared a row too short.
-    ShrinkBuffer,
-    /// A swizzle is left out, where an address is made or moved.
-    DropSwizzle,
-    /// A remainder is always 0: a ring has one stage only.
-    DropRemainder,
-    /// Matrices come as they are stored where they should come transposed, or the other way round.
-    FlipTranspose,
-    /// A tensor-core product is added to the eight columns after its own.
-    NextColumns,
-    /// What was summed before is not brought to a new scale.
-    DropRescale,
-    /// A threshold is 64 too high.
-    RaiseThreshold,
-    /// Of a mask of bits only the lower half is looked at.
-    HalfMask,
-    /// A vote asks for all lanes in place of any.
-    VoteAll,
-    /// A lane keeps its own value in place of another's.
-    DropExchange,
-}
-
-impl Operator {
-    /// Every operator.
-    pub const ALL: [Operator; 38] = [
-        Operator::DropBarrier,
-        Operator::CountBarrier,
-        Operator::DropWarpBarrier,
-        Operator::DropWait,
-        Operator::WeakenWait,
-        Operator::DropCommit,
-        Operator::DropStore,
-        Operator::NextAccess,
-        Operator::OffAccess,
-        Operator::StrideOne,
-        Operator::StrideSixteen,
-        Operator::BoundOne,
-        Operator::Unmask,
-        Operator::Unclamp,
-        Operator::DropStep,
-        Operator::HalfWarp,
-        Operator::DropArrive,
-        Operator::ExtraArrival,
-        Operator::ExtraBytes,
-        Operator::HalfBytes,
-        Operator::FixedParity,
-        Operator::DropPhaseWait,
-        Operator::DropFence,
-        Operator::DropAsyncWait,
-        Operator::WeakenAsyncWait,
-        Operator::DropCopy,
-        Operator::DescriptorStride,
-        Operator::DropClusterWait,
-        Operator::ShrinkBuffer,
-        Operator::DropSwizzle,
-        Operator::DropRemainder,
-        Operator::FlipTranspose,
-        Operator::NextColumns,
-        Operator::DropRescale,
-        Operator::RaiseThreshold,
-        Operator::HalfMask,
-        Operator::VoteAll,
-        Operator::DropExchange,
-    ];
-
-    /// The operator of a name, as it prints: `drop-barrier`.
-    pub fn from_name(name: &str) -> Option<Operator> {
-        Operator::ALL.into_iter().find(|operator| operator.to_string() == name)
-    }
-}
+use changes::changes;
+pub use operator::Operator;
 
 /// Where a mutation is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
-    /// An instruction, by its number in program order.
-    Inst(usize),
+    /// An instruction, a branch or the end of a loop, by its number in program order.
+    Node(usize),
     /// A shared buffer.
     Buffer(BufferId),
 }
@@ -176,20 +48,6 @@ impl fmt::Display for Mutation {
     }
 }
 
-impl fmt::Display for Operator {
-    /// The variant's name in kebab case, as it is serialised.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut name = String::new();
-        for c in format!("{self:?}").chars() {
-            if c.is_ascii_uppercase() && !name.is_empty() {
-                name.push('-');
-            }
-            name.push(c.to_ascii_lowercase());
-        }
-        f.pad(&name)
-    }
-}
-
 /// Every mutation that a kernel allows, by operator, then in program order.
 ///
 /// ```
@@ -209,35 +67,57 @@ impl fmt::Display for Operator {
 /// ```
 pub fn mutations(kernel: &Kernel) -> Vec<Mutation> {
     let mut found = Vec::new();
-    for operator in Operator::ALL {
-        if operator == Operator::ShrinkBuffer {
-            let buffers = kernel.ledger().buffers.iter().enumerate();
-            found.extend(buffers.filter(|(_, b)| b.rows > 1).map(|(index, buffer)| Mutation {
-                operator,
-                line: kernel.kernel_line(buffer.declared_at),
-                site: buffer.declared_at,
-                what: buffer.name.clone(),
-                object: Some(buffer.name.clone()),
-                place: Place::Buffer(BufferId(index as u32)),
-            }));
-            continue;
-        }
-        let mut number = 0;
-        kernel.for_each_inst(&mut |inst, site| {
-            if operator.apply(inst, kernel).is_some() {
-                found.push(Mutation {
-                    operator,
-                    line: kernel.kernel_line(site),
-                    site,
-                    what: mnemonic(inst),
-                    object: object(inst, kernel),
-                    place: Place::Inst(number),
-                });
-            }
-            number += 1;
-        });
-    }
+    let buffers = kernel.ledger().buffers.iter().enumerate();
+    found.extend(buffers.filter(|(_, b)| b.rows > 1).map(|(index, buffer)| Mutation {
+        operator: Operator::ShrinkBuffer,
+        line: kernel.kernel_line(buffer.declared_at),
+        site: buffer.declared_at,
+        what: buffer.name.clone(),
+        object: Some(buffer.name.clone()),
+        place: Place::Buffer(BufferId(index as u32)),
+    }));
+    list(kernel.body(), kernel, &mut 0, &mut found);
+    found.sort_by_key(|mutation| mutation.operator);
     found
+}
+
+/// Adds the mutations of some nodes; `next` is the number of the next one met.
+fn list(nodes: &[Node], kernel: &Kernel, next: &mut usize, found: &mut Vec<Mutation>) {
+    for node in nodes {
+        let place = Place::Node(*next);
+        let mut add = |operator, site, what: &str, object| {
+            found.push(Mutation {
+                operator,
+                line: kernel.kernel_line(site),
+                site,
+                what: what.to_string(),
+                object,
+                place,
+            });
+        };
+        match node {
+            Node::Inst { inst, site } => {
+                *next += 1;
+                for (operator, _) in changes(inst, kernel) {
+                    add(operator, *site, &mnemonic(inst), object(inst, kernel));
+                }
+            }
+            Node::If {
+                then, otherwise, site, ..
+            } => {
+                *next += 1;
+                add(Operator::InvertCondition, *site, "if", None);
+                add(Operator::IgnoreCondition, *site, "if", None);
+                list(then, kernel, next, found);
+                list(otherwise, kernel, next, found);
+            }
+            Node::Loop { body, .. } => list(body, kernel, next, found),
+            Node::BreakIf { site, .. } => {
+                *next += 1;
+                add(Operator::InvertCondition, *site, "break", None);
+            }
+        }
+    }
 }
 
 /// The name of the memory that an instruction accesses.
@@ -268,9 +148,13 @@ impl Mutation {
     /// The kernel with the mistake in it. It must be the kernel that the mutation was listed for.
     pub fn apply(&self, kernel: &Kernel) -> Kernel {
         match self.place {
-            Place::Inst(number) => {
-                let mut next = 0;
-                kernel.with_body(rewrite(kernel.body(), kernel, self.operator, number, &mut next))
+            Place::Node(number) => {
+                let change = Change {
+                    kernel,
+                    operator: self.operator,
+                    number,
+                };
+                kernel.with_body(change.nodes(kernel.body(), &mut 0))
             }
             Place::Buffer(id) => {
                 let mut ledger = kernel.ledger().clone();
@@ -284,43 +168,87 @@ impl Mutation {
     }
 }
 
-/// The nodes with instruction `number` changed; `next` is the number of the next one met.
-fn rewrite(nodes: &[Node], kernel: &Kernel, operator: Operator, number: usize, next: &mut usize) -> Vec<Node> {
-    let mut out = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        match node {
-            Node::Inst { inst, site } => {
-                let here = *next == number;
-                *next += 1;
-                match operator.apply(inst, kernel).filter(|_| here) {
-                    Some(None) => {}
-                    Some(Some(inst)) => out.push(Node::Inst { inst, site: *site }),
-                    None => out.push(node.clone()),
+/// A mutation while it is applied.
+struct Change<'a> {
+    kernel: &'a Kernel,
+    operator: Operator,
+    /// The node that it is applied to.
+    number: usize,
+}
+
+impl Change<'_> {
+    /// The nodes, one of them changed; `next` is the number of the next one met.
+    fn nodes(&self, nodes: &[Node], next: &mut usize) -> Vec<Node> {
+        let mut out = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let here = *next == self.number;
+            match node {
+                Node::Inst { inst, site } => {
+                    *next += 1;
+                    let mut changes = if here { changes(inst, self.kernel) } else { Vec::new() };
+                    changes.retain(|(operator, _)| *operator == self.operator);
+                    match changes.pop() {
+                        Some((_, insts)) => {
+                            out.extend(insts.into_iter().map(|inst| Node::Inst { inst, site: *site }));
+                        }
+                        None => out.push(node.clone()),
+                    }
                 }
-            }
-            Node::If {
-                condition,
-                then,
-                otherwise,
-                site,
-            } => {
-                let then = rewrite(then, kernel, operator, number, next);
-                let otherwise = rewrite(otherwise, kernel, operator, number, next);
-                out.push(Node::If {
-                    condition: *condition,
+                Node::If {
+                    condition,
                     then,
                     otherwise,
-                    site: *site,
-                });
+                    site,
+                } => {
+                    *next += 1;
+                    let then = self.nodes(then, next);
+                    let otherwise = self.nodes(otherwise, next);
+                    let (then, otherwise) = match self.operator {
+                        Operator::IgnoreCondition if here => {
+                            out.extend(then);
+                            continue;
+                        }
+                        Operator::InvertCondition if here => (otherwise, then),
+                        _ => (then, otherwise),
+                    };
+                    out.push(Node::If {
+                        condition: *condition,
+                        then,
+                        otherwise,
+                        site: *site,
+                    });
+                }
+                Node::Loop { body, site } => {
+                    let body = self.nodes(body, next);
+                    out.push(Node::Loop { body, site: *site });
+                }
+                Node::BreakIf { condition, site } => {
+                    *next += 1;
+                    if here {
+                        out.push(not(*condition, *site));
+                    }
+                    out.push(node.clone());
+                    // Lanes that stay may read it again.
+                    if here {
+                        out.push(not(*condition, *site));
+                    }
+                }
             }
-            Node::Loop { body, site } => {
-                let body = rewrite(body, kernel, operator, number, next);
-                out.push(Node::Loop { body, site: *site });
-            }
-            Node::BreakIf { .. } => out.push(node.clone()),
         }
+        out
     }
-    out
+}
+
+/// Turns a condition round.
+fn not(condition: Condition, site: SiteId) -> Node {
+    let inst = Inst::Bin {
+        op: BinOp::Xor,
+        ty: ScalarType::Pred,
+        dst: condition.pred,
+        a: Operand::Reg(condition.pred),
+        b: Operand::Imm(1),
+    };
+    Node::Inst { inst, site }
 }
 
 #[cfg(test)]
@@ -348,7 +276,7 @@ mod tests {
             let mutant = mutation.apply(&kernel);
             let same_body = mutant.body() == kernel.body();
             assert_eq!(same_body, mutation.operator == Operator::ShrinkBuffer, "{mutation}");
-            assert!(kernel.num_insts() - mutant.num_insts() <= 1, "{mutation}");
+            assert!(kernel.num_insts().abs_diff(mutant.num_insts()) <= 2, "{mutation}");
         }
         let of = |operator| all.iter().filter(|m| m.operator == operator).count();
         assert_eq!(of(Operator::DropBarrier), 1);
@@ -362,7 +290,7 @@ mod tests {
     fn a_mutation_says_what_and_where() {
         let kernel = kernel();
         let all = mutations(&kernel);
-        for operator in Operator::ALL {
+        for &operator in Operator::ALL {
             assert_eq!(Operator::from_name(&operator.to_string()), Some(operator));
         }
         let barrier = all.iter().find(|m| m.operator == Operator::CountBarrier).unwrap();
