@@ -80,6 +80,9 @@ fn every_planted_mistake_is_found_under_every_schedule() {
         Operator::DescriptorStride,
         Operator::DropBarrier,
         Operator::CountBarrier,
+        Operator::MissingArrival,
+        Operator::WrongMbarrier,
+        Operator::WrongParam,
     ];
     let mut planted = BTreeMap::new();
     for mutation in mutations(&kernel) {

@@ -55,21 +55,15 @@ const PADDING: &str = "columns past head_dim: zeros that nobody stores";
 const CASES: [Case; 4] = [
     Case { kernel: "mma/m32n32-w2x1-s3-b1-qreg-xor-lazy", head_dim: 64, harmless: &[
         SAME_IN_EVERY_LANE,
-        harmless(Operator::DropWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
-        harmless(Operator::WeakenWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
-        harmless(Operator::DropSwizzle, "_tile.fragments(row + place.first_key", "worked out anew for each stage"),
     ] },
     Case { kernel: "mma/m16n64-w1x2-s2-b1-qsh-xor-eager", head_dim: 64, harmless: &[
         SAME_IN_EVERY_LANE,
         harmless(Operator::DropWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
         harmless(Operator::WeakenWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
         harmless(Operator::DropCommit, Q_COMMIT, "Q is waited for with the first tile"),
-        harmless(Operator::DropSwizzle, "_tile.fragments(row + place.first_key", "worked out anew for each stage"),
     ] },
     Case { kernel: "mma/m32n32-w2x1-s2-b1-qreg-xor-bold-gqa", head_dim: 40, harmless: &[
         SAME_IN_EVERY_LANE,
-        harmless(Operator::DropWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
-        harmless(Operator::WeakenWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
         harmless(Operator::CountBarrier, "epilogue.store(", "a warp stores the rows that it computed"),
         harmless(Operator::DropStore, "epilogue.store(", PADDING),
         harmless(Operator::NextColumns, "O += P*V", PADDING),
@@ -79,7 +73,6 @@ const CASES: [Case; 4] = [
         SAME_IN_EVERY_LANE,
         harmless(Operator::WeakenWait, LAST_WAIT, "the newest group has no copies in it"),
         harmless(Operator::DropCommit, Q_COMMIT, "Q is waited for with the first tile"),
-        harmless(Operator::DropSwizzle, "_tile.fragments(row + place.first_key", "worked out anew for each stage"),
     ] },
 ];
 
@@ -131,17 +124,39 @@ impl Case {
     }
 }
 
+/// Mistakes that must be found wherever they are planted.
+const EVERYWHERE: [Operator; 18] = [
+    Operator::DropBarrier,
+    Operator::CountBarrier,
+    Operator::DropWait,
+    Operator::WeakenWait,
+    Operator::DropCommit,
+    Operator::DropStore,
+    Operator::NextAccess,
+    Operator::DropStep,
+    Operator::HalfWarp,
+    Operator::ShrinkBuffer,
+    Operator::DropSwizzle,
+    Operator::FlipTranspose,
+    Operator::NextColumns,
+    Operator::DropRescale,
+    Operator::RaiseThreshold,
+    Operator::HalfMask,
+    Operator::VoteAll,
+    Operator::DropExchange,
+];
+
 /// Whether each such mistake must be found, wherever it is planted. The rest of the operators change how indices
-/// and bounds are worked out, where much is cut off again elsewhere.
+/// and bounds are worked out, where much is cut off again elsewhere; the example `mutation` samples all of them.
 fn must_be_found(mutation: &Mutation) -> bool {
     let line = quoted(mutation.line);
+    // Exchanges among lanes are meant, not votes and barriers of warps.
+    let shuffles = mutation.what.starts_with("shfl");
     match mutation.operator {
         Operator::BoundOne | Operator::Unmask => line.contains("warp.mask("),
-        Operator::StrideSixteen | Operator::DropRemainder => {
-            line.contains("_place.offset(self.ring.") || line.contains("self.ring.v_stage(")
-        }
-        Operator::StrideOne | Operator::OffAccess | Operator::Unclamp | Operator::DropWarpBarrier => false,
-        _ => true,
+        Operator::StrideSixteen | Operator::DropRemainder => line.contains("_place.at(self.ring."),
+        Operator::HalfWarp | Operator::DropExchange => shuffles,
+        operator => EVERYWHERE.contains(&operator),
     }
 }
 

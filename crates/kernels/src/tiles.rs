@@ -148,6 +148,15 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
     pub(crate) fn fragments(&self, row: Val<'k, u32>, col: Val<'k, u32>) -> Fragments<'k, E> {
         Fragments::new(*self, self.tile.at(row, col))
     }
+
+    /// The same in a stage that is picked later.
+    #[track_caller]
+    pub(crate) fn staged_fragments(&self, row: Val<'k, u32>, col: Val<'k, u32>) -> StagedFragments<'k, E> {
+        StagedFragments {
+            tile: *self,
+            first: self.tile.at(row, col),
+        }
+    }
 }
 
 /// A thread's share of a tile: one chunk of 16 bytes in every `row_step`-th row, in every slab.
@@ -272,13 +281,22 @@ pub(crate) struct Fragments<'k, E> {
     places: Vec<SharedPtr<'k, E>>,
 }
 
-impl<'k, E: MmaElement> Fragments<'k, E> {
-    /// The same `elements` further on: another stage.
-    #[track_caller]
-    pub(crate) fn offset(&self, elements: Val<'k, u32>) -> Self {
-        Self::new(self.tile, self.places[0].offset(elements))
-    }
+/// A lane's address of the first of these matrices in the first stage.
+#[derive(Clone, Copy)]
+pub(crate) struct StagedFragments<'k, E> {
+    tile: HeadTile<'k, E>,
+    first: SharedPtr<'k, E>,
+}
 
+impl<'k, E: MmaElement> StagedFragments<'k, E> {
+    /// All of them, `elements` further on: in another stage.
+    #[track_caller]
+    pub(crate) fn at(&self, elements: Val<'k, u32>) -> Fragments<'k, E> {
+        Fragments::new(self.tile, self.first.offset(elements))
+    }
+}
+
+impl<'k, E: MmaElement> Fragments<'k, E> {
     #[track_caller]
     fn new(tile: HeadTile<'k, E>, first: SharedPtr<'k, E>) -> Self {
         let mut places = vec![first];

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use crate::clock::{Epoch, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
-use crate::machine::TensorMap;
+use crate::machine::{TensorMap, map_address};
 use crate::program::{At, BoxCopy};
 use crate::record::Details;
 use crate::shared_memory::POISON;
@@ -168,6 +168,30 @@ impl<'m> Cluster<'m> {
             .collect()
     }
 
+    /// Whether a lane takes the tensor map that it is meant to take.
+    fn is_its_map(&mut self, warp: &Warp, pc: u32, lane: u32, copy: &BoxCopy) -> bool {
+        let machine = self.machine;
+        let base = warp.registers.get64(&machine.constants, copy.map_base)[lane as usize];
+        let address = base.wrapping_add(copy.map_offset as u64);
+        if address == map_address(usize::from(copy.map)) {
+            return true;
+        }
+        let params = machine.kernel.params();
+        let other = (0..params.len()).find(|&index| machine.maps[index].is_some() && map_address(index) == address);
+        self.report(FindingKind::OutOfBounds, pc, |cluster| {
+            let name = params[usize::from(copy.map)].name.clone();
+            let what = match other {
+                Some(index) => format!("tensor map `{}`", params[index].name),
+                None => format!("what is at {address:#x}, where no tensor map is"),
+            };
+            let message = format!("a copy that is meant to take tensor map `{name}` takes {what}");
+            let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
+            details.object = Some(name);
+            details
+        });
+        false
+    }
+
     /// Starts a load in each active lane.
     pub(crate) fn bulk_load(&mut self, warp: &mut Warp, pc: u32, copy: u32) {
         let machine = self.machine;
@@ -177,6 +201,9 @@ impl<'m> Cluster<'m> {
         };
         let map: &'m TensorMap = map;
         for lane in (0..32u32).filter(|lane| warp.active >> lane & 1 != 0) {
+            if !self.is_its_map(warp, pc, lane, copy) {
+                continue;
+            }
             let ranks = match copy.multicast {
                 None => 1 << warp.rank,
                 Some(row) => warp.registers.get(&machine.constants, row)[lane as usize] & 0xffff,
@@ -311,6 +338,9 @@ impl<'m> Cluster<'m> {
         };
         let region = &machine.regions[usize::from(copy.map)];
         for lane in (0..32u32).filter(|lane| warp.active >> lane & 1 != 0) {
+            if !self.is_its_map(warp, pc, lane, copy) {
+                continue;
+            }
             let Some(first) = self.box_place(warp, pc, lane, copy.shared, map.bytes, warp.rank) else {
                 continue;
             };

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use flashcore_ir::inst::{BulkInst, ClusterInst, Descriptor, Inst, MbarInst, Object, Scope, Space, WgmmaA, WgmmaInst};
+use flashcore_ir::inst::{Address, BulkInst, ClusterInst, Descriptor, Inst, MbarInst, Scope, Space, WgmmaA, WgmmaInst};
 use flashcore_ir::{Operand, Reg};
 
 use crate::lower::Lowering;
@@ -137,11 +137,11 @@ impl Lowering<'_> {
             } => {
                 let multicast = multicast.map(|mask| self.bits32(mask));
                 let mbarrier = Some(self.at(bar, Space::Shared));
-                self.box_copy(&map.object, at, dst, mbarrier, multicast);
+                self.box_copy(map, at, dst, mbarrier, multicast);
                 (Op::BulkLoad { copy }, Class::CopyAsync)
             }
             BulkInst::Store { map, at, src } => {
-                self.box_copy(&map.object, at, src, None, None);
+                self.box_copy(map, at, src, None, None);
                 (Op::BulkStore { copy }, Class::CopyAsync)
             }
             BulkInst::Prefetch { .. } => (Op::Nothing, Class::CopyAsync),
@@ -155,15 +155,17 @@ impl Lowering<'_> {
 
     fn box_copy(
         &mut self,
-        map: &Object,
+        map: &Address,
         at: &[Operand],
-        shared: &flashcore_ir::inst::Address,
+        shared: &Address,
         mbarrier: Option<At>,
         multicast: Option<crate::program::Row>,
     ) {
         let at = at.iter().map(|&x| self.bits32(x)).collect();
         let copy = BoxCopy {
-            map: At::object_of(*map),
+            map: At::object_of(map.object),
+            map_base: self.bits64(map.base),
+            map_offset: map.offset,
             at,
             shared: self.at(shared, Space::Shared),
             mbarrier,

@@ -299,6 +299,14 @@ fn base_of(slot: usize, align: u32) -> u64 {
     ((slot as u64 + 1) << REGION_SHIFT) + u64::from(align.max(1))
 }
 
+/// Address of the tensor map that is parameter number `index`: nowhere, since nothing but a bulk copy may use it.
+pub(crate) fn map_address(index: usize) -> u64 {
+    (u64::MAX << 32) + (index as u64) * TENSOR_MAP_BYTES
+}
+
+/// Bytes of a tensor map.
+const TENSOR_MAP_BYTES: u64 = 128;
+
 /// The tensor maps, checked against the kernel's boxes and the launch's buffers.
 fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>, SimError> {
     let mut maps = Vec::new();
@@ -418,8 +426,7 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                 region.bytes = spec.bytes;
                 region.writable = writable;
                 region.element = recipe.element.bytes();
-                // The kernel gets an address that is nowhere: nothing but a bulk copy may use it.
-                u64::MAX << 32
+                map_address(index)
             }
             (ParamKind::TensorMap { .. }, _) => return Err(mismatch("none")),
             (ParamKind::Pointer { .. }, _) => return Err(mismatch("a number")),

@@ -45,6 +45,9 @@ impl At {
 pub(crate) struct BoxCopy {
     /// Parameter that holds the tensor map.
     pub(crate) map: u16,
+    /// Where the kernel says that it is, which should be there.
+    pub(crate) map_base: Row,
+    pub(crate) map_offset: i32,
     /// Coordinates, innermost first.
     pub(crate) at: Vec<Row>,
     /// The tile.

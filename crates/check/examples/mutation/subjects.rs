@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan, source};
-use flashcore_ir::{Kernel, Target};
+use flashcore_ir::{Arg, Kernel, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Layout, Mask, Problem, ProblemError};
@@ -25,7 +25,7 @@ pub(crate) struct Subject {
     pub(crate) kernel: &'static str,
     pub(crate) target: Target,
     pub(crate) dtype: DType,
-    /// Whether blocks are persistent, so that it takes more tiles than an H200 has SMs for a block to have several.
+    /// Whether blocks are persistent: each goes through a list of tiles, which [`few_blocks`] makes longer.
     persistent: bool,
 }
 
@@ -54,45 +54,99 @@ pub(crate) const SUBJECTS: [Subject; 3] = [
     },
 ];
 
-/// Query heads, heads of K and V, rows, keys, mask, factor on the scale, inputs.
-type Case = (usize, usize, usize, usize, Mask, f32, InputKind);
+/// A problem. Heads of K and V are half of the query heads.
+struct Case {
+    heads: usize,
+    rows: usize,
+    keys: usize,
+    mask: Mask,
+    /// Factor on the usual scale.
+    scale: f32,
+    inputs: InputKind,
+}
 
-/// Together: tails of rows and keys, whole tiles, grouped heads, masked and whole tiles of keys, bounds of windows at
-/// many columns of a tile, rows that see nothing, references that must rise, row by row.
+fn case(heads: usize, rows: usize, keys: usize, mask: Mask, scale: f32, inputs: InputKind) -> Case {
+    Case {
+        heads,
+        rows,
+        keys,
+        mask,
+        scale,
+        inputs,
+    }
+}
+
+/// Together: tails of rows and keys, whole tiles, masked and whole tiles of keys, rows that see nothing, references that
+/// must rise, row by row. The quickest, and those that show most, come first.
 fn cases(persistent: bool) -> Vec<Case> {
     use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, Normal, RisingScores, SmallIntegers};
-    let (wide, last) = (Mask::window(Some(80), Some(5)), Mask::window(Some(30), Some(3)));
     let past = Mask::window(Some(5), Some(3));
     let mut cases = vec![
-        (4, 2, 45, 150, Mask::CAUSAL, 1.0, Normal),
-        (4, 2, 130, 200, Mask::FULL, 1.0, SmallIntegers),
-        (2, 1, 70, 197, Mask::FULL, 1.0, RisingScores),
+        case(4, 45, 150, Mask::CAUSAL, 1.0, Normal),
+        case(4, 130, 200, Mask::FULL, 1.0, SmallIntegers),
+        case(2, 70, 197, Mask::FULL, 1.0, RisingScores),
         // Fewer keys than a tile; tiles of rows that see nothing, before all keys and after them.
-        (4, 2, 150, 23, past, 1.0, NegativeScores),
-        (4, 2, 150, 23, past.top_left(), 1.0, Normal),
-        (2, 2, 128, 64, Mask::FULL, 1.0, Normal),
-        (6, 2, 256, 256, Mask::CAUSAL, 1.0, SmallIntegers),
-        (2, 2, 64, 320, wide, 1.0, Normal),
-        (2, 2, 72, 320, wide, 1.0, SmallIntegers),
-        (2, 2, 81, 320, wide, 1.0, Normal),
-        (4, 2, 200, 200, Mask::CAUSAL.top_left(), 1.0, Extremes),
-        (2, 1, 100, 300, Mask::FULL, 1.0, HugeLogit),
-        (2, 1, 130, 130, Mask::CAUSAL, 1.0, EqualRows),
-        (16, 8, 72, 320, wide, SHARP, Normal),
-        (16, 8, 8, 201, last, 4.0 * SHARP, Normal),
-        (16, 8, 24, 197, last, 4.0 * SHARP, Normal),
-        (16, 8, 64, 384, Mask::CAUSAL, SHARP, Normal),
-        (16, 8, 64, 768, Mask::FULL, SHARP, Normal),
-        (16, 8, 192, 512, Mask::FULL, 2.0 * SHARP, Normal),
+        case(4, 150, 23, past, 1.0, NegativeScores),
+        case(4, 150, 23, past.top_left(), 1.0, Normal),
+        case(2, 128, 64, Mask::FULL, 1.0, Normal),
+        case(6, 256, 256, Mask::CAUSAL, 1.0, SmallIntegers),
+        case(4, 200, 200, Mask::CAUSAL.top_left(), 1.0, Extremes),
+        case(2, 100, 300, Mask::FULL, 1.0, HugeLogit),
+        case(2, 130, 130, Mask::CAUSAL, 1.0, EqualRows),
     ];
+    // Both bounds of a window at every column of a tile, whichever turn it has.
+    for (left, right) in [(80, 5), (94, 19), (107, 32), (121, 46), (190, 64), (301, 127), (255, 200), (5, 3)] {
+        cases.push(case(2, 128, 520, Mask::window(Some(left), Some(right)), 1.0, Normal));
+    }
+    // The same where the bounds are what decides if a reference must rise, in one half of a warp's rows or in the other.
+    for rows in [8, 16, 24, 40, 128] {
+        let last = Mask::window(Some(30), Some(3));
+        cases.push(case(16, rows, 201, last, 4.0 * SHARP, Normal));
+        cases.push(case(2, rows, 400, Mask::FULL, 4.0, RisingScores));
+    }
+    cases.extend([
+        case(16, 72, 320, Mask::window(Some(80), Some(5)), SHARP, Normal),
+        case(16, 64, 384, Mask::CAUSAL, SHARP, Normal),
+        case(16, 64, 768, Mask::FULL, 4.0 * SHARP, Normal),
+        case(16, 192, 640, Mask::FULL, 8.0 * SHARP, Normal),
+    ]);
     if persistent {
+        // Blocks with many tiles of rows: with keys for one turn, for two, for many; where the next tile is seen at
+        // once and where not, where a warpgroup has no rows in every other tile.
         cases.extend([
-            (90, 45, 150, 23, past, 1.0, Normal),
-            (90, 45, 150, 140, Mask::CAUSAL, 1.0, SmallIntegers),
-            (60, 30, 300, 300, Mask::CAUSAL, SHARP, Normal),
+            case(48, 150, 100, Mask::FULL, 1.0, SmallIntegers),
+            case(24, 150, 23, past, 1.0, Normal),
+            case(24, 150, 300, Mask::CAUSAL, 1.0, Normal),
+            case(12, 300, 300, Mask::CAUSAL, SHARP, Normal),
+            case(12, 128, 900, Mask::FULL, SHARP, Normal),
         ]);
     }
     cases
+}
+
+/// Blocks that a persistent kernel has here.
+const BLOCKS: u32 = 3;
+
+/// Words of an entry of a persistent kernel's list of tiles, and what fills those after the last.
+const ENTRY_WORDS: usize = 8;
+const END: u32 = u32::MAX;
+
+/// Deals the tiles of a persistent kernel out to few blocks, as if the card had few SMs. Entry `i` of the list of block
+/// `b` is entry `i · blocks + b` of the table (`crates/kernels/src/wgmma/schedule.rs`).
+fn few_blocks(plan: &mut Plan) {
+    let launch = &mut plan.main.launch;
+    let Some(Arg::Table(table)) = launch.args.last_mut() else { return };
+    let mut words: Vec<u32> = table
+        .chunks(ENTRY_WORDS)
+        .filter(|entry| entry[0] != END)
+        .flatten()
+        .copied()
+        .collect();
+    let blocks = launch.grid[0].min(BLOCKS);
+    let round = ENTRY_WORDS * blocks as usize;
+    words.resize(words.len().next_multiple_of(round) + round, END);
+    *table = words.into();
+    launch.grid[0] = blocks;
 }
 
 /// Rows of each tensor lie otherwise, so that no stride can stand for another. Copies of 16 bytes need multiples of 8
@@ -137,8 +191,11 @@ impl Subject {
         let config = self.kernel.parse()?;
         let mut plans: Vec<(Plan, CheckOptions)> = Vec::new();
         for (i, case) in cases(self.persistent).into_iter().enumerate() {
-            let inputs = case.6;
-            let plan = Plan::new(&self.problem(case, i % 3 == 1)?, &config, self.target)?;
+            let inputs = case.inputs;
+            let mut plan = Plan::new(&self.problem(&case, i % 3 == 1)?, &config, self.target)?;
+            if self.persistent {
+                few_blocks(&mut plan);
+            }
             let options = CheckOptions {
                 inputs,
                 max_instructions: MAX_INSTRUCTIONS,
@@ -149,14 +206,14 @@ impl Subject {
         Ok(plans)
     }
 
-    fn problem(&self, case: Case, apart: bool) -> Result<Problem, ProblemError> {
-        let (heads, kv_heads, rows, keys, mask, scale, _) = case;
+    fn problem(&self, case: &Case, apart: bool) -> Result<Problem, ProblemError> {
+        let (heads, kv_heads, rows, keys) = (case.heads, case.heads / 2, case.rows, case.keys);
         // Two sequences where problems are small.
-        let batch = if heads <= 6 { 2 } else { 1 };
+        let batch = if heads <= 6 && keys <= 400 { 2 } else { 1 };
         let builder = Problem::builder().batch(batch).heads(heads, kv_heads);
         let builder = builder.seq_len_q(rows).seq_len_kv(keys).head_dim(Self::HEAD_DIM);
-        let builder = builder.dtype(self.dtype).mask(mask);
-        let builder = builder.softmax_scale(scale * Problem::default_scale(Self::HEAD_DIM));
+        let builder = builder.dtype(self.dtype).mask(case.mask);
+        let builder = builder.softmax_scale(case.scale * Problem::default_scale(Self::HEAD_DIM));
         let [q, k, v, o] = layouts(batch, heads, kv_heads, rows, keys, Self::HEAD_DIM);
         if apart {
             builder.layouts(q, k, v, o).build()

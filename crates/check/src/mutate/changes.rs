@@ -2,7 +2,7 @@
 //!
 //! The match is exhaustive: a new instruction does not compile until it is said how it can be got wrong.
 
-use flashcore_ir::inst::{Address, BinOp, BulkInst, Cmp, MbarInst, Scope, Special, StoreSource, UnOp, VoteMode};
+use flashcore_ir::inst::{Address, BinOp, BulkInst, Cmp, MbarInst, Scope, ShflMode, Special, StoreSource, UnOp, VoteMode};
 use flashcore_ir::{Inst, Kernel, Operand, Reg, RegClass, ScalarType};
 
 use super::Operator;
@@ -190,7 +190,7 @@ impl Changes<'_> {
                     Special::Ctaid(dim) => Special::Ctaid((dim + 1) % 3),
                     Special::Ntid(dim) => Special::Tid(dim),
                     Special::Nctaid(dim) => Special::Ctaid(dim),
-                    Special::LaneId => Special::Tid(0),
+                    Special::LaneId => Special::Ctaid(0),
                     Special::ClusterRank => Special::Ctaid(0),
                     Special::ClusterBlocks => Special::ClusterRank,
                     // Stands for any number that compilers do not know.
@@ -262,10 +262,17 @@ impl Changes<'_> {
                     });
                 }
             }
-            Inst::Shfl { dst, src, lane, .. } => {
+            Inst::Shfl {
+                mode, dst, src, lane, ..
+            } => {
                 self.half_warp();
                 self.copy(Operator::DropExchange, dst, src);
-                self.with_operand(Operator::NextLane, lane, (BinOp::Add, 1), |inst, value| {
+                // Of exchanges within a group of lanes, distances double from one to the next.
+                let by = match (mode, lane) {
+                    (ShflMode::Bfly, Operand::Imm(distance)) => distance,
+                    _ => 1,
+                };
+                self.with_operand(Operator::OtherLane, lane, (BinOp::Add, by), |inst, value| {
                     if let Inst::Shfl { lane, .. } = inst {
                         *lane = value;
                     }
@@ -487,11 +494,25 @@ impl Changes<'_> {
                 });
             }
         }
+        if !self.has_named_barriers() {
+            return;
+        }
         self.with_operand(Operator::WrongBarrier, id, (BinOp::Xor, 1), |inst, value| {
             if let Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } = inst {
                 *id = value;
             }
         });
+    }
+
+    /// Whether there is another barrier than the block's to be mistaken for.
+    fn has_named_barriers(&self) -> bool {
+        let mut named = false;
+        self.kernel.for_each_inst(&mut |inst, _| {
+            if let Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } = inst {
+                named |= *id != Operand::Imm(0);
+            }
+        });
+        named
     }
 
     fn half_warp(&mut self) {

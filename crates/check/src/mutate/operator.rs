@@ -30,7 +30,7 @@ operators! {
     CountBarrier,
     /// A barrier waits for one warp more than there are.
     CountMore,
-    /// Another barrier is taken: the number's lowest bit is wrong.
+    /// Another of the kernel's barriers is taken: the number's lowest bit is wrong.
     WrongBarrier,
     /// A warp barrier is left out: a shuffle nearby is taken for a fence.
     DropWarpBarrier,
@@ -168,7 +168,7 @@ operators! {
     SwizzleTerm,
     /// A loop's counter is not advanced.
     DropStep,
-    /// Another special register is read: y in place of x, the block in place of the grid.
+    /// Another special register is read: y in place of x, the block in place of the lane or the grid.
     WrongSpecial,
     /// The next parameter of the same type is read.
     WrongParam,
@@ -208,8 +208,8 @@ operators! {
     VoteAny,
     /// A lane keeps its own value in place of another's.
     DropExchange,
-    /// An exchange is with the lane after the right one.
-    NextLane,
+    /// An exchange is with another lane: twice as far, or the one after.
+    OtherLane,
     /// Every lane is the one elected.
     EveryLane,
 

@@ -47,7 +47,7 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
                     let place = out_tile.at_column(first + (16 * m as u32 + 8 * half as u32), tile * ACC_COLS, column);
                     place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
                 }
-                self.store_lse(state.row(m, half), sum, row.reference.offset.get(), k.lane() % QUAD);
+                self.store_lse(state.row(m, half), sum, row.reference.offset.get(), column);
             }
         }
         k.barrier();
@@ -61,13 +61,13 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
         });
     }
 
-    /// Stores the log-sum-exp of a row, if it is asked for and this is the one lane of four to do it.
+    /// Stores the log-sum-exp of a row, if it is asked for and this is the lane that has its first column.
     #[track_caller]
-    fn store_lse(&self, row: Val<'k, u32>, sum: Val<'k, f32>, offset: Val<'k, f32>, lane: Val<'k, u32>) {
+    fn store_lse(&self, row: Val<'k, u32>, sum: Val<'k, f32>, offset: Val<'k, f32>, column: Val<'k, u32>) {
         if !self.shape.lse {
             return;
         }
-        let mine = lane.eq(0) & row.lt(self.block.num_rows);
+        let mine = column.eq(0) & row.lt(self.block.num_rows);
         self.k.if_(mine.divergent(), || {
             let (head, query) = self.block.head_and_query(row);
             let batch_head = self.block.batch.fma(self.params.num_heads, head);

@@ -16,7 +16,7 @@ use super::stage::Stage;
 use super::warp::{Query, Scores, State, Warp};
 use super::{Config, Rescale};
 use crate::params::{Params, Shape};
-use crate::tiles::{Fragments, HeadTile, a_lane, b_lane};
+use crate::tiles::{Fragments, HeadTile, StagedFragments, a_lane, b_lane};
 
 pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
@@ -43,9 +43,9 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     let (row, col) = a_lane(k.lane());
     let q_place = q_tile.fragments(row + place.first_row, col);
-    let v_place = v_tile.fragments(row + place.first_key, col);
+    let v_place = v_tile.staged_fragments(row + place.first_key, col);
     let (row, col) = b_lane(k.lane());
-    let k_place = k_tile.fragments(row + place.first_key, col);
+    let k_place = k_tile.staged_fragments(row + place.first_key, col);
 
     let state = State::new(k, &params, &block, &place, levers, shape);
     if levers.q_in_registers {
@@ -74,8 +74,10 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
     };
     tiles.run();
 
-    // Nobody needs the tiles any more, and no copy into them is under way.
-    k.cp_async_wait(0);
+    // Nobody needs the tiles any more, and no copy into them is under way: but for Q's, if there was no tile of keys.
+    if !levers.q_in_registers {
+        k.cp_async_wait(0);
+    }
     k.barrier();
     if shape.stop_after.is_some() {
         return;
@@ -100,8 +102,8 @@ struct Tiles<'k, 'p, E> {
     warp: &'p Warp<'k, 'p, E>,
     sequence: &'p TileSequence<'k>,
     ring: &'p Ring<'k, 'p, E>,
-    k_place: Fragments<'k, E>,
-    v_place: Fragments<'k, E>,
+    k_place: StagedFragments<'k, E>,
+    v_place: StagedFragments<'k, E>,
 }
 
 impl<'k, E: MmaElement> Tiles<'k, '_, E> {
@@ -155,8 +157,8 @@ impl<'k, E: MmaElement> Tiles<'k, '_, E> {
             stage.begin(self.sequence, turn);
         }
         [
-            self.k_place.offset(self.ring.k_stage(turn)),
-            self.v_place.offset(self.ring.v_stage(turn)),
+            self.k_place.at(self.ring.k_stage(turn)),
+            self.v_place.at(self.ring.v_stage(turn)),
         ]
     }
 }

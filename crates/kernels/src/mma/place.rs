@@ -111,10 +111,14 @@ impl<'k> WarpPlace<'k> {
     pub(super) fn new(k: &'k KernelBuilder, levers: &Config) -> Self {
         // The same in every lane; read from one, so that the compiler knows.
         let warp = (k.thread_idx() / 32u32).shfl_idx(0u32);
-        let (row_warp, kv_warp) = match levers.kv_warps {
-            1 => (warp, k.constant(0)),
-            _ => (warp % levers.warps, warp / levers.warps),
-        };
+        if levers.kv_warps == 1 {
+            return WarpPlace {
+                kv_warp: k.constant(0),
+                first_row: warp * levers.rows_per_warp(),
+                first_key: k.constant(0),
+            };
+        }
+        let (row_warp, kv_warp) = (warp % levers.warps, warp / levers.warps);
         WarpPlace {
             kv_warp,
             first_row: row_warp * levers.rows_per_warp(),
@@ -147,17 +151,18 @@ impl<'k> TileSequence<'k> {
         block: &Block<'k>,
         levers: &Config,
     ) -> Self {
-        let cols = levers.cols as i32;
         let last_row = (block.first_row + (levers.rows - 1)).min(block.num_rows - 1);
         let (_, first_query) = block.head_and_query(block.first_row);
         let (_, last_query) = block.head_and_query(last_row);
         // Bounds grow with the row: the first row sees the lowest key, the last row the highest.
         let (lowest, whole_end) = params.visible_keys(first_query);
         let (whole_first, highest) = params.visible_keys(last_query);
-        let up = |keys: Val<'k, i32>| (keys + (cols - 1)) / cols;
-        let (first, end) = (lowest / cols, up(highest));
+        // Keys are never negative; as unsigned numbers they are divided by a shift.
+        let down = |keys: Val<'k, i32>| (keys.reinterpret::<u32>() / levers.cols).reinterpret::<i32>();
+        let up = |keys: Val<'k, i32>| down(keys + (levers.cols as i32 - 1));
+        let (first, end) = (down(lowest), up(highest));
         let whole = up(whole_first).max(first).min(end);
-        let high = (whole_end / cols).max(whole).min(end);
+        let high = down(whole_end).max(whole).min(end);
         // The first tile sets the references, and bold rescaling does that only in masked turns.
         let whole = match levers.rescale {
             Rescale::Bold => (whole.eq(first) & high.eq(end)).select((first + 1).min(end), whole),
