@@ -80,7 +80,6 @@ fn every_planted_mistake_is_found_under_every_schedule() {
         Operator::DescriptorStride,
         Operator::DropBarrier,
         Operator::CountBarrier,
-        Operator::MissingArrival,
         Operator::WrongMbarrier,
         Operator::WrongParam,
     ];

@@ -167,6 +167,8 @@ impl Cluster<'_> {
         if cluster {
             warp.side.remote_store = None;
         }
+        // The mbarrier whose phase this instruction has ended, if any.
+        let mut ended = None;
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
             if !self.usable(warp, pc, lane, number) {
@@ -192,8 +194,17 @@ impl Cluster<'_> {
                 continue;
             }
             mbarrier.pending -= 1;
-            mbarrier.last = Some((actor, pc));
+            let before = mbarrier.phase;
+            let last = mbarrier.last.replace((actor, pc));
             self.end_phase(number);
+            let now = self.mbarriers[number as usize].as_ref().map(|m| (m.phase, m.expected));
+            if let Some((_, expected)) = now.filter(|(phase, _)| *phase != before) {
+                // Lanes of one instruction that end two phases: nobody can have waited for the first.
+                if ended == Some(number) {
+                    self.too_many_arrivals(pc, number, actor, last, before - 1, expected);
+                }
+                ended = Some(number);
+            }
         }
         warp.epoch = self.next_epoch();
     }

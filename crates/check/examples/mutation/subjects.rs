@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan, source};
-use flashcore_ir::{Arg, Kernel, Target};
-use flashcore_kernels::Plan;
+use flashcore_ir::{Kernel, Target};
+use flashcore_kernels::{Plan, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Layout, Mask, Problem, ProblemError};
 use serde::Serialize;
@@ -25,7 +25,7 @@ pub(crate) struct Subject {
     pub(crate) kernel: &'static str,
     pub(crate) target: Target,
     pub(crate) dtype: DType,
-    /// Whether blocks are persistent: each goes through a list of tiles, which [`few_blocks`] makes longer.
+    /// Whether blocks are persistent: each goes through a list of tiles, which few SMs make longer.
     persistent: bool,
 }
 
@@ -124,30 +124,8 @@ fn cases(persistent: bool) -> Vec<Case> {
     cases
 }
 
-/// Blocks that a persistent kernel has here.
-const BLOCKS: u32 = 3;
-
-/// Words of an entry of a persistent kernel's list of tiles, and what fills those after the last.
-const ENTRY_WORDS: usize = 8;
-const END: u32 = u32::MAX;
-
-/// Deals the tiles of a persistent kernel out to few blocks, as if the card had few SMs. Entry `i` of the list of block
-/// `b` is entry `i · blocks + b` of the table (`crates/kernels/src/wgmma/schedule.rs`).
-fn few_blocks(plan: &mut Plan) {
-    let launch = &mut plan.main.launch;
-    let Some(Arg::Table(table)) = launch.args.last_mut() else { return };
-    let mut words: Vec<u32> = table
-        .chunks(ENTRY_WORDS)
-        .filter(|entry| entry[0] != END)
-        .flatten()
-        .copied()
-        .collect();
-    let blocks = launch.grid[0].min(BLOCKS);
-    let round = ENTRY_WORDS * blocks as usize;
-    words.resize(words.len().next_multiple_of(round) + round, END);
-    *table = words.into();
-    launch.grid[0] = blocks;
-}
+/// SMs that persistent kernels have here.
+const SMS: u32 = 3;
 
 /// Rows of each tensor lie otherwise, so that no stride can stand for another. Copies of 16 bytes need multiples of 8
 /// elements.
@@ -194,7 +172,7 @@ impl Subject {
             let inputs = case.inputs;
             let mut plan = Plan::new(&self.problem(&case, i % 3 == 1)?, &config, self.target)?;
             if self.persistent {
-                few_blocks(&mut plan);
+                wgmma::on_few_sms(&mut plan, SMS);
             }
             let options = CheckOptions {
                 inputs,

@@ -1,4 +1,5 @@
 //! Mistakes planted by hand, and whether a report names them: shared by the tests of the families.
+#![allow(dead_code)] // each test takes what it needs
 
 use std::sync::Arc;
 

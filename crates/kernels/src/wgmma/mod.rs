@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::Refusal;
 use crate::mma::{Rescale, check_problem};
 use crate::params::{Shape, add_rows, row_strides};
-use crate::plan::{KernelCache, Step};
+use crate::plan::{KernelCache, Plan, Step};
 use crate::stage::StopAfter;
 use tiles::{padded, slab_cols, tile_bytes};
 use transpose::Transposed;
@@ -226,6 +226,26 @@ impl fmt::Display for Config {
             write!(f, "c{}-", self.cluster)?;
         }
         write!(f, "{turns}-{}", self.rescale.name())
+    }
+}
+
+/// Has a plan of this family run on `sms` SMs, or as many as a cluster takes: few blocks, with many tiles of rows each,
+/// so that a small problem shows what large ones do.
+///
+/// ```
+/// use flashcore_ir::Target;
+/// use flashcore_kernels::{Plan, wgmma};
+/// use flashcore_problem::Problem;
+/// let problem = Problem::named("mission")?;
+/// let mut plan = Plan::new(&problem, &"wgmma/m128n128-s2-turns-bold".parse()?, Target::Sm90a)?;
+/// assert_eq!(plan.main.launch.grid, [32, 1, 1]);
+/// wgmma::on_few_sms(&mut plan, 3);
+/// assert_eq!(plan.main.launch.grid, [3, 1, 1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn on_few_sms(plan: &mut Plan, sms: u32) {
+    if let crate::Config::Wgmma(_) = plan.config {
+        schedule::deal_to(&mut plan.main.launch, sms);
     }
 }
 

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
+use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
 use flashcore_problem::Problem;
 
 use super::Config;
@@ -300,6 +300,23 @@ pub(super) fn table(problem: &Problem, levers: &Config, sms: u32) -> (u32, Arc<[
         }
     }
     (blocks as u32, words.into())
+}
+
+/// Deals the tiles of a launch out again to as many blocks as there are, or to `sms` if that is less.
+pub(super) fn deal_to(launch: &mut Launch, sms: u32) {
+    let cluster = launch.cluster[0].max(1);
+    let Some(Arg::Table(table)) = launch.args.last_mut() else { return };
+    let blocks = (sms / cluster * cluster).clamp(cluster, launch.grid[0]);
+    let of_cluster = table.chunks(WORDS * cluster as usize);
+    let mut words: Vec<u32> = of_cluster
+        .filter(|entries| entries[0] != END)
+        .flatten()
+        .copied()
+        .collect();
+    let round = WORDS * blocks as usize;
+    words.resize(words.len().next_multiple_of(round) + round, END);
+    *table = words.into();
+    launch.grid[0] = blocks;
 }
 
 /// Heads, of all batches, whose K and V fit into [`L2_BYTES`]: whole groups that share them.

@@ -1,0 +1,211 @@
+//! Faults planted in family `wgmma`: barrier counts, phases, bytes, descriptors, early releases, missing fences. Each gives
+//! the finding that says what is wrong, at the place where it goes wrong; a wrong answer only where that is all it gives.
+
+mod planted;
+
+use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
+use flashcore_ir::{Kernel, Target};
+use flashcore_kernels::{Plan, wgmma};
+use flashcore_problem::{Mask, Problem};
+use flashcore_sim::{FindingKind, Line};
+use planted::{check_with, quoted};
+
+/// A fault, and what it must give.
+struct Fault {
+    name: &'static str,
+    operator: Operator,
+    /// Text of the line that it is planted in or of a verb on the way, and the memory accessed there if it matters.
+    place: &'static str,
+    object: &'static str,
+    /// The finding; none where the answer is wrong and nothing else.
+    found: Option<FindingKind>,
+    /// Text of the line that the finding names or of a verb on the way, and what it names.
+    at: &'static str,
+    of: &'static str,
+}
+
+/// Two blocks with four tiles of rows each, some seen in part by one warpgroup only, some without rows for one.
+fn plan() -> Plan {
+    let builder = Problem::builder().heads(4, 2).seq_len_q(150).seq_len_kv(430).head_dim(64);
+    let problem = builder.mask(Mask::CAUSAL).build().unwrap();
+    let config = "wgmma/m128n128-s3-turns-bold".parse().unwrap();
+    let mut plan = Plan::new(&problem, &config, Target::Sm90a).unwrap();
+    wgmma::on_few_sms(&mut plan, 2);
+    plan
+}
+
+#[rustfmt::skip]
+const FAULTS: &[Fault] = &[
+    // Barriers and their counts.
+    Fault { name: "nobody waits for the mbarriers to be made", operator: Operator::DropBarrier,
+        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "copy_tile(", of: "`q.full`" },
+    Fault { name: "the block's barrier waits for a warp that is not there", operator: Operator::CountMore,
+        place: "start_pipelines", object: "", found: Some(FindingKind::Deadlock), at: "start_pipelines", of: "" },
+    Fault { name: "a turn is taken at a barrier of a warp fewer", operator: Operator::CountBarrier,
+        place: "self.take_turn()", object: "", found: Some(FindingKind::BarrierMismatch), at: "turn", of: "" },
+    Fault { name: "a turn is given at a barrier of a warp more", operator: Operator::CountMore,
+        place: "self.give_turn()", object: "", found: Some(FindingKind::BarrierMismatch), at: "turn", of: "" },
+    Fault { name: "a turn is given to the wrong warpgroup", operator: Operator::WrongBarrier,
+        place: "self.give_turn()", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "a turn is never given", operator: Operator::DropArrive,
+        place: "self.give()", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "a turn is never taken", operator: Operator::DropBarrier,
+        place: "self.take_turn()", object: "", found: Some(FindingKind::BarrierMismatch), at: "", of: "" },
+
+    // Mbarriers: making them, arrivals, bytes.
+    Fault { name: "an mbarrier is not made", operator: Operator::DropInit,
+        place: "start_pipelines", object: "v.full", found: Some(FindingKind::Mbarrier), at: "expect", of: "`v.full`" },
+    Fault { name: "a full stage waits for an arrival more", operator: Operator::ExtraArrival,
+        place: "start_pipelines", object: "k.full", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "an empty stage waits for an arrival more", operator: Operator::ExtraArrival,
+        place: "start_pipelines", object: "k.empty", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
+    Fault { name: "a warp never releases a stage", operator: Operator::DropArrive,
+        place: "release", object: "v.empty", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
+    Fault { name: "every lane of a warp releases a stage", operator: Operator::IgnoreCondition,
+        place: "release", object: "", found: Some(FindingKind::Mbarrier), at: "release", of: "`k.empty`" },
+    Fault { name: "every lane copies", operator: Operator::EveryLane,
+        place: "k.elect()", object: "", found: Some(FindingKind::Mbarrier), at: "expect", of: "`q.full`" },
+    Fault { name: "sixteen bytes too many are announced", operator: Operator::ExtraBytes,
+        place: "expect", object: "k.full", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
+    Fault { name: "half of the bytes are announced", operator: Operator::HalfBytes,
+        place: "expect", object: "q.full", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
+    Fault { name: "bytes are never announced", operator: Operator::DropArrive,
+        place: "expect", object: "v.full", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "a copy is left out", operator: Operator::DropCopy,
+        place: "load_tma", object: "q_tile", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
+    Fault { name: "a copy completes at the next stage's mbarrier", operator: Operator::WrongMbarrier,
+        place: "load_tma", object: "k_tile", found: Some(FindingKind::TransactionBytes), at: "load_tma", of: "`k.full`" },
+
+    // Phases.
+    Fault { name: "a wait takes parity 0 each time round", operator: Operator::FixedParity,
+        place: "wait_full", object: "k.full", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "a wait takes the other parity: nothing has been copied yet", operator: Operator::FlipParity,
+        place: "wait_full", object: "k.full", found: Some(FindingKind::MissingWait), at: "S = Q*K", of: "k_tile" },
+    Fault { name: "a cursor's phase is not turned", operator: Operator::DropSwizzle,
+        place: "advance", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "a phase that was waited for is waited for again", operator: Operator::DropRemainder,
+        place: "acquire", object: "", found: Some(FindingKind::WrongPhase), at: "acquire", of: "`q.empty`" },
+    Fault { name: "scores do not wait for the keys", operator: Operator::DropPhaseWait,
+        place: "wait_full", object: "k.full", found: Some(FindingKind::MissingWait), at: "S = Q*K", of: "k_tile" },
+    Fault { name: "the output does not wait for the values", operator: Operator::DropPhaseWait,
+        place: "wait_full", object: "v.full", found: Some(FindingKind::MissingWait), at: "O += P*V", of: "v_tile" },
+    Fault { name: "a stage is filled again before it is free", operator: Operator::DropPhaseWait,
+        place: "acquire", object: "v.empty", found: Some(FindingKind::Race), at: "load_tma", of: "v_tile" },
+
+    // Early releases, and what is in flight.
+    Fault { name: "keys are released while their product runs", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::Race), at: "load_tma", of: "k_tile" },
+    Fault { name: "values are released while their product runs", operator: Operator::WeakenAsyncWait,
+        place: "self.turn(None", object: "", found: Some(FindingKind::Race), at: "load_tma", of: "v_tile" },
+    Fault { name: "scores are read while they are computed", operator: Operator::WeakenAsyncWait,
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "", of: "scores" },
+    Fault { name: "probabilities are overwritten while they are multiplied", operator: Operator::DropAsyncWait,
+        place: "self.turn(None", object: "", found: Some(FindingKind::InFlight), at: "", of: "p" },
+    Fault { name: "a group of products is never closed", operator: Operator::DropCommit,
+        place: "O += P*V", object: "", found: Some(FindingKind::InFlight), at: "", of: "out" },
+    Fault { name: "output is overwritten while it is stored", operator: Operator::DropAsyncWait,
+        place: "bulk_wait_read(pending)", object: "", found: Some(FindingKind::Race), at: "group.store(", of: "out_tile" },
+    Fault { name: "a block ends while its output is stored", operator: Operator::DropAsyncWait,
+        place: "bulk_wait_read(0)", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
+    Fault { name: "a group of stores is never closed", operator: Operator::DropCommit,
+        place: "k.bulk_commit()", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
+    Fault { name: "a lane stores what its warp has not written yet", operator: Operator::DropWarpBarrier,
+        place: "group.store(", object: "", found: Some(FindingKind::Race), at: "", of: "out_tile" },
+
+    // Fences.
+    Fault { name: "no fence: mbarriers are not made known to copies", operator: Operator::DropFence,
+        place: "start_pipelines", object: "", found: Some(FindingKind::MissingFence), at: "load_tma", of: "" },
+    Fault { name: "no proxy fence: copies do not see what threads wrote", operator: Operator::DropFence,
+        place: "group.store(", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "out_tile" },
+    Fault { name: "no wgmma fence after registers were written", operator: Operator::DropFence,
+        place: "S = Q*K", object: "", found: Some(FindingKind::MissingFence), at: "S = Q*K", of: "scores" },
+
+    // Descriptors, tiles, tensor maps, registers.
+    Fault { name: "a descriptor with the wrong stride", operator: Operator::DescriptorStride,
+        place: "S = Q*K", object: "", found: Some(FindingKind::Descriptor), at: "S = Q*K", of: "q_tile" },
+    Fault { name: "a descriptor with the wrong swizzle", operator: Operator::DescriptorSwizzle,
+        place: "O += P*V", object: "", found: Some(FindingKind::Descriptor), at: "O += P*V", of: "v_tile" },
+    Fault { name: "an operand taken the other way round", operator: Operator::FlipTranspose,
+        place: "S = Q*K", object: "", found: Some(FindingKind::Descriptor), at: "S = Q*K", of: "k_tile" },
+    Fault { name: "a descriptor that begins 16 bytes too far", operator: Operator::DescriptorStart,
+        place: "S = Q*K", object: "", found: None, at: "", of: "" },
+    Fault { name: "a tile a row too short", operator: Operator::ShrinkBuffer,
+        place: "let v_tile", object: "v_tile", found: Some(FindingKind::OutOfBounds), at: "load_tma", of: "v_tile" },
+    Fault { name: "another tensor's map", operator: Operator::WrongParam,
+        place: "let k_map", object: "", found: Some(FindingKind::OutOfBounds), at: "load_tma", of: "k" },
+    Fault { name: "a copy of the row after", operator: Operator::RowOff,
+        place: "load_tma", object: "k_tile", found: None, at: "", of: "" },
+    Fault { name: "the copying warps keep their registers", operator: Operator::DropRegisters,
+        place: "k.roles(", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "warps ask for more registers than there are", operator: Operator::MoreRegisters,
+        place: "k.roles(", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
+];
+
+/// A line as text with the verbs that it goes through.
+fn through(lines: &[Line]) -> String {
+    let quote = lines
+        .first()
+        .and_then(|line| flashcore_check::source::quote(line.file, line.line));
+    let verbs: Vec<&str> = lines.iter().filter_map(|line| line.verb).collect();
+    format!("{}; {}", quote.unwrap_or_default(), verbs.join(", "))
+}
+
+/// The same of the place where a fault is planted.
+fn place(mutation: &Mutation, kernel: &Kernel) -> String {
+    let backtrace = kernel.backtrace(mutation.site);
+    let verbs: Vec<&str> = backtrace.iter().filter_map(|(_, verb)| *verb).collect();
+    format!("{}; {}", quoted(mutation.line), verbs.join(", "))
+}
+
+/// Whether a report has what a fault must give.
+fn is_found(report: &CheckReport, fault: &Fault) -> bool {
+    let Some(kind) = fault.found else {
+        return report.verdict == Verdict::Wrong;
+    };
+    report.findings.iter().any(|found| {
+        let finding = &found.finding;
+        let object = finding.object.as_deref().unwrap_or("");
+        let of = if fault.of.starts_with('`') {
+            object.starts_with(fault.of)
+        } else {
+            object == fault.of
+        };
+        finding.kind == kind && of && through(&finding.lines).contains(fault.at)
+    })
+}
+
+/// Each is planted at every place that it names until one gives what it must.
+#[test]
+fn planted_faults_are_found_with_kind_and_place() {
+    let plan = plan();
+    let kernel = &plan.main.kernel;
+    let all = mutations(kernel);
+    for fault in FAULTS {
+        let places: Vec<&Mutation> = all
+            .iter()
+            .filter(|m| m.operator == fault.operator && place(m, kernel).contains(fault.place))
+            .filter(|m| fault.object.is_empty() || m.object.as_deref() == Some(fault.object))
+            .collect();
+        assert!(!places.is_empty(), "{}: nowhere to plant it", fault.name);
+        let mut seen = String::new();
+        let found = places.iter().any(|mutation| {
+            let mutant = mutation.apply(kernel);
+            let report = check_with(&plan, mutant, plan.main.launch.clone(), &CheckOptions::default());
+            seen.push_str(&format!("{mutation}\n{report}\n"));
+            is_found(&report, fault)
+        });
+        assert!(found, "{}\n{seen}", fault.name);
+    }
+    assert!(FAULTS.len() >= 40);
+}
+
+#[test]
+fn the_kernel_as_it_is_is_clean() {
+    let options = CheckOptions {
+        schedules: 4,
+        ..CheckOptions::default()
+    };
+    let report = check_plan(&plan(), &options).unwrap();
+    assert_eq!(report.verdict, Verdict::Clean, "{report}");
+}
