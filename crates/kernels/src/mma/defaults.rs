@@ -185,6 +185,26 @@ impl fmt::Display for Size {
     }
 }
 
+/// Every config of the table, whatever the problem, the largest head_dim that it is there for, and a target that it is
+/// for.
+///
+/// ```
+/// use flashcore_kernels::mma;
+/// assert!(mma::defaults().iter().any(|(config, ..)| config.pack_heads));
+/// ```
+pub fn defaults() -> Vec<(Config, usize, Target)> {
+    let mut defaults: Vec<(Config, usize, Target)> = Vec::new();
+    for row in TABLE {
+        let Some(config) = Config::from_id(row.id) else { continue };
+        let target = row.targets.first().copied().unwrap_or(Target::Sm80);
+        match defaults.iter_mut().find(|(other, ..)| *other == config) {
+            Some((_, head_dim, _)) => *head_dim = row.head_dim.max(*head_dim),
+            None => defaults.push((config, row.head_dim, target)),
+        }
+    }
+    defaults
+}
+
 #[cfg(test)]
 mod tests {
     use flashcore_problem::Mask;

@@ -26,7 +26,7 @@ use crate::stage::StopAfter;
 use crate::tiles::{padded, tile_bytes};
 use crate::{combine, parts};
 
-pub use defaults::{Proposal, Size, proposals};
+pub use defaults::{Proposal, Size, defaults, proposals};
 pub use space::SPACE;
 
 /// What addresses and strides must be multiples of, bytes: what one asynchronous copy moves.

@@ -121,6 +121,24 @@ pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
         .collect()
 }
 
+/// Every config of the table, whatever the problem, and the largest head_dim that it is there for.
+///
+/// ```
+/// use flashcore_kernels::wgmma;
+/// assert!(wgmma::defaults().iter().any(|(_, head_dim)| *head_dim == 256));
+/// ```
+pub fn defaults() -> Vec<(Config, usize)> {
+    let mut defaults: Vec<(Config, usize)> = Vec::new();
+    for row in TABLE {
+        let Some(config) = Config::from_id(row.id) else { continue };
+        match defaults.iter_mut().find(|(other, _)| *other == config) {
+            Some((_, head_dim)) => *head_dim = row.head_dim.max(*head_dim),
+            None => defaults.push((config, row.head_dim)),
+        }
+    }
+    defaults
+}
+
 #[cfg(test)]
 mod tests {
     use flashcore_problem::Mask;

@@ -34,7 +34,7 @@ use crate::stage::StopAfter;
 use tiles::{padded, slab_cols, tile_bytes};
 use transpose::Transposed;
 
-pub use defaults::{Proposal, proposals};
+pub use defaults::{Proposal, defaults, proposals};
 pub use space::SPACE;
 
 /// The family's name in ids.

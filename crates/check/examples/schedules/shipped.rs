@@ -1,0 +1,122 @@
+//! Every kernel that is chosen where nobody names one, from the tables of the families themselves, with small problems.
+
+use flashcore_ir::Target;
+use flashcore_kernels::{Config, Plan, Refusal, ladder, mma, scalar, wgmma};
+use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};
+
+/// A kernel, and plans of the problems that it is to be clean on; or why it serves none of the kind.
+pub(crate) struct Shipped {
+    pub(crate) config: Config,
+    pub(crate) target: Target,
+    pub(crate) what: String,
+    pub(crate) plans: Result<Vec<Plan>, Refusal>,
+}
+
+/// `head_dim` and `head_dim_v`.
+const HEAD_DIMS: [(usize, usize); 8] = [
+    (40, 40),
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (128, 128),
+    (192, 192),
+    (192, 128),
+    (256, 256),
+];
+
+const MASKS: [Mask; 4] = [
+    Mask::FULL,
+    Mask::CAUSAL,
+    Mask::window(Some(40), Some(3)),
+    Mask::CAUSAL.top_left(),
+];
+
+/// SMs that persistent kernels have here, or as many as their clusters take, so that blocks have several tiles.
+const SMS: u32 = 1;
+
+/// Every config with the largest head_dim that it is for, and a target.
+fn configs() -> Vec<(Config, usize, Target)> {
+    let mut configs = Vec::new();
+    let wgmma = wgmma::defaults().into_iter();
+    configs.extend(wgmma.map(|(config, head_dim)| (Config::Wgmma(config), head_dim, Target::Sm90a)));
+    for (config, head_dim, target) in mma::defaults() {
+        configs.push((Config::Mma(config), head_dim, target));
+        // Decoding shares the keys out among blocks.
+        if config.pack_heads {
+            configs.push((Config::Mma(mma::Config { splits: 3, ..config }), head_dim, target));
+        }
+    }
+    configs.extend(ladder::configs().into_iter().map(|c| (Config::Ladder(c), 128, Target::Sm80)));
+    configs
+}
+
+/// Options that make another kernel of a config: log-sum-exp, and a soft cap.
+const OPTIONS: [(bool, bool); 3] = [(false, false), (true, false), (false, true)];
+
+/// All kernels, in the order of the tables.
+pub(crate) fn shipped() -> Vec<Shipped> {
+    let mut all = Vec::new();
+    for (config, most, target) in configs() {
+        for (head_dim, head_dim_v) in HEAD_DIMS {
+            for dtype in [DType::F16, DType::BF16] {
+                for options in OPTIONS {
+                    // What an option adds does not depend on the head size or the dtype.
+                    let plain = options == (false, false);
+                    if head_dim > most || !plain && (head_dim != 64 || dtype != DType::F16) {
+                        continue;
+                    }
+                    all.push(kernel(config, target, (head_dim, head_dim_v), dtype, options));
+                }
+            }
+        }
+    }
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for head_dims in HEAD_DIMS {
+            let Ok(problem) = sized(head_dims, dtype, MASKS[0]).build() else { continue };
+            for config in scalar::preferred_configs(&problem, 16) {
+                all.push(kernel(Config::Scalar(config), Target::Sm80, head_dims, dtype, OPTIONS[0]));
+            }
+        }
+    }
+    all
+}
+
+fn kernel(
+    config: Config,
+    target: Target,
+    head_dims: (usize, usize),
+    dtype: DType,
+    (lse, softcap): (bool, bool),
+) -> Shipped {
+    let plans = MASKS.into_iter().map(|mask| {
+        let mut builder = sized(head_dims, dtype, mask).return_lse(lse);
+        if softcap {
+            builder = builder.softcap(30.0);
+        }
+        let problem = builder.build().map_err(|error| Refusal::Build(error.to_string()))?;
+        let mut plan = Plan::new(&problem, &config, target)?;
+        wgmma::on_few_sms(&mut plan, SMS);
+        Ok(plan)
+    });
+    let option = match (lse, softcap) {
+        (true, _) => " with log-sum-exp",
+        (_, true) => " with soft cap",
+        _ => "",
+    };
+    Shipped {
+        config,
+        target,
+        what: format!("D{}/{} {dtype}{option}", head_dims.0, head_dims.1),
+        plans: plans.collect(),
+    }
+}
+
+/// Tails of rows and of keys; two heads on one of K and V.
+fn sized((head_dim, head_dim_v): (usize, usize), dtype: DType, mask: Mask) -> ProblemBuilder {
+    let builder = Problem::builder().heads(2, 1).seq_len_q(150).seq_len_kv(200);
+    builder
+        .head_dim(head_dim)
+        .head_dim_v(head_dim_v)
+        .dtype(dtype)
+        .mask(mask)
+}
