@@ -236,6 +236,17 @@ impl Cluster<'_> {
         });
     }
 
+    /// PTX ISA, `mbarrier.test_wait`: "the valid values of phaseParity operand are 0 and 1".
+    #[cold]
+    fn no_parity(&mut self, warp: &Warp, pc: u32, lane: u32, parity: u32) {
+        self.report(FindingKind::WrongPhase, pc, |cluster| {
+            let message = format!("asks for the phase of parity {parity}; there are 0 and 1");
+            let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
+            details.help = Some("take the lowest bit of how often the ring has come round");
+            details
+        });
+    }
+
     /// Announces bytes without arriving.
     pub(crate) fn mbarrier_expect(&mut self, warp: &Warp, pc: u32, at: At, tx: Row) {
         let numbers = self.mbarriers_of(warp, pc, at);
@@ -323,6 +334,10 @@ impl Cluster<'_> {
         let numbers = self.mbarriers_of(warp, pc, at);
         let parities = *warp.registers.get(&self.machine.constants, parity);
         let mut ended = 0;
+        let mut active = (0..32u32).filter(|lane| warp.active >> lane & 1 != 0);
+        if let Some(lane) = active.find(|&lane| parities[lane as usize] > 1) {
+            self.no_parity(warp, pc, lane, parities[lane as usize]);
+        }
         for (lane, number) in numbers.into_iter().enumerate() {
             let parity = parities[lane] & 1;
             let Some(number) = number.filter(|&number| self.usable(warp, pc, lane, number)) else {

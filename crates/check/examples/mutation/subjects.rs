@@ -102,7 +102,7 @@ fn cases(persistent: bool) -> Vec<Case> {
     for rows in [8, 16, 24, 40, 128] {
         let last = Mask::window(Some(30), Some(3));
         cases.push(case(16, rows, 201, last, 4.0 * SHARP, Normal));
-        cases.push(case(2, rows, 400, Mask::FULL, 4.0, RisingScores));
+        cases.push(case(2, rows, 400, Mask::FULL, SHARP, RisingScores));
     }
     cases.extend([
         case(16, 72, 320, Mask::window(Some(80), Some(5)), SHARP, Normal),
