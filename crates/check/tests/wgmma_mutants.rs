@@ -27,7 +27,11 @@ struct Fault {
 
 /// Two blocks with four tiles of rows each, some seen in part by one warpgroup only, some without rows for one.
 fn plan() -> Plan {
-    let builder = Problem::builder().heads(4, 2).seq_len_q(150).seq_len_kv(430).head_dim(64);
+    let builder = Problem::builder()
+        .heads(4, 2)
+        .seq_len_q(150)
+        .seq_len_kv(430)
+        .head_dim(64);
     let problem = builder.mask(Mask::CAUSAL).build().unwrap();
     let config = "wgmma/m128n128-s3-turns-bold".parse().unwrap();
     let mut plan = Plan::new(&problem, &config, Target::Sm90a).unwrap();

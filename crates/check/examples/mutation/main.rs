@@ -68,7 +68,10 @@ struct Mutant {
 fn main() -> Result<(), Box<dyn Error>> {
     let options = options()?;
     let mut kernels = Vec::new();
-    for subject in SUBJECTS.iter().filter(|subject| subject.kernel.contains(&options.kernel)) {
+    for subject in SUBJECTS
+        .iter()
+        .filter(|subject| subject.kernel.contains(&options.kernel))
+    {
         kernels.push(plant(subject, &options)?);
     }
     let evidence = Evidence {
@@ -82,7 +85,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let planted: usize = evidence.kernels.iter().map(|outcome| outcome.planted).sum();
     let survived: usize = evidence.kernels.iter().map(|outcome| outcome.survived).sum();
     let unargued = |mutant: &&Mutant| mutant.killed == Fate::Survived && mutant.argument.is_none();
-    let unargued = evidence.kernels.iter().flat_map(|outcome| &outcome.mutants).filter(unargued);
+    let unargued = evidence
+        .kernels
+        .iter()
+        .flat_map(|outcome| &outcome.mutants)
+        .filter(unargued);
     let unargued = unargued.count();
     println!(
         "{} of {planted} mistakes found; of {survived} survivors {unargued} without an argument",

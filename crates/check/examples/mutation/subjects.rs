@@ -46,8 +46,8 @@ pub(crate) const SUBJECTS: [Subject; 3] = [
         persistent: false,
     },
     Subject {
-        name: "wgmma, a causal default of head_dim 64 on an H200",
-        kernel: "wgmma/m128n128-s3-turns-bold",
+        name: "wgmma, a default of head_dim 64 on an H200",
+        kernel: "wgmma/m128n128-s2-turns-bold",
         target: Target::Sm90a,
         dtype: DType::F16,
         persistent: true,
@@ -95,7 +95,16 @@ fn cases(persistent: bool) -> Vec<Case> {
         case(2, 130, 130, Mask::CAUSAL, 1.0, EqualRows),
     ];
     // Both bounds of a window at every column of a tile, whichever turn it has.
-    for (left, right) in [(80, 5), (94, 19), (107, 32), (121, 46), (190, 64), (301, 127), (255, 200), (5, 3)] {
+    for (left, right) in [
+        (80, 5),
+        (94, 19),
+        (107, 32),
+        (121, 46),
+        (190, 64),
+        (301, 127),
+        (255, 200),
+        (5, 3),
+    ] {
         cases.push(case(2, 128, 520, Mask::window(Some(left), Some(right)), 1.0, Normal));
     }
     // The same where the bounds are what decides if a reference must rise, in one half of a warp's rows or in the other.

@@ -92,7 +92,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let failed = clean + refused < rows.len();
     if let Some(file) = json {
-        let evidence = Evidence { schedules, kernels: rows };
+        let evidence = Evidence {
+            schedules,
+            kernels: rows,
+        };
         std::fs::write(file, serde_json::to_string_pretty(&evidence)?)?;
     }
     if failed {

@@ -46,7 +46,11 @@ fn configs() -> Vec<(Config, usize, Target)> {
             configs.push((Config::Mma(mma::Config { splits: 3, ..config }), head_dim, target));
         }
     }
-    configs.extend(ladder::configs().into_iter().map(|c| (Config::Ladder(c), 128, Target::Sm80)));
+    configs.extend(
+        ladder::configs()
+            .into_iter()
+            .map(|c| (Config::Ladder(c), 128, Target::Sm80)),
+    );
     configs
 }
 
@@ -58,8 +62,12 @@ pub(crate) fn shipped() -> Vec<Shipped> {
     let mut all = Vec::new();
     for (config, most, target) in configs() {
         for (head_dim, head_dim_v) in HEAD_DIMS {
-            for dtype in [DType::F16, DType::BF16] {
+            for dtype in [DType::F16, DType::BF16, DType::E4M3] {
                 for options in OPTIONS {
+                    // 8 bits are Hopper's.
+                    if dtype == DType::E4M3 && !matches!(config, Config::Wgmma(_)) {
+                        continue;
+                    }
                     // What an option adds does not depend on the head size or the dtype.
                     let plain = options == (false, false);
                     if head_dim > most || !plain && (head_dim != 64 || dtype != DType::F16) {
@@ -72,9 +80,17 @@ pub(crate) fn shipped() -> Vec<Shipped> {
     }
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for head_dims in HEAD_DIMS {
-            let Ok(problem) = sized(head_dims, dtype, MASKS[0]).build() else { continue };
+            let Ok(problem) = sized(head_dims, dtype, MASKS[0]).build() else {
+                continue;
+            };
             for config in scalar::preferred_configs(&problem, 16) {
-                all.push(kernel(Config::Scalar(config), Target::Sm80, head_dims, dtype, OPTIONS[0]));
+                all.push(kernel(
+                    Config::Scalar(config),
+                    Target::Sm80,
+                    head_dims,
+                    dtype,
+                    OPTIONS[0],
+                ));
             }
         }
     }
@@ -113,7 +129,7 @@ fn kernel(
 
 /// Tails of rows and of keys; two heads on one of K and V.
 fn sized((head_dim, head_dim_v): (usize, usize), dtype: DType, mask: Mask) -> ProblemBuilder {
-    let builder = Problem::builder().heads(2, 1).seq_len_q(150).seq_len_kv(200);
+    let builder = Problem::builder().heads(2, 1).seq_len_q(100).seq_len_kv(140);
     builder
         .head_dim(head_dim)
         .head_dim_v(head_dim_v)

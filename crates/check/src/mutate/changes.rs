@@ -2,7 +2,9 @@
 //!
 //! The match is exhaustive: a new instruction does not compile until it is said how it can be got wrong.
 
-use flashcore_ir::inst::{Address, BinOp, BulkInst, Cmp, MbarInst, Scope, ShflMode, Special, StoreSource, UnOp, VoteMode};
+use flashcore_ir::inst::{
+    Address, BinOp, BulkInst, Cmp, MbarInst, Scope, ShflMode, Special, StoreSource, UnOp, VoteMode,
+};
 use flashcore_ir::{Inst, Kernel, Operand, Reg, RegClass, ScalarType};
 
 use super::Operator;
@@ -80,7 +82,11 @@ impl Changes<'_> {
                 self.edit(operator, |inst| replace(inst, Operand::Imm(u64::from(changed))));
             }
             Operand::Reg(reg) => {
-                let back = if op == BinOp::Xor { by } else { by.wrapping_neg() & 0xffff_ffff };
+                let back = if op == BinOp::Xor {
+                    by
+                } else {
+                    by.wrapping_neg() & 0xffff_ffff
+                };
                 let change = |by| Inst::Bin {
                     op,
                     ty: ScalarType::U32,
@@ -354,9 +360,27 @@ impl Changes<'_> {
             BinOp::Add | BinOp::Sub => {
                 let (other, swapped) = match op {
                     BinOp::Add => (BinOp::Sub, None),
-                    _ => (BinOp::Add, Some(Inst::Bin { op, ty, dst, a: b, b: a })),
+                    _ => (
+                        BinOp::Add,
+                        Some(Inst::Bin {
+                            op,
+                            ty,
+                            dst,
+                            a: b,
+                            b: a,
+                        }),
+                    ),
                 };
-                self.put(Operator::OtherSign, Inst::Bin { op: other, ty, dst, a, b });
+                self.put(
+                    Operator::OtherSign,
+                    Inst::Bin {
+                        op: other,
+                        ty,
+                        dst,
+                        a,
+                        b,
+                    },
+                );
                 if let Some(swapped) = swapped {
                     self.put(Operator::SwapOperands, swapped);
                 }
@@ -425,7 +449,16 @@ impl Changes<'_> {
             }
             BinOp::Shl | BinOp::Shr => match constant {
                 Some(by) => self.put(Operator::ShiftOne, with(op, by + 1)),
-                None => self.put(Operator::SwapOperands, Inst::Bin { op, ty, dst, a: b, b: a }),
+                None => self.put(
+                    Operator::SwapOperands,
+                    Inst::Bin {
+                        op,
+                        ty,
+                        dst,
+                        a: b,
+                        b: a,
+                    },
+                ),
             },
         }
     }

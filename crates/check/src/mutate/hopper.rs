@@ -111,10 +111,7 @@ impl Changes<'_> {
             &BulkInst::Wait { pending, read } => {
                 self.drop(Operator::DropAsyncWait);
                 let pending = pending + 1;
-                self.put(
-                    Operator::WeakenAsyncWait,
-                    Inst::Bulk(BulkInst::Wait { pending, read }),
-                );
+                self.put(Operator::WeakenAsyncWait, Inst::Bulk(BulkInst::Wait { pending, read }));
                 if !read {
                     self.edit(Operator::OnlyRead, |inst| {
                         if let Inst::Bulk(BulkInst::Wait { read, .. }) = inst {

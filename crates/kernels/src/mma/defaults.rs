@@ -195,7 +195,9 @@ impl fmt::Display for Size {
 pub fn defaults() -> Vec<(Config, usize, Target)> {
     let mut defaults: Vec<(Config, usize, Target)> = Vec::new();
     for row in TABLE {
-        let Some(config) = Config::from_id(row.id) else { continue };
+        let Some(config) = Config::from_id(row.id) else {
+            continue;
+        };
         let target = row.targets.first().copied().unwrap_or(Target::Sm80);
         match defaults.iter_mut().find(|(other, ..)| *other == config) {
             Some((_, head_dim, _)) => *head_dim = row.head_dim.max(*head_dim),

@@ -130,7 +130,9 @@ pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
 pub fn defaults() -> Vec<(Config, usize)> {
     let mut defaults: Vec<(Config, usize)> = Vec::new();
     for row in TABLE {
-        let Some(config) = Config::from_id(row.id) else { continue };
+        let Some(config) = Config::from_id(row.id) else {
+            continue;
+        };
         match defaults.iter_mut().find(|(other, _)| *other == config) {
             Some((_, head_dim)) => *head_dim = row.head_dim.max(*head_dim),
             None => defaults.push((config, row.head_dim)),

@@ -305,7 +305,11 @@ pub(super) fn table(problem: &Problem, levers: &Config, sms: u32) -> (u32, Arc<[
 /// Deals the tiles of a launch out again to as many blocks as there are, or to `sms` if that is less.
 pub(super) fn deal_to(launch: &mut Launch, sms: u32) {
     let cluster = launch.cluster[0].max(1);
-    let Some(Arg::Table(table)) = launch.args.last_mut() else { return };
+    let tables = launch.args.iter_mut().filter_map(|arg| match arg {
+        Arg::Table(table) => Some(table),
+        _ => None,
+    });
+    let Some(table) = tables.last() else { return };
     let blocks = (sms / cluster * cluster).clamp(cluster, launch.grid[0]);
     let of_cluster = table.chunks(WORDS * cluster as usize);
     let mut words: Vec<u32> = of_cluster
