@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_kernels::{Config, mma, wgmma};
+use flashcore_problem::DType;
 
 const EVERY: usize = 3;
 
@@ -26,7 +27,9 @@ fn every_default_is_clean() {
         assert_eq!(report.verdict, Verdict::Clean, "{what}\n{report}");
         seen.insert(kernel.config.to_string());
     }
-    let wgmma = wgmma::defaults().into_iter().map(|(config, _)| Config::Wgmma(config));
+    let dtypes = [DType::F16, DType::BF16, DType::E4M3];
+    let wgmma = dtypes.into_iter().flat_map(wgmma::defaults);
+    let wgmma = wgmma.map(|(config, _)| Config::Wgmma(config));
     let mma = mma::defaults().into_iter().map(|(config, ..)| Config::Mma(config));
     for config in wgmma.chain(mma) {
         assert!(seen.contains(&config.to_string()), "{config} was not run");

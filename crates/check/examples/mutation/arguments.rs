@@ -49,9 +49,6 @@ pub(crate) const ARGUMENTS: &[Argument] = &[
     Argument { kernel: "wgmma/", operators: &[Operator::DropLoad],
         place: "group.store(&list.this())", what: "ld.global.nc.v4",
         why: "dead: of the entry's eight words the store reads the first two, and this loads the last four" },
-    Argument { kernel: "wgmma/", operators: &[Operator::DropTerm],
-        place: "self.bold_exponentials();", what: "or.b32",
-        why: "dead: once references have been raised nobody asks which bits are set" },
     Argument { kernel: "wgmma/", operators: &[Operator::DescriptorLeading],
         place: "wgmma", what: "mov.b64",
         why: "without meaning where k runs along swizzled rows (PTX ISA, strides of matrix descriptors), nor for values of one slab" },
@@ -82,6 +79,9 @@ pub(crate) const ARGUMENTS: &[Argument] = &[
     Argument { kernel: "wgmma/", operators: &[Operator::WrongBarrier],
         place: "start_pipelines", what: "bar.sync",
         why: "the block meets once at barrier 1 in place of 0, before anybody takes a turn there" },
+    Argument { kernel: "wgmma/", operators: &[Operator::DropPhaseWait],
+        place: "self.copy_tile(", what: "mbarrier.try_wait",
+        why: "redundant with as many stages of K as of Q: the keys of the tile were copied first, into a stage that was free only once the scores with the Q before had been computed" },
 ];
 
 /// The argument for a survivor, if there is one.

@@ -34,23 +34,29 @@ const MASKS: [Mask; 4] = [
 /// SMs that persistent kernels have here, or as many as their clusters take, so that blocks have several tiles.
 const SMS: u32 = 1;
 
-/// Every config with the largest head_dim that it is for, and a target.
-fn configs() -> Vec<(Config, usize, Target)> {
+/// Every config with the largest head_dim that it is for, a target and a dtype.
+fn configs() -> Vec<(Config, usize, Target, DType)> {
     let mut configs = Vec::new();
-    let wgmma = wgmma::defaults().into_iter();
-    configs.extend(wgmma.map(|(config, head_dim)| (Config::Wgmma(config), head_dim, Target::Sm90a)));
-    for (config, head_dim, target) in mma::defaults() {
-        configs.push((Config::Mma(config), head_dim, target));
-        // Decoding shares the keys out among blocks.
-        if config.pack_heads {
-            configs.push((Config::Mma(mma::Config { splits: 3, ..config }), head_dim, target));
-        }
+    for dtype in [DType::F16, DType::BF16, DType::E4M3] {
+        let wgmma = wgmma::defaults(dtype).into_iter();
+        configs.extend(wgmma.map(|(config, head_dim)| (Config::Wgmma(config), head_dim, Target::Sm90a, dtype)));
     }
-    configs.extend(
-        ladder::configs()
-            .into_iter()
-            .map(|c| (Config::Ladder(c), 128, Target::Sm80)),
-    );
+    for dtype in [DType::F16, DType::BF16] {
+        for (config, head_dim, target) in mma::defaults() {
+            configs.push((Config::Mma(config), head_dim, target, dtype));
+            // Decoding shares the keys out among blocks.
+            if config.pack_heads {
+                configs.push((
+                    Config::Mma(mma::Config { splits: 3, ..config }),
+                    head_dim,
+                    target,
+                    dtype,
+                ));
+            }
+        }
+        let ladder = ladder::configs().into_iter();
+        configs.extend(ladder.map(|config| (Config::Ladder(config), 128, Target::Sm80, dtype)));
+    }
     configs
 }
 
@@ -60,21 +66,15 @@ const OPTIONS: [(bool, bool); 3] = [(false, false), (true, false), (false, true)
 /// All kernels, in the order of the tables.
 pub(crate) fn shipped() -> Vec<Shipped> {
     let mut all = Vec::new();
-    for (config, most, target) in configs() {
-        for (head_dim, head_dim_v) in HEAD_DIMS {
-            for dtype in [DType::F16, DType::BF16, DType::E4M3] {
-                for options in OPTIONS {
-                    // 8 bits are Hopper's.
-                    if dtype == DType::E4M3 && !matches!(config, Config::Wgmma(_)) {
-                        continue;
-                    }
-                    // What an option adds does not depend on the head size or the dtype.
-                    let plain = options == (false, false);
-                    if head_dim > most || !plain && (head_dim != 64 || dtype != DType::F16) {
-                        continue;
-                    }
-                    all.push(kernel(config, target, (head_dim, head_dim_v), dtype, options));
+    for (config, most, target, dtype) in configs() {
+        for head_dims in HEAD_DIMS {
+            for options in OPTIONS {
+                // What an option adds does not depend on the head size or the dtype.
+                let plain = options == (false, false);
+                if head_dims.0 > most || !plain && (head_dims.0 != 64 || dtype == DType::BF16) {
+                    continue;
                 }
+                all.push(kernel(config, target, head_dims, dtype, options));
             }
         }
     }

@@ -3,6 +3,7 @@
 //! A [`Mutation`] is an [`Operator`] applied at one place. [`mutations`] lists every one that a kernel
 //! allows, so that tests can pick some by hand and sample the rest by a seed.
 
+mod arithmetic;
 mod changes;
 mod hopper;
 mod operator;

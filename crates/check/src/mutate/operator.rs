@@ -182,7 +182,7 @@ operators! {
     NarrowBound,
     /// A comparison says the contrary.
     InvertCompare,
-    /// A threshold is 64 too high.
+    /// A threshold is 64 times too high, and 64 more.
     RaiseThreshold,
     /// A selection always takes its first choice: a mask is left out.
     Unmask,

@@ -85,6 +85,13 @@ const TABLE_E4M3: &[Default] = &[
         id: "m128n96-s2-turns-bold", why: "two warpgroups, with as many keys as registers allow" },
 ];
 
+fn table(dtype: DType) -> &'static [Default] {
+    match dtype {
+        DType::E4M3 => TABLE_E4M3,
+        _ => TABLE,
+    }
+}
+
 /// A config that the table proposes, and why it has it there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proposal {
@@ -97,18 +104,15 @@ pub struct Proposal {
 /// What the table proposes for a problem on a target, best first: nothing but on Hopper, and for problems of 16-bit
 /// elements that give every SM a tile of 64 rows or more. Some may be refused.
 pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
-    let table = match problem.dtype() {
-        DType::E4M3 => TABLE_E4M3,
-        _ if Size::of(problem, target) < Size::Medium => return Vec::new(),
-        _ => TABLE,
-    };
-    if target != Target::Sm90a {
+    let dtype = problem.dtype();
+    let much = dtype == DType::E4M3 || Size::of(problem, target) >= Size::Medium;
+    if target != Target::Sm90a || !much {
         return Vec::new();
     }
     let tiles = problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(128);
     let causal = problem.mask().window_right.is_some();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    table
+    table(dtype)
         .iter()
         .filter(|row| head_dim <= row.head_dim)
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
@@ -121,15 +125,17 @@ pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
         .collect()
 }
 
-/// Every config of the table, whatever the problem, and the largest head_dim that it is there for.
+/// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim that it is there for.
 ///
 /// ```
 /// use flashcore_kernels::wgmma;
-/// assert!(wgmma::defaults().iter().any(|(_, head_dim)| *head_dim == 256));
+/// use flashcore_problem::DType;
+/// assert!(wgmma::defaults(DType::F16).iter().any(|(_, head_dim)| *head_dim == 256));
+/// assert_ne!(wgmma::defaults(DType::E4M3), wgmma::defaults(DType::BF16));
 /// ```
-pub fn defaults() -> Vec<(Config, usize)> {
+pub fn defaults(dtype: DType) -> Vec<(Config, usize)> {
     let mut defaults: Vec<(Config, usize)> = Vec::new();
-    for row in TABLE {
+    for row in table(dtype) {
         let Some(config) = Config::from_id(row.id) else {
             continue;
         };
