@@ -23,8 +23,16 @@ fn config(id: &str) -> Config {
     id.parse().unwrap()
 }
 
+/// The oldest architecture that a kernel runs on.
+fn target(id: &str) -> Target {
+    match config(id).family() {
+        "wgmma" => Target::Sm90a,
+        _ => Target::Sm80,
+    }
+}
+
 /// One of each way of computing: the levers that change what a thread holds of S and P.
-const KERNELS: [&str; 13] = [
+const KERNELS: [&str; 16] = [
     "scalar/naive-t64-v16",
     "scalar/tiled-m32n32-w4-v16",
     "scalar/tiled-m64n32-w8-v16",
@@ -38,6 +46,9 @@ const KERNELS: [&str; 13] = [
     "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy-gqa-k3",
     "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa",
     "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy-k2",
+    "wgmma/m64n32-s2-free-bold",
+    "wgmma/m128n64-s2-c2-turns-lazy",
+    "wgmma/m128n48-s3-turns-eager",
 ];
 
 #[test]
@@ -58,7 +69,7 @@ fn every_stage_of_every_family_equals_float64() {
             _ => InputKind::Normal,
         };
         // Two kernels a problem, each in its turn; those that refuse it leave the others theirs.
-        for turn in [seed, seed + 3] {
+        for turn in [seed, seed + 5] {
             let index = turn as usize % KERNELS.len();
             for stop in StopAfter::ALL {
                 let Ok(plan) = Plan::with_stage(&problem, &config(KERNELS[index]), Target::Sm90a, stop) else {
@@ -117,7 +128,7 @@ fn every_kernel_stops_where_it_is_told() {
         ] {
             for id in KERNELS {
                 for stop in StopAfter::ALL {
-                    let plan = Plan::with_stage(&problem, &config(id), Target::Sm80, stop);
+                    let plan = Plan::with_stage(&problem, &config(id), target(id), stop);
                     let plan = plan.unwrap_or_else(|refusal| panic!("{id}: {refusal}"));
                     let report = check_plan(&plan, &CheckOptions::default()).unwrap();
                     assert_eq!(report.verdict, Verdict::Clean, "{problem} by {id}, {stop}\n{report}");
@@ -130,7 +141,7 @@ fn every_kernel_stops_where_it_is_told() {
 
 /// Verdicts on a build with each of these mistakes in it, one at a time.
 fn verdicts(id: &str, stop: StopAfter, planted: impl Fn(&Mutation) -> bool) -> Vec<Verdict> {
-    let plan = Plan::with_stage(&odd_problem(), &config(id), Target::Sm80, stop).unwrap();
+    let plan = Plan::with_stage(&odd_problem(), &config(id), target(id), stop).unwrap();
     let places = mutations(&plan.main.kernel).into_iter().filter(planted);
     let broken = places.map(|mutation| {
         let mut mutant = plan.clone();
@@ -178,12 +189,16 @@ fn whole_builds_have_nothing_of_it() {
         count
     };
     for id in KERNELS {
-        let whole = Plan::new(&odd_problem(), &config(id), Target::Sm80).unwrap();
+        let whole = Plan::new(&odd_problem(), &config(id), target(id)).unwrap();
         assert_eq!(in_stages(&whole), 0, "{id}");
-        // Split, it has the two arguments of parts besides.
+        // Split, it has the two arguments of parts besides; tensor maps are one each, and lists of tiles a table.
         let of_parts = if whole.then.is_empty() { 0 } else { 2 };
-        assert_eq!(whole.main.launch.args.len(), 4 * 4 + 7 + of_parts, "{id}");
-        let stopped = Plan::with_stage(&odd_problem(), &config(id), Target::Sm80, StopAfter::Scores).unwrap();
+        let expected = match config(id).family() {
+            "wgmma" => 4 + 7 + 1,
+            _ => 4 * 4 + 7 + of_parts,
+        };
+        assert_eq!(whole.main.launch.args.len(), expected, "{id}");
+        let stopped = Plan::with_stage(&odd_problem(), &config(id), target(id), StopAfter::Scores).unwrap();
         assert!(in_stages(&stopped) > 0, "{id}");
         assert_ne!(stopped.main.kernel.name(), whole.main.kernel.name());
     }

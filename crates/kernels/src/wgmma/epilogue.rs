@@ -17,6 +17,9 @@ impl<'k, E: Input> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn store(&self, tile: &Entry<'k>) {
         let (k, out_tile) = (self.k, self.shared.out_tile);
+        if self.stops_after().is_some() {
+            return;
+        }
         let norms = [0, 1].map(|half| {
             let sum = self.rows[half].sum.get().reduce_sum(QUAD);
             self.store_lse(tile, half, sum);

@@ -11,11 +11,13 @@ use flashcore_ir::{Element, KernelBuilder, Val, Var};
 use super::input::Input;
 use super::kernel::Shared;
 use super::schedule::Entry;
+use super::stage::StagePlace;
 use super::tiles::{padded, step};
 use super::turns::Turns;
 use crate::lanes::{ACC_COLS, QUAD, largest_of};
 use crate::mma::Rescale;
 use crate::softmax::Reference;
+use crate::stage::StopAfter;
 
 /// A tile of rows and the first key of a tile of keys that needs a mask.
 pub(super) type Masked<'k, 'a> = (&'a Entry<'k>, Val<'k, u32>);
@@ -42,6 +44,7 @@ pub(super) struct Warpgroup<'k, 'p, E: Input> {
     pub(super) out: Acc<'k>,
     pub(super) rows: [Row<'k>; 2],
     pub(super) scales: Option<HeadScales<'k>>,
+    pub(super) stage: Option<StagePlace<'k>>,
 }
 
 /// Scales of the head at hand.
@@ -105,6 +108,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
                 factor: k.var_unwritten("factor"),
             }),
             scales,
+            stage: shape.stop_after.map(|_| Self::stage_place(k)),
         }
     }
 
@@ -154,12 +158,15 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         self.scale(tile);
         let (second, turns) = (unseen + 1, tile.turns());
         self.release_q(second.eq(turns));
+        self.begin_stage(tile, unseen);
         self.first_softmax(tile, tile.first_masked_key(unseen), unseen.lt(masked));
         k.for_uniform(second, masked, 1, |turn| {
-            self.turn(Some((tile, tile.first_masked_key(turn))), (turn + 1).eq(turns))
+            self.begin_stage(tile, turn);
+            self.turn(Some((tile, tile.first_masked_key(turn))), (turn + 1).eq(turns));
         });
         k.for_uniform(masked.max(second), turns, 1, |turn| {
-            self.turn(None, (turn + 1).eq(turns))
+            self.begin_stage(tile, turn);
+            self.turn(None, (turn + 1).eq(turns));
         });
     }
 
@@ -205,6 +212,9 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
     fn first_softmax(&self, tile: &Entry<'k>, key0: Val<'k, u32>, masked: Val<'k, bool>) {
         self.out.zero();
         self.cap();
+        if self.stops_after() == Some(StopAfter::Scores) {
+            return self.store_scores();
+        }
         self.k.if_(masked.uniform(), || self.mask((tile, key0)));
         for (half, row) in self.rows.iter().enumerate() {
             row.reference.reset();
@@ -226,6 +236,14 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         self.values.wait();
         self.start_output();
         self.give_turn();
+        if self.stops_after() == Some(StopAfter::Scores) {
+            k.wgmma_wait(0);
+            self.release(self.keys);
+            self.release(self.values);
+            self.release_q(last);
+            self.cap();
+            return self.store_scores();
+        }
         match (self.shared.levers.rescale, masked) {
             (Rescale::Bold, None) => {
                 k.wgmma_wait(0);
@@ -338,6 +356,10 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
     #[track_caller]
     fn start_output(&self) {
         let k = self.k;
+        if self.stops_after().is_some() {
+            // An empty group, so that what is waited for stays the same.
+            return k.wgmma_commit();
+        }
         k.verb("O += P*V", || {
             k.wgmma_fence();
             let values = self.v_tile.stage(self.values.stage());

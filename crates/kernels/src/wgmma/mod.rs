@@ -15,6 +15,7 @@ mod scales;
 mod schedule;
 mod softmax;
 mod space;
+mod stage;
 mod tiles;
 mod transpose;
 mod turns;
@@ -30,7 +31,7 @@ use crate::Refusal;
 use crate::mma::{Rescale, check_problem};
 use crate::params::{Shape, add_rows, row_strides};
 use crate::plan::{KernelCache, Plan, Step};
-use crate::stage::StopAfter;
+use crate::stage::{StopAfter, key_range};
 use tiles::{padded, slab_cols, tile_bytes};
 use transpose::Transposed;
 
@@ -266,12 +267,6 @@ pub(crate) fn plan(
         return Err(unsupported(format!("{target}"), "family mma does"));
     }
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
-    if stop_after.is_some() {
-        return Err(unsupported(
-            "builds that stop after a stage".to_string(),
-            "family mma does",
-        ));
-    }
     config.check_levers()?;
     let shape = Shape::new(problem, ALIGNMENT, stop_after);
     if shape.dtype == DType::E4M3 {
@@ -311,7 +306,7 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, &shape),
         })
     })?;
-    let (blocks, table) = schedule::table(problem, config, SMS);
+    let (blocks, table) = schedule::table(problem, config, &key_range(problem, stop_after), SMS);
     let mut launch = Launch {
         grid: [blocks, 1, 1],
         block: [config.threads(), 1, 1],

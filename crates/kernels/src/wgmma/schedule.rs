@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
-use flashcore_problem::Problem;
+use flashcore_problem::{KeyRange, Problem};
 
 use super::Config;
 
@@ -197,10 +197,10 @@ struct Tile {
 }
 
 impl Tile {
-    fn new(problem: &Problem, tile: usize, rows: usize, cols: usize) -> Tile {
+    fn new(seen: &KeyRange, seq_len_q: usize, tile: usize, rows: usize, cols: usize) -> Tile {
         let first = tile * rows;
-        let last = (first + rows).min(problem.seq_len_q()) - 1;
-        let (low, high) = (problem.visible_keys(first), problem.visible_keys(last));
+        let last = (first + rows).min(seq_len_q) - 1;
+        let (low, high) = (seen.keys(first), seen.keys(last));
         // Bounds grow with the row: the first row sees the lowest key, the last row the highest.
         let (lowest, end) = (low.start / cols, high.end.div_ceil(cols).max(low.start / cols));
         let whole = high.start.div_ceil(cols).clamp(lowest, end);
@@ -209,10 +209,10 @@ impl Tile {
         let (masked, turns) = (masked_low + (end - whole_end), (end - lowest).max(1));
         let unseen = std::array::from_fn(|group| {
             let first = first + 64 * group;
-            if 64 * group >= rows || first >= problem.seq_len_q() {
+            if 64 * group >= rows || first >= seq_len_q {
                 return NO_ROWS;
             }
-            let sees = problem.visible_keys((first + 63).min(last)).end.div_ceil(cols);
+            let sees = seen.keys((first + 63).min(last)).end.div_ceil(cols);
             let unseen = if masked_low == 0 { end.saturating_sub(sees) } else { 0 };
             unseen.min(masked).min(turns - 1) as u32
         });
@@ -253,7 +253,7 @@ impl Tile {
 
 /// Blocks of the grid, and the table that [`List`] reads. Blocks of a cluster go through the same tiles of keys: they have the
 /// same rows of heads that share them, where there are such heads, or rows beside each other.
-pub(super) fn table(problem: &Problem, levers: &Config, sms: u32) -> (u32, Arc<[u32]>) {
+pub(super) fn table(problem: &Problem, levers: &Config, seen: &KeyRange, sms: u32) -> (u32, Arc<[u32]>) {
     let (rows, cols) = (levers.rows as usize, levers.cols as usize);
     let (cluster, groups) = (levers.cluster as usize, levers.warpgroups() as usize);
     let (by_heads, by_tiles) = match problem.group_size().is_multiple_of(cluster) {
@@ -266,7 +266,7 @@ pub(super) fn table(problem: &Problem, levers: &Config, sms: u32) -> (u32, Arc<[
     );
     let clusters = (problem.batch() * heads * tiles).clamp(1, sms as usize / cluster);
     let tiles: Vec<Tile> = (0..tiles)
-        .map(|tile| Tile::new(problem, tile, by_tiles * rows, cols))
+        .map(|tile| Tile::new(seen, problem.seq_len_q(), tile, by_tiles * rows, cols))
         .collect();
     let mut order: Vec<usize> = (0..tiles.len()).collect();
     order.sort_by_key(|&tile| (Reverse(tiles[tile].cost()), Reverse(tile)));
@@ -339,7 +339,7 @@ mod tests {
 
     /// Entries by block: (batch, head, tile).
     fn lists(problem: &Problem, id: &str) -> Vec<Vec<(u32, u32, u32)>> {
-        let (blocks, words) = table(problem, &Config::from_id(id).unwrap(), 132);
+        let (blocks, words) = table(problem, &Config::from_id(id).unwrap(), &problem.key_range(), 132);
         let mut lists = vec![Vec::new(); blocks as usize];
         for (i, entry) in words.chunks(WORDS).enumerate() {
             if entry[0] != END {
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(all, expected);
         let load = |list: &Vec<(u32, u32, u32)>| -> u64 {
             list.iter()
-                .map(|&(_, _, t)| Tile::new(&problem, t as usize, 128, 128).cost())
+                .map(|&(_, _, t)| Tile::new(&problem.key_range(), 4000, t as usize, 128, 128).cost())
                 .sum()
         };
         let loads: Vec<u64> = lists.iter().map(load).collect();
@@ -439,7 +439,7 @@ mod tests {
             let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
             let problem = Problem::builder().seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).mask(mask).build().unwrap();
             for index in 0..seq_q.div_ceil(rows) {
-                let tile = Tile::new(&problem, index, rows, cols);
+                let tile = Tile::new(&problem.key_range(), seq_q, index, rows, cols);
                 let turns = keys(&tile);
                 let mut numbers: Vec<usize> = turns.iter().map(|turn| turn.0).collect();
                 numbers.sort_unstable();

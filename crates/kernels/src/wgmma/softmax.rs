@@ -106,7 +106,9 @@ impl<'k, E: Input> Warpgroup<'k, '_, E> {
             for register in 0..4 * self.scores.tiles() {
                 let row = &self.rows[register as usize / 2 % 2];
                 let score = self.scores.var(register);
-                score.set(row.reference.exp(score.get()));
+                let p = row.reference.exp(score.get());
+                self.store_probability(register, p);
+                score.set(p);
             }
             for (half, row) in self.rows.iter().enumerate() {
                 row.sum.add_assign(self.sum_of(half));
@@ -173,7 +175,11 @@ impl<'k, E: Input> Warpgroup<'k, '_, E> {
             let mut sums: [Option<Val<'k, f32>>; 2] = [None, None];
             for word in 0..self.words() {
                 let half = word as usize % 2;
-                let of = |register| self.rows[half].reference.exp(self.scores.var(register).get());
+                let of = |register| {
+                    let p = self.rows[half].reference.exp(self.scores.var(register).get());
+                    self.store_probability(register, p);
+                    p
+                };
                 let values: Vec<_> = E::registers(word).into_iter().map(of).collect();
                 for pair in values.chunks(2) {
                     let sum = pair[0] + pair[1];
