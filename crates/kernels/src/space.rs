@@ -101,7 +101,7 @@ impl<C: Copy + PartialEq + 'static> Space<C> {
     /// ```
     /// use flashcore_kernels::wgmma;
     /// use flashcore_problem::rng::Rng;
-    /// let config = wgmma::configs()[0];
+    /// let config = wgmma::SPACE.configs().next().unwrap();
     /// let other = wgmma::SPACE.mutate(&config, 2, &mut Rng::new(1)).unwrap();
     /// assert_eq!(wgmma::SPACE.distance(&config, &other), 2);
     /// ```
