@@ -119,7 +119,7 @@ pub(crate) fn gate_fields(gate: &Gate) -> String {
     // What a row's own rounding may add differs from row to row: the gate has counted it in.
     let Tolerance { atol, rtol } = gate.tolerance;
     let allowed = if atol == 0.0 {
-        format!("what fp8 may round + {rtol:.0e}·|x|")
+        format!("by what fp8 rounds, {:.2} of it at most", gate.out.of_allowed)
     } else {
         format!("{atol:.0e} + {rtol:.0e}·|x|")
     };

@@ -77,6 +77,7 @@ Sets:
   llama       32/8 heads, D128, causal prefill of 8k
   decode      32/8 heads, D128, one row against 4k to 128k keys
   all         every one of them
+  fp8         e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal
 
 Sweeps:
   flashcore bench mission llama --kernel ids.txt --sweep

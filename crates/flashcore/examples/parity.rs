@@ -269,8 +269,8 @@ struct Family {
     kernels: BTreeSet<String>,
     /// Problems by the values of each lever.
     levers: BTreeMap<String, BTreeMap<String, usize>>,
-    /// Largest absolute and Frobenius error by dtype and inputs.
-    worst: BTreeMap<String, (f64, f64)>,
+    /// Largest absolute and Frobenius error, and share of what is allowed, by dtype and inputs.
+    worst: BTreeMap<String, [f64; 3]>,
 }
 
 impl Tally {
@@ -291,7 +291,11 @@ impl Tally {
         }
         let worst = format!("{} {}", problem.dtype(), outcome.inputs);
         let worst = family.worst.entry(worst).or_default();
-        *worst = (worst.0.max(out.max_abs), worst.1.max(out.frobenius));
+        let seen = [out.max_abs, out.frobenius, out.of_allowed];
+        worst
+            .iter_mut()
+            .zip(seen)
+            .for_each(|(worst, seen)| *worst = worst.max(seen));
 
         let mask = problem.mask().to_string();
         let long = problem.seq_len_q().min(problem.seq_len_kv()) >= 256;
@@ -326,8 +330,10 @@ impl Tally {
                 "{name}: {problems} problems, {} kernels, {spilled} more spilled",
                 family.kernels.len()
             );
-            for (case, (max_abs, frobenius)) in &family.worst {
-                println!("  {case:<24} worst max abs {max_abs:.2e}, worst frobenius {frobenius:.2e}");
+            for (case, [max_abs, frobenius, share]) in &family.worst {
+                println!(
+                    "  {case:<24} worst max abs {max_abs:.2e}, worst frobenius {frobenius:.2e}, at most {share:.2} of what is allowed"
+                );
             }
         }
         for failure in self.failures.iter().take(20) {
@@ -363,10 +369,12 @@ impl Tally {
 
 impl Family {
     fn to_json(&self) -> Value {
-        let worst = self
-            .worst
-            .iter()
-            .map(|(case, (max_abs, frobenius))| (case, json!({ "max_abs": max_abs, "frobenius": frobenius })));
+        let worst = self.worst.iter().map(|(case, [max_abs, frobenius, share])| {
+            (
+                case,
+                json!({ "max_abs": max_abs, "frobenius": frobenius, "of_allowed": share }),
+            )
+        });
         json!({
             "problems": self.problems, "kernels": self.kernels.len(), "spilled": self.spilled, "levers": self.levers,
             "worst": worst.collect::<BTreeMap<_, _>>(),

@@ -69,6 +69,9 @@ pub struct Comparison {
     pub max_abs: f64,
     /// Largest `|got − want| / |want|` over elements with `|want| > atol`, below which it says nothing.
     pub max_rel: f64,
+    /// Largest error as a share of what is allowed for its element; an answer with more than 1 has not passed. NaN
+    /// elements are not in it.
+    pub of_allowed: f64,
     /// `‖got − want‖ / ‖want‖`, the Frobenius norms over all elements that are finite on both sides.
     pub frobenius: f64,
     /// The element furthest beyond (or nearest to) its tolerance; a NaN is further than any number.
@@ -295,6 +298,7 @@ impl Tally {
                 elements: 0,
                 max_abs: 0.0,
                 max_rel: 0.0,
+                of_allowed: 0.0,
                 frobenius: 0.0,
                 worst: None,
                 failures: 0,
@@ -325,7 +329,8 @@ impl Tally {
         found.nan += usize::from(got.is_nan());
         found.unwritten += usize::from(unwritten);
         // How far beyond what is allowed. A NaN anywhere is beyond everything.
-        let excess = match error - self.tolerance.allowed(want) - slack {
+        let allowed = self.tolerance.allowed(want) + slack;
+        let excess = match error - allowed {
             _ if error == 0.0 => -self.tolerance.atol,
             excess if excess.is_nan() => f64::INFINITY,
             excess => excess,
@@ -337,6 +342,9 @@ impl Tally {
         }
         if !error.is_nan() {
             found.max_abs = found.max_abs.max(error);
+            if error > 0.0 {
+                found.of_allowed = found.of_allowed.max(error / allowed);
+            }
             if want.abs() > self.tolerance.atol && want.is_finite() {
                 found.max_rel = found.max_rel.max(error / want.abs());
             }

@@ -301,6 +301,7 @@ fn comparison_counts_what_is_wrong() {
     assert!(!off.passed);
     assert_eq!((off.failures, off.worst.unwrap().index), (1, [0, 7, 1, 3]));
     assert!((off.max_abs - 0.5).abs() < 2e-3);
+    assert!(right.of_allowed < 1.0 && off.of_allowed > 100.0, "{right} {off}");
     assert!(off.to_string().starts_with("FAIL: max abs "), "{off}");
     assert!(off.to_string().contains("worst at [0, 7, 1, 3]: got "), "{off}");
 
