@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use flashcore::Device;
+use flashcore::DeviceInfo;
 use flashcore_bench::Case;
+use flashcore_ir::Target;
 use flashcore_tune::strategy::{Kind, Outside, Strategy};
 use flashcore_tune::worker::{Deadlines, Program};
 use flashcore_tune::{Outcome as Found, Request, Setup, TuneError, runs};
@@ -14,6 +15,7 @@ use serde_json::json;
 use crate::args::ProblemArgs;
 use crate::failure::{Failure, Outcome};
 use crate::leaderboard;
+use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
 use crate::tune_live::Live;
 use crate::tune_without_gpu;
@@ -162,12 +164,22 @@ impl std::ops::Deref for Kept {
     }
 }
 
-/// The devices of a list; `best` is every GPU's first, or the host.
+fn is_supported(info: &DeviceInfo) -> bool {
+    let (major, minor) = info.compute_capability;
+    Target::for_capability(major, minor).is_some_and(Target::is_supported)
+}
+
+/// The devices of a list; `best` is the first GPU, or the host.
 fn devices(names: &str) -> Result<Vec<String>, Failure> {
     let one = |name: &str| match name {
-        "best" => match Device::best() {
-            Device::Cpu => "cpu".to_string(),
-            Device::Cuda(context) => format!("cuda:{}", context.ordinal()),
+        // The driver is asked and the device not taken: that is for its worker.
+        "best" => match machine::gpus()
+            .unwrap_or_default()
+            .iter()
+            .find(|info| is_supported(info))
+        {
+            None => "cpu".to_string(),
+            Some(info) => format!("cuda:{}", info.ordinal),
         },
         "cuda" => "cuda:0".to_string(),
         name => name.to_string(),

@@ -3,7 +3,7 @@
 mod family;
 mod fingerprint;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_problem::rng::Rng;
@@ -20,6 +20,8 @@ type Admit = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 pub struct Space {
     families: Vec<Arc<Family>>,
     admit: Arc<Admit>,
+    /// All that may be proposed, where that is a list.
+    listed: Option<Arc<Vec<String>>>,
     known: Arc<Mutex<HashMap<String, Result<(), String>>>>,
 }
 
@@ -54,7 +56,30 @@ impl Space {
         Space {
             families: families.into_iter().map(Arc::new).collect(),
             admit: Arc::new(admit),
+            listed: None,
             known: Arc::default(),
+        }
+    }
+
+    /// A space of just these configs, such as those that were measured once. Samples are drawn evenly from the list.
+    ///
+    /// ```
+    /// use flashcore_problem::rng::Rng;
+    /// use flashcore_tune::space::{Family, Space};
+    /// let ids = ["cpu/m64n64", "cpu/m64n128"].map(str::to_string);
+    /// let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
+    /// assert_eq!(space.neighbours("cpu/m64n64"), ["cpu/m64n128"]);
+    /// assert!(space.admits("cpu/m32n32").is_err());
+    /// ```
+    pub fn of_list(families: Vec<Family>, ids: Vec<String>) -> Space {
+        let there: HashSet<String> = ids.iter().cloned().collect();
+        let listed = move |id: &str| match there.contains(id) {
+            true => Ok(()),
+            false => Err("it is not among those that can be tried here".to_string()),
+        };
+        Space {
+            listed: Some(Arc::new(ids)),
+            ..Space::new(families, listed)
         }
     }
 
@@ -97,15 +122,22 @@ impl Space {
     }
 
     /// Every config that may be proposed, family by family. Asks about all of them: for small spaces.
-    pub fn all(&self) -> impl Iterator<Item = String> {
+    pub fn all(&self) -> Box<dyn Iterator<Item = String> + '_> {
+        if let Some(listed) = &self.listed {
+            return Box::new(listed.iter().cloned());
+        }
         let configs = self.families().flat_map(|family| family.configs());
-        configs.filter(|id| self.admits(id).is_ok())
+        Box::new(configs.filter(|id| self.admits(id).is_ok()))
     }
 
-    /// A config that may be proposed: a family drawn evenly, then one of its configs. `None` where a thousand draws
-    /// find none.
+    /// A config that may be proposed: from a list evenly, otherwise a family drawn evenly, then one of its configs.
+    /// `None` where a thousand draws find none.
     pub fn sample(&self, rng: &mut Rng) -> Option<String> {
-        let mut drawn = (0..DRAWS).filter_map(|_| Some(rng.pick(&self.families)?.sample(rng)));
+        if let Some(listed) = &self.listed {
+            return rng.pick(listed).cloned();
+        }
+        let family = rng.pick(&self.families)?.clone();
+        let mut drawn = (0..DRAWS).map(|_| family.sample(rng));
         drawn.find(|id| self.admits(id).is_ok())
     }
 

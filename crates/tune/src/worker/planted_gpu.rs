@@ -179,6 +179,13 @@ impl Subject for GpuPlanted<'_> {
         &self.info
     }
 
+    fn runs_per_call(&self) -> u32 {
+        match self.conduct {
+            Conduct::Honest => self.honest.runs_per_call(),
+            _ => 1,
+        }
+    }
+
     fn call(&mut self) -> Result<(), Trouble> {
         self.calls += 1;
         let DeviceTensors { q, out, .. } = self.tensors;
