@@ -10,6 +10,7 @@ mod emit;
 mod hopper;
 pub mod input;
 mod memory;
+pub mod probe;
 pub mod program;
 pub mod run;
 pub mod shrink;
