@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use flashcore_sim::TensorSums;
+
 use crate::program::Program;
 use crate::run::{Buffers, Prepared, Word};
 
@@ -12,6 +14,8 @@ pub struct Corpus {
     pub device: String,
     /// Its driver's release.
     pub driver: String,
+    /// How it sums products.
+    pub sums: TensorSums,
     /// Program by program.
     pub entries: Vec<Entry>,
 }
@@ -56,7 +60,7 @@ impl Entry {
     ///
     /// # Errors
     /// What is not as it was, and what to do.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self, sums: TensorSums) -> Result<(), String> {
         let seed = self.seed;
         let program = Program::random(seed);
         if program_digest(&program) != self.program {
@@ -64,7 +68,7 @@ impl Entry {
                 "seed {seed} makes another program than when the corpus was recorded; record it anew on a GPU"
             ));
         }
-        let prepared = Prepared::new(program).map_err(|error| format!("seed {seed}: {error}"))?;
+        let prepared = Prepared::new(program, sums).map_err(|error| format!("seed {seed}: {error}"))?;
         let simulated = prepared.simulate(0).map_err(|error| format!("seed {seed}: {error}"))?;
         let words = prepared.words(&simulated);
         if exact_digest(&words) != self.exact {
@@ -113,7 +117,7 @@ mod tests {
     #[test]
     fn an_answer_that_changes_is_noticed() {
         let has_bounds = |seed: &u64| {
-            Prepared::new(Program::random(*seed))
+            Prepared::new(Program::random(*seed), TensorSums::Exact)
                 .unwrap()
                 .emitted
                 .slots
@@ -121,18 +125,18 @@ mod tests {
                 .any(|s| !s.is_exact())
         };
         let seed = (0..).find(has_bounds).unwrap();
-        let prepared = Prepared::new(Program::random(seed)).unwrap();
+        let prepared = Prepared::new(Program::random(seed), TensorSums::Exact).unwrap();
         let answer = prepared.simulate(3).unwrap();
         let entry = Entry::of(&prepared, &answer);
-        assert_eq!(entry.check(), Ok(()));
+        assert_eq!(entry.check(TensorSums::Exact), Ok(()));
         let mut other = entry.clone();
         other.exact = digest([1]);
-        assert!(other.check().unwrap_err().contains("other bits"));
+        assert!(other.check(TensorSums::Exact).unwrap_err().contains("other bits"));
         let mut other = entry.clone();
-        other.near[0] ^= 1 << 22;
-        assert!(other.check().unwrap_err().contains("GPU"));
+        other.near[0] ^= 1 << 30;
+        assert!(other.check(TensorSums::Exact).unwrap_err().contains("GPU"));
         let mut other = entry;
         other.program = digest([2]);
-        assert!(other.check().unwrap_err().contains("record it anew"));
+        assert!(other.check(TensorSums::Exact).unwrap_err().contains("record it anew"));
     }
 }

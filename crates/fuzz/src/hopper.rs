@@ -205,12 +205,17 @@ impl<'k> Writer<'k, '_> {
         let &[_, a, ..] = args;
         match op {
             Op::WgmmaExact => {
-                let word = |at: Val<'k, u32>| {
-                    let small = |shift: u32| (((self.u(a) + at * 0x9e37_79b9) >> shift) & 15u32).to_f32() - 8.0;
-                    let word = <f16 as MmaElement>::pack(small(9), small(20));
-                    [word, word.abs()]
-                };
+                let word = |at| self.small_halves(a, at);
                 self.product(self.product_tiles(&self.hopper.halves), args, true, word);
+            }
+            Op::WgmmaExactE4m3 => {
+                let word = |at: Val<'k, u32>| {
+                    let small = |shift: u32| (((self.u(a) + at * 0x9e37_79b9) >> shift) & 7u32).to_f32() - 4.0;
+                    let (low, high) = (small(9).pack_e4m3(small(20)), small(4).pack_e4m3(small(26)));
+                    let word = low.pair(high);
+                    [word, word]
+                };
+                self.product(self.product_tiles(&self.hopper.bytes), args, true, word);
             }
             // As they are, infinities and NaN too.
             Op::WgmmaF16 => self.product(self.product_tiles(&self.hopper.halves), args, false, |at| {
@@ -229,12 +234,15 @@ impl<'k> Writer<'k, '_> {
                 let word = |at: Val<'k, u32>| {
                     // Up to 240, and no NaN.
                     let bits = (self.u(a) + at * 0x9e37_79b9u32) & 0xf7f7_f7f7u32;
-                    let magnitude = bits & 0x7777_7777u32;
+                    // Subnormal ones count with the exponent of the smallest normal one.
+                    let is_normal = ((bits & 0x7070_7070u32) + 0x7070_7070u32) & 0x8080_8080u32;
+                    let magnitude = bits & 0x7777_7777u32 | (is_normal ^ 0x8080_8080u32) >> 4;
                     [bits.reinterpret::<E4M3x4>(), magnitude.reinterpret()]
                 };
                 self.product(self.product_tiles(&self.hopper.bytes), args, false, word);
             }
-            Op::WgmmaRegs => self.product_of_registers(args),
+            Op::WgmmaRegs => self.product_of_registers(args, false),
+            Op::WgmmaExactRegs => self.product_of_registers(args, true),
             _ => return false,
         }
         true
@@ -243,6 +251,13 @@ impl<'k> Writer<'k, '_> {
     fn half_at(&self, number: u32, at: Val<'k, u32>) -> Two<Val<'k, F16x2>> {
         let index = (self.u(number) + at) & (POOL - 1);
         let word = self.global.pool_h.offset(index * 2u32).load_words(1, Cache::Default)[0];
+        [word, self.magnitude(word)]
+    }
+
+    /// Pairs of whole numbers from -8 to 7, and of the first four's magnitudes.
+    fn small_halves(&self, number: u32, at: Val<'k, u32>) -> Two<Val<'k, F16x2>> {
+        let small = |shift: u32| (((self.u(number) + at * 0x9e37_79b9) >> shift) & 15u32).to_f32() - 8.0;
+        let word = <f16 as MmaElement>::pack(small(9), small(20));
         [word, word.abs()]
     }
 
@@ -291,22 +306,28 @@ impl<'k> Writer<'k, '_> {
             k.wgmma_commit();
         }
         k.wgmma_wait(0);
-        self.results::<E>(accs, d, n, exact);
+        self.results::<E>(accs, d, n, (!exact).then(|| operands.a[0].k_major().steps()));
         k.barrier();
     }
 
-    /// A product of which A is in registers.
-    fn product_of_registers(&self, args: &Args) {
+    /// A product of which A is in registers; exact ones are computed with.
+    fn product_of_registers(&self, args: &Args, exact: bool) {
         let &[d, a, b, c, n, _] = args;
         let k = self.k;
         let operands = self.product_tiles(&self.hopper.halves);
-        self.fill(&operands.b, &|at| self.half_at(a, at));
+        if exact {
+            self.fill(&operands.b, &|at| self.small_halves(a, at));
+        } else {
+            self.fill(&operands.b, &|at| self.half_at(a, at));
+        }
         k.fence_proxy_async();
         k.barrier();
-        let words: Vec<Val<'k, F16x2>> = (0..4).map(|i| self.h(b + i)).collect();
-        let left = [|w: Val<'k, F16x2>| w, |w: Val<'k, F16x2>| w.abs()]
-            .map(|of| k.wgmma_a::<f16>(&[of(words[0]), of(words[1]), of(words[2]), of(words[3])]));
-        let accs = self.accumulators(operands.b[0].rows(), c, false);
+        let words = [0, 1, 2, 3].map(|i| match exact {
+            true => self.small_halves(b, self.me + 131 * i),
+            false => [self.h(b + i), self.magnitude(self.h(b + i))],
+        });
+        let left = [0, 1].map(|of| k.wgmma_a::<f16>(&words.map(|word| word[of])));
+        let accs = self.accumulators(operands.b[0].rows(), c, exact);
         k.wgmma_fence();
         for ((&acc, a), tile) in accs.iter().zip(left).zip(operands.b) {
             let b = tile.k_major();
@@ -315,7 +336,7 @@ impl<'k> Writer<'k, '_> {
             k.wgmma_commit();
         }
         k.wgmma_wait(0);
-        self.results::<f16>(accs, d, n, false);
+        self.results::<f16>(accs, d, n, (!exact).then(|| operands.b[0].k_major().steps()));
         k.barrier();
     }
 
@@ -328,6 +349,9 @@ impl<'k> Writer<'k, '_> {
             // Sums that overflow in one order need not in another.
             self.f(c).min(1e4).max(-1e4)
         };
+        // ptxas 12.0 and 13.0 take a value that accumulators begin with for still being in its register afterwards, if
+        // something else computes the same: an exchange is a value of its own.
+        let first = first.shfl_idx(self.lane);
         let sizes = first.abs();
         for i in 0..columns / 2 {
             accs[0].var(i).set(first);
@@ -336,19 +360,19 @@ impl<'k> Writer<'k, '_> {
         accs
     }
 
-    /// Compares eight columns, and computes with them where they are exact.
-    fn results<E: WgmmaElement>(&self, [sums, sizes]: Two<Acc<'k>>, d: u32, n: u32, exact: bool) {
+    /// Computes with eight columns, or where their sums are not exact, of so many steps, compares them.
+    fn results<E: WgmmaElement>(&self, [sums, sizes]: Two<Acc<'k>>, d: u32, n: u32, bounded: Option<u32>) {
         let first = n % sums.tiles() * 4;
         for i in 0..4 {
             let sum = sums.var(first + i).get();
-            if exact {
+            let Some(steps) = bounded else {
                 self.set_f(d + i, sum);
                 continue;
-            }
+            };
             let magnitude = self.next_place();
             let slot = match E::BYTES {
-                1 => Slot::ByteProduct { magnitude },
-                _ => Slot::Product { magnitude },
+                1 => Slot::ByteProduct { magnitude, steps },
+                _ => Slot::Product { magnitude, steps },
             };
             self.observe(slot, sizes.var(first + i).get().reinterpret());
             self.observe(slot, sum.reinterpret());

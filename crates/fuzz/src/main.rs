@@ -13,7 +13,7 @@ use clap::Parser;
 use flashcore_cuda::{Context, Module, Stream};
 use flashcore_fuzz::Program;
 use flashcore_fuzz::corpus::{Corpus, Entry};
-use flashcore_fuzz::run::{Comparison, Prepared, RunError, compile, compile_one};
+use flashcore_fuzz::run::{Comparison, Prepared, RunError, compile, compile_one, sums_of};
 use flashcore_fuzz::shrink::shrink;
 use flashcore_ir::Inst;
 use flashcore_ir::ptx::mnemonic;
@@ -115,7 +115,7 @@ fn one_batch(context: Option<&Context>, seeds: Vec<u64>) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     let mut ready = Vec::new();
     for seed in seeds {
-        match Prepared::new(Program::random(seed)) {
+        match Prepared::new(Program::random(seed), sums_of(context)) {
             Ok(prepared) => ready.push(prepared),
             Err(error) => outcomes.push(Outcome::failed(seed, &error)),
         }
@@ -201,7 +201,7 @@ enum Failure {
 /// How a program fails, if it does.
 fn failure(context: Option<&Context>, program: &Program) -> Option<Failure> {
     let outcome = || -> Result<Comparison, RunError> {
-        let prepared = Prepared::new(program.clone())?;
+        let prepared = Prepared::new(program.clone(), sums_of(context))?;
         let answers = match context {
             None => twice(&prepared)?,
             Some(context) => {
@@ -286,6 +286,7 @@ fn report(
         let corpus = Corpus {
             device: device.to_string(),
             driver,
+            sums: sums_of(context),
             entries,
         };
         std::fs::write(path, serde_json::to_string(&corpus)?.replace("},{", "},\n{") + "\n")?;

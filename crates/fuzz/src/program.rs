@@ -57,11 +57,11 @@ operations! {
     Warp {
         ShflBflyU ShflIdxU ShflDownF ShflUpS ShflIdxH ShflBflyB VoteAll VoteAny Ballot ReduxAdd ReduxSAdd ReduxMin
         ReduxSMin ReduxMax ReduxSMax ReduxAnd ReduxOr ReduxXor ReduceMax
-        MmaExact MmaExactBf16 MmaF16 MmaBf16 MmaHalfAcc Elect WarpReadH WarpReadW LdMatrix StMatrix SchedulingFence
+        MmaExact MmaExactBf16 MmaExactHalf MmaF16 MmaBf16 MmaHalfAcc Elect WarpReadH WarpReadW LdMatrix StMatrix SchedulingFence
     }
     Block {
-        BlockReadH BlockReadW NamedBarrier ArriveSync TileRed Dependency FenceCluster Mbarrier WgmmaExact WgmmaF16
-        WgmmaBf16 WgmmaRegs WgmmaE4m3 TensorLoad TensorStore
+        BlockReadH BlockReadW NamedBarrier ArriveSync TileRed Dependency FenceCluster Mbarrier WgmmaExact WgmmaExactE4m3
+        WgmmaExactRegs WgmmaF16 WgmmaBf16 WgmmaRegs WgmmaE4m3 TensorLoad TensorStore
     }
 }
 
@@ -87,7 +87,10 @@ impl Op {
     /// Whether it is a product of a warpgroup, for which a block must be one.
     pub fn is_wgmma(self) -> bool {
         use Op::*;
-        matches!(self, WgmmaExact | WgmmaF16 | WgmmaBf16 | WgmmaRegs | WgmmaE4m3)
+        matches!(
+            self,
+            WgmmaExact | WgmmaExactE4m3 | WgmmaExactRegs | WgmmaF16 | WgmmaBf16 | WgmmaRegs | WgmmaE4m3
+        )
     }
 
     /// Whether it is a copy of a tensor box.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Module, ModuleOptions, Stream};
 use flashcore_ir::{BuildErrors, Kernel, Launch};
-use flashcore_sim::{SimError, SimOptions, simulate};
+use flashcore_sim::{SimError, SimOptions, TensorSums, simulate};
 use thiserror::Error;
 
 use crate::emit::Emitted;
@@ -26,6 +26,8 @@ pub struct Prepared {
     pub launch: Launch,
     /// What the buffers hold before.
     pub before: Buffers,
+    /// How the simulator computes sums of products: where it is as the GPU does, they are compared bit by bit.
+    pub sums: TensorSums,
 }
 
 /// Why a program could not be run.
@@ -88,14 +90,18 @@ impl Prepared {
     ///
     /// # Errors
     /// [`RunError::Build`].
-    pub fn new(program: Program) -> Result<Prepared, RunError> {
-        let emitted = program.emit()?;
+    pub fn new(program: Program, sums: TensorSums) -> Result<Prepared, RunError> {
+        let mut emitted = program.emit()?;
+        if sums != TensorSums::Exact {
+            emitted.slots = emitted.slots.iter().map(|slot| slot.with_exact_sums()).collect();
+        }
         let places = emitted.slots.len().max(1);
         Ok(Prepared {
             launch: launch(&program, &emitted.kernel, places),
             before: buffers(&program, places),
             program,
             emitted,
+            sums,
         })
     }
 
@@ -115,6 +121,7 @@ impl Prepared {
         let mut after = self.before.clone();
         let options = SimOptions {
             seed: schedule,
+            tensor_sums: self.sums,
             ..SimOptions::default()
         };
         let report = simulate(kernel, &self.launch, &mut after, &options)?;
@@ -248,6 +255,14 @@ impl Comparison {
             let worst = self.worst.entry(name).or_default();
             *worst = worst.max(difference);
         }
+    }
+}
+
+/// How a GPU sums products: Hopper's way is known to the last bit.
+pub fn sums_of(context: Option<&Context>) -> TensorSums {
+    match context.map(|context| context.info().compute_capability) {
+        Some((9, 0)) => TensorSums::Hopper,
+        _ => TensorSums::Exact,
     }
 }
 

@@ -17,18 +17,23 @@ pub enum Slot {
     Ulps(u32),
     /// `lg2`: at most 2^-22 off for results within ±1, and 2^-22 of the result beyond (PTX ISA).
     Lg2,
-    /// A sum of products in f32: off by at most [`PRODUCT_BOUND`] of the sum of their magnitudes, which is in
+    /// A sum of products in f32: off by at most [`PRODUCT_BOUND`] a step of the sum of their magnitudes, which is in
     /// another place of the simulator's output.
     Product {
         /// That place.
         magnitude: usize,
+        /// Instructions one after another that made it.
+        steps: u32,
     },
-    /// The same of e4m3, whose sums hardware keeps in fewer bits: off by at most 2^-12.
+    /// The same of e4m3, whose sums hardware keeps in fewer bits: off by at most [`BYTE_PRODUCT_BOUND`] a step.
     ByteProduct {
         /// That place.
         magnitude: usize,
+        /// Instructions one after another that made it.
+        steps: u32,
     },
-    /// A pair of sums of products in f16: off by at most 2^-10 of magnitudes in two other places, and 2^-24.
+    /// A pair of sums of products in f16: off by at most [`PRODUCT_BOUND`] of magnitudes in two other places, and by
+    /// the rounding to f16 on either side: 2^-10, and 2^-24 of subnormal sums.
     HalfProduct {
         /// Those places.
         magnitudes: [usize; 2],
@@ -39,9 +44,14 @@ pub enum Slot {
 pub const EX2_ULPS: u32 = 3;
 /// `rcp.approx.ftz.f32` is at most 1 ulp off.
 pub const RCP_ULPS: u32 = 2;
-/// What hardware's sums of fp16 and bf16 products may differ by from exact ones (`docs/simulator.md`), of the sum of
-/// magnitudes, and half an ulp for the simulator's own rounding.
-pub const PRODUCT_BOUND: f64 = 1.0 / (1u64 << 21) as f64 + 1.0 / (1u64 << 24) as f64;
+/// What an instruction's sums of fp16 and bf16 products may differ by from exact ones, of the sum of magnitudes
+/// (`docs/simulator.md`). Of 17 terms each loses less than 2^-25 of the largest on Hopper, 2^-24 where one bit fewer is
+/// kept; the result less than 2^-23 of itself; where 16 products are two sums of 8, that twice: 22 · 2^-24 at most, and
+/// half an ulp for the simulator's own rounding. Magnitudes are those of normal numbers: subnormal operands count with
+/// the exponent of the smallest one.
+pub const PRODUCT_BOUND: f64 = 1.0 / (1u64 << 19) as f64;
+/// The same of e4m3: 33 terms of which each loses less than 2^-13 of the largest, and the result as much of itself.
+pub const BYTE_PRODUCT_BOUND: f64 = 34.0 / (1u64 << 13) as f64;
 /// The smallest normal f32: what sums of subnormal products may be flushed below.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
 
@@ -49,6 +59,20 @@ impl Slot {
     /// Whether two answers must be equal, up to which NaN a NaN is.
     pub fn is_exact(self) -> bool {
         matches!(self, Slot::Bits | Slot::F32 | Slot::F16x2 | Slot::BF16x2)
+    }
+
+    /// How the same words are compared where sums of products are known to the last bit.
+    ///
+    /// ```
+    /// use flashcore_fuzz::Slot;
+    /// assert_eq!(Slot::Product { magnitude: 0, steps: 1 }.with_exact_sums(), Slot::F32);
+    /// ```
+    pub fn with_exact_sums(self) -> Slot {
+        match self {
+            Slot::Product { .. } | Slot::ByteProduct { .. } => Slot::F32,
+            Slot::HalfProduct { .. } => Slot::F16x2,
+            other => other,
+        }
     }
 
     /// What its bound is of, where it has one: for reports of how close answers came to it.
@@ -101,20 +125,21 @@ impl Slot {
             }
             Slot::Ulps(allowed) => f64::from(ulps(a, b)) / f64::from(allowed),
             Slot::Lg2 => quotient(a.into(), b.into(), 2f64.powi(-22) * f64::from(a.abs()).max(1.0)),
-            Slot::Product { magnitude } => {
+            Slot::Product { magnitude, steps } => {
                 let size = f64::from(f32::from_bits(at(magnitude)));
-                quotient(a.into(), b.into(), PRODUCT_BOUND * size + TINY)
+                quotient(a.into(), b.into(), f64::from(steps) * PRODUCT_BOUND * size + TINY)
             }
-            Slot::ByteProduct { magnitude } => {
+            Slot::ByteProduct { magnitude, steps } => {
                 let size = f64::from(f32::from_bits(at(magnitude)));
-                quotient(a.into(), b.into(), 2f64.powi(-12) * size + TINY)
+                quotient(a.into(), b.into(), f64::from(steps) * BYTE_PRODUCT_BOUND * size + TINY)
             }
             Slot::HalfProduct { magnitudes } => [0, 1]
                 .into_iter()
                 .map(|i| {
                     let half = |word: u32| f16::from_bits((word >> (16 * i)) as u16).to_f64();
                     let size = f64::from(f32::from_bits(at(magnitudes[i])));
-                    quotient(half(simulated), half(measured), 2f64.powi(-10) * size + 2f64.powi(-24))
+                    let bound = (2f64.powi(-10) + PRODUCT_BOUND) * size + 2f64.powi(-24);
+                    quotient(half(simulated), half(measured), bound)
                 })
                 .fold(0.0, f64::max),
         }
@@ -161,9 +186,10 @@ mod tests {
         assert!(difference(Slot::Ulps(2), f32::NAN, 1.0) > 1.0);
         assert!(difference(Slot::Lg2, 1e-8, 1e-7) <= 1.0);
         assert!(difference(Slot::Lg2, 8.0, 8.00001) > 1.0);
-        let product = Slot::Product { magnitude: 0 };
-        assert!(difference(product, 0.0, 4e-7) <= 1.0);
-        assert!(difference(product, 0.0, 6e-7) > 1.0);
+        let product = Slot::Product { magnitude: 0, steps: 1 };
+        assert!(difference(product, 0.0, 1.8e-6) <= 1.0);
+        assert!(difference(product, 0.0, 2.0e-6) > 1.0);
+        assert!(difference(Slot::Product { magnitude: 0, steps: 2 }, 0.0, 3.6e-6) <= 1.0);
         assert!(difference(product, 1.0, f32::INFINITY) > 1.0);
     }
 

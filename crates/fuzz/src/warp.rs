@@ -11,6 +11,10 @@ use crate::slot::Slot;
 
 /// Bits of a pair of f16 or bf16 that leave magnitudes below 2.
 const BELOW_TWO: u32 = 0xbfff_bfff;
+/// Pairs of the smallest normal f16, of the largest one, of the largest bf16.
+const SMALLEST_HALVES: u32 = 0x0400_0400;
+const LARGEST_HALVES: u32 = 0x7bff_7bff;
+const LARGEST_BRAINS: u32 = 0x7f7f_7f7f;
 
 impl<'k> Writer<'k, '_> {
     pub(crate) fn warp(&self, op: Op, args: &Args) -> bool {
@@ -54,13 +58,14 @@ impl<'k> Writer<'k, '_> {
         match op {
             Op::MmaExact => self.exact_product::<f16>(d, a, b, c),
             Op::MmaExactBf16 => self.exact_product::<bf16>(d, a, b, c),
+            Op::MmaExactHalf => self.exact_half_product(d, a, b, c),
             Op::MmaF16 => {
                 // As they are, infinities and NaN too: no sum of 17 of them overflows.
                 let word = |i: u32| self.h(n.rotate_left(2 * i).wrapping_add(a));
-                self.bounded_product::<f16>(c, &[0, 1, 2, 3].map(word), &[4, 5].map(word), |w| w.abs());
+                self.bounded_product::<f16>(c, &[0, 1, 2, 3].map(word), &[4, 5].map(word), |w| self.magnitude(w));
             }
             Op::MmaBf16 => {
-                let word = |i: u32| below_two_b(self.b(n.rotate_left(2 * i).wrapping_add(a)));
+                let word = |i: u32| self.below_two_b(self.b(n.rotate_left(2 * i).wrapping_add(a)));
                 self.bounded_product::<bf16>(c, &[0, 1, 2, 3].map(word), &[4, 5].map(word), |w| w.abs());
             }
             Op::MmaHalfAcc => self.half_product(a, b, c, n),
@@ -81,6 +86,37 @@ impl<'k> Writer<'k, '_> {
         self.k.mma(acc, 0, left, right);
         self.k.mma(acc, 0, left, right);
         (0..4).for_each(|i| self.set_f(d + i, acc.var(i).get()));
+    }
+
+    /// The same with sums in f16.
+    fn exact_half_product(&self, d: u32, a: u32, b: u32, c: u32) {
+        // Up to 8 · 8 · 16 and twice: whole numbers of f16.
+        let small = |number: u32, shift: u32| ((self.u(number) >> shift) & 7u32).to_f32() - 4.0;
+        let pair = |i: u32| small(a + i, 3 * i).pack_f16(small(b + i, 2 * i + 1));
+        let acc = self.k.acc_f16("acc", 1);
+        for i in 0..2 {
+            acc.var(i).set(small(c + i, 5).pack_f16(small(c + i, 9)));
+        }
+        let (left, right) = self.operands::<f16>(&[0, 1, 2, 3].map(pair), &[4, 5].map(pair));
+        self.k.mma_f16(acc, 0, left, right);
+        self.k.mma_f16(acc, 0, left, right);
+        (0..2).for_each(|i| self.set_h(d + i, acc.var(i).get()));
+    }
+
+    /// Magnitudes of f16 as tensor cores count them: subnormal ones with the exponent of the smallest normal one.
+    pub(crate) fn magnitude(&self, word: Val<'k, F16x2>) -> Val<'k, F16x2> {
+        word.abs().max(self.k.constant(SMALLEST_HALVES).reinterpret::<F16x2>())
+    }
+
+    /// Magnitudes below 2. NaN becomes a number, the same whichever NaN it is.
+    fn below_two(&self, word: Val<'k, F16x2>) -> Val<'k, F16x2> {
+        let number = word.min(self.k.constant(LARGEST_HALVES).reinterpret::<F16x2>());
+        (number.reinterpret::<u32>() & BELOW_TWO).reinterpret()
+    }
+
+    fn below_two_b(&self, word: Val<'k, BF16x2>) -> Val<'k, BF16x2> {
+        let number = word.min(self.k.constant(LARGEST_BRAINS).reinterpret::<BF16x2>());
+        (number.reinterpret::<u32>() & BELOW_TWO).reinterpret()
     }
 
     /// Of any numbers: sums may be off by a part of the sum of magnitudes, which a second product gives.
@@ -105,16 +141,17 @@ impl<'k> Writer<'k, '_> {
         self.k.mma(sizes, 0, l, r);
         for i in 0..4 {
             let magnitude = self.next_place();
-            self.observe(Slot::Product { magnitude }, sizes.var(i).get().reinterpret());
-            self.observe(Slot::Product { magnitude }, sums.var(i).get().reinterpret());
+            let slot = Slot::Product { magnitude, steps: 1 };
+            self.observe(slot, sizes.var(i).get().reinterpret());
+            self.observe(slot, sums.var(i).get().reinterpret());
         }
     }
 
     /// With sums in f16.
     fn half_product(&self, a: u32, b: u32, c: u32, n: u32) {
-        let word = |i: u32| below_two(self.h(n.rotate_left(2 * i).wrapping_add(a).wrapping_add(b)));
+        let word = |i: u32| self.below_two(self.h(n.rotate_left(2 * i).wrapping_add(a).wrapping_add(b)));
         let (left, right) = ([0, 1, 2, 3].map(word), [4, 5].map(word));
-        let first = |i: u32| below_two(self.h(c + i));
+        let first = |i: u32| self.below_two(self.h(c + i));
         let sums = self.k.acc_f16("sums", 1);
         let sizes = self.k.acc_unwritten("sizes", 1);
         for i in 0..2 {
@@ -125,12 +162,13 @@ impl<'k> Writer<'k, '_> {
         }
         let (l, r) = self.operands::<f16>(&left, &right);
         self.k.mma_f16(sums, 0, l, r);
-        let (l, r) = self.operands::<f16>(&left.map(|w| w.abs()), &right.map(|w| w.abs()));
+        let (l, r) = self.operands::<f16>(&left.map(|w| self.magnitude(w)), &right.map(|w| self.magnitude(w)));
         self.k.mma(sizes, 0, l, r);
         for i in 0..2 {
             let magnitudes = [2 * i, 2 * i + 1].map(|j| {
                 let magnitude = self.next_place();
-                self.observe(Slot::Product { magnitude }, sizes.var(j).get().reinterpret())
+                let slot = Slot::Product { magnitude, steps: 1 };
+                self.observe(slot, sizes.var(j).get().reinterpret())
             });
             self.observe(Slot::HalfProduct { magnitudes }, sums.var(i).get().reinterpret());
         }
@@ -252,12 +290,4 @@ impl<'k> Writer<'k, '_> {
 /// The first column of a chunk of 16 bytes that a number chooses.
 fn chunk_of(number: u32, cols: u32) -> u32 {
     number % (cols / 8) * 8
-}
-
-fn below_two(word: Val<'_, F16x2>) -> Val<'_, F16x2> {
-    (word.reinterpret::<u32>() & BELOW_TWO).reinterpret()
-}
-
-fn below_two_b(word: Val<'_, BF16x2>) -> Val<'_, BF16x2> {
-    (word.reinterpret::<u32>() & BELOW_TWO).reinterpret()
 }

@@ -20,6 +20,7 @@ use crate::program::{At, Product, ProductA, SharedOperand};
 use crate::record::{Details, Key};
 use crate::registers::FULL;
 use crate::tensor;
+use crate::tensor_sum::{HopperSum, TensorSums};
 use crate::warp::{Wait, Warp};
 
 /// Bytes of the pieces in which operands lie.
@@ -120,7 +121,8 @@ impl Cluster<'_> {
         if let (Some(rows), Some(matrix)) = (rows, matrix) {
             let accumulate = warp.registers.pred(product.accumulate) & 1 != 0;
             let k = product.input.k() as usize;
-            tensor::multiply(&mut warp.registers, &product.d, accumulate, &rows, &matrix, k);
+            let hopper = (machine.options.tensor_sums == TensorSums::Hopper).then(|| HopperSum::of(product.input));
+            tensor::multiply(&mut warp.registers, &product.d, accumulate, (&rows, &matrix), k, hopper);
         }
         let a_fragment = match product.a {
             ProductA::Regs { fragment, .. } => Some(fragment),

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::finding::{Finding, Line};
 use crate::log::Log;
+use crate::tensor_sum::TensorSums;
 use crate::written::Written;
 
 /// How to run.
@@ -35,6 +36,8 @@ pub struct SimOptions {
     pub uninitialized: Vec<usize>,
     /// By slot, what an earlier launch has written of them ([`SimReport::written`]).
     pub written: BTreeMap<usize, Written>,
+    /// How sums of tensor-core products are computed.
+    pub tensor_sums: TensorSums,
     /// Runs this block alone, by its linear index (x fastest), in place of the whole grid: to count what one block
     /// does. A block past the grid's end is none at all.
     pub only_block: Option<u64>,
@@ -53,6 +56,7 @@ impl Default for SimOptions {
             host_threads: 0,
             uninitialized: Vec::new(),
             written: BTreeMap::new(),
+            tensor_sums: TensorSums::Exact,
             only_block: None,
         }
     }

@@ -17,6 +17,7 @@ use crate::program::{At, Row};
 use crate::registers::{Constants, FULL, Registers};
 use crate::shadow::Pattern;
 use crate::shared_memory::POISON;
+use crate::tensor_sum::{HopperSum, TensorSums};
 use crate::warp::Warp;
 
 /// Index in a row-major matrix of every element, by (register, element in register, lane).
@@ -78,12 +79,21 @@ fn product(a: &[f64; 256], b: &[f64; 128], acc: &mut [f64; 128]) {
     }
 }
 
+/// The same as Hopper computes it, each sum before it is rounded.
+fn hopper_product(sum: HopperSum, a: &[f64; 256], b: &[f64; 128], acc: &mut [f64; 128]) {
+    for (at, acc) in acc.iter_mut().enumerate() {
+        let (row, col) = (at / 8, at % 8);
+        *acc = sum.sum((0..16).map(|k| (a[16 * row + k], b[8 * k + col])), *acc);
+    }
+}
+
 /// The product with f32 accumulators.
 #[inline(always)]
 pub(crate) fn mma(
     r: &mut Registers,
     k: &Constants,
     bf16: bool,
+    sums: TensorSums,
     (d, a, b, c): (&[Row; 4], &[Row; 4], &[Row; 2], &[Row; 4]),
 ) {
     let a = operand::<256>(r, k, a, &A, bf16);
@@ -96,11 +106,17 @@ pub(crate) fn mma(
             acc[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
         }
     }
-    product(&a, &b, &mut acc);
+    let input = if bf16 { WgmmaInput::BF16 } else { WgmmaInput::F16 };
+    let hopper = (sums == TensorSums::Hopper).then(|| HopperSum::of(input));
+    match hopper {
+        Some(sum) => hopper_product(sum, &a, &b, &mut acc),
+        None => product(&a, &b, &mut acc),
+    }
     for (places, &row) in table.iter().zip(d) {
         let mut bits = [0; 32];
         for lane in 0..32 {
-            let value = acc[usize::from(places[lane]) % 128] as f32;
+            let sum = acc[usize::from(places[lane]) % 128];
+            let value = hopper.map_or(sum as f32, |hopper| hopper.to_f32(sum));
             bits[lane] = if value.is_nan() { NAN_F32 } else { value.to_bits() };
         }
         r.set(row, FULL, &bits);
@@ -109,11 +125,19 @@ pub(crate) fn mma(
 
 /// The product of f16 with f16 accumulators, rounded to f16 at the end.
 #[inline(always)]
-pub(crate) fn mma_f16(r: &mut Registers, k: &Constants, (d, a, b, c): (&[Row; 2], &[Row; 4], &[Row; 2], &[Row; 2])) {
+pub(crate) fn mma_f16(
+    r: &mut Registers,
+    k: &Constants,
+    sums: TensorSums,
+    (d, a, b, c): (&[Row; 2], &[Row; 4], &[Row; 2], &[Row; 2]),
+) {
     let a = operand::<256>(r, k, a, &A, false);
     let b = operand::<128>(r, k, b, &B, false);
     let mut acc = operand::<128>(r, k, c, &ACC_F16, false);
-    product(&a, &b, &mut acc);
+    match sums {
+        TensorSums::Hopper => hopper_product(HopperSum::halves(), &a, &b, &mut acc),
+        TensorSums::Exact => product(&a, &b, &mut acc),
+    }
     for (reg, &row) in d.iter().enumerate() {
         let (low, high) = (&ACC_F16.0[2 * reg], &ACC_F16.0[2 * reg + 1]);
         let mut bits = [0; 32];
@@ -169,8 +193,15 @@ pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16])
     }
 }
 
-/// `d = a·b (+ d)` of a warp's 16 rows by `d.len() / 2` columns: sums in f64, rounded once to f32.
-pub(crate) fn multiply(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64], b: &[f64], k: usize) {
+/// `d = a·b (+ d)` of a warp's 16 rows by `d.len() / 2` columns: sums in f64, rounded once to f32, or Hopper's.
+pub(crate) fn multiply(
+    r: &mut Registers,
+    d: &[Row],
+    accumulate: bool,
+    (a, b): (&[f64], &[f64]),
+    k: usize,
+    hopper: Option<HopperSum>,
+) {
     Arch::new().dispatch(Multiply {
         r,
         d,
@@ -178,6 +209,7 @@ pub(crate) fn multiply(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64]
         a,
         b,
         k,
+        hopper,
     });
 }
 
@@ -189,18 +221,28 @@ struct Multiply<'a> {
     a: &'a [f64],
     b: &'a [f64],
     k: usize,
+    hopper: Option<HopperSum>,
 }
 
 impl WithSimd for Multiply<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        multiply_rows(self.r, self.d, self.accumulate, self.a, self.b, self.k);
+        multiply_rows(self);
     }
 }
 
 #[inline(always)]
-fn multiply_rows(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64], b: &[f64], k: usize) {
+fn multiply_rows(multiply: Multiply<'_>) {
+    let Multiply {
+        r,
+        d,
+        accumulate,
+        a,
+        b,
+        k,
+        hopper,
+    } = multiply;
     let n = 2 * d.len();
     let mut acc = vec![0.0; 16 * n];
     // Where register `i` of a lane is: four registers for every 8 columns.
@@ -217,6 +259,12 @@ fn multiply_rows(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64], b: &
         }
     }
     for (acc, a) in acc.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
+        if let Some(sum) = hopper {
+            for (col, acc) in acc.iter_mut().enumerate() {
+                *acc = sum.sum(a.iter().enumerate().map(|(k, &x)| (x, b[k * n + col])), *acc);
+            }
+            continue;
+        }
         for (&x, b) in a.iter().zip(b.chunks_exact(n)) {
             for (acc, &y) in acc.iter_mut().zip(b) {
                 *acc = x.mul_add(y, *acc);
@@ -226,7 +274,8 @@ fn multiply_rows(r: &mut Registers, d: &[Row], accumulate: bool, a: &[f64], b: &
     for (i, &row) in d.iter().enumerate() {
         let mut bits = [0; 32];
         for lane in 0..32 {
-            let value = acc[place(i, lane)] as f32;
+            let sum = acc[place(i, lane)];
+            let value = hopper.map_or(sum as f32, |hopper| hopper.to_f32(sum));
             bits[lane] = if value.is_nan() { NAN_F32 } else { value.to_bits() };
         }
         r.set(row, FULL, &bits);
