@@ -19,9 +19,7 @@ import subprocess
 import sys
 import tempfile
 
-WAVEFRONTS = "memory_l1_wavefronts_shared"
-STORES = ("STS", "STSM", "LDGSTS")
-LOADS = ("LDS", "LDSM")
+METRICS = {"shared": "memory_l1_wavefronts_shared", "global": "memory_l2_theoretical_sectors_global"}
 
 
 def ncu_report():
@@ -49,22 +47,18 @@ def instructions(report):
         part = context.range_by_idx(r)
         for a in range(part.num_actions()):
             action = part.action_by_idx(a)
-            metric = action.metric_by_name(WAVEFRONTS)
-            rows = []
-            if metric is not None and metric.num_instances() > 0:
+            counts = {}
+            for which, name in METRICS.items():
+                metric = action.metric_by_name(name)
                 places = metric.correlation_ids()
                 for i in range(metric.num_instances()):
-                    count, pc = metric.as_uint64(i), places.as_uint64(i)
-                    sass = action.sass_by_pc(pc)
-                    if count == 0 and not re.search(r"\b(LDS|STS|LDSM|STSM|LDGSTS|ATOMS)\b", sass):
-                        continue
-                    source = action.source_info(pc)
-                    rows.append({
-                        "pc": pc, "sass": sass, "wavefronts": count,
-                        "file": source.file_name() if source else None, "line": source.line() if source else None,
-                    })
-            total = metric.as_uint64() if metric is not None else None
-            launches.append({"kernel": action.name(), "wavefronts": total, "instructions": sorted(rows, key=lambda row: row["pc"])})
+                    if count := metric.as_uint64(i):
+                        counts.setdefault(places.as_uint64(i), {})[which] = count
+            rows = []
+            for pc, count in sorted(counts.items()):
+                source = action.source_info(pc)
+                rows.append({"sass": action.sass_by_pc(pc).strip(), "file": source.file_name(), "line": source.line(), **count})
+            launches.append({"kernel": action.name(), "instructions": rows})
     return launches
 
 
@@ -104,7 +98,7 @@ def watch(probe, raw):
     for what in ["banks", "attention"]:
         with tempfile.TemporaryDirectory() as folder:
             report = folder + "/report"
-            command = ["ncu", "--clock-control", "none", "--cache-control", "none", "--metrics", WAVEFRONTS]
+            command = ["ncu", "--clock-control", "none", "--cache-control", "none", "--metrics", ",".join(METRICS.values())]
             done = subprocess.run(command + ["-f", "-o", report, probe, "run", what], capture_output=True, text=True)
             result.setdefault("ncu_said", []).append((done.stdout + done.stderr)[-2000:])
             json.dump(result, open(raw, "w"))

@@ -5,7 +5,7 @@
 //! counted again. What a layout costs in address arithmetic is not counted.
 
 use flashcore_ir::{Ledger, SharedBuffer, Swizzle};
-use flashcore_sim::{Access, Line, Log, shared_passes};
+use flashcore_sim::{Access, Line, Log};
 use serde::Serialize;
 
 /// Bytes that rows are tried to be padded by.
@@ -89,11 +89,7 @@ fn of_buffer(buffer: &SharedBuffer, accesses: &[&Access]) -> Option<Advice> {
 }
 
 fn cost(access: &Access, offsets: &[u32; 32], start: u32) -> (u64, u64) {
-    shared_passes(
-        &offsets.map(|offset| start.wrapping_add(offset)),
-        access.lanes,
-        access.bytes,
-    )
+    access.passes_at(&offsets.map(|offset| start.wrapping_add(offset)))
 }
 
 /// Other layouts of a buffer: each swizzle of rows as wide as they are, and rows padded.

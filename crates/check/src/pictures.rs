@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use flashcore_ir::Ledger;
-use flashcore_sim::{Access, Class, Log, shared_passes};
+use flashcore_sim::{Access, Class, Log};
 
 /// Width of the pictures, and of what lies right of the names.
 const WIDTH: f64 = 960.0;
@@ -100,12 +100,12 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
 pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
     const CELL: f64 = 20.0;
     let beyond = |access: &&Access| {
-        let (took, fewest) = shared_passes(&access.offsets, access.lanes, access.bytes);
+        let (took, fewest) = access.passes_at(&access.offsets);
         // Of equals the first, and any conflict before a wide access.
         (took - fewest, std::cmp::Reverse(access.time))
     };
     let worst = log.accesses.iter().max_by_key(beyond)?;
-    let (took, fewest) = shared_passes(&worst.offsets, worst.lanes, worst.bytes);
+    let (took, fewest) = worst.passes_at(&worst.offsets);
     let buffer = ledger.buffers.get(worst.buffer as usize)?;
     let file = worst.line.file.rsplit('/').next().unwrap_or(worst.line.file);
     let mut svg = begin(

@@ -42,7 +42,7 @@ fn list() -> Result<ExitCode, Box<dyn Error>> {
     let mut counted = Vec::new();
     for probe in banks::all()?.into_iter().chain(attention()?) {
         counted.push(serde_json::json!({
-            "name": probe.name, "kernel": probe.kernel.name(), "about": probe.about, "lines": probe.passes()?,
+            "name": probe.name, "kernel": probe.kernel.name(), "about": probe.about, "lines": probe.counts()?,
         }));
     }
     let mut judged = Vec::new();

@@ -70,7 +70,15 @@ impl AsyncCopies {
 
 impl Cluster<'_> {
     /// Starts a copy in each active lane.
-    pub(crate) fn cp_async(&mut self, warp: &Warp, pc: u32, (dst, src): (At, At), bytes: u32, src_bytes: Option<Row>) {
+    pub(crate) fn cp_async(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        (dst, src): (At, At),
+        bytes: u32,
+        src_bytes: Option<Row>,
+        past_l1: bool,
+    ) {
         let constants = &self.machine.constants;
         let sizes = match src_bytes {
             Some(row) => *warp.registers.get(constants, row),
@@ -109,10 +117,13 @@ impl Cluster<'_> {
             });
         }
         if !self.landings.is_empty() {
-            self.landings[pc as usize].add(traffic::shared(&offsets, mask, bytes));
+            self.landings[pc as usize].add(match past_l1 {
+                true => traffic::copied_past_l1(&offsets, mask),
+                false => traffic::shared(&offsets, mask, bytes),
+            });
         }
         if self.is_logged() {
-            self.log_access(pc, warp.index, dst, &offsets, mask, bytes);
+            self.log_access(pc, warp.index, dst, &offsets, mask, bytes, past_l1);
         }
         let cells = (bytes >> self.shadow.shift) as usize;
         let pattern = match Pattern::of(&offsets, mask, bytes) {

@@ -233,7 +233,7 @@ impl Lowering<'_> {
                 src,
                 bytes,
                 src_bytes,
-                ..
+                cache,
             } => {
                 let (dst, src) = (self.at(dst, Space::Shared), self.at(src, Space::Global));
                 let src_bytes = src_bytes.map(|operand| self.bits32(operand));
@@ -242,6 +242,7 @@ impl Lowering<'_> {
                     src,
                     bytes: *bytes as u8,
                     src_bytes,
+                    past_l1: *cache == flashcore_ir::Cache::L2,
                 };
                 (op, Class::CopyAsync)
             }

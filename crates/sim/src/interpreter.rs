@@ -274,7 +274,8 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
                 src,
                 bytes,
                 src_bytes,
-            } => cluster.cp_async(warp, at, (dst, src), u32::from(bytes), src_bytes),
+                past_l1,
+            } => cluster.cp_async(warp, at, (dst, src), u32::from(bytes), src_bytes, past_l1),
             Op::CpAsyncCommit => cluster.cp_async_commit(warp),
             Op::CpAsyncWait { pending } => cluster.cp_async_wait(warp, pending),
             Op::LdMatrix {

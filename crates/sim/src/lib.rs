@@ -59,7 +59,7 @@ mod written;
 
 pub use error::SimError;
 pub use finding::{Actor, Finding, FindingKind, Line, Other};
-pub use log::{Access, Log, Turn, shared_passes};
+pub use log::{Access, Log, Turn};
 pub use report::{Class, Count, Counts, MemorySite, NodeCount, SimOptions, SimReport, TraceRecord};
 pub use simulate::simulate;
 pub use tensor_sum::TensorSums;

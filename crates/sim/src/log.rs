@@ -25,6 +25,8 @@ pub struct Access {
     pub lanes: u32,
     /// Bytes a lane.
     pub bytes: u32,
+    /// Whether it is a copy of 16 bytes a lane past L1, which takes other passes than a store does.
+    pub past_l1: bool,
     /// Byte offset of each lane from the buffer's start.
     pub offsets: [u32; 32],
 }
@@ -51,16 +53,16 @@ pub struct Log {
     pub is_cut: bool,
 }
 
-/// Passes over the banks that an access takes, and the fewest that the same bytes could; offsets count from any
-/// multiple of 128 bytes.
-///
-/// ```
-/// let column = std::array::from_fn(|lane| 128 * lane as u32);
-/// assert_eq!(flashcore_sim::shared_passes(&column, u32::MAX, 4), (32, 1));
-/// ```
-pub fn shared_passes(offsets: &[u32; 32], lanes: u32, bytes: u32) -> (u64, u64) {
-    let traffic = traffic::shared(offsets, lanes, bytes);
-    (traffic.transactions, traffic.ideal)
+impl Access {
+    /// Passes over the banks that it takes, or would take at other offsets, which count from any multiple of 128
+    /// bytes; and the fewest that the same bytes could.
+    pub fn passes_at(&self, offsets: &[u32; 32]) -> (u64, u64) {
+        let traffic = match self.past_l1 {
+            true => traffic::copied_past_l1(offsets, self.lanes),
+            false => traffic::shared(offsets, self.lanes, self.bytes),
+        };
+        (traffic.transactions, traffic.ideal)
+    }
 }
 
 impl Cluster<'_> {
@@ -76,7 +78,7 @@ impl Cluster<'_> {
             self.traffic[pc as usize].add(traffic::shared(offsets, lanes, bytes));
         }
         if self.is_logged() {
-            self.log_access(pc, warp, at, offsets, lanes, bytes);
+            self.log_access(pc, warp, at, offsets, lanes, bytes, false);
         }
     }
 
@@ -87,7 +89,17 @@ impl Cluster<'_> {
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn log_access(&mut self, pc: u32, warp: usize, at: At, offsets: &[u32; 32], lanes: u32, bytes: u32) {
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn log_access(
+        &mut self,
+        pc: u32,
+        warp: usize,
+        at: At,
+        offsets: &[u32; 32],
+        lanes: u32,
+        bytes: u32,
+        past_l1: bool,
+    ) {
         if self.log.accesses.len() >= self.machine.options.log {
             self.log.is_cut = true;
             return;
@@ -107,6 +119,7 @@ impl Cluster<'_> {
             buffer: u32::from(at.object),
             lanes,
             bytes,
+            past_l1,
             offsets: offsets.map(|offset| (offset % machine.shared_bytes).wrapping_sub(buffer.offset)),
         };
         self.log.accesses.push(access);

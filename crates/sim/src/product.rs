@@ -20,6 +20,7 @@ use crate::program::{At, Product, ProductA, SharedOperand};
 use crate::record::{Details, Key};
 use crate::registers::FULL;
 use crate::tensor;
+use crate::traffic::Traffic;
 use crate::tensor_sum::{HopperSum, TensorSums};
 use crate::warp::{Wait, Warp};
 
@@ -150,6 +151,20 @@ impl Cluster<'_> {
 
     fn begin_product(&mut self, warp: &Warp, pc: u32, product: &Product, a: Option<u64>, b: u64) -> Shared {
         let epoch = self.next_epoch();
+        if !self.traffic.is_empty() {
+            // Of A all four warps' rows. Swizzled as they are, operands are read 128 bytes a pass, as ncu counts too.
+            let rows = product.n
+                + match product.a {
+                    ProductA::Shared(_) => 64,
+                    ProductA::Regs { .. } => 0,
+                };
+            let passes = u64::from(rows * product.input.k() * product.input.bytes() / 128);
+            self.traffic[pc as usize].add(Traffic {
+                requests: 1,
+                transactions: passes,
+                ideal: passes,
+            });
+        }
         let chunks = self.shared_chunks(warp, pc, product, &product.b, b, 0, product.n);
         let matrix = chunks
             .as_ref()

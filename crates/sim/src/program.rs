@@ -296,6 +296,7 @@ pub(crate) enum Op {
         src: At,
         bytes: u8,
         src_bytes: Option<Row>,
+        past_l1: bool,
     },
     CpAsyncCommit,
     CpAsyncWait {

@@ -4,8 +4,11 @@
 //! time, one of 16 bytes a quarter; within such a phase, each bank delivers one word a pass. Two
 //! neighbouring phases are served as one where lanes ask for the same words in pairs, each lane `i` with
 //! `i ^ 1`, or each with `i ^ 2`. (That rule is no manual's: it is what microbenchmarks of Volta and later
-//! find, and without it 26 of 48 scalar kernels would need more passes than an H200 has clocks for in the
-//! time it takes; see `docs/cost-model.md`.)
+//! find. ncu agrees with all of this on an H200, instruction by instruction: `docs/simulator.md`.)
+//!
+//! Asynchronous copies of 16 bytes a lane past L1 are written a quarter of a warp at a time in units of sectors of 32
+//! bytes: a pass for every 128 bytes of which whole sectors are written, and one for each sector that is written in
+//! part. (Worked out from what ncu counts.)
 
 use std::ops::Range;
 
@@ -50,6 +53,27 @@ pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
         }
         traffic.transactions += in_bank.iter().copied().max().unwrap_or(0);
         traffic.ideal += (words.len() as u64).div_ceil(32);
+    }
+    traffic
+}
+
+/// Passes that copies of 16 bytes a lane past L1 take where they land.
+pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
+    let mut traffic = Traffic {
+        requests: 1,
+        ..Traffic::default()
+    };
+    for quarter in 0..4 {
+        let lanes = (8 * quarter..8 * quarter + 8).filter(|lane| mask >> lane & 1 != 0);
+        let mut chunks: Vec<u32> = lanes.map(|lane| offsets[lane] / 16).collect();
+        chunks.sort_unstable();
+        chunks.dedup();
+        let is_whole = |chunk: &u32| chunks.binary_search(&(chunk ^ 1)).is_ok();
+        let (whole, parts): (Vec<u32>, Vec<u32>) = chunks.iter().partition(|chunk| is_whole(chunk));
+        let mut lines: Vec<u32> = whole.iter().map(|chunk| chunk / 8).collect();
+        lines.dedup();
+        traffic.transactions += (lines.len() + parts.len()) as u64;
+        traffic.ideal += (chunks.len() as u64).div_ceil(8);
     }
     traffic
 }
@@ -118,6 +142,19 @@ mod tests {
         assert_eq!(count(&|lane| 16 * lane, 16), 4, "16 bytes a lane");
         assert_eq!(count(&|lane| 128 * lane, 16), 32, "16 bytes a lane, one bank group");
         assert_eq!(count(&|lane| 2 * lane, 2), 1, "halves");
+    }
+
+    /// Each as ncu counts it on an H200.
+    #[test]
+    fn copies_past_l1_land_by_sectors() {
+        let count = |f: &dyn Fn(u32) -> u32| copied_past_l1(&offsets(f), u32::MAX).transactions;
+        assert_eq!(count(&|lane| 16 * lane), 4, "rows");
+        assert_eq!(count(&|lane| 16 * (31 - lane)), 4, "backwards");
+        assert_eq!(count(&|lane| 16 * (lane ^ lane / 8)), 4, "swizzled");
+        assert_eq!(count(&|lane| 32 * lane), 32, "half of each sector");
+        assert_eq!(count(&|lane| 144 * lane), 32, "a padded column");
+        assert_eq!(count(&|lane| 144 * (lane / 8) + 16 * (lane % 8)), 10, "rows padded by 16 bytes");
+        assert_eq!(count(&|lane| 160 * (lane / 8) + 16 * (lane % 8)), 7, "rows padded by 32 bytes");
     }
 
     #[test]

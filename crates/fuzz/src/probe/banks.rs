@@ -42,9 +42,27 @@ pub fn all() -> Result<Vec<Probe>, BuildErrors> {
                 probes.push(stores(&name, bytes, &offsets)?);
             }
             if is_permutation(&offsets) && bytes > 2 {
-                probes.push(copies(&name, bytes, &offsets)?);
+                probes.push(copies(&name, bytes, false, &offsets)?);
+            }
+            if is_permutation(&offsets) && bytes == 16 {
+                probes.push(copies(&name, bytes, true, &offsets)?);
             }
         }
+    }
+    // Copies of 16 bytes past L1 are written sector by sector.
+    let sectors: [(&str, fn(u32) -> u32); 7] = [
+        ("pairs_column", |lane| lane / 2 * 16 + lane % 2),
+        ("pairs_swapped", |lane| lane ^ 1),
+        ("sectors_shared", |lane| lane / 8 * 8 + lane % 4 * 2 + lane % 8 / 4),
+        ("quarters_shared", |lane| lane / 16 * 16 + lane % 8 * 2 + lane / 8 % 2),
+        ("one_further", |lane| lane + 1),
+        ("every_second_pair", |lane| lane / 2 * 4 + lane % 2),
+        ("quarters_swapped", |lane| lane ^ 8),
+    ];
+    for (name, place) in sectors {
+        let offsets = std::array::from_fn(|lane| place(lane as u32));
+        probes.push(copies(name, 16, true, &offsets)?);
+        probes.push(copies(name, 16, false, &offsets)?);
     }
     Ok(probes)
 }
@@ -143,9 +161,10 @@ fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErr
     Ok(probe.input(offsets).output(32))
 }
 
-/// Asynchronous copies of `bytes` a lane to where a table says.
-fn copies(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(&format!("copy_{bytes}_{name}"), &about("copies", bytes), 32, |k| {
+/// Asynchronous copies of `bytes` a lane to where a table says, through L1 or past it.
+fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Result<Probe, BuildErrors> {
+    let kind = if past_l1 { "past_l1" } else { "through_l1" };
+    let probe = Probe::new(&format!("copy_{kind}_{bytes}_{name}"), &about("copies", bytes), 32, |k| {
         let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
         let lane = k.lane();
         let words = k.shared_tile::<u32>("words", TileShape::new(1, WORDS));
@@ -155,7 +174,7 @@ fn copies(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErr
         }
         k.sync_warp();
         let (to, from) = (words.at(0, element * (bytes / 4)), table.offset(lane * (bytes / 4)));
-        if bytes == 16 {
+        if past_l1 {
             k.cp_async(to, from, None);
         } else {
             k.cp_async_l1(to, from, bytes, None);
@@ -192,7 +211,7 @@ fn floats(name: &str, shape: TileShape) -> Result<Probe, BuildErrors> {
         take(tile.at(lane, 3).load_words(1, Cache::Default));
         take(tile.at(lane, lane).load_words(1, Cache::Default));
         if name != "padded" {
-            take(tile.at(lane, 2).load_words(2, Cache::Default));
+            take(tile.at(lane, 20).load_words(2, Cache::Default));
             take(tile.at(lane / 16, lane % 16 * 2).load_words(2, Cache::Default));
             take(tile.at(lane, 4).load_words(4, Cache::Default));
             take(tile.at(lane / 8, lane % 8 * 4).load_words(4, Cache::Default));

@@ -6,6 +6,8 @@
 //! judges. `examples/probe.rs` runs them, `scripts/agree_with_tools.py` asks the tools and writes what comes of it into
 //! `evidence/`.
 
+use std::collections::BTreeMap;
+
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
 use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, KernelBuilder, Launch};
 use flashcore_sim::{Class, SimError, SimOptions, SimReport, simulate};
@@ -30,17 +32,29 @@ pub struct Probe {
     pub buffers: Vec<Vec<u8>>,
 }
 
-/// What the accesses of one line to shared memory take.
+/// What is counted of accesses to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// Passes over the banks by what reads shared memory.
+    SharedReads,
+    /// Passes over the banks by what writes shared memory.
+    SharedWrites,
+    /// Sectors of 32 bytes of global memory that are asked for.
+    GlobalSectors,
+}
+
+/// What the accesses of one line to memory take, of all warps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Passes {
+pub struct LineCount {
     /// The kernel's source file.
     pub file: String,
     /// Its line, from 1.
     pub line: u32,
-    /// Whether the line's accesses store; others load.
-    pub stores: bool,
-    /// Passes over the banks, of all warps.
-    pub passes: u64,
+    /// What is counted.
+    pub what: What,
+    /// How many.
+    pub count: u64,
 }
 
 impl Probe {
@@ -117,38 +131,37 @@ impl Probe {
         simulate(&self.kernel, &self.launch, &mut self.buffers.clone(), &options)
     }
 
-    /// What its accesses to shared memory take, line by line, as the simulator counts them.
+    /// What its accesses to memory take, line by line, as the simulator counts them.
     ///
     /// # Errors
     /// As [`Probe::simulate`].
     ///
     /// ```
-    /// let probes = flashcore_fuzz::probe::banks::all()?;
+    /// use flashcore_fuzz::probe::{What, banks};
+    /// let probes = banks::all()?;
     /// let column = probes.iter().find(|probe| probe.name == "floats_plain").ok_or("no such probe")?;
-    /// assert!(column.passes()?.iter().any(|line| line.passes == 32));
+    /// let counts = column.counts()?;
+    /// assert!(counts.iter().any(|line| line.what == What::SharedReads && line.count == 32));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn passes(&self) -> Result<Vec<Passes>, SimError> {
-        let mut lines: Vec<Passes> = Vec::new();
+    pub fn counts(&self) -> Result<Vec<LineCount>, SimError> {
+        let mut lines: BTreeMap<(&str, u32, What), u64> = BTreeMap::new();
         for site in self.simulate(0)?.memory {
-            let stores = match site.class {
-                Class::LoadShared => false,
-                Class::StoreShared => true,
+            let what = match site.class {
+                Class::LoadShared | Class::Tensor => What::SharedReads,
+                Class::StoreShared => What::SharedWrites,
+                Class::LoadGlobal | Class::StoreGlobal | Class::CopyAsync => What::GlobalSectors,
                 _ => continue,
             };
-            let same = |line: &&mut Passes| (line.line, line.stores) == (site.line.line, stores);
-            match lines.iter_mut().filter(|line| line.file == site.line.file).find(same) {
-                Some(line) => line.passes += site.transactions,
-                None => lines.push(Passes {
-                    file: site.line.file.to_string(),
-                    line: site.line.line,
-                    stores,
-                    passes: site.transactions,
-                }),
-            }
+            *lines.entry((site.line.file, site.line.line, what)).or_default() += site.transactions;
         }
-        lines.sort_by(|a, b| (&a.file, a.line, a.stores).cmp(&(&b.file, b.line, b.stores)));
-        Ok(lines)
+        let line_count = |((file, line, what), count): ((&str, u32, What), u64)| LineCount {
+            file: file.to_string(),
+            line,
+            what,
+            count,
+        };
+        Ok(lines.into_iter().map(line_count).collect())
     }
 
     /// Runs it on a GPU, compiled with its Rust lines.
