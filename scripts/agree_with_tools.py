@@ -116,8 +116,96 @@ def main():
             raise SystemExit(__doc__)
 
 
+WRITES = re.compile(r"\b(STS|STSM|LDGSTS)\b")
+
+
+def measured(launch):
+    """What ncu counts for a launch, line by line, as the simulator calls it."""
+    lines = {}
+    for row in launch["instructions"]:
+        for which in METRICS.keys() & row.keys():
+            writes = "shared_writes" if WRITES.search(row["sass"]) else "shared_reads"
+            key = (row["file"], row["line"], "global_sectors" if which == "global" else writes)
+            lines[key] = lines.get(key, 0) + row[which]
+    return lines
+
+
+def compare_lines(raw):
+    """Every kernel with both counts of each of its lines."""
+    kernels = []
+    for probe, launch in zip(raw["simulator"]["banks"], raw["launches"], strict=True):
+        if probe["kernel"] != launch["kernel"]:
+            raise SystemExit(f"error: {probe['kernel']} was expected, ncu saw {launch['kernel']}")
+        ours = {(line["file"], line["line"], line["what"]): line["count"] for line in probe["lines"]}
+        theirs = measured(launch)
+        lines = [
+            {"file": file, "line": line, "what": what, "simulator": ours.get(key, 0), "ncu": theirs.get(key, 0)}
+            for key in sorted(ours.keys() | theirs.keys())
+            for file, line, what in [key]
+        ]
+        kernels.append({"name": probe["name"], "about": probe["about"], "lines": lines})
+    return kernels
+
+
+def group(name):
+    """Which row of the table a kernel belongs to: patterns of one kind share one."""
+    found = re.match(r"(load|store|copy_through_l1|copy_past_l1)_(\d+)_", name)
+    kinds = {"load": "loads", "store": "stores", "copy_through_l1": "copies", "copy_past_l1": "copies past L1"}
+    return f"{kinds[found[1]]} of {found[2]} B a lane" if found else f"`{name}`"
+
+
 def compare(raw, out):
-    raise SystemExit("not yet")
+    kernels = compare_lines(raw)
+    about = {key: raw[key] for key in ["device", "driver", "date", "ncu", "compute_sanitizer"]}
+    races = []
+    for ours, theirs in zip(raw["simulator"]["races"], raw["races"], strict=True):
+        hazards = theirs["hazards"] or [None] * 3
+        races.append({**ours, "racecheck_errors": hazards[1], "racecheck_warnings": hazards[2], "racecheck_says": theirs["messages"][:1]})
+    with open(out + ".json", "w") as file:
+        head = json.dumps({**about, "command": "agree_with_tools.py watch PROBE RAW.json, then compare"})[:-1]
+        rows = ",\n".join(json.dumps(kernel) for kernel in kernels)
+        both = ",\n".join(json.dumps(race) for race in races)
+        file.write(f'{head}, "kernels": [\n{rows}\n], "races": [\n{both}\n]}}\n')
+    with open(out + ".md", "w") as file:
+        file.write("\n".join(report(about, kernels, races)) + "\n")
+    wrong = [(k["name"], line) for k in kernels for line in k["lines"] if line["simulator"] != line["ncu"]]
+    for name, line in wrong:
+        print(name, line)
+    print(f"{sum(len(k['lines']) for k in kernels)} lines of {len(kernels)} kernels, {len(wrong)} differ")
+
+
+def report(about, kernels, races):
+    yield f"# The simulator beside NVIDIA's tools: {about['device']}, driver {about['driver']}, {about['date']}"
+    yield ""
+    yield f"ncu {about['ncu']}; compute-sanitizer {about['compute_sanitizer']}. By `scripts/agree_with_tools.py`;"
+    yield "every line of every kernel is in the JSON file beside this one."
+    yield ""
+    yield "## Passes over shared memory and sectors of global memory, against ncu"
+    yield ""
+    yield "Sums over all lines of a kernel, or of all kernels of a kind; a line agrees if its own counts are equal."
+    yield ""
+    yield "| kernel | launches | lines | agree | shared passes: simulator | ncu | global sectors: simulator | ncu |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    rows = {}
+    for kernel in kernels:
+        rows.setdefault(group(kernel["name"]), []).append(kernel["lines"])
+    for name, launches in rows.items():
+        lines = [line for launch in launches for line in launch]
+        agree = sum(line["simulator"] == line["ncu"] for line in lines)
+        total = lambda who, is_global: sum(line[who] for line in lines if (line["what"] == "global_sectors") == is_global)
+        counts = " | ".join(f"{total(who, is_global):,}" for is_global in [False, True] for who in ["simulator", "ncu"])
+        yield f"| {name} | {len(launches)} | {len(lines)} | {agree} | {counts} |"
+    yield ""
+    yield "## Races, against racecheck"
+    yield ""
+    yield "| mistake | simulator | racecheck | mended: simulator | racecheck |"
+    yield "|---|---|---|---|---|"
+    says = lambda race: ", ".join(
+        f"{race[key]} {word}" for key, word in [("racecheck_errors", "errors"), ("racecheck_warnings", "warnings")] if race[key]
+    ) or "nothing"
+    for racy, clean in zip(races[::2], races[1::2]):
+        found = [", ".join(race["simulator"]) or "nothing" for race in (racy, clean)]
+        yield f"| {racy['about']} | {found[0]} | {says(racy)} | {found[1]} | {says(clean)} |"
 
 
 if __name__ == "__main__":

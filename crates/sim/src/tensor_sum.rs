@@ -69,11 +69,12 @@ impl HopperSum {
             .map(|(a, b)| exponent(a, self.lowest) + exponent(b, self.lowest))
             .chain((acc != 0.0).then(|| exponent(acc, self.lowest_of_acc)))
             .max();
-        let Some(largest) = largest else { return plain };
+        let Some(largest) = largest else { return 0.0 };
         // Powers of two: scaling by them is exact, and so are sums of so few whole numbers below 2^28.
         let (down, up) = (power(self.kept - largest), power(largest - self.kept));
         let whole = products.fold((acc * down).trunc(), |sum, (a, b)| sum + (a * b * down).trunc());
-        whole * up
+        // Fixed point has one zero, and it is positive.
+        if whole == 0.0 { 0.0 } else { whole * up }
     }
 
     /// Such a sum as an f32: rounded towards zero.
@@ -137,6 +138,17 @@ mod tests {
         let tiny = 3.0 * 2f64.powi(-14) * (1.0 + 2f64.powi(-10));
         assert_eq!(f64::from(with(tiny)), 2f64.powi(-9) + (tiny * 2f64.powi(24)).trunc() * 2f64.powi(-24));
         assert_eq!(sum(WgmmaInput::F16, &[(0.0, 65504.0), (1.0, 2f64.powi(-14))], 0.0), 2f32.powi(-14));
+    }
+
+    #[test]
+    fn zero_is_positive() {
+        let rule = HopperSum::of(WgmmaInput::F16);
+        for products in [[(-0.0, 1.0), (0.0, -3.0)], [(-1.0, 1.0), (1.0, 1.0)]] {
+            assert!(rule.sum(products.into_iter(), -0.0).is_sign_positive());
+        }
+        // Nothing is left of the small negative term.
+        let products = [(1.0, 1.0), (-1.0, 1.0), (-2f64.powi(-14), 2f64.powi(-14))];
+        assert!(rule.sum(products.into_iter(), 0.0).is_sign_positive());
     }
 
     #[test]
