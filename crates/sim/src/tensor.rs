@@ -134,15 +134,19 @@ pub(crate) fn mma_f16(
     let a = operand::<256>(r, k, a, &A, false);
     let b = operand::<128>(r, k, b, &B, false);
     let mut acc = operand::<128>(r, k, c, &ACC_F16, false);
-    match sums {
-        TensorSums::Hopper => hopper_product(HopperSum::halves(), &a, &b, &mut acc),
-        TensorSums::Exact => product(&a, &b, &mut acc),
+    let hopper = (sums == TensorSums::Hopper).then(HopperSum::halves);
+    match hopper {
+        Some(sum) => hopper_product(sum, &a, &b, &mut acc),
+        None => product(&a, &b, &mut acc),
     }
     for (reg, &row) in d.iter().enumerate() {
         let (low, high) = (&ACC_F16.0[2 * reg], &ACC_F16.0[2 * reg + 1]);
         let mut bits = [0; 32];
         for lane in 0..32 {
-            let half = |place: u16| f64_to_f16(acc[usize::from(place) % 128]);
+            let half = |place: u16| {
+                let sum = acc[usize::from(place) % 128];
+                hopper.map_or_else(|| f64_to_f16(sum), |hopper| hopper.to_f16(sum))
+            };
             bits[lane] = half(low[lane]) | half(high[lane]) << 16;
         }
         r.set(row, FULL, &bits);

@@ -8,6 +8,8 @@
 use flashcore_ir::inst::WgmmaInput;
 use serde::{Deserialize, Serialize};
 
+use crate::float::f64_to_f16;
+
 /// How the sums of tensor-core products are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -69,15 +71,14 @@ impl HopperSum {
             .map(|(a, b)| exponent(a, self.lowest) + exponent(b, self.lowest))
             .chain((acc != 0.0).then(|| exponent(acc, self.lowest_of_acc)))
             .max();
-        let Some(largest) = largest else { return 0.0 };
+        let Some(largest) = largest else { return plain };
         // Powers of two: scaling by them is exact, and so are sums of so few whole numbers below 2^28.
         let (down, up) = (power(self.kept - largest), power(largest - self.kept));
         let whole = products.fold((acc * down).trunc(), |sum, (a, b)| sum + (a * b * down).trunc());
-        // Fixed point has one zero, and it is positive.
-        if whole == 0.0 { 0.0 } else { whole * up }
+        whole * up
     }
 
-    /// Such a sum as an f32: rounded towards zero.
+    /// Such a sum as an f32: rounded towards zero, of which there is one, the positive.
     #[inline]
     pub(crate) fn to_f32(self, sum: f64) -> f32 {
         let nearest = sum as f32;
@@ -86,7 +87,19 @@ impl HopperSum {
         }
         let is_beyond = f64::from(nearest).abs() > sum.abs();
         let bits = nearest.to_bits() - u32::from(is_beyond);
-        f32::from_bits(bits >> self.cut << self.cut)
+        match bits >> self.cut << self.cut {
+            0x8000_0000 => 0.0,
+            bits => f32::from_bits(bits),
+        }
+    }
+
+    /// Such a sum as an f16: rounded to nearest, zeros as in [`HopperSum::to_f32`].
+    #[inline]
+    pub(crate) fn to_f16(self, sum: f64) -> u32 {
+        match f64_to_f16(sum) {
+            0x8000 => 0,
+            bits => bits,
+        }
     }
 }
 
@@ -144,11 +157,12 @@ mod tests {
     fn zero_is_positive() {
         let rule = HopperSum::of(WgmmaInput::F16);
         for products in [[(-0.0, 1.0), (0.0, -3.0)], [(-1.0, 1.0), (1.0, 1.0)]] {
-            assert!(rule.sum(products.into_iter(), -0.0).is_sign_positive());
+            assert_eq!(rule.to_f32(rule.sum(products.into_iter(), -0.0)).to_bits(), 0);
         }
-        // Nothing is left of the small negative term.
+        // Nothing is left of the small negative term, nor of one that f16 has no number for.
         let products = [(1.0, 1.0), (-1.0, 1.0), (-2f64.powi(-14), 2f64.powi(-14))];
-        assert!(rule.sum(products.into_iter(), 0.0).is_sign_positive());
+        assert_eq!(rule.to_f32(rule.sum(products.into_iter(), 0.0)).to_bits(), 0);
+        assert_eq!(rule.to_f16(-2f64.powi(-30)), 0);
     }
 
     #[test]
