@@ -123,7 +123,8 @@ impl<'k> Writer<'k, '_> {
                 set_s(if m % 2 == 0 { s(a) / divisor } else { s(a) % divisor });
             }
             Op::SNeg => set_s(-s(a)),
-            Op::SAbs => set_s(s(a).abs()),
+            // ptxas takes magnitudes for positive, that of the smallest number too.
+            Op::SAbs => set_s(s(a).max(-i32::MAX).abs()),
             Op::SShl => set_s(s(a) << uc(b)),
             Op::SShr => set_s(s(a) >> uc(b)),
             Op::SMulWide => self.set_x(d, s(a).mul_wide(sc(b))),
@@ -181,7 +182,7 @@ impl<'k> Writer<'k, '_> {
             Op::XSub => set_x(x(a) - x(b)),
             Op::XMul => set_x(x(a) * x(b)),
             Op::XNeg => set_x(-x(a)),
-            Op::XAbs => set_x(x(a).abs()),
+            Op::XAbs => set_x(x(a).max(self.k.constant(-i64::MAX)).abs()),
             Op::XMin => set_x(x(a).min(x(b))),
             Op::XMax => set_x(x(a).max(x(b))),
             Op::XShr => set_x(x(a) >> u(b)),
