@@ -11,7 +11,11 @@ fn the_simulator_computes_what_gpus_have_computed() {
     for file in std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
         let path = file.unwrap().path();
         let corpus: Corpus = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-        let wrong: Vec<String> = corpus.entries.iter().filter_map(|entry| entry.check(corpus.sums).err()).collect();
+        let wrong: Vec<String> = corpus
+            .entries
+            .iter()
+            .filter_map(|entry| entry.check(corpus.sums).err())
+            .collect();
         assert!(
             wrong.is_empty(),
             "{} ({}):\n{}",

@@ -9,9 +9,17 @@ fn every_mistake_is_found_and_nothing_else() {
         for schedule in 0..5 {
             let found = racy.simulate(schedule).unwrap().findings;
             let kinds: Vec<_> = found.iter().map(|finding| finding.kind.name()).collect();
-            assert!(kinds.contains(&race.kind), "{} under schedule {schedule}: {kinds:?}", race.name);
+            assert!(
+                kinds.contains(&race.kind),
+                "{} under schedule {schedule}: {kinds:?}",
+                race.name
+            );
             let found = clean.simulate(schedule).unwrap().findings;
-            assert!(found.is_empty(), "{} mended, schedule {schedule}: {found:#?}", race.name);
+            assert!(
+                found.is_empty(),
+                "{} mended, schedule {schedule}: {found:#?}",
+                race.name
+            );
         }
     }
 }

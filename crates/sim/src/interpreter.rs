@@ -302,11 +302,22 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
             // ---- The warp, the block, the cluster
             Op::Mma { bf16, d, a, b, c } => {
                 cluster.check_members(warp, at, FULL, "mma.sync");
-                tensor::mma(&mut warp.registers, k, bf16, cluster.machine.options.tensor_sums, (&d, &a, &b, &c));
+                tensor::mma(
+                    &mut warp.registers,
+                    k,
+                    bf16,
+                    cluster.machine.options.tensor_sums,
+                    (&d, &a, &b, &c),
+                );
             }
             Op::MmaF16 { d, a, b, c } => {
                 cluster.check_members(warp, at, FULL, "mma.sync");
-                tensor::mma_f16(&mut warp.registers, k, cluster.machine.options.tensor_sums, (&d, &a, &b, &c));
+                tensor::mma_f16(
+                    &mut warp.registers,
+                    k,
+                    cluster.machine.options.tensor_sums,
+                    (&d, &a, &b, &c),
+                );
             }
             Op::Shfl {
                 mode,

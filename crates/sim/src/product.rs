@@ -20,8 +20,8 @@ use crate::program::{At, Product, ProductA, SharedOperand};
 use crate::record::{Details, Key};
 use crate::registers::FULL;
 use crate::tensor;
-use crate::traffic::Traffic;
 use crate::tensor_sum::{HopperSum, TensorSums};
+use crate::traffic::Traffic;
 use crate::warp::{Wait, Warp};
 
 /// Bytes of the pieces in which operands lie.

@@ -136,10 +136,15 @@ mod tests {
     fn what_lies_below_the_last_bit_is_cut_off_each_term() {
         let bit = |n: i32| 2f64.powi(n);
         // The largest term is 2^0: bits down to 2^-25 are kept of each of the others, 2^-23 of the result.
-        let others = |x: f64, n: usize| -> Vec<(f64, f64)> { [(1.0, 1.0)].into_iter().chain(vec![(x, 1.0); n]).collect() };
+        let others =
+            |x: f64, n: usize| -> Vec<(f64, f64)> { [(1.0, 1.0)].into_iter().chain(vec![(x, 1.0); n]).collect() };
         assert_eq!(sum(WgmmaInput::BF16, &others(bit(-26), 15), 0.0), 1.0);
         assert_eq!(sum(WgmmaInput::BF16, &others(bit(-25), 4), 0.0), 1.0 + bit(-23) as f32);
-        assert_eq!(sum(WgmmaInput::BF16, &others(bit(-25), 7), 0.0), 1.0 + bit(-23) as f32, "towards zero");
+        assert_eq!(
+            sum(WgmmaInput::BF16, &others(bit(-25), 7), 0.0),
+            1.0 + bit(-23) as f32,
+            "towards zero"
+        );
         assert_eq!(sum(WgmmaInput::BF16, &others(-bit(-25), 1), 0.0), 1.0 - bit(-24) as f32);
         assert_eq!(sum(WgmmaInput::E4M3, &[(1.0, 1.0), (bit(-6), bit(-8))], 0.0), 1.0);
     }
@@ -149,8 +154,14 @@ mod tests {
         // 2^-24 · 2^15 is 2^-9, but counts as 2^-14 · 2^15 = 2^1: bits down to 2^-24 are kept.
         let with = |x: f64| sum(WgmmaInput::F16, &[(2f64.powi(-24), 2f64.powi(15)), (x, 1.0)], 0.0);
         let tiny = 3.0 * 2f64.powi(-14) * (1.0 + 2f64.powi(-10));
-        assert_eq!(f64::from(with(tiny)), 2f64.powi(-9) + (tiny * 2f64.powi(24)).trunc() * 2f64.powi(-24));
-        assert_eq!(sum(WgmmaInput::F16, &[(0.0, 65504.0), (1.0, 2f64.powi(-14))], 0.0), 2f32.powi(-14));
+        assert_eq!(
+            f64::from(with(tiny)),
+            2f64.powi(-9) + (tiny * 2f64.powi(24)).trunc() * 2f64.powi(-24)
+        );
+        assert_eq!(
+            sum(WgmmaInput::F16, &[(0.0, 65504.0), (1.0, 2f64.powi(-14))], 0.0),
+            2f32.powi(-14)
+        );
     }
 
     #[test]
@@ -167,7 +178,10 @@ mod tests {
 
     #[test]
     fn infinities_and_nan_are_as_ever() {
-        assert_eq!(sum(WgmmaInput::F16, &[(f64::INFINITY, 1.0), (1.0, 1.0)], 0.0), f32::INFINITY);
+        assert_eq!(
+            sum(WgmmaInput::F16, &[(f64::INFINITY, 1.0), (1.0, 1.0)], 0.0),
+            f32::INFINITY
+        );
         assert!(sum(WgmmaInput::F16, &[(f64::INFINITY, 0.0)], 0.0).is_nan());
     }
 }

@@ -153,8 +153,16 @@ mod tests {
         assert_eq!(count(&|lane| 16 * (lane ^ lane / 8)), 4, "swizzled");
         assert_eq!(count(&|lane| 32 * lane), 32, "half of each sector");
         assert_eq!(count(&|lane| 144 * lane), 32, "a padded column");
-        assert_eq!(count(&|lane| 144 * (lane / 8) + 16 * (lane % 8)), 10, "rows padded by 16 bytes");
-        assert_eq!(count(&|lane| 160 * (lane / 8) + 16 * (lane % 8)), 7, "rows padded by 32 bytes");
+        assert_eq!(
+            count(&|lane| 144 * (lane / 8) + 16 * (lane % 8)),
+            10,
+            "rows padded by 16 bytes"
+        );
+        assert_eq!(
+            count(&|lane| 160 * (lane / 8) + 16 * (lane % 8)),
+            7,
+            "rows padded by 32 bytes"
+        );
     }
 
     #[test]

@@ -50,17 +50,19 @@ pub fn all() -> Result<Vec<Probe>, BuildErrors> {
         }
     }
     // Copies of 16 bytes past L1 are written sector by sector.
-    let sectors: [(&str, fn(u32) -> u32); 7] = [
-        ("pairs_column", |lane| lane / 2 * 16 + lane % 2),
-        ("pairs_swapped", |lane| lane ^ 1),
-        ("sectors_shared", |lane| lane / 8 * 8 + lane % 4 * 2 + lane % 8 / 4),
-        ("quarters_shared", |lane| lane / 16 * 16 + lane % 8 * 2 + lane / 8 % 2),
-        ("one_further", |lane| lane + 1),
-        ("every_second_pair", |lane| lane / 2 * 4 + lane % 2),
-        ("quarters_swapped", |lane| lane ^ 8),
-    ];
-    for (name, place) in sectors {
-        let offsets = std::array::from_fn(|lane| place(lane as u32));
+    let by = |f: &dyn Fn(u32) -> u32| -> [u32; 32] { std::array::from_fn(|lane| f(lane as u32)) };
+    for (name, offsets) in [
+        ("pairs_column", by(&|lane| lane / 2 * 16 + lane % 2)),
+        ("pairs_swapped", by(&|lane| lane ^ 1)),
+        ("sectors_shared", by(&|lane| lane / 8 * 8 + lane % 4 * 2 + lane % 8 / 4)),
+        (
+            "quarters_shared",
+            by(&|lane| lane / 16 * 16 + lane % 8 * 2 + lane / 8 % 2),
+        ),
+        ("one_further", by(&|lane| lane + 1)),
+        ("every_second_pair", by(&|lane| lane / 2 * 4 + lane % 2)),
+        ("quarters_swapped", by(&|lane| lane ^ 8)),
+    ] {
         probes.push(copies(name, 16, true, &offsets)?);
         probes.push(copies(name, 16, false, &offsets)?);
     }
@@ -164,30 +166,35 @@ fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErr
 /// Asynchronous copies of `bytes` a lane to where a table says, through L1 or past it.
 fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Result<Probe, BuildErrors> {
     let kind = if past_l1 { "past_l1" } else { "through_l1" };
-    let probe = Probe::new(&format!("copy_{kind}_{bytes}_{name}"), &about("copies", bytes), 32, |k| {
-        let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
-        let lane = k.lane();
-        let words = k.shared_tile::<u32>("words", TileShape::new(1, WORDS));
-        let element = table.offset(lane).load();
-        for i in 0..WORDS / 32 {
-            words.at(0, lane + 32 * i).store(0u32);
-        }
-        k.sync_warp();
-        let (to, from) = (words.at(0, element * (bytes / 4)), table.offset(lane * (bytes / 4)));
-        if past_l1 {
-            k.cp_async(to, from, None);
-        } else {
-            k.cp_async_l1(to, from, bytes, None);
-        }
-        k.cp_async_commit();
-        k.cp_async_wait(0);
-        k.sync_warp();
-        let sum = k.var(0u32);
-        for i in 0..WORDS / 32 {
-            sum.add_assign(words.at(0, lane + 32 * i).load());
-        }
-        out.offset(lane).store(sum);
-    })?;
+    let probe = Probe::new(
+        &format!("copy_{kind}_{bytes}_{name}"),
+        &about("copies", bytes),
+        32,
+        |k| {
+            let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
+            let lane = k.lane();
+            let words = k.shared_tile::<u32>("words", TileShape::new(1, WORDS));
+            let element = table.offset(lane).load();
+            for i in 0..WORDS / 32 {
+                words.at(0, lane + 32 * i).store(0u32);
+            }
+            k.sync_warp();
+            let (to, from) = (words.at(0, element * (bytes / 4)), table.offset(lane * (bytes / 4)));
+            if past_l1 {
+                k.cp_async(to, from, None);
+            } else {
+                k.cp_async_l1(to, from, bytes, None);
+            }
+            k.cp_async_commit();
+            k.cp_async_wait(0);
+            k.sync_warp();
+            let sum = k.var(0u32);
+            for i in 0..WORDS / 32 {
+                sum.add_assign(words.at(0, lane + 32 * i).load());
+            }
+            out.offset(lane).store(sum);
+        },
+    )?;
     let table: Vec<u32> = offsets.iter().copied().cycle().take(128).collect();
     Ok(probe.input(&table).output(32))
 }

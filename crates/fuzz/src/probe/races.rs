@@ -94,7 +94,12 @@ pub fn all() -> Vec<Race> {
             "race",
             half_barrier,
         ),
-        race("early_read", "a word is read before the named barrier", "race", early_read),
+        race(
+            "early_read",
+            "a word is read before the named barrier",
+            "race",
+            early_read,
+        ),
         race(
             "copy_not_waited",
             "cp.async: a barrier, but no wait before it",

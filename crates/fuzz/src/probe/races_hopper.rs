@@ -1,6 +1,8 @@
 //! Mistakes with what only Hopper has: mbarriers, tensor copies, products of a warpgroup.
 
-use flashcore_ir::{BuildErrors, Cache, KernelBuilder, MBarrier, MBarriers, SharedTile, Swizzle, TensorMap, TileShape, Val};
+use flashcore_ir::{
+    BuildErrors, Cache, KernelBuilder, MBarrier, MBarriers, SharedTile, Swizzle, TensorMap, TileShape, Val,
+};
 use half::f16;
 
 use super::Probe;
