@@ -14,6 +14,7 @@ use crate::machine::{TensorMap, map_address};
 use crate::program::{At, BoxCopy};
 use crate::record::Details;
 use crate::shared_memory::POISON;
+use crate::traffic::Traffic;
 use crate::warp::Warp;
 
 /// Bulk copies write shared memory at multiples of this (PTX ISA, "cp.async.bulk.tensor").
@@ -192,6 +193,18 @@ impl<'m> Cluster<'m> {
         false
     }
 
+    /// Counts the sectors of a box, once where it goes to several blocks.
+    fn count_box(&mut self, pc: u32, map: &TensorMap) {
+        if !self.traffic.is_empty() {
+            let sectors = u64::from(map.bytes.div_ceil(32));
+            self.traffic[pc as usize].add(Traffic {
+                requests: 1,
+                transactions: sectors,
+                ideal: sectors,
+            });
+        }
+    }
+
     /// Starts a load in each active lane.
     pub(crate) fn bulk_load(&mut self, warp: &mut Warp, pc: u32, copy: u32) {
         let machine = self.machine;
@@ -219,6 +232,7 @@ impl<'m> Cluster<'m> {
                 continue;
             }
             self.check_dependency(warp, pc, lane);
+            self.count_box(pc, map);
             let at = self.coordinates(warp, copy, lane);
             let words = self.read_box(warp, pc, lane, copy.map, map, &at);
             for rank in (0..machine.blocks).filter(|rank| ranks >> rank & 1 != 0) {
@@ -345,6 +359,7 @@ impl<'m> Cluster<'m> {
                 continue;
             };
             self.check_dependency(warp, pc, lane);
+            self.count_box(pc, map);
             let thread = (32 * warp.index) as u32 + lane;
             let reader = machine.store_reader(warp.index);
             self.judge_async_read(warp, 1 << lane, pc, copy.shared, &[(first, map.bytes)]);

@@ -253,7 +253,7 @@ pub struct MemorySite {
     pub requests: u64,
     /// Shared memory: passes over the banks. Global memory, and the source of an asynchronous copy: sectors of 32
     /// bytes. Where such a copy lands is an entry of its own, of class [`Class::StoreShared`]. A warpgroup's product:
-    /// passes over its operands in shared memory.
+    /// passes over its operands in shared memory. A bulk copy: the sectors of its box.
     pub transactions: u64,
     /// The least that the same bytes could take.
     pub ideal: u64,

@@ -150,7 +150,7 @@ mod tests {
         let count = |f: &dyn Fn(u32) -> u32| copied_past_l1(&offsets(f), u32::MAX).transactions;
         assert_eq!(count(&|lane| 16 * lane), 4, "rows");
         assert_eq!(count(&|lane| 16 * (31 - lane)), 4, "backwards");
-        assert_eq!(count(&|lane| 16 * (lane ^ lane / 8)), 4, "swizzled");
+        assert_eq!(count(&|lane| 16 * (lane ^ (lane / 8))), 4, "swizzled");
         assert_eq!(count(&|lane| 32 * lane), 32, "half of each sector");
         assert_eq!(count(&|lane| 144 * lane), 32, "a padded column");
         assert_eq!(

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flashcore_ir::{Kernel, Node};
+use flashcore_ir::{Arg, Kernel, Node};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step};
 use flashcore_problem::{CausalAlign, InputKind, Inputs, POISON, Problem, ProblemError};
 use flashcore_sim::{SimError, SimOptions, simulate};
@@ -66,6 +66,8 @@ pub(crate) struct SeenStep {
     pub(crate) samples: Vec<Sample>,
     /// Blocks of one head; the launch has several times as many.
     pub(crate) blocks_a_head: u64,
+    /// What SMs are given one after another: blocks, or where blocks stay and work through a list, its entries.
+    pub(crate) turns: u64,
     /// What each block of the launch does, in blocks of the simulated head: 1 unless a block serves several tiles.
     pub(crate) work_a_block: f64,
 }
@@ -129,12 +131,19 @@ impl Observation {
             // The head's kernel is the one whose nodes were counted.
             kernel: of_head.kernel.clone(),
             blocks: step.launch.blocks(),
+            turns: match is_persistent(step) {
+                true => (head.copies * of_head.launch.blocks() as f64).round() as u64,
+                false => step.launch.blocks(),
+            },
             threads: step.launch.threads(),
             shared_bytes: step.launch.dynamic_shared_bytes.max(step.kernel.ledger().total_bytes()),
             live_registers: seen.registers,
             samples: seen.samples,
             blocks_a_head: of_head.launch.blocks(),
-            work_a_block: head.copies * of_head.launch.blocks() as f64 / step.launch.blocks() as f64,
+            work_a_block: match is_persistent(step) {
+                true => 1.0,
+                false => head.copies * of_head.launch.blocks() as f64 / step.launch.blocks() as f64,
+            },
         };
         let mut buffers = BTreeMap::new();
         for buffer in plan.steps().flat_map(|step| &step.launch.buffers) {
@@ -175,7 +184,7 @@ impl SeenStep {
         let mut total = Work::default();
         total.add(
             &head,
-            self.blocks as f64 * self.work_a_block / self.blocks_a_head as f64,
+            self.turns as f64 * self.work_a_block / self.blocks_a_head as f64,
         );
         total
     }
@@ -201,6 +210,11 @@ impl SeenStep {
             }
         }
     }
+}
+
+/// Whether blocks stay and work through a list that comes with the launch.
+fn is_persistent(step: &Step) -> bool {
+    step.launch.args.iter().any(|arg| matches!(arg, Arg::Table(_)))
 }
 
 /// Refuses a kernel with an instruction whose cost is not modelled.
@@ -321,9 +335,11 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
             ..SimOptions::default()
         };
         let report = simulate(&step.kernel, &step.launch, &mut buffers, &options)?;
+        // A block's cluster runs with it.
+        let cluster = f64::from(step.launch.cluster.iter().product::<u32>().max(1));
         let runs = report.nodes.iter().map(|node| NodeRuns {
-            runs: node.warps as f64,
-            transactions: node.transactions as f64,
+            runs: node.warps as f64 / cluster,
+            transactions: node.transactions as f64 / cluster,
         });
         seen.registers = report.registers;
         seen.samples.push(Sample {

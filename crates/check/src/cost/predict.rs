@@ -153,7 +153,7 @@ impl Observation {
             uses,
             latency_micros: total.latency,
             launch_micros: total.launch,
-            tensor_flops: work.tensor_f32 + work.tensor_f16,
+            tensor_flops: work.tensor_f32 + work.tensor_f16 + work.tensor_wgmma,
             l2_bytes: work.l2_bytes,
             dram_bytes,
             clocks,
@@ -264,7 +264,7 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> Busiest {
     };
     let kinds: Vec<_> = (0..step.blocks_a_head).map(block).collect();
     let mut loads: BinaryHeap<Load> = (0..sms.max(1)).map(|_| Load::default()).collect();
-    for index in 0..step.blocks {
+    for index in 0..step.turns {
         let (clocks, chain) = &kinds[(index % step.blocks_a_head) as usize];
         if let Some(mut load) = loads.pop() {
             for (sum, clock) in load.clocks.iter_mut().zip(clocks) {

@@ -69,17 +69,19 @@ pub(crate) struct Sm {
     tensor_f32: f64,
     /// The same with f16 accumulators.
     tensor_f16: f64,
+    /// The same of warpgroups' products, which reach the datasheet's.
+    tensor_wgmma: f64,
 }
 
 impl Sm {
     pub(crate) fn of(profile: &Profile) -> Sm {
         let rates = Rates::of(profile.target);
-        let per_clock = |tflops: f64| {
-            rates.mma_sync * tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6)
-        };
+        let per_clock =
+            |tflops: f64| tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6);
         Sm {
-            tensor_f32: per_clock(profile.tensor_f16_f32acc_tflops),
-            tensor_f16: per_clock(profile.tensor_f16_f16acc_tflops),
+            tensor_f32: rates.mma_sync * per_clock(profile.tensor_f16_f32acc_tflops),
+            tensor_f16: rates.mma_sync * per_clock(profile.tensor_f16_f16acc_tflops),
+            tensor_wgmma: per_clock(profile.tensor_f16_f32acc_tflops),
             rates,
         }
     }
@@ -89,7 +91,11 @@ impl Sm {
         let rates = &self.rates;
         let warps = |lanes: f64| 32.0 / lanes;
         match resource {
-            Resource::Tensor => work.tensor_f32 / self.tensor_f32 + work.tensor_f16 / self.tensor_f16,
+            Resource::Tensor => {
+                work.tensor_f32 / self.tensor_f32
+                    + work.tensor_f16 / self.tensor_f16
+                    + work.tensor_wgmma / self.tensor_wgmma
+            }
             Resource::Mufu => work.mufu * warps(rates.mufu),
             Resource::Fma => {
                 work.fma * warps(rates.fma) + work.int_mul * warps(rates.int_mul) + work.half * warps(rates.half)

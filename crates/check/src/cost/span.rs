@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use flashcore_ir::inst::WgmmaInst;
 use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass};
 
 use super::observe::NodeRuns;
@@ -36,6 +37,8 @@ pub(crate) fn clocks(kernel: &Kernel, runs: &[NodeRuns], sm: &Sm) -> f64 {
             ready: vec![0.0; registers],
             copies: VecDeque::new(),
             open_copies: 0.0,
+            products: VecDeque::new(),
+            last_product: 0.0,
         },
         stretch: Stretch::default(),
     };
@@ -53,6 +56,16 @@ pub(crate) fn size(node: &Node) -> usize {
     }
 }
 
+/// Whether a warpgroup's products are among nodes.
+fn has_products(nodes: &[Node]) -> bool {
+    nodes.iter().any(|node| match node {
+        Node::Inst { inst, .. } => matches!(inst, Inst::Wgmma(_)),
+        Node::BreakIf { .. } => false,
+        Node::If { then, otherwise, .. } => has_products(then) || has_products(otherwise),
+        Node::Loop { body, .. } => has_products(body),
+    })
+}
+
 fn sizes(nodes: &[Node]) -> usize {
     nodes.iter().map(size).sum()
 }
@@ -67,6 +80,10 @@ struct Times {
     copies: VecDeque<f64>,
     /// The same for the copies since.
     open_copies: f64,
+    /// When each closed group of a warpgroup's products is finished, oldest first.
+    products: VecDeque<f64>,
+    /// When the last product that was started is finished.
+    last_product: f64,
 }
 
 /// What has been seen of the present stretch.
@@ -93,9 +110,24 @@ impl Walk<'_> {
             match node {
                 Node::Inst { inst, .. } => self.inst(inst, index),
                 Node::BreakIf { .. } => self.branch(),
-                Node::If { then, otherwise, .. } => {
+                Node::If {
+                    condition,
+                    then,
+                    otherwise,
+                    ..
+                } => {
                     self.branch();
                     let entered = self.runs[index].runs;
+                    // Roles of warps: those that compute are looked at, not those that copy for them.
+                    let computes = [then, otherwise].map(|side| has_products(side));
+                    if condition.uniform && !then.is_empty() && !otherwise.is_empty() && computes[0] != computes[1] {
+                        match computes[0] {
+                            true => self.nodes(then, index + 1),
+                            false => self.nodes(otherwise, index + 1 + sizes(then)),
+                        }
+                        index += size(node);
+                        continue;
+                    }
                     self.side(then, index + 1, entered);
                     self.side(otherwise, index + 1 + sizes(then), entered);
                 }
@@ -166,6 +198,8 @@ impl Walk<'_> {
         self.now.open_copies += clocks;
         self.now.ready.iter_mut().for_each(|at| *at += clocks);
         self.now.copies.iter_mut().for_each(|at| *at += clocks);
+        self.now.products.iter_mut().for_each(|at| *at += clocks);
+        self.now.last_product += clocks;
     }
 
     fn branch(&mut self) {
@@ -206,6 +240,19 @@ impl Walk<'_> {
                 }
                 return;
             }
+            Inst::Wgmma(WgmmaInst::Commit) => {
+                self.now.products.push_back(self.now.last_product);
+                return;
+            }
+            Inst::Wgmma(WgmmaInst::Wait { pending }) => {
+                self.close();
+                while self.now.products.len() > *pending as usize {
+                    if let Some(finished) = self.now.products.pop_front() {
+                        self.now.front = self.now.front.max(finished);
+                    }
+                }
+                return;
+            }
             _ => {}
         }
         let runs = &self.runs[index];
@@ -223,6 +270,15 @@ impl Walk<'_> {
         }
         self.stretch.last = self.stretch.last.max(operands - self.now.front);
         let done = operands + latency_of(inst, transactions, &self.sm.rates);
+        if let Inst::Wgmma(WgmmaInst::Mma { .. }) = inst {
+            // One after another; the registers are there when they have been waited for.
+            let clocks = self.sm.clocks_of_a_warp(&Work {
+                passes: 0.0,
+                ..Work::of(inst, 0.0)
+            });
+            self.now.last_product = self.now.last_product.max(done) + clocks;
+            return;
+        }
         if let Inst::CpAsync { .. } = inst {
             self.now.open_copies = self.now.open_copies.max(done);
         }
@@ -282,11 +338,11 @@ fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
         | Inst::FenceProxyAsync
         | Inst::FenceMbarrierInit
         | Inst::TrapIf { .. } => 0.0,
-        // Kernels with these have no observation: see `work::is_known`.
+        // What copies bring is taken to be there by then: they are far ahead of those who wait.
+        Inst::Mbar(_) => latency.shared,
         Inst::SetMaxRegs { .. }
         | Inst::DependencyWait
         | Inst::DependencyTrigger
-        | Inst::Mbar(_)
         | Inst::Bulk(_)
         | Inst::Wgmma(_)
         | Inst::Cluster(_) => 0.0,

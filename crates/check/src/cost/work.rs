@@ -1,6 +1,6 @@
 //! [`Work`]: what instructions ask of the machine, whichever machine it is.
 
-use flashcore_ir::inst::{BinOp, Cvt, MmaAcc, Space, UnOp};
+use flashcore_ir::inst::{BinOp, BulkInst, Cvt, MmaAcc, Space, UnOp, WgmmaInput, WgmmaInst};
 use flashcore_ir::{Inst, Operand, RegClass, ScalarType};
 use serde::Serialize;
 
@@ -29,6 +29,8 @@ pub struct Work {
     pub tensor_f32: f64,
     /// Tensor-core FLOPs with f16 accumulators.
     pub tensor_f16: f64,
+    /// Tensor-core FLOPs of warpgroups' products.
+    pub tensor_wgmma: f64,
     /// Passes over the 128 bytes of shared memory or L1: wavefronts of shared accesses, 128-byte parts of global
     /// ones, one for each exchange between lanes.
     pub passes: f64,
@@ -51,7 +53,7 @@ impl Work {
         }
     }
 
-    fn fields(&self) -> [f64; 11] {
+    fn fields(&self) -> [f64; 12] {
         [
             self.issued,
             self.fma,
@@ -62,12 +64,13 @@ impl Work {
             self.mufu,
             self.tensor_f32,
             self.tensor_f16,
+            self.tensor_wgmma,
             self.passes,
             self.l2_bytes,
         ]
     }
 
-    fn fields_mut(&mut self) -> [&mut f64; 11] {
+    fn fields_mut(&mut self) -> [&mut f64; 12] {
         [
             &mut self.issued,
             &mut self.fma,
@@ -78,6 +81,7 @@ impl Work {
             &mut self.mufu,
             &mut self.tensor_f32,
             &mut self.tensor_f16,
+            &mut self.tensor_wgmma,
             &mut self.passes,
             &mut self.l2_bytes,
         ]
@@ -158,15 +162,22 @@ impl Work {
             | Inst::Fence { .. }
             | Inst::FenceProxyAsync
             | Inst::FenceMbarrierInit
-            | Inst::TrapIf { .. } => one,
-            // Kernels with these have no observation: see `is_known`.
-            Inst::SetMaxRegs { .. }
+            | Inst::TrapIf { .. }
+            | Inst::SetMaxRegs { .. }
             | Inst::DependencyWait
             | Inst::DependencyTrigger
-            | Inst::Mbar(_)
-            | Inst::Bulk(_)
-            | Inst::Wgmma(_)
-            | Inst::Cluster(_) => none,
+            | Inst::Cluster(_) => one,
+            // A wait succeeds at its first attempt, as far as issue slots go: later ones are free slots.
+            Inst::Mbar(_) => Work { passes: 1.0, ..one },
+            Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }) => memory(Space::Global, transactions),
+            Inst::Bulk(_) => one,
+            Inst::Wgmma(WgmmaInst::Mma { input, n, .. }) => Work {
+                // A warp's quarter of it.
+                tensor_wgmma: 2.0 * 16.0 * f64::from(n * input.k()),
+                passes: transactions,
+                ..one
+            },
+            Inst::Wgmma(_) => one,
         }
     }
 
@@ -179,22 +190,18 @@ impl Work {
     }
 }
 
-/// Whether the model knows what an instruction costs and when its results are there. What waits for an mbarrier,
-/// for a warpgroup's product or for another block or launch needs a model of that waiting first.
+/// Whether the model knows what an instruction costs and when its results are there. Accesses to another block's shared
+/// memory need a model of that first, and so do fp8 products.
 pub(crate) fn is_known(inst: &Inst) -> bool {
     !matches!(
         inst,
-        Inst::SetMaxRegs { .. }
-            | Inst::DependencyWait
-            | Inst::DependencyTrigger
-            | Inst::Mbar(_)
-            | Inst::Bulk(_)
-            | Inst::Wgmma(_)
-            | Inst::Cluster(_)
-            | Inst::Ld {
-                space: Space::Cluster,
-                ..
-            }
+        Inst::Wgmma(WgmmaInst::Mma {
+            input: WgmmaInput::E4M3,
+            ..
+        }) | Inst::Ld {
+            space: Space::Cluster,
+            ..
+        }
             | Inst::St {
                 space: Space::Cluster,
                 ..
