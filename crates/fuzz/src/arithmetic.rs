@@ -163,7 +163,9 @@ impl<'k> Writer<'k, '_> {
             Op::WOr => set(w(a) | w(b)),
             Op::WXor => set(w(a) ^ w(b)),
             Op::WNot => set(!w(a)),
-            Op::WShl => set(w(a) << u(b)),
+            // ptxas forgets constant shifts of a wide product by more than it has bits.
+            Op::WShl if b >> 30 == 0 => set(w(a) << (b % 64)),
+            Op::WShl => set(w(a) << self.u(b)),
             Op::WShr => set(w(a) >> u(b)),
             Op::WDiv | Op::WRem => set(divided(w(a), w(b) | 1u64, op == Op::WDiv)),
             Op::WSetp => self.set_p(d, compare(w(a), w(b), n)),

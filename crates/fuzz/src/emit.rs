@@ -221,7 +221,9 @@ impl<'k, 'p> Writer<'k, 'p> {
                     otherwise,
                 } => {
                     let cond = match by {
-                        Decision::Lane => self.p(args[0]).divergent(),
+                        // No variable: ptxas takes a predicate for still being true inside, where it is assigned to
+                        // there.
+                        Decision::Lane => self.bit(args[0]).divergent(),
                         Decision::AnyOfWarp => self.p(args[0]).vote_any().uniform(),
                         Decision::AllOfWarp => self.p(args[0]).vote_all().uniform(),
                         Decision::Block => self.k.block_idx(0).eq(args[1] % 2).uniform(),
@@ -237,6 +239,11 @@ impl<'k, 'p> Writer<'k, 'p> {
         }
     }
 
+    /// A condition that a number chooses.
+    fn bit(&self, number: u32) -> Val<'k, bool> {
+        ((self.u(number) >> (number % 32)) & 1u32).eq(1)
+    }
+
     fn repeat(&self, rounds: Rounds, args: &Args, body: &[Step]) {
         let round = |index: Val<'k, u32>| {
             self.set_u(args[1], index);
@@ -250,7 +257,7 @@ impl<'k, 'p> Writer<'k, 'p> {
                 self.k.loop_(|l| {
                     l.break_if(counter.get().ge(args[0] % 4).divergent());
                     round(counter.get());
-                    l.break_if(self.p(args[2]).divergent());
+                    l.break_if(self.bit(args[2]).divergent());
                     counter.add_assign(1u32);
                 });
             }

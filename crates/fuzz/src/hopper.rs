@@ -350,8 +350,10 @@ impl<'k> Writer<'k, '_> {
             self.f(c).min(1e4).max(-1e4)
         };
         // ptxas 12.0 and 13.0 take a value that accumulators begin with for still being in its register afterwards, if
-        // something else computes the same: an exchange is a value of its own.
-        let first = first.shfl_idx(self.lane);
+        // something else computes the same. An exchange is a value of its own, of which they must not see that lanes
+        // get their own, that all lanes have the same, or that another one is the same.
+        let beyond = (self.u(c) * (2 * self.next_place() as u32 + 1)) & 32u32;
+        let first = (first + self.lane.to_f32()).shfl_idx(self.lane + beyond);
         let sizes = first.abs();
         for i in 0..columns / 2 {
             accs[0].var(i).set(first);

@@ -92,7 +92,11 @@ impl Cluster<'_> {
             let reading = reads.fold(0u32, |lanes, lane| lanes | 1 << lane);
             let start = self.machine.regions[usize::from(src.object)].base;
             let offsets = from.map(|base| base.wrapping_add(src.offset as i64 as u64).wrapping_sub(start));
-            self.traffic[pc as usize].add(traffic::global(&offsets, reading, bytes));
+            let to = to.map(|base| base.wrapping_add(dst.offset as u32));
+            self.traffic[pc as usize].add(match past_l1 {
+                true => traffic::copied_sectors(&offsets, &to, reading),
+                false => traffic::global(&offsets, reading, bytes),
+            });
         }
         let mut too_long = 0;
         let mut data = [[0u32; 4]; 32];

@@ -182,10 +182,7 @@ impl SeenStep {
             }
         }
         let mut total = Work::default();
-        total.add(
-            &head,
-            self.turns as f64 * self.work_a_block / self.blocks_a_head as f64,
-        );
+        total.add(&head, self.turns as f64 * self.work_a_block / self.blocks_a_head as f64);
         total
     }
 

@@ -76,8 +76,7 @@ pub(crate) struct Sm {
 impl Sm {
     pub(crate) fn of(profile: &Profile) -> Sm {
         let rates = Rates::of(profile.target);
-        let per_clock =
-            |tflops: f64| tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6);
+        let per_clock = |tflops: f64| tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6);
         Sm {
             tensor_f32: rates.mma_sync * per_clock(profile.tensor_f16_f32acc_tflops),
             tensor_f16: rates.mma_sync * per_clock(profile.tensor_f16_f16acc_tflops),

@@ -201,15 +201,13 @@ pub(crate) fn is_known(inst: &Inst) -> bool {
         }) | Inst::Ld {
             space: Space::Cluster,
             ..
+        } | Inst::St {
+            space: Space::Cluster,
+            ..
+        } | Inst::Atom {
+            space: Space::Cluster,
+            ..
         }
-            | Inst::St {
-                space: Space::Cluster,
-                ..
-            }
-            | Inst::Atom {
-                space: Space::Cluster,
-                ..
-            }
     )
 }
 
