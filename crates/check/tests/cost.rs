@@ -48,6 +48,38 @@ fn tensor_cores_do_both_products_and_nothing_else() {
     }
 }
 
+/// Hopper's products, too: blocks that stay, of one tile or of a part of one at the end, and pairs of blocks.
+#[test]
+fn warpgroups_do_both_products_and_nothing_else() {
+    for (id, len, waste) in [
+        ("wgmma/m128n128-s2-turns-bold", 512, 1.0),
+        ("wgmma/m128n128-s2-turns-bold", 4096, 1.0),
+        ("wgmma/m192n128-s2-turns-bold", 4096, 4224.0 / 4096.0),
+    ] {
+        let problem = shape(1, 4, len);
+        let work = observed(&problem, id, Target::Sm90a).total_work();
+        let ratio = work.tensor_wgmma / flops(&problem);
+        assert!(ratio >= 1.0 - 1e-9 && ratio <= waste + 1e-9, "{id} {len}: {ratio}");
+        assert_eq!(work.tensor_f32, 0.0);
+    }
+}
+
+#[test]
+fn tensor_cores_bind_long_attention_on_hopper() {
+    let problem = shape(4, 16, 4096);
+    let p = observed(&problem, "wgmma/m128n128-s2-turns-bold", Target::Sm90a).predict(profile("h200"), &[]);
+    let tensor = p.uses.iter().find(|used| used.resource == Resource::Tensor).unwrap();
+    // The datasheet's rate at its boost clock: 2,048 fused products a clock on each of 132 SMs.
+    let clocks = flops(&problem) / (2.0 * 2048.0 * 132.0);
+    let by_hand = clocks / p.clocks.highest;
+    assert!(
+        (tensor.micros / by_hand - 1.0).abs() < 0.05,
+        "{} {by_hand}",
+        tensor.micros
+    );
+    assert!(p.micros > by_hand && p.micros < 3.0 * by_hand, "{p:?}");
+}
+
 #[test]
 fn scalar_kernels_do_them_on_the_fma_pipe() {
     let problem = shape(1, 2, 512);

@@ -33,7 +33,12 @@ fn the_simulator_counts_what_ncu_has_counted() {
         let kernel = kernel.unwrap_or_else(|| panic!("{}: not counted; ask ncu anew", probe.name));
         // Lines move when the source does: what counts is that there are as many of each.
         let mut theirs: Vec<(What, u64)> = kernel.lines.iter().map(|line| (line.what, line.ncu)).collect();
-        let mut ours: Vec<(What, u64)> = probe.counts().unwrap().iter().map(|line| (line.what, line.count)).collect();
+        let mut ours: Vec<(What, u64)> = probe
+            .counts()
+            .unwrap()
+            .iter()
+            .map(|line| (line.what, line.count))
+            .collect();
         theirs.sort_unstable();
         ours.sort_unstable();
         assert_eq!(ours, theirs, "{}", probe.name);

@@ -17,8 +17,13 @@ use thiserror::Error;
 use super::work::{Work, is_known};
 
 /// Keys of the shorter of the two lengths that stand for a long sequence, plus its remainder by this; the other
-/// has as many more.
-const SHORT: usize = 512;
+/// has as many more. A multiple of the rows that a block computes, so that the lengths end in the same part of a tile.
+fn short_of(config: &Config) -> usize {
+    match config {
+        Config::Wgmma(config) if !512u32.is_multiple_of(config.rows) => 768,
+        _ => 512,
+    }
+}
 
 /// How often a node ran, in all warps of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,7 +37,8 @@ pub(crate) struct NodeRuns {
 /// A block that stands for those around it.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
-    /// Where it is among the blocks of its head: 0 the first, 1 the last.
+    /// Where it is among the blocks of its head: 0 the first, 1 the last. Where blocks work through a list, 0 the second
+    /// and 1 the last but one, which are whole tiles; -1 the first and 2 the last.
     pub(crate) place: f64,
     /// By node, of a whole block.
     pub(crate) runs: Vec<NodeRuns>,
@@ -68,6 +74,8 @@ pub(crate) struct SeenStep {
     pub(crate) blocks_a_head: u64,
     /// What SMs are given one after another: blocks, or where blocks stay and work through a list, its entries.
     pub(crate) turns: u64,
+    /// Whether they do.
+    pub(crate) has_list: bool,
     /// What each block of the launch does, in blocks of the simulated head: 1 unless a block serves several tiles.
     pub(crate) work_a_block: f64,
 }
@@ -112,7 +120,7 @@ impl Observation {
     pub fn with_cache(plan: &Plan, kernels: &KernelCache) -> Result<Observation, CostError> {
         plan.steps().try_for_each(|step| refuse_unknown(&step.kernel))?;
         let head = Head::of(plan, kernels)?;
-        let seen = match shorter_lengths(&plan.problem) {
+        let seen = match shorter_lengths(&plan.problem, short_of(&plan.config)) {
             None => simulated(&head.plan)?,
             Some((short, longer)) => {
                 let at = |len| -> Result<Vec<Simulated>, CostError> {
@@ -131,6 +139,7 @@ impl Observation {
             // The head's kernel is the one whose nodes were counted.
             kernel: of_head.kernel.clone(),
             blocks: step.launch.blocks(),
+            has_list: is_persistent(step),
             turns: match is_persistent(step) {
                 true => (head.copies * of_head.launch.blocks() as f64).round() as u64,
                 false => step.launch.blocks(),
@@ -188,9 +197,14 @@ impl SeenStep {
 
     /// Which samples stand for a block of a head, with their shares: the one or two whose places are around it.
     pub(crate) fn mixture(&self, block: u64) -> [(usize, f64); 2] {
-        let place = match self.blocks_a_head {
-            0 | 1 => 0.0,
-            blocks => (block % blocks) as f64 / (blocks - 1) as f64,
+        let blocks = self.blocks_a_head.max(1);
+        let block = block % blocks;
+        let place = match (self.has_list, blocks) {
+            (true, _) if block == 0 => -1.0,
+            (true, _) if block == blocks - 1 => 2.0,
+            (true, _) => (block - 1) as f64 / (blocks - 3).max(1) as f64,
+            (false, 1) => 0.0,
+            (false, _) => block as f64 / (blocks - 1) as f64,
         };
         let last = self.samples.len() - 1;
         match self
@@ -278,15 +292,15 @@ fn one_head(problem: &Problem, query_heads: usize, seq_len_kv: Option<usize>) ->
 }
 
 /// Two lengths of K/V on whose line the problem's length lies, if it is long and its blocks' work is a line in it.
-fn shorter_lengths(problem: &Problem) -> Option<(usize, usize)> {
+fn shorter_lengths(problem: &Problem, unit: usize) -> Option<(usize, usize)> {
     let (q, kv) = (problem.seq_len_q(), problem.seq_len_kv());
     let mask = problem.mask();
     let edge = mask.window_left.is_some()
         || mask.window_right.is_some_and(|right| right > 0)
         || problem.q_offset() != 0
         || problem.kv_offset() != 0;
-    let short = SHORT + kv % SHORT;
-    let longer = short + SHORT;
+    let short = unit + kv % unit;
+    let longer = short + unit;
     // Rows of a short block of queries must all keep their keys.
     let keeps_rows = q == kv || mask.is_full() || (q <= short && mask.align == CausalAlign::BottomRight);
     (!edge && keeps_rows && kv > longer).then_some((short, longer))
@@ -305,12 +319,22 @@ fn simulated(plan: &Plan) -> Result<Vec<Simulated>, CostError> {
     plan.steps().map(|step| simulated_step(step, &inputs)).collect()
 }
 
-/// The first, the middle and the last block of a step; one block if it has only one.
+/// The first, the middle and the last block of a step; one block if it has only one. Where blocks work through a list
+/// five: the first or the last tile may be a part of one, and stands for itself alone.
 fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> {
     let blocks = step.launch.blocks();
-    let mut chosen = vec![0, blocks / 2, blocks.saturating_sub(1)];
-    chosen.sort_unstable();
-    chosen.dedup();
+    let last = blocks.saturating_sub(1);
+    let mut chosen: Vec<(u64, f64)> = Vec::new();
+    if is_persistent(step) {
+        let second = 1.min(last);
+        let of_list = [0, second, blocks / 2, last.saturating_sub(1).max(second), last];
+        chosen.extend(of_list.into_iter().zip([-1.0, 0.0, 0.5, 1.0, 2.0]));
+    } else {
+        let mut of_grid = vec![0, blocks / 2, last];
+        of_grid.dedup();
+        let place = |block: u64| if last == 0 { 0.0 } else { block as f64 / last as f64 };
+        chosen.extend(of_grid.into_iter().map(|block| (block, place(block))));
+    }
     let mut buffers = Vec::new();
     for spec in &step.launch.buffers {
         buffers.push(match spec.name {
@@ -325,7 +349,13 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
         samples: Vec::new(),
         registers: 0,
     };
-    for block in chosen {
+    let mut seen_blocks: BTreeMap<u64, Vec<NodeRuns>> = BTreeMap::new();
+    for (block, place) in chosen {
+        if let Some(runs) = seen_blocks.get(&block) {
+            let runs = runs.clone();
+            seen.samples.push(Sample { place, runs });
+            continue;
+        }
         let options = SimOptions {
             memory_counts: true,
             only_block: Some(block),
@@ -338,14 +368,10 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
             runs: node.warps as f64 / cluster,
             transactions: node.transactions as f64 / cluster,
         });
+        let runs: Vec<NodeRuns> = runs.collect();
         seen.registers = report.registers;
-        seen.samples.push(Sample {
-            place: match blocks {
-                0 | 1 => 0.0,
-                _ => block as f64 / (blocks - 1) as f64,
-            },
-            runs: runs.collect(),
-        });
+        seen_blocks.insert(block, runs.clone());
+        seen.samples.push(Sample { place, runs });
     }
     Ok(seen)
 }
