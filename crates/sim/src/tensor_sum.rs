@@ -117,6 +117,7 @@ fn power(n: i32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::float::{bf16_to_f32, e4m3_to_f32, f16_to_f32};
 
     fn sum(input: WgmmaInput, products: &[(f64, f64)], acc: f64) -> f32 {
         let rule = HopperSum::of(input);
@@ -162,6 +163,44 @@ mod tests {
             sum(WgmmaInput::F16, &[(0.0, 65504.0), (1.0, 2f64.powi(-14))], 0.0),
             2f32.powi(-14)
         );
+    }
+
+    /// Sums that an H200 has computed, with their operands; exact ones would be others.
+    #[test]
+    fn an_h200_computes_so() {
+        let number = |text: &str| u32::from_str_radix(text, 16).unwrap();
+        let mut checked = 0;
+        for line in include_str!("../tests/h200-sums.txt").lines() {
+            if line.starts_with('#') {
+                continue;
+            }
+            let [kind, first, want, a, b] = line.split(' ').collect::<Vec<_>>()[..] else {
+                panic!("{line}");
+            };
+            let widen: fn(u32) -> f32 = match kind {
+                "bf16" => bf16_to_f32,
+                "e4m3" => e4m3_to_f32,
+                _ => f16_to_f32,
+            };
+            let list = |text: &str| -> Vec<f64> { text.split(',').map(|x| f64::from(widen(number(x)))).collect() };
+            let (a, b) = (list(a), list(b));
+            let products = a.iter().copied().zip(b.iter().copied());
+            let got = if kind == "f16-f16" {
+                let rule = HopperSum::halves();
+                rule.to_f16(rule.sum(products, f64::from(f16_to_f32(number(first)))))
+            } else {
+                let rule = HopperSum::of(match kind {
+                    "bf16" => WgmmaInput::BF16,
+                    "e4m3" => WgmmaInput::E4M3,
+                    _ => WgmmaInput::F16,
+                });
+                rule.to_f32(rule.sum(products, f64::from(f32::from_bits(number(first)))))
+                    .to_bits()
+            };
+            assert_eq!(got, number(want), "{line}");
+            checked += 1;
+        }
+        assert!(checked >= 60, "{checked}");
     }
 
     #[test]
