@@ -27,7 +27,7 @@ impl Race {
     /// ```
     /// let race = flashcore_fuzz::probe::races::all().remove(0);
     /// let report = race.racy()?.simulate(0)?;
-    /// assert_eq!(report.findings[0].kind.name(), race.kind);
+    /// assert!(report.findings.iter().any(|finding| finding.kind.name() == race.kind));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn racy(&self) -> Result<Probe, BuildErrors> {
