@@ -1,6 +1,6 @@
 //! How a call would be computed, without computing it. The package's `explain` puts it in words.
 
-use flashcore::{PlanSummary, Problem};
+use flashcore::{PlanSummary, Problem, Step};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -11,8 +11,8 @@ use crate::options::Options;
 /// How `attention` would compute this call, as a dict; nothing is computed or compiled.
 ///
 /// It has problem, device, kernel, why and flops (of the two products, over visible keys only), and on a GPU also
-/// target, grid, block, cluster, shared_bytes (a block), workspace_bytes, then (the names of kernels that run after the
-/// one described) and considered: pairs of a kernel and why it was refused (None: chosen). Takes the arguments of `attention` that matter for it and raises what it would raise.
+/// target, grid, block, cluster, shared_bytes (a block), workspace_bytes, before and then (the names of kernels that run
+/// before and after the one described) and considered: pairs of a kernel and why it was refused (None: chosen). Takes the arguments of `attention` that matter for it and raises what it would raise.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, *, causal=false, window=None, softcap=None, scale=None, return_lse=false, kernel=None, layout="bshd",
@@ -67,8 +67,14 @@ fn describe<'py>(
             plan.set_item("cluster", launch.cluster)?;
             plan.set_item("shared_bytes", choice.plan.main.kernel.ledger().total_bytes())?;
             plan.set_item("workspace_bytes", choice.plan.workspace_bytes())?;
-            let then: Vec<&str> = choice.plan.then.iter().map(|step| step.kernel.name()).collect();
-            plan.set_item("then", then)?;
+            let names = |steps: &[Step]| {
+                steps
+                    .iter()
+                    .map(|step| step.kernel.name().to_string())
+                    .collect::<Vec<_>>()
+            };
+            plan.set_item("before", names(&choice.plan.before))?;
+            plan.set_item("then", names(&choice.plan.then))?;
             let considered = PyList::empty(py);
             for candidate in &choice.considered {
                 let refusal = candidate.refusal.as_ref().map(ToString::to_string);

@@ -46,7 +46,7 @@ pub use attention::{Attention, KernelId, PlanSummary};
 pub use device::Device;
 pub use error::Error;
 pub use flashcore_cuda::{Context, DeviceBuffer, DeviceInfo, DeviceSlice, Event, Graph, Stream};
-pub use flashcore_kernels::{Config, Plan};
+pub use flashcore_kernels::{Config, Plan, Step};
 pub use flashcore_problem::{
     CausalAlign, Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemError, Reference, Tensor,
     TensorView, TensorViewMut, Tolerance, absmax_scales, compare, compare_lse, quantise, reference, reference_rows,

@@ -27,6 +27,7 @@ def explain(q, k, v, **options) -> str:
             f"{how['target']}, {how['shared_bytes']:,} B of shared memory a block, "
             f"{how['workspace_bytes']:,} B of workspace"
         )
+        lines += [f"  before it {kernel}" for kernel in how["before"]]
         lines += [f"  then {kernel}" for kernel in how["then"]]
         lines += [f"  refused: {kernel}: {why}" for kernel, why in how["considered"] if why is not None]
     lines.append(f"  {how['flops'] / 1e9:,.2f} GFLOP over the visible keys")

@@ -26,6 +26,7 @@ class Plan(TypedDict, total=False):
     cluster: Tuple[int, int, int]
     shared_bytes: int
     workspace_bytes: int
+    before: list[str]
     then: list[str]
     considered: list[Tuple[str, Optional[str]]]
 
