@@ -285,15 +285,9 @@ fn buffers_of(plan: &Plan, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buf
     let mut buffers = BTreeMap::new();
     for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
         let bytes = match spec.name {
-            "q" => inputs.q.bytes().to_vec(),
-            "k" => inputs.k.bytes().to_vec(),
-            "v" => inputs.v.bytes().to_vec(),
-            "q_scale" => scale_bytes(&inputs.q),
-            "k_scale" => scale_bytes(&inputs.k),
-            "v_scale" => scale_bytes(&inputs.v),
             "workspace" => vec![POISON; plan.workspace_bytes() as usize],
             name if ANSWERS.contains(&name) => vec![POISON; spec.bytes as usize],
-            other => return Err(CheckError::Buffer(other)),
+            name => input_bytes(inputs, name).ok_or(CheckError::Buffer(name))?,
         };
         buffers.entry(spec.name).or_insert_with(|| Buffer {
             bytes,
@@ -301,6 +295,19 @@ fn buffers_of(plan: &Plan, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buf
         });
     }
     Ok(buffers)
+}
+
+/// What a launch's buffer holds of the inputs, by its name; `None` for buffers that hold nothing of them.
+pub(crate) fn input_bytes(inputs: &Inputs, name: &str) -> Option<Vec<u8>> {
+    Some(match name {
+        "q" => inputs.q.bytes().to_vec(),
+        "k" => inputs.k.bytes().to_vec(),
+        "v" => inputs.v.bytes().to_vec(),
+        "q_scale" => scale_bytes(&inputs.q),
+        "k_scale" => scale_bytes(&inputs.k),
+        "v_scale" => scale_bytes(&inputs.v),
+        _ => return None,
+    })
 }
 
 /// A tensor's scales as the launch buffer that holds them; empty where it has none.

@@ -15,6 +15,7 @@ use flashcore_sim::{SimError, SimOptions, simulate};
 use thiserror::Error;
 
 use super::work::{Work, is_known};
+use crate::check::input_bytes;
 
 /// Keys of the shorter of the two lengths that stand for a long sequence, plus its remainder by this; the other
 /// has as many more. A multiple of the rows that a block computes, so that the lengths end in the same part of a tile.
@@ -338,11 +339,8 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
     let mut buffers = Vec::new();
     for spec in &step.launch.buffers {
         buffers.push(match spec.name {
-            "q" => inputs.q.bytes().to_vec(),
-            "k" => inputs.k.bytes().to_vec(),
-            "v" => inputs.v.bytes().to_vec(),
             "out" | "lse" | "workspace" => vec![POISON; spec.bytes as usize],
-            other => return Err(CostError::Buffer(other)),
+            name => input_bytes(inputs, name).ok_or(CostError::Buffer(name))?,
         });
     }
     let mut seen = Simulated {
