@@ -14,7 +14,7 @@
 //! ```
 //!
 //! fp8: Q, K and V of [`DType::E4M3`] come with a scale for each batch and K/V head
-//! ([`TensorView::with_scales`], [`DeviceScales`]); the answer is bf16. [`quantise`] makes such tensors.
+//! ([`TensorView::with_scales`], [`DeviceScales`]); the answer is bf16. [`quantise()`] makes such tensors.
 //!
 //! ```
 //! use flashcore::{Attention, DType, Device, Layout, Problem, Tensor, absmax_scales, quantise};
