@@ -47,6 +47,7 @@ mod report;
 mod resources;
 mod rng;
 mod rows;
+mod seldom;
 mod shadow;
 mod shared_memory;
 mod simulate;

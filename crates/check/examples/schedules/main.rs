@@ -2,17 +2,19 @@
 //! that depend on the schedule: `cargo run --release -p flashcore-check --example schedules -- --schedules 100 --json FILE`.
 //!
 //! The schedules of a kernel are shared out among its problems, each of another mask. `--kernel TEXT` takes those alone
-//! whose id contains it. Exits with 1 if anything is found.
+//! whose id contains it, `--of config` one kernel of each config, that of its largest head size. Exits with 1 if anything
+//! is found.
 
 mod shipped;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use serde::Serialize;
 
-use shipped::shipped;
+use shipped::{Shipped, shipped};
 
 #[derive(Serialize)]
 struct Evidence {
@@ -34,7 +36,7 @@ struct Row {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (mut schedules, mut text, mut json) = (100u32, String::new(), None);
+    let (mut schedules, mut text, mut json, mut largest) = (100u32, String::new(), None, false);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
@@ -42,12 +44,23 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--schedules" => schedules = value.parse()?,
             "--kernel" => text = value,
             "--json" => json = Some(value),
-            other => return Err(format!("{other} is not known; known are --schedules, --kernel, --json").into()),
+            "--of" if value == "config" => largest = true,
+            other => {
+                return Err(
+                    format!("{other} is not known; known are --schedules, --kernel, --of config, --json").into(),
+                );
+            }
         }
     }
     let mut rows = Vec::new();
-    let all = shipped().into_iter();
-    for kernel in all.filter(|kernel| kernel.config.to_string().contains(&text)) {
+    let mut all = shipped();
+    if largest {
+        all = one_of_each_config(all);
+    }
+    for kernel in all
+        .into_iter()
+        .filter(|kernel| kernel.config.to_string().contains(&text))
+    {
         let started = Instant::now();
         let (mut verdict, mut ran, mut problems) = ("clean".to_string(), 0, 0);
         match &kernel.plans {
@@ -102,4 +115,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         std::process::exit(1);
     }
     Ok(())
+}
+
+/// The last kernel that serves its problems of each config, in 16 and in 8 bits: head sizes go upwards.
+fn one_of_each_config(all: Vec<Shipped>) -> Vec<Shipped> {
+    let mut last = BTreeMap::new();
+    for kernel in all.into_iter().filter(|kernel| kernel.plans.is_ok()) {
+        last.insert((kernel.config.to_string(), kernel.what.contains("e4m3")), kernel);
+    }
+    last.into_values().collect()
 }
