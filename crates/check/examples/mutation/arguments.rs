@@ -19,6 +19,9 @@ pub(crate) const ARGUMENTS: &[Argument] = &[
     Argument { kernel: "mma/", operators: &[Operator::ConstantOne],
         place: "State::new(", what: "mov.f32",
         why: "the first tile multiplies it by 0, as a row's first reference is as far above none as can be; what sees nothing is multiplied by 0 at the end" },
+    Argument { kernel: "mma/", operators: &[Operator::ConstantOne],
+        place: "sum: k.var(0.0)", what: "mov.f32",
+        why: "the first tile multiplies it by 0, as a row's first reference is as far above none as can be; what sees nothing is multiplied by 0 at the end" },
     Argument { kernel: "mma/", operators: &[Operator::StageMore, Operator::StageFewer, Operator::DropRemainder],
         place: "ring.prefetch(&sequence, k.constant(", what: "and",
         why: "turn 0 is in stage 0 of any number of stages" },
@@ -82,6 +85,18 @@ pub(crate) const ARGUMENTS: &[Argument] = &[
     Argument { kernel: "wgmma/", operators: &[Operator::DropPhaseWait],
         place: "self.copy_tile(", what: "mbarrier.try_wait",
         why: "redundant with as many stages of K as of Q: the keys of the tile were copied first, into a stage that was free only once the scores with the Q before had been computed" },
+    Argument { kernel: "mma/", operators: &[Operator::BoundOne],
+        place: "column.lt(head_dim_v)", what: "setp.lt.u32",
+        why: "of 64 columns no chunk of 8 begins at the 64th: the bound is for head sizes that fill no step" },
+    Argument { kernel: "wgmma/", operators: &[Operator::IgnoreCondition],
+        place: "group.turns(&tile, unseen)", what: "if",
+        why: "a warpgroup without rows has passed over all turns by then: it takes exponentials of scores that nobody reads" },
+    Argument { kernel: "wgmma/", operators: &[Operator::DropExchange, Operator::OtherLane],
+        place: "Role::new(\"math\"", what: "shfl.sync.idx",
+        why: "the warp's number is the same in every lane; the exchange only tells the compiler" },
+    Argument { kernel: "mma/", operators: &[Operator::DropExchange, Operator::OtherLane],
+        place: "WarpPlace::new(", what: "shfl.sync.idx",
+        why: "the warp's number is the same in every lane; the exchange only tells the compiler" },
 ];
 
 /// The argument for a survivor, if there is one.
