@@ -108,7 +108,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
                 factor: k.var_unwritten("factor"),
             }),
             scales,
-            stage: shape.stop_after.map(|_| Self::stage_place(k)),
+            stage: shape.stop_after.map(|_| StagePlace::new(k)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What builds that stop after a stage store of a warpgroup's scores and probabilities. Nothing in all others.
 
-use flashcore_ir::{Val, Var};
+use flashcore_ir::{KernelBuilder, Val, Var};
 
 use super::input::Input;
 use super::math::Warpgroup;
@@ -17,19 +17,21 @@ pub(super) struct StagePlace<'k> {
     first_key: Var<'k, u32>,
 }
 
-impl<'k, E: Input> Warpgroup<'k, '_, E> {
-    /// The stage that the build stops after.
-    pub(super) fn stops_after(&self) -> Option<StopAfter> {
-        self.shared.shape.stop_after
-    }
-
-    /// Where nothing is yet.
-    pub(super) fn stage_place(k: &'k flashcore_ir::KernelBuilder) -> StagePlace<'k> {
+impl<'k> StagePlace<'k> {
+    /// Before the first turn: nowhere yet.
+    pub(super) fn new(k: &'k KernelBuilder) -> Self {
         StagePlace {
             batch_head: k.var_unwritten("stage_head"),
             first_row: k.var_unwritten("stage_row"),
             first_key: k.var_unwritten("stage_key"),
         }
+    }
+}
+
+impl<'k, E: Input> Warpgroup<'k, '_, E> {
+    /// The stage that the build stops after.
+    pub(super) fn stops_after(&self) -> Option<StopAfter> {
+        self.shared.shape.stop_after
     }
 
     /// A turn of a tile of rows begins.
