@@ -20,6 +20,7 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
             Ok(plan) => Ok(Choice {
                 plan,
                 why: "it was asked for by name".to_string(),
+                suggestion: None,
                 considered: Vec::new(),
             }),
             Err(refusal) => Err(Failure::failed(format!(

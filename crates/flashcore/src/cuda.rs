@@ -73,6 +73,7 @@ impl CudaAttention {
         let choice = Choice {
             plan,
             why: "it was asked for by name".to_string(),
+            suggestion: None,
             considered: Vec::new(),
         };
         Ok((choice, functions))

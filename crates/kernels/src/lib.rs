@@ -7,6 +7,7 @@
 pub mod config;
 pub mod ladder;
 pub mod mma;
+pub mod near;
 pub mod plan;
 pub mod refusal;
 pub mod scalar;
@@ -26,5 +27,6 @@ pub use config::{Config, UnknownConfig};
 pub use parts::fewest_splits;
 pub use plan::{KernelCache, Plan, Step};
 pub use refusal::Refusal;
-pub use select::{Choice, Considered, NoPlan, select, select_with};
+pub use near::near;
+pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};
 pub use stage::StopAfter;

@@ -76,6 +76,17 @@ pub enum Refusal {
         /// Id of the config that fits.
         suggestion: String,
     },
+    /// Tensors that start where a kernel's copies cannot.
+    #[error(
+        "it needs tensors that start at multiples of {needed} B; these start at multiples of {given} B: copy slices \
+         into tensors of their own"
+    )]
+    Address {
+        /// What addresses must be a multiple of, bytes.
+        needed: u32,
+        /// What they are known to be a multiple of, bytes.
+        given: u32,
+    },
     /// The device's compiler made something of it that is slow out of all proportion.
     #[error("{message}")]
     Compiler {

@@ -10,11 +10,22 @@ use thiserror::Error;
 
 use crate::{Config, KernelCache, Plan, Refusal, mma, scalar, wgmma};
 
+/// A config to try before the defaults, such as a row of a plan table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suggestion {
+    /// The config.
+    pub config: Config,
+    /// Why, in a sentence.
+    pub why: String,
+}
+
 /// A config that was looked at, and what came of it.
 #[derive(Clone, Debug)]
 pub struct Considered {
     /// The config.
     pub config: Config,
+    /// Place among the suggestions, if it was one.
+    pub suggestion: Option<usize>,
     /// Why it was refused, if it was.
     pub refusal: Option<Refusal>,
 }
@@ -26,6 +37,8 @@ pub struct Choice {
     pub plan: Plan,
     /// Why this one, in a sentence.
     pub why: String,
+    /// Place among the suggestions, if it was one.
+    pub suggestion: Option<usize>,
     /// What was looked at, in order of preference; the last one was taken.
     pub considered: Vec<Considered>,
 }
@@ -54,7 +67,34 @@ impl fmt::Display for Considered {
 /// # Errors
 /// The refusals of every config in the order they were tried, where none serves.
 pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &KernelCache) -> Result<Choice, NoPlan> {
-    match select_with(problem, target, alignment, kernels, |_| Ok::<_, Infallible>(Ok(()))) {
+    select_among(problem, target, alignment, &[], kernels)
+}
+
+/// The same, where `suggestions` are tried first, in their order. One that is refused is passed over, and the refusal
+/// kept.
+///
+/// ```
+/// use flashcore_ir::Target;
+/// use flashcore_kernels::{KernelCache, Suggestion, select_among};
+/// use flashcore_problem::Problem;
+/// let suggestion = Suggestion { config: "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".parse()?, why: "it was measured".to_string() };
+/// let problem = Problem::named("mission")?;
+/// let choice = select_among(&problem, Target::Sm90a, 16, &[suggestion], &KernelCache::default())?;
+/// assert_eq!((choice.suggestion, choice.why.as_str()), (Some(0), "it was measured"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`select()`].
+pub fn select_among(
+    problem: &Problem,
+    target: Target,
+    alignment: u32,
+    suggestions: &[Suggestion],
+    kernels: &KernelCache,
+) -> Result<Choice, NoPlan> {
+    let judge = |_: &Plan| Ok::<_, Infallible>(Ok(()));
+    match select_with(problem, target, alignment, suggestions, kernels, judge) {
         Ok(selected) => selected.map(|(choice, ())| choice),
         Err(never) => match never {},
     }
@@ -69,24 +109,44 @@ pub fn select_with<T, F>(
     problem: &Problem,
     target: Target,
     alignment: u32,
+    suggestions: &[Suggestion],
     kernels: &KernelCache,
     mut judge: impl FnMut(&Plan) -> Result<Result<T, Refusal>, F>,
 ) -> Result<Result<(Choice, T), NoPlan>, F> {
     let mut considered = Vec::new();
-    for (config, why) in candidates(problem, target, alignment) {
-        let judged = match Plan::with_cache(problem, &config, target, kernels) {
+    let suggested = suggestions.iter().enumerate();
+    let suggested = suggested.map(|(place, suggestion)| (suggestion.config, suggestion.why.clone(), Some(place)));
+    let defaults = candidates(problem, target, alignment).into_iter();
+    for (config, why, suggestion) in suggested.chain(defaults.map(|(config, why)| (config, why, None))) {
+        let planned = match suggestion {
+            // Suggestions were measured on memory of one's own.
+            Some(_) if alignment < mma::ALIGNMENT => Err(Refusal::Address {
+                needed: mma::ALIGNMENT,
+                given: alignment,
+            }),
+            _ => Plan::with_cache(problem, &config, target, kernels),
+        };
+        let judged = match planned {
             Ok(plan) => judge(&plan)?.map(|verdict| (plan, verdict)),
             Err(refusal) => Err(refusal),
         };
-        match judged {
-            Ok((plan, verdict)) => {
-                considered.push(Considered { config, refusal: None });
-                return Ok(Ok((Choice { plan, why, considered }, verdict)));
-            }
-            Err(refusal) => considered.push(Considered {
-                config,
-                refusal: Some(refusal),
-            }),
+        let (refusal, taken) = match judged {
+            Ok(taken) => (None, Some(taken)),
+            Err(refusal) => (Some(refusal), None),
+        };
+        considered.push(Considered {
+            config,
+            suggestion,
+            refusal,
+        });
+        if let Some((plan, verdict)) = taken {
+            let choice = Choice {
+                plan,
+                why,
+                suggestion,
+                considered,
+            };
+            return Ok(Ok((choice, verdict)));
         }
     }
     Ok(Err(NoPlan { considered }))
@@ -143,10 +203,38 @@ mod tests {
             let refused = plan.config == first.plan.config;
             Ok::<_, Infallible>(if refused { Err(refusal.clone()) } else { Ok(()) })
         };
-        let Ok(selected) = select_with(&problem, Target::Sm90a, 16, &kernels, judge);
+        let Ok(selected) = select_with(&problem, Target::Sm90a, 16, &[], &kernels, judge);
         let (choice, ()) = selected.unwrap();
         assert_ne!(choice.plan.config, first.plan.config);
         assert_eq!(choice.considered[0].refusal, Some(refusal));
+    }
+
+    #[test]
+    fn suggestions_that_are_refused_are_passed_over_and_told() {
+        let problem = Problem::named("mission").unwrap();
+        let suggest = |id: &str| Suggestion {
+            config: id.parse().unwrap(),
+            why: format!("{id} was measured"),
+        };
+        let suggestions = [
+            suggest("wgmma/m192n256-s4-turns-bold"),
+            suggest("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy"),
+        ];
+        let kernels = KernelCache::default();
+        let choice = select_among(&problem, Target::Sm90a, 16, &suggestions, &kernels).unwrap();
+        assert_eq!((choice.plan.config, choice.suggestion), (suggestions[1].config, Some(1)));
+        assert_eq!(choice.why, suggestions[1].why);
+        assert_eq!(choice.considered[0].suggestion, Some(0));
+        assert!(choice.considered[0].refusal.is_some());
+        // On another architecture the second one serves too, the first has no instructions there.
+        let ada = select_among(&problem, Target::Sm89, 16, &suggestions, &kernels).unwrap();
+        assert_eq!(ada.suggestion, Some(1));
+        // For slices of somebody else's tensors neither was measured.
+        let slices = select_among(&problem, Target::Sm90a, 4, &suggestions, &kernels).unwrap();
+        assert_eq!(slices.suggestion, None);
+        let refusals: Vec<_> = slices.considered[..2].iter().map(|c| c.refusal.clone()).collect();
+        let address = Refusal::Address { needed: 16, given: 4 };
+        assert_eq!(refusals, [Some(address.clone()), Some(address)]);
     }
 
     #[test]

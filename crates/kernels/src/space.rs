@@ -95,6 +95,30 @@ impl<C: Copy + PartialEq + 'static> Space<C> {
             .collect()
     }
 
+    /// The configs that differ from one in a single lever, by at most `steps` of its values up or down.
+    ///
+    /// ```
+    /// use flashcore_kernels::wgmma;
+    /// let config = wgmma::Config::from_id("m128n128-s2-turns-bold").unwrap();
+    /// let ids: Vec<String> = wgmma::SPACE.near(&config, 1).iter().map(wgmma::Config::id).collect();
+    /// assert!(ids.contains(&"m128n112-s2-turns-bold".to_string()));
+    /// assert!(!ids.contains(&"m128n96-s2-turns-bold".to_string()));
+    /// ```
+    pub fn near(&self, config: &C, steps: usize) -> Vec<C> {
+        let mut near = Vec::new();
+        for lever in self.levers {
+            let settings = (lever.settings)(*config);
+            let wanted = (lever.value)(config);
+            // A value that is not searched, such as a number of splits, has every value as its neighbour.
+            let at = settings.iter().position(|setting| (lever.value)(setting) == wanted);
+            let close = |place: usize| at.is_none_or(|at| place.abs_diff(at) <= steps);
+            let around = settings.into_iter().enumerate();
+            near.extend(around.filter(|(place, _)| close(*place)).map(|(_, setting)| setting));
+        }
+        near.retain(|other| other != config && (self.allowed)(other));
+        near
+    }
+
     /// A config that differs from one in as many levers as asked for, drawn evenly among those drawn; `None` where
     /// none that was tried goes together.
     ///

@@ -1,0 +1,107 @@
+//! The configs nearest to the default of a problem: what is measured beside it to see whether it is the best.
+
+use flashcore_ir::Target;
+use flashcore_problem::{Mask, Problem};
+
+use crate::{Config, KernelCache, Plan, ladder, mma, scalar, select, wgmma};
+
+/// Values up and down a lever.
+const STEPS: usize = 2;
+
+/// The default for a problem, first; then the defaults of shapes beside it (half and twice the length, four times the
+/// batch, the other mask), and the configs that differ from the default in one lever by two of its values at most.
+/// Each once, and only what nothing refuses; empty where there is no default.
+///
+/// ```
+/// use flashcore_ir::Target;
+/// use flashcore_kernels::{KernelCache, near, select};
+/// use flashcore_problem::Problem;
+/// let (problem, kernels) = (Problem::named("llama8b-prefill-8k")?, KernelCache::default());
+/// let near = near(&problem, Target::Sm90a, &kernels);
+/// assert_eq!(near[0], select(&problem, Target::Sm90a, 16, &kernels)?.plan.config);
+/// assert!((8..24).contains(&near.len()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn near(problem: &Problem, target: Target, kernels: &KernelCache) -> Vec<Config> {
+    let default = |problem: &Problem| {
+        let choice = select(problem, target, 16, kernels);
+        choice.ok().map(|choice| choice.plan.config)
+    };
+    let Some(own) = default(problem) else {
+        return Vec::new();
+    };
+    let mut near = vec![own];
+    near.extend(beside(problem).iter().filter_map(default));
+    near.extend(levers(&own));
+    let mut seen = Vec::new();
+    near.retain(|config| {
+        let new = !seen.contains(config);
+        seen.push(*config);
+        new && Plan::with_cache(problem, config, target, kernels).is_ok()
+    });
+    near
+}
+
+/// Problems that differ a little in what decides speed.
+fn beside(problem: &Problem) -> Vec<Problem> {
+    let (rows, keys) = (problem.seq_len_q(), problem.seq_len_kv());
+    let other_mask = if problem.mask().window_right.is_some() {
+        Mask::FULL
+    } else {
+        Mask::CAUSAL
+    };
+    let (batch, mask) = (problem.batch(), problem.mask());
+    let varied = [
+        (batch, rows.div_ceil(2), keys.div_ceil(2), mask),
+        (batch, rows * 2, keys * 2, mask),
+        (batch, rows, keys, other_mask),
+        (batch * 4, rows, keys, mask),
+    ];
+    let build = |(batch, rows, keys, mask)| {
+        Problem::builder()
+            .batch(batch)
+            .heads(problem.num_heads(), problem.num_kv_heads())
+            .seq_len_q(rows)
+            .seq_len_kv(keys)
+            .head_dim(problem.head_dim())
+            .head_dim_v(problem.head_dim_v())
+            .dtype(problem.dtype())
+            .mask(mask)
+            .build()
+            .ok()
+    };
+    varied.into_iter().filter_map(build).collect()
+}
+
+/// What differs in one lever, by a little.
+fn levers(config: &Config) -> Vec<Config> {
+    match config {
+        Config::Ladder(config) => ladder::SPACE.near(config, STEPS).into_iter().map(Config::Ladder).collect(),
+        Config::Mma(config) => mma::SPACE.near(config, STEPS).into_iter().map(Config::Mma).collect(),
+        Config::Scalar(config) => scalar::SPACE.near(config, STEPS).into_iter().map(Config::Scalar).collect(),
+        Config::Wgmma(config) => wgmma::SPACE.near(config, STEPS).into_iter().map(Config::Wgmma).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_families_are_near_where_either_may_win() {
+        let kernels = KernelCache::default();
+        let mission = near(&Problem::named("mission").unwrap(), Target::Sm90a, &kernels);
+        assert_eq!(mission[0].family(), "mma");
+        assert!(mission.iter().any(|config| config.family() == "wgmma"));
+        let mut once = mission.clone();
+        once.dedup();
+        assert_eq!(once.len(), mission.len());
+        // Nothing serves paged keys, so nothing is near.
+        let mut counts = Vec::new();
+        for name in ["mission", "llama8b-prefill-8k", "gpt2", "fa-d128-16k", "llama8b-decode-8k"] {
+            counts.push(near(&Problem::named(name).unwrap(), Target::Sm90a, &kernels).len());
+        }
+        println!("{counts:?}");
+        assert!(counts.iter().all(|count| (6..30).contains(count)), "{counts:?}");
+    }
+}
