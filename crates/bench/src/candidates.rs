@@ -1,39 +1,74 @@
 //! Which kernels a bench times, and what peers are told of the tensors.
 
-use std::collections::BTreeSet;
 use std::fmt::Display;
 
-use flashcore::{Context, KernelId};
+use flashcore::{Attention, Context, KernelId, Plans};
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_ir::Target;
-use flashcore_kernels::{KernelCache, Plan, Step, select};
+use flashcore_kernels::{Config, KernelCache, Plan, Step, Suggestion, near, select_among};
 use flashcore_problem::Problem;
 use rayon::prelude::*;
 
 use crate::peers::{Absent, PeerPlace, PeerScales, PeerTensor, PeerTensors};
 use crate::session::Request;
 
+/// Words that stand for kernels, problem by problem, and what for.
+pub const KERNEL_WORDS: [(&str, &str); 3] = [
+    (
+        "default",
+        "what the library uses: a row of a plan table, or what heuristics choose",
+    ),
+    ("heuristics", "what heuristics choose, whatever the plan tables say"),
+    (
+        "near",
+        "what heuristics choose, and kernels that differ from it a little",
+    ),
+];
+
 /// The plans to time on a GPU, and the kernels that have none; built on all cores.
 pub(crate) fn plans(
     request: &Request,
     problem: &Problem,
     target: Target,
+    tables: &Plans,
     kernels: &KernelCache,
 ) -> (Vec<Plan>, Vec<Absent>) {
-    if request.kernels.is_empty() {
-        // Allocations of the bench itself begin at multiples of 256 bytes.
-        let choice = select(problem, target, 16, kernels).map_err(|error| left_out("default", &error));
-        return apart(vec![choice.map(|choice| choice.plan)]);
-    }
-    let plan = |id: &&String| match id.parse() {
-        Ok(KernelId::Gpu(config)) => {
-            Plan::with_cache(problem, &config, target, kernels).map_err(|refusal| left_out(id, &refusal))
-        }
-        Ok(KernelId::Cpu(_)) => Err(left_out(id, &"it runs on the CPU; ask for the device cpu")),
-        Err(error) => Err(left_out(id, &error)),
+    // Allocations of the bench itself begin at multiples of 256 bytes.
+    let chosen = |word: &str, rows: &[Suggestion]| {
+        let choice = select_among(problem, target, 16, rows, kernels);
+        choice
+            .map(|choice| choice.plan.config)
+            .map_err(|error| left_out(word, &error))
     };
-    apart(once_each(&request.kernels).par_iter().map(plan).collect())
+    let configs = |word: &String| -> Vec<Result<Config, Absent>> {
+        match word.as_str() {
+            "default" => vec![chosen(word, &tables.suggestions(problem))],
+            "heuristics" => vec![chosen(word, &[])],
+            "near" => near(problem, target, kernels).into_iter().map(Ok).collect(),
+            id => vec![match id.parse() {
+                Ok(KernelId::Gpu(config)) => Ok(config),
+                Ok(KernelId::Cpu(_)) => Err(left_out(id, &"it runs on the CPU; ask for the device cpu")),
+                Err(error) => Err(left_out(id, &error)),
+            }],
+        }
+    };
+    let (configs, mut absent) = apart(words(request, "default").iter().flat_map(configs).collect());
+    let plan = |config: &Config| {
+        let plan = Plan::with_cache(problem, config, target, kernels);
+        plan.map_err(|refusal| left_out(&config.to_string(), &refusal))
+    };
+    let (plans, refused) = apart(once_each(&configs).into_par_iter().map(plan).collect());
+    absent.extend(refused);
+    (plans, absent)
+}
+
+/// What the request names, or what is timed where it names nothing.
+fn words(request: &Request, usual: &str) -> Vec<String> {
+    match request.kernels.is_empty() {
+        true => vec![usual.to_string()],
+        false => request.kernels.clone(),
+    }
 }
 
 /// Compiles plans on all cores, so that binding them finds them loaded: those that compile, and those that do not.
@@ -68,41 +103,59 @@ fn apart<T>(all: Vec<Result<T, Absent>>) -> (Vec<T>, Vec<Absent>) {
 }
 
 /// Labels are unique within a measurement.
-fn once_each(ids: &[String]) -> Vec<&String> {
-    let mut seen = BTreeSet::new();
-    ids.iter().filter(|id| seen.insert(*id)).collect()
+fn once_each<T: PartialEq>(all: &[T]) -> Vec<&T> {
+    let mut once: Vec<&T> = Vec::new();
+    for one in all {
+        if !once.contains(&one) {
+            once.push(one);
+        }
+    }
+    once
 }
 
 /// The configs to time on the host: those asked for, or the default and its neighbours.
-pub(crate) fn cpu_configs(request: &Request, problem: &Problem) -> (Vec<CpuConfig>, Vec<Absent>) {
-    if request.kernels.is_empty() {
-        let default = default_config(problem, rayon::current_num_threads());
-        let neighbours = [
-            default,
-            CpuConfig {
-                tile_q: if default.tile_q >= 64 {
-                    default.tile_q / 2
-                } else {
-                    default.tile_q * 2
-                },
-                ..default
-            },
-            CpuConfig {
-                tile_kv: default.tile_kv / 2,
-                ..default
-            },
-        ];
-        return (
-            neighbours.into_iter().filter(|config| config.check().is_ok()).collect(),
-            Vec::new(),
-        );
-    }
-    let config = |id: &String| match id.parse() {
+pub(crate) fn cpu_configs(
+    request: &Request,
+    problem: &Problem,
+    attention: &Attention,
+) -> (Vec<CpuConfig>, Vec<Absent>) {
+    let heuristics = default_config(problem, rayon::current_num_threads());
+    let chosen = || match attention.plan(problem).map(|plan| plan.kernel()) {
         Ok(KernelId::Cpu(config)) => Ok(config),
-        Ok(KernelId::Gpu(_)) => Err(left_out(id, &"it runs on a GPU; ask for a CUDA device")),
-        Err(error) => Err(left_out(id, &error)),
+        Ok(KernelId::Gpu(_)) => Ok(heuristics),
+        Err(error) => Err(left_out("default", &error)),
     };
-    apart(once_each(&request.kernels).into_iter().map(config).collect())
+    let configs = |word: &String| -> Vec<Result<CpuConfig, Absent>> {
+        match word.as_str() {
+            "default" => vec![chosen()],
+            "heuristics" => vec![Ok(heuristics)],
+            "near" => cpu_neighbours(heuristics).map(Ok).collect(),
+            id => vec![match id.parse() {
+                Ok(KernelId::Cpu(config)) => Ok(config),
+                Ok(KernelId::Gpu(_)) => Err(left_out(id, &"it runs on a GPU; ask for a CUDA device")),
+                Err(error) => Err(left_out(id, &error)),
+            }],
+        }
+    };
+    let (configs, absent) = apart(words(request, "near").iter().flat_map(configs).collect());
+    (once_each(&configs).into_iter().copied().collect(), absent)
+}
+
+/// A config of the host, one with other rows, and one with fewer keys.
+fn cpu_neighbours(config: CpuConfig) -> impl Iterator<Item = CpuConfig> {
+    let rows = CpuConfig {
+        tile_q: if config.tile_q >= 64 {
+            config.tile_q / 2
+        } else {
+            config.tile_q * 2
+        },
+        ..config
+    };
+    let keys = CpuConfig {
+        tile_kv: config.tile_kv / 2,
+        ..config
+    };
+    [config, rows, keys].into_iter().filter(|config| config.check().is_ok())
 }
 
 /// The tensors of a problem as peers are told of them. `addresses` are those of q, k, v and out, with their bytes;

@@ -135,7 +135,7 @@ impl DeviceIdentity {
     pub fn cpu() -> DeviceIdentity {
         DeviceIdentity {
             device: "cpu".to_string(),
-            name: cpu_name(),
+            name: flashcore::cpu_name().to_string(),
             uuid: host_name(),
             driver: String::new(),
             architecture: format!("{}/{}", std::env::consts::ARCH, flashcore_cpu::SimdLevel::best().name()),
@@ -193,17 +193,6 @@ pub fn host_name() -> String {
         .map(|name| name.trim().to_string())
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| "unknown-host".to_string())
-}
-
-fn cpu_name() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    info.lines()
-        .find_map(|line| {
-            line.strip_prefix("model name")?
-                .split_once(':')
-                .map(|(_, name)| name.trim().to_string())
-        })
-        .unwrap_or_else(|| std::env::consts::ARCH.to_string())
 }
 
 #[cfg(test)]

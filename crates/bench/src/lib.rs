@@ -50,6 +50,7 @@ mod telemetry;
 mod verdict;
 
 pub use answers::{Answers, HostInputs};
+pub use candidates::KERNEL_WORDS;
 pub use error::BenchError;
 pub use identity::{
     Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, host_name, revision,

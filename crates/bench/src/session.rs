@@ -1,6 +1,6 @@
 //! A whole bench: problems, kernels and peers on a device, inspected, measured, stored.
 
-use flashcore::Device;
+use flashcore::{Attention, Device, PlanDevice, PlanTarget, Plans};
 use flashcore_cuda::{DeviceSlice, Stream};
 use flashcore_ir::Target;
 use flashcore_kernels::KernelCache;
@@ -28,7 +28,8 @@ use crate::telemetry::{NvmlTelemetry, Telemetry};
 pub struct Request {
     /// The problems.
     pub cases: Vec<Case>,
-    /// Kernels by id; where there are none, the one that would be chosen.
+    /// Kernels by id, or [words](crate::KERNEL_WORDS) for them; where there are none, the one that the library would
+    /// choose, and on the host its neighbours too.
     pub kernels: Vec<String>,
     /// In which modes.
     pub modes: Vec<Mode>,
@@ -175,10 +176,14 @@ fn run_cuda(
         Ok(nvml) => nvml,
         Err(_) => &mut nothing,
     };
+    let tables = Plans::load(&PlanTarget::Device(PlanDevice::cuda(&info))).map_err(flashcore::Error::from)?;
+    for note in tables.notes() {
+        session.note(note.to_string(), watcher);
+    }
     let kernels = KernelCache::default();
     for (index, case) in request.cases.iter().enumerate() {
         watcher.case(case, index, request.cases.len());
-        let (plans, mut absent) = plans(request, &case.problem, target, &kernels);
+        let (plans, mut absent) = plans(request, &case.problem, target, &tables, &kernels);
         let (plans, not_compiled) = compiled(stream.context(), plans);
         absent.extend(not_compiled);
         let workspace = plans
@@ -252,6 +257,10 @@ fn run_cpu(
     watcher: &mut dyn Watcher,
 ) -> Result<Report, BenchError> {
     let mut session = Session::begin(request, DeviceIdentity::cpu(), None, store, peers, watcher)?;
+    let attention = Attention::new(Device::Cpu);
+    for note in attention.plans()?.notes() {
+        session.note(note.to_string(), watcher);
+    }
     for (index, case) in request.cases.iter().enumerate() {
         watcher.case(case, index, request.cases.len());
         if let Err(error) = flashcore_cpu::check_supported(&case.problem) {
@@ -259,7 +268,7 @@ fn run_cpu(
             continue;
         }
         let bed = CpuBed::new(&case.problem)?;
-        let (configs, mut absent) = cpu_configs(request, &case.problem);
+        let (configs, mut absent) = cpu_configs(request, &case.problem, &attention);
         let mut contenders: Vec<Contender<'_>> = configs
             .into_iter()
             .map(|config| Contender {

@@ -84,7 +84,8 @@ impl Sweep {
         }
     }
 
-    /// The places, among the subjects screened, of those that go on: every peer and the best kernels of ours.
+    /// The places, among the subjects screened, of those that go on: every peer, the best kernels of ours, and the one
+    /// that others are compared with.
     pub(crate) fn kept(&self, screened: &Measurement) -> Vec<usize> {
         let median = |index: usize| screened.subjects[index].summary.map(|summary| summary.p50);
         let ours = |index: &usize| screened.subjects[*index].info.is_ours();
@@ -95,8 +96,11 @@ impl Sweep {
         best.sort_by(|a, b| a.0.total_cmp(&b.0));
         let best = best.into_iter().take(self.keep).map(|(_, index)| index);
         let peers = (0..screened.subjects.len()).filter(|index| !ours(index) && median(*index).is_some());
-        let mut kept: Vec<usize> = best.chain(peers).collect();
+        let there = |index: &usize| *index < screened.subjects.len() && median(*index).is_some();
+        let baseline = Some(screened.baseline).filter(there);
+        let mut kept: Vec<usize> = best.chain(peers).chain(baseline).collect();
         kept.sort_unstable();
+        kept.dedup();
         kept
     }
 }
@@ -283,6 +287,10 @@ mod tests {
             keep: 100,
             ..Sweep::default()
         };
+        // One of ours that others are compared with is kept however slow it is.
+        let mut by_default = report.results[0].measurement.clone();
+        by_default.baseline = 4;
+        assert_eq!(sweep.kept(&by_default), [0, 4, 11, 12]);
         // The rejected one has no time to be kept by.
         assert_eq!(all.kept(&report.results[0].measurement).len(), 12);
     }

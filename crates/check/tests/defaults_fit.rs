@@ -86,7 +86,9 @@ fn every_default_of_sm_89_fits_an_l4() {
     let (mut shared_bytes, mut passed_over) = (BTreeMap::new(), BTreeSet::new());
     for problem in problems() {
         let judge = |plan: &Plan| Ok::<_, ()>(assembler.judge(plan));
-        let (choice, registers) = select_with(&problem, l4.target, 16, &[], &kernels, judge).unwrap().unwrap();
+        let (choice, registers) = select_with(&problem, l4.target, 16, &[], &kernels, judge)
+            .unwrap()
+            .unwrap();
         for considered in &choice.considered {
             if let Some(Refusal::Compiler { message }) = &considered.refusal {
                 passed_over.insert(message.clone());

@@ -39,7 +39,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
     /// Kernels in place of the one that would be chosen: ids (`flashcore list kernels`), beginnings
-    /// of ids such as scalar/tiled*, or files with an id a line
+    /// of ids such as scalar/tiled*, files with an id a line, or default, heuristics, near
     #[arg(long, visible_alias = "config", value_name = "IDS", value_delimiter = ',')]
     kernel: Vec<String>,
     /// Rank many kernels (every one there is, where --kernel is not given): screen all with short
@@ -82,6 +82,11 @@ Sets:
 Sweeps:
   flashcore bench mission llama --kernel ids.txt --sweep
   flashcore bench mission --kernel 'scalar/tiled*' --sweep=4 --budget 1 --json
+
+Kernels that depend on the problem:
+  default     what the library uses: a row of a plan table, or what heuristics choose
+  heuristics  what heuristics choose, whatever the plan tables say
+  near        the same, and a dozen or two kernels that differ from it a little
 
 Verdicts say what the whole interval of the ratio says about a difference of 1 % (--threshold):
   SAME, FASTER, SLOWER, or AMBIGUOUS where it reaches over an edge. `~` marks a subject whose

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use flashcore::Device;
+use flashcore_bench::KERNEL_WORDS;
 use flashcore_kernels::{Config, ladder};
 use flashcore_problem::Problem;
 
@@ -43,11 +44,14 @@ pub(crate) fn rungs(problem: &Problem, card: Card) -> impl Iterator<Item = (Stri
 }
 
 /// The ids of a command line: ids themselves, beginnings that end in `*`, `ladder` for its rungs on the mission problem,
-/// and files with an id a line (`#` begins a comment, `=` a name). Whether an id is one is said where it is used, so that one of a hundred stops nothing.
+/// [words](KERNEL_WORDS) such
+/// as `near`, and files with an id a line (`#` begins a comment, `=` a name). Whether an id is one is said where it is used, so that one of a hundred stops nothing.
 pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
     let mut ids = Vec::new();
     for word in given {
-        if word == "ladder" {
+        if KERNEL_WORDS.iter().any(|(known, _)| known == word) {
+            ids.push(word.clone());
+        } else if word == "ladder" {
             let problem = Problem::named("mission")?;
             ids.extend(rungs(&problem, Card::default()).map(|(id, _)| id));
         } else if let Some(beginning) = word.strip_suffix('*') {

@@ -67,7 +67,7 @@ fn title(header: &Header) -> String {
     format!("{} on {}", header.case, devices.join(" and "))
 }
 
-fn board(folder: &std::path::Path) -> Option<Board> {
+pub(crate) fn board(folder: &std::path::Path) -> Option<Board> {
     let text = std::fs::read_to_string(folder.join("board.json")).ok()?;
     serde_json::from_str(&text).ok()
 }

@@ -18,6 +18,7 @@ mod list;
 mod machine;
 mod memory;
 mod museum;
+mod plans;
 mod run;
 mod simulated;
 mod style;
@@ -94,6 +95,7 @@ enum Command {
     Evidence(evidence::EvidenceArgs),
     Tune(tune::TuneArgs),
     Leaderboard(leaderboard::LeaderboardArgs),
+    Plans(plans::PlansArgs),
     Worker(worker::WorkerArgs),
 }
 
@@ -136,6 +138,7 @@ fn main() -> ExitCode {
         Some(Command::Evidence(args)) => evidence::run(&args),
         Some(Command::Tune(args)) => tune::run(&args),
         Some(Command::Leaderboard(args)) => leaderboard::run(&args),
+        Some(Command::Plans(args)) => plans::run(&args),
         Some(Command::Worker(args)) => worker::run(&args),
     };
     match outcome {

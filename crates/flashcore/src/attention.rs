@@ -8,7 +8,7 @@ use flashcore_kernels::{Choice, Config, UnknownConfig};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
 use crate::cuda::CudaAttention;
-use crate::{Device, DeviceTensors, Error, Stream};
+use crate::{Device, DeviceTensors, Error, PlanError, PlanTarget, Plans, Stream};
 
 /// A kernel by id, on the CPU (`cpu/m128n128`) or a GPU (`scalar/tiled-m32n32-w4-v16`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,18 +47,45 @@ impl fmt::Display for KernelId {
 /// How a problem would be computed.
 #[derive(Clone, Debug)]
 pub enum PlanSummary {
-    /// On the CPU, with these levers.
-    Cpu(CpuConfig),
+    /// On the CPU, with these levers, chosen for this reason.
+    Cpu(CpuChoice),
     /// On a GPU, with this plan, chosen for this reason.
     Gpu(Box<Choice>),
+}
+
+/// The levers chosen on the CPU, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CpuChoice {
+    /// The levers.
+    pub config: CpuConfig,
+    /// Why these, in a sentence.
+    pub why: String,
+    /// Place of the row they are from in [`Plans::rows`], if they are from one.
+    pub row: Option<usize>,
 }
 
 impl PlanSummary {
     /// The kernel's id.
     pub fn kernel(&self) -> KernelId {
         match self {
-            PlanSummary::Cpu(config) => KernelId::Cpu(*config),
+            PlanSummary::Cpu(choice) => KernelId::Cpu(choice.config),
             PlanSummary::Gpu(choice) => KernelId::Gpu(choice.plan.config),
+        }
+    }
+
+    /// Why this kernel, in a sentence.
+    pub fn why(&self) -> &str {
+        match self {
+            PlanSummary::Cpu(choice) => &choice.why,
+            PlanSummary::Gpu(choice) => &choice.why,
+        }
+    }
+
+    /// Place of the row it is from in [`Plans::rows`] of the problem, if it is from a plan table.
+    pub fn row(&self) -> Option<usize> {
+        match self {
+            PlanSummary::Cpu(choice) => choice.row,
+            PlanSummary::Gpu(choice) => choice.suggestion,
         }
     }
 }
@@ -71,6 +98,9 @@ impl PlanSummary {
 #[derive(Debug)]
 pub struct Attention {
     backend: Backend,
+    plans: Plans,
+    /// Why there are no plans where a file was named that is none: every question is answered with it.
+    unusable: Option<PlanError>,
 }
 
 #[derive(Debug)]
@@ -80,13 +110,40 @@ enum Backend {
 }
 
 impl Attention {
-    /// Attention on a device, with kernels chosen for each problem.
+    /// Attention on a device, with kernels chosen for each problem: by the plan tables for the device
+    /// ([`Plans::load`]), and by heuristics where they have no row.
+    ///
+    /// Tables are read here, once. Where `FLASHCORE_PLANS` names a file that cannot be used, this succeeds and
+    /// every call that needs a kernel fails with [`Error::Plans`].
     pub fn new(device: Device) -> Attention {
+        let (plans, unusable) = match Plans::load(&PlanTarget::from(&device)) {
+            Ok(plans) => (plans, None),
+            Err(error) => (Plans::none(), Some(error)),
+        };
+        Attention {
+            unusable,
+            ..Attention::with_plans(device, plans)
+        }
+    }
+
+    /// The same with these tables, whatever the environment says.
+    ///
+    /// ```
+    /// use flashcore::{Attention, Device, Plans};
+    /// let attention = Attention::with_plans(Device::cpu(), Plans::none());
+    /// assert!(attention.plans()?.tables().is_empty());
+    /// # Ok::<(), flashcore::Error>(())
+    /// ```
+    pub fn with_plans(device: Device, plans: Plans) -> Attention {
         let backend = match device {
             Device::Cpu => Backend::Cpu(None),
             Device::Cuda(context) => Backend::Cuda(Box::new(CudaAttention::new(context, None))),
         };
-        Attention { backend }
+        Attention {
+            backend,
+            plans,
+            unusable: None,
+        }
     }
 
     /// Attention on a device with one kernel for everything; problems it does not serve are refused.
@@ -110,7 +167,44 @@ impl Attention {
                 });
             }
         };
-        Ok(Attention { backend })
+        Ok(Attention {
+            backend,
+            plans: Plans::none(),
+            unusable: None,
+        })
+    }
+
+    /// The plan tables it asks; none where it was made for one kernel.
+    ///
+    /// # Errors
+    /// [`Error::Plans`] where a file was named that cannot be used.
+    pub fn plans(&self) -> Result<&Plans, Error> {
+        match &self.unusable {
+            None => Ok(&self.plans),
+            Some(error) => Err(error.clone().into()),
+        }
+    }
+
+    /// The levers for a problem on the CPU. Rows hold for as many threads as they were measured with.
+    fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
+        flashcore_cpu::check_supported(problem)?;
+        let chosen = |config, why: &str, row| CpuChoice {
+            config,
+            why: why.to_string(),
+            row,
+        };
+        if let Some(config) = fixed {
+            return Ok(chosen(config, "it was asked for by name", None));
+        }
+        let threads = rayon::current_num_threads();
+        for (place, found) in self.plans()?.rows(problem).iter().enumerate() {
+            if let (KernelId::Cpu(config), true) = (found.row.kernel, found.device.units as usize == threads) {
+                return Ok(chosen(config, &found.why(), Some(place)));
+            }
+        }
+        let config = flashcore_cpu::default_config(problem, threads);
+        let why = "the default of the host: tiles that give every thread a few";
+        Ok(chosen(config, why, None))
     }
 
     /// The device it runs on.
@@ -136,12 +230,12 @@ impl Attention {
     /// As [`Attention::plan`].
     pub fn plan_aligned(&self, problem: &Problem, alignment: u32) -> Result<PlanSummary, Error> {
         match &self.backend {
-            Backend::Cpu(config) => {
-                flashcore_cpu::check_supported(problem)?;
-                let default = || flashcore_cpu::default_config(problem, rayon::current_num_threads());
-                Ok(PlanSummary::Cpu(config.unwrap_or_else(default)))
-            }
-            Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(problem, alignment)?))),
+            Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu(problem, *config)?)),
+            Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(
+                problem,
+                alignment,
+                self.plans()?,
+            )?))),
         }
     }
 
@@ -153,7 +247,7 @@ impl Attention {
     pub fn workspace_bytes(&self, problem: &Problem, alignment: u32) -> Result<u64, Error> {
         match &self.backend {
             Backend::Cpu(_) => Ok(0),
-            Backend::Cuda(cuda) => cuda.workspace_bytes(problem, alignment),
+            Backend::Cuda(cuda) => cuda.workspace_bytes(problem, alignment, self.plans()?),
         }
     }
 
@@ -165,7 +259,7 @@ impl Attention {
         for problem in problems {
             match &self.backend {
                 Backend::Cpu(_) => flashcore_cpu::check_supported(problem)?,
-                Backend::Cuda(cuda) => drop(cuda.prepare(problem, 16)?),
+                Backend::Cuda(cuda) => drop(cuda.prepare(problem, 16, self.plans()?)?),
             }
         }
         Ok(())
@@ -192,12 +286,12 @@ impl Attention {
         match &self.backend {
             Backend::Cpu(config) => {
                 let options = flashcore_cpu::Options {
-                    config: *config,
+                    config: Some(self.choose_cpu(problem, *config)?.config),
                     ..flashcore_cpu::Options::default()
                 };
                 Ok(flashcore_cpu::attention_with(&options, problem, q, k, v, out, lse)?)
             }
-            Backend::Cuda(cuda) => cuda.forward_host(problem, q, k, v, out, lse),
+            Backend::Cuda(cuda) => cuda.forward_host(problem, [q, k, v], out, lse, self.plans()?),
         }
     }
 
@@ -213,7 +307,7 @@ impl Attention {
             Backend::Cpu(_) => Err(Error::NotOnCuda {
                 device: Device::Cpu.to_string(),
             }),
-            Backend::Cuda(cuda) => cuda.forward_on(stream, problem, tensors),
+            Backend::Cuda(cuda) => cuda.forward_on(stream, problem, tensors, self.plans()?),
         }
     }
 }

@@ -8,8 +8,8 @@ use flashcore_ir::{BufferSpec, Target};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Refusal, Step, select_with};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
-use crate::Error;
 use crate::tensors::{DeviceTensors, ScaleBuffers};
+use crate::{Error, Plans};
 
 /// Problems whose plan is kept at hand. A server sees few shapes at a time; planning anew costs microseconds.
 const RECENT_PLANS: usize = 64;
@@ -49,11 +49,11 @@ impl CudaAttention {
     }
 
     /// The plan for a problem, and how it was chosen: one that compiles here without spilling.
-    pub(crate) fn choose(&self, problem: &Problem, alignment: u32) -> Result<Choice, Error> {
-        Ok(self.compile(problem, alignment)?.0)
+    pub(crate) fn choose(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Choice, Error> {
+        Ok(self.compile(problem, alignment, plans)?.0)
     }
 
-    fn compile(&self, problem: &Problem, alignment: u32) -> Result<(Choice, Vec<Function>), Error> {
+    fn compile(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<(Choice, Vec<Function>), Error> {
         let Some(config) = self.config else {
             let judge = |plan: &Plan| match self.load(plan) {
                 Ok(functions) => Ok(Ok(functions)),
@@ -62,7 +62,15 @@ impl CudaAttention {
                 })),
                 Err(error) => Err(error),
             };
-            return Ok(select_with(problem, self.target, alignment, &self.kernels, judge)??);
+            let rows = plans.suggestions(problem);
+            return Ok(select_with(
+                problem,
+                self.target,
+                alignment,
+                &rows,
+                &self.kernels,
+                judge,
+            )??);
         };
         let plan =
             Plan::with_cache(problem, &config, self.target, &self.kernels).map_err(|refusal| Error::Refused {
@@ -86,12 +94,12 @@ impl CudaAttention {
     }
 
     /// The plan and compiled kernel for a problem whose tensors start at multiples of `alignment` bytes.
-    pub(crate) fn prepare(&self, problem: &Problem, alignment: u32) -> Result<Arc<Prepared>, Error> {
+    pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {
         let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = recent().iter().find(|(p, a, _)| *a == alignment && p == problem) {
             return Ok(found.2.clone());
         }
-        let (choice, functions) = self.compile(problem, alignment)?;
+        let (choice, functions) = self.compile(problem, alignment, plans)?;
         let prepared = Arc::new(Prepared {
             plan: choice.plan,
             functions,
@@ -102,8 +110,8 @@ impl CudaAttention {
         Ok(prepared)
     }
 
-    pub(crate) fn workspace_bytes(&self, problem: &Problem, alignment: u32) -> Result<u64, Error> {
-        Ok(self.prepare(problem, alignment)?.plan.workspace_bytes())
+    pub(crate) fn workspace_bytes(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<u64, Error> {
+        Ok(self.prepare(problem, alignment, plans)?.plan.workspace_bytes())
     }
 
     pub(crate) fn forward_on(
@@ -111,11 +119,12 @@ impl CudaAttention {
         stream: &Stream,
         problem: &Problem,
         tensors: &DeviceTensors<'_>,
+        plans: &Plans,
     ) -> Result<(), Error> {
         if tensors.scales.is_some() && problem.num_scales() == 0 {
             return Err(Error::UnwantedScales { dtype: problem.dtype() });
         }
-        let prepared = self.prepare(problem, tensors.alignment())?;
+        let prepared = self.prepare(problem, tensors.alignment(), plans)?;
         let given = |spec: &BufferSpec| {
             let given = tensors.named(spec.name);
             given
@@ -141,11 +150,10 @@ impl CudaAttention {
     pub(crate) fn forward_host(
         &self,
         problem: &Problem,
-        q: TensorView<'_>,
-        k: TensorView<'_>,
-        v: TensorView<'_>,
+        [q, k, v]: [TensorView<'_>; 3],
         out: &mut TensorViewMut<'_>,
         lse: Option<&mut [f32]>,
+        plans: &Plans,
     ) -> Result<(), Error> {
         let stream = Stream::new(&self.context)?;
         let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
@@ -157,7 +165,7 @@ impl CudaAttention {
             .as_ref()
             .map(|lse| DeviceBuffer::new(&self.context, size_of_val(&**lse)))
             .transpose()?;
-        let workspace_bytes = self.workspace_bytes(problem, 16)?;
+        let workspace_bytes = self.workspace_bytes(problem, 16, plans)?;
         let workspace = DeviceBuffer::new(&self.context, workspace_bytes as usize)?;
         let tensors = DeviceTensors {
             q: q.as_slice(),
@@ -168,7 +176,7 @@ impl CudaAttention {
             scales: scales.as_ref().map(ScaleBuffers::as_slices),
             workspace: Some(workspace.as_slice()),
         };
-        self.forward_on(&stream, problem, &tensors)?;
+        self.forward_on(&stream, problem, &tensors, plans)?;
         device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
         if let (Some(lse), Some(device)) = (lse, &device_lse) {
             lse.copy_from_slice(&device.to_vec::<f32>(&stream)?);

@@ -33,6 +33,9 @@ pub enum Error {
     /// No kernel has this id.
     #[error(transparent)]
     UnknownKernel(#[from] UnknownConfig),
+    /// The plan table that was asked for cannot be used.
+    #[error(transparent)]
+    Plans(#[from] crate::PlanError),
     /// A kernel of the CPU was asked for on a GPU, or the other way round.
     #[error("{kernel} does not run on {device}; leave the kernel out, or choose {suggestion}")]
     KernelOfOtherDevice {

@@ -34,15 +34,16 @@
 //!
 //! [`Attention::forward`] takes tensors in host memory; [`Attention::forward_on`] takes tensors in
 //! device memory and the caller's own stream, allocates nothing and waits for nothing. Both are
-//! `Send + Sync`. The library holds no database, opens no network connection and prints nothing.
+//! `Send + Sync`. Kernels are chosen by [plan tables](Plans) and heuristics. The library holds no database, opens no network connection and prints nothing.
 
 mod attention;
 mod cuda;
 mod device;
 mod error;
+mod plans;
 mod tensors;
 
-pub use attention::{Attention, KernelId, PlanSummary};
+pub use attention::{Attention, CpuChoice, KernelId, PlanSummary};
 pub use device::Device;
 pub use error::Error;
 pub use flashcore_cuda::{Context, DeviceBuffer, DeviceInfo, DeviceSlice, Event, Graph, Stream};
@@ -50,5 +51,9 @@ pub use flashcore_kernels::{Config, Plan, Step};
 pub use flashcore_problem::{
     CausalAlign, Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemError, Reference, Tensor,
     TensorView, TensorViewMut, Tolerance, absmax_scales, compare, compare_lse, quantise, reference, reference_rows,
+};
+pub use plans::{
+    FoundRow, NamedTable, PLAN_FORMAT, PLANS_VARIABLE, PlanClass, PlanDevice, PlanEntry, PlanError, PlanRow,
+    PlanSetting, PlanTable, PlanTarget, Plans, cpu_name, read_table, shipped_tables, table_files, user_plans_folder,
 };
 pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};

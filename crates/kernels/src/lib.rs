@@ -24,9 +24,9 @@ mod softmax;
 mod tiles;
 
 pub use config::{Config, UnknownConfig};
+pub use near::near;
 pub use parts::fewest_splits;
 pub use plan::{KernelCache, Plan, Step};
 pub use refusal::Refusal;
-pub use near::near;
 pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};
 pub use stage::StopAfter;

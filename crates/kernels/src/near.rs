@@ -76,10 +76,22 @@ fn beside(problem: &Problem) -> Vec<Problem> {
 /// What differs in one lever, by a little.
 fn levers(config: &Config) -> Vec<Config> {
     match config {
-        Config::Ladder(config) => ladder::SPACE.near(config, STEPS).into_iter().map(Config::Ladder).collect(),
+        Config::Ladder(config) => ladder::SPACE
+            .near(config, STEPS)
+            .into_iter()
+            .map(Config::Ladder)
+            .collect(),
         Config::Mma(config) => mma::SPACE.near(config, STEPS).into_iter().map(Config::Mma).collect(),
-        Config::Scalar(config) => scalar::SPACE.near(config, STEPS).into_iter().map(Config::Scalar).collect(),
-        Config::Wgmma(config) => wgmma::SPACE.near(config, STEPS).into_iter().map(Config::Wgmma).collect(),
+        Config::Scalar(config) => scalar::SPACE
+            .near(config, STEPS)
+            .into_iter()
+            .map(Config::Scalar)
+            .collect(),
+        Config::Wgmma(config) => wgmma::SPACE
+            .near(config, STEPS)
+            .into_iter()
+            .map(Config::Wgmma)
+            .collect(),
     }
 }
 
@@ -98,7 +110,13 @@ mod tests {
         assert_eq!(once.len(), mission.len());
         // Nothing serves paged keys, so nothing is near.
         let mut counts = Vec::new();
-        for name in ["mission", "llama8b-prefill-8k", "gpt2", "fa-d128-16k", "llama8b-decode-8k"] {
+        for name in [
+            "mission",
+            "llama8b-prefill-8k",
+            "gpt2",
+            "fa-d128-16k",
+            "llama8b-decode-8k",
+        ] {
             counts.push(near(&Problem::named(name).unwrap(), Target::Sm90a, &kernels).len());
         }
         println!("{counts:?}");

@@ -222,7 +222,10 @@ mod tests {
         ];
         let kernels = KernelCache::default();
         let choice = select_among(&problem, Target::Sm90a, 16, &suggestions, &kernels).unwrap();
-        assert_eq!((choice.plan.config, choice.suggestion), (suggestions[1].config, Some(1)));
+        assert_eq!(
+            (choice.plan.config, choice.suggestion),
+            (suggestions[1].config, Some(1))
+        );
         assert_eq!(choice.why, suggestions[1].why);
         assert_eq!(choice.considered[0].suggestion, Some(0));
         assert!(choice.considered[0].refusal.is_some());

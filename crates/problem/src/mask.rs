@@ -65,6 +65,35 @@ impl Mask {
         self
     }
 
+    /// The mask that prints as `text`; `None` where none does.
+    ///
+    /// ```
+    /// use flashcore_problem::Mask;
+    /// for mask in [Mask::FULL, Mask::CAUSAL.top_left(), Mask::window(Some(128), None)] {
+    ///     assert_eq!(Mask::from_name(&mask.to_string()), Some(mask));
+    /// }
+    /// assert_eq!(Mask::from_name("casual"), None);
+    /// ```
+    pub fn from_name(text: &str) -> Option<Mask> {
+        let (band, top_left) = match text.strip_suffix(" top-left") {
+            Some(band) => (band, true),
+            None => (text, false),
+        };
+        let side = |side: &str| match side {
+            "inf" => Some(None),
+            number => number.parse().ok().map(Some),
+        };
+        let mask = match band {
+            "full" => Mask::FULL,
+            "causal" => Mask::CAUSAL,
+            _ => {
+                let (left, right) = band.strip_prefix("window(")?.strip_suffix(')')?.split_once(',')?;
+                Mask::window(side(left)?, side(right)?)
+            }
+        };
+        Some(if top_left { mask.top_left() } else { mask })
+    }
+
     /// Whether no key is ever hidden by the mask itself.
     pub const fn is_full(&self) -> bool {
         self.window_left.is_none() && self.window_right.is_none()

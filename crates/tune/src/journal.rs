@@ -168,7 +168,7 @@ fn to_json(value: &impl Serialize) -> Result<String, TuneError> {
 }
 
 /// Writes a file so that it is there whole or not at all.
-fn write_whole(path: &Path, text: &str) -> Result<(), TuneError> {
+pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), TuneError> {
     let beside = path.with_extension("new");
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&beside)?;

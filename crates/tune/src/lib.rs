@@ -4,6 +4,7 @@
 //! - [`strategy`]: what to try next; [`replay`] compares strategies on a space that was measured once.
 //! - [`worker`]: child processes that run candidates and the clock.
 //! - [`run()`]: a search from beginning to end; [`journal`] keeps it, [`board`] has its finalists.
+//! - [`plans`]: which winners become rows of plan tables.
 //! - [`Judge`]: inputs and right answers, in the parent; the [`Gatekeeper`] says what can be said without a device.
 
 pub mod board;
@@ -12,6 +13,7 @@ mod examine;
 mod gate;
 pub mod journal;
 mod judge;
+pub mod plans;
 pub mod replay;
 mod run;
 pub mod runs;

@@ -1,0 +1,326 @@
+//! [`Plans`]: tables of measured kernels, and which of them a device uses.
+//!
+//! A kernel is looked for in the user's tables for the device, then in the table shipped for it; where no row is for
+//! the problem, or its kernel is refused, heuristics choose. `FLASHCORE_PLANS` pins one of the three, or a file.
+
+mod error;
+mod here;
+mod table;
+
+use std::path::{Path, PathBuf};
+
+use flashcore_ir::Profile;
+use flashcore_kernels::Suggestion;
+use flashcore_problem::Problem;
+
+pub use error::PlanError;
+pub use here::{cpu_name, user_plans_folder};
+pub use table::{PLAN_FORMAT, PlanClass, PlanDevice, PlanEntry, PlanRow, PlanTable};
+
+use crate::KernelId;
+
+/// The variable that pins what kernels are chosen by.
+pub const PLANS_VARIABLE: &str = "FLASHCORE_PLANS";
+
+/// Tables that come with the library: name and number of SMs of the GPU, the name of the table, its text. Tables of
+/// GPUs by other names are not even read.
+const SHIPPED: [(&str, u32, &str, &str); 1] = [(
+    "NVIDIA H200",
+    132,
+    "the shipped table of the NVIDIA H200",
+    include_str!("../../data/plans/h200.json"),
+)];
+
+/// What kernels are chosen by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PlanSetting {
+    /// The user's tables, then the shipped ones, then heuristics.
+    #[default]
+    Usual,
+    /// Shipped tables, then heuristics: the same on every machine of a kind.
+    Shipped,
+    /// The user's tables, then heuristics.
+    User,
+    /// Heuristics alone.
+    Heuristics,
+    /// This file, then heuristics.
+    File(PathBuf),
+}
+
+impl PlanSetting {
+    /// What a value of `FLASHCORE_PLANS` asks for: `shipped`, `user`, `none`, or a file; nothing is the usual.
+    ///
+    /// ```
+    /// use flashcore::PlanSetting;
+    /// assert_eq!(PlanSetting::of_value("none"), PlanSetting::Heuristics);
+    /// assert_eq!(PlanSetting::of_value("mine.json"), PlanSetting::File("mine.json".into()));
+    /// ```
+    pub fn of_value(value: &str) -> PlanSetting {
+        match value {
+            "" => PlanSetting::Usual,
+            "shipped" => PlanSetting::Shipped,
+            "user" => PlanSetting::User,
+            "none" => PlanSetting::Heuristics,
+            file => PlanSetting::File(file.into()),
+        }
+    }
+
+    /// What the environment asks for.
+    pub fn from_env() -> PlanSetting {
+        let value = std::env::var_os(PLANS_VARIABLE).unwrap_or_default();
+        match value.to_str() {
+            Some(value) => PlanSetting::of_value(value),
+            None => PlanSetting::File(value.into()),
+        }
+    }
+}
+
+/// The device that tables are looked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PlanTarget {
+    /// A device that is there: a table is for it if name, architecture and units are the same.
+    Device(PlanDevice),
+    /// A card that need not be there: a table is for it if it was measured on such a card.
+    Card(&'static Profile),
+}
+
+impl PlanTarget {
+    fn name(&self) -> String {
+        match self {
+            PlanTarget::Device(device) => device.to_string(),
+            PlanTarget::Card(profile) => profile.title.to_string(),
+        }
+    }
+
+    fn is(&self, name: &str, units: u32) -> bool {
+        match self {
+            PlanTarget::Device(device) => device.name == name && device.units == units,
+            PlanTarget::Card(profile) => Profile::of_device(name, units) == Some(profile),
+        }
+    }
+
+    fn is_device(&self, of: &PlanDevice) -> bool {
+        let same_target = match self {
+            PlanTarget::Device(device) => device.target == of.target,
+            PlanTarget::Card(profile) => profile.target.name() == of.target,
+        };
+        same_target && self.is(&of.name, of.units)
+    }
+}
+
+/// A table and where it comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedTable {
+    /// The file, or what the shipped table is called.
+    pub name: String,
+    /// The table.
+    pub table: PlanTable,
+}
+
+/// A row that is for a problem.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FoundRow<'a> {
+    /// The file, or what the shipped table is called.
+    pub table: &'a str,
+    /// The device it was measured on.
+    pub device: &'a PlanDevice,
+    /// Which row of it, from 1.
+    pub number: usize,
+    /// The row.
+    pub row: &'a PlanRow,
+}
+
+impl FoundRow<'_> {
+    /// Where it stands and what it was measured to gain.
+    pub fn why(&self) -> String {
+        format!("row {} of {}: {}", self.number, self.table, self.row.evidence())
+    }
+}
+
+/// The tables that a device uses, in the order in which they are asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plans {
+    tables: Vec<NamedTable>,
+    notes: Vec<PlanError>,
+}
+
+impl Plans {
+    /// No tables: heuristics choose.
+    pub fn none() -> Plans {
+        Plans::default()
+    }
+
+    /// These tables in this order, whatever device they are of.
+    pub fn of_tables(tables: Vec<NamedTable>) -> Plans {
+        let mut plans = Plans::none();
+        tables.into_iter().for_each(|table| plans.add(table));
+        plans
+    }
+
+    /// What the environment gives a device: [`PlanSetting::from_env`], and the user's tables in
+    /// [`user_plans_folder`].
+    ///
+    /// # Errors
+    /// As [`Plans::find`].
+    pub fn load(target: &PlanTarget) -> Result<Plans, PlanError> {
+        Plans::find(&PlanSetting::from_env(), user_plans_folder().as_deref(), target)
+    }
+
+    /// What a setting gives a device, where the user's tables lie in `folder`.
+    ///
+    /// A table or row in the user's folder that cannot be used is passed over and [noted](Plans::notes); tables of
+    /// other devices there are none of this one's business.
+    ///
+    /// # Errors
+    /// What is wrong with a file that the setting names, be it a single row; `user` without a folder.
+    pub fn find(setting: &PlanSetting, folder: Option<&Path>, target: &PlanTarget) -> Result<Plans, PlanError> {
+        let mut plans = Plans::none();
+        match setting {
+            PlanSetting::Heuristics => {}
+            PlanSetting::Shipped => plans.add_shipped(target),
+            PlanSetting::User => plans.add_folder(folder.ok_or(PlanError::NoFolder)?, target),
+            PlanSetting::Usual => {
+                if let Some(folder) = folder {
+                    plans.add_folder(folder, target);
+                }
+                plans.add_shipped(target);
+            }
+            PlanSetting::File(path) => {
+                let table = read_table(path)?;
+                if !target.is_device(&table.table.device) {
+                    return Err(PlanError::Device {
+                        file: table.name,
+                        of: table.table.device.to_string(),
+                        here: target.name(),
+                    });
+                }
+                plans.add(table);
+                if let Some(wrong) = plans.notes.first() {
+                    return Err(wrong.clone());
+                }
+            }
+        }
+        Ok(plans)
+    }
+
+    fn add(&mut self, named: NamedTable) {
+        let wrong = named.table.entries.iter().enumerate().filter_map(|(place, entry)| {
+            Some(PlanError::Row {
+                file: named.name.clone(),
+                row: place + 1,
+                reason: entry.row.as_ref().err()?.clone(),
+            })
+        });
+        self.notes.extend(wrong);
+        self.tables.push(named);
+    }
+
+    fn add_folder(&mut self, folder: &Path, target: &PlanTarget) {
+        for path in table_files(folder) {
+            match read_table(&path) {
+                Ok(named) if target.is_device(&named.table.device) => self.add(named),
+                Ok(_) => {}
+                Err(error) => self.notes.push(error),
+            }
+        }
+    }
+
+    fn add_shipped(&mut self, target: &PlanTarget) {
+        for (name, units, title, text) in SHIPPED {
+            if !target.is(name, units) {
+                continue;
+            }
+            match PlanTable::parse(text, title) {
+                Ok(table) if target.is_device(&table.device) => self.add(NamedTable {
+                    name: title.to_string(),
+                    table,
+                }),
+                Ok(_) => {}
+                Err(error) => self.notes.push(error),
+            }
+        }
+    }
+
+    /// The tables, in the order in which they are asked.
+    pub fn tables(&self) -> &[NamedTable] {
+        &self.tables
+    }
+
+    /// What is wrong with tables and rows that were passed over.
+    pub fn notes(&self) -> &[PlanError] {
+        &self.notes
+    }
+
+    /// The rows for a problem, in the order in which they are to be tried: one a table at most.
+    pub fn rows(&self, problem: &Problem) -> Vec<FoundRow<'_>> {
+        // Nothing to look up: the usual case.
+        if self.tables.iter().all(|named| named.table.entries.is_empty()) {
+            return Vec::new();
+        }
+        let Some(class) = PlanClass::of(problem) else {
+            return Vec::new();
+        };
+        let mut rows = Vec::new();
+        for named in &self.tables {
+            rows.extend(named.table.row_for(&class).map(|(number, row)| FoundRow {
+                table: &named.name,
+                device: &named.table.device,
+                number,
+                row,
+            }));
+        }
+        rows
+    }
+
+    /// The same as suggestions to [`select_among`](flashcore_kernels::select_among), place by place.
+    pub fn suggestions(&self, problem: &Problem) -> Vec<Suggestion> {
+        let suggest = |found: FoundRow<'_>| match found.row.kernel {
+            KernelId::Gpu(config) => Some(Suggestion {
+                config,
+                why: found.why(),
+            }),
+            // Not in the table of a GPU.
+            KernelId::Cpu(_) => None,
+        };
+        self.rows(problem).into_iter().filter_map(suggest).collect()
+    }
+}
+
+/// The files in a folder of tables, by name. A folder that is not there has none.
+pub fn table_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let mut paths: Vec<PathBuf> = paths
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// The table of a file.
+///
+/// # Errors
+/// [`PlanError::Unreadable`], [`PlanError::NotATable`], [`PlanError::Format`].
+pub fn read_table(path: &Path) -> Result<NamedTable, PlanError> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| PlanError::Unreadable {
+        file: name.clone(),
+        reason: error.to_string(),
+    })?;
+    let table = PlanTable::parse(&text, &name)?;
+    Ok(NamedTable { name, table })
+}
+
+/// The tables that come with the library, for every device there is one for.
+///
+/// # Errors
+/// As [`PlanTable::parse`]; tests see to it that there are none.
+pub fn shipped_tables() -> Result<Vec<NamedTable>, PlanError> {
+    let parse = |(_, _, title, text): (&str, u32, &str, &str)| {
+        Ok(NamedTable {
+            name: title.to_string(),
+            table: PlanTable::parse(text, title)?,
+        })
+    };
+    SHIPPED.into_iter().map(parse).collect()
+}

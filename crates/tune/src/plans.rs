@@ -1,0 +1,280 @@
+//! From measurements to plan tables: which winners become rows, and how rows get into a file.
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use flashcore::{KernelId, PlanClass, PlanDevice, PlanRow, PlanTable, read_table};
+use flashcore_bench::{CaseResult, DeviceIdentity, Mode, Ratio, Report, RunIdentity};
+use flashcore_ir::Target;
+use flashcore_kernels::{KernelCache, select};
+use flashcore_problem::Problem;
+use serde::Serialize;
+
+use crate::board::Board;
+use crate::error::TuneError;
+use crate::journal::{Header, write_whole};
+
+/// Least gain of a row that is made from a report: measured head to head, the interval clear of none.
+pub const LEAST_GAIN: f64 = 0.01;
+
+/// What came of a problem that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Judged {
+    /// The problem.
+    pub problem: Problem,
+    /// What heuristics choose.
+    pub heuristics: String,
+    /// The fastest measured beside it, how much faster it was, and the interval of that.
+    pub best: Option<(String, f64, [f64; 2])>,
+    /// The row that it makes, if it makes one.
+    pub row: Option<PlanRow>,
+    /// Why there is a row, or none.
+    pub why: String,
+}
+
+/// The device of a table, as a measurement names it.
+pub fn device_of(identity: &DeviceIdentity) -> PlanDevice {
+    PlanDevice {
+        name: identity.name.clone(),
+        target: target_of(identity).map_or(identity.architecture.clone(), |target| target.name().to_string()),
+        units: identity.units,
+    }
+}
+
+/// The architecture of a GPU; `None` of a host.
+fn target_of(identity: &DeviceIdentity) -> Option<Target> {
+    let number: u32 = identity.architecture.strip_prefix("sm_")?.parse().ok()?;
+    Target::for_capability(number / 10, number % 10)
+}
+
+/// What heuristics choose for a problem on a device.
+///
+/// # Errors
+/// Why nothing serves it there.
+pub fn heuristics(problem: &Problem, device: &DeviceIdentity) -> Result<KernelId, String> {
+    match target_of(device) {
+        Some(target) => select(problem, target, 16, &KernelCache::default())
+            .map(|choice| KernelId::Gpu(choice.plan.config))
+            .map_err(|error| error.to_string()),
+        None => {
+            flashcore_cpu::check_supported(problem).map_err(|error| error.to_string())?;
+            let config = flashcore_cpu::default_config(problem, device.units as usize);
+            Ok(KernelId::Cpu(config))
+        }
+    }
+}
+
+/// A row for a problem: `ratio` is the kernel's time relative to that of `against`.
+///
+/// # Errors
+/// Why there is none: a problem that no table is for, or an id that is none.
+pub fn row(
+    problem: &Problem,
+    kernel: &str,
+    against: &str,
+    ratio: &Ratio,
+    device: &DeviceIdentity,
+    (revision, started_at): (&str, u64),
+) -> Result<PlanRow, String> {
+    let class = PlanClass::of(problem);
+    Ok(PlanRow {
+        problem: class.ok_or("tables are for dense tensors without offsets or packed sequences only")?,
+        kernel: kernel.parse().map_err(|error: flashcore::Error| error.to_string())?,
+        against: against.to_string(),
+        gain: rounded(1.0 - ratio.value),
+        interval: [rounded(1.0 - ratio.interval.hi), rounded(1.0 - ratio.interval.lo)],
+        revision: revision.to_string(),
+        driver: device.driver.clone(),
+        date: date(started_at),
+    })
+}
+
+/// A share to what is known of it.
+fn rounded(share: f64) -> f64 {
+    (share * 1e4).round() / 1e4
+}
+
+/// The day (UTC) of a moment in seconds since 1970, as `2026-11-21`.
+///
+/// ```
+/// assert_eq!(flashcore_tune::plans::date(1_795_219_200), "2026-11-21");
+/// assert_eq!(flashcore_tune::plans::date(951_782_400), "2000-02-29");
+/// ```
+pub fn date(seconds: u64) -> String {
+    // Days since 0000-03-01, in eras of 400 years (Howard Hinnant, "chrono-compatible low-level date algorithms").
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let march = (5 * of_year + 2) / 153;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{:02}", of_year - (153 * march + 2) / 5 + 1)
+}
+
+/// What the measurements of a report make of its problems: a row where the fastest kernel is at least [`LEAST_GAIN`]
+/// faster than what heuristics choose, in the same rounds of the hot mode, and the interval is clear of none.
+/// Screenings and other modes are passed over.
+pub fn of_report(report: &Report) -> Vec<Judged> {
+    let hot = report
+        .results
+        .iter()
+        .filter(|result| result.measurement.mode == Mode::Hot);
+    hot.map(|result| of_result(result, &report.run)).collect()
+}
+
+fn of_result(result: &CaseResult, run: &RunIdentity) -> Judged {
+    let problem = &result.case.problem;
+    let mut judged = Judged {
+        problem: problem.clone(),
+        heuristics: String::new(),
+        best: None,
+        row: None,
+        why: String::new(),
+    };
+    judged.heuristics = match heuristics(problem, &run.device) {
+        Ok(kernel) => kernel.to_string(),
+        Err(why) => {
+            judged.why = why;
+            return judged;
+        }
+    };
+    let measurement = &result.measurement;
+    let base = measurement.subjects.get(measurement.baseline);
+    if base.is_none_or(|base| base.info.label != judged.heuristics || base.summary.is_none()) {
+        judged.why = "not measured against what heuristics choose: make that the baseline".to_string();
+        return judged;
+    }
+    let ratios = measurement.subjects.iter().filter(|subject| subject.info.is_ours());
+    let ratios = ratios.filter_map(|subject| Some((subject.info.label.as_str(), subject.ratio?)));
+    let best = ratios.min_by(|a, b| a.1.value.total_cmp(&b.1.value));
+    let Some((kernel, ratio)) = best else {
+        judged.why = "nothing was measured beside what heuristics choose".to_string();
+        return judged;
+    };
+    let gain = 1.0 - ratio.value;
+    let interval = [rounded(1.0 - ratio.interval.hi), rounded(1.0 - ratio.interval.lo)];
+    judged.best = Some((kernel.to_string(), rounded(gain), interval));
+    if gain < LEAST_GAIN || ratio.interval.hi >= 1.0 {
+        judged.why = "what heuristics choose stands".to_string();
+        return judged;
+    }
+    let when = (run.revision.as_str(), run.started_at);
+    match row(problem, kernel, &judged.heuristics, &ratio, &run.device, when) {
+        Ok(row) => {
+            judged.row = Some(row);
+            judged.why = "faster".to_string();
+        }
+        Err(why) => judged.why = why,
+    }
+    judged
+}
+
+/// What a search's leaderboard makes of its problem: a row for a winner other than what heuristics choose.
+///
+/// # Errors
+/// Why there is none, in a clause.
+pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
+    let device = header.devices.first().ok_or("the run names no device")?;
+    let heuristics = heuristics(&header.problem, device)?.to_string();
+    if board.start != heuristics {
+        return Err(format!(
+            "times are relative to {}, and without a table {heuristics} is used; leave out --start",
+            board.start
+        ));
+    }
+    if board.winner == board.start {
+        return Err(format!("{heuristics} is used without one, and nothing was faster"));
+    }
+    board
+        .head_to_head
+        .clone()
+        .map_err(|why| format!("it did not meet the first candidate: {why}"))?;
+    let winner = board.rows.iter().find(|row| row.id == board.winner);
+    let ratio = winner
+        .and_then(|row| row.ratio)
+        .ok_or("the winner was not timed against the first candidate")?;
+    let when = (header.revision.as_str(), header.started_at);
+    row(&header.problem, &board.winner, &board.start, &ratio, device, when)
+}
+
+/// The same beside what was measured, as of a report.
+pub fn judge_board(header: &Header, board: &Board) -> Judged {
+    let (row, why) = match of_board(header, board) {
+        Ok(row) => (Some(row), "faster".to_string()),
+        Err(why) => (None, why),
+    };
+    let best = board.gain_of_winner();
+    Judged {
+        problem: header.problem.clone(),
+        heuristics: board.start.clone(),
+        best: best.map(|(gain, interval)| {
+            (
+                board.winner.clone(),
+                rounded(gain),
+                [interval.lo, interval.hi].map(rounded),
+            )
+        }),
+        row,
+        why,
+    }
+}
+
+/// The file of a device's table in a folder of tables.
+///
+/// ```
+/// use flashcore::PlanDevice;
+/// let device = PlanDevice { name: "NVIDIA H200".to_string(), target: "sm_90a".to_string(), units: 132 };
+/// let file = flashcore_tune::plans::file_of(std::path::Path::new("plans"), &device);
+/// assert_eq!(file.to_str(), Some("plans/nvidia-h200-132.json"));
+/// ```
+pub fn file_of(folder: &Path, device: &PlanDevice) -> PathBuf {
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() {
+            c.to_ascii_lowercase()
+        } else {
+            '-'
+        }
+    };
+    let mut name: String = device.name.chars().map(plain).collect();
+    while name.contains("--") {
+        name = name.replace("--", "-");
+    }
+    let name = name.trim_matches('-');
+    folder.join(format!("{name}-{}.json", device.units))
+}
+
+/// Puts a row into the table of a device, in place of one for the same problems. Several processes may do so at once:
+/// each waits for the other, and the file is there whole at any moment.
+///
+/// # Errors
+/// [`TuneError::File`]: a folder that cannot be written; a file that is there and is no table, which is left alone.
+pub fn keep(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<PathBuf, TuneError> {
+    let path = file_of(folder, device);
+    std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
+    // The file itself is replaced, so that a lock on it would be on the old one.
+    let lock = path.with_extension("lock");
+    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&lock);
+    let open = open.map_err(|error| TuneError::file(&lock, error))?;
+    open.lock().map_err(|error| TuneError::file(&lock, error))?;
+    let mut table = match path.exists() {
+        true => read_table(&path).map_err(|error| TuneError::file(&path, error))?.table,
+        false => PlanTable::new(device.clone()),
+    };
+    if table.device != *device {
+        let reason = format!("it is a table of {}, and this is {device}; move it away", table.device);
+        return Err(TuneError::file(&path, reason));
+    }
+    table.put(row);
+    write(&path, &table)?;
+    Ok(path)
+}
+
+/// Writes a table so that it is there whole or not at all.
+///
+/// # Errors
+/// [`TuneError::File`].
+pub fn write(path: &Path, table: &PlanTable) -> Result<(), TuneError> {
+    let text = table.to_json().map_err(|error| TuneError::file(path, error))?;
+    write_whole(path, &text)
+}
