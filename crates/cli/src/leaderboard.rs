@@ -4,10 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use flashcore_tune::board::{Board, BoardRow};
+use flashcore_tune::insight::Claims;
 use flashcore_tune::journal::{Header, read_header, read_trials};
 use flashcore_tune::{History, Verdict, runs};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use crate::claims;
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 use crate::tune::heading;
@@ -46,8 +49,9 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         history.add(trial);
     }
     let board = board(&folder);
+    let claims: Option<Claims> = kept_in(&folder, "claims.json");
     if args.json {
-        style::print_json(&json!({ "run": header, "trials": history.trials(), "board": board }));
+        style::print_json(&json!({ "run": header, "trials": history.trials(), "board": board, "claims": claims }));
         return Ok(Outcome::Clean);
     }
     let title = heading(&title(&header), &header.problem.to_string());
@@ -58,6 +62,9 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     }
     let seconds = history.trials().iter().map(|trial| trial.seconds).sum();
     style::print(&summary(&history, seconds));
+    if let Some(claims) = &claims {
+        style::print(&claims::text(claims));
+    }
     style::print(&style::field("evidence", &folder.display().to_string()));
     Ok(Outcome::Clean)
 }
@@ -67,8 +74,14 @@ fn title(header: &Header) -> String {
     format!("{} on {}", header.case, devices.join(" and "))
 }
 
+/// The leaderboard of the run in a folder, if it has ended.
 pub(crate) fn board(folder: &std::path::Path) -> Option<Board> {
-    let text = std::fs::read_to_string(folder.join("board.json")).ok()?;
+    kept_in(folder, "board.json")
+}
+
+/// What a run kept in a file of its folder when it ended.
+fn kept_in<T: DeserializeOwned>(folder: &std::path::Path, name: &str) -> Option<T> {
+    let text = std::fs::read_to_string(folder.join(name)).ok()?;
     serde_json::from_str(&text).ok()
 }
 

@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod chart;
 mod check;
+mod claims;
 mod compare;
 mod cost;
 mod evidence;

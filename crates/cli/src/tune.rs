@@ -13,6 +13,7 @@ use flashcore_tune::{Outcome as Found, Request, Setup, TuneError, runs};
 use serde_json::json;
 
 use crate::args::ProblemArgs;
+use crate::claims;
 use crate::failure::{Failure, Outcome};
 use crate::leaderboard;
 use crate::machine;
@@ -34,7 +35,7 @@ pub(crate) struct TuneArgs {
     /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     device: String,
-    /// exhaustive, random, hill, single, elite, niches
+    /// exhaustive, random, hill, single, elite, niches; the last three with +insights, too (docs/tune.md)
     #[arg(long, value_name = "NAME", default_value = DEFAULT_STRATEGY, value_parser = strategy, help_heading = "Search")]
     strategy: Kind,
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
@@ -136,6 +137,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
             "run": found.header,
             "trials": found.history.trials(),
             "board": found.board,
+            "claims": found.claims,
             "workers_started": found.workers_started,
             "seconds": found.seconds,
             "folder": found.folder,
@@ -202,10 +204,16 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     let folder = folder(args, case, devices)?;
     let (strategy, strategy_name): (Box<dyn Strategy>, String) = match &args.proposer {
         Some(command) => {
-            let outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE)?;
+            let mut outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE)?;
+            if let Some(advisor) = &setup.advisor {
+                outside = outside.informed(advisor.clone());
+            }
             (Box::new(outside), format!("outside: {command}"))
         }
-        None => (args.strategy.start(args.seed), args.strategy.name().to_string()),
+        None => {
+            let kind = args.strategy;
+            (kind.start(args.seed, setup.advisor.as_ref())?, kind.name().to_string())
+        }
     };
     let (trials, time) = match args.budget {
         Budget::Trials(trials) => (trials, Duration::MAX),
@@ -242,6 +250,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             style::print(&leaderboard::text(board));
         }
         style::print(&leaderboard::summary(&found.history, found.seconds));
+        if let Some(claims) = &found.claims {
+            style::print(&claims::text(claims));
+        }
         style::print(&style::field("evidence", &folder.display().to_string()));
         style::print(&format!(
             "  {DIM}{:<10}{DIM:#}{CODE}flashcore leaderboard{CODE:#} {DIM}shows it again, {DIM:#}{CODE}flashcore tune --resume{CODE:#} \

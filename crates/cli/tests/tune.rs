@@ -190,3 +190,77 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     assert!(said.contains("the strategy was elite and is random"), "{said}");
     std::fs::remove_dir_all(&home).unwrap();
 }
+
+/// Kernels for an H200 whose times are made up.
+fn table_of_kernels() -> Measured {
+    let levers = ["lin", "xor"]
+        .into_iter()
+        .flat_map(|place| ["eager", "lazy", "bold"].map(|rescale| (place, rescale)));
+    let ids = levers.flat_map(|(place, rescale)| {
+        let id = move |stages| format!("mma/m16n32-w1x2-s{stages}-b1-qsh-{place}-{rescale}");
+        [2, 3, 4].map(id)
+    });
+    let us = |id: &str| if id.contains("-lin") { 30.0 } else { 10.0 } + id.len() as f64;
+    let timed = ids.map(|id| {
+        let us = us(&id);
+        Row(id, us, us * 0.995, us * 1.005)
+    });
+    let mut measured = table();
+    measured.tables[0].timed = timed.collect();
+    measured.tables[0].failed = Vec::new();
+    let device = &mut measured.identity.device;
+    (device.name, device.units) = ("NVIDIA H200".to_string(), 132);
+    measured
+}
+
+#[test]
+fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
+    let home = folder("claims");
+    let file = home.join("space.json");
+    std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
+    let (device, kept) = (file.display(), home.join("run"));
+    let words = format!(
+        "tune tiny --device replay:{device} --strategy elite+insights --budget 12 --json --folder {}",
+        kept.display()
+    );
+    let whole = json(&mut flashcore(&words, &home));
+    let claims = &whole["claims"]["claims"];
+    let came_true = claims
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|claim| claim["score"] == "came-true");
+    assert_eq!(came_true.unwrap()["kind"], "bank-conflicts", "{claims:#}");
+    let read = || std::fs::read_to_string(kept.join("claims.json")).unwrap();
+    let in_folder: Value = serde_json::from_str(&read()).unwrap();
+    assert_eq!(in_folder, whole["claims"]);
+    let shown = json(&mut flashcore(&format!("leaderboard {} --json", kept.display()), &home));
+    assert_eq!(shown["claims"], whole["claims"]);
+    let table = flashcore(&format!("leaderboard {}", kept.display()), &home)
+        .output()
+        .unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(
+        table.contains("bank-conflicts") && table.contains("swizzled false to true"),
+        "{table}"
+    );
+
+    // Cut off after five trials, and taken up again.
+    let text = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
+    let begun: String = text.split_inclusive('\n').take(5).collect();
+    std::fs::write(kept.join("trials.jsonl"), begun).unwrap();
+    for name in ["board.json", "claims.json"] {
+        std::fs::remove_file(kept.join(name)).unwrap();
+    }
+    let resumed = json(&mut flashcore(&format!("{words} --resume"), &home));
+    assert_eq!(essence(&resumed), essence(&whole));
+    assert_eq!(resumed["claims"], whole["claims"]);
+
+    // On the host nothing speaks of any kernel, and that is said.
+    let host = flashcore("tune tiny --device cpu --strategy elite+insights", &home)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(host.stderr).unwrap();
+    assert!(!host.status.success() && said.contains("nothing here models"), "{said}");
+    std::fs::remove_dir_all(&home).unwrap();
+}

@@ -35,7 +35,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     for table in &measured.tables {
         // Exhaustive search has no seeds, and says how its families are ordered.
-        let compared = compare(table, &Kind::ALL[1..], seeds, trials)?;
+        let advisor = measured.advisor(&table.case.problem);
+        let kinds: Vec<Kind> = Kind::ALL[1..]
+            .iter()
+            .copied()
+            .filter(|kind| advisor.is_some() || !kind.is_informed())
+            .collect();
+        let compared = compare(table, &kinds, seeds, trials, advisor.as_ref())?;
         let name = &table.case.name;
         write!(text, "\n{}", lines(table, &compared))?;
         let chart = Lines {
@@ -97,7 +103,27 @@ fn lines(table: &Table, compared: &[Comparison]) -> String {
                 .map(|quartiles| (quartiles[1] - 1.0) * 100.0);
             median.map_or("      -".to_string(), |above| format!("{above:6.1}%"))
         });
-        text.push_str(&format!("  {:<8} {}  {}\n", one.strategy, at.join(" "), within(one)));
+        text.push_str(&format!("  {:<15} {}  {}\n", one.strategy, at.join(" "), within(one)));
+    }
+    for one in compared.iter().filter(|one| !one.claims.is_empty()) {
+        text.push_str(&format!(
+            "  claims of {}, over all seeds: made, tried, came true, sign wrong, failed; mean expected and measured\n",
+            one.strategy
+        ));
+        for tally in &one.claims {
+            let percent = |mean: Option<f64>| mean.map_or("     -".to_string(), |mean| format!("{mean:+6.1}"));
+            text.push_str(&format!(
+                "    {:<15} {:6} {:6} {:6} {:6} {:6}  {} % {} %\n",
+                tally.kind,
+                tally.made,
+                tally.tried,
+                tally.came_true,
+                tally.sign_wrong,
+                tally.failed,
+                percent(tally.expected),
+                percent(tally.measured)
+            ));
+        }
     }
     text
 }

@@ -10,7 +10,7 @@ use flashcore_problem::{InputKind, Problem, Tensor};
 use crate::error::TuneError;
 use crate::judge::Judge;
 use crate::trial::{Timed, Verdict};
-use crate::worker::protocol::{Command, Said};
+use crate::worker::protocol::{Command, Opened, Said};
 use crate::worker::{Loss, Worker};
 
 /// How candidates are timed, and what counts.
@@ -167,7 +167,7 @@ impl Examiner<'_> {
         // A candidate is timed against the best, and the first one by itself.
         let mut kernels = vec![id.to_string()];
         kernels.extend(best.filter(|best| best.id != id).map(|best| best.id.clone()));
-        self.open(self.judge.problem(), &kernels)?;
+        let opened = self.open(self.judge.problem(), &kernels)?;
         if computes {
             self.inspected(number, inspect)?;
             self.twice(number)?;
@@ -176,19 +176,30 @@ impl Examiner<'_> {
         if computes {
             self.inspected(number, inspect_again)?;
         }
-        judged(&measurement, best, self.timing.gain)
+        let mut found = judged(&measurement, best, self.timing.gain)?;
+        if let (Some(timed), Some(attributes)) = (&mut found.timed, opened.first().and_then(|one| one.attributes)) {
+            timed.registers = Some(attributes.registers);
+        }
+        Ok(found)
     }
 
     fn ask(&mut self, command: &Command) -> Result<Said, Stop> {
         Ok(self.worker.ask(command)??)
     }
 
-    fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<(), Stop> {
+    /// Opens kernels: what is known of each, in order.
+    fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
         let command = Command::Open {
             problem: problem.clone(),
             kernels: kernels.to_vec(),
         };
-        self.ask(&command).map(drop)
+        match self.ask(&command)? {
+            Said::Opened(opened) => Ok(opened),
+            other => Err(Stop::Verdict(
+                Verdict::LaunchFailed,
+                format!("asked to open kernels, its worker said {other:?}"),
+            )),
+        }
     }
 
     /// Other shapes and hard inputs. A shape that the candidate does not serve is passed over.
@@ -202,7 +213,7 @@ impl Examiner<'_> {
             }
             if open != Some(&case.problem) {
                 match self.open(&case.problem, &[id.to_string()]) {
-                    Ok(()) => open = Some(&case.problem),
+                    Ok(_) => open = Some(&case.problem),
                     Err(Stop::Verdict(Verdict::Refused, _)) => {
                         refused = Some(&case.problem);
                         continue;
@@ -306,7 +317,7 @@ impl Examiner<'_> {
         for _ in 0..ATTEMPTS {
             let timed = self
                 .open(self.judge.problem(), kernels)
-                .and_then(|()| self.time(0, Mode::Hot, &self.timing.finals));
+                .and_then(|_| self.time(0, Mode::Hot, &self.timing.finals));
             match timed {
                 Ok(measurement) => return Ok(Ok(measurement)),
                 Err(Stop::Verdict(verdict, reason)) => return Ok(Err(format!("{verdict}: {reason}"))),
@@ -355,6 +366,7 @@ fn judged(measurement: &Measurement, best: Option<&Best>, gain: f64) -> Result<F
             against: subject.ratio.and(best.map(|best| best.id.clone())),
             ratio: subject.ratio,
             score,
+            registers: None,
         }),
     })
 }

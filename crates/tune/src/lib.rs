@@ -2,6 +2,7 @@
 //!
 //! - [`space`]: what may be proposed: families, levers, what a problem and a device leave of them.
 //! - [`strategy`]: what to try next; [`replay`] compares strategies on a space that was measured once.
+//! - [`insight`]: claims of what a change would bring, and which kinds of them came true.
 //! - [`worker`]: child processes that run candidates and the clock.
 //! - [`run()`]: a search from beginning to end; [`journal`] keeps it, [`board`] has its finalists.
 //! - [`plans`]: which winners become rows of plan tables.
@@ -11,6 +12,7 @@ pub mod board;
 mod error;
 mod examine;
 mod gate;
+pub mod insight;
 pub mod journal;
 mod judge;
 pub mod plans;

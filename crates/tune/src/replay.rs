@@ -4,9 +4,13 @@ use std::collections::HashMap;
 
 use flashcore_bench::sweep::rankings;
 use flashcore_bench::{Case, Interval, Mode, Report, stats};
+use flashcore_ir::Profile;
+use flashcore_problem::Problem;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TuneError;
+use crate::insight::{self, Advisor, Scored, Tally};
 use crate::space::{Family, Space};
 use crate::strategy::Kind;
 use crate::trial::{History, Timed, Trial, Verdict};
@@ -75,6 +79,13 @@ impl Measured {
             return Err(bad("a table has no candidate that was timed".to_string()));
         }
         Ok(measured)
+    }
+
+    /// What looks at candidates of a problem on the card that was measured; `None` where nothing models that card.
+    pub fn advisor(&self, problem: &Problem) -> Option<Advisor> {
+        let device = &self.identity.device;
+        let profile = Profile::of_device(&device.name, device.units)?;
+        Some(Advisor::new(problem, profile))
     }
 
     /// The screened part of sweeps ([`flashcore_bench::sweep`]) on one device.
@@ -210,52 +221,87 @@ impl Table {
     }
 }
 
-/// One strategy on one table with one seed: the time of the best config after each trial, relative to the best there
-/// is (1 when it is found).
-///
-/// # Errors
-/// [`TuneError::Nothing`] where `start` is not in the table.
-pub fn replay(table: &Table, kind: Kind, start: &str, seed: u64, trials: usize) -> Result<Vec<f64>, TuneError> {
-    let (space, known) = (table.space(), table.by_id());
-    replay_in(&space, &known, kind, start, seed, trials)
+/// A strategy on a table with one seed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replayed {
+    /// The time of the best config after each trial, relative to the best there is (1 when it is found).
+    pub curve: Vec<f64>,
+    /// What came of its claims, where it made any.
+    pub claims: Vec<Scored>,
 }
 
-fn replay_in(
-    space: &Space,
-    known: &HashMap<String, Known>,
+/// A table to replay searches on.
+struct Field<'t> {
+    space: Space,
+    known: HashMap<String, Known>,
+    start: &'t str,
+    advisor: Option<&'t Advisor>,
+}
+
+/// One strategy on one table with one seed. An informed one needs an advisor: [`Measured::advisor`].
+///
+/// # Errors
+/// [`TuneError::Nothing`] where `start` is not in the table, or there is no advisor where there must be one.
+pub fn replay(
+    table: &Table,
     kind: Kind,
     start: &str,
     seed: u64,
     trials: usize,
-) -> Result<Vec<f64>, TuneError> {
-    let times = known.values().filter_map(|known| match known {
-        Known::Timed(us, _) => Some(*us),
-        Known::Failed(..) => None,
-    });
-    let optimum = times.fold(f64::INFINITY, f64::min);
-    let mut strategy = kind.start(seed);
-    let mut history = History::default();
-    let mut curve = Vec::with_capacity(trials);
-    let mut next = Some((start.to_string(), "start".to_string()));
-    while let Some((id, origin)) = next {
-        let outcome = known.get(&id).ok_or_else(|| TuneError::Nothing {
-            what: format!("{id} was not measured"),
-        })?;
-        history.add(replayed(curve.len(), &id, origin, outcome, optimum));
-        let before = curve.last().copied().unwrap_or(f64::INFINITY);
-        let now = match outcome {
-            Known::Timed(us, _) => us / optimum,
-            Known::Failed(..) => f64::INFINITY,
-        };
-        curve.push(before.min(now));
-        if curve.len() >= trials {
-            break;
+    advisor: Option<&Advisor>,
+) -> Result<Replayed, TuneError> {
+    let field = Field {
+        space: table.space(),
+        known: table.by_id(),
+        start,
+        advisor,
+    };
+    field.replay(kind, seed, trials)
+}
+
+impl Field<'_> {
+    fn replay(&self, kind: Kind, seed: u64, trials: usize) -> Result<Replayed, TuneError> {
+        let Field {
+            space,
+            known,
+            start,
+            advisor,
+        } = self;
+        let times = known.values().filter_map(|known| match known {
+            Known::Timed(us, _) => Some(*us),
+            Known::Failed(..) => None,
+        });
+        let optimum = times.fold(f64::INFINITY, f64::min);
+        let mut strategy = kind.start(seed, *advisor)?;
+        let mut history = History::default();
+        let mut curve = Vec::with_capacity(trials);
+        let mut next = Some((start.to_string(), "start".to_string()));
+        while let Some((id, origin)) = next {
+            let outcome = known.get(&id).ok_or_else(|| TuneError::Nothing {
+                what: format!("{id} was not measured"),
+            })?;
+            history.add(replayed(curve.len(), &id, origin, outcome, optimum));
+            let before = curve.last().copied().unwrap_or(f64::INFINITY);
+            let now = match outcome {
+                Known::Timed(us, _) => us / optimum,
+                Known::Failed(..) => f64::INFINITY,
+            };
+            curve.push(before.min(now));
+            if curve.len() >= trials {
+                break;
+            }
+            next = strategy
+                .propose(&history, space)?
+                .map(|proposal| (proposal.id, proposal.origin));
         }
-        next = strategy
-            .propose(&history, space)?
-            .map(|proposal| (proposal.id, proposal.origin));
+        let claims = strategy
+            .insights(&history, space)
+            .map(|insights| insights.claims().claims);
+        Ok(Replayed {
+            curve,
+            claims: claims.unwrap_or_default(),
+        })
     }
-    Ok(curve)
 }
 
 fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64) -> Trial {
@@ -268,6 +314,7 @@ fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64
                 against: None,
                 ratio: None,
                 score: us / optimum,
+                registers: None,
             };
             (Verdict::Ambiguous, "replayed".to_string(), Some(timed))
         }
@@ -297,6 +344,8 @@ pub struct Comparison {
     pub trials_within: Option<usize>,
     /// The same as a share of the space.
     pub share_within: Option<f64>,
+    /// What came of each kind of claim, over all seeds; empty where none were made.
+    pub claims: Vec<Tally>,
 }
 
 /// How near the best is near enough, relative.
@@ -305,16 +354,29 @@ pub const WITHIN: f64 = 0.02;
 /// Strategies on a table, from its worst config, over many seeds.
 ///
 /// # Errors
-/// [`TuneError::Nothing`] for a table without times.
-pub fn compare(table: &Table, kinds: &[Kind], seeds: u64, trials: usize) -> Result<Vec<Comparison>, TuneError> {
+/// [`TuneError::Nothing`] for a table without times, or an informed strategy without an advisor.
+pub fn compare(
+    table: &Table,
+    kinds: &[Kind],
+    seeds: u64,
+    trials: usize,
+    advisor: Option<&Advisor>,
+) -> Result<Vec<Comparison>, TuneError> {
     let worst = table.worst().ok_or_else(|| TuneError::Nothing {
         what: "nothing in the table was timed".to_string(),
     })?;
-    let (space, known, size) = (table.space(), table.by_id(), table.len());
+    let size = table.len();
+    let field = Field {
+        space: table.space(),
+        known: table.by_id(),
+        start: &worst.0,
+        advisor,
+    };
     let compared = kinds.iter().map(|&kind| {
-        let curves = (0..seeds)
-            .map(|seed| replay_in(&space, &known, kind, &worst.0, seed, trials))
-            .collect::<Result<Vec<_>, _>>()?;
+        let replayed = (0..seeds).into_par_iter().map(|seed| field.replay(kind, seed, trials));
+        let replayed = replayed.collect::<Result<Vec<Replayed>, _>>()?;
+        let (curves, claims): (Vec<Vec<f64>>, Vec<Vec<Scored>>) =
+            replayed.into_iter().map(|one| (one.curve, one.claims)).unzip();
         let at = |trial: usize| -> [f64; 3] {
             let values: Vec<f64> = curves
                 .iter()
@@ -344,6 +406,7 @@ pub fn compare(table: &Table, kinds: &[Kind], seeds: u64, trials: usize) -> Resu
             quartiles: (0..trials.min(size)).map(at).collect(),
             trials_within: median,
             share_within: median.map(|trials| trials as f64 / size as f64),
+            claims: insight::table(&claims.concat()),
         })
     });
     compared.collect()
@@ -352,7 +415,7 @@ pub fn compare(table: &Table, kinds: &[Kind], seeds: u64, trials: usize) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::tests::valley;
+    use crate::strategy::tests::{advisor, valley};
 
     fn table() -> Table {
         let (space, score) = valley();
@@ -383,18 +446,18 @@ mod tests {
         assert_eq!((table.len(), table.best().unwrap().0.as_str()), (120, "cpu/m128n256"));
         let start = table.worst().unwrap().0.clone();
         for kind in Kind::ALL {
-            let curve = replay(&table, kind, &start, 1, 500).unwrap();
+            let curve = replay(&table, kind, &start, 1, 500, Some(&advisor())).unwrap().curve;
             assert!(curve.windows(2).all(|pair| pair[1] <= pair[0]));
             assert_eq!((curve.len(), *curve.last().unwrap()), (120, 1.0), "{}", kind.name());
         }
-        assert!(replay(&table, Kind::Random, "cpu/m80n16", 1, 5).is_err());
+        assert!(replay(&table, Kind::Random, "cpu/m80n16", 1, 5, None).is_err());
     }
 
     #[test]
     fn strategies_are_compared_over_seeds() {
         let table = table();
         let kinds = [Kind::Random, Kind::HillClimbing];
-        let compared = compare(&table, &kinds, 20, 120).unwrap();
+        let compared = compare(&table, &kinds, 20, 120, None).unwrap();
         let [chance, climbing] = &compared[..] else { panic!() };
         assert!(climbing.trials_within.unwrap() < chance.trials_within.unwrap());
         assert_eq!(chance.quartiles.len(), 120);

@@ -16,6 +16,7 @@ use crate::board::Board;
 use crate::error::TuneError;
 use crate::examine::{Examiner, Timing};
 use crate::gate::Gatekeeper;
+use crate::insight::{Claims, Insights};
 use crate::journal::{Header, Journal, SCHEMA, digest};
 use crate::judge::Judge;
 use crate::search::Search;
@@ -90,6 +91,8 @@ pub struct Outcome {
     pub history: History,
     /// The finalists; `None` where nothing could be timed.
     pub board: Option<Board>,
+    /// What was claimed about candidates and what came of it; `None` for strategies that make no claims.
+    pub claims: Option<Claims>,
     /// Times a worker was started, over all of them.
     pub workers_started: usize,
     /// Seconds of the search.
@@ -173,6 +176,10 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     if let Some(board) = &board {
         journal.keep("board.json", board)?;
     }
+    let claims = strategy.insights(&history, &request.space).map(Insights::claims);
+    if let Some(claims) = &claims {
+        journal.keep("claims.json", claims)?;
+    }
     let workers_started = examiners.iter().map(|examiner| examiner.worker.started()).sum();
     for index in 0..examiners.len() {
         // Of no more use; where no answer was ever read it is not there.
@@ -182,6 +189,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         header,
         history,
         board,
+        claims,
         workers_started,
         seconds: began.elapsed().as_secs_f64(),
     })

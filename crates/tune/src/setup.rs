@@ -1,13 +1,14 @@
 //! What a search begins with on a device: its space, its first candidate, its clock.
 
 use flashcore::DeviceInfo;
-use flashcore_ir::Target;
+use flashcore_ir::{Profile, Target};
 use flashcore_kernels::{KernelCache, select};
 use flashcore_problem::{DType, Problem};
 
 use crate::error::TuneError;
 use crate::examine::Timing;
 use crate::gate::Gatekeeper;
+use crate::insight::Advisor;
 use crate::replay::{Measured, Table};
 use crate::space::{Family, Space};
 use crate::worker::planted;
@@ -25,6 +26,9 @@ pub struct Setup {
     pub timing: Timing,
     /// Candidates proposed ahead.
     pub window: usize,
+    /// What makes claims about candidates. `None` on the host, whose kernels nothing models, and for cards without a
+    /// profile.
+    pub advisor: Option<Advisor>,
 }
 
 /// Candidates that a GPU's worker compiles while one is timed.
@@ -45,9 +49,12 @@ impl Setup {
                 what: "e4m3 problems are not tuned: candidates are judged on inputs without scales".to_string(),
             });
         }
-        let target = match device {
-            "cpu" => None,
-            device => Some(target(device)?),
+        let (target, profile) = match device {
+            "cpu" => (None, None),
+            device => {
+                let (target, profile) = gpu(device)?;
+                (Some(target), profile)
+            }
         };
         let gate = Gatekeeper::new(problem, target);
         let start = match target {
@@ -73,6 +80,7 @@ impl Setup {
                 Timing::for_cpu()
             },
             window: if target.is_some() { GPU_WINDOW } else { 1 },
+            advisor: profile.map(|profile| Advisor::new(problem, profile)),
         })
     }
 
@@ -93,6 +101,7 @@ impl Setup {
             start,
             timing: Timing::for_gpu(),
             window: 1,
+            advisor: measured.advisor(problem),
         })
     }
 }
@@ -107,16 +116,18 @@ pub fn read(file: &str) -> Result<Measured, TuneError> {
     Measured::read(&text, file)
 }
 
-/// The architecture of a GPU. Looks at the driver without taking the device.
-fn target(device: &str) -> Result<Target, TuneError> {
+/// The architecture of a GPU, and the profile of its card where there is one. Looks at the driver without taking the
+/// device.
+fn gpu(device: &str) -> Result<(Target, Option<&'static Profile>), TuneError> {
     let devices: Vec<DeviceInfo> = flashcore_cuda::devices().map_err(flashcore::Error::from)?;
     let ordinal: Option<u32> = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
     let info = devices.iter().find(|info| Some(info.ordinal) == ordinal);
-    let target = info.and_then(|info| {
+    let found = info.and_then(|info| {
         let (major, minor) = info.compute_capability;
-        Target::for_capability(major, minor).filter(|target| target.is_supported())
+        let target = Target::for_capability(major, minor).filter(|target| target.is_supported())?;
+        Some((target, Profile::of_device(&info.name, info.multiprocessors)))
     });
-    target.ok_or_else(|| {
+    found.ok_or_else(|| {
         let there = devices
             .iter()
             .map(|info| format!("cuda:{} ({})", info.ordinal, info.name));
@@ -164,6 +175,7 @@ mod tests {
         let setup = Setup::new("cpu", &problem, &[], false).unwrap();
         assert!(setup.space.admits(&setup.start).is_ok() || setup.start.starts_with("cpu/"));
         assert_eq!((setup.target, setup.window), (None, 1));
+        assert!(setup.advisor.is_none());
         let tortured = Setup::new("cpu", &problem, &[], true).unwrap();
         assert!(tortured.space.admits("planted/hangs").is_ok());
         assert!(setup.space.admits("planted/hangs").is_err());

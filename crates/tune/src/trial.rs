@@ -108,6 +108,9 @@ pub struct Timed {
     pub ratio: Option<Ratio>,
     /// Its time relative to that of the run's first candidate, by the ratios between: what candidates are ranked by.
     pub score: f64,
+    /// Registers a thread that the compiler gave it, where something was compiled.
+    #[serde(default)]
+    pub registers: Option<u32>,
 }
 
 /// One candidate that was tried.
@@ -218,6 +221,7 @@ pub(crate) mod tests {
                 against: None,
                 ratio: None,
                 score,
+                registers: None,
             }),
             fingerprint: None,
             same_as: None,

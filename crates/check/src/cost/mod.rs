@@ -25,6 +25,7 @@
 
 mod agreement;
 mod calibration;
+mod lines;
 mod observe;
 mod predict;
 mod rank;
@@ -36,6 +37,7 @@ mod work;
 
 pub use agreement::Agreement;
 pub use calibration::{Clocks, Trust};
+pub use lines::LineShare;
 pub use observe::{CostError, Observation};
 pub use predict::{Bound, Prediction, StepFit, Use};
 pub use rank::{Ranked, Ranking, Skipped, rank};

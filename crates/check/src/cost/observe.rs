@@ -11,7 +11,7 @@ use std::sync::Arc;
 use flashcore_ir::{Arg, Kernel, Node};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step};
 use flashcore_problem::{CausalAlign, InputKind, Inputs, POISON, Problem, ProblemError};
-use flashcore_sim::{SimError, SimOptions, simulate};
+use flashcore_sim::{MemorySite, SimError, SimOptions, simulate};
 use thiserror::Error;
 
 use super::work::{Work, is_known};
@@ -71,6 +71,8 @@ pub(crate) struct SeenStep {
     pub(crate) live_registers: u32,
     /// In the order of their places; at least one.
     pub(crate) samples: Vec<Sample>,
+    /// What the accesses of each line cost, in one of the blocks that were simulated.
+    pub(crate) memory: Vec<MemorySite>,
     /// Blocks of one head; the launch has several times as many.
     pub(crate) blocks_a_head: u64,
     /// What SMs are given one after another: blocks, or where blocks stay and work through a list, its entries.
@@ -149,6 +151,7 @@ impl Observation {
             shared_bytes: step.launch.dynamic_shared_bytes.max(step.kernel.ledger().total_bytes()),
             live_registers: seen.registers,
             samples: seen.samples,
+            memory: seen.memory,
             blocks_a_head: of_head.launch.blocks(),
             work_a_block: match is_persistent(step) {
                 true => 1.0,
@@ -310,6 +313,7 @@ fn shorter_lengths(problem: &Problem, unit: usize) -> Option<(usize, usize)> {
 /// What a few blocks of a step showed.
 struct Simulated {
     samples: Vec<Sample>,
+    memory: Vec<MemorySite>,
     registers: u32,
 }
 
@@ -345,6 +349,7 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
     }
     let mut seen = Simulated {
         samples: Vec::new(),
+        memory: Vec::new(),
         registers: 0,
     };
     let mut seen_blocks: BTreeMap<u64, Vec<NodeRuns>> = BTreeMap::new();
@@ -368,6 +373,7 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
         });
         let runs: Vec<NodeRuns> = runs.collect();
         seen.registers = report.registers;
+        seen.memory = report.memory;
         seen_blocks.insert(block, runs.clone());
         seen.samples.push(Sample { place, runs });
     }
@@ -395,6 +401,7 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
     }
     Simulated {
         samples,
+        memory: longer.memory,
         registers: longer.registers,
     }
 }

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use flashcore_ir::{Occupancy, Profile, Target};
+use flashcore_ir::{Inst, Occupancy, Profile, Target};
 use serde::Serialize;
 
 use super::calibration::{self, Clockings, Clocks, Trust, together};
@@ -163,6 +163,30 @@ impl Observation {
     }
 }
 
+impl Observation {
+    /// Registers a thread of the step that does the work: what its values need at a time, in the order they were
+    /// written in, and what its launch leaves the compiler. Where the first is more, code is likely to spill. `None` for
+    /// kernels that set their registers themselves, whose warps need not all have as many.
+    ///
+    /// ```
+    /// use flashcore_check::cost::Observation;
+    /// use flashcore_ir::Target;
+    /// use flashcore_kernels::Plan;
+    /// use flashcore_problem::Problem;
+    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".parse()?, Target::Sm90a)?;
+    /// let (needed, left) = Observation::of(&plan)?.registers(Target::Sm90a).ok_or("registers")?;
+    /// assert!(needed > 32 && needed < left && left == 255);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn registers(&self, target: Target) -> Option<(u32, u32)> {
+        let step = self.steps.first()?;
+        let mut sets = false;
+        step.kernel
+            .for_each_inst(&mut |inst, _| sets |= matches!(inst, Inst::SetMaxRegs { .. }));
+        (!sets).then(|| (step.live_registers, step.most_registers(target)))
+    }
+}
+
 /// Microseconds of all steps.
 #[derive(Default)]
 struct Terms {
@@ -194,14 +218,18 @@ impl Terms {
 
 impl SeenStep {
     /// Registers a thread that the compiler is likely to take: what lives at a time, in the units they are given out
-    /// in, and no more than the launch's shape and the kernel's own bound leave.
+    /// in, and no more than there can be.
     fn likely_registers(&self, target: Target) -> u32 {
+        self.live_registers
+            .next_multiple_of(target.limits().register_unit_per_warp / 32)
+            .min(self.most_registers(target))
+    }
+
+    /// Registers a thread that the launch's shape and the kernel's own bound leave.
+    fn most_registers(&self, target: Target) -> u32 {
         let limits = target.limits();
         let blocks = self.kernel.min_blocks_per_sm().unwrap_or(1).max(1);
-        let most = (limits.registers_per_sm / (self.threads * blocks).max(1)).min(limits.registers_per_thread);
-        self.live_registers
-            .next_multiple_of(limits.register_unit_per_warp / 32)
-            .min(most)
+        (limits.registers_per_sm / (self.threads * blocks).max(1)).min(limits.registers_per_thread)
     }
 }
 

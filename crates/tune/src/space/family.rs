@@ -50,6 +50,7 @@ trait Ops: Send + Sync {
     fn mutate(&self, id: &str, levers: usize, rng: &mut Rng) -> Option<String>;
     fn crossover(&self, a: &str, b: &str, rng: &mut Rng) -> Option<String>;
     fn values(&self, id: &str) -> Vec<(&'static str, String)>;
+    fn settings(&self, id: &str, lever: &str) -> Vec<(String, String)>;
     /// Rows times columns of the tile, for niches.
     fn tile(&self, id: &str) -> usize;
 }
@@ -97,6 +98,18 @@ impl<C: Copy + PartialEq + Send + Sync> Ops for Typed<C> {
         };
         let levers = self.space.levers.iter();
         levers.map(|lever| (lever.name, (lever.value)(&config))).collect()
+    }
+
+    fn settings(&self, id: &str, lever: &str) -> Vec<(String, String)> {
+        let lever = self.space.levers.iter().find(|one| one.name == lever);
+        let (Some(lever), Some(config)) = (lever, (self.parse)(id)) else {
+            return Vec::new();
+        };
+        let settings = (lever.settings)(config).into_iter();
+        let allowed = settings.filter(|setting| *setting == config || (self.space.allowed)(setting));
+        allowed
+            .map(|setting| ((lever.value)(&setting), (self.print)(&setting)))
+            .collect()
     }
 
     fn tile(&self, id: &str) -> usize {
@@ -243,6 +256,10 @@ impl Family {
 
     pub(super) fn values(&self, id: &str) -> Vec<(&'static str, String)> {
         self.ops.values(id)
+    }
+
+    pub(super) fn settings(&self, id: &str, lever: &str) -> Vec<(String, String)> {
+        self.ops.settings(id, lever)
     }
 
     /// Family and class of tile: by elements of the tile of scores.

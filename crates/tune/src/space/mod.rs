@@ -173,6 +173,23 @@ impl Space {
     pub fn values(&self, id: &str) -> Vec<(&'static str, String)> {
         self.family_of(id).map(|family| family.values(id)).unwrap_or_default()
     }
+
+    /// A config with one lever at each of its values in the lever's order, those that may be proposed and itself: value
+    /// and id. None where its family has no such lever.
+    ///
+    /// ```
+    /// use flashcore_tune::space::{Family, Space};
+    /// let space = Space::new(vec![Family::mma()], |_| Ok(()));
+    /// let turned = space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "q_in_registers");
+    /// assert_eq!(turned[1], ("true".to_string(), "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".to_string()));
+    /// assert!(space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "cluster").is_empty());
+    /// ```
+    pub fn turned(&self, id: &str, lever: &str) -> Vec<(String, String)> {
+        let settings = self.family_of(id).map(|family| family.settings(id, lever));
+        let mut settings = settings.unwrap_or_default();
+        settings.retain(|(_, other)| other == id || self.admits(other).is_ok());
+        settings
+    }
 }
 
 /// Draws before a sample is given up.

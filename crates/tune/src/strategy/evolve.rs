@@ -7,6 +7,7 @@ use flashcore_problem::rng::Rng;
 use super::simple::fresh;
 use super::{Proposal, Strategy};
 use crate::error::TuneError;
+use crate::insight::{Advisor, Claim, Insights};
 use crate::space::Space;
 use crate::trial::{History, Trial};
 
@@ -46,11 +47,21 @@ const FASTEST: f32 = 0.5;
 /// Offspring drawn before one is taken from the whole space.
 const TRIES: usize = 40;
 
+/// Share of mutants that are drawn as if there were no claims: what nobody claims is tried, too.
+const UNWEIGHED: f32 = 0.3;
+/// What a claim that is wholly believed adds to the weight of its change, where one without a claim has 1: for an
+/// expected gain of [`GAIN`], and in proportion to it up to twice as much.
+const BOOST: f64 = 20.0;
+/// See [`BOOST`]; per cent.
+const GAIN: f64 = 10.0;
+
 /// Evolution.
 #[derive(Debug)]
 pub struct Evolution {
     population: Population,
     rng: Rng,
+    /// What mutations are weighed by, if they are.
+    insights: Option<Insights>,
 }
 
 impl Evolution {
@@ -59,7 +70,15 @@ impl Evolution {
         Evolution {
             population,
             rng: Rng::stream(seed, 3),
+            insights: None,
         }
+    }
+
+    /// The same, with mutations weighed by claims about the parents, as far as claims of their kinds came true.
+    #[must_use]
+    pub fn informed(mut self, advisor: Advisor) -> Evolution {
+        self.insights = Some(Insights::new(advisor));
+        self
     }
 
     /// Those who may have offspring, the fastest first.
@@ -78,7 +97,7 @@ impl Evolution {
         ranked
     }
 
-    fn offspring(&mut self, parents: &[&Trial], space: &Space) -> Option<Proposal> {
+    fn offspring(&mut self, parents: &[&Trial], history: &History, space: &Space) -> Option<Proposal> {
         let rng = &mut self.rng;
         let parent = match self.population {
             Population::Niches if rng.chance(FASTEST) => parents.first(),
@@ -92,23 +111,154 @@ impl Evolution {
             return Some(Proposal::new(child, format!("{parent} and {mate}")));
         }
         let levers = if rng.chance(TWO_LEVERS) { 2 } else { 1 };
+        if let Some(insights) = &self.insights
+            && !rng.chance(UNWEIGHED)
+        {
+            let (mutant, claim) = weighed(parent, insights, history, space, rng)?;
+            let why = claim.map_or("one lever".to_string(), |claim| {
+                format!("{}: {} {} to {}", claim.kind, claim.lever, claim.from, claim.to)
+            });
+            if levers == 1 {
+                return Some(Proposal::new(mutant, format!("{why} of {parent}")));
+            }
+            let further = space.mutate(&mutant, 1, rng)?;
+            return Some(Proposal::new(further, format!("{why} of {parent}, and one more lever")));
+        }
         let mutant = space.mutate(parent, levers, rng)?;
         let words = if levers == 2 { "two levers" } else { "one lever" };
         Some(Proposal::new(mutant, format!("{words} of {parent}")))
     }
 }
 
+/// The weight of a change among the others of its parent, which have 1 where nothing is claimed of them. `trust` is in
+/// claims of that kind.
+fn weight(claim: &Claim, trust: f64) -> f64 {
+    match claim.expected {
+        Some(percent) => 1.0 + BOOST * trust * (-percent / GAIN).clamp(0.0, 2.0),
+        None => 1.0 - trust,
+    }
+}
+
+/// A config that differs in one lever, drawn by weight, and the claim that speaks for it.
+fn weighed<'i>(
+    parent: &str,
+    insights: &'i Insights,
+    history: &History,
+    space: &Space,
+    rng: &mut Rng,
+) -> Option<(String, Option<&'i Claim>)> {
+    let mut around = space.neighbours(parent);
+    around.retain(|id| !history.is_seen(id));
+    let options: Vec<(String, Option<&Claim>, f64)> = around
+        .into_iter()
+        .map(|id| {
+            let claim = insights.open(parent).find(|claim| claim.proposes == id);
+            let weight = claim.map_or(1.0, |claim| weight(claim, insights.trust(claim.kind)));
+            (id, claim, weight)
+        })
+        .collect();
+    let all: f64 = options.iter().map(|(.., weight)| weight).sum();
+    let mut left = all * f64::from(rng.unit());
+    let drawn = options.into_iter().find(|(.., weight)| {
+        left -= weight;
+        left < 0.0
+    });
+    drawn.map(|(id, claim, _)| (id, claim))
+}
+
 impl Strategy for Evolution {
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
+        if let Some(insights) = &mut self.insights {
+            insights.follow(history, space);
+        }
         let parents = self.parents(history, space);
         if !parents.is_empty() && !self.rng.chance(IMMIGRANTS) {
             for _ in 0..TRIES {
-                let child = self.offspring(&parents, space);
+                let child = self.offspring(&parents, history, space);
                 if let Some(child) = child.filter(|child| !history.is_seen(&child.id)) {
                     return Ok(Some(child));
                 }
             }
         }
         Ok(fresh(history, space, &mut self.rng).map(|id| Proposal::new(id, "drawn")))
+    }
+
+    fn insights(&mut self, history: &History, space: &Space) -> Option<&Insights> {
+        let insights = self.insights.as_mut()?;
+        insights.follow(history, space);
+        Some(insights)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::insight::ClaimKind;
+    use crate::insight::tests::made_up;
+    use crate::strategy::tests::{advisor, valley};
+    use crate::trial::tests::trial;
+
+    const PARENT: &str = "cpu/m64n64";
+    const CLAIMED: &str = "cpu/m96n64";
+
+    /// How often the claimed change is drawn, and how many others are, after claims of its kind came true so often, or
+    /// did not.
+    fn share(kind: ClaimKind, came_true: usize, did_not: usize) -> (f64, usize) {
+        let (space, _) = valley();
+        let (mut history, mut insights) = (History::default(), Insights::new(advisor()));
+        history.add(trial(0, PARENT, Some(1.0)));
+        let expected = (!kind.is_warning()).then_some(-10.0);
+        for number in 0..came_true + did_not {
+            insights.add(made_up(PARENT, &format!("x{number}"), kind, expected));
+        }
+        insights.add(made_up(PARENT, CLAIMED, kind, expected));
+        for number in 0..came_true + did_not {
+            let comes_true = number < came_true;
+            let score = if kind.is_warning() {
+                (!comes_true).then_some(1.0)
+            } else {
+                Some(if comes_true { 0.9 } else { 1.0 })
+            };
+            history.add(trial(number + 1, &format!("x{number}"), score));
+        }
+        insights.follow(&history, &space);
+        let mut rng = Rng::new(1);
+        let mut drawn = BTreeMap::new();
+        for _ in 0..4000 {
+            let (id, _) = weighed(PARENT, &insights, &history, &space, &mut rng).unwrap();
+            *drawn.entry(id).or_insert(0) += 1;
+        }
+        (f64::from(drawn[CLAIMED]) / 4000.0, drawn.len())
+    }
+
+    #[test]
+    fn a_change_is_drawn_as_often_as_claims_of_its_kind_came_true() {
+        let [never, unknown, always] = [(0, 20), (0, 0), (20, 0)].map(|(yes, no)| share(ClaimKind::Room, yes, no));
+        assert!(
+            never.0 < 0.6 * unknown.0 && unknown.0 < 0.8 * always.0,
+            "{never:?} {unknown:?} {always:?}"
+        );
+        // All of the twenty others are drawn yet.
+        assert!([never, unknown, always].iter().all(|(_, others)| *others == 20));
+        let [trusted, doubted] = [(20, 0), (0, 20)].map(|(yes, no)| share(ClaimKind::Spills, yes, no));
+        assert!(trusted.0 < 0.02 && doubted.0 > 0.03, "{trusted:?} {doubted:?}");
+    }
+
+    #[test]
+    fn a_proposal_says_which_claim_it_follows() {
+        let (space, _) = valley();
+        let mut history = History::default();
+        history.add(trial(0, PARENT, Some(1.0)));
+        let mut strategy = Evolution::new(Population::Single, 3).informed(advisor());
+        if let Some(insights) = &mut strategy.insights {
+            insights.follow(&history, &space);
+            insights.add(made_up(PARENT, CLAIMED, ClaimKind::Room, Some(-30.0)));
+        }
+        let origins: Vec<Proposal> = (0..20)
+            .filter_map(|_| strategy.propose(&history, &space).unwrap())
+            .collect();
+        let led = origins.iter().find(|proposal| proposal.id == CLAIMED).unwrap();
+        assert_eq!(led.origin, "room: tile_q 64 to 128 of cpu/m64n64");
+        assert!(origins.iter().any(|proposal| proposal.id != CLAIMED));
     }
 }

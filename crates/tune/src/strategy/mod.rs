@@ -8,6 +8,7 @@ mod simple;
 use std::str::FromStr;
 
 use crate::error::TuneError;
+use crate::insight::{Advisor, Insights};
 use crate::space::Space;
 use crate::trial::History;
 
@@ -46,6 +47,12 @@ pub trait Strategy {
     fn is_replayable(&self) -> bool {
         true
     }
+
+    /// What was claimed about the trials of a history, and what came of it; `None` where it makes no claims.
+    fn insights(&mut self, history: &History, space: &Space) -> Option<&Insights> {
+        let _ = (history, space);
+        None
+    }
 }
 
 /// Which strategy.
@@ -59,26 +66,34 @@ pub enum Kind {
     HillClimbing,
     /// Evolution.
     Evolution(Population),
+    /// Evolution with mutations weighed by claims.
+    Informed(Population),
 }
 
 impl Kind {
     /// Every strategy that needs nothing from outside.
-    pub const ALL: [Kind; 6] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Exhaustive,
         Kind::Random,
         Kind::HillClimbing,
         Kind::Evolution(Population::Single),
         Kind::Evolution(Population::Elite),
         Kind::Evolution(Population::Niches),
+        Kind::Informed(Population::Single),
+        Kind::Informed(Population::Elite),
+        Kind::Informed(Population::Niches),
     ];
 
-    /// `exhaustive`, `random`, `hill`, `single`, `elite`, `niches`.
+    /// `exhaustive`, `random`, `hill`, `single`, `elite`, `niches`, and the last three `+insights`.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Exhaustive => "exhaustive",
             Kind::Random => "random",
             Kind::HillClimbing => "hill",
             Kind::Evolution(population) => population.name(),
+            Kind::Informed(Population::Single) => "single+insights",
+            Kind::Informed(Population::Elite) => "elite+insights",
+            Kind::Informed(Population::Niches) => "niches+insights",
         }
     }
 
@@ -93,17 +108,35 @@ impl Kind {
                 "evolution: one or two levers of the best three, and mixtures of them"
             }
             Kind::Evolution(Population::Niches) => "evolution: the best of each family and class of tile",
+            Kind::Informed(_) => "the same, with levers weighed by claims of simulator, compiler and cost model",
         }
     }
 
-    /// The strategy, seeded.
-    pub fn start(self, seed: u64) -> Box<dyn Strategy> {
-        match self {
+    /// Whether it needs an [`Advisor`].
+    pub const fn is_informed(self) -> bool {
+        matches!(self, Kind::Informed(_))
+    }
+
+    /// The strategy, seeded. An informed one is given an advisor.
+    ///
+    /// # Errors
+    /// [`TuneError::Nothing`] for an informed one without an advisor.
+    pub fn start(self, seed: u64, advisor: Option<&Advisor>) -> Result<Box<dyn Strategy>, TuneError> {
+        Ok(match self {
             Kind::Exhaustive => Box::new(Exhaustive::default()),
             Kind::Random => Box::new(RandomSearch::new(seed)),
             Kind::HillClimbing => Box::new(HillClimbing::new(seed)),
             Kind::Evolution(population) => Box::new(Evolution::new(population, seed)),
-        }
+            Kind::Informed(population) => {
+                let advisor = advisor.ok_or_else(|| TuneError::Nothing {
+                    what: format!(
+                        "nothing here models what a kernel costs, so there are no claims; `{}` searches without",
+                        population.name()
+                    ),
+                })?;
+                Box::new(Evolution::new(population, seed).informed(advisor.clone()))
+            }
+        })
     }
 }
 
@@ -126,6 +159,9 @@ impl FromStr for Kind {
 pub(crate) mod tests {
     use std::collections::BTreeSet;
 
+    use flashcore_ir::Profile;
+    use flashcore_problem::Problem;
+
     use super::*;
     use crate::space::Family;
     use crate::trial::tests::trial;
@@ -143,11 +179,16 @@ pub(crate) mod tests {
         (space, score)
     }
 
+    /// An advisor for the mission on an L4, which has nothing to say about the host's kernels.
+    pub(crate) fn advisor() -> Advisor {
+        Advisor::new(&Problem::named("mission").unwrap(), Profile::named("l4").unwrap())
+    }
+
     /// Runs a strategy for so many trials: the ids in order.
     fn run(kind: Kind, seed: u64, trials: usize) -> Vec<String> {
         let (space, score) = valley();
         let mut history = History::default();
-        let mut strategy = kind.start(seed);
+        let mut strategy = kind.start(seed, Some(&advisor())).unwrap();
         history.add(trial(0, "cpu/m16n16", score("cpu/m16n16")));
         for number in 1..trials {
             let Some(proposal) = strategy.propose(&history, &space).unwrap() else {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Proposal, Strategy};
 use crate::error::TuneError;
+use crate::insight::{Advisor, Claim, Insights, Tally};
 use crate::space::{Counted, Space};
 use crate::trial::{History, Trial};
 
@@ -28,6 +29,10 @@ pub struct Question<'a> {
     pub best: Option<&'a str>,
     /// Proposals that were not taken since the line before, and why.
     pub turned_down: &'a [(String, String)],
+    /// What is claimed about the fastest configs, of changes that nobody has tried.
+    pub claims: &'a [Claim],
+    /// What came of each kind of claim so far.
+    pub record: &'a [Tally],
 }
 
 /// What a search is about.
@@ -52,6 +57,8 @@ pub struct Reply {
     pub why: String,
 }
 
+/// The fastest so many configs are those whose claims are told.
+const FASTEST: usize = 3;
 /// Lines in a row without one config that is new, before the proposer is taken to be stuck.
 const PATIENCE: usize = 20;
 
@@ -69,6 +76,7 @@ pub struct Outside {
     turned_down: Vec<(String, String)>,
     told: usize,
     introduced: bool,
+    insights: Option<Insights>,
 }
 
 impl Outside {
@@ -112,7 +120,15 @@ impl Outside {
             turned_down: Vec::new(),
             told: 0,
             introduced: false,
+            insights: None,
         })
+    }
+
+    /// The same, told of claims about the fastest configs, too.
+    #[must_use]
+    pub fn informed(mut self, advisor: Advisor) -> Outside {
+        self.insights = Some(Insights::new(advisor));
+        self
     }
 
     fn failed(&self, reason: impl ToString) -> TuneError {
@@ -124,6 +140,13 @@ impl Outside {
 
     fn ask(&mut self, history: &History, space: &Space) -> Result<Reply, TuneError> {
         let ranked = history.ranked();
+        let (mut claims, mut record) = (Vec::new(), Vec::new());
+        if let Some(insights) = &mut self.insights {
+            insights.follow(history, space);
+            let fastest = ranked.iter().take(FASTEST);
+            claims.extend(fastest.flat_map(|trial| insights.open(&trial.id)).cloned());
+            record = insights.table();
+        }
         let question = Question {
             about: (!self.introduced).then(|| About {
                 problem: &self.problem,
@@ -133,6 +156,8 @@ impl Outside {
             trials: &history.trials()[self.told..],
             best: ranked.first().map(|trial| trial.id.as_str()),
             turned_down: &self.turned_down,
+            claims: &claims,
+            record: &record,
         };
         let mut line = serde_json::to_string(&question).map_err(|error| self.failed(error))?;
         line.push('\n');
@@ -183,6 +208,12 @@ impl Strategy for Outside {
     fn is_replayable(&self) -> bool {
         false
     }
+
+    fn insights(&mut self, history: &History, space: &Space) -> Option<&Insights> {
+        let insights = self.insights.as_mut()?;
+        insights.follow(history, space);
+        Some(insights)
+    }
 }
 
 impl Drop for Outside {
@@ -196,6 +227,8 @@ impl Drop for Outside {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+    use crate::insight::ClaimKind;
+    use crate::insight::tests::made_up;
     use crate::strategy::tests::valley;
     use crate::trial::tests::trial;
 
@@ -227,6 +260,38 @@ mod tests {
         assert_eq!(proposer.propose(&history, &space).unwrap().unwrap().id, "nonsense");
         history.add(trial(2, "nonsense", None));
         assert_eq!(proposer.propose(&history, &space).unwrap(), None);
+    }
+
+    #[test]
+    fn a_line_is_what_the_document_says() {
+        let claim = made_up("cpu/m64n64", "cpu/m128n64", ClaimKind::Room, Some(-8.5));
+        let tally = Tally {
+            kind: ClaimKind::Spills,
+            made: 3,
+            tried: 2,
+            came_true: 1,
+            sign_wrong: 0,
+            failed: 0,
+            expected: None,
+            measured: None,
+        };
+        let question = Question {
+            about: None,
+            trials: &[],
+            best: Some("cpu/m64n64"),
+            turned_down: &[],
+            claims: &[claim],
+            record: &[tally],
+        };
+        assert_eq!(
+            serde_json::to_string(&question).unwrap(),
+            concat!(
+                r#"{"trials":[],"best":"cpu/m64n64","turned_down":[],"claims":[{"about":"cpu/m64n64","kind":"room","#,
+                r#""evidence":"made up","line":null,"lever":"tile_q","from":"64","to":"128","#,
+                r#""proposes":"cpu/m128n64","expected":-8.5}],"record":[{"kind":"spills","made":3,"tried":2,"#,
+                r#""came_true":1,"sign_wrong":0,"failed":0,"expected":null,"measured":null}]}"#
+            )
+        );
     }
 
     #[test]

@@ -1,0 +1,108 @@
+//! Which lines of a kernel ask most of a resource, and which accesses to memory take more than they need.
+
+use flashcore_ir::{Node, Profile, SourceLine};
+use flashcore_sim::MemorySite;
+
+use super::observe::Observation;
+use super::sm::{Resource, Sm};
+use super::work::Work;
+
+/// A line's part of what a kernel asks of a resource.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LineShare {
+    /// The kernel's own line, verbs looked through.
+    pub line: SourceLine,
+    /// Its part, up to 1.
+    pub share: f64,
+}
+
+impl Observation {
+    /// The line that asks most of a resource, in the step that does the work: in its middle block. `None` where no line
+    /// asks anything of it.
+    ///
+    /// ```
+    /// use flashcore_check::cost::{Observation, Resource};
+    /// use flashcore_ir::{Profile, Target};
+    /// use flashcore_kernels::Plan;
+    /// use flashcore_problem::Problem;
+    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m16n16-w1x2-s2-b1-qsh-xor-lazy".parse()?, Target::Sm89)?;
+    /// let hottest = Observation::of(&plan)?.hottest(Resource::Tensor, Profile::named("l4").unwrap());
+    /// let hottest = hottest.ok_or("products")?;
+    /// assert!(hottest.line.file.contains("mma") && hottest.share > 0.3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn hottest(&self, resource: Resource, profile: &Profile) -> Option<LineShare> {
+        let step = self.steps.first()?;
+        let runs = &step.samples.get(step.samples.len() / 2)?.runs;
+        let sm = Sm::of(profile);
+        let mut by_line: Vec<(SourceLine, f64)> = Vec::new();
+        let mut runs = runs.iter();
+        visit(step.kernel.body(), &mut |node| {
+            let Some(ran) = runs.next().filter(|ran| ran.runs > 0.0) else {
+                return;
+            };
+            let Node::Inst { inst, site } = node else { return };
+            let clocks = ran.runs * sm.clocks(&Work::of(inst, ran.transactions / ran.runs), resource);
+            let line = step.kernel.kernel_line(*site);
+            match by_line.iter_mut().find(|(seen, _)| *seen == line) {
+                Some((_, sum)) => *sum += clocks,
+                None => by_line.push((line, clocks)),
+            }
+        });
+        let all: f64 = by_line.iter().map(|(_, clocks)| clocks).sum();
+        let (line, most) = by_line.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+        (most > 0.0).then(|| LineShare {
+            line,
+            share: most / all,
+        })
+    }
+
+    /// What the accesses of each line cost in one block of the step that does the work.
+    pub fn memory(&self) -> &[MemorySite] {
+        self.steps.first().map_or(&[], |step| &step.memory)
+    }
+}
+
+/// Every node in the order in which the simulator counts them.
+fn visit<'k>(nodes: &'k [Node], to: &mut impl FnMut(&'k Node)) {
+    for node in nodes {
+        to(node);
+        match node {
+            Node::Inst { .. } | Node::BreakIf { .. } => {}
+            Node::If { then, otherwise, .. } => {
+                visit(then, to);
+                visit(otherwise, to);
+            }
+            Node::Loop { body, .. } => visit(body, to),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::Target;
+    use flashcore_kernels::Plan;
+    use flashcore_problem::Problem;
+
+    use super::*;
+
+    fn observed(id: &str) -> Observation {
+        let problem = Problem::named("tiny").unwrap();
+        Observation::of(&Plan::new(&problem, &id.parse().unwrap(), Target::Sm89).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn lines_share_out_a_resource_and_conflicts_are_at_theirs() {
+        let l4 = Profile::named("l4").unwrap();
+        let linear = observed("mma/m16n32-w1x2-s2-b1-qsh-lin-lazy");
+        let swizzled = observed("mma/m16n32-w1x2-s2-b1-qsh-xor-lazy");
+        let beyond = |observed: &Observation| -> u64 {
+            let sites = observed.memory().iter();
+            sites.map(|site| site.transactions - site.ideal).sum()
+        };
+        assert!(beyond(&linear) > 4 * beyond(&swizzled).max(1));
+        let shared = linear.hottest(Resource::Shared, l4).unwrap();
+        assert!(shared.share > 0.2 && shared.share <= 1.0);
+        assert!(linear.hottest(Resource::Dram, l4).is_none());
+    }
+}
