@@ -87,15 +87,15 @@ mod tests {
     use super::*;
 
     fn observed(id: &str) -> Observation {
-        let problem = Problem::named("tiny").unwrap();
+        let problem = Problem::named("mission").unwrap();
         Observation::of(&Plan::new(&problem, &id.parse().unwrap(), Target::Sm89).unwrap()).unwrap()
     }
 
     #[test]
     fn lines_share_out_a_resource_and_conflicts_are_at_theirs() {
         let l4 = Profile::named("l4").unwrap();
-        let linear = observed("mma/m16n32-w1x2-s2-b1-qsh-lin-lazy");
-        let swizzled = observed("mma/m16n32-w1x2-s2-b1-qsh-xor-lazy");
+        let linear = observed("mma/m64n64-w4x1-s2-b1-qsh-lin-lazy");
+        let swizzled = observed("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy");
         let beyond = |observed: &Observation| -> u64 {
             let sites = observed.memory().iter();
             sites.map(|site| site.transactions - site.ideal).sum()
