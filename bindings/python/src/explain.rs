@@ -10,7 +10,8 @@ use crate::options::Options;
 
 /// How `attention` would compute this call, as a dict; nothing is computed or compiled.
 ///
-/// It has problem, device, kernel, why and flops (of the two products, over visible keys only), and on a GPU also
+/// It has problem, device, kernel, why, row (of a plan table that chose the kernel: the table's name and a number; None
+/// where heuristics did), notes (on plan tables that cannot be used) and flops (of the two products, over visible keys only), and on a GPU also
 /// target, grid, block, cluster, shared_bytes (a block), workspace_bytes, before and then (the names of kernels that run
 /// before and after the one described) and considered: pairs of a kernel and why it was refused (None: chosen). Takes the arguments of `attention` that matter for it and raises what it would raise.
 #[pyfunction]
@@ -40,7 +41,13 @@ pub(crate) fn plan<'py>(
     let summary = py
         .detach(|| attention.plan_aligned(&problem, alignment))
         .map_err(raise)?;
-    describe(py, &problem, &call.place.to_string(), &summary)
+    let plan = describe(py, &problem, &call.place.to_string(), &summary)?;
+    let plans = attention.plans().map_err(raise)?;
+    let row = summary.row().and_then(|place| plans.rows(&problem).get(place).map(|row| (row.table.to_string(), row.number)));
+    plan.set_item("row", row)?;
+    let notes: Vec<String> = plans.notes().iter().map(ToString::to_string).collect();
+    plan.set_item("notes", notes)?;
+    Ok(plan)
 }
 
 fn describe<'py>(
@@ -54,13 +61,11 @@ fn describe<'py>(
     plan.set_item("device", device)?;
     plan.set_item("kernel", summary.kernel().to_string())?;
     plan.set_item("flops", problem.flops())?;
+    plan.set_item("why", summary.why())?;
     match summary {
-        PlanSummary::Cpu(_) => {
-            plan.set_item("why", "it is the kernel of the CPU; its tiles give every thread a few")?;
-        }
+        PlanSummary::Cpu(_) => {}
         PlanSummary::Gpu(choice) => {
             let launch = &choice.plan.main.launch;
-            plan.set_item("why", &choice.why)?;
             plan.set_item("target", choice.plan.target.to_string())?;
             plan.set_item("grid", launch.grid)?;
             plan.set_item("block", launch.block)?;

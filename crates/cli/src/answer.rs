@@ -34,6 +34,8 @@ pub(crate) struct Answer {
     pub(crate) gate: Gate,
     /// How long it takes; not measured where it is wrong.
     pub(crate) timing: Option<Timing>,
+    /// What is wrong with plan tables that were passed over.
+    pub(crate) notes: Vec<String>,
 }
 
 /// Repeated measurements of one computation.
@@ -90,6 +92,12 @@ impl Answer {
     /// The device's share of the output: kernel, error, time, rate.
     pub(crate) fn text(&self, problem: &Problem) -> String {
         let mut text = style::field("kernel", &self.plan.kernel().to_string());
+        if self.plan.row().is_some() {
+            text.push_str(&style::field("because", self.plan.why()));
+        }
+        for note in &self.notes {
+            text.push_str(&style::field("note", note));
+        }
         text.push_str(&gate_fields(&self.gate));
         if let Some(timing) = &self.timing {
             text.push_str(&style::field("time", &timing.line()));
@@ -105,6 +113,8 @@ impl Answer {
             "problem": problem.to_string(),
             "device": self.device,
             "kernel": self.plan.kernel().to_string(),
+            "why": self.plan.why(),
+            "notes": self.notes,
             "verdict": if self.gate.passed() { "clean" } else { "wrong" },
             "gate": self.gate,
             "time": self.timing.as_ref().map(Timing::json),
@@ -170,6 +180,7 @@ pub(crate) fn compute(
     };
     Ok(Answer {
         device: attention.device().to_string(),
+        notes: attention.plans()?.notes().iter().map(ToString::to_string).collect(),
         plan,
         gate,
         timing,

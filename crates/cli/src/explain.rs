@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore::{KernelId, Problem};
+use flashcore::{KernelId, Plans, Problem};
 use flashcore_check::proof::Known;
 use flashcore_check::registers::{self, Registers};
 use flashcore_check::saves::{Saving, savings};
@@ -21,7 +21,7 @@ use crate::{cost, machine, memory, simulated};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///
-/// Shows the plan, configs that were refused and why, the launch, the ledger of shared memory byte
+/// Shows the plan, the row of a plan table that chose it if one did, configs that were refused and why, the launch, the ledger of shared memory byte
 /// by byte, registers where an offline ptxas is found (FLASHCORE_PTXAS, or on PATH), how many
 /// blocks fit on an SM, and the time that the cost model predicts on the card, with its interval
 /// and what binds it. With --ptx it prints the PTX and nothing else.
@@ -91,6 +91,11 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
     let config = args.kernel.as_deref().map(gpu_kernel).transpose()?;
     let card = args.profile.unwrap_or_else(Card::default);
     let choice = simulated::plan(&problem, card, config)?;
+    // Whoever asks for a kernel by name asks no table.
+    let plans = match config {
+        None => simulated::plans(card)?,
+        Some(_) => Plans::none(),
+    };
     if args.ptx {
         style::print(&ptx_of(args, &choice.plan)?);
         return Ok(Outcome::Clean);
@@ -125,6 +130,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
     };
     if args.json {
         let mut value = as_json(args, card, &problem, &choice, &steps);
+        value["plans"] = plans_json(&problem, &choice, &plans);
         value["cost"] = cost::json(&predicted, &problem, card)?;
         if let Some(savings) = savings {
             value["savings"] = json!(savings);
@@ -132,7 +138,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
         style::print_json(&value);
         return Ok(outcome);
     }
-    let mut text = plan_text(args, card, &problem, &choice);
+    let mut text = plan_text(args, card, &problem, &choice, &plans);
     for (index, step) in steps.iter().enumerate() {
         if steps.len() > 1 {
             let (of, name) = (steps.len(), step.step.kernel.name());
@@ -292,17 +298,29 @@ fn registers_of(kernel: &Kernel, card: Card) -> Result<Registers, registers::Unk
     machine::compiled_here(kernel, card.target).map_or(offline, Ok)
 }
 
-fn plan_text(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice) -> String {
+fn plan_text(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, plans: &Plans) -> String {
     let mut text = format!("{HEAD}{problem}{HEAD:#} on {}\n", card.title());
     text.push_str(&style::field(
         "kernel",
         &format!("{HEAD}{}{HEAD:#}", choice.plan.config),
     ));
     text.push_str(&style::field("because", &choice.why));
+    let rows = plans.rows(problem);
     for considered in &choice.considered {
+        let row = considered.suggestion.and_then(|place| rows.get(place));
+        let row = row.map_or(String::new(), |row| format!(" (row {} of {})", row.number, row.table));
         if let Some(refusal) = &considered.refusal {
-            text.push_str(&style::field("refused", &format!("{}: {refusal}", considered.config)));
+            let line = format!("{}{row}: {refusal}", considered.config);
+            text.push_str(&style::field("refused", &line));
         }
+    }
+    if rows.is_empty() && !plans.tables().is_empty() {
+        let tables: Vec<&str> = plans.tables().iter().map(|table| table.name.as_str()).collect();
+        let line = format!("no row for this problem in {}", tables.join(", nor in "));
+        text.push_str(&style::field("plans", &line));
+    }
+    for note in plans.notes() {
+        text.push_str(&style::field("note", &note.to_string()));
     }
     if args.all {
         let _ = write!(text, "\n{HEAD}Every config{HEAD:#}\n");
@@ -438,6 +456,16 @@ fn occupancy_text(card: Card, step: &Step, registers: Option<u32>) -> String {
         ));
     }
     text
+}
+
+/// The tables asked, the row that chose the kernel, and what is wrong with tables.
+fn plans_json(problem: &Problem, choice: &Choice, plans: &Plans) -> Value {
+    let rows = plans.rows(problem);
+    let row = choice.suggestion.and_then(|place| rows.get(place));
+    let row = row.map(|found| json!({ "table": found.table, "number": found.number, "row": found.row }));
+    let tables: Vec<&str> = plans.tables().iter().map(|table| table.name.as_str()).collect();
+    let notes: Vec<String> = plans.notes().iter().map(ToString::to_string).collect();
+    json!({ "row": row, "tables": tables, "notes": notes })
 }
 
 fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, steps: &[Explained<'_>]) -> Value {

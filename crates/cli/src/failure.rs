@@ -108,7 +108,9 @@ impl From<Error> for Failure {
             Error::UnknownKernel(_) | Error::Cpu(CpuError::ConfigId { .. }) => {
                 Failure::usage(error).help("`flashcore list kernels` shows them all")
             }
-            Error::KernelOfOtherDevice { .. } | Error::Cpu(CpuError::Config { .. }) => Failure::usage(error),
+            Error::KernelOfOtherDevice { .. } | Error::Cpu(CpuError::Config { .. }) | Error::Plans(_) => {
+                Failure::usage(error)
+            }
             Error::UnknownDevice { given } => Failure::usage(format!(
                 "no device is named `{given}`; allowed: best, cpu, cuda, cuda:N, and sim (the simulator)"
             )),

@@ -30,9 +30,19 @@ pub(crate) struct PlansArgs {
     /// With --of: the file to write
     #[arg(long, value_name = "FILE", requires = "of")]
     out: Option<PathBuf>,
+    /// Take a row out of a table: its file and number, as in FILE:3
+    #[arg(long, value_name = "FILE:ROW", conflicts_with_all = ["of", "json"], value_parser = file_and_row)]
+    drop: Option<(PathBuf, usize)>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn file_and_row(text: &str) -> Result<(PathBuf, usize), String> {
+    let parts = text
+        .rsplit_once(':')
+        .and_then(|(file, row)| Some((file.into(), row.parse().ok()?)));
+    parts.ok_or_else(|| "write the file and the number of the row as FILE:3; `flashcore plans` shows them".to_string())
 }
 
 const PLANS_HELP: &str = "\
@@ -49,6 +59,11 @@ Tables from measurements:
 Exit codes: 0 done, 1 something is wrong with a table that is used here, 2 usage, 3 environment";
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
+    if let Some((file, row)) = &args.drop {
+        plans::drop_row(file, *row)?;
+        style::print(&format!("row {row} of {} is gone\n", file.display()));
+        return Ok(Outcome::Clean);
+    }
     match &args.out {
         Some(out) => make(&args.of, out, args.json),
         None => show(args.json),

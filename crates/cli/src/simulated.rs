@@ -1,9 +1,9 @@
 //! A GPU kernel under the simulator: how the subcommands plan it and show what came of it.
 
-use flashcore::{InputKind, Problem};
+use flashcore::{InputKind, PlanTarget, Plans, Problem};
 use flashcore_check::render::{self, Palette};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, select};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, select_among};
 use flashcore_sim::Class;
 use serde_json::{Value, json};
 
@@ -12,10 +12,21 @@ use crate::args::Card;
 use crate::failure::{Failure, Outcome};
 use crate::style;
 
+/// The plan tables of a card; none of an architecture without one.
+pub(crate) fn plans(card: Card) -> Result<Plans, Failure> {
+    match card.profile {
+        Some(profile) => Plans::load(&PlanTarget::Card(profile)).map_err(Failure::usage),
+        None => Ok(Plans::none()),
+    }
+}
+
 /// The plan for a problem on a card: the config asked for, or the one that would be used.
 pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Result<Choice, Failure> {
     match config {
-        None => select(problem, card.target, 16, &KernelCache::default()).map_err(Failure::failed),
+        None => {
+            let rows = plans(card)?.suggestions(problem);
+            select_among(problem, card.target, 16, &rows, &KernelCache::default()).map_err(Failure::failed)
+        }
         Some(config) => match Plan::new(problem, &config, card.target) {
             Ok(plan) => Ok(Choice {
                 plan,

@@ -19,6 +19,7 @@ use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
 use crate::tune_live::Live;
+use crate::tune_plan;
 use crate::tune_without_gpu;
 
 /// Find the fastest correct kernel for a problem on this machine
@@ -65,6 +66,9 @@ pub(crate) struct TuneArgs {
     /// Take up the run in --folder again, or the latest of this problem and device
     #[arg(long, help_heading = "Evidence")]
     resume: bool,
+    /// Keep a winner out of the plan table that the library asks (`flashcore plans`)
+    #[arg(long, help_heading = "Evidence")]
+    no_plan: bool,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -132,6 +136,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     // Somebody who names nothing and has no GPU is shown everything that can be shown without one.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
+    let made_up = args.torture || devices[0].starts_with("replay:");
+    let plan = tune_plan::keep(&found.found, args.no_plan, made_up)?;
     if args.json {
         style::print_json(&json!({
             "run": found.header,
@@ -141,7 +147,10 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
             "workers_started": found.workers_started,
             "seconds": found.seconds,
             "folder": found.folder,
+            "plan": plan.json(),
         }));
+    } else {
+        style::print(&plan.text());
     }
     if tour {
         tune_without_gpu::run(&case)?;

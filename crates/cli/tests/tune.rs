@@ -25,6 +25,7 @@ fn flashcore(words: &str, home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
     command.args(words.split_whitespace());
     command.env("XDG_DATA_HOME", home);
+    command.env_remove("FLASHCORE_PLANS");
     command
 }
 
@@ -57,6 +58,7 @@ fn every_planted_candidate_gets_what_it_deserves() {
     // Hung once; died twice each in a crash and outside of bounds; and the first.
     assert_eq!(run["workers_started"], 6, "{run:#}");
     assert_eq!(run["board"]["winner"], run["run"]["start"]);
+    assert!(run["plan"]["none"].as_str().unwrap().contains("planted"));
 
     // The same from the files, and the overview.
     let again = json(&mut flashcore("leaderboard tiny --json", &home));
@@ -64,6 +66,75 @@ fn every_planted_candidate_gets_what_it_deserves() {
     assert_eq!(self::trials(&again), trials);
     let overview = flashcore("leaderboard", &home).output().unwrap();
     assert!(String::from_utf8(overview.stdout).unwrap().contains("tiny on"));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// What the host's kernel is chosen by, as `run` has it.
+fn chosen(problem: &str, home: &Path, plans: &str) -> Value {
+    let words = format!("run {problem} --device cpu --json");
+    json(flashcore(&words, home).env("FLASHCORE_PLANS", plans))
+}
+
+#[test]
+fn a_winner_is_what_is_used_from_then_on() {
+    let home = folder("plans");
+    let problem = "tiny --seq 64 --heads 2 --head-dim 64";
+    let words = format!("tune {problem} --device cpu --strategy hill --budget 14 --json");
+    let run = json(&mut flashcore(&words, &home));
+    let (start, winner) = (&run["run"]["start"], &run["board"]["winner"]);
+    assert_eq!(chosen(problem, &home, "shipped")["kernel"], *start);
+    if winner == start {
+        // On a machine that is busy nothing may be clearly faster.
+        let why = run["plan"]["none"].as_str().unwrap();
+        assert!(why.contains("nothing was faster"), "{why}");
+    } else {
+        assert_eq!(run["plan"]["row"]["kernel"], *winner);
+        let used = chosen(problem, &home, "");
+        assert_eq!(used["kernel"], *winner);
+        assert!(used["why"].as_str().unwrap().starts_with("row 1 of "), "{used}");
+        let listed = json(&mut flashcore("plans --json", &home));
+        assert_eq!(listed["tables"][0]["rows"][0], run["plan"]["row"]);
+        let place = format!("{}:{}", run["plan"]["file"].as_str().unwrap(), run["plan"]["number"]);
+        let dropped = flashcore(&format!("plans --drop {place}"), &home).output().unwrap();
+        assert!(dropped.status.success());
+        assert_eq!(chosen(problem, &home, "")["kernel"], *start);
+    }
+    // Nothing is kept where that was asked for, and nothing that was made up.
+    let again = format!("{words} --seed 2 --no-plan");
+    assert!(json(&mut flashcore(&again, &home))["plan"]["none"].is_string());
+    let table = json(&mut flashcore("plans --json", &home))["tables"][0].clone();
+    assert_ne!(table["rows"].as_array().map(Vec::len), Some(1));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
+fn a_table_that_was_named_and_is_none_is_said() {
+    let home = folder("named");
+    let file = home.join("named.json");
+    std::fs::write(&file, "{}").unwrap();
+    for words in [
+        "run tiny --device cpu",
+        "plans",
+        "explain mission --profile h200",
+        "bench tiny --device cpu --no-store",
+    ] {
+        let output = flashcore(words, &home).env("FLASHCORE_PLANS", &file).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
+        assert!(said.contains("is no plan table"), "{words}: {said}");
+    }
+    // In the user's folder it is noted, and spoils nothing.
+    std::fs::create_dir_all(home.join("flashcore/plans")).unwrap();
+    std::fs::rename(&file, home.join("flashcore/plans/named.json")).unwrap();
+    let output = flashcore("run tiny --device cpu", &home).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && said.contains("is no plan table"), "{said}");
+    let output = flashcore("explain mission --profile h200 --json", &home)
+        .output()
+        .unwrap();
+    let explained: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(explained["plans"]["notes"][0].as_str().unwrap().contains("named.json"));
+    assert_eq!(flashcore("plans", &home).output().unwrap().status.code(), Some(1));
     std::fs::remove_dir_all(&home).unwrap();
 }
 
@@ -137,6 +208,8 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     let undisturbed = json(&mut run("whole", ""));
     assert_eq!(trials(&undisturbed).len(), 110);
     assert_eq!(undisturbed["board"]["winner"], "cpu/m128n256");
+    assert!(undisturbed["plan"]["none"].as_str().unwrap().contains("replays"));
+    assert!(!home.join("flashcore/plans").exists());
 
     let disturbed = home.join("cut");
     let mut rng = Rng::new(20);

@@ -252,22 +252,57 @@ pub fn file_of(folder: &Path, device: &PlanDevice) -> PathBuf {
 pub fn keep(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<PathBuf, TuneError> {
     let path = file_of(folder, device);
     std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
+    change(&path, device, |table| {
+        table.put(row);
+        Ok(())
+    })?;
+    Ok(path)
+}
+
+/// Takes the row of a number, from 1, out of the table in a file.
+///
+/// # Errors
+/// [`TuneError::File`], and a number that no row has.
+pub fn drop_row(path: &Path, number: usize) -> Result<(), TuneError> {
+    let device = read_table(path)
+        .map_err(|error| TuneError::file(path, error))?
+        .table
+        .device;
+    change(path, &device, |table| {
+        let rows = table.entries.len();
+        if !(1..=rows).contains(&number) {
+            return Err(TuneError::BadOption {
+                option: "the row",
+                given: number.to_string(),
+                allowed: format!("1 to {rows}"),
+            });
+        }
+        table.entries.remove(number - 1);
+        Ok(())
+    })
+}
+
+/// Changes the table in a file, or begins it, while no other process does.
+fn change(
+    path: &Path,
+    device: &PlanDevice,
+    how: impl FnOnce(&mut PlanTable) -> Result<(), TuneError>,
+) -> Result<(), TuneError> {
     // The file itself is replaced, so that a lock on it would be on the old one.
     let lock = path.with_extension("lock");
     let open = OpenOptions::new().create(true).truncate(false).write(true).open(&lock);
     let open = open.map_err(|error| TuneError::file(&lock, error))?;
     open.lock().map_err(|error| TuneError::file(&lock, error))?;
     let mut table = match path.exists() {
-        true => read_table(&path).map_err(|error| TuneError::file(&path, error))?.table,
+        true => read_table(path).map_err(|error| TuneError::file(path, error))?.table,
         false => PlanTable::new(device.clone()),
     };
     if table.device != *device {
         let reason = format!("it is a table of {}, and this is {device}; move it away", table.device);
-        return Err(TuneError::file(&path, reason));
+        return Err(TuneError::file(path, reason));
     }
-    table.put(row);
-    write(&path, &table)?;
-    Ok(path)
+    how(&mut table)?;
+    write(path, &table)
 }
 
 /// Writes a table so that it is there whole or not at all.
@@ -277,4 +312,246 @@ pub fn keep(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<PathBuf,
 pub fn write(path: &Path, table: &PlanTable) -> Result<(), TuneError> {
     let text = table.to_json().map_err(|error| TuneError::file(path, error))?;
     write_whole(path, &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore::{Attention, Device, PlanSetting, PlanTarget, Plans};
+    use flashcore_bench::{
+        Case, Interval, LaunchMode, Measured, Measurement, Options, Stop, SubjectInfo, Summary, Turns,
+    };
+
+    use super::*;
+    use crate::board::BoardRow;
+    use crate::trial::Verdict;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("flashcore-plan-rows-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        folder
+    }
+
+    fn problem(length: usize) -> Problem {
+        Problem::builder().heads(4, 4).seq_len(length).build().unwrap()
+    }
+
+    fn host() -> DeviceIdentity {
+        DeviceIdentity::cpu()
+    }
+
+    fn ratio(lo: f64, hi: f64) -> Ratio {
+        Ratio {
+            value: (lo + hi) / 2.0,
+            interval: Interval { lo, hi },
+            of_medians: 1.0,
+            rounds: 12,
+        }
+    }
+
+    fn of(length: usize, kernel: &str) -> PlanRow {
+        let when = ("1a2b3c4d5e6f", 1_795_219_200);
+        row(
+            &problem(length),
+            kernel,
+            "cpu/m16n128",
+            &ratio(0.9, 0.94),
+            &host(),
+            when,
+        )
+        .unwrap()
+    }
+
+    /// A board on this host, as if `tune` had found `winner`.
+    fn found(start: &str, winner: &str) -> (Header, Board) {
+        let header = Header {
+            schema: 1,
+            case: "four heads".to_string(),
+            problem: problem(100),
+            devices: vec![host()],
+            revision: "1a2b3c4d5e6f".to_string(),
+            space: String::new(),
+            strategy: "elite".to_string(),
+            seed: 1,
+            start: start.to_string(),
+            window: 1,
+            started_at: 1_795_219_200,
+        };
+        let row = |id: &str, ratio| BoardRow {
+            id: id.to_string(),
+            us: 10.0,
+            interval: Interval::UNKNOWN,
+            ratio,
+            verdict: Some(Verdict::Faster),
+            simulated: None,
+        };
+        let board = Board {
+            start: start.to_string(),
+            rows: vec![row(winner, Some(ratio(0.9, 0.94))), row(start, None)],
+            head_to_head: Ok(()),
+            winner: winner.to_string(),
+            gain: 0.03,
+        };
+        (header, board)
+    }
+
+    #[test]
+    fn what_a_search_found_is_what_the_library_uses() {
+        let folder = folder("used");
+        let start = heuristics(&problem(100), &host()).unwrap().to_string();
+        let (header, board) = found(&start, "cpu/m48n36");
+        let row = of_board(&header, &board).unwrap();
+        assert_eq!(
+            (row.gain, row.interval, row.date.as_str()),
+            (0.08, [0.06, 0.1], "2026-11-21")
+        );
+        let device = device_of(&host());
+        assert_eq!(device, PlanDevice::of(&Device::Cpu));
+        keep(&folder, &device, row).unwrap();
+
+        let here = PlanTarget::from(&Device::Cpu);
+        let plans = Plans::find(&PlanSetting::Usual, Some(&folder), &here).unwrap();
+        let kernel = |plans: Plans| {
+            Attention::with_plans(Device::cpu(), plans)
+                .plan(&problem(100))
+                .unwrap()
+                .kernel()
+        };
+        assert_eq!(kernel(plans).to_string(), "cpu/m48n36");
+        let pinned = Plans::find(&PlanSetting::Shipped, Some(&folder), &here).unwrap();
+        assert_eq!(kernel(pinned).to_string(), start);
+        drop_row(&file_of(&folder, &device), 1).unwrap();
+        let plans = Plans::find(&PlanSetting::Usual, Some(&folder), &here).unwrap();
+        assert_eq!(kernel(plans).to_string(), start);
+        assert!(drop_row(&file_of(&folder, &device), 1).is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_was_not_measured_against_heuristics_makes_no_row() {
+        let start = heuristics(&problem(100), &host()).unwrap().to_string();
+        let (header, board) = found("cpu/m256n256", "cpu/m48n36");
+        assert!(of_board(&header, &board).unwrap_err().contains("leave out --start"));
+        let (header, board) = found(&start, &start);
+        assert!(of_board(&header, &board).unwrap_err().contains("nothing was faster"));
+        let (header, mut board) = found(&start, "cpu/m48n36");
+        board.head_to_head = Err("the worker died".to_string());
+        assert!(of_board(&header, &board).unwrap_err().contains("the worker died"));
+        let (mut header, board) = found(&start, "cpu/m48n36");
+        header.problem = Problem::builder()
+            .heads(4, 4)
+            .seq_len(100)
+            .offsets(1, 0)
+            .build()
+            .unwrap();
+        assert!(of_board(&header, &board).unwrap_err().contains("without offsets"));
+    }
+
+    #[test]
+    fn two_that_write_at_once_lose_no_row() {
+        let folder = folder("two");
+        let device = device_of(&host());
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let (folder, device) = (&folder, &device);
+                scope.spawn(move || {
+                    for turn in 0..10 {
+                        keep(folder, device, of(64 * (1 + writer * 10 + turn), "cpu/m64n64")).unwrap();
+                        // Whole at any moment.
+                        read_table(&file_of(folder, device)).unwrap();
+                    }
+                });
+            }
+        });
+        let table = read_table(&file_of(&folder, &device)).unwrap().table;
+        assert_eq!(table.rows().count(), 40);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_no_table_is_left_alone() {
+        let folder = folder("alone");
+        std::fs::create_dir_all(&folder).unwrap();
+        let device = device_of(&host());
+        let path = file_of(&folder, &device);
+        for text in ["not a table", r#"{"format": 7, "device": {}, "rows": []}"#] {
+            std::fs::write(&path, text).unwrap();
+            let error = keep(&folder, &device, of(64, "cpu/m64n64")).unwrap_err().to_string();
+            assert!(error.contains("move it away"), "{error}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        let other = PlanTable::new(PlanDevice {
+            target: "x86_64/none".to_string(),
+            ..device.clone()
+        });
+        write(&path, &other).unwrap();
+        let error = keep(&folder, &device, of(64, "cpu/m64n64")).unwrap_err().to_string();
+        assert!(error.contains("it is a table of"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// A report on this host of kernels with ratios to the first of them.
+    fn report(base: &str, others: &[(&str, Option<Ratio>)]) -> Report {
+        let subject = |label: &str, ratio: Option<Ratio>| Measured {
+            info: SubjectInfo {
+                kernel: Some(label.to_string()),
+                ..SubjectInfo::new(label, LaunchMode::Host)
+            },
+            summary: Summary::of(&[10.0; 12], 0.99),
+            ratio,
+            verdict: None,
+            settled: true,
+            trouble: None,
+        };
+        let mut subjects = vec![subject(base, None)];
+        subjects.extend(others.iter().map(|(label, ratio)| subject(label, *ratio)));
+        let inspections = vec![None; subjects.len()];
+        let measurement = Measurement {
+            mode: Mode::Hot,
+            turns: Some(Turns::Short),
+            baseline: 0,
+            subjects,
+            stop: Stop::Narrow,
+            rounds: 12,
+            readings: Vec::new(),
+        };
+        let case = Case {
+            name: "four heads".to_string(),
+            problem: problem(100),
+        };
+        let mut report = Report::new(RunIdentity::now(host()), Options::default(), None);
+        report
+            .results
+            .push(CaseResult::new(case, measurement, inspections, Vec::new(), None));
+        report
+    }
+
+    #[test]
+    fn a_report_makes_rows_of_what_is_faster_beyond_doubt() {
+        let base = heuristics(&problem(100), &host()).unwrap().to_string();
+        let only = |base: &str, others: &[(&str, Option<Ratio>)]| of_report(&report(base, others)).remove(0);
+        let (far, near, unsure) = (ratio(0.90, 0.92), ratio(0.992, 0.994), ratio(0.95, 1.01));
+        let judged = only(&base, &[("cpu/m64n64", Some(near)), ("cpu/m48n36", Some(far))]);
+        let row = judged.row.unwrap();
+        assert_eq!(
+            (row.kernel.to_string().as_str(), row.against.as_str()),
+            ("cpu/m48n36", base.as_str())
+        );
+        assert_eq!((row.gain, row.interval), (0.09, [0.08, 0.1]));
+        for (what, judged) in [
+            ("under 1 %", only(&base, &[("cpu/m64n64", Some(near))])),
+            ("not clear of none", only(&base, &[("cpu/m64n64", Some(unsure))])),
+            (
+                "not against what heuristics choose",
+                only("cpu/m256n256", &[("cpu/m64n64", Some(far))]),
+            ),
+            ("alone", only(&base, &[])),
+            ("rejected afterwards", only(&base, &[("cpu/m64n64", None)])),
+        ] {
+            assert!(judged.row.is_none() && !judged.why.is_empty(), "{what}");
+        }
+        // A screening is not a measurement to keep.
+        let mut screened = report(&base, &[("cpu/m48n36", Some(far))]);
+        screened.results[0].measurement.mode = Mode::Screen;
+        assert!(of_report(&screened).is_empty());
+    }
 }

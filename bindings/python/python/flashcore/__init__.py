@@ -30,5 +30,6 @@ def explain(q, k, v, **options) -> str:
         lines += [f"  before it {kernel}" for kernel in how["before"]]
         lines += [f"  then {kernel}" for kernel in how["then"]]
         lines += [f"  refused: {kernel}: {why}" for kernel, why in how["considered"] if why is not None]
+    lines += [f"  note: {note}" for note in how["notes"]]
     lines.append(f"  {how['flops'] / 1e9:,.2f} GFLOP over the visible keys")
     return "\n".join(lines)

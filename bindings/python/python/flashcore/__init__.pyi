@@ -19,6 +19,8 @@ class Plan(TypedDict, total=False):
     device: str
     kernel: str
     why: str
+    row: Optional[Tuple[str, int]]
+    notes: list[str]
     flops: float
     target: str
     grid: Tuple[int, int, int]

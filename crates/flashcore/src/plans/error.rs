@@ -38,7 +38,9 @@ pub enum PlanError {
         known: u64,
     },
     /// A row that cannot be used.
-    #[error("row {row} of the plan table {file} cannot be used: {reason}; delete the row, or tune its problem again")]
+    #[error(
+        "row {row} of the plan table {file} cannot be used: {reason}; tune its problem again, or take it out: `flashcore plans --drop {file}:{row}`"
+    )]
     Row {
         /// The file.
         file: String,

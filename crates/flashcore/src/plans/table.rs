@@ -316,10 +316,14 @@ impl PlanTable {
         serving.min_by_key(|(shorter, _)| *shorter).map(|(_, found)| found)
     }
 
-    /// Adds a row, in place of one for the same problems, and sorts.
+    /// Adds a row, in place of those for the same problems, and sorts.
     pub fn put(&mut self, row: PlanRow) {
-        self.entries
-            .retain(|entry| entry.row.as_ref().is_ok_and(|other| other.problem != row.problem) || entry.row.is_err());
+        // A row that cannot be used may still say what it is for.
+        let same = |entry: &PlanEntry| match &entry.row {
+            Ok(other) => other.problem == row.problem,
+            Err(_) => PlanClass::deserialize(&entry.value["problem"]).is_ok_and(|class| class == row.problem),
+        };
+        self.entries.retain(|entry| !same(entry));
         self.entries.push(PlanEntry {
             value: Value::Null,
             row: Ok(row),
