@@ -262,7 +262,9 @@ fn json_parses_and_keeps_its_keys() {
     let answer = json("run tiny --device cpu --json");
     assert_eq!(
         keys(&answer),
-        BTreeSet::from(["problem", "device", "kernel", "verdict", "gate", "time", "flops"])
+        BTreeSet::from([
+            "problem", "device", "kernel", "why", "notes", "verdict", "gate", "time", "flops"
+        ])
     );
     assert_eq!(
         keys(&answer["time"]),
@@ -308,6 +310,7 @@ fn json_parses_and_keeps_its_keys() {
             "considered",
             "workspace_bytes",
             "steps",
+            "plans",
             "cost",
         ])
     );

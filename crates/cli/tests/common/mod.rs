@@ -21,6 +21,7 @@ pub(crate) fn command(arguments: &str) -> Command {
         // No GPU and no offline assembler, so that tests say the same everywhere.
         .env("CUDA_VISIBLE_DEVICES", "")
         .env("PATH", "")
+        .env("FLASHCORE_PLANS", "shipped")
         .env_remove("FLASHCORE_PTXAS")
         .env_remove("NO_COLOR")
         .env_remove("CARGO")
