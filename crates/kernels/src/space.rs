@@ -98,11 +98,11 @@ impl<C: Copy + PartialEq + 'static> Space<C> {
     /// The configs that differ from one in a single lever, by at most `steps` of its values up or down.
     ///
     /// ```
-    /// use flashcore_kernels::wgmma;
-    /// let config = wgmma::Config::from_id("m128n128-s2-turns-bold").unwrap();
-    /// let ids: Vec<String> = wgmma::SPACE.near(&config, 1).iter().map(wgmma::Config::id).collect();
-    /// assert!(ids.contains(&"m128n112-s2-turns-bold".to_string()));
-    /// assert!(!ids.contains(&"m128n96-s2-turns-bold".to_string()));
+    /// use flashcore_kernels::mma;
+    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-lazy").unwrap();
+    /// let near = mma::SPACE.near(&config, 1);
+    /// assert!(near.contains(&mma::Config { stages: 3, ..config }));
+    /// assert!(!near.contains(&mma::Config { stages: 4, ..config }));
     /// ```
     pub fn near(&self, config: &C, steps: usize) -> Vec<C> {
         let mut near = Vec::new();
