@@ -154,11 +154,11 @@ fn the_users_tables_come_before_the_shipped_one_and_settings_pin() {
         plans.tables().iter().map(|table| table.name.clone()).collect()
     };
     let mine = mine.display().to_string();
-    assert_eq!(names(&PlanSetting::Usual, &h200()), [mine.clone(), ours.clone()]);
-    assert_eq!(names(&PlanSetting::User, &h200()), [mine.clone()]);
-    assert_eq!(names(&PlanSetting::Shipped, &h200()), [ours.clone()]);
+    assert_eq!(names(&PlanSetting::Usual, &h200()), [&*mine, &*ours]);
+    assert_eq!(names(&PlanSetting::User, &h200()), [&*mine]);
+    assert_eq!(names(&PlanSetting::Shipped, &h200()), [&*ours]);
     assert!(names(&PlanSetting::Heuristics, &h200()).is_empty());
-    assert_eq!(names(&PlanSetting::File(mine.clone().into()), &h200()), [mine.clone()]);
+    assert_eq!(names(&PlanSetting::File(mine.clone().into()), &h200()), [&*mine]);
     // Another card, or a slice of this one, has nothing to do with either.
     for device in [
         PlanDevice { units: 66, ..h200() },
