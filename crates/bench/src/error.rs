@@ -95,6 +95,22 @@ pub enum BenchError {
         /// The other.
         b: String,
     },
+    /// A microbenchmark whose result is wrong, or that cannot be what it says.
+    #[error("microbenchmark {name}: {reason}")]
+    Micro {
+        /// Which.
+        name: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Measured rates that do not hold here.
+    #[error("{path}: {reason}; `flashcore device --measure` measures anew")]
+    Rates {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The library refused.
     #[error(transparent)]
     Flashcore(Box<flashcore::Error>),

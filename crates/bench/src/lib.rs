@@ -31,6 +31,7 @@ mod error;
 pub mod gpu;
 mod identity;
 mod measure;
+pub mod micro;
 mod options;
 pub mod peers;
 pub mod problems;

@@ -8,6 +8,7 @@ mod check;
 mod claims;
 mod compare;
 mod cost;
+mod device;
 mod evidence;
 mod explain;
 mod failure;
@@ -98,6 +99,7 @@ enum Command {
     Tune(tune::TuneArgs),
     Leaderboard(leaderboard::LeaderboardArgs),
     Plans(plans::PlansArgs),
+    Device(device::DeviceArgs),
     Worker(worker::WorkerArgs),
 }
 
@@ -141,6 +143,7 @@ fn main() -> ExitCode {
         Some(Command::Tune(args)) => tune::run(&args),
         Some(Command::Leaderboard(args)) => leaderboard::run(&args),
         Some(Command::Plans(args)) => plans::run(&args),
+        Some(Command::Device(args)) => device::run(&args),
         Some(Command::Worker(args)) => worker::run(&args),
     };
     match outcome {

@@ -12,7 +12,7 @@ use super::work::Work;
 
 /// Microseconds that a kernel which does nothing takes in a graph replay, measured on an H200. Other cards: the same
 /// is assumed.
-pub(crate) const LAUNCH_MICROS: f64 = 0.74;
+pub const LAUNCH_MICROS: f64 = 0.74;
 
 /// Part of the datasheet's memory bandwidth that a copy reaches: 4.3 of 4.8 TB/s on an H200; assumed elsewhere.
 pub(crate) const DRAM_REACHED: f64 = 0.9;

@@ -36,7 +36,7 @@ mod span;
 mod work;
 
 pub use agreement::Agreement;
-pub use calibration::{Clocks, Trust};
+pub use calibration::{Clocks, LAUNCH_MICROS, Trust};
 pub use lines::LineShare;
 pub use observe::{CostError, Observation};
 pub use predict::{Bound, Prediction, StepFit, Use};

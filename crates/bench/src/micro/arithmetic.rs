@@ -1,0 +1,101 @@
+//! Instructions: fused products, exponentials.
+
+use flashcore_ir::{Arg, BuildErrors, Kernel};
+
+use super::{Content, Micro, Scale, Unit, launch, output};
+
+/// Threads a block.
+const THREADS: u32 = 256;
+/// Blocks an SM: with [`CHAINS`] chains a thread, enough to hide every latency.
+const BLOCKS_PER_SM: u32 = 4;
+/// Independent chains a thread.
+const CHAINS: u32 = 8;
+
+pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
+    Ok(vec![fma(scale)?, ex2(scale)?])
+}
+
+/// `x = a·x + b` with a = b = 1, which the compiler cannot know: each chain counts its steps.
+fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
+    const STEPS: u32 = 8;
+    let kernel = Kernel::build("micro_fma", THREADS, |k| {
+        let out = k.param_ptr_mut::<f32>("out");
+        let (rounds, a, b) = (k.param::<u32>("rounds"), k.param::<f32>("a"), k.param::<f32>("b"));
+        let lane = k.lane().to_f32();
+        let chains: Vec<_> = (0..CHAINS).map(|i| k.var(lane + i as f32)).collect();
+        k.for_uniform(0u32, rounds, 1, |_| {
+            for _ in 0..STEPS {
+                chains.iter().for_each(|x| x.set(x.get().fma(a, b)));
+            }
+        });
+        let sum = chains[1..].iter().fold(chains[0].get(), |sum, x| sum + x.get());
+        out.offset(k.block_idx(0) * THREADS + k.thread_idx()).store(sum);
+    })?;
+    let (blocks, rounds) = (BLOCKS_PER_SM * scale.sms, scale.rounds(900));
+    let right = move |index: usize, word: u32| {
+        let lane = (index % 32) as u32;
+        let sum: u32 = (0..CHAINS).map(|i| lane + i + rounds * STEPS).sum();
+        f32::from_bits(word) == sum as f32
+    };
+    let args = vec![Arg::U32(rounds), Arg::F32(1.0), Arg::F32(1.0)];
+    Ok(Micro {
+        name: "fma",
+        about: "f32 fused products",
+        launch: launch(&kernel, blocks, vec![output(u64::from(blocks * THREADS) * 4)], args),
+        kernel,
+        contents: vec![Content::Output],
+        amount: f64::from(blocks * THREADS) * f64::from(rounds) * f64::from(STEPS * CHAINS),
+        unit: Unit::LanesPerClock,
+        right: Box::new(right),
+    })
+}
+
+/// `x = 2^-x`, which comes to rest at 0.6412; the sum of all x counts the steps.
+fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
+    const STEPS: u32 = 4;
+    let kernel = Kernel::build("micro_ex2", THREADS, |k| {
+        let out = k.param_ptr_mut::<f32>("out");
+        let rounds = k.param::<u32>("rounds");
+        let lane = k.lane().to_f32() * (1.0 / 32.0);
+        let chains: Vec<_> = (0..CHAINS)
+            .map(|i| (k.var(lane + i as f32 * 0.01), k.var(0.0f32)))
+            .collect();
+        k.for_uniform(0u32, rounds, 1, |_| {
+            for _ in 0..STEPS {
+                for (x, sum) in &chains {
+                    x.set((-x.get()).exp2());
+                    sum.add_assign(x.get());
+                }
+            }
+        });
+        let sum = chains[1..]
+            .iter()
+            .fold(chains[0].1.get(), |all, (_, sum)| all + sum.get());
+        out.offset(k.block_idx(0) * THREADS + k.thread_idx()).store(sum);
+    })?;
+    let (blocks, rounds) = (BLOCKS_PER_SM * scale.sms, scale.rounds(240));
+    let steps = rounds * STEPS;
+    let chain = |lane: u32, i: u32| {
+        let mut x = f64::from(lane as f32 * (1.0 / 32.0) + i as f32 * 0.01);
+        let mut sum = 0.0;
+        for _ in 0..steps {
+            x = (-x).exp2();
+            sum += x;
+        }
+        sum
+    };
+    let sums: Vec<f64> = (0..32).map(|lane| (0..CHAINS).map(|i| chain(lane, i)).sum()).collect();
+    // A step too few in one chain is off by twice as much.
+    let right = move |index: usize, word: u32| (f64::from(f32::from_bits(word)) - sums[index % 32]).abs() < 0.3;
+    let args = vec![Arg::U32(rounds)];
+    Ok(Micro {
+        name: "ex2",
+        about: "exponentials",
+        launch: launch(&kernel, blocks, vec![output(u64::from(blocks * THREADS) * 4)], args),
+        kernel,
+        contents: vec![Content::Output],
+        amount: f64::from(blocks * THREADS) * f64::from(steps * CHAINS),
+        unit: Unit::LanesPerClock,
+        right: Box::new(right),
+    })
+}

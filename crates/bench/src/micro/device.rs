@@ -1,0 +1,234 @@
+//! Measures the microbenchmarks on a CUDA device, in a few seconds. Every result is looked at before and after it is
+//! timed; one that is wrong ends it.
+
+use std::time::Instant;
+
+use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions, PreparedLaunch, Stream};
+use flashcore_ir::Target;
+
+use super::chains::{CLOCK, FMA_CLOCKS};
+use super::rates::{DeviceRates, MeasuredRate, RATES_SCHEMA};
+use super::{Content, Micro, PERIOD, Scale, Unit, all, pattern, revision};
+use crate::error::BenchError;
+use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
+use crate::identity::{DeviceIdentity, LaunchMode, RunIdentity, SubjectInfo};
+use crate::measure::{Measured, measure};
+use crate::options::{Mode, Options};
+use crate::subject::Subject;
+use crate::telemetry::{NvmlTelemetry, Reading, Telemetry};
+
+/// Runs in a graph.
+const RUNS: u32 = 4;
+/// The same of kernels that do nothing.
+const SHORT_RUNS: u32 = 64;
+/// Byte that outputs are filled with before a run that is looked at.
+const POISON: u8 = 0xa5;
+
+/// Short turns, a dozen rounds: some milliseconds each are enough for kernels whose time hardly varies.
+fn options() -> Options {
+    Options {
+        precision: 1e-3,
+        min_rounds: 12,
+        max_rounds: 12,
+        sample_us: 500.0,
+        lead_us: 500.0,
+        steady_from_us: None,
+        warm_up_min_us: 10_000.0,
+        warm_up_max_us: 40_000.0,
+        ..Options::default()
+    }
+}
+
+/// Measures all that run on the device, or those of these names. The chain that tells the clock is always among them.
+///
+/// # Errors
+/// A name that is none, a device that cannot be used, [`BenchError::Micro`] for a result that is wrong.
+pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, BenchError> {
+    let began = Instant::now();
+    let stream = Stream::new(context)?;
+    let info = context.info();
+    let device = DeviceIdentity::cuda(info);
+    let (major, minor) = info.compute_capability;
+    let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
+    let scale = Scale::device(info.multiprocessors, u64::from(info.l2_bytes));
+    let built = |errors| BenchError::Device {
+        reason: format!("a microbenchmark does not build: {errors}"),
+    };
+    let mut micros = all(target, &scale).map_err(built)?;
+    refuse_unknown(&micros, only)?;
+    micros.retain(|micro| only.is_empty() || micro.name == CLOCK || only.iter().any(|name| name == micro.name));
+    let places: Vec<Place> = micros
+        .iter()
+        .map(|micro| Place::new(context, &stream, micro))
+        .collect::<Result<_, _>>()?;
+    places.iter().try_for_each(|place| place.look(&stream))?;
+
+    let tools = GpuTools::new(&stream)?;
+    let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
+    for place in &places {
+        let (runs, prepared) = (place.runs(), place.prepared()?);
+        let info = SubjectInfo::new(place.micro.name, LaunchMode::Graph(runs));
+        let work = move |stream: &Stream| (0..runs).try_for_each(|_| prepared.enqueue(stream));
+        subjects.push(Box::new(ClosureSubject::new(info, &stream, runs, true, work)?));
+    }
+    let mut stopwatch = GpuStopwatch::new(&tools, &stream);
+    let mut nvml = NvmlTelemetry::open(&device.uuid).ok();
+    let mut nothing = ();
+    let telemetry: &mut dyn Telemetry = match &mut nvml {
+        Some(nvml) => nvml,
+        None => &mut nothing,
+    };
+    let measurement = measure(
+        &options(),
+        Mode::Hot,
+        &mut subjects,
+        0,
+        &mut stopwatch,
+        telemetry,
+        &mut (),
+    )?;
+    drop(subjects);
+    places.iter().try_for_each(|place| place.look(&stream))?;
+
+    let clock = places.iter().position(|place| place.micro.name == CLOCK).unwrap_or(0);
+    let clock_micros = summary(&measurement.subjects[clock])?.p50;
+    let mhz = FMA_CLOCKS * places[clock].micro.amount / clock_micros;
+    let pairs = places.iter().zip(&measurement.subjects);
+    let rates = pairs.map(|(place, measured)| place.rate(measured, mhz, info.multiprocessors));
+    let of_readings = |of: fn(&Reading) -> Option<u32>| measurement.readings.iter().filter_map(of);
+    let clocks = (of_readings(|r| r.sm_mhz).min(), of_readings(|r| r.sm_mhz).max());
+    let mut throttle: Vec<String> = measurement.readings.iter().flat_map(|r| r.throttle.clone()).collect();
+    throttle.sort();
+    throttle.dedup();
+    Ok(DeviceRates {
+        schema: RATES_SCHEMA,
+        micro: revision(target, &scale).map_err(built)?,
+        run: RunIdentity::now(device),
+        mhz,
+        nvml_mhz: clocks.0.zip(clocks.1).map(|(low, high)| [low, high]),
+        power_w: measurement.readings.iter().filter_map(|r| r.power_w).reduce(f64::max),
+        throttle,
+        rates: rates.collect::<Result<_, _>>()?,
+        seconds: began.elapsed().as_secs_f64(),
+    })
+}
+
+fn refuse_unknown(micros: &[Micro], only: &[String]) -> Result<(), BenchError> {
+    let is_known = |name: &&String| micros.iter().any(|micro| micro.name == *name);
+    match only.iter().find(|name| !is_known(name)) {
+        None => Ok(()),
+        Some(unknown) => Err(BenchError::BadOption {
+            option: "only",
+            given: unknown.clone(),
+            allowed: micros.iter().map(|micro| micro.name).collect::<Vec<_>>().join(", "),
+        }),
+    }
+}
+
+fn summary(measured: &Measured) -> Result<&crate::stats::Summary, BenchError> {
+    measured.summary.as_ref().ok_or_else(|| BenchError::Subject {
+        subject: measured.info.label.clone(),
+        reason: measured
+            .trouble
+            .clone()
+            .unwrap_or_else(|| "it was not timed".to_string()),
+    })
+}
+
+/// A microbenchmark on the device, with its buffers.
+struct Place<'m> {
+    micro: &'m Micro,
+    function: Function,
+    buffers: Vec<DeviceBuffer>,
+}
+
+impl<'m> Place<'m> {
+    fn new(context: &Context, stream: &Stream, micro: &'m Micro) -> Result<Place<'m>, BenchError> {
+        let function = Function::load(context, &micro.kernel, &ModuleOptions::default())?;
+        let spilled = function.attributes().local_bytes;
+        if spilled != 0 {
+            return Err(BenchError::Micro {
+                name: micro.name,
+                reason: format!("it has {spilled} B of local memory, which nobody asked for"),
+            });
+        }
+        let mut buffers = Vec::new();
+        for (spec, content) in micro.launch.buffers.iter().zip(&micro.contents) {
+            let buffer = DeviceBuffer::new(context, spec.bytes as usize)?;
+            match content {
+                Content::Bytes(held) => buffer.as_slice().copy_from_host(stream, held)?,
+                Content::Pattern => fill(context, stream, buffer.as_slice())?,
+                Content::Output => {}
+            }
+            buffers.push(buffer);
+        }
+        Ok(Place {
+            micro,
+            function,
+            buffers,
+        })
+    }
+
+    fn prepared(&self) -> Result<PreparedLaunch<'_>, BenchError> {
+        let slices: Vec<DeviceSlice<'_>> = self.buffers.iter().map(DeviceBuffer::as_slice).collect();
+        Ok(self.function.prepare(&self.micro.launch, &slices)?)
+    }
+
+    fn runs(&self) -> u32 {
+        match self.micro.unit {
+            Unit::Micros => SHORT_RUNS,
+            _ => RUNS,
+        }
+    }
+
+    /// Runs it once and looks at what it wrote.
+    fn look(&self, stream: &Stream) -> Result<(), BenchError> {
+        let out = self.micro.output().map(|slot| self.buffers[slot].as_slice());
+        if let Some(out) = out {
+            out.fill(stream, POISON)?;
+        }
+        self.prepared()?.enqueue(stream)?;
+        for piece in self.micro.looked_at() {
+            let Some(out) = out else { continue };
+            let mut held = vec![0; piece.len()];
+            out.range(piece.clone())?.copy_to_host(stream, &mut held)?;
+            self.micro.check(piece.start, &held)?;
+        }
+        Ok(stream.synchronize()?)
+    }
+
+    fn rate(&self, measured: &Measured, mhz: f64, sms: u32) -> Result<MeasuredRate, BenchError> {
+        let summary = summary(measured)?;
+        let value = |micros: f64| self.micro.unit.value(self.micro.amount, micros, mhz, sms);
+        let ordered = |a: f64, b: f64| [value(a).min(value(b)), value(a).max(value(b))];
+        Ok(MeasuredRate {
+            name: self.micro.name.to_string(),
+            about: self.micro.about.to_string(),
+            value: value(summary.p50),
+            unit: self.micro.unit,
+            interval: ordered(summary.interval.lo, summary.interval.hi),
+            spread: ordered(summary.p10, summary.p90),
+            micros: summary.p50,
+            samples: summary.count,
+            registers: self.function.attributes().registers,
+            module: self.function.module().identity().hex(),
+        })
+    }
+}
+
+/// Fills device memory with [`pattern`], which repeats: from one copy of it.
+fn fill(context: &Context, stream: &Stream, to: DeviceSlice<'_>) -> Result<(), BenchError> {
+    let words = PERIOD.min(to.len() / 4);
+    let master: Vec<u32> = (0..words).map(pattern).collect();
+    let master = DeviceBuffer::from_host(stream, &master)?;
+    let mut at = 0;
+    while at < to.len() {
+        let bytes = (PERIOD * 4).min(to.len() - at);
+        to.range(at..at + bytes)?
+            .copy_from(stream, master.as_slice().range(0..bytes)?)?;
+        at += bytes;
+    }
+    // The copy to copy from must stay until then.
+    context.synchronize()?;
+    Ok(())
+}

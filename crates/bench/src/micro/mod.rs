@@ -1,0 +1,302 @@
+//! Microbenchmarks: small kernels, each of which asks a card for one thing alone, so that the cost model can be
+//! told what the card gives.
+//!
+//! They are kernels like any other, written in the kernel language; the simulator runs them where there is no
+//! GPU. They live here and not with the attention families because they serve measuring only. Each stores a
+//! result that depends on everything it did, and each result is compared with what it must be: a copy copies,
+//! sums are those of the host. Work is counted in units a launch, and a launch is long enough (100 µs or more)
+//! for starting it not to matter.
+//!
+//! [`memory`] asks for bytes, [`arithmetic`] for instructions, [`tensor`] for products, [`chains`] for the clocks
+//! until a result can be used. [`device`] measures them, [`rates`] keeps what came out.
+
+pub mod arithmetic;
+pub mod chains;
+pub mod device;
+pub mod memory;
+pub mod rates;
+pub mod tensor;
+
+use std::ops::Range;
+
+use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch, Target};
+use sha2::{Digest, Sha256};
+
+use crate::error::BenchError;
+
+pub use rates::{DeviceRates, MeasuredRate};
+
+/// A small kernel that asks for one thing.
+pub struct Micro {
+    /// Short name: `copy`, `mma-f32`.
+    pub name: &'static str,
+    /// What it measures, in a few words.
+    pub about: &'static str,
+    /// The kernel.
+    pub kernel: Kernel,
+    /// How it is launched.
+    pub launch: Launch,
+    /// What is in each buffer of the launch.
+    pub contents: Vec<Content>,
+    /// Units of work in a launch.
+    pub amount: f64,
+    /// The unit.
+    pub unit: Unit,
+    right: Right,
+}
+
+/// Whether word number `.0` of the output may be `.1`.
+type Right = Box<dyn Fn(usize, u32) -> bool + Send + Sync>;
+
+/// What a buffer holds before a launch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// [`pattern`] over the whole buffer.
+    Pattern,
+    /// Poison: the kernel writes it. One buffer of each launch is so, or none.
+    Output,
+}
+
+/// What a rate counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub enum Unit {
+    /// Microseconds a launch.
+    #[serde(rename = "µs")]
+    Micros,
+    /// 10^9 bytes a second, of the whole card.
+    #[serde(rename = "GB/s")]
+    GigabytesPerSecond,
+    /// Bytes a clock an SM.
+    #[serde(rename = "B/clk/SM")]
+    BytesPerClock,
+    /// Floating-point operations a clock an SM, a fused product counting two.
+    #[serde(rename = "FLOP/clk/SM")]
+    FlopsPerClock,
+    /// Lanes a clock an SM.
+    #[serde(rename = "lanes/clk/SM")]
+    LanesPerClock,
+    /// Clocks from one link of a chain to the next.
+    #[serde(rename = "clk")]
+    Clocks,
+}
+
+impl Unit {
+    /// As in tables.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Unit::Micros => "µs",
+            Unit::GigabytesPerSecond => "GB/s",
+            Unit::BytesPerClock => "B/clk/SM",
+            Unit::FlopsPerClock => "FLOP/clk/SM",
+            Unit::LanesPerClock => "lanes/clk/SM",
+            Unit::Clocks => "clk",
+        }
+    }
+
+    /// What `amount` units in `micros` microseconds come to, on a card of `sms` SMs at `mhz`.
+    ///
+    /// ```
+    /// use flashcore_bench::micro::Unit;
+    /// assert_eq!(Unit::GigabytesPerSecond.value(4.0e9, 1e6, 1000.0, 10), 4.0);
+    /// assert_eq!(Unit::LanesPerClock.value(1280.0, 1.0, 1.0, 10), 128.0);
+    /// assert_eq!(Unit::Clocks.value(100.0, 1.0, 2000.0, 10), 20.0);
+    /// ```
+    pub fn value(self, amount: f64, micros: f64, mhz: f64, sms: u32) -> f64 {
+        match self {
+            Unit::Micros => micros / amount,
+            Unit::GigabytesPerSecond => amount / micros / 1e3,
+            Unit::BytesPerClock | Unit::FlopsPerClock | Unit::LanesPerClock => amount / (micros * mhz * f64::from(sms)),
+            Unit::Clocks => micros * mhz / amount,
+        }
+    }
+
+    /// Whether more is better.
+    pub const fn is_rate(self) -> bool {
+        !matches!(self, Unit::Micros | Unit::Clocks)
+    }
+}
+
+/// How much each kernel is given to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scale {
+    /// SMs to fill.
+    pub sms: u32,
+    /// Bytes that are copied, too many for a cache to matter.
+    pub copy_bytes: u64,
+    /// Bytes that are read again and again from L2: a power of two.
+    pub cached_bytes: u64,
+    /// Whether loops make all their rounds; otherwise two.
+    pub full: bool,
+}
+
+/// Bytes of the piece that a block copies or reads at a time.
+const CHUNK: u64 = memory::CHUNK_WORDS as u64 * 4;
+/// Least bytes copied on a device, however small its L2.
+const LEAST_COPY: u64 = 64 << 20;
+
+impl Scale {
+    /// For measuring on a card.
+    ///
+    /// ```
+    /// use flashcore_bench::micro::Scale;
+    /// let h200 = Scale::device(132, 60 << 20);
+    /// assert_eq!((h200.copy_bytes, h200.cached_bytes), (480 << 20, 8 << 20));
+    /// ```
+    pub fn device(sms: u32, l2_bytes: u64) -> Scale {
+        Scale {
+            sms,
+            copy_bytes: (8 * l2_bytes).max(LEAST_COPY) / CHUNK * CHUNK,
+            // Each half of a large L2 holds half of the memory; what is read must fit well into it.
+            cached_bytes: (l2_bytes / 4).max(2 * CHUNK).next_power_of_two() / 2,
+            full: true,
+        }
+    }
+
+    /// For the simulator: one or two blocks of each kernel.
+    pub const fn small() -> Scale {
+        Scale {
+            sms: 1,
+            copy_bytes: 2 * CHUNK,
+            cached_bytes: 2 * CHUNK,
+            full: false,
+        }
+    }
+
+    /// Rounds of a loop that makes `full` of them on a device.
+    fn rounds(&self, full: u32) -> u32 {
+        if self.full { full } else { 2 }
+    }
+}
+
+/// All that run on an architecture.
+///
+/// # Errors
+/// Never, unless the kernel language changes.
+pub fn all(target: Target, scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
+    let mut all = chains::all(scale)?;
+    all.extend(memory::all(scale)?);
+    all.extend(arithmetic::all(scale)?);
+    all.extend(tensor::all(scale)?);
+    all.retain(|micro| micro.kernel.requires().is_met_by(target));
+    Ok(all)
+}
+
+/// Identity of the microbenchmarks of an architecture: 16 hexadecimal digits that change with any kernel and with how
+/// much a launch does.
+///
+/// # Errors
+/// As [`all`].
+pub fn revision(target: Target, scale: &Scale) -> Result<String, BuildErrors> {
+    let mut sha = Sha256::new();
+    for micro in all(target, scale)? {
+        sha.update(micro.kernel.to_ptx());
+        sha.update(format!("{:?} {} {:?}", micro.launch, micro.amount, micro.unit));
+    }
+    Ok(sha
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}
+
+impl Micro {
+    /// Slot of the buffer that is written; `None` for a kernel that does nothing.
+    pub fn output(&self) -> Option<usize> {
+        self.contents.iter().position(|content| *content == Content::Output)
+    }
+
+    /// Parts of the output that are looked at, as ranges of bytes: all of it, or of a large one pieces from its first to
+    /// its last byte.
+    pub fn looked_at(&self) -> Vec<Range<usize>> {
+        const WHOLE: usize = 8 << 20;
+        const PIECE: usize = 256 << 10;
+        const PIECES: usize = 64;
+        let Some(slot) = self.output() else { return Vec::new() };
+        let bytes = self.launch.buffers[slot].bytes as usize;
+        if bytes <= WHOLE {
+            return std::iter::once(0..bytes).collect();
+        }
+        let last = bytes - PIECE;
+        let start = |piece: usize| last / (PIECES - 1) * piece / 4 * 4;
+        let mut starts: Vec<usize> = (0..PIECES - 1).map(start).collect();
+        starts.push(last);
+        starts.into_iter().map(|start| start..start + PIECE).collect()
+    }
+
+    /// Whether bytes of the output, from byte `first` on, are what they must be.
+    ///
+    /// # Errors
+    /// [`BenchError::Micro`] with the first wrong word.
+    pub fn check(&self, first: usize, bytes: &[u8]) -> Result<(), BenchError> {
+        let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        for (index, word) in words.enumerate() {
+            let index = first / 4 + index;
+            if !(self.right)(index, word) {
+                return Err(BenchError::Micro {
+                    name: self.name,
+                    reason: format!(
+                        "word {index} of its output is {word:#010x} ({}), which is wrong; nothing it says of the card counts",
+                        f32::from_bits(word)
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Words after which [`pattern`] repeats: a prime, so that no stride of a kernel hits the same word by chance.
+pub const PERIOD: usize = 4_194_301;
+
+/// Word `i` of a buffer of [`Content::Pattern`].
+pub fn pattern(i: usize) -> u32 {
+    // The finaliser of MurmurHash3: all bits of the number in all bits of the word.
+    let mut x = (i % PERIOD) as u32 ^ 0x9e37_79b9;
+    x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
+    x = (x ^ (x >> 13)).wrapping_mul(0xc2b2_ae35);
+    x ^ (x >> 16)
+}
+
+/// A launch of `blocks` blocks, with a pointer to each buffer first and these arguments after them.
+fn launch(kernel: &Kernel, blocks: u32, buffers: Vec<BufferSpec>, rest: Vec<Arg>) -> Launch {
+    let pointers = (0..buffers.len()).map(|slot| Arg::Buffer { slot, byte_offset: 0 });
+    Launch {
+        grid: [blocks, 1, 1],
+        block: [kernel.threads(), 1, 1],
+        cluster: [kernel.cluster().unwrap_or(1), 1, 1],
+        dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        args: pointers.chain(rest).collect(),
+        buffers,
+    }
+}
+
+/// A buffer that is read.
+fn input(name: &'static str, bytes: u64) -> BufferSpec {
+    BufferSpec {
+        name,
+        bytes,
+        written: false,
+        align: 16,
+    }
+}
+
+/// A buffer that is written.
+fn output(bytes: u64) -> BufferSpec {
+    BufferSpec {
+        name: "out",
+        bytes,
+        written: true,
+        align: 16,
+    }
+}
+
+/// Little-endian bytes of words.
+fn bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! The kernels under the simulator, at a small size, and what is found where they do something else.
+
+use flashcore_check::registers;
+use flashcore_sim::{SimOptions, simulate};
+
+use super::*;
+
+/// Runs one under the simulator: the output's bytes, which may be none.
+fn simulated(micro: &Micro) -> Vec<u8> {
+    let content = |(content, spec): (&Content, &BufferSpec)| match content {
+        Content::Bytes(held) => held.clone(),
+        Content::Pattern => bytes((0..spec.bytes as usize / 4).map(pattern)),
+        Content::Output => vec![0xa5; spec.bytes as usize],
+    };
+    let mut buffers: Vec<Vec<u8>> = micro.contents.iter().zip(&micro.launch.buffers).map(content).collect();
+    let report = simulate(&micro.kernel, &micro.launch, &mut buffers, &SimOptions::default()).unwrap();
+    assert!(report.is_clean(), "{}: {}", micro.name, report.findings[0]);
+    micro.output().map_or(Vec::new(), |slot| buffers.swap_remove(slot))
+}
+
+#[test]
+fn each_computes_what_it_must_and_is_clean() {
+    for micro in all(Target::Sm90a, &Scale::small()).unwrap() {
+        let out = simulated(&micro);
+        assert!(micro.name == "launch" || !out.is_empty());
+        micro.check(0, &out).unwrap();
+    }
+}
+
+#[test]
+fn a_round_too_few_or_a_word_that_is_off_is_found() {
+    for mut micro in all(Target::Sm90a, &Scale::small()).unwrap() {
+        let Some(rounds) = micro.launch.args.iter_mut().rev().find_map(|arg| match arg {
+            Arg::U32(rounds) => Some(rounds),
+            _ => None,
+        }) else {
+            continue;
+        };
+        *rounds -= 1;
+        let out = simulated(&micro);
+        assert!(micro.check(0, &out).is_err(), "{}", micro.name);
+    }
+    let copy = memory::all(&Scale::small()).unwrap().remove(0);
+    let mut out = simulated(&copy);
+    out[4097] ^= 1;
+    let wrong = copy.check(0, &out).unwrap_err().to_string();
+    assert!(wrong.contains("copy") && wrong.contains("word 1024"), "{wrong}");
+    // What is looked at piece by piece is known by its place.
+    copy.check(4104, &out[4104..8192]).unwrap();
+    assert!(copy.check(4108, &out[4104..8192]).is_err());
+}
+
+#[test]
+fn large_outputs_are_looked_at_from_end_to_end() {
+    let copy = memory::all(&Scale::device(132, 60 << 20)).unwrap().remove(0);
+    let pieces = copy.looked_at();
+    assert_eq!((pieces.len(), pieces[0].start, pieces[63].end), (64, 0, 480 << 20));
+    assert!(
+        pieces
+            .windows(2)
+            .all(|two| two[0].end <= two[1].start && two[1].start % 4 == 0)
+    );
+    let fma = arithmetic::all(&Scale::device(132, 60 << 20)).unwrap().remove(0);
+    assert_eq!((fma.looked_at().len(), fma.looked_at()[0].end), (1, 132 * 4 * 256 * 4));
+}
+
+#[test]
+fn what_an_architecture_lacks_is_left_out() {
+    let names = |target| -> Vec<&str> {
+        let all = all(target, &Scale::small()).unwrap();
+        all.iter().map(|micro| micro.name).collect()
+    };
+    assert!(names(Target::Sm90a).contains(&"wgmma-e4m3"));
+    assert!(!names(Target::Sm89).contains(&"wgmma-f16") && names(Target::Sm89).contains(&"mma-f32"));
+    let revision = |target| revision(target, &Scale::small()).unwrap();
+    assert_eq!(revision(Target::Sm89).len(), 16);
+    assert_ne!(revision(Target::Sm89), revision(Target::Sm90a));
+}
+
+#[test]
+fn none_spills() {
+    for target in [Target::Sm80, Target::Sm89, Target::Sm90a] {
+        for micro in all(target, &Scale::small()).unwrap() {
+            // Where there is no compiler there is nothing to ask.
+            let Ok(registers) = registers::offline(&micro.kernel, target) else {
+                return;
+            };
+            assert_eq!(registers.spilled_bytes, 0, "{} for {target}", micro.name);
+        }
+    }
+}
