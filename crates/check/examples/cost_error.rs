@@ -5,11 +5,12 @@
 //! id, or one without its family and access width as in `evidence/h200/scalar-sweep.txt`. Times are those
 //! of `--profile` (h200 where it is not given). Registers come from `FLASHCORE_PTXAS`.
 //!
-//! With `--kernels`, a line for each kernel; `--json` gives one object.
+//! With `--kernels`, a line for each kernel; `--json` gives one object. `--measured FILE` predicts once more with rates
+//! that were measured on the card (what `flashcore device --json` prints), with all of them and with each alone.
 
 use std::error::Error;
 
-use flashcore_check::cost::{Agreement, Observation, Prediction, Resource};
+use flashcore_check::cost::{Agreement, MeasuredCard, Observation, Prediction, Resource};
 use flashcore_check::registers;
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
@@ -26,11 +27,13 @@ struct Measured {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let (mut files, mut profile, mut kernels, mut json) = (Vec::new(), "h200".to_string(), false, false);
+    let mut card = None;
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--kernels" => kernels = true,
             "--json" => json = true,
             "--profile" => profile = arguments.next().ok_or("--profile needs a card")?,
+            "--measured" => card = Some(read_card(&arguments.next().ok_or("--measured needs a file")?)?),
             file => files.push(file.to_string()),
         }
     }
@@ -44,13 +47,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
         measured.extend(read(&text));
     }
-    let mut rows = Vec::new();
+    let (mut rows, mut observations) = (Vec::new(), Vec::new());
     let cache = KernelCache::default();
     for case in &measured {
         let plan = Plan::with_cache(&case.shape, &case.config, profile.target, &cache)?;
         let offline = |step: &Step| registers::offline(&step.kernel, profile.target).ok();
         let known: Vec<Option<u32>> = plan.steps().map(|step| Some(offline(step)?.per_thread)).collect();
-        rows.push((case, Observation::with_cache(&plan, &cache)?.predict(profile, &known)));
+        let observed = Observation::with_cache(&plan, &cache)?;
+        let prediction = observed.predict(profile, &known);
+        rows.push((case, prediction));
+        observations.push((observed, known));
     }
     let of = |problem: Option<&str>| {
         let chosen = rows
@@ -96,7 +102,70 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!("{}", row("all", &all));
+    for (what, card) in card.iter().flat_map(variants) {
+        let predict = |(observed, known): &(Observation, Vec<Option<u32>>)| {
+            observed.predict_measured(profile, Some(&card), known).micros
+        };
+        let pairs: Vec<(f64, f64)> = observations
+            .iter()
+            .zip(&rows)
+            .map(|(observed, (case, _))| (predict(observed), case.micros))
+            .collect();
+        let within = names.iter().filter_map(|name| {
+            let chosen = pairs.iter().zip(&rows).filter(|(_, (case, _))| case.problem == *name);
+            Agreement::of(&chosen.map(|(pair, _)| *pair).collect::<Vec<_>>()).filter(|a| a.count > 2)
+        });
+        if let Some(a) = Agreement::of(&pairs) {
+            println!(
+                "{}  within problems {:.3}",
+                row(&what, &a),
+                median(within.map(|a| a.spearman))
+            );
+        }
+    }
     Ok(())
+}
+
+/// The middle of some numbers; NaN where there are none.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.filter(|value| !value.is_nan()).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// A card's measured rates, as `flashcore device --json` prints them.
+fn read_card(file: &str) -> Result<MeasuredCard, Box<dyn Error>> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    let value: serde_json::Value = serde_json::from_str(&text)?;
+    let card = value
+        .get("card")
+        .ok_or_else(|| format!("{file}: there is no `card` in it"))?;
+    Ok(serde_json::from_value(card.clone())?)
+}
+
+/// None of a card's rates, all of them, all but the clock, and each alone.
+fn variants(card: &MeasuredCard) -> Vec<(String, MeasuredCard)> {
+    let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(card) else {
+        return Vec::new();
+    };
+    let mut variants = vec![
+        ("none measured".to_string(), MeasuredCard::default()),
+        ("all measured".to_string(), card.clone()),
+        (
+            "all but mhz".to_string(),
+            MeasuredCard {
+                mhz: None,
+                ..card.clone()
+            },
+        ),
+    ];
+    for (name, value) in fields.iter().filter(|(_, value)| value.is_number()) {
+        let alone = serde_json::json!({ "source": card.source, name: value });
+        if let Ok(alone) = serde_json::from_value(alone) {
+            variants.push((format!("  {name}"), alone));
+        }
+    }
+    variants
 }
 
 /// One kernel: measured, predicted, ratio, and what each resource alone would take.
@@ -178,6 +247,7 @@ fn shape_of(shape: &str) -> Option<Problem> {
     let dtype = match *words.get(5)? {
         "fp16" => DType::F16,
         "bf16" => DType::BF16,
+        "e4m3" => DType::E4M3,
         "f32" => DType::F32,
         _ => return None,
     };

@@ -109,6 +109,7 @@ fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, F
             .map(|rate| (rate.name.clone(), of_peak(&rate.name, rate.value)));
         style::print_json(&json!({
             "rates": measured,
+            "card": measured.card(),
             "profile": profile.map(|profile| profile.name),
             "of_profile": parts.collect::<std::collections::BTreeMap<_, _>>(),
             "file": place,

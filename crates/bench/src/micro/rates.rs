@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flashcore_check::cost::{LAUNCH_MICROS, Rates};
+use flashcore_check::cost::{LAUNCH_MICROS, MeasuredCard, Rates};
 use flashcore_ir::{Profile, Target};
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +66,33 @@ impl DeviceRates {
     /// The rate of a microbenchmark.
     pub fn of(&self, name: &str) -> Option<f64> {
         self.rates.iter().find(|rate| rate.name == name).map(|rate| rate.value)
+    }
+
+    /// What the cost model takes from it.
+    pub fn card(&self) -> MeasuredCard {
+        let address = Rates::of(Target::Sm90a).latency.arithmetic;
+        // The chain's own instruction that works the address out is no part of a load.
+        let load = |name: &str| self.of(name).map(|clocks| clocks - address);
+        let device = &self.run.device;
+        MeasuredCard {
+            source: format!("{}, driver {}, {}", device.name, device.driver, self.run.revision),
+            mhz: Some(self.mhz),
+            dram_gbps: self.of("copy"),
+            l2_bytes: self.of("l2"),
+            shared_bytes: self.of("shared-16"),
+            fma: self.of("fma"),
+            mufu: self.of("ex2"),
+            tensor_f32: self.of("mma-f32"),
+            tensor_f16: self.of("mma-f16"),
+            tensor_wgmma: self.of("wgmma-f16"),
+            tensor_e4m3: self.of("wgmma-e4m3"),
+            launch_micros: self.of("launch"),
+            mufu_latency: self.of("ex2-chain"),
+            shared_latency: load("shared-chain"),
+            l2_latency: load("l2-chain"),
+            mma_latency: self.of("mma-chain"),
+            barrier_latency: self.of("barrier"),
+        }
     }
 
     /// Reads a file.
@@ -264,6 +291,12 @@ mod tests {
         let read = DeviceRates::read(&path).unwrap();
         assert_eq!(read, rates);
         assert_eq!((read.of("copy"), read.of("none")), (Some(4300.0), None));
+        let card = read.card();
+        assert_eq!(
+            (card.dram_gbps, card.mhz, card.l2_bytes),
+            (Some(4300.0), Some(1980.0), None)
+        );
+        assert!(card.source.contains("NVIDIA H200"), "{}", card.source);
         read.holds_on(&h200(), &path).unwrap();
         let refused = |change: &dyn Fn(&mut DeviceIdentity)| {
             let mut other = h200();

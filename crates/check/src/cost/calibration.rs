@@ -98,7 +98,7 @@ pub struct Trust {
 impl Trust {
     pub(crate) fn of(profile: &Profile, work: &Work) -> Trust {
         let card_measured = profile.target == Target::Sm90a;
-        let tensor = work.tensor_f32 + work.tensor_f16 + work.tensor_wgmma > 0.0;
+        let tensor = work.tensor_flops() > 0.0;
         let steps = i32::from(!card_measured);
         let measured = if tensor { MEASURED_TENSOR } else { MEASURED };
         let clocks = clocks(profile);

@@ -6,7 +6,7 @@
 //! dependent instructions takes, and the launch; then the time all take together, with the interval that
 //! measurements allow. [`rank`] orders configs by it.
 //!
-//! Rates and latencies are data with sources ([`Rates`]); what was fitted to measurements is in one file
+//! Rates and latencies are data with sources ([`Rates`]), or what was measured on the card ([`MeasuredCard`]); what was fitted to measurements is in one file
 //! (`calibration.rs`). `docs/cost-model.md` says how well it does.
 //!
 //! ```
@@ -26,6 +26,7 @@
 mod agreement;
 mod calibration;
 mod lines;
+mod measured;
 mod observe;
 mod predict;
 mod rank;
@@ -38,6 +39,7 @@ mod work;
 pub use agreement::Agreement;
 pub use calibration::{Clocks, LAUNCH_MICROS, Trust};
 pub use lines::LineShare;
+pub use measured::MeasuredCard;
 pub use observe::{CostError, Observation};
 pub use predict::{Bound, Prediction, StepFit, Use};
 pub use rank::{Ranked, Ranking, Skipped, rank};

@@ -6,7 +6,8 @@ use std::collections::BinaryHeap;
 use flashcore_ir::{Inst, Occupancy, Profile, Target};
 use serde::Serialize;
 
-use super::calibration::{self, Clockings, Clocks, Trust, together};
+use super::calibration::{self, Clockings, Clocks, LAUNCH_MICROS, Trust, together};
+use super::measured::{MeasuredCard, replace};
 use super::observe::{Observation, SeenStep};
 use super::sm::{Resource, Sm};
 use super::span;
@@ -49,6 +50,8 @@ pub struct Use {
 pub struct Prediction {
     /// The card.
     pub profile: &'static str,
+    /// Where measured rates come from; `None` where all are the profile's.
+    pub measured: Option<String>,
     /// Most likely time, microseconds: of a launch among others, caches warm.
     pub micros: f64,
     /// The interval that holds 80 % of what was measured where the model was calibrated, wider elsewhere.
@@ -109,15 +112,31 @@ impl Observation {
     ///
     /// A card other than the one the plan was made for is fine as long as the kernel may run there.
     pub fn predict(&self, profile: &Profile, registers: &[Option<u32>]) -> Prediction {
-        let sm = Sm::of(profile);
-        let clocks = calibration::clocks(profile);
+        self.predict_measured(profile, None, registers)
+    }
+
+    /// The same with what was measured on the card in place of its profile's rates, as far as it was.
+    pub fn predict_measured(
+        &self,
+        profile: &Profile,
+        measured: Option<&MeasuredCard>,
+        registers: &[Option<u32>],
+    ) -> Prediction {
+        let sm = Sm::of(profile, measured);
+        let (mut clocks, mut launch) = (calibration::clocks(profile), LAUNCH_MICROS);
+        let mut dram_gbps = calibration::DRAM_REACHED * profile.dram_gbps;
+        if let Some(measured) = measured {
+            replace(&mut clocks.highest, measured.mhz);
+            replace(&mut launch, measured.launch_micros);
+            replace(&mut dram_gbps, measured.dram_gbps);
+        }
         let work = self.total_work();
         let trust = Trust::of(profile, &work);
         let dram_bytes = match self.footprint_bytes <= profile.l2_bytes {
             true => 0.0,
             false => self.footprint_bytes as f64,
         };
-        let dram_micros = dram_bytes / (calibration::DRAM_REACHED * profile.dram_gbps * 1e3);
+        let dram_micros = dram_bytes / (dram_gbps * 1e3);
         let mut total = Terms::default();
         let mut steps = Vec::new();
         for (index, step) in self.steps.iter().enumerate() {
@@ -131,7 +150,7 @@ impl Observation {
                 // The tensors are read and written by the step that does the work.
                 busiest.clocks[Resource::Dram as usize] = dram_micros * clocks.highest;
             }
-            total.add(&busiest, clocks.highest);
+            total.add(&busiest, clocks.highest, launch);
             steps.push(StepFit {
                 registers: given,
                 registers_known: known.is_some(),
@@ -145,6 +164,7 @@ impl Observation {
         terms.sort_by(|a, b| b.1.total_cmp(&a.1));
         Prediction {
             profile: profile.name,
+            measured: measured.map(|measured| measured.source.clone()),
             micros: total.micros,
             low_micros: total.micros * trust.low,
             high_micros: total.micros * trust.high,
@@ -153,7 +173,7 @@ impl Observation {
             uses,
             latency_micros: total.latency,
             launch_micros: total.launch,
-            tensor_flops: work.tensor_f32 + work.tensor_f16 + work.tensor_wgmma,
+            tensor_flops: work.tensor_flops(),
             l2_bytes: work.l2_bytes,
             dram_bytes,
             clocks,
@@ -198,13 +218,13 @@ struct Terms {
 
 impl Terms {
     /// Adds a step, which runs after the ones before; a clock has `mhz` ticks a microsecond.
-    fn add(&mut self, step: &Busiest, mhz: f64) {
-        self.micros += calibration::LAUNCH_MICROS + together(&step.clocks, step.chain) / mhz;
+    fn add(&mut self, step: &Busiest, mhz: f64, launch: f64) {
+        self.micros += launch + together(&step.clocks, step.chain) / mhz;
         for (sum, clocks) in self.by_resource.iter_mut().zip(step.clocks) {
             *sum += clocks / mhz;
         }
         self.latency += step.chain / mhz;
-        self.launch += calibration::LAUNCH_MICROS;
+        self.launch += launch;
     }
 
     fn uses(&self) -> Vec<Use> {

@@ -3,6 +3,7 @@
 use flashcore_ir::Profile;
 use serde::Serialize;
 
+use super::measured::{MeasuredCard, replace};
 use super::rates::Rates;
 use super::work::Work;
 
@@ -61,6 +62,9 @@ impl Resource {
     }
 }
 
+/// Bytes of a pass over shared memory.
+const PASS_BYTES: f64 = 128.0;
+
 /// One SM of a card: rates of its architecture, and what the card's clock and datasheet make of its tensor cores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sm {
@@ -71,18 +75,43 @@ pub(crate) struct Sm {
     tensor_f16: f64,
     /// The same of warpgroups' products, which reach the datasheet's.
     tensor_wgmma: f64,
+    /// The same of e4m3: twice as many, by the datasheet.
+    tensor_e4m3: f64,
 }
 
 impl Sm {
-    pub(crate) fn of(profile: &Profile) -> Sm {
+    /// By the card's profile, and where there is any by what was measured on the card.
+    pub(crate) fn of(profile: &Profile, measured: Option<&MeasuredCard>) -> Sm {
         let rates = Rates::of(profile.target);
         let per_clock = |tflops: f64| tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6);
-        Sm {
+        let mut sm = Sm {
             tensor_f32: rates.mma_sync * per_clock(profile.tensor_f16_f32acc_tflops),
             tensor_f16: rates.mma_sync * per_clock(profile.tensor_f16_f16acc_tflops),
             tensor_wgmma: per_clock(profile.tensor_f16_f32acc_tflops),
+            tensor_e4m3: 2.0 * per_clock(profile.tensor_f16_f32acc_tflops),
             rates,
+        };
+        if let Some(measured) = measured {
+            sm.take(measured);
         }
+        sm
+    }
+
+    fn take(&mut self, measured: &MeasuredCard) {
+        let rates = &mut self.rates;
+        replace(&mut rates.l2_bytes, measured.l2_bytes);
+        replace(&mut rates.passes, measured.shared_bytes.map(|bytes| bytes / PASS_BYTES));
+        replace(&mut rates.fma, measured.fma);
+        replace(&mut rates.mufu, measured.mufu);
+        replace(&mut rates.latency.mufu, measured.mufu_latency);
+        replace(&mut rates.latency.shared, measured.shared_latency);
+        replace(&mut rates.latency.l2, measured.l2_latency);
+        replace(&mut rates.latency.mma, measured.mma_latency);
+        replace(&mut rates.latency.barrier, measured.barrier_latency);
+        replace(&mut self.tensor_f32, measured.tensor_f32);
+        replace(&mut self.tensor_f16, measured.tensor_f16);
+        replace(&mut self.tensor_wgmma, measured.tensor_wgmma);
+        replace(&mut self.tensor_e4m3, measured.tensor_e4m3);
     }
 
     /// Clocks of the whole SM that work takes a resource; 0 for device memory, which SMs share.
@@ -94,6 +123,7 @@ impl Sm {
                 work.tensor_f32 / self.tensor_f32
                     + work.tensor_f16 / self.tensor_f16
                     + work.tensor_wgmma / self.tensor_wgmma
+                    + work.tensor_e4m3 / self.tensor_e4m3
             }
             Resource::Mufu => work.mufu * warps(rates.mufu),
             Resource::Fma => {

@@ -392,7 +392,7 @@ mod tests {
                 transactions: node.transactions as f64,
             })
             .collect();
-        clocks(&kernel, &runs, &Sm::of(Profile::named("l4").unwrap()))
+        clocks(&kernel, &runs, &Sm::of(Profile::named("l4").unwrap(), None))
     }
 
     #[test]

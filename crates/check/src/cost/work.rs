@@ -29,8 +29,10 @@ pub struct Work {
     pub tensor_f32: f64,
     /// Tensor-core FLOPs with f16 accumulators.
     pub tensor_f16: f64,
-    /// Tensor-core FLOPs of warpgroups' products.
+    /// Tensor-core FLOPs of warpgroups' products of 16-bit elements.
     pub tensor_wgmma: f64,
+    /// The same of e4m3.
+    pub tensor_e4m3: f64,
     /// Passes over the 128 bytes of shared memory or L1: wavefronts of shared accesses, 128-byte parts of global
     /// ones, one for each exchange between lanes.
     pub passes: f64,
@@ -46,6 +48,11 @@ pub(crate) const MMA_FLOPS: f64 = 2.0 * 16.0 * 8.0 * 16.0;
 const DIVISION: f64 = 20.0;
 
 impl Work {
+    /// FLOPs of the tensor cores, of whatever kind.
+    pub fn tensor_flops(&self) -> f64 {
+        self.tensor_f32 + self.tensor_f16 + self.tensor_wgmma + self.tensor_e4m3
+    }
+
     /// The sum, with the other's part taken `times`.
     pub fn add(&mut self, other: &Work, times: f64) {
         for (sum, more) in self.fields_mut().into_iter().zip(other.fields()) {
@@ -53,7 +60,7 @@ impl Work {
         }
     }
 
-    fn fields(&self) -> [f64; 12] {
+    fn fields(&self) -> [f64; 13] {
         [
             self.issued,
             self.fma,
@@ -65,12 +72,13 @@ impl Work {
             self.tensor_f32,
             self.tensor_f16,
             self.tensor_wgmma,
+            self.tensor_e4m3,
             self.passes,
             self.l2_bytes,
         ]
     }
 
-    fn fields_mut(&mut self) -> [&mut f64; 12] {
+    fn fields_mut(&mut self) -> [&mut f64; 13] {
         [
             &mut self.issued,
             &mut self.fma,
@@ -82,6 +90,7 @@ impl Work {
             &mut self.tensor_f32,
             &mut self.tensor_f16,
             &mut self.tensor_wgmma,
+            &mut self.tensor_e4m3,
             &mut self.passes,
             &mut self.l2_bytes,
         ]
@@ -171,12 +180,20 @@ impl Work {
             Inst::Mbar(_) => Work { passes: 1.0, ..one },
             Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }) => memory(Space::Global, transactions),
             Inst::Bulk(_) => one,
-            Inst::Wgmma(WgmmaInst::Mma { input, n, .. }) => Work {
+            Inst::Wgmma(WgmmaInst::Mma { input, n, .. }) => {
                 // A warp's quarter of it.
-                tensor_wgmma: 2.0 * 16.0 * f64::from(n * input.k()),
-                passes: transactions,
-                ..one
-            },
+                let flops = 2.0 * 16.0 * f64::from(n * input.k());
+                let (tensor_wgmma, tensor_e4m3) = match input {
+                    WgmmaInput::E4M3 => (0.0, flops),
+                    WgmmaInput::F16 | WgmmaInput::BF16 => (flops, 0.0),
+                };
+                Work {
+                    tensor_wgmma,
+                    tensor_e4m3,
+                    passes: transactions,
+                    ..one
+                }
+            }
             Inst::Wgmma(_) => one,
         }
     }
@@ -191,14 +208,11 @@ impl Work {
 }
 
 /// Whether the model knows what an instruction costs and when its results are there. Accesses to another block's shared
-/// memory need a model of that first, and so do fp8 products.
+/// memory need a model of that first.
 pub(crate) fn is_known(inst: &Inst) -> bool {
     !matches!(
         inst,
-        Inst::Wgmma(WgmmaInst::Mma {
-            input: WgmmaInput::E4M3,
-            ..
-        }) | Inst::Ld {
+        Inst::Ld {
             space: Space::Cluster,
             ..
         } | Inst::St {
