@@ -2,14 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use flashcore::{DType, Problem};
-use flashcore_check::cost::{Bound, Observation, Prediction, roofline};
+use flashcore::{DType, DeviceInfo, Problem};
+use flashcore_bench::DeviceIdentity;
+use flashcore_bench::micro::rates;
+use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, roofline};
 use flashcore_ir::Profile;
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
 use crate::args::Card;
 use crate::failure::Failure;
+use crate::machine;
 use crate::style::{self, HEAD};
 
 /// Microseconds in the reports that this project began with, for B1 H8 S512 D64 on their L4.
@@ -24,8 +27,27 @@ const REPORTS: [(f64, &str); 5] = [
 /// A prediction, or why there is none.
 pub(crate) type Outcome = Result<Prediction, String>;
 
-/// Predicts a plan's time on a card, with the registers of each step where they are known.
-pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>]) -> Outcome {
+/// The measured rates that are kept of a GPU of this machine that is such a card, if there are any. Those that hold no
+/// more are told of and left out.
+pub(crate) fn kept_rates(card: Card) -> Option<MeasuredCard> {
+    let gpus = machine::gpus().unwrap_or_default();
+    let is_such = |info: &&DeviceInfo| {
+        let profile = Profile::of_device(&info.name, info.multiprocessors);
+        profile.is_some_and(|profile| profile.name == card.name())
+    };
+    match rates::kept(&DeviceIdentity::cuda(gpus.iter().find(is_such)?)) {
+        Ok(kept) => kept.map(|kept| kept.card()),
+        Err(stale) => {
+            let note = format!("note: predicted with the profile's rates: {stale}");
+            anstream::eprint!("{}", style::wrap(&note, 2));
+            None
+        }
+    }
+}
+
+/// Predicts a plan's time on a card, with the registers of each step where they are known, and with measured rates where
+/// there are some.
+pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>], measured: Option<&MeasuredCard>) -> Outcome {
     let profile: &Profile = card.profile.ok_or_else(|| {
         format!(
             "{} is an architecture, not a card: clocks, SMs and bandwidth are those of a card ({})",
@@ -36,7 +58,7 @@ pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>]) -> Out
     let spinner = style::spinner("simulating a few blocks");
     let observed = Observation::of(plan).map_err(|error| error.to_string());
     drop(spinner);
-    let prediction = observed?.predict(profile, registers);
+    let prediction = observed?.predict_measured(profile, measured, registers);
     match prediction.does_not_fit() {
         Some(limit) => Err(format!("no block fits on an SM: {limit}")),
         None => Ok(prediction),
@@ -104,6 +126,11 @@ pub(crate) fn text(outcome: &Outcome, problem: &Problem, card: Card) -> String {
             registers.join(", ")
         ),
     ));
+    let rates = match &prediction.measured {
+        Some(source) => format!("measured on {source}"),
+        None => "the profile's (`flashcore device` measures a card's)".to_string(),
+    };
+    text.push_str(&style::field("rates", &rates));
     text.push_str(&style::field("trust", &prediction.trust.words()));
     if is_theirs(problem, card) {
         let reports: Vec<String> = REPORTS.iter().map(|(us, what)| format!("{us:.0} ({what})")).collect();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore::{KernelId, Plans, Problem};
+use flashcore_bench::micro::DeviceRates;
 use flashcore_check::proof::Known;
 use flashcore_check::registers::{self, Registers};
 use flashcore_check::saves::{Saving, savings};
@@ -41,6 +42,9 @@ pub(crate) struct ExplainArgs {
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
+    /// Predict with the rates in this file (`flashcore device`), in place of those kept of this machine's GPU
+    #[arg(long, value_name = "FILE", help_heading = "How")]
+    rates: Option<PathBuf>,
     /// Say what would save so many bytes of shared memory, and what it would cost
     #[arg(long, value_name = "BYTES", help_heading = "How")]
     saves: Option<u32>,
@@ -107,8 +111,12 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
         Outcome::Findings
     };
     let registers: Vec<Option<u32>> = steps.iter().map(Explained::registers).collect();
+    let measured = match &args.rates {
+        Some(file) => Some(DeviceRates::read(file)?.card()),
+        None => cost::kept_rates(card),
+    };
     let predicted = match outcome {
-        Outcome::Clean => cost::predict(&choice.plan, card, &registers),
+        Outcome::Clean => cost::predict(&choice.plan, card, &registers, measured.as_ref()),
         _ => Err("it cannot be launched".to_string()),
     };
     let mut drawn = match (&args.svg, &predicted) {
