@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use flashcore_check::cost::{Bound, Observation, Prediction, Resource, Work, rank, roofline};
+use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, Resource, Work, rank, roofline};
 use flashcore_ir::{PROFILES, Profile, Target};
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::{DType, Mask, Problem};
@@ -62,6 +62,70 @@ fn warpgroups_do_both_products_and_nothing_else() {
         assert!(ratio >= 1.0 - 1e-9 && ratio <= waste + 1e-9, "{id} {len}: {ratio}");
         assert_eq!(work.tensor_f32, 0.0);
     }
+}
+
+/// Products of e4m3 have a rate of their own, twice as high; what they are converted from and to is counted, too.
+#[test]
+fn e4m3_does_both_products_at_twice_the_rate() {
+    let at = |dtype, id: &str| {
+        let builder = Problem::builder().heads(4, 4).seq_len(4096).head_dim(128).dtype(dtype);
+        let problem = builder.build().unwrap();
+        let observed = observed(&problem, id, Target::Sm90a);
+        let prediction = observed.predict(profile("h200"), &[]);
+        let uses = prediction.uses.iter();
+        let tensor = uses
+            .filter(|used| used.resource == Resource::Tensor)
+            .map(|used| used.micros)
+            .sum::<f64>();
+        (observed.total_work(), tensor, flops(&problem))
+    };
+    let id = "wgmma/m128n128-s2-turns-bold";
+    let (fp8, fp8_micros, flops) = at(DType::E4M3, id);
+    let (fp16, fp16_micros, _) = at(DType::F16, id);
+    assert_eq!((fp8.tensor_wgmma, fp16.tensor_e4m3), (0.0, 0.0));
+    assert!(
+        (fp8.tensor_e4m3 / flops - 1.0).abs() < 1e-9,
+        "{}",
+        fp8.tensor_e4m3 / flops
+    );
+    assert!(
+        (fp16_micros / fp8_micros - 2.0).abs() < 1e-9,
+        "{fp16_micros} {fp8_micros}"
+    );
+    // As many exponentials, and P rounded to bytes: two elements a conversion in either case.
+    assert!(
+        (fp8.mufu / fp16.mufu - 1.0).abs() < 0.01 && fp8.convert >= fp16.convert,
+        "{fp8:?}"
+    );
+}
+
+#[test]
+fn what_was_measured_takes_the_place_of_the_profile() {
+    let problem = shape(4, 16, 4096);
+    let observed = observed(&problem, "wgmma/m128n128-s2-turns-bold", Target::Sm90a);
+    let h200 = profile("h200");
+    let with = |card: &MeasuredCard| observed.predict_measured(h200, Some(card), &[]);
+    let assumed = observed.predict(h200, &[]);
+    let none = with(&MeasuredCard::default());
+    assert_eq!((none.micros, assumed.measured), (assumed.micros, None));
+    let slow = MeasuredCard {
+        source: "a test".to_string(),
+        tensor_wgmma: Some(2048.0),
+        launch_micros: Some(5.0),
+        ..MeasuredCard::default()
+    };
+    let slow = with(&slow);
+    assert!(slow.micros > 1.3 * assumed.micros, "{} {}", slow.micros, assumed.micros);
+    assert_eq!((slow.launch_micros, slow.measured.as_deref()), (5.0, Some("a test")));
+    // Half the clock, and what is no rate is left out.
+    let half = MeasuredCard {
+        mhz: Some(assumed.clocks.highest / 2.0),
+        fma: Some(f64::NAN),
+        mufu: Some(-1.0),
+        ..MeasuredCard::default()
+    };
+    let ratio = (with(&half).micros - assumed.launch_micros) / (assumed.micros - assumed.launch_micros);
+    assert!((ratio - 2.0).abs() < 0.05, "{ratio}");
 }
 
 #[test]

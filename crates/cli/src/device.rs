@@ -84,7 +84,6 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
 
 /// The GPU of a name.
 fn chosen(name: &str) -> Result<DeviceInfo, Failure> {
-    let gpus = machine::gpus()?;
     let ordinal = match name {
         "best" | "cuda" => 0,
         name => name
@@ -92,6 +91,7 @@ fn chosen(name: &str) -> Result<DeviceInfo, Failure> {
             .and_then(|number| number.parse().ok())
             .ok_or_else(|| Failure::usage(format!("`{name}`: only GPUs are measured, as in cuda:0")))?,
     };
+    let gpus = machine::gpus()?;
     let known: Vec<String> = gpus.iter().map(|info| format!("cuda:{}", info.ordinal)).collect();
     gpus.into_iter()
         .find(|info| info.ordinal == ordinal)

@@ -8,6 +8,8 @@ use common::{command, flashcore, run};
 const USAGE: &[(&str, &str)] = &[
     // Files and pieces that are not there, flags that belong to files.
     ("explain no/such/file.ptx", "no/such/file.ptx: No such file"),
+    ("device --rates x.json --measure", "cannot be used with"),
+    ("device --device cpu", "`cpu`: only GPUs are measured, as in cuda:0"),
     ("explain --smem 100", "are about a FILE.ptx or FILE.cubin"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
     ("check --grid 1", "are about a FILE.ptx in place of a problem"),
@@ -148,6 +150,10 @@ const USAGE: &[(&str, &str)] = &[
 /// The same for what makes sense and cannot be done.
 const REFUSED: &[(&str, &str)] = &[
     (
+        "device --rates no/such.json",
+        "no/such.json: No such file or directory (os error 2); `flashcore device --measure` measures anew",
+    ),
+    (
         "explain --dtype e4m3",
         "scalar does not serve e4m3 tensors; family wgmma does, on Hopper",
     ),
@@ -210,6 +216,7 @@ fn a_device_that_is_not_there_is_the_environment() {
         assert_eq!(ran.code, 3, "{}", ran.stderr);
         assert!(words(&ran.stderr).contains("NVIDIA driver"), "{}", ran.stderr);
     }
+    assert_eq!(flashcore("device").code, 3);
     let ran = flashcore("run tiny --device cuda");
     assert!(
         words(&ran.stderr).contains("help: `--device cpu` and `--device sim` need no GPU"),

@@ -3,6 +3,7 @@
 
 mod evolve;
 mod outside;
+mod ranked;
 mod simple;
 
 use std::str::FromStr;
@@ -14,6 +15,7 @@ use crate::trial::History;
 
 pub use evolve::{Evolution, Population};
 pub use outside::{Outside, Question, Reply};
+pub use ranked::{Predict, Ranked};
 pub use simple::{Exhaustive, HillClimbing, RandomSearch};
 
 /// A candidate, and where it comes from.

@@ -1,0 +1,137 @@
+//! The best by prediction first: a part of the space is drawn and ordered by the time that the cost model predicts, the
+//! first eight of it are timed, and evolution goes on from the best of them.
+
+use flashcore_problem::rng::Rng;
+
+use super::{Evolution, Population, Proposal, Strategy};
+use crate::error::TuneError;
+use crate::space::Space;
+use crate::trial::History;
+
+/// Configs whose times are predicted: a prediction takes as long as a trial or two on a core, and all cores predict.
+const DRAWN: usize = 96;
+/// Those of them that are timed first.
+const FIRST: usize = 8;
+/// Draws for each config that is to be found.
+const DRAWS_EACH: usize = 10;
+
+/// Predicts the times of configs, µs; `None` where there is no prediction.
+pub type Predict = Box<dyn Fn(&[String]) -> Vec<Option<f64>> + Send>;
+
+/// Ranks before it times.
+pub struct Ranked {
+    predict: Predict,
+    rng: Rng,
+    /// The best by prediction, and their predicted times; `None` until they were asked for.
+    first: Option<std::vec::IntoIter<(String, f64)>>,
+    then: Evolution,
+}
+
+impl Ranked {
+    /// With a seed.
+    ///
+    /// ```
+    /// use flashcore_tune::space::{Family, Space};
+    /// use flashcore_tune::strategy::{Ranked, Strategy};
+    /// use flashcore_tune::History;
+    /// let space = Space::of_list(vec![Family::cpu()], ["cpu/m64n64", "cpu/m64n128"].map(str::to_string).to_vec());
+    /// let predict = |ids: &[String]| ids.iter().map(|id| Some(id.len() as f64)).collect();
+    /// let mut ranked = Ranked::new(1, Box::new(predict));
+    /// let first = ranked.propose(&History::default(), &space).unwrap().unwrap();
+    /// assert_eq!((first.id.as_str(), first.origin.as_str()), ("cpu/m64n64", "predicted 10.0 µs"));
+    /// ```
+    pub fn new(seed: u64, predict: Predict) -> Ranked {
+        Ranked {
+            predict,
+            rng: Rng::stream(seed, 4),
+            first: None,
+            then: Evolution::new(Population::Elite, seed),
+        }
+    }
+
+    /// Configs drawn, the best by prediction first; equals by name, so that the order does not depend on who was drawn
+    /// when.
+    fn rank(&mut self, space: &Space) -> Vec<(String, f64)> {
+        let mut drawn: Vec<String> = Vec::new();
+        for _ in 0..DRAWN * DRAWS_EACH {
+            match space.sample(&mut self.rng) {
+                Some(id) if !drawn.contains(&id) => drawn.push(id),
+                Some(_) => {}
+                None => break,
+            }
+            if drawn.len() >= DRAWN {
+                break;
+            }
+        }
+        let times = (self.predict)(&drawn);
+        let timed = drawn.into_iter().zip(times);
+        let mut ranked: Vec<(String, f64)> = timed.filter_map(|(id, micros)| Some((id, micros?))).collect();
+        ranked.sort_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+        ranked.truncate(FIRST);
+        ranked
+    }
+}
+
+impl Strategy for Ranked {
+    fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
+        let mut first = match self.first.take() {
+            Some(first) => first,
+            None => self.rank(space).into_iter(),
+        };
+        let next = first.find(|(id, _)| !history.is_seen(id));
+        self.first = Some(first);
+        match next {
+            Some((id, micros)) => Ok(Some(Proposal::new(id, format!("predicted {micros:.1} µs")))),
+            None => self.then.propose(history, space),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy::tests::valley;
+    use crate::trial::tests::trial;
+
+    /// Runs it for so many trials on a valley whose depth is predicted, but for `noise` on top: the ids in order.
+    fn run(seed: u64, trials: usize, predict: impl Fn(&str) -> Option<f64> + Send + 'static) -> Vec<String> {
+        let (space, score) = valley();
+        let mut ranked = Ranked::new(seed, Box::new(move |ids| ids.iter().map(|id| predict(id)).collect()));
+        let mut history = History::default();
+        history.add(trial(0, "cpu/m16n16", score("cpu/m16n16")));
+        for number in 1..trials {
+            let Some(proposal) = ranked.propose(&history, &space).unwrap() else {
+                break;
+            };
+            assert!(!history.is_seen(&proposal.id));
+            history.begin(&proposal.id);
+            history.add(trial(number, &proposal.id, score(&proposal.id)));
+        }
+        history.trials().iter().map(|trial| trial.id.clone()).collect()
+    }
+
+    #[test]
+    fn the_best_by_prediction_come_first_and_evolution_follows() {
+        let (_, score) = valley();
+        let tried = run(1, 40, move |id| score(id));
+        let (_, score) = valley();
+        let of = |id: &String| score(id).unwrap_or(f64::INFINITY);
+        let first = &tried[1..=FIRST];
+        assert!(first.windows(2).all(|pair| of(&pair[0]) <= of(&pair[1])), "{first:?}");
+        // Most of the 120 were drawn: the valley's floor or its neighbourhood is among the first.
+        assert!(of(&first[0]) <= 2.0, "{first:?}");
+        assert_eq!(tried, run(1, 40, valley().1), "not the same again");
+        assert_ne!(tried, run(2, 40, valley().1));
+    }
+
+    #[test]
+    fn predictions_that_are_wrong_or_missing_only_delay() {
+        let (_, score) = valley();
+        // The deepest are predicted the highest.
+        let misled = run(3, 120, move |id| score(id).map(|score| -score));
+        assert!(misled.iter().any(|id| id == "cpu/m128n256"));
+        let blind = run(3, 120, |_| None);
+        assert_eq!(blind.len(), 120);
+        assert_eq!(blind, run(3, 120, |_| None));
+    }
+}
