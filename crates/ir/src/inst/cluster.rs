@@ -35,9 +35,9 @@ impl ClusterInst {
 
     pub(super) fn requires(&self) -> Requirement {
         match self {
-            ClusterInst::Mapa { .. } | ClusterInst::Wait { .. } => Requirement::new((7, 8), 90),
-            // `.relaxed` came later.
-            ClusterInst::Arrive { release, .. } => Requirement::new(if *release { (7, 8) } else { (8, 0) }, 90),
+            ClusterInst::Mapa { .. } => Requirement::new((7, 8), 90),
+            // The barrier is of 7.8; `.release`, `.acquire` and `.relaxed` came later.
+            ClusterInst::Arrive { .. } | ClusterInst::Wait { .. } => Requirement::new((8, 0), 90),
         }
     }
 }
