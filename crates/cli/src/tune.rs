@@ -36,7 +36,7 @@ pub(crate) struct TuneArgs {
     /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     device: String,
-    /// exhaustive, random, hill, single, elite, niches; the last three with +insights, too (docs/tune.md)
+    /// exhaustive, random, hill, single, elite, niches, the last three with +insights, too, ranked (docs/tune.md)
     #[arg(long, value_name = "NAME", default_value = DEFAULT_STRATEGY, value_parser = strategy, help_heading = "Search")]
     strategy: Kind,
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
@@ -221,6 +221,10 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         }
         None => {
             let kind = args.strategy;
+            if let Some(stale) = setup.stale_rates.filter(|_| kind.is_informed()) {
+                let note = format!("note: predicted with the profile's rates: {stale}");
+                anstream::eprint!("{}", style::wrap(&note, 2));
+            }
             (kind.start(args.seed, setup.advisor.as_ref())?, kind.name().to_string())
         }
     };

@@ -1,6 +1,8 @@
 //! What a search begins with on a device: its space, its first candidate, its clock.
 
 use flashcore::DeviceInfo;
+use flashcore_bench::DeviceIdentity;
+use flashcore_bench::micro::rates;
 use flashcore_ir::{Profile, Target};
 use flashcore_kernels::{KernelCache, select};
 use flashcore_problem::{DType, Problem};
@@ -29,6 +31,8 @@ pub struct Setup {
     /// What makes claims about candidates. `None` on the host, whose kernels nothing models, and for cards without a
     /// profile.
     pub advisor: Option<Advisor>,
+    /// Why its predictions rest on the card's profile although rates of the card are kept (`flashcore device`).
+    pub stale_rates: Option<String>,
 }
 
 /// Candidates that a GPU's worker compiles while one is timed.
@@ -49,11 +53,23 @@ impl Setup {
                 what: "e4m3 problems are not tuned: candidates are judged on inputs without scales".to_string(),
             });
         }
-        let (target, profile) = match device {
-            "cpu" => (None, None),
+        let (mut advisor, mut stale_rates) = (None, None);
+        let target = match device {
+            "cpu" => None,
             device => {
-                let (target, profile) = gpu(device)?;
-                (Some(target), profile)
+                let (target, info) = gpu(device)?;
+                if let Some(profile) = Profile::of_device(&info.name, info.multiprocessors) {
+                    let by_profile = Advisor::new(problem, profile);
+                    advisor = Some(match rates::kept(&DeviceIdentity::cuda(&info)) {
+                        Ok(Some(rates)) => by_profile.measured(rates.card()),
+                        Ok(None) => by_profile,
+                        Err(stale) => {
+                            stale_rates = Some(stale.to_string());
+                            by_profile
+                        }
+                    });
+                }
+                Some(target)
             }
         };
         let gate = Gatekeeper::new(problem, target);
@@ -80,7 +96,8 @@ impl Setup {
                 Timing::for_cpu()
             },
             window: if target.is_some() { GPU_WINDOW } else { 1 },
-            advisor: profile.map(|profile| Advisor::new(problem, profile)),
+            advisor,
+            stale_rates,
         })
     }
 
@@ -102,6 +119,7 @@ impl Setup {
             timing: Timing::for_gpu(),
             window: 1,
             advisor: measured.advisor(problem),
+            stale_rates: None,
         })
     }
 }
@@ -116,16 +134,15 @@ pub fn read(file: &str) -> Result<Measured, TuneError> {
     Measured::read(&text, file)
 }
 
-/// The architecture of a GPU, and the profile of its card where there is one. Looks at the driver without taking the
-/// device.
-fn gpu(device: &str) -> Result<(Target, Option<&'static Profile>), TuneError> {
+/// The architecture of a GPU, and what the driver says of it. Looks at the driver without taking the device.
+fn gpu(device: &str) -> Result<(Target, DeviceInfo), TuneError> {
     let devices: Vec<DeviceInfo> = flashcore_cuda::devices().map_err(flashcore::Error::from)?;
     let ordinal: Option<u32> = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
     let info = devices.iter().find(|info| Some(info.ordinal) == ordinal);
     let found = info.and_then(|info| {
         let (major, minor) = info.compute_capability;
         let target = Target::for_capability(major, minor).filter(|target| target.is_supported())?;
-        Some((target, Profile::of_device(&info.name, info.multiprocessors)))
+        Some((target, info.clone()))
     });
     found.ok_or_else(|| {
         let there = devices

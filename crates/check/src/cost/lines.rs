@@ -34,7 +34,7 @@ impl Observation {
     pub fn hottest(&self, resource: Resource, profile: &Profile) -> Option<LineShare> {
         let step = self.steps.first()?;
         let runs = &step.samples.get(step.samples.len() / 2)?.runs;
-        let sm = Sm::of(profile);
+        let sm = Sm::of(profile, None);
         let mut by_line: Vec<(SourceLine, f64)> = Vec::new();
         let mut runs = runs.iter();
         visit(step.kernel.body(), &mut |node| {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_check::cost::{Bound, Observation, StepFit};
+use flashcore_check::cost::{Bound, MeasuredCard, Observation, StepFit};
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
@@ -49,11 +49,16 @@ impl Look {
         term.map_or(0.0, |(_, micros)| *micros)
     }
 
-    fn at(problem: &Problem, config: &Config, profile: &'static Profile) -> Option<Look> {
+    fn at(
+        problem: &Problem,
+        config: &Config,
+        profile: &'static Profile,
+        measured: Option<&MeasuredCard>,
+    ) -> Option<Look> {
         let kernels = KernelCache::default();
         let plan = Plan::with_cache(problem, config, profile.target, &kernels).ok()?;
         let observed = Observation::with_cache(&plan, &kernels).ok()?;
-        let prediction = observed.predict(profile, &[]);
+        let prediction = observed.predict_measured(profile, measured, &[]);
         if prediction.does_not_fit().is_some() {
             return None;
         }
@@ -107,6 +112,8 @@ fn waste(memory: &[MemorySite], classes: &[Class]) -> Option<Waste> {
 pub struct Advisor {
     problem: Problem,
     profile: &'static Profile,
+    /// What was measured on the card, in place of its profile's rates.
+    measured: Option<MeasuredCard>,
     seen: Arc<Mutex<HashMap<String, Option<Arc<Look>>>>>,
 }
 
@@ -125,8 +132,35 @@ impl Advisor {
         Advisor {
             problem: problem.clone(),
             profile,
+            measured: None,
             seen: Arc::default(),
         }
+    }
+
+    /// The same with what was measured on the card in place of its profile's rates; nothing that was seen is kept.
+    #[must_use]
+    pub fn measured(self, card: MeasuredCard) -> Advisor {
+        Advisor {
+            measured: Some(card),
+            seen: Arc::default(),
+            ..self
+        }
+    }
+
+    /// Predicted times, µs, each predicted once, on all cores. `None`: no plan, or nothing models its cost.
+    ///
+    /// ```
+    /// use flashcore_ir::Profile;
+    /// use flashcore_problem::Problem;
+    /// use flashcore_tune::insight::Advisor;
+    /// let advisor = Advisor::new(&Problem::named("tiny")?, Profile::named("l4").unwrap());
+    /// let micros = advisor.micros(&["scalar/naive-t128-v16".to_string(), "cpu/m64n64".to_string()]);
+    /// assert!(micros[0].is_some_and(|us| us > 1.0) && micros[1].is_none());
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn micros(&self, ids: &[String]) -> Vec<Option<f64>> {
+        let looks = self.look(ids).into_iter();
+        looks.map(|look| look.map(|look| look.micros)).collect()
     }
 
     /// The card.
@@ -144,7 +178,8 @@ impl Advisor {
             .into_par_iter()
             .map(|id| {
                 let config = id.parse::<Config>().ok();
-                let look = config.and_then(|config| Look::at(&self.problem, &config, self.profile));
+                let look =
+                    config.and_then(|config| Look::at(&self.problem, &config, self.profile, self.measured.as_ref()));
                 (id.clone(), look.map(Arc::new))
             })
             .collect();

@@ -70,11 +70,13 @@ pub enum Kind {
     Evolution(Population),
     /// Evolution with mutations weighed by claims.
     Informed(Population),
+    /// The best by prediction first, then evolution.
+    Ranked,
 }
 
 impl Kind {
     /// Every strategy that needs nothing from outside.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::Exhaustive,
         Kind::Random,
         Kind::HillClimbing,
@@ -84,9 +86,10 @@ impl Kind {
         Kind::Informed(Population::Single),
         Kind::Informed(Population::Elite),
         Kind::Informed(Population::Niches),
+        Kind::Ranked,
     ];
 
-    /// `exhaustive`, `random`, `hill`, `single`, `elite`, `niches`, and the last three `+insights`.
+    /// `exhaustive`, `random`, `hill`, `single`, `elite`, `niches`, the last three `+insights`, `ranked`.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Exhaustive => "exhaustive",
@@ -96,6 +99,7 @@ impl Kind {
             Kind::Informed(Population::Single) => "single+insights",
             Kind::Informed(Population::Elite) => "elite+insights",
             Kind::Informed(Population::Niches) => "niches+insights",
+            Kind::Ranked => "ranked",
         }
     }
 
@@ -111,12 +115,15 @@ impl Kind {
             }
             Kind::Evolution(Population::Niches) => "evolution: the best of each family and class of tile",
             Kind::Informed(_) => "the same, with levers weighed by claims of simulator, compiler and cost model",
+            Kind::Ranked => {
+                "the best eight of a part of the space by predicted time, then evolution from the best three"
+            }
         }
     }
 
     /// Whether it needs an [`Advisor`].
     pub const fn is_informed(self) -> bool {
-        matches!(self, Kind::Informed(_))
+        matches!(self, Kind::Informed(_) | Kind::Ranked)
     }
 
     /// The strategy, seeded. An informed one is given an advisor.
@@ -124,19 +131,26 @@ impl Kind {
     /// # Errors
     /// [`TuneError::Nothing`] for an informed one without an advisor.
     pub fn start(self, seed: u64, advisor: Option<&Advisor>) -> Result<Box<dyn Strategy>, TuneError> {
+        let needed = |without: &str| {
+            advisor.cloned().ok_or_else(|| TuneError::Nothing {
+                what: format!(
+                    "nothing here models what a kernel costs, so there are no claims and no predictions; `{without}` \
+                     searches without"
+                ),
+            })
+        };
         Ok(match self {
             Kind::Exhaustive => Box::new(Exhaustive::default()),
             Kind::Random => Box::new(RandomSearch::new(seed)),
             Kind::HillClimbing => Box::new(HillClimbing::new(seed)),
             Kind::Evolution(population) => Box::new(Evolution::new(population, seed)),
             Kind::Informed(population) => {
-                let advisor = advisor.ok_or_else(|| TuneError::Nothing {
-                    what: format!(
-                        "nothing here models what a kernel costs, so there are no claims; `{}` searches without",
-                        population.name()
-                    ),
-                })?;
-                Box::new(Evolution::new(population, seed).informed(advisor.clone()))
+                let advisor = needed(population.name())?;
+                Box::new(Evolution::new(population, seed).informed(advisor))
+            }
+            Kind::Ranked => {
+                let advisor = needed(Population::Elite.name())?;
+                Box::new(Ranked::new(seed, Box::new(move |ids| advisor.micros(ids))))
             }
         })
     }
