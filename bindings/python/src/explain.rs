@@ -43,7 +43,12 @@ pub(crate) fn plan<'py>(
         .map_err(raise)?;
     let plan = describe(py, &problem, &call.place.to_string(), &summary)?;
     let plans = attention.plans().map_err(raise)?;
-    let row = summary.row().and_then(|place| plans.rows(&problem).get(place).map(|row| (row.table.to_string(), row.number)));
+    let row = summary.row().and_then(|place| {
+        plans
+            .rows(&problem)
+            .get(place)
+            .map(|row| (row.table.to_string(), row.number))
+    });
     plan.set_item("row", row)?;
     let notes: Vec<String> = plans.notes().iter().map(ToString::to_string).collect();
     plan.set_item("notes", notes)?;

@@ -195,8 +195,11 @@ def test_plan_and_explain():
     plan = flashcore.plan(q, k, v, causal=True)
     assert plan["device"] == "cpu" and plan["kernel"].startswith("cpu/")
     assert plan["flops"] == 2 * (64 + 64) * 128 * 129 / 2 * 4
+    # Of a plan table, if the machine has one with a row for this problem.
+    assert plan["row"] is None or len(plan["row"]) == 2
+    assert plan["why"] and isinstance(plan["notes"], list)
     text = flashcore.explain(q, k, v, causal=True)
-    assert plan["kernel"] in text and plan["problem"] in text
+    assert plan["kernel"] in text and plan["why"] in text and plan["problem"] in text
 
 
 def test_devices():
