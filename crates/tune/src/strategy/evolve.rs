@@ -35,6 +35,9 @@ impl Population {
 
 /// How many make the elite.
 const ELITE: usize = 3;
+/// Proposals that are drawn from each family before anyone has offspring, where there are several families: that of a
+/// bad first candidate is not to be searched through before another was looked at.
+const FOUNDERS: usize = 4;
 /// Share of proposals that are drawn from the whole space, so that no family is never tried.
 const IMMIGRANTS: f32 = 0.1;
 /// Share of offspring that are mixtures of two parents, where there are two.
@@ -60,6 +63,8 @@ const GAIN: f64 = 10.0;
 pub struct Evolution {
     population: Population,
     rng: Rng,
+    /// How many founders were proposed.
+    founders: usize,
     /// What mutations are weighed by, if they are.
     insights: Option<Insights>,
 }
@@ -70,6 +75,7 @@ impl Evolution {
         Evolution {
             population,
             rng: Rng::stream(seed, 3),
+            founders: 0,
             insights: None,
         }
     }
@@ -79,6 +85,21 @@ impl Evolution {
     pub fn informed(mut self, advisor: Advisor) -> Evolution {
         self.insights = Some(Insights::new(advisor));
         self
+    }
+
+    /// A founder: drawn from the families in turn.
+    fn founder(&mut self, history: &History, space: &Space) -> Option<Proposal> {
+        let families: Vec<&str> = space.families().map(|family| family.name).collect();
+        while families.len() > 1 && self.founders < FOUNDERS * families.len() {
+            let family = families[self.founders % families.len()];
+            self.founders += 1;
+            let of_family = |id: &String| space.family_of(id).is_some_and(|of| of.name == family);
+            let mut drawn = (0..TRIES).filter_map(|_| space.sample(&mut self.rng));
+            if let Some(id) = drawn.find(|id| of_family(id) && !history.is_seen(id)) {
+                return Some(Proposal::new(id, format!("drawn from {family}")));
+            }
+        }
+        None
     }
 
     /// Those who may have offspring, the fastest first.
@@ -170,6 +191,9 @@ impl Strategy for Evolution {
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
         if let Some(insights) = &mut self.insights {
             insights.follow(history, space);
+        }
+        if let Some(founder) = self.founder(history, space) {
+            return Ok(Some(founder));
         }
         let parents = self.parents(history, space);
         if !parents.is_empty() && !self.rng.chance(IMMIGRANTS) {
