@@ -87,6 +87,13 @@ impl Evolution {
         self
     }
 
+    /// The same without founders: somebody else has looked around.
+    #[must_use]
+    pub(super) fn settled(mut self) -> Evolution {
+        self.founders = usize::MAX;
+        self
+    }
+
     /// A founder: drawn from the families in turn.
     fn founder(&mut self, history: &History, space: &Space) -> Option<Proposal> {
         let families: Vec<&str> = space.families().map(|family| family.name).collect();

@@ -45,7 +45,7 @@ impl Ranked {
             predict,
             rng: Rng::stream(seed, 4),
             first: None,
-            then: Evolution::new(Population::Elite, seed),
+            then: Evolution::new(Population::Elite, seed).settled(),
         }
     }
 
