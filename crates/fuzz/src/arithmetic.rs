@@ -184,7 +184,8 @@ impl<'k> Writer<'k, '_> {
             Op::XSub => set_x(x(a) - x(b)),
             Op::XMul => set_x(x(a) * x(b)),
             Op::XNeg => set_x(-x(a)),
-            Op::XAbs => set_x(x(a).max(self.k.constant(-i64::MAX)).abs()),
+            // Halved, so that it is not the smallest number; max with a constant of a negated magnitude ptxas gets wrong.
+            Op::XAbs => set_x((x(a) >> 1u32).abs()),
             Op::XMin => set_x(x(a).min(x(b))),
             Op::XMax => set_x(x(a).max(x(b))),
             Op::XShr => set_x(x(a) >> u(b)),
@@ -209,7 +210,8 @@ impl<'k> Writer<'k, '_> {
             Op::FNeg => set(-f(a)),
             Op::FAbs => set(f(a).abs()),
             Op::FSetp => self.set_p(d, compare(f(a), fc(b), n)),
-            Op::FSelp => set(self.p(c).select(fc(a), fc(b))),
+            // Not two constants: of -1 and -0 ptxas makes an integer, and loses the sign.
+            Op::FSelp => set(self.p(c).select(f(a), fc(b))),
             Op::FFromU => set(self.u(a).to_f32()),
             Op::FFromS => set(self.s(a).to_f32()),
             Op::FToU => self.set_u(d, f(a).to_u32()),

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use flashcore_ir::{
-    BF16x2, BuildErrors, Element, F16x2, GlobalPtr, Kernel, KernelBuilder, Scalar, SharedTile, Swizzle, TileShape, Val,
-    Var,
+    Assignable, BF16x2, BuildErrors, Element, F16x2, GlobalPtr, Kernel, KernelBuilder, SharedTile, Swizzle, TileShape,
+    Val, Var,
 };
 use half::{bf16, f16};
 
@@ -62,7 +62,8 @@ struct Variables<'k> {
     f: Vec<Option<Var<'k, f32>>>,
     h: Vec<Option<Var<'k, F16x2>>>,
     b: Vec<Option<Var<'k, BF16x2>>>,
-    p: Vec<Option<Var<'k, bool>>>,
+    /// Conditions as 0 or 1: a predicate is no variable.
+    p: Vec<Option<Var<'k, u32>>>,
 }
 
 /// Pointers to global memory.
@@ -130,7 +131,17 @@ macro_rules! variables {
 impl<'k, 'p> Writer<'k, 'p> {
     variables! {
         u set_u var_u u U u32; s set_s var_s s S i32; w set_w var_w w W u64; x set_x var_x x X i64;
-        f set_f var_f f F f32; h set_h var_h h H F16x2; b set_b var_b b B BF16x2; p set_p var_p p P bool;
+        f set_f var_f f F f32; h set_h var_h h H F16x2; b set_b var_b b B BF16x2; flag set_flag var_p p P u32;
+    }
+
+    /// The condition that a number chooses.
+    pub(crate) fn p(&self, number: u32) -> Val<'k, bool> {
+        self.flag(number).eq(1)
+    }
+
+    /// Assigns to the condition that a number chooses.
+    pub(crate) fn set_p(&self, number: u32, value: Val<'k, bool>) {
+        self.set_flag(number, value.select(1u32, 0u32));
     }
 
     fn new(k: &'k KernelBuilder, program: &'p Program, wanted: &BTreeSet<(File, usize)>) -> Writer<'k, 'p> {
@@ -167,7 +178,7 @@ impl<'k, 'p> Writer<'k, 'p> {
             let place = layout.first_word(file, index, part);
             wanted.contains(&(file, index)).then(|| first.plus(place as i32).load())
         };
-        fn var<'k, T: Scalar>(k: &'k KernelBuilder, value: Val<'k, T>) -> Var<'k, T> {
+        fn var<'k, T: Assignable>(k: &'k KernelBuilder, value: Val<'k, T>) -> Var<'k, T> {
             k.var(value)
         }
         let wide = |file: File, i: usize| Some(word(file, i, 0)?.join(word(file, i, 1)?));
@@ -191,7 +202,7 @@ impl<'k, 'p> Writer<'k, 'p> {
                 .map(|i| Some(var(k, word(File::B, i, 0)?.reinterpret())))
                 .collect(),
             p: indices(File::P)
-                .map(|i| Some(var(k, (word(File::P, i, 0)? & 1u32).eq(1))))
+                .map(|i| Some(var(k, word(File::P, i, 0)? & 1u32)))
                 .collect(),
         };
         let writer = Writer {
@@ -221,8 +232,6 @@ impl<'k, 'p> Writer<'k, 'p> {
                     otherwise,
                 } => {
                     let cond = match by {
-                        // No variable: ptxas takes a predicate for still being true inside, where it is assigned to
-                        // there.
                         Decision::Lane => self.bit(args[0]).divergent(),
                         Decision::AnyOfWarp => self.p(args[0]).vote_any().uniform(),
                         Decision::AllOfWarp => self.p(args[0]).vote_all().uniform(),
@@ -304,7 +313,7 @@ impl<'k, 'p> Writer<'k, 'p> {
                 File::F => drop(self.observe(Slot::F32, self.f(number).reinterpret())),
                 File::H => drop(self.observe(Slot::F16x2, self.h(number).reinterpret())),
                 File::B => drop(self.observe(Slot::BF16x2, self.b(number).reinterpret())),
-                File::P => drop(self.observe(Slot::Bits, self.p(number).select(1u32, 0u32))),
+                File::P => drop(self.observe(Slot::Bits, self.flag(number))),
                 File::W | File::X => {
                     let value = match file {
                         File::W => self.w(number),

@@ -52,6 +52,6 @@ pub use site::{Site, SiteId, SourceLine};
 pub use target::{Limits, Occupancy, Requirement, Target};
 pub use tensor_copy::TensorMap;
 pub use tile::{SharedTile, TileShape};
-pub use types::{BF16x2, E4M3, E4M3x2, E4M3x4, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
+pub use types::{Assignable, BF16x2, E4M3, E4M3x2, E4M3x4, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
 pub use value::{Source, Val, Var};
 pub use wgmma::WgmmaOperand;

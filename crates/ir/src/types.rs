@@ -167,6 +167,20 @@ pub trait Scalar: Copy + 'static {
     const TYPE: ScalarType;
 }
 
+/// A scalar that a variable can hold: every one but `bool`.
+///
+/// A condition is a value. ptxas (12.0 to 13.5) takes a predicate register that is assigned to in a branch for having
+/// the new value in selections before that branch, or for being true inside it (`docs/hardware-notes.md`); what must be
+/// remembered across branches is a number.
+///
+/// ```compile_fail
+/// # use flashcore_ir::Kernel;
+/// Kernel::build("flag", 32, |k| {
+///     let seen = k.var(k.lane().eq(0));
+/// });
+/// ```
+pub trait Assignable: Scalar {}
+
 /// A scalar with Rust literals: what can be written as an immediate operand.
 pub trait Literal: Scalar {
     /// The value's bits, zero-extended.
@@ -205,6 +219,13 @@ scalars! {
     E4M3 => E4M3; E4M3x2 => E4M3x2; E4M3x4 => E4M3x4;
 }
 
+macro_rules! assignable {
+    ($($rust:ty),*) => {$( impl Assignable for $rust {} )*};
+}
+assignable!(
+    u16, u32, i32, u64, i64, f32, f16, bf16, F16x2, BF16x2, E4M3, E4M3x2, E4M3x4
+);
+
 macro_rules! literals {
     ($($rust:ty: |$v:ident| $bits:expr;)*) => {$(
         impl Literal for $rust { fn bits(self) -> u64 { let $v = self; $bits } }
@@ -220,7 +241,7 @@ literals! {
 }
 
 /// Scalars that add, subtract and multiply.
-pub trait Numeric: Scalar {}
+pub trait Numeric: Assignable {}
 /// Numbers with a sign.
 pub trait Signed: Numeric {}
 /// 32- and 64-bit integers.
@@ -253,7 +274,7 @@ integers!(u32 i32 u64 i64);
 /// A type that buffers hold: the element types of tensors, and 32-bit integers for tables and counters.
 pub trait Element: Scalar {
     /// The 32-bit register type that memory words of this element are loaded into.
-    type Word: Scalar;
+    type Word: Assignable;
     /// Bytes an element takes in memory.
     const BYTES: u32;
     /// Elements in a 32-bit word.

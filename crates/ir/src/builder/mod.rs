@@ -13,7 +13,7 @@ use crate::kernel::{Kernel, Node, Param, ParamKind};
 use crate::pointer::GlobalPtr;
 use crate::shared::Ledger;
 use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
-use crate::types::{Element, Literal, Reg, RegClass, Scalar, ScalarType};
+use crate::types::{Assignable, Element, Literal, Reg, RegClass, Scalar, ScalarType};
 use crate::value::{Source, Val, Var};
 
 mod control;
@@ -267,7 +267,7 @@ impl KernelBuilder {
 
     /// A variable with a first value.
     #[track_caller]
-    pub fn var<'k, T: Scalar>(&'k self, initial: impl Source<'k, T>) -> Var<'k, T> {
+    pub fn var<'k, T: Assignable>(&'k self, initial: impl Source<'k, T>) -> Var<'k, T> {
         let src = initial.operand();
         let dst = self.reg(T::TYPE.class());
         self.emit(Inst::Mov { dst, src });
@@ -275,7 +275,7 @@ impl KernelBuilder {
     }
 
     /// A named variable without a first value; the simulator finds reads before the first write.
-    pub fn var_unwritten<T: Scalar>(&self, name: &str) -> Var<'_, T> {
+    pub fn var_unwritten<T: Assignable>(&self, name: &str) -> Var<'_, T> {
         Var::from_reg(self, self.unwritten_regs(T::TYPE.class(), 1, name))
     }
 

@@ -125,10 +125,6 @@ fn predicate_kernel() -> Kernel {
         for value in [p & q, p | q, p ^ q, !p, p & true, p ^ false] {
             sink.keep(value);
         }
-        let flag = k.var(p);
-        flag.set(q);
-        flag.set(true);
-        sink.keep(flag.get());
     })
 }
 
