@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use flashcore::{Attention, Context, KernelId, Plans};
+use flashcore::{Attention, Context, KernelId, PlanDevice, PlanTarget, Plans};
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_ir::Target;
@@ -10,7 +10,9 @@ use flashcore_kernels::{Config, KernelCache, Plan, Step, Suggestion, near, selec
 use flashcore_problem::Problem;
 use rayon::prelude::*;
 
+use crate::error::BenchError;
 use crate::peers::{Absent, PeerPlace, PeerScales, PeerTensor, PeerTensors};
+use crate::problems::Case;
 use crate::session::Request;
 
 /// Words that stand for kernels, problem by problem, and what for.
@@ -63,6 +65,25 @@ pub(crate) fn plans(
     (plans, absent)
 }
 
+/// The kernels that a request times on a GPU, problem by problem, with what stands for kernels written out. For compiling
+/// them beforehand.
+///
+/// # Errors
+/// Plan tables that are named and cannot be read.
+pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, Vec<String>)>, BenchError> {
+    let info = context.info();
+    let (major, minor) = info.compute_capability;
+    let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
+    let tables = Plans::load(&PlanTarget::Device(PlanDevice::cuda(info))).map_err(flashcore::Error::from)?;
+    let kernels = KernelCache::default();
+    let ids = |case: &Case| {
+        let (plans, _) = plans(request, &case.problem, target, &tables, &kernels);
+        let ids = plans.iter().map(|plan| plan.config.to_string()).collect();
+        (case.problem.clone(), ids)
+    };
+    Ok(request.cases.iter().map(ids).collect())
+}
+
 /// What the request names, or what is timed where it names nothing.
 fn words(request: &Request, usual: &str) -> Vec<String> {
     match request.kernels.is_empty() {
@@ -71,7 +92,7 @@ fn words(request: &Request, usual: &str) -> Vec<String> {
     }
 }
 
-/// Compiles plans on all cores, so that binding them finds them loaded: those that compile, and those that do not.
+/// Compiles plans, so that binding them finds them loaded: those that compile, and those that do not.
 pub(crate) fn compiled(context: &Context, plans: Vec<Plan>) -> (Vec<Plan>, Vec<Absent>) {
     let compile = |plan: Plan| {
         let load = |step: &Step| Function::load(context, &step.kernel, &ModuleOptions::default()).map(drop);
@@ -81,7 +102,8 @@ pub(crate) fn compiled(context: &Context, plans: Vec<Plan>) -> (Vec<Plan>, Vec<A
             Err(error) => Err(left_out(&plan.config.to_string(), &error)),
         }
     };
-    apart(plans.into_par_iter().map(compile).collect())
+    // By turns: the driver compiles one at a time in a process.
+    apart(plans.into_iter().map(compile).collect())
 }
 
 fn left_out(label: &str, reason: &dyn Display) -> Absent {

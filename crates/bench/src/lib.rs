@@ -51,7 +51,7 @@ mod telemetry;
 mod verdict;
 
 pub use answers::{Answers, HostInputs};
-pub use candidates::KERNEL_WORDS;
+pub use candidates::{KERNEL_WORDS, kernels_of};
 pub use error::BenchError;
 pub use identity::{
     Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, host_name, revision,

@@ -4,20 +4,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use flashcore::{DType, Device};
+use flashcore::{Context, DType, Device};
 use flashcore_bench::python::{All, Job, Python, Wanted};
 use flashcore_bench::standing::Standing;
 use flashcore_bench::store::default_path;
 use flashcore_bench::{
     BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
-    Sweep, Watcher, problems, sweep, table,
+    Sweep, Watcher, kernels_of, problems, sweep, table,
 };
+use flashcore_tune::worker::{Compilers, Deadlines, compilers_for};
 use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
 use crate::kernels;
 use crate::style::{self, BAD, GOOD};
+use crate::worker;
 
 /// Time kernels and peers against each other, and keep the evidence
 ///
@@ -272,6 +274,9 @@ pub(crate) fn bench(
     quiet: bool,
 ) -> Result<Report, Failure> {
     let mut progress = Progress::new(!quiet && request.sweep.is_none());
+    if let (Device::Cuda(context), Some(_)) = (device, request.sweep) {
+        compile(context, request, &progress.bar)?;
+    }
     let mut absence = None;
     let python = match peers {
         [none] if none == "none" => None,
@@ -318,6 +323,20 @@ pub(crate) fn bench(
         }
     }
     Ok(report)
+}
+
+/// Compiles the kernels of a sweep in processes of their own, into the driver's cache: in one process they would wait for
+/// each other.
+fn compile(context: &Context, request: &Request, bar: &ProgressBar) -> Result<(), Failure> {
+    let wanted = kernels_of(context, request)?;
+    let count = wanted.iter().map(|(_, kernels)| kernels.len()).sum();
+    let device = format!("cuda:{}", context.info().ordinal);
+    let compilers = Compilers::new(&worker::program()?, &device, Deadlines::default(), compilers_for(count));
+    for (problem, kernels) in wanted {
+        compilers.begin(&problem, kernels);
+    }
+    compilers.wait(|left| bar.set_message(format!("compiling, {left} kernels left")));
+    Ok(())
 }
 
 /// Shows what goes on: a line of progress on a terminal, and on request each problem's table as it is done.

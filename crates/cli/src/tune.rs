@@ -8,7 +8,7 @@ use flashcore::DeviceInfo;
 use flashcore_bench::Case;
 use flashcore_ir::Target;
 use flashcore_tune::strategy::{Kind, Outside, Strategy};
-use flashcore_tune::worker::{Deadlines, Program};
+use flashcore_tune::worker::{Deadlines, Program, compilers_for};
 use flashcore_tune::{Outcome as Found, Request, Setup, TuneError, runs};
 use serde_json::json;
 
@@ -21,6 +21,7 @@ use crate::style::{self, CODE, DIM, HEAD};
 use crate::tune_live::Live;
 use crate::tune_plan;
 use crate::tune_without_gpu;
+use crate::worker;
 
 /// Find the fastest correct kernel for a problem on this machine
 ///
@@ -246,6 +247,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         time,
         finalists: FINALISTS,
         window: setup.window,
+        compilers: compilers_for(2 * setup.window),
         folder: folder.clone(),
         resume: args.resume,
         program: program()?,
@@ -303,18 +305,15 @@ fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, F
 
 /// This program as a worker. Kernels that were only tried do not fill the user's cache of compiled kernels.
 fn program() -> Result<Program, Failure> {
-    let path = std::env::current_exe().map_err(|error| Failure::environment(format!("this program: {error}")))?;
-    let mut env = Vec::new();
+    let mut program = worker::program()?;
     if let Some(runs) = runs::folder() {
         let jit = runs.with_file_name("tune-kernels");
-        env.push(("CUDA_CACHE_PATH".into(), jit.clone().into_os_string()));
-        env.push(("FLASHCORE_CACHE_DIR".into(), jit.into_os_string()));
+        program
+            .env
+            .push(("CUDA_CACHE_PATH".into(), jit.clone().into_os_string()));
+        program.env.push(("FLASHCORE_CACHE_DIR".into(), jit.into_os_string()));
     }
-    Ok(Program {
-        path,
-        args: vec!["worker".into()],
-        env,
-    })
+    Ok(program)
 }
 
 impl From<TuneError> for Failure {

@@ -1,6 +1,7 @@
 //! `flashcore worker`: runs candidates for a search in another process.
 
 use clap::Args;
+use flashcore_tune::worker::Program;
 
 use crate::failure::{Failure, Outcome};
 
@@ -16,4 +17,14 @@ pub(crate) fn run(_args: &WorkerArgs) -> Result<Outcome, Failure> {
     let gone = || std::process::exit(0);
     flashcore_tune::worker::serve(std::io::stdin(), std::io::stdout(), gone).map_err(Failure::failed)?;
     Ok(Outcome::Clean)
+}
+
+/// This program as a worker.
+pub(crate) fn program() -> Result<Program, Failure> {
+    let path = std::env::current_exe().map_err(|error| Failure::environment(format!("this program: {error}")))?;
+    Ok(Program {
+        path,
+        args: vec!["worker".into()],
+        env: Vec::new(),
+    })
 }

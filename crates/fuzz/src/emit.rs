@@ -233,8 +233,8 @@ impl<'k, 'p> Writer<'k, 'p> {
                 } => {
                     let cond = match by {
                         Decision::Lane => self.bit(args[0]).divergent(),
-                        Decision::AnyOfWarp => self.bit(args[0]).vote_any().uniform(),
-                        Decision::AllOfWarp => self.bit(args[0]).vote_all().uniform(),
+                        Decision::AnyOfWarp => self.unforeseen(args[0]).vote_any().uniform(),
+                        Decision::AllOfWarp => self.unforeseen(args[0]).vote_all().uniform(),
                         Decision::Block => self.k.block_idx(0).eq(args[1] % 2).uniform(),
                     };
                     if otherwise.is_empty() {
@@ -248,8 +248,15 @@ impl<'k, 'p> Writer<'k, 'p> {
         }
     }
 
+    /// A condition that a number chooses, to be voted on: with a word from memory, so that ptxas knows nothing of it. Where
+    /// it works a condition out, or takes it for a vote's own result, it gets the vote wrong.
+    pub(crate) fn unforeseen(&self, number: u32) -> Val<'k, bool> {
+        let word = self.pool(self.global.pool_u, number, 1).load();
+        (((self.u(number) ^ word) >> (number % 32)) & 1u32).eq(1)
+    }
+
     /// A bit that a number chooses, as a condition.
-    pub(crate) fn bit(&self, number: u32) -> Val<'k, bool> {
+    fn bit(&self, number: u32) -> Val<'k, bool> {
         ((self.u(number) >> (number % 32)) & 1u32).eq(1)
     }
 

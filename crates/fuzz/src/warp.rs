@@ -28,11 +28,9 @@ impl<'k> Writer<'k, '_> {
             Op::ShflUpS => self.set_s(d, s(a).shfl_up(n % 32)),
             Op::ShflIdxH => self.set_h(d, self.h(a).shfl_idx(u(b) & 31u32)),
             Op::ShflBflyB => self.set_b(d, self.b(a).shfl_bfly(1 << (n % 5))),
-            // Of bits, not of conditions that may be a vote's result: ptxas takes one that is so on one way only for
-            // being the same in all lanes, and leaves the vote out.
-            Op::VoteAll => self.set_p(d, self.bit(a).vote_all()),
-            Op::VoteAny => self.set_p(d, self.bit(a).vote_any()),
-            Op::Ballot => set(self.bit(a).ballot()),
+            Op::VoteAll => self.set_p(d, self.unforeseen(a).vote_all()),
+            Op::VoteAny => self.set_p(d, self.unforeseen(a).vote_any()),
+            Op::Ballot => set(self.unforeseen(a).ballot()),
             Op::ReduxAdd => set(u(a).redux_add()),
             Op::ReduxSAdd => self.set_s(d, s(a).redux_add()),
             Op::ReduxMin => set(u(a).redux_min()),

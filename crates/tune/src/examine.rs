@@ -11,7 +11,7 @@ use crate::error::TuneError;
 use crate::judge::Judge;
 use crate::trial::{Timed, Verdict};
 use crate::worker::protocol::{Command, Opened, Said};
-use crate::worker::{Loss, Worker};
+use crate::worker::{Compilers, Loss, Worker};
 
 /// How candidates are timed, and what counts.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,6 +115,8 @@ const ATTEMPTS: usize = 2;
 pub(crate) struct Examiner<'j> {
     pub(crate) judge: &'j Judge,
     pub(crate) worker: Worker,
+    /// Who compiles ahead of it.
+    pub(crate) compilers: Option<&'j Compilers>,
     pub(crate) timing: &'j Timing,
     /// File that outputs go through.
     pub(crate) scratch: PathBuf,
@@ -149,18 +151,18 @@ impl Examiner<'_> {
         )
     }
 
-    /// Begins to compile candidates that come later.
-    pub(crate) fn ahead(&mut self, kernels: Vec<String>) -> Result<(), TuneError> {
-        let command = Command::Ahead {
-            problem: self.judge.problem().clone(),
-            kernels,
-        };
-        // A loss here shows again when the candidate is opened.
-        self.worker.ask(&command).map(drop)
+    /// Begins to compile candidates that come later, where something is compiled at all.
+    pub(crate) fn ahead(&self, kernels: Vec<String>) {
+        if let Some(compilers) = self.compilers {
+            compilers.begin(self.judge.problem(), kernels);
+        }
     }
 
     fn gates(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, Stop> {
         let computes = self.worker.hello()?.computes;
+        if let Some(compilers) = self.compilers {
+            compilers.wait_for(id);
+        }
         if computes {
             self.adversaries(id)?;
         }

@@ -23,7 +23,7 @@ use crate::search::Search;
 use crate::space::Space;
 use crate::strategy::Strategy;
 use crate::trial::{History, Trial};
-use crate::worker::{Deadlines, Program, Worker};
+use crate::worker::{Compilers, Deadlines, Program, Worker};
 
 /// What to search, where and how long.
 pub struct Request {
@@ -51,6 +51,8 @@ pub struct Request {
     pub finalists: usize,
     /// Candidates proposed ahead, so that they can be compiled meanwhile; at least one a worker.
     pub window: usize,
+    /// Processes that compile for GPUs.
+    pub compilers: usize,
     /// Where the run is kept.
     pub folder: PathBuf,
     /// Take up the run that is there.
@@ -147,6 +149,10 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         true => Judge::new(&request.case.problem, request.seed)?,
         false => Judge::of_nothing(&request.case.problem),
     };
+    // Devices of one run are of one kind: what is compiled for the first serves all.
+    let compiled = request.target.and(request.devices.first());
+    let compilers =
+        compiled.map(|device| Compilers::new(&request.program, device, request.deadlines, request.compilers));
     let scratch = |index: usize| request.folder.join(format!("output-{index}.bin"));
     let examiners: Vec<Examiner<'_>> = workers
         .into_iter()
@@ -154,6 +160,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         .map(|(index, worker)| Examiner {
             judge: &judge,
             worker,
+            compilers: compilers.as_ref(),
             timing: &request.timing,
             scratch: scratch(index),
         })

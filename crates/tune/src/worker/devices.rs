@@ -26,8 +26,8 @@ pub(super) trait Device {
         true
     }
 
-    /// Begins to compile kernels.
-    fn ahead(&self, problem: &Problem, kernels: &[String]) {
+    /// Compiles kernels into the driver's cache.
+    fn compile(&self, problem: &Problem, kernels: &[String]) {
         let _ = (problem, kernels);
     }
 

@@ -140,16 +140,13 @@ impl Device for Gpu {
         DeviceIdentity::cuda(self.context.info())
     }
 
-    fn ahead(&self, problem: &Problem, kernels: &[String]) {
+    fn compile(&self, problem: &Problem, kernels: &[String]) {
         for id in kernels {
             // What fails here fails again, with its reason, when it is opened.
             let Ok(plan) = self.plan(problem, id) else { continue };
-            let context = self.context.clone();
-            rayon::spawn(move || {
-                for step in plan.steps() {
-                    let _ = Function::load(&context, &step.kernel, &ModuleOptions::default());
-                }
-            });
+            for step in plan.steps() {
+                let _ = Function::load(&self.context, &step.kernel, &ModuleOptions::default());
+            }
         }
     }
 

@@ -3,7 +3,9 @@
 //!
 //! - [`protocol`]: what is said between the two, a JSON object a line.
 //! - [`serve()`]: the worker's side. - [`Worker`]: the parent's side.
+//! - [`Compilers`]: workers that only compile, ahead of the one that runs.
 
+mod compilers;
 mod devices;
 mod gpu;
 mod link;
@@ -12,6 +14,7 @@ mod planted_gpu;
 pub mod protocol;
 mod serve;
 
+pub use compilers::{Compilers, compilers_for};
 pub use link::{Deadlines, Loss, Program, Worker};
 pub(crate) use serve::draw;
 pub use serve::serve;

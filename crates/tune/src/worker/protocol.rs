@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::trial::Verdict;
 
 /// Version of the protocol. Raised with every change that an older program would not understand.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// A command and its number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,9 +33,9 @@ pub enum Command {
         /// `cpu`, `cuda:N`, or `replay:FILE`.
         device: String,
     },
-    /// Compile these on all cores while other commands go on. Answer: `done`, at once; what does not compile says so
-    /// when it is opened.
-    Ahead {
+    /// Compile these into the driver's cache, and open nothing. Answer: `done`; what does not compile says so when it is
+    /// opened.
+    Compile {
         /// What is asked.
         problem: Problem,
         /// Config ids.
@@ -104,7 +104,7 @@ impl Command {
     pub const fn stage(&self) -> Stage {
         match self {
             Command::Hello { .. } => Stage::Start,
-            Command::Ahead { .. } | Command::Open { .. } => Stage::Compile,
+            Command::Compile { .. } | Command::Open { .. } => Stage::Compile,
             Command::Load { .. }
             | Command::Poison { .. }
             | Command::Pause

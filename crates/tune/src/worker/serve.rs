@@ -151,8 +151,8 @@ impl<W: Write> Session<W> {
                         None => return Ok(()),
                     }
                 }
-                Command::Ahead { problem, kernels } => {
-                    device.ahead(&problem, &kernels);
+                Command::Compile { problem, kernels } => {
+                    device.compile(&problem, &kernels);
                     self.answer(ask.id, Said::Done(()))?;
                 }
                 Command::Hello { .. } => {
@@ -186,8 +186,8 @@ impl<W: Write> Session<W> {
         while let Some(ask) = self.next()? {
             let said = match ask.command {
                 Command::Open { .. } | Command::Hello { .. } => return Ok(Some(ask)),
-                Command::Ahead { problem, kernels } => {
-                    device.ahead(&problem, &kernels);
+                Command::Compile { problem, kernels } => {
+                    device.compile(&problem, &kernels);
                     Said::Done(())
                 }
                 Command::Time {
@@ -232,7 +232,7 @@ impl<W: Write> Session<W> {
                     .map_err(|error| Trouble::new(format!("{}: {error}", file.display())))
             }
             // Those are answered where something is opened.
-            Command::Hello { .. } | Command::Ahead { .. } | Command::Open { .. } | Command::Time { .. } => {
+            Command::Hello { .. } | Command::Compile { .. } | Command::Open { .. } | Command::Time { .. } => {
                 Err(Trouble::new("not here"))
             }
         }
