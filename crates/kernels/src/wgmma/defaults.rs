@@ -6,7 +6,7 @@
 use flashcore_ir::Target;
 use flashcore_problem::{DType, Problem};
 
-use super::Config;
+use super::{Config, SMS};
 use crate::mma::Size;
 
 /// A row of the table.
@@ -105,11 +105,13 @@ pub struct Proposal {
 /// elements that give every SM a tile of 64 rows or more. Some may be refused.
 pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
     let dtype = problem.dtype();
-    let much = dtype == DType::E4M3 || Size::of(problem, target) >= Size::Medium;
-    if target != Target::Sm90a || !much {
+    let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
+    // Causal problems too: 128 tiles of half as many keys are 17 % faster here than in family mma.
+    let much = Size::of(problem, target) != Size::Decode && 10 * tiles(64) >= 9 * SMS as usize;
+    if target != Target::Sm90a || !(much || dtype == DType::E4M3) {
         return Vec::new();
     }
-    let tiles = problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(128);
+    let tiles = tiles(128);
     let causal = problem.mask().window_right.is_some();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     table(dtype)
