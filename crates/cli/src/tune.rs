@@ -28,13 +28,14 @@ use crate::worker;
 /// Proposes configs, sends each through gates (what is refused, does not compile, is wrong, differs
 /// from run to run, hangs or crashes costs one trial and no more), times the rest against the best so
 /// far, and lets the best meet head to head. Every trial is kept as it happens, with its reason.
-/// Without a GPU it tunes the CPU's kernels, and checks the GPU's kernel under the simulator.
+/// Without a GPU it tunes the CPU's kernels, checks the GPU's kernel under the simulator, and compares
+/// strategies on a space that was measured on an H200.
 #[derive(Args)]
 #[command(after_help = TUNE_HELP)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE
+    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE (replay:shipped)
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     device: String,
     /// exhaustive, random, hill, single, elite, niches, the last three with +insights, too, ranked (docs/tune.md)
@@ -75,7 +76,7 @@ pub(crate) struct TuneArgs {
     json: bool,
 }
 
-/// As good as any, and never stuck.
+/// By replays of the shipped space (docs/tune.md).
 const DEFAULT_STRATEGY: &str = "elite";
 /// Finalists besides the first candidate.
 const FINALISTS: usize = 4;
@@ -87,6 +88,7 @@ Examples:
   flashcore tune                                      a minute on the best device
   flashcore tune llama8b-prefill-2k --budget 10m
   flashcore tune --resume                             a run that was cut off, taken up again
+  flashcore tune --device replay:shipped --budget 100 a search without a device
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
   flashcore tune --proposer 'python3 scripts/propose.py'
 
@@ -194,6 +196,7 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
             Some(info) => format!("cuda:{}", info.ordinal),
         },
         "cuda" => "cuda:0".to_string(),
+        "replay" => "replay:shipped".to_string(),
         name => name.to_string(),
     };
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
@@ -349,6 +352,7 @@ mod tests {
     #[test]
     fn several_devices_are_different_gpus() {
         assert_eq!(devices("cuda:0,cuda:1").unwrap(), ["cuda:0", "cuda:1"]);
+        assert_eq!(devices("replay").unwrap(), ["replay:shipped"]);
         for wrong in ["cpu,cpu", "cuda:0,cuda:0", "cpu,cuda:0"] {
             assert!(devices(wrong).is_err(), "{wrong}");
         }

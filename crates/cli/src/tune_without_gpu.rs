@@ -1,13 +1,28 @@
-//! What `flashcore tune` shows of GPUs where there is none: the kernel that would be used, under the simulator.
+//! What `flashcore tune` shows of GPUs where there is none: the kernel that would be used, under the simulator, and
+//! strategies compared on a space that was measured on an H200.
 
 use flashcore::InputKind;
 use flashcore_bench::Case;
+use flashcore_tune::replay::{Comparison, Measured, Table, WITHIN, compare};
+use flashcore_tune::strategy::{Kind, Population};
 
 use crate::args::Card;
 use crate::failure::Failure;
 use crate::simulated;
-use crate::style;
+use crate::style::{self, DIM};
 use crate::tune::heading;
+
+/// Seeds a strategy is replayed with: enough for a median within seconds.
+const SEEDS: u64 = 15;
+/// Trials of a replay.
+const TRIALS: usize = 120;
+/// Strategies that are compared.
+const STRATEGIES: [Kind; 4] = [
+    Kind::Random,
+    Kind::HillClimbing,
+    Kind::Evolution(Population::Elite),
+    Kind::Evolution(Population::Niches),
+];
 
 pub(crate) fn run(case: &Case) -> Result<(), Failure> {
     let card = Card::default();
@@ -20,5 +35,62 @@ pub(crate) fn run(case: &Case) -> Result<(), Failure> {
         ));
         style::print(&simulated::text(&report));
     }
+    let measured = Measured::shipped()?;
+    let Some(table) = measured
+        .tables
+        .iter()
+        .find(|table| table.case == *case)
+        .or(measured.tables.first())
+    else {
+        return Ok(());
+    };
+    style::print(&heading(
+        &format!("Strategies on a space measured on an {}", measured.identity.device.name),
+        &format!(
+            "{}, {} configs, {SEEDS} seeds, from the slowest",
+            table.case.problem,
+            table.len()
+        ),
+    ));
+    let spinner = style::spinner("replaying");
+    let compared = compare(table, &STRATEGIES, SEEDS, TRIALS)?;
+    drop(spinner);
+    style::print(&text(&compared, table));
     Ok(())
+}
+
+fn text(compared: &[Comparison], table: &Table) -> String {
+    let at = |comparison: &Comparison, trials: usize| {
+        let found = comparison
+            .quartiles
+            .get(trials - 1)
+            .map_or(f64::NAN, |quartiles| quartiles[1]);
+        format!("{:+.1} %", (found - 1.0) * 100.0)
+    };
+    let mut text = format!(
+        "  {DIM}{:<10}{:>12}{:>12}{:>12}   within {:.0} % after{DIM:#}\n",
+        "median of",
+        "20 trials",
+        "60 trials",
+        "120 trials",
+        WITHIN * 100.0
+    );
+    for comparison in compared {
+        let within = match (comparison.trials_within, comparison.share_within) {
+            (Some(trials), Some(share)) => format!("{trials} trials ({:.1} % of the space)", share * 100.0),
+            _ => format!("more than {TRIALS} trials"),
+        };
+        let [twenty, sixty, last] = [20, 60, 120].map(|trials| at(comparison, trials));
+        text.push_str(&format!(
+            "  {:<10}{twenty:>12}{sixty:>12}{last:>12}   {within}\n",
+            comparison.strategy
+        ));
+    }
+    if let Some(best) = table.best() {
+        text.push_str(&style::field(
+            "best",
+            &format!("{} {}: beside it, above", best.0, style::micros(best.1)),
+        ));
+    }
+    text
 }

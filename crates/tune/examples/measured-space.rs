@@ -9,6 +9,7 @@
 use flashcore_bench::{Report, problems};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, mma, wgmma};
+use flashcore_problem::Problem;
 use flashcore_tune::replay::Measured;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,9 +25,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .find(|case| case.name == *name);
     let problem = match of_sets {
         Some(case) => case.problem,
-        None => flashcore::Problem::named(name)?,
+        None => Problem::named(name)?,
     };
-    let mma = mma::SPACE.configs().filter(wanted_mma).map(Config::Mma);
+    let mma = mma::SPACE
+        .configs()
+        .filter(|config| wanted_mma(config, &problem))
+        .map(Config::Mma);
     let wgmma = wgmma::SPACE.configs().filter(wanted_wgmma).map(Config::Wgmma);
     for config in mma.chain(wgmma) {
         if Plan::with_cache(&problem, &config, Target::Sm90a, &KernelCache::default()).is_ok() {
@@ -48,7 +52,11 @@ fn of_reports(paths: &[String]) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Levers that matter on such problems, at values that are neither hopeless nor for decoding.
-fn wanted_mma(config: &mma::Config) -> bool {
+fn wanted_mma(config: &mma::Config, problem: &Problem) -> bool {
+    // Of long problems small tiles and several warps on the same rows are far from the best.
+    if problem.seq_len_q() >= 1024 && (config.kv_warps > 1 || config.rows < 32 || config.cols < 64) {
+        return false;
+    }
     let rows_a_warp = config.rows / config.warps;
     let sizes = [16, 32, 64, 128].contains(&config.rows) && [32, 64, 128].contains(&config.cols) && rows_a_warp <= 32;
     let split = config.kv_warps <= 2 && config.splits == 1 && !config.pack_heads;

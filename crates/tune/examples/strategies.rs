@@ -1,9 +1,9 @@
 //! Compares strategies on spaces that were measured once: how near the best after so many trials, from the slowest
 //! config that works, over 50 seeds. Writes a page with a chart for each problem, and all numbers as text.
 //!
-//! usage: strategies FOLDER FILE [--seeds N] [--trials N]
+//! usage: strategies FOLDER [FILE] [--seeds N] [--trials N]
 //!
-//! FILE: measured spaces.
+//! FILE: measured spaces; without it those that come with the crate.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use flashcore_tune::replay::{Comparison, Table, WITHIN, compare};
 use flashcore_tune::strategy::Kind;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let usage = "usage: strategies FOLDER FILE [--seeds N] [--trials N]";
+    let usage = "usage: strategies FOLDER [FILE] [--seeds N] [--trials N]";
     let (mut places, mut seeds, mut trials) = (Vec::new(), 50, 200);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     let folder = PathBuf::from(places.first().ok_or(usage)?);
-    let measured = read_measured(places.get(1).ok_or(usage)?)?;
+    let measured = read_measured(places.get(1).map_or("shipped", String::as_str))?;
     std::fs::create_dir_all(&folder)?;
     let device = &measured.identity.device;
     let mut text = format!(

@@ -39,7 +39,7 @@ pub struct Setup {
 const GPU_WINDOW: usize = 8;
 
 impl Setup {
-    /// For a device: `cpu`, `cuda:N`, `replay:FILE`. `families`
+    /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for what this crate brings along). `families`
     /// are those to search, by name; none means those worth searching. `torture` adds candidates known to be bad.
     ///
     /// # Errors
@@ -124,11 +124,14 @@ impl Setup {
     }
 }
 
-/// A file of measured spaces.
+/// A file of measured spaces, or the shipped one.
 ///
 /// # Errors
 /// [`TuneError::File`].
 pub fn read(file: &str) -> Result<Measured, TuneError> {
+    if file == "shipped" {
+        return Measured::shipped();
+    }
     let path = std::path::Path::new(file);
     let text = std::fs::read_to_string(path).map_err(|error| TuneError::file(path, error))?;
     Measured::read(&text, file)

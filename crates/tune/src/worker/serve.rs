@@ -247,8 +247,13 @@ fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
         return Ok(Box::new(Cpu));
     }
     if let Some(path) = device.strip_prefix("replay:") {
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-        let measured = Measured::read(&text, path).map_err(|error| error.to_string())?;
+        let measured = match path {
+            "shipped" => Measured::shipped(),
+            path => std::fs::read_to_string(path)
+                .map_err(|error| format!("{path}: {error}"))
+                .and_then(|text| Ok(Measured::read(&text, path)))?,
+        };
+        let measured = measured.map_err(|error| error.to_string())?;
         let mut identity = measured.identity.device;
         identity.device = device.to_string();
         return Ok(Box::new(Replay {
