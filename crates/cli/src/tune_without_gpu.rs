@@ -53,7 +53,7 @@ pub(crate) fn run(case: &Case) -> Result<(), Failure> {
         ),
     ));
     let spinner = style::spinner("replaying");
-    let compared = compare(table, &STRATEGIES, SEEDS, TRIALS)?;
+    let compared = compare(table, &STRATEGIES, SEEDS, TRIALS, None)?;
     drop(spinner);
     style::print(&text(&compared, table));
     Ok(())

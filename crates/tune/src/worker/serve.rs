@@ -251,7 +251,7 @@ fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
             "shipped" => Measured::shipped(),
             path => std::fs::read_to_string(path)
                 .map_err(|error| format!("{path}: {error}"))
-                .and_then(|text| Ok(Measured::read(&text, path)))?,
+                .map(|text| Measured::read(&text, path))?,
         };
         let measured = measured.map_err(|error| error.to_string())?;
         let mut identity = measured.identity.device;
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn another_protocol_and_no_device_are_refused() {
-        for (protocol, device, said) in [(99, "cpu", "speaks 1"), (PROTOCOL, "tpu", "no device")] {
+        for (protocol, device, said) in [(99, "cpu", "speaks 2"), (PROTOCOL, "tpu", "no device")] {
             let device = device.to_string();
             let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
             assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));
