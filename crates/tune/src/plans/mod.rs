@@ -1,9 +1,9 @@
-//! From measurements to plan tables: which winners become rows, and how rows get into a file.
+//! From measurements to plan tables: which winners become rows, and how rows get into [a file](keep).
 
-use std::fs::OpenOptions;
-use std::path::{Path, PathBuf};
+mod file;
 
-use flashcore::{KernelId, PlanClass, PlanDevice, PlanRow, PlanTable, read_table};
+pub use file::{drop_row, file_of, keep, write};
+use flashcore::{KernelId, PlanClass, PlanDevice, PlanRow};
 use flashcore_bench::{CaseResult, DeviceIdentity, Mode, Ratio, Report, RunIdentity};
 use flashcore_ir::Target;
 use flashcore_kernels::{KernelCache, select};
@@ -11,8 +11,7 @@ use flashcore_problem::Problem;
 use serde::Serialize;
 
 use crate::board::Board;
-use crate::error::TuneError;
-use crate::journal::{Header, write_whole};
+use crate::journal::Header;
 
 /// Least gain of a row that is made from a report: measured head to head, the interval clear of none.
 pub const LEAST_GAIN: f64 = 0.01;
@@ -220,100 +219,6 @@ pub fn judge_board(header: &Header, board: &Board) -> Judged {
     }
 }
 
-/// The file of a device's table in a folder of tables.
-///
-/// ```
-/// use flashcore::PlanDevice;
-/// let device = PlanDevice { name: "NVIDIA H200".to_string(), target: "sm_90a".to_string(), units: 132 };
-/// let file = flashcore_tune::plans::file_of(std::path::Path::new("plans"), &device);
-/// assert_eq!(file.to_str(), Some("plans/nvidia-h200-132.json"));
-/// ```
-pub fn file_of(folder: &Path, device: &PlanDevice) -> PathBuf {
-    let plain = |c: char| {
-        if c.is_ascii_alphanumeric() {
-            c.to_ascii_lowercase()
-        } else {
-            '-'
-        }
-    };
-    let mut name: String = device.name.chars().map(plain).collect();
-    while name.contains("--") {
-        name = name.replace("--", "-");
-    }
-    let name = name.trim_matches('-');
-    folder.join(format!("{name}-{}.json", device.units))
-}
-
-/// Puts a row into the table of a device, in place of one for the same problems. Several processes may do so at once:
-/// each waits for the other, and the file is there whole at any moment.
-///
-/// # Errors
-/// [`TuneError::File`]: a folder that cannot be written; a file that is there and is no table, which is left alone.
-pub fn keep(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<PathBuf, TuneError> {
-    let path = file_of(folder, device);
-    std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
-    change(&path, device, |table| {
-        table.put(row);
-        Ok(())
-    })?;
-    Ok(path)
-}
-
-/// Takes the row of a number, from 1, out of the table in a file.
-///
-/// # Errors
-/// [`TuneError::File`], and a number that no row has.
-pub fn drop_row(path: &Path, number: usize) -> Result<(), TuneError> {
-    let device = read_table(path)
-        .map_err(|error| TuneError::file(path, error))?
-        .table
-        .device;
-    change(path, &device, |table| {
-        let rows = table.entries.len();
-        if !(1..=rows).contains(&number) {
-            return Err(TuneError::BadOption {
-                option: "the row",
-                given: number.to_string(),
-                allowed: format!("1 to {rows}"),
-            });
-        }
-        table.entries.remove(number - 1);
-        Ok(())
-    })
-}
-
-/// Changes the table in a file, or begins it, while no other process does.
-fn change(
-    path: &Path,
-    device: &PlanDevice,
-    how: impl FnOnce(&mut PlanTable) -> Result<(), TuneError>,
-) -> Result<(), TuneError> {
-    // The file itself is replaced, so that a lock on it would be on the old one.
-    let lock = path.with_extension("lock");
-    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&lock);
-    let open = open.map_err(|error| TuneError::file(&lock, error))?;
-    open.lock().map_err(|error| TuneError::file(&lock, error))?;
-    let mut table = match path.exists() {
-        true => read_table(path).map_err(|error| TuneError::file(path, error))?.table,
-        false => PlanTable::new(device.clone()),
-    };
-    if table.device != *device {
-        let reason = format!("it is a table of {}, and this is {device}; move it away", table.device);
-        return Err(TuneError::file(path, reason));
-    }
-    how(&mut table)?;
-    write(path, &table)
-}
-
-/// Writes a table so that it is there whole or not at all.
-///
-/// # Errors
-/// [`TuneError::File`].
-pub fn write(path: &Path, table: &PlanTable) -> Result<(), TuneError> {
-    let text = table.to_json().map_err(|error| TuneError::file(path, error))?;
-    write_whole(path, &text)
-}
-
 #[cfg(test)]
 mod tests {
     use flashcore::{Attention, Device, PlanSetting, PlanTarget, Plans};
@@ -325,17 +230,11 @@ mod tests {
     use crate::board::BoardRow;
     use crate::trial::Verdict;
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("flashcore-plan-rows-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        folder
-    }
-
     fn problem(length: usize) -> Problem {
         Problem::builder().heads(4, 4).seq_len(length).build().unwrap()
     }
 
-    fn host() -> DeviceIdentity {
+    pub(super) fn host() -> DeviceIdentity {
         DeviceIdentity::cpu()
     }
 
@@ -348,7 +247,7 @@ mod tests {
         }
     }
 
-    fn of(length: usize, kernel: &str) -> PlanRow {
+    pub(super) fn of(length: usize, kernel: &str) -> PlanRow {
         let when = ("1a2b3c4d5e6f", 1_795_219_200);
         row(
             &problem(length),
@@ -396,7 +295,7 @@ mod tests {
 
     #[test]
     fn what_a_search_found_is_what_the_library_uses() {
-        let folder = folder("used");
+        let folder = super::file::tests::folder("used");
         let start = heuristics(&problem(100), &host()).unwrap().to_string();
         let (header, board) = found(&start, "cpu/m48n36");
         let row = of_board(&header, &board).unwrap();
@@ -444,49 +343,6 @@ mod tests {
             .build()
             .unwrap();
         assert!(of_board(&header, &board).unwrap_err().contains("without offsets"));
-    }
-
-    #[test]
-    fn two_that_write_at_once_lose_no_row() {
-        let folder = folder("two");
-        let device = device_of(&host());
-        std::thread::scope(|scope| {
-            for writer in 0..4 {
-                let (folder, device) = (&folder, &device);
-                scope.spawn(move || {
-                    for turn in 0..10 {
-                        keep(folder, device, of(64 * (1 + writer * 10 + turn), "cpu/m64n64")).unwrap();
-                        // Whole at any moment.
-                        read_table(&file_of(folder, device)).unwrap();
-                    }
-                });
-            }
-        });
-        let table = read_table(&file_of(&folder, &device)).unwrap().table;
-        assert_eq!(table.rows().count(), 40);
-        std::fs::remove_dir_all(&folder).unwrap();
-    }
-
-    #[test]
-    fn a_file_that_is_no_table_is_left_alone() {
-        let folder = folder("alone");
-        std::fs::create_dir_all(&folder).unwrap();
-        let device = device_of(&host());
-        let path = file_of(&folder, &device);
-        for text in ["not a table", r#"{"format": 7, "device": {}, "rows": []}"#] {
-            std::fs::write(&path, text).unwrap();
-            let error = keep(&folder, &device, of(64, "cpu/m64n64")).unwrap_err().to_string();
-            assert!(error.contains("move it away"), "{error}");
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        }
-        let other = PlanTable::new(PlanDevice {
-            target: "x86_64/none".to_string(),
-            ..device.clone()
-        });
-        write(&path, &other).unwrap();
-        let error = keep(&folder, &device, of(64, "cpu/m64n64")).unwrap_err().to_string();
-        assert!(error.contains("it is a table of"), "{error}");
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     /// A report on this host of kernels with ratios to the first of them.
