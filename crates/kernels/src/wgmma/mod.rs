@@ -57,6 +57,9 @@ const CLUSTERS: [u32; 2] = [1, 2];
 /// Registers a thread that the loop needs beyond what is counted: addresses, descriptors, bounds.
 const SCRATCH_REGISTERS: u32 = 16;
 
+/// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
+const REGISTERS_BESIDE_A_PRODUCT: u32 = 30;
+
 /// Bytes of an element of the output.
 const OUT_BYTES: u32 = 2;
 
@@ -205,7 +208,7 @@ impl Config {
         let needed = scores + output + probabilities + state + SCRATCH_REGISTERS;
         let allowed = self.registers().1;
         if needed <= allowed {
-            return Ok(());
+            return self.check_product(output);
         }
         Err(Refusal::Registers {
             needed,
@@ -215,6 +218,22 @@ impl Config {
             ),
             allowed,
             remedy: "fewer keys a tile or fewer rows need less",
+        })
+    }
+
+    /// Refuses a product that ptxas finds no registers for (C7600, C7602): it knows of the registers at launch only, not of
+    /// those that warpgroups take from the producer.
+    fn check_product(&self, output: u32) -> Result<(), Refusal> {
+        let needed = output + REGISTERS_BESIDE_A_PRODUCT;
+        let allowed = (65_536 / self.threads()).min(255);
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(Refusal::Registers {
+            needed,
+            what: format!("output {output}, beside a product's sums {REGISTERS_BESIDE_A_PRODUCT}"),
+            allowed,
+            remedy: "fewer rows a tile leave more to a thread",
         })
     }
 }
@@ -401,4 +420,24 @@ fn add_tensor(
         vec![stride(seq), stride(head), stride(batch)],
     )));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
+        let outcome = |id: &str, head_dim_v| {
+            let problem = Problem::builder().heads(4, 4).seq_len(256).head_dim(64).head_dim_v(head_dim_v);
+            let config = Config::from_id(id).unwrap();
+            plan(&problem.build().unwrap(), &config, Target::Sm90a, &KernelCache::default(), None).map(drop)
+        };
+        // Both sides of what ptxas takes.
+        assert_eq!(outcome("m192n32-s2-free-lazy", 192), Ok(()));
+        let refused = outcome("m192n32-s2-free-lazy", 200).unwrap_err().to_string();
+        assert!(refused.starts_with("at least 134 registers a thread"), "{refused}");
+        assert!(refused.contains("at most 128"), "{refused}");
+        assert_eq!(outcome("m128n32-s2-free-lazy", 256), Ok(()));
+    }
 }

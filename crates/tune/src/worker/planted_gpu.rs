@@ -35,7 +35,7 @@ fn wild_kernel() -> Result<Kernel, BuildErrors> {
     })
 }
 
-/// Writes a word over the output where the first word of Q, masked, is at least a bound.
+/// Writes words over the output where those of Q, masked, are at least a bound. Only the first lanes do.
 fn spoil_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("planted_spoil", WARP, |k| {
         let q = k.param_ptr::<u32>("q");
@@ -43,8 +43,10 @@ fn spoil_kernel() -> Result<Kernel, BuildErrors> {
         let mask = k.param::<u32>("mask");
         let bound = k.param::<u32>("bound");
         let value = k.param::<u32>("value");
-        let seen = q.load() & mask;
-        k.if_(seen.ge(bound).divergent(), || out.store(value));
+        let lanes = k.param::<u32>("lanes");
+        let seen = q.offset(k.lane()).load() & mask;
+        let spoils = seen.ge(bound) & k.lane().lt(lanes);
+        k.if_(spoils.divergent(), || out.offset(k.lane()).store(value));
     })
 }
 
@@ -96,10 +98,10 @@ pub(super) struct GpuPlanted<'a> {
 
 /// How far outside: 16 GB past the output.
 const FAR: u32 = u32::MAX - 63;
-/// Exponent bits of an fp16 element, and those of 8: what no normal input reaches.
-const LARGE: [u32; 2] = [0x7c00, 0x4800];
-/// A bit that half of all inputs have.
-const HALF: [u32; 2] = [1, 1];
+/// Magnitude of an fp16 element, 6, which normal inputs do not reach, and how many lanes look, each at a word.
+const LARGE: [u32; 3] = [0x7fff, 0x4600, WARP];
+/// A bit that half of all first words have.
+const HALF: [u32; 3] = [1, 1, 1];
 /// Two ones in fp16.
 const ONES: u32 = 0x3c00_3c00;
 
@@ -196,12 +198,12 @@ impl Subject for GpuPlanted<'_> {
             Conduct::OutOfBounds => self.spoil(&[("out", out, true)], &[FAR])?,
             Conduct::WrongSometimes | Conduct::WrongOnLargeScores => {
                 self.honest.call()?;
-                let [mask, bound] = if self.conduct == Conduct::WrongSometimes {
+                let [mask, bound, lanes] = if self.conduct == Conduct::WrongSometimes {
                     HALF
                 } else {
                     LARGE
                 };
-                self.spoil(&[("q", q, false), ("out", out, true)], &[mask, bound, ONES])?;
+                self.spoil(&[("q", q, false), ("out", out, true)], &[mask, bound, ONES, lanes])?;
             }
             Conduct::Unstable => {
                 self.honest.call()?;
