@@ -429,9 +429,20 @@ mod tests {
     #[test]
     fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
         let outcome = |id: &str, head_dim_v| {
-            let problem = Problem::builder().heads(4, 4).seq_len(256).head_dim(64).head_dim_v(head_dim_v);
+            let problem = Problem::builder()
+                .heads(4, 4)
+                .seq_len(256)
+                .head_dim(64)
+                .head_dim_v(head_dim_v);
             let config = Config::from_id(id).unwrap();
-            plan(&problem.build().unwrap(), &config, Target::Sm90a, &KernelCache::default(), None).map(drop)
+            plan(
+                &problem.build().unwrap(),
+                &config,
+                Target::Sm90a,
+                &KernelCache::default(),
+                None,
+            )
+            .map(drop)
         };
         // Both sides of what ptxas takes.
         assert_eq!(outcome("m192n32-s2-free-lazy", 192), Ok(()));
