@@ -7,7 +7,7 @@ use clap::Args;
 use flashcore::DeviceInfo;
 use flashcore_bench::Case;
 use flashcore_ir::Target;
-use flashcore_tune::strategy::{Kind, Outside, Strategy};
+use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::{Deadlines, Program, compilers_for};
 use flashcore_tune::{Outcome as Found, Request, Setup, TuneError, runs};
 use serde_json::json;
@@ -38,9 +38,10 @@ pub(crate) struct TuneArgs {
     /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE (replay:shipped)
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     device: String,
-    /// exhaustive, random, hill, single, elite, niches, the last three with +insights, too, ranked (docs/tune.md)
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_STRATEGY, value_parser = strategy, help_heading = "Search")]
-    strategy: Kind,
+    /// exhaustive, random, hill, single, elite, niches, the last three with +insights, too, ranked
+    /// (docs/tune.md) [default: ranked; elite where nothing models the device]
+    #[arg(long, value_name = "NAME", value_parser = strategy, help_heading = "Search")]
+    strategy: Option<Kind>,
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
     proposer: Option<String>,
@@ -76,8 +77,8 @@ pub(crate) struct TuneArgs {
     json: bool,
 }
 
-/// By replays of the shipped space (docs/tune.md).
-const DEFAULT_STRATEGY: &str = "elite";
+/// Without --strategy: the two that replays of the shipped space speak for, with a model of what kernels cost and without.
+const DEFAULTS: [Kind; 2] = [Kind::Ranked, Kind::Evolution(Population::Elite)];
 /// Finalists besides the first candidate.
 const FINALISTS: usize = 4;
 /// Longest that an outside proposer may think.
@@ -224,7 +225,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             (Box::new(outside), format!("outside: {command}"))
         }
         None => {
-            let kind = args.strategy;
+            let [modelled, otherwise] = DEFAULTS;
+            let default = if setup.advisor.is_some() { modelled } else { otherwise };
+            let kind = args.strategy.unwrap_or(default);
             if let Some(stale) = setup.stale_rates.filter(|_| kind.is_informed()) {
                 let note = format!("note: predicted with the profile's rates: {stale}");
                 anstream::eprint!("{}", style::wrap(&note, 2));

@@ -11,7 +11,17 @@ use std::path::PathBuf;
 use flashcore_bench::chart::{Line, Lines};
 use flashcore_tune::read_measured;
 use flashcore_tune::replay::{Comparison, Table, WITHIN, compare};
-use flashcore_tune::strategy::Kind;
+use flashcore_tune::strategy::{Kind, Population};
+
+/// Strategies in the charts, as many as are told apart at a glance; the text has all.
+const DRAWN: [Kind; 6] = [
+    Kind::Random,
+    Kind::HillClimbing,
+    Kind::Evolution(Population::Elite),
+    Kind::Evolution(Population::Niches),
+    Kind::Informed(Population::Elite),
+    Kind::Ranked,
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let usage = "usage: strategies FOLDER [FILE] [--seeds N] [--trials N]";
@@ -60,6 +70,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ],
             lines: compared
                 .iter()
+                .filter(|one| DRAWN.iter().any(|kind| kind.name() == one.strategy))
                 .map(|one| Line {
                     name: one.strategy.to_string(),
                     quartiles: one.quartiles.clone(),
