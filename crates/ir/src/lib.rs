@@ -16,6 +16,7 @@
 pub mod builder;
 pub mod cluster;
 mod convert;
+mod divide;
 pub mod error;
 pub mod fragment;
 pub mod inst;

@@ -10,11 +10,13 @@ use crate::kernel::{Condition, Kernel, Node, ParamKind};
 use crate::site::SiteId;
 use crate::types::RegClass;
 
+mod names;
 pub mod read;
 mod spell;
 mod spell_async;
 
-use spell::{param_type, reg_name, register_file, spell};
+use names::{param_type, reg_name, register_file};
+use spell::spell;
 
 /// Name of the array that shared memory is addressed from.
 const SHARED_SYMBOL: &str = "shared_memory";

@@ -1,10 +1,11 @@
 //! How each instruction, register and operand is spelled.
 
 use super::SHARED_SYMBOL;
+use super::names::{address, matrices, operand, reg_name, register_file, regs, space_name, untyped, vector};
 use super::spell_async::{bulk, cluster, mbar, wgmma};
 use crate::inst::{
-    Address, AtomOp, BinOp, Cache, Cmp, Cvt, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space, Special,
-    StoreSource, UnOp, VoteMode,
+    AtomOp, BinOp, Cache, Cmp, Cvt, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Special, StoreSource, UnOp,
+    VoteMode,
 };
 use crate::types::{Reg, RegClass, ScalarType};
 
@@ -434,93 +435,5 @@ fn special(which: Special) -> String {
         Special::MaxWarps => "%nwarpid".to_string(),
         Special::ClusterRank => "%cluster_ctarank".to_string(),
         Special::ClusterBlocks => "%cluster_nctarank".to_string(),
-    }
-}
-
-/// Prefix of a class's registers and the type they are declared with.
-pub(super) fn register_file(class: RegClass) -> (&'static str, &'static str) {
-    match class {
-        RegClass::Pred => ("p", "pred"),
-        RegClass::B16 => ("h", "b16"),
-        RegClass::B32 => ("r", "b32"),
-        RegClass::B64 => ("rd", "b64"),
-        RegClass::F32 => ("f", "f32"),
-    }
-}
-
-/// The type of instructions that move bits without reading them as numbers.
-fn untyped(ty: ScalarType) -> &'static str {
-    match ty.class() {
-        RegClass::Pred => "pred",
-        RegClass::B16 => "b16",
-        RegClass::B32 => "b32",
-        RegClass::B64 => "b64",
-        RegClass::F32 => "f32",
-    }
-}
-
-pub(super) fn param_type(ty: ScalarType) -> &'static str {
-    match ty {
-        ScalarType::F16x2 | ScalarType::BF16x2 | ScalarType::E4M3x4 | ScalarType::Pred => "b32",
-        ScalarType::F16 | ScalarType::BF16 | ScalarType::E4M3x2 => "b16",
-        ScalarType::E4M3 => "b8",
-        _ => ty.ptx(),
-    }
-}
-
-pub(super) fn reg_name(reg: Reg) -> String {
-    format!("%{}{}", register_file(reg.class).0, reg.index)
-}
-
-pub(super) fn regs(first: Reg, count: u32) -> String {
-    if count == 1 {
-        return reg_name(first);
-    }
-    let list: Vec<String> = (0..count).map(|i| reg_name(first.plus(i))).collect();
-    format!("{{{}}}", list.join(", "))
-}
-
-/// Registers of 8×8 matrices: in braces even where there is one.
-fn matrices(first: Reg, count: u32) -> String {
-    let list: Vec<String> = (0..count).map(|i| reg_name(first.plus(i))).collect();
-    format!("{{{}}}", list.join(", "))
-}
-
-pub(super) fn operand(operand: &Operand, ty: ScalarType) -> String {
-    match operand {
-        Operand::Reg(reg) => reg_name(*reg),
-        Operand::Imm(bits) => match ty {
-            ScalarType::F32 => format!("0f{:08X}", *bits as u32),
-            ScalarType::S32 => (*bits as u32 as i32).to_string(),
-            ScalarType::S64 => (*bits as i64).to_string(),
-            _ => bits.to_string(),
-        },
-    }
-}
-
-pub(super) fn address(addr: &Address) -> String {
-    let base = match addr.base {
-        Operand::Reg(reg) => reg_name(reg),
-        Operand::Imm(bits) => bits.to_string(),
-    };
-    match addr.offset {
-        0 => format!("[{base}]"),
-        offset => format!("[{base}+{offset}]"),
-    }
-}
-
-fn space_name(space: Space) -> &'static str {
-    match space {
-        Space::Global => "global",
-        Space::Shared => "shared",
-        Space::Cluster => "shared::cluster",
-    }
-}
-
-fn vector(count: u32) -> &'static str {
-    match count {
-        2 => ".v2",
-        4 => ".v4",
-        _ => "",
     }
 }

@@ -1,6 +1,6 @@
 //! How the instructions of clusters, mbarriers, bulk copies and warpgroups are spelled.
 
-use super::spell::{address, operand, reg_name, regs};
+use super::names::{address, operand, reg_name, regs};
 use crate::inst::Major;
 use crate::inst::{Address, BulkInst, ClusterInst, L2Hint, MbarInst, Operand, Scope, WgmmaA, WgmmaInput, WgmmaInst};
 use crate::types::ScalarType;
