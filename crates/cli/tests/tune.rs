@@ -343,3 +343,33 @@ fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
     assert!(!host.status.success() && said.contains("nothing here models"), "{said}");
     std::fs::remove_dir_all(&home).unwrap();
 }
+
+#[test]
+fn a_ranked_run_that_is_taken_up_again_ranks_as_it_did() {
+    let home = folder("ranked");
+    let file = home.join("space.json");
+    std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
+    let (device, kept) = (file.display(), home.join("run"));
+    let words = format!(
+        "tune mission --device replay:{device} --strategy ranked --budget 12 --json --folder {}",
+        kept.display()
+    );
+    let whole = json(&mut flashcore(&words, &home));
+    let predicted = |trial: &Trial| -> Option<f64> {
+        let micros = trial.origin.strip_prefix("predicted ")?.strip_suffix(" µs")?;
+        micros.parse().ok()
+    };
+    let first: Vec<f64> = trials(&whole).iter().filter_map(predicted).collect();
+    assert!(first.len() > 2 && first.len() <= 8, "{whole:#}");
+    assert!(first.windows(2).all(|pair| pair[0] <= pair[1]), "{first:?}");
+    assert!(predicted(&trials(&whole)[1]).is_some(), "{whole:#}");
+
+    // Cut off among those that were ranked, and taken up again.
+    let text = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
+    let begun: String = text.split_inclusive('\n').take(3).collect();
+    std::fs::write(kept.join("trials.jsonl"), begun).unwrap();
+    std::fs::remove_file(kept.join("board.json")).unwrap();
+    let resumed = json(&mut flashcore(&format!("{words} --resume"), &home));
+    assert_eq!(essence(&resumed), essence(&whole));
+    std::fs::remove_dir_all(&home).unwrap();
+}
