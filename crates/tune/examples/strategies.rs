@@ -1,9 +1,9 @@
 //! Compares strategies on spaces that were measured once: how near the best after so many trials, from the slowest
 //! config that works, over 50 seeds. Writes a page with a chart for each problem, and all numbers as text.
 //!
-//! usage: strategies FOLDER [FILE] [--seeds N] [--trials N]
+//! usage: strategies FOLDER [FILE] [--seeds N] [--trials N] [--only NAMES]
 //!
-//! FILE: measured spaces; without it those that come with the crate.
+//! FILE: measured spaces; without it those that come with the crate. NAMES: strategies, in place of all but `exhaustive`.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -24,13 +24,18 @@ const DRAWN: [Kind; 6] = [
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let usage = "usage: strategies FOLDER [FILE] [--seeds N] [--trials N]";
+    let usage = "usage: strategies FOLDER [FILE] [--seeds N] [--trials N] [--only NAMES]";
     let (mut places, mut seeds, mut trials) = (Vec::new(), 50, 200);
+    let mut only: Vec<Kind> = Kind::ALL[1..].to_vec();
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--seeds" => seeds = args.next().ok_or(usage)?.parse()?,
             "--trials" => trials = args.next().ok_or(usage)?.parse()?,
+            "--only" => {
+                let names = args.next().ok_or(usage)?;
+                only = names.split(',').map(str::parse).collect::<Result<_, _>>()?;
+            }
             _ => places.push(arg),
         }
     }
@@ -46,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for table in &measured.tables {
         // Exhaustive search has no seeds, and says how its families are ordered.
         let advisor = measured.advisor(&table.case.problem);
-        let kinds: Vec<Kind> = Kind::ALL[1..]
+        let kinds: Vec<Kind> = only
             .iter()
             .copied()
             .filter(|kind| advisor.is_some() || !kind.is_informed())

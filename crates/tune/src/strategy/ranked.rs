@@ -1,15 +1,19 @@
-//! The best by prediction first: a part of the space is drawn and ordered by the time that the cost model predicts, the
-//! first eight of it are timed, and evolution goes on from the best of them.
+//! The best by prediction first: a part of the space is drawn and ordered by the time that the cost model predicts, so
+//! are configs beside the first eight of it; the first eight of all are timed, and evolution goes on from the best of them.
 
 use flashcore_problem::rng::Rng;
 
+use super::simple::shuffle;
 use super::{Evolution, Population, Proposal, Strategy};
 use crate::error::TuneError;
 use crate::space::Space;
 use crate::trial::History;
 
-/// Configs whose times are predicted: a prediction takes as long as a trial or two on a core, and all cores predict.
+/// Configs drawn, whose times are predicted: a prediction takes as long as a trial or two on a core, and all cores
+/// predict.
 const DRAWN: usize = 96;
+/// The same beside the first of those.
+const BESIDE: usize = 96;
 /// Those of them that are timed first.
 const FIRST: usize = 8;
 /// Draws for each config that is to be found.
@@ -49,9 +53,27 @@ impl Ranked {
         }
     }
 
-    /// Configs drawn, the best by prediction first; equals by name, so that the order does not depend on who was drawn
-    /// when.
+    /// The first of those drawn and of those beside them.
     fn rank(&mut self, space: &Space) -> Vec<(String, f64)> {
+        let drawn = self.draw(space);
+        let mut ranked = self.ordered(&drawn);
+        let first = ranked.iter().take(FIRST);
+        let mut beside: Vec<String> = Vec::new();
+        for near in first.flat_map(|(id, _)| space.neighbours(id)) {
+            if !drawn.contains(&near) && !beside.contains(&near) {
+                beside.push(near);
+            }
+        }
+        shuffle(&mut beside, &mut self.rng);
+        beside.truncate(BESIDE);
+        ranked.extend(self.ordered(&beside));
+        sort(&mut ranked);
+        ranked.truncate(FIRST);
+        ranked
+    }
+
+    /// Different configs of the space.
+    fn draw(&mut self, space: &Space) -> Vec<String> {
         let mut drawn: Vec<String> = Vec::new();
         for _ in 0..DRAWN * DRAWS_EACH {
             match space.sample(&mut self.rng) {
@@ -63,13 +85,21 @@ impl Ranked {
                 break;
             }
         }
-        let times = (self.predict)(&drawn);
-        let timed = drawn.into_iter().zip(times);
-        let mut ranked: Vec<(String, f64)> = timed.filter_map(|(id, micros)| Some((id, micros?))).collect();
-        ranked.sort_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
-        ranked.truncate(FIRST);
+        drawn
+    }
+
+    /// Those of which there is a prediction, the best first.
+    fn ordered(&self, ids: &[String]) -> Vec<(String, f64)> {
+        let timed = ids.iter().zip((self.predict)(ids));
+        let mut ranked: Vec<(String, f64)> = timed.filter_map(|(id, micros)| Some((id.clone(), micros?))).collect();
+        sort(&mut ranked);
         ranked
     }
+}
+
+/// The fastest first; equals by name, so that the order does not depend on who was drawn when.
+fn sort(ranked: &mut [(String, f64)]) {
+    ranked.sort_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
 }
 
 impl Strategy for Ranked {

@@ -115,7 +115,7 @@ impl Strategy for HillClimbing {
     }
 }
 
-fn shuffle<T>(items: &mut [T], rng: &mut Rng) {
+pub(super) fn shuffle<T>(items: &mut [T], rng: &mut Rng) {
     for i in (1..items.len()).rev() {
         items.swap(i, rng.below(i + 1));
     }
