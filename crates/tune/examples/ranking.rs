@@ -1,10 +1,10 @@
 //! How far a ranking by the cost model's predictions can be trusted: predicts every config of spaces that were measured
 //! once, and says where the truly best of each problem stands in the ranking.
 //!
-//! usage: ranking FILE [--measured RATES] [--drawn N]
+//! usage: ranking FILE [--measured RATES] [--drawn N] [--configs]
 //!
 //! FILE: measured spaces. RATES: what `flashcore device` measured on the card. N: predict so many configs drawn at
-//! random, in place of all.
+//! random, in place of all. With `--configs`, a line for each config: its id, its time and the predicted one, µs.
 
 use std::path::Path;
 use std::time::Instant;
@@ -27,13 +27,14 @@ const RESAMPLES: u64 = 1000;
 const PART: usize = 96;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let usage = "usage: ranking FILE [--measured RATES] [--drawn N]";
-    let (mut file, mut card, mut most) = (None, None, usize::MAX);
+    let usage = "usage: ranking FILE [--measured RATES] [--drawn N] [--configs]";
+    let (mut file, mut card, mut most, mut configs) = (None, None, usize::MAX, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--measured" => card = Some(DeviceRates::read(Path::new(&args.next().ok_or(usage)?))?.card()),
             "--drawn" => most = args.next().ok_or(usage)?.parse()?,
+            "--configs" => configs = true,
             _ => file = Some(arg),
         }
     }
@@ -67,6 +68,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "  rates      Spearman  measured/predicted   best stands at  first 8 lose  8 of 96 lose  8 drawn lose"
         );
         report("profile's", table, &timed, &observed, profile, None);
+        if configs {
+            for (row, observed) in timed.iter().zip(&observed) {
+                let micros = observed.as_ref().map(|observed| observed.predict(profile, &[]).micros);
+                println!("  {} {} {:.3}", row.0, row.1, micros.unwrap_or(f64::NAN));
+            }
+        }
         if let Some(card) = &card {
             report("measured", table, &timed, &observed, profile, Some(card));
         }

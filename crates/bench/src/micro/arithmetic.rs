@@ -17,7 +17,8 @@ pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
 
 /// `x = a·x + b` with a = b = 1, which the compiler cannot know: each chain counts its steps.
 fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
-    const STEPS: u32 = 8;
+    // Many, as the loop's own instructions take slots from the products.
+    const STEPS: u32 = 64;
     let kernel = Kernel::build("micro_fma", THREADS, |k| {
         let out = k.param_ptr_mut::<f32>("out");
         let (rounds, a, b) = (k.param::<u32>("rounds"), k.param::<f32>("a"), k.param::<f32>("b"));
@@ -31,7 +32,7 @@ fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
         let sum = chains[1..].iter().fold(chains[0].get(), |sum, x| sum + x.get());
         out.offset(k.block_idx(0) * THREADS + k.thread_idx()).store(sum);
     })?;
-    let (blocks, rounds) = (BLOCKS_PER_SM * scale.sms, scale.rounds(900));
+    let (blocks, rounds) = (BLOCKS_PER_SM * scale.sms, scale.rounds(110));
     let right = move |index: usize, word: u32| {
         let lane = (index % 32) as u32;
         let sum: u32 = (0..CHAINS).map(|i| lane + i + rounds * STEPS).sum();
