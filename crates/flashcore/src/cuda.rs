@@ -57,7 +57,8 @@ impl CudaAttention {
         let Some(config) = self.config else {
             let judge = |plan: &Plan| match self.load(plan) {
                 Ok(functions) => Ok(Ok(functions)),
-                Err(CudaError::Module(refusal)) => Ok(Err(Refusal::Compiler {
+                // Another kernel may do, where this driver's compiler does not take one or makes something unfit of it.
+                Err(refusal @ (CudaError::Module(_) | CudaError::Compile(_))) => Ok(Err(Refusal::Compiler {
                     message: refusal.to_string(),
                 })),
                 Err(error) => Err(error),

@@ -70,7 +70,7 @@ pub enum Kind {
     Evolution(Population),
     /// Evolution with mutations weighed by claims.
     Informed(Population),
-    /// The best by prediction first, then evolution.
+    /// The best by prediction first, then evolution with mutations weighed by claims.
     Ranked,
 }
 
@@ -115,9 +115,7 @@ impl Kind {
             }
             Kind::Evolution(Population::Niches) => "evolution: the best of each family and class of tile",
             Kind::Informed(_) => "the same, with levers weighed by claims of simulator, compiler and cost model",
-            Kind::Ranked => {
-                "the best eight of a part of the space by predicted time, then evolution from the best three"
-            }
+            Kind::Ranked => "the best eight of a part of the space by predicted time, then as elite+insights",
         }
     }
 
@@ -150,7 +148,9 @@ impl Kind {
             }
             Kind::Ranked => {
                 let advisor = needed(Population::Elite.name())?;
-                Box::new(Ranked::new(seed, Box::new(move |ids| advisor.micros(ids))))
+                let predicting = advisor.clone();
+                let ranked = Ranked::new(seed, Box::new(move |ids| predicting.micros(ids)));
+                Box::new(ranked.informed(advisor))
             }
         })
     }

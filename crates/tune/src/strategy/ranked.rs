@@ -7,6 +7,7 @@ use flashcore_problem::rng::Rng;
 use super::simple::shuffle;
 use super::{Evolution, Population, Proposal, Strategy};
 use crate::error::TuneError;
+use crate::insight::{Advisor, Insights};
 use crate::space::Space;
 use crate::trial::History;
 
@@ -55,6 +56,13 @@ impl Ranked {
             first: None,
             then: Evolution::new(Population::Elite, seed).settled(),
         }
+    }
+
+    /// The same, with the mutations of its evolution weighed by claims.
+    #[must_use]
+    pub fn informed(mut self, advisor: Advisor) -> Ranked {
+        self.then = self.then.informed(advisor);
+        self
     }
 
     /// The first of those drawn and of those beside them.
@@ -128,6 +136,10 @@ impl Strategy for Ranked {
             Some((id, micros)) => Ok(Some(Proposal::new(id, format!("predicted {micros:.1} µs")))),
             None => self.then.propose(history, space),
         }
+    }
+
+    fn insights(&mut self, history: &History, space: &Space) -> Option<&Insights> {
+        self.then.insights(history, space)
     }
 }
 
