@@ -113,6 +113,9 @@ pub(crate) struct ProtocolArgs {
     /// Untimed time of a subject before each batch of a long kernel in hot mode
     #[arg(long, value_name = "MILLISECONDS")]
     steady_lead: Option<f64>,
+    /// Rounds of the sustained mode, in place of 8; --budget does not end them
+    #[arg(long, value_name = "N")]
+    sustained_rounds: Option<u32>,
     /// Difference that matters, such as 1% or 0.01
     #[arg(long, value_name = "SHARE", value_parser = share)]
     threshold: Option<f64>,
@@ -137,6 +140,7 @@ impl ProtocolArgs {
         }
         options.budget_ms = self.budget.map_or(options.budget_ms, |seconds| seconds * 1e3);
         options.steady_lead_us = self.steady_lead.map_or(options.steady_lead_us, |ms| ms * 1e3);
+        options.sustained_rounds = self.sustained_rounds.unwrap_or(options.sustained_rounds);
         options.seed = self.seed.unwrap_or(options.seed);
         Request {
             modes: self.mode.clone(),
