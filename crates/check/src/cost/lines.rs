@@ -25,7 +25,7 @@ impl Observation {
     /// use flashcore_ir::{Profile, Target};
     /// use flashcore_kernels::Plan;
     /// use flashcore_problem::Problem;
-    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m16n16-w1x1-s2-b1-qsh-xor-lazy".parse()?, Target::Sm89)?;
+    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".parse()?, Target::Sm89)?;
     /// let hottest = Observation::of(&plan)?.hottest(Resource::Tensor, Profile::named("l4").unwrap());
     /// let hottest = hottest.ok_or("products")?;
     /// assert!(hottest.line.file.contains("mma") && hottest.share > 0.3);
