@@ -235,7 +235,41 @@ impl Subject for GpuPlanted<'_> {
 
 #[cfg(test)]
 mod tests {
+    use flashcore_problem::{InputKind, Inputs, POISON, Problem};
+    use flashcore_sim::{SimOptions, simulate};
+
     use super::*;
+
+    /// The output after the plant looked at the queries of such inputs, and of poison before.
+    fn spoiled(kind: InputKind, seed: u64, rest: &[u32]) -> Vec<u8> {
+        let problem = Problem::builder().heads(1, 1).seq_len(77).head_dim(64).build().unwrap();
+        let q = Inputs::generate(&problem, kind, seed).q;
+        let (kernel, bytes) = (spoil_kernel().unwrap(), q.bytes().len());
+        let launch = launch(&[("q", bytes, false), ("out", bytes, true)], rest);
+        let mut buffers = [q.bytes().to_vec(), vec![POISON; bytes]];
+        let report = simulate(&kernel, &launch, &mut buffers, &SimOptions::default()).unwrap();
+        assert!(report.is_clean(), "{:?}", report.findings);
+        let [_, out] = buffers;
+        out
+    }
+
+    /// One that never showed would make a gate look tight that nothing went through.
+    #[test]
+    fn large_inputs_show_and_normal_ones_do_not() {
+        let large = [LARGE[0], LARGE[1], ONES, LARGE[2]];
+        for seed in 0..20 {
+            let shows = |kind| spoiled(kind, seed, &large).iter().any(|byte| *byte != POISON);
+            assert!(shows(InputKind::Extremes), "seed {seed}");
+            assert!(!shows(InputKind::Normal), "seed {seed}");
+        }
+        let half = [HALF[0], HALF[1], ONES, HALF[2]];
+        let shows = |seed: &u64| {
+            spoiled(InputKind::Normal, *seed, &half)
+                .iter()
+                .any(|byte| *byte != POISON)
+        };
+        assert!((4..=16).contains(&(0..20).filter(shows).count()));
+    }
 
     #[test]
     fn the_planted_kernels_build() {
