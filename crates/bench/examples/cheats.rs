@@ -14,7 +14,7 @@ use flashcore_bench::defences::{Reason, inspect, judge_cold, time_cold};
 use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuRig, GpuStopwatch, GpuTools, TensorSet};
 use flashcore_bench::{HostInputs, LaunchMode, Subject, SubjectInfo, Trouble};
 use flashcore_cuda::{CudaError, Function, Module, ModuleOptions, PreparedLaunch};
-use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch, Target};
+use flashcore_ir::{Arg, BufferSpec, BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_kernels::Plan;
 
 const THREADS: u32 = 256;
@@ -157,7 +157,10 @@ impl<'a> Workshop<'a> {
 fn main() -> Result<(), Box<dyn Error>> {
     let argument = std::env::args().nth(1);
     if argument.as_deref() == Some("--ptx") {
-        print!("{}", with_hints(&decode_plan(Target::Sm90a)?.main.kernel.to_ptx()));
+        print!(
+            "{}",
+            with_hints(&decode_plan(Target::Sm90a.into())?.main.kernel.to_ptx())
+        );
         return Ok(());
     }
     let problem = Problem::named(argument.as_deref().unwrap_or("mission"))?;
@@ -170,10 +173,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (stream, other) = (Stream::new(&context)?, Stream::new(&context)?);
     let tools = GpuTools::new(&stream)?;
-    let (major, minor) = context.info().compute_capability;
-    let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
+    let chip = context.info().chip();
     let config: Config = "scalar/naive-t128-v16".parse()?;
-    let plan = Plan::new(&problem, &config, target)?;
+    let plan = Plan::new(&problem, &config, chip)?;
     let bed = GpuBed::new(&stream, &problem, plan.workspace_bytes())?;
     let load = |kernel: &Kernel| Function::load(&context, kernel, &ModuleOptions::default());
     let function = load(&plan.main.kernel)?;
@@ -234,7 +236,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("cold", false, None),
         ("persisting", true, Some(Reason::PersistingCache)),
     ] {
-        let (flushed, rotating) = cold(&stream, &tools, target, hint)?;
+        let (flushed, rotating) = cold(&stream, &tools, chip, hint)?;
         let found = judge_cold(flushed, rotating).map(|(reason, _)| reason);
         let detail = format!("{flushed:.1} µs after a flush, {rotating:.1} µs on memory never cached");
         report(name, expected, found, &detail);
@@ -247,19 +249,19 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Decode over 8 MB of K and V: small beside L2, and all there is to read.
-fn decode_plan(target: Target) -> Result<Plan, Box<dyn Error>> {
+fn decode_plan(chip: Chip) -> Result<Plan, Box<dyn Error>> {
     let problem = Problem::builder()
         .heads(32, 32)
         .seq_len_q(1)
         .seq_len_kv(1024)
         .head_dim(64)
         .build()?;
-    Ok(Plan::new(&problem, &"scalar/naive-t64-v16".parse()?, target)?)
+    Ok(Plan::new(&problem, &"scalar/naive-t64-v16".parse()?, chip)?)
 }
 
 /// Times a decode kernel cold in both ways; with `hint`, its loads ask L2 to keep the lines through anything.
-fn cold(stream: &Stream, tools: &GpuTools, target: Target, hint: bool) -> Result<(f64, f64), Box<dyn Error>> {
-    let plan = decode_plan(target)?;
+fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f64, f64), Box<dyn Error>> {
+    let plan = decode_plan(chip)?;
     let problem = &plan.problem;
     let ptx = if hint {
         with_hints(&plan.main.kernel.to_ptx())

@@ -17,7 +17,7 @@ use flashcore_bench::simulate::{Noise, SimulatedGpu};
 use flashcore_bench::stats::median;
 use flashcore_bench::{LaunchMode, Mode, Options, Subject, SubjectInfo, measure, problems};
 use flashcore_cuda::{Function, ModuleOptions};
-use flashcore_ir::Target;
+
 use flashcore_kernels::{KernelCache, Plan, Step, select};
 
 /// Least length of a chain, µs: a planted 3 % of it is then long beside what launching the planted kernel costs.
@@ -63,12 +63,11 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
     let stream = Stream::new(context)?;
     let tools = GpuTools::new(&stream)?;
     let case = &problems::cases(problem, None)?[0];
-    let (major, minor) = context.info().compute_capability;
-    let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
+    let chip = context.info().chip();
     let kernels = KernelCache::default();
     let plan = match kernel {
-        Some(id) => Plan::with_cache(&case.problem, &id.parse::<Config>()?, target, &kernels)?,
-        None => select(&case.problem, target, 16, &kernels)?.plan,
+        Some(id) => Plan::with_cache(&case.problem, &id.parse::<Config>()?, chip, &kernels)?,
+        None => select(&case.problem, chip, 16, &kernels)?.plan,
     };
     let bed = GpuBed::new(&stream, &case.problem, plan.workspace_bytes())?;
     let subject = |place: usize, launching| KernelSubject::new(&stream, &plan, &[bed.tensors(place)], launching);

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use flashcore::{Attention, Context, KernelId, PlanDevice, PlanTarget, Plans};
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::{Function, ModuleOptions};
-use flashcore_ir::Target;
+use flashcore_ir::Chip;
 use flashcore_kernels::{Config, KernelCache, Plan, Step, Suggestion, near, select_among};
 use flashcore_problem::Problem;
 use rayon::prelude::*;
@@ -32,13 +32,13 @@ pub const KERNEL_WORDS: [(&str, &str); 3] = [
 pub(crate) fn plans(
     request: &Request,
     problem: &Problem,
-    target: Target,
+    chip: Chip,
     tables: &Plans,
     kernels: &KernelCache,
 ) -> (Vec<Plan>, Vec<Absent>) {
     // Allocations of the bench itself begin at multiples of 256 bytes.
     let chosen = |word: &str, rows: &[Suggestion]| {
-        let choice = select_among(problem, target, 16, rows, kernels);
+        let choice = select_among(problem, chip, 16, rows, kernels);
         choice
             .map(|choice| choice.plan.config)
             .map_err(|error| left_out(word, &error))
@@ -47,7 +47,7 @@ pub(crate) fn plans(
         match word.as_str() {
             "default" => vec![chosen(word, &tables.suggestions(problem))],
             "heuristics" => vec![chosen(word, &[])],
-            "near" => near(problem, target, kernels).into_iter().map(Ok).collect(),
+            "near" => near(problem, chip, kernels).into_iter().map(Ok).collect(),
             id => vec![match id.parse() {
                 Ok(KernelId::Gpu(config)) => Ok(config),
                 Ok(KernelId::Cpu(_)) => Err(left_out(id, &"it runs on the CPU; ask for the device cpu")),
@@ -57,7 +57,7 @@ pub(crate) fn plans(
     };
     let (configs, mut absent) = apart(words(request, "default").iter().flat_map(configs).collect());
     let plan = |config: &Config| {
-        let plan = Plan::with_cache(problem, config, target, kernels);
+        let plan = Plan::with_cache(problem, config, chip, kernels);
         plan.map_err(|refusal| left_out(&config.to_string(), &refusal))
     };
     let (plans, refused) = apart(once_each(&configs).into_par_iter().map(plan).collect());
@@ -72,12 +72,11 @@ pub(crate) fn plans(
 /// Plan tables that are named and cannot be read.
 pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, Vec<String>)>, BenchError> {
     let info = context.info();
-    let (major, minor) = info.compute_capability;
-    let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
+    let chip = info.chip();
     let tables = Plans::load(&PlanTarget::Device(PlanDevice::cuda(info))).map_err(flashcore::Error::from)?;
     let kernels = KernelCache::default();
     let ids = |case: &Case| {
-        let (plans, _) = plans(request, &case.problem, target, &tables, &kernels);
+        let (plans, _) = plans(request, &case.problem, chip, &tables, &kernels);
         let ids = plans.iter().map(|plan| plan.config.to_string()).collect();
         (case.problem.clone(), ids)
     };

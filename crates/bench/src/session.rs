@@ -2,7 +2,7 @@
 
 use flashcore::{Attention, Device, PlanDevice, PlanTarget, Plans};
 use flashcore_cuda::{DeviceSlice, Stream};
-use flashcore_ir::Target;
+
 use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
 
@@ -160,8 +160,7 @@ fn run_cuda(
     watcher: &mut dyn Watcher,
 ) -> Result<Report, BenchError> {
     let info = stream.context().info().clone();
-    let (major, minor) = info.compute_capability;
-    let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
+    let chip = info.chip();
     let tools = GpuTools::new(stream)?;
     let floor = gpu::floor(&tools, stream)?;
     let device = DeviceIdentity::cuda(&info);
@@ -183,7 +182,7 @@ fn run_cuda(
     let kernels = KernelCache::default();
     for (index, case) in request.cases.iter().enumerate() {
         watcher.case(case, index, request.cases.len());
-        let (plans, mut absent) = plans(request, &case.problem, target, &tables, &kernels);
+        let (plans, mut absent) = plans(request, &case.problem, chip, &tables, &kernels);
         let (plans, not_compiled) = compiled(stream.context(), plans);
         absent.extend(not_compiled);
         let workspace = plans

@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use flashcore::{DType, DeviceInfo, InputKind, Layout, Mask, Problem, ProblemError};
-use flashcore_ir::{PROFILES, Profile, Target};
+use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::NAMED_PROBLEMS;
 
 use crate::machine;
@@ -206,6 +206,7 @@ fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Card {
     pub(crate) target: Target,
+    pub(crate) sms: u32,
     pub(crate) profile: Option<&'static Profile>,
 }
 
@@ -216,6 +217,7 @@ impl Card {
             let (major, minor) = info.compute_capability;
             Some(Card {
                 target: Target::for_capability(major, minor).filter(|target| target.is_supported())?,
+                sms: info.multiprocessors,
                 profile: Profile::of_device(&info.name, info.multiprocessors),
             })
         };
@@ -223,26 +225,40 @@ impl Card {
             .unwrap_or_default()
             .iter()
             .find_map(here)
-            .unwrap_or(Card {
-                target: PROFILES[0].target,
-                profile: Some(&PROFILES[0]),
-            })
+            .unwrap_or(Card::of(&PROFILES[0]))
     }
 
     /// A card by the name of a profile, or an architecture.
     pub(crate) fn parse(name: &str) -> Result<Card, String> {
         if let Some(profile) = Profile::named(name) {
-            return Ok(Card {
-                target: profile.target,
-                profile: Some(profile),
-            });
+            return Ok(Card::of(profile));
         }
         match Target::from_name(name) {
-            Some(target) => Ok(Card { target, profile: None }),
+            Some(target) => Ok(Card {
+                target,
+                sms: Chip::from(target).sms,
+                profile: None,
+            }),
             None => Err(format!(
                 "known are {}, and architectures such as sm_89 (`flashcore list profiles`)",
                 Profile::names()
             )),
+        }
+    }
+
+    fn of(profile: &'static Profile) -> Card {
+        Card {
+            target: profile.target,
+            sms: profile.sms,
+            profile: Some(profile),
+        }
+    }
+
+    /// What kernels are chosen for.
+    pub(crate) fn chip(&self) -> Chip {
+        Chip {
+            target: self.target,
+            sms: self.sms,
         }
     }
 

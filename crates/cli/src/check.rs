@@ -81,7 +81,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;
     if let Some(stop) = args.stop_after {
-        plan = Plan::with_stage(&problem, &plan.config, card.target, stop).map_err(Failure::failed)?;
+        plan = Plan::with_stage(&problem, &plan.config, card.chip(), stop).map_err(Failure::failed)?;
     }
     let planted = match args.plant.as_deref() {
         Some(mistake) => Some(plant(mistake, &mut plan)?),

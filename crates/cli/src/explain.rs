@@ -344,7 +344,7 @@ fn plan_text(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice,
 /// Every config, and why it is refused if it is.
 fn every_config(problem: &Problem, card: Card) -> Vec<(Config, Option<String>)> {
     let kernels = KernelCache::default();
-    let refusal = |config: &Config| Plan::with_cache(problem, config, card.target, &kernels).err();
+    let refusal = |config: &Config| Plan::with_cache(problem, config, card.chip(), &kernels).err();
     Config::all()
         .into_iter()
         .map(|config| (config, refusal(&config).map(|refusal| refusal.to_string())))

@@ -39,7 +39,7 @@ pub(crate) fn all_of(device: &Device) -> Vec<String> {
 
 /// Ids and names of the ladder's rungs on a card, lowest first.
 pub(crate) fn rungs(problem: &Problem, card: Card) -> impl Iterator<Item = (String, &'static str)> {
-    let rungs = ladder::rungs(problem, card.target).into_iter();
+    let rungs = ladder::rungs(problem, card.chip()).into_iter();
     rungs.map(|rung| (rung.config.to_string(), rung.label))
 }
 

@@ -25,9 +25,9 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
     match config {
         None => {
             let rows = plans(card)?.suggestions(problem);
-            select_among(problem, card.target, 16, &rows, &KernelCache::default()).map_err(Failure::failed)
+            select_among(problem, card.chip(), 16, &rows, &KernelCache::default()).map_err(Failure::failed)
         }
-        Some(config) => match Plan::new(problem, &config, card.target) {
+        Some(config) => match Plan::new(problem, &config, card.chip()) {
             Ok(plan) => Ok(Choice {
                 plan,
                 why: "it was asked for by name".to_string(),

@@ -247,7 +247,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         strategy_name,
         seed: args.seed,
         space: setup.space,
-        target: setup.target,
+        chip: setup.chip,
         start: args.start.clone().unwrap_or(setup.start),
         trials,
         time,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use flashcore_ir::{Chip, Target};
+
 use crate::error::CudaError;
 use crate::raw::{Driver, driver};
 use crate::sys::device_attribute as attribute;
@@ -77,6 +79,16 @@ impl DeviceInfo {
     pub fn architecture(&self) -> String {
         let (major, minor) = self.compute_capability;
         format!("sm_{major}{minor}")
+    }
+
+    /// What kernels are chosen for here. An architecture newer than those that kernels know counts as `sm_80`, whose PTX
+    /// a driver compiles for every later one.
+    pub fn chip(&self) -> Chip {
+        let (major, minor) = self.compute_capability;
+        Chip {
+            target: Target::for_capability(major, minor).unwrap_or(Target::Sm80),
+            sms: self.multiprocessors,
+        }
     }
 
     pub(crate) fn query(driver: &Driver, ordinal: u32) -> Result<Self, CudaError> {

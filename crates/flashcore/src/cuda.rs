@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
-use flashcore_ir::{BufferSpec, Target};
+use flashcore_ir::{BufferSpec, Chip};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Refusal, Step, select_with};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
@@ -25,7 +25,7 @@ pub(crate) struct Prepared {
 #[derive(Debug)]
 pub(crate) struct CudaAttention {
     context: Context,
-    target: Target,
+    chip: Chip,
     config: Option<Config>,
     kernels: KernelCache,
     recent: Mutex<VecDeque<(Problem, u32, Arc<Prepared>)>>,
@@ -33,11 +33,10 @@ pub(crate) struct CudaAttention {
 
 impl CudaAttention {
     pub(crate) fn new(context: Context, config: Option<Config>) -> CudaAttention {
-        let (major, minor) = context.info().compute_capability;
         CudaAttention {
-            context,
             // `Device::cuda` lets only supported devices through.
-            target: Target::for_capability(major, minor).unwrap_or(Target::Sm80),
+            chip: context.info().chip(),
+            context,
             config,
             kernels: KernelCache::default(),
             recent: Mutex::default(),
@@ -66,18 +65,17 @@ impl CudaAttention {
             let rows = plans.suggestions(problem);
             return Ok(select_with(
                 problem,
-                self.target,
+                self.chip,
                 alignment,
                 &rows,
                 &self.kernels,
                 judge,
             )??);
         };
-        let plan =
-            Plan::with_cache(problem, &config, self.target, &self.kernels).map_err(|refusal| Error::Refused {
-                kernel: config.to_string(),
-                refusal: Box::new(refusal),
-            })?;
+        let plan = Plan::with_cache(problem, &config, self.chip, &self.kernels).map_err(|refusal| Error::Refused {
+            kernel: config.to_string(),
+            refusal: Box::new(refusal),
+        })?;
         let functions = self.load(&plan)?;
         let choice = Choice {
             plan,

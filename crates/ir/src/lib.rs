@@ -47,7 +47,7 @@ pub use mbarrier::{MBarrier, MBarriers};
 pub use memory::Widen;
 pub use pipeline::Pipeline;
 pub use pointer::{ClusterPtr, GlobalPtr, SharedPtr};
-pub use profile::{PROFILES, Profile};
+pub use profile::{Chip, PROFILES, Profile};
 pub use shared::{BufferId, Ledger, SharedBuffer, Swizzle};
 pub use site::{Site, SiteId, SourceLine};
 pub use target::{Limits, Occupancy, Requirement, Target};

@@ -36,6 +36,49 @@ pub struct Profile {
     pub source: &'static str,
 }
 
+/// What kernels are chosen for and resolved for: an architecture, and how many SMs the card has.
+///
+/// ```
+/// use flashcore_ir::{Chip, Profile, Target};
+/// let pcie = Chip { target: Target::Sm90a, sms: 114 };
+/// let h200 = Chip::from(Profile::named("h200").unwrap());
+/// assert_ne!(pcie, h200);
+/// // An architecture by itself stands for the card of it that is used most.
+/// assert_eq!(h200, Chip::from(Target::Sm90a));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Chip {
+    /// Architecture.
+    pub target: Target,
+    /// Streaming multiprocessors. Kernels are right with any number, and fast with the one there is.
+    pub sms: u32,
+}
+
+impl From<Target> for Chip {
+    /// A100, RTX 3090, L4, H100 and H200, B200, RTX 5090.
+    fn from(target: Target) -> Chip {
+        let sms = match target {
+            Target::Sm75 => 40,
+            Target::Sm80 => 108,
+            Target::Sm86 => 82,
+            Target::Sm89 => 58,
+            Target::Sm90a => 132,
+            Target::Sm100 => 148,
+            Target::Sm120 => 170,
+        };
+        Chip { target, sms }
+    }
+}
+
+impl From<&Profile> for Chip {
+    fn from(profile: &Profile) -> Chip {
+        Chip {
+            target: profile.target,
+            sms: profile.sms,
+        }
+    }
+}
+
 /// Every profile, by name.
 pub const PROFILES: [Profile; 5] = [
     Profile {

@@ -1,6 +1,6 @@
 //! The configs nearest to the default of a problem: what is measured beside it to see whether it is the best.
 
-use flashcore_ir::Target;
+use flashcore_ir::Chip;
 use flashcore_problem::{Mask, Problem};
 
 use crate::{Config, KernelCache, Plan, ladder, mma, scalar, select, wgmma};
@@ -22,9 +22,10 @@ const STEPS: usize = 2;
 /// assert!((8..24).contains(&near.len()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn near(problem: &Problem, target: Target, kernels: &KernelCache) -> Vec<Config> {
+pub fn near(problem: &Problem, chip: impl Into<Chip>, kernels: &KernelCache) -> Vec<Config> {
+    let chip = chip.into();
     let default = |problem: &Problem| {
-        let choice = select(problem, target, 16, kernels);
+        let choice = select(problem, chip, 16, kernels);
         choice.ok().map(|choice| choice.plan.config)
     };
     let Some(own) = default(problem) else {
@@ -37,7 +38,7 @@ pub fn near(problem: &Problem, target: Target, kernels: &KernelCache) -> Vec<Con
     near.retain(|config| {
         let new = !seen.contains(config);
         seen.push(*config);
-        new && Plan::with_cache(problem, config, target, kernels).is_ok()
+        new && Plan::with_cache(problem, config, chip, kernels).is_ok()
     });
     near
 }
@@ -97,6 +98,8 @@ fn levers(config: &Config) -> Vec<Config> {
 
 #[cfg(test)]
 mod tests {
+    use flashcore_ir::Target;
+
     use super::*;
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_ir::{BuildErrors, Kernel, Launch, Target};
+use flashcore_ir::{BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_problem::Problem;
 
 use crate::stage::{self, StopAfter};
@@ -66,7 +66,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Resolves a config for a problem on a target.
+    /// Resolves a config for a problem on a GPU; a [`Target`] stands for its usual card.
     ///
     /// ```
     /// use flashcore_ir::Target;
@@ -81,8 +81,8 @@ impl Plan {
     ///
     /// # Errors
     /// The [`Refusal`] that says why it cannot.
-    pub fn new(problem: &Problem, config: &Config, target: Target) -> Result<Plan, Refusal> {
-        Plan::with_cache(problem, config, target, &KernelCache::default())
+    pub fn new(problem: &Problem, config: &Config, chip: impl Into<Chip>) -> Result<Plan, Refusal> {
+        Plan::with_cache(problem, config, chip, &KernelCache::default())
     }
 
     /// The same, taking the kernel from a cache if it is there.
@@ -92,10 +92,10 @@ impl Plan {
     pub fn with_cache(
         problem: &Problem,
         config: &Config,
-        target: Target,
+        chip: impl Into<Chip>,
         kernels: &KernelCache,
     ) -> Result<Plan, Refusal> {
-        Plan::resolve(problem, config, target, kernels, None)
+        Plan::resolve(problem, config, chip.into(), kernels, None)
     }
 
     /// The config built so that it stops after a stage and stores it: see [`stage`].
@@ -112,17 +112,23 @@ impl Plan {
     ///
     /// # Errors
     /// As [`Plan::new`].
-    pub fn with_stage(problem: &Problem, config: &Config, target: Target, stop: StopAfter) -> Result<Plan, Refusal> {
-        Plan::resolve(problem, config, target, &KernelCache::default(), Some(stop))
+    pub fn with_stage(
+        problem: &Problem,
+        config: &Config,
+        chip: impl Into<Chip>,
+        stop: StopAfter,
+    ) -> Result<Plan, Refusal> {
+        Plan::resolve(problem, config, chip.into(), &KernelCache::default(), Some(stop))
     }
 
     fn resolve(
         problem: &Problem,
         config: &Config,
-        target: Target,
+        chip: Chip,
         kernels: &KernelCache,
         stop_after: Option<StopAfter>,
     ) -> Result<Plan, Refusal> {
+        let target = chip.target;
         if !target.is_supported() {
             return Err(Refusal::Target { target });
         }
@@ -136,7 +142,7 @@ impl Plan {
             }
             Config::Scalar(config) => alone(crate::scalar::plan(problem, config, kernels, stop_after)?),
             Config::Wgmma(config) => {
-                let (before, main) = crate::wgmma::plan(problem, config, target, kernels, stop_after)?;
+                let (before, main) = crate::wgmma::plan(problem, config, chip, kernels, stop_after)?;
                 (before, main, Vec::new())
             }
         };

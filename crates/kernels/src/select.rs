@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::fmt;
 
-use flashcore_ir::Target;
+use flashcore_ir::Chip;
 use flashcore_problem::Problem;
 
 use thiserror::Error;
@@ -60,14 +60,19 @@ impl fmt::Display for Considered {
     }
 }
 
-/// The plan for a problem on a target where nobody names a config. `alignment` is what the address of every
+/// The plan for a problem on a GPU where nobody names a config; a `Target` stands for its usual card. `alignment` is what the address of every
 /// tensor's first element is a multiple of, in bytes: 16 for memory of one's own, perhaps less for a slice
 /// of somebody else's tensor.
 ///
 /// # Errors
 /// The refusals of every config in the order they were tried, where none serves.
-pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &KernelCache) -> Result<Choice, NoPlan> {
-    select_among(problem, target, alignment, &[], kernels)
+pub fn select(
+    problem: &Problem,
+    chip: impl Into<Chip>,
+    alignment: u32,
+    kernels: &KernelCache,
+) -> Result<Choice, NoPlan> {
+    select_among(problem, chip, alignment, &[], kernels)
 }
 
 /// The same, where `suggestions` are tried first, in their order. One that is refused is passed over, and the refusal
@@ -88,13 +93,13 @@ pub fn select(problem: &Problem, target: Target, alignment: u32, kernels: &Kerne
 /// As [`select()`].
 pub fn select_among(
     problem: &Problem,
-    target: Target,
+    chip: impl Into<Chip>,
     alignment: u32,
     suggestions: &[Suggestion],
     kernels: &KernelCache,
 ) -> Result<Choice, NoPlan> {
     let judge = |_: &Plan| Ok::<_, Infallible>(Ok(()));
-    match select_with(problem, target, alignment, suggestions, kernels, judge) {
+    match select_with(problem, chip, alignment, suggestions, kernels, judge) {
         Ok(selected) => selected.map(|(choice, ())| choice),
         Err(never) => match never {},
     }
@@ -107,16 +112,17 @@ pub fn select_among(
 /// The inner one as for [`select()`]; the outer one where `judge` could not judge, which ends the search.
 pub fn select_with<T, F>(
     problem: &Problem,
-    target: Target,
+    chip: impl Into<Chip>,
     alignment: u32,
     suggestions: &[Suggestion],
     kernels: &KernelCache,
     mut judge: impl FnMut(&Plan) -> Result<Result<T, Refusal>, F>,
 ) -> Result<Result<(Choice, T), NoPlan>, F> {
+    let chip = chip.into();
     let mut considered = Vec::new();
     let suggested = suggestions.iter().enumerate();
     let suggested = suggested.map(|(place, suggestion)| (suggestion.config, suggestion.why.clone(), Some(place)));
-    let defaults = candidates(problem, target, alignment).into_iter();
+    let defaults = candidates(problem, chip, alignment).into_iter();
     for (config, why, suggestion) in suggested.chain(defaults.map(|(config, why)| (config, why, None))) {
         let planned = match suggestion {
             // Suggestions were measured on memory of one's own.
@@ -124,7 +130,7 @@ pub fn select_with<T, F>(
                 needed: mma::ALIGNMENT,
                 given: alignment,
             }),
-            _ => Plan::with_cache(problem, &config, target, kernels),
+            _ => Plan::with_cache(problem, &config, chip, kernels),
         };
         let judged = match planned {
             Ok(plan) => judge(&plan)?.map(|verdict| (plan, verdict)),
@@ -153,11 +159,12 @@ pub fn select_with<T, F>(
 }
 
 /// What to try, best first, and why each would be chosen.
-fn candidates(problem: &Problem, target: Target, alignment: u32) -> Vec<(Config, String)> {
+fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> Vec<(Config, String)> {
+    let target = chip.target;
     let mut candidates = Vec::new();
     // Copies of 16 bytes need tensors that start at multiples of 16.
     if alignment >= mma::ALIGNMENT {
-        for proposal in wgmma::proposals(problem, target) {
+        for proposal in wgmma::proposals(problem, chip) {
             let why = format!(
                 "the default of family wgmma for problems of head_dim {} and {} keys on {target}: {}",
                 problem.head_dim(),
@@ -166,7 +173,7 @@ fn candidates(problem: &Problem, target: Target, alignment: u32) -> Vec<(Config,
             );
             candidates.push((Config::Wgmma(proposal.config), why));
         }
-        for proposal in mma::proposals(problem, target) {
+        for proposal in mma::proposals(problem, chip) {
             let why = format!(
                 "the default of family mma for {} problems of head_dim {} on {target}: {}",
                 proposal.size,
@@ -190,6 +197,7 @@ fn candidates(problem: &Problem, target: Target, alignment: u32) -> Vec<(Config,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_ir::Target;
 
     #[test]
     fn what_the_compiler_refuses_is_passed_over_and_told() {

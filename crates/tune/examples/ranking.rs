@@ -90,7 +90,7 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
 
 fn observe(problem: &Problem, id: &str, profile: &Profile) -> Option<Observation> {
     let kernels = KernelCache::default();
-    let plan = Plan::with_cache(problem, &id.parse::<Config>().ok()?, profile.target, &kernels).ok()?;
+    let plan = Plan::with_cache(problem, &id.parse::<Config>().ok()?, profile, &kernels).ok()?;
     Observation::with_cache(&plan, &kernels).ok()
 }
 

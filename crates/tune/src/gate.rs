@@ -3,7 +3,7 @@
 
 use flashcore::KernelId;
 use flashcore_check::proof::{Known, prove};
-use flashcore_ir::Target;
+use flashcore_ir::Chip;
 use flashcore_kernels::{KernelCache, Plan};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
@@ -16,15 +16,15 @@ use crate::worker::planted::{self, Conduct};
 pub struct Gatekeeper {
     problem: Problem,
     /// The architecture; `None` for the host.
-    target: Option<Target>,
+    chip: Option<Chip>,
 }
 
 impl Gatekeeper {
     /// For a problem on an architecture, or on the host where there is none.
-    pub fn new(problem: &Problem, target: Option<Target>) -> Gatekeeper {
+    pub fn new(problem: &Problem, chip: Option<Chip>) -> Gatekeeper {
         Gatekeeper {
             problem: problem.clone(),
-            target,
+            chip,
         }
     }
 
@@ -49,21 +49,21 @@ impl Gatekeeper {
         }
         let config = match (
             id.parse().map_err(|error: flashcore::Error| error.to_string())?,
-            self.target,
+            self.chip,
         ) {
             (KernelId::Cpu(_), None) => {
                 flashcore_cpu::check_supported(&self.problem).map_err(|error| error.to_string())?;
                 return Ok(None);
             }
-            (KernelId::Gpu(config), Some(target)) => (config, target),
+            (KernelId::Gpu(config), Some(chip)) => (config, chip),
             (KernelId::Cpu(_), Some(_)) => return Err("it runs on the host; the device is a GPU".to_string()),
             (KernelId::Gpu(_), None) => return Err("it runs on a GPU; the device is the host".to_string()),
         };
-        let (config, target) = config;
-        let plan = Plan::with_cache(&self.problem, &config, target, &KernelCache::default())
+        let (config, chip) = config;
+        let plan = Plan::with_cache(&self.problem, &config, chip, &KernelCache::default())
             .map_err(|refusal| refusal.to_string())?;
         for step in plan.steps() {
-            if let Some(refusal) = prove(&step.kernel, &step.launch, target, Known::default()).first() {
+            if let Some(refusal) = prove(&step.kernel, &step.launch, chip.target, Known::default()).first() {
                 return Err(refusal.to_string());
             }
         }
@@ -73,7 +73,7 @@ impl Gatekeeper {
     /// The families worth searching: for the host its own, for a GPU those that tensor cores serve, or `scalar` where
     /// they serve none.
     pub fn families(&self) -> Vec<Family> {
-        if self.target.is_none() {
+        if self.chip.is_none() {
             return vec![Family::cpu()];
         }
         let mut families = vec![Family::mma(), Family::wgmma()];
@@ -105,14 +105,15 @@ impl Gatekeeper {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_ir::Target;
     use flashcore_problem::DType;
 
     #[test]
     fn what_a_space_proposes_can_be_launched() {
         let problem = Problem::named("mission").unwrap();
         for (target, families) in [
-            (Some(Target::Sm89), vec!["mma"]),
-            (Some(Target::Sm90a), vec!["mma", "wgmma"]),
+            (Some(Target::Sm89.into()), vec!["mma"]),
+            (Some(Target::Sm90a.into()), vec!["mma", "wgmma"]),
             (None, vec!["cpu"]),
         ] {
             let gate = Gatekeeper::new(&problem, target);
@@ -125,7 +126,7 @@ mod tests {
             }
         }
         let f32s = Problem::builder().dtype(DType::F32).build().unwrap();
-        let families = Gatekeeper::new(&f32s, Some(Target::Sm89)).families();
+        let families = Gatekeeper::new(&f32s, Some(Target::Sm89.into())).families();
         assert_eq!(
             families.iter().map(|family| family.name).collect::<Vec<_>>(),
             ["scalar"]
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn the_same_machine_program_has_the_same_fingerprint() {
         // Heads that share nothing are packed into blocks of one: the kernel is the same but for its name.
-        let gate = Gatekeeper::new(&Problem::named("mission").unwrap(), Some(Target::Sm90a));
+        let gate = Gatekeeper::new(&Problem::named("mission").unwrap(), Some(Target::Sm90a.into()));
         let look = |id: &str| gate.look(id).unwrap().unwrap();
         let config = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy";
         assert_eq!(look(config), look(config));
@@ -148,7 +149,7 @@ mod tests {
         let problem = Problem::named("mission").unwrap();
         let refused = |target, id: &str| Gatekeeper::new(&problem, target).look(id).unwrap_err();
         assert!(refused(None, "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy").contains("GPU"));
-        assert!(refused(Some(Target::Sm89), "cpu/m64n64").contains("host"));
+        assert!(refused(Some(Target::Sm89.into()), "cpu/m64n64").contains("host"));
         assert!(refused(None, "what").contains("no kernel is named"));
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flashcore_bench::{Case, revision};
 use flashcore_check::{CheckOptions, check_plan};
-use flashcore_ir::Target;
+use flashcore_ir::Chip;
 use flashcore_kernels::Plan;
 use rayon::prelude::*;
 
@@ -40,7 +40,7 @@ pub struct Request {
     /// What may be proposed.
     pub space: Space,
     /// The architecture, for machine programs and the simulator; `None` for the host and for replays.
-    pub target: Option<Target>,
+    pub chip: Option<Chip>,
     /// The first candidate, that others are compared with.
     pub start: String,
     /// Most trials.
@@ -150,7 +150,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         false => Judge::of_nothing(&request.case.problem),
     };
     // Devices of one run are of one kind: what is compiled for the first serves all.
-    let compiled = request.target.and(request.devices.first());
+    let compiled = request.chip.and(request.devices.first());
     let compilers =
         compiled.map(|device| Compilers::new(&request.program, device, request.deadlines, request.compilers));
     let scratch = |index: usize| request.folder.join(format!("output-{index}.bin"));
@@ -166,8 +166,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         })
         .collect();
     let gate = request
-        .target
-        .map(|target| Gatekeeper::new(&request.case.problem, Some(target)));
+        .chip
+        .map(|chip| Gatekeeper::new(&request.case.problem, Some(chip)));
     let mut strategy = request.strategy;
     let mut search = Search::new(&request.space, gate.as_ref(), &header, journal, before);
     search.limit(request.trials, request.time);
@@ -176,8 +176,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
 
     let start = &request.start;
     let board = finals(&history, &mut examiners[0], start, request.finalists, watcher)?;
-    let board = board.map(|board| match request.target {
-        Some(target) => simulated(board, &judge, target),
+    let board = board.map(|board| match request.chip {
+        Some(chip) => simulated(board, &judge, chip),
         None => board,
     });
     if let Some(board) = &board {
@@ -236,12 +236,12 @@ fn finals(
 
 /// Runs the kernels of a leaderboard under the simulator, on the small problems that candidates are judged by, and
 /// elects anew.
-fn simulated(mut board: Board, judge: &Judge, target: Target) -> Board {
+fn simulated(mut board: Board, judge: &Judge, chip: Chip) -> Board {
     let look = |id: &str| -> Option<Result<(), String>> {
         let config = id.parse().ok()?;
         let mut looked = None;
         for problem in judge.shapes() {
-            let Ok(plan) = Plan::new(problem, &config, target) else {
+            let Ok(plan) = Plan::new(problem, &config, chip) else {
                 continue;
             };
             let report = match check_plan(&plan, &CheckOptions::default()) {

@@ -3,7 +3,7 @@
 use flashcore::DeviceInfo;
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
-use flashcore_ir::{Profile, Target};
+use flashcore_ir::{Chip, Profile, Target};
 use flashcore_kernels::{KernelCache, select};
 use flashcore_problem::{DType, Problem};
 
@@ -21,7 +21,7 @@ pub struct Setup {
     /// What may be proposed.
     pub space: Space,
     /// The architecture; `None` for the host and for replays.
-    pub target: Option<Target>,
+    pub chip: Option<Chip>,
     /// The first candidate: what is used where nobody tunes.
     pub start: String,
     /// How candidates are timed.
@@ -54,10 +54,10 @@ impl Setup {
             });
         }
         let (mut advisor, mut stale_rates) = (None, None);
-        let target = match device {
+        let chip = match device {
             "cpu" => None,
             device => {
-                let (target, info) = gpu(device)?;
+                let info = gpu(device)?;
                 if let Some(profile) = Profile::of_device(&info.name, info.multiprocessors) {
                     let by_profile = Advisor::new(problem, profile);
                     advisor = Some(match rates::kept(&DeviceIdentity::cuda(&info)) {
@@ -69,17 +69,17 @@ impl Setup {
                         }
                     });
                 }
-                Some(target)
+                Some(info.chip())
             }
         };
-        let gate = Gatekeeper::new(problem, target);
-        let start = match target {
+        let gate = Gatekeeper::new(problem, chip);
+        let start = match chip {
             None => {
                 flashcore_cpu::check_supported(problem).map_err(flashcore::Error::from)?;
                 flashcore_cpu::default_config(problem, rayon::current_num_threads()).to_string()
             }
-            Some(target) => {
-                let choice = select(problem, target, 16, &KernelCache::default());
+            Some(chip) => {
+                let choice = select(problem, chip, 16, &KernelCache::default());
                 let choice = choice.map_err(|error| TuneError::Nothing {
                     what: error.to_string(),
                 })?;
@@ -88,14 +88,14 @@ impl Setup {
         };
         Ok(Setup {
             space: gate.space(chosen(gate.families(), families)?, torture),
-            target,
+            chip,
             start,
-            timing: if target.is_some() {
+            timing: if chip.is_some() {
                 Timing::for_gpu()
             } else {
                 Timing::for_cpu()
             },
-            window: if target.is_some() { GPU_WINDOW } else { 1 },
+            window: if chip.is_some() { GPU_WINDOW } else { 1 },
             advisor,
             stale_rates,
         })
@@ -114,7 +114,7 @@ impl Setup {
         let start = table.worst().ok_or_else(nothing)?.0.clone();
         Ok(Setup {
             space: table.space(),
-            target: None,
+            chip: None,
             start,
             timing: Timing::for_gpu(),
             window: 1,
@@ -137,15 +137,15 @@ pub fn read(file: &str) -> Result<Measured, TuneError> {
     Measured::read(&text, file)
 }
 
-/// The architecture of a GPU, and what the driver says of it. Looks at the driver without taking the device.
-fn gpu(device: &str) -> Result<(Target, DeviceInfo), TuneError> {
+/// What the driver says of a GPU that kernels are made for. Looks at the driver without taking the device.
+fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
     let devices: Vec<DeviceInfo> = flashcore_cuda::devices().map_err(flashcore::Error::from)?;
     let ordinal: Option<u32> = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
     let info = devices.iter().find(|info| Some(info.ordinal) == ordinal);
     let found = info.and_then(|info| {
         let (major, minor) = info.compute_capability;
-        let target = Target::for_capability(major, minor).filter(|target| target.is_supported())?;
-        Some((target, info.clone()))
+        Target::for_capability(major, minor).filter(|target| target.is_supported())?;
+        Some(info.clone())
     });
     found.ok_or_else(|| {
         let there = devices
@@ -194,7 +194,7 @@ mod tests {
         let problem = Problem::named("mission").unwrap();
         let setup = Setup::new("cpu", &problem, &[], false).unwrap();
         assert!(setup.space.admits(&setup.start).is_ok() || setup.start.starts_with("cpu/"));
-        assert_eq!((setup.target, setup.window), (None, 1));
+        assert_eq!((setup.chip, setup.window), (None, 1));
         assert!(setup.advisor.is_none());
         let tortured = Setup::new("cpu", &problem, &[], true).unwrap();
         assert!(tortured.space.admits("planted/hangs").is_ok());

@@ -1,7 +1,7 @@
 //! One product by itself: `S = scale·Q·Kᵀ` on tensor cores, without, and by whatever else the caller brings.
 
 use flashcore_cuda::{DeviceBuffer, Function, ModuleOptions, PreparedLaunch, Stream};
-use flashcore_ir::Target;
+
 use flashcore_kernels::ladder::scores::{Levers, plan};
 use flashcore_problem::{
     Comparison, InputKind, Inputs, Layout, POISON, Problem, Tensor, Tolerance, compare_stage, reference_scores,
@@ -43,8 +43,7 @@ pub fn time_scores<'a>(
     options: &Options,
 ) -> Result<ScoreTimes, BenchError> {
     let context = stream.context();
-    let (major, minor) = context.info().compute_capability;
-    let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
+    let target = context.info().chip().target;
     let inputs = Inputs::generate(problem, InputKind::Normal, 1);
     let want = reference_scores(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
     let q = DeviceBuffer::from_host(stream, inputs.q.bytes())?;

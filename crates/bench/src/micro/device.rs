@@ -4,7 +4,6 @@
 use std::time::Instant;
 
 use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions, PreparedLaunch, Stream};
-use flashcore_ir::Target;
 
 use super::chains::{CLOCK, FMA_CLOCKS};
 use super::rates::{DeviceRates, MeasuredRate, RATES_SCHEMA};
@@ -48,8 +47,7 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, Bench
     let stream = Stream::new(context)?;
     let info = context.info();
     let device = DeviceIdentity::cuda(info);
-    let (major, minor) = info.compute_capability;
-    let target = Target::for_capability(major, minor).unwrap_or(Target::Sm80);
+    let target = info.chip().target;
     let scale = Scale::device(info.multiprocessors, u64::from(info.l2_bytes));
     let built = |errors| BenchError::Device {
         reason: format!("a microbenchmark does not build: {errors}"),

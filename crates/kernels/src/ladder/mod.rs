@@ -12,7 +12,7 @@ mod mma;
 pub mod scores;
 mod space;
 
-use flashcore_ir::{Kernel, Target};
+use flashcore_ir::{Chip, Kernel};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -131,7 +131,8 @@ pub struct Rung {
 /// assert_eq!((rungs[3].label, rungs[7].label), ("hybrid", "tuned"));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-pub fn rungs(problem: &Problem, target: Target) -> Vec<Rung> {
+pub fn rungs(problem: &Problem, chip: impl Into<Chip>) -> Vec<Rung> {
+    let chip = chip.into();
     const UNTUNED: [(&str, &str); 7] = [
         ("naive", "scalar/naive-t128-v16"),
         ("tiled, 4 warps", "scalar/tiled-m32n32-w4-v16"),
@@ -152,10 +153,10 @@ pub fn rungs(problem: &Problem, target: Target) -> Vec<Rung> {
         };
         rungs.push(Rung { label, config });
     }
-    let proposals = crate::mma::proposals(problem, target).into_iter();
+    let proposals = crate::mma::proposals(problem, chip).into_iter();
     let tuned = proposals
         .map(|proposal| crate::Config::Mma(proposal.config))
-        .find(|config| Plan::new(problem, config, target).is_ok());
+        .find(|config| Plan::new(problem, config, chip).is_ok());
     rungs.extend(tuned.map(|config| Rung { label: "tuned", config }));
     rungs
 }
@@ -203,6 +204,7 @@ pub(crate) fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_ir::Target;
 
     #[test]
     fn every_rung_serves_the_problem_it_is_about_on_every_card() {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use flashcore_ir::Target;
+use flashcore_ir::{Chip, Target};
 use flashcore_problem::Problem;
 
 use super::Config;
@@ -28,11 +28,11 @@ impl Size {
     /// Every size, from small to large.
     pub const ALL: [Size; 4] = [Size::Decode, Size::Small, Size::Medium, Size::Large];
 
-    /// The size of a problem on a target.
-    pub fn of(problem: &Problem, target: Target) -> Size {
+    /// The size of a problem on a GPU.
+    pub fn of(problem: &Problem, chip: Chip) -> Size {
         let heads = problem.batch() * problem.num_heads();
         let blocks = |rows: usize| heads * problem.seq_len_q().div_ceil(rows);
-        let sms = usual_sms(target) as usize;
+        let sms = chip.sms as usize;
         // Causal rows see half of the keys on average: as if there were fewer of them.
         let causal = problem.mask().window_right.is_some();
         let enough = if causal { 3 * sms / 2 } else { 9 * sms / 10 };
@@ -42,19 +42,6 @@ impl Size {
             () if blocks(64) >= enough => Size::Medium,
             () => Size::Small,
         }
-    }
-}
-
-/// SMs of the card most used of an architecture: A100, RTX 3090, L4, H100 and H200, B200, RTX 5090.
-fn usual_sms(target: Target) -> u32 {
-    match target {
-        Target::Sm75 => 40,
-        Target::Sm80 => 108,
-        Target::Sm86 => 82,
-        Target::Sm89 => 58,
-        Target::Sm90a => 132,
-        Target::Sm100 => 148,
-        Target::Sm120 => 170,
     }
 }
 
@@ -148,21 +135,22 @@ pub struct Proposal {
     pub size: Size,
 }
 
-/// What the table proposes for a problem on a target, best first. Some may be refused.
-pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
-    let size = Size::of(problem, target);
+/// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Some may be refused.
+pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
+    let chip = chip.into();
+    let size = Size::of(problem, chip);
     let causal = problem.mask().window_right.is_some();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     TABLE
         .iter()
-        .filter(|row| row.targets.is_empty() || row.targets.contains(&target))
+        .filter(|row| row.targets.is_empty() || row.targets.contains(&chip.target))
         .filter(|row| head_dim <= row.head_dim && row.sizes.contains(&size))
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
         .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
         .filter_map(|row| {
             let config = Config::from_id(row.id)?;
             let config = match size {
-                Decode => config.split_for(problem, usual_sms(target)),
+                Decode => config.split_for(problem, chip.sms),
                 Small | Medium | Large => config,
             };
             Some(Proposal {

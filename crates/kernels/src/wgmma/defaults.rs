@@ -3,11 +3,14 @@
 //! Rows were measured on an H200 (`docs/performance-log.md`), those for head_dim 96 and 192 follow from their
 //! neighbours.
 
-use flashcore_ir::Target;
+use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Problem};
 
-use super::{Config, SMS};
+use super::Config;
 use crate::mma::Size;
+
+/// SMs of the card that the rows were measured on. Others count tiles in proportion.
+const MEASURED_SMS: usize = 132;
 
 /// A row of the table.
 struct Default {
@@ -17,7 +20,7 @@ struct Default {
     causal: Option<bool>,
     /// Most keys it is for, if that is limited.
     most_keys: Option<usize>,
-    /// Most tiles of 128 query rows, of all heads, that it is for, if that is limited.
+    /// Most tiles of 128 query rows, of all heads, that it is for, if that is limited, with [`MEASURED_SMS`].
     most_tiles: Option<usize>,
     id: &'static str,
     why: &'static str,
@@ -101,16 +104,17 @@ pub struct Proposal {
     pub why: &'static str,
 }
 
-/// What the table proposes for a problem on a target, best first: nothing but on Hopper, and for problems of 16-bit
-/// elements that give every SM a tile of 64 rows or more. Some may be refused.
-pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
+/// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
+/// Hopper, and for problems of 16-bit elements that give most SMs a tile of 64 rows or more. Some may be refused.
+pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
+    let chip = chip.into();
     let dtype = problem.dtype();
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
     // Causal problems sooner: 96 tiles were 5 % faster here than in family mma, 128 of them 7 to 30 %, 64 slower.
     let share = if causal { 7 } else { 9 };
-    let much = Size::of(problem, target) != Size::Decode && 10 * tiles(64) >= share * SMS as usize;
-    if target != Target::Sm90a || !(much || dtype == DType::E4M3) {
+    let much = Size::of(problem, chip) != Size::Decode && 10 * tiles(64) >= share * chip.sms as usize;
+    if chip.target != Target::Sm90a || !(much || dtype == DType::E4M3) {
         return Vec::new();
     }
     let tiles = tiles(128);
@@ -120,7 +124,10 @@ pub fn proposals(problem: &Problem, target: Target) -> Vec<Proposal> {
         .filter(|row| head_dim <= row.head_dim)
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
         .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
-        .filter(|row| row.most_tiles.is_none_or(|most| tiles <= most))
+        .filter(|row| {
+            row.most_tiles
+                .is_none_or(|most| tiles * MEASURED_SMS <= most * chip.sms as usize)
+        })
         .filter_map(|row| {
             let config = Config::from_id(row.id)?;
             Some(Proposal { config, why: row.why })
@@ -230,5 +237,34 @@ mod tests {
         assert!(proposals(&small, Target::Sm90a).is_empty());
         assert!(proposals(&large, Target::Sm80).is_empty());
         assert!(!proposals(&large, Target::Sm90a).is_empty());
+    }
+
+    #[test]
+    fn a_card_with_fewer_sms_counts_tiles_in_proportion() {
+        let problem = |heads| Problem::builder().heads(heads, heads).seq_len(1024).build().unwrap();
+        let pcie = Chip {
+            target: Target::Sm90a,
+            sms: 66,
+        };
+        for heads in [8, 16, 32, 64] {
+            let (few, many) = (
+                proposals(&problem(heads), pcie),
+                proposals(&problem(2 * heads), Target::Sm90a),
+            );
+            assert_eq!(few, many, "{heads} heads");
+        }
+        // A block an SM, however many there are.
+        for sms in [1, 66, 78, 114, 132, 144] {
+            let chip = Chip { sms, ..pcie };
+            for id in ["wgmma/m128n128-s2-turns-bold", "wgmma/m128n128-s2-c2-turns-bold"] {
+                let plan = Plan::new(&problem(64), &id.parse().unwrap(), chip).unwrap();
+                let whole = sms / plan.main.launch.cluster[0] * plan.main.launch.cluster[0];
+                assert_eq!(
+                    plan.main.launch.grid,
+                    [whole.max(plan.main.launch.cluster[0]), 1, 1],
+                    "{id} {sms}"
+                );
+            }
+        }
     }
 }

@@ -22,7 +22,7 @@ mod turns;
 
 use std::fmt;
 
-use flashcore_ir::{Arg, BufferSpec, E4M3, Kernel, Launch, Target, TensorBox};
+use flashcore_ir::{Arg, BufferSpec, Chip, E4M3, Kernel, Launch, Target, TensorBox};
 use flashcore_problem::{DType, Layout, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -68,9 +68,6 @@ const SLACK_BYTES: u32 = 1024;
 
 /// Shared memory that a block may have, less mbarriers and alignment.
 const ROOM: u32 = 232_448;
-
-/// SMs that the lists of tiles are made for: those of an H100 and an H200.
-const SMS: u32 = 132;
 
 /// The levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -273,7 +270,7 @@ pub fn on_few_sms(plan: &mut Plan, sms: u32) {
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
-    target: Target,
+    chip: Chip,
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<(Vec<Step>, Step), Refusal> {
@@ -282,8 +279,8 @@ pub(crate) fn plan(
         what,
         remedy,
     };
-    if target != Target::Sm90a {
-        return Err(unsupported(format!("{target}"), "family mma does"));
+    if chip.target != Target::Sm90a {
+        return Err(unsupported(chip.target.to_string(), "family mma does"));
     }
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
     config.check_levers()?;
@@ -325,7 +322,7 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, &shape),
         })
     })?;
-    let (blocks, table) = schedule::table(problem, config, &key_range(problem, stop_after), SMS);
+    let (blocks, table) = schedule::table(problem, config, &key_range(problem, stop_after), chip.sms);
     let mut launch = Launch {
         grid: [blocks, 1, 1],
         block: [config.threads(), 1, 1],
@@ -438,7 +435,7 @@ mod tests {
             plan(
                 &problem.build().unwrap(),
                 &config,
-                Target::Sm90a,
+                Target::Sm90a.into(),
                 &KernelCache::default(),
                 None,
             )

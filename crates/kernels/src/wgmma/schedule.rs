@@ -264,7 +264,7 @@ pub(super) fn table(problem: &Problem, levers: &Config, seen: &KeyRange, sms: u3
         problem.num_heads() / by_heads,
         problem.seq_len_q().div_ceil(by_tiles * rows),
     );
-    let clusters = (problem.batch() * heads * tiles).clamp(1, sms as usize / cluster);
+    let clusters = (problem.batch() * heads * tiles).clamp(1, (sms as usize / cluster).max(1));
     let tiles: Vec<Tile> = (0..tiles)
         .map(|tile| Tile::new(seen, problem.seq_len_q(), tile, by_tiles * rows, cols))
         .collect();

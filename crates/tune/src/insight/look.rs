@@ -56,7 +56,7 @@ impl Look {
         measured: Option<&MeasuredCard>,
     ) -> Option<Look> {
         let kernels = KernelCache::default();
-        let plan = Plan::with_cache(problem, config, profile.target, &kernels).ok()?;
+        let plan = Plan::with_cache(problem, config, profile, &kernels).ok()?;
         let observed = Observation::with_cache(&plan, &kernels).ok()?;
         let prediction = observed.predict_measured(profile, measured, &[]);
         if prediction.does_not_fit().is_some() {

@@ -5,7 +5,7 @@ mod file;
 pub use file::{drop_row, file_of, keep, write};
 use flashcore::{KernelId, PlanClass, PlanDevice, PlanRow};
 use flashcore_bench::{CaseResult, DeviceIdentity, Mode, Ratio, Report, RunIdentity};
-use flashcore_ir::Target;
+use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{KernelCache, select};
 use flashcore_problem::Problem;
 use serde::Serialize;
@@ -52,9 +52,17 @@ fn target_of(identity: &DeviceIdentity) -> Option<Target> {
 /// Why nothing serves it there.
 pub fn heuristics(problem: &Problem, device: &DeviceIdentity) -> Result<KernelId, String> {
     match target_of(device) {
-        Some(target) => select(problem, target, 16, &KernelCache::default())
-            .map(|choice| KernelId::Gpu(choice.plan.config))
-            .map_err(|error| error.to_string()),
+        Some(target) => select(
+            problem,
+            Chip {
+                target,
+                sms: device.units,
+            },
+            16,
+            &KernelCache::default(),
+        )
+        .map(|choice| KernelId::Gpu(choice.plan.config))
+        .map_err(|error| error.to_string()),
         None => {
             flashcore_cpu::check_supported(problem).map_err(|error| error.to_string())?;
             let config = flashcore_cpu::default_config(problem, device.units as usize);

@@ -4,7 +4,7 @@ use flashcore::{DeviceTensors, KernelId};
 use flashcore_bench::gpu::{GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
 use flashcore_bench::{BenchError, DeviceIdentity, HostInputs, Subject, Trouble};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
-use flashcore_ir::Target;
+use flashcore_ir::Chip;
 use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::{POISON, Problem, Tensor};
 
@@ -28,16 +28,15 @@ pub(super) struct Gpu {
     context: Context,
     stream: Stream,
     tools: GpuTools,
-    target: Target,
+    chip: Chip,
 }
 
 impl Gpu {
     pub(super) fn take(context: Context) -> Result<Gpu, BenchError> {
-        let (major, minor) = context.info().compute_capability;
         let stream = Stream::new(&context)?;
         Ok(Gpu {
             tools: GpuTools::new(&stream)?,
-            target: Target::for_capability(major, minor).unwrap_or(Target::Sm80),
+            chip: context.info().chip(),
             stream,
             context,
         })
@@ -50,13 +49,13 @@ impl Gpu {
             conduct
                 .build()
                 .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
-            let choice = select(problem, self.target, 16, &kernels);
+            let choice = select(problem, self.chip, 16, &kernels);
             return choice
                 .map(|choice| choice.plan)
                 .map_err(|error| failed(Verdict::Refused, Some(id), error));
         }
         match id.parse() {
-            Ok(KernelId::Gpu(config)) => Plan::with_cache(problem, &config, self.target, &kernels)
+            Ok(KernelId::Gpu(config)) => Plan::with_cache(problem, &config, self.chip, &kernels)
                 .map_err(|refusal| failed(Verdict::Refused, Some(id), refusal)),
             Ok(KernelId::Cpu(_)) => Err(failed(Verdict::Refused, Some(id), "it runs on the CPU")),
             Err(error) => Err(failed(Verdict::Refused, Some(id), error)),
