@@ -57,7 +57,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     let title = heading(&title(&header), &header.problem.to_string());
     style::print(&title);
     match &board {
-        Some(board) => style::print(&text(board)),
+        Some(board) => style::print(&text(&header, board)),
         None => style::print("  The run has no leaderboard yet: `flashcore tune --resume` takes it up again.\n"),
     }
     let seconds = history.trials().iter().map(|trial| trial.seconds).sum();
@@ -125,7 +125,11 @@ fn overview(all: &[(PathBuf, Header)], as_json: bool) -> Result<Outcome, Failure
 }
 
 /// A leaderboard as a table, and what it comes to.
-pub(crate) fn text(board: &Board) -> String {
+pub(crate) fn text(header: &Header, board: &Board) -> String {
+    let start = match header.begins_at_default() {
+        Some(default) => format!("{}, the default ({})", board.start, default.by()),
+        None => board.start.clone(),
+    };
     let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
     let mut text = format!(
         "\n{HEAD}Leaderboard{HEAD:#} {DIM}· times relative to {}{DIM:#}\n",
@@ -149,17 +153,13 @@ pub(crate) fn text(board: &Board) -> String {
     let percent = board.gain * 100.0;
     let verdict = match board.gain_of_winner() {
         Some((gain, interval)) => format!(
-            "{GOOD}{}{GOOD:#} is {:.1} % faster than {} [{:.1}, {:.1}]",
+            "{GOOD}{}{GOOD:#} is {:.1} % [{:.1}, {:.1}] faster than {start}",
             board.winner,
             gain * 100.0,
-            board.start,
             interval.lo * 100.0,
             interval.hi * 100.0
         ),
-        None => format!(
-            "{} stands: nothing tried is faster by {percent:.0} % or more",
-            board.start
-        ),
+        None => format!("{start} stands: nothing tried is faster by {percent:.0} % or more"),
     };
     text.push_str(&style::field("result", &verdict));
     text

@@ -7,6 +7,7 @@ use clap::Args;
 use flashcore::DeviceInfo;
 use flashcore_bench::Case;
 use flashcore_ir::Target;
+use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::{Deadlines, Program, compilers_for};
 use flashcore_tune::{Outcome as Found, Request, Setup, TuneError, runs};
@@ -48,7 +49,7 @@ pub(crate) struct TuneArgs {
     /// Trials or time: 200, 90s, 5m
     #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
     budget: Budget,
-    /// The first candidate, in place of the default
+    /// The first candidate, in place of what the library would run
     #[arg(long, value_name = "ID", help_heading = "Search")]
     start: Option<String>,
     /// Families to search, in place of those worth it: mma, wgmma, scalar, ladder, cpu
@@ -215,7 +216,18 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
 
 fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<Kept, Failure> {
     let setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
+    for note in &setup.plan_notes {
+        anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
+    }
     let folder = folder(args, case, devices)?;
+    // A run goes on from where it began, whatever plan tables say by now: perhaps its own winner is in one.
+    let (start, default) = match args.resume {
+        true => {
+            let begun = read_header(&folder)?;
+            (begun.start, begun.default)
+        }
+        false => (setup.start, setup.default),
+    };
     let (strategy, strategy_name): (Box<dyn Strategy>, String) = match &args.proposer {
         Some(command) => {
             let mut outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE)?;
@@ -248,7 +260,8 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         seed: args.seed,
         space: setup.space,
         chip: setup.chip,
-        start: args.start.clone().unwrap_or(setup.start),
+        start: args.start.clone().unwrap_or(start),
+        default,
         trials,
         time,
         finalists: FINALISTS,
@@ -268,7 +281,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     live.end();
     if !args.json {
         if let Some(board) = &found.board {
-            style::print(&leaderboard::text(board));
+            style::print(&leaderboard::text(&found.header, board));
         }
         style::print(&leaderboard::summary(&found.history, found.seconds));
         if let Some(claims) = &found.claims {

@@ -81,6 +81,16 @@ impl Live {
     }
 }
 
+/// The first candidate, and what it is.
+fn begins(header: &Header) -> String {
+    match (header.begins_at_default(), &header.default) {
+        (Some(_), _) => "the default".to_string(),
+        (None, Some(_)) => format!("{}, which was asked for", header.start),
+        // Of a replay.
+        (None, None) => header.start.clone(),
+    }
+}
+
 impl Watcher for Live {
     fn begins(&mut self, header: &Header, resumed: usize) {
         self.before = resumed;
@@ -94,13 +104,16 @@ impl Watcher for Live {
             &header.problem.to_string(),
         ));
         let begins = match resumed {
-            0 => format!("by {}, seed {}, from {}", header.strategy, header.seed, header.start),
+            0 => format!("by {}, seed {}, from {}", header.strategy, header.seed, begins(header)),
             resumed => format!(
                 "by {}, seed {}, taken up after {resumed} trials",
                 header.strategy, header.seed
             ),
         };
         self.print(&style::field("search", &begins));
+        if let Some(default) = &header.default {
+            self.print(&style::field("default", &default.to_string()));
+        }
         self.bar.set_message("computing what is right");
     }
 

@@ -50,6 +50,11 @@ pub(crate) fn keep(found: &Found, turned_off: bool, made_up: bool) -> Result<Kep
 /// Why there is no row, and whether one from before stays.
 fn beside(problem: &Problem, found: &Found, why: String) -> String {
     let before = || {
+        // That one is named already.
+        let default = found.header.default.as_ref();
+        if default.is_some_and(|default| default.row.is_some()) {
+            return None;
+        }
         let device = plans::device_of(found.header.devices.first()?);
         let path = plans::file_of(&user_plans_folder()?, &device);
         let table = read_table(&path).ok()?.table;

@@ -5,13 +5,13 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use flashcore_bench::{Case, DeviceIdentity, RunIdentity};
+use flashcore_bench::{Case, DeviceIdentity, Interval, Ratio, RunIdentity};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
 use flashcore_tune::replay::{Failed, Measured, Row, Table};
 use flashcore_tune::space::{Family, Space};
 use flashcore_tune::worker::planted::Conduct;
-use flashcore_tune::{Trial, Verdict};
+use flashcore_tune::{Trial, Verdict, plans};
 use serde_json::Value;
 
 fn folder(name: &str) -> PathBuf {
@@ -26,6 +26,8 @@ fn flashcore(words: &str, home: &Path) -> Command {
     command.args(words.split_whitespace());
     command.env("XDG_DATA_HOME", home);
     command.env_remove("FLASHCORE_PLANS");
+    // Whatever this machine has, no run here waits for PyTorch.
+    command.env("FLASHCORE_PYTHON", "no-python-here");
     command
 }
 
@@ -104,6 +106,57 @@ fn a_winner_is_what_is_used_from_then_on() {
     assert!(json(&mut flashcore(&again, &home))["plan"]["none"].is_string());
     let table = json(&mut flashcore("plans --json", &home))["tables"][0].clone();
     assert_ne!(table["rows"].as_array().map(Vec::len), Some(1));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
+fn a_search_begins_at_what_the_library_would_run() {
+    let home = folder("default");
+    let problem = Problem::named("tiny").unwrap();
+    let device = DeviceIdentity::cpu();
+    let ratio = Ratio {
+        value: 0.9,
+        interval: Interval { lo: 0.89, hi: 0.91 },
+        of_medians: 0.9,
+        rounds: 9,
+    };
+    let heuristics = plans::heuristics(&problem, &device).unwrap().to_string();
+    let row = plans::row(
+        &problem,
+        "cpu/m48n80",
+        &heuristics,
+        &ratio,
+        &device,
+        ("1a2b3c4d5e6f", 0),
+    )
+    .unwrap();
+    let of_plans = home.join("flashcore/plans");
+    let file = plans::keep(&of_plans, &plans::device_of(&device), row).unwrap();
+
+    let words = "tune tiny --device cpu --strategy random --budget 2 --json --folder";
+    let kept = home.join("run").display().to_string();
+    let run = json(&mut flashcore(&format!("{words} {kept}"), &home));
+    assert_eq!(run["run"]["start"], "cpu/m48n80", "{run:#}");
+    let by = run["run"]["default"]["row"].as_str().unwrap();
+    assert!(by.starts_with("row 1 of ") && by.contains("10.0 %"), "{by}");
+    // A row may be older than the heuristics beside it.
+    let tried: Vec<String> = trials(&run).into_iter().map(|trial| trial.id).collect();
+    assert_eq!(tried, ["cpu/m48n80".to_string(), heuristics.clone()]);
+    let shown = flashcore(&format!("leaderboard {kept}"), &home).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap().replace('\n', " ");
+    assert!(shown.contains("cpu/m48n80, the default (row 1 of"), "{shown}");
+
+    // It goes on from there when the table is gone; a new run and a pinned one do not.
+    std::fs::remove_file(file).unwrap();
+    let resumed = json(&mut flashcore(&format!("{words} {kept} --resume"), &home));
+    assert_eq!(resumed["run"]["default"], run["run"]["default"]);
+    let mut plain = flashcore("tune tiny --device cpu --strategy random --budget 2", &home);
+    let said = String::from_utf8(plain.output().unwrap().stdout).unwrap();
+    assert!(said.contains(&format!("{heuristics}, by heuristics")), "{said}");
+    assert!(
+        said.contains(&format!("{heuristics}, the default (heuristics)")),
+        "{said}"
+    );
     std::fs::remove_dir_all(&home).unwrap();
 }
 

@@ -10,6 +10,7 @@ use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::space::Space;
 use crate::trial::Trial;
@@ -42,6 +43,9 @@ pub struct Header {
     pub seed: u64,
     /// The first candidate.
     pub start: String,
+    /// What the library ran for the problem when the run began; `None` of a replay.
+    #[serde(default)]
+    pub default: Option<DefaultKernel>,
     /// Candidates that are proposed before the results of the first of them are looked at.
     pub window: usize,
     /// Seconds since 1970 (UTC) when it began.
@@ -55,6 +59,11 @@ pub(crate) fn digest(space: &Space) -> String {
 }
 
 impl Header {
+    /// The default, if the search begins at it.
+    pub fn begins_at_default(&self) -> Option<&DefaultKernel> {
+        self.default.as_ref().filter(|default| default.kernel == self.start)
+    }
+
     /// The first thing in which another run differs, and how.
     fn differs(&self, other: &Header) -> Option<(&'static str, String, String)> {
         let devices = |header: &Header| {
@@ -234,6 +243,7 @@ mod tests {
             strategy: "elite".to_string(),
             seed: 1,
             start: "cpu/m16n16".to_string(),
+            default: None,
             window: 1,
             started_at: 5,
         }

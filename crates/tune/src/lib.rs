@@ -9,6 +9,7 @@
 //! - [`Judge`]: inputs and right answers, in the parent; the [`Gatekeeper`] says what can be said without a device.
 
 pub mod board;
+mod default;
 mod error;
 mod examine;
 mod gate;
@@ -26,6 +27,7 @@ pub mod strategy;
 mod trial;
 pub mod worker;
 
+pub use default::DefaultKernel;
 pub use error::TuneError;
 pub use examine::Timing;
 pub use gate::Gatekeeper;

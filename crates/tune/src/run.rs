@@ -13,6 +13,7 @@ use flashcore_kernels::Plan;
 use rayon::prelude::*;
 
 use crate::board::Board;
+use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::examine::{Examiner, Timing};
 use crate::gate::Gatekeeper;
@@ -43,6 +44,8 @@ pub struct Request {
     pub chip: Option<Chip>,
     /// The first candidate, that others are compared with.
     pub start: String,
+    /// What the library runs where nobody tunes, for the record.
+    pub default: Option<DefaultKernel>,
     /// Most trials.
     pub trials: usize,
     /// Most time for the search; what was begun is finished.
@@ -134,6 +137,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         strategy: request.strategy_name.clone(),
         seed: request.seed,
         start: request.start.clone(),
+        default: request.default.clone(),
         window: request.window.max(request.devices.len()),
         started_at: SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -211,11 +211,12 @@ impl<'s> Search<'s> {
         if let Some(trial) = before.filter(|_| !strategy.is_replayable()) {
             return Ok(Some(of_before(trial)));
         }
-        let proposal = match number {
-            0 => Some(Proposal {
-                id: self.header.start.clone(),
-                origin: "the first".to_string(),
-            }),
+        // A row may be older than the heuristics beside it.
+        let heuristics = self.header.begins_at_default().map(|default| &default.heuristics);
+        let heuristics = heuristics.filter(|id| !self.history.is_seen(id));
+        let proposal = match (number, heuristics) {
+            (0, _) => Some(Proposal::new(self.header.start.clone(), "the first")),
+            (1, Some(id)) => Some(Proposal::new(id.clone(), "what heuristics choose")),
             _ => strategy.propose(&self.history, self.space)?,
         };
         match (before, &proposal) {

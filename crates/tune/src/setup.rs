@@ -1,12 +1,12 @@
 //! What a search begins with on a device: its space, its first candidate, its clock.
 
-use flashcore::DeviceInfo;
+use flashcore::{DeviceInfo, PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_ir::{Chip, Profile, Target};
-use flashcore_kernels::{KernelCache, select};
 use flashcore_problem::{DType, Problem};
 
+use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::examine::Timing;
 use crate::gate::Gatekeeper;
@@ -22,8 +22,10 @@ pub struct Setup {
     pub space: Space,
     /// The architecture; `None` for the host and for replays.
     pub chip: Option<Chip>,
-    /// The first candidate: what is used where nobody tunes.
+    /// The first candidate: the default, or the slowest one of a replay.
     pub start: String,
+    /// What the library runs where nobody tunes; `None` of a replay.
+    pub default: Option<DefaultKernel>,
     /// How candidates are timed.
     pub timing: Timing,
     /// Candidates proposed ahead.
@@ -33,6 +35,8 @@ pub struct Setup {
     pub advisor: Option<Advisor>,
     /// Why its predictions rest on the card's profile although rates of the card are kept (`flashcore device`).
     pub stale_rates: Option<String>,
+    /// What is wrong with plan tables and rows that were passed over.
+    pub plan_notes: Vec<String>,
 }
 
 /// Candidates that a GPU's worker compiles while one is timed.
@@ -54,8 +58,8 @@ impl Setup {
             });
         }
         let (mut advisor, mut stale_rates) = (None, None);
-        let chip = match device {
-            "cpu" => None,
+        let (chip, plan_device) = match device {
+            "cpu" => (None, PlanDevice::cpu()),
             device => {
                 let info = gpu(device)?;
                 if let Some(profile) = Profile::of_device(&info.name, info.multiprocessors) {
@@ -69,27 +73,17 @@ impl Setup {
                         }
                     });
                 }
-                Some(info.chip())
+                (Some(info.chip()), PlanDevice::cuda(&info))
             }
         };
+        let plans = Plans::load(&PlanTarget::Device(plan_device.clone())).map_err(flashcore::Error::from)?;
+        let default = DefaultKernel::of(problem, &plan_device, &plans)?;
         let gate = Gatekeeper::new(problem, chip);
-        let start = match chip {
-            None => {
-                flashcore_cpu::check_supported(problem).map_err(flashcore::Error::from)?;
-                flashcore_cpu::default_config(problem, rayon::current_num_threads()).to_string()
-            }
-            Some(chip) => {
-                let choice = select(problem, chip, 16, &KernelCache::default());
-                let choice = choice.map_err(|error| TuneError::Nothing {
-                    what: error.to_string(),
-                })?;
-                choice.plan.config.to_string()
-            }
-        };
         Ok(Setup {
             space: gate.space(chosen(gate.families(), families)?, torture),
             chip,
-            start,
+            start: default.kernel.clone(),
+            default: Some(default),
             timing: if chip.is_some() {
                 Timing::for_gpu()
             } else {
@@ -98,6 +92,7 @@ impl Setup {
             window: if chip.is_some() { GPU_WINDOW } else { 1 },
             advisor,
             stale_rates,
+            plan_notes: plans.notes().iter().map(ToString::to_string).collect(),
         })
     }
 
@@ -116,10 +111,12 @@ impl Setup {
             space: table.space(),
             chip: None,
             start,
+            default: None,
             timing: Timing::for_gpu(),
             window: 1,
             advisor: measured.advisor(problem),
             stale_rates: None,
+            plan_notes: Vec::new(),
         })
     }
 }

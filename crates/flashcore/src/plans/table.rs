@@ -190,7 +190,7 @@ pub struct PlanRow {
     /// The kernel, by id.
     #[serde(serialize_with = "to_text", deserialize_with = "kernel_of_id")]
     pub kernel: KernelId,
-    /// The kernel that heuristics chose when it was measured, by id. It need not exist any more.
+    /// The kernel that was used before it, chosen by heuristics or by an earlier row, by id. It need not exist any more.
     pub against: String,
     /// How much faster the kernel was than that one, head to head, as a share of the time: 0.03 is 3 %.
     pub gain: f64,

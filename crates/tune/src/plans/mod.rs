@@ -5,8 +5,7 @@ mod file;
 pub use file::{drop_row, file_of, keep, write};
 use flashcore::{KernelId, PlanClass, PlanDevice, PlanRow};
 use flashcore_bench::{CaseResult, DeviceIdentity, Mode, Ratio, Report, RunIdentity};
-use flashcore_ir::{Chip, Target};
-use flashcore_kernels::{KernelCache, select};
+use flashcore_ir::Target;
 use flashcore_problem::Problem;
 use serde::Serialize;
 
@@ -46,29 +45,12 @@ fn target_of(identity: &DeviceIdentity) -> Option<Target> {
     Target::for_capability(number / 10, number % 10)
 }
 
-/// What heuristics choose for a problem on a device.
+/// What heuristics choose for a problem on a device, as a measurement names it.
 ///
 /// # Errors
 /// Why nothing serves it there.
 pub fn heuristics(problem: &Problem, device: &DeviceIdentity) -> Result<KernelId, String> {
-    match target_of(device) {
-        Some(target) => select(
-            problem,
-            Chip {
-                target,
-                sms: device.units,
-            },
-            16,
-            &KernelCache::default(),
-        )
-        .map(|choice| KernelId::Gpu(choice.plan.config))
-        .map_err(|error| error.to_string()),
-        None => {
-            flashcore_cpu::check_supported(problem).map_err(|error| error.to_string())?;
-            let config = flashcore_cpu::default_config(problem, device.units as usize);
-            Ok(KernelId::Cpu(config))
-        }
-    }
+    crate::default::heuristics(problem, &device_of(device))
 }
 
 /// A row for a problem: `ratio` is the kernel's time relative to that of `against`.
@@ -177,21 +159,27 @@ fn of_result(result: &CaseResult, run: &RunIdentity) -> Judged {
     judged
 }
 
-/// What a search's leaderboard makes of its problem: a row for a winner other than what heuristics choose.
+/// What a search's leaderboard makes of its problem: a row for a winner other than the default.
 ///
 /// # Errors
 /// Why there is none, in a clause.
 pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     let device = header.devices.first().ok_or("the run names no device")?;
-    let heuristics = heuristics(&header.problem, device)?.to_string();
-    if board.start != heuristics {
+    let Some(default) = header.begins_at_default() else {
+        let used = header
+            .default
+            .as_ref()
+            .map_or("something else", |default| &default.kernel);
         return Err(format!(
-            "times are relative to {}, and without a table {heuristics} is used; leave out --start",
+            "times are relative to {}, and {used} is the default; leave out --start",
             board.start
         ));
-    }
+    };
     if board.winner == board.start {
-        return Err(format!("{heuristics} is used without one, and nothing was faster"));
+        return Err(match &default.row {
+            None => format!("{} is used without one, and nothing was faster", default.kernel),
+            Some(row) => format!("{} is used already, and nothing was faster; {row}", default.kernel),
+        });
     }
     board
         .head_to_head
@@ -236,6 +224,7 @@ mod tests {
 
     use super::*;
     use crate::board::BoardRow;
+    use crate::default::DefaultKernel;
     use crate::trial::Verdict;
 
     fn problem(length: usize) -> Problem {
@@ -280,6 +269,7 @@ mod tests {
             strategy: "elite".to_string(),
             seed: 1,
             start: start.to_string(),
+            default: Some(DefaultKernel::of(&problem(100), &device_of(&host()), &Plans::none()).unwrap()),
             window: 1,
             started_at: 1_795_219_200,
         };
@@ -334,12 +324,23 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_against_heuristics_makes_no_row() {
+    fn what_was_not_measured_against_the_default_makes_no_row() {
         let start = heuristics(&problem(100), &host()).unwrap().to_string();
         let (header, board) = found("cpu/m256n256", "cpu/m48n36");
         assert!(of_board(&header, &board).unwrap_err().contains("leave out --start"));
         let (header, board) = found(&start, &start);
         assert!(of_board(&header, &board).unwrap_err().contains("nothing was faster"));
+        // From a row the next one goes on, and says what it was measured against.
+        let (mut header, board) = found("cpu/m48n48", "cpu/m48n36");
+        let default = DefaultKernel {
+            kernel: "cpu/m48n48".to_string(),
+            row: Some("row 3 of a table".to_string()),
+            heuristics: start.clone(),
+        };
+        header.default = Some(default);
+        assert_eq!(of_board(&header, &board).unwrap().against, "cpu/m48n48");
+        let stands = found("cpu/m48n48", "cpu/m48n48").1;
+        assert!(of_board(&header, &stands).unwrap_err().contains("row 3 of a table"));
         let (header, mut board) = found(&start, "cpu/m48n36");
         board.head_to_head = Err("the worker died".to_string());
         assert!(of_board(&header, &board).unwrap_err().contains("the worker died"));

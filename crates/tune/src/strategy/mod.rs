@@ -28,7 +28,7 @@ pub struct Proposal {
 }
 
 impl Proposal {
-    fn new(id: impl Into<String>, origin: impl Into<String>) -> Proposal {
+    pub(crate) fn new(id: impl Into<String>, origin: impl Into<String>) -> Proposal {
         Proposal {
             id: id.into(),
             origin: origin.into(),

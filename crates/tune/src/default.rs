@@ -1,0 +1,153 @@
+//! [`DefaultKernel`]: what the library runs for a problem where nobody names a kernel. A search begins at it, and says what
+//! it gained over it.
+
+use std::fmt;
+
+use flashcore::{Attention, Device, KernelId, PlanDevice, Plans};
+use flashcore_ir::{Chip, Target};
+use flashcore_kernels::{KernelCache, select, select_among};
+use flashcore_problem::Problem;
+use serde::{Deserialize, Serialize};
+
+use crate::error::TuneError;
+
+/// What the library runs for a problem on a device, and what chose it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DefaultKernel {
+    /// The kernel.
+    pub kernel: String,
+    /// The row of a plan table that has it: where it stands, and its evidence. `None`: heuristics chose it.
+    pub row: Option<String>,
+    /// What heuristics choose, whatever the tables say.
+    pub heuristics: String,
+}
+
+impl DefaultKernel {
+    /// For a problem on a device with these tables. What a GPU's own compiler would have to spill is not known here: the
+    /// library passes that over, and a search finds it out with its first trial.
+    ///
+    /// ```
+    /// use flashcore::{PlanDevice, Plans, Problem};
+    /// use flashcore_tune::DefaultKernel;
+    /// let device = PlanDevice { name: "NVIDIA H100".to_string(), target: "sm_90a".to_string(), units: 132 };
+    /// let default = DefaultKernel::of(&Problem::named("mission")?, &device, &Plans::none())?;
+    /// assert!(default.row.is_none() && default.kernel == default.heuristics);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`TuneError::Nothing`] where nothing serves the problem there.
+    pub fn of(problem: &Problem, device: &PlanDevice, plans: &Plans) -> Result<DefaultKernel, TuneError> {
+        let heuristics = heuristics(problem, device).map_err(|what| TuneError::Nothing { what })?;
+        let (kernel, row) = match chip_of(device).map_err(|what| TuneError::Nothing { what })? {
+            Some(chip) => {
+                let rows = plans.suggestions(problem);
+                let choice = select_among(problem, chip, ALIGNMENT, &rows, &KernelCache::default());
+                let choice = choice.map_err(|error| TuneError::Nothing {
+                    what: error.to_string(),
+                })?;
+                let row = choice.suggestion.map(|_| choice.why.clone());
+                (KernelId::Gpu(choice.plan.config), row)
+            }
+            None => {
+                let choice = Attention::with_plans(Device::Cpu, plans.clone()).plan(problem)?;
+                (choice.kernel(), choice.row().map(|_| choice.why().to_string()))
+            }
+        };
+        Ok(DefaultKernel {
+            kernel: kernel.to_string(),
+            row,
+            heuristics: heuristics.to_string(),
+        })
+    }
+
+    /// What chose it, in a clause: `heuristics`, or `row 1 of` a table with its evidence.
+    pub fn by(&self) -> &str {
+        self.row.as_deref().unwrap_or("heuristics")
+    }
+}
+
+impl fmt::Display for DefaultKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.row {
+            Some(row) => write!(f, "{}, plan {row}", self.kernel),
+            None => write!(f, "{}, by heuristics", self.kernel),
+        }
+    }
+}
+
+/// Of memory of one's own, bytes.
+const ALIGNMENT: u32 = 16;
+
+/// Architecture and SMs of a GPU, `None` of a host.
+fn chip_of(device: &PlanDevice) -> Result<Option<Chip>, String> {
+    match (device.is_gpu(), Target::from_name(&device.target)) {
+        (false, _) => Ok(None),
+        (true, Some(target)) => Ok(Some(Chip {
+            target,
+            sms: device.units,
+        })),
+        (true, None) => Err(format!("no kernel is made for {device}")),
+    }
+}
+
+/// What heuristics choose for a problem on a device.
+///
+/// # Errors
+/// Why nothing serves it there.
+pub(crate) fn heuristics(problem: &Problem, device: &PlanDevice) -> Result<KernelId, String> {
+    match chip_of(device)? {
+        Some(chip) => select(problem, chip, ALIGNMENT, &KernelCache::default())
+            .map(|choice| KernelId::Gpu(choice.plan.config))
+            .map_err(|error| error.to_string()),
+        None => {
+            flashcore_cpu::check_supported(problem).map_err(|error| error.to_string())?;
+            let config = flashcore_cpu::default_config(problem, device.units as usize);
+            Ok(KernelId::Cpu(config))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore::{PlanSetting, PlanTarget};
+
+    use super::*;
+
+    #[test]
+    fn a_row_goes_before_heuristics_and_is_named() {
+        let device = PlanDevice {
+            name: "NVIDIA H200".to_string(),
+            target: "sm_90a".to_string(),
+            units: 132,
+        };
+        let find = |setting| Plans::find(&setting, None, &PlanTarget::Device(device.clone())).unwrap();
+        let shipped = find(PlanSetting::Shipped);
+        let held = shipped.tables()[0].table.rows().next().unwrap().1;
+        let builder = Problem::builder()
+            .batch(held.problem.batch)
+            .heads(held.problem.heads, held.problem.kv_heads)
+            .seq_len_q(held.problem.seq_q)
+            .seq_len_kv(held.problem.seq_kv)
+            .head_dim(held.problem.head_dim)
+            .dtype(held.problem.dtype)
+            .mask(held.problem.mask);
+        let problem = builder.build().unwrap();
+        let default = DefaultKernel::of(&problem, &device, &shipped).unwrap();
+        assert_eq!(default.kernel, held.kernel.to_string());
+        assert!(default.by().starts_with("row 1 of the shipped table"), "{default}");
+        assert!(default.to_string().contains(", plan row 1 of"), "{default}");
+        let pinned = DefaultKernel::of(&problem, &device, &find(PlanSetting::Heuristics)).unwrap();
+        assert_eq!(
+            (pinned.kernel.as_str(), pinned.by()),
+            (default.heuristics.as_str(), "heuristics")
+        );
+        // No row is for it.
+        let other = Problem::named("tiny").unwrap();
+        let default = DefaultKernel::of(&other, &device, &shipped).unwrap();
+        assert_eq!(
+            (default.kernel.as_str(), default.row.as_deref()),
+            (default.heuristics.as_str(), None)
+        );
+    }
+}
