@@ -281,37 +281,9 @@ pub(crate) fn bench(
     if let (Device::Cuda(context), Some(_)) = (device, request.sweep) {
         compile(context, request, &progress.bar)?;
     }
-    let mut absence = None;
-    let python = match peers {
-        [none] if none == "none" => None,
-        _ => Python::find().map_err(|why| absence = Some(why)).ok(),
-    };
-    if let Some(absence) = &absence {
-        progress.note(absence);
-    }
-    let result = match python {
-        Some(python) => {
-            let all = peers.iter().any(|label| label == "all");
-            let job = Job {
-                device: device.to_string(),
-                peers: if all {
-                    Wanted::All(All::All)
-                } else {
-                    Wanted::Named(peers.to_vec())
-                },
-                store: store.map(Path::to_path_buf),
-                request: request.clone(),
-            };
-            python.bench(&job, &mut progress)
-        }
-        None => {
-            let store = store.map(Store::open).transpose()?;
-            flashcore_bench::run(device, request, &mut (), store.as_ref(), &mut progress)
-        }
-    };
+    let report = with_peers(device, request, peers, store, &mut progress);
     progress.bar.finish_and_clear();
-    let mut report = result?;
-    report.notes.extend(absence);
+    let report = report?;
     if !quiet {
         for ranking in request.sweep.iter().flat_map(|_| sweep::rankings(&report)) {
             style::print(&format!("\n{}", table::ranking_text(&ranking)));
@@ -327,6 +299,70 @@ pub(crate) fn bench(
         }
     }
     Ok(report)
+}
+
+/// Benches in a Python process where there are peers, and here where there are none: the report says why.
+fn with_peers(
+    device: &Device,
+    request: &Request,
+    peers: &[String],
+    store: Option<&Path>,
+    progress: &mut Progress,
+) -> Result<Report, Failure> {
+    match find_peers(peers) {
+        Ok(Some(python)) => bench_in(&python, device, request, peers, store, progress),
+        Ok(None) => bench_here(device, request, store, progress),
+        Err(absence) => {
+            progress.note(&absence);
+            let mut report = bench_here(device, request, store, progress)?;
+            report.notes.push(absence);
+            Ok(report)
+        }
+    }
+}
+
+/// Where peers are: `None` where none are asked for.
+///
+/// # Errors
+/// Why there are none, in a sentence.
+pub(crate) fn find_peers(peers: &[String]) -> Result<Option<Python>, String> {
+    match peers {
+        [none] if none == "none" => Ok(None),
+        _ => Python::find().map(Some),
+    }
+}
+
+/// Benches in a Python process.
+pub(crate) fn bench_in(
+    python: &Python,
+    device: &Device,
+    request: &Request,
+    peers: &[String],
+    store: Option<&Path>,
+    watcher: &mut dyn Watcher,
+) -> Result<Report, Failure> {
+    let wanted = match peers.iter().any(|label| label == "all") {
+        true => Wanted::All(All::All),
+        false => Wanted::Named(peers.to_vec()),
+    };
+    let job = Job {
+        device: device.to_string(),
+        peers: wanted,
+        store: store.map(Path::to_path_buf),
+        request: request.clone(),
+    };
+    Ok(python.bench(&job, watcher)?)
+}
+
+/// Benches in this process, where no peers are.
+pub(crate) fn bench_here(
+    device: &Device,
+    request: &Request,
+    store: Option<&Path>,
+    watcher: &mut dyn Watcher,
+) -> Result<Report, Failure> {
+    let store = store.map(Store::open).transpose()?;
+    Ok(flashcore_bench::run(device, request, &mut (), store.as_ref(), watcher)?)
 }
 
 /// Compiles the kernels of a sweep in processes of their own, into the driver's cache: in one process they would wait for

@@ -67,6 +67,11 @@ impl Failure {
         }
     }
 
+    /// What went wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Adds what to do about it.
     pub(crate) fn help(mut self, help: impl ToString) -> Failure {
         self.help = Some(help.to_string());

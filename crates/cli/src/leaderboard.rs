@@ -6,7 +6,7 @@ use clap::Args;
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::Claims;
 use flashcore_tune::journal::{Header, read_header, read_trials};
-use flashcore_tune::{History, Verdict, runs};
+use flashcore_tune::{Beside, History, Verdict, runs};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
@@ -14,6 +14,7 @@ use crate::claims;
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 use crate::tune::heading;
+use crate::tune_peers;
 
 /// Show what `flashcore tune` found
 ///
@@ -49,9 +50,13 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         history.add(trial);
     }
     let board = board(&folder);
+    let beside = board.as_ref().and_then(|board| Beside::read(&folder, board));
     let claims: Option<Claims> = kept_in(&folder, "claims.json");
     if args.json {
-        style::print_json(&json!({ "run": header, "trials": history.trials(), "board": board, "claims": claims }));
+        let trials = history.trials();
+        style::print_json(
+            &json!({ "run": header, "trials": trials, "board": board, "peers": beside, "claims": claims }),
+        );
         return Ok(Outcome::Clean);
     }
     let title = heading(&title(&header), &header.problem.to_string());
@@ -65,6 +70,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     if let Some(claims) = &claims {
         style::print(&claims::text(claims));
     }
+    style::print(&beside.as_ref().map(tune_peers::text).unwrap_or_default());
     style::print(&style::field("evidence", &folder.display().to_string()));
     Ok(Outcome::Clean)
 }

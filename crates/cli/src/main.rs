@@ -26,6 +26,7 @@ mod simulated;
 mod style;
 mod tune;
 mod tune_live;
+mod tune_peers;
 mod tune_plan;
 mod tune_without_gpu;
 mod watch;

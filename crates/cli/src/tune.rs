@@ -1,6 +1,6 @@
 //! `flashcore tune`: searches for the fastest correct kernel for a problem on a device.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -20,6 +20,7 @@ use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
 use crate::tune_live::Live;
+use crate::tune_peers;
 use crate::tune_plan;
 use crate::tune_without_gpu;
 use crate::worker;
@@ -64,6 +65,15 @@ pub(crate) struct TuneArgs {
     /// Seconds after which a candidate that does not answer hangs
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Search")]
     deadline: u64,
+    /// Peers that the winner and the default are timed with at the end: all, none, or labels such as torch/cudnn,fa3
+    #[arg(
+        long,
+        value_name = "LABELS",
+        value_delimiter = ',',
+        default_value = "all",
+        help_heading = "Search"
+    )]
+    peers: Vec<String>,
     /// Keep the run in this folder, in place of one in the XDG data folder
     #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
     folder: Option<PathBuf>,
@@ -91,6 +101,7 @@ Examples:
   flashcore tune llama8b-prefill-2k --budget 10m
   flashcore tune --resume                             a run that was cut off, taken up again
   flashcore tune --device replay:shipped --budget 100 a search without a device
+  flashcore tune mission --peers none                 without PyTorch at the end
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
   flashcore tune --proposer 'python3 scripts/propose.py'
 
@@ -142,12 +153,17 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
     let made_up = args.torture || devices[0].starts_with("replay:");
+    let beside = match made_up {
+        true => None,
+        false => tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?,
+    };
     let plan = tune_plan::keep(&found.found, args.no_plan, made_up)?;
     if args.json {
         style::print_json(&json!({
             "run": found.header,
             "trials": found.history.trials(),
             "board": found.board,
+            "peers": beside,
             "claims": found.claims,
             "workers_started": found.workers_started,
             "seconds": found.seconds,
@@ -155,7 +171,9 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
             "plan": plan.json(),
         }));
     } else {
+        style::print(&beside.as_ref().map(tune_peers::text).unwrap_or_default());
         style::print(&plan.text());
+        style::print(&kept_text(&found.folder));
     }
     if tour {
         tune_without_gpu::run(&case)?;
@@ -287,14 +305,18 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         if let Some(claims) = &found.claims {
             style::print(&claims::text(claims));
         }
-        style::print(&style::field("evidence", &folder.display().to_string()));
-        style::print(&format!(
+    }
+    Ok(Kept { found, folder })
+}
+
+/// Where a run is kept, and what can be done with it.
+fn kept_text(folder: &Path) -> String {
+    style::field("evidence", &folder.display().to_string())
+        + &format!(
             "  {DIM}{:<10}{DIM:#}{CODE}flashcore leaderboard{CODE:#} {DIM}shows it again, {DIM:#}{CODE}flashcore tune --resume{CODE:#} \
              {DIM}goes on{DIM:#}\n",
             ""
-        ));
-    }
-    Ok(Kept { found, folder })
+        )
 }
 
 impl TuneArgs {

@@ -165,8 +165,13 @@ impl Journal {
 
     /// Keeps a file beside the trials.
     pub(crate) fn keep(&self, name: &str, value: &impl Serialize) -> Result<(), TuneError> {
-        write_whole(&self.folder.join(name), &to_json(value)?)
+        write_json(&self.folder.join(name), value)
     }
+}
+
+/// Writes a value as a file that is there whole or not at all.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), TuneError> {
+    write_whole(path, &to_json(value)?)
 }
 
 fn to_json(value: &impl Serialize) -> Result<String, TuneError> {

@@ -8,6 +8,7 @@
 //! - [`plans`]: which winners become rows of plan tables.
 //! - [`Judge`]: inputs and right answers, in the parent; the [`Gatekeeper`] says what can be said without a device.
 
+mod beside;
 pub mod board;
 mod default;
 mod error;
@@ -27,6 +28,7 @@ pub mod strategy;
 mod trial;
 pub mod worker;
 
+pub use beside::Beside;
 pub use default::DefaultKernel;
 pub use error::TuneError;
 pub use examine::Timing;

@@ -1,5 +1,8 @@
 //! `flashcore tune` as a whole: candidates that are known to be bad, and processes that are killed.
 
+#[cfg(unix)]
+mod peers;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;

@@ -1,0 +1,98 @@
+//! The end of `flashcore tune`: its winner beside the default and peers, in one measurement.
+
+use std::path::Path;
+
+use flashcore::Device;
+use flashcore_bench::store::default_path;
+use flashcore_bench::{Case, Options, Report, table};
+use flashcore_tune::{Beside, Outcome as Found};
+
+use crate::bench::{bench_here, bench_in, find_peers};
+use crate::failure::Failure;
+use crate::style::{self, GOOD, HEAD};
+
+/// Measures the winner of a search beside the default and peers, and keeps that in the run's folder. `None` where there is
+/// nothing that the leaderboard does not say. Where measuring fails, that is said in place of a report: the search is over,
+/// and what it found stands.
+pub(crate) fn compare(
+    found: &Found,
+    case: &Case,
+    device: &str,
+    peers: &[String],
+    folder: &Path,
+) -> Result<Option<Beside>, Failure> {
+    let Some((board, mut beside)) = found
+        .board
+        .as_ref()
+        .and_then(|board| Some((board, Beside::of(&found.header, board)?)))
+    else {
+        return Ok(None);
+    };
+    let spinner = style::spinner("winner, default and peers, side by side");
+    let python = find_peers(peers);
+    let is_said = beside.is_said_by(board);
+    match (python, is_said) {
+        (Ok(None), true) => return Ok(None),
+        (Err(missing), true) => beside.missing = Some(missing),
+        (python, _) => {
+            let measure = || -> Result<Report, Failure> {
+                let device: Device = device.parse()?;
+                let options = match device {
+                    Device::Cpu => Options::for_cpu(),
+                    Device::Cuda(_) => Options::default(),
+                };
+                let request = beside.request(case, options);
+                let store = default_path();
+                match &python {
+                    Ok(Some(python)) => bench_in(python, &device, &request, peers, store.as_deref(), &mut ()),
+                    Ok(None) | Err(_) => bench_here(&device, &request, store.as_deref(), &mut ()),
+                }
+            };
+            let measured = measure();
+            beside.missing = python.err();
+            match measured {
+                Ok(report) => beside.report = Some(report),
+                Err(failure) => {
+                    let why = format!("it could not be measured: {}", failure.message());
+                    beside.missing = Some(why);
+                }
+            }
+        }
+    }
+    drop(spinner);
+    beside.keep(folder)?;
+    Ok(Some(beside))
+}
+
+/// What was measured, as in any bench, and what it comes to.
+pub(crate) fn text(beside: &Beside) -> String {
+    let report = beside.report.as_ref();
+    let mut text = match report {
+        Some(_) => format!("\n{HEAD}Beside the default and peers{HEAD:#}\n"),
+        None => String::new(),
+    };
+    for result in report.iter().flat_map(|report| &report.results) {
+        text.push_str(&table::case_text(result));
+    }
+    let notes = report.iter().flat_map(|report| &report.notes);
+    for note in beside.missing.iter().chain(notes) {
+        text.push_str(&style::field("peers", note));
+    }
+    let others: Vec<String> = beside
+        .ratios()
+        .iter()
+        .map(|(label, ratio)| {
+            let who = match *label == beside.default {
+                true => format!("the default {label}"),
+                false => (*label).to_string(),
+            };
+            let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);
+            format!("{:.3} [{lo:.3}, {hi:.3}] times as fast as {who}", ratio.value)
+        })
+        .collect();
+    if !others.is_empty() {
+        let sum = format!("{GOOD}{}{GOOD:#} is {}", beside.winner, others.join(", "));
+        text.push_str(&style::field("winner", &sum));
+    }
+    text
+}
