@@ -5,8 +5,8 @@ mod planted;
 
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
-use flashcore_ir::{Kernel, Target};
-use flashcore_kernels::{Plan, wgmma};
+use flashcore_ir::{Chip, Kernel, Target};
+use flashcore_kernels::Plan;
 use flashcore_problem::{Mask, Problem};
 use flashcore_sim::{FindingKind, Line};
 use planted::{check_with, quoted};
@@ -34,9 +34,11 @@ fn plan() -> Plan {
         .head_dim(64);
     let problem = builder.mask(Mask::CAUSAL).build().unwrap();
     let config = "wgmma/m128n128-s3-turns-bold".parse().unwrap();
-    let mut plan = Plan::new(&problem, &config, Target::Sm90a).unwrap();
-    wgmma::on_few_sms(&mut plan, 2);
-    plan
+    let chip = Chip {
+        target: Target::Sm90a,
+        sms: 2,
+    };
+    Plan::new(&problem, &config, chip).unwrap()
 }
 
 #[rustfmt::skip]

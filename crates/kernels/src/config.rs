@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -74,13 +75,13 @@ impl Config {
         }
     }
 
-    /// Which lever saves shared memory, for a refusal.
-    pub(crate) fn remedy_for_shared_memory(&self) -> String {
+    /// Which lever saves shared memory on a problem, for a refusal.
+    pub(crate) fn remedy_for_shared_memory(&self, problem: &Problem) -> String {
         match self {
             Config::Ladder(config) => config.remedy_for_shared_memory(),
             Config::Mma(config) => config.remedy_for_shared_memory(),
             Config::Scalar(config) => config.remedy_for_shared_memory(),
-            Config::Wgmma(config) => config.remedy_for_shared_memory(),
+            Config::Wgmma(config) => config.remedy_for_shared_memory(problem),
         }
     }
 }

@@ -156,7 +156,7 @@ impl Plan {
             stop_after,
         };
         for step in plan.steps() {
-            check_shared_memory(&step.kernel, target, config)?;
+            check_shared_memory(&step.kernel, &plan)?;
         }
         Ok(plan)
     }
@@ -180,7 +180,8 @@ impl Plan {
 }
 
 /// The last word on shared memory, whatever a family estimated before it built the kernel.
-fn check_shared_memory(kernel: &Kernel, target: Target, config: &Config) -> Result<(), Refusal> {
+fn check_shared_memory(kernel: &Kernel, plan: &Plan) -> Result<(), Refusal> {
+    let target = plan.target;
     let (needed, limits) = (kernel.ledger().total_bytes(), target.limits());
     let is_static = kernel.ledger().is_static;
     let allowed = if is_static {
@@ -197,6 +198,6 @@ fn check_shared_memory(kernel: &Kernel, target: Target, config: &Config) -> Resu
         target,
         allowed,
         static_limit: is_static.then_some(limits.shared_per_block),
-        remedy: config.remedy_for_shared_memory(),
+        remedy: plan.config.remedy_for_shared_memory(&plan.problem),
     })
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan, source};
-use flashcore_ir::{Kernel, Target};
-use flashcore_kernels::{Plan, wgmma};
+use flashcore_ir::{Chip, Kernel, Target};
+use flashcore_kernels::Plan;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Layout, Mask, Problem, ProblemError};
 use serde::Serialize;
@@ -179,10 +179,11 @@ impl Subject {
         let mut plans: Vec<(Plan, CheckOptions)> = Vec::new();
         for (i, case) in cases(self.persistent).into_iter().enumerate() {
             let inputs = case.inputs;
-            let mut plan = Plan::new(&self.problem(&case, i % 3 == 1)?, &config, self.target)?;
-            if self.persistent {
-                wgmma::on_few_sms(&mut plan, SMS);
-            }
+            let chip = Chip {
+                target: self.target,
+                sms: SMS,
+            };
+            let plan = Plan::new(&self.problem(&case, i % 3 == 1)?, &config, chip)?;
             let options = CheckOptions {
                 inputs,
                 max_instructions: MAX_INSTRUCTIONS,

@@ -1,6 +1,6 @@
 //! Every kernel that is chosen where nobody names one, from the tables of the families themselves, with small problems.
 
-use flashcore_ir::Target;
+use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, Plan, Refusal, ladder, mma, scalar, wgmma};
 use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};
 
@@ -31,7 +31,7 @@ const MASKS: [Mask; 4] = [
     Mask::CAUSAL.top_left(),
 ];
 
-/// SMs that persistent kernels have here, or as many as their clusters take, so that blocks have several tiles.
+/// SMs of the card that plans are made for, so that a block (or a cluster) of a persistent kernel has several tiles.
 const SMS: u32 = 1;
 
 /// Every config with the largest head_dim that it is for, a target and a dtype.
@@ -110,9 +110,7 @@ fn kernel(
             builder = builder.softcap(30.0);
         }
         let problem = builder.build().map_err(|error| Refusal::Build(error.to_string()))?;
-        let mut plan = Plan::new(&problem, &config, target)?;
-        wgmma::on_few_sms(&mut plan, SMS);
-        Ok(plan)
+        Plan::new(&problem, &config, Chip { target, sms: SMS })
     });
     let option = match (lse, softcap) {
         (true, _) => " with log-sum-exp",

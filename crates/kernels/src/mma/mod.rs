@@ -420,7 +420,10 @@ pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[D
                 "rows that start at multiples of {} B (it copies 16 B at a time)",
                 bytes * (stride & stride.wrapping_neg())
             ),
-            remedy: "family scalar does",
+            remedy: match problem.dtype() {
+                DType::E4M3 => "no family does for e4m3: pad them to multiples of 16 B, or use the CPU",
+                _ => "family scalar does",
+            },
         });
     }
     Ok(())

@@ -76,8 +76,8 @@ impl<'k> Copier<'k> {
         }
     }
 
-    /// Fills the next stage of a tile, in all blocks that copy together, with the rows from (row, head, batch) on: this block
-    /// brings its part, and waits for no other's.
+    /// Fills the next stage of a tile, in all blocks that copy together, with the rows from (row, head, batch) on: this
+    /// block brings its part, and waits for no other's.
     #[track_caller]
     fn share<E: WgmmaElement>(
         &self,

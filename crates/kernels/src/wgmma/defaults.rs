@@ -1,13 +1,12 @@
 //! Which config the family proposes where nobody names one: one table, read from top to bottom.
 //!
-//! Rows were measured on an H200 (`docs/performance-log.md`), those for head_dim 96 and 192 follow from their
-//! neighbours.
+//! Rows were measured on an H200 (`docs/performance-log.md`, `evidence/h200/wgmma`).
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Problem};
 
 use super::Config;
-use crate::mma::Size;
+use crate::mma::{Rescale, Size};
 
 /// SMs of the card that the rows were measured on. Others count tiles in proportion.
 const MEASURED_SMS: usize = 132;
@@ -22,70 +21,98 @@ struct Default {
     most_keys: Option<usize>,
     /// Most tiles of 128 query rows, of all heads, that it is for, if that is limited, with [`MEASURED_SMS`].
     most_tiles: Option<usize>,
-    id: &'static str,
+    config: Config,
     why: &'static str,
 }
 
-/// First match that nothing refuses. Ids are those of [`Config::id`].
+/// A config of the table, its warpgroups left to chance.
+const fn free(rows: u32, cols: u32, stages: u32) -> Config {
+    Config {
+        rows,
+        cols,
+        stages,
+        cluster: 1,
+        take_turns: false,
+        rescale: Rescale::Bold,
+    }
+}
+
+/// The same with turns at the tensor cores.
+const fn turns(rows: u32, cols: u32, stages: u32) -> Config {
+    Config {
+        take_turns: true,
+        ..free(rows, cols, stages)
+    }
+}
+
+/// The same in pairs of blocks that share K and V.
+const fn in_pairs(rows: u32, cols: u32, stages: u32) -> Config {
+    Config {
+        cluster: 2,
+        ..turns(rows, cols, stages)
+    }
+}
+
+/// First match that nothing refuses.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
     // Few tiles: 64 rows a block give more SMs something to do, and causal ones of unequal length more to choose from.
     Default { head_dim: 128, causal: Some(false), most_keys: None, most_tiles: Some(99),
-        id: "m64n128-s2-free-bold", why: "64 rows a block give every SM something to do" },
+        config: free(64, 128, 2), why: "64 rows a block give every SM something to do" },
     Default { head_dim: 128, causal: Some(true), most_keys: None, most_tiles: Some(199),
-        id: "m64n128-s2-free-bold", why: "64 rows a block give every SM something to do" },
+        config: free(64, 128, 2), why: "64 rows a block give every SM something to do" },
     Default { head_dim: 128, causal: None, most_keys: None, most_tiles: Some(263),
-        id: "m128n128-s2-turns-bold", why: "128 rows a block give every SM something to do" },
+        config: turns(128, 128, 2), why: "128 rows a block give every SM something to do" },
     Default { head_dim: 256, causal: None, most_keys: None, most_tiles: Some(131),
-        id: "m64n64-s2-free-bold", why: "64 rows a block give every SM something to do" },
+        config: free(64, 64, 2), why: "64 rows a block give every SM something to do" },
     // Many tiles.
     Default { head_dim: 64, causal: Some(false), most_keys: Some(768), most_tiles: None,
-        id: "m192n128-s3-turns-bold", why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
+        config: turns(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
     Default { head_dim: 64, causal: Some(false), most_keys: None, most_tiles: None,
-        id: "m192n128-s2-turns-bold", why: "three warpgroups hide each other's softmax" },
+        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax" },
     Default { head_dim: 64, causal: Some(true), most_keys: Some(768), most_tiles: None,
-        id: "m192n64-s4-turns-bold", why: "small tiles of keys leave less behind the diagonal" },
+        config: turns(192, 64, 4), why: "small tiles of keys leave less behind the diagonal" },
     Default { head_dim: 64, causal: Some(true), most_keys: Some(1536), most_tiles: None,
-        id: "m192n96-s3-turns-bold", why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
+        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
     Default { head_dim: 64, causal: Some(true), most_keys: None, most_tiles: None,
-        id: "m192n128-s2-turns-bold", why: "three warpgroups hide each other's softmax" },
+        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax" },
     Default { head_dim: 96, causal: None, most_keys: None, most_tiles: None,
-        id: "m192n96-s3-turns-bold", why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
+        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
     Default { head_dim: 128, causal: Some(false), most_keys: Some(1536), most_tiles: None,
-        id: "m128n128-s2-c2-turns-bold", why: "128 rows leave no part of short sequences over; pairs of blocks read K and V once" },
+        config: in_pairs(128, 128, 2), why: "128 rows leave no part of short sequences over; pairs of blocks read K and V once" },
     Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), most_tiles: None,
-        id: "m192n64-s2-free-bold", why: "three warpgroups hide each other's softmax; rows this short do not pay for turns" },
+        config: free(192, 64, 2), why: "three warpgroups hide each other's softmax; rows this short do not pay for turns" },
     Default { head_dim: 128, causal: Some(true), most_keys: Some(768), most_tiles: None,
-        id: "m192n64-s2-free-bold", why: "three warpgroups hide each other's softmax; rows this short do not pay for turns" },
+        config: free(192, 64, 2), why: "three warpgroups hide each other's softmax; rows this short do not pay for turns" },
     Default { head_dim: 128, causal: Some(true), most_keys: Some(1536), most_tiles: None,
-        id: "m128n128-s2-turns-bold", why: "128 rows leave less behind the diagonal than 192" },
+        config: turns(128, 128, 2), why: "128 rows leave less behind the diagonal than 192" },
     Default { head_dim: 128, causal: None, most_keys: None, most_tiles: None,
-        id: "m192n64-s2-turns-bold", why: "three warpgroups hide each other's softmax, and share K and V" },
+        config: turns(192, 64, 2), why: "three warpgroups hide each other's softmax, and share K and V" },
     Default { head_dim: 192, causal: Some(false), most_keys: Some(1536), most_tiles: None,
-        id: "m128n96-s2-c2-turns-bold", why: "as many keys as shared memory allows; pairs of blocks read K and V once" },
+        config: in_pairs(128, 96, 2), why: "as many keys as shared memory allows; pairs of blocks read K and V once" },
     Default { head_dim: 192, causal: Some(false), most_keys: None, most_tiles: None,
-        id: "m128n96-s2-turns-bold", why: "two warpgroups, with as many keys as shared memory allows" },
+        config: turns(128, 96, 2), why: "two warpgroups, with as many keys as shared memory allows" },
     Default { head_dim: 192, causal: None, most_keys: None, most_tiles: None,
-        id: "m128n64-s2-turns-bold", why: "two warpgroups; small tiles of keys leave less behind the diagonal" },
+        config: turns(128, 64, 2), why: "two warpgroups; small tiles of keys leave less behind the diagonal" },
     Default { head_dim: 256, causal: Some(false), most_keys: None, most_tiles: None,
-        id: "m128n64-s2-c2-turns-bold", why: "the output leaves room for 64 keys; pairs of blocks read K and V once" },
+        config: in_pairs(128, 64, 2), why: "the output leaves room for 64 keys; pairs of blocks read K and V once" },
     Default { head_dim: 256, causal: None, most_keys: None, most_tiles: None,
-        id: "m128n64-s2-turns-bold", why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
+        config: turns(128, 64, 2), why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
 ];
 
 /// The same for e4m3, which no other family serves: few tiles have rows of their own.
 #[rustfmt::skip]
 const TABLE_E4M3: &[Default] = &[
     Default { head_dim: 128, causal: None, most_keys: None, most_tiles: Some(99),
-        id: "m64n128-s3-free-bold", why: "64 rows a block give every SM something to do" },
+        config: free(64, 128, 3), why: "64 rows a block give every SM something to do" },
     Default { head_dim: 256, causal: None, most_keys: None, most_tiles: Some(99),
-        id: "m64n96-s2-free-bold", why: "64 rows a block give every SM something to do" },
+        config: free(64, 96, 2), why: "64 rows a block give every SM something to do" },
     Default { head_dim: 64, causal: None, most_keys: None, most_tiles: None,
-        id: "m192n128-s2-turns-bold", why: "three warpgroups hide each other's softmax" },
+        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax" },
     Default { head_dim: 128, causal: None, most_keys: None, most_tiles: None,
-        id: "m192n96-s3-turns-bold", why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
+        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
     Default { head_dim: 256, causal: None, most_keys: None, most_tiles: None,
-        id: "m128n96-s2-turns-bold", why: "two warpgroups, with as many keys as registers allow" },
+        config: turns(128, 96, 2), why: "two warpgroups, with as many keys as registers allow" },
 ];
 
 fn table(dtype: DType) -> &'static [Default] {
@@ -105,7 +132,8 @@ pub struct Proposal {
 }
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
-/// Hopper, and for problems of 16-bit elements that give most SMs a tile of 64 rows or more. Some may be refused.
+/// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal) and those of
+/// e4m3 are always served. Some may be refused.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let chip = chip.into();
     let dtype = problem.dtype();
@@ -128,9 +156,9 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
             row.most_tiles
                 .is_none_or(|most| tiles * MEASURED_SMS <= most * chip.sms as usize)
         })
-        .filter_map(|row| {
-            let config = Config::from_id(row.id)?;
-            Some(Proposal { config, why: row.why })
+        .map(|row| Proposal {
+            config: row.config,
+            why: row.why,
         })
         .collect()
 }
@@ -146,12 +174,9 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
 pub fn defaults(dtype: DType) -> Vec<(Config, usize)> {
     let mut defaults: Vec<(Config, usize)> = Vec::new();
     for row in table(dtype) {
-        let Some(config) = Config::from_id(row.id) else {
-            continue;
-        };
-        match defaults.iter_mut().find(|(other, _)| *other == config) {
+        match defaults.iter_mut().find(|(other, _)| *other == row.config) {
             Some((_, head_dim)) => *head_dim = row.head_dim.max(*head_dim),
-            None => defaults.push((config, row.head_dim)),
+            None => defaults.push((row.config, row.head_dim)),
         }
     }
     defaults
@@ -161,14 +186,15 @@ pub fn defaults(dtype: DType) -> Vec<(Config, usize)> {
 mod tests {
     use flashcore_problem::Mask;
 
+    use super::super::SPACE;
     use super::*;
     use crate::{Config as AnyConfig, Plan};
 
     #[test]
-    fn every_id_of_the_table_is_a_config() {
+    fn every_config_of_the_table_is_one_of_the_space() {
+        let all: Vec<Config> = SPACE.configs().collect();
         for row in TABLE.iter().chain(TABLE_E4M3) {
-            let config = Config::from_id(row.id).unwrap_or_else(|| panic!("{}", row.id));
-            assert_eq!(config.id(), row.id);
+            assert!(all.contains(&row.config), "{}", row.config);
         }
     }
 

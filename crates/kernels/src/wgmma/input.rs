@@ -1,5 +1,5 @@
-//! What the tensor cores are fed with, and what follows from it: how probabilities become operands, how large they may be, and
-//! how values lie.
+//! What the tensor cores are fed with, and what follows from it: how probabilities become operands, how large they may
+//! be, and how values lie.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
@@ -15,8 +15,8 @@ pub(super) trait Input: WgmmaElement {
     const LAZY_POWERS: f32;
     /// The same with bold rescaling, where the scores are looked at.
     const BOLD_POWERS: f32;
-    /// With bold rescaling a row's reference stays while a lane's probabilities in a tile come to no more, so that none of
-    /// them is too large for an element.
+    /// With bold rescaling a row's reference stays while a lane's probabilities in a tile come to no more, so that none
+    /// of them is too large for an element.
     const BOLD_MOST: f32;
 
     /// Whether elements stand for themselves times a scale of their head.
@@ -67,8 +67,8 @@ impl Input for E4M3 {
     const SCALED: bool = true;
     const TRANSPOSED: bool = true;
 
-    /// A word holds four neighbours along k, accumulators two. So the keys of a step are taken in another order, in which a
-    /// lane's own values of two tiles of 8 columns are neighbours: [`super::transpose::key_of`] says which.
+    /// A word holds four neighbours along k, accumulators two. So the keys of a step are taken in another order, in
+    /// which a lane's own values of two tiles of 8 columns are neighbours: [`super::transpose::key_of`] says which.
     fn registers(word: u32) -> Vec<u32> {
         let (step, half, pair) = (word / 4, word % 2, word % 4 / 2);
         let first = 4 * (4 * step + 2 * pair) + 2 * half;

@@ -100,9 +100,9 @@ pub(super) fn body<E: Input>(k: &KernelBuilder, levers: &Config, shape: &Shape) 
 impl<'k, E: Input> Shared<'k, '_, E> {
     /// What a warpgroup does: tile of rows by tile of rows, and in each tile of keys by tile of keys.
     ///
-    /// Scores are a turn ahead of the output: while the products of a turn run, those of scores and output
-    /// together, another warpgroup is at its softmax. So it is from one tile of rows to the next: the first scores of the
-    /// next go with the last output of this one.
+    /// Scores are a turn ahead of the output: while the products of a turn run, those of scores and output together,
+    /// another warpgroup is at its softmax. So it is from one tile of rows to the next: the first scores of the next go
+    /// with the last output of this one.
     #[track_caller]
     fn math(&self, k: &'k KernelBuilder) {
         let group = Warpgroup::new(k, self);

@@ -236,54 +236,39 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         self.values.wait();
         self.start_output();
         self.give_turn();
-        if self.stops_after() == Some(StopAfter::Scores) {
-            k.wgmma_wait(0);
-            self.release(self.keys);
+        let (bold, stops) = (
+            self.shared.levers.rescale == Rescale::Bold,
+            self.stops_after() == Some(StopAfter::Scores),
+        );
+        // Otherwise the softmax falls among the products of the output.
+        let output_first = bold || stops;
+        k.wgmma_wait(if output_first { 0 } else { 1 });
+        self.release(self.keys);
+        if output_first {
             self.release(self.values);
-            self.release_q(last);
-            self.cap();
+        }
+        self.release_q(last);
+        self.cap();
+        if stops {
             return self.store_scores();
         }
-        match (self.shared.levers.rescale, masked) {
-            (Rescale::Bold, None) => {
-                k.wgmma_wait(0);
-                self.release(self.keys);
-                self.release(self.values);
-                self.release_q(last);
-                self.cap();
-                self.bold_softmax();
-            }
-            (Rescale::Bold, Some(masked)) => {
-                k.wgmma_wait(0);
-                self.release(self.keys);
-                self.release(self.values);
-                self.release_q(last);
-                self.cap();
-                self.mask(masked);
-                self.raise_references(E::BOLD_POWERS, true);
-                self.exponentials();
-                self.pack();
-            }
-            (Rescale::Lazy | Rescale::Eager, masked) => {
-                k.wgmma_wait(1);
-                self.release(self.keys);
-                self.release_q(last);
-                self.cap();
-                if let Some(masked) = masked {
-                    self.mask(masked);
-                }
-                let raised = self.raise_references(self.slack(), false);
-                self.exponentials();
-                k.wgmma_wait(0);
-                self.release(self.values);
-                k.if_(raised.uniform(), || {
-                    for (half, row) in self.rows.iter().enumerate() {
-                        self.rescale_output(half, row.factor.get());
-                    }
-                });
-                self.pack();
-            }
+        match masked {
+            Some(masked) => self.mask(masked),
+            None if bold => return self.bold_softmax(),
+            None => {}
         }
+        let raised = self.raise_references(self.slack(), output_first);
+        self.exponentials();
+        if !output_first {
+            k.wgmma_wait(0);
+            self.release(self.values);
+            k.if_(raised.uniform(), || {
+                for (half, row) in self.rows.iter().enumerate() {
+                    self.rescale_output(half, row.factor.get());
+                }
+            });
+        }
+        self.pack();
     }
 
     /// The output of the last tile of keys, with the first scores of the next tile of rows if they `overlap`.

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::Refusal;
 use crate::mma::{Rescale, check_problem};
 use crate::params::{Shape, add_rows, row_strides};
-use crate::plan::{KernelCache, Plan, Step};
+use crate::plan::{KernelCache, Step};
 use crate::stage::{StopAfter, key_range};
 use tiles::{padded, slab_cols, tile_bytes};
 use transpose::Transposed;
@@ -66,8 +66,8 @@ const OUT_BYTES: u32 = 2;
 /// Mbarriers, and what aligning the tiles may cost.
 const SLACK_BYTES: u32 = 1024;
 
-/// Shared memory that a block may have, less mbarriers and alignment.
-const ROOM: u32 = 232_448;
+/// Bytes of shared memory that a block may have.
+const ROOM: u32 = Target::Sm90a.limits().shared_per_block;
 
 /// The levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -169,11 +169,46 @@ impl Config {
         query + keys + values + output + SLACK_BYTES
     }
 
-    pub(crate) fn remedy_for_shared_memory(&self) -> String {
-        if self.stages > 2 {
-            return format!("stages {} to {} need less", self.stages, self.stages - 1);
+    /// The levers that alone bring its shared memory within [`ROOM`], each by the least change that does, and what it
+    /// saves.
+    pub(crate) fn remedy_for_shared_memory(&self, problem: &Problem) -> String {
+        let shape = &Shape::new(problem, ALIGNMENT, None);
+        let bytes = |config: &Config| config.shared_bytes(shape, 1);
+        let saved = |other: &Config| bytes(self).saturating_sub(bytes(other));
+        let step = if shape.dtype == DType::E4M3 { tiles::step(1) } else { 16 };
+        let cols = (*COLS.start()..self.cols)
+            .rev()
+            .filter(|cols| cols.is_multiple_of(step));
+        let rows = ROWS.into_iter().rev().filter(|&rows| rows < self.rows);
+        let stages = STAGES.into_iter().rev().filter(|&stages| stages < self.stages);
+        let mut remedies = Vec::new();
+        let mut offer = |lever, from, mut lower: Vec<(u32, Config)>| {
+            lower.retain(|(_, config)| config.check_levers().is_ok() && bytes(config) <= ROOM);
+            if let Some((to, config)) = lower.first() {
+                remedies.push(format!("{lever} {from} to {to} saves {} B", saved(config)));
+            }
+        };
+        offer(
+            "stages",
+            self.stages,
+            stages.map(|n| (n, Config { stages: n, ..*self })).collect(),
+        );
+        offer(
+            "cols",
+            self.cols,
+            cols.map(|n| (n, Config { cols: n, ..*self })).collect(),
+        );
+        offer(
+            "rows",
+            self.rows,
+            rows.map(|n| (n, Config { rows: n, ..*self })).collect(),
+        );
+        if remedies.is_empty() {
+            let (stages, cols) = (STAGES[0], *COLS.start());
+            let least = Config { stages, cols, ..*self };
+            return format!("stages {stages} with cols {cols} saves {} B", saved(&least));
         }
-        format!("fewer keys a tile than {} need less", self.cols)
+        remedies.join(", or ")
     }
 
     fn check_levers(&self) -> Result<(), Refusal> {
@@ -218,8 +253,8 @@ impl Config {
         })
     }
 
-    /// Refuses a product that ptxas finds no registers for (C7600, C7602): it knows of the registers at launch only, not of
-    /// those that warpgroups take from the producer.
+    /// Refuses a product that ptxas finds no registers for (C7600, C7602): it knows of the registers at launch only,
+    /// not of those that warpgroups take from the producer.
     fn check_product(&self, output: u32) -> Result<(), Refusal> {
         let needed = output + REGISTERS_BESIDE_A_PRODUCT;
         let allowed = (65_536 / self.threads()).min(255);
@@ -246,26 +281,6 @@ impl fmt::Display for Config {
     }
 }
 
-/// Has a plan of this family run on `sms` SMs, or as many as a cluster takes: few blocks, with many tiles of rows each,
-/// so that a small problem shows what large ones do.
-///
-/// ```
-/// use flashcore_ir::Target;
-/// use flashcore_kernels::{Plan, wgmma};
-/// use flashcore_problem::Problem;
-/// let problem = Problem::named("mission")?;
-/// let mut plan = Plan::new(&problem, &"wgmma/m128n128-s2-turns-bold".parse()?, Target::Sm90a)?;
-/// assert_eq!(plan.main.launch.grid, [32, 1, 1]);
-/// wgmma::on_few_sms(&mut plan, 3);
-/// assert_eq!(plan.main.launch.grid, [3, 1, 1]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn on_few_sms(plan: &mut Plan, sms: u32) {
-    if let crate::Config::Wgmma(_) = plan.config {
-        schedule::deal_to(&mut plan.main.launch, sms);
-    }
-}
-
 /// The kernel and its launch for a problem, or why not.
 pub(crate) fn plan(
     problem: &Problem,
@@ -279,10 +294,14 @@ pub(crate) fn plan(
         what,
         remedy,
     };
-    if chip.target != Target::Sm90a {
-        return Err(unsupported(chip.target.to_string(), "family mma does"));
-    }
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
+    if chip.target != Target::Sm90a {
+        let remedy = match problem.dtype() {
+            DType::E4M3 => "no family serves e4m3 there: use the CPU",
+            _ => "family mma does",
+        };
+        return Err(unsupported(chip.target.to_string(), remedy));
+    }
     config.check_levers()?;
     let shape = Shape::new(problem, ALIGNMENT, stop_after);
     if shape.dtype == DType::E4M3 {
@@ -299,18 +318,12 @@ pub(crate) fn plan(
             return Err(unsupported(what, "a multiple of 16 can be served"));
         }
     }
-    if shape.head_dim.max(shape.head_dim_v) > 256 {
-        return Err(unsupported(
-            format!("head_dim {}", problem.head_dim()),
-            "family scalar does",
-        ));
-    }
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
     let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
     let (batch, heads) = (problem.batch(), problem.num_heads());
     if batch.max(heads).max(tiles).max(key_tiles) >= schedule::MOST {
         let what = format!("{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
-        return Err(unsupported(what, "family mma does"));
+        return Err(unsupported(what, "split the problem: it counts to 65535 of each"));
     }
     config.check_registers(&shape)?;
 
@@ -331,20 +344,20 @@ pub(crate) fn plan(
         buffers: Vec::new(),
         args: Vec::new(),
     };
-    let (bytes, out_bytes) = (problem.dtype().size_bytes(), OUT_BYTES as usize);
-    add_tensor(&mut launch, &kernel, "q", problem.q_layout(), bytes)?;
-    add_tensor(&mut launch, &kernel, "k", problem.k_layout(), bytes)?;
+    let dtype = problem.dtype();
+    add_tensor(&mut launch, &kernel, dtype, "q", problem.q_layout())?;
+    add_tensor(&mut launch, &kernel, dtype, "k", problem.k_layout())?;
     let before = match shape.dtype {
         DType::E4M3 => {
             add_transposed(&mut launch, &kernel, Transposed::new(problem, config.cols))?;
             vec![transpose::step(problem, config.cols, kernels)?]
         }
         _ => {
-            add_tensor(&mut launch, &kernel, "v", problem.v_layout(), bytes)?;
+            add_tensor(&mut launch, &kernel, dtype, "v", problem.v_layout())?;
             Vec::new()
         }
     };
-    add_tensor(&mut launch, &kernel, "out", problem.o_layout(), out_bytes)?;
+    add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout())?;
     add_rows(&mut launch, problem, &shape);
     if shape.dtype == DType::E4M3 {
         scales::add_to_launch(&mut launch, problem);
@@ -383,11 +396,15 @@ fn add_transposed(launch: &mut Launch, kernel: &Kernel, values: Transposed) -> R
 fn add_tensor(
     launch: &mut Launch,
     kernel: &Kernel,
+    dtype: DType,
     name: &'static str,
     layout: &Layout,
-    bytes: usize,
 ) -> Result<(), Refusal> {
     let boxes = boxes(kernel, name)?;
+    let bytes = match name {
+        "out" => OUT_BYTES as usize,
+        _ => dtype.size_bytes(),
+    };
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
     let repeated = [(batches, batch), (rows, seq), (heads, head)];
@@ -395,7 +412,10 @@ fn add_tensor(
         return Err(Refusal::Unsupported {
             family: NAME,
             what: format!("rows of `{name}` that repeat (a stride of 0)"),
-            remedy: "family mma does",
+            remedy: match dtype {
+                DType::E4M3 => "no other family serves e4m3: copy them, or use the CPU",
+                _ => "family mma does",
+            },
         });
     }
     // A stride that is never taken must be one that could be.
@@ -447,5 +467,128 @@ mod tests {
         assert!(refused.starts_with("at least 134 registers a thread"), "{refused}");
         assert!(refused.contains("at most 128"), "{refused}");
         assert_eq!(outcome("m128n32-s2-free-lazy", 256), Ok(()));
+    }
+
+    /// Each refusal with a remedy that serves: the texts, for review.
+    #[test]
+    fn remedies() {
+        use crate::Plan;
+        let e4m3 = Problem::builder().heads(4, 2).head_dim(64).dtype(DType::E4M3);
+        let wide = Problem::builder().heads(4, 2).head_dim(256);
+        let rows = |repeated| {
+            let shape = [1, 128, 2, 64];
+            let (whole, once) = ([128 * 128, 128, 64, 1], [128 * 128, 128, 0, 1]);
+            let [q, k, out] =
+                [whole, if repeated { once } else { whole }, whole].map(|strides| Layout { shape, strides });
+            Problem::builder()
+                .heads(2, 2)
+                .seq_len(128)
+                .head_dim(64)
+                .layouts(q, k, k, out)
+        };
+        let cases = [
+            ("not Hopper", wide.clone(), "m64n64-s2-free-bold", Target::Sm80),
+            ("not Hopper, e4m3", e4m3.clone(), "m64n64-s2-free-bold", Target::Sm80),
+            (
+                "not Hopper, f32",
+                wide.clone().dtype(DType::F32),
+                "m64n64-s2-free-bold",
+                Target::Sm80,
+            ),
+            (
+                "crooked rows, e4m3",
+                e4m3.clone().head_dim(72),
+                "m64n64-s2-free-bold",
+                Target::Sm90a,
+            ),
+            (
+                "crooked values, e4m3",
+                e4m3.clone().head_dim_v(72),
+                "m64n64-s2-free-bold",
+                Target::Sm90a,
+            ),
+            ("repeated rows", rows(true), "m64n64-s2-free-bold", Target::Sm90a),
+            (
+                "repeated rows, e4m3",
+                rows(true).dtype(DType::E4M3),
+                "m64n64-s2-free-bold",
+                Target::Sm90a,
+            ),
+            (
+                "too many",
+                e4m3.clone().heads(1, 1).seq_len_q(1 << 23),
+                "m64n64-s2-free-bold",
+                Target::Sm90a,
+            ),
+            ("cols, e4m3", e4m3, "m64n80-s2-free-bold", Target::Sm90a),
+            ("shared memory", wide.clone(), "m128n64-s4-turns-bold", Target::Sm90a),
+            (
+                "shared memory, three levers",
+                wide.clone().head_dim(128),
+                "m192n80-s4-turns-lazy",
+                Target::Sm90a,
+            ),
+            (
+                "shared memory, no lever alone",
+                wide.head_dim_v(64),
+                "m192n128-s4-turns-bold",
+                Target::Sm90a,
+            ),
+            ("registers", rows(false), "m64n256-s3-free-bold", Target::Sm90a),
+        ];
+        let mut text = String::new();
+        for (name, builder, id, target) in cases {
+            let problem = builder.build().unwrap();
+            let config = crate::Config::Wgmma(Config::from_id(id).unwrap());
+            let answer = match Plan::new(&problem, &config, target) {
+                Ok(_) => "served".to_string(),
+                Err(refusal) => refusal.to_string(),
+            };
+            text += &format!("{name} ({id}): {answer}\n");
+        }
+        insta::assert_snapshot!(text);
+    }
+
+    /// What a refusal names as enough is enough, and saves what it says.
+    #[test]
+    fn levers_save_what_a_refusal_says() {
+        use crate::Plan;
+        let wide = Problem::builder()
+            .heads(4, 2)
+            .head_dim(192)
+            .head_dim_v(128)
+            .build()
+            .unwrap();
+        let of = |id: &str| {
+            Plan::new(
+                &wide,
+                &crate::Config::Wgmma(Config::from_id(id).unwrap()),
+                Target::Sm90a,
+            )
+        };
+        let Err(Refusal::SharedMemory { needed, remedy, .. }) = of("m128n96-s4-turns-lazy") else {
+            panic!("it must be refused for its shared memory");
+        };
+        let mut offers = 0;
+        for offer in remedy.split(", or ") {
+            let words: Vec<&str> = offer.split(' ').collect();
+            let [lever, _, _, to, _, saved, _] = words[..] else {
+                panic!("{offer}");
+            };
+            let id = match lever {
+                "stages" => format!("m128n96-s{to}-turns-lazy"),
+                "cols" => format!("m128n{to}-s4-turns-lazy"),
+                _ => format!("m{to}n96-s4-turns-lazy"),
+            };
+            let less = of(&id).unwrap().main.kernel.ledger().total_bytes();
+            // Where there is room, Q has a second stage again.
+            let query = 2 * 192 * 128;
+            let saved: u32 = saved.parse().unwrap();
+            let estimated = needed - saved;
+            let near = [less, less - query].map(|bytes| bytes.abs_diff(estimated) < SLACK_BYTES);
+            assert!(near.contains(&true), "{offer}: {needed} to {less}");
+            offers += 1;
+        }
+        assert!(offers >= 2, "{remedy}");
     }
 }

@@ -1,4 +1,5 @@
-//! What elements stand for, where they are too narrow to stand for themselves: themselves times the scale of their K/V head.
+//! What elements stand for, where they are too narrow to stand for themselves: themselves times the scale of their K/V
+//! head.
 
 use flashcore_ir::{Arg, BufferSpec, Cache, GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::Problem;

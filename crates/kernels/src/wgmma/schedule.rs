@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
 use super::Config;
@@ -181,9 +181,9 @@ impl<'k> Entry<'k> {
     }
 }
 
-/// The tiles of keys that a tile of query rows takes, that of a block or those of a cluster's blocks together, in turns: those that need a mask at the low end, upwards; those
-/// at the high end, downwards, so that what the first rows do not see at all comes first; and those that every row
-/// sees whole, upwards.
+/// The tiles of keys that a tile of query rows takes, that of a block or those of a cluster's blocks together, in
+/// turns: those that need a mask at the low end, upwards; those at the high end, downwards, so that what the first rows
+/// do not see at all comes first; and those that every row sees whole, upwards.
 #[derive(Clone, Debug, PartialEq)]
 struct Tile {
     lowest: usize,
@@ -228,8 +228,8 @@ impl Tile {
         }
     }
 
-    /// The entry of the block whose tile it is, and whose warpgroups are those from `first_group` on: keys of each kind of
-    /// turn are relative to turn 0.
+    /// The entry of the block whose tile it is, and whose warpgroups are those from `first_group` on: keys of each kind
+    /// of turn are relative to turn 0.
     fn words(&self, [batch, head, kv_head, tile]: [usize; 4], first_group: usize, cols: usize) -> [u32; WORDS] {
         let unseen = |group: usize| self.unseen.get(first_group + group).copied().unwrap_or(NO_ROWS);
         let pair = |low: usize, high: usize| (high << 16 | low) as u32;
@@ -251,8 +251,9 @@ impl Tile {
     }
 }
 
-/// Blocks of the grid, and the table that [`List`] reads. Blocks of a cluster go through the same tiles of keys: they have the
-/// same rows of heads that share them, where there are such heads, or rows beside each other.
+/// Blocks of the grid, one an SM or as many as a cluster has, and the table that [`List`] reads. Blocks of a cluster go
+/// through the same tiles of keys: they have the same rows of heads that share them, where there are such heads, or
+/// rows beside each other.
 pub(super) fn table(problem: &Problem, levers: &Config, seen: &KeyRange, sms: u32) -> (u32, Arc<[u32]>) {
     let (rows, cols) = (levers.rows as usize, levers.cols as usize);
     let (cluster, groups) = (levers.cluster as usize, levers.warpgroups() as usize);
@@ -300,27 +301,6 @@ pub(super) fn table(problem: &Problem, levers: &Config, seen: &KeyRange, sms: u3
         }
     }
     (blocks as u32, words.into())
-}
-
-/// Deals the tiles of a launch out again to as many blocks as there are, or to `sms` if that is less.
-pub(super) fn deal_to(launch: &mut Launch, sms: u32) {
-    let cluster = launch.cluster[0].max(1);
-    let tables = launch.args.iter_mut().filter_map(|arg| match arg {
-        Arg::Table(table) => Some(table),
-        _ => None,
-    });
-    let Some(table) = tables.last() else { return };
-    let blocks = (sms / cluster * cluster).clamp(cluster, launch.grid[0]);
-    let of_cluster = table.chunks(WORDS * cluster as usize);
-    let mut words: Vec<u32> = of_cluster
-        .filter(|entries| entries[0] != END)
-        .flatten()
-        .copied()
-        .collect();
-    let round = WORDS * blocks as usize;
-    words.resize(words.len().next_multiple_of(round) + round, END);
-    *table = words.into();
-    launch.grid[0] = blocks;
 }
 
 /// Heads, of all batches, whose K and V fit into [`L2_BYTES`]: whole groups that share them.

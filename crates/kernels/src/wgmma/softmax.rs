@@ -63,9 +63,9 @@ impl<'k, E: Input> Warpgroup<'k, '_, E> {
         });
     }
 
-    /// Raises the references of the rows to their scores where one is more than `slack` powers of two above its
-    /// row's, and brings the sums to the new ones; the output too if it is `at_hand`, else [`Row::factor`] says by what it
-    /// is to be multiplied. Whether any was raised in this warp.
+    /// Raises the references of the rows to their scores where one is more than `slack` powers of two above its row's,
+    /// and brings the sums to the new ones; the output too if it is `at_hand`, else [`Row::factor`] says by what it is
+    /// to be multiplied. Whether any was raised in this warp.
     #[track_caller]
     pub(super) fn raise_references(&self, slack: f32, at_hand: bool) -> Val<'k, bool> {
         let k = self.k;
@@ -172,22 +172,34 @@ impl<'k, E: Input> Warpgroup<'k, '_, E> {
     fn bold_exponentials(&self) -> [Val<'k, f32>; 2] {
         let k = self.k;
         k.verb("exponentials", || {
-            let mut sums: [Option<Val<'k, f32>>; 2] = [None, None];
-            for word in 0..self.words() {
-                let half = word as usize % 2;
-                let of = |register| {
-                    let p = self.rows[half].reference.exp(self.scores.var(register).get());
-                    self.store_probability(register, p);
-                    p
-                };
-                let values: Vec<_> = E::registers(word).into_iter().map(of).collect();
-                for pair in values.chunks(2) {
-                    let sum = pair[0] + pair[1];
-                    sums[half] = Some(sums[half].map_or(sum, |before| before + sum));
-                }
-                self.p.word(word).set(E::pack(&values));
+            // Words 0 and 1 are of either row.
+            let mut sums = [0, 1].map(|word| self.bold_word(word, None));
+            for word in 2..self.words() {
+                let sum = &mut sums[word as usize % 2];
+                *sum = self.bold_word(word, Some(*sum));
             }
-            sums.map(|sum| sum.unwrap_or_else(|| k.constant(0.0)))
+            sums
         })
+    }
+
+    /// Packs a word of probabilities, and adds them to a sum where there is one.
+    #[track_caller]
+    fn bold_word(&self, word: u32, before: Option<Val<'k, f32>>) -> Val<'k, f32> {
+        let of = |register: u32| {
+            let p = self.rows[word as usize % 2]
+                .reference
+                .exp(self.scores.var(register).get());
+            self.store_probability(register, p);
+            p
+        };
+        let values: Vec<_> = E::registers(word).into_iter().map(of).collect();
+        let first = values[0] + values[1];
+        let mut sum = before.map_or(first, |before| before + first);
+        for pair in values[2..].chunks(2) {
+            let pair = pair[0] + pair[1];
+            sum = sum + pair;
+        }
+        self.p.word(word).set(E::pack(&values));
+        sum
     }
 }

@@ -36,7 +36,7 @@ const LEVERS: [Lever<Config>; 6] = [
     },
     Lever {
         name: "cluster",
-        meaning: "blocks that share each tile of K and V, copied once for all of them: less traffic, but they wait for each other",
+        meaning: "blocks that share each tile of K and V, copied once for all: less traffic, but they wait for each other",
         settings: |c| CLUSTERS.map(|cluster| Config { cluster, ..c }).to_vec(),
         value: |c| c.cluster.to_string(),
     },

@@ -1,5 +1,5 @@
-//! Tiles in shared memory as tensor copies and products of a warpgroup want them: rows cut into slabs, each as wide as its
-//! swizzle.
+//! Tiles in shared memory as tensor copies and products of a warpgroup want them: rows cut into slabs, each as wide as
+//! its swizzle.
 
 use flashcore_ir::{Element, Swizzle, TileShape};
 
