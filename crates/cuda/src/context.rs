@@ -11,6 +11,7 @@ use crate::module::ModuleCache;
 use crate::raw::{Driver, Handle, driver};
 use crate::status::is_fault;
 use crate::sys::{CUcontext, CUctx_st, CUdevice};
+use crate::table::TableCache;
 
 /// Kernels remembered as possible causes of a fault. Faults are reported late but not that late: nobody
 /// reads a longer list.
@@ -31,6 +32,7 @@ struct Inner {
     device: CUdevice,
     info: DeviceInfo,
     modules: ModuleCache,
+    tables: TableCache,
     faults: Mutex<FaultLog>,
 }
 
@@ -82,13 +84,13 @@ impl Context {
             driver,
             context: Handle(driver.primary_context_retain(device)?),
         };
-        let (modules, faults) = (ModuleCache::default(), Mutex::default());
         let inner = Arc::new(Inner {
             home,
             device,
             info,
-            modules,
-            faults,
+            modules: ModuleCache::default(),
+            tables: TableCache::default(),
+            faults: Mutex::default(),
         });
         alive.insert(ordinal, Arc::downgrade(&inner));
         Ok(Self { inner })
@@ -169,6 +171,10 @@ impl Context {
         &self.inner.modules
     }
 
+    pub(crate) fn tables(&self) -> &TableCache {
+        &self.inner.tables
+    }
+
     pub(crate) fn home(&self) -> Home {
         self.inner.home
     }
@@ -190,8 +196,9 @@ impl Drop for Restore {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Modules belong to the context and must go before it does.
+        // Modules and tables belong to the context and must go before it does.
         self.modules.clear();
+        self.tables.clear();
         // Fails only at process exit, when the driver has shut down by itself.
         let _ = self.home.driver.primary_context_release(self.device);
     }

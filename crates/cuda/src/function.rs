@@ -5,10 +5,12 @@ use std::fmt;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
+use flashcore_ir::Launch;
+
 use crate::context::{Context, lock};
 use crate::error::{CallError, CudaError, LaunchFailure};
 use crate::explain;
-use crate::memory::{DeviceBuffer, DeviceSlice};
+use crate::memory::DeviceSlice;
 use crate::module::Module;
 use crate::proof::{self, FunctionAttributes, LaunchShape};
 use crate::ptx::Entry;
@@ -17,6 +19,7 @@ use crate::refusal::LaunchRefusal;
 use crate::status::is_fault;
 use crate::stream::Stream;
 use crate::sys::{CUfunc_st, CUmodule, function_attribute as attribute, status};
+use crate::table::HeldTables;
 use crate::tensor_map::TensorMap;
 
 /// One argument of a launch.
@@ -80,8 +83,6 @@ pub(crate) struct LoadedFunction {
     entry: Entry,
     /// Dynamic shared memory it has been opted in for, bytes.
     opted_in: Mutex<u32>,
-    /// Tables that launches of it read. They stay: a graph may still hold their addresses.
-    tables: Mutex<Vec<(Arc<[u32]>, DeviceBuffer)>>,
 }
 
 impl LoadedFunction {
@@ -112,7 +113,6 @@ impl LoadedFunction {
             handle: Handle(handle),
             entry,
             opted_in: Mutex::new(0),
-            tables: Mutex::default(),
         })
     }
 }
@@ -162,21 +162,15 @@ impl Function {
         proof::prove_arguments(&self.loaded().entry, &sizes).map_err(|refusal| self.refuse(refusal))
     }
 
-    /// Where a launch's table is on the device. It is copied there the first time it is asked for, which is not
-    /// possible while a stream is being captured.
-    pub(crate) fn table_address(&self, table: &Arc<[u32]>) -> Result<u64, CudaError> {
-        let mut tables = lock(&self.loaded().tables);
-        let known = tables
-            .iter()
-            .find(|(known, _)| Arc::ptr_eq(known, table) || known == table);
-        if let Some((_, buffer)) = known {
-            return Ok(buffer.as_slice().address());
-        }
-        let stream = Stream::new(self.module.context())?;
-        let buffer = DeviceBuffer::from_host(&stream, table)?;
-        let address = buffer.as_slice().address();
-        tables.push((table.clone(), buffer));
-        Ok(address)
+    /// Puts the tables of a launch on the device ([`Arg::Table`]), and keeps them there while the answer lives: then
+    /// [`prepare`](Self::prepare) finds them, which may be while a stream is captured.
+    ///
+    /// # Errors
+    /// A call error: `OUT_OF_MEMORY`, or that this thread captures a stream.
+    pub fn hold_tables(&self, launch: &Launch) -> Result<HeldTables, CudaError> {
+        let context = self.module.context();
+        let tables = launch.tables().map(|table| context.tables().get(context, table));
+        Ok(HeldTables::new(context, tables.collect::<Result<_, _>>()?))
     }
 
     /// Enqueues the kernel. Returns at once; a fault shows at a later synchronisation.

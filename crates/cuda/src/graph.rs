@@ -9,17 +9,19 @@ use crate::module::LoadedModule;
 use crate::raw::Handle;
 use crate::stream::{Captured, Stream};
 use crate::sys::{CUgraph_st, CUgraphExec_st};
+use crate::table::DeviceTable;
 
 /// Work captured from a stream, ready to be replayed.
 ///
 /// A graph holds device addresses as numbers: the buffers used inside must live, unmoved, for as long as it
-/// is replayed. The modules of its kernels stay loaded by themselves.
+/// is replayed. The modules of its kernels stay loaded by themselves, and tables of launches stay on the device.
 pub struct Graph {
     /// The driver does not synchronise calls on one executable graph; the lock does.
     exec: Mutex<Handle<CUgraphExec_st>>,
     label: Arc<str>,
     kernels: Vec<Arc<str>>,
     _modules: Vec<Arc<LoadedModule>>,
+    _tables: Vec<Arc<DeviceTable>>,
     context: Context,
 }
 
@@ -58,6 +60,7 @@ impl Graph {
             label,
             kernels: captured.kernels,
             _modules: captured.modules,
+            _tables: captured.tables,
             context,
         })
     }

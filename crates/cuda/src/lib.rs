@@ -45,6 +45,7 @@ mod refusal;
 mod status;
 mod stream;
 mod sys;
+mod table;
 mod tensor_map;
 mod verdict;
 
@@ -63,4 +64,5 @@ pub use proof::{FunctionAttributes, LaunchShape};
 pub use refusal::LaunchRefusal;
 pub use status::{Status, status};
 pub use stream::{Event, Stream};
+pub use table::HeldTables;
 pub use tensor_map::{TensorMap, TensorMapElement, TensorMapL2, TensorMapRefusal, TensorMapSpec, TensorMapSwizzle};

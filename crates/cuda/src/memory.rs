@@ -81,6 +81,11 @@ impl DeviceBuffer {
         }
     }
 
+    /// The address alone, 0 where there are no bytes: freeing them is then the caller's.
+    pub(crate) fn into_address(mut self) -> CUdeviceptr {
+        std::mem::take(&mut self.address)
+    }
+
     /// Bytes in the buffer.
     pub fn len(&self) -> usize {
         self.len

@@ -1,6 +1,8 @@
 //! Kernels of the kernel language on the driver: a `Kernel` is loaded, a `Launch` is run with the buffers
 //! its caller brings. The simulator takes the same two values.
 
+use std::sync::Arc;
+
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ScalarType, Swizzle, TensorMapRecipe};
 
 use crate::context::Context;
@@ -11,6 +13,7 @@ use crate::module::{Module, ModuleOptions};
 use crate::proof::LaunchShape;
 use crate::refusal::LaunchRefusal;
 use crate::stream::Stream;
+use crate::table::DeviceTable;
 use crate::tensor_map::{TensorMapElement, TensorMapL2, TensorMapRefusal, TensorMapSpec, TensorMapSwizzle};
 
 impl Function {
@@ -38,6 +41,7 @@ impl Function {
         let refuse = |refusal| self.refuse(refusal);
         check_buffers(&launch.buffers, buffers).map_err(refuse)?;
         let mut arguments = Vec::with_capacity(launch.args.len());
+        let mut tables = Vec::new();
         for (index, arg) in launch.args.iter().enumerate() {
             let slice = |slot: usize, byte_offset: u64| {
                 argument_slice(index, slot, byte_offset, &launch.buffers, buffers).map_err(refuse)
@@ -48,7 +52,13 @@ impl Function {
                 Arg::I32(value) => KernelArg::I32(value),
                 Arg::U64(value) => KernelArg::U64(value),
                 Arg::F32(value) => KernelArg::F32(value),
-                Arg::Table(ref table) => KernelArg::U64(self.table_address(table)?),
+                Arg::Table(ref table) => {
+                    let context = self.module().context();
+                    let table = context.tables().get(context, table)?;
+                    let address = table.address();
+                    tables.push(table);
+                    KernelArg::U64(address)
+                }
                 Arg::TensorMap(ref recipe) => {
                     let tensor = slice(recipe.slot, recipe.byte_offset)?;
                     KernelArg::TensorMap(tensor_map_spec(recipe)?.encode(self.module().context(), tensor)?)
@@ -65,6 +75,7 @@ impl Function {
         self.prove(&shape)?;
         self.prove_arguments(&arguments)?;
         Ok(PreparedLaunch {
+            tables,
             function: self.clone(),
             shape,
             arguments,
@@ -83,6 +94,8 @@ impl Function {
 /// A launch whose buffers and arguments are settled: enqueueing it again costs the driver call alone.
 #[derive(Debug, Clone)]
 pub struct PreparedLaunch<'a> {
+    // Before the function, which keeps the context that freeing them needs.
+    tables: Vec<Arc<DeviceTable>>,
     function: Function,
     shape: LaunchShape,
     arguments: Vec<KernelArg<'a>>,
@@ -103,8 +116,9 @@ impl PreparedLaunch<'_> {
         // SAFETY: every buffer is at least as long as the launch says the kernel touches, and borrowed by
         // this value; argument sizes are those of the kernel's parameters.
         unsafe {
-            self.function.launch(stream, &self.shape, &self.arguments)
+            self.function.launch(stream, &self.shape, &self.arguments)?;
         }
+        stream.hold(&self.tables)
     }
 
     /// The kernel.

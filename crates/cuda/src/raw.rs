@@ -13,6 +13,7 @@
 
 #![allow(unsafe_code)]
 
+mod capture;
 mod jit;
 mod launch;
 
@@ -385,25 +386,6 @@ impl Driver {
         let code = unsafe { (self.table.cuStreamGetCtx)(stream, &mut context) };
         self.check("cuStreamGetCtx", code, || format!("stream={stream:p}"))?;
         Ok(context)
-    }
-
-    /// Begins a capture that forbids unsafe calls to this thread only, so that other threads of the
-    /// process may go on allocating.
-    pub(crate) fn capture_begin(&self, stream: CUstream) -> CallResult<()> {
-        let mode = sys::capture_mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: rule 1.
-        let code = unsafe { (self.table.cuStreamBeginCapture_v2)(stream, mode) };
-        self.check("cuStreamBeginCapture_v2", code, || {
-            format!("stream={stream:p}, mode=thread-local")
-        })
-    }
-
-    pub(crate) fn capture_end(&self, stream: CUstream) -> CallResult<CUgraph> {
-        let mut graph = ptr::null_mut();
-        // SAFETY: rules 1 and 2.
-        let code = unsafe { (self.table.cuStreamEndCapture)(stream, &mut graph) };
-        self.check("cuStreamEndCapture", code, || format!("stream={stream:p}"))?;
-        Ok(graph)
     }
 
     // Events.

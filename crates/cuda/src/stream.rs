@@ -8,6 +8,7 @@ use crate::error::CudaError;
 use crate::module::LoadedModule;
 use crate::raw::Handle;
 use crate::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUevent_st, CUstream, CUstream_st};
+use crate::table::DeviceTable;
 
 /// A queue of work on a device: what is put in runs in order.
 ///
@@ -17,7 +18,7 @@ pub struct Stream {
     handle: Handle<CUstream_st>,
     owned: bool,
     context: Context,
-    /// While the stream is captured: the kernels put in so far, and the modules they live in.
+    /// While the stream is captured: the kernels put in so far, the modules they live in, and tables they read.
     capture: Mutex<Option<Captured>>,
 }
 
@@ -26,6 +27,7 @@ pub struct Stream {
 pub(crate) struct Captured {
     pub(crate) kernels: Vec<Arc<str>>,
     pub(crate) modules: Vec<Arc<LoadedModule>>,
+    pub(crate) tables: Vec<Arc<DeviceTable>>,
 }
 
 impl Stream {
@@ -144,6 +146,24 @@ impl Stream {
             }
             None => self.context.enqueued(kernel, self.as_raw()),
         }
+    }
+
+    /// A kernel that was put in reads these tables: whoever may run it again keeps them.
+    pub(crate) fn hold(&self, tables: &[Arc<DeviceTable>]) -> Result<(), CudaError> {
+        if tables.is_empty() {
+            return Ok(());
+        }
+        if let Some(captured) = lock(&self.capture).as_mut() {
+            captured.tables.extend_from_slice(tables);
+            return Ok(());
+        }
+        // The default stream cannot be captured, and asking it is an error while another one is.
+        let captured_by_others =
+            !self.is_legacy_default() && self.context.call(|driver| driver.stream_is_captured(self.handle.0))?;
+        if captured_by_others {
+            self.context.tables().keep_for_good(tables);
+        }
+        Ok(())
     }
 
     /// All work put in so far is known to have ended well.

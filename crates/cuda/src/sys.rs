@@ -184,6 +184,9 @@ constants! {
     capture_mode, CUstreamCaptureMode {
         CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     }
+    capture_status, CUstreamCaptureStatus {
+        CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    }
     tensor_map_type, CUtensorMapDataType {
         CU_TENSOR_MAP_DATA_TYPE_UINT8 = 0,
         CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,
@@ -303,6 +306,7 @@ functions! {
         cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
         cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
         cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+        cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
 
         cuEventCreate(event: *mut CUevent, flags: c_uint);
         cuEventDestroy_v2(event: CUevent);

@@ -94,7 +94,9 @@ impl PlanSummary {
 ///
 /// The first call for a new kernel compiles it (0.1–0.5 s, or under a millisecond from the driver's
 /// disk cache); [`warmup`](Attention::warmup) does that ahead of time. Problems that differ only in
-/// lengths, strides, mask or scale share a kernel.
+/// lengths, strides, mask or scale share a kernel. A new problem for a kernel that is there costs its plan, and
+/// for family `wgmma` a copy to the device of the list of which block computes what, 32 B a tile of rows; both are kept
+/// for the last 64 problems.
 #[derive(Debug)]
 pub struct Attention {
     backend: Backend,
@@ -251,7 +253,8 @@ impl Attention {
         }
     }
 
-    /// Compiles what these problems need, so that no later call waits for a compiler. Nothing to do on the CPU.
+    /// Compiles what these problems need and puts their tables on the device, so that no later call waits for a compiler,
+    /// and calls can be captured. Nothing to do on the CPU.
     ///
     /// # Errors
     /// The first problem that cannot be computed, and why.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, HeldTables, ModuleOptions, Stream};
 use flashcore_ir::{BufferSpec, Chip};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Refusal, Step, select_with};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
@@ -11,7 +11,8 @@ use flashcore_problem::{Problem, TensorView, TensorViewMut};
 use crate::tensors::{DeviceTensors, ScaleBuffers};
 use crate::{Error, Plans};
 
-/// Problems whose plan is kept at hand. A server sees few shapes at a time; planning anew costs microseconds.
+/// Problems whose plan is kept at hand, with its tables on the device. A server sees few shapes at a time; planning anew
+/// costs microseconds, and a copy where the plan has a table that is not there any more.
 const RECENT_PLANS: usize = 64;
 
 /// A plan and the compiled kernels of its steps.
@@ -19,6 +20,8 @@ const RECENT_PLANS: usize = 64;
 pub(crate) struct Prepared {
     plan: Plan,
     functions: Vec<Function>,
+    /// Tables that its launches read, on the device.
+    _tables: Vec<HeldTables>,
 }
 
 /// What is kept ready for one context.
@@ -99,7 +102,10 @@ impl CudaAttention {
             return Ok(found.2.clone());
         }
         let (choice, functions) = self.compile(problem, alignment, plans)?;
+        let steps = choice.plan.steps().zip(&functions);
+        let tables = steps.map(|(step, function)| function.hold_tables(&step.launch));
         let prepared = Arc::new(Prepared {
+            _tables: tables.collect::<Result<_, _>>()?,
             plan: choice.plan,
             functions,
         });

@@ -1,10 +1,9 @@
 //! What it takes to run a kernel: the same value for the driver and for the simulator.
 
-use std::sync::Arc;
-
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use thiserror::Error;
 
+use crate::table::Table;
 use crate::types::ScalarType;
 
 /// A buffer that a launch needs from its caller, by slot.
@@ -41,12 +40,7 @@ pub enum Arg {
     /// A tensor map, encoded at launch for the buffer's address.
     TensorMap(TensorMapRecipe),
     /// The address of numbers that come with the launch, not with its caller, for reading.
-    Table(#[serde(serialize_with = "table_len")] Arc<[u32]>),
-}
-
-/// Tables are long and made by rule: how long says enough.
-fn table_len<S: Serializer>(table: &Arc<[u32]>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&format_args!("{} numbers", table.len()))
+    Table(Table),
 }
 
 /// The boxes that a tensor map copies: what a tile in shared memory and its tensor map must agree on.
@@ -265,7 +259,7 @@ impl Launch {
     }
 
     /// The tables among the arguments.
-    pub fn tables(&self) -> impl Iterator<Item = &Arc<[u32]>> {
+    pub fn tables(&self) -> impl Iterator<Item = &Table> {
         self.args.iter().filter_map(|arg| match arg {
             Arg::Table(table) => Some(table),
             _ => None,

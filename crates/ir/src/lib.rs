@@ -11,7 +11,7 @@
 //! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`wgmma`], [`cluster`], [`Role`].
 //! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
 //! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
-//!   [`launch`]: everything it takes to run a kernel.
+//!   [`launch`], [`table`]: everything it takes to run a kernel.
 
 pub mod builder;
 pub mod cluster;
@@ -31,6 +31,7 @@ pub mod ptx;
 pub mod shared;
 pub mod site;
 pub mod sync;
+pub mod table;
 pub mod target;
 pub mod tensor_copy;
 pub mod tile;
@@ -50,6 +51,7 @@ pub use pointer::{ClusterPtr, GlobalPtr, SharedPtr};
 pub use profile::{Chip, PROFILES, Profile};
 pub use shared::{BufferId, Ledger, SharedBuffer, Swizzle};
 pub use site::{Site, SiteId, SourceLine};
+pub use table::Table;
 pub use target::{Limits, Occupancy, Requirement, Target};
 pub use tensor_copy::TensorMap;
 pub use tile::{SharedTile, TileShape};

@@ -15,6 +15,7 @@ mod launches;
 mod memory;
 mod modules;
 mod ptx;
+mod tables;
 
 use std::process::ExitCode;
 
@@ -88,6 +89,8 @@ const CHECKS: &[Check] = &[
     ("graph replay equals launches", graphs::replay),
     ("a failed capture leaves the stream usable", graphs::failed_capture),
     ("a kernel of the kernel language", launches::kernel_language),
+    ("tables: many take no more than a few", tables::bounded),
+    ("tables: graphs keep theirs", tables::of_graphs),
     ("module: identity, caches, log", modules::identity),
     ("module: bad PTX and its log", modules::bad_ptx),
     ("module: static shared overflow", modules::static_overflow),

@@ -22,7 +22,7 @@ mod turns;
 
 use std::fmt;
 
-use flashcore_ir::{Arg, BufferSpec, Chip, E4M3, Kernel, Launch, Target, TensorBox};
+use flashcore_ir::{Arg, BufferSpec, Chip, E4M3, Kernel, Launch, Table, Target, TensorBox};
 use flashcore_problem::{DType, Layout, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -362,7 +362,7 @@ pub(crate) fn plan(
     if shape.dtype == DType::E4M3 {
         scales::add_to_launch(&mut launch, problem);
     }
-    launch.args.push(Arg::Table(table));
+    launch.args.push(Arg::Table(Table::new(table)));
     Ok((before, Step { kernel, launch }))
 }
 

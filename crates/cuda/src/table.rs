@@ -1,0 +1,249 @@
+//! Tables of launches ([`flashcore_ir::Table`]) on the device: there once for all launches that read the same numbers,
+//! for as long as someone holds them, and somewhat longer.
+//!
+//! A table is held by what was made ready with it ([`PreparedLaunch`](crate::PreparedLaunch), [`HeldTables`]) and by
+//! graphs that captured it. One that nobody holds any more stays until those come to [`MOST_UNUSED_BYTES`] together:
+//! freeing waits for the device, and a shape may come back. A stream that another library captures gives no hold on its
+//! graph, so tables that go into it stay as long as the context.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use flashcore_ir::Table;
+
+use crate::context::{Context, Home, lock};
+use crate::error::CudaError;
+use crate::memory::DeviceBuffer;
+use crate::stream::Stream;
+use crate::sys::CUdeviceptr;
+
+/// Bytes of tables that nobody holds before they are freed, all at once. One of 4,096 tiles takes 128 KiB.
+const MOST_UNUSED_BYTES: usize = 16 << 20;
+
+/// A table on the device; freed when it is dropped.
+pub(crate) struct DeviceTable {
+    address: CUdeviceptr,
+    /// Not the context itself, which has the cache that this is in.
+    home: Home,
+}
+
+impl DeviceTable {
+    /// Copies a table to the device. Not possible on a thread that captures a stream.
+    fn upload(context: &Context, table: &Table) -> Result<DeviceTable, CudaError> {
+        let stream = Stream::new(context)?;
+        let (address, home) = (DeviceBuffer::from_host(&stream, table)?.into_address(), context.home());
+        Ok(DeviceTable { address, home })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for DeviceTable {
+    fn drop(&mut self) {
+        if self.address != 0 {
+            // As for buffers: it waits for the work that uses it, and a lost context has freed everything.
+            let _ = self.home.call(|driver| driver.memory_free(self.address));
+        }
+    }
+}
+
+impl fmt::Debug for DeviceTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceTable(at {:#x})", self.address)
+    }
+}
+
+/// Keeps the tables of launches on the device while it lives, so that later calls find them there, also while a stream
+/// is captured. See [`Function::hold_tables`](crate::Function::hold_tables).
+#[derive(Debug, Clone)]
+pub struct HeldTables {
+    // Before the context: freeing needs it.
+    tables: Vec<Arc<DeviceTable>>,
+    _context: Context,
+}
+
+impl HeldTables {
+    pub(crate) fn new(context: &Context, tables: Vec<Arc<DeviceTable>>) -> HeldTables {
+        HeldTables {
+            tables,
+            _context: context.clone(),
+        }
+    }
+
+    /// How many there are: none for most kernels.
+    pub fn len(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+}
+
+/// The tables of one context.
+pub(crate) type TableCache = Cache<DeviceTable>;
+
+impl TableCache {
+    /// A table on the device, copied there if it is not yet.
+    pub(crate) fn get(&self, context: &Context, table: &Table) -> Result<Arc<DeviceTable>, CudaError> {
+        self.get_or_upload(table, || DeviceTable::upload(context, table))
+    }
+}
+
+/// Uploaded tables by what is in them.
+pub(crate) struct Cache<T> {
+    by_table: Mutex<HashMap<Table, Arc<T>>>,
+    /// Tables whose addresses are where nobody here can follow them.
+    for_good: Mutex<Vec<Arc<T>>>,
+}
+
+impl<T> Default for Cache<T> {
+    fn default() -> Self {
+        Cache {
+            by_table: Mutex::default(),
+            for_good: Mutex::default(),
+        }
+    }
+}
+
+impl<T> Cache<T> {
+    /// The table that is there, or what `upload` makes of it. Then, where those that nobody holds come to too much,
+    /// they go.
+    fn get_or_upload<E>(&self, table: &Table, upload: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        let mut by_table = lock(&self.by_table);
+        if let Some(found) = by_table.get(table) {
+            return Ok(found.clone());
+        }
+        let uploaded = Arc::new(upload()?);
+        by_table.insert(table.clone(), uploaded.clone());
+        // Only this lock's holder can take hold of one that nobody holds.
+        let unused = |held: &Arc<T>| Arc::strong_count(held) == 1;
+        let bytes = by_table
+            .iter()
+            .filter(|(_, held)| unused(held))
+            .map(|(table, _)| size_of_val(&**table));
+        let gone: Vec<(Table, Arc<T>)> = match bytes.sum::<usize>() > MOST_UNUSED_BYTES {
+            true => by_table.extract_if(|_, held| unused(held)).collect(),
+            false => Vec::new(),
+        };
+        // Freeing waits for the device: others need not wait for that.
+        drop(by_table);
+        drop(gone);
+        Ok(uploaded)
+    }
+
+    /// Keeps tables until [`clear`](Self::clear).
+    pub(crate) fn keep_for_good(&self, tables: &[Arc<T>]) {
+        let mut for_good = lock(&self.for_good);
+        for table in tables {
+            if !for_good.iter().any(|kept| Arc::ptr_eq(kept, table)) {
+                for_good.push(table.clone());
+            }
+        }
+    }
+
+    /// Drops those that nobody else holds.
+    pub(crate) fn clear(&self) {
+        lock(&self.for_good).clear();
+        lock(&self.by_table).clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Stands for a table on a device: counts those that are there.
+    struct Counted<'a>(&'a AtomicUsize);
+
+    impl Drop for Counted<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The `n`th table of a mebibyte.
+    fn table(n: u32) -> Table {
+        Table::new(vec![n; (1 << 20) / 4])
+    }
+
+    fn get<'a>(cache: &Cache<Counted<'a>>, there: &'a AtomicUsize, n: u32) -> Arc<Counted<'a>> {
+        let upload = || {
+            there.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, Infallible>(Counted(there))
+        };
+        match cache.get_or_upload(&table(n), upload) {
+            Ok(found) => found,
+            Err(never) => match never {},
+        }
+    }
+
+    #[test]
+    fn equal_tables_are_there_once() {
+        let there = AtomicUsize::new(0);
+        let cache = Cache::default();
+        let (first, again) = (get(&cache, &there, 1), get(&cache, &there, 1));
+        assert!(Arc::ptr_eq(&first, &again));
+        get(&cache, &there, 2);
+        assert_eq!(there.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn what_changing_lengths_leave_behind_is_bounded() {
+        let there = AtomicUsize::new(0);
+        let cache = Cache::default();
+        let mut most = 0;
+        for n in 0..100 {
+            get(&cache, &there, n);
+            most = most.max(there.load(Ordering::Relaxed));
+        }
+        // Sixteen that nobody holds, the one that is too many, and the one that is asked for.
+        assert!(most <= 18, "{most}");
+        assert!(lock(&cache.by_table).len() <= 17);
+    }
+
+    #[test]
+    fn tables_that_are_held_stay() {
+        let there = AtomicUsize::new(0);
+        let cache = Cache::default();
+        let held: Vec<_> = (0..40).map(|n| get(&cache, &there, n)).collect();
+        cache.keep_for_good(&held[..2]);
+        cache.keep_for_good(&held[..2]);
+        assert_eq!(lock(&cache.for_good).len(), 2);
+        for n in 1000..1100 {
+            get(&cache, &there, n);
+        }
+        let uploaded = there.load(Ordering::Relaxed);
+        for (n, held) in held.iter().enumerate() {
+            assert!(Arc::ptr_eq(held, &get(&cache, &there, n as u32)));
+        }
+        assert_eq!(there.load(Ordering::Relaxed), uploaded, "none was uploaded again");
+        drop(held);
+        for n in 2000..2100 {
+            get(&cache, &there, n);
+        }
+        assert!(
+            there.load(Ordering::Relaxed) <= 2 + 18,
+            "let go, they go, but for those kept for good"
+        );
+        cache.clear();
+        assert_eq!(there.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_failed_upload_leaves_nothing() {
+        let cache = Cache::<()>::default();
+        assert_eq!(
+            cache.get_or_upload(&table(1), || Err("no room")).map(drop),
+            Err("no room")
+        );
+        assert!(lock(&cache.by_table).is_empty());
+    }
+}

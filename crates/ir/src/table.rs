@@ -1,0 +1,64 @@
+//! [`Table`]: numbers that come with a launch.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+/// Numbers worked out on the host that a kernel reads, such as which block computes which tiles. Cheap to clone; it is
+/// hashed once, when it is made, so that it can be looked up at every launch.
+///
+/// ```
+/// use flashcore_ir::Table;
+/// let table = Table::new(vec![3, 1, 2]);
+/// assert_eq!((table.len(), table[0]), (3, 3));
+/// assert_eq!(table, Table::new(vec![3, 1, 2]));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Table {
+    words: Arc<[u32]>,
+    hash: u64,
+}
+
+impl Table {
+    /// A table of these numbers.
+    pub fn new(words: impl Into<Arc<[u32]>>) -> Table {
+        let words = words.into();
+        let mut hasher = DefaultHasher::new();
+        words.hash(&mut hasher);
+        Table {
+            words,
+            hash: hasher.finish(),
+        }
+    }
+}
+
+impl Deref for Table {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.words
+    }
+}
+
+impl PartialEq for Table {
+    fn eq(&self, other: &Table) -> bool {
+        Arc::ptr_eq(&self.words, &other.words) || self.hash == other.hash && self.words == other.words
+    }
+}
+
+impl Eq for Table {}
+
+impl Hash for Table {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Tables are long and made by rule: how long says enough.
+impl Serialize for Table {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{} numbers", self.words.len()))
+    }
+}
