@@ -1,6 +1,6 @@
 //! `flashcore leaderboard`: what searches found, shown again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_tune::board::{Board, BoardRow};
@@ -40,7 +40,10 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     let folder = if path.is_dir() {
         path
     } else {
-        let latest = all.iter().find(|(_, header)| header.case == *wanted);
+        // The latest that says something of this machine, where there is one.
+        let of_case = |(_, header): &&(PathBuf, Header)| header.case == *wanted;
+        let real = all.iter().filter(of_case).find(|(_, header)| header.is_real());
+        let latest = real.or_else(|| all.iter().find(of_case));
         let none = || Failure::failed(format!("`{wanted}` is no folder, and no run of such a problem is kept"));
         latest.ok_or_else(none)?.0.clone()
     };
@@ -77,7 +80,15 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
 
 fn title(header: &Header) -> String {
     let devices: Vec<&str> = header.devices.iter().map(|device| device.name.as_str()).collect();
-    format!("{} on {}", header.case, devices.join(" and "))
+    let devices = devices.join(" and ");
+    let on = match header.computes {
+        true => format!("{} on {devices}", header.case),
+        false => format!("{}, a replay of {devices}", header.case),
+    };
+    match header.torture {
+        true => on + ", with planted candidates",
+        false => on,
+    }
 }
 
 /// The leaderboard of the run in a folder, if it has ended.
@@ -112,22 +123,36 @@ fn overview(all: &[(PathBuf, Header)], as_json: bool) -> Result<Outcome, Failure
     if latest.is_empty() {
         style::print("No run is kept yet: `flashcore tune` makes one.\n");
     }
-    for (folder, header, board) in latest {
-        let gain = match board.gain_of_winner() {
-            Some((gain, _)) => format!("{GOOD}{:+.1} %{GOOD:#} over {}", gain * 100.0, board.start),
-            None => "nothing is faster by what counts".to_string(),
-        };
-        style::print(&style::wrap(
-            &format!(
-                "{HEAD}{}{HEAD:#}: {}, {gain} {DIM}({}){DIM:#}",
-                title(header),
-                board.winner,
-                folder.display()
-            ),
-            2,
-        ));
+    let (real, made_up): (Vec<_>, Vec<_>) = latest.into_iter().partition(|(_, header, _)| header.is_real());
+    for (folder, header, board) in &real {
+        style::print(&line(folder, header, board));
+    }
+    if !made_up.is_empty() {
+        style::print(&heading("Replays and torture", "they say nothing of this machine"));
+    }
+    for (folder, header, board) in &made_up {
+        style::print(&line(folder, header, board));
     }
     Ok(Outcome::Clean)
+}
+
+/// A run in the overview.
+fn line(folder: &Path, header: &Header, board: &Board) -> String {
+    let found = match (&board.winner, board.gain_of_winner()) {
+        _ if board.is_start_bad() => format!("{BAD}{} FAILED{BAD:#}", board.start),
+        (Some(winner), Some((gain, _))) => {
+            format!("{winner}, {GOOD}{:+.1} %{GOOD:#} over {}", gain * 100.0, board.start)
+        }
+        _ => format!("{}, nothing is faster by what counts", board.start),
+    };
+    style::wrap(
+        &format!(
+            "{HEAD}{}{HEAD:#}: {found} {DIM}({}){DIM:#}",
+            title(header),
+            folder.display()
+        ),
+        2,
+    )
 }
 
 /// A leaderboard as a table, and what it comes to.
@@ -139,7 +164,7 @@ pub(crate) fn text(header: &Header, board: &Board) -> String {
     let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
     let mut text = format!(
         "\n{HEAD}Leaderboard{HEAD:#} {DIM}· times relative to {}{DIM:#}\n",
-        board.start
+        board.against
     );
     for (place, row) in board.rows.iter().enumerate() {
         text.push_str(&format!(
@@ -156,19 +181,35 @@ pub(crate) fn text(header: &Header, board: &Board) -> String {
             2,
         ));
     }
-    let percent = board.gain * 100.0;
-    let verdict = match board.gain_of_winner() {
-        Some((gain, interval)) => format!(
-            "{GOOD}{}{GOOD:#} is {:.1} % [{:.1}, {:.1}] faster than {start}",
-            board.winner,
+    text.push_str(&style::field("result", &verdict(&start, board)));
+    text
+}
+
+/// What a leaderboard comes to, in a sentence. `start` says what its first candidate is.
+fn verdict(start: &str, board: &Board) -> String {
+    if board.is_start_bad() {
+        let why = match &board.start_failed {
+            Some(why) => why.as_str(),
+            None => "the simulator does not find it clean",
+        };
+        let instead = match &board.winner {
+            Some(winner) => format!("the best that came through is {winner}"),
+            None => "nothing else came through".to_string(),
+        };
+        return format!("{BAD}{start} FAILED{BAD:#} ({why}); {instead}");
+    }
+    match (&board.winner, board.gain_of_winner()) {
+        (Some(winner), Some((gain, interval))) => format!(
+            "{GOOD}{winner}{GOOD:#} is {:.1} % [{:.1}, {:.1}] faster than {start}",
             gain * 100.0,
             interval.lo * 100.0,
             interval.hi * 100.0
         ),
-        None => format!("{start} stands: nothing tried is faster by {percent:.0} % or more"),
-    };
-    text.push_str(&style::field("result", &verdict));
-    text
+        _ => format!(
+            "{start} stands: nothing tried is faster by {:.0} % or more",
+            board.gain * 100.0
+        ),
+    }
 }
 
 fn beside(row: &BoardRow, board: &Board) -> String {
@@ -183,7 +224,7 @@ fn beside(row: &BoardRow, board: &Board) -> String {
             };
             format!("{:.3} {interval} {colour}{verdict}{colour:#}", ratio.value)
         }
-        None if row.id == board.start => "1".to_string(),
+        None if row.id == board.against => "1".to_string(),
         None => String::new(),
     };
     match &row.simulated {

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use flashcore::DeviceInfo;
+use flashcore::{DeviceInfo, Problem};
 use flashcore_bench::Case;
 use flashcore_ir::Target;
 use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
+use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program, compilers_for};
-use flashcore_tune::{Outcome as Found, Request, Setup, TuneError, runs};
+use flashcore_tune::{Gatekeeper, Outcome as Found, Request, Setup, TuneError, runs};
 use serde_json::json;
 
 use crate::args::ProblemArgs;
@@ -56,9 +57,9 @@ pub(crate) struct TuneArgs {
     /// Families to search, in place of those worth it: mma, wgmma, scalar, ladder, cpu
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
     family: Vec<String>,
-    /// Seed of the strategy and of the inputs
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Search")]
-    seed: u64,
+    /// Seed of the strategy and of the inputs [default: 1 for the strategy; inputs are drawn anew for each run]
+    #[arg(long, value_name = "N", help_heading = "Search")]
+    seed: Option<u64>,
     /// Search among candidates that hang, crash, are wrong or cheat, too: shows that the gates hold
     #[arg(long, help_heading = "Search")]
     torture: bool,
@@ -90,6 +91,8 @@ pub(crate) struct TuneArgs {
 
 /// Without --strategy: the two that replays of the shipped space speak for, with a model of what kernels cost and without.
 const DEFAULTS: [Kind; 2] = [Kind::Ranked, Kind::Evolution(Population::Elite)];
+/// Seed of strategies where none is named.
+const STRATEGY_SEED: u64 = 1;
 /// Finalists besides the first candidate.
 const FINALISTS: usize = 4;
 /// Longest that an outside proposer may think.
@@ -109,7 +112,7 @@ Verdicts, in the order of the gates:
   REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by the clock SLOWER, AMBIGUOUS
   (no clear gain) or FASTER: at least 3 % against the best before it, the interval clear of none.
 
-Exit codes: 0 done, 1 nothing could be timed, 2 usage, 3 environment";
+Exit codes: 0 done, 1 nothing could be timed or the default failed, 2 usage, 3 environment";
 
 /// How long to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -152,12 +155,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     // Somebody who names nothing and has no GPU is shown everything that can be shown without one.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
-    let made_up = args.torture || devices[0].starts_with("replay:");
-    let beside = match made_up {
-        true => None,
-        false => tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?,
-    };
-    let plan = tune_plan::keep(&found.found, args.no_plan, made_up)?;
+    let beside = tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?;
+    let plan = tune_plan::keep(&found.found, args.no_plan)?;
     if args.json {
         style::print_json(&json!({
             "run": found.header,
@@ -178,9 +177,10 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     if tour {
         tune_without_gpu::run(&case)?;
     }
-    Ok(match found.board {
-        Some(_) => Outcome::Clean,
-        None => Outcome::Findings,
+    // A default that fails is the worst that can be found, whatever else was.
+    Ok(match &found.board {
+        Some(board) if board.winner.is_some() && !board.is_start_bad() => Outcome::Clean,
+        _ => Outcome::Findings,
     })
 }
 
@@ -234,6 +234,9 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
 
 fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<Kept, Failure> {
     let setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
+    if let Some(start) = &args.start {
+        may_begin(start, &devices[0], &case.problem, &setup)?;
+    }
     for note in &setup.plan_notes {
         anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
     }
@@ -246,6 +249,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         }
         false => (setup.start, setup.default),
     };
+    let seed = args.seed.unwrap_or(STRATEGY_SEED);
     let (strategy, strategy_name): (Box<dyn Strategy>, String) = match &args.proposer {
         Some(command) => {
             let mut outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE)?;
@@ -262,7 +266,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
                 let note = format!("note: predicted with the profile's rates: {stale}");
                 anstream::eprint!("{}", style::wrap(&note, 2));
             }
-            (kind.start(args.seed, setup.advisor.as_ref())?, kind.name().to_string())
+            (kind.start(seed, setup.advisor.as_ref())?, kind.name().to_string())
         }
     };
     let (trials, time) = match args.budget {
@@ -275,7 +279,8 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         devices: devices.to_vec(),
         strategy,
         strategy_name,
-        seed: args.seed,
+        seed,
+        inputs: args.seed,
         space: setup.space,
         chip: setup.chip,
         start: args.start.clone().unwrap_or(start),
@@ -317,6 +322,21 @@ fn kept_text(folder: &Path) -> String {
              {DIM}goes on{DIM:#}\n",
             ""
         )
+}
+
+/// Whether a search can begin at a config that was named: what is no config, or is refused, is a question asked wrongly
+/// and no result.
+fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Result<(), Failure> {
+    let is_planted = Conduct::of_id(start).is_some();
+    let looked = match device.starts_with("replay:") || is_planted {
+        true => setup.space.admits(start),
+        false => Gatekeeper::new(problem, setup.chip).look(start).map(drop),
+    };
+    let wrong = |why: String| Failure::usage(format!("--start {start}: {why}"));
+    looked.map_err(|why| match is_planted {
+        true => wrong(why).help("planted candidates are tried with --torture only"),
+        false => wrong(why).help("leave --start out to begin at the default"),
+    })
 }
 
 impl TuneArgs {

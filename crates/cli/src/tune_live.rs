@@ -99,8 +99,13 @@ impl Watcher for Live {
             .iter()
             .map(|device| format!("{} ({})", device.device, device.name))
             .collect();
+        let does = if header.computes {
+            "Tuning"
+        } else {
+            "Replaying a search"
+        };
         self.print(&heading(
-            &format!("Tuning on {}", devices.join(" and ")),
+            &format!("{does} on {}", devices.join(" and ")),
             &header.problem.to_string(),
         ));
         let begins = match resumed {

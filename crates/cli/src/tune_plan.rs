@@ -18,11 +18,8 @@ pub(crate) enum Kept {
 }
 
 /// Puts the winner of a search into the user's table for the device, where it was found on a real one.
-pub(crate) fn keep(found: &Found, turned_off: bool, made_up: bool) -> Result<Kept, Failure> {
+pub(crate) fn keep(found: &Found, turned_off: bool) -> Result<Kept, Failure> {
     let not = |why: &str| Ok(Kept::Not(why.to_string()));
-    if made_up {
-        return not("replays and planted candidates say nothing of this machine");
-    }
     let Some(board) = &found.board else {
         return not("nothing could be timed");
     };

@@ -26,11 +26,13 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// What is to be compared once a search is over; nothing is measured yet. `None` for replays, where there is no device.
+    /// What is to be compared once a search is over; nothing is measured yet. `None` for replays, where there is no
+    /// device, for searches among planted candidates, and where nothing won.
     pub fn of(header: &Header, board: &Board) -> Option<Beside> {
+        let default = header.default.as_ref().filter(|_| header.is_real())?;
         Some(Beside {
-            winner: board.winner.clone(),
-            default: header.default.as_ref()?.kernel.clone(),
+            winner: board.winner.clone()?,
+            default: default.kernel.clone(),
             missing: None,
             report: None,
         })
@@ -94,6 +96,6 @@ impl Beside {
     pub fn read(folder: &Path, board: &Board) -> Option<Beside> {
         let text = std::fs::read_to_string(folder.join(FILE)).ok()?;
         let beside: Beside = serde_json::from_str(&text).ok()?;
-        (beside.winner == board.winner).then_some(beside)
+        (Some(&beside.winner) == board.winner.as_ref()).then_some(beside)
     }
 }

@@ -8,14 +8,21 @@ use crate::trial::{History, Verdict};
 /// A run's leaderboard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Board {
-    /// The first candidate, that others are compared with: the default, where none was named.
+    /// The first candidate: the default, where none was named.
     pub start: String,
-    /// The best first. The first candidate is among them.
+    /// Why the first candidate is nothing to compare with, or to use: what became of it at the gates.
+    pub start_failed: Option<String>,
+    /// What times are relative to: the first candidate, or the best of the search where that one failed.
+    pub against: String,
+    /// The best first. The first candidate is among them, unless it failed.
     pub rows: Vec<BoardRow>,
     /// Whether these times are from head to head; otherwise they are those of the search, and why it is so.
     pub head_to_head: Result<(), String>,
-    /// The config to use: the best that is faster than the first by the gain that counts, else the first.
-    pub winner: String,
+    /// Whether a kernel wins only after the simulator looked at it: those for GPUs.
+    pub simulates: bool,
+    /// The config to use: the best that is faster than the first by the gain that counts, else the first. Where the
+    /// first failed, the best that did not; `None` where none is left.
+    pub winner: Option<String>,
     /// Least gain that counts.
     pub gain: f64,
 }
@@ -29,18 +36,31 @@ pub struct BoardRow {
     pub us: f64,
     /// Interval of the median, µs.
     pub interval: Interval,
-    /// Time relative to the first candidate; `None` for that one, and where it is not known.
+    /// Time relative to [`Board::against`]; `None` for that one, and where it is not known.
     pub ratio: Option<Ratio>,
     /// What that says, as in the search.
     pub verdict: Option<Verdict>,
-    /// What the simulator found on a small problem, of kernels for GPUs: nothing, or what.
+    /// What the simulator found on small problems, of kernels for GPUs: nothing, or what. `None` where it did not look.
     pub simulated: Option<Result<(), String>>,
+}
+
+/// What a board is about, whatever its rows are.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    /// The first candidate.
+    pub(crate) start: String,
+    /// Why it failed, if it did.
+    pub(crate) start_failed: Option<String>,
+    /// As [`Board::simulates`].
+    pub(crate) simulates: bool,
+    /// Least gain that counts.
+    pub(crate) gain: f64,
 }
 
 impl Board {
     /// Ranks finalists that were timed against the first of them.
-    pub(crate) fn of_finals(measurement: &Measurement, gain: f64) -> Option<Board> {
-        let start = measurement.subjects.get(measurement.baseline)?.info.label.clone();
+    pub(crate) fn of_finals(measurement: &Measurement, about: About) -> Option<Board> {
+        let against = measurement.subjects.get(measurement.baseline)?.info.label.clone();
         let rows = measurement.subjects.iter().filter_map(|subject| {
             let summary = subject.summary?;
             Some(BoardRow {
@@ -48,16 +68,18 @@ impl Board {
                 us: summary.p50,
                 interval: summary.interval,
                 ratio: subject.ratio,
-                verdict: subject.ratio.map(|ratio| Verdict::of(&ratio, gain)),
+                verdict: subject.ratio.map(|ratio| Verdict::of(&ratio, about.gain)),
                 simulated: None,
             })
         });
-        Some(Board::new(start, rows.collect(), Ok(()), gain))
+        let rows = rows.collect();
+        Some(Board::new(about, against, rows, Ok(())))
     }
 
     /// Ranks by the search's own times, where there was no head to head.
-    pub(crate) fn of_history(history: &History, start: &str, why: String, keep: usize, gain: f64) -> Board {
-        let rows = history.ranked().into_iter().filter_map(|trial| {
+    pub(crate) fn of_history(history: &History, about: About, why: String, keep: usize) -> Board {
+        let ranked = history.ranked();
+        let rows = ranked.iter().filter_map(|trial| {
             let timed = trial.timed.as_ref()?;
             Some(BoardRow {
                 id: trial.id.clone(),
@@ -68,42 +90,82 @@ impl Board {
                 simulated: None,
             })
         });
-        Board::new(start.to_string(), rows.take(keep).collect(), Err(why), gain)
+        let mut kept: Vec<BoardRow> = rows.clone().take(keep).collect();
+        // Whatever its place: it is what others must beat.
+        if !kept.iter().any(|row| row.id == about.start) {
+            kept.extend(rows.skip(keep).find(|row| row.id == about.start));
+        }
+        let against = about.start.clone();
+        Board::new(about, against, kept, Err(why))
     }
 
-    fn new(start: String, mut rows: Vec<BoardRow>, head_to_head: Result<(), String>, gain: f64) -> Board {
+    fn new(about: About, against: String, mut rows: Vec<BoardRow>, head_to_head: Result<(), String>) -> Board {
         let key = |row: &BoardRow| row.ratio.map_or(1.0, |ratio| ratio.value);
         if head_to_head.is_ok() {
             rows.sort_by(|a, b| key(a).total_cmp(&key(b)));
         }
-        let mut board = Board {
-            winner: start.clone(),
+        let About {
             start,
+            start_failed,
+            simulates,
+            gain,
+        } = about;
+        let mut board = Board {
+            start,
+            start_failed,
+            against,
             rows,
             head_to_head,
+            simulates,
+            winner: None,
             gain,
         };
         board.elect();
         board
     }
 
-    /// Chooses the winner anew: the best row that counts and that the simulator has nothing against.
+    /// Chooses the winner anew. Nobody wins whom the simulator has something against, or did not look at where it
+    /// must.
     pub(crate) fn elect(&mut self) {
-        let clean = |row: &&BoardRow| !matches!(row.simulated, Some(Err(_)));
-        let counts = |row: &&BoardRow| row.verdict == Some(Verdict::Faster);
-        let winner = self.rows.iter().filter(clean).find(counts);
-        self.winner = winner.map_or(self.start.clone(), |row| row.id.clone());
+        let mut clean = self.rows.iter().filter(|row| self.is_clean(row));
+        let winner = match self.first() {
+            Some(first) => clean.find(|row| row.verdict == Some(Verdict::Faster)).or(Some(first)),
+            None => clean.next(),
+        };
+        self.winner = winner.map(|row| row.id.clone());
     }
 
-    /// The winner's gain over the first candidate, relative, and its interval; `None` where the first one stands.
+    fn is_clean(&self, row: &BoardRow) -> bool {
+        match &row.simulated {
+            Some(found) => found.is_ok(),
+            None => !self.simulates,
+        }
+    }
+
+    /// The first candidate, if it came through.
+    fn first(&self) -> Option<&BoardRow> {
+        let mut rows = self.rows.iter().filter(|_| self.start_failed.is_none());
+        rows.find(|row| row.id == self.start && self.is_clean(row))
+    }
+
+    /// The winner's gain over the first candidate, relative, and its interval; `None` where the first one stands or
+    /// failed, and where nothing won.
     pub fn gain_of_winner(&self) -> Option<(f64, Interval)> {
-        let row = self.rows.iter().find(|row| row.id == self.winner)?;
+        self.first()?;
+        let winner = self.winner.as_ref()?;
+        let row = self.rows.iter().find(|row| row.id == *winner)?;
         let ratio = row.ratio?;
         let interval = Interval {
             lo: 1.0 - ratio.interval.hi,
             hi: 1.0 - ratio.interval.lo,
         };
         Some((1.0 - ratio.value, interval))
+    }
+
+    /// Whether the first candidate, which is what is used where nobody tunes, did not come through: at a gate, or
+    /// under the simulator.
+    pub fn is_start_bad(&self) -> bool {
+        self.first().is_none()
     }
 }
 
@@ -128,25 +190,81 @@ mod tests {
         }
     }
 
+    fn about(start_failed: Option<&str>, simulates: bool) -> About {
+        About {
+            start: "start".to_string(),
+            start_failed: start_failed.map(str::to_string),
+            simulates,
+            gain: 0.03,
+        }
+    }
+
+    fn board(about: About, against: &str, rows: &[BoardRow]) -> Board {
+        Board::new(about, against.to_string(), rows.to_vec(), Ok(()))
+    }
+
     #[test]
     fn the_winner_is_faster_by_what_counts_and_clean() {
-        let rows = vec![
+        let rows = [
             row("start", None),
             row("b", Some([0.90, 0.92])),
             row("a", Some([0.85, 0.87])),
         ];
-        let mut board = Board::new("start".to_string(), rows, Ok(()), 0.03);
+        let mut found = board(about(None, false), "start", &rows);
         assert_eq!(
-            board.rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(),
+            found.rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(),
             ["a", "b", "start"]
         );
-        assert_eq!(board.winner, "a");
-        assert!((board.gain_of_winner().unwrap().0 - 0.14).abs() < 1e-9);
-        board.rows[0].simulated = Some(Err("a race".to_string()));
-        board.elect();
-        assert_eq!(board.winner, "b");
-        let close = vec![row("start", None), row("b", Some([0.975, 0.985]))];
-        let board = Board::new("start".to_string(), close, Ok(()), 0.03);
-        assert_eq!((board.winner.as_str(), board.gain_of_winner()), ("start", None));
+        assert_eq!(found.winner.as_deref(), Some("a"));
+        assert!((found.gain_of_winner().unwrap().0 - 0.14).abs() < 1e-9);
+        found.rows[0].simulated = Some(Err("a race".to_string()));
+        found.elect();
+        assert_eq!(found.winner.as_deref(), Some("b"));
+        let close = [row("start", None), row("b", Some([0.975, 0.985]))];
+        let found = board(about(None, false), "start", &close);
+        assert_eq!((found.winner.as_deref(), found.gain_of_winner()), (Some("start"), None));
+        assert!(!found.is_start_bad());
+    }
+
+    #[test]
+    fn a_first_candidate_that_failed_wins_nothing() {
+        let rest = [row("b", None), row("c", Some([1.1, 1.2]))];
+        let found = board(about(Some("WRONG: zeros"), false), "b", &rest);
+        // Faster than what? There is a config to use, and no gain to claim.
+        assert_eq!((found.winner.as_deref(), found.gain_of_winner()), (Some("b"), None));
+        assert!(found.is_start_bad());
+        let nothing = board(about(Some("WRONG: zeros"), false), "b", &[]);
+        assert_eq!(nothing.winner, None);
+        // Timed, but the simulator has something against it.
+        let rows = [row("start", None), row("b", Some([1.1, 1.2]))];
+        let mut found = board(about(None, true), "start", &rows);
+        found.rows[0].simulated = Some(Err("a race".to_string()));
+        found.rows[1].simulated = Some(Ok(()));
+        found.elect();
+        assert_eq!(found.winner.as_deref(), Some("b"));
+        assert!(found.is_start_bad());
+    }
+
+    #[test]
+    fn what_the_simulator_did_not_see_does_not_win_where_it_must() {
+        let rows = [row("start", None), row("b", Some([0.90, 0.92]))];
+        let mut found = board(about(None, true), "start", &rows);
+        assert_eq!(found.winner, None);
+        for row in &mut found.rows {
+            row.simulated = (row.id == "start").then_some(Ok(()));
+        }
+        found.elect();
+        assert_eq!(found.winner.as_deref(), Some("start"));
+    }
+
+    #[test]
+    fn without_a_head_to_head_the_first_stands_whatever_its_place() {
+        let mut history = History::default();
+        for (number, (id, score)) in [("start", 1.0), ("b", 0.5), ("c", 0.6)].into_iter().enumerate() {
+            history.add(crate::trial::tests::trial(number, id, Some(score)));
+        }
+        let found = Board::of_history(&history, about(None, false), "lost".to_string(), 2);
+        assert_eq!(found.rows.len(), 3);
+        assert_eq!(found.winner.as_deref(), Some("start"));
     }
 }

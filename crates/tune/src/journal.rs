@@ -16,7 +16,7 @@ use crate::space::Space;
 use crate::trial::Trial;
 
 /// Version of the folder's form.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// File names in a run's folder.
 const RUN: &str = "run.json";
@@ -39,8 +39,14 @@ pub struct Header {
     pub space: String,
     /// The strategy.
     pub strategy: String,
-    /// Its seed, which inputs are drawn by, too.
+    /// Its seed.
     pub seed: u64,
+    /// Whether the devices compute. A replay does not: its times say nothing of any machine here.
+    pub computes: bool,
+    /// Seed of the inputs, drawn anew for each run unless one was named; `None` where nothing is computed.
+    pub inputs: Option<u64>,
+    /// Whether candidates that are known to be bad are among those tried.
+    pub torture: bool,
     /// The first candidate.
     pub start: String,
     /// What the library ran for the problem when the run began; `None` of a replay.
@@ -62,6 +68,11 @@ impl Header {
     /// The default, if the search begins at it.
     pub fn begins_at_default(&self) -> Option<&DefaultKernel> {
         self.default.as_ref().filter(|default| default.kernel == self.start)
+    }
+
+    /// Whether the run says something of the devices that it names.
+    pub fn is_real(&self) -> bool {
+        self.computes && !self.torture
     }
 
     /// The first thing in which another run differs, and how.
@@ -86,6 +97,7 @@ impl Header {
             .or_else(|| what("the problem", &|h| h.problem.to_string()))
             .or_else(|| what("the strategy", &|h| h.strategy.clone()))
             .or_else(|| what("the seed", &|h| h.seed.to_string()))
+            .or_else(|| what("the seed of the inputs", &|h| format!("{:?}", h.inputs)))
             .or_else(|| what("the first candidate", &|h| h.start.clone()))
             .or_else(|| what("the window", &|h| h.window.to_string()))
     }
@@ -200,7 +212,18 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), TuneError> {
 pub fn read_header(folder: &Path) -> Result<Header, TuneError> {
     let path = folder.join(RUN);
     let text = std::fs::read_to_string(&path).map_err(|error| TuneError::file(&path, error))?;
+    let form: Form = serde_json::from_str(&text).map_err(|error| TuneError::file(&path, error))?;
+    if form.schema != SCHEMA {
+        let reason = format!("a run in form {}, and this program knows form {SCHEMA}", form.schema);
+        return Err(TuneError::file(&path, reason));
+    }
     serde_json::from_str(&text).map_err(|error| TuneError::file(&path, error))
+}
+
+/// What every version of a header has.
+#[derive(Deserialize)]
+struct Form {
+    schema: u32,
 }
 
 /// The trials of the run in a folder, in order.
@@ -247,6 +270,9 @@ mod tests {
             space: "0123456789abcdef".to_string(),
             strategy: "elite".to_string(),
             seed: 1,
+            computes: true,
+            inputs: Some(7),
+            torture: false,
             start: "cpu/m16n16".to_string(),
             default: None,
             window: 1,
@@ -295,12 +321,13 @@ mod tests {
         let folder = folder("other");
         drop(Journal::begin(&folder, &header()).unwrap());
         type Change = fn(&mut Header);
-        let changes: [(&str, Change); 6] = [
+        let changes: [(&str, Change); 7] = [
             ("the device was", |h| h.devices[0].uuid = "other".to_string()),
             ("the driver was", |h| h.devices[0].driver = "570".to_string()),
             ("the space was", |h| h.space = "ffff".to_string()),
             ("the source was abc and is def here", |h| h.revision = "def".to_string()),
             ("the seed was 1 and is 2", |h| h.seed = 2),
+            ("the seed of the inputs was", |h| h.inputs = Some(8)),
             ("the problem was", |h| h.problem = Problem::named("mission").unwrap()),
         ];
         for (said, change) in changes {
@@ -314,6 +341,10 @@ mod tests {
             ..header()
         };
         assert!(Journal::resume(&folder, &later).is_ok());
+        // A folder of an older form is said to be one, and not to lack something.
+        std::fs::write(folder.join(RUN), r#"{"schema": 1, "case": "tiny"}"#).unwrap();
+        let error = Journal::resume(&folder, &later).unwrap_err().to_string();
+        assert!(error.contains("in form 1"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

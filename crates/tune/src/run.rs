@@ -3,6 +3,7 @@
 //! Trials are numbered as they are proposed and looked at in that order, whichever worker is done first: what is
 //! proposed next depends on results alone and never on which came sooner, so that a run can be taken up again.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,18 +13,19 @@ use flashcore_ir::Chip;
 use flashcore_kernels::Plan;
 use rayon::prelude::*;
 
-use crate::board::Board;
+use crate::board::{About, Board};
 use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::examine::{Examiner, Timing};
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
-use crate::journal::{Header, Journal, SCHEMA, digest};
+use crate::journal::{Header, Journal, SCHEMA, digest, read_header};
 use crate::judge::Judge;
 use crate::search::Search;
 use crate::space::Space;
 use crate::strategy::Strategy;
 use crate::trial::{History, Trial};
+use crate::worker::planted::{self, Conduct};
 use crate::worker::{Compilers, Deadlines, Program, Worker};
 
 /// What to search, where and how long.
@@ -36,8 +38,10 @@ pub struct Request {
     pub strategy: Box<dyn Strategy>,
     /// Its name.
     pub strategy_name: String,
-    /// Seed of the inputs, and for the record that of the strategy.
+    /// Its seed, for the record.
     pub seed: u64,
+    /// Seed of the inputs; without one the run draws one, and a run that is taken up again keeps its own.
+    pub inputs: Option<u64>,
     /// What may be proposed.
     pub space: Space,
     /// The architecture, for machine programs and the simulator; `None` for the host and for replays.
@@ -136,6 +140,9 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         space: digest(&request.space),
         strategy: request.strategy_name.clone(),
         seed: request.seed,
+        computes,
+        inputs: computes.then(|| inputs(&request)),
+        torture: is_torture(&request),
         start: request.start.clone(),
         default: request.default.clone(),
         window: request.window.max(request.devices.len()),
@@ -149,9 +156,9 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         (Journal::begin(&request.folder, &header)?, Vec::new())
     };
     watcher.begins(&header, before.len());
-    let judge = match computes {
-        true => Judge::new(&request.case.problem, request.seed)?,
-        false => Judge::of_nothing(&request.case.problem),
+    let judge = match header.inputs {
+        Some(seed) => Judge::new(&request.case.problem, seed)?,
+        None => Judge::of_nothing(&request.case.problem),
     };
     // Devices of one run are of one kind: what is compiled for the first serves all.
     let compiled = request.chip.and(request.devices.first());
@@ -178,8 +185,13 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let mut examiners = search.go(&mut *strategy, examiners, watcher)?;
     let (history, journal) = search.end();
 
-    let start = &request.start;
-    let board = finals(&history, &mut examiners[0], start, request.finalists, watcher)?;
+    let about = About {
+        start: request.start.clone(),
+        start_failed: failure_of(&history, &request.start),
+        simulates: request.chip.is_some(),
+        gain: request.timing.gain,
+    };
+    let board = finals(&history, &mut examiners[0], about, request.finalists, watcher)?;
     let board = board.map(|board| match request.chip {
         Some(chip) => simulated(board, &judge, chip),
         None => board,
@@ -206,36 +218,56 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     })
 }
 
-/// Times the first candidate and the best others against each other; `None` where nothing could be timed.
+/// The seed of a run's inputs: the one that was asked for, that of the run taken up again, or a fresh one, so that no
+/// kernel is right by being right for inputs that are always the same.
+fn inputs(request: &Request) -> u64 {
+    let before = || read_header(&request.folder).ok().filter(|_| request.resume)?.inputs;
+    // As many bits as every reader of JSON keeps.
+    let fresh = || RandomState::new().build_hasher().finish() >> 11;
+    request.inputs.or_else(before).unwrap_or_else(fresh)
+}
+
+/// Whether candidates known to be bad are among those that a search tries.
+fn is_torture(request: &Request) -> bool {
+    let searched = request.space.families().any(|family| family.name == planted::NAME);
+    searched || Conduct::of_id(&request.start).is_some()
+}
+
+/// Why the first candidate could not be timed, if it could not.
+fn failure_of(history: &History, start: &str) -> Option<String> {
+    let trial = history.trial(start)?;
+    let failed = trial.timed.is_none();
+    failed.then(|| format!("{}: {}", trial.verdict, trial.reason))
+}
+
+/// Times the first candidate and the best others against each other; `None` where nothing could be timed. Where the
+/// first one failed, the best others meet without it.
 fn finals(
     history: &History,
     examiner: &mut Examiner<'_>,
-    start: &str,
+    about: About,
     keep: usize,
     watcher: &mut dyn Watcher,
 ) -> Result<Option<Board>, TuneError> {
-    let gain = examiner.timing.gain;
     let timed = history.ranked();
     if timed.is_empty() {
         return Ok(None);
     }
     let others = timed
         .iter()
-        .filter(|trial| trial.same_as.is_none() && trial.id != start);
+        .filter(|trial| trial.same_as.is_none() && trial.id != about.start);
     let mut finalists: Vec<String> = others.take(keep).map(|trial| trial.id.clone()).collect();
-    if !timed.iter().any(|trial| trial.id == start) {
-        let why = "the first candidate could not be timed";
-        return Ok(Some(Board::of_history(history, start, why.to_string(), keep, gain)));
+    if about.start_failed.is_none() {
+        finalists.insert(0, about.start.clone());
     }
-    finalists.insert(0, start.to_string());
     watcher.finals(&finalists);
     let board = match examiner.finals(&finalists)? {
-        Ok(measurement) => Board::of_finals(&measurement, gain).ok_or("nothing was timed".to_string()),
+        Ok(measurement) => Board::of_finals(&measurement, about.clone()).ok_or("nothing was timed".to_string()),
         Err(reason) => Err(reason),
     };
-    Ok(Some(board.unwrap_or_else(|why| {
-        Board::of_history(history, start, why, keep, gain)
-    })))
+    Ok(Some(
+        board.unwrap_or_else(|why| Board::of_history(history, about, why, keep)),
+    ))
 }
 
 /// Runs the kernels of a leaderboard under the simulator, on the small problems that candidates are judged by, and

@@ -48,8 +48,8 @@ fn trials(run: &Value) -> Vec<Trial> {
 #[test]
 fn every_planted_candidate_gets_what_it_deserves() {
     let home = folder("torture");
-    let words =
-        "tune tiny --device cpu --torture --family planted --strategy exhaustive --budget 50 --deadline 2 --json";
+    let words = "tune tiny --device cpu --torture --family planted --strategy exhaustive --budget 50 --deadline 2 \
+        --seed 1 --json";
     let run = json(&mut flashcore(words, &home));
     let trials = trials(&run);
     for conduct in Conduct::ALL {
@@ -70,7 +70,95 @@ fn every_planted_candidate_gets_what_it_deserves() {
     assert_eq!(again["board"], run["board"]);
     assert_eq!(self::trials(&again), trials);
     let overview = flashcore("leaderboard", &home).output().unwrap();
-    assert!(String::from_utf8(overview.stdout).unwrap().contains("tiny on"));
+    let overview = String::from_utf8(overview.stdout).unwrap();
+    assert!(overview.contains("with planted candidates"), "{overview}");
+    assert!(overview.contains("Replays and torture"), "{overview}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
+fn a_first_candidate_that_fails_is_no_winner() {
+    let home = folder("first");
+    for (start, why) in [
+        ("nonsense", "no kernel is named"),
+        ("planted/zeros", "--torture"),
+        ("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy", "the device is the host"),
+    ] {
+        let words = format!("tune tiny --device cpu --start {start} --budget 2");
+        let output = flashcore(&words, &home).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{start}: {said}");
+        assert!(said.contains(why), "{start}: {said}");
+    }
+    let words = "tune tiny --device cpu --torture --family planted --strategy exhaustive --start planted/zeros \
+        --seed 1";
+    let output = flashcore(&format!("{words} --budget 2 --json"), &home)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let board = &run["board"];
+    assert!(board["start_failed"].as_str().unwrap().starts_with("WRONG"), "{board}");
+    // The rest met without it.
+    assert_eq!(board["winner"], "planted/honest");
+    assert_eq!(board["against"], "planted/honest");
+    assert!(board["head_to_head"]["Ok"].is_null(), "{board}");
+    let shown = flashcore("leaderboard tiny", &home).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("FAILED") && !shown.contains("stands"), "{shown}");
+    // Nothing at all came through.
+    let alone = flashcore(&format!("{words} --budget 1"), &home).output().unwrap();
+    assert_eq!(alone.status.code(), Some(1));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
+fn inputs_are_fresh_for_each_run_unless_they_are_pinned() {
+    let home = folder("inputs");
+    let seed = |more: &str| {
+        let words = format!("tune tiny --device cpu --budget 1 --json {more}");
+        json(&mut flashcore(&words, &home))["run"]["inputs"].as_u64().unwrap()
+    };
+    let kept = format!("--folder {}", home.join("one").display());
+    let first = seed(&kept);
+    assert_ne!(first, seed(""));
+    assert_eq!(seed(&format!("{kept} --resume")), first);
+    assert_eq!(seed("--seed 5"), 5);
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
+fn a_replay_is_called_one_and_makes_no_row() {
+    let home = folder("replay");
+    let problem = Problem::named("tiny").unwrap();
+    let default = flashcore_tune::plans::heuristics(&problem, &DeviceIdentity::cpu()).unwrap();
+    let mut made_up = table();
+    let row = |id: &str, us: f64| Row(id.to_string(), us, us * 0.995, us * 1.005);
+    let other = ["cpu/m128n256", "cpu/m64n64"]
+        .into_iter()
+        .find(|id| *id != default.to_string());
+    made_up.tables[0].timed = vec![row(&default.to_string(), 10.0), row(other.unwrap(), 5.0)];
+    made_up.tables[0].failed = Vec::new();
+    let (file, kept) = (home.join("space.json"), home.join("flashcore/tune/run"));
+    std::fs::write(&file, serde_json::to_string(&made_up).unwrap()).unwrap();
+    let (device, kept) = (file.display(), kept.display());
+    let words = format!("tune tiny --device replay:{device} --start {default} --budget 9 --folder {kept} --json");
+    let run = json(&mut flashcore(&words, &home));
+    assert_eq!(run["board"]["winner"], other.unwrap());
+    assert!(run["plan"]["none"].as_str().unwrap().contains("replay"), "{run:#}");
+
+    let out = home.join("rows.json");
+    let words = format!("plans --of {kept} --out {} --json", out.display());
+    let made = json(&mut flashcore(&words, &home));
+    assert!(made["problems"][0]["row"].is_null(), "{made:#}");
+    assert!(
+        made["problems"][0]["why"].as_str().unwrap().contains("replay"),
+        "{made:#}"
+    );
+    let overview = flashcore("leaderboard", &home).output().unwrap();
+    let overview = String::from_utf8(overview.stdout).unwrap();
+    assert!(overview.contains("tiny, a replay of"), "{overview}");
+    assert!(!overview.contains("tiny on"), "{overview}");
     std::fs::remove_dir_all(&home).unwrap();
 }
 
@@ -264,7 +352,7 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     let undisturbed = json(&mut run("whole", ""));
     assert_eq!(trials(&undisturbed).len(), 110);
     assert_eq!(undisturbed["board"]["winner"], "cpu/m128n256");
-    assert!(undisturbed["plan"]["none"].as_str().unwrap().contains("replays"));
+    assert!(undisturbed["plan"]["none"].as_str().unwrap().contains("replay"));
     assert!(!home.join("flashcore/plans").exists());
 
     let disturbed = home.join("cut");

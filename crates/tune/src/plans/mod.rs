@@ -164,6 +164,12 @@ fn of_result(result: &CaseResult, run: &RunIdentity) -> Judged {
 /// # Errors
 /// Why there is none, in a clause.
 pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
+    if !header.computes {
+        return Err("it is a replay: its times say nothing of this machine".to_string());
+    }
+    if header.torture {
+        return Err("planted candidates were among those tried".to_string());
+    }
     let device = header.devices.first().ok_or("the run names no device")?;
     let Some(default) = header.begins_at_default() else {
         let used = header
@@ -175,7 +181,14 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
             board.start
         ));
     };
-    if board.winner == board.start {
+    if board.is_start_bad() {
+        return Err(format!(
+            "{}, which is the default, failed: there is nothing to be faster than",
+            default.kernel
+        ));
+    }
+    let winner = board.winner.as_deref().ok_or("nothing won")?;
+    if winner == board.start {
         return Err(match &default.row {
             None => format!("{} is used without one, and nothing was faster", default.kernel),
             Some(row) => format!("{} is used already, and nothing was faster; {row}", default.kernel),
@@ -185,12 +198,12 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
         .head_to_head
         .clone()
         .map_err(|why| format!("it did not meet the first candidate: {why}"))?;
-    let winner = board.rows.iter().find(|row| row.id == board.winner);
-    let ratio = winner
+    let row_of_winner = board.rows.iter().find(|row| row.id == winner);
+    let ratio = row_of_winner
         .and_then(|row| row.ratio)
         .ok_or("the winner was not timed against the first candidate")?;
     let when = (header.revision.as_str(), header.started_at);
-    row(&header.problem, &board.winner, &board.start, &ratio, device, when)
+    row(&header.problem, winner, &board.start, &ratio, device, when)
 }
 
 /// The same beside what was measured, as of a report.
@@ -203,12 +216,9 @@ pub fn judge_board(header: &Header, board: &Board) -> Judged {
     Judged {
         problem: header.problem.clone(),
         heuristics: board.start.clone(),
-        best: best.map(|(gain, interval)| {
-            (
-                board.winner.clone(),
-                rounded(gain),
-                [interval.lo, interval.hi].map(rounded),
-            )
+        best: best.zip(board.winner.clone()).map(|((gain, interval), winner)| {
+            let interval = [interval.lo, interval.hi].map(rounded);
+            (winner, rounded(gain), interval)
         }),
         row,
         why,
@@ -260,7 +270,7 @@ mod tests {
     /// A board on this host, as if `tune` had found `winner`.
     fn found(start: &str, winner: &str) -> (Header, Board) {
         let header = Header {
-            schema: 1,
+            schema: crate::journal::SCHEMA,
             case: "four heads".to_string(),
             problem: problem(100),
             devices: vec![host()],
@@ -268,6 +278,9 @@ mod tests {
             space: String::new(),
             strategy: "elite".to_string(),
             seed: 1,
+            computes: true,
+            inputs: Some(7),
+            torture: false,
             start: start.to_string(),
             default: Some(DefaultKernel::of(&problem(100), &device_of(&host()), &Plans::none()).unwrap()),
             window: 1,
@@ -283,9 +296,12 @@ mod tests {
         };
         let board = Board {
             start: start.to_string(),
+            start_failed: None,
+            against: start.to_string(),
             rows: vec![row(winner, Some(ratio(0.9, 0.94))), row(start, None)],
             head_to_head: Ok(()),
-            winner: winner.to_string(),
+            simulates: false,
+            winner: Some(winner.to_string()),
             gain: 0.03,
         };
         (header, board)
@@ -344,6 +360,9 @@ mod tests {
         let (header, mut board) = found(&start, "cpu/m48n36");
         board.head_to_head = Err("the worker died".to_string());
         assert!(of_board(&header, &board).unwrap_err().contains("the worker died"));
+        let (header, mut board) = found(&start, "cpu/m48n36");
+        board.start_failed = Some("WRONG".to_string());
+        assert!(of_board(&header, &board).unwrap_err().contains("failed"));
         let (mut header, board) = found(&start, "cpu/m48n36");
         header.problem = Problem::builder()
             .heads(4, 4)
@@ -352,6 +371,18 @@ mod tests {
             .build()
             .unwrap();
         assert!(of_board(&header, &board).unwrap_err().contains("without offsets"));
+    }
+
+    #[test]
+    fn what_was_made_up_makes_no_row() {
+        let start = heuristics(&problem(100), &host()).unwrap().to_string();
+        let (mut header, board) = found(&start, "cpu/m48n36");
+        assert!(of_board(&header, &board).is_ok());
+        header.computes = false;
+        assert!(judge_board(&header, &board).why.contains("replay"));
+        header.computes = true;
+        header.torture = true;
+        assert!(judge_board(&header, &board).why.contains("planted"));
     }
 
     /// A report on this host of kernels with ratios to the first of them.
