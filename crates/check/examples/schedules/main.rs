@@ -12,6 +12,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
+use flashcore_problem::DType;
 use serde::Serialize;
 
 use shipped::{Shipped, shipped};
@@ -53,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let mut rows = Vec::new();
-    let mut all = shipped();
+    let mut all = shipped()?;
     if largest {
         all = one_of_each_config(all);
     }
@@ -86,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let row = Row {
             kernel: kernel.config.to_string(),
             target: kernel.target.to_string(),
-            what: kernel.what,
+            what: kernel.what(),
             schedules: ran,
             problems,
             verdict,
@@ -121,7 +122,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn one_of_each_config(all: Vec<Shipped>) -> Vec<Shipped> {
     let mut last = BTreeMap::new();
     for kernel in all.into_iter().filter(|kernel| kernel.plans.is_ok()) {
-        last.insert((kernel.config.to_string(), kernel.what.contains("e4m3")), kernel);
+        last.insert((kernel.config.to_string(), kernel.dtype == DType::E4M3), kernel);
     }
     last.into_values().collect()
 }

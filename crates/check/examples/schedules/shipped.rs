@@ -1,19 +1,43 @@
-//! Every kernel that is chosen where nobody names one, from the tables of the families themselves, with small problems.
+//! Every kernel that is chosen where nobody names one, from the tables of the families themselves and the plan tables that
+//! are shipped, with small problems.
+
+#[path = "../../../kernels/examples/dump-ptx/plan_rows.rs"]
+pub(crate) mod plan_rows;
+
+use std::error::Error;
 
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, Plan, Refusal, ladder, mma, scalar, wgmma};
 use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};
 
+use plan_rows::plan_rows;
+
 /// A kernel, and plans of the problems that it is to be clean on; or why it serves none of the kind.
 pub(crate) struct Shipped {
     pub(crate) config: Config,
     pub(crate) target: Target,
-    pub(crate) what: String,
+    pub(crate) dtype: DType,
+    /// `head_dim` and `head_dim_v`.
+    pub(crate) head_dims: (usize, usize),
+    pub(crate) lse: bool,
+    pub(crate) softcap: bool,
     pub(crate) plans: Result<Vec<Plan>, Refusal>,
 }
 
+impl Shipped {
+    /// What it serves: `D64/64 fp16 with soft cap`.
+    pub(crate) fn what(&self) -> String {
+        let option = match (self.lse, self.softcap) {
+            (true, _) => " with log-sum-exp",
+            (_, true) => " with soft cap",
+            _ => "",
+        };
+        format!("D{}/{} {}{option}", self.head_dims.0, self.head_dims.1, self.dtype)
+    }
+}
+
 /// `head_dim` and `head_dim_v`.
-const HEAD_DIMS: [(usize, usize); 8] = [
+pub(crate) const HEAD_DIMS: [(usize, usize); 8] = [
     (40, 40),
     (64, 64),
     (80, 80),
@@ -35,7 +59,7 @@ const MASKS: [Mask; 4] = [
 const SMS: u32 = 1;
 
 /// Every config with the largest head_dim that it is for, a target and a dtype.
-fn configs() -> Vec<(Config, usize, Target, DType)> {
+fn configs() -> Result<Vec<(Config, usize, Target, DType)>, Box<dyn Error>> {
     let mut configs = Vec::new();
     for dtype in [DType::F16, DType::BF16, DType::E4M3] {
         let wgmma = wgmma::defaults(dtype).into_iter();
@@ -57,16 +81,29 @@ fn configs() -> Vec<(Config, usize, Target, DType)> {
         let ladder = ladder::configs().into_iter();
         configs.extend(ladder.map(|config| (Config::Ladder(config), 128, Target::Sm80, dtype)));
     }
-    configs
+    for row in plan_rows()? {
+        let head_dim = row.head_dim.max(row.head_dim_v);
+        let there = configs
+            .iter_mut()
+            .find(|(config, _, target, dtype)| (*config, *target, *dtype) == (row.config, row.target, row.dtype));
+        match there {
+            Some((_, most, ..)) => *most = head_dim.max(*most),
+            None => configs.push((row.config, head_dim, row.target, row.dtype)),
+        }
+    }
+    Ok(configs)
 }
 
 /// Options that make another kernel of a config: log-sum-exp, and a soft cap.
 const OPTIONS: [(bool, bool); 3] = [(false, false), (true, false), (false, true)];
 
 /// All kernels, in the order of the tables.
-pub(crate) fn shipped() -> Vec<Shipped> {
+///
+/// # Errors
+/// A plan table that cannot be read.
+pub(crate) fn shipped() -> Result<Vec<Shipped>, Box<dyn Error>> {
     let mut all = Vec::new();
-    for (config, most, target, dtype) in configs() {
+    for (config, most, target, dtype) in configs()? {
         for head_dims in HEAD_DIMS {
             for options in OPTIONS {
                 // What an option adds does not depend on the head size or the dtype.
@@ -94,7 +131,7 @@ pub(crate) fn shipped() -> Vec<Shipped> {
             }
         }
     }
-    all
+    Ok(all)
 }
 
 fn kernel(
@@ -112,15 +149,13 @@ fn kernel(
         let problem = builder.build().map_err(|error| Refusal::Build(error.to_string()))?;
         Plan::new(&problem, &config, Chip { target, sms: SMS })
     });
-    let option = match (lse, softcap) {
-        (true, _) => " with log-sum-exp",
-        (_, true) => " with soft cap",
-        _ => "",
-    };
     Shipped {
         config,
         target,
-        what: format!("D{}/{} {dtype}{option}", head_dims.0, head_dims.1),
+        dtype,
+        head_dims,
+        lse,
+        softcap,
         plans: plans.collect(),
     }
 }

@@ -5,7 +5,8 @@
 //! - FOLDER: what is assembled for every target and must be clean. Of family `scalar` every tile and warp count at the
 //!   usual head sizes, and every dtype, access width and option on the default tile; of family `mma` keys split across
 //!   blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
-//! - FOLDER/sm_NN: what is assembled for that target and must be clean. Of families `mma` and `wgmma` every default there.
+//! - FOLDER/sm_NN: what is assembled for that target and must be clean: of families `mma` and `wgmma` every default there, and
+//!   the kernels of the plan tables that are shipped.
 //! - FOLDER/varied/sm_NN: what may need more registers than there are. No formula says so before the compiler has
 //!   tried; the driver layer then refuses to load it, and another config is taken. The defaults with log-sum-exp,
 //!   with and without soft cap, and of `mma` every lever at each of its values, one at a time, about a default.
@@ -15,14 +16,20 @@
 //! Of the last, a seventh is written, and of the head sizes and dtypes of defaults one each in turn, so that
 //! it takes a minute; --full writes all.
 
+mod plan_rows;
+mod proposed;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
-use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar, wgmma};
-use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder};
+use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar};
+use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
+
+use plan_rows::{PlanRow, plan_rows};
+use proposed::{HEAD_DIMS, proposed};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -39,10 +46,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     split_kernels(&mut everywhere);
     stage_kernels(&mut everywhere)?;
     everywhere.write(&folder)?;
+    let rows = plan_rows()?;
     for target in TARGETS {
         let mut defaults = Kernels::default();
         let mut varied = Kernels::default();
         mma_kernels(&mut defaults, &mut varied, target, full);
+        plan_kernels(
+            &mut defaults,
+            &mut varied,
+            rows.iter().filter(|row| row.target == target),
+        );
         defaults.write(&folder.join(target.name()))?;
         varied.write(&folder.join("varied").join(target.name()))?;
     }
@@ -206,17 +219,6 @@ fn stage_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>
     Ok(())
 }
 
-/// Head sizes, of Q and K and of V.
-const HEAD_DIMS: [(usize, usize); 7] = [
-    (64, 64),
-    (72, 72),
-    (96, 96),
-    (128, 128),
-    (192, 128),
-    (192, 192),
-    (256, 256),
-];
-
 const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120];
 
 fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
@@ -258,42 +260,14 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
     }
 }
 
-/// Batch, heads, rows and keys of decoding, of small, medium and large problems, and of large ones with shorter rows.
-const SIZES: [[usize; 4]; 7] = [
-    [1, 8, 1, 8192],
-    [1, 4, 512, 512],
-    [2, 8, 1024, 1024],
-    [32, 32, 512, 512],
-    [16, 32, 1024, 1024],
-    [8, 32, 2048, 2048],
-    [8, 32, 4096, 4096],
-];
-
-/// What is taken for a shape on a target, at any size and mask.
-fn proposed(shape: &ProblemBuilder, target: Target) -> Vec<Config> {
-    let mut taken = Vec::new();
-    for [batch, heads, rows, keys] in SIZES {
-        for mask in [Mask::FULL, Mask::CAUSAL] {
-            let builder = shape.clone().batch(batch).heads(heads, heads).mask(mask);
-            let Ok(problem) = builder.seq_len_q(rows).seq_len_kv(keys).build() else {
-                continue;
-            };
-            let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
-            let of_wgmma = wgmma::proposals(&problem, target)
-                .into_iter()
-                .map(|p| Config::Wgmma(p.config));
-            let of_mma = mma::proposals(&problem, target)
-                .into_iter()
-                .map(|p| Config::Mma(p.config));
-            for config in [of_wgmma.into_iter().find(fits), of_mma.into_iter().find(fits)]
-                .into_iter()
-                .flatten()
-            {
-                if !taken.contains(&config) {
-                    taken.push(config);
-                }
-            }
-        }
+/// Rows of plan tables; with log-sum-exp, and with a soft cap too.
+fn plan_kernels<'a>(plain: &mut Kernels, varied: &mut Kernels, rows: impl Iterator<Item = &'a PlanRow>) {
+    for row in rows {
+        let shape = Problem::builder().head_dim(row.head_dim).head_dim_v(row.head_dim_v);
+        let shape = shape.dtype(row.dtype);
+        plain.add_shape(&shape, row.config, row.target);
+        let shape = shape.return_lse(true);
+        varied.add_shape(&shape, row.config, row.target);
+        varied.add_shape(&shape.softcap(30.0), row.config, row.target);
     }
-    taken
 }
