@@ -42,19 +42,25 @@ fn tensor_cores_do_both_products_and_nothing_else() {
     // Simulated as it is, and as a line through two shorter lengths.
     for len in [512, 16_384] {
         let problem = shape(1, 8, len);
-        let ratio = work(&problem, MMA).tensor_f32 / flops(&problem);
-        assert!((ratio - 1.0).abs() < 1e-9, "{len}: {ratio}");
+        for id in [MMA, &format!("{MMA}-k4")] {
+            let ratio = work(&problem, id).tensor_f32 / flops(&problem);
+            assert!((ratio - 1.0).abs() < 1e-9, "{id} {len}: {ratio}");
+        }
         assert_eq!(work(&problem, SCALAR).tensor_f32, 0.0);
     }
 }
 
-/// Hopper's products, too: blocks that stay, of one tile or of a part of one at the end, and pairs of blocks.
+/// Hopper's products, too: blocks that stay, of one tile or of a part of one at the end, of more tiles than there are SMs, of
+/// keys in splits.
 #[test]
 fn warpgroups_do_both_products_and_nothing_else() {
     for (id, len, waste) in [
         ("wgmma/m128n128-s2-turns-bold", 512, 1.0),
         ("wgmma/m128n128-s2-turns-bold", 4096, 1.0),
         ("wgmma/m192n128-s2-turns-bold", 4096, 4224.0 / 4096.0),
+        ("wgmma/m64n128-s2-free-bold", 16_384, 1.0),
+        ("wgmma/m128n128-s2-turns-bold-k4", 4096, 1.0),
+        ("wgmma/m64n128-s2-free-bold-k2", 16_384, 1.0),
     ] {
         let problem = shape(1, 4, len);
         let work = observed(&problem, id, Target::Sm90a).total_work();

@@ -39,6 +39,11 @@ impl Shape {
         }
     }
 
+    /// Whether the kernel leaves parts in place of an answer: it is split, and does not stop before there are any.
+    pub(crate) fn leaves_parts(&self) -> bool {
+        self.split && self.stop_after.is_none()
+    }
+
     /// The kernel's entry name: the config's id and what else is baked in.
     pub(crate) fn kernel_name(&self, config: &Config) -> String {
         let id = config.to_string().replace(['/', '-'], "_");
@@ -109,6 +114,8 @@ pub(crate) struct Params<'k, E> {
     pub v: TensorParam<'k, E>,
     pub out: TensorParam<'k, E>,
     rows: RowParams<'k>,
+    /// Where a kernel that is split leaves its parts, in place of `out` and `lse`.
+    pub parts: Option<Parts<'k>>,
 }
 
 impl<'k, E> Deref for Params<'k, E> {
@@ -135,8 +142,6 @@ pub(crate) struct RowParams<'k> {
     softcap_scale: Option<Val<'k, f32>>,
     /// Where a build that stops after a stage stores it.
     pub stage: Option<StageParams<'k>>,
-    /// Where a kernel that is split leaves its parts, in place of `out` and `lse`.
-    pub parts: Option<Parts<'k>>,
 }
 
 impl<'k, E: Element> Params<'k, E> {
@@ -147,6 +152,7 @@ impl<'k, E: Element> Params<'k, E> {
             v: TensorParam::declare(k, "v", k.param_ptr("v")),
             out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
             rows: RowParams::declare(k, shape),
+            parts: shape.leaves_parts().then(|| Parts::to_write(k, shape.head_dim_v)),
         }
     }
 }
@@ -164,7 +170,6 @@ impl<'k> RowParams<'k> {
             exponent_scale: k.param("exponent_scale"),
             softcap_scale: shape.softcap.then(|| k.param("softcap_scale")),
             stage: shape.stop_after.map(|stop| StageParams::declare(k, stop)),
-            parts: (shape.split && shape.stop_after.is_none()).then(|| Parts::to_write(k, shape.head_dim_v)),
         }
     }
 

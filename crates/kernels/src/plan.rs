@@ -141,10 +141,7 @@ impl Plan {
                 (Vec::new(), main, then)
             }
             Config::Scalar(config) => alone(crate::scalar::plan(problem, config, kernels, stop_after)?),
-            Config::Wgmma(config) => {
-                let (before, main) = crate::wgmma::plan(problem, config, chip, kernels, stop_after)?;
-                (before, main, Vec::new())
-            }
+            Config::Wgmma(config) => crate::wgmma::plan(problem, config, chip, kernels, stop_after)?,
         };
         let plan = Plan {
             problem: problem.clone(),

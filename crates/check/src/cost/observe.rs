@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flashcore_ir::{Arg, Kernel, Node};
+use flashcore_ir::{Arg, Chip, Kernel, Node, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step};
 use flashcore_problem::{CausalAlign, InputKind, Inputs, POISON, Problem, ProblemError};
 use flashcore_sim::{MemorySite, SimError, SimOptions, simulate};
@@ -18,12 +18,20 @@ use super::work::{Work, is_known};
 use crate::check::input_bytes;
 
 /// Keys of the shorter of the two lengths that stand for a long sequence, plus its remainder by this; the other
-/// has as many more. A multiple of the rows that a block computes, so that the lengths end in the same part of a tile.
+/// has as many more. A multiple of the rows that a block computes, so that the lengths end in the same part of a tile;
+/// where keys are split, each split has as many.
 fn short_of(config: &Config) -> usize {
     match config {
-        Config::Wgmma(config) if !512u32.is_multiple_of(config.rows) => 768,
+        Config::Wgmma(config) if !512u32.is_multiple_of(config.rows) => 768 * config.splits as usize,
+        Config::Wgmma(config) => 512 * config.splits as usize,
+        Config::Mma(config) => 512 * config.splits as usize,
         _ => 512,
     }
+}
+
+/// A GPU with an SM for every entry of a list, so that each is a block of its own.
+fn roomy(target: Target) -> Chip {
+    Chip { target, sms: u32::MAX }
 }
 
 /// How often a node ran, in all warps of a block.
@@ -128,7 +136,7 @@ impl Observation {
             Some((short, longer)) => {
                 let at = |len| -> Result<Vec<Simulated>, CostError> {
                     let problem = one_head(&plan.problem, head.query_heads, Some(len))?;
-                    simulated(&Plan::with_cache(&problem, &plan.config, plan.target, kernels)?)
+                    simulated(&Plan::with_cache(&problem, &plan.config, roomy(plan.target), kernels)?)
                 };
                 let along = (plan.problem.seq_len_kv() - short) as f64 / (longer - short) as f64;
                 let pairs = at(short)?.into_iter().zip(at(longer)?);
@@ -258,7 +266,7 @@ impl Head {
         let attempt = |query_heads: usize| -> Result<Head, CostError> {
             let small = one_head(problem, query_heads, None)?;
             Ok(Head {
-                plan: Plan::with_cache(&small, &plan.config, plan.target, kernels)?,
+                plan: Plan::with_cache(&small, &plan.config, roomy(plan.target), kernels)?,
                 query_heads,
                 copies: (heads / query_heads) as f64,
             })

@@ -6,7 +6,7 @@
 //!   usual head sizes, and every dtype, access width and option on the default tile; of family `mma` keys split across
 //!   blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
 //! - FOLDER/sm_NN: what is assembled for that target and must be clean: of families `mma` and `wgmma` every default there, and
-//!   the kernels of the plan tables that are shipped.
+//!   the kernels of the plan tables that are shipped; of `wgmma` keys split across blocks.
 //! - FOLDER/varied/sm_NN: what may need more registers than there are. No formula says so before the compiler has
 //!   tried; the driver layer then refuses to load it, and another config is taken. The defaults with log-sum-exp,
 //!   with and without soft cap, and of `mma` every lever at each of its values, one at a time, about a default.
@@ -56,6 +56,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             &mut varied,
             rows.iter().filter(|row| row.target == target),
         );
+        if target == Target::Sm90a {
+            split_wgmma_kernels(&mut defaults, full);
+        }
         defaults.write(&folder.join(target.name()))?;
         varied.write(&folder.join("varied").join(target.name()))?;
     }
@@ -131,6 +134,38 @@ fn split_kernels(kernels: &mut Kernels) {
     for problem in problems() {
         for config in SPLIT.iter().flat_map(|id| id.parse()) {
             kernels.add(&problem, config, Target::Sm90a);
+        }
+    }
+}
+
+/// The same of family `wgmma`, with the largest head_dim that each goes to: one to three warpgroups, each rule of rescaling,
+/// a cluster.
+const SPLIT_WGMMA: [(&str, usize); 7] = [
+    ("wgmma/m64n128-s2-free-bold-k8", 192),
+    ("wgmma/m64n64-s3-free-lazy-k3", 256),
+    ("wgmma/m128n128-s2-turns-bold-k4", 128),
+    ("wgmma/m128n64-s2-free-eager-k2", 256),
+    ("wgmma/m128n96-s2-c2-turns-lazy-k2", 192),
+    ("wgmma/m192n64-s2-turns-bold-k2", 128),
+    ("wgmma/m192n128-s2-turns-bold-k2", 64),
+];
+
+fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
+    let mut turn = 0;
+    for (head_dim, head_dim_v) in HEAD_DIMS {
+        let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
+        for (id, _) in SPLIT_WGMMA.iter().filter(|(_, most)| head_dim <= *most) {
+            let Ok(config) = id.parse() else { continue };
+            for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+                let shape = shape.clone().dtype(dtype);
+                if full || turn % 4 == i {
+                    kernels.add_shape(&shape, config, Target::Sm90a);
+                }
+                if full || turn % 4 == i + 2 {
+                    kernels.add_shape(&shape.softcap(30.0).return_lse(true), config, Target::Sm90a);
+                }
+            }
+            turn += 1;
         }
     }
 }

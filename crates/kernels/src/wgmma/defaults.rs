@@ -34,6 +34,7 @@ const fn free(rows: u32, cols: u32, stages: u32) -> Config {
         cluster: 1,
         take_turns: false,
         rescale: Rescale::Bold,
+        splits: 1,
     }
 }
 

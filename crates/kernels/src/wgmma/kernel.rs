@@ -7,7 +7,7 @@
 //! Blocks are persistent ([`super::schedule`]): copies for the next tile of rows begin before this one ends.
 
 use flashcore_ir::pipeline::Pipeline;
-use flashcore_ir::{Element, GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap};
+use flashcore_ir::{Element, GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap, Val};
 
 use super::Config;
 use super::input::Input;
@@ -16,6 +16,7 @@ use super::scales::Scales;
 use super::schedule::List;
 use super::tiles::{one_slab, padded, slabs};
 use crate::params::{RowParams, Shape};
+use crate::parts::Parts;
 
 /// What copies and products have in common.
 pub(super) struct Shared<'k, 'p, E: Input> {
@@ -30,11 +31,21 @@ pub(super) struct Shared<'k, 'p, E: Input> {
     pub(super) q_map: TensorMap<'k>,
     pub(super) k_map: TensorMap<'k>,
     pub(super) v_map: TensorMap<'k>,
-    pub(super) out_tile: SharedTile<'k, E::Out>,
-    pub(super) out_map: TensorMap<'k>,
+    pub(super) output: Output<'k, E>,
     pub(super) q_ring: Pipeline<'k>,
     pub(super) k_ring: Pipeline<'k>,
     pub(super) v_ring: Pipeline<'k>,
+}
+
+/// Where the output of a tile of rows goes: whole, or a part of it.
+pub(super) enum Output<'k, E: Input> {
+    /// To the tensor, by way of shared memory.
+    Tensor {
+        tile: SharedTile<'k, E::Out>,
+        map: TensorMap<'k>,
+    },
+    /// To the workspace, as one of `splits` parts of each row.
+    Parts { parts: Parts<'k>, splits: Val<'k, u32> },
 }
 
 pub(super) fn body<E: Input>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
@@ -52,15 +63,24 @@ pub(super) fn body<E: Input>(k: &KernelBuilder, levers: &Config, shape: &Shape) 
         false => (cols, shape.head_dim_v),
     };
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));
-    let out_tile = k.shared_tile::<E::Out>(
-        "out_tile",
-        one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape)),
-    );
+    let out_tile = (!shape.leaves_parts()).then(|| {
+        let slabs = one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape));
+        k.shared_tile::<E::Out>("out_tile", slabs)
+    });
     // Boxes of rows by one head of one batch; blocks of a cluster copy a part each, and a warp stores its own rows.
     let q_map = k.param_tensor_map("q", q_tile.tensor_box(&[64, 1, 1]));
     let k_map = k.param_tensor_map("k", k_tile.tensor_box(&[cols / levers.cluster, 1, 1]));
     let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[v_rows / levers.cluster, 1, 1]));
-    let out_map = k.param_tensor_map_mut("out", out_tile.tensor_box(&[16, 1, 1]));
+    let output = match out_tile {
+        Some(tile) => Output::Tensor {
+            tile,
+            map: k.param_tensor_map_mut("out", tile.tensor_box(&[16, 1, 1])),
+        },
+        None => Output::Parts {
+            parts: Parts::to_write(k, shape.head_dim_v),
+            splits: k.param("splits"),
+        },
+    };
     let params = RowParams::declare(k, shape);
     let ring = |name, stages, arrivers| match levers.cluster {
         1 => k.pipeline(name, stages, arrivers),
@@ -75,8 +95,7 @@ pub(super) fn body<E: Input>(k: &KernelBuilder, levers: &Config, shape: &Shape) 
         q_tile,
         k_tile,
         v_tile,
-        out_tile,
-        out_map,
+        output,
         q_map,
         k_map,
         v_map,

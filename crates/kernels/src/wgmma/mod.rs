@@ -6,6 +6,7 @@
 //! instructions and descriptors.
 
 mod copies;
+mod deal;
 mod defaults;
 mod epilogue;
 mod input;
@@ -32,6 +33,7 @@ use crate::mma::{Rescale, check_problem};
 use crate::params::{Shape, add_rows, row_strides};
 use crate::plan::{KernelCache, Step};
 use crate::stage::{StopAfter, key_range};
+use crate::{combine, parts};
 use tiles::{padded, slab_cols, tile_bytes};
 use transpose::Transposed;
 
@@ -89,15 +91,21 @@ pub struct Config {
     /// When the references of the rows are raised. With [`Rescale::Bold`] a warpgroup waits for its products
     /// before its softmax, which then needs no look at the scores first.
     pub rescale: Rescale,
+    /// Parts that the keys of a tile of rows are dealt out in, to be merged by `combine`; 1 for none. More for every SM to
+    /// do where there are few tiles and many keys, for a second launch and parts that go through memory. The kernel is
+    /// the same for all values above 1.
+    #[serde(default = "alone")]
+    pub splits: u32,
 }
 
-/// Records from before there were clusters do not name them.
+/// Records from before there were clusters, or splits, do not name them.
 fn alone() -> u32 {
     1
 }
 
 impl Config {
-    /// The levers' part of the id, `m128n128-s2-turns-lazy`; in clusters of two `m128n128-s2-c2-turns-lazy`.
+    /// The levers' part of the id, `m128n128-s2-turns-lazy`; in clusters of two `m128n128-s2-c2-turns-lazy`, with keys in three
+    /// splits `m128n128-s2-turns-lazy-k3`.
     pub(crate) fn id(&self) -> String {
         self.to_string()
     }
@@ -117,6 +125,10 @@ impl Config {
             _ => return None,
         };
         let rescale = parts.next()?;
+        let splits = match parts.next() {
+            Some(splits) => splits.strip_prefix('k')?.parse().ok()?,
+            None => 1,
+        };
         let config = Config {
             rows: rows.parse().ok()?,
             cols: cols.parse().ok()?,
@@ -124,6 +136,7 @@ impl Config {
             cluster,
             take_turns,
             rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
+            splits,
         };
         (parts.next().is_none() && config.id() == id).then_some(config)
     }
@@ -147,6 +160,17 @@ impl Config {
         }
     }
 
+    /// What is baked into its kernel. Split, that leaves the log-sum-exp to `combine`.
+    fn shape(&self, problem: &Problem, stop_after: Option<StopAfter>) -> Shape {
+        let answer = Shape::new(problem, ALIGNMENT, stop_after);
+        let split = self.splits > 1;
+        Shape {
+            split,
+            lse: answer.lse && !split,
+            ..answer
+        }
+    }
+
     /// Slabs of output in shared memory at a time: one is written while the other is copied.
     fn out_slabs(&self, shape: &Shape) -> u32 {
         (padded(shape.head_dim_v, OUT_BYTES) / slab_cols(shape.head_dim_v, OUT_BYTES)).min(2)
@@ -165,14 +189,17 @@ impl Config {
             DType::E4M3 => tile_bytes(padded(shape.head_dim_v, OUT_BYTES), self.cols, bytes, self.stages),
             _ => tile_bytes(self.cols, shape.head_dim_v, bytes, self.stages),
         };
-        let output = OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * self.out_slabs(shape);
+        let output = match shape.leaves_parts() {
+            true => 0,
+            false => OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * self.out_slabs(shape),
+        };
         query + keys + values + output + SLACK_BYTES
     }
 
     /// The levers that alone bring its shared memory within [`ROOM`], each by the least change that does, and what it
     /// saves.
     pub(crate) fn remedy_for_shared_memory(&self, problem: &Problem) -> String {
-        let shape = &Shape::new(problem, ALIGNMENT, None);
+        let shape = &self.shape(problem, None);
         let bytes = |config: &Config| config.shared_bytes(shape, 1);
         let saved = |other: &Config| bytes(self).saturating_sub(bytes(other));
         let step = if shape.dtype == DType::E4M3 { tiles::step(1) } else { 16 };
@@ -228,6 +255,9 @@ impl Config {
         if self.take_turns && self.warpgroups() == 1 {
             return lever("turns", 1, "with rows 128 or 192: one warpgroup takes none".to_string());
         }
+        if !(1..=schedule::MOST_SPLITS).contains(&self.splits) {
+            return lever("splits", self.splits, format!("1 to {}", schedule::MOST_SPLITS));
+        }
         Ok(())
     }
 
@@ -277,18 +307,22 @@ impl fmt::Display for Config {
         if self.cluster > 1 {
             write!(f, "c{}-", self.cluster)?;
         }
-        write!(f, "{turns}-{}", self.rescale.name())
+        write!(f, "{turns}-{}", self.rescale.name())?;
+        if self.splits != 1 {
+            write!(f, "-k{}", self.splits)?;
+        }
+        Ok(())
     }
 }
 
-/// The kernel and its launch for a problem, or why not.
+/// Kernels and launches for a problem: before, by and after the kernel that does the work. Or why not.
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
     chip: Chip,
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
-) -> Result<(Vec<Step>, Step), Refusal> {
+) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
     let unsupported = |what: String, remedy| Refusal::Unsupported {
         family: NAME,
         what,
@@ -303,7 +337,8 @@ pub(crate) fn plan(
         return Err(unsupported(chip.target.to_string(), remedy));
     }
     config.check_levers()?;
-    let shape = Shape::new(problem, ALIGNMENT, stop_after);
+    parts::check(problem, config.splits)?;
+    let shape = config.shape(problem, stop_after);
     if shape.dtype == DType::E4M3 {
         if !config.cols.is_multiple_of(tiles::step(1)) {
             let allowed = "multiples of 32 for e4m3".to_string();
@@ -317,6 +352,13 @@ pub(crate) fn plan(
             let what = format!("e4m3 values with head_dim {}", shape.head_dim_v);
             return Err(unsupported(what, "a multiple of 16 can be served"));
         }
+        if shape.split {
+            return Err(Refusal::Lever {
+                lever: "splits",
+                given: config.splits,
+                allowed: "1 for e4m3".to_string(),
+            });
+        }
     }
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
     let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
@@ -327,7 +369,8 @@ pub(crate) fn plan(
     }
     config.check_registers(&shape)?;
 
-    let name = shape.kernel_name(&crate::Config::Wgmma(*config));
+    // How many splits there are is the table's to say.
+    let name = shape.kernel_name(&crate::Config::Wgmma(Config { splits: 1, ..*config }));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),
@@ -335,7 +378,7 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, &shape),
         })
     })?;
-    let (blocks, table) = schedule::table(problem, config, &key_range(problem, stop_after), chip.sms);
+    let (blocks, table) = deal::table(problem, config, &key_range(problem, stop_after), chip.sms);
     let mut launch = Launch {
         grid: [blocks, 1, 1],
         block: [config.threads(), 1, 1],
@@ -357,13 +400,21 @@ pub(crate) fn plan(
             Vec::new()
         }
     };
-    add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout())?;
+    let mut then = Vec::new();
+    if shape.leaves_parts() {
+        parts::add_to_launch(&mut launch, problem, config.splits, true);
+        launch.args.push(Arg::U32(config.splits));
+        let answer = Shape::new(problem, ALIGNMENT, stop_after);
+        then.push(combine::step(problem, &answer, config.splits, kernels)?);
+    } else {
+        add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout())?;
+    }
     add_rows(&mut launch, problem, &shape);
     if shape.dtype == DType::E4M3 {
         scales::add_to_launch(&mut launch, problem);
     }
     launch.args.push(Arg::Table(Table::new(table)));
-    Ok((before, Step { kernel, launch }))
+    Ok((before, Step { kernel, launch }, then))
 }
 
 /// The boxes of a tensor map of the kernel.

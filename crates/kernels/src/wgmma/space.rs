@@ -4,6 +4,9 @@ use super::{CLUSTERS, COLS, Config, ROWS, STAGES};
 use crate::mma::Rescale;
 use crate::space::{Lever, Space};
 
+/// Values of [`Config::splits`] that are searched; all others up to [`MOST_SPLITS`](super::schedule::MOST_SPLITS) are allowed.
+const SPLITS: [u32; 5] = [1, 2, 3, 4, 8];
+
 /// Every lever at its first value. No `..` here: a new lever does not compile until it is given one, and
 /// belongs into [`LEVERS`] then.
 const FIRST: Config = Config {
@@ -13,9 +16,10 @@ const FIRST: Config = Config {
     cluster: CLUSTERS[0],
     take_turns: false,
     rescale: Rescale::ALL[0],
+    splits: SPLITS[0],
 };
 
-const LEVERS: [Lever<Config>; 6] = [
+const LEVERS: [Lever<Config>; 7] = [
     Lever {
         name: "rows",
         meaning: "query rows a block, 64 a warpgroup: more share each tile, and leave each other fewer registers",
@@ -51,6 +55,12 @@ const LEVERS: [Lever<Config>; 6] = [
         meaning: "when the references of the rows are raised: at every tile, when far off, after the fact",
         settings: |c| Rescale::ALL.map(|rescale| Config { rescale, ..c }).to_vec(),
         value: |c| c.rescale.name().to_string(),
+    },
+    Lever {
+        name: "splits",
+        meaning: "parts that the keys of a tile of rows are dealt out in: more for every SM to do, for a second launch",
+        settings: |c| SPLITS.map(|splits| Config { splits, ..c }).to_vec(),
+        value: |c| c.splits.to_string(),
     },
 ];
 
