@@ -158,10 +158,10 @@ fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
             let Ok(config) = id.parse() else { continue };
             for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
                 let shape = shape.clone().dtype(dtype);
-                if full || turn % 4 == i {
+                if full || turn % 8 == i {
                     kernels.add_shape(&shape, config, Target::Sm90a);
                 }
-                if full || turn % 4 == i + 2 {
+                if full || turn % 8 == i + 4 {
                     kernels.add_shape(&shape.softcap(30.0).return_lse(true), config, Target::Sm90a);
                 }
             }
