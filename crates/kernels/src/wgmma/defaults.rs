@@ -54,6 +54,14 @@ const fn in_pairs(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
+/// The same where the softmax need not wait for the output of the tile before.
+const fn lazy(config: Config) -> Config {
+    Config {
+        rescale: Rescale::Lazy,
+        ..config
+    }
+}
+
 /// First match that nothing refuses.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
@@ -67,26 +75,30 @@ const TABLE: &[Default] = &[
     Default { head_dim: 256, causal: None, most_keys: None, most_tiles: Some(131),
         config: free(64, 64, 2), why: "64 rows a block give every SM something to do" },
     // Many tiles.
-    Default { head_dim: 64, causal: Some(false), most_keys: Some(768), most_tiles: None,
+    Default { head_dim: 64, causal: Some(false), most_keys: Some(3072), most_tiles: None,
         config: turns(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
     Default { head_dim: 64, causal: Some(false), most_keys: None, most_tiles: None,
         config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax" },
-    Default { head_dim: 64, causal: Some(true), most_keys: Some(768), most_tiles: None,
-        config: turns(192, 64, 4), why: "small tiles of keys leave less behind the diagonal" },
     Default { head_dim: 64, causal: Some(true), most_keys: Some(1536), most_tiles: None,
+        config: turns(192, 64, 4), why: "small tiles of keys leave less behind the diagonal" },
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(3072), most_tiles: None,
         config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
     Default { head_dim: 64, causal: Some(true), most_keys: None, most_tiles: None,
         config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax" },
     Default { head_dim: 96, causal: None, most_keys: None, most_tiles: None,
         config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
+    Default { head_dim: 128, causal: Some(false), most_keys: Some(768), most_tiles: None,
+        config: lazy(in_pairs(128, 128, 2)), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows" },
     Default { head_dim: 128, causal: Some(false), most_keys: Some(1536), most_tiles: None,
         config: in_pairs(128, 128, 2), why: "128 rows leave no part of short sequences over; pairs of blocks read K and V once" },
     Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), most_tiles: None,
-        config: free(192, 64, 2), why: "three warpgroups hide each other's softmax; rows this short do not pay for turns" },
+        config: free(192, 64, 4), why: "three warpgroups hide each other's softmax; rows this short want stages, not turns" },
     Default { head_dim: 128, causal: Some(true), most_keys: Some(768), most_tiles: None,
         config: free(192, 64, 2), why: "three warpgroups hide each other's softmax; rows this short do not pay for turns" },
     Default { head_dim: 128, causal: Some(true), most_keys: Some(1536), most_tiles: None,
         config: turns(128, 128, 2), why: "128 rows leave less behind the diagonal than 192" },
+    Default { head_dim: 128, causal: Some(true), most_keys: Some(3072), most_tiles: None,
+        config: turns(192, 64, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
     Default { head_dim: 128, causal: None, most_keys: None, most_tiles: None,
         config: turns(192, 64, 2), why: "three warpgroups hide each other's softmax, and share K and V" },
     Default { head_dim: 192, causal: Some(false), most_keys: Some(1536), most_tiles: None,
@@ -95,8 +107,12 @@ const TABLE: &[Default] = &[
         config: turns(128, 96, 2), why: "two warpgroups, with as many keys as shared memory allows" },
     Default { head_dim: 192, causal: None, most_keys: None, most_tiles: None,
         config: turns(128, 64, 2), why: "two warpgroups; small tiles of keys leave less behind the diagonal" },
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(768), most_tiles: None,
+        config: lazy(in_pairs(128, 64, 2)), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows" },
     Default { head_dim: 256, causal: Some(false), most_keys: None, most_tiles: None,
         config: in_pairs(128, 64, 2), why: "the output leaves room for 64 keys; pairs of blocks read K and V once" },
+    Default { head_dim: 256, causal: Some(true), most_keys: Some(3072), most_tiles: None,
+        config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; a softmax that waits for scores alone evens out short rows" },
     Default { head_dim: 256, causal: None, most_keys: None, most_tiles: None,
         config: turns(128, 64, 2), why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
 ];
