@@ -58,9 +58,12 @@ const MASKS: [Mask; 4] = [
 /// SMs of the card that plans are made for, so that a block (or a cluster) of a persistent kernel has several tiles.
 const SMS: u32 = 1;
 
-/// Every config with the largest head_dim that it is for, a target and a dtype.
-fn configs() -> Result<Vec<(Config, usize, Target, DType)>, Box<dyn Error>> {
-    let mut configs = Vec::new();
+/// A config with the largest head_dim that it is for, a target and a dtype.
+type Row = (Config, usize, Target, DType);
+
+/// Every config that is chosen somewhere.
+fn configs() -> Result<Vec<Row>, Box<dyn Error>> {
+    let mut configs: Vec<Row> = Vec::new();
     for dtype in [DType::F16, DType::BF16, DType::E4M3] {
         let wgmma = wgmma::defaults(dtype).into_iter();
         configs.extend(wgmma.map(|(config, head_dim)| (Config::Wgmma(config), head_dim, Target::Sm90a, dtype)));
