@@ -6,14 +6,30 @@
 use std::path::Path;
 use std::process::Command;
 
+/// What this crate is built from, itself included: an edit there compiles it again anyhow, and may make a clean tree a
+/// modified one.
+const SOURCES: [&str; 9] = [
+    "Cargo.lock",
+    "crates/bench/src",
+    "crates/check/src",
+    "crates/cpu/src",
+    "crates/cuda/src",
+    "crates/ir/src",
+    "crates/kernels/src",
+    "crates/problem/src",
+    "crates/sim/src",
+];
+
 fn main() {
     println!("cargo::rerun-if-env-changed=FLASHCORE_REVISION");
     println!("cargo::rerun-if-changed=build.rs");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    // The log of HEAD grows with every commit and checkout.
-    let log = root.join(".git/logs/HEAD");
-    if log.exists() {
-        println!("cargo::rerun-if-changed={}", log.display());
+    for source in SOURCES {
+        rerun_if_changed(&root.join(source));
+    }
+    // The log of HEAD grows with every commit and checkout. In a worktree it is not below `.git`.
+    if let Some(log) = git(&root, &["rev-parse", "--git-path", "logs/HEAD"]) {
+        rerun_if_changed(&root.join(log));
     }
     let given = std::env::var("FLASHCORE_REVISION")
         .ok()
@@ -24,22 +40,31 @@ fn main() {
     println!("cargo::rustc-env=FLASHCORE_BUILD_REVISION={}", revision.trim());
 }
 
-fn from_git(root: &Path) -> Option<String> {
-    if !root.join(".git").exists() {
-        return None;
+/// What is not there would be taken for changed each time.
+fn rerun_if_changed(path: &Path) {
+    if path.exists() {
+        println!("cargo::rerun-if-changed={}", path.display());
     }
-    let git = |args: &[&str]| {
-        let output = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
-        output
-            .status
-            .success()
-            .then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
-    };
-    let revision = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| !text.is_empty());
+}
+
+fn from_git(root: &Path) -> Option<String> {
+    let revision = git(root, &["rev-parse", "--short=12", "HEAD"])?;
+    let changed = git(root, &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| !text.is_empty());
     Some(if changed {
         format!("{revision}-modified")
     } else {
         revision
     })
+}
+
+/// What `git` says of the repository whose root this is; nothing where this is none, or only a folder inside of one.
+fn git(root: &Path, args: &[&str]) -> Option<String> {
+    if !root.join(".git").exists() {
+        return None;
+    }
+    let output = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
 }

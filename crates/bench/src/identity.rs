@@ -1,9 +1,11 @@
 //! What a number is about: the subject, the device, the build. A number without these is a rumour.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// Version of the measuring protocol. Raised when a change makes old and new numbers incomparable.
 ///
@@ -181,6 +183,23 @@ impl RunIdentity {
 /// Git revision of this build, or `unknown`.
 pub fn revision() -> &'static str {
     env!("FLASHCORE_BUILD_REVISION")
+}
+
+/// SHA-256 of the program that runs, or `unknown`: 64 hexadecimal digits. It tells builds of a modified tree apart, which have
+/// one revision. Read once.
+///
+/// ```
+/// assert_eq!(flashcore_bench::executable().len(), 64);
+/// ```
+pub fn executable() -> &'static str {
+    static DIGITS: OnceLock<String> = OnceLock::new();
+    DIGITS.get_or_init(|| {
+        // On Linux that is the file that runs, whatever has taken its place meanwhile.
+        let bytes = std::fs::read("/proc/self/exe").or_else(|_| std::fs::read(std::env::current_exe()?));
+        bytes.map_or("unknown".to_string(), |bytes| {
+            Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+        })
+    })
 }
 
 /// The machine's name, or `unknown-host`.

@@ -54,7 +54,7 @@ pub use answers::{Answers, HostInputs};
 pub use candidates::{KERNEL_WORDS, kernels_of};
 pub use error::BenchError;
 pub use identity::{
-    Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, host_name, revision,
+    Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, executable, host_name, revision,
 };
 pub use measure::{Measured, Measurement, Observer, Sample, measure};
 pub use options::{Mode, Options, Turns};

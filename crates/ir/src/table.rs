@@ -1,5 +1,6 @@
 //! [`Table`]: numbers that come with a launch.
 
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use serde::{Serialize, Serializer};
 /// assert_eq!((table.len(), table[0]), (3, 3));
 /// assert_eq!(table, Table::new(vec![3, 1, 2]));
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Table {
     words: Arc<[u32]>,
     hash: u64,
@@ -53,6 +54,13 @@ impl Eq for Table {}
 impl Hash for Table {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash);
+    }
+}
+
+/// The numbers: what a launch is told apart by where it is written down.
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.words.fmt(f)
     }
 }
 

@@ -35,6 +35,9 @@ pub struct Header {
     pub devices: Vec<DeviceIdentity>,
     /// Git revision of the build.
     pub revision: String,
+    /// SHA-256 of the program: builds of a modified tree have one revision.
+    #[serde(default)]
+    pub executable: String,
     /// SHA-256 of what may be proposed: families, levers, values.
     pub space: String,
     /// The strategy.
@@ -93,6 +96,7 @@ impl Header {
             .or_else(|| what("the device", &devices))
             .or_else(|| what("the driver", &drivers))
             .or_else(|| what("the source", &|h| h.revision.clone()))
+            .or_else(|| what("the program", &|h| h.executable.chars().take(12).collect()))
             .or_else(|| what("the space", &|h| h.space.chars().take(12).collect()))
             .or_else(|| what("the problem", &|h| h.problem.to_string()))
             .or_else(|| what("the strategy", &|h| h.strategy.clone()))
@@ -267,6 +271,7 @@ mod tests {
             problem: Problem::named("tiny").unwrap(),
             devices: vec![DeviceIdentity::cpu()],
             revision: "abc".to_string(),
+            executable: "1111".to_string(),
             space: "0123456789abcdef".to_string(),
             strategy: "elite".to_string(),
             seed: 1,
@@ -321,11 +326,14 @@ mod tests {
         let folder = folder("other");
         drop(Journal::begin(&folder, &header()).unwrap());
         type Change = fn(&mut Header);
-        let changes: [(&str, Change); 7] = [
+        let changes: [(&str, Change); 8] = [
             ("the device was", |h| h.devices[0].uuid = "other".to_string()),
             ("the driver was", |h| h.devices[0].driver = "570".to_string()),
             ("the space was", |h| h.space = "ffff".to_string()),
             ("the source was abc and is def here", |h| h.revision = "def".to_string()),
+            ("the program was 1111 and is 2222 here", |h| {
+                h.executable = "2222".to_string()
+            }),
             ("the seed was 1 and is 2", |h| h.seed = 2),
             ("the seed of the inputs was", |h| h.inputs = Some(8)),
             ("the problem was", |h| h.problem = Problem::named("mission").unwrap()),

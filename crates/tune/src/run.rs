@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use flashcore_bench::{Case, revision};
+use flashcore_bench::{Case, executable, revision};
 use flashcore_check::{CheckOptions, check_plan};
 use flashcore_ir::Chip;
 use flashcore_kernels::Plan;
@@ -121,10 +121,16 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     for device in &request.devices {
         let mut worker = Worker::new(request.program.clone(), device, request.deadlines);
         let hello = worker.hello()?;
-        if hello.revision != revision() {
+        let build =
+            |revision: &str, program: &str| format!("{revision} (program {})", program.get(..12).unwrap_or(program));
+        let (theirs, ours) = (
+            build(&hello.revision, &hello.executable),
+            build(revision(), executable()),
+        );
+        if theirs != ours {
             return Err(TuneError::Worker {
                 device: device.clone(),
-                reason: format!("it was built from {}, this program from {}", hello.revision, revision()),
+                reason: format!("it was built from {theirs}, this program from {ours}"),
             });
         }
         computes |= hello.computes;
@@ -137,6 +143,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         problem: request.case.problem.clone(),
         devices,
         revision: revision().to_string(),
+        executable: executable().to_string(),
         space: digest(&request.space),
         strategy: request.strategy_name.clone(),
         seed: request.seed,

@@ -275,6 +275,7 @@ mod tests {
             problem: problem(100),
             devices: vec![host()],
             revision: "1a2b3c4d5e6f".to_string(),
+            executable: String::new(),
             space: String::new(),
             strategy: "elite".to_string(),
             seed: 1,

@@ -214,6 +214,7 @@ impl Worker {
         let nobody = Hello {
             protocol: PROTOCOL,
             revision: String::new(),
+            executable: String::new(),
             device: flashcore_bench::DeviceIdentity {
                 device: self.device.clone(),
                 name: String::new(),

@@ -175,6 +175,9 @@ pub struct Hello {
     pub protocol: u32,
     /// Git revision of its build.
     pub revision: String,
+    /// SHA-256 of its program.
+    #[serde(default)]
+    pub executable: String,
     /// The device.
     pub device: DeviceIdentity,
     /// Whether it computes answers. A replay does not: there is nothing to judge.

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use flashcore_bench::{BenchError, HostInputs, Trouble, revision};
+use flashcore_bench::{BenchError, HostInputs, Trouble, executable, revision};
 use flashcore_cuda::Context;
 use flashcore_problem::{InputKind, Inputs, Problem};
 
@@ -116,6 +116,7 @@ impl<W: Write> Session<W> {
                     let hello = Hello {
                         protocol: PROTOCOL,
                         revision: revision().to_string(),
+                        executable: executable().to_string(),
                         device: device.identity(),
                         computes: device.computes(),
                     };
