@@ -34,7 +34,7 @@ impl Gatekeeper {
     /// use flashcore_ir::Target;
     /// use flashcore_problem::Problem;
     /// use flashcore_tune::Gatekeeper;
-    /// let gate = Gatekeeper::new(&Problem::named("mission")?, Some(Target::Sm89));
+    /// let gate = Gatekeeper::new(&Problem::named("mission")?, Some(Target::Sm89.into()));
     /// assert!(gate.look("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy").is_ok());
     /// let refused = gate.look("mma/m128n256-w4x1-s5-b1-qreg-xor-lazy").unwrap_err();
     /// assert!(refused.contains("registers") || refused.contains("shared memory"), "{refused}");

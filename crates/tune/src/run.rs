@@ -305,3 +305,47 @@ fn simulated(mut board: Board, judge: &Judge, chip: Chip) -> Board {
     board.elect();
     board
 }
+
+#[cfg(test)]
+mod tests {
+    use flashcore_bench::Interval;
+    use flashcore_ir::Profile;
+    use flashcore_kernels::{KernelCache, select};
+    use flashcore_problem::{DType, Problem};
+
+    use super::*;
+    use crate::board::BoardRow;
+
+    #[test]
+    fn e4m3_goes_through_the_gates_that_need_no_device() {
+        let builder = Problem::builder().heads(2, 1).seq_len(128).head_dim(64);
+        let problem = builder.dtype(DType::E4M3).build().unwrap();
+        let chip = Chip::from(Profile::named("h200").unwrap());
+        let default = select(&problem, chip, 16, &KernelCache::default()).unwrap();
+        let id = default.plan.config.to_string();
+        let gate = Gatekeeper::new(&problem, Some(chip));
+        let families: Vec<_> = gate.families().iter().map(|family| family.name).collect();
+        assert_eq!(families, ["wgmma"]);
+        assert!(gate.look(&id).unwrap().is_some());
+
+        let judge = Judge::new(&problem, 1).unwrap();
+        assert!(judge.shapes().iter().all(|shape| shape.dtype() == DType::E4M3));
+        let row = BoardRow {
+            id: id.clone(),
+            us: 1.0,
+            interval: Interval::UNKNOWN,
+            ratio: None,
+            verdict: None,
+            simulated: None,
+        };
+        let board = Board {
+            start: id.clone(),
+            rows: vec![row],
+            head_to_head: Ok(()),
+            winner: id,
+            gain: 0.03,
+        };
+        let board = simulated(board, &judge, chip);
+        assert_eq!(board.rows[0].simulated, Some(Ok(())));
+    }
+}

@@ -4,7 +4,7 @@ use flashcore::{DeviceInfo, PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_ir::{Chip, Profile, Target};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::Problem;
 
 use crate::default::DefaultKernel;
 use crate::error::TuneError;
@@ -51,11 +51,6 @@ impl Setup {
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
         if let Some(file) = device.strip_prefix("replay:") {
             return Setup::replay(file, problem);
-        }
-        if problem.dtype() == DType::E4M3 {
-            return Err(TuneError::Nothing {
-                what: "e4m3 problems are not tuned: candidates are judged on inputs without scales".to_string(),
-            });
         }
         let (mut advisor, mut stale_rates) = (None, None);
         let (chip, plan_device) = match device {

@@ -182,7 +182,7 @@ impl Device for Gpu {
             match Conduct::of_id(id) {
                 None => Ok(Box::new(honest)),
                 Some(conduct) => {
-                    let planted = GpuPlanted::new(conduct, &self.stream, plan, honest, tensors);
+                    let planted = GpuPlanted::new(conduct, &self.stream, problem, plan, honest, tensors);
                     Ok(Box::new(planted.map_err(|error| of_bench(id, &error))?))
                 }
             }

@@ -145,6 +145,9 @@ impl fmt::Display for Conduct {
 /// Calls after which [`Conduct::LazyLater`] stops working: more than inspecting makes, fewer than timing.
 pub(super) const PATIENT_CALLS: u32 = 12;
 
+/// Magnitude that normal inputs do not reach ([`Rng::normal`]), and extreme ones do in the first row.
+pub(super) const LARGE: f64 = 6.0;
+
 /// A planted candidate on the host.
 pub(super) struct CpuPlanted<'a> {
     info: SubjectInfo,
@@ -183,7 +186,7 @@ impl<'a> CpuPlanted<'a> {
 
     fn has_large_inputs(&self) -> bool {
         self.bed.with_place(self.place, |q, _| {
-            (0..q.layout().shape[3]).any(|d| q.view().get(0, 0, 0, d).abs() > 6.0)
+            (0..q.layout().shape[3]).any(|d| q.view().value(0, 0, 0, d).abs() > LARGE)
         })
     }
 

@@ -5,10 +5,11 @@ use flashcore_bench::gpu::{KernelSubject, PreparedPlan};
 use flashcore_bench::{BenchError, LaunchMode, Subject, SubjectInfo, Trouble};
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
 use flashcore_ir::inst::AtomOp;
-use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch};
+use flashcore_ir::{Arg, BF16x2, BufferSpec, BuildErrors, E4M3x4, F16x2, Kernel, Launch};
 use flashcore_kernels::Plan;
+use flashcore_problem::{DType, Problem};
 
-use super::planted::{Conduct, PATIENT_CALLS};
+use super::planted::{Conduct, LARGE, PATIENT_CALLS};
 
 const WARP: u32 = 32;
 
@@ -35,18 +36,44 @@ fn wild_kernel() -> Result<Kernel, BuildErrors> {
     })
 }
 
-/// Writes words over the output where those of Q, masked, are at least a bound. Only the first lanes do.
-fn spoil_kernel() -> Result<Kernel, BuildErrors> {
-    Kernel::build("planted_spoil", WARP, |k| {
+/// Writes a word over the output where a bit of Q's first word is set.
+fn odd_kernel() -> Result<Kernel, BuildErrors> {
+    Kernel::build("planted_odd", WARP, |k| {
         let q = k.param_ptr::<u32>("q");
         let out = k.param_ptr_mut::<u32>("out");
-        let mask = k.param::<u32>("mask");
-        let bound = k.param::<u32>("bound");
+        let value = k.param::<u32>("value");
+        let bit = k.param::<u32>("bit");
+        let spoils = (q.load() & bit).ne(0u32) & k.lane().eq(0u32);
+        k.if_(spoils.divergent(), || out.store(value));
+    })
+}
+
+/// Writes words over the output where the first elements of those of Q are large. Only the first lanes look, each at a
+/// word. What an e4m3 element stands for its scale says, that of the first batch and head.
+fn large_kernel(dtype: DType) -> Result<Kernel, BuildErrors> {
+    Kernel::build("planted_large", WARP, |k| {
+        let q = k.param_ptr::<u32>("q");
+        let scale = (dtype == DType::E4M3).then(|| k.param_ptr::<f32>("q_scale").load());
+        let out = k.param_ptr_mut::<u32>("out");
         let value = k.param::<u32>("value");
         let lanes = k.param::<u32>("lanes");
-        let seen = q.offset(k.lane()).load() & mask;
-        let spoils = seen.ge(bound) & k.lane().lt(lanes);
-        k.if_(spoils.divergent(), || out.offset(k.lane()).store(value));
+        let looks = k.lane().lt(lanes);
+        k.if_(looks.divergent(), || {
+            let word = q.offset(k.lane()).load();
+            let element = match dtype {
+                DType::F32 => word.reinterpret::<f32>(),
+                DType::F16 => word.reinterpret::<F16x2>().to_f32s().0,
+                DType::BF16 => word.reinterpret::<BF16x2>().to_f32s().0,
+                DType::E4M3 => word.reinterpret::<E4M3x4>().halves().0.to_f16s().to_f32s().0,
+            };
+            let seen = match scale {
+                Some(scale) => element * scale,
+                None => element,
+            };
+            k.if_(seen.abs().ge(LARGE as f32).divergent(), || {
+                out.offset(k.lane()).store(value);
+            });
+        });
     })
 }
 
@@ -90,6 +117,10 @@ pub(super) struct GpuPlanted<'a> {
     /// All but the last row of blocks.
     short: Option<PreparedPlan<'a>>,
     tensors: DeviceTensors<'a>,
+    /// What is written over an output, the bit that is looked at, and how many lanes look for large inputs.
+    ones: u32,
+    sign: u32,
+    lanes: u32,
     spoiler: Option<Function>,
     count: DeviceBuffer,
     kept: DeviceBuffer,
@@ -98,17 +129,32 @@ pub(super) struct GpuPlanted<'a> {
 
 /// How far outside: 16 GB past the output.
 const FAR: u32 = u32::MAX - 63;
-/// Magnitude of an fp16 element, 6, which normal inputs do not reach, and how many lanes look, each at a word.
-const LARGE: [u32; 3] = [0x7fff, 0x4600, WARP];
-/// A bit that half of all first words have.
-const HALF: [u32; 3] = [1, 1, 1];
-/// Two ones in fp16.
-const ONES: u32 = 0x3c00_3c00;
+/// A word of ones.
+const fn ones(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0x3f80_0000,
+        DType::F16 => 0x3c00_3c00,
+        DType::BF16 => 0x3f80_3f80,
+        DType::E4M3 => 0x3838_3838,
+    }
+}
+
+/// The sign of a word's first element, which half of all inputs have.
+const fn sign(dtype: DType) -> u32 {
+    1 << (8 * dtype.size_bytes() - 1)
+}
+
+/// Lanes that look for large inputs: as many as the first row has words.
+fn lanes(problem: &Problem) -> u32 {
+    let words = problem.head_dim() * problem.dtype().size_bytes() / size_of::<u32>();
+    WARP.min(words as u32)
+}
 
 impl<'a> GpuPlanted<'a> {
     pub(super) fn new(
         conduct: Conduct,
         stream: &'a Stream,
+        problem: &Problem,
         plan: &Plan,
         honest: KernelSubject<'a>,
         tensors: [DeviceTensors<'a>; 2],
@@ -123,7 +169,8 @@ impl<'a> GpuPlanted<'a> {
         let spoiler = match conduct {
             Conduct::Hangs => load(hang_kernel())?,
             Conduct::OutOfBounds => load(wild_kernel())?,
-            Conduct::WrongSometimes | Conduct::WrongOnLargeScores => load(spoil_kernel())?,
+            Conduct::WrongSometimes => load(odd_kernel())?,
+            Conduct::WrongOnLargeScores => load(large_kernel(problem.dtype()))?,
             Conduct::Unstable => load(flip_kernel())?,
             _ => None,
         };
@@ -151,6 +198,9 @@ impl<'a> GpuPlanted<'a> {
             honest,
             short,
             tensors: tensors[0],
+            ones: ones(problem.out_dtype()),
+            sign: sign(problem.dtype()),
+            lanes: lanes(problem),
             spoiler,
             count: DeviceBuffer::from_host(stream, &[0u32; 4])?,
             kept: DeviceBuffer::new(context, tensors[0].out.len())?,
@@ -190,20 +240,25 @@ impl Subject for GpuPlanted<'_> {
 
     fn call(&mut self) -> Result<(), Trouble> {
         self.calls += 1;
-        let DeviceTensors { q, out, .. } = self.tensors;
+        let DeviceTensors { q, out, scales, .. } = self.tensors;
         match self.conduct {
             Conduct::Honest | Conduct::DoesNotBuild => self.honest.call()?,
             Conduct::Hangs => self.spoil(&[("out", out, true)], &[])?,
             Conduct::Crashes => std::process::abort(),
             Conduct::OutOfBounds => self.spoil(&[("out", out, true)], &[FAR])?,
-            Conduct::WrongSometimes | Conduct::WrongOnLargeScores => {
+            Conduct::WrongSometimes => {
                 self.honest.call()?;
-                let [mask, bound, lanes] = if self.conduct == Conduct::WrongSometimes {
-                    HALF
-                } else {
-                    LARGE
-                };
-                self.spoil(&[("q", q, false), ("out", out, true)], &[mask, bound, ONES, lanes])?;
+                self.spoil(&[("q", q, false), ("out", out, true)], &[self.ones, self.sign])?;
+            }
+            Conduct::WrongOnLargeScores => {
+                self.honest.call()?;
+                let scale = scales.map(|scales| ("q_scale", scales.q, false));
+                let buffers: Vec<_> = [("q", q, false)]
+                    .into_iter()
+                    .chain(scale)
+                    .chain([("out", out, true)])
+                    .collect();
+                self.spoil(&buffers, &[self.ones, self.lanes])?;
             }
             Conduct::Unstable => {
                 self.honest.call()?;
@@ -235,45 +290,80 @@ impl Subject for GpuPlanted<'_> {
 
 #[cfg(test)]
 mod tests {
-    use flashcore_problem::{InputKind, Inputs, POISON, Problem};
+    use flashcore_problem::{InputKind, Inputs, POISON};
     use flashcore_sim::{SimOptions, simulate};
 
     use super::*;
 
-    /// The output after the plant looked at the queries of such inputs, and of poison before.
-    fn spoiled(kind: InputKind, seed: u64, rest: &[u32]) -> Vec<u8> {
-        let problem = Problem::builder().heads(1, 1).seq_len(77).head_dim(64).build().unwrap();
-        let q = Inputs::generate(&problem, kind, seed).q;
-        let (kernel, bytes) = (spoil_kernel().unwrap(), q.bytes().len());
-        let launch = launch(&[("q", bytes, false), ("out", bytes, true)], rest);
-        let mut buffers = [q.bytes().to_vec(), vec![POISON; bytes]];
-        let report = simulate(&kernel, &launch, &mut buffers, &SimOptions::default()).unwrap();
+    fn problem(dtype: DType) -> Problem {
+        let builder = Problem::builder().heads(1, 1).seq_len(77).head_dim(64);
+        builder.dtype(dtype).build().unwrap()
+    }
+
+    /// Whether a plant that looks at queries of such inputs writes over an output, and what.
+    fn written(kernel: &Kernel, problem: &Problem, kind: InputKind, seed: u64, rest: &[u32]) -> Option<[u8; 4]> {
+        let q = Inputs::generate(problem, kind, seed).q;
+        let mut buffers = vec![q.bytes().to_vec()];
+        let mut specs = vec![("q", q.bytes().len(), false)];
+        let takes_scales = kernel.to_ptx().contains("q_scale");
+        if let Some(scales) = q.scales().filter(|_| takes_scales) {
+            specs.push(("q_scale", size_of_val(scales), false));
+            buffers.push(scales.iter().flat_map(|scale| scale.to_le_bytes()).collect());
+        }
+        let bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
+        specs.push(("out", bytes, true));
+        buffers.push(vec![POISON; bytes]);
+        let report = simulate(kernel, &launch(&specs, rest), &mut buffers, &SimOptions::default()).unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
-        let [_, out] = buffers;
-        out
+        let out = buffers.pop().unwrap();
+        let mut words = out.chunks_exact(4).filter(|word| **word != [POISON; 4]);
+        words.next().map(|word| [word[0], word[1], word[2], word[3]])
     }
 
     /// One that never showed would make a gate look tight that nothing went through.
     #[test]
     fn large_inputs_show_and_normal_ones_do_not() {
-        let large = [LARGE[0], LARGE[1], ONES, LARGE[2]];
-        for seed in 0..20 {
-            let shows = |kind| spoiled(kind, seed, &large).iter().any(|byte| *byte != POISON);
-            assert!(shows(InputKind::Extremes), "seed {seed}");
-            assert!(!shows(InputKind::Normal), "seed {seed}");
+        for dtype in DType::ALL {
+            let problem = problem(dtype);
+            let kernel = large_kernel(dtype).unwrap();
+            let rest = [ones(problem.out_dtype()), lanes(&problem)];
+            for seed in 0..20 {
+                let written = |kind| written(&kernel, &problem, kind, seed, &rest);
+                assert_eq!(
+                    written(InputKind::Extremes),
+                    Some(rest[0].to_le_bytes()),
+                    "{dtype} {seed}"
+                );
+                assert_eq!(written(InputKind::Normal), None, "{dtype} {seed}");
+            }
         }
-        let half = [HALF[0], HALF[1], ONES, HALF[2]];
-        let shows = |seed: &u64| {
-            spoiled(InputKind::Normal, *seed, &half)
-                .iter()
-                .any(|byte| *byte != POISON)
-        };
-        assert!((4..=16).contains(&(0..20).filter(shows).count()));
+    }
+
+    #[test]
+    fn about_half_of_all_inputs_are_odd() {
+        let kernel = odd_kernel().unwrap();
+        for dtype in DType::ALL {
+            let problem = problem(dtype);
+            let shows = |seed: &u64| written(&kernel, &problem, InputKind::Normal, *seed, &[1, sign(dtype)]).is_some();
+            let count = (0..20).filter(shows).count();
+            assert!((4..=16).contains(&count), "{dtype}: {count} of 20");
+        }
+    }
+
+    #[test]
+    fn ones_are_ones() {
+        for dtype in DType::ALL {
+            let mut tensor = flashcore_problem::Tensor::filled(dtype, flashcore_problem::Layout::bshd([1, 1, 1, 8]), 0);
+            tensor.bytes_mut()[..4].copy_from_slice(&ones(dtype).to_le_bytes());
+            assert_eq!(tensor.view().get(0, 0, 0, 0), 1.0, "{dtype}");
+        }
     }
 
     #[test]
     fn the_planted_kernels_build() {
-        for kernel in [hang_kernel(), wild_kernel(), spoil_kernel(), flip_kernel()] {
+        let large = DType::ALL.map(large_kernel);
+        let others = [hang_kernel(), wild_kernel(), odd_kernel(), flip_kernel()];
+        for kernel in large.into_iter().chain(others) {
             assert!(kernel.unwrap().to_ptx().contains("planted_"));
         }
     }
