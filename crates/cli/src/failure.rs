@@ -7,6 +7,7 @@ use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
 
 use crate::args::similar_problems;
+use crate::interrupt::INTERRUPTED;
 use crate::style::{self, BAD, GOOD};
 
 /// How a command that ran ended.
@@ -16,6 +17,8 @@ pub(crate) enum Outcome {
     Clean,
     /// It ran and found something wrong, and has said so.
     Findings,
+    /// Somebody ended it, and it has said what was kept.
+    Interrupted,
 }
 
 impl From<Outcome> for ExitCode {
@@ -23,6 +26,7 @@ impl From<Outcome> for ExitCode {
         match outcome {
             Outcome::Clean => ExitCode::SUCCESS,
             Outcome::Findings => ExitCode::from(1),
+            Outcome::Interrupted => ExitCode::from(INTERRUPTED),
         }
     }
 }

@@ -65,7 +65,7 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
 }
 
 /// How this program was called, to be typed again.
-fn invocation() -> &'static str {
+pub(crate) fn invocation() -> &'static str {
     if std::env::var_os("CARGO").is_none() {
         return "flashcore";
     }

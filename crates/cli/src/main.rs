@@ -14,6 +14,7 @@ mod explain;
 mod failure;
 mod first_run;
 mod foreign;
+mod interrupt;
 mod kernels;
 mod leaderboard;
 mod list;

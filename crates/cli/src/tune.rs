@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::args::ProblemArgs;
 use crate::claims;
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::{CtrlC, resume_command};
 use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
@@ -112,7 +113,9 @@ Verdicts, in the order of the gates:
   REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by the clock SLOWER, AMBIGUOUS
   (no clear gain) or FASTER: at least 3 % against the best before it, the interval clear of none.
 
-Exit codes: 0 done, 1 nothing could be timed or the default failed, 2 usage, 3 environment";
+Ctrl-C ends the search after the candidates at hand and says how to go on; a second one ends it at once.
+
+Exit codes: 0 done, 1 nothing could be timed or the default failed, 2 usage, 3 environment, 130 interrupted";
 
 /// How long to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -155,8 +158,12 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     // Somebody who names nothing and has no GPU is shown everything that can be shown without one.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
-    let beside = tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?;
+    if found.interrupted {
+        return Ok(interrupted(args, &found));
+    }
     let plan = tune_plan::keep(&found.found, args.no_plan)?;
+    found.ctrl_c.is_over();
+    let beside = tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?;
     if args.json {
         style::print_json(&json!({
             "run": found.header,
@@ -184,10 +191,28 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     })
 }
 
+/// Says what is left of a search that was interrupted.
+fn interrupted(args: &TuneArgs, found: &Kept) -> Outcome {
+    if args.json {
+        style::print_json(&json!({
+            "run": found.header,
+            "trials": found.history.trials(),
+            "board": found.board,
+            "interrupted": true,
+            "folder": found.folder,
+            "resume": resume_command(&found.folder),
+        }));
+    } else {
+        style::print(&found.ctrl_c.said());
+    }
+    Outcome::Interrupted
+}
+
 /// A search that is over, and where it is kept.
 struct Kept {
     found: Found,
     folder: PathBuf,
+    ctrl_c: CtrlC,
 }
 
 impl std::ops::Deref for Kept {
@@ -274,6 +299,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         Budget::Time(time) => (usize::MAX, time.mul_f64(share)),
     };
     let deadline = Duration::from_secs(args.deadline);
+    let ctrl_c = CtrlC::watch(&folder)?;
     let request = Request {
         case: case.clone(),
         devices: devices.to_vec(),
@@ -298,6 +324,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             ..Deadlines::default()
         },
         timing: setup.timing,
+        interrupt: ctrl_c.interrupt.clone(),
     };
     let mut live = Live::new(!args.json, args.budget_trials(), time);
     let found = flashcore_tune::run(request, &mut live)?;
@@ -311,7 +338,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             style::print(&claims::text(claims));
         }
     }
-    Ok(Kept { found, folder })
+    Ok(Kept { found, folder, ctrl_c })
 }
 
 /// Where a run is kept, and what can be done with it.

@@ -8,6 +8,7 @@ use flashcore_bench::{Measurement, Mode, Options, Trouble};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::error::TuneError;
+use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::trial::{Timed, Verdict};
 use crate::worker::protocol::{Command, Opened, Said};
@@ -120,6 +121,8 @@ pub(crate) struct Examiner<'j> {
     pub(crate) timing: &'j Timing,
     /// File that outputs go through.
     pub(crate) scratch: PathBuf,
+    /// Asked to end, it begins with no further candidate.
+    pub(crate) interrupt: Interrupt,
 }
 
 impl Examiner<'_> {

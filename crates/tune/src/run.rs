@@ -19,6 +19,7 @@ use crate::error::TuneError;
 use crate::examine::{Examiner, Timing};
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
+use crate::interrupt::Interrupt;
 use crate::journal::{Header, Journal, SCHEMA, digest, read_header};
 use crate::judge::Judge;
 use crate::search::Search;
@@ -70,6 +71,8 @@ pub struct Request {
     pub deadlines: Deadlines,
     /// How candidates are timed.
     pub timing: Timing,
+    /// Ends it before its limits.
+    pub interrupt: Interrupt,
 }
 
 /// Is told how a search goes along.
@@ -98,8 +101,10 @@ pub struct Outcome {
     pub header: Header,
     /// Everything tried.
     pub history: History,
-    /// The finalists; `None` where nothing could be timed.
+    /// The finalists; `None` where nothing could be timed, and where it was interrupted before they met.
     pub board: Option<Board>,
+    /// Whether it was asked to end before its limits.
+    pub interrupted: bool,
     /// What was claimed about candidates and what came of it; `None` for strategies that make no claims.
     pub claims: Option<Claims>,
     /// Times a worker was started, over all of them.
@@ -181,6 +186,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             compilers: compilers.as_ref(),
             timing: &request.timing,
             scratch: scratch(index),
+            interrupt: request.interrupt.clone(),
         })
         .collect();
     let gate = request
@@ -189,16 +195,22 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let mut strategy = request.strategy;
     let mut search = Search::new(&request.space, gate.as_ref(), &header, journal, before);
     search.limit(request.trials, request.time);
+    search.ends_by(request.interrupt.clone());
     let mut examiners = search.go(&mut *strategy, examiners, watcher)?;
     let (history, journal) = search.end();
 
+    // Finalists of a search that is to go on would be others.
+    let cut_off = request.interrupt.is_asked();
     let about = About {
         start: request.start.clone(),
         start_failed: failure_of(&history, &request.start),
         simulates: request.chip.is_some(),
         gain: request.timing.gain,
     };
-    let board = finals(&history, &mut examiners[0], about, request.finalists, watcher)?;
+    let board = match cut_off {
+        true => None,
+        false => finals(&history, &mut examiners[0], about, request.finalists, watcher)?,
+    };
     let board = board.map(|board| match request.chip {
         Some(chip) => simulated(board, &judge, chip),
         None => board,
@@ -207,7 +219,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         journal.keep("board.json", board)?;
     }
     let claims = strategy.insights(&history, &request.space).map(Insights::claims);
-    if let Some(claims) = &claims {
+    if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
         journal.keep("claims.json", claims)?;
     }
     let workers_started = examiners.iter().map(|examiner| examiner.worker.started()).sum();
@@ -219,6 +231,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         header,
         history,
         board,
+        interrupted: request.interrupt.is_asked(),
         claims,
         workers_started,
         seconds: began.elapsed().as_secs_f64(),
@@ -340,9 +353,12 @@ mod tests {
         };
         let board = Board {
             start: id.clone(),
+            start_failed: None,
+            against: id.clone(),
             rows: vec![row],
             head_to_head: Ok(()),
-            winner: id,
+            simulates: true,
+            winner: Some(id),
             gain: 0.03,
         };
         let board = simulated(board, &judge, chip);

@@ -3,18 +3,22 @@
 //! proposes the same again.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::TuneError;
 use crate::examine::{Best, Examiner, Found};
 use crate::gate::Gatekeeper;
+use crate::interrupt::Interrupt;
 use crate::journal::{Header, Journal};
 use crate::run::Watcher;
 use crate::space::{Fingerprint, Space};
 use crate::strategy::{Proposal, Strategy};
 use crate::trial::{History, Trial, Verdict};
+
+/// How often a search that waits for its workers sees whether it is to end.
+const LOOK_UP: Duration = Duration::from_millis(100);
 
 /// A candidate on its way to a worker.
 struct Job {
@@ -60,6 +64,7 @@ pub(crate) struct Search<'s> {
     pending: BTreeMap<usize, Pending>,
     results: BTreeMap<usize, Known>,
     exhausted: bool,
+    interrupt: Interrupt,
 }
 
 impl<'s> Search<'s> {
@@ -83,12 +88,18 @@ impl<'s> Search<'s> {
             pending: BTreeMap::new(),
             results: BTreeMap::new(),
             exhausted: false,
+            interrupt: Interrupt::default(),
         }
     }
 
     /// Ends it after so many trials, or so much time.
     pub(crate) fn limit(&mut self, trials: usize, time: Duration) {
         (self.trials, self.time) = (trials, time);
+    }
+
+    /// Ends it when that is asked.
+    pub(crate) fn ends_by(&mut self, interrupt: Interrupt) {
+        self.interrupt = interrupt;
     }
 
     /// What was found, and the journal.
@@ -115,8 +126,13 @@ impl<'s> Search<'s> {
                 threads.push(scope.spawn(move || work(examiner, &jobs, &done)));
             }
             let outcome = loop {
-                if let Err(error) = self.fill(strategy, &queues, began) {
-                    break Err(error);
+                match self.fill(strategy, &queues, began) {
+                    Ok(()) => {}
+                    Err(TuneError::Proposer { .. }) if self.is_interrupted_too() => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+                if self.interrupt.is_asked() {
+                    break Ok(());
                 }
                 if self.pending.is_empty() {
                     break Ok(());
@@ -128,10 +144,14 @@ impl<'s> Search<'s> {
                     }
                     continue;
                 }
-                let Ok(Done { number, found, seconds }) = done.recv() else {
-                    break Err(TuneError::Nothing {
-                        what: "every worker is gone".to_string(),
-                    });
+                let Done { number, found, seconds } = match done.recv_timeout(LOOK_UP) {
+                    Ok(done) => done,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        break Err(TuneError::Nothing {
+                            what: "every worker is gone".to_string(),
+                        });
+                    }
                 };
                 match found {
                     Ok(found) => drop(self.results.insert(number, Known::Found(found, seconds))),
@@ -147,8 +167,22 @@ impl<'s> Search<'s> {
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
-            outcome.map(|()| examiners)
+            outcome?;
+            // What was at hand when the search was interrupted is kept as far as it is next; the rest is proposed again.
+            for Done { number, found, seconds } in done.try_iter() {
+                self.results.insert(number, Known::Found(found?, seconds));
+            }
+            while let Some(result) = self.results.remove(&self.history.trials().len()) {
+                self.commit(result, watcher)?;
+            }
+            Ok(examiners)
         })
+    }
+
+    /// Whether the interrupt that ended a program which proposes is one for this search too. It may come a moment later.
+    fn is_interrupted_too(&self) -> bool {
+        thread::sleep(LOOK_UP);
+        self.interrupt.is_asked()
     }
 
     /// Proposes as many candidates as may be on their way.
@@ -332,6 +366,9 @@ fn work<'e>(mut examiner: Examiner<'e>, jobs: &Receiver<Job>, done: &Sender<Done
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => break,
             }
+        }
+        if examiner.interrupt.is_asked() {
+            return examiner;
         }
         let Some(job) = queue.pop_front() else {
             match jobs.recv() {

@@ -1,6 +1,8 @@
 //! `flashcore tune` as a whole: candidates that are known to be bad, and processes that are killed.
 
 #[cfg(unix)]
+mod interrupt;
+#[cfg(unix)]
 mod peers;
 
 use std::path::{Path, PathBuf};

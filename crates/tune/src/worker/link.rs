@@ -178,13 +178,18 @@ impl Worker {
             device: self.device.clone(),
             reason,
         };
-        let mut child = Process::new(&self.program.path)
+        let mut command = Process::new(&self.program.path);
+        command
             .args(&self.program.args)
             .env("RUST_BACKTRACE", "0")
             .envs(self.program.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(Stdio::piped());
+        // Ctrl-C is for the parent: it finishes the candidate at hand, and this one ends with its input.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = command
             .spawn()
             .map_err(|error| failed(format!("{} cannot be started: {error}", self.program.path.display())))?;
         let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())

@@ -1,0 +1,135 @@
+//! Ctrl-C during a search: the first one ends it after the candidates at hand, a second one at once. Either way the message
+//! says what was kept and how to go on.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use flashcore_tune::Interrupt;
+use flashcore_tune::journal::read_trials;
+
+use crate::failure::Failure;
+use crate::first_run::invocation;
+use crate::style::{self, CODE};
+
+/// What a program that was interrupted exits with: 128 and the number of the signal, as shells have it.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// Watches for Ctrl-C.
+pub(crate) struct CtrlC {
+    /// Asks the search to end.
+    pub(crate) interrupt: Interrupt,
+    folder: PathBuf,
+    over: Arc<AtomicBool>,
+}
+
+impl CtrlC {
+    /// From now on, for the search that is kept in a folder.
+    pub(crate) fn watch(folder: &Path) -> Result<CtrlC, Failure> {
+        let watch = CtrlC {
+            interrupt: Interrupt::default(),
+            folder: folder.to_path_buf(),
+            over: Arc::default(),
+        };
+        let (interrupt, over) = (watch.interrupt.clone(), watch.over.clone());
+        let kept = watch.folder.clone();
+        let pressed = move || {
+            let is_first = interrupt.ask();
+            if is_first && !over.load(Ordering::SeqCst) {
+                anstream::eprintln!("\nending after the candidates at hand; Ctrl-C again ends at once");
+                return;
+            }
+            if !over.load(Ordering::SeqCst) {
+                anstream::eprint!("\n{}", said(&kept));
+            }
+            exit(i32::from(INTERRUPTED));
+        };
+        ctrlc::set_handler(pressed)
+            .map_err(|error| Failure::environment(format!("Ctrl-C cannot be watched: {error}")))?;
+        Ok(watch)
+    }
+
+    /// The search is over and all of it kept: from now on Ctrl-C ends the program, as anywhere.
+    pub(crate) fn is_over(&self) {
+        self.over.store(true, Ordering::SeqCst);
+    }
+
+    /// What was kept, and how to go on.
+    pub(crate) fn said(&self) -> String {
+        said(&self.folder)
+    }
+}
+
+fn said(folder: &Path) -> String {
+    let Ok(trials) = read_trials(folder) else {
+        return style::field("kept", "nothing was tried yet");
+    };
+    let trials = style::count(trials.len() as u64, "trial");
+    // Not wrapped: it is to be copied.
+    style::field("kept", &format!("{trials} in {}", folder.display()))
+        + &format!("  resume    {CODE}{}{CODE:#}\n", resume_command(folder))
+}
+
+/// What to type to take this run up again: the words that began it, and its folder.
+pub(crate) fn resume_command(folder: &Path) -> String {
+    let mut words = std::env::args_os();
+    let typed = words.next().unwrap_or_default();
+    let program = match invocation() {
+        "flashcore" => quoted(&typed),
+        by_cargo => by_cargo.to_string(),
+    };
+    let words = resumed(words, folder);
+    let words = words.iter().map(|word| quoted(word));
+    std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// The arguments of a run, changed so that they take it up again from a folder.
+fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path) -> Vec<OsString> {
+    let mut words = words.into_iter();
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("--resume") => {}
+            Some("--folder") => drop(words.next()),
+            Some(joined) if joined.starts_with("--folder=") => {}
+            _ => kept.push(word),
+        }
+    }
+    kept.extend(["--resume".into(), "--folder".into(), folder.as_os_str().to_os_string()]);
+    kept
+}
+
+/// A word as a shell reads it again.
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+%@".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.into_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_typed_is_what_was_typed_and_the_folder() {
+        let resume = |typed: &[&str]| {
+            let words = resumed(typed.iter().map(OsString::from), Path::new("/runs/one two"));
+            words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            resume(&["tune", "mission", "--seed", "3"]),
+            "tune mission --seed 3 --resume --folder '/runs/one two'"
+        );
+        let again = ["tune", "--resume", "--folder", "elsewhere", "--proposer", "it's me"];
+        assert_eq!(
+            resume(&again),
+            r"tune --proposer 'it'\''s me' --resume --folder '/runs/one two'"
+        );
+        assert_eq!(resume(&["tune", "--folder=x"]), resume(&["tune"]));
+    }
+}
