@@ -10,13 +10,14 @@ pub(crate) fn text(claims: &Claims) -> String {
     if made == 0 {
         return style::field("claims", "none were made about these candidates");
     }
+    let mut lines = Tally::table(&claims.table).into_iter();
+    let head = lines.next().unwrap_or_default();
     let mut text = format!(
         "\n{HEAD}Claims{HEAD:#} {DIM}· what simulator, compiler and cost model expected of changes{DIM:#}\n  \
-         {DIM}{:<15}{:>6}{:>7}{:>11}{:>12}{:>8}{:>16}{:>11}{DIM:#}\n",
-        "kind", "made", "tried", "came true", "sign wrong", "failed", "mean expected", "measured"
+         {DIM}{head}{DIM:#}\n"
     );
-    for tally in &claims.table {
-        text.push_str(&line(tally));
+    for line in lines {
+        text.push_str(&format!("  {line}\n"));
     }
     if let Some(best) = told(claims, Score::CameTrue) {
         text.push_str(&style::field("came true", &example(best)));
@@ -25,21 +26,6 @@ pub(crate) fn text(claims: &Claims) -> String {
         text.push_str(&style::field("wrong", &example(worst)));
     }
     text
-}
-
-fn line(tally: &Tally) -> String {
-    let percent = |mean: Option<f64>| mean.map_or("-".to_string(), |mean| format!("{mean:+.1} %"));
-    format!(
-        "  {:<15}{:>6}{:>7}{:>11}{:>12}{:>8}{:>16}{:>11}\n",
-        tally.kind,
-        tally.made,
-        tally.tried,
-        tally.came_true,
-        tally.sign_wrong,
-        tally.failed,
-        percent(tally.expected),
-        percent(tally.measured)
-    )
 }
 
 /// Of the claims with a score, the one with the largest measured change.

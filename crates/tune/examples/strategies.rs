@@ -9,6 +9,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use flashcore_bench::chart::{Line, Lines};
+use flashcore_tune::insight::Tally;
 use flashcore_tune::read_measured;
 use flashcore_tune::replay::{Comparison, Table, WITHIN, compare};
 use flashcore_tune::strategy::{Kind, Population};
@@ -122,23 +123,9 @@ fn lines(table: &Table, compared: &[Comparison]) -> String {
         text.push_str(&format!("  {:<15} {}  {}\n", one.strategy, at.join(" "), within(one)));
     }
     for one in compared.iter().filter(|one| !one.claims.is_empty()) {
-        text.push_str(&format!(
-            "  claims of {}, over all seeds: made, tried, came true, sign wrong, failed; mean expected and measured\n",
-            one.strategy
-        ));
-        for tally in &one.claims {
-            let percent = |mean: Option<f64>| mean.map_or("     -".to_string(), |mean| format!("{mean:+6.1}"));
-            text.push_str(&format!(
-                "    {:<15} {:6} {:6} {:6} {:6} {:6}  {} % {} %\n",
-                tally.kind,
-                tally.made,
-                tally.tried,
-                tally.came_true,
-                tally.sign_wrong,
-                tally.failed,
-                percent(tally.expected),
-                percent(tally.measured)
-            ));
+        text.push_str(&format!("  claims of {}, over all seeds\n", one.strategy));
+        for line in Tally::table(&one.claims) {
+            text.push_str(&format!("    {line}\n"));
         }
     }
     text

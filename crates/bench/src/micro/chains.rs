@@ -61,6 +61,24 @@ struct Chain {
 }
 
 impl Chain {
+    /// Of one block, on no inputs.
+    fn new(name: &'static str, about: &'static str, kernel: Kernel, [rounds, links]: [u32; 2]) -> Chain {
+        Chain {
+            name,
+            about,
+            kernel,
+            blocks: 1,
+            rounds,
+            links,
+            inputs: Vec::new(),
+        }
+    }
+
+    /// The same on these.
+    fn on(self, inputs: Vec<(&'static str, Vec<u8>)>) -> Chain {
+        Chain { inputs, ..self }
+    }
+
     fn micro(self, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
         let threads = self.blocks * self.kernel.threads();
         let mut buffers: Vec<_> = self
@@ -99,15 +117,7 @@ fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(x.get());
     })?;
     let rounds = scale.rounds(110);
-    let chain = Chain {
-        name: CLOCK,
-        about: "f32 fused products; tells the clock",
-        kernel,
-        blocks: 1,
-        rounds,
-        links: LINKS,
-        inputs: Vec::new(),
-    };
+    let chain = Chain::new(CLOCK, "f32 fused products; tells the clock", kernel, [rounds, LINKS]);
     Ok(chain.micro(move |index, word| f32::from_bits(word) == (index as u32 + rounds * LINKS) as f32))
 }
 
@@ -121,15 +131,7 @@ fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(x.get());
     })?;
     let rounds = scale.rounds(900);
-    let chain = Chain {
-        name: "ex2-chain",
-        about: "exponentials",
-        kernel,
-        blocks: 1,
-        rounds,
-        links: LINKS,
-        inputs: Vec::new(),
-    };
+    let chain = Chain::new("ex2-chain", "exponentials", kernel, [rounds, LINKS]);
     Ok(chain.micro(move |index, word| {
         let last = (0..rounds * LINKS).fold(index as f64 / 32.0, |x, _| (-x).exp2());
         (f64::from(f32::from_bits(word)) - last).abs() < 1e-6
@@ -167,15 +169,13 @@ fn shared(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(place.get());
     })?;
     let rounds = scale.rounds(900);
-    let chain = Chain {
-        name: "shared-chain",
-        about: "loads from shared memory, with an address each",
+    let chain = Chain::new(
+        "shared-chain",
+        "loads from shared memory, with an address each",
         kernel,
-        blocks: 1,
-        rounds,
-        links: LINKS,
-        inputs: vec![("in", places(WORDS, NEXT_SHARED))],
-    };
+        [rounds, LINKS],
+    )
+    .on(vec![("in", places(WORDS, NEXT_SHARED))]);
     Ok(chain.micro(move |index, word| word == (index as u32 + rounds * LINKS * NEXT_SHARED) % WORDS))
 }
 
@@ -191,15 +191,13 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(place.get());
     })?;
     let rounds = scale.rounds(200);
-    let chain = Chain {
-        name: "l2-chain",
-        about: "loads from L2, with an address each",
+    let chain = Chain::new(
+        "l2-chain",
+        "loads from L2, with an address each",
         kernel,
-        blocks: 1,
-        rounds,
-        links: LINKS,
-        inputs: vec![("in", places(L2_WORDS, NEXT_L2))],
-    };
+        [rounds, LINKS],
+    )
+    .on(vec![("in", places(L2_WORDS, NEXT_L2))]);
     Ok(chain.micro(move |_, word| word == (rounds * LINKS * NEXT_L2) % L2_WORDS))
 }
 
@@ -216,15 +214,8 @@ fn mma(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let rounds = scale.rounds(1600);
     let (a, b) = mma_operands();
-    let chain = Chain {
-        name: "mma-chain",
-        about: "mma.sync m16n8k16, f32 sums",
-        kernel,
-        blocks: 1,
-        rounds,
-        links: LINKS,
-        inputs: vec![("a", a), ("b", b)],
-    };
+    let chain =
+        Chain::new("mma-chain", "mma.sync m16n8k16, f32 sums", kernel, [rounds, LINKS]).on(vec![("a", a), ("b", b)]);
     Ok(chain.micro(move |index, word| {
         let sum = mma_sum(index as u32) * (rounds * LINKS) as i32;
         f32::from_bits(word) == sum as f32
@@ -239,15 +230,7 @@ fn barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
     const LINKS: u32 = 8;
     let kernel = Kernel::build("micro_barrier", WAITING, |k| waits(k, LINKS, || k.barrier()))?;
     let rounds = scale.rounds(1800);
-    let chain = Chain {
-        name: "barrier",
-        about: "barriers of 8 warps",
-        kernel,
-        blocks: 1,
-        rounds,
-        links: LINKS,
-        inputs: Vec::new(),
-    };
+    let chain = Chain::new("barrier", "barriers of 8 warps", kernel, [rounds, LINKS]);
     Ok(chain.micro(move |index, word| word == rounds + index as u32))
 }
 
@@ -259,13 +242,13 @@ fn cluster_barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let rounds = scale.rounds(300);
     let chain = Chain {
-        name: "cluster-barrier",
-        about: "barriers of two blocks of 8 warps",
-        kernel,
         blocks: 2,
-        rounds,
-        links: LINKS,
-        inputs: Vec::new(),
+        ..Chain::new(
+            "cluster-barrier",
+            "barriers of two blocks of 8 warps",
+            kernel,
+            [rounds, LINKS],
+        )
     };
     Ok(chain.micro(move |index, word| word == rounds + index as u32 % WAITING))
 }

@@ -63,6 +63,46 @@ impl Tally {
     pub fn trust(&self) -> f64 {
         (self.came_true + 1) as f64 / (self.tried + 2) as f64
     }
+
+    /// Tallies as the lines of a table, its head first.
+    ///
+    /// ```
+    /// use flashcore_tune::insight::Tally;
+    /// let lines = Tally::table(&[]);
+    /// assert!(lines.len() == 1 && lines[0].starts_with("kind ") && lines[0].ends_with(" measured"));
+    /// ```
+    pub fn table(tallies: &[Tally]) -> Vec<String> {
+        let line = |[kind, made, tried, came_true, sign_wrong, failed, expected, measured]: [String; 8]| {
+            format!(
+                "{kind:<15}{made:>6}{tried:>7}{came_true:>11}{sign_wrong:>12}{failed:>8}{expected:>16}{measured:>11}"
+            )
+        };
+        let percent = |mean: Option<f64>| mean.map_or("-".to_string(), |mean| format!("{mean:+.1} %"));
+        let head = [
+            "kind",
+            "made",
+            "tried",
+            "came true",
+            "sign wrong",
+            "failed",
+            "mean expected",
+            "measured",
+        ];
+        let mut lines = vec![line(head.map(str::to_string))];
+        lines.extend(tallies.iter().map(|tally| {
+            line([
+                tally.kind.to_string(),
+                tally.made.to_string(),
+                tally.tried.to_string(),
+                tally.came_true.to_string(),
+                tally.sign_wrong.to_string(),
+                tally.failed.to_string(),
+                percent(tally.expected),
+                percent(tally.measured),
+            ])
+        }));
+        lines
+    }
 }
 
 /// All claims of a search and what came of them, as kept in its folder.
