@@ -13,9 +13,9 @@ use crate::error::BenchError;
 /// Operations up to which every element of the answer is computed: some tenths of a second.
 const WHOLE_FLOPS: f64 = 1e9;
 /// Heads that rows are taken from where the answer is computed in some rows.
-const ROW_HEADS: usize = 4;
+const ROW_HEADS: usize = 8;
 /// Rows of each of them: the first, the last and others between.
-const ROWS_A_HEAD: usize = 12;
+const ROWS_A_HEAD: usize = 16;
 /// Elements up to which inputs are drawn as everywhere else; above it on all cores.
 const FEW_ELEMENTS: usize = 4 << 20;
 /// Elements drawn at a time.

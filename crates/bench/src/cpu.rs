@@ -85,6 +85,17 @@ impl CpuBed {
         act(q, out)
     }
 
+    /// Does something with the log-sum-exp of a place: no elements where the problem asks for none.
+    pub fn with_lse<T>(&self, place: usize, act: impl FnOnce(&mut [f32]) -> T) -> T {
+        act(&mut self.places.borrow_mut()[place % 2].lse)
+    }
+
+    /// Fills the output and the log-sum-exp of a place with poison.
+    pub fn poison(&self, place: usize) {
+        self.with_place(place, |_, out| out.bytes_mut().fill(POISON));
+        self.with_lse(place, |lse| lse.fill(f32::from_ne_bytes([POISON; 4])));
+    }
+
     /// Addresses and sizes in bytes of q, k, v and out of the place that is timed, for peers.
     pub fn addresses(&self) -> [(u64, usize); 4] {
         let places = self.places.borrow();
@@ -195,7 +206,7 @@ impl Rig for CpuRig<'_, '_, '_> {
     }
 
     fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        self.bed.with_place(place, |_, out| out.bytes_mut().fill(POISON));
+        self.bed.poison(place);
         Ok(())
     }
 
@@ -227,6 +238,11 @@ impl Rig for CpuRig<'_, '_, '_> {
             return Ok(answer);
         }
         Ok(self.bed.with_place(place, |_, out| out.clone()))
+    }
+
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        let computes = self.bed.problem.return_lse() && self.subject.info().is_ours();
+        Ok(computes.then(|| self.bed.with_lse(place, |lse| lse.to_vec())))
     }
 }
 

@@ -6,7 +6,8 @@
 use std::fmt;
 
 use flashcore_problem::{
-    Comparison, POISON, Problem, Reference, ReferenceRow, Tensor, TensorView, Tolerance, compare, compare_rows,
+    Comparison, POISON, Problem, Reference, ReferenceRow, Tensor, TensorView, Tolerance, compare, compare_lse,
+    compare_lse_rows, compare_rows,
 };
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ pub trait Rig {
     /// What the device said; also for all others.
     fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble>;
 
-    /// Puts into the stream: the output of a place becomes poison.
+    /// Puts into the stream: the output of a place becomes poison, and so does its log-sum-exp, where there is one.
     ///
     /// # Errors
     /// As [`load`](Rig::load).
@@ -66,6 +67,22 @@ pub trait Rig {
     /// # Errors
     /// As [`load`](Rig::load).
     fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble>;
+
+    /// The log-sum-exp of a place as it is now; `None` where the problem asks for none, or the subject computes none, as
+    /// functions of other libraries.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
+
+    /// What was written beside the tensors that a subject was given, in a sentence; `None` where nothing was, and where
+    /// the host's own bounds checks see to that.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn outside(&mut self) -> Result<Option<String>, Trouble> {
+        Ok(None)
+    }
 }
 
 /// Which output to read.
@@ -97,6 +114,16 @@ impl Expected {
         .map_err(|error| Trouble::new(error.to_string()))
     }
 
+    /// Compares a log-sum-exp with it.
+    fn compare_lse(&self, problem: &Problem, lse: &[f32]) -> Result<Comparison, Trouble> {
+        let tolerance = Tolerance::of(problem.dtype());
+        match self {
+            Expected::Whole(reference) => compare_lse(problem, lse, reference, tolerance),
+            Expected::Rows(rows) => compare_lse_rows(problem, lse, rows, tolerance),
+        }
+        .map_err(|error| Trouble::new(error.to_string()))
+    }
+
     fn is_zero(&self) -> bool {
         match self {
             Expected::Whole(reference) => reference.out.iter().all(|&x| x == 0.0),
@@ -123,13 +150,15 @@ pub enum Reason {
     OtherStream,
     /// It is quicker after a flush of L2 than on memory that was never in L2: something of it survives flushes.
     PersistingCache,
+    /// It wrote beside the tensors that it was given.
+    OutOfBounds,
     /// Any other wrong answer.
     Wrong,
 }
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Reason; 8] = [
+    pub const ALL: [Reason; 9] = [
         Reason::Unwritten,
         Reason::Zeros,
         Reason::NotANumber,
@@ -137,6 +166,7 @@ impl Reason {
         Reason::PointerReplay,
         Reason::OtherStream,
         Reason::PersistingCache,
+        Reason::OutOfBounds,
         Reason::Wrong,
     ];
 
@@ -150,6 +180,7 @@ impl Reason {
             Reason::PointerReplay => "pointer-replay",
             Reason::OtherStream => "other-stream",
             Reason::PersistingCache => "persisting-cache",
+            Reason::OutOfBounds => "out-of-bounds",
             Reason::Wrong => "wrong",
         }
     }
@@ -209,11 +240,11 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.snapshot(0)?;
     rig.finish()?;
     let last = rig.read(0, Output::Final)?;
-    if let Some(rejection) = judge(rig, &last, first, None, &mut found)? {
+    if let Some(rejection) = judge(rig, 0, &last, first, None, &mut found)? {
         return Ok(reject(found, rejection));
     }
     let then = rig.read(0, Output::Snapshot)?;
-    if judge(rig, &then, first, None, &mut found)?.is_some() {
+    if judge(rig, 0, &then, first, None, &mut found)?.is_some() {
         return Ok(reject(
             found,
             (
@@ -231,7 +262,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.snapshot(0)?;
     rig.finish()?;
     let then = rig.read(0, Output::Snapshot)?;
-    if judge(rig, &then, first, None, &mut found)?.is_some() {
+    if judge(rig, 0, &then, first, None, &mut found)?.is_some() {
         return Ok(reject(
             found,
             (
@@ -247,7 +278,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.run(0)?;
     rig.finish()?;
     let out = rig.read(0, Output::Final)?;
-    if let Some(rejection) = judge(rig, &out, second, Some(first), &mut found)? {
+    if let Some(rejection) = judge(rig, 0, &out, second, Some(first), &mut found)? {
         return Ok(reject(found, rejection));
     }
     // Other addresses altogether.
@@ -258,7 +289,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     if rig.run(1)? {
         rig.finish()?;
         let out = rig.read(1, Output::Final)?;
-        if let Some((reason, detail)) = judge(rig, &out, third, Some(second), &mut found)? {
+        if let Some((reason, detail)) = judge(rig, 1, &out, third, Some(second), &mut found)? {
             let elsewhere = !is_poison(&rig.read(0, Output::Final)?);
             let rejection = match (elsewhere, reason) {
                 (true, _) => (
@@ -276,6 +307,9 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
         }
     } else {
         found.skipped.push("other addresses".to_string());
+    }
+    if let Some(outside) = rig.outside()? {
+        return Ok(reject(found, (Reason::OutOfBounds, outside)));
     }
     found.detail = format!("largest error {:.1e} against float64 on fresh inputs", found.max_abs);
     Ok(found)
@@ -300,8 +334,11 @@ pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.run(0)?;
     rig.finish()?;
     let out = rig.read(0, Output::Final)?;
-    if let Some(rejection) = judge(rig, &out, seed, None, &mut found)? {
+    if let Some(rejection) = judge(rig, 0, &out, seed, None, &mut found)? {
         return Ok(reject(found, rejection));
+    }
+    if let Some(outside) = rig.outside()? {
+        return Ok(reject(found, (Reason::OutOfBounds, outside)));
     }
     found.detail = format!("largest error {:.1e} against float64, looked at once", found.max_abs);
     Ok(found)
@@ -323,8 +360,11 @@ pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.finish()?;
     let out = rig.read(0, Output::Final)?;
     let last = INSPECTION_SEEDS[1];
-    if let Some(rejection) = judge(rig, &out, AFTERWARDS_SEED, Some(last), &mut found)? {
+    if let Some(rejection) = judge(rig, 0, &out, AFTERWARDS_SEED, Some(last), &mut found)? {
         return Ok(reject(found, rejection));
+    }
+    if let Some(outside) = rig.outside()? {
+        return Ok(reject(found, (Reason::OutOfBounds, outside)));
     }
     found.detail = format!("largest error {:.1e} against float64 after timing", found.max_abs);
     Ok(found)
@@ -399,7 +439,8 @@ fn reject(found: Inspection, (reason, detail): (Reason, String)) -> Inspection {
 
 /// What is wrong with an output, if anything. `stale` is the seed of earlier inputs.
 fn judge(
-    rig: &dyn Rig,
+    rig: &mut dyn Rig,
+    place: usize,
     out: &Tensor,
     seed: u64,
     stale: Option<u64>,
@@ -411,7 +452,7 @@ fn judge(
     let census = Census::of(&view);
     if comparison.passed && census.unwritten == 0 && census.nan == 0 {
         found.max_abs = found.max_abs.max(comparison.max_abs);
-        return Ok(None);
+        return judge_lse(rig, place, seed, found);
     }
     let elements = census.elements;
     Ok(Some(if census.unwritten > 0 {
@@ -440,6 +481,43 @@ fn judge(
     } else {
         (Reason::Wrong, comparison.to_string())
     }))
+}
+
+/// What is wrong with a log-sum-exp, if anything. That it was not looked at is noted.
+fn judge_lse(
+    rig: &mut dyn Rig,
+    place: usize,
+    seed: u64,
+    found: &mut Inspection,
+) -> Result<Option<(Reason, String)>, Trouble> {
+    if !rig.problem().return_lse() {
+        return Ok(None);
+    }
+    let Some(lse) = rig.read_lse(place)? else {
+        let skipped = "log-sum-exp".to_string();
+        if !found.skipped.contains(&skipped) {
+            found.skipped.push(skipped);
+        }
+        return Ok(None);
+    };
+    let count = |is: fn(&f32) -> bool| lse.iter().filter(|value| is(value)).count();
+    let unwritten = count(|value| value.to_ne_bytes() == [POISON; 4]);
+    let nan = count(|value| value.is_nan());
+    let comparison = rig.expected(seed).compare_lse(rig.problem(), &lse)?;
+    let rows = lse.len();
+    Ok(if unwritten > 0 {
+        let detail = format!("the log-sum-exp of {unwritten} of {rows} rows was never written");
+        Some((Reason::Unwritten, detail))
+    } else if nan > 0 {
+        Some((
+            Reason::NotANumber,
+            format!("the log-sum-exp of {nan} of {rows} rows is NaN"),
+        ))
+    } else if comparison.passed {
+        None
+    } else {
+        Some((Reason::Wrong, format!("log-sum-exp: {comparison}")))
+    })
 }
 
 /// Counts over a whole output: the comparison may have looked at some rows only.

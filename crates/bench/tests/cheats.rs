@@ -34,6 +34,12 @@ enum Conduct {
     Wrong,
     /// Is honest until it has been called often, as timing does.
     LazyLater,
+    /// Writes a word past the end of its output.
+    OneOutside,
+    /// Leaves the log-sum-exp of the last row as it was.
+    UnwrittenLse,
+    /// Has the log-sum-exp of one row wrong.
+    WrongLse,
 }
 
 /// Two places with inputs and outputs. Work is done at once, except what is left on another stream.
@@ -43,6 +49,7 @@ struct FakeRig {
     expected: HashMap<u64, Expected>,
     loaded: [u64; 2],
     out: [Tensor; 2],
+    lse: [Vec<f32>; 2],
     snapshots: [Tensor; 2],
     conduct: Conduct,
     runs: u32,
@@ -56,7 +63,8 @@ struct FakeRig {
 
 impl FakeRig {
     fn new(conduct: Conduct) -> FakeRig {
-        let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).build().unwrap();
+        let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).return_lse(true);
+        let problem = problem.build().unwrap();
         let (mut inputs, mut expected) = (HashMap::new(), HashMap::new());
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let drawn = Inputs::generate(&problem, InputKind::Normal, seed);
@@ -68,6 +76,7 @@ impl FakeRig {
         FakeRig {
             loaded: [INSPECTION_SEEDS[0]; 2],
             out: [blank(), blank()],
+            lse: [vec![0.0; 80], vec![0.0; 80]],
             snapshots: [blank(), blank()],
             problem: problem.clone(),
             inputs,
@@ -81,10 +90,18 @@ impl FakeRig {
         }
     }
 
-    fn answer(&self, place: usize) -> Tensor {
+    fn answer(&mut self, place: usize) -> Tensor {
         let Inputs { q, k, v } = &self.inputs[&self.loaded[place]];
         let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
-        attention(&self.problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None).unwrap();
+        let mut lse = vec![0.0; 80];
+        let (q, k, v) = (q.view(), k.view(), v.view());
+        attention(&self.problem, q, k, v, &mut out.view_mut(), Some(&mut lse)).unwrap();
+        match self.conduct {
+            Conduct::UnwrittenLse => lse[79] = self.lse[place][79],
+            Conduct::WrongLse => lse[17] += 0.5,
+            _ => {}
+        }
+        self.lse[place] = lse;
         out
     }
 }
@@ -106,6 +123,7 @@ impl Rig for FakeRig {
     fn poison(&mut self, place: usize) -> Result<(), Trouble> {
         // Something that does not wait for the stream has got here first if the stream is paused.
         self.out[place].bytes_mut().fill(POISON);
+        self.lse[place].fill(f32::from_ne_bytes([POISON; 4]));
         Ok(())
     }
 
@@ -119,7 +137,9 @@ impl Rig for FakeRig {
         let answer = self.answer(place);
         let size = answer.bytes().len();
         match self.conduct {
-            Conduct::Honest => self.out[place] = answer,
+            Conduct::Honest | Conduct::OneOutside | Conduct::UnwrittenLse | Conduct::WrongLse => {
+                self.out[place] = answer;
+            }
             Conduct::Unwritten => {
                 let written = size - 32 * 2;
                 self.out[place].bytes_mut()[..written].copy_from_slice(&answer.bytes()[..written]);
@@ -181,6 +201,15 @@ impl Rig for FakeRig {
             Output::Snapshot => self.snapshots[place].clone(),
         })
     }
+
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        Ok(Some(self.lse[place].clone()))
+    }
+
+    fn outside(&mut self) -> Result<Option<String>, Trouble> {
+        let wrote = self.conduct == Conduct::OneOutside && self.runs > 0;
+        Ok(wrote.then(|| "4 B were written past out".to_string()))
+    }
 }
 
 #[test]
@@ -204,6 +233,9 @@ fn every_cheat_is_rejected_for_its_own_reason() {
         (Conduct::NotJoined, Reason::OtherStream),
         (Conduct::NotWaiting, Reason::OtherStream),
         (Conduct::Wrong, Reason::Wrong),
+        (Conduct::OneOutside, Reason::OutOfBounds),
+        (Conduct::UnwrittenLse, Reason::Unwritten),
+        (Conduct::WrongLse, Reason::Wrong),
     ] {
         let found = inspect(&mut FakeRig::new(conduct)).unwrap();
         assert_eq!(found.rejected, Some(reason), "{conduct:?}: {found}");

@@ -175,6 +175,19 @@ pub(crate) fn text(header: &Header, board: &Board) -> String {
             beside(row, board)
         ));
     }
+    for struck in &board.struck {
+        let line = format!(
+            "  {BAD}struck{BAD:#}  {}: {}: {}",
+            struck.id, struck.verdict, struck.reason
+        );
+        text.push_str(&style::wrap(&line, 10));
+    }
+    if let Some(witness) = &board.witness {
+        text.push_str(&style::field(
+            "rows",
+            &format!("all of the finalists' are as {witness} has them"),
+        ));
+    }
     if let Err(why) = &board.head_to_head {
         text.push_str(&style::wrap(
             &format!("  Times of the search, not head to head: {why}"),

@@ -16,6 +16,10 @@ pub struct Board {
     pub against: String,
     /// The best first. The first candidate is among them, unless it failed.
     pub rows: Vec<BoardRow>,
+    /// Finalists that did not come through the finals, in the order in which they were found out.
+    pub struck: Vec<Struck>,
+    /// The kernel that every row of the finalists' answers was held against; `None` where there was none.
+    pub witness: Option<String>,
     /// Whether these times are from head to head; otherwise they are those of the search, and why it is so.
     pub head_to_head: Result<(), String>,
     /// Whether a kernel wins only after the simulator looked at it: those for GPUs.
@@ -44,6 +48,17 @@ pub struct BoardRow {
     pub simulated: Option<Result<(), String>>,
 }
 
+/// A finalist that did not come through the finals.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Struck {
+    /// The config.
+    pub id: String,
+    /// What came of it.
+    pub verdict: Verdict,
+    /// Why: one sentence.
+    pub reason: String,
+}
+
 /// What a board is about, whatever its rows are.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
@@ -51,6 +66,10 @@ pub(crate) struct About {
     pub(crate) start: String,
     /// Why it failed, if it did.
     pub(crate) start_failed: Option<String>,
+    /// As [`Board::struck`].
+    pub(crate) struck: Vec<Struck>,
+    /// As [`Board::witness`].
+    pub(crate) witness: Option<String>,
     /// As [`Board::simulates`].
     pub(crate) simulates: bool,
     /// Least gain that counts.
@@ -78,7 +97,8 @@ impl Board {
 
     /// Ranks by the search's own times, where there was no head to head.
     pub(crate) fn of_history(history: &History, about: About, why: String, keep: usize) -> Board {
-        let ranked = history.ranked();
+        let mut ranked = history.ranked();
+        ranked.retain(|trial| !about.struck.iter().any(|struck| struck.id == trial.id));
         let rows = ranked.iter().filter_map(|trial| {
             let timed = trial.timed.as_ref()?;
             Some(BoardRow {
@@ -107,6 +127,8 @@ impl Board {
         let About {
             start,
             start_failed,
+            struck,
+            witness,
             simulates,
             gain,
         } = about;
@@ -115,6 +137,8 @@ impl Board {
             start_failed,
             against,
             rows,
+            struck,
+            witness,
             head_to_head,
             simulates,
             winner: None,
@@ -194,6 +218,8 @@ mod tests {
         About {
             start: "start".to_string(),
             start_failed: start_failed.map(str::to_string),
+            struck: Vec::new(),
+            witness: None,
             simulates,
             gain: 0.03,
         }

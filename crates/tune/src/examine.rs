@@ -1,15 +1,16 @@
 //! The gates that need the device, in order: compile, right answers on shapes and inputs that are hard, inspection as in
 //! any bench, the same answer twice, the clock, and the answer again.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use flashcore_bench::defences::{Expected, INSPECTION_SEEDS, Inspection, Output, Rig, inspect, inspect_again};
+use flashcore_bench::defences::{INSPECTION_SEEDS, Inspection, Rig, inspect, inspect_again};
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
-use flashcore_problem::{InputKind, Problem, Tensor};
+use flashcore_problem::{InputKind, Problem};
 
 use crate::error::TuneError;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
+use crate::remote::{RemoteRig, Written};
 use crate::trial::{Timed, Verdict};
 use crate::worker::protocol::{Command, Opened, Said};
 use crate::worker::{Compilers, Loss, Worker};
@@ -82,10 +83,24 @@ pub(crate) struct Found {
     pub(crate) verdict: Verdict,
     pub(crate) reason: String,
     pub(crate) timed: Option<Timed>,
+    /// What it was not judged by, and why.
+    pub(crate) unjudged: Vec<String>,
+}
+
+impl Found {
+    /// One that was not timed.
+    pub(crate) fn failed(verdict: Verdict, reason: String) -> Found {
+        Found {
+            verdict,
+            reason,
+            timed: None,
+            unjudged: Vec::new(),
+        }
+    }
 }
 
 /// Why a candidate's examination ended early: its verdict, or something that is no candidate's fault.
-enum Stop {
+pub(crate) enum Stop {
     Verdict(Verdict, String),
     /// Its worker died, or lost its device.
     Died(String),
@@ -110,7 +125,7 @@ impl From<Loss> for Stop {
 }
 
 /// How often a candidate whose worker dies is tried.
-const ATTEMPTS: usize = 2;
+pub(crate) const ATTEMPTS: usize = 2;
 
 /// Examines candidates with one worker.
 pub(crate) struct Examiner<'j> {
@@ -131,13 +146,7 @@ impl Examiner<'_> {
     /// # Errors
     /// What is no candidate's fault: a worker that cannot be started any more, a scratch file that cannot be read.
     pub(crate) fn examine(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, TuneError> {
-        let failed = |verdict, reason| {
-            Ok(Found {
-                verdict,
-                reason,
-                timed: None,
-            })
-        };
+        let failed = |verdict, reason| Ok(Found::failed(verdict, reason));
         // A worker may die of something else: a candidate is blamed when it does so every time.
         let mut last = String::new();
         for _ in 0..ATTEMPTS {
@@ -166,34 +175,37 @@ impl Examiner<'_> {
         if let Some(compilers) = self.compilers {
             compilers.wait_for(id);
         }
-        if computes {
-            self.adversaries(id)?;
-        }
+        let unjudged = match computes {
+            true => self.adversaries(id)?,
+            false => Vec::new(),
+        };
         // A candidate is timed against the best, and the first one by itself.
         let mut kernels = vec![id.to_string()];
         kernels.extend(best.filter(|best| best.id != id).map(|best| best.id.clone()));
         let opened = self.open(self.judge.problem(), &kernels)?;
         if computes {
-            self.inspected(number, inspect)?;
+            self.inspected(0, number, inspect)?;
             self.twice(number)?;
         }
         let measurement = self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen)?;
         if computes {
-            self.inspected(number, inspect_again)?;
+            self.inspected(0, number, inspect_again)?;
         }
         let mut found = judged(&measurement, best, self.timing.gain)?;
-        if let (Some(timed), Some(attributes)) = (&mut found.timed, opened.first().and_then(|one| one.attributes)) {
-            timed.registers = Some(attributes.registers);
+        if let (Some(timed), Some(opened)) = (&mut found.timed, opened.into_iter().next()) {
+            timed.registers = opened.attributes.map(|attributes| attributes.registers);
+            timed.module = opened.module;
         }
+        found.unjudged = unjudged;
         Ok(found)
     }
 
-    fn ask(&mut self, command: &Command) -> Result<Said, Stop> {
+    pub(crate) fn ask(&mut self, command: &Command) -> Result<Said, Stop> {
         Ok(self.worker.ask(command)??)
     }
 
     /// Opens kernels: what is known of each, in order.
-    fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
+    pub(crate) fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
         let command = Command::Open {
             problem: problem.clone(),
             kernels: kernels.to_vec(),
@@ -207,11 +219,13 @@ impl Examiner<'_> {
         }
     }
 
-    /// Other shapes and hard inputs. A shape that the candidate does not serve is passed over.
-    fn adversaries(&mut self, id: &str) -> Result<(), Stop> {
+    /// Other shapes and hard inputs. A shape that the candidate does not serve is passed over and returned with the
+    /// reason; one that serves none is not let through unseen.
+    fn adversaries(&mut self, id: &str) -> Result<Vec<String>, Stop> {
         let judge = self.judge;
         let mut open: Option<&Problem> = None;
         let mut refused: Option<&Problem> = None;
+        let mut unjudged = Vec::new();
         for case in judge.cases() {
             if refused == Some(&case.problem) {
                 continue;
@@ -219,8 +233,9 @@ impl Examiner<'_> {
             if open != Some(&case.problem) {
                 match self.open(&case.problem, &[id.to_string()]) {
                     Ok(_) => open = Some(&case.problem),
-                    Err(Stop::Verdict(Verdict::Refused, _)) => {
+                    Err(Stop::Verdict(Verdict::Refused, why)) => {
                         refused = Some(&case.problem);
+                        unjudged.push(format!("{}: {why}", case.problem));
                         continue;
                     }
                     Err(stop) => return Err(stop),
@@ -234,22 +249,35 @@ impl Examiner<'_> {
             self.ask(&Command::Poison { place: 0 })?;
             self.ask(&Command::Run { kernel: 0, place: 0 })?;
             self.ask(&Command::Finish)?;
-            let bytes = self.read()?;
+            let written = self.read()?;
             let verdict = case
-                .judge(bytes)
+                .judge(&written)
                 .map_err(|error| TuneError::from(flashcore::Error::from(error)))?;
             verdict.map_err(|wrong| Stop::Verdict(Verdict::Wrong, wrong))?;
         }
-        Ok(())
+        if open.is_none() && !unjudged.is_empty() {
+            let reason = format!(
+                "nothing to judge it by: it serves no small shape; {}",
+                unjudged.join("; ")
+            );
+            return Err(Stop::Verdict(Verdict::Refused, reason));
+        }
+        Ok(unjudged)
     }
 
-    /// An inspection as in any bench, on inputs of this run.
-    fn inspected(&mut self, number: usize, look: fn(&mut dyn Rig) -> Result<Inspection, Trouble>) -> Result<(), Stop> {
+    /// An inspection of an open kernel as in any bench, on inputs of this run.
+    pub(crate) fn inspected(
+        &mut self,
+        kernel: usize,
+        number: usize,
+        look: fn(&mut dyn Rig) -> Result<Inspection, Trouble>,
+    ) -> Result<(), Stop> {
         let mut rig = RemoteRig {
             judge: self.judge,
             worker: &mut self.worker,
             scratch: &self.scratch,
             number,
+            kernel,
             stop: None,
         };
         let found = look(&mut rig);
@@ -281,24 +309,39 @@ impl Examiner<'_> {
         if answers[0] == answers[1] {
             return Ok(());
         }
-        let different = answers[0].iter().zip(&answers[1]).filter(|(a, b)| a != b).count();
+        let different = |of: fn(&Written) -> &[u8]| {
+            let pairs = of(&answers[0]).iter().zip(of(&answers[1]));
+            pairs.filter(|(a, b)| a != b).count()
+        };
         let reason = format!(
-            "two runs on the same inputs differ in {different} of {} bytes",
-            answers[0].len()
+            "two runs on the same inputs differ in {} of {} bytes, and in {} of the log-sum-exp",
+            different(|written| &written.out),
+            answers[0].out.len(),
+            different(|written| &written.lse)
         );
         Err(Stop::Verdict(Verdict::Unstable, reason))
     }
 
-    fn read(&mut self) -> Result<Vec<u8>, Stop> {
+    /// What an open kernel wrote at the place where candidates are timed. Nothing may have been written beside it.
+    pub(crate) fn read(&mut self) -> Result<Written, Stop> {
         self.ask(&Command::Read {
             place: 0,
             snapshot: false,
             file: self.scratch.clone(),
         })?;
-        Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
+        let out = std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?;
+        self.ask(&Command::ReadLse {
+            place: 0,
+            file: self.scratch.clone(),
+        })?;
+        let lse = std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?;
+        match self.ask(&Command::Outside)? {
+            Said::Outside(Some(outside)) => Err(Stop::Verdict(Verdict::Wrong, outside)),
+            _ => Ok(Written { out, lse }),
+        }
     }
 
-    fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, Stop> {
+    pub(crate) fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, Stop> {
         let command = Command::Time {
             baseline,
             mode,
@@ -311,26 +354,6 @@ impl Examiner<'_> {
                 format!("asked for times, its worker said {other:?}"),
             )),
         }
-    }
-
-    /// Times finalists against the first of them; `None` where one of them is lost on the way.
-    ///
-    /// # Errors
-    /// As [`examine`](Examiner::examine).
-    pub(crate) fn finals(&mut self, kernels: &[String]) -> Result<Result<Measurement, String>, TuneError> {
-        let mut last = String::new();
-        for _ in 0..ATTEMPTS {
-            let timed = self
-                .open(self.judge.problem(), kernels)
-                .and_then(|_| self.time(0, Mode::Hot, &self.timing.finals));
-            match timed {
-                Ok(measurement) => return Ok(Ok(measurement)),
-                Err(Stop::Verdict(verdict, reason)) => return Ok(Err(format!("{verdict}: {reason}"))),
-                Err(Stop::Broken(error)) => return Err(error),
-                Err(Stop::Died(reason)) => last = reason,
-            }
-        }
-        Ok(Err(last))
     }
 }
 
@@ -372,83 +395,8 @@ fn judged(measurement: &Measurement, best: Option<&Best>, gain: f64) -> Result<F
             ratio: subject.ratio,
             score,
             registers: None,
+            module: None,
         }),
+        unjudged: Vec::new(),
     })
-}
-
-/// The rig of [`flashcore_bench::defences`], whose buffers and kernels are in a worker and whose answers are here.
-struct RemoteRig<'r> {
-    judge: &'r Judge,
-    worker: &'r mut Worker,
-    scratch: &'r Path,
-    number: usize,
-    /// Why the worker has no answer, which says more than the trouble does.
-    stop: Option<Stop>,
-}
-
-impl RemoteRig<'_> {
-    fn ask(&mut self, command: &Command) -> Result<(), Trouble> {
-        let stop = match self.worker.ask(command) {
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(loss)) => Stop::from(loss),
-            Err(error) => Stop::Broken(error),
-        };
-        self.stop = Some(stop);
-        Err(Trouble::new("the worker is lost"))
-    }
-}
-
-impl Rig for RemoteRig<'_> {
-    fn problem(&self) -> &Problem {
-        self.judge.problem()
-    }
-
-    fn expected(&self, seed: u64) -> &Expected {
-        self.judge.expected(self.judge.seed(seed, self.number))
-    }
-
-    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
-        self.ask(&Command::Load {
-            place,
-            kind: InputKind::Normal.name().to_string(),
-            seed: self.judge.seed(seed, self.number),
-        })
-    }
-
-    fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        self.ask(&Command::Poison { place })
-    }
-
-    fn pause(&mut self) -> Result<(), Trouble> {
-        self.ask(&Command::Pause)
-    }
-
-    fn run(&mut self, place: usize) -> Result<bool, Trouble> {
-        self.ask(&Command::Run { kernel: 0, place })?;
-        Ok(true)
-    }
-
-    fn snapshot(&mut self, place: usize) -> Result<(), Trouble> {
-        self.ask(&Command::Snapshot { place })
-    }
-
-    fn finish(&mut self) -> Result<(), Trouble> {
-        self.ask(&Command::Finish)
-    }
-
-    fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble> {
-        self.ask(&Command::Read {
-            place,
-            snapshot: what == Output::Snapshot,
-            file: self.scratch.to_path_buf(),
-        })?;
-        let problem = self.judge.problem();
-        let mut tensor = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
-        if bytes.len() != tensor.bytes().len() {
-            return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));
-        }
-        tensor.bytes_mut().copy_from_slice(&bytes);
-        Ok(tensor)
-    }
 }

@@ -3,9 +3,12 @@
 use flashcore_bench::Answers;
 use flashcore_bench::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{InputKind, Problem, ProblemError, Reference, Tensor, Tolerance, compare, reference};
+use flashcore_problem::{
+    Comparison, InputKind, Problem, ProblemError, Reference, Tensor, Tolerance, compare, compare_lse, reference,
+};
 
 use crate::error::TuneError;
+use crate::remote::{Written, floats};
 use crate::worker::draw;
 
 /// Sets of inputs drawn for a run. Each candidate is judged by four of them.
@@ -17,6 +20,7 @@ pub struct Judge {
     problem: Problem,
     /// Seeds of the pool.
     pool: Vec<u64>,
+    of_finals: u64,
     answers: Answers,
     cases: Vec<Adversary>,
 }
@@ -59,6 +63,7 @@ impl Judge {
         Ok(Judge {
             problem: problem.clone(),
             pool,
+            of_finals: rng.next_u64() >> 8,
             answers,
             cases,
         })
@@ -69,6 +74,7 @@ impl Judge {
         Judge {
             problem: problem.clone(),
             pool: vec![0; POOL],
+            of_finals: 0,
             answers: Answers::default(),
             cases: Vec::new(),
         }
@@ -98,6 +104,16 @@ impl Judge {
         self.pool[(number + role) % POOL]
     }
 
+    /// Which of the run's inputs a candidate meets in the finals: others than it was examined with, as far as there are.
+    pub(crate) fn number_of_finals(&self, number: usize) -> usize {
+        number + POOL / 2
+    }
+
+    /// Seed of inputs that no candidate was given before the finals.
+    pub(crate) fn seed_of_finals(&self) -> u64 {
+        self.of_finals
+    }
+
     /// The answer for a seed of [`seed`](Judge::seed).
     pub(crate) fn expected(&self, seed: u64) -> &Expected {
         self.answers.of(seed)
@@ -105,20 +121,26 @@ impl Judge {
 }
 
 impl Adversary {
-    /// Whether an output is right; what is wrong with it where it is not.
-    pub(crate) fn judge(&self, bytes: Vec<u8>) -> Result<Result<(), String>, ProblemError> {
-        let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
-        if bytes.len() != out.bytes().len() {
-            let (given, needed) = (bytes.len(), out.bytes().len());
+    /// Whether what was written is right; what is wrong with it where it is not.
+    pub(crate) fn judge(&self, written: &Written) -> Result<Result<(), String>, ProblemError> {
+        let problem = &self.problem;
+        let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
+        let (given, needed) = (written.out.len(), out.bytes().len());
+        if given != needed {
             return Ok(Err(format!("an output of {given} B in place of {needed} B")));
         }
-        out.bytes_mut().copy_from_slice(&bytes);
-        let tolerance = Tolerance::of_inputs(self.problem.dtype(), self.kind);
-        let found = compare(&self.problem, &out.view(), &self.reference, tolerance)?;
-        Ok(match found.passed {
-            true => Ok(()),
-            false => Err(format!("with {} inputs on {}: {found}", self.kind, self.problem)),
-        })
+        out.bytes_mut().copy_from_slice(&written.out);
+        let tolerance = Tolerance::of_inputs(problem.dtype(), self.kind);
+        let wrong = |what: &str, found: Comparison| {
+            let text = format!("{what}with {} inputs on {problem}: {found}", self.kind);
+            (!found.passed).then_some(text)
+        };
+        let mut found = wrong("", compare(problem, &out.view(), &self.reference, tolerance)?);
+        if found.is_none() && problem.return_lse() {
+            let lse = floats(&written.lse);
+            found = wrong("log-sum-exp ", compare_lse(problem, &lse, &self.reference, tolerance)?);
+        }
+        Ok(found.map_or(Ok(()), Err))
     }
 }
 
@@ -190,7 +212,10 @@ mod tests {
             );
             assert!(!shape.seq_len_kv().is_multiple_of(16));
         }
-        let nothing = vec![0; 10];
-        assert!(judge.cases()[0].judge(nothing).unwrap().unwrap_err().contains("10 B"));
+        let nothing = Written {
+            out: vec![0; 10],
+            lse: Vec::new(),
+        };
+        assert!(judge.cases()[0].judge(&nothing).unwrap().unwrap_err().contains("10 B"));
     }
 }

@@ -323,6 +323,7 @@ fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64
                 ratio: None,
                 score: us / optimum,
                 registers: None,
+                module: None,
             };
             (Verdict::Ambiguous, "replayed".to_string(), Some(timed))
         }
@@ -336,6 +337,7 @@ fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64
         timed,
         fingerprint: None,
         same_as: None,
+        unjudged: Vec::new(),
         seconds: 0.0,
     }
 }

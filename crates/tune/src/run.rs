@@ -8,22 +8,22 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flashcore_bench::{Case, executable, revision};
-use flashcore_check::{CheckOptions, check_plan};
 use flashcore_ir::Chip;
-use flashcore_kernels::Plan;
-use rayon::prelude::*;
+use flashcore_problem::rng::Rng;
 
 use crate::board::{About, Board};
 use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::examine::{Examiner, Timing};
+use crate::finals;
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
 use crate::journal::{Header, Journal, SCHEMA, digest, read_header};
 use crate::judge::Judge;
 use crate::search::Search;
-use crate::space::Space;
+use crate::simulated;
+use crate::space::{Family, Space};
 use crate::strategy::Strategy;
 use crate::trial::{History, Trial};
 use crate::worker::planted::{self, Conduct};
@@ -204,15 +204,22 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let about = About {
         start: request.start.clone(),
         start_failed: failure_of(&history, &request.start),
+        struck: Vec::new(),
+        witness: None,
         simulates: request.chip.is_some(),
         gain: request.timing.gain,
     };
+    let witnesses = match computes {
+        true => witnesses(&history, &Gatekeeper::new(&request.case.problem, request.chip)),
+        false => Vec::new(),
+    };
+    let keep = request.finalists;
     let board = match cut_off {
         true => None,
-        false => finals(&history, &mut examiners[0], about, request.finalists, watcher)?,
+        false => finals::hold(&history, &mut examiners[0], about, keep, &witnesses, watcher)?,
     };
     let board = board.map(|board| match request.chip {
-        Some(chip) => simulated(board, &judge, chip),
+        Some(chip) => simulated::look(board, &judge, chip),
         None => board,
     });
     if let Some(board) = &board {
@@ -260,108 +267,18 @@ fn failure_of(history: &History, start: &str) -> Option<String> {
     failed.then(|| format!("{}: {}", trial.verdict, trial.reason))
 }
 
-/// Times the first candidate and the best others against each other; `None` where nothing could be timed. Where the
-/// first one failed, the best others meet without it.
-fn finals(
-    history: &History,
-    examiner: &mut Examiner<'_>,
-    about: About,
-    keep: usize,
-    watcher: &mut dyn Watcher,
-) -> Result<Option<Board>, TuneError> {
-    let timed = history.ranked();
-    if timed.is_empty() {
-        return Ok(None);
-    }
-    let others = timed
-        .iter()
-        .filter(|trial| trial.same_as.is_none() && trial.id != about.start);
-    let mut finalists: Vec<String> = others.take(keep).map(|trial| trial.id.clone()).collect();
-    if about.start_failed.is_none() {
-        finalists.insert(0, about.start.clone());
-    }
-    watcher.finals(&finalists);
-    let board = match examiner.finals(&finalists)? {
-        Ok(measurement) => Board::of_finals(&measurement, about.clone()).ok_or("nothing was timed".to_string()),
-        Err(reason) => Err(reason),
-    };
-    Ok(Some(
-        board.unwrap_or_else(|why| Board::of_history(history, about, why, keep)),
-    ))
-}
-
-/// Runs the kernels of a leaderboard under the simulator, on the small problems that candidates are judged by, and
-/// elects anew.
-fn simulated(mut board: Board, judge: &Judge, chip: Chip) -> Board {
-    let look = |id: &str| -> Option<Result<(), String>> {
-        let config = id.parse().ok()?;
-        let mut looked = None;
-        for problem in judge.shapes() {
-            let Ok(plan) = Plan::new(problem, &config, chip) else {
-                continue;
-            };
-            let report = match check_plan(&plan, &CheckOptions::default()) {
-                Ok(report) => report,
-                Err(error) => return Some(Err(error.to_string())),
-            };
-            if report.verdict != flashcore_check::Verdict::Clean {
-                let first = report.findings.first().map(|found| found.finding.to_string());
-                return Some(Err(
-                    first.unwrap_or_else(|| format!("{:?} on {problem}", report.verdict))
-                ));
-            }
-            looked = Some(Ok(()));
-        }
-        looked
-    };
-    board.rows.par_iter_mut().for_each(|row| row.simulated = look(&row.id));
-    board.elect();
-    board
-}
-
-#[cfg(test)]
-mod tests {
-    use flashcore_bench::Interval;
-    use flashcore_ir::Profile;
-    use flashcore_kernels::{KernelCache, select};
-    use flashcore_problem::{DType, Problem};
-
-    use super::*;
-    use crate::board::BoardRow;
-
-    #[test]
-    fn e4m3_goes_through_the_gates_that_need_no_device() {
-        let builder = Problem::builder().heads(2, 1).seq_len(128).head_dim(64);
-        let problem = builder.dtype(DType::E4M3).build().unwrap();
-        let chip = Chip::from(Profile::named("h200").unwrap());
-        let default = select(&problem, chip, 16, &KernelCache::default()).unwrap();
-        let id = default.plan.config.to_string();
-        let gate = Gatekeeper::new(&problem, Some(chip));
-        let families: Vec<_> = gate.families().iter().map(|family| family.name).collect();
-        assert_eq!(families, ["wgmma"]);
-        assert!(gate.look(&id).unwrap().is_some());
-
-        let judge = Judge::new(&problem, 1).unwrap();
-        assert!(judge.shapes().iter().all(|shape| shape.dtype() == DType::E4M3));
-        let row = BoardRow {
-            id: id.clone(),
-            us: 1.0,
-            interval: Interval::UNKNOWN,
-            ratio: None,
-            verdict: None,
-            simulated: None,
-        };
-        let board = Board {
-            start: id.clone(),
-            start_failed: None,
-            against: id.clone(),
-            rows: vec![row],
-            head_to_head: Ok(()),
-            simulates: true,
-            winner: Some(id),
-            gain: 0.03,
-        };
-        let board = simulated(board, &judge, chip);
-        assert_eq!(board.rows[0].simulated, Some(Ok(())));
-    }
+/// Kernels to hold the finalists' answers against: one of the plain families, which share no code with those that are
+/// searched; where it is too slow or refuses, what came through the gates, the slowest first, for it is most unlike them.
+fn witnesses(history: &History, gate: &Gatekeeper) -> Vec<String> {
+    const DRAWN: usize = 50;
+    let mut rng = Rng::new(1);
+    let plain = [Family::scalar(), Family::cpu()].into_iter().filter_map(|family| {
+        let mut drawn = (0..DRAWN).map(|_| family.sample(&mut rng));
+        drawn.find(|id| gate.look(id).is_ok())
+    });
+    let mut ids: Vec<String> = plain.collect();
+    let ranked = history.ranked();
+    let tried = ranked.iter().rev().map(|trial| trial.id.clone());
+    ids.extend(tried.filter(|id| Conduct::of_id(id).is_none()));
+    ids
 }

@@ -267,11 +267,7 @@ impl<'s> Search<'s> {
     /// What can be said of a proposal without a worker.
     fn look(&self, pending: &mut Pending) -> Option<Found> {
         let id = &pending.proposal.id;
-        let refused = |reason: String| Found {
-            verdict: Verdict::Refused,
-            reason,
-            timed: None,
-        };
+        let refused = |reason: String| Found::failed(Verdict::Refused, reason);
         // The first is there to be compared with, whatever families are searched.
         if !self.history.trials().is_empty()
             && let Err(reason) = self.space.admits(id)
@@ -290,6 +286,7 @@ impl<'s> Search<'s> {
             verdict: same.verdict,
             reason: format!("the same machine program as {}", same.id),
             timed: same.timed.clone(),
+            unjudged: same.unjudged.clone(),
         })
     }
 
@@ -314,6 +311,7 @@ impl<'s> Search<'s> {
                     verdict: found.verdict,
                     reason: found.reason,
                     timed: found.timed,
+                    unjudged: found.unjudged,
                     fingerprint,
                     same_as,
                     seconds,

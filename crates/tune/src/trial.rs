@@ -111,6 +111,9 @@ pub struct Timed {
     /// Registers a thread that the compiler gave it, where something was compiled.
     #[serde(default)]
     pub registers: Option<u32>,
+    /// Identity of the module that was timed, where something was compiled.
+    #[serde(default)]
+    pub module: Option<String>,
 }
 
 /// One candidate that was tried.
@@ -128,6 +131,9 @@ pub struct Trial {
     pub reason: String,
     /// Its time, if it was timed.
     pub timed: Option<Timed>,
+    /// Small shapes that it was not judged on, each with the reason: it does not serve them.
+    #[serde(default)]
+    pub unjudged: Vec<String>,
     /// What its machine program is, where it has one.
     pub fingerprint: Option<Fingerprint>,
     /// The earlier candidate with the same machine program, whose result this is.
@@ -222,7 +228,9 @@ pub(crate) mod tests {
                 ratio: None,
                 score,
                 registers: None,
+                module: None,
             }),
+            unjudged: Vec::new(),
             fingerprint: None,
             same_as: None,
             seconds: 0.0,

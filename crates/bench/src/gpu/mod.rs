@@ -1,5 +1,6 @@
 //! Measuring on a CUDA device. Nothing above these modules touches a driver.
 
+mod guarded;
 mod rig;
 mod scores;
 mod subject;

@@ -6,6 +6,7 @@ use flashcore::{DeviceScales, DeviceTensors};
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
 use flashcore_problem::{DType, Layout, POISON, Problem, Tensor};
 
+use super::guarded::Guarded;
 use super::tools::GpuTools;
 use crate::answers::{Answers, HostInputs};
 use crate::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Rig};
@@ -15,17 +16,17 @@ use crate::subject::{Subject, Trouble};
 /// Pause put ahead of a subject that may not wait for the stream, µs.
 const PAUSE_US: f64 = 3_000.0;
 
-/// The tensors of a problem in device memory.
+/// The tensors of a problem in device memory, each between guards that nobody is to write.
 #[derive(Debug)]
 pub struct TensorSet {
-    q: DeviceBuffer,
-    k: DeviceBuffer,
-    v: DeviceBuffer,
-    out: DeviceBuffer,
-    lse: Option<DeviceBuffer>,
+    q: Guarded,
+    k: Guarded,
+    v: Guarded,
+    out: Guarded,
+    lse: Option<Guarded>,
     /// Of q, k and v, where the problem has scales.
-    scales: Option<[DeviceBuffer; 3]>,
-    workspace: DeviceBuffer,
+    scales: Option<[Guarded; 3]>,
+    workspace: Guarded,
 }
 
 impl TensorSet {
@@ -34,24 +35,25 @@ impl TensorSet {
     /// # Errors
     /// What the driver says, such as `OUT_OF_MEMORY`.
     pub fn new(stream: &Stream, problem: &Problem, workspace_bytes: u64) -> Result<TensorSet, BenchError> {
-        let context = stream.context();
-        let buffer = |layout: &Layout, dtype: DType| DeviceBuffer::new(context, layout.span() * dtype.size_bytes());
+        let guarded = |name, bytes| Guarded::new(stream, name, bytes);
+        let tensor =
+            |name, layout: &Layout, dtype: DType| Guarded::new(stream, name, layout.span() * dtype.size_bytes());
         let lse = problem
             .return_lse()
-            .then(|| DeviceBuffer::new(context, problem.lse_len() * 4));
-        let scale = || DeviceBuffer::new(context, problem.num_scales() * size_of::<f32>());
+            .then(|| guarded("lse", problem.lse_len() * size_of::<f32>()));
+        let scale = |name| Guarded::new(stream, name, problem.num_scales() * size_of::<f32>());
         let scales = match problem.num_scales() {
             0 => None,
-            _ => Some([scale()?, scale()?, scale()?]),
+            _ => Some([scale("q's scales")?, scale("k's scales")?, scale("v's scales")?]),
         };
         Ok(TensorSet {
-            q: buffer(problem.q_layout(), problem.dtype())?,
-            k: buffer(problem.k_layout(), problem.dtype())?,
-            v: buffer(problem.v_layout(), problem.dtype())?,
-            out: buffer(problem.o_layout(), problem.out_dtype())?,
+            q: tensor("q", problem.q_layout(), problem.dtype())?,
+            k: tensor("k", problem.k_layout(), problem.dtype())?,
+            v: tensor("v", problem.v_layout(), problem.dtype())?,
+            out: tensor("out", problem.o_layout(), problem.out_dtype())?,
             lse: lse.transpose()?,
             scales,
-            workspace: DeviceBuffer::new(context, usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
+            workspace: guarded("workspace", usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
         })
     }
 
@@ -62,7 +64,7 @@ impl TensorSet {
             k: self.k.as_slice(),
             v: self.v.as_slice(),
             out: self.out.as_slice(),
-            lse: self.lse.as_ref().map(DeviceBuffer::as_slice),
+            lse: self.lse.as_ref().map(Guarded::as_slice),
             scales: self.scales.as_ref().map(|[q, k, v]| DeviceScales {
                 q: q.as_slice(),
                 k: k.as_slice(),
@@ -70,6 +72,43 @@ impl TensorSet {
             }),
             workspace: Some(self.workspace.as_slice()),
         }
+    }
+
+    /// Fills the output and the log-sum-exp with poison, in the stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn poison(&self, stream: &Stream) -> Result<(), CudaError> {
+        let outputs = [Some(&self.out), self.lse.as_ref()];
+        let mut outputs = outputs.into_iter().flatten();
+        outputs.try_for_each(|output| output.as_slice().fill(stream, POISON))
+    }
+
+    /// The log-sum-exp, after the work in the stream; `None` where the problem asks for none.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn read_lse(&self, stream: &Stream) -> Result<Option<Vec<f32>>, CudaError> {
+        let Some(lse) = &self.lse else { return Ok(None) };
+        let mut values = vec![0.0f32; lse.as_slice().len() / size_of::<f32>()];
+        lse.as_slice()
+            .copy_to_host(stream, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(Some(values))
+    }
+
+    /// What was written beside the tensors since they were allocated, in a sentence.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn outside(&self, stream: &Stream) -> Result<Option<String>, CudaError> {
+        let tensors = [&self.q, &self.k, &self.v, &self.out, &self.workspace];
+        let others = self.lse.iter().chain(self.scales.iter().flatten());
+        for tensor in tensors.into_iter().chain(others) {
+            if let Some(outside) = tensor.outside(stream)? {
+                return Ok(Some(outside));
+            }
+        }
+        Ok(None)
     }
 
     /// Copies inputs from the host.
@@ -85,7 +124,7 @@ impl TensorSet {
     fn inputs(&self) -> Vec<DeviceSlice<'_>> {
         let tensors = [&self.q, &self.k, &self.v];
         let scales = self.scales.iter().flatten();
-        tensors.into_iter().chain(scales).map(DeviceBuffer::as_slice).collect()
+        tensors.into_iter().chain(scales).map(Guarded::as_slice).collect()
     }
 }
 
@@ -127,7 +166,7 @@ impl GpuBed {
         }
         let bed = GpuBed {
             problem: problem.clone(),
-            snapshot: DeviceBuffer::new(stream.context(), places[0].out.len())?,
+            snapshot: DeviceBuffer::new(stream.context(), places[0].tensors().out.len())?,
             places,
             masters,
             answers,
@@ -192,7 +231,7 @@ impl Rig for GpuRig<'_, '_, '_> {
     }
 
     fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        Ok(self.out(place).fill(self.stream, POISON)?)
+        Ok(self.bed.places[place % 2].poison(self.stream)?)
     }
 
     fn pause(&mut self) -> Result<(), Trouble> {
@@ -229,5 +268,21 @@ impl Rig for GpuRig<'_, '_, '_> {
         };
         from.copy_to_host(self.stream, tensor.bytes_mut())?;
         Ok(tensor)
+    }
+
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        if !self.subject.info().is_ours() {
+            return Ok(None);
+        }
+        Ok(self.bed.places[place % 2].read_lse(self.stream)?)
+    }
+
+    fn outside(&mut self) -> Result<Option<String>, Trouble> {
+        for place in &self.bed.places {
+            if let Some(outside) = place.outside(self.stream)? {
+                return Ok(Some(outside));
+            }
+        }
+        Ok(None)
     }
 }

@@ -57,25 +57,30 @@ fn torture(problem: &str, home: &Path) -> Value {
     let trials = trials(&run);
     for conduct in Conduct::ALL {
         let trial = trials.iter().find(|trial| trial.id == conduct.to_string()).unwrap();
-        match conduct.deserves() {
+        match conduct.deserves(false) {
             Some(verdict) => assert_eq!(trial.verdict, verdict, "{problem}, {conduct}: {}", trial.reason),
             None => assert!(trial.verdict.is_timed(), "{problem}, {conduct}: {}", trial.reason),
         }
         assert!(!trial.reason.is_empty());
     }
-    // Hung once; died twice each in a crash and outside of bounds; and the first.
-    assert_eq!(run["workers_started"], 6, "{run:#}");
+    // Hung once; died twice each in a crash and twice outside of bounds; and the first.
+    assert_eq!(run["workers_started"], 8, "{run:#}");
     assert_eq!(run["board"]["winner"], run["run"]["start"]);
     assert!(run["plan"]["none"].as_str().unwrap().contains("planted"));
+    // The one that is honest until the finals.
+    let struck = &run["board"]["struck"];
+    assert_eq!(struck[0]["id"], "planted/lazy-in-finals", "{struck}");
+    assert_eq!((&struck[0]["verdict"], &struck[1]), (&"WRONG".into(), &Value::Null));
+    assert!(run["board"]["witness"].as_str().unwrap().starts_with("cpu/"));
     run
 }
 
 #[test]
 fn every_planted_candidate_gets_what_it_deserves() {
     let home = folder("torture");
-    let run = torture("tiny", &home);
+    let run = torture("tiny --lse", &home);
     // The same from the files, and the overview.
-    let again = json(&mut flashcore("leaderboard tiny --json", &home));
+    let again = json(flashcore("leaderboard --json", &home).arg(run["run"]["case"].as_str().unwrap()));
     assert_eq!(again["board"], run["board"]);
     assert_eq!(trials(&again), trials(&run));
     let overview = flashcore("leaderboard", &home).output().unwrap();
@@ -83,7 +88,7 @@ fn every_planted_candidate_gets_what_it_deserves() {
     assert!(overview.contains("with planted candidates"), "{overview}");
     assert!(overview.contains("Replays and torture"), "{overview}");
     // Of fp8 elements the scales are part of what is right.
-    torture("tiny --dtype e4m3", &home);
+    torture("tiny --lse --dtype e4m3", &home);
     std::fs::remove_dir_all(&home).unwrap();
 }
 
@@ -120,6 +125,29 @@ fn a_first_candidate_that_fails_is_no_winner() {
     // Nothing at all came through.
     let alone = flashcore(&format!("{words} --budget 1"), &home).output().unwrap();
     assert_eq!(alone.status.code(), Some(1));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// A problem too large for every row to be compared with float64: the finals compare them with another kernel's.
+#[test]
+fn one_wrong_row_of_a_large_problem_is_found_in_the_finals() {
+    let home = folder("far");
+    let script = home.join("propose.sh");
+    let answer = r#"{"propose": ["planted/wrong-far-out"], "why": "one row"}"#;
+    std::fs::write(&script, format!("while read line; do echo '{answer}'; done\n")).unwrap();
+    let mut command = flashcore(
+        "tune tiny --seq 2048 --heads 2 --head-dim 64 --device cpu --torture --family planted --budget 2 --seed 2 --json",
+        &home,
+    );
+    let proposer = format!("sh {}", script.display());
+    let run = json(command.args(["--proposer", &proposer]));
+    let far = &trials(&run)[1];
+    assert!(far.verdict.is_timed(), "{run:#}");
+    let struck = &run["board"]["struck"][0];
+    assert_eq!(struck["id"], "planted/wrong-far-out", "{run:#}");
+    let reason = struck["reason"].as_str().unwrap();
+    assert!(reason.starts_with("row 1280 of head 1"), "{reason}");
+    assert_eq!(run["board"]["winner"], run["run"]["start"]);
     std::fs::remove_dir_all(&home).unwrap();
 }
 

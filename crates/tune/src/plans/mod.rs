@@ -300,6 +300,8 @@ mod tests {
             start_failed: None,
             against: start.to_string(),
             rows: vec![row(winner, Some(ratio(0.9, 0.94))), row(start, None)],
+            struck: Vec::new(),
+            witness: None,
             head_to_head: Ok(()),
             simulates: false,
             winner: Some(winner.to_string()),

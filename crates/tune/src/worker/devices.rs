@@ -9,7 +9,7 @@ use flashcore_bench::{
     BenchError, DeviceIdentity, HostInputs, Measured as MeasuredSubject, Measurement, Mode, Options, Ratio, Stop,
     Stopwatch, Subject, SubjectInfo, Summary, Trouble, measure,
 };
-use flashcore_problem::{POISON, Problem, Tensor};
+use flashcore_problem::{Problem, Tensor};
 
 use super::planted::{self, CpuPlanted};
 use super::protocol::{Failed, Opened};
@@ -45,6 +45,8 @@ pub(super) trait Bench {
     fn snapshot(&mut self, place: usize) -> Result<(), Trouble>;
     fn finish(&mut self) -> Result<(), Trouble>;
     fn read(&mut self, place: usize, snapshot: bool) -> Result<Tensor, Trouble>;
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
+    fn outside(&mut self) -> Result<Option<String>, Trouble>;
     fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError>;
 }
 
@@ -56,6 +58,12 @@ pub(super) trait Bed {
     fn snapshot(&self, place: usize) -> Result<(), Trouble>;
     fn finish(&self) -> Result<(), Trouble>;
     fn read(&self, place: usize, snapshot: bool) -> Result<Tensor, Trouble>;
+    /// The log-sum-exp, where the problem asks for it.
+    fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
+    /// What was written beside the tensors. The host's kernels cannot: a write outside ends the process.
+    fn outside(&self) -> Result<Option<String>, Trouble> {
+        Ok(None)
+    }
 }
 
 /// Subjects on a bed.
@@ -117,6 +125,14 @@ impl Bench for Workbench<'_> {
         self.bed.read(place, snapshot)
     }
 
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        self.bed.read_lse(place)
+    }
+
+    fn outside(&mut self) -> Result<Option<String>, Trouble> {
+        self.bed.outside()
+    }
+
     fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError> {
         let subjects = &mut self.subjects[0];
         measure(
@@ -146,7 +162,7 @@ impl Bed for CpuPlaces {
     }
 
     fn poison(&self, place: usize) -> Result<(), Trouble> {
-        self.bed.with_place(place, |_, out| out.bytes_mut().fill(POISON));
+        self.bed.poison(place);
         Ok(())
     }
 
@@ -171,6 +187,11 @@ impl Bed for CpuPlaces {
         let kept = self.kept.borrow();
         kept.clone().ok_or_else(|| Trouble::new("there is no snapshot"))
     }
+
+    fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        let lse = self.bed.with_lse(place, |lse| lse.to_vec());
+        Ok(Some(lse).filter(|lse| !lse.is_empty()))
+    }
 }
 
 impl Device for Cpu {
@@ -191,7 +212,8 @@ impl Device for Cpu {
                 conduct
                     .build()
                     .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
-                return Ok(Box::new(CpuPlanted::new(&places.bed, conduct, problem, place)));
+                let planted = CpuPlanted::new(&places.bed, conduct, problem, place, kernels.len());
+                return Ok(Box::new(planted));
             }
             match id.parse() {
                 Ok(KernelId::Cpu(config)) => Ok(Box::new(CpuSubject::new(&places.bed, config, place))),
@@ -310,6 +332,14 @@ impl Bench for Replayed {
     }
 
     fn read(&mut self, _place: usize, _snapshot: bool) -> Result<Tensor, Trouble> {
+        Err(no_answers())
+    }
+
+    fn read_lse(&mut self, _place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        Err(no_answers())
+    }
+
+    fn outside(&mut self) -> Result<Option<String>, Trouble> {
         Err(no_answers())
     }
 

@@ -6,7 +6,7 @@ use flashcore_bench::{BenchError, DeviceIdentity, HostInputs, Subject, Trouble};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
 use flashcore_ir::Chip;
 use flashcore_kernels::{KernelCache, Plan, select};
-use flashcore_problem::{POISON, Problem, Tensor};
+use flashcore_problem::{Problem, Tensor};
 
 use super::devices::{Bed, Bench, Device, Workbench, failed};
 use super::planted::Conduct;
@@ -106,7 +106,7 @@ impl Bed for GpuPlaces<'_> {
     }
 
     fn poison(&self, place: usize) -> Result<(), Trouble> {
-        Ok(self.tensors(place).out.fill(&self.gpu.stream, POISON)?)
+        Ok(self.sets[place % 2].poison(&self.gpu.stream)?)
     }
 
     fn pause(&self) -> Result<(), Trouble> {
@@ -131,6 +131,19 @@ impl Bed for GpuPlaces<'_> {
         };
         from.copy_to_host(&self.gpu.stream, tensor.bytes_mut())?;
         Ok(tensor)
+    }
+
+    fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        Ok(self.sets[place % 2].read_lse(&self.gpu.stream)?)
+    }
+
+    fn outside(&self) -> Result<Option<String>, Trouble> {
+        for set in self.sets {
+            if let Some(outside) = set.outside(&self.gpu.stream)? {
+                return Ok(Some(outside));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -182,7 +195,8 @@ impl Device for Gpu {
             match Conduct::of_id(id) {
                 None => Ok(Box::new(honest)),
                 Some(conduct) => {
-                    let planted = GpuPlanted::new(conduct, &self.stream, problem, plan, honest, tensors);
+                    let company = kernels.len();
+                    let planted = GpuPlanted::new(conduct, &self.stream, problem, plan, honest, tensors, company);
                     Ok(Box::new(planted.map_err(|error| of_bench(id, &error))?))
                 }
             }

@@ -44,11 +44,19 @@ pub enum Conduct {
     Cached,
     /// Is honest until it has been called as often as timing does.
     LazyLater,
+    /// As [`LazyLater`](Conduct::LazyLater), but only where it meets others in the finals.
+    LazyInFinals,
+    /// Is wrong in one row, and on large problems only, where not every row is compared with float64.
+    WrongFarOut,
+    /// Writes a word past the end of its output, where on a GPU nothing faults.
+    OneOutside,
+    /// Has the log-sum-exp of a row wrong, where the problem asks for it.
+    WrongLse,
 }
 
 impl Conduct {
     /// Every conduct.
-    pub const ALL: [Conduct; 12] = [
+    pub const ALL: [Conduct; 16] = [
         Conduct::Honest,
         Conduct::DoesNotBuild,
         Conduct::Hangs,
@@ -61,6 +69,10 @@ impl Conduct {
         Conduct::Zeros,
         Conduct::Cached,
         Conduct::LazyLater,
+        Conduct::LazyInFinals,
+        Conduct::WrongFarOut,
+        Conduct::OneOutside,
+        Conduct::WrongLse,
     ];
 
     /// Its name, such as `hangs`.
@@ -78,23 +90,31 @@ impl Conduct {
             Conduct::Zeros => "zeros",
             Conduct::Cached => "cached",
             Conduct::LazyLater => "lazy-later",
+            Conduct::LazyInFinals => "lazy-in-finals",
+            Conduct::WrongFarOut => "wrong-far-out",
+            Conduct::OneOutside => "one-outside",
+            Conduct::WrongLse => "wrong-lse",
         }
     }
 
-    /// The verdict it must get; `None` for the honest one, which is timed.
-    pub const fn deserves(self) -> Option<Verdict> {
+    /// The verdict that its trial must have on a small problem with a log-sum-exp, where every element is compared; `None` for those that are
+    /// timed: the honest one, and those that the finals must [strike](crate::board::Board::struck).
+    /// On the host a write outside ends the process, so that it is no launch.
+    pub const fn deserves(self, on_gpu: bool) -> Option<Verdict> {
         match self {
-            Conduct::Honest => None,
+            Conduct::OneOutside if on_gpu => Some(Verdict::Wrong),
+            Conduct::Honest | Conduct::LazyInFinals | Conduct::WrongFarOut => None,
             Conduct::DoesNotBuild => Some(Verdict::BuildFailed),
             Conduct::Hangs => Some(Verdict::Hung),
-            Conduct::Crashes | Conduct::OutOfBounds => Some(Verdict::LaunchFailed),
+            Conduct::Crashes | Conduct::OutOfBounds | Conduct::OneOutside => Some(Verdict::LaunchFailed),
             Conduct::Unstable => Some(Verdict::Unstable),
             Conduct::WrongSometimes
             | Conduct::WrongOnLargeScores
             | Conduct::Unwritten
             | Conduct::Zeros
             | Conduct::Cached
-            | Conduct::LazyLater => Some(Verdict::Wrong),
+            | Conduct::LazyLater
+            | Conduct::WrongLse => Some(Verdict::Wrong),
         }
     }
 
@@ -144,6 +164,11 @@ impl fmt::Display for Conduct {
 
 /// Calls after which [`Conduct::LazyLater`] stops working: more than inspecting makes, fewer than timing.
 pub(super) const PATIENT_CALLS: u32 = 12;
+/// Bytes from which on an output is large for [`Conduct::WrongFarOut`]: more than those of the small shapes that every
+/// candidate is judged on.
+pub(super) const LARGE_OUTPUT: usize = 384 << 10;
+/// Kernels that are open in the finals at least: a candidate is examined alone or beside the best.
+pub(super) const COMPANY: usize = 3;
 
 /// Magnitude that normal inputs do not reach ([`Rng::normal`]), and extreme ones do in the first row.
 pub(super) const LARGE: f64 = 6.0;
@@ -155,12 +180,20 @@ pub(super) struct CpuPlanted<'a> {
     bed: &'a CpuBed,
     conduct: Conduct,
     place: usize,
+    /// Kernels that are open, itself among them.
+    company: usize,
     calls: u32,
     kept: Option<Tensor>,
 }
 
 impl<'a> CpuPlanted<'a> {
-    pub(super) fn new(bed: &'a CpuBed, conduct: Conduct, problem: &Problem, place: usize) -> CpuPlanted<'a> {
+    pub(super) fn new(
+        bed: &'a CpuBed,
+        conduct: Conduct,
+        problem: &Problem,
+        place: usize,
+        company: usize,
+    ) -> CpuPlanted<'a> {
         let config = flashcore_cpu::default_config(problem, rayon::current_num_threads());
         CpuPlanted {
             info: SubjectInfo {
@@ -171,6 +204,7 @@ impl<'a> CpuPlanted<'a> {
             bed,
             conduct,
             place,
+            company,
             calls: 0,
             kept: None,
         }
@@ -217,6 +251,21 @@ impl Subject for CpuPlanted<'_> {
                 let end = out.bytes().len();
                 out.bytes_mut()[end + self.calls as usize] = 0;
             }),
+            Conduct::OneOutside => {
+                self.honest.call()?;
+                self.spoil(|out| {
+                    let end = out.bytes().len();
+                    out.bytes_mut()[end] = 0;
+                });
+            }
+            Conduct::WrongLse => {
+                self.honest.call()?;
+                self.bed.with_lse(self.place, |lse| {
+                    if let Some(last) = lse.last_mut() {
+                        *last += 0.5;
+                    }
+                });
+            }
             Conduct::WrongSometimes => {
                 self.honest.call()?;
                 if self.is_odd() {
@@ -263,6 +312,20 @@ impl Subject for CpuPlanted<'_> {
                 if self.calls <= PATIENT_CALLS {
                     self.honest.call()?;
                 }
+            }
+            Conduct::LazyInFinals => {
+                if self.calls <= PATIENT_CALLS || self.company < COMPANY {
+                    self.honest.call()?;
+                }
+            }
+            Conduct::WrongFarOut => {
+                self.honest.call()?;
+                self.spoil(|out| {
+                    let [batch, rows, heads, _] = out.layout().shape;
+                    if out.bytes().len() >= LARGE_OUTPUT {
+                        out.view_mut().set(batch - 1, rows * 5 / 8, heads - 1, 0, 1.0);
+                    }
+                });
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use flashcore_ir::{Arg, BF16x2, BufferSpec, BuildErrors, E4M3x4, F16x2, Kernel, 
 use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Problem};
 
-use super::planted::{Conduct, LARGE, PATIENT_CALLS};
+use super::planted::{COMPANY, Conduct, LARGE, LARGE_OUTPUT, PATIENT_CALLS};
 
 const WARP: u32 = 32;
 
@@ -27,12 +27,13 @@ fn hang_kernel() -> Result<Kernel, BuildErrors> {
     })
 }
 
-/// Writes far outside of everything.
+/// Writes a word so far from the beginning of the output, wherever that is.
 fn wild_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("planted_wild", WARP, |k| {
         let out = k.param_ptr_mut::<u32>("out");
         let far = k.param::<u32>("far");
-        out.offset(far).store(7u32);
+        let value = k.param::<u32>("value");
+        k.if_(k.thread_idx().eq(0u32).divergent(), || out.offset(far).store(value));
     })
 }
 
@@ -124,6 +125,8 @@ pub(super) struct GpuPlanted<'a> {
     spoiler: Option<Function>,
     count: DeviceBuffer,
     kept: DeviceBuffer,
+    /// Kernels that are open, itself among them.
+    company: usize,
     calls: u32,
 }
 
@@ -158,6 +161,7 @@ impl<'a> GpuPlanted<'a> {
         plan: &Plan,
         honest: KernelSubject<'a>,
         tensors: [DeviceTensors<'a>; 2],
+        company: usize,
     ) -> Result<GpuPlanted<'a>, BenchError> {
         let context = stream.context();
         let load = |kernel: Result<Kernel, BuildErrors>| -> Result<Option<Function>, BenchError> {
@@ -168,7 +172,9 @@ impl<'a> GpuPlanted<'a> {
         };
         let spoiler = match conduct {
             Conduct::Hangs => load(hang_kernel())?,
-            Conduct::OutOfBounds => load(wild_kernel())?,
+            Conduct::OutOfBounds | Conduct::OneOutside | Conduct::WrongFarOut | Conduct::WrongLse => {
+                load(wild_kernel())?
+            }
             Conduct::WrongSometimes => load(odd_kernel())?,
             Conduct::WrongOnLargeScores => load(large_kernel(problem.dtype()))?,
             Conduct::Unstable => load(flip_kernel())?,
@@ -204,6 +210,7 @@ impl<'a> GpuPlanted<'a> {
             spoiler,
             count: DeviceBuffer::from_host(stream, &[0u32; 4])?,
             kept: DeviceBuffer::new(context, tensors[0].out.len())?,
+            company,
             calls: 0,
         })
     }
@@ -240,12 +247,24 @@ impl Subject for GpuPlanted<'_> {
 
     fn call(&mut self) -> Result<(), Trouble> {
         self.calls += 1;
-        let DeviceTensors { q, out, scales, .. } = self.tensors;
+        let DeviceTensors {
+            q, out, lse, scales, ..
+        } = self.tensors;
         match self.conduct {
             Conduct::Honest | Conduct::DoesNotBuild => self.honest.call()?,
             Conduct::Hangs => self.spoil(&[("out", out, true)], &[])?,
             Conduct::Crashes => std::process::abort(),
-            Conduct::OutOfBounds => self.spoil(&[("out", out, true)], &[FAR])?,
+            Conduct::OutOfBounds => self.spoil(&[("out", out, true)], &[FAR, self.ones])?,
+            Conduct::OneOutside => {
+                self.honest.call()?;
+                self.spoil(&[("out", out, true)], &[(out.len() / 4) as u32, self.ones])?;
+            }
+            Conduct::WrongLse => {
+                self.honest.call()?;
+                if let Some(lse) = lse {
+                    self.spoil(&[("lse", lse, true)], &[0, self.ones])?;
+                }
+            }
             Conduct::WrongSometimes => {
                 self.honest.call()?;
                 self.spoil(&[("q", q, false), ("out", out, true)], &[self.ones, self.sign])?;
@@ -281,6 +300,18 @@ impl Subject for GpuPlanted<'_> {
             Conduct::LazyLater => {
                 if self.calls <= PATIENT_CALLS {
                     self.honest.call()?;
+                }
+            }
+            Conduct::LazyInFinals => {
+                if self.calls <= PATIENT_CALLS || self.company < COMPANY {
+                    self.honest.call()?;
+                }
+            }
+            Conduct::WrongFarOut => {
+                self.honest.call()?;
+                if out.len() >= LARGE_OUTPUT {
+                    let middle = (out.len() / 4 * 5 / 8) as u32;
+                    self.spoil(&[("out", out, true)], &[middle, self.ones])?;
                 }
             }
         }

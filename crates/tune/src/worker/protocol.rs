@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::trial::Verdict;
 
 /// Version of the protocol. Raised with every change that an older program would not understand.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// A command and its number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub enum Command {
         /// Seed of the inputs.
         seed: u64,
     },
-    /// Fill the output of a place with poison.
+    /// Fill the output of a place, and its log-sum-exp, with poison.
     Poison {
         /// The place.
         place: usize,
@@ -88,6 +88,15 @@ pub enum Command {
         /// The file.
         file: PathBuf,
     },
+    /// Write the log-sum-exp of a place to a file, f32 `[batch, heads, seq_q]` as the machine has them.
+    ReadLse {
+        /// The place.
+        place: usize,
+        /// The file.
+        file: PathBuf,
+    },
+    /// Look whether anything was written beside the tensors. Answer: `outside`.
+    Outside,
     /// Time all open kernels against each other. Answer: `measured`.
     Time {
         /// The kernel that others are compared with.
@@ -111,7 +120,9 @@ impl Command {
             | Command::Run { .. }
             | Command::Snapshot { .. }
             | Command::Finish
-            | Command::Read { .. } => Stage::Run,
+            | Command::Read { .. }
+            | Command::ReadLse { .. }
+            | Command::Outside => Stage::Run,
             Command::Time { .. } => Stage::Time,
         }
     }
@@ -162,6 +173,8 @@ pub enum Said {
     Hello(Box<Hello>),
     /// Kernels are ready: what is known of each, in order.
     Opened(Vec<Opened>),
+    /// What was written beside the tensors: nothing, or what.
+    Outside(Option<String>),
     /// What was measured.
     Measured(Box<Measurement>),
     /// It cannot be done.

@@ -202,6 +202,13 @@ impl<W: Write> Session<W> {
                         ..failed(Verdict::LaunchFailed, None, error)
                     }),
                 },
+                Command::Outside => match bench.outside() {
+                    Ok(outside) => Said::Outside(outside),
+                    Err(trouble) => Said::Failed(Failed {
+                        fatal: trouble.fatal,
+                        ..failed(Verdict::LaunchFailed, None, trouble)
+                    }),
+                },
                 command => match self.step(problem, bench, command) {
                     Ok(()) => Said::Done(()),
                     Err(trouble) => Said::Failed(Failed {
@@ -232,10 +239,17 @@ impl<W: Write> Session<W> {
                 std::fs::write(&file, tensor.bytes())
                     .map_err(|error| Trouble::new(format!("{}: {error}", file.display())))
             }
-            // Those are answered where something is opened.
-            Command::Hello { .. } | Command::Compile { .. } | Command::Open { .. } | Command::Time { .. } => {
-                Err(Trouble::new("not here"))
+            Command::ReadLse { place, file } => {
+                let lse = bench.read_lse(place)?;
+                let bytes: Vec<u8> = lse.iter().flatten().flat_map(|value| value.to_ne_bytes()).collect();
+                std::fs::write(&file, bytes).map_err(|error| Trouble::new(format!("{}: {error}", file.display())))
             }
+            // Those are answered where something is opened.
+            Command::Hello { .. }
+            | Command::Compile { .. }
+            | Command::Open { .. }
+            | Command::Outside
+            | Command::Time { .. } => Err(Trouble::new("not here")),
         }
     }
 }
@@ -346,7 +360,7 @@ mod tests {
 
     #[test]
     fn another_protocol_and_no_device_are_refused() {
-        for (protocol, device, said) in [(99, "cpu", "speaks 2"), (PROTOCOL, "tpu", "no device")] {
+        for (protocol, device, said) in [(99, "cpu", "speaks 3"), (PROTOCOL, "tpu", "no device")] {
             let device = device.to_string();
             let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
             assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));

@@ -1,0 +1,223 @@
+//! The end of a search: the first candidate and the best others meet head to head. That decides, so it is where they are
+//! looked at most: that they are what was examined, inspected before and after, every row beside another kernel's. Who is
+//! found out is struck, and the others meet again, for times beside somebody who cheats are no times.
+
+use flashcore_bench::defences::{inspect, inspect_again};
+use flashcore_bench::{Measurement, Mode};
+use flashcore_problem::{InputKind, Problem};
+
+use crate::board::{About, Board, Struck};
+use crate::error::TuneError;
+use crate::examine::{ATTEMPTS, Examiner, Stop};
+use crate::remote::Written;
+use crate::rows::{self, Wrong};
+use crate::run::Watcher;
+use crate::trial::{History, Trial, Verdict};
+use crate::worker::protocol::{Command, Said};
+
+/// A kernel's whole answer, that every finalist's is held against.
+pub(crate) struct Witness {
+    id: String,
+    seed: u64,
+    answer: Written,
+}
+
+/// What came of a meeting.
+enum Met {
+    Timed(Measurement),
+    Struck(Struck),
+    /// There are no times, and nobody to blame.
+    Lost(String),
+}
+
+/// Holds the finals; `None` where nothing could be timed. Where the first candidate failed, the best others meet without
+/// it. `witnesses` are kernels whose whole answers the finalists' are held against: the first of them that is right.
+///
+/// # Errors
+/// As [`Examiner::examine`].
+pub(crate) fn hold(
+    history: &History,
+    examiner: &mut Examiner<'_>,
+    mut about: About,
+    keep: usize,
+    witnesses: &[String],
+    watcher: &mut dyn Watcher,
+) -> Result<Option<Board>, TuneError> {
+    let timed = history.ranked();
+    if timed.is_empty() {
+        return Ok(None);
+    }
+    let witness = examiner.witness(witnesses)?;
+    about.witness = witness.as_ref().map(|witness| witness.id.clone());
+    loop {
+        let is_struck = |id: &str| about.struck.iter().any(|struck| struck.id == id);
+        let others = timed
+            .iter()
+            .filter(|trial| trial.same_as.is_none() && trial.id != about.start && !is_struck(&trial.id));
+        let mut finalists: Vec<&Trial> = others.take(keep).copied().collect();
+        if about.start_failed.is_none() {
+            finalists.extend(history.trial(&about.start));
+            finalists.rotate_right(1);
+        }
+        if finalists.is_empty() {
+            let why = "nobody is left".to_string();
+            return Ok(Some(Board::of_history(history, about, why, keep)));
+        }
+        let ids: Vec<String> = finalists.iter().map(|trial| trial.id.clone()).collect();
+        watcher.finals(&ids);
+        match examiner.meet(&finalists, &ids, witness.as_ref())? {
+            Met::Struck(struck) => {
+                if struck.id == about.start {
+                    about.start_failed = Some(format!("{} in the finals: {}", struck.verdict, struck.reason));
+                }
+                about.struck.push(struck);
+            }
+            Met::Timed(measurement) => {
+                let board = Board::of_finals(&measurement, about.clone());
+                let lost = || Board::of_history(history, about, "nothing was timed".to_string(), keep);
+                return Ok(Some(board.unwrap_or_else(lost)));
+            }
+            Met::Lost(why) => return Ok(Some(Board::of_history(history, about, why, keep))),
+        }
+    }
+}
+
+impl Examiner<'_> {
+    /// The whole answer of the first of these kernels that passes inspection; `None` where none does, and of devices that
+    /// compute nothing.
+    fn witness(&mut self, candidates: &[String]) -> Result<Option<Witness>, TuneError> {
+        if !self.worker.hello()?.computes {
+            return Ok(None);
+        }
+        let seed = self.judge.seed_of_finals();
+        for id in candidates {
+            match self.testify(id, seed) {
+                Ok(answer) => {
+                    let id = id.clone();
+                    return Ok(Some(Witness { id, seed, answer }));
+                }
+                Err(Stop::Broken(error)) => return Err(error),
+                Err(Stop::Verdict(..) | Stop::Died(_)) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn testify(&mut self, id: &str, seed: u64) -> Result<Written, Stop> {
+        self.open(self.judge.problem(), &[id.to_string()])?;
+        self.inspected(0, 0, inspect)?;
+        self.answer(0, seed)
+    }
+
+    /// An open kernel's answer to normal inputs of a seed.
+    fn answer(&mut self, kernel: usize, seed: u64) -> Result<Written, Stop> {
+        self.ask(&Command::Load {
+            place: 0,
+            kind: InputKind::Normal.name().to_string(),
+            seed,
+        })?;
+        self.ask(&Command::Poison { place: 0 })?;
+        self.ask(&Command::Run { kernel, place: 0 })?;
+        self.ask(&Command::Finish)?;
+        self.read()
+    }
+
+    /// Times finalists against the first of them, and looks at each before and after.
+    fn meet(&mut self, finalists: &[&Trial], ids: &[String], witness: Option<&Witness>) -> Result<Met, TuneError> {
+        // Which of them is looked at: nobody while all are timed.
+        let mut at = None;
+        let mut last = String::new();
+        for _ in 0..ATTEMPTS {
+            let struck = |at: Option<usize>, verdict, reason: String| match at {
+                Some(at) => Met::Struck(Struck {
+                    id: ids[at].clone(),
+                    verdict,
+                    reason,
+                }),
+                None => Met::Lost(format!("{verdict}: {reason}")),
+            };
+            match self.meet_once(finalists, ids, witness, &mut at) {
+                Ok(measurement) => return Ok(Met::Timed(measurement)),
+                Err(Stop::Verdict(verdict, reason)) => return Ok(struck(at, verdict, reason)),
+                Err(Stop::Broken(error)) => return Err(error),
+                Err(Stop::Died(reason)) => last = reason,
+            }
+        }
+        Ok(match at {
+            Some(at) => Met::Struck(Struck {
+                id: ids[at].clone(),
+                verdict: Verdict::LaunchFailed,
+                reason: last,
+            }),
+            None => Met::Lost(last),
+        })
+    }
+
+    fn meet_once(
+        &mut self,
+        finalists: &[&Trial],
+        ids: &[String],
+        witness: Option<&Witness>,
+        at: &mut Option<usize>,
+    ) -> Result<Measurement, Stop> {
+        *at = None;
+        let computes = self.worker.hello()?.computes;
+        let opened = self.open(self.judge.problem(), ids)?;
+        if !computes {
+            return self.time(0, Mode::Hot, &self.timing.finals);
+        }
+        for (kernel, (trial, opened)) in finalists.iter().zip(&opened).enumerate() {
+            *at = Some(kernel);
+            let examined = trial.timed.as_ref().and_then(|timed| timed.module.as_ref());
+            if opened.module.as_ref() != examined {
+                let reason = format!(
+                    "it is not what was examined: module {} then, {} now",
+                    examined.map_or("none", String::as_str),
+                    opened.module.as_deref().unwrap_or("none")
+                );
+                return Err(Stop::Verdict(Verdict::BuildFailed, reason));
+            }
+            self.inspected(kernel, self.judge.number_of_finals(trial.number), inspect)?;
+        }
+        *at = None;
+        let measurement = self.time(0, Mode::Hot, &self.timing.finals)?;
+        // Who of them it was nobody can tell.
+        if let Said::Outside(Some(outside)) = self.ask(&Command::Outside)? {
+            return Err(Stop::Verdict(
+                Verdict::Wrong,
+                format!("while they were timed, {outside}"),
+            ));
+        }
+        for (kernel, trial) in finalists.iter().enumerate() {
+            *at = Some(kernel);
+            self.inspected(kernel, self.judge.number_of_finals(trial.number), inspect_again)?;
+            if let Some(witness) = witness {
+                self.agrees(kernel, witness)?;
+            }
+        }
+        *at = None;
+        Ok(measurement)
+    }
+
+    /// Holds every row of a kernel's answer against the witness's. Rows that differ are computed in float64, which says
+    /// who is right.
+    fn agrees(&mut self, kernel: usize, witness: &Witness) -> Result<(), Stop> {
+        let problem: &Problem = self.judge.problem();
+        let answer = self.answer(kernel, witness.seed)?;
+        let differing = rows::differing(problem, &answer, &witness.answer);
+        if differing.is_empty() {
+            return Ok(());
+        }
+        match rows::arbitrate(problem, witness.seed, &differing, &answer)? {
+            None => Ok(()),
+            Some(Wrong { row: [b, h, s], found }) => {
+                let reason = format!(
+                    "row {s} of head {h} of sequence {b}, one of {} that are not as {} has them: {found}",
+                    differing.len(),
+                    witness.id
+                );
+                Err(Stop::Verdict(Verdict::Wrong, reason))
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! A rig whose buffers and kernels are in a worker, and whose right answers are here: so that nothing a candidate does to
+//! its process reaches them.
+
+use std::path::Path;
+
+use flashcore_bench::Trouble;
+use flashcore_bench::defences::{Expected, Output, Rig};
+use flashcore_problem::{InputKind, Problem, Tensor};
+
+use crate::examine::Stop;
+use crate::judge::Judge;
+use crate::worker::Worker;
+use crate::worker::protocol::{Command, Said};
+
+/// The rig of [`flashcore_bench::defences`], whose buffers and kernels are in a worker and whose answers are here.
+pub(crate) struct RemoteRig<'r> {
+    pub(crate) judge: &'r Judge,
+    pub(crate) worker: &'r mut Worker,
+    pub(crate) scratch: &'r Path,
+    /// Which of the inputs drawn for the run it gets.
+    pub(crate) number: usize,
+    /// Its place among the kernels that are open.
+    pub(crate) kernel: usize,
+    /// Why the worker has no answer, which says more than the trouble does.
+    pub(crate) stop: Option<Stop>,
+}
+
+impl RemoteRig<'_> {
+    fn ask(&mut self, command: &Command) -> Result<Said, Trouble> {
+        let stop = match self.worker.ask(command) {
+            Ok(Ok(said)) => return Ok(said),
+            Ok(Err(loss)) => Stop::from(loss),
+            Err(error) => Stop::Broken(error),
+        };
+        self.stop = Some(stop);
+        Err(Trouble::new("the worker is lost"))
+    }
+}
+
+impl Rig for RemoteRig<'_> {
+    fn problem(&self) -> &Problem {
+        self.judge.problem()
+    }
+
+    fn expected(&self, seed: u64) -> &Expected {
+        self.judge.expected(self.judge.seed(seed, self.number))
+    }
+
+    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
+        self.ask(&Command::Load {
+            place,
+            kind: InputKind::Normal.name().to_string(),
+            seed: self.judge.seed(seed, self.number),
+        })
+        .map(drop)
+    }
+
+    fn poison(&mut self, place: usize) -> Result<(), Trouble> {
+        self.ask(&Command::Poison { place }).map(drop)
+    }
+
+    fn pause(&mut self) -> Result<(), Trouble> {
+        self.ask(&Command::Pause).map(drop)
+    }
+
+    fn run(&mut self, place: usize) -> Result<bool, Trouble> {
+        self.ask(&Command::Run {
+            kernel: self.kernel,
+            place,
+        })?;
+        Ok(true)
+    }
+
+    fn snapshot(&mut self, place: usize) -> Result<(), Trouble> {
+        self.ask(&Command::Snapshot { place }).map(drop)
+    }
+
+    fn finish(&mut self) -> Result<(), Trouble> {
+        self.ask(&Command::Finish).map(drop)
+    }
+
+    fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble> {
+        self.ask(&Command::Read {
+            place,
+            snapshot: what == Output::Snapshot,
+            file: self.scratch.to_path_buf(),
+        })?;
+        let problem = self.judge.problem();
+        let mut tensor = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
+        let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
+        if bytes.len() != tensor.bytes().len() {
+            return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));
+        }
+        tensor.bytes_mut().copy_from_slice(&bytes);
+        Ok(tensor)
+    }
+
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        if !self.judge.problem().return_lse() {
+            return Ok(None);
+        }
+        self.ask(&Command::ReadLse {
+            place,
+            file: self.scratch.to_path_buf(),
+        })?;
+        let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
+        Ok(Some(floats(&bytes)))
+    }
+
+    fn outside(&mut self) -> Result<Option<String>, Trouble> {
+        match self.ask(&Command::Outside)? {
+            Said::Outside(outside) => Ok(outside),
+            other => Err(Trouble::new(format!(
+                "asked what was written outside, it said {other:?}"
+            ))),
+        }
+    }
+}
+
+/// What a kernel wrote, as bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Written {
+    /// The output, in the problem's layout.
+    pub(crate) out: Vec<u8>,
+    /// The log-sum-exp, f32; no bytes where none is asked for.
+    pub(crate) lse: Vec<u8>,
+}
+
+/// The values of a log-sum-exp's bytes.
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (whole, _) = bytes.as_chunks::<4>();
+    whole.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+}

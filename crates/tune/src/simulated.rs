@@ -1,0 +1,139 @@
+//! Finalists under the simulator: what a GPU forgives, or shows once in a thousand runs, is a finding here.
+
+use flashcore_check::{CheckOptions, check_plan};
+use flashcore_ir::Chip;
+use flashcore_kernels::Plan;
+use flashcore_problem::{InputKind, Problem};
+use rayon::prelude::*;
+
+use crate::board::Board;
+use crate::judge::Judge;
+
+/// Seed of the first schedule. Each set of inputs runs under schedules of its own.
+const FIRST_SCHEDULE: u64 = 1;
+/// Schedules for each set of inputs: with eight sets, sixteen for a kernel.
+const SCHEDULES: u32 = 2;
+
+/// Runs the kernels of a leaderboard under the simulator, on the small problems and the hard inputs that candidates are
+/// judged by, and elects anew.
+pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
+    board.rows.par_iter_mut().for_each(|row| {
+        row.simulated = row
+            .id
+            .parse()
+            .ok()
+            .and_then(|config| judge_plans(judge, |problem: &Problem| Plan::new(problem, &config, chip).ok()));
+    });
+    board.elect();
+    board
+}
+
+/// What the simulator finds on the shapes that there is a plan for; `None` where there is none.
+fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option<Result<(), String>> {
+    let mut looked = None;
+    let normal = judge
+        .shapes()
+        .into_iter()
+        .map(|problem| (problem, InputKind::Normal, 0));
+    let hard = judge.cases().iter().map(|case| (&case.problem, case.kind, case.seed));
+    for (index, (problem, inputs, seed)) in normal.chain(hard).enumerate() {
+        let Some(plan) = plan(problem) else { continue };
+        let options = CheckOptions {
+            inputs,
+            seed,
+            schedules: SCHEDULES,
+            first_schedule: FIRST_SCHEDULE + index as u64 * u64::from(SCHEDULES),
+            ..CheckOptions::default()
+        };
+        let report = match check_plan(&plan, &options) {
+            Ok(report) => report,
+            Err(error) => return Some(Err(error.to_string())),
+        };
+        if report.verdict != flashcore_check::Verdict::Clean {
+            let first = report.findings.first().map(|found| found.finding.to_string());
+            let what = first.unwrap_or_else(|| format!("{:?} with {inputs} inputs on {problem}", report.verdict));
+            return Some(Err(what));
+        }
+        looked = Some(Ok(()));
+    }
+    looked
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_bench::Interval;
+    use flashcore_ir::{Profile, Target};
+    use flashcore_kernels::{KernelCache, select};
+    use flashcore_problem::DType;
+
+    use super::*;
+    use crate::board::BoardRow;
+    use crate::gate::Gatekeeper;
+
+    #[test]
+    fn what_shows_on_hard_inputs_only_is_found() {
+        let problem = |softcap: Option<f32>| {
+            let builder = Problem::builder().heads(1, 1).seq_len(64).head_dim(32);
+            softcap
+                .map_or(builder.clone(), |cap| builder.softcap(cap))
+                .build()
+                .unwrap()
+        };
+        let judge = Judge::new(&problem(None), 3).unwrap();
+        let config = "scalar/tiled-m16n16-w4-v16".parse().unwrap();
+        let honest = |problem: &Problem| Plan::new(problem, &config, Target::Sm89).ok();
+        assert_eq!(judge_plans(&judge, honest), Some(Ok(())));
+        assert_eq!(judge_plans(&judge, |_: &Problem| None), None);
+
+        // Scores are capped so far out that ordinary ones are as they were.
+        let capped = |asked: &Problem| {
+            let builder = Problem::builder().batch(asked.batch()).heads(1, 1).softcap(2000.0);
+            let builder = builder.seq_len_q(asked.seq_len_q()).seq_len_kv(asked.seq_len_kv());
+            let mut plan = honest(&builder.head_dim(32).build().unwrap())?;
+            plan.problem = asked.clone();
+            Some(plan)
+        };
+        let once = check_plan(&capped(judge.shapes()[0]).unwrap(), &CheckOptions::default()).unwrap();
+        assert_eq!(once.verdict, flashcore_check::Verdict::Clean, "{once}");
+        let found = judge_plans(&judge, capped).unwrap().unwrap_err();
+        assert!(found.contains("inputs on"), "{found}");
+    }
+
+    #[test]
+    fn e4m3_goes_through_the_gates_that_need_no_device() {
+        let builder = Problem::builder().heads(2, 1).seq_len(128).head_dim(64);
+        let problem = builder.dtype(DType::E4M3).build().unwrap();
+        let chip = Chip::from(Profile::named("h200").unwrap());
+        let default = select(&problem, chip, 16, &KernelCache::default()).unwrap();
+        let id = default.plan.config.to_string();
+        let gate = Gatekeeper::new(&problem, Some(chip));
+        let families: Vec<_> = gate.families().iter().map(|family| family.name).collect();
+        assert_eq!(families, ["wgmma"]);
+        assert!(gate.look(&id).unwrap().is_some());
+
+        let judge = Judge::new(&problem, 1).unwrap();
+        assert!(judge.shapes().iter().all(|shape| shape.dtype() == DType::E4M3));
+        let row = BoardRow {
+            id: id.clone(),
+            us: 1.0,
+            interval: Interval::UNKNOWN,
+            ratio: None,
+            verdict: None,
+            simulated: None,
+        };
+        let board = Board {
+            start: id.clone(),
+            start_failed: None,
+            against: id.clone(),
+            rows: vec![row],
+            struck: Vec::new(),
+            witness: None,
+            head_to_head: Ok(()),
+            simulates: true,
+            winner: Some(id),
+            gain: 0.03,
+        };
+        let board = look(board, &judge, chip);
+        assert_eq!(board.rows[0].simulated, Some(Ok(())));
+    }
+}
