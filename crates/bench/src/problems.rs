@@ -17,7 +17,7 @@ pub struct Case {
 }
 
 /// Sets there are, with a line on each.
-pub const SETS: [(&str, &str); 6] = [
+pub const SETS: [(&str, &str); 7] = [
     (
         "mission",
         "B1 and B2 H8 S512 D64, full and causal: where the project began",
@@ -32,6 +32,10 @@ pub const SETS: [(&str, &str); 6] = [
     (
         "fp8",
         "e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal, of the canonical grid",
+    ),
+    (
+        "head-sizes",
+        "head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k too",
     ),
 ];
 
@@ -53,6 +57,7 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> 
         "llama" => Ok(llama(of_sets)?),
         "decode" => Ok(decode(of_sets)?),
         "fp8" => Ok(fp8(dtype.unwrap_or(DType::E4M3))?),
+        "head-sizes" => Ok(head_sizes(of_sets)?),
         "all" => Ok([mission, canonical, llama, decode]
             .into_iter()
             .map(|set| set(of_sets))
@@ -127,6 +132,31 @@ fn fp8(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     cases
         .iter_mut()
         .for_each(|case| case.name = format!("{dtype}-{}", case.name));
+    Ok(cases)
+}
+
+/// Head sizes between those of the canonical grid, 16 heads each: 96 (Phi-3), and 192 with values of 192, or of 128 as in
+/// DeepSeek-V3's prefill.
+fn head_sizes(dtype: DType) -> Result<Vec<Case>, ProblemError> {
+    let mut cases = Vec::new();
+    for (head_dim, head_dim_v, seq_len) in [(96, 96, 4096), (192, 192, 4096), (192, 128, 4096), (192, 128, 8192)] {
+        for (mask, suffix) in [(Mask::FULL, ""), (Mask::CAUSAL, "-causal")] {
+            let builder = Problem::builder()
+                .batch(CANONICAL_TOKENS / seq_len)
+                .heads(16, 16)
+                .seq_len(seq_len)
+                .head_dim(head_dim)
+                .head_dim_v(head_dim_v)
+                .mask(mask)
+                .dtype(dtype);
+            let values = if head_dim_v == head_dim {
+                String::new()
+            } else {
+                format!("v{head_dim_v}")
+            };
+            cases.push(case(format!("d{head_dim}{values}-s{seq_len}{suffix}"), builder)?);
+        }
+    }
     Ok(cases)
 }
 
@@ -285,6 +315,18 @@ mod tests {
         let fp8 = super::cases("fp8", None).unwrap();
         assert_eq!((fp8.len(), fp8[0].name.as_str()), (8, "e4m3-d128-s8192"));
         assert!(fp8.iter().all(|case| case.problem.dtype() == DType::E4M3));
+        let sizes = super::cases("head-sizes", None).unwrap();
+        let names: Vec<&str> = sizes.iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names.len(), 8);
+        assert_eq!(names[..3], ["d96-s4096", "d96-s4096-causal", "d192-s4096"]);
+        assert_eq!(
+            names[5..],
+            ["d192v128-s4096-causal", "d192v128-s8192", "d192v128-s8192-causal"]
+        );
+        assert_eq!(
+            sizes[7].problem.to_string(),
+            "B2 H16/16 Sq8192 Skv8192 D192 fp16 causal Dv128"
+        );
         assert!(
             SETS.iter()
                 .all(|(name, _)| super::cases(name, Some(DType::BF16)).is_ok())

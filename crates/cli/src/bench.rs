@@ -80,6 +80,7 @@ Sets:
   decode      32/8 heads, D128, one row against 4k to 128k keys
   all         every one of them
   fp8         e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal
+  head-sizes  head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k too
 
 Sweeps:
   flashcore bench mission llama --kernel ids.txt --sweep
