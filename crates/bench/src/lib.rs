@@ -30,6 +30,7 @@ pub mod defences;
 mod error;
 pub mod gpu;
 mod identity;
+mod inspection;
 mod measure;
 pub mod micro;
 mod options;

@@ -72,14 +72,8 @@ mod tests {
 
     #[test]
     fn what_shows_on_hard_inputs_only_is_found() {
-        let problem = |softcap: Option<f32>| {
-            let builder = Problem::builder().heads(1, 1).seq_len(64).head_dim(32);
-            softcap
-                .map_or(builder.clone(), |cap| builder.softcap(cap))
-                .build()
-                .unwrap()
-        };
-        let judge = Judge::new(&problem(None), 3).unwrap();
+        let problem = Problem::builder().heads(1, 1).seq_len(64).head_dim(32).build().unwrap();
+        let judge = Judge::new(&problem, 3).unwrap();
         let config = "scalar/tiled-m16n16-w4-v16".parse().unwrap();
         let honest = |problem: &Problem| Plan::new(problem, &config, Target::Sm89).ok();
         assert_eq!(judge_plans(&judge, honest), Some(Ok(())));

@@ -1,0 +1,88 @@
+//! What an inspection of a subject found, and the reasons not to time it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a subject is not to be timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// Elements of the output still hold the poison that was there before.
+    Unwritten,
+    /// The output is all zeros and should not be.
+    Zeros,
+    /// The output has NaNs that the subject wrote itself.
+    NotANumber,
+    /// The answer of earlier inputs.
+    Cached,
+    /// It works at the addresses it has seen before, and at no others.
+    PointerReplay,
+    /// The stream says that it has ended, and it has not.
+    OtherStream,
+    /// It is quicker after a flush of L2 than on memory that was never in L2: something of it survives flushes.
+    PersistingCache,
+    /// It wrote beside the tensors that it was given.
+    OutOfBounds,
+    /// Any other wrong answer.
+    Wrong,
+}
+
+impl Reason {
+    /// Every reason.
+    pub const ALL: [Reason; 9] = [
+        Reason::Unwritten,
+        Reason::Zeros,
+        Reason::NotANumber,
+        Reason::Cached,
+        Reason::PointerReplay,
+        Reason::OtherStream,
+        Reason::PersistingCache,
+        Reason::OutOfBounds,
+        Reason::Wrong,
+    ];
+
+    /// As it stands in reports and evidence: `other-stream`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Unwritten => "unwritten",
+            Reason::Zeros => "zeros",
+            Reason::NotANumber => "not-a-number",
+            Reason::Cached => "cached",
+            Reason::PointerReplay => "pointer-replay",
+            Reason::OtherStream => "other-stream",
+            Reason::PersistingCache => "persisting-cache",
+            Reason::OutOfBounds => "out-of-bounds",
+            Reason::Wrong => "wrong",
+        }
+    }
+}
+
+/// What an inspection found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Inspection {
+    /// Why it is rejected; `None` if it is not.
+    pub rejected: Option<Reason>,
+    /// One sentence: the error where it passed, what was seen where it did not.
+    pub detail: String,
+    /// Largest error against float64 over all that was compared.
+    pub max_abs: f64,
+    /// Rules that could not be applied to this subject, by name.
+    pub skipped: Vec<String>,
+}
+
+impl Inspection {
+    /// Whether it may be timed.
+    pub fn passed(&self) -> bool {
+        self.rejected.is_none()
+    }
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rejected {
+            None => write!(f, "pass: {}", self.detail),
+            Some(reason) => write!(f, "REJECTED ({}): {}", reason.name(), self.detail),
+        }
+    }
+}
