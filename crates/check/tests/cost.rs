@@ -63,10 +63,13 @@ fn warpgroups_do_both_products_and_nothing_else() {
         ("wgmma/m64n128-s2-free-bold-k2", 16_384, 1.0),
     ] {
         let problem = shape(1, 4, len);
-        let work = observed(&problem, id, Target::Sm90a).total_work();
+        let observed = observed(&problem, id, Target::Sm90a);
+        let work = observed.total_work();
         let ratio = work.tensor_wgmma / flops(&problem);
         assert!(ratio >= 1.0 - 1e-9 && ratio <= waste + 1e-9, "{id} {len}: {ratio}");
         assert_eq!(work.tensor_f32, 0.0);
+        // As many registers as there are fit, whoever does not know how many are taken.
+        assert_eq!(observed.predict(profile("h200"), &[]).does_not_fit(), None, "{id}");
     }
 }
 

@@ -245,11 +245,13 @@ impl SeenStep {
             .min(self.most_registers(target))
     }
 
-    /// Registers a thread that the launch's shape and the kernel's own bound leave.
+    /// Registers a thread that the launch's shape and the kernel's own bound leave, in whole units.
     fn most_registers(&self, target: Target) -> u32 {
         let limits = target.limits();
         let blocks = self.kernel.min_blocks_per_sm().unwrap_or(1).max(1);
-        (limits.registers_per_sm / (self.threads * blocks).max(1)).min(limits.registers_per_thread)
+        let unit = (limits.register_unit_per_warp / 32).max(1);
+        let registers = limits.registers_per_sm / (self.threads * blocks).max(1);
+        (registers / unit * unit).min(limits.registers_per_thread)
     }
 }
 
