@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
-use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar};
+use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar, wgmma};
 use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
 
 use plan_rows::{PlanRow, plan_rows};
@@ -138,12 +138,10 @@ fn split_kernels(kernels: &mut Kernels) {
     }
 }
 
-/// The same of family `wgmma`, with the largest head_dim that each goes to: one to three warpgroups, each rule of rescaling,
-/// a cluster.
-const SPLIT_WGMMA: [(&str, usize); 7] = [
-    ("wgmma/m64n128-s2-free-bold-k8", 192),
+/// The same of family `wgmma`, beside its defaults, with the largest head_dim that each goes to: one to three warpgroups, the
+/// other rules of rescaling, a cluster.
+const SPLIT_WGMMA: [(&str, usize); 5] = [
     ("wgmma/m64n64-s3-free-lazy-k3", 256),
-    ("wgmma/m128n128-s2-turns-bold-k4", 128),
     ("wgmma/m128n64-s2-free-eager-k2", 256),
     ("wgmma/m128n96-s2-c2-turns-lazy-k2", 192),
     ("wgmma/m192n64-s2-turns-bold-k2", 128),
@@ -151,21 +149,30 @@ const SPLIT_WGMMA: [(&str, usize); 7] = [
 ];
 
 fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
+    let defaults = wgmma::defaults(DType::F16).into_iter();
+    let defaults: Vec<_> = defaults.filter(|(config, _)| config.splits > 1).collect();
     let mut turn = 0;
     for (head_dim, head_dim_v) in HEAD_DIMS {
         let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
-        for (id, _) in SPLIT_WGMMA.iter().filter(|(_, most)| head_dim <= *most) {
+        let dtype = |i: usize| [DType::F16, DType::BF16][i % 2];
+        for &(config, _) in defaults.iter().filter(|(_, most)| head_dim <= *most) {
+            turn += 1;
+            kernels.add_shape(&shape.clone().dtype(dtype(turn)), Config::Wgmma(config), Target::Sm90a);
+        }
+        for (i, (id, _)) in SPLIT_WGMMA
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, most))| head_dim <= *most)
+        {
             let Ok(config) = id.parse() else { continue };
-            for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
-                let shape = shape.clone().dtype(dtype);
-                if full || turn % 8 == i {
+            turn += 1;
+            for (j, capped) in [false, true].into_iter().enumerate() {
+                let shape = shape.clone().dtype(dtype(turn));
+                let shape = if capped { shape.softcap(30.0) } else { shape };
+                if full || turn % 8 == i % 4 + 4 * j {
                     kernels.add_shape(&shape, config, Target::Sm90a);
                 }
-                if full || turn % 8 == i + 4 {
-                    kernels.add_shape(&shape.softcap(30.0).return_lse(true), config, Target::Sm90a);
-                }
             }
-            turn += 1;
         }
     }
 }

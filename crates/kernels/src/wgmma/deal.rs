@@ -190,6 +190,19 @@ pub(super) fn table(problem: &Problem, levers: &Config, seen: &KeyRange, sms: u3
     (blocks as u32, words.into())
 }
 
+/// What the block with most to do has to do, in turns.
+pub(super) fn longest(problem: &Problem, levers: &Config, sms: u32) -> u64 {
+    let (blocks, words) = table(problem, levers, &problem.key_range(), sms);
+    let entries: Vec<&[u32]> = words.chunks(WORDS).collect();
+    let list = |block| entries.iter().skip(block).step_by(blocks as usize);
+    let cost = |entry: &&[u32]| u64::from(entry[7]) + TILE_COST;
+    let lists = (0..blocks as usize).map(|block| list(block).copied().take_while(|entry| entry[0] != END));
+    lists
+        .map(|list| list.map(|entry| cost(&entry)).sum())
+        .max()
+        .unwrap_or(0)
+}
+
 /// Heads, of all batches, whose K and V fit into [`L2_BYTES`]: whole groups that share them.
 fn heads_at_once(problem: &Problem) -> usize {
     let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());

@@ -5,7 +5,8 @@
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Problem};
 
-use super::Config;
+use super::schedule::MOST_SPLITS;
+use super::{Config, deal};
 use crate::mma::{Rescale, Size};
 
 /// SMs of the card that the rows were measured on. Others count tiles in proportion.
@@ -130,6 +131,41 @@ const TABLE_E4M3: &[Default] = &[
         config: turns(128, 96, 2), why: "two warpgroups, with as many keys as registers allow" },
 ];
 
+/// Few tiles of rows and many keys: what to split them with, tiles of 128 rows and, where there are no more rows than that,
+/// of 64; by the largest head_dim.
+const SPLIT: [(usize, Config, Config); 2] = [
+    (128, turns(128, 128, 2), free(64, 128, 2)),
+    (256, turns(128, 64, 2), free(64, 64, 2)),
+];
+
+/// What merging the parts costs, in turns.
+const COMBINE_COST: u64 = 3;
+
+/// The splits that leave the busiest SM least to do, if that is well below what whole tiles leave it: a turn of 128 rows
+/// takes about 1.4 times as long with every SM at work as one of 64 rows with half of them, and 1.25 times as long as one of
+/// 128 rows with few (`docs/performance-log.md`).
+fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
+    let head_dim = problem.head_dim().max(problem.head_dim_v());
+    let (_, tall, flat) = SPLIT.into_iter().find(|(most, ..)| head_dim <= *most)?;
+    let base = if problem.seq_len_q() <= 64 { flat } else { tall };
+    let tiles = problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(base.rows as usize);
+    let (sms, keys) = (chip.sms as usize, problem.seq_len_kv().div_ceil(base.cols as usize));
+    if tiles > sms {
+        return None;
+    }
+    let turns = |config: &Config| deal::longest(problem, config, chip.sms);
+    let most = (2 * sms / tiles.max(1)).min(MOST_SPLITS as usize);
+    // Not one that leaves the longest split as long as a smaller number does.
+    let worth = |splits: &usize| keys.div_ceil(*splits) < keys.div_ceil(splits - 1);
+    let splits = (2..=most).filter(worth).map(|splits| Config {
+        splits: splits as u32,
+        ..base
+    });
+    let best = splits.min_by_key(turns)?;
+    let split = turns(&best) + COMBINE_COST;
+    (10 * split < 7 * turns(&flat) && 10 * split < 8 * turns(&tall)).then_some(best)
+}
+
 fn table(dtype: DType) -> &'static [Default] {
     match dtype {
         DType::E4M3 => TABLE_E4M3,
@@ -147,8 +183,8 @@ pub struct Proposal {
 }
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
-/// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal) and those of
-/// e4m3 are always served. Some may be refused.
+/// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal), or keys enough
+/// to be split, and those of e4m3 are always served. Some may be refused.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let chip = chip.into();
     let dtype = problem.dtype();
@@ -156,13 +192,24 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let causal = problem.mask().window_right.is_some();
     // Causal problems sooner: 96 tiles were 5 % faster here than in family mma, 128 of them 7 to 30 %, 64 slower.
     let share = if causal { 7 } else { 9 };
-    let much = Size::of(problem, chip) != Size::Decode && 10 * tiles(64) >= share * chip.sms as usize;
-    if chip.target != Target::Sm90a || !(much || dtype == DType::E4M3) {
+    if chip.target != Target::Sm90a || Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
         return Vec::new();
+    }
+    let split = match dtype {
+        DType::E4M3 => None,
+        _ => in_splits(problem, chip),
+    };
+    let split = split.map(|config| Proposal {
+        config,
+        why: "few tiles of rows: their keys in as many splits as give every SM something to do",
+    });
+    let much = 10 * tiles(64) >= share * chip.sms as usize;
+    if !(much || dtype == DType::E4M3) {
+        return split.into_iter().collect();
     }
     let tiles = tiles(128);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    table(dtype)
+    let rows = table(dtype)
         .iter()
         .filter(|row| head_dim <= row.head_dim)
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
@@ -174,11 +221,12 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         .map(|row| Proposal {
             config: row.config,
             why: row.why,
-        })
-        .collect()
+        });
+    split.into_iter().chain(rows).collect()
 }
 
-/// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim that it is there for.
+/// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim that it is there for. Those
+/// that split keys do so in three: how many it is depends on the problem.
 ///
 /// ```
 /// use flashcore_kernels::wgmma;
@@ -192,6 +240,11 @@ pub fn defaults(dtype: DType) -> Vec<(Config, usize)> {
         match defaults.iter_mut().find(|(other, _)| *other == row.config) {
             Some((_, head_dim)) => *head_dim = row.head_dim.max(*head_dim),
             None => defaults.push((row.config, row.head_dim)),
+        }
+    }
+    if dtype != DType::E4M3 {
+        for (head_dim, tall, flat) in SPLIT {
+            defaults.extend([tall, flat].map(|config| (Config { splits: 3, ..config }, head_dim)));
         }
     }
     defaults
@@ -245,6 +298,57 @@ mod tests {
             }
         }
         insta::assert_snapshot!(text);
+    }
+
+    /// Where keys are split, and in how many: shapes of `docs/performance-log.md` and beside them.
+    #[test]
+    fn splits() {
+        let mut text = String::new();
+        for (heads, rows, keys, head_dim) in [
+            (8, 512, 32_768, 128),
+            (8, 512, 8192, 128),
+            (8, 512, 2048, 128),
+            (8, 512, 512, 128),
+            (4, 8192, 8192, 128),
+            (4, 4096, 4096, 128),
+            (4, 2048, 2048, 128),
+            (1, 130, 65_536, 128),
+            (8, 40, 32_768, 128),
+            (8, 512, 8192, 64),
+            (4, 2048, 2048, 64),
+            (8, 1024, 1024, 64),
+            (8, 512, 512, 64),
+            (8, 512, 8192, 256),
+            (2, 4096, 4096, 256),
+        ] {
+            for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
+                let problem = Problem::builder().heads(heads, heads).seq_len_q(rows).seq_len_kv(keys);
+                let problem = problem.head_dim(head_dim).mask(mask).build().unwrap();
+                let id = in_splits(&problem, Target::Sm90a.into()).map_or("-".to_string(), |config| config.to_string());
+                text += &format!("D{head_dim:<4}H{heads} {rows:>5} x {keys:<6}{name:<7} {id}\n");
+            }
+        }
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn what_cannot_be_split_has_no_splits() {
+        let long = Problem::builder()
+            .heads(8, 8)
+            .seq_len_q(512)
+            .seq_len_kv(8192)
+            .head_dim(128);
+        let split = |problem: &Problem, target| {
+            let proposals = proposals(problem, target);
+            proposals.iter().any(|proposal| proposal.config.splits > 1)
+        };
+        assert!(split(&long.clone().build().unwrap(), Target::Sm90a));
+        assert!(!split(&long.clone().build().unwrap(), Target::Sm100));
+        assert!(!split(&long.clone().dtype(DType::E4M3).build().unwrap(), Target::Sm90a));
+        // Decoding is family mma's, and a window leaves few keys.
+        assert!(!split(&long.clone().seq_len_q(2).build().unwrap(), Target::Sm90a));
+        let window = long.mask(Mask::window(Some(300), Some(0))).build().unwrap();
+        assert!(!split(&window, Target::Sm90a));
     }
 
     #[test]
