@@ -41,7 +41,14 @@ fn must_run() -> BTreeSet<Chosen> {
                 .head_dim_v(head_dims.1)
                 .dtype(dtype);
             let configs = proposed(&shape, Target::Sm90a).into_iter();
-            let of_wgmma = configs.filter(|config| matches!(config, Config::Wgmma(_)));
+            // How many splits there are is no matter of the kernel's.
+            let of_wgmma = configs.filter_map(|config| match config {
+                Config::Wgmma(config) if config.splits > 1 => {
+                    Some(Config::Wgmma(wgmma::Config { splits: 3, ..config }))
+                }
+                Config::Wgmma(config) => Some(Config::Wgmma(config)),
+                _ => None,
+            });
             must.extend(of_wgmma.map(|config| key(&config, dtype, head_dims)));
         }
     }

@@ -138,6 +138,9 @@ const SPLIT: [(usize, Config, Config); 2] = [
     (256, turns(128, 64, 2), free(64, 64, 2)),
 ];
 
+/// Turns of a split, the longest if they differ, at least.
+const LEAST_TURNS: usize = 4;
+
 /// What merging the parts costs, in turns.
 const COMBINE_COST: u64 = 3;
 
@@ -155,8 +158,11 @@ fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
     }
     let turns = |config: &Config| deal::longest(problem, config, chip.sms);
     let most = (2 * sms / tiles.max(1)).min(MOST_SPLITS as usize);
-    // Not one that leaves the longest split as long as a smaller number does.
-    let worth = |splits: &usize| keys.div_ceil(*splits) < keys.div_ceil(splits - 1);
+    // Not one that leaves the longest split as long as a smaller number does, nor one of few turns: that was not measured.
+    let worth = |splits: &usize| {
+        let longest = keys.div_ceil(*splits);
+        longest >= LEAST_TURNS && longest < keys.div_ceil(splits - 1)
+    };
     let splits = (2..=most).filter(worth).map(|splits| Config {
         splits: splits as u32,
         ..base
