@@ -201,6 +201,7 @@ struct Entry {
     seq_q: Option<usize>,
     seq_kv: Option<usize>,
     head_dim: Option<usize>,
+    head_dim_v: Option<usize>,
     dtype: Option<String>,
     causal: Option<bool>,
     window: Option<[Option<u32>; 2]>,
@@ -270,6 +271,7 @@ impl Entry {
             self.seq_q => seq_len_q,
             self.seq_kv => seq_len_kv,
             self.head_dim => head_dim,
+            self.head_dim_v => head_dim_v,
             dtype.or(of_file) => dtype,
             self.causal.map(|causal| if causal { Mask::CAUSAL } else { Mask::FULL }) => mask,
             self.window.map(|[left, right]| Mask::window(left, right)) => mask,
@@ -340,11 +342,14 @@ mod tests {
         let json = folder.join("own.json");
         std::fs::write(
             &json,
-            r#"[{"like": "llama8b-prefill-2k", "seq": 1000}, {"heads": 4, "seq": 77, "causal": true, "window": null}]"#,
+            r#"[{"like": "llama8b-prefill-2k", "seq": 1000, "head_dim_v": 64}, {"heads": 4, "seq": 77, "causal": true, "window": null}]"#,
         )
         .unwrap();
         let read = cases(json.to_str().unwrap(), None).unwrap();
-        assert_eq!(read[0].problem.to_string(), "B1 H32/8 Sq1000 Skv1000 D128 bf16 causal");
+        assert_eq!(
+            read[0].problem.to_string(),
+            "B1 H32/8 Sq1000 Skv1000 D128 bf16 causal Dv64"
+        );
         assert_eq!(read[1].name, "B1 H4/4 Sq77 Skv77 D64 fp16 causal");
         let toml = folder.join("own.toml");
         std::fs::write(
