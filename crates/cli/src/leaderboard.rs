@@ -185,7 +185,7 @@ pub(crate) fn text(header: &Header, board: &Board) -> String {
     if let Some(witness) = &board.witness {
         text.push_str(&style::field(
             "rows",
-            &format!("all of the finalists' are as {witness} has them"),
+            &format!("each of the finalists' was held against {witness}"),
         ));
     }
     if let Err(why) = &board.head_to_head {

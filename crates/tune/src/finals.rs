@@ -48,7 +48,6 @@ pub(crate) fn hold(
         return Ok(None);
     }
     let witness = examiner.witness(witnesses)?;
-    about.witness = witness.as_ref().map(|witness| witness.id.clone());
     loop {
         let is_struck = |id: &str| about.struck.iter().any(|struck| struck.id == id);
         let others = timed
@@ -73,6 +72,8 @@ pub(crate) fn hold(
                 about.struck.push(struck);
             }
             Met::Timed(measurement) => {
+                // Only now has everybody on the board been held against it.
+                about.witness = witness.as_ref().map(|witness| witness.id.clone());
                 let board = Board::of_finals(&measurement, about.clone());
                 let lost = || Board::of_history(history, about, "nothing was timed".to_string(), keep);
                 return Ok(Some(board.unwrap_or_else(lost)));
