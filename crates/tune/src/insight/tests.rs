@@ -76,10 +76,11 @@ fn the_compiler_speaks_of_registers() {
     kind(
         &problem(256),
         ClaimKind::Spills,
-        "mma/m32n64-w1x2-s2-b1-qreg-xor-lazy",
+        "mma/m64n64-w2x1-s4-b2-qreg-xor-bold",
         ["cols", "64", "128"],
         "",
-        "mma/m16n32-w1x4-s2-b1-qsh-xor-lazy",
+        // One of its changes takes 261 registers where 255 are left, which is within what the estimate is off by.
+        "mma/m32n64-w1x2-s2-b1-qreg-xor-lazy",
     );
     kind(
         &problem(256),
@@ -122,13 +123,21 @@ fn the_cost_model_speaks_of_what_binds() {
         "ladder/mma.rs:",
         "wgmma/m64n48-s4-free-eager",
     );
+    // Eight query heads that read the same keys, one row each.
+    let decode = Problem::builder().batch(64).heads(32, 4).seq_len_q(1).seq_len_kv(1024);
     kind(
-        &problem(256),
+        &decode.head_dim(64).build().unwrap(),
         ClaimKind::L2,
-        "wgmma/m192n112-s4-free-eager",
-        ["cluster", "1", "2"],
-        "wgmma/copies.rs:",
-        "wgmma/m192n112-s2-c2-free-eager",
+        "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy",
+        ["pack_heads", "false", "true"],
+        "mma/",
+        "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa",
+    );
+    // Clusters save bytes too, and are not proposed for that.
+    let of_clusters = claims(&problem(256), "wgmma/m192n112-s4-free-eager");
+    assert!(
+        of_clusters.iter().all(|claim| claim.kind != ClaimKind::L2),
+        "{of_clusters:#?}"
     );
     kind(
         &problem(256),
