@@ -44,8 +44,8 @@ const BUSY: f64 = 0.85;
 const MANY_WAVES: f64 = 6.0;
 /// Part of its registers that a candidate's values need, from which on more may be too many.
 const FULL: f64 = 0.5;
-/// How far the estimate of registers may be off, as a part of them: on most of 48 kernels that an assembler looked at, none of
-/// them in the shipped space (docs/cost-model.md).
+/// How far the estimate of registers may be off, as a part of them: on most of 48 kernels that an assembler looked at
+/// (docs/cost-model.md).
 const OFF_BY: f64 = 0.1;
 
 /// The claims about a candidate. `registers` are those the compiler gave its threads, where somebody knows; `tried` says
