@@ -141,8 +141,12 @@ const SPLIT: [(usize, Config, Config); 2] = [
 /// Turns of a split, the longest if they differ, at least.
 const LEAST_TURNS: usize = 4;
 
-/// What merging the parts costs, in turns.
-const COMBINE_COST: u64 = 3;
+/// What a second launch and merging the parts cost at least, in turns.
+const COMBINE_COST: usize = 3;
+
+/// Bytes of parts, f32 sums of every row and split, that take about as long to store and to merge as a turn: 13 MB of them as
+/// long as four, 18 MB as long as seven (`docs/performance-log.md`).
+const PART_BYTES_A_TURN: usize = 2_560_000;
 
 /// The splits that leave the busiest SM least to do, if that is well below what whole tiles leave it: a turn of 128 rows
 /// takes about 1.4 times as long with every SM at work as one of 64 rows with half of them, and 1.25 times as long as one of
@@ -168,7 +172,9 @@ fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
         ..base
     });
     let best = splits.min_by_key(turns)?;
-    let split = turns(&best) + COMBINE_COST;
+    let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
+    let part_bytes = rows * best.splits as usize * problem.head_dim_v() * size_of::<f32>();
+    let split = turns(&best) + COMBINE_COST.max(part_bytes / PART_BYTES_A_TURN) as u64;
     (10 * split < 7 * turns(&flat) && 10 * split < 8 * turns(&tall)).then_some(best)
 }
 
@@ -326,6 +332,7 @@ mod tests {
             (8, 512, 512, 64),
             (8, 512, 8192, 256),
             (2, 4096, 4096, 256),
+            (4, 3000, 3000, 128),
         ] {
             for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
                 let problem = Problem::builder().heads(heads, heads).seq_len_q(rows).seq_len_kv(keys);
