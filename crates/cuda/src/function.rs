@@ -162,7 +162,7 @@ impl Function {
         proof::prove_arguments(&self.loaded().entry, &sizes).map_err(|refusal| self.refuse(refusal))
     }
 
-    /// Puts the tables of a launch on the device ([`Arg::Table`]), and keeps them there while the answer lives: then
+    /// Puts the tables of a launch on the device ([`flashcore_ir::Arg::Table`]), and keeps them there while the answer lives: then
     /// [`prepare`](Self::prepare) finds them, which may be while a stream is captured.
     ///
     /// # Errors
