@@ -4,6 +4,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use flashcore_bench::DeviceIdentity;
 use flashcore_problem::Problem;
@@ -254,6 +255,17 @@ fn parse_trials(folder: &Path) -> Result<(Vec<Trial>, u64), TuneError> {
             let reason = format!("line {} has trial {}, not {}", number + 1, trial.number, trials.len());
             return Err(TuneError::file(&path, reason));
         }
+        // What no search writes: somebody changed the file.
+        if Duration::try_from_secs_f64(trial.seconds).is_err() || trial.verdict.is_timed() != trial.timed.is_some() {
+            let reason = format!(
+                "line {}: a trial of {} s that is {} and was {}timed",
+                number + 1,
+                trial.seconds,
+                trial.verdict,
+                if trial.timed.is_some() { "" } else { "not " },
+            );
+            return Err(TuneError::file(&path, reason));
+        }
         trials.push(trial);
     }
     Ok((trials, whole as u64))
@@ -318,6 +330,24 @@ mod tests {
                 .to_string()
                 .contains("already")
         );
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_line_that_no_search_writes_is_an_error() {
+        let folder = folder("corrupt");
+        drop(Journal::begin(&folder, &header()).unwrap());
+        for change in [
+            |trial: &mut Trial| trial.seconds = -1.0,
+            |trial: &mut Trial| trial.seconds = 1e300,
+            |trial: &mut Trial| trial.timed = None,
+        ] {
+            let mut trial = trial(0, "a", Some(1.0));
+            change(&mut trial);
+            std::fs::write(folder.join(TRIALS), serde_json::to_string(&trial).unwrap() + "\n").unwrap();
+            let error = Journal::resume(&folder, &header()).unwrap_err().to_string();
+            assert!(error.contains("line 1: a trial of"), "{error}");
+        }
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

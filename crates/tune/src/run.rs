@@ -120,6 +120,13 @@ pub struct Outcome {
 /// fails is no error.
 pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneError> {
     let began = Instant::now();
+    if request.devices.is_empty() {
+        return Err(TuneError::BadOption {
+            option: "devices",
+            given: "an empty list".to_string(),
+            allowed: "at least one of cpu, cuda:N, replay:FILE".to_string(),
+        });
+    }
     let mut workers = Vec::new();
     let mut devices = Vec::new();
     let mut computes = false;
@@ -281,4 +288,61 @@ fn witnesses(history: &History, gate: &Gatekeeper) -> Vec<String> {
     let tried = ranked.iter().rev().map(|trial| trial.id.clone());
     ids.extend(tried.filter(|id| Conduct::of_id(id).is_none()));
     ids
+}
+
+#[cfg(all(test, unix))]
+pub(crate) mod tests {
+    use flashcore_problem::Problem;
+
+    use super::*;
+    use crate::strategy::Kind;
+    use crate::worker::fake::Fake;
+
+    /// A run with these workers, whatever they are; `name` is that of the folder.
+    pub(crate) fn request(name: &str, devices: &[&str], program: Program) -> Request {
+        let folder = std::env::temp_dir().join(format!("flashcore-run-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        Request {
+            case: Case {
+                name: "tiny".to_string(),
+                problem: Problem::named("tiny").unwrap(),
+            },
+            devices: devices.iter().map(ToString::to_string).collect(),
+            strategy: Kind::Random.start(1, None).unwrap(),
+            strategy_name: "random".to_string(),
+            seed: 1,
+            inputs: None,
+            space: Space::new(vec![Family::cpu()], |_| Ok(())),
+            chip: None,
+            start: "cpu/m16n16".to_string(),
+            default: None,
+            trials: 3,
+            time: Duration::MAX,
+            finalists: 1,
+            window: 1,
+            compilers: 1,
+            folder,
+            resume: false,
+            program,
+            deadlines: Deadlines::default(),
+            timing: Timing::for_cpu(),
+            interrupt: Interrupt::default(),
+        }
+    }
+
+    #[test]
+    fn a_run_without_devices_is_an_error() {
+        let error = run(request("none", &[], Fake::new().program("none")), &mut ()).unwrap_err();
+        assert!(error.to_string().contains("devices is an empty list"), "{error}");
+    }
+
+    #[test]
+    fn a_run_with_a_fake_worker_ends_in_a_leaderboard() {
+        let request = request("fake", &["cpu"], Fake::new().program("fake"));
+        let folder = request.folder.clone();
+        let found = run(request, &mut ()).unwrap();
+        assert_eq!(found.history.trials().len(), 3);
+        assert!(found.board.is_some());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

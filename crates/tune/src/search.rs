@@ -56,8 +56,8 @@ pub(crate) struct Search<'s> {
     journal: Journal,
     /// Trials of the run that is taken up again, not looked at yet.
     before: VecDeque<Trial>,
-    /// Seconds that they took.
-    spent: f64,
+    /// What they took.
+    spent: Duration,
     trials: usize,
     time: Duration,
     history: History,
@@ -80,7 +80,7 @@ impl<'s> Search<'s> {
             gate,
             header,
             journal,
-            spent: before.iter().map(|trial| trial.seconds).sum::<f64>() / header.devices.len() as f64,
+            spent: time_of(&before, header.devices.len()),
             before: before.into(),
             trials: usize::MAX,
             time: Duration::MAX,
@@ -192,7 +192,7 @@ impl<'s> Search<'s> {
             // Until one was timed there is nothing to compare others with.
             let best = self.best();
             let window = if best.is_some() { self.header.window } else { 1 };
-            let spent = Duration::from_secs_f64(self.spent) + began.elapsed();
+            let spent = self.spent.saturating_add(began.elapsed());
             let over = number >= self.trials || (self.before.is_empty() && spent >= self.time);
             if self.pending.len() >= window || self.exhausted || (over && number > 0) {
                 return Ok(());
@@ -348,6 +348,12 @@ impl<'s> Search<'s> {
         }
         best
     }
+}
+
+/// What trials took by so many workers at once; as long as can be said where that is too long to say.
+fn time_of(trials: &[Trial], workers: usize) -> Duration {
+    let seconds = trials.iter().map(|trial| trial.seconds).sum::<f64>();
+    Duration::try_from_secs_f64(seconds / workers.max(1) as f64).unwrap_or(Duration::MAX)
 }
 
 /// A worker's thread: examines what is in its queue, and has the rest compiled meanwhile.

@@ -7,6 +7,8 @@
 
 mod compilers;
 mod devices;
+#[cfg(all(test, unix))]
+pub(crate) mod fake;
 mod gpu;
 mod link;
 pub mod planted;

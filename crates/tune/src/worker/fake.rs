@@ -1,0 +1,119 @@
+//! For tests: a worker whose every answer is written down beforehand. It is a shell script, so that hanging, dying and
+//! lying are a line each.
+
+use std::path::PathBuf;
+
+use flashcore_bench::{
+    DeviceIdentity, Interval, LaunchMode, Measured, Measurement, Mode, Ratio, Stop, SubjectInfo, Summary, Verdict,
+    executable, revision,
+};
+
+use super::link::Program;
+use super::protocol::{Hello, Opened, PROTOCOL, Said};
+
+/// What a fake worker does.
+pub(crate) struct Fake {
+    /// Who it says it is.
+    pub(crate) device: DeviceIdentity,
+    /// Lines of a shell's `case`, on the whole command, asked before the usual answers: they set `said`, or worse.
+    pub(crate) first: String,
+}
+
+impl Fake {
+    pub(crate) fn new() -> Fake {
+        Fake {
+            device: DeviceIdentity::cpu(),
+            first: String::new(),
+        }
+    }
+
+    /// The script, in a file of this name.
+    pub(crate) fn program(&self, name: &str) -> Program {
+        let path = file(name);
+        let quoted = |said: &Said| {
+            let text = serde_json::to_string(said).unwrap();
+            text[1..text.len() - 1].to_string()
+        };
+        let hello = Said::Hello(Box::new(Hello {
+            protocol: PROTOCOL,
+            revision: revision().to_string(),
+            executable: executable().to_string(),
+            device: self.device.clone(),
+            computes: false,
+        }));
+        let opened = |count: usize| {
+            let one = Opened {
+                id: String::new(),
+                module: None,
+                attributes: None,
+            };
+            Said::Opened(vec![one; count])
+        };
+        let script = format!(
+            "open=1\nwhile read -r line; do\nid=${{line#*:}}; id=${{id%%,*}}\n\
+             case $line in *'\"kernels\":['*'\",\"'*) open=2;; *'\"kernels\":['*) open=1;; esac\n\
+             case $line$open in\n{}\n\
+             *'\"hello\"'*) said='{}';;\n\
+             *'\"open\"'*1) said='{}';;\n*'\"open\"'*2) said='{}';;\n\
+             *'\"time\"'*1) said='{}';;\n*'\"time\"'*2) said='{}';;\n\
+             *) said='{}';;\nesac\nprintf '%s\\n' \"{{\\\"id\\\":$id,$said}}\"\ndone\n",
+            self.first,
+            quoted(&hello),
+            quoted(&opened(1)),
+            quoted(&opened(2)),
+            quoted(&measured(1)),
+            quoted(&measured(2)),
+            quoted(&Said::Done(())),
+        );
+        std::fs::write(&path, script).unwrap();
+        Program {
+            path: "sh".into(),
+            args: vec![path.into_os_string()],
+            env: Vec::new(),
+        }
+    }
+}
+
+fn file(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("flashcore-fake-{name}-{}.sh", std::process::id()))
+}
+
+/// One kernel of 10 µs, or it and another that takes twice as long.
+pub(crate) fn measured(subjects: usize) -> Said {
+    let interval = Interval { lo: 9.9, hi: 10.1 };
+    let subject = |index: usize| {
+        let us = 10.0 * (index + 1) as f64;
+        let ratio = (subjects == 2 && index == 0).then_some(Ratio {
+            value: 0.5,
+            interval: Interval { lo: 0.49, hi: 0.51 },
+            of_medians: 0.5,
+            rounds: 9,
+        });
+        Measured {
+            info: SubjectInfo::new(format!("kernel-{index}"), LaunchMode::Host),
+            summary: Some(Summary {
+                count: 9,
+                min: us,
+                p10: us,
+                p50: us,
+                p90: us,
+                max: us,
+                mad: 0.1,
+                interval,
+            }),
+            ratio,
+            verdict: ratio.map(|ratio| Verdict::of(&ratio, 0.03)),
+            settled: true,
+            trouble: None,
+        }
+    };
+    Said::Measured(Box::new(Measurement {
+        mode: Mode::Screen,
+        turns: None,
+        baseline: subjects - 1,
+        subjects: (0..subjects).map(subject).collect(),
+        stop: Stop::Rounds,
+        rounds: 9,
+        readings: Vec::new(),
+    }))
+}
