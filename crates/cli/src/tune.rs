@@ -117,6 +117,9 @@ Ctrl-C ends the search after the candidates at hand and says how to go on; a sec
 
 Exit codes: 0 done, 1 nothing could be timed or the default failed, 2 usage, 3 environment, 130 interrupted";
 
+/// What --device may name.
+const DEVICES: &str = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE";
+
 /// How long to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Budget {
@@ -245,6 +248,16 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
         name => name.to_string(),
     };
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
+    let is_gpu = |device: &str| {
+        let ordinal = device.strip_prefix("cuda:");
+        ordinal.is_some_and(|ordinal| ordinal.parse::<u32>().is_ok())
+    };
+    let is_known = |device: &&String| *device == "cpu" || device.starts_with("replay:") || is_gpu(device);
+    if let Some(unknown) = devices.iter().find(|device| !is_known(device)) {
+        return Err(Failure::usage(format!(
+            "device is {unknown}; allowed: {DEVICES}, nothing else runs and times candidates"
+        )));
+    }
     let several_kinds = devices.len() > 1 && !devices.iter().all(|device| device.starts_with("cuda:"));
     let mut distinct = devices.clone();
     distinct.sort();
@@ -407,6 +420,10 @@ fn program() -> Result<Program, Failure> {
 impl From<TuneError> for Failure {
     fn from(error: TuneError) -> Failure {
         match error {
+            // Elsewhere the simulator is offered, too; it has no clock.
+            TuneError::Bench(error) if error.is_environment() => {
+                Failure::from(error).help("`--device cpu` and `--device replay:shipped` need no GPU")
+            }
             TuneError::Bench(error) => error.into(),
             TuneError::BadOption { .. } | TuneError::Resume { .. } => Failure::usage(error),
             _ if error.is_environment() => Failure::environment(error),
@@ -438,7 +455,7 @@ mod tests {
     fn several_devices_are_different_gpus() {
         assert_eq!(devices("cuda:0,cuda:1").unwrap(), ["cuda:0", "cuda:1"]);
         assert_eq!(devices("replay").unwrap(), ["replay:shipped"]);
-        for wrong in ["cpu,cpu", "cuda:0,cuda:0", "cpu,cuda:0"] {
+        for wrong in ["cpu,cpu", "cuda:0,cuda:0", "cpu,cuda:0", "foo", "sim", "cuda:x", ""] {
             assert!(devices(wrong).is_err(), "{wrong}");
         }
     }

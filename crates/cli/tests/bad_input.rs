@@ -132,6 +132,16 @@ const USAGE: &[(&str, &str)] = &[
         "tune tiny --device cpu --family tensor",
         "family is tensor; allowed: mma, wgmma",
     ),
+    ("tune --device foo", "device is foo; allowed: best, cpu, cuda:N"),
+    ("tune --device sim", "device is sim; allowed: best, cpu, cuda:N"),
+    (
+        "tune tiny --device cpu --family mma",
+        "family is mma; allowed: families with a kernel for this problem here",
+    ),
+    (
+        "tune tiny --device replay:shipped --torture",
+        "torture is asked for; allowed: none",
+    ),
     ("run mission gpt2", "unexpected argument 'gpt2'"),
     (
         "bench tiny --device cpu --peers none --no-store --sweep=0",
@@ -215,6 +225,14 @@ fn a_device_that_is_not_there_is_the_environment() {
         let ran = flashcore(&format!("run tiny --device {device}"));
         assert_eq!(ran.code, 3, "{}", ran.stderr);
         assert!(words(&ran.stderr).contains("NVIDIA driver"), "{}", ran.stderr);
+        let ran = flashcore(&format!("tune tiny --device {device}"));
+        assert_eq!(ran.code, 3, "{}", ran.stderr);
+        // The simulator has no clock.
+        let said = words(&ran.stderr);
+        assert!(
+            said.contains("`--device replay:shipped` need no GPU") && !said.contains("sim`"),
+            "{said}"
+        );
     }
     assert_eq!(flashcore("device").code, 3);
     let ran = flashcore("run tiny --device cuda");

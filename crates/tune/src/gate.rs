@@ -77,19 +77,23 @@ impl Gatekeeper {
             return vec![Family::cpu()];
         }
         let mut families = vec![Family::mma(), Family::wgmma()];
-        families.retain(|family| self.serves(family));
+        families.retain(|family| self.why_not(family).is_none());
         if families.is_empty() {
             families.push(Family::scalar());
         }
         families
     }
 
-    /// Whether any config of a family serves the problem: among so many drawn, as refusals go by whole families or by
-    /// levers that do not fit.
-    fn serves(&self, family: &Family) -> bool {
+    /// Why no config of a family serves the problem; `None` where one does. Among so many drawn, as refusals go by whole
+    /// families or by levers that do not fit.
+    pub(crate) fn why_not(&self, family: &Family) -> Option<String> {
         const DRAWN: usize = 100;
         let mut rng = Rng::new(1);
-        (0..DRAWN).any(|_| self.look(&family.sample(&mut rng)).is_ok())
+        let mut last = None;
+        for _ in 0..DRAWN {
+            last = Some(self.look(&family.sample(&mut rng)).err()?);
+        }
+        last
     }
 
     /// The space of these families. `torture` adds candidates that are known to be bad.
@@ -126,6 +130,8 @@ mod tests {
             }
         }
         let f32s = Problem::builder().dtype(DType::F32).build().unwrap();
+        let ada = Gatekeeper::new(&f32s, Some(Target::Sm89.into()));
+        assert!(ada.why_not(&Family::wgmma()).is_some() && ada.why_not(&Family::scalar()).is_none());
         let families = Gatekeeper::new(&f32s, Some(Target::Sm89.into())).families();
         assert_eq!(
             families.iter().map(|family| family.name).collect::<Vec<_>>(),

@@ -121,10 +121,11 @@ impl Journal {
         std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
         let path = folder.join(RUN);
         if path.exists() {
-            return Err(TuneError::file(
-                &path,
-                "there is a run here already; resume it, or name another folder",
-            ));
+            return Err(TuneError::BadOption {
+                option: "folder",
+                given: folder.display().to_string(),
+                allowed: "one without a run; there is a run here already, which --resume takes up".to_string(),
+            });
         }
         let journal = Journal::open(folder)?;
         // Whole or not at all: a run that was cut off here has not begun.

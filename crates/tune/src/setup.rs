@@ -50,6 +50,17 @@ impl Setup {
     /// A device or family that is not there, a problem that nothing serves.
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
         if let Some(file) = device.strip_prefix("replay:") {
+            let of_replay = |option, given: String| TuneError::BadOption {
+                option,
+                given,
+                allowed: "none on a replay, whose space is what was measured".to_string(),
+            };
+            if !families.is_empty() {
+                return Err(of_replay("family", families.join(",")));
+            }
+            if torture {
+                return Err(of_replay("torture", "asked for".to_string()));
+            }
             return Setup::replay(file, problem);
         }
         let (mut advisor, mut stale_rates) = (None, None);
@@ -75,7 +86,7 @@ impl Setup {
         let default = DefaultKernel::of(problem, &plan_device, &plans)?;
         let gate = Gatekeeper::new(problem, chip);
         Ok(Setup {
-            space: gate.space(chosen(gate.families(), families)?, torture),
+            space: gate.space(chosen(&gate, families)?, torture),
             chip,
             start: default.kernel.clone(),
             default: Some(default),
@@ -155,24 +166,38 @@ fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
     })
 }
 
-/// Families of these names; those worth searching where there is none.
-fn chosen(worth: Vec<Family>, names: &[String]) -> Result<Vec<Family>, TuneError> {
+/// Families of these names; those worth searching where there is none. Each serves the problem on the device.
+fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError> {
     if names.is_empty() {
-        return Ok(worth);
+        return Ok(gate.families());
     }
-    let family = |name: &String| match name.as_str() {
-        "mma" => Ok(Family::mma()),
-        "wgmma" => Ok(Family::wgmma()),
-        "scalar" => Ok(Family::scalar()),
-        "ladder" => Ok(Family::ladder()),
-        "cpu" => Ok(Family::cpu()),
-        // Nothing but what is known to be bad.
-        planted::NAME => Ok(planted::family()),
-        other => Err(TuneError::BadOption {
-            option: "family",
-            given: other.to_string(),
-            allowed: "mma, wgmma, scalar, ladder on a GPU; cpu on the host".to_string(),
-        }),
+    let bad = |name: &String, allowed: String| TuneError::BadOption {
+        option: "family",
+        given: name.clone(),
+        allowed,
+    };
+    let family = |name: &String| {
+        let family = match name.as_str() {
+            "mma" => Family::mma(),
+            "wgmma" => Family::wgmma(),
+            "scalar" => Family::scalar(),
+            "ladder" => Family::ladder(),
+            "cpu" => Family::cpu(),
+            // Nothing but what is known to be bad.
+            planted::NAME => return Ok(planted::family()),
+            _ => {
+                let known = "mma, wgmma, scalar, ladder on a GPU; cpu on the host";
+                return Err(bad(name, known.to_string()));
+            }
+        };
+        // A search of nothing would say that nothing is faster.
+        match gate.why_not(&family) {
+            None => Ok(family),
+            Some(why) => Err(bad(
+                name,
+                format!("families with a kernel for this problem here; of {name}: {why}"),
+            )),
+        }
     };
     names.iter().map(family).collect()
 }
@@ -200,6 +225,12 @@ mod tests {
             .err()
             .unwrap();
         assert!(family.to_string().contains("mma, wgmma"), "{family}");
+        let of_gpus = Setup::new("cpu", &problem, &["mma".to_string()], false).err().unwrap();
+        assert!(of_gpus.to_string().contains("the device is the host"), "{of_gpus}");
+        let replay = Setup::new("replay:shipped", &problem, &["mma".to_string()], false)
+            .err()
+            .unwrap();
+        assert!(replay.to_string().contains("none on a replay"), "{replay}");
         let file = Setup::new("replay:/nowhere", &problem, &[], false).err().unwrap();
         assert!(file.to_string().contains("/nowhere"), "{file}");
     }

@@ -161,6 +161,12 @@ fn inputs_are_fresh_for_each_run_unless_they_are_pinned() {
     let kept = format!("--folder {}", home.join("one").display());
     let first = seed(&kept);
     assert_ne!(first, seed(""));
+    // Another run in its folder is a question asked wrongly.
+    let twice = flashcore(&format!("tune tiny --device cpu --budget 1 {kept}"), &home)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(twice.stderr).unwrap();
+    assert!(twice.status.code() == Some(2) && said.contains("--resume"), "{said}");
     assert_eq!(seed(&format!("{kept} --resume")), first);
     assert_eq!(seed("--seed 5"), 5);
     std::fs::remove_dir_all(&home).unwrap();
