@@ -75,6 +75,8 @@ impl Timing {
 pub(crate) struct Best {
     pub(crate) id: String,
     pub(crate) score: f64,
+    /// Its time when it was tried, µs.
+    pub(crate) us: f64,
 }
 
 /// What came of an examination.
@@ -182,22 +184,55 @@ impl Examiner<'_> {
         // A candidate is timed against the best, and the first one by itself.
         let mut kernels = vec![id.to_string()];
         kernels.extend(best.filter(|best| best.id != id).map(|best| best.id.clone()));
-        let opened = self.open(self.judge.problem(), &kernels)?;
+        let opened = self.open_beside(&mut kernels)?;
         if computes {
             self.inspected(0, number, inspect)?;
             self.twice(number)?;
         }
-        let measurement = self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen)?;
+        let measurement = match self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen) {
+            Err(stop) if kernels.len() > 1 && !self.stands_alone(&kernels[1], &stop)? => {
+                kernels.truncate(1);
+                self.open(self.judge.problem(), &kernels)?;
+                self.time(0, Mode::Screen, &self.timing.screen)?
+            }
+            measured => measured?,
+        };
         if computes {
             self.inspected(0, number, inspect_again)?;
         }
-        let mut found = judged(&measurement, best, self.timing.gain)?;
+        let mut found = judged(&measurement, id, best, self.timing.gain)?;
         if let (Some(timed), Some(opened)) = (&mut found.timed, opened.into_iter().next()) {
             timed.registers = opened.attributes.map(|attributes| attributes.registers);
             timed.module = opened.module;
         }
         found.unjudged = unjudged;
         Ok(found)
+    }
+
+    /// Opens a candidate and the best beside it. Where that fails, the candidate by itself: it is blamed for what it does
+    /// alone, and the best is taken out of `kernels` where it was that one.
+    fn open_beside(&mut self, kernels: &mut Vec<String>) -> Result<Vec<Opened>, Stop> {
+        match self.open(self.judge.problem(), kernels) {
+            Err(Stop::Verdict(..) | Stop::Died(_)) if kernels.len() > 1 => {
+                kernels.truncate(1);
+                self.open(self.judge.problem(), kernels)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Whether a kernel can be timed by itself: after a failure beside a candidate, so that the candidate is not blamed for
+    /// what the best does. A candidate stays to blame wherever the best is not.
+    fn stands_alone(&mut self, id: &str, failure: &Stop) -> Result<bool, TuneError> {
+        if let Stop::Broken(_) = failure {
+            return Ok(true);
+        }
+        let alone = self.open(self.judge.problem(), &[id.to_string()]);
+        match alone.and_then(|_| self.time(0, Mode::Screen, &self.timing.screen)) {
+            Ok(measurement) => Ok(measurement.subjects.iter().all(|subject| subject.summary.is_some())),
+            Err(Stop::Broken(error)) => Err(error),
+            Err(Stop::Verdict(..) | Stop::Died(_)) => Ok(false),
+        }
     }
 
     pub(crate) fn ask(&mut self, command: &Command) -> Result<Said, Stop> {
@@ -358,7 +393,7 @@ impl Examiner<'_> {
 }
 
 /// What a measurement says about its first subject.
-fn judged(measurement: &Measurement, best: Option<&Best>, gain: f64) -> Result<Found, Stop> {
+fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -> Result<Found, Stop> {
     let subject = &measurement.subjects[0];
     let Some(summary) = subject.summary else {
         let trouble = subject.trouble.clone().unwrap_or("it was never timed".to_string());
@@ -375,10 +410,15 @@ fn judged(measurement: &Measurement, best: Option<&Best>, gain: f64) -> Result<F
             );
             (Verdict::of(ratio, gain), reason, ratio.value * base_score)
         }
-        (None, Some(best)) if best.id != subject.info.label => {
-            let reason = format!("{} could not be timed beside it", best.id);
-            return Err(Stop::Verdict(Verdict::LaunchFailed, reason));
-        }
+        // The best is at fault, and no candidate is blamed for it. Two clocks at two times decide nothing.
+        (None, Some(best)) if best.id != id => (
+            Verdict::Ambiguous,
+            format!(
+                "{} could not be timed beside it; it took {:.2} µs then, this one {:.2} by itself",
+                best.id, best.us, summary.p50
+            ),
+            base_score * summary.p50 / best.us,
+        ),
         _ => (
             Verdict::Ambiguous,
             "the first, that others are compared with".to_string(),
@@ -399,4 +439,79 @@ fn judged(measurement: &Measurement, best: Option<&Best>, gain: f64) -> Result<F
         }),
         unjudged: Vec::new(),
     })
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use flashcore_problem::Problem;
+
+    use super::*;
+    use crate::worker::Deadlines;
+    use crate::worker::fake::Fake;
+
+    /// What becomes of a candidate beside the best, with a worker that does this first.
+    fn examined(name: &str, first: &str) -> Found {
+        let problem = Problem::named("tiny").unwrap();
+        let (judge, timing) = (Judge::of_nothing(&problem), Timing::for_cpu());
+        let fake = Fake {
+            first: first.to_string(),
+            ..Fake::new()
+        };
+        let mut examiner = Examiner {
+            judge: &judge,
+            worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
+            compilers: None,
+            timing: &timing,
+            scratch: PathBuf::new(),
+            interrupt: Interrupt::default(),
+        };
+        let best = Best {
+            id: "cpu/m16n16".to_string(),
+            score: 0.5,
+            us: 20.0,
+        };
+        examiner.examine(1, "cpu/m32n32", Some(&best)).unwrap()
+    }
+
+    #[test]
+    fn what_the_best_does_is_not_the_candidates_fault() {
+        let failed = r#""failed":{"verdict":"LAUNCH_FAILED","kernel":"cpu/m16n16","reason":"gone","fatal":false}"#;
+        let of_best = [
+            ("opens-not", format!("*'\"open\"'*'m16n16'*) said='{failed}';;")),
+            ("dies", "*'\"open\"'*'m16n16'*) exit 3;;".to_string()),
+            // It opens, and then dies of being timed.
+            (
+                "dies-later",
+                "*'\"open\"'*'[\"cpu/m16n16'*) open=7; said='\"opened\":[]';; *'\"time\"'*[27]) exit 3;;".to_string(),
+            ),
+        ];
+        for (name, first) in of_best {
+            let found = examined(name, &first);
+            assert_eq!(found.verdict, Verdict::Ambiguous, "{name}: {}", found.reason);
+            assert!(
+                found.reason.contains("cpu/m16n16 could not be timed beside it"),
+                "{}",
+                found.reason
+            );
+            // 10 µs where the best took 20.
+            assert_eq!(found.timed.unwrap().score, 0.25);
+        }
+    }
+
+    #[test]
+    fn what_the_candidate_does_is() {
+        let of_it = [
+            ("its-open", "*'\"open\"'*'m32n32'*) exit 3;;"),
+            (
+                "its-time",
+                "*'\"open\"'*'[\"cpu/m32n32'*1) open=7; said='\"opened\":[]';; *'\"time\"'*[27]) exit 3;;",
+            ),
+        ];
+        for (name, first) in of_it {
+            let found = examined(name, first);
+            assert_eq!(found.verdict, Verdict::LaunchFailed, "{name}: {}", found.reason);
+            assert!(found.reason.starts_with("2 times out of 2"), "{}", found.reason);
+        }
+        assert_eq!(examined("well", "").verdict, Verdict::Faster);
+    }
 }

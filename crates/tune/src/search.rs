@@ -343,6 +343,7 @@ impl<'s> Search<'s> {
                 best = Some(Best {
                     id: trial.id.clone(),
                     score,
+                    us: trial.timed.as_ref().map_or(f64::INFINITY, |timed| timed.us),
                 });
             }
         }
