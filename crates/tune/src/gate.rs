@@ -140,8 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_machine_program_has_the_same_fingerprint() {
-        // Heads that share nothing are packed into blocks of one: the kernel is the same but for its name.
+    fn a_fingerprint_is_of_the_program_and_its_launch() {
         let gate = Gatekeeper::new(&Problem::named("mission").unwrap(), Some(Target::Sm90a.into()));
         let look = |id: &str| gate.look(id).unwrap().unwrap();
         let config = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy";

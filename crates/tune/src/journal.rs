@@ -273,11 +273,12 @@ fn parse_trials(folder: &Path) -> Result<(Vec<Trial>, u64), TuneError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::trial::tests::trial;
 
-    fn header() -> Header {
+    /// A run of random search on the host.
+    pub(crate) fn header() -> Header {
         Header {
             schema: SCHEMA,
             case: "tiny".to_string(),
@@ -298,7 +299,8 @@ mod tests {
         }
     }
 
-    fn folder(name: &str) -> PathBuf {
+    /// A folder that is not there.
+    pub(crate) fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("flashcore-journal-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         folder

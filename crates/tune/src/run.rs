@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use flashcore_bench::{Case, executable, revision};
+use flashcore_bench::{Case, DeviceIdentity, executable, revision};
 use flashcore_ir::Chip;
 use flashcore_problem::rng::Rng;
 
@@ -21,7 +21,7 @@ use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
 use crate::journal::{Header, Journal, SCHEMA, digest, read_header};
 use crate::judge::Judge;
-use crate::search::Search;
+use crate::search::{Look, Search};
 use crate::simulated;
 use crate::space::{Family, Space};
 use crate::strategy::Strategy;
@@ -149,6 +149,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         devices.push(hello.device);
         workers.push(worker);
     }
+    of_one_kind(&devices)?;
     let header = Header {
         schema: SCHEMA,
         case: request.case.name.clone(),
@@ -179,7 +180,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         Some(seed) => Judge::new(&request.case.problem, seed)?,
         None => Judge::of_nothing(&request.case.problem),
     };
-    // Devices of one run are of one kind: what is compiled for the first serves all.
+    // What is compiled for the first serves all: they are of one kind.
     let compiled = request.chip.and(request.devices.first());
     let compilers =
         compiled.map(|device| Compilers::new(&request.program, device, request.deadlines, request.compilers));
@@ -200,7 +201,9 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         .chip
         .map(|chip| Gatekeeper::new(&request.case.problem, Some(chip)));
     let mut strategy = request.strategy;
-    let mut search = Search::new(&request.space, gate.as_ref(), &header, journal, before);
+    let look = gate.as_ref().map(|gate| |id: &str| gate.look(id));
+    let look = look.as_ref().map(|look| look as &Look<'_>);
+    let mut search = Search::new(&request.space, look, &header, journal, before);
     search.limit(request.trials, request.time);
     search.ends_by(request.interrupt.clone());
     let mut examiners = search.go(&mut *strategy, examiners, watcher)?;
@@ -252,6 +255,32 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     })
 }
 
+/// Devices of one run are of one kind: what is compiled for the first serves all, and a time on one stands beside a time
+/// on another.
+fn of_one_kind(devices: &[DeviceIdentity]) -> Result<(), TuneError> {
+    let kind = |device: &DeviceIdentity| {
+        let DeviceIdentity {
+            name,
+            architecture,
+            units,
+            l2_bytes,
+            driver,
+            ..
+        } = device;
+        format!("{name} ({architecture}, {units} units, {l2_bytes} B of L2, driver {driver})")
+    };
+    let mut kinds: Vec<String> = devices.iter().map(kind).collect();
+    kinds.dedup();
+    match kinds.as_slice() {
+        [] | [_] => Ok(()),
+        _ => Err(TuneError::BadOption {
+            option: "devices",
+            given: kinds.join(" and "),
+            allowed: "devices of one kind in one run; tune each kind by itself".to_string(),
+        }),
+    }
+}
+
 /// The seed of a run's inputs: the one that was asked for, that of the run taken up again, or a fresh one, so that no
 /// kernel is right by being right for inputs that are always the same.
 fn inputs(request: &Request) -> u64 {
@@ -296,7 +325,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::strategy::Kind;
-    use crate::worker::fake::Fake;
+    use crate::worker::fake::{Fake, hello_of};
 
     /// A run with these workers, whatever they are; `name` is that of the folder.
     pub(crate) fn request(name: &str, devices: &[&str], program: Program) -> Request {
@@ -334,6 +363,24 @@ pub(crate) mod tests {
     fn a_run_without_devices_is_an_error() {
         let error = run(request("none", &[], Fake::new().program("none")), &mut ()).unwrap_err();
         assert!(error.to_string().contains("devices is an empty list"), "{error}");
+    }
+
+    #[test]
+    fn devices_of_different_kinds_are_refused() {
+        // Who it is says the device that it is asked to take.
+        let mut other = DeviceIdentity::cpu();
+        other.units += 1;
+        let hello = format!(r#"*'"device":"other"'*) said='{}';;"#, hello_of(&other));
+        let fake = Fake {
+            first: hello,
+            ..Fake::new()
+        };
+        let program = fake.program("kinds");
+        let error = run(request("kinds", &["cpu", "other"], program), &mut ()).unwrap_err();
+        assert!(error.to_string().contains("devices of one kind"), "{error}");
+        let mut twin = DeviceIdentity::cpu();
+        (twin.device, twin.uuid) = ("cuda:1".to_string(), "another".to_string());
+        assert!(of_one_kind(&[DeviceIdentity::cpu(), twin]).is_ok());
     }
 
     #[test]

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use crate::error::TuneError;
 use crate::examine::{Best, Examiner, Found};
-use crate::gate::Gatekeeper;
 use crate::interrupt::Interrupt;
 use crate::journal::{Header, Journal};
 use crate::run::Watcher;
@@ -46,12 +45,17 @@ enum Known {
     Found(Found, f64),
     /// From the journal.
     Before(Box<Trial>),
+    /// That of an earlier candidate with the same machine program, which has one by the time this one is looked at.
+    Twin,
 }
+
+/// What the first gate says of a config: why not, or what its machine program is.
+pub(crate) type Look<'s> = dyn Fn(&str) -> Result<Option<Fingerprint>, String> + 's;
 
 /// A search on its way.
 pub(crate) struct Search<'s> {
     space: &'s Space,
-    gate: Option<&'s Gatekeeper>,
+    gate: Option<&'s Look<'s>>,
     header: &'s Header,
     journal: Journal,
     /// Trials of the run that is taken up again, not looked at yet.
@@ -70,7 +74,7 @@ pub(crate) struct Search<'s> {
 impl<'s> Search<'s> {
     pub(crate) fn new(
         space: &'s Space,
-        gate: Option<&'s Gatekeeper>,
+        gate: Option<&'s Look<'s>>,
         header: &'s Header,
         journal: Journal,
         before: Vec<Trial>,
@@ -210,11 +214,12 @@ impl<'s> Search<'s> {
             };
             match before {
                 Some(trial) => {
+                    (pending.fingerprint, pending.same_as) = (trial.fingerprint.clone(), trial.same_as.clone());
                     self.results.insert(number, Known::Before(Box::new(trial)));
                 }
                 None => match self.look(&mut pending) {
-                    Some(found) => {
-                        self.results.insert(number, Known::Found(found, 0.0));
+                    Some(known) => {
+                        self.results.insert(number, known);
                     }
                     None => {
                         let job = Job {
@@ -265,23 +270,36 @@ impl<'s> Search<'s> {
     }
 
     /// What can be said of a proposal without a worker.
-    fn look(&self, pending: &mut Pending) -> Option<Found> {
+    fn look(&self, pending: &mut Pending) -> Option<Known> {
         let id = &pending.proposal.id;
-        let refused = |reason: String| Found::failed(Verdict::Refused, reason);
+        let refused = |reason: String| Known::Found(Found::failed(Verdict::Refused, reason), 0.0);
         // The first is there to be compared with, whatever families are searched.
         if !self.history.trials().is_empty()
             && let Err(reason) = self.space.admits(id)
         {
             return Some(refused(reason));
         }
-        match self.gate?.look(id) {
+        match self.gate?(id) {
             Err(reason) => return Some(refused(reason)),
             Ok(fingerprint) => pending.fingerprint = fingerprint,
         }
         let fingerprint = pending.fingerprint.as_ref()?;
-        let mut trials = self.history.trials().iter();
-        let same = trials.find(|trial| trial.same_as.is_none() && trial.fingerprint.as_ref() == Some(fingerprint))?;
-        pending.same_as = Some(same.id.clone());
+        // The first of them, among those that were tried and those on their way.
+        let mut tried = self.history.trials().iter();
+        let tried = tried.find(|trial| trial.same_as.is_none() && trial.fingerprint.as_ref() == Some(fingerprint));
+        let first = tried.map(|trial| trial.id.clone()).or_else(|| {
+            let mut on_the_way = self.pending.values();
+            let twin =
+                on_the_way.find(|other| other.same_as.is_none() && other.fingerprint.as_ref() == Some(fingerprint));
+            twin.map(|other| other.proposal.id.clone())
+        });
+        pending.same_as = Some(first?);
+        Some(Known::Twin)
+    }
+
+    /// The result of a candidate whose machine program is that of an earlier one.
+    fn of_twin(&self, id: &str) -> Option<Found> {
+        let same = self.history.trial(id)?;
         Some(Found {
             verdict: same.verdict,
             reason: format!("the same machine program as {}", same.id),
@@ -301,7 +319,20 @@ impl<'s> Search<'s> {
         else {
             return Ok(());
         };
+        let result = match (result, &same_as) {
+            (Known::Twin, Some(first)) => match self.of_twin(first) {
+                Some(found) => Known::Found(found, 0.0),
+                None => Known::Twin,
+            },
+            (result, _) => result,
+        };
         let trial = match result {
+            // It was begun before this one, and trials are looked at in that order.
+            Known::Twin => {
+                return Err(TuneError::Nothing {
+                    what: format!("{} is the same as a candidate that has no result", proposal.id),
+                });
+            }
             Known::Before(trial) => *trial,
             Known::Found(found, seconds) => {
                 let trial = Trial {
@@ -395,6 +426,79 @@ fn work<'e>(mut examiner: Examiner<'e>, jobs: &Receiver<Job>, done: &Sender<Done
         });
         if lost || sent.is_err() {
             return examiner;
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::examine::Timing;
+    use crate::journal::tests::{folder, header};
+    use crate::judge::Judge;
+    use crate::space::Family;
+    use crate::worker::fake::Fake;
+    use crate::worker::{Deadlines, Worker};
+
+    /// Proposes these.
+    struct List(VecDeque<&'static str>);
+
+    impl Strategy for List {
+        fn propose(&mut self, _: &History, _: &Space) -> Result<Option<Proposal>, TuneError> {
+            Ok(self.0.pop_front().map(|id| Proposal::new(id, "listed")))
+        }
+    }
+
+    /// The trials of a search through these with a fake worker, and what ended it.
+    fn searched(
+        name: &str,
+        strategy: &mut dyn Strategy,
+        first: &str,
+        window: usize,
+    ) -> (Vec<Trial>, Result<(), TuneError>) {
+        let header = Header { window, ..header() };
+        let folder = folder(name);
+        let space = Space::new(vec![Family::cpu()], |_| Ok(()));
+        // The tile's rows are the program.
+        let look = |id: &str| Ok(Some(Fingerprint(id.split('n').next().unwrap_or(id).to_string())));
+        let journal = Journal::begin(&folder, &header).unwrap();
+        let (judge, timing) = (Judge::of_nothing(&header.problem), Timing::for_cpu());
+        let fake = Fake {
+            first: first.to_string(),
+            ..Fake::new()
+        };
+        let examiner = Examiner {
+            judge: &judge,
+            worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
+            compilers: None,
+            timing: &timing,
+            scratch: folder.join("output"),
+            interrupt: Interrupt::default(),
+        };
+        let mut search = Search::new(&space, Some(&look), &header, journal, Vec::new());
+        let outcome = search.go(strategy, vec![examiner], &mut ()).map(drop);
+        let (history, _) = search.end();
+        std::fs::remove_dir_all(&folder).unwrap();
+        (history.trials().to_vec(), outcome)
+    }
+
+    #[test]
+    fn equal_programs_are_one_even_when_both_are_on_their_way() {
+        for window in [1, 8] {
+            let mut list = List(["cpu/m32n16", "cpu/m32n32", "cpu/m64n16", "cpu/m32n64"].into());
+            let (trials, outcome) = searched(&format!("twins-{window}"), &mut list, "", window);
+            outcome.unwrap();
+            let same: Vec<Option<&str>> = trials.iter().map(|trial| trial.same_as.as_deref()).collect();
+            assert_eq!(
+                same,
+                [None, None, Some("cpu/m32n16"), None, Some("cpu/m32n16")],
+                "{window}"
+            );
+            assert_eq!(
+                (&trials[2].timed, trials[2].verdict),
+                (&trials[1].timed, trials[1].verdict)
+            );
+            assert!(trials[2].timed.is_some());
         }
     }
 }

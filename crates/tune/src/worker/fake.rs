@@ -30,17 +30,6 @@ impl Fake {
     /// The script, in a file of this name.
     pub(crate) fn program(&self, name: &str) -> Program {
         let path = file(name);
-        let quoted = |said: &Said| {
-            let text = serde_json::to_string(said).unwrap();
-            text[1..text.len() - 1].to_string()
-        };
-        let hello = Said::Hello(Box::new(Hello {
-            protocol: PROTOCOL,
-            revision: revision().to_string(),
-            executable: executable().to_string(),
-            device: self.device.clone(),
-            computes: false,
-        }));
         let opened = |count: usize| {
             let one = Opened {
                 id: String::new(),
@@ -58,7 +47,7 @@ impl Fake {
              *'\"time\"'*1) said='{}';;\n*'\"time\"'*2) said='{}';;\n\
              *) said='{}';;\nesac\nprintf '%s\\n' \"{{\\\"id\\\":$id,$said}}\"\ndone\n",
             self.first,
-            quoted(&hello),
+            hello_of(&self.device),
             quoted(&opened(1)),
             quoted(&opened(2)),
             quoted(&measured(1)),
@@ -72,6 +61,23 @@ impl Fake {
             env: Vec::new(),
         }
     }
+}
+
+/// A member of an object, as it stands between braces.
+fn quoted(said: &Said) -> String {
+    let text = serde_json::to_string(said).unwrap();
+    text[1..text.len() - 1].to_string()
+}
+
+/// The answer to `hello` of a device that computes nothing.
+pub(crate) fn hello_of(device: &DeviceIdentity) -> String {
+    quoted(&Said::Hello(Box::new(Hello {
+        protocol: PROTOCOL,
+        revision: revision().to_string(),
+        executable: executable().to_string(),
+        device: device.clone(),
+        computes: false,
+    })))
 }
 
 fn file(name: &str) -> PathBuf {
