@@ -64,7 +64,8 @@ pub(crate) struct TuneArgs {
     /// Search among candidates that hang, crash, are wrong or cheat, too: shows that the gates hold
     #[arg(long, help_heading = "Search")]
     torture: bool,
-    /// Seconds after which a candidate that does not answer hangs
+    /// Seconds after which a candidate that does not answer hangs, beside what the problem's size needs;
+    /// more than 10 lengthens the deadlines of compiling and timing, too
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Search")]
     deadline: u64,
     /// Peers that the winner and the default are timed with at the end: all, none, or labels such as torch/cudnn,fa3
@@ -332,10 +333,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         folder: folder.clone(),
         resume: args.resume,
         program: program()?,
-        deadlines: Deadlines {
-            run: deadline,
-            ..Deadlines::default()
-        },
+        deadlines: Deadlines::of_run(deadline),
         timing: setup.timing,
         interrupt: ctrl_c.interrupt.clone(),
     };

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use flashcore_problem::Problem;
+
 use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said, Stage};
 use crate::error::TuneError;
 use crate::trial::Verdict;
@@ -26,7 +28,7 @@ pub struct Program {
     pub env: Vec<(OsString, OsString)>,
 }
 
-/// How long each stage may take.
+/// How long each stage may take, beside what the size of the problem needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
     /// Taking the device.
@@ -50,19 +52,93 @@ impl Default for Deadlines {
     }
 }
 
+/// Operations a second that the slowest candidates worth waiting for make: on a core of the host, on a GPU.
+const SLOW_CORE: f64 = 1e9;
+const SLOW_GPU: f64 = 1e11;
+/// Bytes a second that are drawn, copied, read or written at least.
+const SLOW_BYTES: f64 = 50e6;
+/// Runs that timing a kernel makes at least, warming up and looking whether it has settled among them.
+const LEAST_RUNS: f64 = 16.0;
+/// Longest that a size is taken to need.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What the problem that is open needs by its size.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Needs {
+    /// A run.
+    run: Duration,
+    /// Drawing inputs, or moving an output.
+    bytes: Duration,
+    /// Timing all that is open.
+    time: Duration,
+}
+
+impl Needs {
+    fn of(problem: &Problem, kernels: usize, device: &str) -> Needs {
+        let rate = match device.starts_with("cuda:") {
+            true => SLOW_GPU,
+            false => SLOW_CORE * thread::available_parallelism().map_or(1, usize::from) as f64,
+        };
+        let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).map_or(LONGEST, |needed| needed.min(LONGEST));
+        let elements: usize = [
+            problem.q_layout(),
+            problem.k_layout(),
+            problem.v_layout(),
+            problem.o_layout(),
+        ]
+        .iter()
+        .map(|layout| layout.span())
+        .sum();
+        let run = problem.flops() / rate;
+        Needs {
+            run: seconds(run),
+            bytes: seconds(elements as f64 * 4.0 / SLOW_BYTES),
+            time: seconds(run * LEAST_RUNS * kernels as f64),
+        }
+    }
+}
+
 impl Deadlines {
-    fn of(&self, command: &Command) -> Duration {
+    /// Those for a run that may take so long, as a user names it. The others are longer in proportion where it is longer
+    /// than usual, and never shorter: a machine is not faster at compiling because its kernels are.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use flashcore_tune::worker::Deadlines;
+    /// let [short, long] = [2, 20].map(|seconds| Deadlines::of_run(Duration::from_secs(seconds)));
+    /// assert_eq!((short.run.as_secs(), short.compile), (2, Deadlines::default().compile));
+    /// assert_eq!((long.run.as_secs(), long.compile), (20, 2 * Deadlines::default().compile));
+    /// ```
+    pub fn of_run(run: Duration) -> Deadlines {
+        let usual = Deadlines::default();
+        let times = (run.as_secs_f64() / usual.run.as_secs_f64()).max(1.0);
+        Deadlines {
+            start: usual.start.mul_f64(times),
+            compile: usual.compile.mul_f64(times),
+            run,
+            time: usual.time.mul_f64(times),
+        }
+    }
+
+    fn of(&self, command: &Command, needs: &Needs) -> Duration {
         match command.stage() {
             Stage::Start => self.start,
             Stage::Compile => self.compile,
-            Stage::Run => self.run,
+            // Kernels are enqueued and waited for later, but on the host.
+            Stage::Run => {
+                self.run
+                    + match command {
+                        Command::Run { .. } | Command::Finish => needs.run,
+                        _ => needs.bytes,
+                    }
+            }
             Stage::Time => {
                 let budget = match command {
                     // Warming up comes on top of the rounds; so does the round that goes over the budget.
                     Command::Time { options, .. } => options.budget_ms / 1e3 + options.warm_up_max_us * 4.0 / 1e6,
                     _ => 0.0,
                 };
-                self.time + Duration::from_secs_f64(budget.clamp(0.0, 3600.0))
+                self.time + needs.time + Duration::from_secs_f64(budget.clamp(0.0, 3600.0))
             }
         }
     }
@@ -122,6 +198,7 @@ pub struct Worker {
     live: Option<Live>,
     next: u64,
     started: usize,
+    needs: Needs,
 }
 
 #[derive(Debug)]
@@ -143,6 +220,7 @@ impl Worker {
             live: None,
             next: 0,
             started: 0,
+            needs: Needs::default(),
         }
     }
 
@@ -287,7 +365,10 @@ impl Worker {
     }
 
     fn exchange(&mut self, command: &Command) -> Result<Said, Loss> {
-        let (stage, allowed) = (command.stage(), self.deadlines.of(command));
+        if let Command::Open { problem, kernels } = command {
+            self.needs = Needs::of(problem, kernels.len(), &self.device);
+        }
+        let (stage, allowed) = (command.stage(), self.deadlines.of(command, &self.needs));
         self.next += 1;
         let id = self.next;
         let died = |live: &mut Live| Loss::Died {
@@ -368,5 +449,90 @@ fn obituary(live: &mut Live) -> String {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use flashcore_bench::{Mode, Options};
+
+    use super::*;
+    use crate::worker::fake::Fake;
+
+    fn problem(seq: usize) -> Problem {
+        Problem::builder()
+            .heads(32, 32)
+            .seq_len(seq)
+            .head_dim(128)
+            .build()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_large_problem_is_given_the_time_that_it_needs() {
+        let usual = Deadlines::default();
+        let finish = |seq: usize, device: &str| {
+            let needs = Needs::of(&problem(seq), 2, device);
+            usual.of(&Command::Finish, &needs)
+        };
+        assert!(finish(64, "cpu") < usual.run + Duration::from_secs(1));
+        // 4.4 T operations: a minute and a half of a fast host.
+        assert!(finish(16384, "cpu") > Duration::from_secs(90));
+        assert!(finish(16384, "cuda:0") < Duration::from_secs(60));
+        let load = Command::Load {
+            place: 0,
+            kind: "normal".to_string(),
+            seed: 1,
+        };
+        let needs = Needs::of(&problem(16384), 2, "cuda:0");
+        assert!(usual.of(&load, &needs) > usual.run + Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_worker_that_hangs_is_ended_at_every_stage() {
+        let open = Command::Open {
+            problem: problem(16),
+            kernels: vec!["cpu/m16n16".to_string()],
+        };
+        let time = Command::Time {
+            baseline: 0,
+            mode: Mode::Screen,
+            options: Options {
+                budget_ms: 1.0,
+                warm_up_max_us: 1.0,
+                ..Options::for_cpu()
+            },
+        };
+        let short = Deadlines {
+            start: Duration::from_secs(60),
+            compile: Duration::from_millis(500),
+            run: Duration::from_millis(500),
+            time: Duration::from_millis(500),
+        };
+        let cases = [
+            ("open", &open, Stage::Compile),
+            ("time", &time, Stage::Time),
+            ("finish", &Command::Finish, Stage::Run),
+        ];
+        for (word, command, at) in cases {
+            let first = format!("*'\"do\":\"{word}\"'*) read -r never < /dev/zero;;");
+            let fake = Fake { first, ..Fake::new() };
+            let mut worker = Worker::new(fake.program(&format!("hangs-{word}")), "cpu", short);
+            match worker.ask(command).unwrap() {
+                Err(Loss::Hung { stage, .. }) => assert_eq!(stage, at),
+                other => panic!("{word}: {other:?}"),
+            }
+            assert_eq!(worker.process(), None);
+        }
+        let first = "*'\"hello\"'*) read -r never < /dev/zero;;".to_string();
+        let fake = Fake { first, ..Fake::new() };
+        let short = Deadlines {
+            start: Duration::from_millis(500),
+            ..short
+        };
+        let error = Worker::new(fake.program("hangs-hello"), "cpu", short)
+            .hello()
+            .unwrap_err();
+        assert!(error.to_string().contains("while starting within 0.5 s"), "{error}");
     }
 }
