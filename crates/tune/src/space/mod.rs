@@ -121,13 +121,26 @@ impl Space {
         answer
     }
 
+    /// Every config, family by family, whether or not it may be proposed: nobody is asked.
+    ///
+    /// ```
+    /// use flashcore_tune::space::{Family, Space};
+    /// let none = Space::new(vec![Family::cpu()], |_| Err("not one".to_string()));
+    /// assert_eq!((none.configs().count(), none.all().count()), (120, 0));
+    /// ```
+    pub fn configs(&self) -> Box<dyn Iterator<Item = String> + '_> {
+        match &self.listed {
+            Some(listed) => Box::new(listed.iter().cloned()),
+            None => Box::new(self.families().flat_map(|family| family.configs())),
+        }
+    }
+
     /// Every config that may be proposed, family by family. Asks about all of them: for small spaces.
     pub fn all(&self) -> Box<dyn Iterator<Item = String> + '_> {
-        if let Some(listed) = &self.listed {
-            return Box::new(listed.iter().cloned());
-        }
-        let configs = self.families().flat_map(|family| family.configs());
-        Box::new(configs.filter(|id| self.admits(id).is_ok()))
+        Box::new(
+            self.configs()
+                .filter(|id| self.listed.is_some() || self.admits(id).is_ok()),
+        )
     }
 
     /// A config that may be proposed: from a list evenly, otherwise a family drawn evenly, then one of its configs.

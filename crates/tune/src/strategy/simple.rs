@@ -10,15 +10,17 @@ use crate::trial::History;
 /// Every config of the space, in its order.
 #[derive(Debug, Default)]
 pub struct Exhaustive {
-    all: Option<std::vec::IntoIter<String>>,
+    /// Ids that were not looked at yet, whether or not they may be proposed: asking about all of them first, each planned
+    /// and proved, would take minutes before the first trial.
+    left: Option<std::vec::IntoIter<String>>,
 }
 
 impl Strategy for Exhaustive {
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
-        let all = self
-            .all
-            .get_or_insert_with(|| space.all().collect::<Vec<_>>().into_iter());
-        let next = all.find(|id| !history.is_seen(id));
+        let left = self
+            .left
+            .get_or_insert_with(|| space.configs().collect::<Vec<_>>().into_iter());
+        let next = left.find(|id| !history.is_seen(id) && space.admits(id).is_ok());
         Ok(next.map(|id| Proposal::new(id, "next in order")))
     }
 }
@@ -54,7 +56,9 @@ pub(super) fn fresh(history: &History, space: &Space, rng: &mut Rng) -> Option<S
             return Some(id);
         }
     }
-    space.all().find(|id| !history.is_seen(id))
+    space
+        .configs()
+        .find(|id| !history.is_seen(id) && space.admits(id).is_ok())
 }
 
 /// Goes from a config to the first neighbour that is faster, and where none is, begins anew elsewhere.
@@ -118,5 +122,42 @@ impl Strategy for HillClimbing {
 pub(super) fn shuffle<T>(items: &mut [T], rng: &mut Rng) {
     for i in (1..items.len()).rev() {
         items.swap(i, rng.below(i + 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::space::Family;
+
+    #[test]
+    fn a_large_space_is_not_asked_about_before_the_first_trial() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = asked.clone();
+        let space = Space::new(vec![Family::mma()], move |_| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        assert!(space.configs().count() > 5000);
+        let mut exhaustive = Exhaustive::default();
+        let mut history = History::default();
+        for _ in 0..3 {
+            let next = exhaustive.propose(&history, &space).unwrap().unwrap();
+            history.begin(&next.id);
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 3);
+        // Nor near the end, where draws find nothing new: only about what is new.
+        let mut rng = Rng::new(1);
+        let left = space.configs().last().unwrap();
+        space
+            .configs()
+            .filter(|id| *id != left)
+            .for_each(|id| history.begin(&id));
+        let before = asked.load(Ordering::Relaxed);
+        assert_eq!(fresh(&history, &space, &mut rng), Some(left));
+        assert!(asked.load(Ordering::Relaxed) - before <= DRAWS + 1);
     }
 }
