@@ -60,25 +60,36 @@ impl Live {
 
     fn message(&self, history: &History) -> String {
         let tried = history.trials().len();
-        let mut text = match self.trials {
+        let progress = match self.trials {
             Some(trials) => format!("{tried} of {trials} trials"),
             None => {
                 let left = self.time.saturating_sub(self.began.elapsed());
                 format!("{tried} trials, {} s left", left.as_secs())
             }
         };
-        if let Some(best) = history.ranked().first() {
-            let us = best.timed.as_ref().map_or(f64::NAN, |timed| timed.us);
-            let gain = best.score().map_or(0.0, |score| (1.0 - score) * 100.0);
-            let _ = write!(text, " · best {} {} ({gain:+.1} %)", best.id, style::micros(us));
-        }
-        for (verdict, count) in history.count() {
-            if !verdict.is_timed() {
-                let _ = write!(text, " · {count} {verdict}");
-            }
-        }
-        text.chars().take(style::width().saturating_sub(3)).collect()
+        message(&progress, history, style::width().saturating_sub(3))
     }
+}
+
+/// How far a search is, the best time with its interval, failures by kind, and whose time it is: last, since it is what
+/// can be left out of a narrow line.
+fn message(progress: &str, history: &History, width: usize) -> String {
+    let mut text = progress.to_string();
+    let mut whose = String::new();
+    let best = history.ranked().first().copied();
+    if let Some((best, timed)) = best.and_then(|best| Some((best, best.timed.as_ref()?))) {
+        let gain = (1.0 - timed.score) * 100.0;
+        let [lo, hi] = [timed.interval.lo, timed.interval.hi].map(style::micros);
+        let _ = write!(text, " · best {} [{lo}, {hi}] {gain:+.1} %", style::micros(timed.us));
+        whose = format!(" · {}", best.id);
+    }
+    for (verdict, count) in history.count() {
+        if !verdict.is_timed() {
+            let _ = write!(text, " · {count} {verdict}");
+        }
+    }
+    text.push_str(&whose);
+    text.chars().take(width).collect()
 }
 
 /// The first candidate, and what it is.
@@ -157,5 +168,70 @@ impl Watcher for Live {
             "{} head to head",
             style::count(finalists.len() as u64, "finalist")
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_bench::Interval;
+    use flashcore_tune::Timed;
+
+    use super::*;
+
+    fn trial(number: usize, verdict: Verdict, us: f64) -> Trial {
+        let timed = verdict.is_timed().then(|| Timed {
+            us,
+            interval: Interval {
+                lo: us - 0.25,
+                hi: us + 0.25,
+            },
+            against: None,
+            ratio: None,
+            score: us / 100.0,
+            registers: None,
+            module: None,
+        });
+        Trial {
+            number,
+            id: format!("wgmma/m192n128-s{number}-turns-lazy-cluster2-persistent"),
+            origin: String::new(),
+            verdict,
+            reason: String::new(),
+            timed,
+            unjudged: Vec::new(),
+            fingerprint: None,
+            same_as: None,
+            seconds: 1.0,
+        }
+    }
+
+    #[test]
+    fn a_narrow_line_has_the_interval_and_every_failure() {
+        let mut history = History::default();
+        let verdicts = [
+            Verdict::Ambiguous,
+            Verdict::Wrong,
+            Verdict::Faster,
+            Verdict::Hung,
+            Verdict::Wrong,
+        ];
+        for (number, verdict) in verdicts.into_iter().enumerate() {
+            history.add(trial(number, verdict, 100.0 - number as f64));
+        }
+        let line = message("5 of 60 trials", &history, 77);
+        assert!(line.chars().count() <= 77);
+        for part in [
+            "5 of 60 trials",
+            "98.0 µs [97.8 µs, 98.2 µs] +2.0 %",
+            "1 HUNG",
+            "2 WRONG",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        assert!(message("5 of 60 trials", &history, 200).ends_with(&history.trials()[2].id));
+        // Before anything has passed there are failures, too.
+        let mut failed = History::default();
+        failed.add(trial(0, Verdict::Wrong, 0.0));
+        assert!(message("1 of 60 trials", &failed, 77).contains("1 WRONG"));
     }
 }
