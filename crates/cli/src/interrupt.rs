@@ -102,7 +102,7 @@ fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path) -> Vec<OsSt
 }
 
 /// A word as a shell reads it again.
-fn quoted(word: &OsStr) -> String {
+pub(crate) fn quoted(word: &OsStr) -> String {
     let word = word.to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+%@".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {

@@ -7,6 +7,7 @@ use clap::Args;
 use flashcore::{DeviceInfo, Problem};
 use flashcore_bench::Case;
 use flashcore_ir::Target;
+use flashcore_tune::insight::Advisor;
 use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::planted::Conduct;
@@ -17,7 +18,7 @@ use serde_json::json;
 use crate::args::ProblemArgs;
 use crate::claims;
 use crate::failure::{Failure, Outcome};
-use crate::interrupt::{CtrlC, resume_command};
+use crate::interrupt::{CtrlC, quoted, resume_command};
 use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
@@ -116,7 +117,7 @@ Verdicts, in the order of the gates:
 
 Ctrl-C ends the search after the candidates at hand and says how to go on; a second one ends it at once.
 
-Exit codes: 0 done, 1 nothing could be timed or the default failed, 2 usage, 3 environment, 130 interrupted";
+Exit codes: 0 done, 1 nothing could be timed, the default failed or the proposer died, 2 usage, 3 environment, 130 interrupted";
 
 /// What --device may name.
 const DEVICES: &str = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE";
@@ -179,6 +180,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
             "seconds": found.seconds,
             "folder": found.folder,
             "plan": plan.json(),
+            "proposer_gone": found.proposer_gone,
         }));
     } else {
         style::print(&beside.as_ref().map(tune_peers::text).unwrap_or_default());
@@ -188,9 +190,14 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     if tour {
         tune_without_gpu::run(&case)?;
     }
+    if let Some(why) = &found.proposer_gone {
+        anstream::eprint!("{}", style::wrap(&format!("note: the search ended early: {why}"), 2));
+    }
     // A default that fails is the worst that can be found, whatever else was.
     Ok(match &found.board {
-        Some(board) if board.winner.is_some() && !board.is_start_bad() => Outcome::Clean,
+        Some(board) if board.winner.is_some() && !board.is_start_bad() && found.proposer_gone.is_none() => {
+            Outcome::Clean
+        }
         _ => Outcome::Findings,
     })
 }
@@ -289,6 +296,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         false => (setup.start, setup.default),
     };
     let seed = args.seed.unwrap_or(STRATEGY_SEED);
+    let mut rates = setup.advisor.as_ref().map(Advisor::rates);
     let (strategy, strategy_name): (Box<dyn Strategy>, String) = match &args.proposer {
         Some(command) => {
             let mut outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE)?;
@@ -301,9 +309,15 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             let [modelled, otherwise] = DEFAULTS;
             let default = if setup.advisor.is_some() { modelled } else { otherwise };
             let kind = args.strategy.unwrap_or(default);
-            if let Some(stale) = setup.stale_rates.filter(|_| kind.is_informed()) {
-                let note = format!("note: predicted with the profile's rates: {stale}");
-                anstream::eprint!("{}", style::wrap(&note, 2));
+            // Of a card without a profile it says why the default strategy does not predict.
+            if let Some(note) = setup
+                .rates_note
+                .filter(|_| kind.is_informed() || args.strategy.is_none())
+            {
+                anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
+            }
+            if !kind.is_informed() {
+                rates = None;
             }
             (kind.start(seed, setup.advisor.as_ref())?, kind.name().to_string())
         }
@@ -325,6 +339,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         chip: setup.chip,
         start: args.start.clone().unwrap_or(start),
         default,
+        rates,
         trials,
         time,
         finalists: FINALISTS,
@@ -354,11 +369,16 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
 
 /// Where a run is kept, and what can be done with it.
 fn kept_text(folder: &Path) -> String {
+    // Not wrapped: they are to be copied.
     style::field("evidence", &folder.display().to_string())
         + &format!(
-            "  {DIM}{:<10}{DIM:#}{CODE}flashcore leaderboard{CODE:#} {DIM}shows it again, {DIM:#}{CODE}flashcore tune --resume{CODE:#} \
-             {DIM}goes on{DIM:#}\n",
-            ""
+            "  {DIM}show again{DIM:#}{CODE}flashcore leaderboard {}{CODE:#}\n",
+            quoted(folder.as_os_str())
+        )
+        + &format!(
+            "  {DIM}{:<10}{DIM:#}{CODE}{}{CODE:#}\n",
+            "go on",
+            resume_command(folder)
         )
 }
 

@@ -56,6 +56,10 @@ pub struct Header {
     /// What the library ran for the problem when the run began; `None` of a replay.
     #[serde(default)]
     pub default: Option<DefaultKernel>,
+    /// What predictions and claims rest on: `profile`, or the SHA-256 of rates measured on the device; `None` where nothing
+    /// is predicted.
+    #[serde(default)]
+    pub rates: Option<String>,
     /// Candidates that are proposed before the results of the first of them are looked at.
     pub window: usize,
     /// Seconds since 1970 (UTC) when it began.
@@ -104,6 +108,11 @@ impl Header {
             .or_else(|| what("the seed", &|h| h.seed.to_string()))
             .or_else(|| what("the seed of the inputs", &|h| format!("{:?}", h.inputs)))
             .or_else(|| what("the first candidate", &|h| h.start.clone()))
+            .or_else(|| {
+                what("what predictions rest on", &|h| {
+                    h.rates.as_deref().unwrap_or("nothing").chars().take(12).collect()
+                })
+            })
             .or_else(|| what("the window", &|h| h.window.to_string()))
     }
 }
@@ -168,6 +177,11 @@ impl Journal {
             folder: folder.to_path_buf(),
             trials,
         })
+    }
+
+    /// Where it is.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Keeps a trial. It is on the disk when this returns.
@@ -294,6 +308,7 @@ pub(crate) mod tests {
             torture: false,
             start: "cpu/m16n16".to_string(),
             default: None,
+            rates: Some("profile".to_string()),
             window: 1,
             started_at: 5,
         }
@@ -359,13 +374,16 @@ pub(crate) mod tests {
         let folder = folder("other");
         drop(Journal::begin(&folder, &header()).unwrap());
         type Change = fn(&mut Header);
-        let changes: [(&str, Change); 8] = [
+        let changes: [(&str, Change); 9] = [
             ("the device was", |h| h.devices[0].uuid = "other".to_string()),
             ("the driver was", |h| h.devices[0].driver = "570".to_string()),
             ("the space was", |h| h.space = "ffff".to_string()),
             ("the source was abc and is def here", |h| h.revision = "def".to_string()),
             ("the program was 1111 and is 2222 here", |h| {
                 h.executable = "2222".to_string()
+            }),
+            ("what predictions rest on was profile and is 3333 here", |h| {
+                h.rates = Some("3333".to_string())
             }),
             ("the seed was 1 and is 2", |h| h.seed = 2),
             ("the seed of the inputs was", |h| h.inputs = Some(8)),

@@ -51,6 +51,8 @@ pub struct Request {
     pub start: String,
     /// What the library runs where nobody tunes, for the record.
     pub default: Option<DefaultKernel>,
+    /// What predictions and claims rest on, for the record.
+    pub rates: Option<String>,
     /// Most trials.
     pub trials: usize,
     /// Most time for the search; what was begun is finished.
@@ -105,6 +107,8 @@ pub struct Outcome {
     pub board: Option<Board>,
     /// Whether it was asked to end before its limits.
     pub interrupted: bool,
+    /// Why an outside proposer is gone, if that ended the search; the finals were held all the same.
+    pub proposer_gone: Option<String>,
     /// What was claimed about candidates and what came of it; `None` for strategies that make no claims.
     pub claims: Option<Claims>,
     /// Times a worker was started, over all of them.
@@ -165,6 +169,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         torture: is_torture(&request),
         start: request.start.clone(),
         default: request.default.clone(),
+        rates: request.rates.clone(),
         window: request.window.max(request.devices.len()),
         started_at: SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -194,6 +199,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             compilers: compilers.as_ref(),
             timing: &request.timing,
             scratch: scratch(index),
+            canvas: None,
             interrupt: request.interrupt.clone(),
         })
         .collect();
@@ -207,7 +213,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     search.limit(request.trials, request.time);
     search.ends_by(request.interrupt.clone());
     let mut examiners = search.go(&mut *strategy, examiners, watcher)?;
-    let (history, journal) = search.end();
+    let (history, journal, proposer_gone) = search.end();
 
     // Finalists of a search that is to go on would be others.
     let cut_off = request.interrupt.is_asked();
@@ -249,6 +255,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         history,
         board,
         interrupted: request.interrupt.is_asked(),
+        proposer_gone,
         claims,
         workers_started,
         seconds: began.elapsed().as_secs_f64(),
@@ -345,6 +352,7 @@ pub(crate) mod tests {
             chip: None,
             start: "cpu/m16n16".to_string(),
             default: None,
+            rates: None,
             trials: 3,
             time: Duration::MAX,
             finalists: 1,

@@ -68,6 +68,8 @@ pub(crate) struct Search<'s> {
     pending: BTreeMap<usize, Pending>,
     results: BTreeMap<usize, Known>,
     exhausted: bool,
+    /// Why what proposes is gone, if it is.
+    gone: Option<String>,
     interrupt: Interrupt,
 }
 
@@ -92,6 +94,7 @@ impl<'s> Search<'s> {
             pending: BTreeMap::new(),
             results: BTreeMap::new(),
             exhausted: false,
+            gone: None,
             interrupt: Interrupt::default(),
         }
     }
@@ -106,9 +109,9 @@ impl<'s> Search<'s> {
         self.interrupt = interrupt;
     }
 
-    /// What was found, and the journal.
-    pub(crate) fn end(self) -> (History, Journal) {
-        (self.history, self.journal)
+    /// What was found, the journal, and why nothing proposes any more where that ended it.
+    pub(crate) fn end(self) -> (History, Journal, Option<String>) {
+        (self.history, self.journal, self.gone)
     }
 
     /// Searches with these workers until a limit or the end of the space; returns them.
@@ -119,6 +122,7 @@ impl<'s> Search<'s> {
         watcher: &mut dyn Watcher,
     ) -> Result<Vec<Examiner<'e>>, TuneError> {
         let began = Instant::now();
+        let halt = Interrupt::default();
         thread::scope(|scope| {
             let (done_sender, done) = channel();
             let mut queues = Vec::new();
@@ -126,13 +130,18 @@ impl<'s> Search<'s> {
             for examiner in examiners {
                 let (queue, jobs) = channel();
                 queues.push(queue);
-                let done = done_sender.clone();
-                threads.push(scope.spawn(move || work(examiner, &jobs, &done)));
+                let (done, halt) = (done_sender.clone(), halt.clone());
+                threads.push(scope.spawn(move || work(examiner, &jobs, &done, &halt)));
             }
             let outcome = loop {
                 match self.fill(strategy, &queues, began) {
                     Ok(()) => {}
                     Err(TuneError::Proposer { .. }) if self.is_interrupted_too() => break Ok(()),
+                    // What was tried is worth its finals.
+                    Err(error @ TuneError::Proposer { .. }) => {
+                        self.exhausted = true;
+                        self.gone = Some(error.to_string());
+                    }
                     Err(error) => break Err(error),
                 }
                 if self.interrupt.is_asked() {
@@ -162,7 +171,10 @@ impl<'s> Search<'s> {
                     Err(error) => break Err(error),
                 }
             };
-            // Workers end when their queues do; what they are at now is of no more interest where there was an error.
+            // Workers end when their queues do; what is left in them is of no interest where there was an error.
+            if outcome.is_err() {
+                halt.ask();
+            }
             drop(queues);
             let mut examiners = Vec::new();
             for thread in threads {
@@ -202,6 +214,7 @@ impl<'s> Search<'s> {
                 return Ok(());
             }
             let before = self.before.pop_front();
+            strategy.hurry(self.time.saturating_sub(spent));
             let Some(proposal) = self.propose(strategy, number, before.as_ref())? else {
                 self.exhausted = true;
                 return Ok(());
@@ -260,7 +273,7 @@ impl<'s> Search<'s> {
         };
         match (before, &proposal) {
             (Some(then), now) if now.as_ref().map(|now| &now.id) != Some(&then.id) => Err(TuneError::Resume {
-                path: self.header.case.clone(),
+                path: self.journal.folder().display().to_string(),
                 what: "a proposal",
                 then: then.id.clone(),
                 now: now.as_ref().map_or("none".to_string(), |now| now.id.clone()),
@@ -389,7 +402,7 @@ fn time_of(trials: &[Trial], workers: usize) -> Duration {
 }
 
 /// A worker's thread: examines what is in its queue, and has the rest compiled meanwhile.
-fn work<'e>(mut examiner: Examiner<'e>, jobs: &Receiver<Job>, done: &Sender<Done>) -> Examiner<'e> {
+fn work<'e>(mut examiner: Examiner<'e>, jobs: &Receiver<Job>, done: &Sender<Done>, halt: &Interrupt) -> Examiner<'e> {
     let mut queue: VecDeque<Job> = VecDeque::new();
     loop {
         let mut new = Vec::new();
@@ -403,7 +416,7 @@ fn work<'e>(mut examiner: Examiner<'e>, jobs: &Receiver<Job>, done: &Sender<Done
                 Err(TryRecvError::Disconnected) => break,
             }
         }
-        if examiner.interrupt.is_asked() {
+        if examiner.interrupt.is_asked() || halt.is_asked() {
             return examiner;
         }
         let Some(job) = queue.pop_front() else {
@@ -473,13 +486,50 @@ mod tests {
             compilers: None,
             timing: &timing,
             scratch: folder.join("output"),
+            canvas: None,
             interrupt: Interrupt::default(),
         };
         let mut search = Search::new(&space, Some(&look), &header, journal, Vec::new());
         let outcome = search.go(strategy, vec![examiner], &mut ()).map(drop);
-        let (history, _) = search.end();
+        let (history, ..) = search.end();
         std::fs::remove_dir_all(&folder).unwrap();
         (history.trials().to_vec(), outcome)
+    }
+
+    /// Proposes these, and then fails.
+    struct Dies(VecDeque<&'static str>, fn() -> TuneError);
+
+    impl Strategy for Dies {
+        fn propose(&mut self, _: &History, _: &Space) -> Result<Option<Proposal>, TuneError> {
+            let next = self.0.pop_front().map(|id| Proposal::new(id, "listed"));
+            next.map(Some).ok_or_else(self.1)
+        }
+    }
+
+    #[test]
+    fn what_was_proposed_before_a_proposer_died_is_tried() {
+        let gone = || TuneError::Proposer {
+            command: "gone".to_string(),
+            reason: "it has ended".to_string(),
+        };
+        let mut dies = Dies(["cpu/m32n16", "cpu/m64n16"].into(), gone);
+        let (trials, outcome) = searched("gone", &mut dies, "", 8);
+        outcome.unwrap();
+        assert_eq!(trials.len(), 3);
+    }
+
+    #[test]
+    fn after_an_error_nobody_examines_what_is_left() {
+        let broken = || TuneError::Nothing {
+            what: "made up".to_string(),
+        };
+        let mut dies = Dies(["cpu/m32n16", "cpu/m64n16", "cpu/m48n16", "cpu/m80n16"].into(), broken);
+        let began = Instant::now();
+        // Each takes a second.
+        let (trials, outcome) = searched("broken", &mut dies, "*'\"time\"'*2) sleep 1; said='\"done\":null';;", 8);
+        assert!(outcome.is_err());
+        assert_eq!(trials.len(), 1);
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     }
 
     #[test]

@@ -33,10 +33,23 @@ pub struct Setup {
     /// What makes claims about candidates. `None` on the host, whose kernels nothing models, and for cards without a
     /// profile.
     pub advisor: Option<Advisor>,
-    /// Why its predictions rest on the card's profile although rates of the card are kept (`flashcore device`).
-    pub stale_rates: Option<String>,
+    /// Why its predictions rest on the card's profile and on nothing that was measured on it, or why there are none; and
+    /// what to do about it.
+    pub rates_note: Option<String>,
     /// What is wrong with plan tables and rows that were passed over.
     pub plan_notes: Vec<String>,
+}
+
+/// Of a card whose rates are its profile's.
+const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was never measured; `flashcore device --measure` \
+     does so in some seconds, once";
+
+/// Of a card that nothing models.
+fn no_profile(name: &str) -> String {
+    format!(
+        "there is no profile of {name}, so that nothing predicts times or makes claims, whatever was measured on it; \
+         `flashcore list profiles` has those there are"
+    )
 }
 
 /// Candidates that a GPU's worker compiles while one is timed.
@@ -63,7 +76,7 @@ impl Setup {
             }
             return Setup::replay(file, problem);
         }
-        let (mut advisor, mut stale_rates) = (None, None);
+        let (mut advisor, mut rates_note) = (None, None);
         let (chip, plan_device) = match device {
             "cpu" => (None, PlanDevice::cpu()),
             device => {
@@ -72,12 +85,17 @@ impl Setup {
                     let by_profile = Advisor::new(problem, profile);
                     advisor = Some(match rates::kept(&DeviceIdentity::cuda(&info)) {
                         Ok(Some(rates)) => by_profile.measured(rates.card()),
-                        Ok(None) => by_profile,
+                        Ok(None) => {
+                            rates_note = Some(NEVER_MEASURED.to_string());
+                            by_profile
+                        }
                         Err(stale) => {
-                            stale_rates = Some(stale.to_string());
+                            rates_note = Some(format!("predicted with the profile's rates: {stale}"));
                             by_profile
                         }
                     });
+                } else {
+                    rates_note = Some(no_profile(&info.name));
                 }
                 (Some(info.chip()), PlanDevice::cuda(&info))
             }
@@ -97,7 +115,7 @@ impl Setup {
             },
             window: if chip.is_some() { GPU_WINDOW } else { 1 },
             advisor,
-            stale_rates,
+            rates_note,
             plan_notes: plans.notes().iter().map(ToString::to_string).collect(),
         })
     }
@@ -121,7 +139,7 @@ impl Setup {
             timing: Timing::for_gpu(),
             window: 1,
             advisor: measured.advisor(problem),
-            stale_rates: None,
+            rates_note: None,
             plan_notes: Vec::new(),
         })
     }

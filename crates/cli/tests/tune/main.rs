@@ -128,6 +128,39 @@ fn a_first_candidate_that_fails_is_no_winner() {
     std::fs::remove_dir_all(&home).unwrap();
 }
 
+/// A proposer that dies costs no more than what it would have proposed, and what goes on is the very command.
+#[test]
+fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
+    let home = folder("proposer");
+    let run = home.join("one run");
+    let script = home.join("once.sh");
+    let answer = r#"{"propose": ["cpu/m32n32"]}"#;
+    std::fs::write(&script, format!("read line; echo '{answer}'\n")).unwrap();
+    let mut command = flashcore("tune tiny --device cpu --budget 9", &home);
+    let proposer = format!("sh {}", script.display());
+    let output = command
+        .args(["--proposer", &proposer, "--folder"])
+        .arg(&run)
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert_eq!(output.status.code(), Some(1), "{out}{err}");
+    assert!(err.contains("the search ended early: proposer `sh"), "{err}");
+    assert_eq!(kept(&run), 2);
+    assert!(run.join("board.json").exists());
+    let go_on = format!(
+        "--proposer 'sh {}' --resume --folder '{}'",
+        script.display(),
+        run.display()
+    );
+    assert!(out.contains(&go_on), "{out}");
+    assert!(out.contains("tune tiny --device cpu --budget 9"), "{out}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
 /// A problem too large for every row to be compared with float64: the finals compare them with another kernel's.
 #[test]
 fn one_wrong_row_of_a_large_problem_is_found_in_the_finals() {
@@ -141,6 +174,7 @@ fn one_wrong_row_of_a_large_problem_is_found_in_the_finals() {
     );
     let proposer = format!("sh {}", script.display());
     let run = json(command.args(["--proposer", &proposer]));
+    assert!(run["proposer_gone"].is_null());
     let far = &trials(&run)[1];
     assert!(far.verdict.is_timed(), "{run:#}");
     let struck = &run["board"]["struck"][0];

@@ -10,6 +10,7 @@ use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
 use flashcore_sim::{Class, MemorySite};
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 
 /// Accesses of a line that take more than they need.
 #[derive(Clone, Debug, PartialEq)]
@@ -144,6 +145,17 @@ impl Advisor {
             measured: Some(card),
             seen: Arc::default(),
             ..self
+        }
+    }
+
+    /// What predictions rest on: `profile`, or the SHA-256 of what was measured on the card.
+    pub fn rates(&self) -> String {
+        match &self.measured {
+            None => "profile".to_string(),
+            Some(card) => {
+                let digits = Sha256::digest(format!("{card:?}"));
+                digits.iter().map(|byte| format!("{byte:02x}")).collect()
+            }
         }
     }
 

@@ -284,6 +284,7 @@ mod tests {
             torture: false,
             start: start.to_string(),
             default: Some(DefaultKernel::of(&problem(100), &device_of(&host()), &Plans::none()).unwrap()),
+            rates: None,
             window: 1,
             started_at: 1_795_219_200,
         };

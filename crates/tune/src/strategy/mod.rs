@@ -7,6 +7,7 @@ mod ranked;
 mod simple;
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::error::TuneError;
 use crate::insight::{Advisor, Insights};
@@ -43,6 +44,12 @@ pub trait Strategy {
     /// # Errors
     /// Only of an outside proposer: it is gone, or says what cannot be understood.
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError>;
+
+    /// How long the next proposal may take: what is left of the search's time. One that thinks in this process needs no
+    /// telling.
+    fn hurry(&mut self, left: Duration) {
+        let _ = left;
+    }
 
     /// Whether it proposes the same after the same history. One that does not is told of the trials of a run that is
     /// taken up again, and not asked for them.

@@ -70,6 +70,8 @@ pub struct Outside {
     stdin: ChildStdin,
     lines: Receiver<std::io::Result<String>>,
     deadline: Duration,
+    /// What is left of the search's time.
+    left: Duration,
     problem: Problem,
     device: String,
     queue: VecDeque<(String, String)>,
@@ -114,6 +116,7 @@ impl Outside {
             stdin,
             lines,
             deadline,
+            left: Duration::MAX,
             problem: problem.clone(),
             device: device.to_string(),
             queue: VecDeque::new(),
@@ -138,7 +141,8 @@ impl Outside {
         }
     }
 
-    fn ask(&mut self, history: &History, space: &Space) -> Result<Reply, TuneError> {
+    /// Its answer; `None` where the search's time is over first.
+    fn ask(&mut self, history: &History, space: &Space) -> Result<Option<Reply>, TuneError> {
         let ranked = history.ranked();
         let (mut claims, mut record) = (Vec::new(), Vec::new());
         if let Some(insights) = &mut self.insights {
@@ -165,15 +169,16 @@ impl Outside {
         written.map_err(|error| self.failed(format!("it reads no more: {error}")))?;
         (self.introduced, self.told) = (true, history.trials().len());
         self.turned_down.clear();
-        let answer = match self.lines.recv_timeout(self.deadline) {
+        let answer = match self.lines.recv_timeout(self.deadline.min(self.left)) {
             Ok(Ok(line)) => line,
             Ok(Err(error)) => return Err(self.failed(error)),
+            Err(RecvTimeoutError::Timeout) if self.left < self.deadline => return Ok(None),
             Err(RecvTimeoutError::Timeout) => {
                 return Err(self.failed(format!("no answer within {} s", self.deadline.as_secs())));
             }
             Err(RecvTimeoutError::Disconnected) => return Err(self.failed("it has ended")),
         };
-        serde_json::from_str(&answer).map_err(|error| {
+        serde_json::from_str(&answer).map(Some).map_err(|error| {
             self.failed(format!(
                 "`{answer}` is no answer ({error}); write a line such as {{\"propose\": [\"cpu/m64n128\"]}}"
             ))
@@ -191,10 +196,9 @@ impl Strategy for Outside {
                 }
                 self.turned_down.push((id, "it was tried before".to_string()));
             }
-            let reply = self.ask(history, space)?;
-            if reply.propose.is_empty() {
+            let Some(reply) = self.ask(history, space)?.filter(|reply| !reply.propose.is_empty()) else {
                 return Ok(None);
-            }
+            };
             let why = if reply.why.is_empty() {
                 "proposed".to_string()
             } else {
@@ -203,6 +207,10 @@ impl Strategy for Outside {
             self.queue.extend(reply.propose.into_iter().map(|id| (id, why.clone())));
         }
         Err(self.failed(format!("{PATIENCE} answers in a row had no config that was new")))
+    }
+
+    fn hurry(&mut self, left: Duration) {
+        self.left = left;
     }
 
     fn is_replayable(&self) -> bool {
@@ -292,6 +300,16 @@ mod tests {
                 r#""came_true":1,"sign_wrong":0,"failed":0,"expected":null,"measured":null}]}"#
             )
         );
+    }
+
+    #[test]
+    fn one_that_thinks_longer_than_the_search_may_take_ends_it_well() {
+        let (space, _) = valley();
+        let mut slow = outside("read a; sleep 60 # slow\n");
+        let began = std::time::Instant::now();
+        slow.hurry(Duration::from_millis(200));
+        assert_eq!(slow.propose(&History::default(), &space).ok(), Some(None));
+        assert!(began.elapsed() < Duration::from_secs(4));
     }
 
     #[test]
