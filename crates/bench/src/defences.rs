@@ -8,6 +8,7 @@ use flashcore_problem::{
     compare_lse_rows, compare_rows,
 };
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 pub use crate::inspection::{Inspection, Reason};
 use crate::stats::median;
@@ -66,6 +67,19 @@ pub trait Rig {
     /// As [`load`](Rig::load).
     fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble>;
 
+    /// What the output of a place is like, and how it compares with the right answer for a seed: as much of
+    /// [`read`](Rig::read) as judging takes. A rig whose outputs are far away looks at them there.
+    ///
+    /// # Errors
+    /// As [`load`](Rig::load).
+    fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
+        let out = self.read(place, what)?;
+        Ok(Seen {
+            census: Census::of(&out.view()),
+            comparison: self.expected(seed).compare(self.problem(), &out.view())?,
+        })
+    }
+
     /// The log-sum-exp of a place as it is now; `None` where the problem asks for none, or the subject computes none, as
     /// functions of other libraries.
     ///
@@ -92,6 +106,15 @@ pub enum Output {
     Snapshot,
 }
 
+/// What an output is like.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// All of it.
+    pub census: Census,
+    /// As far as the right answer is known, in every element or in some rows.
+    pub comparison: Comparison,
+}
+
 /// The right answer, whole or in some rows.
 #[derive(Clone, Debug)]
 pub enum Expected {
@@ -103,7 +126,10 @@ pub enum Expected {
 
 impl Expected {
     /// Compares an output with it.
-    fn compare(&self, problem: &Problem, out: &TensorView<'_>) -> Result<Comparison, Trouble> {
+    ///
+    /// # Errors
+    /// An output that is not the problem's.
+    pub fn compare(&self, problem: &Problem, out: &TensorView<'_>) -> Result<Comparison, Trouble> {
         let tolerance = Tolerance::of(problem.dtype());
         match self {
             Expected::Whole(reference) => compare(problem, out, reference, tolerance),
@@ -154,12 +180,10 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.run(0)?;
     rig.snapshot(0)?;
     rig.finish()?;
-    let last = rig.read(0, Output::Final)?;
-    if let Some(rejection) = judge(rig, 0, &last, first, None, &mut found)? {
+    if let Some(rejection) = judge(rig, 0, Output::Final, first, None, &mut found)? {
         return Ok(reject(found, rejection));
     }
-    let then = rig.read(0, Output::Snapshot)?;
-    if judge(rig, 0, &then, first, None, &mut found)?.is_some() {
+    if judge(rig, 0, Output::Snapshot, first, None, &mut found)?.is_some() {
         return Ok(reject(
             found,
             (
@@ -176,8 +200,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.run(0)?;
     rig.snapshot(0)?;
     rig.finish()?;
-    let then = rig.read(0, Output::Snapshot)?;
-    if judge(rig, 0, &then, first, None, &mut found)?.is_some() {
+    if judge(rig, 0, Output::Snapshot, first, None, &mut found)?.is_some() {
         return Ok(reject(
             found,
             (
@@ -192,8 +215,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.load(0, second)?;
     rig.run(0)?;
     rig.finish()?;
-    let out = rig.read(0, Output::Final)?;
-    if let Some(rejection) = judge(rig, 0, &out, second, Some(first), &mut found)? {
+    if let Some(rejection) = judge(rig, 0, Output::Final, second, Some(first), &mut found)? {
         return Ok(reject(found, rejection));
     }
     // Other addresses altogether.
@@ -203,8 +225,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.finish()?;
     if rig.run(1)? {
         rig.finish()?;
-        let out = rig.read(1, Output::Final)?;
-        if let Some((reason, detail)) = judge(rig, 1, &out, third, Some(second), &mut found)? {
+        if let Some((reason, detail)) = judge(rig, 1, Output::Final, third, Some(second), &mut found)? {
             let elsewhere = !is_poison(&rig.read(0, Output::Final)?);
             let rejection = match (elsewhere, reason) {
                 (true, _) => (
@@ -248,8 +269,7 @@ pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.finish()?;
     rig.run(0)?;
     rig.finish()?;
-    let out = rig.read(0, Output::Final)?;
-    if let Some(rejection) = judge(rig, 0, &out, seed, None, &mut found)? {
+    if let Some(rejection) = judge(rig, 0, Output::Final, seed, None, &mut found)? {
         return Ok(reject(found, rejection));
     }
     if let Some(outside) = rig.outside()? {
@@ -273,9 +293,8 @@ pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.load(0, AFTERWARDS_SEED)?;
     rig.run(0)?;
     rig.finish()?;
-    let out = rig.read(0, Output::Final)?;
     let last = INSPECTION_SEEDS[1];
-    if let Some(rejection) = judge(rig, 0, &out, AFTERWARDS_SEED, Some(last), &mut found)? {
+    if let Some(rejection) = judge(rig, 0, Output::Final, AFTERWARDS_SEED, Some(last), &mut found)? {
         return Ok(reject(found, rejection));
     }
     if let Some(outside) = rig.outside()? {
@@ -356,15 +375,12 @@ fn reject(found: Inspection, (reason, detail): (Reason, String)) -> Inspection {
 fn judge(
     rig: &mut dyn Rig,
     place: usize,
-    out: &Tensor,
+    what: Output,
     seed: u64,
     stale: Option<u64>,
     found: &mut Inspection,
 ) -> Result<Option<(Reason, String)>, Trouble> {
-    let (problem, view) = (rig.problem(), out.view());
-    let expected = rig.expected(seed);
-    let comparison = expected.compare(problem, &view)?;
-    let census = Census::of(&view);
+    let Seen { census, comparison } = rig.look(place, what, seed)?;
     if comparison.passed && census.unwritten == 0 && census.nan == 0 {
         found.max_abs = found.max_abs.max(comparison.max_abs);
         return judge_lse(rig, place, seed, found);
@@ -382,13 +398,9 @@ fn judge(
             Reason::NotANumber,
             format!("{count} of {elements} elements are NaN; a NaN equals nothing"),
         )
-    } else if census.zeros == elements && !expected.is_zero() {
+    } else if census.zeros == elements && !rig.expected(seed).is_zero() {
         (Reason::Zeros, format!("all {elements} elements are 0"))
-    } else if stale.is_some_and(|stale| {
-        rig.expected(stale)
-            .compare(problem, &view)
-            .is_ok_and(|comparison| comparison.passed)
-    }) {
+    } else if is_answer_of(rig, place, what, stale) {
         (
             Reason::Cached,
             "the inputs changed and the answer did not: it is the earlier inputs' answer".to_string(),
@@ -396,6 +408,12 @@ fn judge(
     } else {
         (Reason::Wrong, comparison.to_string())
     }))
+}
+
+/// Whether an output is the right answer for earlier inputs.
+fn is_answer_of(rig: &mut dyn Rig, place: usize, what: Output, stale: Option<u64>) -> bool {
+    let seen = stale.map(|stale| rig.look(place, what, stale));
+    seen.is_some_and(|seen| seen.is_ok_and(|seen| seen.comparison.passed))
 }
 
 /// What is wrong with a log-sum-exp, if anything. That it was not looked at is noted.
@@ -436,16 +454,30 @@ fn judge_lse(
 }
 
 /// Counts over a whole output: the comparison may have looked at some rows only.
-#[derive(Default)]
-struct Census {
-    elements: usize,
-    unwritten: usize,
-    nan: usize,
-    zeros: usize,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Census {
+    /// Elements.
+    pub elements: usize,
+    /// Those that are poison still.
+    pub unwritten: usize,
+    /// Those that are NaN, and no poison.
+    pub nan: usize,
+    /// Those that are 0.
+    pub zeros: usize,
 }
 
 impl Census {
-    fn of(view: &TensorView<'_>) -> Census {
+    /// Counts, on all cores.
+    ///
+    /// ```
+    /// use flashcore_bench::defences::Census;
+    /// use flashcore_problem::{DType, Layout, Tensor};
+    /// let mut out = Tensor::poisoned(DType::F16, Layout::bshd([1, 2, 1, 8]));
+    /// out.view_mut().set(0, 1, 0, 3, 0.0);
+    /// let census = Census::of(&out.view());
+    /// assert_eq!((census.elements, census.unwritten, census.zeros), (16, 15, 1));
+    /// ```
+    pub fn of(view: &TensorView<'_>) -> Census {
         let [nb, ns, nh, _] = view.layout().shape;
         (0..nb * ns)
             .into_par_iter()

@@ -3,9 +3,9 @@
 
 use std::path::PathBuf;
 
-use flashcore_bench::defences::{INSPECTION_SEEDS, Inspection, Rig, inspect, inspect_again};
+use flashcore_bench::defences::{Inspection, Rig, inspect, inspect_again};
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
-use flashcore_problem::{InputKind, Problem};
+use flashcore_problem::{Problem, Tensor};
 
 use crate::error::TuneError;
 use crate::interrupt::Interrupt;
@@ -138,6 +138,8 @@ pub(crate) struct Examiner<'j> {
     pub(crate) timing: &'j Timing,
     /// File that outputs go through.
     pub(crate) scratch: PathBuf,
+    /// Where rows of its outputs are compared; kept, since it is as large as an output.
+    pub(crate) canvas: Option<Tensor>,
     /// Asked to end, it begins with no further candidate.
     pub(crate) interrupt: Interrupt,
 }
@@ -187,7 +189,7 @@ impl Examiner<'_> {
         let opened = self.open_beside(&mut kernels)?;
         if computes {
             self.inspected(0, number, inspect)?;
-            self.twice(number)?;
+            self.twice()?;
         }
         let measurement = match self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen) {
             Err(stop) if kernels.len() > 1 && !self.stands_alone(&kernels[1], &stop)? => {
@@ -313,6 +315,7 @@ impl Examiner<'_> {
             scratch: &self.scratch,
             number,
             kernel,
+            canvas: &mut self.canvas,
             stop: None,
         };
         let found = look(&mut rig);
@@ -326,35 +329,49 @@ impl Examiner<'_> {
         }
     }
 
-    /// The same inputs twice: not a bit may differ.
-    fn twice(&mut self, number: usize) -> Result<(), Stop> {
-        let seed = self.judge.seed(INSPECTION_SEEDS[0], number);
-        self.ask(&Command::Load {
-            place: 0,
-            kind: InputKind::Normal.name().to_string(),
-            seed,
-        })?;
-        let mut answers = Vec::new();
-        for _ in 0..2 {
+    /// The same inputs twice, those that inspection left: not a bit may differ. Outputs are compared where they are.
+    fn twice(&mut self) -> Result<(), Stop> {
+        let mut lse = Vec::new();
+        for first in [true, false] {
             self.ask(&Command::Poison { place: 0 })?;
             self.ask(&Command::Run { kernel: 0, place: 0 })?;
             self.ask(&Command::Finish)?;
-            answers.push(self.read()?);
+            if first {
+                self.ask(&Command::Snapshot { place: 0 })?;
+            }
+            lse.push(self.read_lse()?);
+            self.nothing_outside()?;
         }
-        if answers[0] == answers[1] {
+        let differs = match self.ask(&Command::Differs { place: 0 })? {
+            Said::Differs(bytes) => bytes,
+            other => {
+                let reason = format!("asked in how many bytes two runs differ, its worker said {other:?}");
+                return Err(Stop::Verdict(Verdict::LaunchFailed, reason));
+            }
+        };
+        let lse_differs = lse[0].iter().zip(&lse[1]).filter(|(a, b)| a != b).count();
+        if differs == 0 && lse[0] == lse[1] {
             return Ok(());
         }
-        let different = |of: fn(&Written) -> &[u8]| {
-            let pairs = of(&answers[0]).iter().zip(of(&answers[1]));
-            pairs.filter(|(a, b)| a != b).count()
-        };
         let reason = format!(
-            "two runs on the same inputs differ in {} of {} bytes, and in {} of the log-sum-exp",
-            different(|written| &written.out),
-            answers[0].out.len(),
-            different(|written| &written.lse)
+            "two runs on the same inputs differ in {differs} bytes of the output, and in {lse_differs} of the log-sum-exp"
         );
         Err(Stop::Verdict(Verdict::Unstable, reason))
+    }
+
+    fn read_lse(&mut self) -> Result<Vec<u8>, Stop> {
+        self.ask(&Command::ReadLse {
+            place: 0,
+            file: self.scratch.clone(),
+        })?;
+        Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
+    }
+
+    fn nothing_outside(&mut self) -> Result<(), Stop> {
+        match self.ask(&Command::Outside)? {
+            Said::Outside(Some(outside)) => Err(Stop::Verdict(Verdict::Wrong, outside)),
+            _ => Ok(()),
+        }
     }
 
     /// What an open kernel wrote at the place where candidates are timed. Nothing may have been written beside it.
@@ -365,15 +382,9 @@ impl Examiner<'_> {
             file: self.scratch.clone(),
         })?;
         let out = std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?;
-        self.ask(&Command::ReadLse {
-            place: 0,
-            file: self.scratch.clone(),
-        })?;
-        let lse = std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?;
-        match self.ask(&Command::Outside)? {
-            Said::Outside(Some(outside)) => Err(Stop::Verdict(Verdict::Wrong, outside)),
-            _ => Ok(Written { out, lse }),
-        }
+        let lse = self.read_lse()?;
+        self.nothing_outside()?;
+        Ok(Written { out, lse })
     }
 
     pub(crate) fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, Stop> {
@@ -463,6 +474,7 @@ mod tests {
             compilers: None,
             timing: &timing,
             scratch: PathBuf::new(),
+            canvas: None,
             interrupt: Interrupt::default(),
         };
         let best = Best {

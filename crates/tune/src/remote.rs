@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use flashcore_bench::Trouble;
-use flashcore_bench::defences::{Expected, Output, Rig};
+use flashcore_bench::defences::{Census, Expected, Output, Rig, Seen};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::examine::Stop;
@@ -21,6 +21,8 @@ pub(crate) struct RemoteRig<'r> {
     pub(crate) number: usize,
     /// Its place among the kernels that are open.
     pub(crate) kernel: usize,
+    /// Rows of outputs that were looked at are put here, to be compared.
+    pub(crate) canvas: &'r mut Option<Tensor>,
     /// Why the worker has no answer, which says more than the trouble does.
     pub(crate) stop: Option<Stop>,
 }
@@ -95,6 +97,40 @@ impl Rig for RemoteRig<'_> {
         Ok(tensor)
     }
 
+    /// Of an answer that is known in some rows only those rows come from the worker: a whole output of a large problem takes
+    /// longer to bring here than everything else that is done about a candidate.
+    fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
+        let judge = self.judge;
+        let expected = judge.expected(judge.seed(seed, self.number));
+        let problem = judge.problem();
+        let Expected::Rows(rows) = expected else {
+            let out = self.read(place, what)?;
+            return Ok(Seen {
+                census: Census::of(&out.view()),
+                comparison: expected.compare(problem, &out.view())?,
+            });
+        };
+        let rows: Vec<[usize; 3]> = rows.iter().map(|row| row.index).collect();
+        let said = self.ask(&Command::Look {
+            place,
+            snapshot: what == Output::Snapshot,
+            rows: rows.clone(),
+            file: self.scratch.to_path_buf(),
+        })?;
+        let Said::Looked(census) = said else {
+            return Err(Trouble::new(format!("asked what an output is like, it said {said:?}")));
+        };
+        let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
+        let canvas = self
+            .canvas
+            .get_or_insert_with(|| Tensor::poisoned(problem.out_dtype(), *problem.o_layout()));
+        put_rows(canvas, &rows, &bytes)?;
+        Ok(Seen {
+            census,
+            comparison: expected.compare(problem, &canvas.view())?,
+        })
+    }
+
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
         if !self.judge.problem().return_lse() {
             return Ok(None);
@@ -115,6 +151,21 @@ impl Rig for RemoteRig<'_> {
             ))),
         }
     }
+}
+
+/// Puts rows that lie one after the other where they belong.
+fn put_rows(canvas: &mut Tensor, rows: &[[usize; 3]], bytes: &[u8]) -> Result<(), Trouble> {
+    let layout = *canvas.layout();
+    let of_row = layout.shape[3] * canvas.dtype().size_bytes();
+    if bytes.len() != rows.len() * of_row {
+        return Err(Trouble::new(format!("{} rows have {} bytes", rows.len(), bytes.len())));
+    }
+    let size = canvas.dtype().size_bytes();
+    for (&[b, h, s], row) in rows.iter().zip(bytes.chunks_exact(of_row)) {
+        let at = layout.offset(b, s, h, 0) * size;
+        canvas.bytes_mut()[at..at + of_row].copy_from_slice(row);
+    }
+    Ok(())
 }
 
 /// What a kernel wrote, as bytes.

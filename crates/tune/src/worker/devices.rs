@@ -45,6 +45,8 @@ pub(super) trait Bench {
     fn snapshot(&mut self, place: usize) -> Result<(), Trouble>;
     fn finish(&mut self) -> Result<(), Trouble>;
     fn read(&mut self, place: usize, snapshot: bool) -> Result<Tensor, Trouble>;
+    /// Shows an output, which need not be copied for that.
+    fn see(&mut self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
     fn outside(&mut self) -> Result<Option<String>, Trouble>;
     fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError>;
@@ -58,6 +60,8 @@ pub(super) trait Bed {
     fn snapshot(&self, place: usize) -> Result<(), Trouble>;
     fn finish(&self) -> Result<(), Trouble>;
     fn read(&self, place: usize, snapshot: bool) -> Result<Tensor, Trouble>;
+    /// Shows an output, which need not be copied for that.
+    fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
     /// The log-sum-exp, where the problem asks for it.
     fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
     /// What was written beside the tensors. The host's kernels cannot: a write outside ends the process.
@@ -125,6 +129,10 @@ impl Bench for Workbench<'_> {
         self.bed.read(place, snapshot)
     }
 
+    fn see(&mut self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
+        self.bed.see(place, snapshot, look)
+    }
+
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
         self.bed.read_lse(place)
     }
@@ -186,6 +194,18 @@ impl Bed for CpuPlaces {
         }
         let kept = self.kept.borrow();
         kept.clone().ok_or_else(|| Trouble::new("there is no snapshot"))
+    }
+
+    fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
+        if !snapshot {
+            self.bed.with_place(place, |_, out| look(out));
+            return Ok(());
+        }
+        match &*self.kept.borrow() {
+            Some(kept) => look(kept),
+            None => return Err(Trouble::new("there is no snapshot")),
+        }
+        Ok(())
     }
 
     fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
@@ -332,6 +352,10 @@ impl Bench for Replayed {
     }
 
     fn read(&mut self, _place: usize, _snapshot: bool) -> Result<Tensor, Trouble> {
+        Err(no_answers())
+    }
+
+    fn see(&mut self, _place: usize, _snapshot: bool, _look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
         Err(no_answers())
     }
 

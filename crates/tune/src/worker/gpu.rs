@@ -1,9 +1,11 @@
 //! A GPU as a worker's device.
 
+use std::cell::RefCell;
+
 use flashcore::{DeviceTensors, KernelId};
 use flashcore_bench::gpu::{GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
 use flashcore_bench::{BenchError, DeviceIdentity, HostInputs, Subject, Trouble};
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
 use flashcore_ir::Chip;
 use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::{Problem, Tensor};
@@ -92,11 +94,20 @@ struct GpuPlaces<'a> {
     problem: &'a Problem,
     sets: &'a [TensorSet; 2],
     kept: DeviceBuffer,
+    /// Where outputs that are shown are copied to: fresh memory of that size takes longer than the copy.
+    shown: RefCell<Option<Tensor>>,
 }
 
 impl<'a> GpuPlaces<'a> {
     fn tensors(&self, place: usize) -> DeviceTensors<'a> {
         self.sets[place % 2].tensors()
+    }
+
+    fn output(&self, place: usize, snapshot: bool) -> DeviceSlice<'_> {
+        match snapshot {
+            true => self.kept.as_slice(),
+            false => self.tensors(place).out,
+        }
     }
 }
 
@@ -124,13 +135,18 @@ impl Bed for GpuPlaces<'_> {
 
     fn read(&self, place: usize, snapshot: bool) -> Result<Tensor, Trouble> {
         let mut tensor = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
-        let from = if snapshot {
-            self.kept.as_slice()
-        } else {
-            self.tensors(place).out
-        };
-        from.copy_to_host(&self.gpu.stream, tensor.bytes_mut())?;
+        self.output(place, snapshot)
+            .copy_to_host(&self.gpu.stream, tensor.bytes_mut())?;
         Ok(tensor)
+    }
+
+    fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
+        let mut shown = self.shown.borrow_mut();
+        let out = shown.get_or_insert_with(|| Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout()));
+        self.output(place, snapshot)
+            .copy_to_host(&self.gpu.stream, out.bytes_mut())?;
+        look(out);
+        Ok(())
     }
 
     fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
@@ -186,6 +202,7 @@ impl Device for Gpu {
             problem,
             sets: &sets,
             kept,
+            shown: RefCell::default(),
         };
         let chain = (CHAIN_US * USUAL_RATE / problem.flops()).ceil().clamp(1.0, MAX_CHAIN) as u32;
         let subject = |plan: &Plan, id: &String, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use flashcore_bench::defences::Census;
 use flashcore_bench::{Attributes, DeviceIdentity, Measurement, Mode, Options};
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::trial::Verdict;
 
 /// Version of the protocol. Raised with every change that an older program would not understand.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// A command and its number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,6 +89,23 @@ pub enum Command {
         /// The file.
         file: PathBuf,
     },
+    /// Count over the output of a place, or the last snapshot, and write these rows of it to a file, one after the other:
+    /// of a large output that is all that is judged. Answer: `looked`.
+    Look {
+        /// The place.
+        place: usize,
+        /// The last snapshot in place of what is there now.
+        snapshot: bool,
+        /// Rows, as batch, head, query.
+        rows: Vec<[usize; 3]>,
+        /// The file.
+        file: PathBuf,
+    },
+    /// Count the bytes in which the output of a place differs from the last snapshot. Answer: `differs`.
+    Differs {
+        /// The place.
+        place: usize,
+    },
     /// Write the log-sum-exp of a place to a file, f32 `[batch, heads, seq_q]` as the machine has them.
     ReadLse {
         /// The place.
@@ -121,6 +139,8 @@ impl Command {
             | Command::Snapshot { .. }
             | Command::Finish
             | Command::Read { .. }
+            | Command::Look { .. }
+            | Command::Differs { .. }
             | Command::ReadLse { .. }
             | Command::Outside => Stage::Run,
             Command::Time { .. } => Stage::Time,
@@ -175,6 +195,10 @@ pub enum Said {
     Opened(Vec<Opened>),
     /// What was written beside the tensors: nothing, or what.
     Outside(Option<String>),
+    /// What an output is like.
+    Looked(Census),
+    /// Bytes that differ.
+    Differs(usize),
     /// What was measured.
     Measured(Box<Measurement>),
     /// It cannot be done.

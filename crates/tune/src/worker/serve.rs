@@ -2,12 +2,15 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
+use flashcore_bench::defences::Census;
 use flashcore_bench::{BenchError, HostInputs, Trouble, executable, revision};
 use flashcore_cuda::Context;
-use flashcore_problem::{InputKind, Inputs, Problem};
+use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
+use rayon::prelude::*;
 
 use super::devices::{Bench, Cpu, Device, Replay, failed};
 use super::gpu::Gpu;
@@ -44,13 +47,17 @@ pub fn serve(
     session.run()
 }
 
-/// Input sets kept, so that what is loaded again is not drawn again.
-const RECENT_INPUTS: usize = 8;
+/// Input sets kept, so that what is loaded again is not drawn again: all that a candidate meets in a run and in the finals.
+const RECENT_INPUTS: usize = 16;
+/// Bytes of them at most, beside the one that is loaded.
+const RECENT_BYTES: usize = 8 << 30;
 
 /// Inputs drawn of late.
 #[derive(Default)]
 struct Recent {
     drawn: VecDeque<((Problem, InputKind, u64), HostInputs)>,
+    /// How many were drawn.
+    count: usize,
 }
 
 impl Recent {
@@ -59,9 +66,18 @@ impl Recent {
         let found = self.drawn.iter().position(|(known, _)| *known == key);
         let entry = match found.and_then(|at| self.drawn.remove(at)) {
             Some(entry) => entry,
-            None => (key, draw(problem, kind, seed)),
+            None => {
+                self.count += 1;
+                (key, draw(problem, kind, seed))
+            }
         };
         self.drawn.truncate(RECENT_INPUTS - 1);
+        let bytes = |inputs: &HostInputs| [&inputs.q, &inputs.k, &inputs.v].map(|tensor| tensor.bytes().len());
+        let mut kept = 0;
+        self.drawn.retain(|(_, inputs)| {
+            kept += bytes(inputs).iter().sum::<usize>();
+            kept <= RECENT_BYTES
+        });
         self.drawn.push_front(entry);
         &self.drawn[0].1
     }
@@ -209,6 +225,13 @@ impl<W: Write> Session<W> {
                         ..failed(Verdict::LaunchFailed, None, trouble)
                     }),
                 },
+                Command::Look {
+                    place,
+                    snapshot,
+                    rows,
+                    file,
+                } => said(look(bench, place, snapshot, &rows, &file), Said::Looked),
+                Command::Differs { place } => said(differs(bench, place), Said::Differs),
                 command => match self.step(problem, bench, command) {
                     Ok(()) => Said::Done(()),
                     Err(trouble) => Said::Failed(Failed {
@@ -249,9 +272,68 @@ impl<W: Write> Session<W> {
             | Command::Compile { .. }
             | Command::Open { .. }
             | Command::Outside
+            | Command::Look { .. }
+            | Command::Differs { .. }
             | Command::Time { .. } => Err(Trouble::new("not here")),
         }
     }
+}
+
+/// An answer, or the trouble there was.
+fn said<T>(found: Result<T, Trouble>, said: impl FnOnce(T) -> Said) -> Said {
+    found.map_or_else(
+        |trouble| {
+            Said::Failed(Failed {
+                fatal: trouble.fatal,
+                ..failed(Verdict::LaunchFailed, None, trouble)
+            })
+        },
+        said,
+    )
+}
+
+/// Counts over an output, and writes rows of it.
+fn look(
+    bench: &mut dyn Bench,
+    place: usize,
+    snapshot: bool,
+    rows: &[[usize; 3]],
+    file: &Path,
+) -> Result<Census, Trouble> {
+    let mut found = Err(Trouble::new("nothing was read"));
+    bench.see(place, snapshot, &mut |out| {
+        found = Ok((Census::of(&out.view()), bytes_of_rows(out, rows)))
+    })?;
+    let (census, bytes) = found?;
+    let bytes = bytes?;
+    std::fs::write(file, bytes).map_err(|error| Trouble::new(format!("{}: {error}", file.display())))?;
+    Ok(census)
+}
+
+/// The elements of rows, one row after the other.
+fn bytes_of_rows(out: &Tensor, rows: &[[usize; 3]]) -> Result<Vec<u8>, Trouble> {
+    let (layout, size) = (out.layout(), out.dtype().size_bytes());
+    let [batch, queries, heads, columns] = layout.shape;
+    let mut bytes = Vec::with_capacity(rows.len() * columns * size);
+    for &[b, h, s] in rows {
+        if b >= batch || h >= heads || s >= queries {
+            return Err(Trouble::new(format!("there is no row {s} of head {h} of sequence {b}")));
+        }
+        let at = layout.offset(b, s, h, 0) * size;
+        bytes.extend_from_slice(&out.bytes()[at..at + columns * size]);
+    }
+    Ok(bytes)
+}
+
+/// Bytes in which an output differs from the snapshot.
+fn differs(bench: &mut dyn Bench, place: usize) -> Result<usize, Trouble> {
+    let one = bench.read(place, false)?;
+    let mut count = Err(Trouble::new("nothing was read"));
+    bench.see(place, true, &mut |other| {
+        let pairs = one.bytes().par_iter().zip(other.bytes());
+        count = Ok(pairs.filter(|(a, b)| a != b).count());
+    })?;
+    count
 }
 
 fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
@@ -359,8 +441,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_run_loads_is_drawn_once() {
+        let (small, large) = (Problem::named("tiny").unwrap(), Problem::named("mission").unwrap());
+        let mut recent = Recent::default();
+        for candidate in 0..8u64 {
+            for (at, kind) in InputKind::ALL.into_iter().enumerate().skip(1) {
+                recent.get(&small, kind, at as u64);
+            }
+            for role in 0..4 {
+                recent.get(&large, InputKind::Normal, (candidate + role) % 6);
+            }
+        }
+        assert_eq!(recent.count, InputKind::ALL.len() - 1 + 6);
+    }
+
+    #[test]
     fn another_protocol_and_no_device_are_refused() {
-        for (protocol, device, said) in [(99, "cpu", "speaks 3"), (PROTOCOL, "tpu", "no device")] {
+        for (protocol, device, said) in [(99, "cpu", "speaks 4"), (PROTOCOL, "tpu", "no device")] {
             let device = device.to_string();
             let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
             assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));
