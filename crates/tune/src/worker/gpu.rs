@@ -213,7 +213,7 @@ impl Device for Gpu {
                 None => Ok(Box::new(honest)),
                 Some(conduct) => {
                     let company = kernels.len();
-                    let planted = GpuPlanted::new(conduct, &self.stream, problem, plan, honest, tensors, company);
+                    let planted = GpuPlanted::new(conduct, &self.stream, problem, honest, tensors, company);
                     Ok(Box::new(planted.map_err(|error| of_bench(id, &error))?))
                 }
             }

@@ -1,12 +1,13 @@
 //! Planted candidates on a GPU: an honest kernel, and small ones that spoil what it does.
 
+use std::ops::Range;
+
 use flashcore::DeviceTensors;
-use flashcore_bench::gpu::{KernelSubject, PreparedPlan};
+use flashcore_bench::gpu::KernelSubject;
 use flashcore_bench::{BenchError, LaunchMode, Subject, SubjectInfo, Trouble};
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{Arg, BF16x2, BufferSpec, BuildErrors, E4M3x4, F16x2, Kernel, Launch};
-use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Problem};
 
 use super::planted::{COMPANY, Conduct, LARGE, LARGE_OUTPUT, PATIENT_CALLS};
@@ -115,8 +116,8 @@ pub(super) struct GpuPlanted<'a> {
     conduct: Conduct,
     stream: &'a Stream,
     honest: KernelSubject<'a>,
-    /// All but the last row of blocks.
-    short: Option<PreparedPlan<'a>>,
+    /// Where the last row is in an output, bytes.
+    last_row: Range<usize>,
     tensors: DeviceTensors<'a>,
     /// What is written over an output, the bit that is looked at, and how many lanes look for large inputs.
     ones: u32,
@@ -153,12 +154,18 @@ fn lanes(problem: &Problem) -> u32 {
     WARP.min(words as u32)
 }
 
+/// Bytes of the last row of an output.
+fn last_row(problem: &Problem) -> Range<usize> {
+    let (layout, size) = (problem.o_layout(), problem.out_dtype().size_bytes());
+    let end = layout.span() * size;
+    end - layout.shape[3] * size..end
+}
+
 impl<'a> GpuPlanted<'a> {
     pub(super) fn new(
         conduct: Conduct,
         stream: &'a Stream,
         problem: &Problem,
-        plan: &Plan,
         honest: KernelSubject<'a>,
         tensors: [DeviceTensors<'a>; 2],
         company: usize,
@@ -180,20 +187,6 @@ impl<'a> GpuPlanted<'a> {
             Conduct::Unstable => load(flip_kernel())?,
             _ => None,
         };
-        let short = match conduct {
-            Conduct::Unwritten => {
-                let mut fewer = plan.clone();
-                let grid = &mut fewer.main.launch.grid;
-                let axis = if grid[0] > 1 { 0 } else { 1 };
-                grid[axis] -= 1;
-                let functions = fewer
-                    .steps()
-                    .map(|step| Function::load(context, &step.kernel, &ModuleOptions::default()))
-                    .collect::<Result<Vec<_>, CudaError>>()?;
-                Some(PreparedPlan::new(&fewer, &functions, &tensors[0])?)
-            }
-            _ => None,
-        };
         Ok(GpuPlanted {
             info: SubjectInfo {
                 kernel: Some(conduct.to_string()),
@@ -202,7 +195,7 @@ impl<'a> GpuPlanted<'a> {
             conduct,
             stream,
             honest,
-            short,
+            last_row: last_row(problem),
             tensors: tensors[0],
             ones: ones(problem.out_dtype()),
             sign: sign(problem.dtype()),
@@ -283,10 +276,13 @@ impl Subject for GpuPlanted<'_> {
                 self.honest.call()?;
                 self.count()?;
             }
+            // Whatever blocks there are and whoever takes over whose work: what was there is there again.
             Conduct::Unwritten => {
-                if let Some(short) = &self.short {
-                    short.enqueue(self.stream)?;
-                }
+                let was = self.kept.as_slice().range(self.last_row.clone())?;
+                let row = out.range(self.last_row.clone())?;
+                was.copy_from(self.stream, row)?;
+                self.honest.call()?;
+                row.copy_from(self.stream, was)?;
             }
             Conduct::Zeros => out.fill(self.stream, 0)?,
             Conduct::Cached => {
@@ -378,6 +374,24 @@ mod tests {
             let shows = |seed: &u64| written(&kernel, &problem, InputKind::Normal, *seed, &[1, sign(dtype)]).is_some();
             let count = (0..20).filter(shows).count();
             assert!((4..=16).contains(&count), "{dtype}: {count} of 20");
+        }
+    }
+
+    #[test]
+    fn the_last_row_is_one_of_the_output() {
+        for dtype in DType::ALL {
+            let problem = problem(dtype);
+            let mut out = flashcore_problem::Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
+            out.bytes_mut()[last_row(&problem)].fill(0);
+            let [batch, rows, heads, columns] = problem.o_layout().shape;
+            let row = |s| {
+                (0..columns)
+                    .map(|d| out.view().get(batch - 1, s, heads - 1, d))
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(row(rows - 1), vec![0.0; columns], "{dtype}");
+            assert_ne!(row(rows - 2), vec![0.0; columns], "{dtype}");
+            assert_eq!(last_row(&problem).len(), columns * problem.out_dtype().size_bytes());
         }
     }
 
