@@ -21,6 +21,7 @@ pub struct Board {
     /// The kernel that every row of the finalists' answers was held against; `None` where there was none.
     pub witness: Option<String>,
     /// Whether these times are from head to head; otherwise they are those of the search, and why it is so.
+    #[serde(with = "plain")]
     pub head_to_head: Result<(), String>,
     /// Whether a kernel wins only after the simulator looked at it: those for GPUs.
     pub simulates: bool,
@@ -45,6 +46,7 @@ pub struct BoardRow {
     /// What that says, as in the search.
     pub verdict: Option<Verdict>,
     /// What the simulator found on small problems, of kernels for GPUs: nothing, or what. `None` where it did not look.
+    #[serde(with = "plain::option")]
     pub simulated: Option<Result<(), String>>,
 }
 
@@ -193,6 +195,54 @@ impl Board {
     }
 }
 
+/// Results as files have them: `{"ok": true}`, or `{"ok": false, "why": "..."}`.
+mod plain {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Plain {
+        ok: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    }
+
+    impl Plain {
+        fn of(result: &Result<(), String>) -> Plain {
+            Plain {
+                ok: result.is_ok(),
+                why: result.clone().err(),
+            }
+        }
+
+        fn result(self) -> Result<(), String> {
+            match self.ok {
+                true => Ok(()),
+                false => Err(self.why.unwrap_or_default()),
+            }
+        }
+    }
+
+    pub(super) fn serialize<S: Serializer>(result: &Result<(), String>, to: S) -> Result<S::Ok, S::Error> {
+        Plain::of(result).serialize(to)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Result<(), String>, D::Error> {
+        Ok(Plain::deserialize(from)?.result())
+    }
+
+    pub(super) mod option {
+        use super::{Deserialize, Deserializer, Plain, Serialize, Serializer};
+
+        pub(crate) fn serialize<S: Serializer>(result: &Option<Result<(), String>>, to: S) -> Result<S::Ok, S::Error> {
+            result.as_ref().map(Plain::of).serialize(to)
+        }
+
+        pub(crate) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<Result<(), String>>, D::Error> {
+            Ok(Option::<Plain>::deserialize(from)?.map(Plain::result))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,5 +342,26 @@ mod tests {
         let found = Board::of_history(&history, about(None, false), "lost".to_string(), 2);
         assert_eq!(found.rows.len(), 3);
         assert_eq!(found.winner.as_deref(), Some("start"));
+    }
+
+    #[test]
+    fn results_are_plain_in_files() {
+        let clean = BoardRow {
+            simulated: Some(Ok(())),
+            ..row("a", None)
+        };
+        let found = BoardRow {
+            simulated: Some(Err("a race".to_string())),
+            ..row("b", None)
+        };
+        for (row, plain) in [
+            (row("c", None), "null"),
+            (clean, r#"{"ok":true}"#),
+            (found, r#"{"ok":false,"why":"a race"}"#),
+        ] {
+            let text = serde_json::to_string(&row).unwrap();
+            assert!(text.contains(&format!("\"simulated\":{plain}")), "{text}");
+            assert_eq!(serde_json::from_str::<BoardRow>(&text).unwrap(), row);
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::space::Space;
 use crate::trial::Trial;
 
 /// Version of the folder's form.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// File names in a run's folder.
 const RUN: &str = "run.json";
