@@ -113,7 +113,8 @@ Examples:
 
 Verdicts, in the order of the gates:
   REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by the clock SLOWER, AMBIGUOUS
-  (no clear gain) or FASTER: at least 3 % against the best before it, the interval clear of none.
+  (no clear gain) or FASTER: at least 3 % against the best when it was
+  proposed, the interval clear of none.
 
 Ctrl-C ends the search after the candidates at hand and says how to go on; a second one ends it at once.
 
@@ -347,7 +348,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         compilers: compilers_for(2 * setup.window),
         folder: folder.clone(),
         resume: args.resume,
-        program: program()?,
+        program: program(&folder)?,
         deadlines: Deadlines::of_run(deadline),
         timing: setup.timing,
         interrupt: ctrl_c.interrupt.clone(),
@@ -422,17 +423,20 @@ fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, F
     })
 }
 
-/// This program as a worker. Kernels that were only tried do not fill the user's cache of compiled kernels.
-fn program() -> Result<Program, Failure> {
+/// This program as a worker of the run in a folder. Kernels that were only tried do not fill the user's cache of compiled
+/// kernels.
+fn program(folder: &Path) -> Result<Program, Failure> {
     let mut program = worker::program()?;
-    if let Some(runs) = runs::folder() {
-        let jit = runs.with_file_name("tune-kernels");
-        program
-            .env
-            .push(("CUDA_CACHE_PATH".into(), jit.clone().into_os_string()));
-        program.env.push(("FLASHCORE_CACHE_DIR".into(), jit.into_os_string()));
+    let jit = jit_cache(runs::folder(), folder);
+    for name in ["CUDA_CACHE_PATH", "FLASHCORE_CACHE_DIR"] {
+        program.env.push((name.into(), jit.clone().into_os_string()));
     }
     Ok(program)
+}
+
+/// Where what is compiled for a search is kept: beside the runs; where nothing says where runs are, in the run's folder.
+fn jit_cache(runs: Option<PathBuf>, folder: &Path) -> PathBuf {
+    runs.map_or_else(|| folder.join("kernels"), |runs| runs.with_file_name("tune-kernels"))
 }
 
 impl From<TuneError> for Failure {
@@ -467,6 +471,14 @@ mod tests {
         for wrong in ["0", "-5", "fast", "m", "infs", "1e400s"] {
             assert!(budget(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn kernels_of_a_search_are_never_in_the_users_cache() {
+        let run = Path::new("/runs/one");
+        let beside = jit_cache(Some("/data/flashcore/tune".into()), run);
+        assert_eq!(beside, Path::new("/data/flashcore/tune-kernels"));
+        assert_eq!(jit_cache(None, run), Path::new("/runs/one/kernels"));
     }
 
     #[test]

@@ -24,11 +24,11 @@ pub enum Verdict {
     Wrong,
     /// Twice the same inputs, and not the same answer.
     Unstable,
-    /// Slower than the best before it, by the whole interval.
+    /// Slower than the best when it was proposed, by the whole interval.
     Slower,
-    /// No clear gain: within 3 % of the best before it, or the interval says nothing.
+    /// No clear gain: within 3 % of the best when it was proposed, or the interval says nothing.
     Ambiguous,
-    /// At least 3 % faster than the best before it, and the whole interval clear of no gain.
+    /// At least 3 % faster than the best when it was proposed, and the whole interval clear of no gain.
     Faster,
 }
 
@@ -102,7 +102,7 @@ pub struct Timed {
     pub us: f64,
     /// Interval of the median, µs.
     pub interval: Interval,
-    /// Config it was timed against, the best before it; `None` for the first.
+    /// Config it was timed against, the best when it was proposed; `None` for the first, and where that one failed beside it.
     pub against: Option<String>,
     /// Its time relative to that one's, from the same rounds.
     pub ratio: Option<Ratio>,

@@ -118,7 +118,7 @@ fn a_first_candidate_that_fails_is_no_winner() {
     // The rest met without it.
     assert_eq!(board["winner"], "planted/honest");
     assert_eq!(board["against"], "planted/honest");
-    assert!(board["head_to_head"]["Ok"].is_null(), "{board}");
+    assert_eq!(board["head_to_head"], serde_json::json!({ "ok": true }), "{board}");
     let shown = flashcore("leaderboard tiny", &home).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("FAILED") && !shown.contains("stands"), "{shown}");
@@ -134,7 +134,7 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
     let home = folder("proposer");
     let run = home.join("one run");
     let script = home.join("once.sh");
-    let answer = r#"{"propose": ["cpu/m32n32"]}"#;
+    let answer = r#"{"propose": ["cpu/m32n32", "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy", "nonsense"]}"#;
     std::fs::write(&script, format!("read line; echo '{answer}'\n")).unwrap();
     let mut command = flashcore("tune tiny --device cpu --budget 9", &home);
     let proposer = format!("sh {}", script.display());
@@ -149,8 +149,17 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
     );
     assert_eq!(output.status.code(), Some(1), "{out}{err}");
     assert!(err.contains("the search ended early: proposer `sh"), "{err}");
-    assert_eq!(kept(&run), 2);
     assert!(run.join("board.json").exists());
+    // What cannot run here is data, with its reason.
+    let lines = std::fs::read_to_string(run.join("trials.jsonl")).unwrap();
+    let trials: Vec<Trial> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(trials.len(), 4);
+    assert!(trials[1].verdict.is_timed());
+    for trial in &trials[2..] {
+        assert_eq!(trial.verdict, Verdict::Refused, "{trial:?}");
+        assert!(trial.reason.contains("no config of the families searched"), "{trial:?}");
+        assert!(trial.timed.is_none() && trial.seconds == 0.0);
+    }
     let go_on = format!(
         "--proposer 'sh {}' --resume --folder '{}'",
         script.display(),
@@ -203,6 +212,43 @@ fn inputs_are_fresh_for_each_run_unless_they_are_pinned() {
     assert!(twice.status.code() == Some(2) && said.contains("--resume"), "{said}");
     assert_eq!(seed(&format!("{kept} --resume")), first);
     assert_eq!(seed("--seed 5"), 5);
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// Names of an object's members.
+fn keys(value: &Value) -> Vec<&str> {
+    let mut keys: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
+#[test]
+fn json_keeps_its_keys() {
+    let home = folder("keys");
+    let run = json(&mut flashcore(
+        "tune tiny --device cpu --strategy random --budget 2 --json",
+        &home,
+    ));
+    let of_run = "board claims folder peers plan proposer_gone run seconds trials workers_started";
+    assert_eq!(keys(&run).join(" "), of_run);
+    let of_header = "case computes default devices executable inputs problem rates revision schema seed space start \
+                     started_at strategy torture window";
+    assert_eq!(keys(&run["run"]).join(" "), of_header);
+    let of_trial = "fingerprint id number origin reason same_as seconds timed unjudged verdict";
+    assert_eq!(keys(&run["trials"][0]).join(" "), of_trial);
+    let of_timed = "against interval module ratio registers score us";
+    assert_eq!(keys(&run["trials"][0]["timed"]).join(" "), of_timed);
+    let of_board = "against gain head_to_head rows simulates start start_failed struck winner witness";
+    assert_eq!(keys(&run["board"]).join(" "), of_board);
+    let of_row = "id interval ratio simulated us verdict";
+    assert_eq!(keys(&run["board"]["rows"][0]).join(" "), of_row);
+    let kept = run["folder"].as_str().unwrap();
+    let shown = json(&mut flashcore(&format!("leaderboard --json {kept}"), &home));
+    assert_eq!(keys(&shown).join(" "), "board claims peers run trials");
+    let overview = json(&mut flashcore("leaderboard --json", &home));
+    assert_eq!(keys(&overview["runs"][0]).join(" "), "board folder run");
+    let listed = json(&mut flashcore("plans --json", &home));
+    assert_eq!(keys(&listed).join(" "), "devices folder setting tables");
     std::fs::remove_dir_all(&home).unwrap();
 }
 
@@ -484,6 +530,42 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     let said = String::from_utf8(other.stderr).unwrap();
     assert_eq!(other.status.code(), Some(2), "{said}");
     assert!(said.contains("the strategy was elite and is random"), "{said}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// With a clock nothing is the same twice: what was kept before each kill stays as it is to the byte.
+#[test]
+#[cfg(target_os = "linux")]
+fn trials_with_a_clock_outlive_kills_to_the_byte() {
+    let home = folder("killed-cpu");
+    let run = home.join("run");
+    let words = format!(
+        "tune tiny --device cpu --strategy elite --seed 3 --budget 9 --json --folder {}",
+        run.display()
+    );
+    let read = || std::fs::read(run.join("trials.jsonl")).unwrap_or_default();
+    for kill in 0..4 {
+        let before = read();
+        let more = if kill == 0 { "" } else { " --resume" };
+        let mut command = flashcore(&format!("{words}{more}"), &home);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let wanted = kept(&run) + 1;
+        while kept(&run) < wanted && child.try_wait().unwrap().is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // In the middle of the next one.
+        thread::sleep(Duration::from_millis(50));
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it was killed");
+        end(child);
+        assert!(read().starts_with(&before) && kept(&run) >= wanted, "kill {kill}");
+        assert!(!run.join("board.json").exists());
+    }
+    let before = read();
+    let whole = json(&mut flashcore(&format!("{words} --resume"), &home));
+    assert!(read().starts_with(&before));
+    assert_eq!(trials(&whole).len(), 9);
+    assert!(whole["board"]["winner"].is_string(), "{whole:#}");
+    assert_eq!(whole["board"]["head_to_head"]["ok"], true);
     std::fs::remove_dir_all(&home).unwrap();
 }
 
