@@ -175,10 +175,21 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
 fn one_wrong_row_of_a_large_problem_is_found_in_the_finals() {
     let home = folder("far");
     let script = home.join("propose.sh");
-    let answer = r#"{"propose": ["planted/wrong-far-out"], "why": "one row"}"#;
+    // Of such an answer only some rows leave the worker, and counts over all: what is judged by them is caught as before.
+    let others = [
+        Conduct::Unwritten,
+        Conduct::Zeros,
+        Conduct::Cached,
+        Conduct::Unstable,
+        Conduct::WrongSometimes,
+        Conduct::LazyLater,
+    ];
+    let mut ids = vec![Conduct::WrongFarOut.to_string()];
+    ids.extend(others.iter().map(Conduct::to_string));
+    let answer = serde_json::json!({ "propose": ids, "why": "one row" });
     std::fs::write(&script, format!("while read line; do echo '{answer}'; done\n")).unwrap();
     let mut command = flashcore(
-        "tune tiny --seq 2048 --heads 2 --head-dim 64 --device cpu --torture --family planted --budget 2 --seed 2 --json",
+        "tune tiny --seq 2048 --heads 2 --head-dim 64 --device cpu --torture --family planted --budget 8 --seed 2 --json",
         &home,
     );
     let proposer = format!("sh {}", script.display());
@@ -186,6 +197,15 @@ fn one_wrong_row_of_a_large_problem_is_found_in_the_finals() {
     assert!(run["proposer_gone"].is_null());
     let far = &trials(&run)[1];
     assert!(far.verdict.is_timed(), "{run:#}");
+    for (conduct, trial) in others.iter().zip(&trials(&run)[2..]) {
+        assert_eq!(trial.id, conduct.to_string());
+        assert_eq!(
+            Some(trial.verdict),
+            conduct.deserves(false),
+            "{conduct}: {}",
+            trial.reason
+        );
+    }
     let struck = &run["board"]["struck"][0];
     assert_eq!(struck["id"], "planted/wrong-far-out", "{run:#}");
     let reason = struck["reason"].as_str().unwrap();
