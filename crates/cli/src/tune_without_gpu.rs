@@ -28,7 +28,7 @@ const STRATEGIES: [Kind; 4] = [
 /// fewer seeds and for as long as it takes to come near.
 const MODELLED: Kind = Kind::Ranked;
 /// Seeds it is replayed with.
-const MODELLED_SEEDS: u64 = 5;
+const MODELLED_SEEDS: u64 = 3;
 /// Trials of its replays.
 const MODELLED_TRIALS: usize = 20;
 

@@ -2,17 +2,16 @@
 
 #[cfg(unix)]
 mod interrupt;
+#[cfg(target_os = "linux")]
+mod kills;
 #[cfg(unix)]
 mod peers;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::Duration;
+use std::process::Command;
 
 use flashcore_bench::{Case, DeviceIdentity, Interval, Ratio, RunIdentity};
 use flashcore_problem::Problem;
-use flashcore_problem::rng::Rng;
 use flashcore_tune::replay::{Failed, Measured, Row, Table};
 use flashcore_tune::space::{Family, Space};
 use flashcore_tune::worker::planted::Conduct;
@@ -470,123 +469,11 @@ fn kept(folder: &Path) -> usize {
     text.lines().count()
 }
 
-fn end(mut child: Child) {
-    child.kill().unwrap();
-    child.wait().unwrap();
-}
-
 /// What two runs of the same must have in common: everything but how long it took.
 fn essence(run: &Value) -> (Vec<Trial>, Value) {
     let mut trials = trials(run);
     trials.iter_mut().for_each(|trial| trial.seconds = 0.0);
     (trials, run["board"].clone())
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
-    let home = folder("killed");
-    let file = home.join("space.json");
-    std::fs::write(&file, serde_json::to_string(&table()).unwrap()).unwrap();
-    let run = |to: &str, more: &str| {
-        let device = file.display();
-        let kept = home.join(to).display().to_string();
-        let words = format!("tune tiny --device replay:{device} --seed 3 --budget 110 --json --folder {kept} {more}");
-        flashcore(&words, &home)
-    };
-    let undisturbed = json(&mut run("whole", ""));
-    assert_eq!(trials(&undisturbed).len(), 110);
-    assert_eq!(undisturbed["board"]["winner"], "cpu/m128n256");
-    assert!(undisturbed["plan"]["none"].as_str().unwrap().contains("replay"));
-    assert!(!home.join("flashcore/plans").exists());
-
-    let disturbed = home.join("cut");
-    let mut rng = Rng::new(20);
-    let (mut kills, mut between, mut of_workers) = (0, 0, 0);
-    for _ in 0..400 {
-        if kills == 20 {
-            break;
-        }
-        let more = if disturbed.join("run.json").exists() {
-            "--resume"
-        } else {
-            ""
-        };
-        let _ = std::fs::remove_file(disturbed.join("board.json"));
-        let mut command = run("cut", more);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let before = kept(&disturbed);
-        // Wait until a few more trials are kept, then a moment that is not known beforehand.
-        let more_trials = before + 1 + rng.below(6);
-        while kept(&disturbed) < more_trials && child.try_wait().unwrap().is_none() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        thread::sleep(Duration::from_micros(rng.below(3000) as u64));
-        if kills % 2 == 0 {
-            // The worker; the parent takes another one and goes on for a moment.
-            for worker in children(child.id()) {
-                let killed = Command::new("kill").args(["-9", &worker.to_string()]).status().unwrap();
-                of_workers += usize::from(killed.success());
-            }
-            kills += 1;
-            thread::sleep(Duration::from_millis(rng.below(5) as u64));
-        }
-        if child.try_wait().unwrap().is_none() {
-            between += usize::from((1..110).contains(&kept(&disturbed)));
-            kills += 1;
-            end(child);
-        }
-    }
-    assert_eq!(kills, 20);
-    assert!(
-        between >= 5 && of_workers >= 5,
-        "{between} kills in the middle, {of_workers} workers killed"
-    );
-    let resumed = json(&mut run("cut", "--resume"));
-    assert_eq!(essence(&resumed), essence(&undisturbed));
-
-    // And what is not the same run is not taken up.
-    let other = run("cut", "--resume --strategy random").output().unwrap();
-    let said = String::from_utf8(other.stderr).unwrap();
-    assert_eq!(other.status.code(), Some(2), "{said}");
-    assert!(said.contains("the strategy was elite and is random"), "{said}");
-    std::fs::remove_dir_all(&home).unwrap();
-}
-
-/// With a clock nothing is the same twice: what was kept before each kill stays as it is to the byte.
-#[test]
-#[cfg(target_os = "linux")]
-fn trials_with_a_clock_outlive_kills_to_the_byte() {
-    let home = folder("killed-cpu");
-    let run = home.join("run");
-    let words = format!(
-        "tune tiny --device cpu --strategy elite --seed 3 --budget 9 --json --folder {}",
-        run.display()
-    );
-    let read = || std::fs::read(run.join("trials.jsonl")).unwrap_or_default();
-    for kill in 0..4 {
-        let before = read();
-        let more = if kill == 0 { "" } else { " --resume" };
-        let mut command = flashcore(&format!("{words}{more}"), &home);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let wanted = kept(&run) + 1;
-        while kept(&run) < wanted && child.try_wait().unwrap().is_none() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        // In the middle of the next one.
-        thread::sleep(Duration::from_millis(50));
-        assert!(child.try_wait().unwrap().is_none(), "it ended before it was killed");
-        end(child);
-        assert!(read().starts_with(&before) && kept(&run) >= wanted, "kill {kill}");
-        assert!(!run.join("board.json").exists());
-    }
-    let before = read();
-    let whole = json(&mut flashcore(&format!("{words} --resume"), &home));
-    assert!(read().starts_with(&before));
-    assert_eq!(trials(&whole).len(), 9);
-    assert!(whole["board"]["winner"].is_string(), "{whole:#}");
-    assert_eq!(whole["board"]["head_to_head"]["ok"], true);
-    std::fs::remove_dir_all(&home).unwrap();
 }
 
 /// Kernels for an H200 whose times are made up.
