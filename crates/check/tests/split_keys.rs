@@ -1,5 +1,7 @@
 //! Keys split across blocks: parts in the workspace, and `combine` that merges them.
 
+mod splits;
+
 use std::sync::Arc;
 
 use flashcore_check::mutate::{Mutation, Operator, mutations};
@@ -9,6 +11,7 @@ use flashcore_kernels::{Config, KernelCache, Plan, Refusal};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder, RandomLimits, random_problem};
 use flashcore_sim::{FindingKind, SimError, SimOptions, simulate};
+use splits::{assert_missing_parts_are_found, assert_plan_clean, check};
 
 /// Each rule of rescaling, warps along rows and along keys, heads packed and not, few and many splits.
 const KERNELS: [&str; 8] = [
@@ -26,18 +29,9 @@ fn plan(problem: &Problem, kernel: &str) -> Plan {
     Plan::new(problem, &kernel.parse().unwrap(), Target::Sm80).unwrap()
 }
 
-fn check(plan: &Plan, schedules: u32) -> CheckReport {
-    let options = CheckOptions {
-        schedules,
-        ..CheckOptions::default()
-    };
-    check_plan(plan, &options).unwrap()
-}
-
 #[track_caller]
 fn assert_clean(problem: &Problem, kernel: &str) {
-    let report = check(&plan(problem, kernel), 1);
-    assert_eq!(report.verdict, Verdict::Clean, "{problem}\n{report}");
+    assert_plan_clean(&plan(problem, kernel));
 }
 
 fn decode(heads: usize, kv_heads: usize, keys: usize) -> ProblemBuilder {
@@ -185,22 +179,7 @@ fn kernels_do_not_depend_on_how_many_splits_there_are() {
 fn a_part_that_nobody_stores_is_found_where_it_is_read() {
     let problem = decode(4, 1, 130).build().unwrap();
     for kernel in [KERNELS[0], KERNELS[3]] {
-        let whole = plan(&problem, kernel);
-        for buffer in ["split_parts", "split_sums"] {
-            let of = |m: &Mutation| m.operator == Operator::DropStore && m.object.as_deref() == Some(buffer);
-            let dropped = mutations(&whole.main.kernel).into_iter().find(of).unwrap();
-            let mut broken = whole.clone();
-            broken.main.kernel = Arc::new(dropped.apply(&whole.main.kernel));
-            let report = check(&broken, 1);
-            assert_eq!(report.verdict, Verdict::Findings, "{report}");
-            let finding = &report.findings[0].finding;
-            assert_eq!(
-                (finding.kind, finding.object.as_deref()),
-                (FindingKind::NeverWritten, Some(buffer)),
-                "{report}"
-            );
-            assert!(finding.line().unwrap().file.ends_with("combine.rs"), "{report}");
-        }
+        assert_missing_parts_are_found(&plan(&problem, kernel));
     }
 }
 

@@ -1,13 +1,15 @@
 //! Keys split across blocks in family `wgmma`: parts of a tile's keys, as equal as they can be, some of them empty.
 
+mod splits;
+
 use std::sync::Arc;
 
-use flashcore_check::mutate::{Mutation, Operator, mutations};
-use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
+use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{Arg, Chip, Table, Target};
 use flashcore_kernels::{KernelCache, Plan, Refusal, StopAfter};
 use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder};
 use flashcore_sim::FindingKind;
+use splits::{assert_missing_parts_are_found, assert_plan_clean, check};
 
 /// One to three warpgroups, each rule of rescaling, a cluster, few and many splits.
 const KERNELS: [&str; 6] = [
@@ -28,18 +30,9 @@ fn plan(problem: &Problem, kernel: &str) -> Plan {
     Plan::new(problem, &kernel.parse().unwrap(), chip).unwrap()
 }
 
-fn check(plan: &Plan, schedules: u32) -> CheckReport {
-    let options = CheckOptions {
-        schedules,
-        ..CheckOptions::default()
-    };
-    check_plan(plan, &options).unwrap()
-}
-
 #[track_caller]
 fn assert_clean(problem: &Problem, kernel: &str) {
-    let report = check(&plan(problem, kernel), 1);
-    assert_eq!(report.verdict, Verdict::Clean, "{problem}\n{report}");
+    assert_plan_clean(&plan(problem, kernel));
 }
 
 /// Odd lengths: fewer queries than keys, as in prefill by chunks.
@@ -168,21 +161,7 @@ fn kernels_do_not_depend_on_how_many_splits_there_are() {
 #[test]
 fn a_part_that_nobody_stores_is_found_where_it_is_read() {
     let problem = chunk().seq_len_q(70).build().unwrap();
-    let whole = plan(&problem, KERNELS[0]);
-    for buffer in ["split_parts", "split_sums"] {
-        let of = |m: &Mutation| m.operator == Operator::DropStore && m.object.as_deref() == Some(buffer);
-        let dropped = mutations(&whole.main.kernel).into_iter().find(of).unwrap();
-        let mut broken = whole.clone();
-        broken.main.kernel = Arc::new(dropped.apply(&whole.main.kernel));
-        let report = check(&broken, 1);
-        let finding = &report.findings[0].finding;
-        assert_eq!(
-            (finding.kind, finding.object.as_deref()),
-            (FindingKind::NeverWritten, Some(buffer)),
-            "{report}"
-        );
-        assert!(finding.line().unwrap().file.ends_with("combine.rs"), "{report}");
-    }
+    assert_missing_parts_are_found(&plan(&problem, KERNELS[0]));
 }
 
 /// The table of a launch, as the host has it, changed.

@@ -1,6 +1,6 @@
 //! The family's space: its levers as data.
 
-use super::{CLUSTERS, COLS, Config, ROWS, STAGES};
+use super::config::{CLUSTERS, COLS, Config, ROWS, STAGES};
 use crate::mma::Rescale;
 use crate::space::{Lever, Space};
 

@@ -1,0 +1,283 @@
+//! [`Config`]: the levers, their ids, and what they need of registers and shared memory.
+
+use std::fmt;
+
+use flashcore_ir::Target;
+use flashcore_problem::{DType, Problem};
+use serde::{Deserialize, Serialize};
+
+use super::tiles::{self, padded, slab_cols, tile_bytes};
+use super::{ALIGNMENT, schedule};
+use crate::Refusal;
+use crate::mma::Rescale;
+use crate::params::Shape;
+use crate::stage::StopAfter;
+
+/// Query rows a block: 64 for each warpgroup that computes.
+pub(super) const ROWS: [u32; 3] = [64, 128, 192];
+/// Keys a tile.
+pub(super) const COLS: std::ops::RangeInclusive<u32> = 32..=256;
+/// Tiles of keys in shared memory.
+pub(super) const STAGES: [u32; 3] = [2, 3, 4];
+
+/// Blocks of a cluster, that share copies of K and V.
+pub(super) const CLUSTERS: [u32; 2] = [1, 2];
+
+/// Registers a thread that the loop needs beyond what is counted: addresses, descriptors, bounds.
+const SCRATCH_REGISTERS: u32 = 16;
+
+/// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
+const REGISTERS_BESIDE_A_PRODUCT: u32 = 30;
+
+/// Bytes of an element of the output.
+pub(super) const OUT_BYTES: u32 = 2;
+
+/// Mbarriers, and what aligning the tiles may cost.
+pub(super) const SLACK_BYTES: u32 = 1024;
+
+/// Bytes of shared memory that a block may have.
+const ROOM: u32 = Target::Sm90a.limits().shared_per_block;
+
+/// The levers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Config {
+    /// Query rows a block: a warpgroup computes 64. More of them share each tile of K and V, and take turns at
+    /// the tensor cores, but leave each other fewer registers.
+    pub rows: u32,
+    /// Keys a tile. More means fewer turns, each with its waits, and more registers and shared memory.
+    pub cols: u32,
+    /// Tiles of keys, and of values, in flight or in use.
+    pub stages: u32,
+    /// Blocks that go through the same tiles of keys together: each copies its part of a tile to all of them, so that
+    /// the L2 cache is read that much less. Rows that see fewer keys wait for those that see more.
+    #[serde(default = "alone")]
+    pub cluster: u32,
+    /// Warpgroups take turns at the tensor cores, so that the softmax of one falls among the products of others;
+    /// otherwise chance decides.
+    pub take_turns: bool,
+    /// When the references of the rows are raised. With [`Rescale::Bold`] a warpgroup waits for its products
+    /// before its softmax, which then needs no look at the scores first.
+    pub rescale: Rescale,
+    /// Parts that the keys of a tile of rows are dealt out in, to be merged by `combine`; 1 for none. More for every SM to
+    /// do where there are few tiles and many keys, for a second launch and parts that go through memory. The kernel is
+    /// the same for all values above 1.
+    #[serde(default = "alone")]
+    pub splits: u32,
+}
+
+/// Records from before there were clusters, or splits, do not name them.
+fn alone() -> u32 {
+    1
+}
+
+impl Config {
+    /// The levers' part of the id, `m128n128-s2-turns-lazy`; in clusters of two `m128n128-s2-c2-turns-lazy`, with keys in three
+    /// splits `m128n128-s2-turns-lazy-k3`.
+    pub(crate) fn id(&self) -> String {
+        self.to_string()
+    }
+
+    /// Reads what [`id`](Self::id) writes.
+    pub(crate) fn from_id(id: &str) -> Option<Config> {
+        let mut parts = id.split('-').peekable();
+        let (rows, cols) = parts.next()?.strip_prefix('m')?.split_once('n')?;
+        let stages = parts.next()?.strip_prefix('s')?;
+        let cluster = match parts.peek()?.strip_prefix('c') {
+            Some(blocks) => parts.next().and(blocks.parse().ok())?,
+            None => 1,
+        };
+        let take_turns = match parts.next()? {
+            "turns" => true,
+            "free" => false,
+            _ => return None,
+        };
+        let rescale = parts.next()?;
+        let splits = match parts.next() {
+            Some(splits) => splits.strip_prefix('k')?.parse().ok()?,
+            None => 1,
+        };
+        let config = Config {
+            rows: rows.parse().ok()?,
+            cols: cols.parse().ok()?,
+            stages: stages.parse().ok()?,
+            cluster,
+            take_turns,
+            rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
+            splits,
+        };
+        (parts.next().is_none() && config.id() == id).then_some(config)
+    }
+
+    /// Warpgroups that compute.
+    pub fn warpgroups(&self) -> u32 {
+        self.rows / 64
+    }
+
+    /// Threads a block: those that compute, and a warpgroup that copies.
+    pub fn threads(&self) -> u32 {
+        128 * (self.warpgroups() + 1)
+    }
+
+    /// Registers of a thread that copies, and of one that computes.
+    pub(super) fn registers(&self) -> (u32, u32) {
+        match self.warpgroups() {
+            1 => (56, 240),
+            2 => (40, 232),
+            _ => (32, 160),
+        }
+    }
+
+    /// What is baked into its kernel. Split, that leaves the log-sum-exp to `combine`.
+    pub(super) fn shape(&self, problem: &Problem, stop_after: Option<StopAfter>) -> Shape {
+        let answer = Shape::new(problem, ALIGNMENT, stop_after);
+        let split = self.splits > 1;
+        Shape {
+            split,
+            lse: answer.lse && !split,
+            ..answer
+        }
+    }
+
+    /// Slabs of output in shared memory at a time: one is written while the other is copied.
+    pub(super) fn out_slabs(&self, shape: &Shape) -> u32 {
+        (padded(shape.head_dim_v, OUT_BYTES) / slab_cols(shape.head_dim_v, OUT_BYTES)).min(2)
+    }
+
+    /// Tiles of Q: two where there is room, so that the next is there when it is wanted.
+    pub(super) fn q_stages(&self, shape: &Shape) -> u32 {
+        if self.shared_bytes(shape, 2) <= ROOM { 2 } else { 1 }
+    }
+
+    fn shared_bytes(&self, shape: &Shape, q_stages: u32) -> u32 {
+        let bytes = shape.dtype.size_bytes() as u32;
+        let query = tile_bytes(self.rows, shape.head_dim, bytes, q_stages);
+        let keys = tile_bytes(self.cols, shape.head_dim, bytes, self.stages);
+        let values = match shape.dtype {
+            DType::E4M3 => tile_bytes(padded(shape.head_dim_v, OUT_BYTES), self.cols, bytes, self.stages),
+            _ => tile_bytes(self.cols, shape.head_dim_v, bytes, self.stages),
+        };
+        let output = match shape.leaves_parts() {
+            true => 0,
+            false => OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * self.out_slabs(shape),
+        };
+        query + keys + values + output + SLACK_BYTES
+    }
+
+    /// The levers that alone bring its shared memory within [`ROOM`], each by the least change that does, and what it
+    /// saves.
+    pub(crate) fn remedy_for_shared_memory(&self, problem: &Problem) -> String {
+        let shape = &self.shape(problem, None);
+        let bytes = |config: &Config| config.shared_bytes(shape, 1);
+        let saved = |other: &Config| bytes(self).saturating_sub(bytes(other));
+        let step = if shape.dtype == DType::E4M3 { tiles::step(1) } else { 16 };
+        let cols = (*COLS.start()..self.cols)
+            .rev()
+            .filter(|cols| cols.is_multiple_of(step));
+        let rows = ROWS.into_iter().rev().filter(|&rows| rows < self.rows);
+        let stages = STAGES.into_iter().rev().filter(|&stages| stages < self.stages);
+        let mut remedies = Vec::new();
+        let mut offer = |lever, from, mut lower: Vec<(u32, Config)>| {
+            lower.retain(|(_, config)| config.check_levers().is_ok() && bytes(config) <= ROOM);
+            if let Some((to, config)) = lower.first() {
+                remedies.push(format!("{lever} {from} to {to} saves {} B", saved(config)));
+            }
+        };
+        offer(
+            "stages",
+            self.stages,
+            stages.map(|n| (n, Config { stages: n, ..*self })).collect(),
+        );
+        offer(
+            "cols",
+            self.cols,
+            cols.map(|n| (n, Config { cols: n, ..*self })).collect(),
+        );
+        offer(
+            "rows",
+            self.rows,
+            rows.map(|n| (n, Config { rows: n, ..*self })).collect(),
+        );
+        if remedies.is_empty() {
+            let (stages, cols) = (STAGES[0], *COLS.start());
+            let least = Config { stages, cols, ..*self };
+            return format!("stages {stages} with cols {cols} saves {} B", saved(&least));
+        }
+        remedies.join(", or ")
+    }
+
+    pub(super) fn check_levers(&self) -> Result<(), Refusal> {
+        let lever = |lever, given, allowed: String| Err(Refusal::Lever { lever, given, allowed });
+        if !ROWS.contains(&self.rows) {
+            return lever("rows", self.rows, "64, 128, 192".to_string());
+        }
+        if !COLS.contains(&self.cols) || !self.cols.is_multiple_of(16) {
+            return lever("cols", self.cols, "multiples of 16 from 32 to 256".to_string());
+        }
+        if !STAGES.contains(&self.stages) {
+            return lever("stages", self.stages, "2, 3, 4".to_string());
+        }
+        if !CLUSTERS.contains(&self.cluster) {
+            return lever("cluster", self.cluster, "1, 2".to_string());
+        }
+        if self.take_turns && self.warpgroups() == 1 {
+            return lever("turns", 1, "with rows 128 or 192: one warpgroup takes none".to_string());
+        }
+        if !(1..=schedule::MOST_SPLITS).contains(&self.splits) {
+            return lever("splits", self.splits, format!("1 to {}", schedule::MOST_SPLITS));
+        }
+        Ok(())
+    }
+
+    /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
+    pub(super) fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
+        let (scores, output) = (self.cols / 2, padded(shape.head_dim_v, OUT_BYTES) / 2);
+        let probabilities = self.cols * shape.dtype.size_bytes() as u32 / 8;
+        // Scales are kept as rows are.
+        let state = if shape.dtype == DType::E4M3 { 9 } else { 6 };
+        let needed = scores + output + probabilities + state + SCRATCH_REGISTERS;
+        let allowed = self.registers().1;
+        if needed <= allowed {
+            return self.check_product(output);
+        }
+        Err(Refusal::Registers {
+            needed,
+            what: format!(
+                "output {output}, scores {scores}, probabilities {probabilities}, row state {state}, addresses and \
+                 descriptors {SCRATCH_REGISTERS}"
+            ),
+            allowed,
+            remedy: "fewer keys a tile or fewer rows need less",
+        })
+    }
+
+    /// Refuses a product that ptxas finds no registers for (C7600, C7602): it knows of the registers at launch only,
+    /// not of those that warpgroups take from the producer.
+    fn check_product(&self, output: u32) -> Result<(), Refusal> {
+        let needed = output + REGISTERS_BESIDE_A_PRODUCT;
+        let allowed = (65_536 / self.threads()).min(255);
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(Refusal::Registers {
+            needed,
+            what: format!("output {output}, beside a product's sums {REGISTERS_BESIDE_A_PRODUCT}"),
+            allowed,
+            remedy: "fewer rows a tile leave more to a thread",
+        })
+    }
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let turns = if self.take_turns { "turns" } else { "free" };
+        write!(f, "m{}n{}-s{}-", self.rows, self.cols, self.stages)?;
+        if self.cluster > 1 {
+            write!(f, "c{}-", self.cluster)?;
+        }
+        write!(f, "{turns}-{}", self.rescale.name())?;
+        if self.splits != 1 {
+            write!(f, "-k{}", self.splits)?;
+        }
+        Ok(())
+    }
+}

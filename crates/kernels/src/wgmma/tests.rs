@@ -1,0 +1,152 @@
+//! What the family refuses, and whether what it names helps.
+
+use super::config::SLACK_BYTES;
+use super::*;
+
+#[test]
+fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
+    let outcome = |id: &str, head_dim_v| {
+        let problem = Problem::builder()
+            .heads(4, 4)
+            .seq_len(256)
+            .head_dim(64)
+            .head_dim_v(head_dim_v);
+        let config = Config::from_id(id).unwrap();
+        plan(
+            &problem.build().unwrap(),
+            &config,
+            Target::Sm90a.into(),
+            &KernelCache::default(),
+            None,
+        )
+        .map(drop)
+    };
+    // Both sides of what ptxas takes.
+    assert_eq!(outcome("m192n32-s2-free-lazy", 192), Ok(()));
+    let refused = outcome("m192n32-s2-free-lazy", 200).unwrap_err().to_string();
+    assert!(refused.starts_with("at least 134 registers a thread"), "{refused}");
+    assert!(refused.contains("at most 128"), "{refused}");
+    assert_eq!(outcome("m128n32-s2-free-lazy", 256), Ok(()));
+}
+
+/// Each refusal with a remedy that serves: the texts, for review.
+#[test]
+fn remedies() {
+    use crate::Plan;
+    let e4m3 = Problem::builder().heads(4, 2).head_dim(64).dtype(DType::E4M3);
+    let wide = Problem::builder().heads(4, 2).head_dim(256);
+    let rows = |repeated| {
+        let shape = [1, 128, 2, 64];
+        let (whole, once) = ([128 * 128, 128, 64, 1], [128 * 128, 128, 0, 1]);
+        let [q, k, out] = [whole, if repeated { once } else { whole }, whole].map(|strides| Layout { shape, strides });
+        Problem::builder()
+            .heads(2, 2)
+            .seq_len(128)
+            .head_dim(64)
+            .layouts(q, k, k, out)
+    };
+    let cases = [
+        ("not Hopper", wide.clone(), "m64n64-s2-free-bold", Target::Sm80),
+        ("not Hopper, e4m3", e4m3.clone(), "m64n64-s2-free-bold", Target::Sm80),
+        (
+            "not Hopper, f32",
+            wide.clone().dtype(DType::F32),
+            "m64n64-s2-free-bold",
+            Target::Sm80,
+        ),
+        (
+            "crooked rows, e4m3",
+            e4m3.clone().head_dim(72),
+            "m64n64-s2-free-bold",
+            Target::Sm90a,
+        ),
+        (
+            "crooked values, e4m3",
+            e4m3.clone().head_dim_v(72),
+            "m64n64-s2-free-bold",
+            Target::Sm90a,
+        ),
+        ("repeated rows", rows(true), "m64n64-s2-free-bold", Target::Sm90a),
+        (
+            "repeated rows, e4m3",
+            rows(true).dtype(DType::E4M3),
+            "m64n64-s2-free-bold",
+            Target::Sm90a,
+        ),
+        (
+            "too many",
+            e4m3.clone().heads(1, 1).seq_len_q(1 << 23),
+            "m64n64-s2-free-bold",
+            Target::Sm90a,
+        ),
+        ("cols, e4m3", e4m3, "m64n80-s2-free-bold", Target::Sm90a),
+        ("shared memory", wide.clone(), "m128n64-s4-turns-bold", Target::Sm90a),
+        (
+            "shared memory, three levers",
+            wide.clone().head_dim(128),
+            "m192n80-s4-turns-lazy",
+            Target::Sm90a,
+        ),
+        (
+            "shared memory, no lever alone",
+            wide.head_dim_v(64),
+            "m192n128-s4-turns-bold",
+            Target::Sm90a,
+        ),
+        ("registers", rows(false), "m64n256-s3-free-bold", Target::Sm90a),
+    ];
+    let mut text = String::new();
+    for (name, builder, id, target) in cases {
+        let problem = builder.build().unwrap();
+        let config = crate::Config::Wgmma(Config::from_id(id).unwrap());
+        let answer = match Plan::new(&problem, &config, target) {
+            Ok(_) => "served".to_string(),
+            Err(refusal) => refusal.to_string(),
+        };
+        text += &format!("{name} ({id}): {answer}\n");
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// What a refusal names as enough is enough, and saves what it says.
+#[test]
+fn levers_save_what_a_refusal_says() {
+    use crate::Plan;
+    let wide = Problem::builder()
+        .heads(4, 2)
+        .head_dim(192)
+        .head_dim_v(128)
+        .build()
+        .unwrap();
+    let of = |id: &str| {
+        Plan::new(
+            &wide,
+            &crate::Config::Wgmma(Config::from_id(id).unwrap()),
+            Target::Sm90a,
+        )
+    };
+    let Err(Refusal::SharedMemory { needed, remedy, .. }) = of("m128n96-s4-turns-lazy") else {
+        panic!("it must be refused for its shared memory");
+    };
+    let mut offers = 0;
+    for offer in remedy.split(", or ") {
+        let words: Vec<&str> = offer.split(' ').collect();
+        let [lever, _, _, to, _, saved, _] = words[..] else {
+            panic!("{offer}");
+        };
+        let id = match lever {
+            "stages" => format!("m128n96-s{to}-turns-lazy"),
+            "cols" => format!("m128n{to}-s4-turns-lazy"),
+            _ => format!("m{to}n96-s4-turns-lazy"),
+        };
+        let less = of(&id).unwrap().main.kernel.ledger().total_bytes();
+        // Where there is room, Q has a second stage again.
+        let query = 2 * 192 * 128;
+        let saved: u32 = saved.parse().unwrap();
+        let estimated = needed - saved;
+        let near = [less, less - query].map(|bytes| bytes.abs_diff(estimated) < SLACK_BYTES);
+        assert!(near.contains(&true), "{offer}: {needed} to {less}");
+        offers += 1;
+    }
+    assert!(offers >= 2, "{remedy}");
+}
