@@ -15,6 +15,7 @@ fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
     let mut sample = || {
         Config::Wgmma(wgmma::Config {
             splits: 1,
+            q_in_registers: false,
             ..wgmma::SPACE.sample(rng)
         })
     };

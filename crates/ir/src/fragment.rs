@@ -289,6 +289,11 @@ impl KernelBuilder {
 }
 
 impl<'k, E: Element> AVars<'k, E> {
+    /// Steps of k that there are.
+    pub fn steps(&self) -> u32 {
+        self.steps
+    }
+
     /// Word `i` of a lane: word `i % 4` of step `i / 4`, in the order of [`MMA_M16K16_A`]. So word `i` of 16-bit elements holds
     /// what registers `2i` and `2i + 1` of accumulators over the same columns do.
     pub fn word(&self, i: u32) -> Var<'k, E::Word> {

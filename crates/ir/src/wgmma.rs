@@ -10,6 +10,7 @@
 //! threads need [`fence_proxy_async`](KernelBuilder::fence_proxy_async).
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
@@ -92,6 +93,8 @@ pub struct WgmmaOperand<'k, E> {
     major: Major,
     /// Rows of A or columns of B that there are.
     extent: u32,
+    /// The first step of k.
+    first_step: u32,
     /// Steps of k that there are.
     steps: u32,
     span: u32,
@@ -167,6 +170,7 @@ impl<'k, E: WgmmaElement> SharedTile<'k, E> {
             buffer: self.id,
             major,
             extent,
+            first_step: 0,
             steps: depth / E::INPUT.k(),
             span,
             slab_bytes: self.slab_bytes(),
@@ -212,6 +216,22 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
         self.steps
     }
 
+    /// Some of its steps of k, where a product is to be made in parts.
+    #[track_caller]
+    pub fn steps_of(self, steps: Range<u32>) -> Self {
+        if steps.is_empty() || steps.end > self.steps {
+            self.k.error(BuildErrorKind::Layout(format!(
+                "steps {} to {} of an operand that has {}",
+                steps.start, steps.end, self.steps
+            )));
+        }
+        WgmmaOperand {
+            first_step: self.first_step + steps.start,
+            steps: steps.end.saturating_sub(steps.start),
+            ..self
+        }
+    }
+
     #[track_caller]
     fn moved(self, by: Operand, bytes: u32) -> Self {
         let by = Val::<u32>::from_operand(self.k, by);
@@ -226,6 +246,7 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
     /// The descriptor of a step of k.
     #[track_caller]
     fn descriptor(&self, step: u32) -> Descriptor {
+        let step = self.first_step + step;
         let bytes = match self.major {
             // 32 bytes along a row, slab after slab.
             Major::K => step * 32 / self.span * self.slab_bytes + step * 32 % self.span,

@@ -26,6 +26,9 @@ pub(super) const CLUSTERS: [u32; 2] = [1, 2];
 /// Registers a thread that the loop needs beyond what is counted: addresses, descriptors, bounds.
 const SCRATCH_REGISTERS: u32 = 16;
 
+/// Registers a thread that operand A takes for each step of the tensor cores.
+const REGISTERS_A_STEP: u32 = 4;
+
 /// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
 const REGISTERS_BESIDE_A_PRODUCT: u32 = 30;
 
@@ -63,6 +66,10 @@ pub struct Config {
     /// the same for all values above 1.
     #[serde(default = "alone")]
     pub splits: u32,
+    /// Q, or as many of its columns as registers have room for, goes there once a tile of rows, and is not read from shared
+    /// memory again for each tile of keys.
+    #[serde(default)]
+    pub q_in_registers: bool,
 }
 
 /// Records from before there were clusters, or splits, do not name them.
@@ -92,6 +99,7 @@ impl Config {
             _ => return None,
         };
         let rescale = parts.next()?;
+        let q_in_registers = parts.next_if_eq(&"qreg").is_some();
         let splits = match parts.next() {
             Some(splits) => splits.strip_prefix('k')?.parse().ok()?,
             None => 1,
@@ -104,6 +112,7 @@ impl Config {
             take_turns,
             rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
             splits,
+            q_in_registers,
         };
         (parts.next().is_none() && config.id() == id).then_some(config)
     }
@@ -228,23 +237,43 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
-    pub(super) fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
+    /// What lives through the loop in a thread's registers, but for Q: how many, and for what.
+    fn registers_in_use(&self, shape: &Shape) -> (u32, String) {
         let (scores, output) = (self.cols / 2, padded(shape.head_dim_v, OUT_BYTES) / 2);
         let probabilities = self.cols * shape.dtype.size_bytes() as u32 / 8;
         // Scales are kept as rows are.
         let state = if shape.dtype == DType::E4M3 { 9 } else { 6 };
-        let needed = scores + output + probabilities + state + SCRATCH_REGISTERS;
+        let what = format!(
+            "output {output}, scores {scores}, probabilities {probabilities}, row state {state}, addresses and descriptors \
+             {SCRATCH_REGISTERS}"
+        );
+        (scores + output + probabilities + state + SCRATCH_REGISTERS, what)
+    }
+
+    /// Steps of the tensor cores whose part of Q is held in registers, from the first column on.
+    pub(super) fn q_steps_held(&self, shape: &Shape) -> u32 {
+        let bytes = shape.dtype.size_bytes() as u32;
+        let room = self.registers().1.saturating_sub(self.registers_in_use(shape).0);
+        match self.q_in_registers {
+            true => (padded(shape.head_dim, bytes) / tiles::step(bytes)).min(room / REGISTERS_A_STEP),
+            false => 0,
+        }
+    }
+
+    /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
+    pub(super) fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
+        let (mut needed, mut what) = self.registers_in_use(shape);
         let allowed = self.registers().1;
+        if self.q_in_registers && self.q_steps_held(shape) == 0 {
+            needed += REGISTERS_A_STEP;
+            what = format!("a step of Q {REGISTERS_A_STEP}, {what}");
+        }
         if needed <= allowed {
-            return self.check_product(output);
+            return self.check_product(padded(shape.head_dim_v, OUT_BYTES) / 2);
         }
         Err(Refusal::Registers {
             needed,
-            what: format!(
-                "output {output}, scores {scores}, probabilities {probabilities}, row state {state}, addresses and \
-                 descriptors {SCRATCH_REGISTERS}"
-            ),
+            what,
             allowed,
             remedy: "fewer keys a tile or fewer rows need less",
         })
@@ -275,6 +304,9 @@ impl fmt::Display for Config {
             write!(f, "c{}-", self.cluster)?;
         }
         write!(f, "{turns}-{}", self.rescale.name())?;
+        if self.q_in_registers {
+            f.write_str("-qreg")?;
+        }
         if self.splits != 1 {
             write!(f, "-k{}", self.splits)?;
         }

@@ -36,6 +36,7 @@ const fn free(rows: u32, cols: u32, stages: u32) -> Config {
         take_turns: false,
         rescale: Rescale::Bold,
         splits: 1,
+        q_in_registers: false,
     }
 }
 

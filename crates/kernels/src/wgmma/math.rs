@@ -6,7 +6,7 @@
 use flashcore_ir::fragment::{AVars, Acc};
 use flashcore_ir::pipeline::Reader;
 use flashcore_ir::wgmma::WgmmaOperand;
-use flashcore_ir::{Element, KernelBuilder, Val, Var};
+use flashcore_ir::{Cache, Element, KernelBuilder, Val, Var};
 
 use super::input::Input;
 use super::kernel::Shared;
@@ -40,6 +40,8 @@ pub(super) struct Warpgroup<'k, 'p, E: Input> {
     v_tile: WgmmaOperand<'k, E>,
     turns: Option<Turns<'k>>,
     pub(super) scores: Acc<'k>,
+    /// The first columns of Q, as many of them as are held in registers.
+    q_held: AVars<'k, E>,
     pub(super) p: AVars<'k, E>,
     pub(super) out: Acc<'k>,
     pub(super) rows: [Row<'k>; 2],
@@ -100,6 +102,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
             },
             turns,
             scores: k.acc_unwritten("scores", levers.cols / ACC_COLS),
+            q_held: k.a_vars("q", levers.q_steps_held(shape)),
             p: k.a_vars("p", levers.cols / step(E::BYTES)),
             out: k.acc_unwritten("out", padded(shape.head_dim_v, E::Out::BYTES) / ACC_COLS),
             rows: [(); 2].map(|()| Row {
@@ -133,6 +136,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         k.for_uniform(0, unseen, 1, |_| self.pass());
         k.if_(any.uniform(), || {
             self.q.wait();
+            self.load_q();
             self.keys.wait();
             self.start_scores();
             k.wgmma_wait(0);
@@ -189,7 +193,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
     /// other stage to go to.
     #[track_caller]
     fn release_q(&self, last: Val<'k, bool>) {
-        if self.q_alone() {
+        if !self.q_all_held() && self.q_alone() {
             self.k.if_(last.uniform(), || self.release(self.q));
         }
     }
@@ -197,9 +201,14 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
     /// The same where it is not as urgent.
     #[track_caller]
     fn release_q_late(&self) {
-        if !self.q_alone() {
+        if !self.q_all_held() && !self.q_alone() {
             self.release(self.q);
         }
+    }
+
+    /// Whether products read nothing of Q from shared memory.
+    fn q_all_held(&self) -> bool {
+        self.q_held.steps() == self.q_rows.steps()
     }
 
     /// Whether there is one stage of Q.
@@ -288,8 +297,15 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
             || {
                 // Every product with this Q has been waited for.
                 self.release_q_late();
-                self.take_turn();
-                self.q.wait();
+                if self.q_held.steps() > 0 {
+                    // Nobody waits for the turn while Q goes to registers.
+                    self.q.wait();
+                    self.load_q();
+                    self.take_turn();
+                } else {
+                    self.take_turn();
+                    self.q.wait();
+                }
                 self.keys.wait();
                 self.start_scores();
                 end();
@@ -303,6 +319,33 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
                 });
             },
         );
+    }
+
+    /// Loads the columns of Q that are held in registers, and gives its stage back if those are all.
+    #[track_caller]
+    fn load_q(&self) {
+        let (k, tile, held) = (self.k, self.shared.q_tile, self.q_held.steps());
+        if held == 0 {
+            return;
+        }
+        // Lanes bring words of 4 bytes; the four of a row a chunk of 16 bytes, of which a step takes two.
+        let (word, chunk) = (4 / E::BYTES, 16 / E::BYTES);
+        let (row, column) = (self.warp % 4 * 16 + k.lane() / QUAD, k.lane() % QUAD * word);
+        let slab = tile.cols() / tile.slabs();
+        for first in (0..2 * held * chunk).step_by(slab as usize) {
+            let place = tile.at_stage(self.q.stage(), row, column + first);
+            for column in (0..slab.min(2 * held * chunk - first)).step_by(chunk as usize) {
+                let at = if column == 0 { place } else { tile.across(place, column) };
+                for half in 0..2 {
+                    let words = tile.down(at, 8 * half).load_words(1, Cache::Default);
+                    self.q_held.word(2 * (first + column) / chunk + half).set(words[0]);
+                }
+            }
+        }
+        if self.q_all_held() {
+            k.sync_warp();
+            self.release(self.q);
+        }
     }
 
     #[track_caller]
@@ -332,8 +375,15 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         let k = self.k;
         k.verb("S = Q*K", || {
             k.wgmma_fence();
-            let (q, keys) = (self.q_rows.stage(self.q.stage()), self.k_tile.stage(self.keys.stage()));
-            k.wgmma_ss(self.scores, q, keys, false);
+            let keys = self.k_tile.stage(self.keys.stage());
+            let held = self.q_held.steps();
+            if held > 0 {
+                k.wgmma_rs(self.scores, &self.q_held.operands(), keys.steps_of(0..held), false);
+            }
+            if !self.q_all_held() {
+                let (q, rest) = (self.q_rows.stage(self.q.stage()), held..keys.steps());
+                k.wgmma_ss(self.scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
+            }
             k.wgmma_commit();
         });
     }

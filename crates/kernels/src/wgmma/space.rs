@@ -17,9 +17,10 @@ const FIRST: Config = Config {
     take_turns: false,
     rescale: Rescale::ALL[0],
     splits: SPLITS[0],
+    q_in_registers: false,
 };
 
-const LEVERS: [Lever<Config>; 7] = [
+const LEVERS: [Lever<Config>; 8] = [
     Lever {
         name: "rows",
         meaning: "query rows a block, 64 a warpgroup: more share each tile, and leave each other fewer registers",
@@ -61,6 +62,16 @@ const LEVERS: [Lever<Config>; 7] = [
         meaning: "parts that the keys of a tile of rows are dealt out in: more for every SM to do, for a second launch",
         settings: |c| SPLITS.map(|splits| Config { splits, ..c }).to_vec(),
         value: |c| c.splits.to_string(),
+    },
+    Lever {
+        name: "q_in_registers",
+        meaning: "Q goes to registers once, and is not read from shared memory for each tile of keys",
+        settings: |c| {
+            [false, true]
+                .map(|q_in_registers| Config { q_in_registers, ..c })
+                .to_vec()
+        },
+        value: |c| c.q_in_registers.to_string(),
     },
 ];
 
