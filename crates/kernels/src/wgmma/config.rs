@@ -29,6 +29,9 @@ const SCRATCH_REGISTERS: u32 = 16;
 /// Registers a thread that operand A takes for each step of the tensor cores.
 const REGISTERS_A_STEP: u32 = 4;
 
+/// Registers that ptxas wants beyond what is counted where part of Q is held: without them all of it spills.
+const REGISTERS_BESIDE_Q: u32 = 4;
+
 /// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
 const REGISTERS_BESIDE_A_PRODUCT: u32 = 30;
 
@@ -253,7 +256,8 @@ impl Config {
     /// Steps of the tensor cores whose part of Q is held in registers, from the first column on.
     pub(super) fn q_steps_held(&self, shape: &Shape) -> u32 {
         let bytes = shape.dtype.size_bytes() as u32;
-        let room = self.registers().1.saturating_sub(self.registers_in_use(shape).0);
+        let in_use = self.registers_in_use(shape).0 + REGISTERS_BESIDE_Q;
+        let room = self.registers().1.saturating_sub(in_use);
         match self.q_in_registers {
             true => (padded(shape.head_dim, bytes) / tiles::step(bytes)).min(room / REGISTERS_A_STEP),
             false => 0,
@@ -265,8 +269,8 @@ impl Config {
         let (mut needed, mut what) = self.registers_in_use(shape);
         let allowed = self.registers().1;
         if self.q_in_registers && self.q_steps_held(shape) == 0 {
-            needed += REGISTERS_A_STEP;
-            what = format!("a step of Q {REGISTERS_A_STEP}, {what}");
+            needed += REGISTERS_A_STEP + REGISTERS_BESIDE_Q;
+            what = format!("a step of Q {REGISTERS_A_STEP}, products in two parts {REGISTERS_BESIDE_Q}, {what}");
         }
         if needed <= allowed {
             return self.check_product(padded(shape.head_dim_v, OUT_BYTES) / 2);
