@@ -32,8 +32,8 @@ fn key(config: &Config, dtype: DType, head_dims: (usize, usize)) -> Chosen {
 fn must_run() -> BTreeSet<Chosen> {
     let mut must = BTreeSet::new();
     for dtype in [DType::F16, DType::E4M3] {
-        for (config, head_dim) in wgmma::defaults(dtype) {
-            must.insert(key(&Config::Wgmma(config), dtype, (head_dim, head_dim)));
+        for (config, head_dims) in wgmma::defaults(dtype) {
+            must.insert(key(&Config::Wgmma(config), dtype, head_dims));
         }
         for head_dims in HEAD_DIMS.into_iter().filter(|dims| proposed::HEAD_DIMS.contains(dims)) {
             let shape = Problem::builder()

@@ -66,7 +66,7 @@ fn configs() -> Result<Vec<Row>, Box<dyn Error>> {
     let mut configs: Vec<Row> = Vec::new();
     for dtype in [DType::F16, DType::BF16, DType::E4M3] {
         let wgmma = wgmma::defaults(dtype).into_iter();
-        configs.extend(wgmma.map(|(config, head_dim)| (Config::Wgmma(config), head_dim, Target::Sm90a, dtype)));
+        configs.extend(wgmma.map(|(config, most)| (Config::Wgmma(config), most.0, Target::Sm90a, dtype)));
     }
     for dtype in [DType::F16, DType::BF16] {
         for (config, head_dim, target) in mma::defaults() {

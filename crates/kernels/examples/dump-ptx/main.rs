@@ -155,7 +155,7 @@ fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
     for (head_dim, head_dim_v) in HEAD_DIMS {
         let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
         let dtype = |i: usize| [DType::F16, DType::BF16][i % 2];
-        for &(config, _) in defaults.iter().filter(|(_, most)| head_dim <= *most) {
+        for &(config, _) in defaults.iter().filter(|(_, most)| head_dim <= most.0) {
             turn += 1;
             kernels.add_shape(&shape.clone().dtype(dtype(turn)), Config::Wgmma(config), Target::Sm90a);
         }

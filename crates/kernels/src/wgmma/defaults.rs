@@ -14,10 +14,12 @@ const MEASURED_SMS: usize = 132;
 
 /// A row of the table.
 struct Default {
-    /// Largest head_dim it is for.
+    /// Largest head_dim and head_dim_v it is for.
     head_dim: usize,
     /// Whether for masks that end at the row (causal), for others, or for both.
     causal: Option<bool>,
+    /// Largest head_dim_v it is for, if that is limited further.
+    head_dim_v: Option<usize>,
     /// Most keys it is for, if that is limited.
     most_keys: Option<usize>,
     /// Most tiles of 128 query rows, of all heads, that it is for, if that is limited, with [`MEASURED_SMS`].
@@ -64,72 +66,91 @@ const fn lazy(config: Config) -> Config {
     }
 }
 
+/// The same with as much of Q in registers as goes there.
+const fn q_held(config: Config) -> Config {
+    Config {
+        q_in_registers: true,
+        ..config
+    }
+}
+
+/// A row that is for everything: what others do not say of themselves.
+const ANY: Default = Default {
+    head_dim: 256,
+    head_dim_v: None,
+    causal: None,
+    most_keys: None,
+    most_tiles: None,
+    config: free(64, 64, 2),
+    why: "",
+};
+
 /// First match that nothing refuses.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
     // Few tiles: 64 rows a block give more SMs something to do, and causal ones of unequal length more to choose from.
-    Default { head_dim: 128, causal: Some(false), most_keys: None, most_tiles: Some(99),
-        config: free(64, 128, 2), why: "64 rows a block give every SM something to do" },
-    Default { head_dim: 128, causal: Some(true), most_keys: None, most_tiles: Some(199),
-        config: free(64, 128, 2), why: "64 rows a block give every SM something to do" },
-    Default { head_dim: 128, causal: None, most_keys: None, most_tiles: Some(263),
-        config: turns(128, 128, 2), why: "128 rows a block give every SM something to do" },
-    Default { head_dim: 256, causal: None, most_keys: None, most_tiles: Some(131),
-        config: free(64, 64, 2), why: "64 rows a block give every SM something to do" },
+    Default { head_dim: 128, causal: Some(false), most_tiles: Some(99),
+        config: free(64, 128, 2), why: "64 rows a block give every SM something to do", ..ANY },
+    Default { head_dim: 128, causal: Some(true), most_tiles: Some(199),
+        config: free(64, 128, 2), why: "64 rows a block give every SM something to do", ..ANY },
+    Default { head_dim: 128, most_tiles: Some(263),
+        config: turns(128, 128, 2), why: "128 rows a block give every SM something to do", ..ANY },
+    Default { head_dim: 256, most_tiles: Some(131),
+        config: free(64, 64, 2), why: "64 rows a block give every SM something to do", ..ANY },
     // Many tiles.
-    Default { head_dim: 64, causal: Some(false), most_keys: Some(3072), most_tiles: None,
-        config: turns(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
-    Default { head_dim: 64, causal: Some(false), most_keys: None, most_tiles: None,
-        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax" },
-    Default { head_dim: 64, causal: Some(true), most_keys: Some(1536), most_tiles: None,
-        config: turns(192, 64, 4), why: "small tiles of keys leave less behind the diagonal" },
-    Default { head_dim: 64, causal: Some(true), most_keys: Some(3072), most_tiles: None,
-        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
-    Default { head_dim: 64, causal: Some(true), most_keys: None, most_tiles: None,
-        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax" },
-    Default { head_dim: 96, causal: None, most_keys: None, most_tiles: None,
-        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
-    Default { head_dim: 128, causal: Some(false), most_keys: Some(768), most_tiles: None,
-        config: lazy(in_pairs(128, 128, 2)), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows" },
-    Default { head_dim: 128, causal: Some(false), most_keys: Some(1536), most_tiles: None,
-        config: in_pairs(128, 128, 2), why: "128 rows leave no part of short sequences over; pairs of blocks read K and V once" },
-    Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), most_tiles: None,
-        config: free(192, 64, 4), why: "three warpgroups hide each other's softmax; rows this short want stages, not turns" },
-    Default { head_dim: 128, causal: Some(true), most_keys: Some(768), most_tiles: None,
-        config: free(192, 64, 2), why: "three warpgroups hide each other's softmax; rows this short do not pay for turns" },
-    Default { head_dim: 128, causal: Some(true), most_keys: Some(1536), most_tiles: None,
-        config: turns(128, 128, 2), why: "128 rows leave less behind the diagonal than 192" },
-    Default { head_dim: 128, causal: Some(true), most_keys: Some(3072), most_tiles: None,
-        config: turns(192, 64, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows" },
-    Default { head_dim: 128, causal: None, most_keys: None, most_tiles: None,
-        config: turns(192, 64, 2), why: "three warpgroups hide each other's softmax, and share K and V" },
-    Default { head_dim: 192, causal: Some(false), most_keys: None, most_tiles: None,
-        config: in_pairs(128, 96, 2), why: "as many keys as shared memory allows; pairs of blocks read K and V once" },
-    Default { head_dim: 192, causal: None, most_keys: None, most_tiles: None,
-        config: turns(128, 64, 2), why: "two warpgroups; small tiles of keys leave less behind the diagonal" },
-    Default { head_dim: 256, causal: Some(false), most_keys: Some(768), most_tiles: None,
-        config: lazy(in_pairs(128, 64, 2)), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows" },
-    Default { head_dim: 256, causal: Some(false), most_keys: None, most_tiles: None,
-        config: in_pairs(128, 64, 2), why: "the output leaves room for 64 keys; pairs of blocks read K and V once" },
-    Default { head_dim: 256, causal: Some(true), most_keys: Some(3072), most_tiles: None,
-        config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; a softmax that waits for scores alone evens out short rows" },
-    Default { head_dim: 256, causal: None, most_keys: None, most_tiles: None,
-        config: turns(128, 64, 2), why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys" },
+    Default { head_dim: 64, causal: Some(false), most_keys: Some(3072),
+        config: turns(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows", ..ANY },
+    Default { head_dim: 64, causal: Some(false),
+        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(1536),
+        config: q_held(turns(192, 64, 4)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(3072),
+        config: q_held(turns(192, 96, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for Q", ..ANY },
+    Default { head_dim: 64, causal: Some(true),
+        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
+    Default { head_dim: 96,
+        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
+    Default { head_dim: 128, causal: Some(false), most_keys: Some(1536),
+        config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave no part of short sequences over; pairs of blocks read K and V once, registers have room for Q", ..ANY },
+    Default { head_dim: 128, causal: Some(true), most_keys: Some(768),
+        config: free(192, 64, 2), why: "three warpgroups hide each other's softmax; rows this short do not pay for turns", ..ANY },
+    Default { head_dim: 128, causal: Some(true), most_keys: Some(1536),
+        config: q_held(turns(128, 128, 2)), why: "128 rows leave less behind the diagonal than 192, and registers for Q", ..ANY },
+    Default { head_dim: 128, most_keys: Some(3072),
+        config: q_held(turns(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
+    Default { head_dim: 128,
+        config: turns(192, 64, 2), why: "three warpgroups hide each other's softmax, and share K and V", ..ANY },
+    Default { head_dim: 192, head_dim_v: Some(128), causal: Some(false),
+        config: q_held(in_pairs(128, 112, 2)), why: "as many keys as shared memory allows; pairs of blocks read K and V once, registers have room for Q", ..ANY },
+    Default { head_dim: 192, head_dim_v: Some(128),
+        config: q_held(turns(128, 112, 2)), why: "two warpgroups, as many keys as shared memory allows; registers have room for Q", ..ANY },
+    Default { head_dim: 192, causal: Some(false),
+        config: q_held(in_pairs(128, 80, 2)), why: "as many keys as leave registers for Q; pairs of blocks read K and V once", ..ANY },
+    Default { head_dim: 192,
+        config: q_held(turns(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536),
+        config: lazy(q_held(in_pairs(128, 64, 2))), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows; registers have room for a part of Q", ..ANY },
+    Default { head_dim: 256, causal: Some(false),
+        config: q_held(in_pairs(128, 64, 2)), why: "the output leaves room for 64 keys; pairs of blocks read K and V once; registers have room for a part of Q", ..ANY },
+    Default { head_dim: 256, causal: Some(true), most_keys: Some(3072),
+        config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; a softmax that waits for scores alone evens out short rows", ..ANY },
+    Default { head_dim: 256,
+        config: turns(128, 64, 2), why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys", ..ANY },
 ];
 
 /// The same for e4m3, which no other family serves: few tiles have rows of their own.
 #[rustfmt::skip]
 const TABLE_E4M3: &[Default] = &[
-    Default { head_dim: 128, causal: None, most_keys: None, most_tiles: Some(99),
-        config: free(64, 128, 3), why: "64 rows a block give every SM something to do" },
-    Default { head_dim: 256, causal: None, most_keys: None, most_tiles: Some(99),
-        config: free(64, 96, 2), why: "64 rows a block give every SM something to do" },
-    Default { head_dim: 64, causal: None, most_keys: None, most_tiles: None,
-        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax" },
-    Default { head_dim: 128, causal: None, most_keys: None, most_tiles: None,
-        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow" },
-    Default { head_dim: 256, causal: None, most_keys: None, most_tiles: None,
-        config: turns(128, 96, 2), why: "two warpgroups, with as many keys as registers allow" },
+    Default { head_dim: 128, most_tiles: Some(99),
+        config: free(64, 128, 3), why: "64 rows a block give every SM something to do", ..ANY },
+    Default { head_dim: 256, most_tiles: Some(99),
+        config: free(64, 96, 2), why: "64 rows a block give every SM something to do", ..ANY },
+    Default { head_dim: 64,
+        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
+    Default { head_dim: 128,
+        config: q_held(turns(192, 96, 3)), why: "three warpgroups hide each other's softmax, with as many keys as leave registers for a part of Q", ..ANY },
+    Default { head_dim: 256,
+        config: q_held(turns(128, 96, 2)), why: "two warpgroups, with as many keys as leave registers for a part of Q", ..ANY },
 ];
 
 /// Few tiles of rows and many keys: what to split them with, tiles of 128 rows and, where there are no more rows than that,
@@ -224,7 +245,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let rows = table(dtype)
         .iter()
-        .filter(|row| head_dim <= row.head_dim)
+        .filter(|row| head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most))
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
         .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
         .filter(|row| {
@@ -238,26 +259,28 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     split.into_iter().chain(rows).collect()
 }
 
-/// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim that it is there for. Those
-/// that split keys do so in three: how many it is depends on the problem.
+/// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it is
+/// there for. Those that split keys do so in three: how many it is depends on the problem.
 ///
 /// ```
 /// use flashcore_kernels::wgmma;
 /// use flashcore_problem::DType;
-/// assert!(wgmma::defaults(DType::F16).iter().any(|(_, head_dim)| *head_dim == 256));
+/// assert!(wgmma::defaults(DType::F16).iter().any(|(_, head_dims)| *head_dims == (192, 128)));
 /// assert_ne!(wgmma::defaults(DType::E4M3), wgmma::defaults(DType::BF16));
 /// ```
-pub fn defaults(dtype: DType) -> Vec<(Config, usize)> {
-    let mut defaults: Vec<(Config, usize)> = Vec::new();
+pub fn defaults(dtype: DType) -> Vec<(Config, (usize, usize))> {
+    let mut defaults: Vec<(Config, (usize, usize))> = Vec::new();
     for row in table(dtype) {
+        let head_dims = (row.head_dim, row.head_dim_v.unwrap_or(row.head_dim));
         match defaults.iter_mut().find(|(other, _)| *other == row.config) {
-            Some((_, head_dim)) => *head_dim = row.head_dim.max(*head_dim),
-            None => defaults.push((row.config, row.head_dim)),
+            Some((_, most)) => *most = head_dims.max(*most),
+            None => defaults.push((row.config, head_dims)),
         }
     }
     if dtype != DType::E4M3 {
         for (head_dim, tall, flat) in SPLIT {
-            defaults.extend([tall, flat].map(|config| (Config { splits: 3, ..config }, head_dim)));
+            let split = [tall, flat].map(|config| (Config { splits: 3, ..config }, (head_dim, head_dim)));
+            defaults.extend(split);
         }
     }
     defaults
