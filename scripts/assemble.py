@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Assembles PTX files for every architecture they run on and refuses anything but clean code.
 
-usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--may-spill PATTERN ...] [--ptxas PATH]
-       [--json FILE] [--summary FILE] [--verbose]
+usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--every N] [--may-spill PATTERN ...]
+       [--ptxas PATH] [--json FILE] [--summary FILE] [--verbose]
 
 Every .ptx file below FOLDER goes through `ptxas -v` once a target, or, where its folder is named
 like a target, for that target only. A kernel fails on an error, on a spill, on a stack frame, and on
@@ -176,6 +176,7 @@ def main():
     usage.add_argument("--target", action="append", metavar="SM", help="a target such as sm_89; may be repeated")
     usage.add_argument("--all", action="store_true", help="every target of the project that this ptxas knows")
     usage.add_argument("--sample", type=int, metavar="N", help="each kernel for one target in turn, the first for the Nth")
+    usage.add_argument("--every", type=int, default=1, metavar="N", help="only the first of every N kernels, by their paths")
     usage.add_argument("--may-spill", action="append", default=[], metavar="PATTERN", help="kernels that may, such as 'mma_*_d256'")
     usage.add_argument("--ptxas", metavar="PATH", help="the assembler")
     usage.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the records there (- prints them)")
@@ -192,6 +193,10 @@ def main():
     if not files:
         print(f"no .ptx files in {options.folder}", file=sys.stderr)
         return 2
+    if options.every < 1:
+        print(f"--every {options.every}: it takes 1 (all kernels) or more", file=sys.stderr)
+        return 2
+    files = files[:: options.every]
     targets = options.target or (ALL_TARGETS if options.all else USUAL_TARGETS)
     wrong = [t for t in targets if not re.fullmatch(r"sm_\d+[af]?", t)]
     if wrong:

@@ -373,7 +373,8 @@ fn kept_text(folder: &Path) -> String {
     // Not wrapped: they are to be copied.
     style::field("evidence", &folder.display().to_string())
         + &format!(
-            "  {DIM}show again{DIM:#}{CODE}flashcore leaderboard {}{CODE:#}\n",
+            "  {DIM}{:<10}{DIM:#}{CODE}flashcore leaderboard {}{CODE:#}\n",
+            "again",
             quoted(folder.as_os_str())
         )
         + &format!(

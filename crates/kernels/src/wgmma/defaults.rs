@@ -119,7 +119,7 @@ const TABLE: &[Default] = &[
     Default { head_dim: 128, most_keys: Some(3072),
         config: q_held(turns(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
     Default { head_dim: 128,
-        config: turns(192, 64, 2), why: "three warpgroups hide each other's softmax, and share K and V", ..ANY },
+        config: q_held(turns(192, 64, 2)), why: "three warpgroups hide each other's softmax, and share K and V; registers have room for most of Q", ..ANY },
     Default { head_dim: 192, head_dim_v: Some(128), causal: Some(false),
         config: q_held(in_pairs(128, 112, 2)), why: "as many keys as shared memory allows; pairs of blocks read K and V once, registers have room for Q", ..ANY },
     Default { head_dim: 192, head_dim_v: Some(128),
