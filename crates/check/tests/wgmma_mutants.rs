@@ -7,7 +7,7 @@ use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_kernels::Plan;
-use flashcore_problem::{Mask, Problem};
+use flashcore_problem::{Mask, Problem, ProblemBuilder};
 use flashcore_sim::{FindingKind, Line};
 use planted::{check_with, quoted};
 
@@ -25,15 +25,24 @@ struct Fault {
     of: &'static str,
 }
 
+/// The head_dim and the config that faults are planted in.
+const USUAL: (usize, &str) = (64, "wgmma/m128n128-s3-turns-bold");
+/// The same with all of Q in registers, and room for one stage of it.
+const Q_HELD: (usize, &str) = (192, "wgmma/m128n80-s2-turns-bold-qreg");
+
 /// Two blocks with four tiles of rows each, some seen in part by one warpgroup only, some without rows for one.
-fn plan() -> Plan {
+fn plan((head_dim, config): (usize, &str)) -> Plan {
     let builder = Problem::builder()
         .heads(4, 2)
         .seq_len_q(150)
         .seq_len_kv(430)
-        .head_dim(64);
-    let problem = builder.mask(Mask::CAUSAL).build().unwrap();
-    let config = "wgmma/m128n128-s3-turns-bold".parse().unwrap();
+        .head_dim(head_dim);
+    with(config, builder.mask(Mask::CAUSAL))
+}
+
+/// A config on two SMs.
+fn with(config: &str, problem: ProblemBuilder) -> Plan {
+    let (problem, config) = (problem.build().unwrap(), config.parse().unwrap());
     let chip = Chip {
         target: Target::Sm90a,
         sms: 2,
@@ -148,6 +157,23 @@ const FAULTS: &[Fault] = &[
         place: "k.roles(", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
 ];
 
+/// The same where Q is held in registers.
+#[rustfmt::skip]
+const FAULTS_OF_Q_HELD: &[Fault] = &[
+    Fault { name: "Q is loaded before it is there", operator: Operator::DropPhaseWait,
+        place: "wait_full", object: "q.full", found: Some(FindingKind::MissingWait), at: "Q to registers", of: "q_tile" },
+    Fault { name: "Q is given back twice", operator: Operator::IgnoreCondition,
+        place: "release", object: "", found: Some(FindingKind::Mbarrier), at: "release", of: "`q.empty`" },
+    Fault { name: "a word of Q is not loaded", operator: Operator::DropLoad,
+        place: "Q to registers", object: "q_tile", found: None, at: "", of: "" },
+    Fault { name: "the chunks of a row of Q are not where its swizzle has them", operator: Operator::DropSwizzle,
+        place: "Q to registers", object: "", found: None, at: "", of: "" },
+    Fault { name: "Q of the next tile overwrites Q that is multiplied", operator: Operator::DropAsyncWait,
+        place: "self.turn(None", object: "", found: Some(FindingKind::InFlight), at: "", of: "q" },
+    Fault { name: "no wgmma fence after Q was loaded", operator: Operator::DropFence,
+        place: "S = Q*K", object: "", found: Some(FindingKind::MissingFence), at: "S = Q*K", of: "q" },
+];
+
 /// A line as text with the verbs that it goes through.
 fn through(lines: &[Line]) -> String {
     let quote = lines
@@ -184,10 +210,44 @@ fn is_found(report: &CheckReport, fault: &Fault) -> bool {
 /// Each is planted at every place that it names until one gives what it must.
 #[test]
 fn planted_faults_are_found_with_kind_and_place() {
-    let plan = plan();
+    find_all(&plan(USUAL), FAULTS);
+    assert!(FAULTS.len() >= 40);
+}
+
+#[test]
+fn planted_faults_of_q_in_registers_are_found_with_kind_and_place() {
+    find_all(&plan(Q_HELD), FAULTS_OF_Q_HELD);
+}
+
+/// Where there are more turns, barriers further on order what lanes loaded before the stage is filled again.
+#[test]
+fn a_lane_that_gives_q_back_for_its_warp_is_found_where_a_tile_has_one_turn() {
+    let problem = Problem::builder()
+        .heads(8, 8)
+        .seq_len_q(128)
+        .seq_len_kv(80)
+        .head_dim(192);
+    let plan = with("wgmma/m128n80-s2-free-bold-qreg", problem);
+    let fault = Fault {
+        name: "a lane gives Q back that its warp has not loaded yet",
+        operator: Operator::DropWarpBarrier,
+        place: "Q to registers",
+        object: "",
+        found: Some(FindingKind::Race),
+        at: "load_tma",
+        of: "q_tile",
+    };
+    find_all(&plan, &[fault]);
+    assert_eq!(
+        check_plan(&plan, &CheckOptions::default()).unwrap().verdict,
+        Verdict::Clean
+    );
+}
+
+fn find_all(plan: &Plan, faults: &[Fault]) {
     let kernel = &plan.main.kernel;
     let all = mutations(kernel);
-    for fault in FAULTS {
+    for fault in faults {
         let places: Vec<&Mutation> = all
             .iter()
             .filter(|m| m.operator == fault.operator && place(m, kernel).contains(fault.place))
@@ -197,13 +257,12 @@ fn planted_faults_are_found_with_kind_and_place() {
         let mut seen = String::new();
         let found = places.iter().any(|mutation| {
             let mutant = mutation.apply(kernel);
-            let report = check_with(&plan, mutant, plan.main.launch.clone(), &CheckOptions::default());
+            let report = check_with(plan, mutant, plan.main.launch.clone(), &CheckOptions::default());
             seen.push_str(&format!("{mutation}\n{report}\n"));
             is_found(&report, fault)
         });
         assert!(found, "{}\n{seen}", fault.name);
     }
-    assert!(FAULTS.len() >= 40);
 }
 
 #[test]
@@ -212,6 +271,8 @@ fn the_kernel_as_it_is_is_clean() {
         schedules: 4,
         ..CheckOptions::default()
     };
-    let report = check_plan(&plan(), &options).unwrap();
-    assert_eq!(report.verdict, Verdict::Clean, "{report}");
+    for config in [USUAL, Q_HELD] {
+        let report = check_plan(&plan(config), &options).unwrap();
+        assert_eq!(report.verdict, Verdict::Clean, "{report}");
+    }
 }

@@ -81,8 +81,8 @@ fn alone() -> u32 {
 }
 
 impl Config {
-    /// The levers' part of the id, `m128n128-s2-turns-lazy`; in clusters of two `m128n128-s2-c2-turns-lazy`, with keys in three
-    /// splits `m128n128-s2-turns-lazy-k3`.
+    /// The levers' part of the id, `m128n128-s2-turns-lazy`; in clusters of two `m128n128-s2-c2-turns-lazy`, with Q in
+    /// registers `m128n128-s2-turns-lazy-qreg`, with keys in three splits `m128n128-s2-turns-lazy-k3`.
     pub(crate) fn id(&self) -> String {
         self.to_string()
     }

@@ -331,21 +331,23 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         // Lanes bring words of 4 bytes; the four of a row a chunk of 16 bytes, of which a step takes two.
         let (word, chunk) = (4 / E::BYTES, 16 / E::BYTES);
         let (row, column) = (self.warp % 4 * 16 + k.lane() / QUAD, k.lane() % QUAD * word);
-        let slab = tile.cols() / tile.slabs();
-        for first in (0..2 * held * chunk).step_by(slab as usize) {
-            let place = tile.at_stage(self.q.stage(), row, column + first);
-            for column in (0..slab.min(2 * held * chunk - first)).step_by(chunk as usize) {
-                let at = if column == 0 { place } else { tile.across(place, column) };
-                for half in 0..2 {
-                    let words = tile.down(at, 8 * half).load_words(1, Cache::Default);
-                    self.q_held.word(2 * (first + column) / chunk + half).set(words[0]);
+        let (slab, cols) = (tile.cols() / tile.slabs(), 2 * held * chunk);
+        k.verb("Q to registers", || {
+            for first in (0..cols).step_by(slab as usize) {
+                let place = tile.at_stage(self.q.stage(), row, column + first);
+                for column in (0..slab.min(cols - first)).step_by(chunk as usize) {
+                    let at = if column == 0 { place } else { tile.across(place, column) };
+                    for half in 0..2 {
+                        let words = tile.down(at, 8 * half).load_words(1, Cache::Default);
+                        self.q_held.word(2 * (first + column) / chunk + half).set(words[0]);
+                    }
                 }
             }
-        }
-        if self.q_all_held() {
-            k.sync_warp();
-            self.release(self.q);
-        }
+            if self.q_all_held() {
+                k.sync_warp();
+                self.release(self.q);
+            }
+        });
     }
 
     #[track_caller]

@@ -175,6 +175,11 @@ impl Advisor {
         looks.map(|look| look.map(|look| look.micros)).collect()
     }
 
+    /// The problem.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
     /// The card.
     pub fn profile(&self) -> &'static Profile {
         self.profile

@@ -157,7 +157,8 @@ impl Kind {
                 let advisor = needed(Population::Elite.name())?;
                 let predicting = advisor.clone();
                 let ranked = Ranked::new(seed, Box::new(move |ids| predicting.micros(ids)));
-                Box::new(ranked.informed(advisor))
+                let keys = advisor.problem().seq_len_kv();
+                Box::new(ranked.for_keys(keys).informed(advisor))
             }
         })
     }

@@ -11,11 +11,12 @@ use crate::insight::{Advisor, Insights};
 use crate::space::Space;
 use crate::trial::History;
 
-/// Configs drawn, whose times are predicted: a prediction takes as long as a trial or two on a core, and all cores
-/// predict.
+/// Configs drawn, whose times are predicted, and as many beside the first of those.
 const DRAWN: usize = 96;
-/// The same beside the first of those.
-const BESIDE: usize = 96;
+/// The fewest, where a prediction takes long.
+const FEWEST: usize = 24;
+/// Keys up to which all of [`DRAWN`] are.
+const KEYS: usize = 1024;
 /// Those of them that are timed first.
 const FIRST: usize = 8;
 /// Most of these that are pairs of blocks: the model takes them for better than they are (`docs/cost-model.md`), and on
@@ -30,6 +31,7 @@ pub type Predict = Box<dyn Fn(&[String]) -> Vec<Option<f64>> + Send>;
 /// Ranks before it times.
 pub struct Ranked {
     predict: Predict,
+    drawn: usize,
     rng: Rng,
     /// The best by prediction, and their predicted times; `None` until they were asked for.
     first: Option<std::vec::IntoIter<(String, f64)>>,
@@ -52,10 +54,31 @@ impl Ranked {
     pub fn new(seed: u64, predict: Predict) -> Ranked {
         Ranked {
             predict,
+            drawn: DRAWN,
             rng: Rng::stream(seed, 4),
             first: None,
             then: Evolution::new(Population::Elite, seed).settled(),
         }
+    }
+
+    /// The same for a problem of so many keys: a prediction takes the longer the more there are, up to seconds of a core, and time
+    /// that is not spent on predictions is left for trials.
+    ///
+    /// ```
+    /// use flashcore_tune::strategy::Ranked;
+    /// let predict = |ids: &[String]| vec![None; ids.len()];
+    /// assert_eq!(Ranked::new(1, Box::new(predict)).for_keys(2048).drawn(), 48);
+    /// assert_eq!(Ranked::new(1, Box::new(predict)).for_keys(1 << 20).drawn(), 24);
+    /// ```
+    #[must_use]
+    pub fn for_keys(self, keys: usize) -> Ranked {
+        let drawn = (DRAWN * KEYS / keys.max(KEYS)).max(FEWEST);
+        Ranked { drawn, ..self }
+    }
+
+    /// How many configs are drawn; as many beside the best of them are looked at, too.
+    pub fn drawn(&self) -> usize {
+        self.drawn
     }
 
     /// The same, with the mutations of its evolution weighed by claims.
@@ -77,7 +100,7 @@ impl Ranked {
             }
         }
         shuffle(&mut beside, &mut self.rng);
-        beside.truncate(BESIDE);
+        beside.truncate(self.drawn);
         ranked.extend(self.ordered(&beside));
         sort(&mut ranked);
         let mut pairs = 0;
@@ -92,13 +115,13 @@ impl Ranked {
     /// Different configs of the space.
     fn draw(&mut self, space: &Space) -> Vec<String> {
         let mut drawn: Vec<String> = Vec::new();
-        for _ in 0..DRAWN * DRAWS_EACH {
+        for _ in 0..self.drawn * DRAWS_EACH {
             match space.sample(&mut self.rng) {
                 Some(id) if !drawn.contains(&id) => drawn.push(id),
                 Some(_) => {}
                 None => break,
             }
-            if drawn.len() >= DRAWN {
+            if drawn.len() >= self.drawn {
                 break;
             }
         }
