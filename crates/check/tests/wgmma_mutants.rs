@@ -222,12 +222,17 @@ fn planted_faults_of_q_in_registers_are_found_with_kind_and_place() {
 /// Where there are more turns, barriers further on order what lanes loaded before the stage is filled again.
 #[test]
 fn a_lane_that_gives_q_back_for_its_warp_is_found_where_a_tile_has_one_turn() {
-    let problem = Problem::builder()
-        .heads(8, 8)
-        .seq_len_q(128)
-        .seq_len_kv(80)
-        .head_dim(192);
-    let plan = with("wgmma/m128n80-s2-free-bold-qreg", problem);
+    let problem = Problem::builder().heads(8, 8).seq_len_q(128);
+    // All of Q in registers, and a part of it.
+    for (config, keys, head_dim) in [
+        ("wgmma/m128n80-s2-free-bold-qreg", 80, 192),
+        ("wgmma/m192n64-s3-turns-bold-qreg", 64, 128),
+    ] {
+        gives_q_back_too_early(&with(config, problem.clone().seq_len_kv(keys).head_dim(head_dim)));
+    }
+}
+
+fn gives_q_back_too_early(plan: &Plan) {
     let fault = Fault {
         name: "a lane gives Q back that its warp has not loaded yet",
         operator: Operator::DropWarpBarrier,
@@ -237,9 +242,9 @@ fn a_lane_that_gives_q_back_for_its_warp_is_found_where_a_tile_has_one_turn() {
         at: "load_tma",
         of: "q_tile",
     };
-    find_all(&plan, &[fault]);
+    find_all(plan, &[fault]);
     assert_eq!(
-        check_plan(&plan, &CheckOptions::default()).unwrap().verdict,
+        check_plan(plan, &CheckOptions::default()).unwrap().verdict,
         Verdict::Clean
     );
 }

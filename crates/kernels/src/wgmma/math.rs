@@ -343,8 +343,9 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
                     }
                 }
             }
+            // One lane gives the stage back for all, now or when products have read the rest.
+            k.sync_warp();
             if self.q_all_held() {
-                k.sync_warp();
                 self.release(self.q);
             }
         });
