@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
-use flashcore_ir::{Arg, Target};
+use flashcore_ir::{Arg, Chip, Target};
 use flashcore_kernels::{Config, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
@@ -15,11 +15,15 @@ fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
     let mut sample = || {
         Config::Wgmma(wgmma::Config {
             splits: 1,
-            q_in_registers: false,
             ..wgmma::SPACE.sample(rng)
         })
     };
-    (0..60).find_map(|_| Plan::new(problem, &sample(), Target::Sm90a).ok())
+    // Few SMs, so that a block has several tiles.
+    let chip = Chip {
+        target: Target::Sm90a,
+        sms: 2,
+    };
+    (0..60).find_map(|_| Plan::new(problem, &sample(), chip).ok())
 }
 
 #[test]

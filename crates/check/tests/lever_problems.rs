@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
-use flashcore_ir::Target;
+use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, Plan, Refusal, mma, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
@@ -58,9 +58,14 @@ impl Family {
     /// Configs drawn until one serves the problem; refusals must say something.
     fn draw(&self, problem: &Problem, rng: &mut Rng) -> Option<Plan> {
         const TRIES: usize = 2000;
+        // Few SMs, so that a block of a persistent kernel has several tiles.
+        let chip = Chip {
+            target: Target::Sm90a,
+            sms: 1 + rng.below(3) as u32,
+        };
         let plan = (0..TRIES).find_map(|_| {
             let config = (self.sample)(rng);
-            match Plan::new(problem, &config, Target::Sm90a) {
+            match Plan::new(problem, &config, chip) {
                 Ok(plan) => Some(plan),
                 Err(refusal @ (Refusal::Registers { .. } | Refusal::SharedMemory { .. })) => {
                     assert!(!refusal.to_string().is_empty());

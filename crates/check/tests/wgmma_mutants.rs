@@ -223,16 +223,19 @@ fn planted_faults_of_q_in_registers_are_found_with_kind_and_place() {
 #[test]
 fn a_lane_that_gives_q_back_for_its_warp_is_found_where_a_tile_has_one_turn() {
     let problem = Problem::builder().heads(8, 8).seq_len_q(128);
-    // All of Q in registers, and a part of it.
-    for (config, keys, head_dim) in [
-        ("wgmma/m128n80-s2-free-bold-qreg", 80, 192),
-        ("wgmma/m192n64-s3-turns-bold-qreg", 64, 128),
+    // All of Q in registers: at the first tile of a block as well as at the next. A part of it: at the first alone, since at
+    // the next a whole tile, with barriers, comes before Q is given back.
+    for (config, keys, head_dim, expected) in [
+        ("wgmma/m128n80-s2-turns-bold-qreg", 70, 192, 2),
+        ("wgmma/m192n64-s3-turns-bold-qreg", 50, 128, 1),
     ] {
-        gives_q_back_too_early(&with(config, problem.clone().seq_len_kv(keys).head_dim(head_dim)));
+        let plan = with(config, problem.clone().seq_len_kv(keys).head_dim(head_dim));
+        assert_eq!(early_releases_of_q_found(&plan), expected, "{config}");
     }
 }
 
-fn gives_q_back_too_early(plan: &Plan) {
+/// The places where a warp barrier left out after Q was loaded is a race.
+fn early_releases_of_q_found(plan: &Plan) -> usize {
     let fault = Fault {
         name: "a lane gives Q back that its warp has not loaded yet",
         operator: Operator::DropWarpBarrier,
@@ -242,11 +245,24 @@ fn gives_q_back_too_early(plan: &Plan) {
         at: "load_tma",
         of: "q_tile",
     };
-    find_all(plan, &[fault]);
-    assert_eq!(
-        check_plan(plan, &CheckOptions::default()).unwrap().verdict,
-        Verdict::Clean
-    );
+    let options = CheckOptions {
+        schedules: 8,
+        ..CheckOptions::default()
+    };
+    let kernel = &plan.main.kernel;
+    let report = check_plan(plan, &options).unwrap();
+    assert_eq!(report.verdict, Verdict::Clean, "{report}");
+    let all = mutations(kernel);
+    let planted = all
+        .iter()
+        .filter(|m| m.operator == fault.operator && place(m, kernel).contains(fault.place));
+    planted
+        .filter(|mutation| {
+            let mutant = mutation.apply(kernel);
+            let report = check_with(plan, mutant, plan.main.launch.clone(), &options);
+            is_found(&report, &fault)
+        })
+        .count()
 }
 
 fn find_all(plan: &Plan, faults: &[Fault]) {

@@ -45,9 +45,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::create_dir_all(&folder)?;
     let device = &measured.identity.device;
     let mut text = format!(
-        "measured on {} (driver {}), revision {}; {seeds} seeds, up to {trials} trials, from the slowest config that \
-         works\n",
-        device.name, device.driver, measured.identity.revision
+        "measured on {} (driver {}), revision {}; replayed by revision {}; {seeds} seeds, up to {trials} trials, from the \
+         slowest config that works\n",
+        device.name,
+        device.driver,
+        measured.identity.revision,
+        flashcore_bench::revision()
     );
     for table in &measured.tables {
         // Exhaustive search has no seeds, and says how its families are ordered.
@@ -93,7 +96,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn within(one: &Comparison) -> String {
     match (one.trials_within, one.share_within) {
-        (Some(trials), Some(share)) => format!("{trials} trials ({:.1} %)", share * 100.0),
+        (Some(trials), Some(share)) => {
+            let [first, third] = one
+                .middle_half
+                .map(|at| at.map_or("never".to_string(), |trials| trials.to_string()));
+            format!("{trials} [{first}-{third}] trials ({:.1} %)", share * 100.0)
+        }
         _ => "not within 2 %".to_string(),
     }
 }
@@ -104,7 +112,8 @@ fn lines(table: &Table, compared: &[Comparison]) -> String {
         |row: Option<&flashcore_tune::replay::Row>| row.map_or(String::new(), |row| format!("{} {} us", row.0, row.1));
     let mut text = format!(
         "{}: {} configs, {} work; best {}, worst {}\n  median over seeds, slower than the best after 10, 20, 50, 100, 200 \
-         trials; trials to within {:.0} %\n",
+         trials; trials to within {:.0} %: \
+         median [middle half of the seeds]\n",
         table.case.name,
         table.len(),
         table.timed.len(),

@@ -352,7 +352,9 @@ pub struct Comparison {
     pub quartiles: Vec<[f64; 3]>,
     /// Median over seeds of the trials it took to come within [`WITHIN`] of the best; `None` where most never did.
     pub trials_within: Option<usize>,
-    /// The same as a share of the space.
+    /// The trials that it took a quarter of the seeds, and three quarters.
+    pub middle_half: [Option<usize>; 2],
+    /// The median as a share of the space.
     pub share_within: Option<f64>,
     /// What came of each kind of claim, over all seeds; empty where none were made.
     pub claims: Vec<Tally>,
@@ -407,14 +409,16 @@ pub fn compare(
             })
             .collect();
         within.sort_unstable();
-        let median = within
-            .get(within.len() / 2)
-            .copied()
-            .filter(|trials| *trials != usize::MAX);
+        let part = |of_four: usize| {
+            let at = within.get(within.len() * of_four / 4).copied();
+            at.filter(|trials| *trials != usize::MAX)
+        };
+        let median = part(2);
         Ok(Comparison {
             strategy: kind.name(),
             quartiles: (0..trials.min(size)).map(at).collect(),
             trials_within: median,
+            middle_half: [part(1), part(3)],
             share_within: median.map(|trials| trials as f64 / size as f64),
             claims: insight::table(&claims.concat()),
         })

@@ -48,11 +48,14 @@ pub(crate) const HEAD_DIMS: [(usize, usize); 8] = [
     (256, 256),
 ];
 
-const MASKS: [Mask; 4] = [
-    Mask::FULL,
-    Mask::CAUSAL,
-    Mask::window(Some(40), Some(3)),
-    Mask::CAUSAL.top_left(),
+/// A mask and a number of keys: the last are one tile of keys for any kernel, so that nothing but the change of tiles is in
+/// order with anything.
+const SEEN: [(Mask, usize); 5] = [
+    (Mask::FULL, 140),
+    (Mask::CAUSAL, 140),
+    (Mask::window(Some(40), Some(3)), 140),
+    (Mask::CAUSAL.top_left(), 140),
+    (Mask::FULL, 30),
 ];
 
 /// SMs of the card that plans are made for, so that a block (or a cluster) of a persistent kernel has several tiles.
@@ -120,7 +123,7 @@ pub(crate) fn shipped() -> Result<Vec<Shipped>, Box<dyn Error>> {
     }
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for head_dims in HEAD_DIMS {
-            let Ok(problem) = sized(head_dims, dtype, MASKS[0]).build() else {
+            let Ok(problem) = sized(head_dims, dtype, 2, SEEN[0]).build() else {
                 continue;
             };
             for config in scalar::preferred_configs(&problem, 16) {
@@ -144,8 +147,13 @@ fn kernel(
     dtype: DType,
     (lse, softcap): (bool, bool),
 ) -> Shipped {
-    let plans = MASKS.into_iter().map(|mask| {
-        let mut builder = sized(head_dims, dtype, mask).return_lse(lse);
+    // A cluster takes two tiles at a time, of two heads of one on K and V.
+    let heads = match config {
+        Config::Wgmma(config) if config.cluster > 1 => 6,
+        _ => 2,
+    };
+    let plans = SEEN.into_iter().map(|seen| {
+        let mut builder = sized(head_dims, dtype, heads, seen).return_lse(lse);
         if softcap {
             builder = builder.softcap(30.0);
         }
@@ -164,9 +172,16 @@ fn kernel(
 }
 
 /// Tails of rows and of keys; two heads on one of K and V.
-fn sized((head_dim, head_dim_v): (usize, usize), dtype: DType, mask: Mask) -> ProblemBuilder {
-    let builder = Problem::builder().heads(2, 1).seq_len_q(100).seq_len_kv(140);
+fn sized(
+    (head_dim, head_dim_v): (usize, usize),
+    dtype: DType,
+    heads: usize,
+    (mask, keys): (Mask, usize),
+) -> ProblemBuilder {
+    let builder = Problem::builder().heads(heads, heads / 2);
     builder
+        .seq_len_q(100)
+        .seq_len_kv(keys)
         .head_dim(head_dim)
         .head_dim_v(head_dim_v)
         .dtype(dtype)
