@@ -1,7 +1,7 @@
 //! What a warpgroup does: scores, their softmax, and the output they weigh, for 64 query rows.
 //!
 //! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
-//! operand A of `O += P·V`.
+//! operand A of `O += P·V`. Operand A of `S` is Q, from shared memory or, as far as they go, from registers too.
 
 use flashcore_ir::fragment::{AVars, Acc};
 use flashcore_ir::pipeline::Reader;
@@ -161,7 +161,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         let (k, masked) = (self.k, tile.masked());
         self.scale(tile);
         let (second, turns) = (unseen + 1, tile.turns());
-        self.release_q(second.eq(turns));
+        self.release_lone_q(second.eq(turns));
         self.begin_stage(tile, unseen);
         self.first_softmax(tile, tile.first_masked_key(unseen), unseen.lt(masked));
         k.for_uniform(second, masked, 1, |turn| {
@@ -189,18 +189,18 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// Gives Q back, if this was the last product that reads it: as soon as it can be where the next Q has no
-    /// other stage to go to.
+    /// Where there is one stage of Q: gives it back if this was the last product that reads it, as soon as it can be, since
+    /// the next Q has no other stage to go to.
     #[track_caller]
-    fn release_q(&self, last: Val<'k, bool>) {
+    fn release_lone_q(&self, last: Val<'k, bool>) {
         if !self.q_all_held() && self.q_alone() {
             self.k.if_(last.uniform(), || self.release(self.q));
         }
     }
 
-    /// The same where it is not as urgent.
+    /// Where there are two: gives this one back when its tile of rows ends, which is soon enough.
     #[track_caller]
-    fn release_q_late(&self) {
+    fn release_q_of_two(&self) {
         if !self.q_all_held() && !self.q_alone() {
             self.release(self.q);
         }
@@ -256,7 +256,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         if output_first {
             self.release(self.values);
         }
-        self.release_q(last);
+        self.release_lone_q(last);
         self.cap();
         if stops {
             return self.store_scores();
@@ -296,7 +296,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
             overlap.uniform(),
             || {
                 // Every product with this Q has been waited for.
-                self.release_q_late();
+                self.release_q_of_two();
                 if self.q_held.steps() > 0 {
                     // Nobody waits for the turn while Q goes to registers.
                     self.q.wait();
@@ -313,7 +313,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
             },
             || {
                 k.if_(any.uniform(), || {
-                    self.release_q_late();
+                    self.release_q_of_two();
                     self.take_turn();
                     end();
                 });
