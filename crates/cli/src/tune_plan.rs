@@ -1,9 +1,10 @@
 //! What `flashcore tune` leaves in the user's plan table.
 
-use std::path::PathBuf;
+use std::path::Path;
 
-use flashcore::{PlanRow, PlanSetting, Problem, read_table, user_plans_folder};
-use flashcore_tune::{Outcome as Found, plans};
+use flashcore::{PlanSetting, Problem, read_table, user_plans_folder};
+use flashcore_tune::Outcome as Found;
+use flashcore_tune::plans::{self, Place, Settled};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -11,9 +12,9 @@ use crate::style::{self, CODE};
 
 /// What became of the winner.
 pub(crate) enum Kept {
-    /// A row in this file, of this number.
-    Written(PathBuf, usize, Box<PlanRow>),
-    /// None, and why.
+    /// A row, or one less.
+    Settled(Settled),
+    /// Nothing, and why.
     Not(String),
 }
 
@@ -33,15 +34,7 @@ pub(crate) fn keep(found: &Found, turned_off: bool) -> Result<Kept, Failure> {
     let Some(folder) = user_plans_folder() else {
         return not("neither XDG_DATA_HOME nor HOME is set, so that there is no place for it");
     };
-    let device = plans::device_of(&found.header.devices[0]);
-    let class = row.problem.clone();
-    let path = plans::keep(&folder, &device, row.clone())?;
-    let table = read_table(&path).map_err(Failure::failed)?.table;
-    let number = table
-        .rows()
-        .find(|(_, other)| other.problem == class)
-        .map_or(0, |(number, _)| number);
-    Ok(Kept::Written(path, number, Box::new(row)))
+    Ok(Kept::Settled(plans::settle(&folder, &found.header, board, row)?))
 }
 
 /// Why there is no row, and whether one from before stays.
@@ -70,23 +63,194 @@ fn beside(problem: &Problem, found: &Found, why: String) -> String {
 impl Kept {
     pub(crate) fn json(&self) -> Value {
         match self {
-            Kept::Written(file, number, row) => json!({ "file": file, "number": number, "row": row }),
             Kept::Not(why) => json!({ "none": why }),
+            Kept::Settled(Settled::Row {
+                file,
+                number,
+                row,
+                shadows,
+                ..
+            }) => json!({ "file": file, "number": number, "row": row, "shadowed_by": shadows }),
+            Kept::Settled(Settled::Heuristics {
+                winner,
+                dropped,
+                shadows,
+                ..
+            }) => json!({
+                "none": format!("heuristics choose {winner} by themselves"),
+                "dropped": dropped,
+                "shadowed_by": shadows,
+            }),
         }
     }
 
     pub(crate) fn text(&self) -> String {
-        let (file, number) = match self {
-            Kept::Not(why) => return style::field("plan", &format!("no row was written: {why}")),
-            Kept::Written(file, number, _) => (file.display(), number),
+        let text = match self {
+            Kept::Not(why) => format!("no row was written: {why}"),
+            Kept::Settled(settled) => text(settled, &PlanSetting::from_env()),
         };
-        let mut text = format!(
-            "row {number} of {file}: from now on the library uses it for this problem here; \
-             {CODE}flashcore plans --drop {file}:{number}{CODE:#} undoes that"
-        );
-        if !matches!(PlanSetting::from_env(), PlanSetting::Usual | PlanSetting::User) {
-            text.push_str("; as long as FLASHCORE_PLANS is set to something else, it does not");
-        }
         style::field("plan", &text)
+    }
+}
+
+/// What became of a winner, in a sentence, where the library's tables are pinned by a setting.
+fn text(settled: &Settled, setting: &PlanSetting) -> String {
+    let (mut text, winner, used, shadows) = match settled {
+        Settled::Row {
+            file,
+            number,
+            row,
+            over,
+            used,
+            shadows,
+        } => {
+            let file = file.display();
+            let needed = over.as_ref().map(|over| {
+                format!(
+                    " (heuristics choose it, too, but {over} would go before them with {})",
+                    over.kernel
+                )
+            });
+            let text = format!("row {number} of {file}{}", needed.unwrap_or_default());
+            if *used == row.kernel {
+                let from_now_on = format!(
+                    ": from now on the library uses it for this problem here; \
+                     {CODE}flashcore plans --drop {file}:{number}{CODE:#} undoes that"
+                );
+                (text + &from_now_on, row.kernel, used, shadows)
+            } else {
+                (text + " is written", row.kernel, used, shadows)
+            }
+        }
+        Settled::Heuristics {
+            winner,
+            dropped,
+            used,
+            shadows,
+        } => {
+            let gone = dropped
+                .as_ref()
+                .map(|dropped| format!("; {dropped}, which had the slower {}, is gone", dropped.kernel));
+            let text = format!(
+                "no row was written: heuristics choose {winner} by themselves{}",
+                gone.unwrap_or_default()
+            );
+            (text, *winner, used, shadows)
+        }
+    };
+    if *used != winner {
+        text.push_str(&format!("; but the library still uses {used} here"));
+        match shadows.is_empty() {
+            true => text.push_str(&format!(", and {CODE}flashcore explain{CODE:#} says why")),
+            false => text.push_str(&shadowed(shadows)),
+        }
+    }
+    if !matches!(setting, PlanSetting::Usual | PlanSetting::User) {
+        text.push_str("; as long as FLASHCORE_PLANS is set to something else, all this changes nothing");
+    }
+    text
+}
+
+/// Which rows are read earlier, and what to do about it.
+fn shadowed(shadows: &[Place]) -> String {
+    let rows: Vec<String> = shadows
+        .iter()
+        .map(|place| format!("{place} ({})", place.kernel))
+        .collect();
+    let drops: Vec<String> = shadows
+        .iter()
+        .filter(|place| Path::new(&place.table).exists())
+        .map(|place| format!("{CODE}flashcore plans --drop {}:{}{CODE:#}", place.table, place.number))
+        .collect();
+    let are = if rows.len() == 1 { "is" } else { "are" };
+    // A shipped row cannot be dropped, but a row that is written by then goes before it.
+    let again = if drops.len() < rows.len() {
+        ", and tune again"
+    } else {
+        ""
+    };
+    format!(
+        ": {} {are} read earlier; to use the winner, {}{again}",
+        rows.join(" and "),
+        drops.join(" and ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(table: &str) -> Place {
+        Place {
+            table: table.to_string(),
+            number: 3,
+            kernel: "cpu/m48n48".to_string(),
+        }
+    }
+
+    fn heuristics(used: &str, dropped: Option<Place>, shadows: Vec<Place>) -> Settled {
+        Settled::Heuristics {
+            winner: "cpu/m32n32".parse().unwrap(),
+            dropped,
+            used: used.parse().unwrap(),
+            shadows,
+        }
+    }
+
+    fn row(used: &str, over: Option<Place>, shadows: Vec<Place>) -> Settled {
+        let row = json!({
+            "problem": {"dtype": "fp16", "head_dim": 64, "head_dim_v": 64, "mask": "full", "batch": 1, "heads": 1,
+                        "kv_heads": 1, "seq_q": 64, "seq_kv": 64},
+            "kernel": "cpu/m32n32", "against": "cpu/m48n48", "gain": 0.1, "interval": [0.09, 0.11], "revision": "1a2b",
+            "driver": "", "date": "2026-11-22",
+        });
+        Settled::Row {
+            file: "mine.json".into(),
+            number: 1,
+            row: serde_json::from_value(row).unwrap(),
+            over,
+            used: used.parse().unwrap(),
+            shadows,
+        }
+    }
+
+    #[test]
+    fn it_says_what_the_library_uses_and_no_more() {
+        let said = |settled: &Settled| {
+            let text = text(settled, &PlanSetting::Usual);
+            anstream::adapter::strip_str(&text).to_string()
+        };
+        assert_eq!(
+            said(&row("cpu/m32n32", None, Vec::new())),
+            "row 1 of mine.json: from now on the library uses it for this problem here; flashcore plans --drop \
+             mine.json:1 undoes that"
+        );
+        // The files of rows that can be dropped are there.
+        let earlier = std::env::temp_dir().join(format!("flashcore-earlier-{}.json", std::process::id()));
+        std::fs::write(&earlier, "").unwrap();
+        let earlier = earlier.display().to_string();
+        let shadowed = said(&row("cpu/m48n48", None, vec![place(&earlier)]));
+        let still = format!(
+            "but the library still uses cpu/m48n48 here: row 3 of {earlier} (cpu/m48n48) is read earlier; to use the \
+             winner, flashcore plans --drop {earlier}:3"
+        );
+        assert_eq!(shadowed, format!("row 1 of mine.json is written; {still}"));
+        assert_eq!(
+            said(&heuristics("cpu/m48n48", None, vec![place(&earlier)])),
+            format!("no row was written: heuristics choose cpu/m32n32 by themselves; {still}")
+        );
+        std::fs::remove_file(&earlier).unwrap();
+        assert_eq!(
+            said(&heuristics("cpu/m32n32", Some(place("mine.json")), Vec::new())),
+            "no row was written: heuristics choose cpu/m32n32 by themselves; row 3 of mine.json, which had the slower \
+             cpu/m48n48, is gone"
+        );
+        let over = said(&row("cpu/m32n32", Some(place("the shipped table")), Vec::new()));
+        assert!(
+            over.contains("too, but row 3 of the shipped table would go before them with cpu/m48n48): from now on"),
+            "{over}"
+        );
+        let pinned = text(&row("cpu/m32n32", None, Vec::new()), &PlanSetting::Shipped);
+        assert!(pinned.contains("as long as FLASHCORE_PLANS"), "{pinned}");
     }
 }

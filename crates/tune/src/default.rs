@@ -39,21 +39,8 @@ impl DefaultKernel {
     /// [`TuneError::Nothing`] where nothing serves the problem there.
     pub fn of(problem: &Problem, device: &PlanDevice, plans: &Plans) -> Result<DefaultKernel, TuneError> {
         let heuristics = heuristics(problem, device).map_err(|what| TuneError::Nothing { what })?;
-        let (kernel, row) = match chip_of(device).map_err(|what| TuneError::Nothing { what })? {
-            Some(chip) => {
-                let rows = plans.suggestions(problem);
-                let choice = select_among(problem, chip, ALIGNMENT, &rows, &KernelCache::default());
-                let choice = choice.map_err(|error| TuneError::Nothing {
-                    what: error.to_string(),
-                })?;
-                let row = choice.suggestion.map(|_| choice.why.clone());
-                (KernelId::Gpu(choice.plan.config), row)
-            }
-            None => {
-                let choice = Attention::with_plans(Device::Cpu, plans.clone()).plan(problem)?;
-                (choice.kernel(), choice.row().map(|_| choice.why().to_string()))
-            }
-        };
+        let (kernel, row) = chosen(problem, device, plans)?;
+        let row = row.and_then(|place| Some(plans.rows(problem).get(place)?.why()));
         Ok(DefaultKernel {
             kernel: kernel.to_string(),
             row,
@@ -88,6 +75,31 @@ fn chip_of(device: &PlanDevice) -> Result<Option<Chip>, String> {
             sms: device.units,
         })),
         (true, None) => Err(format!("no kernel is made for {device}")),
+    }
+}
+
+/// What the library runs for a problem on a device with these tables, and which of the rows for it has that, by its place in
+/// [`Plans::rows`]; `None` where heuristics chose.
+///
+/// # Errors
+/// [`TuneError::Nothing`] where nothing serves the problem there.
+pub(crate) fn chosen(
+    problem: &Problem,
+    device: &PlanDevice,
+    plans: &Plans,
+) -> Result<(KernelId, Option<usize>), TuneError> {
+    let nothing = |what: String| TuneError::Nothing { what };
+    match chip_of(device).map_err(nothing)? {
+        Some(chip) => {
+            let rows = plans.suggestions(problem);
+            let choice = select_among(problem, chip, ALIGNMENT, &rows, &KernelCache::default());
+            let choice = choice.map_err(|error| nothing(error.to_string()))?;
+            Ok((KernelId::Gpu(choice.plan.config), choice.suggestion))
+        }
+        None => {
+            let choice = Attention::with_plans(Device::Cpu, plans.clone()).plan(problem)?;
+            Ok((choice.kernel(), choice.row()))
+        }
     }
 }
 

@@ -3,10 +3,11 @@
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
-use flashcore::{PlanDevice, PlanRow, PlanTable, read_table};
+use flashcore::{PlanClass, PlanDevice, PlanRow, PlanTable, read_table};
 
 use crate::error::TuneError;
 use crate::journal::write_whole;
+use crate::plans::settle::Place;
 
 /// The file of a device's table in a folder of tables.
 ///
@@ -70,6 +71,32 @@ pub fn drop_row(path: &Path, number: usize) -> Result<(), TuneError> {
     })
 }
 
+/// Takes the row for exactly these problems out of a device's table, if there is one and its kernel is `beaten`.
+pub(super) fn drop_beaten(
+    path: &Path,
+    device: &PlanDevice,
+    class: &PlanClass,
+    beaten: impl Fn(&str) -> bool,
+) -> Result<Option<Place>, TuneError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let mut dropped = None;
+    change(path, device, |table| {
+        let found = table.rows().find_map(|(number, row)| {
+            let kernel = row.kernel.to_string();
+            (row.problem == *class && beaten(&kernel)).then_some((number, kernel))
+        });
+        if let Some((number, kernel)) = found {
+            table.entries.remove(number - 1);
+            let table = path.display().to_string();
+            dropped = Some(Place { table, number, kernel });
+        }
+        Ok(())
+    })?;
+    Ok(dropped)
+}
+
 /// Changes the table in a file, or begins it, while no other process does.
 fn change(
     path: &Path,
@@ -103,7 +130,7 @@ pub fn write(path: &Path, table: &PlanTable) -> Result<(), TuneError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::plans) mod tests {
     use super::*;
     use crate::plans::device_of;
     use crate::plans::tests::{host, of};

@@ -1,6 +1,8 @@
-//! From measurements to plan tables: which winners become rows, and how rows get into [a file](keep).
+//! From measurements to plan tables: which winners become rows, how rows get into [a file](keep), and what a search makes
+//! of [the user's tables](settle).
 
 mod file;
+mod settle;
 
 pub use file::{drop_row, file_of, keep, write};
 use flashcore::{KernelId, PlanClass, PlanDevice, PlanRow};
@@ -8,6 +10,7 @@ use flashcore_bench::{CaseResult, DeviceIdentity, Mode, Ratio, Report, RunIdenti
 use flashcore_ir::Target;
 use flashcore_problem::Problem;
 use serde::Serialize;
+pub use settle::{Place, Settled, settle};
 
 use crate::board::Board;
 use crate::journal::Header;
@@ -206,9 +209,16 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     row(&header.problem, winner, &board.start, &ratio, device, when)
 }
 
-/// The same beside what was measured, as of a report.
+/// Whether heuristics choose a row's kernel where there are no tables.
+fn in_heuristics(header: &Header, row: &PlanRow) -> bool {
+    let default = header.default.as_ref();
+    default.is_some_and(|default| default.heuristics == row.kernel.to_string())
+}
+
+/// The same beside what was measured, as of a report. A table is made of it, which need not say what heuristics say.
 pub fn judge_board(header: &Header, board: &Board) -> Judged {
     let (row, why) = match of_board(header, board) {
+        Ok(row) if in_heuristics(header, &row) => (None, "faster than a row, and what heuristics choose".to_string()),
         Ok(row) => (Some(row), "faster".to_string()),
         Err(why) => (None, why),
     };
@@ -237,7 +247,7 @@ mod tests {
     use crate::default::DefaultKernel;
     use crate::trial::Verdict;
 
-    fn problem(length: usize) -> Problem {
+    pub(super) fn problem(length: usize) -> Problem {
         Problem::builder().heads(4, 4).seq_len(length).build().unwrap()
     }
 
@@ -268,7 +278,7 @@ mod tests {
     }
 
     /// A board on this host, as if `tune` had found `winner`.
-    fn found(start: &str, winner: &str) -> (Header, Board) {
+    pub(super) fn found(start: &str, winner: &str) -> (Header, Board) {
         let header = Header {
             schema: crate::journal::SCHEMA,
             case: "four heads".to_string(),
