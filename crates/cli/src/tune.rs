@@ -287,15 +287,6 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     for note in &setup.plan_notes {
         anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
     }
-    let folder = folder(args, case, devices)?;
-    // A run goes on from where it began, whatever plan tables say by now: perhaps its own winner is in one.
-    let (start, default) = match args.resume {
-        true => {
-            let begun = read_header(&folder)?;
-            (begun.start, begun.default)
-        }
-        false => (setup.start, setup.default),
-    };
     let seed = args.seed.unwrap_or(STRATEGY_SEED);
     let mut rates = setup.advisor.as_ref().map(Advisor::rates);
     let (strategy, strategy_name): (Box<dyn Strategy>, String) = match &args.proposer {
@@ -328,6 +319,15 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         Budget::Time(time) => (usize::MAX, time.mul_f64(share)),
     };
     let deadline = Duration::from_secs(args.deadline);
+    let folder = folder(args, case, devices)?;
+    // A run goes on from where it began, whatever plan tables say by now: perhaps its own winner is in one.
+    let (start, default) = match args.resume {
+        true => {
+            let begun = read_header(&folder)?;
+            (begun.start, begun.default)
+        }
+        false => (setup.start, setup.default),
+    };
     let ctrl_c = CtrlC::watch(&folder)?;
     let request = Request {
         case: case.clone(),
@@ -354,7 +354,12 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         interrupt: ctrl_c.interrupt.clone(),
     };
     let mut live = Live::new(!args.json, args.budget_trials(), time);
-    let found = flashcore_tune::run(request, &mut live)?;
+    let found = flashcore_tune::run(request, &mut live).inspect_err(|_| {
+        // A folder that was claimed for a run that did not begin; one with something in it stays.
+        if args.folder.is_none() {
+            let _ = std::fs::remove_dir(&folder);
+        }
+    })?;
     live.end();
     if !args.json {
         if let Some(board) = &found.board {
@@ -420,7 +425,7 @@ fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, F
     let kept = runs::folder().ok_or_else(nowhere)?;
     Ok(match args.resume {
         true => runs::latest(&kept, &case.name, devices)?,
-        false => runs::new_name(&kept, &case.name, &devices.join("-")),
+        false => runs::new_folder(&kept, &case.name, &devices.join("-"))?,
     })
 }
 

@@ -1,5 +1,6 @@
 //! Where runs are kept: a folder each, in the user's data folder.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::TuneError;
@@ -16,8 +17,12 @@ pub fn folder() -> Option<PathBuf> {
     Some(data.join("flashcore/tune"))
 }
 
-/// A name for a new run in a folder of runs: the problem, the device and a number.
-pub fn new_name(runs: &Path, case: &str, device: &str) -> PathBuf {
+/// A new run's folder in a folder of runs, named by the problem, the device and a number. It is created, so that of two runs
+/// that begin at once each has its own.
+///
+/// # Errors
+/// [`TuneError::File`] where it cannot be created.
+pub fn new_folder(runs: &Path, case: &str, device: &str) -> Result<PathBuf, TuneError> {
     let part = |text: &str| -> String {
         let keep = |c: char| {
             if c.is_ascii_alphanumeric() || "-_.".contains(c) {
@@ -33,10 +38,16 @@ pub fn new_name(runs: &Path, case: &str, device: &str) -> PathBuf {
         .filter(|(kind, _)| *kind == "replay")
         .map_or(device, |(kind, _)| kind);
     let base = format!("{}-{}", part(case), part(device));
-    (1..)
-        .map(|number| runs.join(format!("{base}-{number}")))
-        .find(|path| !path.exists())
-        .unwrap_or_else(|| runs.join(base))
+    std::fs::create_dir_all(runs).map_err(|error| TuneError::file(runs, error))?;
+    let mut number = 1_u64;
+    loop {
+        let path = runs.join(format!("{base}-{number}"));
+        match std::fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(TuneError::file(&path, error)),
+        }
+    }
 }
 
 /// All runs in a folder of runs, the latest first. What is no run is passed over.
@@ -76,14 +87,35 @@ mod tests {
     #[test]
     fn names_are_free_and_folders_that_are_no_runs_are_passed_over() {
         let runs = std::env::temp_dir().join(format!("flashcore-runs-{}", std::process::id()));
-        let first = new_name(&runs, "d128 s1024/x", "cuda:0");
-        assert!(first.ends_with("d128-s1024-x-cuda-0-1"));
-        std::fs::create_dir_all(&first).unwrap();
-        assert!(new_name(&runs, "d128 s1024/x", "cuda:0").ends_with("d128-s1024-x-cuda-0-2"));
-        assert!(new_name(&runs, "mission", "replay:/a/b.json").ends_with("mission-replay-1"));
+        let new = |case, device| new_folder(&runs, case, device).unwrap();
+        assert!(new("d128 s1024/x", "cuda:0").ends_with("d128-s1024-x-cuda-0-1"));
+        assert!(new("d128 s1024/x", "cuda:0").ends_with("d128-s1024-x-cuda-0-2"));
+        assert!(new("mission", "replay:/a/b.json").ends_with("mission-replay-1"));
         assert!(all(&runs).is_empty());
         let error = latest(&runs, "mission", &["cpu".to_string()]).unwrap_err();
         assert!(error.to_string().contains("mission on cpu"));
+        std::fs::remove_dir_all(&runs).unwrap();
+    }
+
+    #[test]
+    fn runs_that_begin_at_once_have_folders_of_their_own() {
+        let runs = std::env::temp_dir().join(format!("flashcore-runs-at-once-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&runs);
+        let together = std::sync::Barrier::new(8);
+        let begin = || {
+            together.wait();
+            (0..20).map(|_| new_folder(&runs, "tiny", "cpu").unwrap()).collect()
+        };
+        let mut folders: Vec<PathBuf> = std::thread::scope(|scope| {
+            let begun: Vec<_> = (0..8).map(|_| scope.spawn(begin)).collect();
+            begun
+                .into_iter()
+                .flat_map(|one| -> Vec<PathBuf> { one.join().unwrap() })
+                .collect()
+        });
+        folders.sort();
+        folders.dedup();
+        assert_eq!(folders.len(), 160);
         std::fs::remove_dir_all(&runs).unwrap();
     }
 }
