@@ -347,7 +347,10 @@ fn shipped_tables_can_be_used_row_by_row() {
             let default = select(&problem, target, 16, &kernels).unwrap().plan.config;
             assert_ne!(default, config, "{name}, row {number} says what heuristics say");
             let today = default.to_string();
-            assert_eq!(row.against, today, "{name}, row {number}: its gain is over another kernel");
+            assert_eq!(
+                row.against, today,
+                "{name}, row {number}: its gain is over another kernel"
+            );
             assert!(row.gain >= 0.01 && row.interval[0] > 0.0, "{name}, row {number}");
         }
     }

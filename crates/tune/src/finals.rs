@@ -13,6 +13,7 @@ use crate::remote::Written;
 use crate::rows::{self, Wrong};
 use crate::run::Watcher;
 use crate::trial::{History, Trial, Verdict};
+use crate::witness::{Candidate, Witnesses, answer_of_host};
 use crate::worker::protocol::{Command, Said};
 
 /// A kernel's whole answer, that every finalist's is held against.
@@ -31,7 +32,7 @@ enum Met {
 }
 
 /// Holds the finals; `None` where nothing could be timed. Where the first candidate failed, the best others meet without
-/// it. `witnesses` are kernels whose whole answers the finalists' are held against: the first of them that is right.
+/// it. `witnesses` says whose whole answers the finalists' may be held against: it is the first of them that is right.
 ///
 /// # Errors
 /// As [`Examiner::examine`].
@@ -40,14 +41,15 @@ pub(crate) fn hold(
     examiner: &mut Examiner<'_>,
     mut about: About,
     keep: usize,
-    witnesses: &[String],
+    witnesses: &Witnesses<'_>,
     watcher: &mut dyn Watcher,
 ) -> Result<Option<Board>, TuneError> {
     let timed = history.ranked();
     if timed.is_empty() {
         return Ok(None);
     }
-    let witness = examiner.witness(witnesses)?;
+    let mut witness: Option<Witness> = None;
+    let mut sought = false;
     loop {
         let is_struck = |id: &str| about.struck.iter().any(|struck| struck.id == id);
         let others = timed
@@ -63,6 +65,12 @@ pub(crate) fn hold(
             return Ok(Some(Board::of_history(history, about, why, keep)));
         }
         let ids: Vec<String> = finalists.iter().map(|trial| trial.id.clone()).collect();
+        // Where somebody was struck, the witness may have come into the finals itself.
+        let may = witness.as_ref().is_none_or(|witness| witnesses.may(&witness.id, &ids));
+        if !sought || !may {
+            witness = examiner.witness(witnesses, &ids)?;
+            sought = true;
+        }
         watcher.finals(&ids);
         match examiner.meet(&finalists, &ids, witness.as_ref())? {
             Met::Struck(struck) => {
@@ -84,19 +92,23 @@ pub(crate) fn hold(
 }
 
 impl Examiner<'_> {
-    /// The whole answer of the first of these kernels that passes inspection; `None` where none does, and of devices that
-    /// compute nothing.
-    fn witness(&mut self, candidates: &[String]) -> Result<Option<Witness>, TuneError> {
+    /// The whole answer of the first witness for these finalists that passes inspection; `None` where none does, and of
+    /// devices that compute nothing.
+    fn witness(&mut self, witnesses: &Witnesses<'_>, finalists: &[String]) -> Result<Option<Witness>, TuneError> {
         if !self.worker.hello()?.computes {
             return Ok(None);
         }
         let seed = self.judge.seed_of_finals();
-        for id in candidates {
-            match self.testify(id, seed) {
-                Ok(answer) => {
-                    let id = id.clone();
-                    return Ok(Some(Witness { id, seed, answer }));
+        for candidate in witnesses.of(finalists) {
+            let (id, answer) = match candidate {
+                Candidate::Host(id) => (id, Ok(answer_of_host(self.judge.problem(), seed)?)),
+                Candidate::Kernel(id) => {
+                    let answer = self.testify(&id, seed);
+                    (id, answer)
                 }
+            };
+            match answer {
+                Ok(answer) => return Ok(Some(Witness { id, seed, answer })),
                 Err(Stop::Broken(error)) => return Err(error),
                 Err(Stop::Verdict(..) | Stop::Died(_)) => {}
             }

@@ -31,6 +31,7 @@ mod simulated;
 pub mod space;
 pub mod strategy;
 mod trial;
+mod witness;
 pub mod worker;
 
 pub use beside::Beside;

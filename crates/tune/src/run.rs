@@ -9,7 +9,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
 use flashcore_ir::Chip;
-use flashcore_problem::rng::Rng;
 
 use crate::board::{About, Board};
 use crate::default::DefaultKernel;
@@ -23,9 +22,10 @@ use crate::journal::{Header, Journal, SCHEMA, digest, read_header};
 use crate::judge::Judge;
 use crate::search::{Look, Search};
 use crate::simulated;
-use crate::space::{Family, Space};
+use crate::space::Space;
 use crate::strategy::Strategy;
 use crate::trial::{History, Trial};
+use crate::witness::Witnesses;
 use crate::worker::planted::{self, Conduct};
 use crate::worker::{Compilers, Deadlines, Program, Worker};
 
@@ -225,9 +225,13 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         simulates: request.chip.is_some(),
         gain: request.timing.gain,
     };
-    let witnesses = match computes {
-        true => witnesses(&history, &Gatekeeper::new(&request.case.problem, request.chip)),
-        false => Vec::new(),
+    let witnesses = Witnesses {
+        problem: &request.case.problem,
+        gate: Gatekeeper::new(&request.case.problem, request.chip),
+        space: &request.space,
+        history: &history,
+        wrapped: request.default.as_ref().map(|default| default.heuristics.clone()),
+        on_gpu: request.chip.is_some(),
     };
     let keep = request.finalists;
     let board = match cut_off {
@@ -310,27 +314,12 @@ fn failure_of(history: &History, start: &str) -> Option<String> {
     failed.then(|| format!("{}: {}", trial.verdict, trial.reason))
 }
 
-/// Kernels to hold the finalists' answers against: one of the plain families, which share no code with those that are
-/// searched; where it is too slow or refuses, what came through the gates, the slowest first, for it is most unlike them.
-fn witnesses(history: &History, gate: &Gatekeeper) -> Vec<String> {
-    const DRAWN: usize = 50;
-    let mut rng = Rng::new(1);
-    let plain = [Family::scalar(), Family::cpu()].into_iter().filter_map(|family| {
-        let mut drawn = (0..DRAWN).map(|_| family.sample(&mut rng));
-        drawn.find(|id| gate.look(id).is_ok())
-    });
-    let mut ids: Vec<String> = plain.collect();
-    let ranked = history.ranked();
-    let tried = ranked.iter().rev().map(|trial| trial.id.clone());
-    ids.extend(tried.filter(|id| Conduct::of_id(id).is_none()));
-    ids
-}
-
 #[cfg(all(test, unix))]
 pub(crate) mod tests {
     use flashcore_problem::Problem;
 
     use super::*;
+    use crate::space::Family;
     use crate::strategy::Kind;
     use crate::worker::fake::{Fake, hello_of};
 

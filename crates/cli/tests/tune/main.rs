@@ -70,7 +70,13 @@ fn torture(problem: &str, home: &Path) -> Value {
     let struck = &run["board"]["struck"];
     assert_eq!(struck[0]["id"], "planted/lazy-in-finals", "{struck}");
     assert_eq!((&struck[0]["verdict"], &struck[1]), (&"WRONG".into(), &Value::Null));
-    assert!(run["board"]["witness"].as_str().unwrap().starts_with("cpu/"));
+    let witness = &run["board"]["witness"];
+    assert!(witness.as_str().unwrap().starts_with("cpu/"));
+    // Neither a finalist nor what planted ones are made from: that is the first candidate here.
+    assert_ne!(*witness, run["run"]["start"]);
+    for row in run["board"]["rows"].as_array().unwrap() {
+        assert_ne!(row["id"], *witness, "{run:#}");
+    }
     run
 }
 
