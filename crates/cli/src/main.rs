@@ -26,6 +26,7 @@ mod run;
 mod simulated;
 mod style;
 mod tune;
+mod tune_beside;
 mod tune_live;
 mod tune_peers;
 mod tune_plan;

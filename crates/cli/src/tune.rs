@@ -22,6 +22,7 @@ use crate::interrupt::{CtrlC, quoted, resume_command};
 use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
+use crate::tune_beside;
 use crate::tune_live::Live;
 use crate::tune_peers;
 use crate::tune_plan;
@@ -163,6 +164,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let devices = devices(&args.device)?;
     // Somebody who names nothing and has no GPU is shown everything that can be shown without one.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
+    let _held = tune_beside::hold(&devices);
     let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
     if found.interrupted {
         return Ok(interrupted(args, &found));

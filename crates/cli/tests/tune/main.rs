@@ -8,7 +8,7 @@ mod kills;
 mod peers;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use flashcore_bench::{Case, DeviceIdentity, Interval, Ratio, RunIdentity};
 use flashcore_problem::Problem;
@@ -237,6 +237,33 @@ fn inputs_are_fresh_for_each_run_unless_they_are_pinned() {
     assert!(twice.status.code() == Some(2) && said.contains("--resume"), "{said}");
     assert_eq!(seed(&format!("{kept} --resume")), first);
     assert_eq!(seed("--seed 5"), 5);
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// Two runs of one problem at once: each has a folder, and one of them is told of the other.
+#[test]
+fn two_runs_at_once_are_two_runs() {
+    let home = folder("at-once");
+    let both = [1, 2].map(|seed| {
+        let words = format!("tune tiny --device cpu --budget 2s --seed {seed} --json");
+        let mut command = flashcore(&words, &home);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    });
+    let both = both.map(|child| child.wait_with_output().unwrap());
+    let said = both
+        .each_ref()
+        .map(|run| String::from_utf8_lossy(&run.stderr).to_string());
+    let folders = both.each_ref().map(|run| -> Value {
+        let run: Value = serde_json::from_slice(&run.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"));
+        run["folder"].clone()
+    });
+    assert_ne!(folders[0], folders[1]);
+    let told = said.iter().filter(|said| said.contains("another `flashcore tune`"));
+    assert_eq!(told.count(), 1, "{said:?}");
+    let alone = flashcore("tune tiny --device cpu --budget 1", &home).output().unwrap();
+    let alone = String::from_utf8(alone.stderr).unwrap();
+    assert!(!alone.contains("another"), "{alone}");
     std::fs::remove_dir_all(&home).unwrap();
 }
 
