@@ -1,5 +1,5 @@
 //! From measurements to plan tables: which winners become rows, how rows get into [a file](keep), and what a search makes
-//! of [the user's tables](settle).
+//! of [the user's tables](settle()).
 
 mod file;
 mod settle;
