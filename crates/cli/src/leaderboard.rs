@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::Claims;
-use flashcore_tune::journal::{Header, read_header, read_trials};
-use flashcore_tune::{Beside, History, Verdict, runs};
+use flashcore_tune::journal::{Header, read_header, read_seconds, read_trials};
+use flashcore_tune::{Beside, History, Trial, Verdict, runs, times_as_long};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
@@ -14,17 +14,21 @@ use crate::claims;
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 use crate::tune::heading;
+use crate::tune_live;
 use crate::tune_peers;
 
 /// Show what `flashcore tune` found
 ///
 /// Without arguments: the latest run of each problem and device, and its winner. With a run's folder or
-/// a problem's name: its leaderboard, and what came of every candidate.
+/// a problem's name: its leaderboard, what candidates failed and why, and how many came to what. --all: every candidate.
 #[derive(Args)]
 pub(crate) struct LeaderboardArgs {
     /// A run's folder, or the name of a problem: its latest run
     #[arg(value_name = "RUN|PROBLEM")]
     run: Option<String>,
+    /// Every candidate that was tried, each with what came of it and why
+    #[arg(long, requires = "run", help_heading = "Output")]
+    all: bool,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -55,21 +59,25 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     let board = board(&folder);
     let beside = board.as_ref().and_then(|board| Beside::read(&folder, board));
     let claims: Option<Claims> = kept_in(&folder, "claims.json");
+    let seconds = read_seconds(&folder);
     if args.json {
         let trials = history.trials();
-        style::print_json(
-            &json!({ "run": header, "trials": trials, "board": board, "peers": beside, "claims": claims }),
-        );
+        style::print_json(&json!({
+            "run": header, "trials": trials, "board": board, "peers": beside, "claims": claims, "seconds": seconds,
+        }));
         return Ok(Outcome::Clean);
     }
     let title = heading(&title(&header), &header.problem.to_string());
     style::print(&title);
     match &board {
-        Some(board) => style::print(&text(&header, board)),
+        Some(board) => style::print(&text(&header, board, &history)),
         None => style::print("  The run has no leaderboard yet: `flashcore tune --resume` takes it up again.\n"),
     }
-    let seconds = history.trials().iter().map(|trial| trial.seconds).sum();
     style::print(&summary(&history, seconds));
+    style::print(&match args.all {
+        true => every(&history),
+        false => failures(&history),
+    });
     if let Some(claims) = &claims {
         style::print(&claims::text(claims));
     }
@@ -141,7 +149,11 @@ fn line(folder: &Path, header: &Header, board: &Board) -> String {
     let found = match (&board.winner, board.gain_of_winner()) {
         _ if board.is_start_bad() => format!("{BAD}{} FAILED{BAD:#}", board.start),
         (Some(winner), Some((gain, _))) => {
-            format!("{winner}, {GOOD}{:+.1} %{GOOD:#} over {}", gain * 100.0, board.start)
+            format!(
+                "{winner}, {GOOD}{:.1} % faster{GOOD:#} than {}",
+                gain * 100.0,
+                board.start
+            )
         }
         _ => format!("{}, nothing is faster by what counts", board.start),
     };
@@ -156,24 +168,32 @@ fn line(folder: &Path, header: &Header, board: &Board) -> String {
 }
 
 /// A leaderboard as a table, and what it comes to.
-pub(crate) fn text(header: &Header, board: &Board) -> String {
+pub(crate) fn text(header: &Header, board: &Board, history: &History) -> String {
     let start = match header.begins_at_default() {
         Some(default) => format!("{}, the default ({})", board.start, default.by()),
         None => board.start.clone(),
     };
     let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
     let mut text = format!(
-        "\n{HEAD}Leaderboard{HEAD:#} {DIM}· times relative to {}{DIM:#}\n",
+        "\n{HEAD}Leaderboard{HEAD:#} {DIM}· × is times as long as {}{DIM:#}\n",
         board.against
     );
     for (place, row) in board.rows.iter().enumerate() {
-        text.push_str(&format!(
-            "  {:>2}  {:<widest$}  {:>9}  {}\n",
+        let line = format!(
+            "  {:>2}  {:<widest$}  {:<22}  {:>9}  {}",
             place + 1,
             row.id,
+            ratio(row, board),
             style::micros(row.us),
-            beside(row, board)
-        ));
+            judged(row)
+        );
+        text.push_str(&(line.trim_end().to_string() + "\n"));
+        if let Some(Err(found)) = &row.simulated {
+            text.push_str(&style::wrap(&format!("      {BAD}the simulator: {found}{BAD:#}"), 10));
+        }
+    }
+    if !board.rows.is_empty() && board.rows.iter().all(|row| row.simulated == Some(Ok(()))) {
+        text.push_str(&style::field("simulated", "all of them, and nothing was found"));
     }
     for struck in &board.struck {
         let line = format!(
@@ -198,12 +218,12 @@ pub(crate) fn text(header: &Header, board: &Board) -> String {
             2,
         ));
     }
-    text.push_str(&style::field("result", &verdict(&start, board)));
+    text.push_str(&style::field("result", &verdict(&start, board, history)));
     text
 }
 
 /// What a leaderboard comes to, in a sentence. `start` says what its first candidate is.
-fn verdict(start: &str, board: &Board) -> String {
+fn verdict(start: &str, board: &Board, history: &History) -> String {
     if board.is_start_bad() {
         let why = match &board.start_failed {
             Some(why) => why.as_str(),
@@ -222,6 +242,7 @@ fn verdict(start: &str, board: &Board) -> String {
             interval.lo * 100.0,
             interval.hi * 100.0
         ),
+        _ if history.trials().len() == 1 => format!("{start} stands: only it was tried; {}", more_time(history)),
         _ => format!(
             "{start} stands: nothing tried is faster by {:.0} % or more",
             board.gain * 100.0
@@ -229,36 +250,94 @@ fn verdict(start: &str, board: &Board) -> String {
     }
 }
 
-fn beside(row: &BoardRow, board: &Board) -> String {
-    let mut text = match &row.ratio {
-        Some(ratio) => {
-            let interval = format!("[{:.3}, {:.3}]", ratio.interval.lo, ratio.interval.hi);
-            let verdict = row.verdict.map_or("", Verdict::name);
-            let colour = if row.verdict == Some(Verdict::Faster) {
-                GOOD
-            } else {
-                DIM
-            };
-            format!("{:.3} {interval} {colour}{verdict}{colour:#}", ratio.value)
-        }
-        None if row.id == board.against => "1".to_string(),
-        None => String::new(),
+/// What to do where a budget was spent on one candidate.
+fn more_time(history: &History) -> String {
+    /// As many candidates are the beginning of a search.
+    const CANDIDATES: f64 = 20.0;
+    let longest = history.trials().iter().map(|trial| trial.seconds).fold(0.0, f64::max);
+    let budget = match longest * CANDIDATES {
+        seconds if seconds <= 60.0 => "60s".to_string(),
+        seconds => format!("{:.0}m", (seconds / 60.0).ceil()),
     };
-    match &row.simulated {
-        Some(Ok(())) => text.push_str(" simulator: clean"),
-        Some(Err(found)) => text.push_str(&format!(" {BAD}simulator: {found}{BAD:#}")),
-        None => {}
+    format!("a candidate takes {longest:.1} s here: give --budget {budget} or more")
+}
+
+/// How long a finalist takes beside the others' measure, where they met.
+fn ratio(row: &BoardRow, board: &Board) -> String {
+    match &row.ratio {
+        Some(ratio) => times_as_long(ratio.value, ratio.interval),
+        None if row.id == board.against => "× 1".to_string(),
+        None => String::new(),
     }
-    text
+}
+
+fn judged(row: &BoardRow) -> String {
+    let Some(verdict) = row.verdict else {
+        return String::new();
+    };
+    let colour = if verdict == Verdict::Faster { GOOD } else { DIM };
+    format!("{colour}{verdict}{colour:#}")
 }
 
 /// What came of all candidates.
-pub(crate) fn summary(history: &History, seconds: f64) -> String {
+pub(crate) fn summary(history: &History, seconds: Option<f64>) -> String {
     let counts: Vec<String> = history
         .count()
         .iter()
         .map(|(verdict, count)| format!("{count} {verdict}"))
         .collect();
     let trials = style::count(history.trials().len() as u64, "trial");
-    style::field("tried", &format!("{trials} in {seconds:.0} s: {}", counts.join(", ")))
+    // Of a run that was killed nobody knows how long it took.
+    let time = seconds.map_or(String::new(), |seconds| format!(" in {seconds:.0} s"));
+    style::field("tried", &format!("{trials}{time}: {}", counts.join(", ")))
+}
+
+/// Most failures that are listed without --all.
+const FAILURES: usize = 8;
+
+/// Candidates that failed, with their reasons: one line for what failed alike.
+fn failures(history: &History) -> String {
+    let mut alike: Vec<(Verdict, &str, Vec<&str>)> = Vec::new();
+    for Trial {
+        verdict, reason, id, ..
+    } in history.trials().iter().filter(|trial| !trial.verdict.is_timed())
+    {
+        match alike
+            .iter_mut()
+            .find(|(of, why, _)| (of, *why) == (verdict, reason.as_str()))
+        {
+            Some((.., ids)) => ids.push(id),
+            None => alike.push((*verdict, reason, vec![id])),
+        }
+    }
+    let mut text = String::new();
+    for (verdict, reason, ids) in alike.iter().take(FAILURES) {
+        let more = match ids.len() {
+            1 => String::new(),
+            all => format!(" and {} more", all - 1),
+        };
+        let line = format!("{BAD}{verdict}{BAD:#} {}{more}: {DIM}{}{DIM:#}", ids[0], short(reason));
+        text.push_str(&style::field("failed", &line));
+    }
+    if alike.len() > FAILURES {
+        let more = format!("{} more reasons: --all has every candidate", alike.len() - FAILURES);
+        text.push_str(&style::field("", &more));
+    }
+    text
+}
+
+/// Every candidate, a line each: what reads it may be a program.
+fn every(history: &History) -> String {
+    let lines = history.trials().iter().map(tune_live::line);
+    format!("\n{HEAD}Candidates{HEAD:#} {DIM}· {}{DIM:#}\n", tune_live::LIST) + &lines.collect::<String>()
+}
+
+/// The beginning of a reason, on one line.
+fn short(reason: &str) -> String {
+    const LONGEST: usize = 200;
+    let reason = reason.replace('\n', " ");
+    match reason.chars().count() > LONGEST {
+        true => reason.chars().take(LONGEST - 1).chain(['…']).collect(),
+        false => reason,
+    }
 }

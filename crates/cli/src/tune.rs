@@ -365,9 +365,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     live.end();
     if !args.json {
         if let Some(board) = &found.board {
-            style::print(&leaderboard::text(&found.header, board));
+            style::print(&leaderboard::text(&found.header, board, &found.history));
         }
-        style::print(&leaderboard::summary(&found.history, found.seconds));
+        style::print(&leaderboard::summary(&found.history, Some(found.seconds)));
         if let Some(claims) = &found.claims {
             style::print(&claims::text(claims));
         }

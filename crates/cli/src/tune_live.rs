@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use flashcore_tune::journal::Header;
-use flashcore_tune::{History, Trial, Verdict, Watcher};
+use flashcore_tune::{History, Trial, Verdict, Watcher, times_as_long};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::style::{self, BAD, DIM, GOOD};
@@ -20,7 +20,23 @@ pub(crate) struct Live {
     began: Instant,
     /// Trials of a run that was taken up again, which nobody needs to see once more.
     before: usize,
+    /// What the first candidate is called in a line.
+    first: &'static str,
+    /// Whether it was said that times swing.
+    said_noise: bool,
 }
+
+/// Trials that are looked at for noise: the last that were timed beside another.
+const NOISE_TRIALS: usize = 10;
+/// Width of a ratio's interval, relative, from which on it says little.
+const NOISE_WIDTH: f64 = 0.2;
+/// How the lines of trials are read.
+pub(crate) const LIST: &str =
+    "× 1.071 [1.050, 1.093] is 1.071 times as long as the config beside it, and the interval of that";
+/// What is said of that, once.
+const NOISE: &str = "note: times swing here: of most of the last 10 candidates the interval is wider than 20 %. \
+Other programs use this machine, or its clock changes. Only gains larger than that can be told from noise; the rest is \
+AMBIGUOUS. Stop what else runs, then tune again.";
 
 impl Live {
     /// `shown` is false where nothing is to be printed; a search ends after so many trials or so much time.
@@ -44,6 +60,8 @@ impl Live {
             time,
             began: Instant::now(),
             before: 0,
+            first: "the first's",
+            said_noise: false,
         }
     }
 
@@ -67,20 +85,27 @@ impl Live {
                 format!("{tried} trials, {} s left", left.as_secs())
             }
         };
-        message(&progress, history, style::width().saturating_sub(3))
+        message(&progress, history, self.first, style::width().saturating_sub(3))
     }
 }
 
-/// How far a search is, the best time with its interval, failures by kind, and whose time it is: last, since it is what
-/// can be left out of a narrow line.
-fn message(progress: &str, history: &History, width: usize) -> String {
+/// How far a search is, the best beside the first, failures by kind, and who the best is: last, since it is what can be left
+/// out of a narrow line.
+fn message(progress: &str, history: &History, first: &str, width: usize) -> String {
     let mut text = progress.to_string();
     let mut whose = String::new();
-    let best = history.ranked().first().copied();
-    if let Some((best, timed)) = best.and_then(|best| Some((best, best.timed.as_ref()?))) {
-        let gain = (1.0 - timed.score) * 100.0;
-        let [lo, hi] = [timed.interval.lo, timed.interval.hi].map(style::micros);
-        let _ = write!(text, " · best {} [{lo}, {hi}] {gain:+.1} %", style::micros(timed.us));
+    if let Some(best) = history.ranked().first() {
+        let is_first = best
+            .timed
+            .as_ref()
+            .is_some_and(|timed| timed.against.is_none() && timed.score == 1.0);
+        match history.relative_to_first(best) {
+            _ if is_first => text.push_str(" · nothing faster yet"),
+            Some((value, interval)) => {
+                let _ = write!(text, " · best {} {first}", times_as_long(value, interval));
+            }
+            None => {}
+        }
         whose = format!(" · {}", best.id);
     }
     for (verdict, count) in history.count() {
@@ -90,6 +115,50 @@ fn message(progress: &str, history: &History, width: usize) -> String {
     }
     text.push_str(&whose);
     text.chars().take(width).collect()
+}
+
+/// Whether most of the last trials have intervals so wide that they say little.
+fn is_noisy(trials: &[Trial]) -> bool {
+    let timed = trials.iter().rev().filter_map(|trial| trial.timed.as_ref()?.ratio);
+    let widths = timed.map(|ratio| (ratio.interval.hi - ratio.interval.lo) / ratio.value);
+    let last: Vec<f64> = widths.take(NOISE_TRIALS).collect();
+    let wide = last.iter().filter(|&&width| width > NOISE_WIDTH).count();
+    last.len() == NOISE_TRIALS && 2 * wide > NOISE_TRIALS
+}
+
+/// A line of a list: number, verdict, how long beside the best so far, who it is, and beside whom or why not. The time
+/// itself stands where there is nothing beside it, and at what is faster: those of different moments do not compare.
+/// One line a trial, however long: what reads it may be a program.
+pub(crate) fn line(trial: &Trial) -> String {
+    let colour = match trial.verdict {
+        Verdict::Faster => GOOD,
+        verdict if verdict.is_timed() => DIM,
+        _ => BAD,
+    };
+    let mut reason = trial.reason.replace('\n', " ");
+    let timed = trial.timed.as_ref();
+    let time = match timed {
+        Some(timed) => match (&timed.ratio, &timed.against) {
+            (Some(ratio), Some(against)) => {
+                if trial.same_as.is_none() {
+                    reason = format!("beside {against}");
+                }
+                times_as_long(ratio.value, ratio.interval)
+            }
+            _ => style::micros(timed.us),
+        },
+        None => String::new(),
+    };
+    if let Some(timed) = timed.filter(|_| trial.verdict == Verdict::Faster) {
+        reason = format!("{}, {reason}", style::micros(timed.us));
+    }
+    if reason.chars().count() > 160 {
+        reason = reason.chars().take(159).chain(['…']).collect();
+    }
+    format!(
+        "{:>5}  {colour}{:<13}{colour:#}  {time:<22}  {}  {DIM}{reason}{DIM:#}\n",
+        trial.number, trial.verdict, trial.id
+    )
 }
 
 /// The first candidate, and what it is.
@@ -115,6 +184,9 @@ impl Watcher for Live {
         } else {
             "Replaying a search"
         };
+        if header.begins_at_default().is_some() {
+            self.first = "the default's";
+        }
         self.print(&heading(
             &format!("{does} on {}", devices.join(" and ")),
             &header.problem.to_string(),
@@ -130,6 +202,7 @@ impl Watcher for Live {
         if let Some(default) = &header.default {
             self.print(&style::field("default", &default.to_string()));
         }
+        self.print(&style::field("list", LIST));
         self.bar.set_message("computing what is right");
     }
 
@@ -138,29 +211,17 @@ impl Watcher for Live {
         if trial.number < self.before {
             return;
         }
+        // Trials of before are not told of: what was noisy then may be quiet now.
+        if !self.said_noise && is_noisy(&history.trials()[self.before..]) {
+            self.said_noise = true;
+            self.print(&style::wrap(NOISE, 2));
+        }
         let moves = !self.bar.is_hidden();
         // On a terminal the counts are in the moving line.
         if moves && trial.verdict != Verdict::Faster && trial.number > 0 {
             return;
         }
-        let colour = match trial.verdict {
-            Verdict::Faster => GOOD,
-            verdict if verdict.is_timed() => DIM,
-            _ => BAD,
-        };
-        let us = trial
-            .timed
-            .as_ref()
-            .map_or(String::new(), |timed| style::micros(timed.us));
-        let mut reason = trial.reason.replace('\n', " ");
-        if reason.chars().count() > 160 {
-            reason = reason.chars().take(159).chain(['…']).collect();
-        }
-        // One line a trial, however long: what reads it may be a program.
-        self.print(&format!(
-            "{:>5}  {colour}{:<13}{colour:#}  {us:>9}  {}  {DIM}{reason}{DIM:#}\n",
-            trial.number, trial.verdict, trial.id
-        ));
+        self.print(&line(trial));
     }
 
     fn finals(&mut self, finalists: &[String]) {
@@ -173,10 +234,14 @@ impl Watcher for Live {
 
 #[cfg(test)]
 mod tests {
-    use flashcore_bench::Interval;
+    use flashcore_bench::{Interval, Ratio};
     use flashcore_tune::Timed;
 
     use super::*;
+
+    fn id(number: usize) -> String {
+        format!("wgmma/m192n128-s{number}-turns-lazy-cluster2-persistent")
+    }
 
     fn trial(number: usize, verdict: Verdict, us: f64) -> Trial {
         let timed = verdict.is_timed().then(|| Timed {
@@ -193,7 +258,7 @@ mod tests {
         });
         Trial {
             number,
-            id: format!("wgmma/m192n128-s{number}-turns-lazy-cluster2-persistent"),
+            id: id(number),
             origin: String::new(),
             verdict,
             reason: String::new(),
@@ -205,33 +270,80 @@ mod tests {
         }
     }
 
+    /// A trial that was timed beside another.
+    fn beside(number: usize, verdict: Verdict, against: usize, [lo, hi]: [f64; 2], score: f64) -> Trial {
+        let mut trial = trial(number, verdict, score * 100.0);
+        if let Some(timed) = &mut trial.timed {
+            timed.against = Some(id(against));
+            timed.ratio = Some(Ratio {
+                value: (lo + hi) / 2.0,
+                interval: Interval { lo, hi },
+                of_medians: 1.0,
+                rounds: 9,
+            });
+        }
+        trial
+    }
+
+    fn plain(text: &str) -> String {
+        anstream::adapter::strip_str(text).to_string()
+    }
+
+    #[test]
+    fn times_of_different_moments_stand_beside_nothing() {
+        let slower = plain(&line(&beside(1, Verdict::Slower, 0, [1.05, 1.092], 1.071)));
+        assert!(
+            slower.starts_with("    1  SLOWER         × 1.071 [1.050, 1.092]  "),
+            "{slower}"
+        );
+        assert!(slower.ends_with(&format!("{}  beside {}\n", id(1), id(0))), "{slower}");
+        assert!(!slower.contains("µs") && !slower.contains('%'), "{slower}");
+        let far = plain(&line(&beside(1, Verdict::Slower, 0, [60.0, 68.08], 64.04)));
+        assert!(far.contains("× 64.0 [60.0, 68.1]"), "{far}");
+        // What is faster has its time, after the ratio, and so has what nothing stands beside.
+        let faster = plain(&line(&beside(2, Verdict::Faster, 0, [0.9, 0.92], 0.91)));
+        let (ratio, time) = (faster.find("× 0.910").unwrap(), faster.find("91.0 µs").unwrap());
+        assert!(ratio < time, "{faster}");
+        assert!(line(&trial(0, Verdict::Ambiguous, 100.0)).contains("100 µs"));
+    }
+
+    #[test]
+    fn noise_is_seen_where_most_intervals_are_wide() {
+        let run = |wide: usize| -> Vec<Trial> {
+            let interval = |number| if number <= wide { [0.5, 1.3] } else { [0.99, 1.01] };
+            let timed = (1..=NOISE_TRIALS).map(|number| beside(number, Verdict::Ambiguous, 0, interval(number), 1.0));
+            [trial(0, Verdict::Ambiguous, 100.0)].into_iter().chain(timed).collect()
+        };
+        assert!(is_noisy(&run(6)));
+        assert!(!is_noisy(&run(5)) && !is_noisy(&run(6)[1..10]));
+    }
+
     #[test]
     fn a_narrow_line_has_the_interval_and_every_failure() {
+        let first = "the default's";
         let mut history = History::default();
-        let verdicts = [
-            Verdict::Ambiguous,
-            Verdict::Wrong,
-            Verdict::Faster,
-            Verdict::Hung,
-            Verdict::Wrong,
-        ];
-        for (number, verdict) in verdicts.into_iter().enumerate() {
-            history.add(trial(number, verdict, 100.0 - number as f64));
-        }
-        let line = message("5 of 60 trials", &history, 77);
+        history.add(trial(0, Verdict::Ambiguous, 100.0));
+        assert!(message("1 of 60 trials", &history, first, 77).contains(" · nothing faster yet"));
+        history.add(trial(1, Verdict::Wrong, 0.0));
+        history.add(beside(2, Verdict::Faster, 0, [0.9, 0.92], 0.91));
+        history.add(trial(3, Verdict::Hung, 0.0));
+        history.add(trial(4, Verdict::Wrong, 0.0));
+        let line = message("5 of 60 trials", &history, first, 77);
         assert!(line.chars().count() <= 77);
         for part in [
             "5 of 60 trials",
-            "98.0 µs [97.8 µs, 98.2 µs] +2.0 %",
+            "best × 0.910 [0.900, 0.920] the default's",
             "1 HUNG",
             "2 WRONG",
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }
-        assert!(message("5 of 60 trials", &history, 200).ends_with(&history.trials()[2].id));
+        // Two moments' times are not beside each other.
+        assert!(!line.contains("µs"), "{line}");
+        assert!(message("5 of 60 trials", &history, first, 200).ends_with(&history.trials()[2].id));
         // Before anything has passed there are failures, too.
         let mut failed = History::default();
         failed.add(trial(0, Verdict::Wrong, 0.0));
-        assert!(message("1 of 60 trials", &failed, 77).contains("1 WRONG"));
+        assert!(message("1 of 60 trials", &failed, first, 77).contains("1 WRONG"));
     }
 }

@@ -11,7 +11,7 @@ use crate::error::TuneError;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::remote::{RemoteRig, Written};
-use crate::trial::{Timed, Verdict};
+use crate::trial::{Timed, Verdict, times_as_long};
 use crate::worker::protocol::{Command, Opened, Said};
 use crate::worker::{Compilers, Loss, Worker};
 
@@ -413,12 +413,7 @@ fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -
     let base_score = best.map_or(1.0, |best| best.score);
     let (verdict, reason, score) = match (&subject.ratio, best) {
         (Some(ratio), Some(best)) => {
-            let percent = (1.0 - ratio.value) * 100.0;
-            let interval = [ratio.interval.hi, ratio.interval.lo].map(|end| (1.0 - end) * 100.0);
-            let reason = format!(
-                "{percent:+.1} % [{:+.1}, {:+.1}] against {}",
-                interval[0], interval[1], best.id
-            );
+            let reason = format!("{} the time of {}", times_as_long(ratio.value, ratio.interval), best.id);
             (Verdict::of(ratio, gain), reason, ratio.value * base_score)
         }
         // The best is at fault, and no candidate is blamed for it. Two clocks at two times decide nothing.

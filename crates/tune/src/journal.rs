@@ -22,6 +22,7 @@ pub const SCHEMA: u32 = 3;
 /// File names in a run's folder.
 const RUN: &str = "run.json";
 const TRIALS: &str = "trials.jsonl";
+const SECONDS: &str = "seconds.json";
 
 /// What a run is. Another run is resumed only where all of it is the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -195,10 +196,23 @@ impl Journal {
         written.map_err(|error| TuneError::file(&self.folder, error))
     }
 
+    /// Keeps how long the run took so far, for [`read_seconds`].
+    pub(crate) fn keep_seconds(&self, seconds: f64) -> Result<(), TuneError> {
+        self.keep(SECONDS, &seconds)
+    }
+
     /// Keeps a file beside the trials.
     pub(crate) fn keep(&self, name: &str, value: &impl Serialize) -> Result<(), TuneError> {
         write_json(&self.folder.join(name), value)
     }
+}
+
+/// Seconds that the run in a folder has taken, from its beginning to the end of its finals, over all the times that it was
+/// taken up. A part that was killed is not in it; `None` where none has ended.
+pub fn read_seconds(folder: &Path) -> Option<f64> {
+    let text = std::fs::read_to_string(folder.join(SECONDS)).ok()?;
+    let seconds: f64 = serde_json::from_str(&text).ok()?;
+    (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
 }
 
 /// Writes a value as a file that is there whole or not at all.

@@ -44,4 +44,4 @@ pub use judge::Judge;
 pub use run::{Outcome, Request, Watcher, run};
 pub use setup::{Setup, read as read_measured};
 pub use space::Space;
-pub use trial::{History, Timed, Trial, Verdict};
+pub use trial::{History, Timed, Trial, Verdict, times_as_long};

@@ -18,7 +18,7 @@ use crate::finals;
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
-use crate::journal::{Header, Journal, SCHEMA, digest, read_header};
+use crate::journal::{Header, Journal, SCHEMA, digest, read_header, read_seconds};
 use crate::judge::Judge;
 use crate::search::{Look, Search};
 use crate::simulated;
@@ -113,7 +113,7 @@ pub struct Outcome {
     pub claims: Option<Claims>,
     /// Times a worker was started, over all of them.
     pub workers_started: usize,
-    /// Seconds of the search.
+    /// Seconds from the run's beginning to the end of its finals, those of before it was taken up again among them.
     pub seconds: f64,
 }
 
@@ -180,6 +180,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     } else {
         (Journal::begin(&request.folder, &header)?, Vec::new())
     };
+    let seconds_before = read_seconds(&request.folder).filter(|_| request.resume);
     watcher.begins(&header, before.len());
     let judge = match header.inputs {
         Some(seed) => Judge::new(&request.case.problem, seed)?,
@@ -254,6 +255,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         // Of no more use; where no answer was ever read it is not there.
         let _ = std::fs::remove_file(scratch(index));
     }
+    let seconds = seconds_before.unwrap_or(0.0) + began.elapsed().as_secs_f64();
+    journal.keep_seconds(seconds)?;
     Ok(Outcome {
         header,
         history,
@@ -262,7 +265,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         proposer_gone,
         claims,
         workers_started,
-        seconds: began.elapsed().as_secs_f64(),
+        seconds,
     })
 }
 
@@ -387,6 +390,17 @@ pub(crate) mod tests {
         let found = run(request, &mut ()).unwrap();
         assert_eq!(found.history.trials().len(), 3);
         assert!(found.board.is_some());
+        assert_eq!(read_seconds(&folder), Some(found.seconds));
+        // Taken up again, it took longer and not less.
+        let again = Request {
+            trials: 4,
+            resume: true,
+            folder: folder.clone(),
+            ..self::request("fake-again", &["cpu"], Fake::new().program("fake-again"))
+        };
+        let again = run(again, &mut ()).unwrap();
+        assert!(again.seconds > found.seconds);
+        assert_eq!(read_seconds(&folder), Some(again.seconds));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

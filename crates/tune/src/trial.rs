@@ -95,6 +95,23 @@ impl fmt::Display for Verdict {
     }
 }
 
+/// A ratio of times as it stands everywhere: `× 1.071 [1.050, 1.092]`, so many times as long as what it is held against.
+///
+/// ```
+/// use flashcore_bench::Interval;
+/// use flashcore_tune::times_as_long;
+/// assert_eq!(times_as_long(1.0714, Interval { lo: 1.05, hi: 1.0925 }), "× 1.071 [1.050, 1.093]");
+/// assert_eq!(times_as_long(64.04, Interval { lo: 61.2, hi: 120.04 }), "× 64.0 [61.2, 120]");
+/// ```
+pub fn times_as_long(value: f64, interval: Interval) -> String {
+    let short = |ratio: f64| match ratio {
+        ratio if ratio >= 100.0 => format!("{ratio:.0}"),
+        ratio if ratio >= 10.0 => format!("{ratio:.1}"),
+        ratio => format!("{ratio:.3}"),
+    };
+    format!("× {} [{}, {}]", short(value), short(interval.lo), short(interval.hi))
+}
+
 /// How a candidate was timed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timed {
@@ -195,6 +212,28 @@ impl History {
         timed
     }
 
+    /// A trial's time relative to that of the run's first candidate, by the ratios between, with the product of their
+    /// intervals: wider than what is known, never narrower. `None` where it was not timed, or not beside others all the
+    /// way.
+    pub fn relative_to_first(&self, trial: &Trial) -> Option<(f64, Interval)> {
+        let score = trial.score()?;
+        let mut interval = Interval { lo: 1.0, hi: 1.0 };
+        let mut at = trial;
+        // No chain is longer than the run.
+        for _ in 0..=self.trials.len() {
+            let timed = at.timed.as_ref()?;
+            match (&timed.ratio, &timed.against) {
+                (Some(ratio), Some(against)) => {
+                    interval.lo *= ratio.interval.lo;
+                    interval.hi *= ratio.interval.hi;
+                    at = self.trial(against)?;
+                }
+                _ => return (timed.score == 1.0).then_some((score, interval)),
+            }
+        }
+        None
+    }
+
     /// Trials by verdict.
     pub fn count(&self) -> BTreeMap<Verdict, usize> {
         let mut count = BTreeMap::new();
@@ -255,6 +294,40 @@ pub(crate) mod tests {
             BTreeMap::from([(Verdict::Wrong, 1), (Verdict::Slower, 2)])
         );
         assert_eq!(history.trial("b").unwrap().number, 1);
+    }
+
+    #[test]
+    fn intervals_are_chained_back_to_the_first() {
+        let mut history = History::default();
+        let beside = |number, id: &str, against: &str, value: f64, score: f64| {
+            let mut trial = trial(number, id, Some(score));
+            if let Some(timed) = &mut trial.timed {
+                timed.against = Some(against.to_string());
+                let interval = Interval {
+                    lo: value - 0.1,
+                    hi: value + 0.1,
+                };
+                let (of_medians, rounds) = (value, 9);
+                timed.ratio = Some(Ratio {
+                    value,
+                    interval,
+                    of_medians,
+                    rounds,
+                });
+            }
+            trial
+        };
+        history.add(trial(0, "first", Some(1.0)));
+        history.add(beside(1, "a", "first", 0.5, 0.5));
+        history.add(beside(2, "b", "a", 0.8, 0.4));
+        // Timed by itself, since what it was to be timed beside failed.
+        history.add(trial(3, "c", Some(0.3)));
+        let of = |id: &str| history.relative_to_first(history.trial(id).unwrap());
+        let (score, interval) = of("b").unwrap();
+        assert_eq!(score, 0.4);
+        assert!((interval.lo - 0.4 * 0.7).abs() < 1e-9 && (interval.hi - 0.6 * 0.9).abs() < 1e-9);
+        assert_eq!(of("first"), Some((1.0, Interval { lo: 1.0, hi: 1.0 })));
+        assert_eq!(of("c"), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod interrupt;
 mod kills;
 #[cfg(unix)]
 mod peers;
+mod tour;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -87,13 +88,55 @@ fn every_planted_candidate_gets_what_it_deserves() {
     // The same from the files, and the overview.
     let again = json(flashcore("leaderboard --json", &home).arg(run["run"]["case"].as_str().unwrap()));
     assert_eq!(again["board"], run["board"]);
+    assert_eq!(again["seconds"], run["seconds"]);
     assert_eq!(trials(&again), trials(&run));
+    // To people what failed is named with its reason, and on request every candidate.
+    let case = run["run"]["case"].as_str().unwrap();
+    let shown = |more: &str| {
+        let output = flashcore(&format!("leaderboard {more}"), &home).arg(case).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let said = shown("");
+    assert!(said.contains("  failed    HUNG planted/hangs: no answer"), "{said}");
+    assert!(said.contains("more reasons: --all has every candidate"), "{said}");
+    let said = shown("--all");
+    for trial in trials(&run) {
+        let line = said
+            .lines()
+            .find(|line| line.split_whitespace().next() == Some(&trial.number.to_string()));
+        assert!(
+            line.is_some_and(|line| line.contains(&trial.id)),
+            "{}: {said}",
+            trial.id
+        );
+    }
     let overview = flashcore("leaderboard", &home).output().unwrap();
     let overview = String::from_utf8(overview.stdout).unwrap();
     assert!(overview.contains("with planted candidates"), "{overview}");
     assert!(overview.contains("Replays and torture"), "{overview}");
     // Of fp8 elements the scales are part of what is right.
     torture("tiny --lse --dtype e4m3", &home);
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// A budget that is spent on the default says nothing of others.
+#[test]
+fn where_only_the_default_was_tried_that_is_said() {
+    let home = folder("only");
+    let shown = flashcore("tune tiny --device cpu --budget 1", &home).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(
+        shown.contains("only it was tried") && shown.contains("give --budget 60s or more"),
+        "{shown}"
+    );
+    assert!(!shown.contains("nothing tried"), "{shown}");
+    // So says the leaderboard, and as many seconds.
+    let again = flashcore("leaderboard tiny", &home).output().unwrap();
+    let again = String::from_utf8(again.stdout).unwrap();
+    for label in ["  result", "  tried"] {
+        let line = |text: &str| text.lines().find(|line| line.starts_with(label)).map(str::to_string);
+        assert_eq!(line(&again), line(&shown), "{again}");
+    }
     std::fs::remove_dir_all(&home).unwrap();
 }
 
@@ -296,7 +339,7 @@ fn json_keeps_its_keys() {
     assert_eq!(keys(&run["board"]["rows"][0]).join(" "), of_row);
     let kept = run["folder"].as_str().unwrap();
     let shown = json(&mut flashcore(&format!("leaderboard --json {kept}"), &home));
-    assert_eq!(keys(&shown).join(" "), "board claims peers run trials");
+    assert_eq!(keys(&shown).join(" "), "board claims peers run seconds trials");
     let overview = json(&mut flashcore("leaderboard --json", &home));
     assert_eq!(keys(&overview["runs"][0]).join(" "), "board folder run");
     let listed = json(&mut flashcore("plans --json", &home));
