@@ -32,7 +32,7 @@ const MODELLED: &str = "flashcore tune --device replay:shipped --budget 20";
 /// Most operations of what is simulated: about two seconds on two cores, where tensor cores do the work.
 const MOST_FLOPS: f64 = 1.5e9;
 /// The same for float32, whose kernels need many more instructions for as many operations.
-const MOST_FLOPS_F32: f64 = 0.1e9;
+const MOST_FLOPS_F32: f64 = 0.3e9;
 /// Lengths are not cut below this: a tile and the beginning of another are there.
 const LEAST_LENGTH: usize = 96;
 

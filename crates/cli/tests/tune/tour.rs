@@ -9,7 +9,7 @@ fn without_a_gpu_tune_shows_all_its_parts() {
         return;
     }
     let home = folder("tour");
-    let words = "tune tiny --seq 2048 --heads 8 --head-dim 64 --budget 2s --strategy random --peers none";
+    let words = "tune tiny --dtype f32 --seq 512 --heads 8 --head-dim 64 --budget 2s --peers none";
     let output = flashcore(words, &home).output().unwrap();
     let (out, err) = (
         String::from_utf8(output.stdout).unwrap(),
@@ -23,7 +23,7 @@ fn without_a_gpu_tune_shows_all_its_parts() {
         " tried ",
         " evidence ",
         "No GPU here",
-        // The simulator's time grows with the problem: this one would take it a minute.
+        // The simulator's time grows with the problem: this one is beyond what it is given.
         "cut from",
         "clean under",
         "replayed on times of an NVIDIA H200",
