@@ -173,28 +173,7 @@ pub(crate) fn text(header: &Header, board: &Board, history: &History) -> String 
         Some(default) => format!("{}, the default ({})", board.start, default.by()),
         None => board.start.clone(),
     };
-    let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
-    let mut text = format!(
-        "\n{HEAD}Leaderboard{HEAD:#} {DIM}· × is times as long as {}{DIM:#}\n",
-        board.against
-    );
-    for (place, row) in board.rows.iter().enumerate() {
-        let line = format!(
-            "  {:>2}  {:<widest$}  {:<22}  {:>9}  {}",
-            place + 1,
-            row.id,
-            ratio(row, board),
-            style::micros(row.us),
-            judged(row)
-        );
-        text.push_str(&(line.trim_end().to_string() + "\n"));
-        if let Some(Err(found)) = &row.simulated {
-            text.push_str(&style::wrap(&format!("      {BAD}the simulator: {found}{BAD:#}"), 10));
-        }
-    }
-    if !board.rows.is_empty() && board.rows.iter().all(|row| row.simulated == Some(Ok(()))) {
-        text.push_str(&style::field("simulated", "all of them, and nothing was found"));
-    }
+    let mut text = rows(board);
     for struck in &board.struck {
         let line = format!(
             "  {BAD}struck{BAD:#}  {}: {}: {}",
@@ -219,6 +198,33 @@ pub(crate) fn text(header: &Header, board: &Board, history: &History) -> String 
         ));
     }
     text.push_str(&style::field("result", &verdict(&start, board, history)));
+    text
+}
+
+/// The finalists, a line each.
+fn rows(board: &Board) -> String {
+    let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
+    let mut text = format!(
+        "\n{HEAD}Leaderboard{HEAD:#} {DIM}· × is times as long as {}{DIM:#}\n",
+        board.against
+    );
+    for (place, row) in board.rows.iter().enumerate() {
+        let line = format!(
+            "  {:>2}  {:<widest$}  {:<22}  {:>9}  {}",
+            place + 1,
+            row.id,
+            ratio(row, board),
+            style::micros(row.us),
+            judged(row)
+        );
+        text.push_str(&(line.trim_end().to_string() + "\n"));
+        if let Some(Err(found)) = &row.simulated {
+            text.push_str(&style::wrap(&format!("      {BAD}the simulator: {found}{BAD:#}"), 10));
+        }
+    }
+    if !board.rows.is_empty() && board.rows.iter().all(|row| row.simulated == Some(Ok(()))) {
+        text.push_str(&style::field("simulated", "all of them, and nothing was found"));
+    }
     text
 }
 
@@ -320,7 +326,10 @@ fn failures(history: &History) -> String {
         text.push_str(&style::field("failed", &line));
     }
     if alike.len() > FAILURES {
-        let more = format!("{} more reasons: --all has every candidate", alike.len() - FAILURES);
+        let more = format!(
+            "{}: --all has every candidate",
+            style::count((alike.len() - FAILURES) as u64, "more reason")
+        );
         text.push_str(&style::field("", &more));
     }
     text
@@ -339,5 +348,76 @@ fn short(reason: &str) -> String {
     match reason.chars().count() > LONGEST {
         true => reason.chars().take(LONGEST - 1).chain(['…']).collect(),
         false => reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn board(simulated: &[&str]) -> Board {
+        let row = |(number, simulated): (usize, &&str)| {
+            json!({
+                "id": format!("wgmma/m192n128-s{number}-qreg-c2-turns-lazy-k4"),
+                "us": 123.4 + number as f64,
+                "interval": { "lo": 120.0, "hi": 130.0 },
+                "ratio": (number > 0).then(|| json!({
+                    "value": 1.071, "interval": { "lo": 1.05, "hi": 1.0925 }, "of_medians": 1.07, "rounds": 9,
+                })),
+                "verdict": (number > 0).then_some("AMBIGUOUS"),
+                "simulated": match *simulated {
+                    "" => json!({ "ok": true }),
+                    why => json!({ "ok": false, "why": why }),
+                },
+            })
+        };
+        let rows: Vec<_> = simulated.iter().enumerate().map(row).collect();
+        let start = rows[0]["id"].clone();
+        let board = json!({
+            "start": start, "start_failed": null, "against": start, "rows": rows, "struck": [], "witness": null,
+            "head_to_head": { "ok": true }, "simulates": true, "winner": start, "gain": 0.03,
+        });
+        serde_json::from_value(board).unwrap()
+    }
+
+    #[test]
+    fn rows_are_ratios_first_and_no_wider_than_a_page() {
+        let text = anstream::adapter::strip_str(&rows(&board(&["", ""]))).to_string();
+        assert!(
+            text.contains("-k4  × 1.071 [1.050, 1.093]     124 µs  AMBIGUOUS\n"),
+            "{text}"
+        );
+        assert!(text.contains("nothing was found"), "{text}");
+        let long = "a race of two warps ".repeat(10);
+        let text = anstream::adapter::strip_str(&rows(&board(&["", &long]))).to_string();
+        assert!(
+            !text.contains("nothing was found") && text.contains("the simulator: a race"),
+            "{text}"
+        );
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+
+    #[test]
+    fn what_failed_alike_is_a_line_and_the_rest_is_counted() {
+        let trial = |number: usize, reason: &str| -> Trial {
+            serde_json::from_value(json!({
+                "number": number, "id": format!("cpu/m{number}n16"), "origin": "", "verdict": "WRONG", "reason": reason,
+                "timed": null, "fingerprint": null, "same_as": null, "seconds": 1.0,
+            }))
+            .unwrap()
+        };
+        let mut history = History::default();
+        history.add(trial(0, "zeros"));
+        history.add(trial(1, "zeros"));
+        for number in 2..=FAILURES {
+            history.add(trial(number, &format!("reason {number}")));
+        }
+        let plain = |history: &History| anstream::adapter::strip_str(&failures(history)).to_string();
+        let text = plain(&history);
+        assert!(text.contains("WRONG cpu/m0n16 and 1 more: zeros"), "{text}");
+        assert_eq!(text.lines().count(), FAILURES);
+        history.add(trial(FAILURES + 1, "one too many"));
+        let text = plain(&history);
+        assert!(text.ends_with("1 more reason: --all has every candidate\n"), "{text}");
     }
 }
