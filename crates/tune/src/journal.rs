@@ -24,6 +24,11 @@ const RUN: &str = "run.json";
 const TRIALS: &str = "trials.jsonl";
 const SECONDS: &str = "seconds.json";
 
+/// How long a run's lock is waited for.
+const LOCK_PATIENCE: Duration = Duration::from_millis(300);
+/// How often it is tried meanwhile.
+const LOCK_LOOK_UP: Duration = Duration::from_millis(10);
+
 /// What a run is. Another run is resumed only where all of it is the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
@@ -168,11 +173,21 @@ impl Journal {
         let path = folder.join(TRIALS);
         let file = OpenOptions::new().create(true).append(true).read(true).open(&path);
         let trials = file.map_err(|error| TuneError::file(&path, error))?;
-        match trials.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(TuneError::file(&path, "another process is at this run")),
-            // A file system without locks: then it is the user's to see that only one is.
-            Err(TryLockError::Error(_)) => {}
+        // A process that this one starts has all its files until it becomes another program, and so the lock of a run that
+        // ended in between: that is over in milliseconds.
+        let mut patience = LOCK_PATIENCE;
+        loop {
+            match trials.try_lock() {
+                Err(TryLockError::WouldBlock) if !patience.is_zero() => {
+                    std::thread::sleep(LOCK_LOOK_UP);
+                    patience = patience.saturating_sub(LOCK_LOOK_UP);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(TuneError::file(&path, "another process is at this run"));
+                }
+                // A file system without locks: then it is the user's to see that only one is.
+                Ok(()) | Err(TryLockError::Error(_)) => break,
+            }
         }
         Ok(Journal {
             folder: folder.to_path_buf(),
