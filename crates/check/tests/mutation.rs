@@ -46,11 +46,14 @@ fn the_kernels_are_defaults() {
         .head_dim(64)
         .dtype(DType::F32);
     let causal = Problem::builder().heads(16, 16).seq_len(2048).head_dim(64);
+    let wide = Problem::builder().batch(8).heads(16, 16).seq_len(2048).head_dim(128);
     let problems = [
         (mission, Target::Sm89),
         (f32.build().unwrap(), Target::Sm89),
         (causal.mask(Mask::CAUSAL).build().unwrap(), Target::Sm90a),
+        (wide.build().unwrap(), Target::Sm90a),
     ];
+    assert_eq!(problems.len(), SUBJECTS.len());
     for (subject, (problem, target)) in SUBJECTS.iter().zip(problems) {
         assert_eq!(subject.target, target, "{}", subject.name);
         let chosen = select(&problem, target, 16, &KernelCache::default()).unwrap().plan;

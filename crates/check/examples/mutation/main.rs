@@ -1,7 +1,7 @@
 //! Plants mistakes in kernels, drawn over every operator and every place by a seed, and counts how many are found:
 //! `cargo run --release -p flashcore-check --example mutation -- --seed 1 --count 150 --json FILE`.
 //!
-//! `--count` is of mistakes in each of three kernels, `--kernel TEXT` takes those alone whose id contains it. A mistake
+//! `--count` is of mistakes in each of four kernels, `--kernel TEXT` takes those alone whose id contains it. A mistake
 //! is found if the launch is refused, if the simulator has a finding on one of some twenty small problems, or if an
 //! answer differs from float64. Survivors are printed with the argument why they are harmless (`arguments.rs`), or
 //! that there is none. Exits with 1 where fewer than 95 of 100 are found or a survivor has no argument.

@@ -27,16 +27,18 @@ pub(crate) struct Subject {
     pub(crate) dtype: DType,
     /// Whether blocks are persistent: each goes through a list of tiles, which few SMs make longer.
     persistent: bool,
+    head_dim: usize,
 }
 
-/// The default of the mission on the card that `flashcore check` takes, the default for f32, and a default of Hopper's.
-pub(crate) const SUBJECTS: [Subject; 3] = [
+/// The default of the mission on the card that `flashcore check` takes, the default for f32, and two defaults of Hopper's.
+pub(crate) const SUBJECTS: [Subject; 4] = [
     Subject {
         name: "mma, the mission's default on an L4",
         kernel: "mma/m128n64-w4x1-s2-b1-qreg-xor-bold",
         target: Target::Sm89,
         dtype: DType::F16,
         persistent: false,
+        head_dim: 64,
     },
     Subject {
         name: "tiled, the mission's default in f32",
@@ -44,6 +46,7 @@ pub(crate) const SUBJECTS: [Subject; 3] = [
         target: Target::Sm89,
         dtype: DType::F32,
         persistent: false,
+        head_dim: 64,
     },
     Subject {
         name: "wgmma, a default of head_dim 64 on an H200",
@@ -51,6 +54,15 @@ pub(crate) const SUBJECTS: [Subject; 3] = [
         target: Target::Sm90a,
         dtype: DType::F16,
         persistent: true,
+        head_dim: 64,
+    },
+    Subject {
+        name: "wgmma, a default of head_dim 128 that holds a part of Q in registers",
+        kernel: "wgmma/m192n64-s3-turns-bold-qreg",
+        target: Target::Sm90a,
+        dtype: DType::F16,
+        persistent: true,
+        head_dim: 128,
     },
 ];
 
@@ -171,8 +183,6 @@ pub(crate) enum Fate {
 }
 
 impl Subject {
-    const HEAD_DIM: usize = 64;
-
     /// Plans of all problems, which share a kernel.
     pub(crate) fn plans(&self) -> Result<Vec<(Plan, CheckOptions)>, Box<dyn std::error::Error>> {
         let config = self.kernel.parse()?;
@@ -199,10 +209,10 @@ impl Subject {
         // Two sequences where problems are small.
         let batch = if heads <= 6 && keys <= 400 { 2 } else { 1 };
         let builder = Problem::builder().batch(batch).heads(heads, kv_heads);
-        let builder = builder.seq_len_q(rows).seq_len_kv(keys).head_dim(Self::HEAD_DIM);
+        let builder = builder.seq_len_q(rows).seq_len_kv(keys).head_dim(self.head_dim);
         let builder = builder.dtype(self.dtype).mask(case.mask);
-        let builder = builder.softmax_scale(case.scale * Problem::default_scale(Self::HEAD_DIM));
-        let [q, k, v, o] = layouts(batch, heads, kv_heads, rows, keys, Self::HEAD_DIM);
+        let builder = builder.softmax_scale(case.scale * Problem::default_scale(self.head_dim));
+        let [q, k, v, o] = layouts(batch, heads, kv_heads, rows, keys, self.head_dim);
         if apart {
             builder.layouts(q, k, v, o).build()
         } else {
