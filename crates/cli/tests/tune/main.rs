@@ -6,17 +6,19 @@ mod interrupt;
 mod kills;
 #[cfg(unix)]
 mod peers;
+mod plan_rows;
+mod resumed;
 mod tour;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use flashcore_bench::{Case, DeviceIdentity, Interval, Ratio, RunIdentity};
+use flashcore_bench::{Case, DeviceIdentity, RunIdentity};
 use flashcore_problem::Problem;
 use flashcore_tune::replay::{Failed, Measured, Row, Table};
 use flashcore_tune::space::{Family, Space};
 use flashcore_tune::worker::planted::Conduct;
-use flashcore_tune::{Trial, Verdict, plans};
+use flashcore_tune::{Trial, Verdict};
 use serde_json::Value;
 
 fn folder(name: &str) -> PathBuf {
@@ -382,126 +384,6 @@ fn a_replay_is_called_one_and_makes_no_row() {
     std::fs::remove_dir_all(&home).unwrap();
 }
 
-/// What the host's kernel is chosen by, as `run` has it.
-fn chosen(problem: &str, home: &Path, plans: &str) -> Value {
-    let words = format!("run {problem} --device cpu --json");
-    json(flashcore(&words, home).env("FLASHCORE_PLANS", plans))
-}
-
-#[test]
-fn a_winner_is_what_is_used_from_then_on() {
-    let home = folder("plans");
-    let problem = "tiny --seq 64 --heads 2 --head-dim 64";
-    let words = format!("tune {problem} --device cpu --strategy hill --budget 14 --json");
-    let run = json(&mut flashcore(&words, &home));
-    let (start, winner) = (&run["run"]["start"], &run["board"]["winner"]);
-    assert_eq!(chosen(problem, &home, "shipped")["kernel"], *start);
-    if winner == start {
-        // On a machine that is busy nothing may be clearly faster.
-        let why = run["plan"]["none"].as_str().unwrap();
-        assert!(why.contains("nothing was faster"), "{why}");
-    } else {
-        assert_eq!(run["plan"]["row"]["kernel"], *winner);
-        let used = chosen(problem, &home, "");
-        assert_eq!(used["kernel"], *winner);
-        assert!(used["why"].as_str().unwrap().starts_with("row 1 of "), "{used}");
-        let listed = json(&mut flashcore("plans --json", &home));
-        assert_eq!(listed["tables"][0]["rows"][0], run["plan"]["row"]);
-        let place = format!("{}:{}", run["plan"]["file"].as_str().unwrap(), run["plan"]["number"]);
-        let dropped = flashcore(&format!("plans --drop {place}"), &home).output().unwrap();
-        assert!(dropped.status.success());
-        assert_eq!(chosen(problem, &home, "")["kernel"], *start);
-    }
-    // Nothing is kept where that was asked for, and nothing that was made up.
-    let again = format!("{words} --seed 2 --no-plan");
-    assert!(json(&mut flashcore(&again, &home))["plan"]["none"].is_string());
-    let table = json(&mut flashcore("plans --json", &home))["tables"][0].clone();
-    assert_ne!(table["rows"].as_array().map(Vec::len), Some(1));
-    std::fs::remove_dir_all(&home).unwrap();
-}
-
-#[test]
-fn a_search_begins_at_what_the_library_would_run() {
-    let home = folder("default");
-    let problem = Problem::named("tiny").unwrap();
-    let device = DeviceIdentity::cpu();
-    let ratio = Ratio {
-        value: 0.9,
-        interval: Interval { lo: 0.89, hi: 0.91 },
-        of_medians: 0.9,
-        rounds: 9,
-    };
-    let heuristics = plans::heuristics(&problem, &device).unwrap().to_string();
-    let row = plans::row(
-        &problem,
-        "cpu/m48n80",
-        &heuristics,
-        &ratio,
-        &device,
-        ("1a2b3c4d5e6f", 0),
-    )
-    .unwrap();
-    let of_plans = home.join("flashcore/plans");
-    let file = plans::keep(&of_plans, &plans::device_of(&device), row).unwrap();
-
-    let words = "tune tiny --device cpu --strategy random --budget 2 --json --folder";
-    let kept = home.join("run").display().to_string();
-    let run = json(&mut flashcore(&format!("{words} {kept}"), &home));
-    assert_eq!(run["run"]["start"], "cpu/m48n80", "{run:#}");
-    let by = run["run"]["default"]["row"].as_str().unwrap();
-    assert!(by.starts_with("row 1 of ") && by.contains("10.0 %"), "{by}");
-    // A row may be older than the heuristics beside it.
-    let tried: Vec<String> = trials(&run).into_iter().map(|trial| trial.id).collect();
-    assert_eq!(tried, ["cpu/m48n80".to_string(), heuristics.clone()]);
-    let shown = flashcore(&format!("leaderboard {kept}"), &home).output().unwrap();
-    let shown = String::from_utf8(shown.stdout).unwrap().replace('\n', " ");
-    assert!(shown.contains("cpu/m48n80, the default (row 1 of"), "{shown}");
-
-    // It goes on from there when the table is gone; a new run and a pinned one do not.
-    std::fs::remove_file(file).unwrap();
-    let resumed = json(&mut flashcore(&format!("{words} {kept} --resume"), &home));
-    assert_eq!(resumed["run"]["default"], run["run"]["default"]);
-    let mut plain = flashcore("tune tiny --device cpu --strategy random --budget 2", &home);
-    let said = String::from_utf8(plain.output().unwrap().stdout).unwrap();
-    assert!(said.contains(&format!("{heuristics}, by heuristics")), "{said}");
-    assert!(
-        said.contains(&format!("{heuristics}, the default (heuristics)")),
-        "{said}"
-    );
-    std::fs::remove_dir_all(&home).unwrap();
-}
-
-#[test]
-fn a_table_that_was_named_and_is_none_is_said() {
-    let home = folder("named");
-    let file = home.join("named.json");
-    std::fs::write(&file, "{}").unwrap();
-    for words in [
-        "run tiny --device cpu",
-        "plans",
-        "explain mission --profile h200",
-        "bench tiny --device cpu --no-store",
-    ] {
-        let output = flashcore(words, &home).env("FLASHCORE_PLANS", &file).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
-        assert!(said.contains("is no plan table"), "{words}: {said}");
-    }
-    // In the user's folder it is noted, and spoils nothing.
-    std::fs::create_dir_all(home.join("flashcore/plans")).unwrap();
-    std::fs::rename(&file, home.join("flashcore/plans/named.json")).unwrap();
-    let output = flashcore("run tiny --device cpu", &home).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && said.contains("is no plan table"), "{said}");
-    let output = flashcore("explain mission --profile h200 --json", &home)
-        .output()
-        .unwrap();
-    let explained: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(explained["plans"]["notes"][0].as_str().unwrap().contains("named.json"));
-    assert_eq!(flashcore("plans", &home).output().unwrap().status.code(), Some(1));
-    std::fs::remove_dir_all(&home).unwrap();
-}
-
 /// A space on the host with times that are made up.
 fn table() -> Measured {
     let space = Space::new(vec![Family::cpu()], |_| Ok(()));
@@ -550,114 +432,4 @@ fn essence(run: &Value) -> (Vec<Trial>, Value) {
     let mut trials = trials(run);
     trials.iter_mut().for_each(|trial| trial.seconds = 0.0);
     (trials, run["board"].clone())
-}
-
-/// Kernels for an H200 whose times are made up.
-fn table_of_kernels() -> Measured {
-    let levers = ["lin", "xor"]
-        .into_iter()
-        .flat_map(|place| ["eager", "lazy", "bold"].map(|rescale| (place, rescale)));
-    let ids = levers.flat_map(|(place, rescale)| {
-        let id = move |stages| format!("mma/m64n64-w4x1-s{stages}-b1-qsh-{place}-{rescale}");
-        [2, 3, 4].map(id)
-    });
-    let us = |id: &str| if id.contains("-lin") { 40.0 } else { 10.0 } + 0.1 * id.len() as f64;
-    let timed = ids.map(|id| {
-        let us = us(&id);
-        Row(id, us, us * 0.995, us * 1.005)
-    });
-    let mut measured = table();
-    measured.tables[0].timed = timed.collect();
-    measured.tables[0].failed = Vec::new();
-    measured.tables[0].case.name = "mission".to_string();
-    measured.tables[0].case.problem = Problem::named("mission").unwrap();
-    let device = &mut measured.identity.device;
-    (device.name, device.units) = ("NVIDIA H200".to_string(), 132);
-    measured
-}
-
-#[test]
-fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
-    let home = folder("claims");
-    let file = home.join("space.json");
-    std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
-    let (device, kept) = (file.display(), home.join("run"));
-    let words = format!(
-        "tune mission --device replay:{device} --strategy elite+insights --budget 12 --json --folder {}",
-        kept.display()
-    );
-    let whole = json(&mut flashcore(&words, &home));
-    let claims = &whole["claims"]["claims"];
-    let came_true = claims
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|claim| claim["score"] == "came-true");
-    assert_eq!(
-        came_true.map(|claim| &claim["kind"]),
-        Some(&"bank-conflicts".into()),
-        "{whole:#}"
-    );
-    let read = || std::fs::read_to_string(kept.join("claims.json")).unwrap();
-    let in_folder: Value = serde_json::from_str(&read()).unwrap();
-    assert_eq!(in_folder, whole["claims"]);
-    let shown = json(&mut flashcore(&format!("leaderboard {} --json", kept.display()), &home));
-    assert_eq!(shown["claims"], whole["claims"]);
-    let table = flashcore(&format!("leaderboard {}", kept.display()), &home)
-        .output()
-        .unwrap();
-    let table = String::from_utf8(table.stdout).unwrap();
-    assert!(
-        table.contains("bank-conflicts") && table.contains("swizzled false to true"),
-        "{table}"
-    );
-
-    // Cut off after five trials, and taken up again.
-    let text = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
-    let begun: String = text.split_inclusive('\n').take(5).collect();
-    std::fs::write(kept.join("trials.jsonl"), begun).unwrap();
-    for name in ["board.json", "claims.json"] {
-        std::fs::remove_file(kept.join(name)).unwrap();
-    }
-    let resumed = json(&mut flashcore(&format!("{words} --resume"), &home));
-    assert_eq!(essence(&resumed), essence(&whole));
-    assert_eq!(resumed["claims"], whole["claims"]);
-
-    // On the host nothing speaks of any kernel, and that is said.
-    let host = flashcore("tune tiny --device cpu --strategy elite+insights", &home)
-        .output()
-        .unwrap();
-    let said = String::from_utf8(host.stderr).unwrap();
-    assert!(!host.status.success() && said.contains("nothing here models"), "{said}");
-    std::fs::remove_dir_all(&home).unwrap();
-}
-
-#[test]
-fn a_ranked_run_that_is_taken_up_again_ranks_as_it_did() {
-    let home = folder("ranked");
-    let file = home.join("space.json");
-    std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
-    let (device, kept) = (file.display(), home.join("run"));
-    let words = format!(
-        "tune mission --device replay:{device} --strategy ranked --budget 12 --json --folder {}",
-        kept.display()
-    );
-    let whole = json(&mut flashcore(&words, &home));
-    let predicted = |trial: &Trial| -> Option<f64> {
-        let micros = trial.origin.strip_prefix("predicted ")?.strip_suffix(" µs")?;
-        micros.parse().ok()
-    };
-    let first: Vec<f64> = trials(&whole).iter().filter_map(predicted).collect();
-    assert!(first.len() > 2 && first.len() <= 8, "{whole:#}");
-    assert!(first.windows(2).all(|pair| pair[0] <= pair[1]), "{first:?}");
-    assert!(predicted(&trials(&whole)[1]).is_some(), "{whole:#}");
-
-    // Cut off among those that were ranked, and taken up again.
-    let text = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
-    let begun: String = text.split_inclusive('\n').take(3).collect();
-    std::fs::write(kept.join("trials.jsonl"), begun).unwrap();
-    std::fs::remove_file(kept.join("board.json")).unwrap();
-    let resumed = json(&mut flashcore(&format!("{words} --resume"), &home));
-    assert_eq!(essence(&resumed), essence(&whole));
-    std::fs::remove_dir_all(&home).unwrap();
 }

@@ -29,7 +29,8 @@ const SCRATCH_REGISTERS: u32 = 16;
 /// Registers a thread that operand A takes for each step of the tensor cores.
 const REGISTERS_A_STEP: u32 = 4;
 
-/// Registers that ptxas wants beyond what is counted where part of Q is held: without them all of it spills.
+/// Registers that ptxas wants beyond what is counted where Q is held: without them 96 bytes spill (ptxas 13.0, where a part of
+/// Q filled what there is).
 const REGISTERS_BESIDE_Q: u32 = 4;
 
 /// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
@@ -270,7 +271,7 @@ impl Config {
         let allowed = self.registers().1;
         if self.q_in_registers && self.q_steps_held(shape) == 0 {
             needed += REGISTERS_A_STEP + REGISTERS_BESIDE_Q;
-            what = format!("a step of Q {REGISTERS_A_STEP}, products in two parts {REGISTERS_BESIDE_Q}, {what}");
+            what = format!("a step of Q {REGISTERS_A_STEP}, what holding it takes beside {REGISTERS_BESIDE_Q}, {what}");
         }
         if needed <= allowed {
             return self.check_product(padded(shape.head_dim_v, OUT_BYTES) / 2);
