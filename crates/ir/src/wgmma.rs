@@ -221,7 +221,7 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
     pub fn steps_of(self, steps: Range<u32>) -> Self {
         if steps.is_empty() || steps.end > self.steps {
             self.k.error(BuildErrorKind::Layout(format!(
-                "steps {} to {} of an operand that has {}",
+                "steps {}..{} of an operand that has {}; a part of a product takes at least one",
                 steps.start, steps.end, self.steps
             )));
         }

@@ -95,6 +95,14 @@ fn descriptors_follow_from_tiles() {
     assert_eq!(adds, [1 << 16, 2, 4, 6, 512, 514, 516, 518]);
     assert!(k_major.iter().all(|d| d.1 == mode(1, 1024)));
 
+    // Some of the steps are those of the whole: the last three here.
+    let some = descriptors(|k| {
+        let tile = k.shared_tile::<f16>("k", slabs(64, 128)).k_major().steps_of(5..8);
+        k.wgmma_ss(k.acc("s", 8), tile, tile, false);
+    });
+    let adds: Vec<u64> = some.iter().map(|d| d.0).collect();
+    assert_eq!(adds, [514, 516, 518]);
+
     let mn_major = descriptors(|k| {
         let a = k.shared_tile::<f16>("p", slabs(64, 64));
         let v = k.shared_tile::<f16>("v", slabs(64, 128));
@@ -136,6 +144,13 @@ fn operands_that_no_product_takes_do_not_build() {
         k.wgmma_ss(k.acc("s", 4), tile.k_major(), tile.mn_major().rows(0, 32), false);
     });
     assert!(text.contains("A has 4 steps of k, operand B 2"), "{text}");
+    for steps in [2..5, 2..2] {
+        let text = message(128, |k| {
+            let tile = k.shared_tile::<f16>("tile", slabs(64, 64)).k_major().steps_of(steps);
+            k.wgmma_ss(k.acc("s", 8), tile, tile, false);
+        });
+        assert!(text.contains("of an operand that has 4"), "{text}");
+    }
     let text = message(128, |k| {
         let tile = k.shared_tile::<f16>("tile", slabs(64, 64));
         k.wgmma_ss(k.acc("s", 8), tile.k_major().rows(0, 32), tile.k_major(), false);
