@@ -30,6 +30,7 @@ mod tune_beside;
 mod tune_live;
 mod tune_peers;
 mod tune_plan;
+mod tune_rates;
 mod tune_without_gpu;
 mod watch;
 mod worker;

@@ -26,6 +26,7 @@ use crate::tune_beside;
 use crate::tune_live::Live;
 use crate::tune_peers;
 use crate::tune_plan;
+use crate::tune_rates;
 use crate::tune_without_gpu;
 use crate::worker;
 
@@ -79,6 +80,9 @@ pub(crate) struct TuneArgs {
         help_heading = "Search"
     )]
     peers: Vec<String>,
+    /// Predict with the profile's rates on a GPU that was never measured, in place of measuring it first
+    #[arg(long, help_heading = "Search")]
+    no_measure: bool,
     /// Keep the run in this folder, in place of one in the XDG data folder
     #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
     folder: Option<PathBuf>,
@@ -282,6 +286,10 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
 }
 
 fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<Kept, Failure> {
+    // A run that is taken up again goes on with what it began with.
+    if args.is_informed() && !args.no_measure && !args.resume {
+        tune_rates::measure_once(&devices[0], !args.json)?;
+    }
     let setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
     if let Some(start) = &args.start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
@@ -304,10 +312,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             let default = if setup.advisor.is_some() { modelled } else { otherwise };
             let kind = args.strategy.unwrap_or(default);
             // Of a card without a profile it says why the default strategy does not predict.
-            if let Some(note) = setup
-                .rates_note
-                .filter(|_| kind.is_informed() || args.strategy.is_none())
-            {
+            if let Some(note) = setup.rates_note.filter(|_| args.is_informed()) {
                 anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
             }
             if !kind.is_informed() {
@@ -407,6 +412,11 @@ fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Res
 }
 
 impl TuneArgs {
+    /// Whether what proposes candidates asks the cost model, where there is one.
+    fn is_informed(&self) -> bool {
+        self.proposer.is_some() || self.strategy.is_none_or(Kind::is_informed)
+    }
+
     fn budget_trials(&self) -> Option<usize> {
         match self.budget {
             Budget::Trials(trials) => Some(trials),
