@@ -136,6 +136,8 @@ const TABLE: &[Default] = &[
         config: q_held(in_pairs(128, 64, 2)), why: "the output leaves room for 64 keys; pairs of blocks read K and V once; registers have room for a part of Q", ..ANY },
     Default { head_dim: 256, causal: Some(true), most_keys: Some(1536),
         config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; a softmax that waits for scores alone evens out short rows", ..ANY },
+    Default { head_dim: 256, causal: Some(true), most_tiles: Some(263),
+        config: lazy(turns(128, 64, 2)), why: "so few tiles fill SMs more evenly one by one than in pairs of blocks", ..ANY },
     Default { head_dim: 256, causal: Some(true),
         config: lazy(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need no turns; registers have room for a part of Q", ..ANY },
     Default { head_dim: 256,
