@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore::{PlanSetting, Problem, read_table, user_plans_folder};
+use flashcore::{KernelId, PlanSetting, Problem, read_table, user_plans_folder};
 use flashcore_tune::Outcome as Found;
 use flashcore_tune::plans::{self, Place, Settled};
 use serde_json::{Value, json};
@@ -81,6 +81,10 @@ impl Kept {
                 "dropped": dropped,
                 "shadowed_by": shadows,
             }),
+            Kept::Settled(Settled::NotMeasured { winner, stays }) => json!({
+                "none": not_measured(winner, stays),
+                "stays": stays,
+            }),
         }
     }
 
@@ -91,6 +95,14 @@ impl Kept {
         };
         style::field("plan", &text)
     }
+}
+
+/// Why a winner does not replace a row.
+fn not_measured(winner: &KernelId, stays: &Place) -> String {
+    format!(
+        "{stays} stays, for its {} was not in these finals, and {winner} may be the slower one",
+        stays.kernel
+    )
 }
 
 /// What became of a winner, in a sentence, where the library's tables are pinned by a setting.
@@ -136,6 +148,15 @@ fn text(settled: &Settled, setting: &PlanSetting) -> String {
                 gone.unwrap_or_default()
             );
             (text, *winner, used, shadows)
+        }
+        Settled::NotMeasured { winner, stays } => {
+            return format!(
+                "no row was written: {}; a search without FLASHCORE_PLANS begins at it, and \
+                 {CODE}flashcore plans --drop {}:{}{CODE:#} takes it out",
+                not_measured(winner, stays),
+                stays.table,
+                stays.number
+            );
         }
     };
     if *used != winner {
@@ -249,6 +270,15 @@ mod tests {
         assert!(
             over.contains("too, but row 3 of the shipped table would go before them with cpu/m48n48): from now on"),
             "{over}"
+        );
+        let stays = said(&Settled::NotMeasured {
+            winner: "cpu/m32n32".parse().unwrap(),
+            stays: place("mine.json"),
+        });
+        assert_eq!(
+            stays,
+            "no row was written: row 3 of mine.json stays, for its cpu/m48n48 was not in these finals, and cpu/m32n32 may be \
+             the slower one; a search without FLASHCORE_PLANS begins at it, and flashcore plans --drop mine.json:3 takes it out"
         );
         let pinned = text(&row("cpu/m32n32", None, Vec::new()), &PlanSetting::Shipped);
         assert!(pinned.contains("as long as FLASHCORE_PLANS"), "{pinned}");

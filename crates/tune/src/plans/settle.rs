@@ -60,11 +60,20 @@ pub enum Settled {
         /// Rows that go before heuristics and have another kernel.
         shadows: Vec<Place>,
     },
+    /// The user has a row for the problem whose kernel was not in the finals, so that nothing is known against it: where
+    /// `FLASHCORE_PLANS` pinned another table, or a search began elsewhere. It stays.
+    NotMeasured {
+        /// The winner.
+        winner: KernelId,
+        /// The row.
+        stays: Place,
+    },
 }
 
 /// Puts the row of a search's winner ([`of_board`](super::of_board)) into the user's table for the device, in a folder of
 /// tables. A winner that heuristics choose takes the user's row for the problem out instead, if its kernel was in the
-/// finals; a row is written for it only where another one, such as a shipped one, would go before heuristics.
+/// finals; a row is written for it only where another one, such as a shipped one, would go before heuristics. A row whose
+/// kernel was not in the finals is never replaced.
 ///
 /// # Errors
 /// As [`keep`].
@@ -76,19 +85,16 @@ pub fn settle(folder: &Path, header: &Header, board: &Board, row: PlanRow) -> Re
     };
     let file = file_of(folder, &device);
     let look = || looked(folder, &header.problem, &device, row.kernel);
+    let was_there = |id: &str| {
+        let struck = board.struck.iter().any(|struck| struck.id == id);
+        struck || board.rows.iter().any(|finalist| finalist.id == id)
+    };
     let mut over = None;
     if in_heuristics(header, &row) {
-        let was_there = |id: &str| {
-            let struck = board.struck.iter().any(|struck| struck.id == id);
-            struck || board.rows.iter().any(|finalist| finalist.id == id)
-        };
         let dropped = drop_beaten(&file, &device, &row.problem, was_there)?;
         let (used, shadows) = look()?;
         // It was not measured here, so that nothing is known against it.
-        let stays = match file.exists() {
-            true => read(&file)?.rows().any(|(_, other)| other.problem == row.problem),
-            false => false,
-        };
+        let stays = own_row(&file, &row)?.is_some();
         let behind = |place: &&Place| !is_user(folder, place) || Path::new(&place.table) >= file;
         over = shadows.iter().find(behind).cloned();
         if stays || over.is_none() {
@@ -100,10 +106,15 @@ pub fn settle(folder: &Path, header: &Header, board: &Board, row: PlanRow) -> Re
             });
         }
     }
+    let unknown = |own: &Place| own.kernel != row.kernel.to_string() && !was_there(&own.kernel);
+    if let Some(stays) = own_row(&file, &row)?.filter(unknown) {
+        return Ok(Settled::NotMeasured {
+            winner: row.kernel,
+            stays,
+        });
+    }
     keep(folder, &device, row.clone())?;
-    let table = read(&file)?;
-    let own = table.rows().find(|(_, other)| other.problem == row.problem);
-    let number = own.map_or(0, |(number, _)| number);
+    let number = own_row(&file, &row)?.map_or(0, |own| own.number);
     let (used, shadows) = look()?;
     Ok(Settled::Row {
         file,
@@ -117,6 +128,20 @@ pub fn settle(folder: &Path, header: &Header, board: &Board, row: PlanRow) -> Re
 
 fn read(file: &Path) -> Result<flashcore::PlanTable, TuneError> {
     Ok(read_table(file).map_err(|error| TuneError::file(file, error))?.table)
+}
+
+/// The row of a table for exactly the problems of another row, where table and row are there.
+fn own_row(file: &Path, row: &PlanRow) -> Result<Option<Place>, TuneError> {
+    if !file.exists() {
+        return Ok(None);
+    }
+    let table = read(file)?;
+    let own = table.rows().find(|(_, other)| other.problem == row.problem);
+    Ok(own.map(|(number, own)| Place {
+        table: file.display().to_string(),
+        number,
+        kernel: own.kernel.to_string(),
+    }))
 }
 
 /// Whether a row is in a table of the user's, and can be dropped.
@@ -263,6 +288,29 @@ mod tests {
             panic!("a row in place of one that was not measured")
         };
         assert_eq!((dropped, shadows[0].kernel.as_str()), (None, WINNER));
+        assert_eq!(used(&folder), WINNER);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_row_that_was_not_measured_is_not_replaced() {
+        let folder = folder("unmeasured");
+        let device = device_of(&host());
+        // As with another table pinned: the search begins at another kernel than the user's row.
+        let file = keep(&folder, &device, of(100, "cpu/m64n64")).unwrap();
+        let before = std::fs::read_to_string(&file).unwrap();
+        let run = from_row(WINNER);
+        let Settled::NotMeasured { winner, stays } = settled(&folder, &run) else {
+            panic!("a row was replaced")
+        };
+        assert_eq!(
+            (winner.to_string().as_str(), stays.number, stays.kernel.as_str()),
+            (WINNER, 1, "cpu/m64n64")
+        );
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), before);
+        // One that was in the finals is.
+        keep(&folder, &device, of(100, OLD)).unwrap();
+        assert!(matches!(settled(&folder, &run), Settled::Row { .. }));
         assert_eq!(used(&folder), WINNER);
         std::fs::remove_dir_all(&folder).unwrap();
     }
