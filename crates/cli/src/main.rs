@@ -26,6 +26,7 @@ mod run;
 mod simulated;
 mod style;
 mod tune;
+mod tune_args;
 mod tune_beside;
 mod tune_live;
 mod tune_peers;
@@ -100,7 +101,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Compare(compare::CompareArgs),
     Evidence(evidence::EvidenceArgs),
-    Tune(tune::TuneArgs),
+    Tune(tune_args::TuneArgs),
     Leaderboard(leaderboard::LeaderboardArgs),
     Plans(plans::PlansArgs),
     Device(device::DeviceArgs),

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
 use flashcore::{DeviceInfo, Problem};
 use flashcore_bench::Case;
 use flashcore_ir::Target;
@@ -15,13 +14,13 @@ use flashcore_tune::worker::{Deadlines, Program, compilers_for};
 use flashcore_tune::{Gatekeeper, Outcome as Found, Request, Setup, TuneError, runs};
 use serde_json::json;
 
-use crate::args::ProblemArgs;
 use crate::claims;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::{CtrlC, quoted, resume_command};
 use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
+use crate::tune_args::{Budget, TuneArgs};
 use crate::tune_beside;
 use crate::tune_live::Live;
 use crate::tune_peers;
@@ -29,73 +28,6 @@ use crate::tune_plan;
 use crate::tune_rates;
 use crate::tune_without_gpu;
 use crate::worker;
-
-/// Find the fastest correct kernel for a problem on this machine
-///
-/// Proposes configs, sends each through gates (what is refused, does not compile, is wrong, differs
-/// from run to run, hangs or crashes costs one trial and no more), times the rest against the best so
-/// far, and lets the best meet head to head. Every trial is kept as it happens, with its reason.
-/// Without a GPU it tunes the CPU's kernels, checks the GPU's kernel under the simulator, and compares
-/// strategies on a space that was measured on an H200.
-#[derive(Args)]
-#[command(after_help = TUNE_HELP)]
-pub(crate) struct TuneArgs {
-    #[command(flatten)]
-    problem: ProblemArgs,
-    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE (replay:shipped)
-    #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
-    device: String,
-    /// exhaustive, random, hill, single, elite, niches, the last three with +insights, too, ranked
-    /// (docs/tune.md) [default: ranked; elite where nothing models the device]
-    #[arg(long, value_name = "NAME", value_parser = strategy, help_heading = "Search")]
-    strategy: Option<Kind>,
-    /// A program that proposes configs, in place of a strategy (docs/tune.md)
-    #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
-    proposer: Option<String>,
-    /// Trials or time of the search: 200, 90s, 5m; finals and peers come after it
-    #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
-    budget: Budget,
-    /// The first candidate, in place of what the library would run
-    #[arg(long, value_name = "ID", help_heading = "Search")]
-    start: Option<String>,
-    /// Families to search, in place of those worth it: mma, wgmma, scalar, ladder, cpu
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
-    family: Vec<String>,
-    /// Seed of the strategy and of the inputs [default: 1 for the strategy; inputs are drawn anew for each run]
-    #[arg(long, value_name = "N", help_heading = "Search")]
-    seed: Option<u64>,
-    /// Search among candidates that hang, crash, are wrong or cheat, too: shows that the gates hold
-    #[arg(long, help_heading = "Search")]
-    torture: bool,
-    /// Seconds after which a candidate that does not answer hangs, beside what the problem's size needs;
-    /// more than 10 lengthens the deadlines of compiling and timing, too
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Search")]
-    deadline: u64,
-    /// Peers that the winner and the default are timed with at the end: all, none, or labels such as torch/cudnn,fa3
-    #[arg(
-        long,
-        value_name = "LABELS",
-        value_delimiter = ',',
-        default_value = "all",
-        help_heading = "Search"
-    )]
-    peers: Vec<String>,
-    /// Predict with the profile's rates on a GPU that was never measured, in place of measuring it first
-    #[arg(long, help_heading = "Search")]
-    no_measure: bool,
-    /// Keep the run in this folder, in place of one in the XDG data folder
-    #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
-    folder: Option<PathBuf>,
-    /// Take up the run in --folder again, or the latest of this problem and device
-    #[arg(long, help_heading = "Evidence")]
-    resume: bool,
-    /// Keep a winner out of the plan table that the library asks (`flashcore plans`)
-    #[arg(long, help_heading = "Evidence")]
-    no_plan: bool,
-    /// Print one JSON object
-    #[arg(long, help_heading = "Output")]
-    json: bool,
-}
 
 /// Without --strategy: the two that replays of the shipped space speak for, with a model of what kernels cost and without.
 const DEFAULTS: [Kind; 2] = [Kind::Ranked, Kind::Evolution(Population::Elite)];
@@ -106,58 +38,8 @@ const FINALISTS: usize = 4;
 /// Longest that an outside proposer may think.
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
-const TUNE_HELP: &str = "\
-Examples:
-  flashcore tune                                      a minute on the best device
-  flashcore tune llama8b-prefill-2k --budget 10m
-  flashcore tune --resume                             a run that was cut off, taken up again
-  flashcore tune --device replay:shipped --budget 100 a search without a device
-  flashcore tune mission --peers none                 without PyTorch at the end
-  flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
-  flashcore tune --proposer 'python3 scripts/propose.py'
-
-Verdicts, in the order of the gates:
-  REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by the clock SLOWER, AMBIGUOUS
-  (no clear gain) or FASTER: at least 3 % against the best when it was
-  proposed, the interval clear of none.
-
-Ctrl-C ends the search after the candidates at hand and says how to go on; a second one ends it at once.
-
-Exit codes: 0 done, 1 nothing could be timed, the default failed or the proposer died, 2 usage, 3 environment, 130 interrupted";
-
 /// What --device may name.
 const DEVICES: &str = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE";
-
-/// How long to search.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Budget {
-    Trials(usize),
-    Time(Duration),
-}
-
-fn strategy(name: &str) -> Result<Kind, String> {
-    name.parse().map_err(|error: TuneError| error.to_string())
-}
-
-fn budget(text: &str) -> Result<Budget, String> {
-    let wrong = || "write trials as 200, or time as 90s or 5m".to_string();
-    let seconds = |number: &str, unit: f64| match number.trim().parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => Duration::try_from_secs_f64(value * unit)
-            .map(Budget::Time)
-            .map_err(|_| wrong()),
-        _ => Err(wrong()),
-    };
-    if let Some(minutes) = text.strip_suffix('m') {
-        return seconds(minutes, 60.0);
-    }
-    if let Some(number) = text.strip_suffix('s') {
-        return seconds(number, 1.0);
-    }
-    match text.parse() {
-        Ok(trials) if trials > 0 => Ok(Budget::Trials(trials)),
-        _ => Err(wrong()),
-    }
-}
 
 pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
@@ -411,20 +293,6 @@ fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Res
     })
 }
 
-impl TuneArgs {
-    /// Whether what proposes candidates asks the cost model, where there is one.
-    fn is_informed(&self) -> bool {
-        self.proposer.is_some() || self.strategy.is_none_or(Kind::is_informed)
-    }
-
-    fn budget_trials(&self) -> Option<usize> {
-        match self.budget {
-            Budget::Trials(trials) => Some(trials),
-            Budget::Time(_) => None,
-        }
-    }
-}
-
 /// The folder of the run.
 fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, Failure> {
     if let Some(folder) = &args.folder {
@@ -480,16 +348,6 @@ pub(crate) fn heading(title: &str, about: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn budgets_are_trials_or_time() {
-        assert_eq!(budget("200"), Ok(Budget::Trials(200)));
-        assert_eq!(budget("90s"), Ok(Budget::Time(Duration::from_secs(90))));
-        assert_eq!(budget("1.5m"), Ok(Budget::Time(Duration::from_secs(90))));
-        for wrong in ["0", "-5", "fast", "m", "infs", "1e400s"] {
-            assert!(budget(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn kernels_of_a_search_are_never_in_the_users_cache() {
