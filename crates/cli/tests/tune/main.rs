@@ -226,20 +226,20 @@ fn one_wrong_row_of_a_large_problem_is_found_in_the_finals() {
     let home = folder("far");
     let script = home.join("propose.sh");
     // Of such an answer only some rows leave the worker, and counts over all: what is judged by them is caught as before.
+    // (Not one that is honest for some calls: on a busy host a large problem is not run often enough for it to change.)
     let others = [
         Conduct::Unwritten,
         Conduct::Zeros,
         Conduct::Cached,
         Conduct::Unstable,
         Conduct::WrongSometimes,
-        Conduct::LazyLater,
     ];
     let mut ids = vec![Conduct::WrongFarOut.to_string()];
     ids.extend(others.iter().map(Conduct::to_string));
     let answer = serde_json::json!({ "propose": ids, "why": "one row" });
     std::fs::write(&script, format!("while read line; do echo '{answer}'; done\n")).unwrap();
     let mut command = flashcore(
-        "tune tiny --seq 2048 --heads 2 --head-dim 64 --device cpu --torture --family planted --budget 8 --seed 2 --json",
+        "tune tiny --seq 2048 --heads 2 --head-dim 64 --device cpu --torture --family planted --budget 7 --seed 2 --json",
         &home,
     );
     let proposer = format!("sh {}", script.display());
