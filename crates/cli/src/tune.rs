@@ -240,6 +240,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         program: program(&folder)?,
         deadlines: Deadlines::of_run(deadline),
         timing: setup.timing,
+        turns: tune_beside::folder(),
         interrupt: ctrl_c.interrupt.clone(),
     };
     let mut live = Live::new(!args.json, args.budget_trials(), time);

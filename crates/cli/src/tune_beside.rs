@@ -1,7 +1,7 @@
-//! Two searches on one device at once: each one's timing disturbs the other's. Whoever comes second is told.
+//! Two searches on one device at once: they take turns there, candidate by candidate. Whoever comes second is told.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flashcore_tune::runs;
 
@@ -11,10 +11,15 @@ use crate::style;
 /// Marks devices as taken by a search until it is dropped.
 pub(crate) struct Hold(#[expect(dead_code, reason = "held, not read")] Vec<File>);
 
-/// Marks these devices, and says which of them another search of the user's is on. That is no reason not to begin: the
-/// other one may be about to end, and what finalists are compared by is measured in turns. Replays time nothing.
+/// Where locks of devices are, of all searches of a user.
+pub(crate) fn folder() -> Option<PathBuf> {
+    runs::folder().map(|runs| runs.with_file_name("tune-devices"))
+}
+
+/// Marks these devices, and says which of them another search of the user's is on. That is no reason not to begin: they
+/// take turns, and the other one may be about to end. Replays time nothing.
 pub(crate) fn hold(devices: &[String]) -> Hold {
-    let Some(folder) = runs::folder().map(|runs| runs.with_file_name("tune-devices")) else {
+    let Some(folder) = folder() else {
         return Hold(Vec::new());
     };
     let mut files = Vec::new();
@@ -27,8 +32,8 @@ pub(crate) fn hold(devices: &[String]) -> Hold {
         files.push(file);
         if !is_alone {
             let note = format!(
-                "note: another `flashcore tune` is searching on {device}; its times and these disturb each other. \
-                 Finals in turns bear that better than the search does; for times to rely on, run them one after the other"
+                "note: another `flashcore tune` is searching on {device}: the two take turns there, candidate by candidate, \
+                 so that each tries fewer in its time"
             );
             anstream::eprint!("{}", style::wrap(&note, 2));
         }

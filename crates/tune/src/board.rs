@@ -43,6 +43,10 @@ pub struct BoardRow {
     pub interval: Interval,
     /// Time relative to [`Board::against`]; `None` for that one, and where it is not known.
     pub ratio: Option<Ratio>,
+    /// Of one that was ahead by what counts: the ratio of the first meeting, of all finalists. Then it met the first candidate
+    /// once more, by itself, and that is what counts: who leads among several has had luck, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_ratio: Option<Ratio>,
     /// What that says, as in the search.
     pub verdict: Option<Verdict>,
     /// What the simulator found on small problems, of kernels for GPUs: nothing, or what. `None` where it did not look.
@@ -89,6 +93,7 @@ impl Board {
                 us: summary.p50,
                 interval: summary.interval,
                 ratio: subject.ratio,
+                first_ratio: None,
                 verdict: subject.ratio.map(|ratio| Verdict::of(&ratio, about.gain)),
                 simulated: None,
             })
@@ -108,6 +113,7 @@ impl Board {
                 us: timed.us,
                 interval: timed.interval,
                 ratio: None,
+                first_ratio: None,
                 verdict: None,
                 simulated: None,
             })
@@ -121,11 +127,7 @@ impl Board {
         Board::new(about, against, kept, Err(why))
     }
 
-    fn new(about: About, against: String, mut rows: Vec<BoardRow>, head_to_head: Result<(), String>) -> Board {
-        let key = |row: &BoardRow| row.ratio.map_or(1.0, |ratio| ratio.value);
-        if head_to_head.is_ok() {
-            rows.sort_by(|a, b| key(a).total_cmp(&key(b)));
-        }
+    fn new(about: About, against: String, rows: Vec<BoardRow>, head_to_head: Result<(), String>) -> Board {
         let About {
             start,
             start_failed,
@@ -146,8 +148,45 @@ impl Board {
             winner: None,
             gain,
         };
+        board.rank();
         board.elect();
         board
+    }
+
+    fn rank(&mut self) {
+        let key = |row: &BoardRow| row.ratio.map_or(1.0, |ratio| ratio.value);
+        if self.head_to_head.is_ok() {
+            self.rows.sort_by(|a, b| key(a).total_cmp(&key(b)));
+        }
+    }
+
+    /// The winner, where it met what it won against only once.
+    pub(crate) fn unconfirmed(&self) -> Option<&str> {
+        let winner = self.winner.as_deref().filter(|winner| *winner != self.against)?;
+        let row = self.rows.iter().find(|row| row.id == winner)?;
+        (self.head_to_head.is_ok() && row.first_ratio.is_none()).then_some(winner)
+    }
+
+    /// What a second meeting of a row with what it won against said, and who wins now. Without a ratio it has won nothing.
+    pub(crate) fn confirm(&mut self, id: &str, again: Option<Ratio>) {
+        let gain = self.gain;
+        for row in self.rows.iter_mut().filter(|row| row.id == id) {
+            row.first_ratio = row.ratio;
+            row.ratio = again.or(row.ratio);
+            row.verdict = Some(again.map_or(Verdict::Ambiguous, |again| Verdict::of(&again, gain)));
+        }
+        self.rank();
+        self.elect();
+    }
+
+    /// Takes a row out that was found out in its second meeting.
+    pub(crate) fn strike(&mut self, struck: Struck) {
+        self.rows.retain(|row| row.id != struck.id);
+        if struck.id == self.start {
+            self.start_failed = Some(format!("{} in the finals: {}", struck.verdict, struck.reason));
+        }
+        self.struck.push(struck);
+        self.elect();
     }
 
     /// Chooses the winner anew. Nobody wins whom the simulator has something against, or did not look at where it
@@ -267,6 +306,7 @@ mod tests {
             us: 10.0,
             interval: Interval::UNKNOWN,
             ratio,
+            first_ratio: None,
             verdict: ratio.map(|ratio| Verdict::of(&ratio, 0.03)),
             simulated: None,
         }

@@ -12,6 +12,7 @@ use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::remote::{RemoteRig, Written};
 use crate::trial::{Timed, Verdict, times_as_long};
+use crate::turn::Turns;
 use crate::worker::protocol::{Command, Opened, Said};
 use crate::worker::{Compilers, Loss, Worker};
 
@@ -140,6 +141,8 @@ pub(crate) struct Examiner<'j> {
     pub(crate) scratch: PathBuf,
     /// Where rows of its outputs are compared; kept, since it is as large as an output.
     pub(crate) canvas: Option<Tensor>,
+    /// Who else runs candidates on its device.
+    pub(crate) turns: Turns,
     /// Asked to end, it begins with no further candidate.
     pub(crate) interrupt: Interrupt,
 }
@@ -179,6 +182,7 @@ impl Examiner<'_> {
         if let Some(compilers) = self.compilers {
             compilers.wait_for(id);
         }
+        let _turn = self.turns.wait();
         let unjudged = match computes {
             true => self.adversaries(id)?,
             false => Vec::new(),
@@ -191,7 +195,8 @@ impl Examiner<'_> {
             self.inspected(0, number, inspect)?;
             self.twice()?;
         }
-        let measurement = match self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen) {
+        let baseline = kernels.len() - 1;
+        let measurement = match self.time(baseline, Mode::Screen, &self.timing.screen) {
             Err(stop) if kernels.len() > 1 && !self.stands_alone(&kernels[1], &stop)? => {
                 kernels.truncate(1);
                 self.open(self.judge.problem(), &kernels)?;
@@ -199,10 +204,21 @@ impl Examiner<'_> {
             }
             measured => measured?,
         };
+        let mut found = judged(&measurement, id, best, self.timing.gain)?;
+        // A clock that was disturbed once makes anything faster, and the best is the one whose luck was best: what is
+        // accepted is timed once more, and that counts.
+        if found.verdict == Verdict::Faster {
+            let again = self.time(baseline, Mode::Screen, &self.timing.screen)?;
+            let first = std::mem::replace(&mut found, judged(&again, id, best, self.timing.gain)?);
+            if found.verdict != Verdict::Faster {
+                let once = first.timed.and_then(|timed| timed.ratio);
+                let once = once.map(|ratio| times_as_long(ratio.value, ratio.interval));
+                found.reason += &format!("; {} the first time", once.unwrap_or_default());
+            }
+        }
         if computes {
             self.inspected(0, number, inspect_again)?;
         }
-        let mut found = judged(&measurement, id, best, self.timing.gain)?;
         if let (Some(timed), Some(opened)) = (&mut found.timed, opened.into_iter().next()) {
             timed.registers = opened.attributes.map(|attributes| attributes.registers);
             timed.module = opened.module;

@@ -27,8 +27,8 @@ pub(crate) struct Witness {
 enum Met {
     Timed(Measurement),
     Struck(Struck),
-    /// There are no times, and nobody to blame.
-    Lost(String),
+    /// There are no times, and what happened while all were timed.
+    Lost(Verdict, String),
 }
 
 /// Holds the finals; `None` where nothing could be timed. Where the first candidate failed, the best others meet without
@@ -72,7 +72,16 @@ pub(crate) fn hold(
             sought = true;
         }
         watcher.finals(&ids);
-        match examiner.meet(&finalists, &ids, witness.as_ref())? {
+        let _turn = examiner.turns.wait();
+        let met = match examiner.meet(&finalists, &ids, witness.as_ref())? {
+            // One bad finalist costs itself, and not the finals.
+            Met::Lost(verdict, why) => match examiner.to_blame(&ids)? {
+                Some(struck) => Met::Struck(struck),
+                None => Met::Lost(verdict, why),
+            },
+            met => met,
+        };
+        match met {
             Met::Struck(struck) => {
                 if struck.id == about.start {
                     about.start_failed = Some(format!("{} in the finals: {}", struck.verdict, struck.reason));
@@ -86,9 +95,48 @@ pub(crate) fn hold(
                 let lost = || Board::of_history(history, about, "nothing was timed".to_string(), keep);
                 return Ok(Some(board.unwrap_or_else(lost)));
             }
-            Met::Lost(why) => return Ok(Some(Board::of_history(history, about, why, keep))),
+            Met::Lost(verdict, why) => {
+                let why = format!("{verdict}: {why}, by whom is not known");
+                return Ok(Some(Board::of_history(history, about, why, keep)));
+            }
         }
     }
+}
+
+/// Has the winner meet the first candidate once more, by itself: a gain is what was measured of one that was chosen before.
+/// Where it was no gain the next one is the winner, until one stands.
+///
+/// # Errors
+/// As [`Examiner::examine`].
+pub(crate) fn confirm(
+    board: &mut Board,
+    history: &History,
+    examiner: &mut Examiner<'_>,
+    watcher: &mut dyn Watcher,
+) -> Result<(), TuneError> {
+    while let Some(winner) = board.unconfirmed().map(str::to_string) {
+        let ids = [board.against.clone(), winner];
+        let finalists: Vec<&Trial> = ids.iter().filter_map(|id| history.trial(id)).collect();
+        let [_, winner] = &ids;
+        if finalists.len() < ids.len() {
+            board.confirm(winner, None);
+            continue;
+        }
+        watcher.finals(&ids);
+        let _turn = examiner.turns.wait();
+        match examiner.meet(&finalists, &ids, None)? {
+            Met::Timed(measurement) => board.confirm(winner, measurement.subjects[1].ratio),
+            Met::Struck(struck) if struck.id == *winner => board.strike(struck),
+            // What it is held against was all right among all finalists.
+            Met::Struck(_) => board.confirm(winner, None),
+            Met::Lost(verdict, reason) => board.strike(Struck {
+                id: winner.clone(),
+                verdict,
+                reason,
+            }),
+        }
+    }
+    Ok(())
 }
 
 impl Examiner<'_> {
@@ -147,7 +195,7 @@ impl Examiner<'_> {
                     verdict,
                     reason,
                 }),
-                None => Met::Lost(format!("{verdict}: {reason}")),
+                None => Met::Lost(verdict, reason),
             };
             match self.meet_once(finalists, ids, witness, &mut at) {
                 Ok(measurement) => return Ok(Met::Timed(measurement)),
@@ -162,8 +210,49 @@ impl Examiner<'_> {
                 verdict: Verdict::LaunchFailed,
                 reason: last,
             }),
-            None => Met::Lost(last),
+            None => Met::Lost(Verdict::LaunchFailed, last),
         })
+    }
+
+    /// After something happened while all were timed: the first finalist that does it by itself, or beside the first one,
+    /// which is tried first.
+    fn to_blame(&mut self, ids: &[String]) -> Result<Option<Struck>, TuneError> {
+        for (index, id) in ids.iter().enumerate() {
+            let kernels = match index {
+                0 => vec![id.clone()],
+                _ => vec![ids[0].clone(), id.clone()],
+            };
+            let struck = |verdict, reason| {
+                Ok(Some(Struck {
+                    id: id.clone(),
+                    verdict,
+                    reason,
+                }))
+            };
+            match self.times_well(&kernels) {
+                Ok(()) => {}
+                Err(Stop::Verdict(verdict, reason)) => return struck(verdict, reason),
+                Err(Stop::Died(reason)) => return struck(Verdict::LaunchFailed, reason),
+                Err(Stop::Broken(error)) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Times kernels as finalists are; the last of them must have a time.
+    fn times_well(&mut self, kernels: &[String]) -> Result<(), Stop> {
+        self.open(self.judge.problem(), kernels)?;
+        let measurement = self.time(0, Mode::Hot, &self.timing.finals)?;
+        if let Said::Outside(Some(outside)) = self.ask(&Command::Outside)? {
+            return Err(Stop::Verdict(Verdict::Wrong, format!("while it was timed, {outside}")));
+        }
+        match measurement.subjects.last() {
+            Some(last) if last.summary.is_none() => {
+                let trouble = last.trouble.clone().unwrap_or("it was never timed".to_string());
+                Err(Stop::Verdict(Verdict::LaunchFailed, trouble))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn meet_once(
@@ -234,3 +323,6 @@ impl Examiner<'_> {
         }
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests;

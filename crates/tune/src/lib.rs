@@ -31,6 +31,7 @@ mod simulated;
 pub mod space;
 pub mod strategy;
 mod trial;
+mod turn;
 mod witness;
 pub mod worker;
 

@@ -25,6 +25,7 @@ use crate::simulated;
 use crate::space::Space;
 use crate::strategy::Strategy;
 use crate::trial::{History, Trial};
+use crate::turn::Turns;
 use crate::witness::Witnesses;
 use crate::worker::planted::{self, Conduct};
 use crate::worker::{Compilers, Deadlines, Program, Worker};
@@ -73,6 +74,9 @@ pub struct Request {
     pub deadlines: Deadlines,
     /// How candidates are timed.
     pub timing: Timing,
+    /// Folder of the locks of devices: searches that share it and a device take turns there. `None`: whoever else is on a
+    /// device is not waited for.
+    pub turns: Option<PathBuf>,
     /// Ends it before its limits.
     pub interrupt: Interrupt,
 }
@@ -201,6 +205,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             timing: &request.timing,
             scratch: scratch(index),
             canvas: None,
+            turns: Turns::on(&header.devices[index], request.turns.as_deref().filter(|_| computes)),
             interrupt: request.interrupt.clone(),
         })
         .collect();
@@ -239,10 +244,13 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         true => None,
         false => finals::hold(&history, &mut examiners[0], about, keep, &witnesses, watcher)?,
     };
-    let board = board.map(|board| match request.chip {
+    let mut board = board.map(|board| match request.chip {
         Some(chip) => simulated::look(board, &judge, chip),
         None => board,
     });
+    if let Some(board) = &mut board {
+        finals::confirm(board, &history, &mut examiners[0], watcher)?;
+    }
     if let Some(board) = &board {
         journal.keep("board.json", board)?;
     }
@@ -355,6 +363,7 @@ pub(crate) mod tests {
             program,
             deadlines: Deadlines::default(),
             timing: Timing::for_cpu(),
+            turns: None,
             interrupt: Interrupt::default(),
         }
     }

@@ -112,6 +112,7 @@ mod tests {
             us: 1.0,
             interval: Interval::UNKNOWN,
             ratio: None,
+            first_ratio: None,
             verdict: None,
             simulated: None,
         };

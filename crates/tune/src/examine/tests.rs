@@ -2,7 +2,7 @@ use flashcore_problem::Problem;
 
 use super::*;
 use crate::worker::Deadlines;
-use crate::worker::fake::Fake;
+use crate::worker::fake::{Fake, measured_at};
 
 /// What becomes of a candidate beside the best, with a worker that does this first.
 fn examined(name: &str, first: &str) -> Found {
@@ -19,6 +19,7 @@ fn examined(name: &str, first: &str) -> Found {
         timing: &timing,
         scratch: PathBuf::new(),
         canvas: None,
+        turns: Turns::default(),
         interrupt: Interrupt::default(),
     };
     let best = Best {
@@ -69,4 +70,28 @@ fn what_the_candidate_does_is() {
         assert!(found.reason.starts_with("2 times out of 2"), "{}", found.reason);
     }
     assert_eq!(examined("well", "").verdict, Verdict::Faster);
+}
+
+#[test]
+fn what_is_faster_once_is_not_accepted() {
+    // Half the time of the best, and then as long.
+    let once = "*'\"time\"'*2) if [ -z \"$n\" ]; then n=1; said='FIRST'; else said='SECOND'; fi;;";
+    let script = once
+        .replace("FIRST", &measured_at(0.5))
+        .replace("SECOND", &measured_at(1.0));
+    let found = examined("once", &script);
+    assert_eq!(found.verdict, Verdict::Ambiguous, "{}", found.reason);
+    assert!(
+        found.reason.ends_with("; × 0.500 [0.490, 0.510] the first time"),
+        "{}",
+        found.reason
+    );
+    // That of the best, whose score is 0.5.
+    assert_eq!(found.timed.unwrap().score, 0.5);
+    // Twice half is accepted as it is the second time.
+    let script = once
+        .replace("FIRST", &measured_at(0.5))
+        .replace("SECOND", &measured_at(0.9));
+    let found = examined("twice", &script);
+    assert_eq!((found.verdict, found.timed.unwrap().score), (Verdict::Faster, 0.45));
 }

@@ -303,6 +303,7 @@ mod tests {
             us: 10.0,
             interval: Interval::UNKNOWN,
             ratio,
+            first_ratio: None,
             verdict: Some(Verdict::Faster),
             simulated: None,
         };

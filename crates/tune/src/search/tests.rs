@@ -40,6 +40,7 @@ fn searched(
         timing: &timing,
         scratch: folder.join("output"),
         canvas: None,
+        turns: crate::turn::Turns::default(),
         interrupt: Interrupt::default(),
     };
     let mut search = Search::new(&space, Some(&look), &header, journal, Vec::new());

@@ -76,6 +76,8 @@ pub(super) struct Workbench<'a> {
     /// By place, then by kernel.
     pub(super) subjects: [Vec<Box<dyn Subject + 'a>>; 2],
     pub(super) stopwatch: Box<dyn Stopwatch + 'a>,
+    /// Set once these are timed as finalists are.
+    pub(super) in_finals: planted::InFinals,
 }
 
 impl Workbench<'_> {
@@ -142,6 +144,8 @@ impl Bench for Workbench<'_> {
     }
 
     fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError> {
+        // Candidates are screened, and finalists are not.
+        self.in_finals.set(self.in_finals.get() || mode != Mode::Screen);
         let subjects = &mut self.subjects[0];
         measure(
             options,
@@ -223,6 +227,7 @@ impl Device for Cpu {
         if let Err(error) = flashcore_cpu::check_supported(problem) {
             return work(Err(failed(Verdict::Refused, None, error)));
         }
+        let in_finals = planted::InFinals::default();
         let places = CpuPlaces {
             bed: CpuBed::blind(problem),
             kept: RefCell::new(None),
@@ -232,7 +237,7 @@ impl Device for Cpu {
                 conduct
                     .build()
                     .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
-                let planted = CpuPlanted::new(&places.bed, conduct, problem, place, kernels.len());
+                let planted = CpuPlanted::new(&places.bed, conduct, problem, place, in_finals.clone());
                 return Ok(Box::new(planted));
             }
             match id.parse() {
@@ -252,6 +257,7 @@ impl Device for Cpu {
                 bed: &places,
                 subjects,
                 stopwatch: Box::new(CpuStopwatch::default()),
+                in_finals: in_finals.clone(),
             })),
             Err(failed) => work(Err(failed)),
         }

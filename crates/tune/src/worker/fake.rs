@@ -84,17 +84,56 @@ fn file(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("flashcore-fake-{name}-{}.sh", std::process::id()))
 }
 
+/// A kernel beside the best, and how long it takes relative to that: the answer to `time` as it stands between braces.
+pub(crate) fn measured_at(ratio: f64) -> String {
+    quoted(&measured_as(2, ratio))
+}
+
 /// One kernel of 10 µs, or it and another that takes twice as long.
 pub(crate) fn measured(subjects: usize) -> Said {
+    measured_as(subjects, 0.5)
+}
+
+/// Finalists in a meeting, the first of them as what others are held against, and how long each takes relative to it: the
+/// answer to `time` as it stands between braces.
+pub(crate) fn met(finalists: &[(&str, f64)]) -> String {
+    let Said::Measured(mut measurement) = measured(1) else {
+        unreachable!("it is what was asked for")
+    };
+    let one = measurement.subjects.remove(0);
+    measurement.subjects = finalists
+        .iter()
+        .enumerate()
+        .map(|(index, (id, value))| {
+            let ratio = (index > 0).then_some(ratio(*value));
+            Measured {
+                info: SubjectInfo::new((*id).to_string(), LaunchMode::Host),
+                ratio,
+                ..one.clone()
+            }
+        })
+        .collect();
+    (measurement.mode, measurement.baseline) = (Mode::Hot, 0);
+    quoted(&Said::Measured(measurement))
+}
+
+fn ratio(value: f64) -> Ratio {
+    Ratio {
+        value,
+        interval: Interval {
+            lo: value - 0.01,
+            hi: value + 0.01,
+        },
+        of_medians: value,
+        rounds: 9,
+    }
+}
+
+fn measured_as(subjects: usize, value: f64) -> Said {
     let interval = Interval { lo: 9.9, hi: 10.1 };
     let subject = |index: usize| {
         let us = 10.0 * (index + 1) as f64;
-        let ratio = (subjects == 2 && index == 0).then_some(Ratio {
-            value: 0.5,
-            interval: Interval { lo: 0.49, hi: 0.51 },
-            of_medians: 0.5,
-            rounds: 9,
-        });
+        let ratio = (subjects == 2 && index == 0).then_some(ratio(value));
         Measured {
             info: SubjectInfo::new(format!("kernel-{index}"), LaunchMode::Host),
             summary: Some(Summary {

@@ -11,7 +11,7 @@ use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::{Problem, Tensor};
 
 use super::devices::{Bed, Bench, Device, Workbench, failed};
-use super::planted::Conduct;
+use super::planted::{Conduct, InFinals};
 use super::planted_gpu::GpuPlanted;
 use super::protocol::Failed;
 use crate::trial::Verdict;
@@ -204,6 +204,7 @@ impl Device for Gpu {
             kept,
             shown: RefCell::default(),
         };
+        let in_finals = InFinals::default();
         let chain = (CHAIN_US * USUAL_RATE / problem.flops()).ceil().clamp(1.0, MAX_CHAIN) as u32;
         let subject = |plan: &Plan, id: &String, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {
             let tensors = [places.tensors(place), places.tensors(1 - place)];
@@ -212,8 +213,7 @@ impl Device for Gpu {
             match Conduct::of_id(id) {
                 None => Ok(Box::new(honest)),
                 Some(conduct) => {
-                    let company = kernels.len();
-                    let planted = GpuPlanted::new(conduct, &self.stream, problem, honest, tensors, company);
+                    let planted = GpuPlanted::new(conduct, &self.stream, problem, honest, tensors, in_finals.clone());
                     Ok(Box::new(planted.map_err(|error| of_bench(id, &error))?))
                 }
             }
@@ -229,6 +229,7 @@ impl Device for Gpu {
                 bed: &places,
                 subjects,
                 stopwatch: Box::new(GpuStopwatch::new(&self.tools, &self.stream)),
+                in_finals: in_finals.clone(),
             })),
             Err(failed) => work(Err(failed)),
         }

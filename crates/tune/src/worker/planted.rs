@@ -1,7 +1,9 @@
 //! Candidates that are known to be bad, to show that the gates hold: they hang, fault, write where they must not, are
 //! wrong sometimes, differ from run to run, or cheat. `flashcore tune --torture` searches among them.
 
+use std::cell::Cell;
 use std::fmt;
+use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
@@ -44,8 +46,10 @@ pub enum Conduct {
     Cached,
     /// Is honest until it has been called as often as timing does.
     LazyLater,
-    /// As [`LazyLater`](Conduct::LazyLater), but only where it meets others in the finals.
+    /// Is honest until it was timed in the finals, and does nothing from then on.
     LazyInFinals,
+    /// Is honest until it is timed in the finals, and crashes there.
+    CrashesInFinals,
     /// Is wrong in one row, and on large problems only, where not every row is compared with float64.
     WrongFarOut,
     /// Writes a word past the end of its output, where on a GPU nothing faults.
@@ -56,7 +60,7 @@ pub enum Conduct {
 
 impl Conduct {
     /// Every conduct.
-    pub const ALL: [Conduct; 16] = [
+    pub const ALL: [Conduct; 17] = [
         Conduct::Honest,
         Conduct::DoesNotBuild,
         Conduct::Hangs,
@@ -70,6 +74,7 @@ impl Conduct {
         Conduct::Cached,
         Conduct::LazyLater,
         Conduct::LazyInFinals,
+        Conduct::CrashesInFinals,
         Conduct::WrongFarOut,
         Conduct::OneOutside,
         Conduct::WrongLse,
@@ -91,6 +96,7 @@ impl Conduct {
             Conduct::Cached => "cached",
             Conduct::LazyLater => "lazy-later",
             Conduct::LazyInFinals => "lazy-in-finals",
+            Conduct::CrashesInFinals => "crashes-in-finals",
             Conduct::WrongFarOut => "wrong-far-out",
             Conduct::OneOutside => "one-outside",
             Conduct::WrongLse => "wrong-lse",
@@ -103,7 +109,7 @@ impl Conduct {
     pub const fn deserves(self, on_gpu: bool) -> Option<Verdict> {
         match self {
             Conduct::OneOutside if on_gpu => Some(Verdict::Wrong),
-            Conduct::Honest | Conduct::LazyInFinals | Conduct::WrongFarOut => None,
+            Conduct::Honest | Conduct::LazyInFinals | Conduct::CrashesInFinals | Conduct::WrongFarOut => None,
             Conduct::DoesNotBuild => Some(Verdict::BuildFailed),
             Conduct::Hangs => Some(Verdict::Hung),
             Conduct::Crashes | Conduct::OutOfBounds | Conduct::OneOutside => Some(Verdict::LaunchFailed),
@@ -167,8 +173,9 @@ pub(super) const PATIENT_CALLS: u32 = 12;
 /// Bytes from which on an output is large for [`Conduct::WrongFarOut`]: more than those of the small shapes that every
 /// candidate is judged on.
 pub(super) const LARGE_OUTPUT: usize = 384 << 10;
-/// Kernels that are open in the finals at least: a candidate is examined alone or beside the best.
-pub(super) const COMPANY: usize = 3;
+
+/// Whether what is open was timed as finalists are, or is being: what candidates that behave until then go by.
+pub(super) type InFinals = Rc<Cell<bool>>;
 
 /// Magnitude that normal inputs do not reach ([`Rng::normal`]), and extreme ones do in the first row.
 pub(super) const LARGE: f64 = 6.0;
@@ -180,8 +187,7 @@ pub(super) struct CpuPlanted<'a> {
     bed: &'a CpuBed,
     conduct: Conduct,
     place: usize,
-    /// Kernels that are open, itself among them.
-    company: usize,
+    in_finals: InFinals,
     calls: u32,
     kept: Option<Tensor>,
 }
@@ -192,7 +198,7 @@ impl<'a> CpuPlanted<'a> {
         conduct: Conduct,
         problem: &Problem,
         place: usize,
-        company: usize,
+        in_finals: InFinals,
     ) -> CpuPlanted<'a> {
         let config = flashcore_cpu::default_config(problem, rayon::current_num_threads());
         CpuPlanted {
@@ -204,7 +210,7 @@ impl<'a> CpuPlanted<'a> {
             bed,
             conduct,
             place,
-            company,
+            in_finals,
             calls: 0,
             kept: None,
         }
@@ -314,9 +320,15 @@ impl Subject for CpuPlanted<'_> {
                 }
             }
             Conduct::LazyInFinals => {
-                if self.calls <= PATIENT_CALLS || self.company < COMPANY {
+                if !self.in_finals.get() {
                     self.honest.call()?;
                 }
+            }
+            Conduct::CrashesInFinals => {
+                if self.in_finals.get() {
+                    std::process::abort();
+                }
+                self.honest.call()?;
             }
             Conduct::WrongFarOut => {
                 self.honest.call()?;

@@ -10,7 +10,7 @@ use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{Arg, BF16x2, BufferSpec, BuildErrors, E4M3x4, F16x2, Kernel, Launch};
 use flashcore_problem::{DType, Problem};
 
-use super::planted::{COMPANY, Conduct, LARGE, LARGE_OUTPUT, PATIENT_CALLS};
+use super::planted::{Conduct, InFinals, LARGE, LARGE_OUTPUT, PATIENT_CALLS};
 
 const WARP: u32 = 32;
 
@@ -126,8 +126,7 @@ pub(super) struct GpuPlanted<'a> {
     spoiler: Option<Function>,
     count: DeviceBuffer,
     kept: DeviceBuffer,
-    /// Kernels that are open, itself among them.
-    company: usize,
+    in_finals: InFinals,
     calls: u32,
 }
 
@@ -168,7 +167,7 @@ impl<'a> GpuPlanted<'a> {
         problem: &Problem,
         honest: KernelSubject<'a>,
         tensors: [DeviceTensors<'a>; 2],
-        company: usize,
+        in_finals: InFinals,
     ) -> Result<GpuPlanted<'a>, BenchError> {
         let context = stream.context();
         let load = |kernel: Result<Kernel, BuildErrors>| -> Result<Option<Function>, BenchError> {
@@ -179,9 +178,11 @@ impl<'a> GpuPlanted<'a> {
         };
         let spoiler = match conduct {
             Conduct::Hangs => load(hang_kernel())?,
-            Conduct::OutOfBounds | Conduct::OneOutside | Conduct::WrongFarOut | Conduct::WrongLse => {
-                load(wild_kernel())?
-            }
+            Conduct::OutOfBounds
+            | Conduct::CrashesInFinals
+            | Conduct::OneOutside
+            | Conduct::WrongFarOut
+            | Conduct::WrongLse => load(wild_kernel())?,
             Conduct::WrongSometimes => load(odd_kernel())?,
             Conduct::WrongOnLargeScores => load(large_kernel(problem.dtype()))?,
             Conduct::Unstable => load(flip_kernel())?,
@@ -203,7 +204,7 @@ impl<'a> GpuPlanted<'a> {
             spoiler,
             count: DeviceBuffer::from_host(stream, &[0u32; 4])?,
             kept: DeviceBuffer::new(context, tensors[0].out.len())?,
-            company,
+            in_finals,
             calls: 0,
         })
     }
@@ -299,8 +300,14 @@ impl Subject for GpuPlanted<'_> {
                 }
             }
             Conduct::LazyInFinals => {
-                if self.calls <= PATIENT_CALLS || self.company < COMPANY {
+                if !self.in_finals.get() {
                     self.honest.call()?;
+                }
+            }
+            Conduct::CrashesInFinals => {
+                self.honest.call()?;
+                if self.in_finals.get() {
+                    self.spoil(&[("out", out, true)], &[FAR, self.ones])?;
                 }
             }
             Conduct::WrongFarOut => {

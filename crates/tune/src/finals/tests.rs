@@ -1,0 +1,160 @@
+use std::path::PathBuf;
+
+use flashcore_bench::Interval;
+
+use super::*;
+use crate::Timing;
+use crate::gate::Gatekeeper;
+use crate::interrupt::Interrupt;
+use crate::judge::Judge;
+use crate::space::{Family, Space};
+use crate::trial::Timed;
+use crate::turn::Turns;
+use crate::worker::fake::{Fake, met};
+use crate::worker::{Deadlines, Worker};
+
+const START: &str = "cpu/m16n16";
+const A: &str = "cpu/m32n32";
+const B: &str = "cpu/m48n48";
+
+fn trial(number: usize, id: &str, score: f64) -> Trial {
+    Trial {
+        number,
+        id: id.to_string(),
+        origin: String::new(),
+        verdict: Verdict::Ambiguous,
+        reason: String::new(),
+        timed: Some(Timed {
+            us: 10.0 * score,
+            interval: Interval::UNKNOWN,
+            against: None,
+            ratio: None,
+            score,
+            registers: None,
+            module: None,
+        }),
+        unjudged: Vec::new(),
+        fingerprint: None,
+        same_as: None,
+        seconds: 1.0,
+    }
+}
+
+/// The board of finals between [`START`], [`A`] and [`B`] by a worker that answers so, and with the winner confirmed.
+fn held(name: &str, first: String) -> Board {
+    let problem = Problem::named("tiny").unwrap();
+    let (judge, timing) = (Judge::of_nothing(&problem), Timing::for_cpu());
+    let fake = Fake { first, ..Fake::new() };
+    let mut examiner = Examiner {
+        judge: &judge,
+        worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
+        compilers: None,
+        timing: &timing,
+        scratch: PathBuf::new(),
+        canvas: None,
+        turns: Turns::default(),
+        interrupt: Interrupt::default(),
+    };
+    let mut history = History::default();
+    for (number, (id, score)) in [(START, 1.0), (A, 0.8), (B, 0.9)].into_iter().enumerate() {
+        history.add(trial(number, id, score));
+    }
+    let about = About {
+        start: START.to_string(),
+        start_failed: None,
+        struck: Vec::new(),
+        witness: None,
+        simulates: false,
+        gain: 0.03,
+    };
+    let space = Space::new(vec![Family::cpu()], |_| Ok(()));
+    let witnesses = Witnesses {
+        problem: &problem,
+        gate: Gatekeeper::new(&problem, None),
+        space: &space,
+        history: &history,
+        wrapped: None,
+        on_gpu: false,
+    };
+    let mut board = hold(&history, &mut examiner, about, 4, &witnesses, &mut ())
+        .unwrap()
+        .unwrap();
+    confirm(&mut board, &history, &mut examiner, &mut ()).unwrap();
+    board
+}
+
+/// Lines of a worker's `case`: which kernels were opened last, and what `time` says then.
+fn on_time(meetings: &[(&[&str], String)]) -> String {
+    let list = |ids: &[&str]| ids.join("\\\",\\\"");
+    let mut lines = String::new();
+    for (number, (ids, _)) in meetings.iter().enumerate() {
+        let open = number + 11;
+        lines += &format!(
+            "*'\"open\"'*'[\"{}\"]'*) open={open}; said='\"opened\":[]';;\n",
+            list(ids).replace('\\', "")
+        );
+    }
+    for (number, (_, then)) in meetings.iter().enumerate() {
+        lines += &format!("*'\"time\"'*{}) {then};;\n", number + 11);
+    }
+    lines
+}
+
+fn says(finalists: &[(&str, f64)]) -> String {
+    format!("said='{}'", met(finalists))
+}
+
+#[test]
+fn a_lead_that_does_not_come_again_is_none() {
+    let board = held(
+        "lead",
+        on_time(&[
+            (&[START, A, B], says(&[(START, 1.0), (A, 0.8), (B, 0.9)])),
+            (&[START, A], says(&[(START, 1.0), (A, 0.99)])),
+            (&[START, B], says(&[(START, 1.0), (B, 0.92)])),
+        ]),
+    );
+    assert_eq!(board.winner.as_deref(), Some(B), "{board:?}");
+    let row = |id: &str| board.rows.iter().find(|row| row.id == id).unwrap();
+    assert_eq!(row(A).verdict, Some(Verdict::Ambiguous));
+    assert_eq!(
+        (row(A).ratio.unwrap().value, row(A).first_ratio.unwrap().value),
+        (0.99, 0.8)
+    );
+    // The gain is the second time's.
+    let (gain, _) = board.gain_of_winner().unwrap();
+    assert!((gain - 0.08).abs() < 1e-9, "{gain}");
+    assert_eq!(board.rows[0].id, B);
+}
+
+#[test]
+fn one_that_ends_its_worker_among_all_is_struck_and_the_others_meet() {
+    let dies = || "exit 3".to_string();
+    let board = held(
+        "dies",
+        on_time(&[
+            (&[START, A, B], dies()),
+            (&[START], says(&[(START, 1.0)])),
+            (&[START, A], dies()),
+            (&[START, B], says(&[(START, 1.0), (B, 0.9)])),
+        ]),
+    );
+    let struck: Vec<(&str, Verdict)> = board.struck.iter().map(|one| (one.id.as_str(), one.verdict)).collect();
+    assert_eq!(struck, [(A, Verdict::LaunchFailed)], "{board:?}");
+    assert_eq!((board.winner.as_deref(), board.head_to_head.is_ok()), (Some(B), true));
+}
+
+#[test]
+fn where_nobody_is_to_blame_there_are_no_finals() {
+    let board = held(
+        "nobody",
+        on_time(&[
+            (&[START, A, B], "exit 3".to_string()),
+            (&[START], says(&[(START, 1.0)])),
+            (&[START, A], says(&[(START, 1.0), (A, 0.8)])),
+            (&[START, B], says(&[(START, 1.0), (B, 0.9)])),
+        ]),
+    );
+    assert!(board.struck.is_empty(), "{board:?}");
+    assert!(board.head_to_head.unwrap_err().ends_with("by whom is not known"));
+}
