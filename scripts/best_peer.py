@@ -3,8 +3,10 @@
 
 usage: scripts/best_peer.py FILE.csv ...
 
-Two figures a group: of the ratios, which are paired round by round (the median over rounds of a subject's time over the
-baseline's), and of the median times. Above 1 ours is faster. A later file's shape replaces an earlier one's.
+Two figures a group: of the ratios, and of the median times. A ratio is paired round by round: the median over rounds of a
+subject's time over the baseline's (fa3 in the evidence here). Where another peer than the baseline is the best, the figure is
+the quotient of two such ratios. Above 1 ours is faster. A later file's shape replaces an earlier one's; shapes with another
+head_dim of V are no shapes of the grid and are left out.
 """
 
 import csv
@@ -42,7 +44,9 @@ def beside_best(rows):
     """(of ratios, of medians): the best peer's time over ours."""
     ours = next(row for subject, row in rows.items() if is_ours(subject))
     peers = [row for subject, row in rows.items() if not is_ours(subject)]
-    # The baseline has no ratio: it is what others are divided by.
+    # The baseline has no ratio: it is what others are divided by. Nothing else may lack one.
+    if sum(not row["ratio"] for row in rows.values()) > 1:
+        raise SystemExit(f"more than one subject without a ratio: {sorted(rows)}")
     ratio = lambda row: float(row["ratio"] or 1)
     return min(map(ratio, peers)) / ratio(ours), min(float(peer["p50_us"]) for peer in peers) / float(ours["p50_us"])
 
@@ -59,7 +63,7 @@ def main():
     for dtype in sorted({dtype for dtype, _ in shapes}):
         of_dtype = []
         for (other, problem), rows in shapes.items():
-            if other != dtype:
+            if other != dtype or " Dv" in next(iter(rows.values()))["shape"]:
                 continue
             numbers = re.search(r"Skv(\d+) D(\d+)", next(iter(rows.values()))["shape"])
             of_dtype.append({"problem": problem, "keys": int(numbers[1]), "head_dim": int(numbers[2]), "best": beside_best(rows)})

@@ -75,7 +75,7 @@ pub(crate) fn hold(
         let _turn = examiner.turns.wait();
         let met = match examiner.meet(&finalists, &ids, witness.as_ref())? {
             // One bad finalist costs itself, and not the finals.
-            Met::Lost(verdict, why) => match examiner.to_blame(&ids)? {
+            Met::Lost(verdict, why) => match examiner.blame(&ids)? {
                 Some(struck) => Met::Struck(struck),
                 None => Met::Lost(verdict, why),
             },
@@ -216,7 +216,7 @@ impl Examiner<'_> {
 
     /// After something happened while all were timed: the first finalist that does it by itself, or beside the first one,
     /// which is tried first.
-    fn to_blame(&mut self, ids: &[String]) -> Result<Option<Struck>, TuneError> {
+    fn blame(&mut self, ids: &[String]) -> Result<Option<Struck>, TuneError> {
         for (index, id) in ids.iter().enumerate() {
             let kernels = match index {
                 0 => vec![id.clone()],

@@ -147,13 +147,17 @@ fn kernel(
     dtype: DType,
     (lse, softcap): (bool, bool),
 ) -> Shipped {
+    let pairs = matches!(config, Config::Wgmma(config) if config.cluster > 1);
     // A cluster takes two tiles at a time, of two heads of one on K and V.
-    let heads = match config {
-        Config::Wgmma(config) if config.cluster > 1 => 6,
-        _ => 2,
-    };
-    let plans = SEEN.into_iter().map(|seen| {
-        let mut builder = sized(head_dims, dtype, heads, seen).return_lse(lse);
+    let heads = if pairs { 6 } else { 2 };
+    let of_heads = SEEN.map(|seen| sized(head_dims, dtype, heads, seen));
+    // Where heads share nothing it takes two tiles of rows, of which the last has none beside it.
+    let of_rows = sized(head_dims, dtype, 2, (Mask::CAUSAL, 300))
+        .heads(2, 2)
+        .seq_len_q(300);
+    let builders = of_heads.into_iter().chain(pairs.then_some(of_rows));
+    let plans = builders.map(|builder| {
+        let mut builder = builder.return_lse(lse);
         if softcap {
             builder = builder.softcap(30.0);
         }

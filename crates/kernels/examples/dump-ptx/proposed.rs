@@ -6,7 +6,8 @@ use flashcore_kernels::{Config, Plan, mma, wgmma};
 use flashcore_problem::{Mask, ProblemBuilder};
 
 /// Head sizes, of Q and K and of V.
-pub(crate) const HEAD_DIMS: [(usize, usize); 7] = [
+pub(crate) const HEAD_DIMS: [(usize, usize); 8] = [
+    (48, 48),
     (64, 64),
     (72, 72),
     (96, 96),

@@ -98,6 +98,8 @@ const TABLE: &[Default] = &[
     Default { head_dim: 256, most_tiles: Some(131),
         config: free(64, 64, 2), why: "64 rows a block give every SM something to do", ..ANY },
     // Many tiles.
+    Default { head_dim: 48, causal: Some(false), most_keys: Some(3072),
+        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax; with a third stage and a soft cap ptxas 13 spills", ..ANY },
     Default { head_dim: 64, causal: Some(false), most_keys: Some(3072),
         config: turns(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows", ..ANY },
     Default { head_dim: 64, causal: Some(false),
@@ -140,6 +142,8 @@ const TABLE: &[Default] = &[
         config: lazy(turns(128, 64, 2)), why: "so few tiles fill SMs more evenly one by one than in pairs of blocks", ..ANY },
     Default { head_dim: 256, causal: Some(true),
         config: lazy(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need no turns; registers have room for a part of Q", ..ANY },
+    Default { head_dim: 256, causal: Some(true), most_keys: Some(3072),
+        config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; a softmax that waits for scores alone evens out short rows", ..ANY },
     Default { head_dim: 256,
         config: turns(128, 64, 2), why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys", ..ANY },
 ];
@@ -165,6 +169,11 @@ const SPLIT: [(usize, Config, Config); 2] = [
     (128, turns(128, 128, 2), free(64, 128, 2)),
     (256, turns(128, 64, 2), free(64, 64, 2)),
 ];
+
+/// How much longer the longest block's list may be in pairs of blocks than singly, per cent. Causal rows of head_dim 256 took
+/// 0.965 of the time in pairs where lists were as long, 0.988 where they were 7 % longer, 1.007 at 9 % and 1.026 at 14 %
+/// (`docs/performance-log.md`). A lone tile of rows has nobody beside it.
+const MOST_LONGER_IN_PAIRS: u64 = 107;
 
 /// Turns of a split, the longest if they differ, at least.
 const LEAST_TURNS: usize = 4;
@@ -249,6 +258,11 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     }
     let tiles = tiles(128);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
+    let pairs_pay = |config: &Config| {
+        let single = Config { cluster: 1, ..*config };
+        let longest = |config: &Config| deal::longest(problem, config, chip.sms);
+        config.cluster == 1 || 100 * longest(config) <= MOST_LONGER_IN_PAIRS * longest(&single)
+    };
     let rows = table(dtype)
         .iter()
         .filter(|row| head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most))
@@ -258,6 +272,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
             row.most_tiles
                 .is_none_or(|most| tiles * MEASURED_SMS <= most * chip.sms as usize)
         })
+        .filter(|row| pairs_pay(&row.config))
         .map(|row| Proposal {
             config: row.config,
             why: row.why,
@@ -372,6 +387,30 @@ mod tests {
             }
         }
         insta::assert_snapshot!(text);
+    }
+
+    /// Blocks in pairs, of which one would have little to do or nothing.
+    #[test]
+    fn no_pairs_where_one_of_them_waits() {
+        let problem = |batch: usize, rows: usize, keys: usize, head_dim: usize, mask: Mask| {
+            let problem = Problem::builder()
+                .batch(batch)
+                .heads(8, 8)
+                .seq_len_q(rows)
+                .seq_len_kv(keys);
+            problem.head_dim(head_dim).mask(mask).build().unwrap()
+        };
+        let pairs = |problem: &Problem| proposals(problem, Target::Sm90a)[0].config.cluster == 2;
+        for mask in [Mask::FULL, Mask::CAUSAL] {
+            assert!(pairs(&problem(4, 4096, 4096, 256, mask)));
+            // A chunk of one tile of rows a head, and no heads that share K and V.
+            assert!(!pairs(&problem(64, 128, 4096, 256, mask)));
+        }
+        assert!(pairs(&problem(32, 1024, 1024, 128, Mask::FULL)));
+        assert!(!pairs(&problem(64, 128, 1024, 128, Mask::FULL)));
+        // Rows that are an odd number of tiles, and windows narrower than them.
+        assert!(!pairs(&problem(8, 1600, 1600, 256, Mask::CAUSAL)));
+        assert!(!pairs(&problem(4, 4096, 4096, 256, Mask::window(Some(127), Some(0)))));
     }
 
     #[test]
