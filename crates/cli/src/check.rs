@@ -38,6 +38,10 @@ pub(crate) struct CheckArgs {
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
+    /// SMs to plan for, in place of the card's: with few, a block that stays on its SM goes through several tiles of a
+    /// small problem
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "How")]
+    sms: Option<u32>,
     /// Build the kernel so that it stops after a stage, and compare that stage: scores (not masked) or
     /// probabilities
     #[arg(long, value_name = "STAGE", value_parser = stages(), help_heading = "How")]
@@ -77,7 +81,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
         ));
     }
     let problem = args.problem.problem()?;
-    let card = args.profile.unwrap_or_else(Card::default);
+    let mut card = args.profile.unwrap_or_else(Card::default);
+    card.sms = args.sms.unwrap_or(card.sms);
     let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;
     if let Some(stop) = args.stop_after {
