@@ -30,6 +30,9 @@ const USUAL: (usize, &str) = (64, "wgmma/m128n128-s3-turns-bold");
 /// The same with all of Q in registers, and room for one stage of it.
 const Q_HELD: (usize, &str) = (192, "wgmma/m128n80-s2-turns-bold-qreg");
 
+/// A pair of blocks that shares K and V, of two heads of one on them.
+const IN_PAIRS: (usize, &str) = (64, "wgmma/m128n64-s2-c2-free-lazy-qreg");
+
 /// Two blocks with four tiles of rows each, some seen in part by one warpgroup only, some without rows for one.
 fn plan((head_dim, config): (usize, &str)) -> Plan {
     let builder = Problem::builder()
@@ -190,6 +193,25 @@ fn place(mutation: &Mutation, kernel: &Kernel) -> String {
     format!("{}; {}", quoted(mutation.line), verbs.join(", "))
 }
 
+/// What blocks of a pair owe each other.
+#[rustfmt::skip]
+const FAULTS_OF_PAIRS: &[Fault] = &[
+    Fault { name: "a block begins before the other one's mbarriers are made", operator: Operator::DropClusterWait,
+        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "acquire", of: "`q.empty`" },
+    Fault { name: "mbarriers are made, and nothing says so to the other block", operator: Operator::RelaxArrive,
+        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "acquire", of: "`q.empty`" },
+    Fault { name: "a block ends while the other one may arrive at its mbarriers", operator: Operator::DropClusterWait,
+        place: "cluster_wait", object: "", found: Some(FindingKind::PeerLifetime), at: "release", of: "" },
+    Fault { name: "K is given back to the own block twice", operator: Operator::OwnBlock,
+        place: "release(self.keys)", object: "", found: Some(FindingKind::Race), at: "load_tma", of: "k_tile" },
+    Fault { name: "half of a tile of K comes to one block alone", operator: Operator::DropMulticast,
+        place: "copy_k", object: "", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
+    Fault { name: "a block expects its own half of K alone", operator: Operator::HalfBytes,
+        place: "copy_k", object: "", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
+    Fault { name: "K is given back to one block alone", operator: Operator::DropArrive,
+        place: "release(self.keys)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
+];
+
 /// Whether a report has what a fault must give.
 fn is_found(report: &CheckReport, fault: &Fault) -> bool {
     let Some(kind) = fault.found else {
@@ -217,6 +239,11 @@ fn planted_faults_are_found_with_kind_and_place() {
 #[test]
 fn planted_faults_of_q_in_registers_are_found_with_kind_and_place() {
     find_all(&plan(Q_HELD), FAULTS_OF_Q_HELD);
+}
+
+#[test]
+fn planted_faults_of_pairs_are_found_with_kind_and_place() {
+    find_all(&plan(IN_PAIRS), FAULTS_OF_PAIRS);
 }
 
 /// Where there are more turns, barriers further on order what lanes loaded before the stage is filled again.
@@ -292,7 +319,7 @@ fn the_kernel_as_it_is_is_clean() {
         schedules: 4,
         ..CheckOptions::default()
     };
-    for config in [USUAL, Q_HELD] {
+    for config in [USUAL, Q_HELD, IN_PAIRS] {
         let report = check_plan(&plan(config), &options).unwrap();
         assert_eq!(report.verdict, Verdict::Clean, "{report}");
     }
