@@ -1,5 +1,5 @@
 //! How far a ranking by the cost model's predictions can be trusted: predicts every config of spaces that were measured
-//! once, and says where the truly best of each problem stands in the ranking.
+//! once, and says where the truly best of each problem stands in the ranking, and which configs are taken to spill.
 //!
 //! usage: ranking FILE [--measured RATES] [--drawn N] [--configs]
 //!
@@ -15,6 +15,7 @@ use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
+use flashcore_tune::insight::is_to_spill;
 use flashcore_tune::read_measured;
 use flashcore_tune::replay::{Row, Table};
 use rayon::prelude::*;
@@ -68,6 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "  rates      Spearman  measured/predicted   best stands at  first 8 lose  8 of 96 lose  8 drawn lose"
         );
         report("profile's", table, &timed, &observed, profile, None);
+        spills(table, &timed, &observed, profile);
         if configs {
             for (row, observed) in timed.iter().zip(&observed) {
                 let micros = observed.as_ref().map(|observed| observed.predict(profile, &[]).micros);
@@ -92,6 +94,46 @@ fn observe(problem: &Problem, id: &str, profile: &Profile) -> Option<Observation
     let kernels = KernelCache::default();
     let plan = Plan::with_cache(problem, &id.parse::<Config>().ok()?, profile, &kernels).ok()?;
     Observation::with_cache(&plan, &kernels).ok()
+}
+
+/// How many of those that did not build are taken to spill, and how many of the others.
+fn spills(table: &Table, timed: &[&Row], observed: &[Option<Observation>], profile: &Profile) {
+    let is_last = |observed: &Option<Observation>| {
+        let registers = observed
+            .as_ref()
+            .and_then(|observed| observed.registers(profile.target));
+        registers.is_some_and(|registers| is_to_spill(registers, None))
+    };
+    let failed: Vec<&String> = table.failed.iter().flat_map(|group| &group.ids).collect();
+    let failed: Vec<Option<Observation>> = failed
+        .par_iter()
+        .map(|id| observe(&table.case.problem, id, profile))
+        .collect();
+    let wrongly: Vec<&&Row> = timed
+        .iter()
+        .zip(observed)
+        .filter(|(_, seen)| is_last(seen))
+        .map(|(row, _)| row)
+        .collect();
+    println!(
+        "  put last as likely to spill: {} of {} that did not build, {} of {} that did",
+        failed.iter().filter(|seen| is_last(seen)).count(),
+        failed.len(),
+        wrongly.len(),
+        timed.len()
+    );
+    let best = table.best().map_or(f64::NAN, |row| row.1);
+    let Some(fastest) = wrongly.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else {
+        return;
+    };
+    let faster = timed.iter().filter(|row| row.1 < fastest.1).count();
+    println!(
+        "  the fastest of the latter: {}, {:.1} % slower than the best, place {} of {}",
+        fastest.0,
+        100.0 * (fastest.1 / best - 1.0),
+        faster + 1,
+        timed.len()
+    );
 }
 
 fn report(

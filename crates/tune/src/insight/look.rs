@@ -12,6 +12,8 @@ use flashcore_sim::{Class, MemorySite};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use super::rules::is_to_spill;
+
 /// Accesses of a line that take more than they need.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Waste {
@@ -108,6 +110,15 @@ fn waste(memory: &[MemorySite], classes: &[Class]) -> Option<Waste> {
     })
 }
 
+/// What the cost model says of a candidate before anybody has compiled it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Predicted {
+    /// Its time, µs.
+    pub micros: f64,
+    /// Whether it is likely to spill, and so not to build: [`is_to_spill`].
+    pub spills: bool,
+}
+
 /// Looks at candidates for a problem on a card. Clones share what was seen.
 #[derive(Clone, Debug)]
 pub struct Advisor {
@@ -159,20 +170,23 @@ impl Advisor {
         }
     }
 
-    /// Predicted times, µs, each predicted once, on all cores. `None`: no plan, or nothing models its cost.
+    /// Predictions, each made once, on all cores. `None`: no plan, or nothing models its cost.
     ///
     /// ```
     /// use flashcore_ir::Profile;
     /// use flashcore_problem::Problem;
     /// use flashcore_tune::insight::Advisor;
     /// let advisor = Advisor::new(&Problem::named("tiny")?, Profile::named("l4").unwrap());
-    /// let micros = advisor.micros(&["scalar/naive-t128-v16".to_string(), "cpu/m64n64".to_string()]);
-    /// assert!(micros[0].is_some_and(|us| us > 1.0) && micros[1].is_none());
+    /// let predicted = advisor.predict(&["scalar/naive-t128-v16".to_string(), "cpu/m64n64".to_string()]);
+    /// assert!(predicted[0].is_some_and(|one| one.micros > 1.0 && !one.spills) && predicted[1].is_none());
     /// # Ok::<(), flashcore_problem::ProblemError>(())
     /// ```
-    pub fn micros(&self, ids: &[String]) -> Vec<Option<f64>> {
-        let looks = self.look(ids).into_iter();
-        looks.map(|look| look.map(|look| look.micros)).collect()
+    pub fn predict(&self, ids: &[String]) -> Vec<Option<Predicted>> {
+        let predicted = |look: Arc<Look>| Predicted {
+            micros: look.micros,
+            spills: look.registers.is_some_and(|registers| is_to_spill(registers, None)),
+        };
+        self.look(ids).into_iter().map(|look| look.map(predicted)).collect()
     }
 
     /// The problem.

@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 pub use claim::{Claim, ClaimKind, Score};
-pub use look::Advisor;
+pub use look::{Advisor, Predicted};
+pub use rules::is_to_spill;
 
 use crate::space::Space;
 use crate::trial::{History, Trial};

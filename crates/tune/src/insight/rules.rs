@@ -107,13 +107,26 @@ fn claim(about: &str, before: &Look, reason: Reason, change: Change, after: &Loo
     })
 }
 
-/// Why a change is likely to spill. What is estimated of a candidate that was built is corrected by that it was; what is
-/// beyond that by less than the estimate may be off is not warned of.
+/// Why a change is likely to spill.
 fn spills(before: &Look, after: &Look) -> Option<String> {
-    let beyond = |look: &Look| look.registers.map(|(needed, left)| f64::from(needed) / f64::from(left));
     let (needed, left) = after.registers?;
-    let is_more = beyond(after)? > beyond(before)?.max(1.0) + OFF_BY;
-    is_more.then(|| format!("its values would need {needed} registers a thread where {left} are left"))
+    let built = before.registers?;
+    is_to_spill((needed, left), Some(built))
+        .then(|| format!("its values would need {needed} registers a thread where {left} are left"))
+}
+
+/// Whether a kernel whose values need so many registers a thread, where its launch leaves so many
+/// ([`registers`](flashcore_check::cost::Observation::registers)), is likely to spill: it needs more than there are, by
+/// more than the estimate may be off. What is estimated of a kernel near it that was `built` is corrected by that it was.
+///
+/// ```
+/// use flashcore_tune::insight::is_to_spill;
+/// assert!(is_to_spill((290, 255), None) && !is_to_spill((261, 255), None));
+/// assert!(!is_to_spill((290, 255), Some((280, 255))));
+/// ```
+pub fn is_to_spill(registers: (u32, u32), built: Option<(u32, u32)>) -> bool {
+    let part = |(needed, left): (u32, u32)| f64::from(needed) / f64::from(left);
+    part(registers) > built.map_or(1.0, part).max(1.0) + OFF_BY
 }
 
 impl ClaimKind {

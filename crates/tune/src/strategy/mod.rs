@@ -156,7 +156,7 @@ impl Kind {
             Kind::Ranked => {
                 let advisor = needed(Population::Elite.name())?;
                 let predicting = advisor.clone();
-                let ranked = Ranked::new(seed, Box::new(move |ids| predicting.micros(ids)));
+                let ranked = Ranked::new(seed, Box::new(move |ids| predicting.predict(ids)));
                 let keys = advisor.problem().seq_len_kv();
                 Box::new(ranked.for_keys(keys).informed(advisor))
             }

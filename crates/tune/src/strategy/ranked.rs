@@ -1,5 +1,6 @@
 //! The best by prediction first: a part of the space is drawn and ordered by the time that the cost model predicts, so
 //! are configs beside the first eight of it; the first eight of all are timed, and evolution goes on from the best of them.
+//! What is likely to spill would not build: it comes after everything else.
 
 use flashcore_kernels::Config;
 use flashcore_problem::rng::Rng;
@@ -7,7 +8,7 @@ use flashcore_problem::rng::Rng;
 use super::simple::shuffle;
 use super::{Evolution, Population, Proposal, Strategy};
 use crate::error::TuneError;
-use crate::insight::{Advisor, Insights};
+use crate::insight::{Advisor, Insights, Predicted};
 use crate::space::Space;
 use crate::trial::History;
 
@@ -25,16 +26,16 @@ const MOST_PAIRS: usize = 4;
 /// Draws for each config that is to be found.
 const DRAWS_EACH: usize = 10;
 
-/// Predicts the times of configs, µs; `None` where there is no prediction.
-pub type Predict = Box<dyn Fn(&[String]) -> Vec<Option<f64>> + Send>;
+/// Predicts of configs how long they take; `None` where there is no prediction.
+pub type Predict = Box<dyn Fn(&[String]) -> Vec<Option<Predicted>> + Send>;
 
 /// Ranks before it times.
 pub struct Ranked {
     predict: Predict,
     drawn: usize,
     rng: Rng,
-    /// The best by prediction, and their predicted times; `None` until they were asked for.
-    first: Option<std::vec::IntoIter<(String, f64)>>,
+    /// The best by prediction, and what is predicted of them; `None` until they were asked for.
+    first: Option<std::vec::IntoIter<(String, Predicted)>>,
     then: Evolution,
 }
 
@@ -42,11 +43,13 @@ impl Ranked {
     /// With a seed.
     ///
     /// ```
+    /// use flashcore_tune::insight::Predicted;
     /// use flashcore_tune::space::{Family, Space};
     /// use flashcore_tune::strategy::{Ranked, Strategy};
     /// use flashcore_tune::History;
     /// let space = Space::of_list(vec![Family::cpu()], ["cpu/m64n64", "cpu/m64n128"].map(str::to_string).to_vec());
-    /// let predict = |ids: &[String]| ids.iter().map(|id| Some(id.len() as f64)).collect();
+    /// let one = |id: &String| Some(Predicted { micros: id.len() as f64, spills: false });
+    /// let predict = move |ids: &[String]| ids.iter().map(one).collect();
     /// let mut ranked = Ranked::new(1, Box::new(predict));
     /// let first = ranked.propose(&History::default(), &space).unwrap().unwrap();
     /// assert_eq!((first.id.as_str(), first.origin.as_str()), ("cpu/m64n64", "predicted 10.0 µs"));
@@ -89,7 +92,7 @@ impl Ranked {
     }
 
     /// The first of those drawn and of those beside them.
-    fn rank(&mut self, space: &Space) -> Vec<(String, f64)> {
+    fn rank(&mut self, space: &Space) -> Vec<(String, Predicted)> {
         let drawn = self.draw(space);
         let mut ranked = self.ordered(&drawn);
         let first = ranked.iter().take(FIRST);
@@ -129,9 +132,11 @@ impl Ranked {
     }
 
     /// Those of which there is a prediction, the best first.
-    fn ordered(&self, ids: &[String]) -> Vec<(String, f64)> {
-        let timed = ids.iter().zip((self.predict)(ids));
-        let mut ranked: Vec<(String, f64)> = timed.filter_map(|(id, micros)| Some((id.clone(), micros?))).collect();
+    fn ordered(&self, ids: &[String]) -> Vec<(String, Predicted)> {
+        let all = ids.iter().zip((self.predict)(ids));
+        let mut ranked: Vec<_> = all
+            .filter_map(|(id, predicted)| Some((id.clone(), predicted?)))
+            .collect();
         sort(&mut ranked);
         ranked
     }
@@ -142,9 +147,13 @@ fn is_pair(id: &str) -> bool {
     matches!(id.parse(), Ok(Config::Wgmma(config)) if config.cluster > 1)
 }
 
-/// The fastest first; equals by name, so that the order does not depend on who was drawn when.
-fn sort(ranked: &mut [(String, f64)]) {
-    ranked.sort_by(|a, b| a.1.total_cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+/// What is to build before what is to spill, the fastest first; equals by name, so that the order does not depend on who
+/// was drawn when.
+fn sort(ranked: &mut [(String, Predicted)]) {
+    ranked.sort_by(|(a, of_a), (b, of_b)| {
+        let spills = of_a.spills.cmp(&of_b.spills);
+        spills.then(of_a.micros.total_cmp(&of_b.micros)).then_with(|| a.cmp(b))
+    });
 }
 
 impl Strategy for Ranked {
@@ -156,7 +165,10 @@ impl Strategy for Ranked {
         let next = first.find(|(id, _)| !history.is_seen(id));
         self.first = Some(first);
         match next {
-            Some((id, micros)) => Ok(Some(Proposal::new(id, format!("predicted {micros:.1} µs")))),
+            Some((id, Predicted { micros, spills })) => {
+                let but = if spills { ", and to spill" } else { "" };
+                Ok(Some(Proposal::new(id, format!("predicted {micros:.1} µs{but}"))))
+            }
             None => self.then.propose(history, space),
         }
     }
@@ -173,10 +185,15 @@ mod tests {
     use crate::strategy::tests::valley;
     use crate::trial::tests::trial;
 
+    fn builds(micros: f64) -> Predicted {
+        Predicted { micros, spills: false }
+    }
+
     /// Runs it for so many trials on a valley whose depth is predicted, but for `noise` on top: the ids in order.
     fn run(seed: u64, trials: usize, predict: impl Fn(&str) -> Option<f64> + Send + 'static) -> Vec<String> {
         let (space, score) = valley();
-        let mut ranked = Ranked::new(seed, Box::new(move |ids| ids.iter().map(|id| predict(id)).collect()));
+        let one = move |id: &String| predict(id).map(builds);
+        let mut ranked = Ranked::new(seed, Box::new(move |ids| ids.iter().map(&one).collect()));
         let mut history = History::default();
         history.add(trial(0, "cpu/m16n16", score("cpu/m16n16")));
         for number in 1..trials {
@@ -208,10 +225,32 @@ mod tests {
     fn pairs_of_blocks_get_half_of_the_places() {
         let stages = (2..=6).flat_map(|s| ["-c2", ""].map(|pair| format!("wgmma/m128n64-s{s}{pair}-turns-lazy")));
         let space = Space::of_list(vec![Family::wgmma()], stages.collect());
-        let pairs_first = |ids: &[String]| ids.iter().map(|id| Some(if is_pair(id) { 1.0 } else { 2.0 })).collect();
-        let mut ranked = Ranked::new(1, Box::new(pairs_first));
+        let pairs_first = |id: &String| Some(builds(if is_pair(id) { 1.0 } else { 2.0 }));
+        let mut ranked = Ranked::new(1, Box::new(move |ids| ids.iter().map(pairs_first).collect()));
         let first: Vec<bool> = ranked.rank(&space).iter().map(|(id, _)| is_pair(id)).collect();
         assert_eq!(first, [true, true, true, true, false, false, false, false]);
+    }
+
+    #[test]
+    fn what_is_to_spill_comes_after_everything_else() {
+        let ids = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512].map(|rows| format!("cpu/m{rows}n64"));
+        let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
+        // The wider the faster, but the widest four spill.
+        let rows = |id: &str| -> f64 { id["cpu/m".len()..id.len() - "n64".len()].parse().unwrap() };
+        let one = move |id: &String| {
+            Some(Predicted {
+                micros: 1000.0 - rows(id),
+                spills: rows(id) > 128.0,
+            })
+        };
+        let mut ranked = Ranked::new(1, Box::new(move |ids| ids.iter().map(one).collect()));
+        let first = ranked.propose(&History::default(), &space).unwrap().unwrap();
+        assert_eq!(
+            (first.id.as_str(), first.origin.as_str()),
+            ("cpu/m128n64", "predicted 872.0 µs")
+        );
+        let order: Vec<f64> = ranked.rank(&space).iter().map(|(id, _)| rows(id)).collect();
+        assert_eq!(order, [128.0, 96.0, 64.0, 48.0, 32.0, 16.0, 512.0, 384.0]);
     }
 
     #[test]
