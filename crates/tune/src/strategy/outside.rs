@@ -1,12 +1,12 @@
 //! An outside proposer: any program that reads what was tried and answers with configs, a JSON object a line. A
 //! language model can sit there; whatever it proposes goes through the same gates. `docs/tune.md` has the protocol.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
@@ -27,12 +27,53 @@ pub struct Question<'a> {
     pub trials: &'a [Trial],
     /// The fastest config so far.
     pub best: Option<&'a str>,
+    /// What the fastest configs are made of, and what is beside them.
+    pub fastest: &'a [Fast],
     /// Proposals that were not taken since the line before, and why.
     pub turned_down: &'a [(String, String)],
     /// What is claimed about the fastest configs, of changes that nobody has tried.
     pub claims: &'a [Claim],
     /// What came of each kind of claim so far.
     pub record: &'a [Tally],
+}
+
+/// A fast config by its levers, so that nobody has to read ids or to make any.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Fast {
+    /// The config.
+    pub id: String,
+    /// The value of each lever.
+    pub levers: BTreeMap<&'static str, String>,
+    /// Configs that differ in one lever, may be proposed, and were not.
+    pub neighbours: Vec<Neighbour>,
+}
+
+/// A config that differs from another in one lever.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Neighbour {
+    /// The lever.
+    pub lever: &'static str,
+    /// Its value here.
+    pub to: String,
+    /// The config.
+    pub id: String,
+}
+
+impl Fast {
+    fn of(id: &str, history: &History, space: &Space) -> Fast {
+        let levers = space.values(id);
+        let beside = levers.iter().flat_map(|&(lever, _)| {
+            let turned = space.turned(id, lever).into_iter();
+            turned.map(move |(to, id)| Neighbour { lever, to, id })
+        });
+        Fast {
+            id: id.to_string(),
+            neighbours: beside
+                .filter(|near| near.id != id && !history.is_seen(&near.id))
+                .collect(),
+            levers: levers.into_iter().collect(),
+        }
+    }
 }
 
 /// What a search is about.
@@ -57,17 +98,25 @@ pub struct Reply {
     pub why: String,
 }
 
-/// The fastest so many configs are those whose claims are told.
+/// The fastest so many configs are those of which more is told: claims, levers, what is beside them.
 const FASTEST: usize = 3;
 /// Lines in a row without one config that is new, before the proposer is taken to be stuck.
 const PATIENCE: usize = 20;
+
+/// How long one that has closed its output may take to end.
+const LAST_BREATH: Duration = Duration::from_millis(500);
+/// How often it is looked up meanwhile whether it has ended.
+const LOOK_UP: Duration = Duration::from_millis(10);
+/// Most characters of a line that is no answer that are shown.
+const SHOWN: usize = 200;
 
 /// A proposer in a process of its own.
 #[derive(Debug)]
 pub struct Outside {
     command: String,
     child: Child,
-    stdin: ChildStdin,
+    /// Lines that are written to it by a thread, since one that does not read would hold up the search.
+    questions: Sender<String>,
     lines: Receiver<std::io::Result<String>>,
     deadline: Duration,
     /// What is left of the search's time.
@@ -99,9 +148,17 @@ impl Outside {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| failed(format!("it cannot be started: {error}")))?;
-        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+        let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(failed("it has no standard input or output".to_string()));
         };
+        let (questions, asked) = channel::<String>();
+        thread::spawn(move || {
+            for line in asked {
+                if stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush()).is_err() {
+                    break;
+                }
+            }
+        });
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines() {
@@ -113,7 +170,7 @@ impl Outside {
         Ok(Outside {
             command: command.to_string(),
             child,
-            stdin,
+            questions,
             lines,
             deadline,
             left: Duration::MAX,
@@ -151,6 +208,8 @@ impl Outside {
             claims.extend(fastest.flat_map(|trial| insights.open(&trial.id)).cloned());
             record = insights.table();
         }
+        let fastest = ranked.iter().take(FASTEST);
+        let fastest: Vec<Fast> = fastest.map(|trial| Fast::of(&trial.id, history, space)).collect();
         let question = Question {
             about: (!self.introduced).then(|| About {
                 problem: &self.problem,
@@ -159,30 +218,48 @@ impl Outside {
             }),
             trials: &history.trials()[self.told..],
             best: ranked.first().map(|trial| trial.id.as_str()),
+            fastest: &fastest,
             turned_down: &self.turned_down,
             claims: &claims,
             record: &record,
         };
         let mut line = serde_json::to_string(&question).map_err(|error| self.failed(error))?;
         line.push('\n');
-        let written = self.stdin.write_all(line.as_bytes()).and_then(|()| self.stdin.flush());
-        written.map_err(|error| self.failed(format!("it reads no more: {error}")))?;
+        // Whoever is gone or reads nothing is found out by what it writes, or does not.
+        let _ = self.questions.send(line);
         (self.introduced, self.told) = (true, history.trials().len());
         self.turned_down.clear();
         let answer = match self.lines.recv_timeout(self.deadline.min(self.left)) {
             Ok(Ok(line)) => line,
-            Ok(Err(error)) => return Err(self.failed(error)),
+            Ok(Err(error)) => return Err(self.failed(format!("what it writes cannot be read: {error}"))),
             Err(RecvTimeoutError::Timeout) if self.left < self.deadline => return Ok(None),
             Err(RecvTimeoutError::Timeout) => {
                 return Err(self.failed(format!("no answer within {} s", self.deadline.as_secs())));
             }
-            Err(RecvTimeoutError::Disconnected) => return Err(self.failed("it has ended")),
+            Err(RecvTimeoutError::Disconnected) => {
+                let how = self.how_it_ended();
+                return Err(self.failed(format!("{how} without an answer")));
+            }
         };
         serde_json::from_str(&answer).map(Some).map_err(|error| {
+            let what = if error.is_data() { "no answer" } else { "no JSON" };
+            let answer: String = answer.chars().take(SHOWN).collect();
             self.failed(format!(
-                "`{answer}` is no answer ({error}); write a line such as {{\"propose\": [\"cpu/m64n128\"]}}"
+                "it wrote `{answer}`, which is {what} ({error}); write a line such as {{\"propose\": [\"cpu/m64n128\"]}}"
             ))
         })
+    }
+
+    /// What became of it once it writes no more.
+    fn how_it_ended(&mut self) -> String {
+        let looked_at = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return format!("it ended ({status})"),
+                Ok(None) if looked_at.elapsed() < LAST_BREATH => thread::sleep(LOOK_UP),
+                Ok(None) | Err(_) => return "it closed its output".to_string(),
+            }
+        }
     }
 }
 
@@ -234,14 +311,19 @@ impl Drop for Outside {
 
 #[cfg(all(test, unix))]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::insight::ClaimKind;
     use crate::insight::tests::made_up;
+    use crate::space::Family;
     use crate::strategy::tests::valley;
     use crate::trial::tests::trial;
 
     fn outside(script: &str) -> Outside {
-        let path = std::env::temp_dir().join(format!("flashcore-proposer-{}-{}", std::process::id(), script.len()));
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("flashcore-proposer-{}-{number}", std::process::id()));
         std::fs::write(&path, script).unwrap();
         let command = format!("sh {}", path.display());
         Outside::start(
@@ -283,10 +365,15 @@ mod tests {
             expected: None,
             measured: None,
         };
+        let ids = ["cpu/m64n64", "cpu/m128n64", "cpu/m64n16", "cpu/m32n32"].map(str::to_string);
+        let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
+        let mut history = History::default();
+        history.begin("cpu/m64n16");
         let question = Question {
             about: None,
             trials: &[],
             best: Some("cpu/m64n64"),
+            fastest: &[Fast::of("cpu/m64n64", &history, &space)],
             turned_down: &[],
             claims: &[claim],
             record: &[tally],
@@ -294,7 +381,9 @@ mod tests {
         assert_eq!(
             serde_json::to_string(&question).unwrap(),
             concat!(
-                r#"{"trials":[],"best":"cpu/m64n64","turned_down":[],"claims":[{"about":"cpu/m64n64","kind":"room","#,
+                r#"{"trials":[],"best":"cpu/m64n64","fastest":[{"id":"cpu/m64n64","levers":{"tile_kv":"64","tile_q":"64"},"#,
+                r#""neighbours":[{"lever":"tile_q","to":"128","id":"cpu/m128n64"}]}],"#,
+                r#""turned_down":[],"claims":[{"about":"cpu/m64n64","kind":"room","#,
                 r#""evidence":"made up","line":null,"lever":"tile_q","from":"64","to":"128","#,
                 r#""proposes":"cpu/m128n64","expected":-8.5}],"record":[{"kind":"spills","made":3,"tried":2,"#,
                 r#""came_true":1,"sign_wrong":0,"failed":0,"expected":null,"measured":null}]}"#
@@ -315,10 +404,31 @@ mod tests {
     #[test]
     fn one_that_says_nonsense_or_ends_is_an_error() {
         let (space, _) = valley();
-        for (script, said) in [("read a; echo hello\n", "hello"), ("exit 0 # ended\n", "")] {
-            let error = outside(script).propose(&History::default(), &space).unwrap_err();
+        let mut history = History::default();
+        // A line that fills more than a pipe holds, so that a program which never reads is found out by it.
+        let mut told = trial(0, "cpu/m16n16", Some(1.0));
+        told.reason = "x".repeat(1 << 20);
+        history.add(told);
+        for (script, said) in [
+            (
+                "read a; echo hello\n",
+                "it wrote `hello`, which is no JSON (expected value",
+            ),
+            (
+                "echo nonsense # and reads nothing\n",
+                "it wrote `nonsense`, which is no JSON",
+            ),
+            (
+                "echo '{\"try\": []}'\n",
+                "it wrote `{\"try\": []}`, which is no answer (unknown field `try`",
+            ),
+            ("exit 3 # ended\n", "it ended (exit status: 3) without an answer"),
+            ("exec >&-; exec sleep 60 # deaf and dumb\n", "it closed its output"),
+        ] {
+            let mut proposer = outside(script);
+            let error = proposer.propose(&history, &space).unwrap_err();
             assert!(matches!(error, TuneError::Proposer { .. }));
-            assert!(error.to_string().contains(said), "{error}");
+            assert!(error.to_string().contains(said), "{script}: {error}");
         }
     }
 }
