@@ -14,6 +14,7 @@ use crate::claims;
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 use crate::tune::heading;
+use crate::tune_args::OUTSIDE;
 use crate::tune_live;
 use crate::tune_peers;
 
@@ -197,7 +198,7 @@ pub(crate) fn text(header: &Header, board: &Board, history: &History) -> String 
             2,
         ));
     }
-    text.push_str(&style::field("result", &verdict(&start, board, history)));
+    text.push_str(&style::field("result", &verdict(&start, header, board, history)));
     text
 }
 
@@ -229,7 +230,7 @@ fn rows(board: &Board) -> String {
 }
 
 /// What a leaderboard comes to, in a sentence. `start` says what its first candidate is.
-fn verdict(start: &str, board: &Board, history: &History) -> String {
+fn verdict(start: &str, header: &Header, board: &Board, history: &History) -> String {
     if board.is_start_bad() {
         let why = match &board.start_failed {
             Some(why) => why.as_str(),
@@ -248,7 +249,14 @@ fn verdict(start: &str, board: &Board, history: &History) -> String {
             interval.lo * 100.0,
             interval.hi * 100.0
         ),
-        _ if history.trials().len() == 1 => format!("{start} stands: only it was tried; {}", more_time(history)),
+        _ if history.trials().len() == 1 => {
+            // A program that ends, or says nonsense, does so whatever the budget.
+            let why = match header.strategy.strip_prefix(OUTSIDE) {
+                Some(command) => format!("`{command}` proposed nothing else"),
+                None => more_time(history),
+            };
+            format!("{start} stands: only it was tried; {why}")
+        }
         _ => format!(
             "{start} stands: nothing tried is faster by {:.0} % or more",
             board.gain * 100.0

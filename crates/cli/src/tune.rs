@@ -20,7 +20,7 @@ use crate::interrupt::{CtrlC, quoted, resume_command};
 use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
-use crate::tune_args::{Budget, TuneArgs};
+use crate::tune_args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune_beside;
 use crate::tune_live::Live;
 use crate::tune_peers;
@@ -187,7 +187,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             if let Some(advisor) = &setup.advisor {
                 outside = outside.informed(advisor.clone());
             }
-            (Box::new(outside), format!("outside: {command}"))
+            (Box::new(outside), format!("{OUTSIDE}{command}"))
         }
         None => {
             let [modelled, otherwise] = DEFAULTS;

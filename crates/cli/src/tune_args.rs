@@ -31,7 +31,7 @@ pub(crate) struct TuneArgs {
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
     pub(crate) proposer: Option<String>,
-    /// Trials or time of the search: 200, 90s, 5m; finals and peers come after it
+    /// Trials or time of the search: 200, 90s, 5m, 1h; finals and peers come after it
     #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
     pub(crate) budget: Budget,
     /// The first candidate, in place of what the library would run
@@ -95,6 +95,9 @@ Ctrl-C ends the search after the candidates at hand and says how to go on; a sec
 
 Exit codes: 0 done, 1 nothing could be timed, the default failed or the proposer died, 2 usage, 3 environment, 130 interrupted";
 
+/// How the strategy of a run is called where a program proposes: this, and the command.
+pub(crate) const OUTSIDE: &str = "outside: ";
+
 /// How long to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Budget {
@@ -107,18 +110,17 @@ fn strategy(name: &str) -> Result<Kind, String> {
 }
 
 fn budget(text: &str) -> Result<Budget, String> {
-    let wrong = || "write trials as 200, or time as 90s or 5m".to_string();
+    let wrong = || "write trials as 200, or time as 90s, 5m or 1h".to_string();
     let seconds = |number: &str, unit: f64| match number.trim().parse::<f64>() {
         Ok(value) if value > 0.0 && value.is_finite() => Duration::try_from_secs_f64(value * unit)
             .map(Budget::Time)
             .map_err(|_| wrong()),
         _ => Err(wrong()),
     };
-    if let Some(minutes) = text.strip_suffix('m') {
-        return seconds(minutes, 60.0);
-    }
-    if let Some(number) = text.strip_suffix('s') {
-        return seconds(number, 1.0);
+    for (suffix, unit) in [('s', 1.0), ('m', 60.0), ('h', 3600.0)] {
+        if let Some(number) = text.strip_suffix(suffix) {
+            return seconds(number, unit);
+        }
     }
     match text.parse() {
         Ok(trials) if trials > 0 => Ok(Budget::Trials(trials)),
@@ -149,7 +151,8 @@ mod tests {
         assert_eq!(budget("200"), Ok(Budget::Trials(200)));
         assert_eq!(budget("90s"), Ok(Budget::Time(Duration::from_secs(90))));
         assert_eq!(budget("1.5m"), Ok(Budget::Time(Duration::from_secs(90))));
-        for wrong in ["0", "-5", "fast", "m", "infs", "1e400s"] {
+        assert_eq!(budget("1h"), Ok(Budget::Time(Duration::from_secs(3600))));
+        for wrong in ["0", "-5", "fast", "m", "h", "-1h", "infs", "1e400s", "1e300h"] {
             assert!(budget(wrong).is_err(), "{wrong}");
         }
     }

@@ -171,6 +171,17 @@ fn begins(header: &Header) -> String {
     }
 }
 
+/// Revision and driver, so that output which somebody keeps says what it is evidence of.
+fn identity(header: &Header) -> String {
+    // All devices of a run have one driver; a host has none.
+    let driver = header.devices.first().map_or("", |device| device.driver.as_str());
+    match (driver, header.computes) {
+        ("", _) => header.revision.clone(),
+        (driver, true) => format!("{}, driver {driver}", header.revision),
+        (driver, false) => format!("{}; driver of the times {driver}", header.revision),
+    }
+}
+
 impl Watcher for Live {
     fn begins(&mut self, header: &Header, resumed: usize) {
         self.before = resumed;
@@ -191,11 +202,14 @@ impl Watcher for Live {
             &format!("{does} on {}", devices.join(" and ")),
             &header.problem.to_string(),
         ));
+        self.print(&style::field("revision", &identity(header)));
         let begins = match resumed {
             0 => format!("by {}, seed {}, from {}", header.strategy, header.seed, begins(header)),
             resumed => format!(
-                "by {}, seed {}, taken up after {resumed} trials",
-                header.strategy, header.seed
+                "by {}, seed {}, taken up after {}",
+                header.strategy,
+                header.seed,
+                style::count(resumed as u64, "trial")
             ),
         };
         self.print(&style::field("search", &begins));

@@ -126,7 +126,7 @@ const USAGE: &[(&str, &str)] = &[
         "tune --strategy magic",
         "strategy is magic; allowed: exhaustive, random, hill",
     ),
-    ("tune --budget fast", "write trials as 200, or time as 90s or 5m"),
+    ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
     ("tune --device cpu,cpu", "several devices are different GPUs"),
     (
         "tune tiny --device cpu --family tensor",

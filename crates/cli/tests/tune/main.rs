@@ -39,6 +39,11 @@ fn flashcore(words: &str, home: &Path) -> Command {
     command
 }
 
+/// Text without the ends of its lines, which stand where a page is wide.
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// What a command prints as JSON.
 fn json(command: &mut Command) -> Value {
     let output = command.output().unwrap();
@@ -227,6 +232,76 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
     );
     assert!(out.contains(&go_on), "{out}");
     assert!(out.contains("tune tiny --device cpu --budget 9"), "{out}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// What no proposer would say is shown as it said it, and no budget is blamed.
+#[test]
+fn a_proposer_that_says_nonsense_is_quoted() {
+    let home = folder("nonsense");
+    let output = flashcore("tune tiny --device replay:shipped --budget 9", &home)
+        .args(["--proposer", "echo nonsense"])
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert_eq!(output.status.code(), Some(1), "{out}{err}");
+    let (out, err) = (words(&out), words(&err));
+    assert!(
+        err.contains("proposer `echo nonsense`: it wrote `nonsense`, which is no JSON"),
+        "{err}"
+    );
+    assert!(
+        out.contains("only it was tried; `echo nonsense` proposed nothing else"),
+        "{out}"
+    );
+    assert!(!out.contains("give --budget"), "{out}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// The example of a proposer turns levers of what is fast, words too, and never makes a config that cannot be.
+#[test]
+fn the_example_of_a_proposer_proposes_what_may_be_tried() {
+    let has_python = Command::new("python3").arg("--version").output().is_ok();
+    if !has_python {
+        eprintln!("NOT RUN: there is no python3");
+        return;
+    }
+    let home = folder("propose");
+    let kept = home.join("run");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/propose.py");
+    let output = flashcore("tune mission --device replay:shipped --budget 30 --folder", &home)
+        .arg(&kept)
+        .args(["--proposer", &format!("python3 {script}")])
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    // Kept output says what it is evidence of.
+    let identity = format!(
+        "revision  {}; driver of the times 580.159.04",
+        flashcore_bench::revision()
+    );
+    assert!(out.contains(&identity), "{out}");
+    let lines = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
+    let trials: Vec<Trial> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(trials.len(), 30);
+    let refused = trials.iter().filter(|trial| trial.verdict == Verdict::Refused);
+    assert_eq!(refused.count(), 0, "{trials:#?}");
+    let origins: Vec<&str> = trials.iter().map(|trial| trial.origin.as_str()).collect();
+    assert!(
+        origins
+            .iter()
+            .any(|why| why.contains("rescale") || why.contains("turns")),
+        "{origins:#?}"
+    );
+    let fastest = |trials: &[Trial]| trials.iter().filter_map(Trial::score).fold(f64::INFINITY, f64::min);
+    assert!(fastest(&trials) < 0.6 * fastest(&trials[..1]), "{origins:#?}");
     std::fs::remove_dir_all(&home).unwrap();
 }
 

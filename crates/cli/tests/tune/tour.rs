@@ -18,6 +18,7 @@ fn without_a_gpu_tune_shows_all_its_parts() {
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
     let parts = [
         "Tuning on cpu",
+        flashcore_bench::revision(),
         "the default",
         "Leaderboard",
         " tried ",
