@@ -239,7 +239,7 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
 #[test]
 fn a_proposer_that_says_nonsense_is_quoted() {
     let home = folder("nonsense");
-    let output = flashcore("tune tiny --device replay:shipped --budget 9", &home)
+    let output = flashcore("tune mission --device replay:shipped --budget 9", &home)
         .args(["--proposer", "echo nonsense"])
         .output()
         .unwrap();

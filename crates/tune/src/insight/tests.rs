@@ -267,3 +267,36 @@ fn the_same_history_makes_the_same_claims_however_it_is_followed() {
     let text = serde_json::to_string(&claims).unwrap();
     assert_eq!(serde_json::from_str::<Claims>(&text).unwrap(), claims);
 }
+
+#[test]
+fn what_spilled_in_searches_on_an_h200_is_told_before_it_is_built() {
+    // Of the first eight of evidence/h200/tune/run-mission.txt and run-measured.txt.
+    let spilled = [
+        "mma/m32n128-w2x4-s2-b3-qsh-xor-eager",
+        "mma/m32n128-w2x4-s4-b3-qsh-xor-eager",
+        "mma/m32n128-w2x4-s4-b3-qsh-xor-lazy",
+        "mma/m32n128-w2x4-s4-b3-qsh-xor-bold",
+        "mma/m32n128-w2x4-s5-b3-qsh-xor-eager",
+        "mma/m32n256-w2x2-s2-b4-qsh-xor-bold",
+    ];
+    let built = [
+        "mma/m32n128-w2x2-s5-b1-qreg-xor-lazy",
+        "mma/m32n128-w2x2-s4-b3-qsh-xor-eager",
+        "wgmma/m64n128-s2-c2-free-bold",
+        "wgmma/m64n64-s2-c2-free-bold",
+    ];
+    // They were built, and are 7 % and 40 % slower than the default.
+    let wrongly = [
+        "mma/m32n128-w1x4-s4-b3-qsh-xor-eager",
+        "mma/m32n64-w2x4-s4-b3-qsh-xor-eager",
+    ];
+    let advisor = Advisor::new(&Problem::named("mission").unwrap(), Profile::named("h200").unwrap());
+    let told = |ids: &[&str]| -> Vec<bool> {
+        let ids: Vec<String> = ids.iter().map(|id| id.to_string()).collect();
+        let predicted = advisor.predict(&ids).into_iter();
+        predicted.map(|one| one.unwrap().spills).collect()
+    };
+    assert_eq!(told(&spilled), [true; 6]);
+    assert_eq!(told(&built), [false; 4]);
+    assert_eq!(told(&wrongly), [true; 2]);
+}
