@@ -1,4 +1,6 @@
-//! Replay: a space that was measured once, as data, so that strategies can be compared without the device.
+//! Replay: a space that was measured once, as data, so that strategies can be compared without the device. It is kinder
+//! than a search on a GPU: each proposal has seen the result of the one before, where there eight are on their way at once,
+//! and times are exact.
 
 use std::collections::HashMap;
 
