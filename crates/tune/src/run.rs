@@ -18,7 +18,7 @@ use crate::finals;
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
-use crate::journal::{Header, Journal, SCHEMA, digest, read_header, read_seconds};
+use crate::journal::{BOARD, CLAIMS, Header, Journal, SCHEMA, digest, read_header, read_seconds};
 use crate::judge::Judge;
 use crate::search::{Look, Search};
 use crate::simulated;
@@ -184,8 +184,10 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     } else {
         (Journal::begin(&request.folder, &header)?, Vec::new())
     };
-    let seconds_before = read_seconds(&request.folder).filter(|_| request.resume);
-    watcher.begins(&header, before.len());
+    let tried_before = before.len();
+    let of_trials = before.iter().map(|trial| trial.seconds).sum::<f64>() / header.devices.len() as f64;
+    let seconds_before = read_seconds(&request.folder).unwrap_or(0.0).max(of_trials);
+    watcher.begins(&header, tried_before);
     let judge = match header.inputs {
         Some(seed) => Judge::new(&request.case.problem, seed)?,
         None => Judge::of_nothing(&request.case.problem),
@@ -216,7 +218,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let look = gate.as_ref().map(|gate| |id: &str| gate.look(id));
     let look = look.as_ref().map(|look| look as &Look<'_>);
     let mut search = Search::new(&request.space, look, &header, journal, before);
-    search.limit(request.trials, request.time);
+    // What was tried is part of the run, whatever the budget is by now.
+    search.limit(request.trials.max(tried_before), request.time);
     search.ends_by(request.interrupt.clone());
     let mut examiners = search.go(&mut *strategy, examiners, watcher)?;
     let (history, journal, proposer_gone) = search.end();
@@ -252,18 +255,18 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         finals::confirm(board, &history, &mut examiners[0], watcher)?;
     }
     if let Some(board) = &board {
-        journal.keep("board.json", board)?;
+        journal.keep(BOARD, board)?;
     }
     let claims = strategy.insights(&history, &request.space).map(Insights::claims);
     if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
-        journal.keep("claims.json", claims)?;
+        journal.keep(CLAIMS, claims)?;
     }
     let workers_started = examiners.iter().map(|examiner| examiner.worker.started()).sum();
     for index in 0..examiners.len() {
         // Of no more use; where no answer was ever read it is not there.
         let _ = std::fs::remove_file(scratch(index));
     }
-    let seconds = seconds_before.unwrap_or(0.0) + began.elapsed().as_secs_f64();
+    let seconds = seconds_before + began.elapsed().as_secs_f64();
     journal.keep_seconds(seconds)?;
     Ok(Outcome {
         header,
