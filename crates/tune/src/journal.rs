@@ -52,7 +52,7 @@ pub struct Header {
     /// SHA-256 of the program: builds of a modified tree have one revision.
     #[serde(default)]
     pub executable: String,
-    /// SHA-256 of what may be proposed: families, levers, values.
+    /// SHA-256 of what may be proposed: families, levers, values; of a replay of what was measured, too.
     pub space: String,
     /// The strategy.
     pub strategy: String,
@@ -81,7 +81,12 @@ pub struct Header {
 
 /// Identity of a space.
 pub(crate) fn digest(space: &Space) -> String {
-    let text = serde_json::to_string(&space.count()).unwrap_or_default();
+    let counted = serde_json::to_string(&space.count()).unwrap_or_default();
+    sha256(&(counted + space.measured().unwrap_or_default()))
+}
+
+/// SHA-256 of a text, as hexadecimal digits.
+pub(crate) fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -99,7 +104,19 @@ impl Header {
     /// The first thing in which another run differs, and how.
     fn differs(&self, other: &Header) -> Option<(&'static str, String, String)> {
         let devices = |header: &Header| {
-            let one = |device: &DeviceIdentity| format!("{} {} ({})", device.device, device.name, device.uuid);
+            let one = |device: &DeviceIdentity| {
+                let DeviceIdentity {
+                    device,
+                    name,
+                    uuid,
+                    // It is compared by itself.
+                    driver: _,
+                    architecture,
+                    units,
+                    l2_bytes,
+                } = device;
+                format!("{device} {name} ({uuid}, {architecture}, {units} units, {l2_bytes} B of L2)")
+            };
             header.devices.iter().map(one).collect::<Vec<_>>().join(", ")
         };
         let drivers = |header: &Header| {
@@ -448,8 +465,12 @@ pub(crate) mod tests {
         let folder = folder("other");
         drop(Journal::begin(&folder, &header()).unwrap());
         type Change = fn(&mut Header);
-        let changes: [(&str, Change); 9] = [
+        let changes: [(&str, Change); 12] = [
             ("the device was", |h| h.devices[0].uuid = "other".to_string()),
+            // The same host, bound to fewer of its processors; a card that is split into parts.
+            ("the device was", |h| h.devices[0].units += 1),
+            ("the device was", |h| h.devices[0].architecture = "sm_80".to_string()),
+            ("the device was", |h| h.devices[0].l2_bytes += 1),
             ("the driver was", |h| h.devices[0].driver = "570".to_string()),
             ("the space was", |h| h.space = "ffff".to_string()),
             ("the source was abc and is def here", |h| h.revision = "def".to_string()),

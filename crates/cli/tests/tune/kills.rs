@@ -79,6 +79,13 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     let said = String::from_utf8(other.stderr).unwrap();
     assert_eq!(other.status.code(), Some(2), "{said}");
     assert!(said.contains("the strategy was elite and is random"), "{said}");
+    let mut faster = table();
+    faster.tables[0].timed.iter_mut().for_each(|row| row.1 *= 0.99);
+    std::fs::write(&file, serde_json::to_string(&faster).unwrap()).unwrap();
+    let other = run("cut", "--resume").output().unwrap();
+    let said = String::from_utf8(other.stderr).unwrap();
+    assert_eq!(other.status.code(), Some(2), "{said}");
+    assert!(said.contains("the space was"), "{said}");
     std::fs::remove_dir_all(&home).unwrap();
 }
 
