@@ -77,7 +77,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     } else {
         style::print(&beside.as_ref().map(tune_peers::text).unwrap_or_default());
         style::print(&plan.text());
-        style::print(&kept_text(&found.folder, more(args.budget, &found)));
+        style::print(&kept_text(args.budget, &found));
     }
     if let Some(why) = nothing_new(args.budget, &found) {
         anstream::eprint!("{}", style::wrap(&format!("note: {why}"), 2));
@@ -281,43 +281,39 @@ fn is_exhausted(budget: Budget, found: &Found) -> bool {
     matches!(budget, Budget::Trials(most) if tried < most) && found.proposer_gone.is_none()
 }
 
-/// The budget to go on with; `None` where there is nothing else to try.
-fn more(budget: Budget, found: &Found) -> Option<Budget> {
+/// What to type to go on; `None` where there is nothing else to try.
+fn go_on(budget: Budget, found: &Kept) -> Option<String> {
+    // The budget was not spent.
+    if found.proposer_gone.is_some() {
+        return Some(resume_command(&found.folder));
+    }
     let trials = found.history.trials();
     let seconds: f64 = trials.iter().map(|trial| trial.seconds).sum();
     let spent = Duration::try_from_secs_f64(seconds / found.header.devices.len().max(1) as f64);
-    (!is_exhausted(budget, found)).then(|| budget.twice(trials.len(), spent.unwrap_or_default()))
+    let more = budget.twice(trials.len(), spent.unwrap_or_default());
+    (!is_exhausted(budget, found)).then(|| go_on_command(&found.folder, more))
 }
 
-/// Why a run that was taken up again did nothing, if so.
+/// Why a run that was taken up again did nothing, if so. That its proposer died is said elsewhere.
 fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
     let tried = style::count(found.history.trials().len() as u64, "trial");
     let why = match is_exhausted(budget, found) {
         true => "nothing else is proposed".to_string(),
         false => format!("a budget of {budget} leaves no other"),
     };
-    found.nothing_new.then(|| {
+    let is_so = found.nothing_new && found.proposer_gone.is_none();
+    is_so.then(|| {
         format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is the one of then")
     })
 }
 
-/// Where a run is kept, and what can be done with it: `more` is the budget to go on with.
-fn kept_text(folder: &Path, more: Option<Budget>) -> String {
-    let go_on = more.map(|budget| {
-        format!(
-            "  {DIM}{:<10}{DIM:#}{CODE}{}{CODE:#}\n",
-            "go on",
-            go_on_command(folder, budget)
-        )
-    });
+/// Where a run is kept, and what can be done with it.
+fn kept_text(budget: Budget, found: &Kept) -> String {
     // Not wrapped: they are to be copied.
-    style::field("evidence", &folder.display().to_string())
-        + &format!(
-            "  {DIM}{:<10}{DIM:#}{CODE}flashcore leaderboard {}{CODE:#}\n",
-            "again",
-            quoted(folder.as_os_str())
-        )
-        + &go_on.unwrap_or_default()
+    let typed = |what: &str, command: &str| format!("  {DIM}{what:<10}{DIM:#}{CODE}{command}{CODE:#}\n");
+    let again = format!("flashcore leaderboard {}", quoted(found.folder.as_os_str()));
+    let go_on = go_on(budget, found).map(|command| typed("go on", &command));
+    style::field("evidence", &found.folder.display().to_string()) + &typed("again", &again) + &go_on.unwrap_or_default()
 }
 
 /// Whether a search can begin at a config that was named: what is no config, or is refused, is a question asked wrongly
