@@ -13,7 +13,7 @@ time, or of the finals':
   finals  the round's budget is spent, and the search is killed in its finals
 
 What must hold:
-  - after each kill the trials that were kept before are the first ones, unchanged, and there is no leaderboard;
+  - after each kill the trials that were kept before are the first ones, unchanged, and there is no leaderboard of fewer;
   - each leaderboard has the first candidate and the best four others of its own trials;
   - both searches come to as many trials, candidates that both tried have one verdict but for the clock's, and where proposals
     do not depend on times (random, exhaustive) they are the same in the same order;
@@ -164,9 +164,10 @@ class Killing:
             is_finals = kept() >= budget
             self.in_finals += is_finals
             said.append(f"the search at {kept()}" + (", in its finals" if is_finals else ""))
-            # Of trials before; unless nothing was added to them and they are all.
-            is_stale = (self.killed / "board.json").exists() and kept() > len(before)
-            self.expect(not is_stale, "a search that was killed has a leaderboard")
+            # One that came after the last trial is of them all, and the search was about to end.
+            board, trials = self.killed / "board.json", self.killed / "trials.jsonl"
+            is_stale = board.exists() and board.stat().st_mtime_ns < trials.stat().st_mtime_ns
+            self.expect(not is_stale, "a search that was killed has a leaderboard of fewer trials")
         else:
             said.append(f"it ended before, with {process.returncode}")
             self.expect(process.returncode == 0, "a search ended by itself and badly")
