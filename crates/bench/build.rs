@@ -23,19 +23,21 @@ const SOURCES: [&str; 9] = [
 fn main() {
     println!("cargo::rerun-if-env-changed=FLASHCORE_REVISION");
     println!("cargo::rerun-if-changed=build.rs");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    // Cargo runs this in the crate's folder. A path from when this program was compiled would be that of another copy of the
+    // repository where a target folder was copied, and the revision that one's.
+    let root = Path::new("../..");
     for source in SOURCES {
         rerun_if_changed(&root.join(source));
     }
     // The log of HEAD grows with every commit and checkout. In a worktree it is not below `.git`.
-    if let Some(log) = git(&root, &["rev-parse", "--git-path", "logs/HEAD"]) {
+    if let Some(log) = git(root, &["rev-parse", "--git-path", "logs/HEAD"]) {
         rerun_if_changed(&root.join(log));
     }
     let given = std::env::var("FLASHCORE_REVISION")
         .ok()
         .filter(|text| !text.trim().is_empty());
     let revision = given
-        .or_else(|| from_git(&root))
+        .or_else(|| from_git(root))
         .unwrap_or_else(|| "unknown".to_string());
     println!("cargo::rustc-env=FLASHCORE_BUILD_REVISION={}", revision.trim());
 }

@@ -13,6 +13,7 @@ use flashcore_tune::journal::read_trials;
 use crate::failure::Failure;
 use crate::first_run::invocation;
 use crate::style::{self, CODE};
+use crate::tune_args::Budget;
 
 /// What a program that was interrupted exits with: 128 and the number of the signal, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -74,19 +75,28 @@ fn said(folder: &Path) -> String {
 
 /// What to type to take this run up again: the words that began it, and its folder.
 pub(crate) fn resume_command(folder: &Path) -> String {
+    command(folder, None)
+}
+
+/// What to type to go on with a run that has ended: the same with another budget, for the one it had is spent.
+pub(crate) fn go_on_command(folder: &Path, budget: Budget) -> String {
+    command(folder, Some(budget))
+}
+
+fn command(folder: &Path, budget: Option<Budget>) -> String {
     let mut words = std::env::args_os();
     let typed = words.next().unwrap_or_default();
     let program = match invocation() {
         "flashcore" => quoted(&typed),
         by_cargo => by_cargo.to_string(),
     };
-    let words = resumed(words, folder);
+    let words = resumed(words, folder, budget);
     let words = words.iter().map(|word| quoted(word));
     std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// The arguments of a run, changed so that they take it up again from a folder.
-fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path) -> Vec<OsString> {
+/// The arguments of a run, changed so that they take it up again from a folder, with another budget if one is given.
+fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path, budget: Option<Budget>) -> Vec<OsString> {
     let mut words = words.into_iter();
     let mut kept = Vec::new();
     while let Some(word) = words.next() {
@@ -94,8 +104,13 @@ fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path) -> Vec<OsSt
             Some("--resume") => {}
             Some("--folder") => drop(words.next()),
             Some(joined) if joined.starts_with("--folder=") => {}
+            Some("--budget") if budget.is_some() => drop(words.next()),
+            Some(joined) if budget.is_some() && joined.starts_with("--budget=") => {}
             _ => kept.push(word),
         }
+    }
+    if let Some(budget) = budget {
+        kept.extend(["--budget".into(), budget.to_string().into()]);
     }
     kept.extend(["--resume".into(), "--folder".into(), folder.as_os_str().to_os_string()]);
     kept
@@ -117,10 +132,11 @@ mod tests {
 
     #[test]
     fn what_is_to_be_typed_is_what_was_typed_and_the_folder() {
-        let resume = |typed: &[&str]| {
-            let words = resumed(typed.iter().map(OsString::from), Path::new("/runs/one two"));
+        let with = |typed: &[&str], budget| {
+            let words = resumed(typed.iter().map(OsString::from), Path::new("/runs/one two"), budget);
             words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
         };
+        let resume = |typed: &[&str]| with(typed, None);
         assert_eq!(
             resume(&["tune", "mission", "--seed", "3"]),
             "tune mission --seed 3 --resume --folder '/runs/one two'"
@@ -131,5 +147,15 @@ mod tests {
             r"tune --proposer 'it'\''s me' --resume --folder '/runs/one two'"
         );
         assert_eq!(resume(&["tune", "--folder=x"]), resume(&["tune"]));
+        // What was interrupted keeps its budget; what has spent it needs another one.
+        assert!(resume(&["tune", "--budget", "60"]).starts_with("tune --budget 60 --resume"));
+        for typed in [
+            ["tune", "--budget", "60", "--json"].as_slice(),
+            &["tune", "--budget=60", "--json"],
+            &["tune", "--json"],
+        ] {
+            let more = with(typed, Some(Budget::Trials(120)));
+            assert_eq!(more, "tune --json --budget 120 --resume --folder '/runs/one two'");
+        }
     }
 }

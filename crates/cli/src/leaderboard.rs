@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::Claims;
-use flashcore_tune::journal::{Header, read_header, read_seconds, read_trials};
+use flashcore_tune::journal::{Header, read_board, read_header, read_seconds, read_trials};
 use flashcore_tune::{Beside, History, Trial, Verdict, runs, times_as_long};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     for trial in read_trials(&folder)? {
         history.add(trial);
     }
-    let board = board(&folder);
+    let board = read_board(&folder);
     let beside = board.as_ref().and_then(|board| Beside::read(&folder, board));
     let claims: Option<Claims> = kept_in(&folder, "claims.json");
     let seconds = read_seconds(&folder);
@@ -100,11 +100,6 @@ fn title(header: &Header) -> String {
     }
 }
 
-/// The leaderboard of the run in a folder, if it has ended.
-pub(crate) fn board(folder: &std::path::Path) -> Option<Board> {
-    kept_in(folder, "board.json")
-}
-
 /// What a run kept in a file of its folder when it ended.
 fn kept_in<T: DeserializeOwned>(folder: &std::path::Path, name: &str) -> Option<T> {
     let text = std::fs::read_to_string(folder.join(name)).ok()?;
@@ -116,7 +111,7 @@ fn overview(all: &[(PathBuf, Header)], as_json: bool) -> Result<Outcome, Failure
     let mut latest = Vec::new();
     for (folder, header) in all {
         let title = title(header);
-        let Some(board) = board(folder).filter(|_| !seen.contains(&title)) else {
+        let Some(board) = read_board(folder).filter(|_| !seen.contains(&title)) else {
             continue;
         };
         latest.push((folder, header, board));

@@ -8,7 +8,7 @@ use flashcore::{
     shipped_tables, table_files, user_plans_folder,
 };
 use flashcore_bench::Report;
-use flashcore_tune::journal::read_header;
+use flashcore_tune::journal::{read_board, read_header};
 use flashcore_tune::plans::{self, Judged};
 use serde_json::{Value, json};
 
@@ -30,19 +30,41 @@ pub(crate) struct PlansArgs {
     /// With --of: the file to write
     #[arg(long, value_name = "FILE", requires = "of")]
     out: Option<PathBuf>,
-    /// Take a row out of a table: its file and number, as in FILE:3
-    #[arg(long, value_name = "FILE:ROW", conflicts_with_all = ["of", "json"], value_parser = file_and_row)]
-    drop: Option<(PathBuf, usize)>,
+    /// Take a row out of a table: its file and number, as in FILE:3. With a kernel, as in FILE:3:cpu/m64n64, only
+    /// if that is still the row's: numbers change as rows come and go
+    #[arg(long, value_name = "FILE:ROW[:KERNEL]", conflicts_with_all = ["of", "json"], value_parser = dropped)]
+    drop: Option<Dropped>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-fn file_and_row(text: &str) -> Result<(PathBuf, usize), String> {
-    let parts = text
-        .rsplit_once(':')
-        .and_then(|(file, row)| Some((file.into(), row.parse().ok()?)));
-    parts.ok_or_else(|| "write the file and the number of the row as FILE:3; `flashcore plans` shows them".to_string())
+/// A row to be taken out.
+#[derive(Clone, Debug, PartialEq)]
+struct Dropped {
+    file: PathBuf,
+    row: usize,
+    kernel: Option<String>,
+}
+
+fn dropped(text: &str) -> Result<Dropped, String> {
+    let of = |file_and_row: &str, kernel: Option<&str>| {
+        let (file, row) = file_and_row.rsplit_once(':')?;
+        Some(Dropped {
+            file: file.into(),
+            row: row.parse().ok()?,
+            kernel: kernel.map(str::to_string),
+        })
+    };
+    let with_kernel = || {
+        let (before, kernel) = text.rsplit_once(':')?;
+        of(before, Some(kernel))
+    };
+    of(text, None).or_else(with_kernel).ok_or_else(|| {
+        "write the file, the number of the row and perhaps its kernel as FILE:3 or FILE:3:cpu/m64n64; \
+         `flashcore plans` shows them"
+            .to_string()
+    })
 }
 
 const PLANS_HELP: &str = "\
@@ -59,8 +81,8 @@ Tables from measurements:
 Exit codes: 0 done, 1 something is wrong with a table that is used here, 2 usage, 3 environment";
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
-    if let Some((file, row)) = &args.drop {
-        plans::drop_row(file, *row)?;
+    if let Some(Dropped { file, row, kernel }) = &args.drop {
+        plans::drop_row(file, *row, kernel.as_deref())?;
         style::print(&format!("row {row} of {} is gone\n", file.display()));
         return Ok(Outcome::Clean);
     }
@@ -266,7 +288,7 @@ fn judged_line(one: &Judged) -> String {
 fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
     if file.is_dir() {
         let header = read_header(file)?;
-        let board = crate::leaderboard::board(file)
+        let board = read_board(file)
             .ok_or_else(|| Failure::failed(format!("{} has no leaderboard: resume the run", file.display())))?;
         let device = header.devices.first().map(plans::device_of);
         let device = device.ok_or_else(|| Failure::failed(format!("{} names no device", file.display())))?;
@@ -278,4 +300,24 @@ fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
     let report: Report = serde_json::from_value(value["report"].take())
         .map_err(|error| bad(format!("{error}; it is to be what `flashcore bench --json` writes")))?;
     Ok((plans::device_of(&report.run.device), plans::of_report(&report)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_named_by_its_file_its_number_and_perhaps_its_kernel() {
+        let row = |file: &str, kernel: Option<&str>| Dropped {
+            file: file.into(),
+            row: 3,
+            kernel: kernel.map(str::to_string),
+        };
+        assert_eq!(dropped("a/b.json:3"), Ok(row("a/b.json", None)));
+        assert_eq!(dropped("a:b.json:3"), Ok(row("a:b.json", None)));
+        assert_eq!(dropped("a:b.json:3:cpu/m8n8"), Ok(row("a:b.json", Some("cpu/m8n8"))));
+        for wrong in ["a.json", "a.json:x", "a.json:x:cpu/m8n8", ""] {
+            assert!(dropped(wrong).unwrap_err().contains("FILE:3"), "{wrong}");
+        }
+    }
 }

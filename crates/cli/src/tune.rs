@@ -11,12 +11,12 @@ use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program, compilers_for};
-use flashcore_tune::{Gatekeeper, Outcome as Found, Request, Setup, TuneError, runs};
+use flashcore_tune::{Beside, Gatekeeper, Outcome as Found, Request, Setup, TuneError, runs};
 use serde_json::json;
 
 use crate::claims;
 use crate::failure::{Failure, Outcome};
-use crate::interrupt::{CtrlC, quoted, resume_command};
+use crate::interrupt::{CtrlC, go_on_command, quoted, resume_command};
 use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
@@ -57,7 +57,10 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     }
     let plan = tune_plan::keep(&found.found, args.no_plan)?;
     found.ctrl_c.is_over();
-    let beside = tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?;
+    let beside = match kept_beside(&found) {
+        Some(kept) => Some(kept),
+        None => tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?,
+    };
     if args.json {
         style::print_json(&json!({
             "run": found.header,
@@ -74,7 +77,10 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     } else {
         style::print(&beside.as_ref().map(tune_peers::text).unwrap_or_default());
         style::print(&plan.text());
-        style::print(&kept_text(&found.folder));
+        style::print(&kept_text(args.budget, &found));
+    }
+    if let Some(why) = nothing_new(args.budget, &found) {
+        anstream::eprint!("{}", style::wrap(&format!("note: {why}"), 2));
     }
     if tour {
         tune_without_gpu::run(&case)?;
@@ -89,6 +95,12 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         }
         _ => Outcome::Findings,
     })
+}
+
+/// What stood beside the winner before, where that is still all there is to say.
+fn kept_beside(found: &Kept) -> Option<Beside> {
+    let board = found.board.as_ref().filter(|_| found.nothing_new)?;
+    Beside::read(&found.folder, board).filter(|beside| beside.missing.is_none())
 }
 
 /// Says what is left of a search that was interrupted.
@@ -263,20 +275,45 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     Ok(Kept { found, folder, ctrl_c })
 }
 
+/// Whether a search ended because it had proposed all there is, which is known of one that counts trials.
+fn is_exhausted(budget: Budget, found: &Found) -> bool {
+    let tried = found.history.trials().len();
+    matches!(budget, Budget::Trials(most) if tried < most) && found.proposer_gone.is_none()
+}
+
+/// What to type to go on; `None` where there is nothing else to try.
+fn go_on(budget: Budget, found: &Kept) -> Option<String> {
+    // The budget was not spent.
+    if found.proposer_gone.is_some() {
+        return Some(resume_command(&found.folder));
+    }
+    let trials = found.history.trials();
+    let seconds: f64 = trials.iter().map(|trial| trial.seconds).sum();
+    let spent = Duration::try_from_secs_f64(seconds / found.header.devices.len().max(1) as f64);
+    let more = budget.twice(trials.len(), spent.unwrap_or_default());
+    (!is_exhausted(budget, found)).then(|| go_on_command(&found.folder, more))
+}
+
+/// Why a run that was taken up again did nothing, if so. That its proposer died is said elsewhere.
+fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
+    let tried = style::count(found.history.trials().len() as u64, "trial");
+    let why = match is_exhausted(budget, found) {
+        true => "nothing else is proposed".to_string(),
+        false => format!("a budget of {budget} leaves no other"),
+    };
+    let is_so = found.nothing_new && found.proposer_gone.is_none();
+    is_so.then(|| {
+        format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is the one of then")
+    })
+}
+
 /// Where a run is kept, and what can be done with it.
-fn kept_text(folder: &Path) -> String {
+fn kept_text(budget: Budget, found: &Kept) -> String {
     // Not wrapped: they are to be copied.
-    style::field("evidence", &folder.display().to_string())
-        + &format!(
-            "  {DIM}{:<10}{DIM:#}{CODE}flashcore leaderboard {}{CODE:#}\n",
-            "again",
-            quoted(folder.as_os_str())
-        )
-        + &format!(
-            "  {DIM}{:<10}{DIM:#}{CODE}{}{CODE:#}\n",
-            "go on",
-            resume_command(folder)
-        )
+    let typed = |what: &str, command: &str| format!("  {DIM}{what:<10}{DIM:#}{CODE}{command}{CODE:#}\n");
+    let again = format!("flashcore leaderboard {}", quoted(found.folder.as_os_str()));
+    let go_on = go_on(budget, found).map(|command| typed("go on", &command));
+    style::field("evidence", &found.folder.display().to_string()) + &typed("again", &again) + &go_on.unwrap_or_default()
 }
 
 /// Whether a search can begin at a config that was named: what is no config, or is refused, is a question asked wrongly

@@ -1,5 +1,6 @@
 //! What can be said to `flashcore tune`.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -105,6 +106,29 @@ pub(crate) enum Budget {
     Time(Duration),
 }
 
+impl Budget {
+    /// Twice as much, and twice what was spent where that is more: with less a run that spent this one has nothing left.
+    pub(crate) fn twice(self, trials: usize, time: Duration) -> Budget {
+        match self {
+            Budget::Trials(most) => Budget::Trials(most.max(trials).saturating_mul(2)),
+            Budget::Time(most) => {
+                let seconds = most.max(time).as_secs_f64() * 2.0;
+                Budget::Time(Duration::try_from_secs_f64(seconds.ceil()).unwrap_or(most))
+            }
+        }
+    }
+}
+
+/// As it is typed.
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Budget::Trials(trials) => write!(f, "{trials}"),
+            Budget::Time(time) => write!(f, "{}s", time.as_secs_f64()),
+        }
+    }
+}
+
 fn strategy(name: &str) -> Result<Kind, String> {
     name.parse().map_err(|error: TuneError| error.to_string())
 }
@@ -152,6 +176,20 @@ mod tests {
         assert_eq!(budget("90s"), Ok(Budget::Time(Duration::from_secs(90))));
         assert_eq!(budget("1.5m"), Ok(Budget::Time(Duration::from_secs(90))));
         assert_eq!(budget("1h"), Ok(Budget::Time(Duration::from_secs(3600))));
+        // Twice of it is more than what was spent, and can be typed.
+        for (budget, trials, seconds, twice) in [
+            ("60", 60, 0, "120"),
+            ("20", 60, 0, "120"),
+            ("1.5m", 9, 80, "180s"),
+            ("0.5s", 9, 0, "1s"),
+            ("60s", 9, 200, "400s"),
+        ] {
+            let next = super::budget(budget)
+                .unwrap()
+                .twice(trials, Duration::from_secs(seconds));
+            assert_eq!(next.to_string(), twice);
+            assert_eq!(super::budget(twice), Ok(next));
+        }
         for wrong in ["0", "-5", "fast", "m", "h", "-1h", "infs", "1e400s", "1e300h"] {
             assert!(budget(wrong).is_err(), "{wrong}");
         }

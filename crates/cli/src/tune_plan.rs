@@ -127,7 +127,8 @@ fn text(settled: &Settled, setting: &PlanSetting) -> String {
             if *used == row.kernel {
                 let from_now_on = format!(
                     ": from now on the library uses it for this problem here; \
-                     {CODE}flashcore plans --drop {file}:{number}{CODE:#} undoes that"
+                     {CODE}flashcore plans --drop {file}:{number}:{}{CODE:#} undoes that",
+                    row.kernel
                 );
                 (text + &from_now_on, row.kernel, used, shadows)
             } else {
@@ -152,10 +153,9 @@ fn text(settled: &Settled, setting: &PlanSetting) -> String {
         Settled::NotMeasured { winner, stays } => {
             return format!(
                 "no row was written: {}; a search without FLASHCORE_PLANS begins at it, and \
-                 {CODE}flashcore plans --drop {}:{}{CODE:#} takes it out",
+                 {} takes it out",
                 not_measured(winner, stays),
-                stays.table,
-                stays.number
+                drop_command(stays)
             );
         }
     };
@@ -172,6 +172,12 @@ fn text(settled: &Settled, setting: &PlanSetting) -> String {
     text
 }
 
+/// What to type to take a row out. It names the kernel, too: by the time that it is typed the number may be another row's.
+fn drop_command(place: &Place) -> String {
+    let Place { table, number, kernel } = place;
+    format!("{CODE}flashcore plans --drop {table}:{number}:{kernel}{CODE:#}")
+}
+
 /// Which rows are read earlier, and what to do about it.
 fn shadowed(shadows: &[Place]) -> String {
     let rows: Vec<String> = shadows
@@ -181,7 +187,7 @@ fn shadowed(shadows: &[Place]) -> String {
     let drops: Vec<String> = shadows
         .iter()
         .filter(|place| Path::new(&place.table).exists())
-        .map(|place| format!("{CODE}flashcore plans --drop {}:{}{CODE:#}", place.table, place.number))
+        .map(drop_command)
         .collect();
     let are = if rows.len() == 1 { "is" } else { "are" };
     // A shipped row cannot be dropped, but a row that is written by then goes before it.
@@ -244,7 +250,7 @@ mod tests {
         assert_eq!(
             said(&row("cpu/m32n32", None, Vec::new())),
             "row 1 of mine.json: from now on the library uses it for this problem here; flashcore plans --drop \
-             mine.json:1 undoes that"
+             mine.json:1:cpu/m32n32 undoes that"
         );
         // The files of rows that can be dropped are there.
         let earlier = std::env::temp_dir().join(format!("flashcore-earlier-{}.json", std::process::id()));
@@ -253,7 +259,7 @@ mod tests {
         let shadowed = said(&row("cpu/m48n48", None, vec![place(&earlier)]));
         let still = format!(
             "but the library still uses cpu/m48n48 here: row 3 of {earlier} (cpu/m48n48) is read earlier; to use the \
-             winner, flashcore plans --drop {earlier}:3"
+             winner, flashcore plans --drop {earlier}:3:cpu/m48n48"
         );
         assert_eq!(shadowed, format!("row 1 of mine.json is written; {still}"));
         assert_eq!(
@@ -278,7 +284,7 @@ mod tests {
         assert_eq!(
             stays,
             "no row was written: row 3 of mine.json stays, for its cpu/m48n48 was not in these finals, and cpu/m32n32 may be \
-             the slower one; a search without FLASHCORE_PLANS begins at it, and flashcore plans --drop mine.json:3 takes it out"
+             the slower one; a search without FLASHCORE_PLANS begins at it, and flashcore plans --drop mine.json:3:cpu/m48n48 takes it out"
         );
         let pinned = text(&row("cpu/m32n32", None, Vec::new()), &PlanSetting::Shipped);
         assert!(pinned.contains("as long as FLASHCORE_PLANS"), "{pinned}");

@@ -1,6 +1,8 @@
 //! What `flashcore tune` does first on a GPU that was never measured: it has it measured.
 
+use std::io::Read;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use flashcore_bench::DeviceIdentity;
@@ -14,6 +16,9 @@ use crate::worker;
 
 /// Longest that measuring may take; it takes some two seconds.
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long what a child said is waited for once it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Measures what a GPU gives where nobody has with this driver and these microbenchmarks, and keeps it for the device.
 /// Another process does it: a search takes no device itself, and whatever goes wrong there costs predictions and no more.
@@ -60,9 +65,19 @@ fn done_within(command: &mut Command, deadline: Duration) -> Result<(), String> 
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     let mut child = piped.spawn().map_err(|error| format!("it did not start: {error}"))?;
-    loop {
+    // Read as it comes: a child that says more than a pipe holds waits until somebody does.
+    let (sender, said) = channel();
+    if let Some(mut stderr) = child.stderr.take() {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            // What came until it failed is better than nothing.
+            let _ = stderr.read_to_end(&mut text);
+            let _ = sender.send(text);
+        });
+    }
+    let status = loop {
         match child.try_wait() {
-            Ok(Some(_)) => break,
+            Ok(Some(status)) => break status,
             Ok(None) if started.elapsed() < deadline => std::thread::sleep(Duration::from_millis(10)),
             ended => {
                 // It may have ended just now: then there is nothing to end.
@@ -74,14 +89,15 @@ fn done_within(command: &mut Command, deadline: Duration) -> Result<(), String> 
                 });
             }
         }
-    }
-    let output = child.wait_with_output().map_err(|error| error.to_string())?;
-    if output.status.success() {
+    };
+    if status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
+    // All of it, unless a process that the child left behind has the pipe, too.
+    let said = said.recv_timeout(LAST_WORDS).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
     let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    Err(format!("{}: {said}", output.status))
+    Err(format!("{status}: {said}"))
 }
 
 #[cfg(test)]
@@ -105,6 +121,16 @@ mod tests {
         assert!(why.contains('3') && why.ends_with("no such kernel"), "{why}");
         let why = done_within(&mut Command::new("/nowhere/flashcore"), DEADLINE).unwrap_err();
         assert!(why.contains("did not start"), "{why}");
+    }
+
+    #[test]
+    fn what_says_much_does_not_hang() {
+        // More than any pipe holds.
+        let much = "i=0; while [ $i -lt 3000 ]; do echo 'a line of a hundred characters and more, so that three thousand of \
+                    them are far more than what a pipe holds' >&2; i=$((i + 1)); done;";
+        assert_eq!(done_within(&mut shell(&format!("{much} exit 0")), DEADLINE), Ok(()));
+        let why = done_within(&mut shell(&format!("{much} echo last >&2; exit 3")), DEADLINE).unwrap_err();
+        assert!(why.ends_with("last") && why.len() > 200_000, "{}", why.len());
     }
 
     #[test]

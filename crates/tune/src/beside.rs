@@ -10,7 +10,7 @@ use crate::error::TuneError;
 use crate::journal::{Header, write_json};
 
 /// The file of a run's folder that has it.
-const FILE: &str = "peers.json";
+pub(crate) const FILE: &str = "peers.json";
 
 /// The winner beside the default and peers, as kept in a run's folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ impl Beside {
         write_json(&folder.join(FILE), self)
     }
 
-    /// What a run's folder has, if it was made for this leaderboard: a run that went on may have another winner.
+    /// What a run's folder has, if it was made for this leaderboard.
     pub fn read(folder: &Path, board: &Board) -> Option<Beside> {
         let text = std::fs::read_to_string(folder.join(FILE)).ok()?;
         let beside: Beside = serde_json::from_str(&text).ok()?;

@@ -2,7 +2,7 @@
 //! can be taken up again from it.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::board::Board;
 use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::space::Space;
@@ -23,6 +24,12 @@ pub const SCHEMA: u32 = 3;
 const RUN: &str = "run.json";
 const TRIALS: &str = "trials.jsonl";
 const SECONDS: &str = "seconds.json";
+/// The leaderboard.
+pub(crate) const BOARD: &str = "board.json";
+/// What was claimed about candidates, and what came of it.
+pub(crate) const CLAIMS: &str = "claims.json";
+/// What a run came to: so until a trial is added.
+const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::beside::FILE, SECONDS];
 
 /// How long a run's lock is waited for.
 const LOCK_PATIENCE: Duration = Duration::from_millis(300);
@@ -45,7 +52,7 @@ pub struct Header {
     /// SHA-256 of the program: builds of a modified tree have one revision.
     #[serde(default)]
     pub executable: String,
-    /// SHA-256 of what may be proposed: families, levers, values.
+    /// SHA-256 of what may be proposed: families, levers, values; of a replay of what was measured, too.
     pub space: String,
     /// The strategy.
     pub strategy: String,
@@ -74,7 +81,12 @@ pub struct Header {
 
 /// Identity of a space.
 pub(crate) fn digest(space: &Space) -> String {
-    let text = serde_json::to_string(&space.count()).unwrap_or_default();
+    let counted = serde_json::to_string(&space.count()).unwrap_or_default();
+    sha256(&(counted + space.measured().unwrap_or_default()))
+}
+
+/// SHA-256 of a text, as hexadecimal digits.
+pub(crate) fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -92,7 +104,19 @@ impl Header {
     /// The first thing in which another run differs, and how.
     fn differs(&self, other: &Header) -> Option<(&'static str, String, String)> {
         let devices = |header: &Header| {
-            let one = |device: &DeviceIdentity| format!("{} {} ({})", device.device, device.name, device.uuid);
+            let one = |device: &DeviceIdentity| {
+                let DeviceIdentity {
+                    device,
+                    name,
+                    uuid,
+                    // It is compared by itself.
+                    driver: _,
+                    architecture,
+                    units,
+                    l2_bytes,
+                } = device;
+                format!("{device} {name} ({uuid}, {architecture}, {units} units, {l2_bytes} B of L2)")
+            };
             header.devices.iter().map(one).collect::<Vec<_>>().join(", ")
         };
         let drivers = |header: &Header| {
@@ -128,6 +152,8 @@ impl Header {
 pub(crate) struct Journal {
     folder: PathBuf,
     trials: File,
+    /// Whether the folder may have what the trials so far came to.
+    may_have_results: bool,
 }
 
 impl Journal {
@@ -192,6 +218,7 @@ impl Journal {
         Ok(Journal {
             folder: folder.to_path_buf(),
             trials,
+            may_have_results: true,
         })
     }
 
@@ -200,8 +227,19 @@ impl Journal {
         &self.folder
     }
 
-    /// Keeps a trial. It is on the disk when this returns.
+    /// Keeps a trial. It is on the disk when this returns. What the trials before it came to is gone first: a run that is cut
+    /// off from here on has no leaderboard, rather than one that does not know its last trials.
     pub(crate) fn add(&mut self, trial: &Trial) -> Result<(), TuneError> {
+        if self.may_have_results {
+            for name in RESULTS {
+                let path = self.folder.join(name);
+                match std::fs::remove_file(&path) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => return Err(TuneError::file(&path, error)),
+                    _ => {}
+                }
+            }
+            self.may_have_results = false;
+        }
         let mut line = serde_json::to_string(trial).map_err(|error| TuneError::file(&self.folder, error))?;
         line.push('\n');
         let written = self
@@ -222,8 +260,14 @@ impl Journal {
     }
 }
 
+/// The leaderboard of the run in a folder: that of all its trials. `None` while there is none, as of a run that was cut off.
+pub fn read_board(folder: &Path) -> Option<Board> {
+    let text = std::fs::read_to_string(folder.join(BOARD)).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
 /// Seconds that the run in a folder has taken, from its beginning to the end of its finals, over all the times that it was
-/// taken up. A part that was killed is not in it; `None` where none has ended.
+/// taken up. Of a part that was killed only what its trials took is in it; `None` while the run goes on, and where it was killed.
 pub fn read_seconds(folder: &Path) -> Option<f64> {
     let text = std::fs::read_to_string(folder.join(SECONDS)).ok()?;
     let seconds: f64 = serde_json::from_str(&text).ok()?;
@@ -381,6 +425,24 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn what_a_run_came_to_is_gone_with_the_next_trial_and_not_before() {
+        let folder = folder("results");
+        let mut journal = Journal::begin(&folder, &header()).unwrap();
+        journal.add(&trial(0, "a", Some(1.0))).unwrap();
+        RESULTS.iter().for_each(|name| journal.keep(name, &1.5).unwrap());
+        drop(journal);
+        let is_there = || RESULTS.map(|name| folder.join(name).exists());
+        // Taken up again, and nothing was left to do.
+        drop(Journal::resume(&folder, &header()).unwrap());
+        assert_eq!(is_there(), [true; 4]);
+        let (mut journal, _) = Journal::resume(&folder, &header()).unwrap();
+        journal.add(&trial(1, "b", Some(1.0))).unwrap();
+        assert_eq!(is_there(), [false; 4]);
+        assert_eq!((read_seconds(&folder), read_board(&folder)), (None, None));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
     fn a_line_that_no_search_writes_is_an_error() {
         let folder = folder("corrupt");
         drop(Journal::begin(&folder, &header()).unwrap());
@@ -403,8 +465,12 @@ pub(crate) mod tests {
         let folder = folder("other");
         drop(Journal::begin(&folder, &header()).unwrap());
         type Change = fn(&mut Header);
-        let changes: [(&str, Change); 9] = [
+        let changes: [(&str, Change); 12] = [
             ("the device was", |h| h.devices[0].uuid = "other".to_string()),
+            // The same host, bound to fewer of its processors; a card that is split into parts.
+            ("the device was", |h| h.devices[0].units += 1),
+            ("the device was", |h| h.devices[0].architecture = "sm_80".to_string()),
+            ("the device was", |h| h.devices[0].l2_bytes += 1),
             ("the driver was", |h| h.devices[0].driver = "570".to_string()),
             ("the space was", |h| h.space = "ffff".to_string()),
             ("the source was abc and is def here", |h| h.revision = "def".to_string()),

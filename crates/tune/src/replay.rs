@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TuneError;
 use crate::insight::{self, Advisor, Scored, Tally};
+use crate::journal::sha256;
 use crate::space::{Family, Space};
 use crate::strategy::Kind;
 use crate::trial::{History, Timed, Trial, Verdict};
@@ -209,6 +210,11 @@ impl Table {
             group.ids.iter().map(move |id| (id.clone(), known.clone()))
         });
         timed.chain(failed).collect()
+    }
+
+    /// SHA-256 of all that was measured: ids, times, failures and their reasons.
+    pub(crate) fn digest(&self) -> String {
+        sha256(&serde_json::to_string(self).unwrap_or_default())
     }
 
     /// The space of what was measured.

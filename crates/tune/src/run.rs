@@ -18,7 +18,7 @@ use crate::finals;
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
-use crate::journal::{Header, Journal, SCHEMA, digest, read_header, read_seconds};
+use crate::journal::{BOARD, CLAIMS, Header, Journal, SCHEMA, digest, read_board, read_header, read_seconds};
 use crate::judge::Judge;
 use crate::search::{Look, Search};
 use crate::simulated;
@@ -111,6 +111,9 @@ pub struct Outcome {
     pub board: Option<Board>,
     /// Whether it was asked to end before its limits.
     pub interrupted: bool,
+    /// Whether a run was taken up again that had ended, and nothing was left to do: no trial came to those it had, and
+    /// everything else is what was kept.
+    pub nothing_new: bool,
     /// Why an outside proposer is gone, if that ended the search; the finals were held all the same.
     pub proposer_gone: Option<String>,
     /// What was claimed about candidates and what came of it; `None` for strategies that make no claims.
@@ -184,8 +187,10 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     } else {
         (Journal::begin(&request.folder, &header)?, Vec::new())
     };
-    let seconds_before = read_seconds(&request.folder).filter(|_| request.resume);
-    watcher.begins(&header, before.len());
+    let tried_before = before.len();
+    let of_trials = before.iter().map(|trial| trial.seconds).sum::<f64>() / header.devices.len() as f64;
+    let seconds_before = read_seconds(&request.folder).unwrap_or(0.0).max(of_trials);
+    watcher.begins(&header, tried_before);
     let judge = match header.inputs {
         Some(seed) => Judge::new(&request.case.problem, seed)?,
         None => Judge::of_nothing(&request.case.problem),
@@ -216,7 +221,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let look = gate.as_ref().map(|gate| |id: &str| gate.look(id));
     let look = look.as_ref().map(|look| look as &Look<'_>);
     let mut search = Search::new(&request.space, look, &header, journal, before);
-    search.limit(request.trials, request.time);
+    // What was tried is part of the run, whatever the budget is by now.
+    search.limit(request.trials.max(tried_before), request.time);
     search.ends_by(request.interrupt.clone());
     let mut examiners = search.go(&mut *strategy, examiners, watcher)?;
     let (history, journal, proposer_gone) = search.end();
@@ -240,36 +246,44 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         on_gpu: request.chip.is_some(),
     };
     let keep = request.finalists;
-    let board = match cut_off {
-        true => None,
-        false => finals::hold(&history, &mut examiners[0], about, keep, &witnesses, watcher)?,
+    let kept = read_board(&request.folder).filter(|_| history.trials().len() == tried_before && !cut_off);
+    let nothing_new = kept.is_some();
+    let board = match kept {
+        Some(board) => Some(board),
+        None if cut_off => None,
+        None => {
+            let held = finals::hold(&history, &mut examiners[0], about, keep, &witnesses, watcher)?;
+            let mut held = held.map(|board| match request.chip {
+                Some(chip) => simulated::look(board, &judge, chip),
+                None => board,
+            });
+            if let Some(board) = &mut held {
+                finals::confirm(board, &history, &mut examiners[0], watcher)?;
+                journal.keep(BOARD, board)?;
+            }
+            held
+        }
     };
-    let mut board = board.map(|board| match request.chip {
-        Some(chip) => simulated::look(board, &judge, chip),
-        None => board,
-    });
-    if let Some(board) = &mut board {
-        finals::confirm(board, &history, &mut examiners[0], watcher)?;
-    }
-    if let Some(board) = &board {
-        journal.keep("board.json", board)?;
-    }
     let claims = strategy.insights(&history, &request.space).map(Insights::claims);
     if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
-        journal.keep("claims.json", claims)?;
+        journal.keep(CLAIMS, claims)?;
     }
     let workers_started = examiners.iter().map(|examiner| examiner.worker.started()).sum();
     for index in 0..examiners.len() {
         // Of no more use; where no answer was ever read it is not there.
         let _ = std::fs::remove_file(scratch(index));
     }
-    let seconds = seconds_before.unwrap_or(0.0) + began.elapsed().as_secs_f64();
+    let seconds = match nothing_new {
+        true => seconds_before,
+        false => seconds_before + began.elapsed().as_secs_f64(),
+    };
     journal.keep_seconds(seconds)?;
     Ok(Outcome {
         header,
         history,
         board,
         interrupted: request.interrupt.is_asked(),
+        nothing_new,
         proposer_gone,
         claims,
         workers_started,
@@ -408,8 +422,37 @@ pub(crate) mod tests {
             ..self::request("fake-again", &["cpu"], Fake::new().program("fake-again"))
         };
         let again = run(again, &mut ()).unwrap();
-        assert!(again.seconds > found.seconds);
+        assert!(again.seconds > found.seconds && !again.nothing_new);
         assert_eq!(read_seconds(&folder), Some(again.seconds));
+        // With nothing left to do, even of a budget that is smaller than what was spent, it is as it was: nobody meets again.
+        struct NoFinals;
+        impl Watcher for NoFinals {
+            fn finals(&mut self, finalists: &[String]) {
+                panic!("{finalists:?} meet again");
+            }
+        }
+        for (trials, time) in [(4, Duration::MAX), (2, Duration::MAX), (usize::MAX, Duration::ZERO)] {
+            let idle = Request {
+                trials,
+                time,
+                resume: true,
+                folder: folder.clone(),
+                ..self::request("fake-idle", &["cpu"], Fake::new().program("fake-idle"))
+            };
+            let idle = run(idle, &mut NoFinals).unwrap();
+            assert!(idle.nothing_new && idle.history.trials().len() == 4);
+            assert_eq!((&idle.board, idle.seconds), (&again.board, again.seconds));
+        }
+        // Killed in its finals, it holds them.
+        std::fs::remove_file(folder.join(BOARD)).unwrap();
+        let after = Request {
+            trials: 4,
+            resume: true,
+            folder: folder.clone(),
+            ..self::request("fake-after", &["cpu"], Fake::new().program("fake-after"))
+        };
+        let after = run(after, &mut ()).unwrap();
+        assert!(after.board.is_some() && !after.nothing_new && after.history.trials().len() == 4);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -132,7 +132,7 @@ impl Setup {
         let table = measured.tables.iter().find(is_this).ok_or_else(nothing)?;
         let start = table.worst().ok_or_else(nothing)?.0.clone();
         Ok(Setup {
-            space: table.space(),
+            space: table.space().replaying(table.digest()),
             chip: None,
             start,
             default: None,

@@ -42,7 +42,6 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
         } else {
             ""
         };
-        let _ = std::fs::remove_file(disturbed.join("board.json"));
         let mut command = run("cut", more);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let before = kept(&disturbed);
@@ -80,23 +79,33 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     let said = String::from_utf8(other.stderr).unwrap();
     assert_eq!(other.status.code(), Some(2), "{said}");
     assert!(said.contains("the strategy was elite and is random"), "{said}");
+    let mut faster = table();
+    faster.tables[0].timed.iter_mut().for_each(|row| row.1 *= 0.99);
+    std::fs::write(&file, serde_json::to_string(&faster).unwrap()).unwrap();
+    let other = run("cut", "--resume").output().unwrap();
+    let said = String::from_utf8(other.stderr).unwrap();
+    assert_eq!(other.status.code(), Some(2), "{said}");
+    assert!(said.contains("the space was"), "{said}");
     std::fs::remove_dir_all(&home).unwrap();
 }
 
-/// With a clock nothing is the same twice: what was kept before each kill stays as it is to the byte.
+/// With a clock nothing is the same twice: what was kept before each kill stays as it is to the byte. What the first two trials
+/// came to does not outlive the third.
 #[test]
 fn trials_with_a_clock_outlive_kills_to_the_byte() {
     let home = folder("killed-cpu");
     let run = home.join("run");
     let words = format!(
-        "tune tiny --device cpu --strategy elite --seed 3 --budget 9 --json --folder {}",
+        "tune tiny --device cpu --strategy elite --seed 3 --json --folder {} --budget",
         run.display()
     );
     let read = || std::fs::read(run.join("trials.jsonl")).unwrap_or_default();
-    for kill in 0..4 {
+    let of_two = json(&mut flashcore(&format!("{words} 2"), &home));
+    let shown = || json(&mut flashcore(&format!("leaderboard --json {}", run.display()), &home));
+    assert_eq!(shown()["board"], of_two["board"]);
+    for kill in 0..3 {
         let before = read();
-        let more = if kill == 0 { "" } else { " --resume" };
-        let mut command = flashcore(&format!("{words}{more}"), &home);
+        let mut command = flashcore(&format!("{words} 9 --resume"), &home);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let wanted = kept(&run) + 1;
         while kept(&run) < wanted && child.try_wait().unwrap().is_none() {
@@ -107,10 +116,13 @@ fn trials_with_a_clock_outlive_kills_to_the_byte() {
         assert!(child.try_wait().unwrap().is_none(), "it ended before it was killed");
         end(child);
         assert!(read().starts_with(&before) && kept(&run) >= wanted, "kill {kill}");
-        assert!(!run.join("board.json").exists());
+        let shown = shown();
+        for stale in ["board", "claims", "peers", "seconds"] {
+            assert!(shown[stale].is_null(), "{stale} of the trials before: {shown:#}");
+        }
     }
     let before = read();
-    let whole = json(&mut flashcore(&format!("{words} --resume"), &home));
+    let whole = json(&mut flashcore(&format!("{words} 9 --resume"), &home));
     assert!(read().starts_with(&before));
     assert_eq!(trials(&whole).len(), 9);
     assert!(whole["board"]["winner"].is_string(), "{whole:#}");

@@ -34,6 +34,11 @@ fn a_winner_is_what_is_used_from_then_on() {
         let listed = json(&mut flashcore("plans --json", &home));
         assert_eq!(listed["tables"][0]["rows"][0], run["plan"]["row"]);
         let place = format!("{}:{}", run["plan"]["file"].as_str().unwrap(), run["plan"]["number"]);
+        let other = flashcore(&format!("plans --drop {place}:none"), &home)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(other.stderr).unwrap();
+        assert!(other.status.code() == Some(2) && said.contains("has by now"), "{said}");
         let dropped = flashcore(&format!("plans --drop {place}"), &home).output().unwrap();
         assert!(dropped.status.success());
         assert_eq!(chosen(problem, &home, "")["kernel"], *start);

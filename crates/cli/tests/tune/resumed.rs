@@ -67,8 +67,27 @@ fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
         "{table}"
     );
 
-    // Cut off after five trials, and taken up again.
+    // What is printed to go on has a budget that leaves something to do; with the one that was spent all stays as it was.
     let text = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
+    let board = || std::fs::metadata(kept.join("board.json")).unwrap().modified().unwrap();
+    let (kept_board, plain) = (board(), words.replace(" --json", ""));
+    let again = flashcore(&format!("{plain} --resume"), &home).output().unwrap();
+    let (out, err) = (
+        String::from_utf8(again.stdout).unwrap(),
+        String::from_utf8(again.stderr).unwrap(),
+    );
+    let said = err.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        said.contains("nothing was left to do: 12 trials had been made before, and a budget of 12 leaves no other"),
+        "{said}"
+    );
+    let go_on = out.lines().find(|line| line.trim().starts_with("go on")).unwrap();
+    assert!(go_on.contains("--budget 24 --resume --folder"), "{go_on}");
+    assert_eq!(board(), kept_board);
+    let shown = json(&mut flashcore(&format!("leaderboard {} --json", kept.display()), &home));
+    assert_eq!(shown["seconds"], whole["seconds"]);
+
+    // Cut off after five trials, and taken up again.
     let begun: String = text.split_inclusive('\n').take(5).collect();
     std::fs::write(kept.join("trials.jsonl"), begun).unwrap();
     for name in ["board.json", "claims.json"] {

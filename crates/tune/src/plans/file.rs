@@ -39,20 +39,53 @@ pub fn file_of(folder: &Path, device: &PlanDevice) -> PathBuf {
 /// # Errors
 /// [`TuneError::File`]: a folder that cannot be written; a file that is there and is no table, which is left alone.
 pub fn keep(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<PathBuf, TuneError> {
+    keep_unless(folder, device, row, |_| false)?;
+    Ok(file_of(folder, device))
+}
+
+/// As [`keep`], unless there is a row for the same problems whose kernel is one that stays.
+pub(super) fn keep_unless(
+    folder: &Path,
+    device: &PlanDevice,
+    row: PlanRow,
+    stays: impl Fn(&str) -> bool,
+) -> Result<Put, TuneError> {
     let path = file_of(folder, device);
     std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
     change(&path, device, |table| {
+        if let Some(own) = place_for(&path, table, &row.problem).filter(|own| stays(&own.kernel)) {
+            return Ok(Put::Stays(own));
+        }
+        let class = row.problem.clone();
         table.put(row);
-        Ok(())
-    })?;
-    Ok(path)
+        Ok(Put::Row(place_for(&path, table, &class).map_or(0, |own| own.number)))
+    })
 }
 
-/// Takes the row of a number, from 1, out of the table in a file.
+/// What became of a row that was to be put into a table.
+pub(super) enum Put {
+    /// It is there, and its number.
+    Row(usize),
+    /// Another one stays in its place.
+    Stays(Place),
+}
+
+/// Where a table has the row for exactly these problems.
+pub(super) fn place_for(path: &Path, table: &PlanTable, class: &PlanClass) -> Option<Place> {
+    let (number, own) = table.rows().find(|(_, row)| row.problem == *class)?;
+    Some(Place {
+        table: path.display().to_string(),
+        number,
+        kernel: own.kernel.to_string(),
+    })
+}
+
+/// Takes the row of a number, from 1, out of the table in a file. Numbers change as rows come and go: where a kernel is
+/// named, too, only a row with it is taken out.
 ///
 /// # Errors
-/// [`TuneError::File`], and a number that no row has.
-pub fn drop_row(path: &Path, number: usize) -> Result<(), TuneError> {
+/// [`TuneError::File`], a number that no row has, and a row with another kernel.
+pub fn drop_row(path: &Path, number: usize, kernel: Option<&str>) -> Result<(), TuneError> {
     let device = read_table(path)
         .map_err(|error| TuneError::file(path, error))?
         .table
@@ -64,6 +97,17 @@ pub fn drop_row(path: &Path, number: usize) -> Result<(), TuneError> {
                 option: "the row",
                 given: number.to_string(),
                 allowed: format!("1 to {rows}"),
+            });
+        }
+        let there = match &table.entries[number - 1].row {
+            Ok(row) => row.kernel.to_string(),
+            Err(_) => "what cannot be used".to_string(),
+        };
+        if let Some(kernel) = kernel.filter(|kernel| *kernel != there) {
+            return Err(TuneError::BadOption {
+                option: "the kernel",
+                given: kernel.to_string(),
+                allowed: format!("{there}, which row {number} has by now; `flashcore plans` shows all rows"),
             });
         }
         table.entries.remove(number - 1);
@@ -81,28 +125,21 @@ pub(super) fn drop_beaten(
     if !path.exists() {
         return Ok(None);
     }
-    let mut dropped = None;
     change(path, device, |table| {
-        let found = table.rows().find_map(|(number, row)| {
-            let kernel = row.kernel.to_string();
-            (row.problem == *class && beaten(&kernel)).then_some((number, kernel))
-        });
-        if let Some((number, kernel)) = found {
-            table.entries.remove(number - 1);
-            let table = path.display().to_string();
-            dropped = Some(Place { table, number, kernel });
+        let found = place_for(path, table, class).filter(|own| beaten(&own.kernel));
+        if let Some(own) = &found {
+            table.entries.remove(own.number - 1);
         }
-        Ok(())
-    })?;
-    Ok(dropped)
+        Ok(found)
+    })
 }
 
 /// Changes the table in a file, or begins it, while no other process does.
-fn change(
+fn change<T>(
     path: &Path,
     device: &PlanDevice,
-    how: impl FnOnce(&mut PlanTable) -> Result<(), TuneError>,
-) -> Result<(), TuneError> {
+    how: impl FnOnce(&mut PlanTable) -> Result<T, TuneError>,
+) -> Result<T, TuneError> {
     // The file itself is replaced, so that a lock on it would be on the old one.
     let lock = path.with_extension("lock");
     let open = OpenOptions::new().create(true).truncate(false).write(true).open(&lock);
@@ -116,8 +153,9 @@ fn change(
         let reason = format!("it is a table of {}, and this is {device}; move it away", table.device);
         return Err(TuneError::file(path, reason));
     }
-    how(&mut table)?;
-    write(path, &table)
+    let done = how(&mut table)?;
+    write(path, &table)?;
+    Ok(done)
 }
 
 /// Writes a table so that it is there whole or not at all.
@@ -160,6 +198,22 @@ pub(in crate::plans) mod tests {
         });
         let table = read_table(&file_of(&folder, &device)).unwrap().table;
         assert_eq!(table.rows().count(), 40);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_row_that_is_another_by_now_is_not_dropped() {
+        let folder = folder("drop");
+        let device = device_of(&host());
+        let path = keep(&folder, &device, of(128, "cpu/m48n48")).unwrap();
+        // It becomes the second one.
+        keep(&folder, &device, of(64, "cpu/m64n64")).unwrap();
+        let error = drop_row(&path, 1, Some("cpu/m48n48")).unwrap_err().to_string();
+        assert!(error.contains("cpu/m64n64, which row 1 has by now"), "{error}");
+        assert_eq!(read_table(&path).unwrap().table.rows().count(), 2);
+        drop_row(&path, 2, Some("cpu/m48n48")).unwrap();
+        drop_row(&path, 1, None).unwrap();
+        assert!(drop_row(&path, 1, None).unwrap_err().to_string().contains("1 to 0"));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

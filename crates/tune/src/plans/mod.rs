@@ -347,10 +347,10 @@ mod tests {
         assert_eq!(kernel(plans).to_string(), "cpu/m48n36");
         let pinned = Plans::find(&PlanSetting::Shipped, Some(&folder), &here).unwrap();
         assert_eq!(kernel(pinned).to_string(), start);
-        drop_row(&file_of(&folder, &device), 1).unwrap();
+        drop_row(&file_of(&folder, &device), 1, None).unwrap();
         let plans = Plans::find(&PlanSetting::Usual, Some(&folder), &here).unwrap();
         assert_eq!(kernel(plans).to_string(), start);
-        assert!(drop_row(&file_of(&folder, &device), 1).is_err());
+        assert!(drop_row(&file_of(&folder, &device), 1, None).is_err());
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use flashcore::{KernelId, PlanDevice, PlanRow, PlanSetting, PlanTarget, Plans, Problem, read_table};
 use serde::Serialize;
 
-use super::file::{drop_beaten, file_of, keep};
+use super::file::{Put, drop_beaten, file_of, keep_unless, place_for};
 use super::{device_of, in_heuristics};
 use crate::board::Board;
 use crate::default::chosen;
@@ -76,7 +76,7 @@ pub enum Settled {
 /// kernel was not in the finals is never replaced.
 ///
 /// # Errors
-/// As [`keep`].
+/// As [`keep`](super::keep).
 pub fn settle(folder: &Path, header: &Header, board: &Board, row: PlanRow) -> Result<Settled, TuneError> {
     let Some(device) = header.devices.first().map(device_of) else {
         return Err(TuneError::Nothing {
@@ -106,15 +106,16 @@ pub fn settle(folder: &Path, header: &Header, board: &Board, row: PlanRow) -> Re
             });
         }
     }
-    let unknown = |own: &Place| own.kernel != row.kernel.to_string() && !was_there(&own.kernel);
-    if let Some(stays) = own_row(&file, &row)?.filter(unknown) {
-        return Ok(Settled::NotMeasured {
-            winner: row.kernel,
-            stays,
-        });
-    }
-    keep(folder, &device, row.clone())?;
-    let number = own_row(&file, &row)?.map_or(0, |own| own.number);
+    let unknown = |own: &str| own != row.kernel.to_string() && !was_there(own);
+    let number = match keep_unless(folder, &device, row.clone(), unknown)? {
+        Put::Row(number) => number,
+        Put::Stays(stays) => {
+            return Ok(Settled::NotMeasured {
+                winner: row.kernel,
+                stays,
+            });
+        }
+    };
     let (used, shadows) = look()?;
     Ok(Settled::Row {
         file,
@@ -135,13 +136,7 @@ fn own_row(file: &Path, row: &PlanRow) -> Result<Option<Place>, TuneError> {
     if !file.exists() {
         return Ok(None);
     }
-    let table = read(file)?;
-    let own = table.rows().find(|(_, other)| other.problem == row.problem);
-    Ok(own.map(|(number, own)| Place {
-        table: file.display().to_string(),
-        number,
-        kernel: own.kernel.to_string(),
-    }))
+    Ok(place_for(file, &read(file)?, &row.problem))
 }
 
 /// Whether a row is in a table of the user's, and can be dropped.
@@ -181,7 +176,7 @@ mod tests {
     use crate::plans::file::tests::folder;
     use crate::plans::file::write;
     use crate::plans::tests::{found, host, of, problem};
-    use crate::plans::{drop_row, heuristics, judge_board, of_board};
+    use crate::plans::{drop_row, heuristics, judge_board, keep, of_board};
 
     const OLD: &str = "cpu/m48n48";
     const WINNER: &str = "cpu/m48n36";
@@ -237,7 +232,7 @@ mod tests {
         assert_eq!((now.to_string().as_str(), shadows), (OLD, vec![place]));
         assert_eq!(used(&folder), OLD);
         // What it says to do helps.
-        drop_row(&earlier, 2).unwrap();
+        drop_row(&earlier, 2, Some(OLD)).unwrap();
         assert_eq!(used(&folder), WINNER);
         let Settled::Row { used: now, shadows, .. } = settled(&folder, &run) else {
             panic!("no row")
@@ -312,6 +307,30 @@ mod tests {
         keep(&folder, &device, of(100, OLD)).unwrap();
         assert!(matches!(settled(&folder, &run), Settled::Row { .. }));
         assert_eq!(used(&folder), WINNER);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// Two searches that end together: the row that the other one wrote last was in neither's finals but its own.
+    #[test]
+    fn a_row_that_comes_while_another_waits_for_its_turn_is_not_replaced() {
+        let folder = folder("together");
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = file_of(&folder, &device_of(&host()));
+        let lock = std::fs::File::create(file.with_extension("lock")).unwrap();
+        lock.lock().unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| settled(&folder, &from_row(WINNER)));
+            // Long enough to come to the lock; whatever is read before it says nothing.
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            table_with(&file, &[of(100, "cpu/m64n64")]);
+            lock.unlock().unwrap();
+            let settled = waits.join().unwrap();
+            assert!(
+                matches!(&settled, Settled::NotMeasured { stays, .. } if stays.kernel == "cpu/m64n64"),
+                "{settled:?}"
+            );
+        });
+        assert_eq!(used(&folder), "cpu/m64n64");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

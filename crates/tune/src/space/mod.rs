@@ -22,6 +22,8 @@ pub struct Space {
     admit: Arc<Admit>,
     /// All that may be proposed, where that is a list.
     listed: Option<Arc<Vec<String>>>,
+    /// What was measured of it, if it is one that is only replayed.
+    measured: Option<Arc<str>>,
     known: Arc<Mutex<HashMap<String, Result<(), String>>>>,
 }
 
@@ -57,6 +59,7 @@ impl Space {
             families: families.into_iter().map(Arc::new).collect(),
             admit: Arc::new(admit),
             listed: None,
+            measured: None,
             known: Arc::default(),
         }
     }
@@ -81,6 +84,19 @@ impl Space {
             listed: Some(Arc::new(ids)),
             ..Space::new(families, listed)
         }
+    }
+
+    /// The same space, to be replayed from what was measured of it: that is part of what it is.
+    pub(crate) fn replaying(self, measured: String) -> Space {
+        Space {
+            measured: Some(measured.into()),
+            ..self
+        }
+    }
+
+    /// What was measured of it, if it is one that is only replayed.
+    pub(crate) fn measured(&self) -> Option<&str> {
+        self.measured.as_deref()
     }
 
     /// The families.
