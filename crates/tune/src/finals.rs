@@ -65,6 +65,7 @@ pub(crate) fn hold(
             return Ok(Some(Board::of_history(history, about, why, keep)));
         }
         let ids: Vec<String> = finalists.iter().map(|trial| trial.id.clone()).collect();
+        let _turn = examiner.turns.wait();
         // Where somebody was struck, the witness may have come into the finals itself.
         let may = witness.as_ref().is_none_or(|witness| witnesses.may(&witness.id, &ids));
         if !sought || !may {
@@ -72,7 +73,6 @@ pub(crate) fn hold(
             sought = true;
         }
         watcher.finals(&ids);
-        let _turn = examiner.turns.wait();
         let met = match examiner.meet(&finalists, &ids, witness.as_ref())? {
             // One bad finalist costs itself, and not the finals.
             Met::Lost(verdict, why) => match examiner.blame(&ids)? {
