@@ -1,14 +1,12 @@
 use std::path::PathBuf;
 
-use flashcore_bench::Interval;
-
 use super::*;
 use crate::Timing;
 use crate::gate::Gatekeeper;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::space::{Family, Space};
-use crate::trial::Timed;
+use crate::trial::tests::trial;
 use crate::turn::Turns;
 use crate::worker::fake::{Fake, met};
 use crate::worker::{Deadlines, Worker};
@@ -16,29 +14,6 @@ use crate::worker::{Deadlines, Worker};
 const START: &str = "cpu/m16n16";
 const A: &str = "cpu/m32n32";
 const B: &str = "cpu/m48n48";
-
-fn trial(number: usize, id: &str, score: f64) -> Trial {
-    Trial {
-        number,
-        id: id.to_string(),
-        origin: String::new(),
-        verdict: Verdict::Ambiguous,
-        reason: String::new(),
-        timed: Some(Timed {
-            us: 10.0 * score,
-            interval: Interval::UNKNOWN,
-            against: None,
-            ratio: None,
-            score,
-            registers: None,
-            module: None,
-        }),
-        unjudged: Vec::new(),
-        fingerprint: None,
-        same_as: None,
-        seconds: 1.0,
-    }
-}
 
 /// The board of finals between [`START`], [`A`] and [`B`] by a worker that answers so, and with the winner confirmed.
 fn held(name: &str, first: String) -> Board {
@@ -57,7 +32,7 @@ fn held(name: &str, first: String) -> Board {
     };
     let mut history = History::default();
     for (number, (id, score)) in [(START, 1.0), (A, 0.8), (B, 0.9)].into_iter().enumerate() {
-        history.add(trial(number, id, score));
+        history.add(trial(number, id, Some(score)));
     }
     let about = About {
         start: START.to_string(),
