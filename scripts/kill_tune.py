@@ -56,14 +56,16 @@ def read(folder):
 
 
 def workers(parent):
-    """Processes that this one started, as the kernel lists them: the device's worker first, then those that compile."""
-    tasks = pathlib.Path(f"/proc/{parent}/task")
+    """Processes that this one started: the device's worker first, then those that compile."""
     found = []
-    for task in tasks.iterdir() if tasks.exists() else []:
+    # Not /proc/PID/task/TID/children: not every kernel is built with it.
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
-            found += [int(child) for child in (task / "children").read_text().split()]
+            state, of = stat.read_text().rpartition(")")[2].split()[:2]
         except OSError:
             continue
+        if int(of) == parent and state != "Z":
+            found.append(int(stat.parent.name))
     return sorted(found)
 
 
