@@ -14,7 +14,7 @@ time, or of the finals':
 
 What must hold:
   - after each kill the trials that were kept before are the first ones, unchanged, and there is no leaderboard of fewer;
-  - each leaderboard has the first candidate and the best four others of its own trials;
+  - each leaderboard has the first candidate and the best four others of its own trials, what was accepted among them;
   - both searches come to as many trials, candidates that both tried have one verdict but for the clock's, and where proposals
     do not depend on times (random, exhaustive) they are the same in the same order;
   - both winners are as fast beside the first candidate, within --slack; finalists of one that the other tried, too, were within
@@ -183,7 +183,11 @@ class Killing:
         board, trials = json.loads((folder / "board.json").read_text()), read(folder)
         best = [trial for trial in trials if trial["timed"] and not trial["same_as"] and trial["id"] != board["start"]]
         best.sort(key=lambda trial: trial["timed"]["score"])
-        due = {board["start"], *(trial["id"] for trial in best[:FINALISTS])}
+        due = [trial["id"] for trial in best[:FINALISTS]]
+        accepted = next((trial["id"] for trial in best if trial["verdict"] == "FASTER"), None)
+        if accepted and accepted not in due:
+            due[-1] = accepted
+        due = {board["start"], *due}
         rows = {row["id"] for row in board["rows"]}
         self.expect(board["head_to_head"]["ok"], f"the {name} search's finalists did not meet")
         # Where somebody is struck the next best come in its place.

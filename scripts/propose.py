@@ -14,13 +14,13 @@ import sys
 LEAST = 2.0
 
 
-def claimed(told):
-    """The claim about the best config that promises most, by how far its kind is to be believed."""
+def claimed(told, made):
+    """The claim about the best config that promises most, by how far its kind is to be believed, and was not followed yet."""
     trust = {kind["kind"]: (kind["came_true"] + 1) / (kind["tried"] + 2) for kind in told["record"]}
     open_claims = [
         (claim["expected"] * trust.get(claim["kind"], 0.5), claim)
         for claim in told["claims"]
-        if claim["about"] == told["best"] and claim["expected"] is not None
+        if claim["about"] == told["best"] and claim["expected"] is not None and claim["proposes"] not in made
     ]
     promise, claim = min(open_claims, key=lambda option: option[0], default=(0, None))
     return claim if promise <= -LEAST else None
@@ -58,7 +58,7 @@ def main():
             lever = made[told["best"]]
             paid[lever] = paid.get(lever, 0) + 1
         best = told["best"]
-        claim = claimed(told)
+        claim = claimed(told, made)
         if claim:
             lever, candidate = claim["lever"], claim["proposes"]
             why = f"{claim['evidence']}: {claim['lever']} {claim['from']} to {claim['to']}"

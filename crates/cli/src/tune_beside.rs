@@ -41,6 +41,15 @@ pub(crate) fn hold(devices: &[String]) -> Hold {
     Hold(files)
 }
 
+/// Says that a turn has been waited for long.
+pub(crate) fn say_late(device: &str) {
+    let note = format!(
+        "note: {device} has been waited for for a while: another `flashcore tune` has its turn there; if that one is stopped or \
+         hangs, end it"
+    );
+    anstream::eprint!("{}", style::wrap(&note, 2));
+}
+
 /// What a device is called by every process: a GPU may have another number in each.
 fn name(device: &str) -> Option<String> {
     let Some(ordinal) = device.strip_prefix("cuda:") else {

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::style::{self, BAD, DIM, GOOD};
 use crate::tune::heading;
+use crate::tune_beside;
 
 /// The view.
 pub(crate) struct Live {
@@ -236,6 +237,15 @@ impl Watcher for Live {
             return;
         }
         self.print(&line(trial));
+    }
+
+    fn lost(&mut self, device: &str, why: &str) {
+        let note = format!("note: {why}; {device} is given up, and the other devices go on");
+        self.bar.suspend(|| anstream::eprint!("{}", style::wrap(&note, 2)));
+    }
+
+    fn late(&mut self, device: &str) {
+        self.bar.suspend(|| tune_beside::say_late(device));
     }
 
     fn finals(&mut self, finalists: &[String]) {

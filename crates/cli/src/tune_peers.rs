@@ -5,11 +5,12 @@ use std::path::Path;
 use flashcore::Device;
 use flashcore_bench::store::default_path;
 use flashcore_bench::{Case, Options, Report, table};
-use flashcore_tune::{Beside, Outcome as Found};
+use flashcore_tune::{Beside, Interrupt, Outcome as Found, Turns};
 
 use crate::bench::{bench_here, bench_in, find_peers};
 use crate::failure::Failure;
 use crate::style::{self, GOOD, HEAD};
+use crate::tune_beside;
 
 /// Measures the winner of a search beside the default and peers, and keeps that in the run's folder. `None` where there is
 /// nothing that the leaderboard does not say. Where measuring fails, that is said in place of a report: the search is over,
@@ -35,6 +36,15 @@ pub(crate) fn compare(
         (Ok(None), true) => return Ok(None),
         (Err(missing), true) => beside.missing = Some(missing),
         (python, _) => {
+            // Other searches wait meanwhile, or this one for them.
+            let folder = tune_beside::folder();
+            let turns = found
+                .header
+                .devices
+                .first()
+                .map(|device| Turns::on(device, folder.as_deref()));
+            let late = &mut || tune_beside::say_late(device);
+            let _turn = turns.and_then(|turns| turns.wait(&Interrupt::default(), late));
             let measure = || -> Result<Report, Failure> {
                 let device: Device = device.parse()?;
                 let options = match device {

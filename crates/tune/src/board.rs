@@ -65,6 +65,13 @@ pub struct Struck {
     pub reason: String,
 }
 
+impl Struck {
+    /// What is said of the first candidate where it is that one.
+    pub(crate) fn told(&self) -> String {
+        format!("{} in the finals: {}", self.verdict, self.reason)
+    }
+}
+
 /// What a board is about, whatever its rows are.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
@@ -183,7 +190,7 @@ impl Board {
     pub(crate) fn strike(&mut self, struck: Struck) {
         self.rows.retain(|row| row.id != struck.id);
         if struck.id == self.start {
-            self.start_failed = Some(format!("{} in the finals: {}", struck.verdict, struck.reason));
+            self.start_failed = Some(struck.told());
         }
         self.struck.push(struck);
         self.elect();

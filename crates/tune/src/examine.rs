@@ -12,7 +12,7 @@ use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::remote::{RemoteRig, Written};
 use crate::trial::{Timed, Verdict, times_as_long};
-use crate::turn::Turns;
+use crate::turn::{Turn, Turns};
 use crate::worker::protocol::{Command, Opened, Said};
 use crate::worker::{Compilers, Loss, Worker};
 
@@ -148,7 +148,7 @@ pub(crate) struct Examiner<'j> {
 }
 
 impl Examiner<'_> {
-    /// Sends one candidate through the gates.
+    /// Sends one candidate through the gates. It has its turn on the device.
     ///
     /// # Errors
     /// What is no candidate's fault: a worker that cannot be started any more, a scratch file that cannot be read.
@@ -177,12 +177,22 @@ impl Examiner<'_> {
         }
     }
 
-    fn gates(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, Stop> {
-        let computes = self.worker.hello()?.computes;
+    /// Waits until a candidate is compiled, as far as that was begun, and for its turn; `None` if the search is interrupted
+    /// first.
+    pub(crate) fn ready(&self, id: &str, is_late: &mut dyn FnMut(&str)) -> Option<Turn> {
         if let Some(compilers) = self.compilers {
             compilers.wait_for(id);
         }
-        let _turn = self.turns.wait();
+        self.turn(is_late)
+    }
+
+    /// Waits for its turn on the device, and tells of which where that takes long.
+    pub(crate) fn turn(&self, is_late: &mut dyn FnMut(&str)) -> Option<Turn> {
+        self.turns.wait(&self.interrupt, &mut || is_late(self.worker.device()))
+    }
+
+    fn gates(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, Stop> {
+        let computes = self.worker.hello()?.computes;
         let unjudged = match computes {
             true => self.adversaries(id)?,
             false => Vec::new(),
@@ -195,20 +205,12 @@ impl Examiner<'_> {
             self.inspected(0, number, inspect)?;
             self.twice()?;
         }
-        let baseline = kernels.len() - 1;
-        let measurement = match self.time(baseline, Mode::Screen, &self.timing.screen) {
-            Err(stop) if kernels.len() > 1 && !self.stands_alone(&kernels[1], &stop)? => {
-                kernels.truncate(1);
-                self.open(self.judge.problem(), &kernels)?;
-                self.time(0, Mode::Screen, &self.timing.screen)?
-            }
-            measured => measured?,
-        };
+        let measurement = self.time_beside(&mut kernels)?;
         let mut found = judged(&measurement, id, best, self.timing.gain)?;
         // A clock that was disturbed once makes anything faster, and the best is the one whose luck was best: what is
         // accepted is timed once more, and that counts.
         if found.verdict == Verdict::Faster {
-            let again = self.time(baseline, Mode::Screen, &self.timing.screen)?;
+            let again = self.time_beside(&mut kernels)?;
             let first = std::mem::replace(&mut found, judged(&again, id, best, self.timing.gain)?);
             if found.verdict != Verdict::Faster {
                 let once = first.timed.and_then(|timed| timed.ratio);
@@ -236,6 +238,19 @@ impl Examiner<'_> {
                 self.open(self.judge.problem(), kernels)
             }
             opened => opened,
+        }
+    }
+
+    /// Times an open candidate beside the best. Where that fails and it is the best that is at fault, the candidate by itself,
+    /// and the best is taken out of `kernels`.
+    fn time_beside(&mut self, kernels: &mut Vec<String>) -> Result<Measurement, Stop> {
+        match self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen) {
+            Err(stop) if kernels.len() > 1 && !self.stands_alone(&kernels[1], &stop)? => {
+                kernels.truncate(1);
+                self.open(self.judge.problem(), kernels)?;
+                self.time(0, Mode::Screen, &self.timing.screen)
+            }
+            measured => measured,
         }
     }
 

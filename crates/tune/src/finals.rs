@@ -31,12 +31,43 @@ enum Met {
     Lost(Verdict, String),
 }
 
-/// Holds the finals; `None` where nothing could be timed. Where the first candidate failed, the best others meet without
-/// it. `witnesses` says whose whole answers the finalists' may be held against: it is the first of them that is right.
+/// The finals to their end: who came through them is looked at under the simulator, and the winner meets what it won against
+/// once more. Where that one is found out then, the others meet again without it. `None` where nothing could be timed, and
+/// where the search was interrupted before its turn.
 ///
 /// # Errors
 /// As [`Examiner::examine`].
-pub(crate) fn hold(
+pub(crate) fn decide(
+    history: &History,
+    examiner: &mut Examiner<'_>,
+    mut about: About,
+    keep: usize,
+    witnesses: &Witnesses<'_>,
+    simulated: &dyn Fn(Board) -> Board,
+    watcher: &mut dyn Watcher,
+) -> Result<Option<Board>, TuneError> {
+    loop {
+        let held = hold(history, examiner, about.clone(), keep, witnesses, watcher)?;
+        let Some(mut board) = held.map(simulated) else {
+            return Ok(None);
+        };
+        match confirm(&mut board, history, examiner, watcher)? {
+            Confirmed::Stands => return Ok(Some(board)),
+            Confirmed::Interrupted => return Ok(None),
+            Confirmed::Against(struck) => {
+                if struck.id == about.start {
+                    about.start_failed = Some(struck.told());
+                }
+                about.struck = board.struck;
+                about.struck.push(struck);
+            }
+        }
+    }
+}
+
+/// Holds the finals; `None` where nothing could be timed, and where the search was interrupted before its turn. Where the first candidate failed, the best others meet without
+/// it. `witnesses` says whose whole answers the finalists' may be held against: it is the first of them that is right.
+fn hold(
     history: &History,
     examiner: &mut Examiner<'_>,
     mut about: About,
@@ -52,10 +83,14 @@ pub(crate) fn hold(
     let mut sought = false;
     loop {
         let is_struck = |id: &str| about.struck.iter().any(|struck| struck.id == id);
-        let others = timed
-            .iter()
-            .filter(|trial| trial.same_as.is_none() && trial.id != about.start && !is_struck(&trial.id));
-        let mut finalists: Vec<&Trial> = others.take(keep).copied().collect();
+        let may_meet = |trial: &&Trial| trial.same_as.is_none() && trial.id != about.start && !is_struck(&trial.id);
+        let mut finalists: Vec<&Trial> = timed.iter().copied().filter(may_meet).take(keep).collect();
+        // What was accepted was faster twice. Others may be ahead of it by one time, which no interval spoke for.
+        let accepted = history.best().filter(may_meet);
+        if let Some(accepted) = accepted.filter(|best| keep > 0 && !finalists.iter().any(|one| one.id == best.id)) {
+            finalists.truncate(keep - 1);
+            finalists.push(accepted);
+        }
         if about.start_failed.is_none() {
             finalists.extend(history.trial(&about.start));
             finalists.rotate_right(1);
@@ -65,7 +100,9 @@ pub(crate) fn hold(
             return Ok(Some(Board::of_history(history, about, why, keep)));
         }
         let ids: Vec<String> = finalists.iter().map(|trial| trial.id.clone()).collect();
-        let _turn = examiner.turns.wait();
+        let Some(_turn) = examiner.turn(&mut |device| watcher.late(device)) else {
+            return Ok(None);
+        };
         // Where somebody was struck, the witness may have come into the finals itself.
         let may = witness.as_ref().is_none_or(|witness| witnesses.may(&witness.id, &ids));
         if !sought || !may {
@@ -84,7 +121,7 @@ pub(crate) fn hold(
         match met {
             Met::Struck(struck) => {
                 if struck.id == about.start {
-                    about.start_failed = Some(format!("{} in the finals: {}", struck.verdict, struck.reason));
+                    about.start_failed = Some(struck.told());
                 }
                 about.struck.push(struck);
             }
@@ -103,17 +140,24 @@ pub(crate) fn hold(
     }
 }
 
+/// What came of the winner's second meeting.
+enum Confirmed {
+    /// The board stands.
+    Stands,
+    /// What all were held against was found out: they are to meet again without it.
+    Against(Struck),
+    /// The search was interrupted before its turn.
+    Interrupted,
+}
+
 /// Has the winner meet the first candidate once more, by itself: a gain is what was measured of one that was chosen before.
 /// Where it was no gain the next one is the winner, until one stands.
-///
-/// # Errors
-/// As [`Examiner::examine`].
-pub(crate) fn confirm(
+fn confirm(
     board: &mut Board,
     history: &History,
     examiner: &mut Examiner<'_>,
     watcher: &mut dyn Watcher,
-) -> Result<(), TuneError> {
+) -> Result<Confirmed, TuneError> {
     while let Some(winner) = board.unconfirmed().map(str::to_string) {
         let ids = [board.against.clone(), winner];
         let finalists: Vec<&Trial> = ids.iter().filter_map(|id| history.trial(id)).collect();
@@ -123,20 +167,28 @@ pub(crate) fn confirm(
             continue;
         }
         watcher.finals(&ids);
-        let _turn = examiner.turns.wait();
-        match examiner.meet(&finalists, &ids, None)? {
-            Met::Timed(measurement) => board.confirm(winner, measurement.subjects[1].ratio),
-            Met::Struck(struck) if struck.id == *winner => board.strike(struck),
-            // What it is held against was all right among all finalists.
-            Met::Struck(_) => board.confirm(winner, None),
-            Met::Lost(verdict, reason) => board.strike(Struck {
+        let Some(_turn) = examiner.turn(&mut |device| watcher.late(device)) else {
+            return Ok(Confirmed::Interrupted);
+        };
+        let struck = match examiner.meet(&finalists, &ids, None)? {
+            Met::Timed(measurement) => {
+                board.confirm(winner, measurement.subjects[1].ratio);
+                continue;
+            }
+            Met::Struck(struck) => struck,
+            // Where each is well by itself, it is the gain that has nobody to speak for it.
+            Met::Lost(verdict, reason) => examiner.blame(&ids)?.unwrap_or_else(|| Struck {
                 id: winner.clone(),
                 verdict,
                 reason,
             }),
+        };
+        if struck.id == board.against {
+            return Ok(Confirmed::Against(struck));
         }
+        board.strike(struck);
     }
-    Ok(())
+    Ok(Confirmed::Stands)
 }
 
 impl Examiner<'_> {

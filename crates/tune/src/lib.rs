@@ -46,3 +46,4 @@ pub use run::{Outcome, Request, Watcher, run};
 pub use setup::{Setup, read as read_measured};
 pub use space::Space;
 pub use trial::{History, Timed, Trial, Verdict, times_as_long};
+pub use turn::{Turn, Turns};

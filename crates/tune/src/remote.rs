@@ -7,6 +7,7 @@ use flashcore_bench::Trouble;
 use flashcore_bench::defences::{Census, Expected, Output, Rig, Seen};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
+use crate::error::TuneError;
 use crate::examine::Stop;
 use crate::judge::Judge;
 use crate::worker::Worker;
@@ -36,6 +37,14 @@ impl RemoteRig<'_> {
         };
         self.stop = Some(stop);
         Err(Trouble::new("the worker is lost"))
+    }
+
+    /// What the worker has written. Where that cannot be read no kernel is to blame.
+    fn fetched(&mut self) -> Result<Vec<u8>, Trouble> {
+        std::fs::read(self.scratch).map_err(|error| {
+            self.stop = Some(Stop::Broken(TuneError::file(self.scratch, error)));
+            Trouble::new("the worker's file cannot be read")
+        })
     }
 }
 
@@ -89,7 +98,7 @@ impl Rig for RemoteRig<'_> {
         })?;
         let problem = self.judge.problem();
         let mut tensor = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
+        let bytes = self.fetched()?;
         if bytes.len() != tensor.bytes().len() {
             return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));
         }
@@ -120,7 +129,7 @@ impl Rig for RemoteRig<'_> {
         let Said::Looked(census) = said else {
             return Err(Trouble::new(format!("asked what an output is like, it said {said:?}")));
         };
-        let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
+        let bytes = self.fetched()?;
         let canvas = self
             .canvas
             .get_or_insert_with(|| Tensor::poisoned(problem.out_dtype(), *problem.o_layout()));
@@ -139,7 +148,7 @@ impl Rig for RemoteRig<'_> {
             place,
             file: self.scratch.to_path_buf(),
         })?;
-        let bytes = std::fs::read(self.scratch).map_err(|error| Trouble::new(error.to_string()))?;
+        let bytes = self.fetched()?;
         Ok(Some(floats(&bytes)))
     }
 

@@ -95,6 +95,14 @@ pub trait Watcher {
     fn finals(&mut self, finalists: &[String]) {
         let _ = finalists;
     }
+    /// One device of several is lost for good; the others go on.
+    fn lost(&mut self, device: &str, why: &str) {
+        let _ = (device, why);
+    }
+    /// A device has been waited for long: another search has it.
+    fn late(&mut self, device: &str) {
+        let _ = device;
+    }
 }
 
 /// Watches nothing.
@@ -191,15 +199,24 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let of_trials = before.iter().map(|trial| trial.seconds).sum::<f64>() / header.devices.len() as f64;
     let seconds_before = read_seconds(&request.folder).unwrap_or(0.0).max(of_trials);
     watcher.begins(&header, tried_before);
+    let turns = |device: &DeviceIdentity| Turns::on(device, request.turns.as_deref().filter(|_| computes));
     let judge = match header.inputs {
-        Some(seed) => Judge::new(&request.case.problem, seed)?,
+        Some(seed) => {
+            // Right answers take every core for a while: on the host that is the device.
+            let is_host = |device: &&DeviceIdentity| device.device == "cpu";
+            let host = header.devices.iter().find(is_host);
+            let _turn = host.map(|host| turns(host).wait(&request.interrupt, &mut || watcher.late(&host.device)));
+            Judge::new(&request.case.problem, seed)?
+        }
         None => Judge::of_nothing(&request.case.problem),
     };
     // What is compiled for the first serves all: they are of one kind.
     let compiled = request.chip.and(request.devices.first());
     let compilers =
         compiled.map(|device| Compilers::new(&request.program, device, request.deadlines, request.compilers));
-    let scratch = |index: usize| request.folder.join(format!("output-{index}.bin"));
+    let scratch: Vec<Scratch> = (0..header.devices.len())
+        .map(|index| Scratch(request.folder.join(format!("output-{index}.bin"))))
+        .collect();
     let examiners: Vec<Examiner<'_>> = workers
         .into_iter()
         .enumerate()
@@ -208,9 +225,9 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             worker,
             compilers: compilers.as_ref(),
             timing: &request.timing,
-            scratch: scratch(index),
+            scratch: scratch[index].0.clone(),
             canvas: None,
-            turns: Turns::on(&header.devices[index], request.turns.as_deref().filter(|_| computes)),
+            turns: turns(&header.devices[index]),
             interrupt: request.interrupt.clone(),
         })
         .collect();
@@ -252,13 +269,13 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         Some(board) => Some(board),
         None if cut_off => None,
         None => {
-            let held = finals::hold(&history, &mut examiners[0], about, keep, &witnesses, watcher)?;
-            let mut held = held.map(|board| match request.chip {
+            let simulated = |board: Board| match request.chip {
                 Some(chip) => simulated::look(board, &judge, chip),
                 None => board,
-            });
-            if let Some(board) = &mut held {
-                finals::confirm(board, &history, &mut examiners[0], watcher)?;
+            };
+            let examiner = &mut examiners[0];
+            let held = finals::decide(&history, examiner, about, keep, &witnesses, &simulated, watcher)?;
+            if let Some(board) = &held {
                 journal.keep(BOARD, board)?;
             }
             held
@@ -269,10 +286,6 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         journal.keep(CLAIMS, claims)?;
     }
     let workers_started = examiners.iter().map(|examiner| examiner.worker.started()).sum();
-    for index in 0..examiners.len() {
-        // Of no more use; where no answer was ever read it is not there.
-        let _ = std::fs::remove_file(scratch(index));
-    }
     let seconds = match nothing_new {
         true => seconds_before,
         false => seconds_before + began.elapsed().as_secs_f64(),
@@ -289,6 +302,16 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         workers_started,
         seconds,
     })
+}
+
+/// A file that outputs go through, of no use after the run.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Where no answer was ever read it is not there.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// Devices of one run are of one kind: what is compiled for the first serves all, and a time on one stands beside a time

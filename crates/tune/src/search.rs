@@ -3,7 +3,7 @@
 //! proposes the same again.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,17 +20,57 @@ use crate::trial::{History, Trial, Verdict};
 const LOOK_UP: Duration = Duration::from_millis(100);
 
 /// A candidate on its way to a worker.
+#[derive(Clone)]
 struct Job {
     number: usize,
     id: String,
     best: Option<Best>,
 }
 
-/// A candidate's result.
-struct Done {
-    number: usize,
-    found: Result<Found, TuneError>,
-    seconds: f64,
+/// What a worker's thread tells.
+enum News {
+    /// A candidate's result.
+    Done {
+        /// Which worker.
+        by: usize,
+        number: usize,
+        found: Result<Found, TuneError>,
+        seconds: f64,
+    },
+    /// It has waited long for its turn on this device.
+    Late(String),
+}
+
+/// Where candidates are examined.
+struct Crew {
+    /// A queue a worker; `None` of one that is lost.
+    queues: Vec<Option<Sender<Job>>>,
+    /// What is with which worker, by number.
+    given: BTreeMap<usize, (usize, Job)>,
+}
+
+impl Crew {
+    /// Gives a candidate to one of those who are left, in turns.
+    fn give(&mut self, job: Job) {
+        let left: Vec<usize> = (0..self.queues.len()).filter(|&at| self.queues[at].is_some()).collect();
+        let Some(&to) = left.get(job.number % left.len().max(1)) else {
+            return;
+        };
+        if let Some(queue) = &self.queues[to] {
+            // A worker that is gone has said why, and then this one is given to another.
+            let _ = queue.send(job.clone());
+        }
+        self.given.insert(job.number, (to, job));
+    }
+
+    /// Gives what a lost worker had to the others. Whether there are any.
+    fn lose(&mut self, lost: usize) -> bool {
+        self.queues[lost] = None;
+        let of_it = self.given.values().filter(|(by, _)| *by == lost);
+        let again: Vec<Job> = of_it.map(|(_, job)| job.clone()).collect();
+        again.into_iter().for_each(|job| self.give(job));
+        self.queues.iter().any(Option::is_some)
+    }
 }
 
 /// A proposal whose result was not looked at yet.
@@ -114,7 +154,11 @@ impl<'s> Search<'s> {
         (self.history, self.journal, self.gone)
     }
 
-    /// Searches with these workers until a limit or the end of the space; returns them.
+    /// Searches with these workers until a limit or the end of the space; returns those that are left. One that is lost for good
+    /// costs its part of the speed where there are others.
+    ///
+    /// # Errors
+    /// What ends the search; what was found before is kept.
     pub(crate) fn go<'e>(
         &mut self,
         strategy: &mut dyn Strategy,
@@ -123,18 +167,22 @@ impl<'s> Search<'s> {
     ) -> Result<Vec<Examiner<'e>>, TuneError> {
         let began = Instant::now();
         let halt = Interrupt::default();
+        let names: Vec<String> = examiners.iter().map(|one| one.worker.device().to_string()).collect();
         thread::scope(|scope| {
-            let (done_sender, done) = channel();
-            let mut queues = Vec::new();
+            let (sender, news) = channel();
+            let mut crew = Crew {
+                queues: Vec::new(),
+                given: BTreeMap::new(),
+            };
             let mut threads = Vec::new();
-            for examiner in examiners {
+            for (by, examiner) in examiners.into_iter().enumerate() {
                 let (queue, jobs) = channel();
-                queues.push(queue);
-                let (done, halt) = (done_sender.clone(), halt.clone());
-                threads.push(scope.spawn(move || work(examiner, &jobs, &done, &halt)));
+                crew.queues.push(Some(queue));
+                let (sender, halt) = (sender.clone(), halt.clone());
+                threads.push(scope.spawn(move || work(examiner, by, &jobs, &sender, &halt)));
             }
             let outcome = loop {
-                match self.fill(strategy, &queues, began) {
+                match self.fill(strategy, &mut crew, began) {
                     Ok(()) => {}
                     Err(TuneError::Proposer { .. }) if self.is_interrupted_too() => break Ok(()),
                     // What was tried is worth its finals.
@@ -157,41 +205,70 @@ impl<'s> Search<'s> {
                     }
                     continue;
                 }
-                let Done { number, found, seconds } = match done.recv_timeout(LOOK_UP) {
-                    Ok(done) => done,
-                    Err(RecvTimeoutError::Timeout) => continue,
+                match news.recv_timeout(LOOK_UP) {
+                    Ok(News::Done {
+                        number,
+                        found: Ok(found),
+                        seconds,
+                        ..
+                    }) => {
+                        crew.given.remove(&number);
+                        self.results.insert(number, Known::Found(found, seconds));
+                    }
+                    Ok(News::Done {
+                        by,
+                        found: Err(error @ TuneError::Worker { .. }),
+                        ..
+                    }) => {
+                        if !crew.lose(by) {
+                            break Err(error);
+                        }
+                        watcher.lost(&names[by], &error.to_string());
+                    }
+                    Ok(News::Done { found: Err(error), .. }) => break Err(error),
+                    Ok(News::Late(device)) => watcher.late(&device),
+                    Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => {
                         break Err(TuneError::Nothing {
                             what: "every worker is gone".to_string(),
                         });
                     }
-                };
-                match found {
-                    Ok(found) => drop(self.results.insert(number, Known::Found(found, seconds))),
-                    Err(error) => break Err(error),
                 }
             };
             // Workers end when their queues do; what is left in them is of no interest where there was an error.
             if outcome.is_err() {
                 halt.ask();
             }
-            drop(queues);
-            let mut examiners = Vec::new();
-            for thread in threads {
+            let lost: Vec<bool> = crew.queues.iter().map(Option::is_none).collect();
+            drop(crew);
+            let mut left = Vec::new();
+            for (thread, is_lost) in threads.into_iter().zip(lost) {
                 match thread.join() {
-                    Ok(examiner) => examiners.push(examiner),
+                    Ok(examiner) if !is_lost => left.push(examiner),
+                    Ok(_) => {}
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
-            outcome?;
-            // What was at hand when the search was interrupted is kept as far as it is next; the rest is proposed again.
-            for Done { number, found, seconds } in done.try_iter() {
-                self.results.insert(number, Known::Found(found?, seconds));
+            // What was at hand is kept as far as it is next; the rest is proposed again.
+            let mut outcome = outcome;
+            for one in news.try_iter() {
+                match one {
+                    News::Done {
+                        number,
+                        found: Ok(found),
+                        seconds,
+                        ..
+                    } => {
+                        self.results.insert(number, Known::Found(found, seconds));
+                    }
+                    News::Done { found: Err(error), .. } => outcome = outcome.and(Err(error)),
+                    News::Late(_) => {}
+                }
             }
             while let Some(result) = self.results.remove(&self.history.trials().len()) {
-                self.commit(result, watcher)?;
+                outcome = outcome.and(self.commit(result, watcher));
             }
-            Ok(examiners)
+            outcome.map(|()| left)
         })
     }
 
@@ -202,7 +279,7 @@ impl<'s> Search<'s> {
     }
 
     /// Proposes as many candidates as may be on their way.
-    fn fill(&mut self, strategy: &mut dyn Strategy, queues: &[Sender<Job>], began: Instant) -> Result<(), TuneError> {
+    fn fill(&mut self, strategy: &mut dyn Strategy, crew: &mut Crew, began: Instant) -> Result<(), TuneError> {
         loop {
             let number = self.history.trials().len() + self.pending.len();
             // Until one was timed there is nothing to compare others with.
@@ -234,15 +311,11 @@ impl<'s> Search<'s> {
                     Some(known) => {
                         self.results.insert(number, known);
                     }
-                    None => {
-                        let job = Job {
-                            number,
-                            id: pending.proposal.id.clone(),
-                            best,
-                        };
-                        // A worker that is gone has said why.
-                        let _ = queues[number % queues.len()].send(job);
-                    }
+                    None => crew.give(Job {
+                        number,
+                        id: pending.proposal.id.clone(),
+                        best,
+                    }),
                 },
             }
             self.pending.insert(number, pending);
@@ -265,7 +338,7 @@ impl<'s> Search<'s> {
         }
         // A row may be older than the heuristics beside it.
         let heuristics = self.header.begins_at_default().map(|default| &default.heuristics);
-        let heuristics = heuristics.filter(|id| !self.history.is_seen(id));
+        let heuristics = heuristics.filter(|id| !self.history.is_seen(id) && self.space.admits(id).is_ok());
         let proposal = match (number, heuristics) {
             (0, _) => Some(Proposal::new(self.header.start.clone(), "the first")),
             (1, Some(id)) => Some(Proposal::new(id.clone(), "what heuristics choose")),
@@ -369,29 +442,15 @@ impl<'s> Search<'s> {
         Ok(())
     }
 
-    /// What candidates are timed against: the first that was timed, or the best that was accepted since.
+    /// What candidates are timed against.
     fn best(&self) -> Option<Best> {
-        let timed = self
-            .history
-            .trials()
-            .iter()
-            .filter(|trial| trial.timed.is_some() && trial.same_as.is_none());
-        let mut best: Option<Best> = None;
-        for trial in timed {
-            let score = trial.score().unwrap_or(f64::INFINITY);
-            let better = match &best {
-                None => true,
-                Some(best) => trial.verdict == Verdict::Faster && score < best.score,
-            };
-            if better {
-                best = Some(Best {
-                    id: trial.id.clone(),
-                    score,
-                    us: trial.timed.as_ref().map_or(f64::INFINITY, |timed| timed.us),
-                });
-            }
-        }
-        best
+        let trial = self.history.best()?;
+        let timed = trial.timed.as_ref()?;
+        Some(Best {
+            id: trial.id.clone(),
+            score: timed.score,
+            us: timed.us,
+        })
     }
 }
 
@@ -401,20 +460,20 @@ fn time_of(trials: &[Trial], workers: usize) -> Duration {
     Duration::try_from_secs_f64(seconds / workers.max(1) as f64).unwrap_or(Duration::MAX)
 }
 
-/// A worker's thread: examines what is in its queue, and has the rest compiled meanwhile.
-fn work<'e>(mut examiner: Examiner<'e>, jobs: &Receiver<Job>, done: &Sender<Done>, halt: &Interrupt) -> Examiner<'e> {
+/// A worker's thread: examines what is in its queue, and has the rest compiled meanwhile. One that is lost is lost for good.
+fn work<'e>(
+    mut examiner: Examiner<'e>,
+    by: usize,
+    jobs: &Receiver<Job>,
+    news: &Sender<News>,
+    halt: &Interrupt,
+) -> Examiner<'e> {
     let mut queue: VecDeque<Job> = VecDeque::new();
     loop {
         let mut new = Vec::new();
-        loop {
-            match jobs.try_recv() {
-                Ok(job) => {
-                    new.push(job.id.clone());
-                    queue.push_back(job);
-                }
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => break,
-            }
+        while let Ok(job) = jobs.try_recv() {
+            new.push(job.id.clone());
+            queue.push_back(job);
         }
         if examiner.interrupt.is_asked() || halt.is_asked() {
             return examiner;
@@ -430,14 +489,20 @@ fn work<'e>(mut examiner: Examiner<'e>, jobs: &Receiver<Job>, done: &Sender<Done
         };
         let began = Instant::now();
         examiner.ahead(new);
+        let late = &mut |device: &str| drop(news.send(News::Late(device.to_string())));
+        let Some(turn) = examiner.ready(&job.id, late) else {
+            return examiner;
+        };
         let found = examiner.examine(job.number, &job.id, job.best.as_ref());
-        let lost = found.is_err();
-        let sent = done.send(Done {
+        drop(turn);
+        let is_lost = found.is_err();
+        let sent = news.send(News::Done {
+            by,
             number: job.number,
             found,
             seconds: began.elapsed().as_secs_f64(),
         });
-        if lost || sent.is_err() {
+        if is_lost || sent.is_err() {
             return examiner;
         }
     }

@@ -212,6 +212,18 @@ impl History {
         timed
     }
 
+    /// What candidates are timed against: the first that was timed, or the best that was accepted since.
+    pub(crate) fn best(&self) -> Option<&Trial> {
+        let own = |trial: &&Trial| trial.timed.is_some() && trial.same_as.is_none();
+        let score = |trial: &Trial| trial.score().unwrap_or(f64::INFINITY);
+        self.trials.iter().filter(own).reduce(|best, trial| {
+            match trial.verdict == Verdict::Faster && score(trial) < score(best) {
+                true => trial,
+                false => best,
+            }
+        })
+    }
+
     /// A trial's time relative to that of the run's first candidate, by the ratios between, with the product of their
     /// intervals: wider than what is known, never narrower. `None` where it was not timed, or not beside others all the
     /// way.

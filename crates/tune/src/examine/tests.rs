@@ -73,6 +73,20 @@ fn what_the_candidate_does_is() {
 }
 
 #[test]
+fn what_the_best_does_the_second_time_is_not_the_candidates_fault_either() {
+    // Twice as fast; then the best ends the process, alone too.
+    let script = "*'\"open\"'*'[\"cpu/m16n16'*) open=7; said='\"opened\":[]';; *'\"time\"'*7) exit 3;;\n\
+         *'\"time\"'*2) [ -n \"$n\" ] && exit 3; n=1; said='FIRST';;";
+    let found = examined("second-time", &script.replace("FIRST", &measured_at(0.5)));
+    assert_eq!(found.verdict, Verdict::Ambiguous, "{}", found.reason);
+    assert!(
+        found.reason.contains("could not be timed beside it"),
+        "{}",
+        found.reason
+    );
+}
+
+#[test]
 fn what_is_faster_once_is_not_accepted() {
     // Half the time of the best, and then as long.
     let once = "*'\"time\"'*2) if [ -z \"$n\" ]; then n=1; said='FIRST'; else said='SECOND'; fi;;";

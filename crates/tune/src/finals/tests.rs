@@ -17,6 +17,13 @@ const B: &str = "cpu/m48n48";
 
 /// The board of finals between [`START`], [`A`] and [`B`] by a worker that answers so, and with the winner confirmed.
 fn held(name: &str, first: String) -> Board {
+    let trials = [(START, 1.0), (A, 0.8), (B, 0.9)].into_iter().enumerate();
+    let trials = trials.map(|(number, (id, score))| trial(number, id, Some(score)));
+    held_after(name, first, trials.collect(), 4)
+}
+
+/// The same after other trials, with so many finalists besides the first.
+fn held_after(name: &str, first: String, trials: Vec<Trial>, keep: usize) -> Board {
     let problem = Problem::named("tiny").unwrap();
     let (judge, timing) = (Judge::of_nothing(&problem), Timing::for_cpu());
     let fake = Fake { first, ..Fake::new() };
@@ -31,9 +38,7 @@ fn held(name: &str, first: String) -> Board {
         interrupt: Interrupt::default(),
     };
     let mut history = History::default();
-    for (number, (id, score)) in [(START, 1.0), (A, 0.8), (B, 0.9)].into_iter().enumerate() {
-        history.add(trial(number, id, Some(score)));
-    }
+    trials.into_iter().for_each(|trial| history.add(trial));
     let about = About {
         start: START.to_string(),
         start_failed: None,
@@ -51,11 +56,17 @@ fn held(name: &str, first: String) -> Board {
         wrapped: None,
         on_gpu: false,
     };
-    let mut board = hold(&history, &mut examiner, about, 4, &witnesses, &mut ())
-        .unwrap()
-        .unwrap();
-    confirm(&mut board, &history, &mut examiner, &mut ()).unwrap();
-    board
+    decide(
+        &history,
+        &mut examiner,
+        about,
+        keep,
+        &witnesses,
+        &|board| board,
+        &mut (),
+    )
+    .unwrap()
+    .unwrap()
 }
 
 /// Lines of a worker's `case`: which kernels were opened last, and what `time` says then.
@@ -132,4 +143,56 @@ fn where_nobody_is_to_blame_there_are_no_finals() {
     );
     assert!(board.struck.is_empty(), "{board:?}");
     assert!(board.head_to_head.unwrap_err().ends_with("by whom is not known"));
+}
+
+#[test]
+fn what_was_accepted_meets_whatever_its_place() {
+    let accepted = Trial {
+        verdict: Verdict::Faster,
+        ..trial(3, "cpu/m64n64", Some(0.95))
+    };
+    let mut trials: Vec<Trial> = [(START, 1.0), (A, 0.8), (B, 0.9)]
+        .into_iter()
+        .enumerate()
+        .map(|(number, (id, score))| Trial {
+            verdict: Verdict::Ambiguous,
+            ..trial(number, id, Some(score))
+        })
+        .collect();
+    trials.push(accepted);
+    let first = on_time(&[
+        (
+            &[START, A, "cpu/m64n64"],
+            says(&[(START, 1.0), (A, 1.0), ("cpu/m64n64", 0.9)]),
+        ),
+        (&[START, "cpu/m64n64"], says(&[(START, 1.0), ("cpu/m64n64", 0.9)])),
+    ]);
+    let board = held_after("accepted", first, trials, 2);
+    assert_eq!(board.winner.as_deref(), Some("cpu/m64n64"), "{board:?}");
+    assert_eq!(board.rows.len(), 3);
+}
+
+#[test]
+fn a_first_candidate_that_is_found_out_in_the_second_meeting_is_struck() {
+    let dies = || "exit 3".to_string();
+    let first = on_time(&[
+        (&[START, A, B], says(&[(START, 1.0), (A, 0.8), (B, 0.9)])),
+        (&[START, A], dies()),
+        (&[START], dies()),
+        (&[A, B], says(&[(A, 1.0), (B, 1.1)])),
+    ]);
+    let board = held("found-out", first);
+    assert_eq!(
+        (board.winner.as_deref(), board.is_start_bad()),
+        (Some(A), true),
+        "{board:?}"
+    );
+    assert!(
+        board
+            .start_failed
+            .as_deref()
+            .is_some_and(|why| why.starts_with("LAUNCH_FAILED in the finals"))
+    );
+    assert_eq!(board.struck.len(), 1);
+    assert_eq!(board.gain_of_winner(), None);
 }

@@ -1,9 +1,11 @@
+use flashcore_bench::DeviceIdentity;
+
 use super::*;
 use crate::examine::Timing;
 use crate::journal::tests::{folder, header};
 use crate::judge::Judge;
 use crate::space::Family;
-use crate::worker::fake::Fake;
+use crate::worker::fake::{Fake, hello_of};
 use crate::worker::{Deadlines, Worker};
 
 /// Proposes these.
@@ -15,6 +17,16 @@ impl Strategy for List {
     }
 }
 
+/// Which devices were lost.
+#[derive(Default)]
+struct Lost(Vec<String>);
+
+impl Watcher for Lost {
+    fn lost(&mut self, device: &str, why: &str) {
+        self.0.push(format!("{device}: {why}"));
+    }
+}
+
 /// The trials of a search through these with a fake worker, and what ended it.
 fn searched(
     name: &str,
@@ -22,6 +34,18 @@ fn searched(
     first: &str,
     window: usize,
 ) -> (Vec<Trial>, Result<(), TuneError>) {
+    let (trials, outcome) = searched_by(name, strategy, &[first], window, &mut Lost::default());
+    (trials, outcome.map(drop))
+}
+
+/// The same with several workers, by what each does first; how many of them are left.
+fn searched_by(
+    name: &str,
+    strategy: &mut dyn Strategy,
+    workers: &[&str],
+    window: usize,
+    watcher: &mut Lost,
+) -> (Vec<Trial>, Result<usize, TuneError>) {
     let header = Header { window, ..header() };
     let folder = folder(name);
     let space = Space::new(vec![Family::cpu()], |_| Ok(()));
@@ -29,22 +53,29 @@ fn searched(
     let look = |id: &str| Ok(Some(Fingerprint(id.split('n').next().unwrap_or(id).to_string())));
     let journal = Journal::begin(&folder, &header).unwrap();
     let (judge, timing) = (Judge::of_nothing(&header.problem), Timing::for_cpu());
-    let fake = Fake {
-        first: first.to_string(),
-        ..Fake::new()
+    let examiner = |(at, first): (usize, &&str)| {
+        let fake = Fake {
+            first: (*first).to_string(),
+            ..Fake::new()
+        };
+        Examiner {
+            judge: &judge,
+            worker: Worker::new(
+                fake.program(&format!("{name}-{at}")),
+                &format!("fake:{at}"),
+                Deadlines::default(),
+            ),
+            compilers: None,
+            timing: &timing,
+            scratch: folder.join("output"),
+            canvas: None,
+            turns: crate::turn::Turns::default(),
+            interrupt: Interrupt::default(),
+        }
     };
-    let examiner = Examiner {
-        judge: &judge,
-        worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
-        compilers: None,
-        timing: &timing,
-        scratch: folder.join("output"),
-        canvas: None,
-        turns: crate::turn::Turns::default(),
-        interrupt: Interrupt::default(),
-    };
+    let examiners = workers.iter().enumerate().map(examiner).collect();
     let mut search = Search::new(&space, Some(&look), &header, journal, Vec::new());
-    let outcome = search.go(strategy, vec![examiner], &mut ()).map(drop);
+    let outcome = search.go(strategy, examiners, watcher).map(|left| left.len());
     let (history, ..) = search.end();
     std::fs::remove_dir_all(&folder).unwrap();
     (history.trials().to_vec(), outcome)
@@ -82,8 +113,61 @@ fn after_an_error_nobody_examines_what_is_left() {
     // Each takes a second.
     let (trials, outcome) = searched("broken", &mut dies, "*'\"time\"'*2) sleep 1; said='\"done\":null';;", 8);
     assert!(outcome.is_err());
-    assert_eq!(trials.len(), 1);
+    // The first, and the one at hand.
+    assert_eq!(trials.len(), 2);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+}
+
+/// A worker that dies of its first candidate and cannot be started again.
+fn mortal(name: &str) -> String {
+    let dead = std::env::temp_dir().join(format!("flashcore-dead-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_file(&dead);
+    let (dead, hello) = (dead.display(), hello_of(&DeviceIdentity::cpu()));
+    format!("*'\"open\"'*) touch {dead}; exit 3;;\n*'\"hello\"'*) [ -e {dead} ] && exit 4; said='{hello}';;")
+}
+
+#[test]
+fn a_device_that_is_lost_for_good_costs_no_candidate() {
+    let ids = ["cpu/m32n16", "cpu/m48n16", "cpu/m64n16", "cpu/m80n16", "cpu/m96n16"];
+    for dead in 0..2 {
+        let mortal = mortal(&format!("one-{dead}"));
+        let mut workers = ["", ""];
+        workers[dead] = &mortal;
+        let mut lost = Lost::default();
+        let (trials, outcome) = searched_by(&format!("lost-{dead}"), &mut List(ids.into()), &workers, 4, &mut lost);
+        assert_eq!(outcome.unwrap(), 1);
+        assert_eq!(trials.len(), 6);
+        assert!(trials.iter().all(|trial| trial.timed.is_some()), "{trials:#?}");
+        let [why] = &lost.0[..] else { panic!("{:?}", lost.0) };
+        assert!(
+            why.starts_with(&format!("fake:{dead}: worker for fake:{dead}: ")),
+            "{why}"
+        );
+    }
+    // The last one ends the search.
+    let mortals = [mortal("first"), mortal("second")];
+    let (trials, outcome) = searched_by(
+        "all-lost",
+        &mut List(ids.into()),
+        &[&mortals[0], &mortals[1]],
+        4,
+        &mut Lost::default(),
+    );
+    assert!(matches!(outcome, Err(TuneError::Worker { .. })), "{outcome:?}");
+    assert!(trials.is_empty(), "{trials:?}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_no_candidates_fault() {
+    let full = "*'\"kernels\":[\"cpu/m64n16'*) open=7; said='\"opened\":[]';;\n\
+         *'\"time\"'*7) said='\"unwritten\":{\"file\":\"out.bin\",\"reason\":\"no space left\"}';;";
+    let mut list = List(["cpu/m32n16", "cpu/m64n16", "cpu/m48n16"].into());
+    let (trials, outcome) = searched("full", &mut list, full, 1);
+    let error = outcome.unwrap_err();
+    assert_eq!(error.to_string(), "out.bin: no space left");
+    // What was found before is kept, and nothing of the one at hand.
+    let kept: Vec<&str> = trials.iter().map(|trial| trial.id.as_str()).collect();
+    assert_eq!(kept[1..], ["cpu/m32n16"]);
 }
 
 #[test]

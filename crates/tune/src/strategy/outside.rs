@@ -2,9 +2,9 @@
 //! language model can sit there; whatever it proposes goes through the same gates. `docs/tune.md` has the protocol.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -103,12 +103,32 @@ const FASTEST: usize = 3;
 /// Lines in a row without one config that is new, before the proposer is taken to be stuck.
 const PATIENCE: usize = 20;
 
+/// Claims of changes that are not on their way either: those have no score yet.
+fn untried<'c>(claims: impl Iterator<Item = &'c Claim>, history: &History) -> impl Iterator<Item = &'c Claim> {
+    claims.filter(|claim| !history.is_seen(&claim.proposes))
+}
+
 /// How long one that has closed its output may take to end.
 const LAST_BREATH: Duration = Duration::from_millis(500);
 /// How often it is looked up meanwhile whether it has ended.
 const LOOK_UP: Duration = Duration::from_millis(10);
 /// Most characters of a line that is no answer that are shown.
 const SHOWN: usize = 200;
+
+/// Longest line that is read, bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// The next line of an answer, without its end.
+fn next_line(output: &mut impl BufRead) -> std::io::Result<Option<String>> {
+    let mut line = Vec::new();
+    let read = output.by_ref().take(LONGEST).read_until(b'\n', &mut line)?;
+    let is_whole = line.pop_if(|last| *last == b'\n').is_some();
+    if !is_whole && read as u64 == LONGEST {
+        return Err(std::io::Error::other(format!("a line is longer than {LONGEST} B")));
+    }
+    let text = String::from_utf8(line).map_err(std::io::Error::other)?;
+    Ok((read > 0).then_some(text))
+}
 
 /// A proposer in a process of its own.
 #[derive(Debug)]
@@ -159,10 +179,13 @@ impl Outside {
                 }
             }
         });
-        let (sender, lines) = channel();
+        // One that writes more than it is asked for waits, and so does what it writes.
+        let (sender, lines) = sync_channel(1);
         thread::spawn(move || {
-            for line in BufReader::new(stdout).lines() {
-                if sender.send(line).is_err() {
+            let mut output = BufReader::new(stdout);
+            while let Some(line) = next_line(&mut output).transpose() {
+                let is_over = line.is_err();
+                if sender.send(line).is_err() || is_over {
                     break;
                 }
             }
@@ -205,7 +228,8 @@ impl Outside {
         if let Some(insights) = &mut self.insights {
             insights.follow(history, space);
             let fastest = ranked.iter().take(FASTEST);
-            claims.extend(fastest.flat_map(|trial| insights.open(&trial.id)).cloned());
+            let open = fastest.flat_map(|trial| insights.open(&trial.id));
+            claims.extend(untried(open, history).cloned());
             record = insights.table();
         }
         let fastest = ranked.iter().take(FASTEST);
@@ -263,8 +287,9 @@ impl Outside {
     }
 }
 
-impl Strategy for Outside {
-    fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
+impl Outside {
+    /// The next one that is new.
+    fn next(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
         for _ in 0..PATIENCE {
             while let Some((id, why)) = self.queue.pop_front() {
                 if !history.is_seen(&id) {
@@ -286,6 +311,23 @@ impl Strategy for Outside {
         Err(self.failed(format!("{PATIENCE} answers in a row had no config that was new")))
     }
 
+    /// Ends it. It is this process's own child; it may have ended already.
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Strategy for Outside {
+    fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
+        let next = self.next(history, space);
+        // It is not asked again.
+        if !matches!(next, Ok(Some(_))) {
+            self.end();
+        }
+        next
+    }
+
     fn hurry(&mut self, left: Duration) {
         self.left = left;
     }
@@ -303,9 +345,7 @@ impl Strategy for Outside {
 
 impl Drop for Outside {
     fn drop(&mut self) {
-        // It is this process's own child; it may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }
 
@@ -392,6 +432,35 @@ mod tests {
     }
 
     #[test]
+    fn a_change_that_is_on_its_way_is_not_claimed_again() {
+        let claims =
+            ["cpu/m128n64", "cpu/m16n16"].map(|proposes| made_up("cpu/m64n64", proposes, ClaimKind::Room, Some(-8.5)));
+        let mut history = History::default();
+        history.begin("cpu/m128n64");
+        let left: Vec<&str> = untried(claims.iter(), &history)
+            .map(|claim| claim.proposes.as_str())
+            .collect();
+        assert_eq!(left, ["cpu/m16n16"]);
+    }
+
+    #[test]
+    fn one_that_writes_more_than_it_is_asked_for_is_held_up() {
+        let (space, _) = valley();
+        let count = std::env::temp_dir().join(format!("flashcore-flood-{}", std::process::id()));
+        let mut proposer = outside(&format!(
+            "i=0; while :; do i=$((i+1)); echo $i > {0}; printf '{{\"propose\": [\"cpu/m64n64\"], \"why\": \"%100000s\"}}\n'; done\n",
+            count.display()
+        ));
+        assert!(proposer.propose(&History::default(), &space).unwrap().is_some());
+        thread::sleep(Duration::from_millis(500));
+        let written: usize = std::fs::read_to_string(&count).unwrap().trim().parse().unwrap();
+        // What is in the channel, with the thread that reads, in its buffer and in the pipe.
+        assert!(written < 8, "{written}");
+        drop(proposer);
+        std::fs::remove_file(&count).unwrap();
+    }
+
+    #[test]
     fn one_that_thinks_longer_than_the_search_may_take_ends_it_well() {
         let (space, _) = valley();
         let mut slow = outside("read a; sleep 60 # slow\n");
@@ -409,7 +478,9 @@ mod tests {
         let mut told = trial(0, "cpu/m16n16", Some(1.0));
         told.reason = "x".repeat(1 << 20);
         history.add(told);
+        let flood = "yes '{\"propose\": []' | tr -d '\\n'\n";
         for (script, said) in [
+            (flood, "what it writes cannot be read: a line is longer than 1048576 B"),
             (
                 "read a; echo hello\n",
                 "it wrote `hello`, which is no JSON (expected value",

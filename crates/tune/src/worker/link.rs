@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command as Process, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use flashcore_problem::Problem;
 
-use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said, Stage};
+use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said, Stage, Unwritten};
 use crate::error::TuneError;
 use crate::trial::Verdict;
 
@@ -196,6 +196,8 @@ pub struct Worker {
     device: String,
     deadlines: Deadlines,
     live: Option<Live>,
+    /// Who answered when it was first started.
+    first: Option<Hello>,
     next: u64,
     started: usize,
     needs: Needs,
@@ -218,6 +220,7 @@ impl Worker {
             device: device.to_string(),
             deadlines,
             live: None,
+            first: None,
             next: 0,
             started: 0,
             needs: Needs::default(),
@@ -242,7 +245,8 @@ impl Worker {
     /// Who it is. Starts it where it is not running.
     ///
     /// # Errors
-    /// [`TuneError::Worker`] where it cannot be started or cannot take the device: no candidate's fault.
+    /// [`TuneError::Worker`] where it cannot be started, cannot take the device, or is another program or on another device
+    /// than at first: no candidate's fault.
     pub fn hello(&mut self) -> Result<Hello, TuneError> {
         if let Some(live) = &self.live {
             return Ok(live.hello.clone());
@@ -256,7 +260,7 @@ impl Worker {
             device: self.device.clone(),
             reason,
         };
-        let mut command = Process::new(&self.program.path);
+        let mut command = Process::new(of_this_program(&self.program.path));
         command
             .args(&self.program.args)
             .env("RUST_BACKTRACE", "0")
@@ -323,6 +327,11 @@ impl Worker {
         let said = self.exchange(&command);
         match said {
             Ok(Said::Hello(hello)) => {
+                let first = self.first.get_or_insert_with(|| (*hello).clone());
+                if let Some(changed) = changed(first, &hello) {
+                    self.end();
+                    return Err(self.failed(changed));
+                }
                 if let Some(live) = &mut self.live {
                     live.hello = (*hello).clone();
                 }
@@ -349,7 +358,8 @@ impl Worker {
     /// Asks, and waits as long as the stage may take. A worker that is lost is ended; the next call starts another.
     ///
     /// # Errors
-    /// The outer one is as for [`hello`](Worker::hello), the inner one what became of the candidate.
+    /// The outer one is as for [`hello`](Worker::hello), or a file that the worker cannot write; the inner one is what became
+    /// of the candidate.
     pub fn ask(&mut self, command: &Command) -> Result<Result<Said, Loss>, TuneError> {
         self.hello()?;
         let outcome = self.exchange(command);
@@ -361,7 +371,10 @@ impl Worker {
         if lost {
             self.end();
         }
-        Ok(outcome)
+        match outcome {
+            Ok(Said::Unwritten(Unwritten { file, reason })) => Err(TuneError::file(&file, reason)),
+            outcome => Ok(outcome),
+        }
     }
 
     fn exchange(&mut self, command: &Command) -> Result<Said, Loss> {
@@ -423,6 +436,41 @@ impl Worker {
             let _ = live.child.wait();
         }
     }
+}
+
+/// The program at a path; where that was this one and another has taken its place since, by a build say, the one that runs,
+/// which Linux still has.
+fn of_this_program(path: &Path) -> PathBuf {
+    let own = PathBuf::from("/proc/self/exe");
+    let mut replaced = path.as_os_str().to_os_string();
+    replaced.push(" (deleted)");
+    match std::fs::read_link(&own) {
+        Ok(target) if target.as_os_str() == replaced => own,
+        _ => path.to_path_buf(),
+    }
+}
+
+/// What is not as it was when the worker was first started: then what it finds does not belong beside what was found before.
+fn changed(then: &Hello, now: &Hello) -> Option<String> {
+    if then == now {
+        return None;
+    }
+    let what = |hello: &Hello| {
+        let Hello {
+            revision,
+            executable,
+            device,
+            ..
+        } = hello;
+        let program = executable.get(..12).unwrap_or(executable);
+        let flashcore_bench::DeviceIdentity { name, uuid, driver, .. } = device;
+        format!("program {program} of revision {revision} on {name} ({uuid}, driver {driver})")
+    };
+    Some(format!(
+        "it was started anew and is not what it was: {} then, {} now; take the run up again with the program that began it",
+        what(then),
+        what(now)
+    ))
 }
 
 /// How a worker ended, and what it said last.

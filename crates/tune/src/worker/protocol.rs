@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::trial::Verdict;
 
 /// Version of the protocol. Raised with every change that an older program would not understand.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// A command and its number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -203,6 +203,17 @@ pub enum Said {
     Measured(Box<Measurement>),
     /// It cannot be done.
     Failed(Failed),
+    /// A file cannot be written, for which no kernel is to blame.
+    Unwritten(Unwritten),
+}
+
+/// A file that a worker cannot write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unwritten {
+    /// The file.
+    pub file: PathBuf,
+    /// What the system says.
+    pub reason: String,
 }
 
 /// Who the worker is.
@@ -268,6 +279,13 @@ mod tests {
                     fatal: false,
                 }),
                 r#"{"id":7,"failed":{"verdict":"BUILD_FAILED","kernel":null,"reason":"it spills","fatal":false}}"#,
+            ),
+            (
+                Said::Unwritten(Unwritten {
+                    file: "out.bin".into(),
+                    reason: "the disk is full".to_string(),
+                }),
+                r#"{"id":7,"unwritten":{"file":"out.bin","reason":"the disk is full"}}"#,
             ),
         ] {
             let answer = Answer { id: 7, said };

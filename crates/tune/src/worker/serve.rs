@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use super::devices::{Bench, Cpu, Device, Replay, failed};
 use super::gpu::Gpu;
-use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said};
+use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said, Unwritten};
 use crate::replay::Measured;
 use crate::trial::Verdict;
 
@@ -218,34 +218,22 @@ impl<W: Write> Session<W> {
                         ..failed(Verdict::LaunchFailed, None, error)
                     }),
                 },
-                Command::Outside => match bench.outside() {
-                    Ok(outside) => Said::Outside(outside),
-                    Err(trouble) => Said::Failed(Failed {
-                        fatal: trouble.fatal,
-                        ..failed(Verdict::LaunchFailed, None, trouble)
-                    }),
-                },
+                Command::Outside => said(bench.outside().map(Said::Outside)),
                 Command::Look {
                     place,
                     snapshot,
                     rows,
                     file,
-                } => said(look(bench, place, snapshot, &rows, &file), Said::Looked),
-                Command::Differs { place } => said(differs(bench, place), Said::Differs),
-                command => match self.step(problem, bench, command) {
-                    Ok(()) => Said::Done(()),
-                    Err(trouble) => Said::Failed(Failed {
-                        fatal: trouble.fatal,
-                        ..failed(Verdict::LaunchFailed, None, trouble)
-                    }),
-                },
+                } => said(look(bench, place, snapshot, &rows, &file)),
+                Command::Differs { place } => said(differs(bench, place).map(Said::Differs)),
+                command => said(self.step(problem, bench, command)),
             };
             self.answer(ask.id, said)?;
         }
         Ok(None)
     }
 
-    fn step(&mut self, problem: &Problem, bench: &mut dyn Bench, command: Command) -> Result<(), Trouble> {
+    fn step(&mut self, problem: &Problem, bench: &mut dyn Bench, command: Command) -> Result<Said, Trouble> {
         match command {
             Command::Load { place, kind, seed } => {
                 let kind = InputKind::from_name(&kind)
@@ -258,14 +246,12 @@ impl<W: Write> Session<W> {
             Command::Snapshot { place } => bench.snapshot(place),
             Command::Finish => bench.finish(),
             Command::Read { place, snapshot, file } => {
-                let tensor = bench.read(place, snapshot)?;
-                std::fs::write(&file, tensor.bytes())
-                    .map_err(|error| Trouble::new(format!("{}: {error}", file.display())))
+                return Ok(written(&file, bench.read(place, snapshot)?.bytes(), Said::Done(())));
             }
             Command::ReadLse { place, file } => {
                 let lse = bench.read_lse(place)?;
                 let bytes: Vec<u8> = lse.iter().flatten().flat_map(|value| value.to_ne_bytes()).collect();
-                std::fs::write(&file, bytes).map_err(|error| Trouble::new(format!("{}: {error}", file.display())))
+                return Ok(written(&file, &bytes, Said::Done(())));
             }
             // Those are answered where something is opened.
             Command::Hello { .. }
@@ -276,20 +262,29 @@ impl<W: Write> Session<W> {
             | Command::Differs { .. }
             | Command::Time { .. } => Err(Trouble::new("not here")),
         }
+        .map(Said::Done)
     }
 }
 
 /// An answer, or the trouble there was.
-fn said<T>(found: Result<T, Trouble>, said: impl FnOnce(T) -> Said) -> Said {
-    found.map_or_else(
-        |trouble| {
-            Said::Failed(Failed {
-                fatal: trouble.fatal,
-                ..failed(Verdict::LaunchFailed, None, trouble)
-            })
-        },
-        said,
-    )
+fn said(found: Result<Said, Trouble>) -> Said {
+    found.unwrap_or_else(|trouble| {
+        Said::Failed(Failed {
+            fatal: trouble.fatal,
+            ..failed(Verdict::LaunchFailed, None, trouble)
+        })
+    })
+}
+
+/// Writes a file, and then there is this to say.
+fn written(file: &Path, bytes: &[u8], then: Said) -> Said {
+    match std::fs::write(file, bytes) {
+        Ok(()) => then,
+        Err(error) => Said::Unwritten(Unwritten {
+            file: file.to_path_buf(),
+            reason: error.to_string(),
+        }),
+    }
 }
 
 /// Counts over an output, and writes rows of it.
@@ -299,15 +294,13 @@ fn look(
     snapshot: bool,
     rows: &[[usize; 3]],
     file: &Path,
-) -> Result<Census, Trouble> {
+) -> Result<Said, Trouble> {
     let mut found = Err(Trouble::new("nothing was read"));
     bench.see(place, snapshot, &mut |out| {
         found = Ok((Census::of(&out.view()), bytes_of_rows(out, rows)))
     })?;
     let (census, bytes) = found?;
-    let bytes = bytes?;
-    std::fs::write(file, bytes).map_err(|error| Trouble::new(format!("{}: {error}", file.display())))?;
-    Ok(census)
+    Ok(written(file, &bytes?, Said::Looked(census)))
 }
 
 /// The elements of rows, one row after the other.
@@ -404,23 +397,44 @@ mod tests {
             snapshot: false,
             file: file.clone(),
         };
+        // A folder is no file.
+        let unwritable = std::env::temp_dir();
+        let (snapshot, rows) = (false, vec![[0, 0, 0]]);
+        let nowhere = [
+            Command::Read {
+                place: 0,
+                snapshot,
+                file: unwritable.clone(),
+            },
+            Command::ReadLse {
+                place: 0,
+                file: unwritable.clone(),
+            },
+            Command::Look {
+                place: 0,
+                snapshot,
+                rows,
+                file: unwritable.clone(),
+            },
+        ];
         let commands = [hello, Command::Finish, open("mma/x"), open("cpu/m16n16"), load]
             .into_iter()
             .chain([Command::Poison { place: 0 }, Command::Run { kernel: 0, place: 0 }, read])
-            .chain([Command::Run { kernel: 3, place: 0 }]);
+            .chain([Command::Run { kernel: 3, place: 0 }])
+            .chain(nowhere);
         let mut lines: Vec<String> = commands
             .enumerate()
             .map(|(id, command)| ask(id as u64, command))
             .collect();
         lines.push("what?".to_string());
         let answers = answers(&lines);
-        assert_eq!(answers.len(), 10);
+        assert_eq!(answers.len(), 13);
         assert!(matches!(&answers[0].said, Said::Hello(hello) if hello.computes && hello.device.device == "cpu"));
         for (at, reason) in [
             (1, "nothing is open"),
             (2, "no kernel"),
             (8, "kernel 3 of 1"),
-            (9, "what?"),
+            (12, "what?"),
         ] {
             assert!(
                 matches!(&answers[at].said, Said::Failed(failed) if failed.reason.contains(reason)),
@@ -429,6 +443,11 @@ mod tests {
         }
         assert!(matches!(&answers[3].said, Said::Opened(opened) if opened[0].id == "cpu/m16n16"));
         assert!(answers[4..8].iter().all(|answer| answer.said == Said::Done(())));
+        let is_unwritten = |said: &Said| matches!(said, Said::Unwritten(unwritten) if unwritten.file == unwritable);
+        assert!(
+            answers[9..12].iter().all(|answer| is_unwritten(&answer.said)),
+            "{answers:?}"
+        );
         let mut out = flashcore_problem::Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         out.bytes_mut().copy_from_slice(&std::fs::read(&file).unwrap());
         std::fs::remove_file(&file).unwrap();
@@ -457,7 +476,7 @@ mod tests {
 
     #[test]
     fn another_protocol_and_no_device_are_refused() {
-        for (protocol, device, said) in [(99, "cpu", "speaks 4"), (PROTOCOL, "tpu", "no device")] {
+        for (protocol, device, said) in [(99, "cpu", "speaks 5"), (PROTOCOL, "tpu", "no device")] {
             let device = device.to_string();
             let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
             assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));

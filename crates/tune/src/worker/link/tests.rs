@@ -1,7 +1,7 @@
-use flashcore_bench::{Mode, Options};
+use flashcore_bench::{DeviceIdentity, Mode, Options};
 
 use super::*;
-use crate::worker::fake::Fake;
+use crate::worker::fake::{Fake, hello_of};
 
 fn problem(seq: usize) -> Problem {
     Problem::builder()
@@ -78,4 +78,26 @@ fn a_worker_that_hangs_is_ended_at_every_stage() {
         .hello()
         .unwrap_err();
     assert!(error.to_string().contains("while starting within 0.5 s"), "{error}");
+}
+
+#[test]
+fn a_worker_that_comes_back_as_another_is_refused() {
+    let died = std::env::temp_dir().join(format!("flashcore-another-{}", std::process::id()));
+    let _ = std::fs::remove_file(&died);
+    let mut other = DeviceIdentity::cpu();
+    other.driver = "581.1".to_string();
+    let (now, then) = (hello_of(&other), hello_of(&DeviceIdentity::cpu()));
+    let first = format!(
+        "*'\"finish\"'*) touch {0}; exit 3;;\n*'\"hello\"'*) if [ -e {0} ]; then said='{now}'; else said='{then}'; fi;;",
+        died.display()
+    );
+    let fake = Fake { first, ..Fake::new() };
+    let mut worker = Worker::new(fake.program("another"), "cpu", Deadlines::default());
+    assert!(matches!(worker.ask(&Command::Finish), Ok(Err(Loss::Died { .. }))));
+    let error = worker.ask(&Command::Pause).unwrap_err().to_string();
+    assert!(
+        error.contains("is not what it was") && error.contains("driver 581.1) now"),
+        "{error}"
+    );
+    std::fs::remove_file(&died).unwrap();
 }
