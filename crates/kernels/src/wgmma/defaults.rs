@@ -24,6 +24,12 @@ struct Default {
     most_keys: Option<usize>,
     /// Most tiles of 128 query rows, of all heads, that it is for, if that is limited, with [`MEASURED_SMS`].
     most_tiles: Option<usize>,
+    /// Whether for scores with a soft cap alone.
+    softcap: bool,
+    /// How long a turn of its tiles takes beside those of other rows for the same head_dim, in thousandths: of these, which
+    /// leave the busiest SM more or less to do, the one is chosen that has it done first. `None`: it is chosen where it
+    /// matches. Fitted to times of 80 problems, most of lengths that are no power of two (`evidence/h200/wgmma/off-grid`).
+    turn: Option<u64>,
     config: Config,
     why: &'static str,
 }
@@ -81,11 +87,13 @@ const ANY: Default = Default {
     causal: None,
     most_keys: None,
     most_tiles: None,
+    softcap: false,
+    turn: None,
     config: free(64, 64, 2),
     why: "",
 };
 
-/// First match that nothing refuses.
+/// First match that nothing refuses, or that and what it has a [`turn`](Default::turn) beside, by time.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
     // Few tiles: 64 rows a block give more SMs something to do, and causal ones of unequal length more to choose from.
@@ -98,7 +106,7 @@ const TABLE: &[Default] = &[
     Default { head_dim: 256, most_tiles: Some(131),
         config: free(64, 64, 2), why: "64 rows a block give every SM something to do", ..ANY },
     // Many tiles.
-    Default { head_dim: 48, causal: Some(false), most_keys: Some(3072),
+    Default { head_dim: 48, causal: Some(false), most_keys: Some(3072), softcap: true,
         config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax; with a third stage and a soft cap ptxas 13 spills", ..ANY },
     Default { head_dim: 64, causal: Some(false), most_keys: Some(3072),
         config: turns(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows", ..ANY },
@@ -110,42 +118,42 @@ const TABLE: &[Default] = &[
         config: q_held(turns(192, 96, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for Q", ..ANY },
     Default { head_dim: 64, causal: Some(true),
         config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
-    Default { head_dim: 96,
+    Default { head_dim: 96, causal: Some(true), most_keys: Some(1536),
+        config: q_held(turns(192, 64, 3)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
+    Default { head_dim: 96, turn: Some(1000),
         config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
-    Default { head_dim: 128, causal: Some(false), most_keys: Some(1536),
-        config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave no part of short sequences over; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 128, causal: Some(true), most_keys: Some(768),
-        config: free(192, 64, 2), why: "three warpgroups hide each other's softmax; rows this short do not pay for turns", ..ANY },
-    Default { head_dim: 128, causal: Some(true), most_keys: Some(1536),
-        config: q_held(turns(128, 128, 2)), why: "128 rows leave less behind the diagonal than 192, and registers for Q", ..ANY },
-    Default { head_dim: 128, most_keys: Some(3072),
+    Default { head_dim: 96, causal: Some(false), most_keys: Some(1536), turn: Some(1010),
+        config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
+    Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), turn: Some(1320),
+        config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
+    Default { head_dim: 128, most_keys: Some(3072), turn: Some(1360),
+        config: q_held(turns(128, 128, 2)), why: "128 rows leave less over, or less behind the diagonal, than 192, and registers for Q", ..ANY },
+    Default { head_dim: 128, most_keys: Some(3072), turn: Some(1000),
         config: q_held(turns(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
     Default { head_dim: 128,
         config: q_held(turns(192, 64, 2)), why: "three warpgroups hide each other's softmax, and share K and V; registers have room for most of Q", ..ANY },
-    Default { head_dim: 192, head_dim_v: Some(128), causal: Some(false),
+    Default { head_dim: 192, head_dim_v: Some(128), turn: Some(1000),
         config: q_held(in_pairs(128, 112, 2)), why: "as many keys as shared memory allows; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 192, head_dim_v: Some(128), most_keys: Some(6144),
-        config: q_held(turns(128, 112, 2)), why: "two warpgroups, as many keys as shared memory allows; registers have room for Q", ..ANY },
-    Default { head_dim: 192, head_dim_v: Some(128),
-        config: q_held(in_pairs(128, 112, 2)), why: "as many keys as shared memory allows; pairs of blocks read K and V of long rows once, registers have room for Q", ..ANY },
-    Default { head_dim: 192, causal: Some(false),
+    Default { head_dim: 192, head_dim_v: Some(128), turn: Some(1025),
+        config: q_held(turns(128, 112, 2)), why: "as many keys as shared memory allows; one by one these rows come out more evenly than in pairs of blocks; registers have room for Q", ..ANY },
+    Default { head_dim: 192, causal: Some(false), turn: Some(1000),
         config: q_held(in_pairs(128, 80, 2)), why: "as many keys as leave registers for Q; pairs of blocks read K and V once", ..ANY },
+    Default { head_dim: 192, causal: Some(false), turn: Some(1040),
+        config: q_held(turns(128, 80, 2)), why: "as many keys as leave registers for Q; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
     Default { head_dim: 192,
         config: q_held(turns(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536),
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), turn: Some(1000),
         config: lazy(q_held(in_pairs(128, 64, 2))), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false),
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), turn: Some(1070),
+        config: lazy(q_held(turns(128, 64, 2))), why: "one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short rows", ..ANY },
+    Default { head_dim: 256, causal: Some(false), turn: Some(1010),
         config: q_held(in_pairs(128, 64, 2)), why: "the output leaves room for 64 keys; pairs of blocks read K and V once; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(true), most_keys: Some(1536),
-        config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; a softmax that waits for scores alone evens out short rows", ..ANY },
-    Default { head_dim: 256, causal: Some(true), most_tiles: Some(263),
-        config: lazy(turns(128, 64, 2)), why: "so few tiles fill SMs more evenly one by one than in pairs of blocks", ..ANY },
-    Default { head_dim: 256, causal: Some(true),
+    Default { head_dim: 256, causal: Some(false), turn: Some(1080),
+        config: q_held(turns(128, 64, 2)), why: "the output leaves room for 64 keys; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
+    Default { head_dim: 256, causal: Some(true), turn: Some(1000),
         config: lazy(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need no turns; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(true), most_keys: Some(3072),
-        config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; a softmax that waits for scores alone evens out short rows", ..ANY },
-    Default { head_dim: 256,
-        config: turns(128, 64, 2), why: "two warpgroups fill the tensor cores; their output leaves room for 64 keys", ..ANY },
+    Default { head_dim: 256, causal: Some(true), turn: Some(1045),
+        config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short ones", ..ANY },
 ];
 
 /// The same for e4m3, which no other family serves: few tiles have rows of their own.
@@ -169,11 +177,6 @@ const SPLIT: [(usize, Config, Config); 2] = [
     (128, turns(128, 128, 2), free(64, 128, 2)),
     (256, turns(128, 64, 2), free(64, 64, 2)),
 ];
-
-/// How much longer the longest block's list may be in pairs of blocks than singly, per cent. Causal rows of head_dim 256 took
-/// 0.965 of the time in pairs where lists were as long, 0.988 where they were 7 % longer, 1.007 at 9 % and 1.026 at 14 %
-/// (`docs/performance-log.md`). A lone tile of rows has nobody beside it.
-const MOST_LONGER_IN_PAIRS: u64 = 107;
 
 /// Turns of a split, the longest if they differ, at least.
 const LEAST_TURNS: usize = 4;
@@ -258,12 +261,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     }
     let tiles = tiles(128);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let pairs_pay = |config: &Config| {
-        let single = Config { cluster: 1, ..*config };
-        let longest = |config: &Config| deal::longest(problem, config, chip.sms);
-        config.cluster == 1 || 100 * longest(config) <= MOST_LONGER_IN_PAIRS * longest(&single)
-    };
-    let rows = table(dtype)
+    let mut rows: Vec<&Default> = table(dtype)
         .iter()
         .filter(|row| head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most))
         .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
@@ -272,11 +270,20 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
             row.most_tiles
                 .is_none_or(|most| tiles * MEASURED_SMS <= most * chip.sms as usize)
         })
-        .filter(|row| pairs_pay(&row.config))
-        .map(|row| Proposal {
-            config: row.config,
-            why: row.why,
-        });
+        .filter(|row| !row.softcap || problem.softcap().is_some())
+        .collect();
+    // The first match and those that it is chosen among, by when the busiest SM is done.
+    let first = rows.first().map(|row| (row.head_dim, row.head_dim_v));
+    let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.turn.is_some();
+    let beside = rows.iter().take_while(of_first).count();
+    rows[..beside].sort_by_cached_key(|row| {
+        row.turn
+            .map(|turn| turn * deal::longest(problem, &row.config, chip.sms))
+    });
+    let rows = rows.into_iter().map(|row| Proposal {
+        config: row.config,
+        why: row.why,
+    });
     split.into_iter().chain(rows).collect()
 }
 
@@ -308,190 +315,4 @@ pub fn defaults(dtype: DType) -> Vec<(Config, (usize, usize))> {
 }
 
 #[cfg(test)]
-mod tests {
-    use flashcore_problem::Mask;
-
-    use super::super::SPACE;
-    use super::*;
-    use crate::{Config as AnyConfig, Plan};
-
-    #[test]
-    fn every_config_of_the_table_is_one_of_the_space() {
-        let all: Vec<Config> = SPACE.configs().collect();
-        for row in TABLE.iter().chain(TABLE_E4M3) {
-            assert!(all.contains(&row.config), "{}", row.config);
-        }
-    }
-
-    /// The whole table as text, resolved: what is chosen, for review.
-    #[test]
-    fn defaults() {
-        let mut text = String::new();
-        for (head_dim, head_dim_v) in [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)] {
-            for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
-                for (batch, heads, rows) in [
-                    (1, 8, 1024),
-                    (1, 16, 1024),
-                    (1, 16, 2048),
-                    (32, 16, 512),
-                    (16, 16, 1024),
-                    (4, 16, 4096),
-                ] {
-                    let problem = Problem::builder()
-                        .batch(batch)
-                        .heads(heads, heads)
-                        .seq_len(rows)
-                        .head_dim(head_dim)
-                        .head_dim_v(head_dim_v)
-                        .mask(mask)
-                        .build()
-                        .unwrap();
-                    let chosen = proposals(&problem, Target::Sm90a)
-                        .into_iter()
-                        .find(|p| Plan::new(&problem, &AnyConfig::Wgmma(p.config), Target::Sm90a).is_ok());
-                    let id = chosen.map_or("-".to_string(), |p| p.config.to_string());
-                    text += &format!("D{head_dim:<3}/{head_dim_v:<4}{name:<7}B{batch:<3}H{heads:<3}{rows:<6} {id}\n");
-                }
-            }
-        }
-        insta::assert_snapshot!(text);
-    }
-
-    /// Where keys are split, and in how many: shapes of `docs/performance-log.md` and beside them.
-    #[test]
-    fn splits() {
-        let mut text = String::new();
-        for (heads, rows, keys, head_dim) in [
-            (8, 512, 32_768, 128),
-            (8, 512, 8192, 128),
-            (8, 512, 2048, 128),
-            (8, 512, 512, 128),
-            (4, 8192, 8192, 128),
-            (4, 4096, 4096, 128),
-            (4, 2048, 2048, 128),
-            (1, 130, 65_536, 128),
-            (8, 40, 32_768, 128),
-            (8, 512, 8192, 64),
-            (4, 2048, 2048, 64),
-            (8, 1024, 1024, 64),
-            (8, 512, 512, 64),
-            (8, 512, 8192, 256),
-            (2, 4096, 4096, 256),
-            (4, 3000, 3000, 128),
-        ] {
-            for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
-                let problem = Problem::builder().heads(heads, heads).seq_len_q(rows).seq_len_kv(keys);
-                let problem = problem.head_dim(head_dim).mask(mask).build().unwrap();
-                let id = in_splits(&problem, Target::Sm90a.into()).map_or("-".to_string(), |config| config.to_string());
-                text += &format!("D{head_dim:<4}H{heads} {rows:>5} x {keys:<6}{name:<7} {id}\n");
-            }
-        }
-        insta::assert_snapshot!(text);
-    }
-
-    /// Blocks in pairs, of which one would have little to do or nothing.
-    #[test]
-    fn no_pairs_where_one_of_them_waits() {
-        let problem = |batch: usize, rows: usize, keys: usize, head_dim: usize, mask: Mask| {
-            let problem = Problem::builder()
-                .batch(batch)
-                .heads(8, 8)
-                .seq_len_q(rows)
-                .seq_len_kv(keys);
-            problem.head_dim(head_dim).mask(mask).build().unwrap()
-        };
-        let pairs = |problem: &Problem| proposals(problem, Target::Sm90a)[0].config.cluster == 2;
-        for mask in [Mask::FULL, Mask::CAUSAL] {
-            assert!(pairs(&problem(4, 4096, 4096, 256, mask)));
-            // A chunk of one tile of rows a head, and no heads that share K and V.
-            assert!(!pairs(&problem(64, 128, 4096, 256, mask)));
-        }
-        assert!(pairs(&problem(32, 1024, 1024, 128, Mask::FULL)));
-        assert!(!pairs(&problem(64, 128, 1024, 128, Mask::FULL)));
-        // Rows that are an odd number of tiles, and windows narrower than them.
-        assert!(!pairs(&problem(8, 1600, 1600, 256, Mask::CAUSAL)));
-        assert!(!pairs(&problem(4, 4096, 4096, 256, Mask::window(Some(127), Some(0)))));
-    }
-
-    #[test]
-    fn what_cannot_be_split_has_no_splits() {
-        let long = Problem::builder()
-            .heads(8, 8)
-            .seq_len_q(512)
-            .seq_len_kv(8192)
-            .head_dim(128);
-        let split = |problem: &Problem, target| {
-            let proposals = proposals(problem, target);
-            proposals.iter().any(|proposal| proposal.config.splits > 1)
-        };
-        assert!(split(&long.clone().build().unwrap(), Target::Sm90a));
-        assert!(!split(&long.clone().build().unwrap(), Target::Sm100));
-        assert!(!split(&long.clone().dtype(DType::E4M3).build().unwrap(), Target::Sm90a));
-        // Decoding is family mma's, and a window leaves few keys.
-        assert!(!split(&long.clone().seq_len_q(2).build().unwrap(), Target::Sm90a));
-        let window = long.mask(Mask::window(Some(300), Some(0))).build().unwrap();
-        assert!(!split(&window, Target::Sm90a));
-    }
-
-    #[test]
-    fn e4m3_is_served_whatever_the_work() {
-        for head_dim in [32, 64, 96, 128, 192, 256] {
-            for (heads, rows) in [(1, 1), (2, 100), (32, 4096)] {
-                let problem = Problem::builder()
-                    .heads(heads, heads)
-                    .seq_len(rows)
-                    .head_dim(head_dim)
-                    .dtype(DType::E4M3)
-                    .build()
-                    .unwrap();
-                let first = proposals(&problem, Target::Sm90a)[0].config;
-                let plan = Plan::new(&problem, &AnyConfig::Wgmma(first), Target::Sm90a);
-                assert!(plan.is_ok(), "{problem} by {first}: {:?}", plan.err());
-            }
-        }
-    }
-
-    #[test]
-    fn only_hopper_and_only_much_work() {
-        let small = Problem::named("mission").unwrap();
-        let large = Problem::builder()
-            .batch(4)
-            .heads(32, 32)
-            .seq_len(4096)
-            .head_dim(64)
-            .build()
-            .unwrap();
-        assert!(proposals(&small, Target::Sm90a).is_empty());
-        assert!(proposals(&large, Target::Sm80).is_empty());
-        assert!(!proposals(&large, Target::Sm90a).is_empty());
-    }
-
-    #[test]
-    fn a_card_with_fewer_sms_counts_tiles_in_proportion() {
-        let problem = |heads| Problem::builder().heads(heads, heads).seq_len(1024).build().unwrap();
-        let pcie = Chip {
-            target: Target::Sm90a,
-            sms: 66,
-        };
-        for heads in [8, 16, 32, 64] {
-            let (few, many) = (
-                proposals(&problem(heads), pcie),
-                proposals(&problem(2 * heads), Target::Sm90a),
-            );
-            assert_eq!(few, many, "{heads} heads");
-        }
-        // A block an SM, however many there are.
-        for sms in [1, 66, 78, 114, 132, 144] {
-            let chip = Chip { sms, ..pcie };
-            for id in ["wgmma/m128n128-s2-turns-bold", "wgmma/m128n128-s2-c2-turns-bold"] {
-                let plan = Plan::new(&problem(64), &id.parse().unwrap(), chip).unwrap();
-                let whole = sms / plan.main.launch.cluster[0] * plan.main.launch.cluster[0];
-                assert_eq!(
-                    plan.main.launch.grid,
-                    [whole.max(plan.main.launch.cluster[0]), 1, 1],
-                    "{id} {sms}"
-                );
-            }
-        }
-    }
-}
+mod tests;

@@ -113,8 +113,8 @@ fn after_an_error_nobody_examines_what_is_left() {
     // Each takes a second.
     let (trials, outcome) = searched("broken", &mut dies, "*'\"time\"'*2) sleep 1; said='\"done\":null';;", 8);
     assert!(outcome.is_err());
-    // The first, and the one at hand.
-    assert_eq!(trials.len(), 2);
+    // The first, and the one at hand if it had begun.
+    assert!((1..=2).contains(&trials.len()), "{trials:?}");
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
 

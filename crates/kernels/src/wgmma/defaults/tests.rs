@@ -1,0 +1,211 @@
+use flashcore_problem::Mask;
+
+use super::super::SPACE;
+use super::*;
+use crate::{Config as AnyConfig, Plan};
+
+#[test]
+fn every_config_of_the_table_is_one_of_the_space() {
+    let all: Vec<Config> = SPACE.configs().collect();
+    for row in TABLE.iter().chain(TABLE_E4M3) {
+        assert!(all.contains(&row.config), "{}", row.config);
+    }
+}
+
+/// The whole table as text, resolved: what is chosen, for review.
+#[test]
+fn defaults() {
+    let mut text = String::new();
+    for (head_dim, head_dim_v) in [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)] {
+        for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
+            for (batch, heads, rows) in [
+                (1, 8, 1024),
+                (1, 16, 1024),
+                (1, 16, 2048),
+                (32, 16, 512),
+                (16, 16, 1024),
+                (4, 16, 4096),
+            ] {
+                let problem = Problem::builder()
+                    .batch(batch)
+                    .heads(heads, heads)
+                    .seq_len(rows)
+                    .head_dim(head_dim)
+                    .head_dim_v(head_dim_v)
+                    .mask(mask)
+                    .build()
+                    .unwrap();
+                let chosen = proposals(&problem, Target::Sm90a)
+                    .into_iter()
+                    .find(|p| Plan::new(&problem, &AnyConfig::Wgmma(p.config), Target::Sm90a).is_ok());
+                let id = chosen.map_or("-".to_string(), |p| p.config.to_string());
+                text += &format!("D{head_dim:<3}/{head_dim_v:<4}{name:<7}B{batch:<3}H{heads:<3}{rows:<6} {id}\n");
+            }
+        }
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// What is chosen by what it leaves the busiest SM to do: lengths between the powers of two, about 16k rows of each.
+#[test]
+fn lengths() {
+    let mut text = String::new();
+    for (head_dim, head_dim_v) in [(96, 96), (128, 128), (192, 128), (192, 192), (256, 256)] {
+        for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
+            for rows in [
+                384, 512, 640, 896, 1024, 1200, 1280, 1536, 1664, 2048, 3000, 4096, 4200, 8192,
+            ] {
+                let problem = Problem::builder()
+                    .batch(16_384 / rows)
+                    .heads(2048 / head_dim, 2048 / head_dim)
+                    .seq_len(rows)
+                    .head_dim(head_dim)
+                    .head_dim_v(head_dim_v)
+                    .mask(mask)
+                    .build()
+                    .unwrap();
+                let config = proposals(&problem, Target::Sm90a)[0].config;
+                text += &format!("D{head_dim:<3}/{head_dim_v:<4}{name:<7}{rows:<6} {config}\n");
+            }
+        }
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// Where keys are split, and in how many: shapes of `docs/performance-log.md` and beside them.
+#[test]
+fn splits() {
+    let mut text = String::new();
+    for (heads, rows, keys, head_dim) in [
+        (8, 512, 32_768, 128),
+        (8, 512, 8192, 128),
+        (8, 512, 2048, 128),
+        (8, 512, 512, 128),
+        (4, 8192, 8192, 128),
+        (4, 4096, 4096, 128),
+        (4, 2048, 2048, 128),
+        (1, 130, 65_536, 128),
+        (8, 40, 32_768, 128),
+        (8, 512, 8192, 64),
+        (4, 2048, 2048, 64),
+        (8, 1024, 1024, 64),
+        (8, 512, 512, 64),
+        (8, 512, 8192, 256),
+        (2, 4096, 4096, 256),
+        (4, 3000, 3000, 128),
+    ] {
+        for (name, mask) in [("full", Mask::FULL), ("causal", Mask::CAUSAL)] {
+            let problem = Problem::builder().heads(heads, heads).seq_len_q(rows).seq_len_kv(keys);
+            let problem = problem.head_dim(head_dim).mask(mask).build().unwrap();
+            let id = in_splits(&problem, Target::Sm90a.into()).map_or("-".to_string(), |config| config.to_string());
+            text += &format!("D{head_dim:<4}H{heads} {rows:>5} x {keys:<6}{name:<7} {id}\n");
+        }
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// Blocks in pairs, of which one would have little to do or nothing.
+#[test]
+fn no_pairs_where_one_of_them_waits() {
+    let problem = |batch: usize, rows: usize, keys: usize, head_dim: usize, mask: Mask| {
+        let problem = Problem::builder()
+            .batch(batch)
+            .heads(8, 8)
+            .seq_len_q(rows)
+            .seq_len_kv(keys);
+        problem.head_dim(head_dim).mask(mask).build().unwrap()
+    };
+    let pairs = |problem: &Problem| proposals(problem, Target::Sm90a)[0].config.cluster == 2;
+    for mask in [Mask::FULL, Mask::CAUSAL] {
+        assert!(pairs(&problem(4, 4096, 4096, 256, mask)));
+        // A chunk of one tile of rows a head, and no heads that share K and V.
+        assert!(!pairs(&problem(64, 128, 4096, 256, mask)));
+    }
+    assert!(pairs(&problem(32, 1024, 1024, 128, Mask::FULL)));
+    assert!(!pairs(&problem(64, 128, 1024, 128, Mask::FULL)));
+    // Rows that are an odd number of tiles, and windows narrower than them.
+    assert!(!pairs(&problem(8, 1600, 1600, 256, Mask::CAUSAL)));
+    assert!(!pairs(&problem(4, 4096, 4096, 256, Mask::window(Some(127), Some(0)))));
+}
+
+#[test]
+fn what_cannot_be_split_has_no_splits() {
+    let long = Problem::builder()
+        .heads(8, 8)
+        .seq_len_q(512)
+        .seq_len_kv(8192)
+        .head_dim(128);
+    let split = |problem: &Problem, target| {
+        let proposals = proposals(problem, target);
+        proposals.iter().any(|proposal| proposal.config.splits > 1)
+    };
+    assert!(split(&long.clone().build().unwrap(), Target::Sm90a));
+    assert!(!split(&long.clone().build().unwrap(), Target::Sm100));
+    assert!(!split(&long.clone().dtype(DType::E4M3).build().unwrap(), Target::Sm90a));
+    // Decoding is family mma's, and a window leaves few keys.
+    assert!(!split(&long.clone().seq_len_q(2).build().unwrap(), Target::Sm90a));
+    let window = long.mask(Mask::window(Some(300), Some(0))).build().unwrap();
+    assert!(!split(&window, Target::Sm90a));
+}
+
+#[test]
+fn e4m3_is_served_whatever_the_work() {
+    for head_dim in [32, 64, 96, 128, 192, 256] {
+        for (heads, rows) in [(1, 1), (2, 100), (32, 4096)] {
+            let problem = Problem::builder()
+                .heads(heads, heads)
+                .seq_len(rows)
+                .head_dim(head_dim)
+                .dtype(DType::E4M3)
+                .build()
+                .unwrap();
+            let first = proposals(&problem, Target::Sm90a)[0].config;
+            let plan = Plan::new(&problem, &AnyConfig::Wgmma(first), Target::Sm90a);
+            assert!(plan.is_ok(), "{problem} by {first}: {:?}", plan.err());
+        }
+    }
+}
+
+#[test]
+fn only_hopper_and_only_much_work() {
+    let small = Problem::named("mission").unwrap();
+    let large = Problem::builder()
+        .batch(4)
+        .heads(32, 32)
+        .seq_len(4096)
+        .head_dim(64)
+        .build()
+        .unwrap();
+    assert!(proposals(&small, Target::Sm90a).is_empty());
+    assert!(proposals(&large, Target::Sm80).is_empty());
+    assert!(!proposals(&large, Target::Sm90a).is_empty());
+}
+
+#[test]
+fn a_card_with_fewer_sms_counts_tiles_in_proportion() {
+    let problem = |heads| Problem::builder().heads(heads, heads).seq_len(1024).build().unwrap();
+    let pcie = Chip {
+        target: Target::Sm90a,
+        sms: 66,
+    };
+    for heads in [8, 16, 32, 64] {
+        let (few, many) = (
+            proposals(&problem(heads), pcie),
+            proposals(&problem(2 * heads), Target::Sm90a),
+        );
+        assert_eq!(few, many, "{heads} heads");
+    }
+    // A block an SM, however many there are.
+    for sms in [1, 66, 78, 114, 132, 144] {
+        let chip = Chip { sms, ..pcie };
+        for id in ["wgmma/m128n128-s2-turns-bold", "wgmma/m128n128-s2-c2-turns-bold"] {
+            let plan = Plan::new(&problem(64), &id.parse().unwrap(), chip).unwrap();
+            let whole = sms / plan.main.launch.cluster[0] * plan.main.launch.cluster[0];
+            assert_eq!(
+                plan.main.launch.grid,
+                [whole.max(plan.main.launch.cluster[0]), 1, 1],
+                "{id} {sms}"
+            );
+        }
+    }
+}
