@@ -55,11 +55,12 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     if found.interrupted {
         return Ok(interrupted(args, &found));
     }
-    let plan = tune_plan::keep(&found.found, args.no_plan)?;
+    // What fails from here on is said and loses nothing: what was found is printed whole.
+    let plan = tune_plan::keep(&found.found, &found.folder, args.no_plan);
     found.ctrl_c.is_over();
     let beside = match kept_beside(&found) {
         Some(kept) => Some(kept),
-        None => tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?,
+        None => tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder),
     };
     if args.json {
         style::print_json(&json!({
@@ -82,6 +83,10 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     if let Some(why) = nothing_new(args.budget, &found) {
         anstream::eprint!("{}", style::wrap(&format!("note: {why}"), 2));
     }
+    let remedy = plan.remedy(&found.folder);
+    if let Some(note) = &remedy {
+        anstream::eprint!("{note}");
+    }
     if tour {
         tune_without_gpu::run(&case)?;
     }
@@ -90,8 +95,11 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     }
     // A default that fails is the worst that can be found, whatever else was.
     Ok(match &found.board {
-        Some(board) if board.winner.is_some() && !board.is_start_bad() && found.proposer_gone.is_none() => {
-            Outcome::Clean
+        Some(board) if board.winner.is_some() && !board.is_start_bad() => {
+            match found.proposer_gone.is_none() && remedy.is_none() {
+                true => Outcome::Clean,
+                false => Outcome::Findings,
+            }
         }
         _ => Outcome::Findings,
     })
@@ -188,7 +196,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     if let Some(start) = &args.start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
     }
-    for note in &setup.plan_notes {
+    let may_have_row = !args.no_plan && !args.torture;
+    let cannot_keep = may_have_row.then(|| tune_plan::cannot_keep(&devices[0], &case.problem));
+    for note in setup.plan_notes.iter().chain(cannot_keep.flatten().as_ref()) {
         anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
     }
     let seed = args.seed.unwrap_or(STRATEGY_SEED);

@@ -6,6 +6,7 @@ mod interrupt;
 mod kills;
 #[cfg(unix)]
 mod peers;
+mod plan_files;
 mod plan_rows;
 mod resumed;
 mod tour;
