@@ -208,8 +208,8 @@ impl fmt::Display for Fault {
             [one] => write!(f, "kernel `{one}` faulted")?,
             many => write!(
                 f,
-                "one of the kernels `{}` faulted (launched in this order since the last synchronisation)",
-                many.join("`, `")
+                "one of the kernels {} faulted (launched in this order since the last synchronisation)",
+                coalesced(many.iter().map(|kernel| format!("`{kernel}`")))
             )?,
         }
         write!(f, ": {} ({})", self.call.name, self.call.code)?;
@@ -234,6 +234,22 @@ impl fmt::Display for Fault {
 }
 
 impl std::error::Error for Fault {}
+
+/// A list in which equal neighbours stand once, with their number before them.
+pub(crate) fn coalesced<T: PartialEq + fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
+    let mut counted: Vec<(usize, T)> = Vec::new();
+    for name in names {
+        match counted.last_mut() {
+            Some((count, last)) if *last == name => *count += 1,
+            _ => counted.push((1, name)),
+        }
+    }
+    let one = |(count, name): &(usize, T)| match count {
+        1 => name.to_string(),
+        count => format!("{count} × {name}"),
+    };
+    counted.iter().map(one).collect::<Vec<_>>().join(", ")
+}
 
 /// The driver's compiler refused the PTX.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -364,7 +380,15 @@ mod tests {
             assert!(text.contains(part), "{part} is missing from: {text}");
         }
         fault.kernels.push("naive".to_string());
-        assert!(fault.to_string().contains("`tiled`, `naive`"));
+        assert!(fault.to_string().contains("kernels `tiled`, `naive` faulted"));
+        // Launched over and over, it is named once.
+        fault.kernels.extend(["naive", "naive", "tiled"].map(str::to_string));
+        assert!(
+            fault
+                .to_string()
+                .contains("kernels `tiled`, 3 × `naive`, `tiled` faulted"),
+            "{fault}"
+        );
         fault.kernels.clear();
         assert!(fault.to_string().contains("did not launch"));
     }
