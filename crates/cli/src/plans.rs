@@ -104,7 +104,7 @@ fn all_tables() -> Result<Vec<Result<NamedTable, PlanError>>, Failure> {
 
 /// The devices of this machine. GPUs are not taken.
 fn devices() -> Vec<PlanDevice> {
-    let gpus = machine::gpus().unwrap_or_default();
+    let gpus = machine::gpus_or_none();
     let mut devices: Vec<PlanDevice> = gpus.iter().map(PlanDevice::cuda).collect();
     devices.push(PlanDevice::of(&Device::Cpu));
     devices.dedup();

@@ -152,11 +152,7 @@ fn is_supported(info: &DeviceInfo) -> bool {
 fn devices(names: &str) -> Result<Vec<String>, Failure> {
     let one = |name: &str| match name {
         // The driver is asked and the device not taken: that is for its worker.
-        "best" => match machine::gpus()
-            .unwrap_or_default()
-            .iter()
-            .find(|info| is_supported(info))
-        {
+        "best" => match machine::gpus_or_none().iter().find(|info| is_supported(info)) {
             None => "cpu".to_string(),
             Some(info) => format!("cuda:{}", info.ordinal),
         },

@@ -22,6 +22,17 @@ pub enum CudaError {
         /// The loader's own words.
         detail: String,
     },
+    /// There is a driver library, and it cannot be loaded: it is damaged, may not be read, or needs another one.
+    #[error(
+        "the NVIDIA driver library cannot be loaded: {detail} (looked for {looked_for}); install the driver again, or take \
+         the folder of that file out of LD_LIBRARY_PATH"
+    )]
+    BrokenDriver {
+        /// The library names tried.
+        looked_for: String,
+        /// The loader's own words.
+        detail: String,
+    },
     /// The driver is older than R525.
     #[error("the NVIDIA driver ({found}) is too old: it has no {symbol}; install version 525 (CUDA 12.0) or newer")]
     DriverTooOld {
@@ -155,8 +166,23 @@ impl CudaError {
     pub fn is_environment(&self) -> bool {
         matches!(
             self,
-            CudaError::NoDriver { .. } | CudaError::DriverTooOld { .. } | CudaError::NoDevice { .. }
+            CudaError::NoDriver { .. }
+                | CudaError::BrokenDriver { .. }
+                | CudaError::DriverTooOld { .. }
+                | CudaError::NoDevice { .. }
         )
+    }
+
+    /// Whether there is simply no GPU here: no driver was found, or it sees no device. Anything else is something that is
+    /// there and fails, of which somebody who falls back to the host should be told.
+    ///
+    /// ```
+    /// use flashcore_cuda::CudaError;
+    /// assert!(CudaError::NoDevice { visible: None }.is_absence());
+    /// assert!(!CudaError::NoSuchDevice { ordinal: 3, count: 1 }.is_absence());
+    /// ```
+    pub fn is_absence(&self) -> bool {
+        matches!(self, CudaError::NoDriver { .. } | CudaError::NoDevice { .. })
     }
 }
 
