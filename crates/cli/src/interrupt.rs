@@ -64,10 +64,19 @@ impl CtrlC {
 }
 
 fn said(folder: &Path) -> String {
-    let Ok(trials) = read_trials(folder) else {
-        return style::field("kept", "nothing was tried yet");
-    };
-    let trials = style::count(trials.len() as u64, "trial");
+    let nothing = || style::field("kept", "nothing was tried yet");
+    read_trials(folder).map_or_else(|_| nothing(), |trials| of_trials(trials.len(), folder))
+}
+
+/// The same where a search ended by an error; `None` where no trial is kept, or none that can be gone on with.
+pub(crate) fn left(folder: &Path) -> Option<String> {
+    let trials = read_trials(folder).ok()?;
+    (!trials.is_empty()).then(|| of_trials(trials.len(), folder))
+}
+
+/// So many trials, where they are, and what to type to go on.
+fn of_trials(trials: usize, folder: &Path) -> String {
+    let trials = style::count(trials as u64, "trial");
     // Not wrapped: it is to be copied.
     style::field("kept", &format!("{trials} in {}", folder.display()))
         + &format!("  resume    {CODE}{}{CODE:#}\n", resume_command(folder))

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::claims;
 use crate::failure::{Failure, Outcome};
-use crate::interrupt::{CtrlC, go_on_command, quoted, resume_command};
+use crate::interrupt::{self, CtrlC, go_on_command, quoted, resume_command};
 use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
@@ -262,16 +262,18 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         interrupt: ctrl_c.interrupt.clone(),
     };
     let mut live = Live::new(!args.json, args.budget_trials(), time);
-    let found = flashcore_tune::run(request, &mut live).inspect_err(|_| {
+    let found = flashcore_tune::run(request, &mut live);
+    live.end();
+    let found = found.map_err(|error| {
         // A folder that was claimed for a run that did not begin; one with something in it stays.
         if args.folder.is_none() {
             let _ = std::fs::remove_dir(&folder);
         }
     })?;
-    live.end();
     if !args.json {
         if let Some(board) = &found.board {
             style::print(&leaderboard::text(&found.header, board, &found.history));
+        ended_by(error, &folder)
         }
         style::print(&leaderboard::summary(&found.history, Some(found.seconds)));
         if let Some(claims) = &found.claims {
@@ -286,6 +288,16 @@ fn is_exhausted(budget: Budget, found: &Found) -> bool {
     let tried = found.history.trials().len();
     matches!(budget, Budget::Trials(most) if tried < most) && found.proposer_gone.is_none()
 }
+/// What ended a search, with what is left of it. A run that is another than what was asked for is not gone on with.
+fn ended_by(error: TuneError, folder: &Path) -> Failure {
+    let is_other = matches!(error, TuneError::BadOption { .. } | TuneError::Resume { .. });
+    let failure = Failure::from(error);
+    match interrupt::left(folder).filter(|_| !is_other) {
+        Some(left) => failure.left(left),
+        None => failure,
+    }
+}
+
 
 /// What to type to go on; `None` where there is nothing else to try.
 fn go_on(budget: Budget, found: &Kept) -> Option<String> {

@@ -1,6 +1,8 @@
 //! `flashcore tune` as a whole: candidates that are known to be bad, and processes that are killed.
 
 #[cfg(unix)]
+mod errors;
+#[cfg(unix)]
 mod interrupt;
 #[cfg(target_os = "linux")]
 mod kills;
