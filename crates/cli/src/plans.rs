@@ -8,7 +8,7 @@ use flashcore::{
     shipped_tables, table_files, user_plans_folder,
 };
 use flashcore_bench::Report;
-use flashcore_tune::journal::{read_board, read_header};
+use flashcore_tune::journal::{board_of, read_header};
 use flashcore_tune::plans::{self, Judged};
 use serde_json::{Value, json};
 
@@ -288,7 +288,7 @@ fn judged_line(one: &Judged) -> String {
 fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
     if file.is_dir() {
         let header = read_header(file)?;
-        let board = read_board(file)
+        let board = board_of(file)?
             .ok_or_else(|| Failure::failed(format!("{} has no leaderboard: resume the run", file.display())))?;
         let device = header.devices.first().map(plans::device_of);
         let device = device.ok_or_else(|| Failure::failed(format!("{} names no device", file.display())))?;

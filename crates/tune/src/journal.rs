@@ -21,7 +21,7 @@ use crate::trial::Trial;
 pub const SCHEMA: u32 = 3;
 
 /// File names in a run's folder.
-const RUN: &str = "run.json";
+pub(crate) const RUN: &str = "run.json";
 const TRIALS: &str = "trials.jsonl";
 const SECONDS: &str = "seconds.json";
 /// The leaderboard.
