@@ -32,7 +32,7 @@ pub(crate) struct PlansArgs {
     out: Option<PathBuf>,
     /// Take a row out of a table: its file and number, as in FILE:3. With a kernel, as in FILE:3:cpu/m64n64, only
     /// if that is still the row's: numbers change as rows come and go
-    #[arg(long, value_name = "FILE:ROW[:KERNEL]", conflicts_with_all = ["of", "json"], value_parser = dropped)]
+    #[arg(long, value_name = "FILE:ROW[:KERNEL]", conflicts_with = "of", value_parser = dropped)]
     drop: Option<Dropped>,
     /// Print one JSON object
     #[arg(long)]
@@ -82,8 +82,11 @@ Exit codes: 0 done, 1 something is wrong with a table that is used here, 2 usage
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
     if let Some(Dropped { file, row, kernel }) = &args.drop {
-        plans::drop_row(file, *row, kernel.as_deref())?;
-        style::print(&format!("row {row} of {} is gone\n", file.display()));
+        let gone = plans::drop_row(file, *row, kernel.as_deref())?;
+        match args.json {
+            true => style::print_json(&json!({ "dropped": gone })),
+            false => style::print(&format!("{gone} is gone\n")),
+        }
         return Ok(Outcome::Clean);
     }
     match &args.out {

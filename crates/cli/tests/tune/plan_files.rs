@@ -147,8 +147,13 @@ fn a_run_with_nothing_new_leaves_tables_alone() {
         (&found["board"]["winner"], &found["board"]["winner"])
     );
     let place = format!("{}:{}", file.display(), plan["number"]);
-    let drop = || flashcore(&format!("plans --drop {place}"), &home).output().unwrap();
-    assert!(drop().status.success());
+    let drop = || json(&mut flashcore(&format!("plans --drop {place} --json"), &home))["dropped"].clone();
+    let gone = drop();
+    assert_eq!(
+        (&gone["number"], &gone["kernel"]),
+        (&plan["number"], &plan["row"]["kernel"]),
+        "{gone}"
+    );
 
     // It was taken out on purpose, and stays out; what became of it is said.
     let resume = format!("{words_of_run} --resume --json");
@@ -175,7 +180,7 @@ fn a_run_with_nothing_new_leaves_tables_alone() {
         "{late:#}"
     );
     // So does one that has something new.
-    assert!(drop().status.success());
+    assert_eq!(drop(), gone);
     let more = json(&mut flashcore(&resume.replace("--budget 2", "--budget 3"), &home));
     assert_eq!((more["trials"].as_array().unwrap().len(), rows()), (3, 2), "{more:#}");
     std::fs::remove_dir_all(&home).unwrap();

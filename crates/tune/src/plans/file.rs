@@ -103,11 +103,11 @@ pub fn can_keep(folder: &Path, device: &PlanDevice) -> Result<(), TuneError> {
 }
 
 /// Takes the row of a number, from 1, out of the table in a file. Numbers change as rows come and go: where a kernel is
-/// named, too, only a row with it is taken out.
+/// named, too, only a row with it is taken out. What was taken out, and where it was.
 ///
 /// # Errors
 /// [`TuneError::File`], a number that no row has, and a row with another kernel.
-pub fn drop_row(path: &Path, number: usize, kernel: Option<&str>) -> Result<(), TuneError> {
+pub fn drop_row(path: &Path, number: usize, kernel: Option<&str>) -> Result<Place, TuneError> {
     let device = read(path)?.device;
     change(path, &device, |table| {
         let rows = table.entries.len();
@@ -130,7 +130,11 @@ pub fn drop_row(path: &Path, number: usize, kernel: Option<&str>) -> Result<(), 
             });
         }
         table.entries.remove(number - 1);
-        Ok(())
+        Ok(Place {
+            table: path.display().to_string(),
+            number,
+            kernel: there,
+        })
     })
 }
 
@@ -272,7 +276,8 @@ pub(in crate::plans) mod tests {
         let error = drop_row(&path, 1, Some("cpu/m48n48")).unwrap_err().to_string();
         assert!(error.contains("cpu/m64n64, which row 1 has by now"), "{error}");
         assert_eq!(read_table(&path).unwrap().table.rows().count(), 2);
-        drop_row(&path, 2, Some("cpu/m48n48")).unwrap();
+        let gone = drop_row(&path, 2, Some("cpu/m48n48")).unwrap();
+        assert_eq!((gone.number, gone.kernel.as_str()), (2, "cpu/m48n48"));
         drop_row(&path, 1, None).unwrap();
         assert!(drop_row(&path, 1, None).unwrap_err().to_string().contains("1 to 0"));
         std::fs::remove_dir_all(&folder).unwrap();
