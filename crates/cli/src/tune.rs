@@ -148,6 +148,11 @@ fn is_supported(info: &DeviceInfo) -> bool {
     Target::for_capability(major, minor).is_some_and(Target::is_supported)
 }
 
+/// The number of a GPU by name.
+fn gpu(name: &str) -> Option<u32> {
+    name.strip_prefix("cuda:")?.parse().ok()
+}
+
 /// The devices of a list; `best` is the first GPU, or the host.
 fn devices(names: &str) -> Result<Vec<String>, Failure> {
     let one = |name: &str| match name {
@@ -158,14 +163,14 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
         },
         "cuda" => "cuda:0".to_string(),
         "replay" => "replay:shipped".to_string(),
-        name => name.to_string(),
+        name => match gpu(name) {
+            // A GPU has one name, however many zeros were typed before its number.
+            Some(ordinal) => format!("cuda:{ordinal}"),
+            None => name.to_string(),
+        },
     };
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
-    let is_gpu = |device: &str| {
-        let ordinal = device.strip_prefix("cuda:");
-        ordinal.is_some_and(|ordinal| ordinal.parse::<u32>().is_ok())
-    };
-    let is_known = |device: &&String| *device == "cpu" || device.starts_with("replay:") || is_gpu(device);
+    let is_known = |device: &&String| *device == "cpu" || device.starts_with("replay:") || gpu(device).is_some();
     if let Some(unknown) = devices.iter().find(|device| !is_known(device)) {
         return Err(Failure::usage(format!(
             "device is {unknown}; allowed: {DEVICES}, nothing else runs and times candidates"
@@ -269,11 +274,11 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         if args.folder.is_none() {
             let _ = std::fs::remove_dir(&folder);
         }
+        ended_by(error, &folder)
     })?;
     if !args.json {
         if let Some(board) = &found.board {
             style::print(&leaderboard::text(&found.header, board, &found.history));
-        ended_by(error, &folder)
         }
         style::print(&leaderboard::summary(&found.history, Some(found.seconds)));
         if let Some(claims) = &found.claims {
@@ -283,11 +288,6 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     Ok(Kept { found, folder, ctrl_c })
 }
 
-/// Whether a search ended because it had proposed all there is, which is known of one that counts trials.
-fn is_exhausted(budget: Budget, found: &Found) -> bool {
-    let tried = found.history.trials().len();
-    matches!(budget, Budget::Trials(most) if tried < most) && found.proposer_gone.is_none()
-}
 /// What ended a search, with what is left of it. A run that is another than what was asked for is not gone on with.
 fn ended_by(error: TuneError, folder: &Path) -> Failure {
     let is_other = matches!(error, TuneError::BadOption { .. } | TuneError::Resume { .. });
@@ -298,6 +298,11 @@ fn ended_by(error: TuneError, folder: &Path) -> Failure {
     }
 }
 
+/// Whether a search ended because it had proposed all there is, which is known of one that counts trials.
+fn is_exhausted(budget: Budget, found: &Found) -> bool {
+    let tried = found.history.trials().len();
+    matches!(budget, Budget::Trials(most) if tried < most) && found.proposer_gone.is_none()
+}
 
 /// What to type to go on; `None` where there is nothing else to try.
 fn go_on(budget: Budget, found: &Kept) -> Option<String> {
@@ -417,7 +422,18 @@ mod tests {
     fn several_devices_are_different_gpus() {
         assert_eq!(devices("cuda:0,cuda:1").unwrap(), ["cuda:0", "cuda:1"]);
         assert_eq!(devices("replay").unwrap(), ["replay:shipped"]);
-        for wrong in ["cpu,cpu", "cuda:0,cuda:0", "cpu,cuda:0", "foo", "sim", "cuda:x", ""] {
+        assert_eq!(devices("cuda:01,cuda:00").unwrap(), ["cuda:1", "cuda:0"]);
+        for wrong in [
+            "cpu,cpu",
+            "cuda:0,cuda:0",
+            "cuda:0,cuda:00",
+            "cuda,cuda:+0",
+            "cpu,cuda:0",
+            "foo",
+            "sim",
+            "cuda:x",
+            "",
+        ] {
             assert!(devices(wrong).is_err(), "{wrong}");
         }
     }
