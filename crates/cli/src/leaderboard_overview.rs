@@ -70,7 +70,9 @@ fn print_json(overview: &Overview) {
     let runs = overview.latest.iter();
     let runs = runs.map(|(folder, header, board)| json!({ "folder": folder, "run": header, "board": board }));
     let cut_off = overview.unfinished.iter();
-    let cut_off = cut_off.map(|(folder, header, trials)| json!({ "folder": folder, "run": header, "trials": trials }));
+    let cut_off = cut_off.map(|(folder, header, trials)| {
+        json!({ "folder": folder, "run": header, "trials": trials, "go_on": unfinished(folder) })
+    });
     let unreadable = overview.unreadable.iter();
     let unreadable = unreadable.map(|(folder, why)| json!({ "folder": folder, "why": why }));
     style::print_json(&json!({

@@ -39,6 +39,10 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
         (&all["unfinished"][0]["trials"], &all["unfinished"][0]["folder"]),
         (&2.into(), &run["folder"])
     );
+    assert!(
+        all["unfinished"][0]["go_on"].as_str().unwrap().contains(&go_on),
+        "{all:#}"
+    );
     let shown = flashcore("leaderboard tiny", &home).output().unwrap();
     let shown = words(&String::from_utf8(shown.stdout).unwrap());
     assert!(

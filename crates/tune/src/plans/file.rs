@@ -98,8 +98,12 @@ pub(super) fn place_for(path: &Path, table: &PlanTable, class: &PlanClass) -> Op
 pub fn can_keep(folder: &Path, device: &PlanDevice) -> Result<(), TuneError> {
     let path = file_of(folder, device);
     std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
-    locked(&path)?;
-    table_of(&path, device).map(drop)
+    let _held = locked(&path)?;
+    table_of(&path, device)?;
+    // A folder that has the lock from before may be one in which nothing new can be.
+    let beside = path.with_extension("new");
+    let written = File::create(&beside).and_then(|_| std::fs::remove_file(&beside));
+    written.map_err(|error| TuneError::file(&beside, error))
 }
 
 /// Takes the row of a number, from 1, out of the table in a file. Numbers change as rows come and go: where a kernel is
@@ -280,6 +284,28 @@ pub(in crate::plans) mod tests {
         assert_eq!((gone.number, gone.kernel.as_str()), (2, "cpu/m48n48"));
         drop_row(&path, 1, None).unwrap();
         assert!(drop_row(&path, 1, None).unwrap_err().to_string().contains("1 to 0"));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_keeps_a_row_out_is_known_before_there_is_one() {
+        let folder = folder("beforehand");
+        let device = device_of(&host());
+        let path = file_of(&folder, &device);
+        let why = |folder: &Path| can_keep(folder, &device).unwrap_err().to_string();
+        can_keep(&folder, &device).unwrap();
+        assert!(!path.exists() && !path.with_extension("new").exists());
+        // Nothing new can be there.
+        std::fs::create_dir(path.with_extension("new")).unwrap();
+        assert!(why(&folder).contains(".new: "), "{}", why(&folder));
+        assert!(keep(&folder, &device, of(64, "cpu/m64n64")).is_err());
+        std::fs::remove_dir(path.with_extension("new")).unwrap();
+        std::fs::write(&path, "not a table").unwrap();
+        assert!(why(&folder).contains("it is no plan table"), "{}", why(&folder));
+        assert!(why(&path).contains("exists"), "{}", why(&path));
+        std::fs::remove_file(&path).unwrap();
+        keep(&folder, &device, of(64, "cpu/m64n64")).unwrap();
+        can_keep(&folder, &device).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
