@@ -221,8 +221,7 @@ impl Card {
                 profile: Profile::of_device(&info.name, info.multiprocessors),
             })
         };
-        machine::gpus()
-            .unwrap_or_default()
+        machine::gpus_or_none()
             .iter()
             .find_map(here)
             .unwrap_or(Card::of(&PROFILES[0]))

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
 use crate::kernels;
+use crate::machine;
 use crate::style::{self, BAD, GOOD};
 use crate::worker;
 
@@ -206,7 +207,7 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
-    let device: Device = args.device.parse()?;
+    let device = machine::device(&args.device)?;
     let cases = cases(&args.problems, args.dtype)?;
     let sweep = args.sweep.map(|keep| args.protocol.sweep(keep));
     let mut kernels = kernels::ids(&args.kernel)?;

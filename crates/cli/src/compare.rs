@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::bench::{ProtocolArgs, StoreArgs, bench, cases, share, standings_text};
 use crate::failure::{Failure, Outcome};
+use crate::machine;
 use crate::style;
 
 /// Compare two kernels, evidence files, runs or revisions
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
         let device = match (args.device.as_str(), a, b) {
             // Kernels of the CPU run nowhere else.
             ("best", KernelId::Cpu(_), KernelId::Cpu(_)) => Device::cpu(),
-            (name, ..) => name.parse()?,
+            (name, ..) => machine::device(name)?,
         };
         let request = Request {
             cases: cases(&args.on, None)?,

@@ -30,7 +30,7 @@ pub(crate) type Outcome = Result<Prediction, String>;
 /// The measured rates that are kept of a GPU of this machine that is such a card, if there are any. Those that hold no
 /// more are told of and left out.
 pub(crate) fn kept_rates(card: Card) -> Option<MeasuredCard> {
-    let gpus = machine::gpus().unwrap_or_default();
+    let gpus = machine::gpus_or_none();
     let is_such = |info: &&DeviceInfo| {
         let profile = Profile::of_device(&info.name, info.multiprocessors);
         profile.is_some_and(|profile| profile.name == card.name())

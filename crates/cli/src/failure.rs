@@ -45,6 +45,7 @@ pub(crate) struct Failure {
     kind: Kind,
     message: String,
     help: Option<String>,
+    left: Option<String>,
 }
 
 impl Failure {
@@ -68,6 +69,7 @@ impl Failure {
             kind,
             message: message.to_string(),
             help: None,
+            left: None,
         }
     }
 
@@ -82,12 +84,19 @@ impl Failure {
         self
     }
 
+    /// Adds lines on what is left of what was done, and how to go on with it: printed as they are.
+    pub(crate) fn left(mut self, left: String) -> Failure {
+        self.left = Some(left);
+        self
+    }
+
     /// The exit code, after printing what went wrong to standard error.
     pub(crate) fn report(&self) -> ExitCode {
         let mut text = style::wrap(&format!("{BAD}error{BAD:#}: {}", self.message), 2);
         if let Some(help) = &self.help {
             text.push_str(&style::wrap(&format!("  {GOOD}help{GOOD:#}: {help}"), 4));
         }
+        text.push_str(self.left.as_deref().unwrap_or_default());
         anstream::eprint!("{text}");
         match self.kind {
             Kind::Failed => ExitCode::from(1),

@@ -1,7 +1,8 @@
-//! Ctrl-C during a search: the first one ends it after the candidates at hand, a second one at once. Either way the message
-//! says what was kept and how to go on.
+//! Ctrl-C during a search, and the other signals that ask a program to end: the first one ends it after the candidates at
+//! hand, a second one at once. Either way the message says what was kept and how to go on.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::exit;
 use std::sync::Arc;
@@ -15,10 +16,10 @@ use crate::first_run::invocation;
 use crate::style::{self, CODE};
 use crate::tune_args::Budget;
 
-/// What a program that was interrupted exits with: 128 and the number of the signal, as shells have it.
+/// What a program that was interrupted exits with, by whichever signal: 128 and the number of that of Ctrl-C, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Watches for Ctrl-C.
+/// Watches for Ctrl-C, SIGTERM and SIGHUP.
 pub(crate) struct CtrlC {
     /// Asks the search to end.
     pub(crate) interrupt: Interrupt,
@@ -38,17 +39,20 @@ impl CtrlC {
         let kept = watch.folder.clone();
         let pressed = move || {
             let is_first = interrupt.ask();
+            // Whoever sent it may have taken the terminal away: what cannot be said is no reason to fail.
             if is_first && !over.load(Ordering::SeqCst) {
-                anstream::eprintln!("\nending after the candidates at hand; Ctrl-C again ends at once");
+                let _ = writeln!(
+                    anstream::stderr(),
+                    "\nending after the candidates at hand; Ctrl-C again ends at once"
+                );
                 return;
             }
             if !over.load(Ordering::SeqCst) {
-                anstream::eprint!("\n{}", said(&kept));
+                let _ = write!(anstream::stderr(), "\n{}", said(&kept));
             }
             exit(i32::from(INTERRUPTED));
         };
-        ctrlc::set_handler(pressed)
-            .map_err(|error| Failure::environment(format!("Ctrl-C cannot be watched: {error}")))?;
+        on_signals(pressed).map_err(|error| Failure::environment(format!("Ctrl-C cannot be watched: {error}")))?;
         Ok(watch)
     }
 
@@ -63,11 +67,49 @@ impl CtrlC {
     }
 }
 
+/// Calls this for each signal that asks the program to end, on a thread of its own.
+#[cfg(unix)]
+fn on_signals(mut asked: impl FnMut() + Send + 'static) -> std::io::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut watched = vec![SIGINT, SIGTERM];
+    // `nohup` has it ignored, so that a program goes on without its terminal.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if !is_ignored(&status, SIGHUP) {
+        watched.push(SIGHUP);
+    }
+    let mut signals = signal_hook::iterator::Signals::new(watched)?;
+    let watch = move || signals.forever().for_each(|_| asked());
+    std::thread::Builder::new().name("signals".to_string()).spawn(watch)?;
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn on_signals(asked: impl FnMut() + Send + 'static) -> std::io::Result<()> {
+    ctrlc::set_handler(asked).map_err(std::io::Error::other)
+}
+
+/// Whether a process ignores a signal, by Linux's `/proc/self/status`; where that is not there nobody says so.
+#[cfg(unix)]
+fn is_ignored(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 fn said(folder: &Path) -> String {
-    let Ok(trials) = read_trials(folder) else {
-        return style::field("kept", "nothing was tried yet");
-    };
-    let trials = style::count(trials.len() as u64, "trial");
+    let nothing = || style::field("kept", "nothing was tried yet");
+    read_trials(folder).map_or_else(|_| nothing(), |trials| of_trials(trials.len(), folder))
+}
+
+/// The same where a search ended by an error; `None` where no trial is kept, or none that can be gone on with.
+pub(crate) fn left(folder: &Path) -> Option<String> {
+    let trials = read_trials(folder).ok()?;
+    (!trials.is_empty()).then(|| of_trials(trials.len(), folder))
+}
+
+/// So many trials, where they are, and what to type to go on.
+fn of_trials(trials: usize, folder: &Path) -> String {
+    let trials = style::count(trials as u64, "trial");
     // Not wrapped: it is to be copied.
     style::field("kept", &format!("{trials} in {}", folder.display()))
         + &format!("  resume    {CODE}{}{CODE:#}\n", resume_command(folder))
@@ -129,6 +171,14 @@ pub(crate) fn quoted(word: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn a_signal_that_is_ignored_is_left_so() {
+        let status = "Name:\tflashcore\nSigBlk:\t0000000000004000\nSigIgn:\t0000000000001001\n";
+        assert!(is_ignored(status, 1) && is_ignored(status, 13));
+        assert!(!is_ignored(status, 2) && !is_ignored(status, 15) && !is_ignored("", 1));
+    }
 
     #[test]
     fn what_is_to_be_typed_is_what_was_typed_and_the_folder() {

@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::Claims;
-use flashcore_tune::journal::{Header, read_board, read_header, read_seconds, read_trials};
-use flashcore_tune::{Beside, History, Trial, Verdict, runs, times_as_long};
+use flashcore_tune::journal::{Header, board_of, read_header, read_seconds, read_trials};
+use flashcore_tune::runs::{self, Found};
+use flashcore_tune::{Beside, History, Trial, Verdict, times_as_long};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::claims;
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::quoted;
+use crate::leaderboard_overview;
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 use crate::tune::heading;
 use crate::tune_args::OUTSIDE;
@@ -20,9 +23,13 @@ use crate::tune_peers;
 
 /// Show what `flashcore tune` found
 ///
-/// Without arguments: the latest run of each problem and device, and its winner. With a run's folder or
-/// a problem's name: its leaderboard, what candidates failed and why, and how many came to what. --all: every candidate.
+/// Without arguments: the latest run of each problem and device, and its winner; runs that were cut off; and those that
+/// cannot be read. With a run's folder or a problem's name: its leaderboard, what candidates failed and why, and how many
+/// came to what. --all: every candidate.
 #[derive(Args)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 no such run, or one of those listed cannot be read, 2 usage, 3 the run cannot be read"
+)]
 pub(crate) struct LeaderboardArgs {
     /// A run's folder, or the name of a problem: its latest run
     #[arg(value_name = "RUN|PROBLEM")]
@@ -36,28 +43,21 @@ pub(crate) struct LeaderboardArgs {
 }
 
 pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
-    let kept = runs::folder();
-    let all = kept.as_deref().map(runs::all).unwrap_or_default();
     let Some(wanted) = &args.run else {
-        return overview(&all, args.json);
+        return leaderboard_overview::run(found()?, args.json);
     };
     let path = PathBuf::from(wanted);
     let folder = if path.is_dir() {
         path
     } else {
-        // The latest that says something of this machine, where there is one.
-        let of_case = |(_, header): &&(PathBuf, Header)| header.case == *wanted;
-        let real = all.iter().filter(of_case).find(|(_, header)| header.is_real());
-        let latest = real.or_else(|| all.iter().find(of_case));
-        let none = || Failure::failed(format!("`{wanted}` is no folder, and no run of such a problem is kept"));
-        latest.ok_or_else(none)?.0.clone()
+        latest(&found()?, wanted)?
     };
     let header = read_header(&folder)?;
     let mut history = History::default();
     for trial in read_trials(&folder)? {
         history.add(trial);
     }
-    let board = read_board(&folder);
+    let board = board_of(&folder)?;
     let beside = board.as_ref().and_then(|board| Beside::read(&folder, board));
     let claims: Option<Claims> = kept_in(&folder, "claims.json");
     let seconds = read_seconds(&folder);
@@ -72,7 +72,10 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     style::print(&title);
     match &board {
         Some(board) => style::print(&text(&header, board, &history)),
-        None => style::print("  The run has no leaderboard yet: `flashcore tune --resume` takes it up again.\n"),
+        None => style::print(&style::wrap(
+            &format!("  No leaderboard yet: {}", unfinished(&folder)),
+            2,
+        )),
     }
     style::print(&summary(&history, seconds));
     style::print(&match args.all {
@@ -87,7 +90,38 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Clean)
 }
 
-fn title(header: &Header) -> String {
+/// What there is of runs.
+fn found() -> Result<Found, Failure> {
+    let folder = runs::folder();
+    Ok(folder.as_deref().map(runs::look).transpose()?.unwrap_or_default())
+}
+
+/// The latest run of a problem: the latest that says something of this machine, where there is one.
+fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
+    let of_case = |(_, header): &&(PathBuf, Header)| header.case == *case;
+    let real = found.runs.iter().filter(of_case).find(|(_, header)| header.is_real());
+    let latest = real.or_else(|| found.runs.iter().find(of_case));
+    latest.map(|(folder, _)| folder.clone()).ok_or_else(|| {
+        let failure = Failure::failed(format!("`{case}` is no folder, and no run of such a problem is kept"));
+        match found.unreadable.len() {
+            0 => failure,
+            some => failure.help(format!(
+                "{} cannot be read: `flashcore leaderboard` says which, and why",
+                style::count(some as u64, "run")
+            )),
+        }
+    })
+}
+
+/// What a run without a leaderboard is, and how it goes on. What it was begun with it does not know in full.
+pub(crate) fn unfinished(folder: &Path) -> String {
+    format!(
+        "it was cut off, or goes on still; the command that began it takes it up again, with --resume --folder {}",
+        quoted(folder.as_os_str())
+    )
+}
+
+pub(crate) fn title(header: &Header) -> String {
     let devices: Vec<&str> = header.devices.iter().map(|device| device.name.as_str()).collect();
     let devices = devices.join(" and ");
     let on = match header.computes {
@@ -104,63 +138,6 @@ fn title(header: &Header) -> String {
 fn kept_in<T: DeserializeOwned>(folder: &std::path::Path, name: &str) -> Option<T> {
     let text = std::fs::read_to_string(folder.join(name)).ok()?;
     serde_json::from_str(&text).ok()
-}
-
-fn overview(all: &[(PathBuf, Header)], as_json: bool) -> Result<Outcome, Failure> {
-    let mut seen: Vec<String> = Vec::new();
-    let mut latest = Vec::new();
-    for (folder, header) in all {
-        let title = title(header);
-        let Some(board) = read_board(folder).filter(|_| !seen.contains(&title)) else {
-            continue;
-        };
-        latest.push((folder, header, board));
-        seen.push(title);
-    }
-    if as_json {
-        let rows = latest
-            .iter()
-            .map(|(folder, header, board)| json!({ "folder": folder, "run": header, "board": board }));
-        style::print_json(&json!({ "runs": rows.collect::<Vec<_>>() }));
-        return Ok(Outcome::Clean);
-    }
-    if latest.is_empty() {
-        style::print("No run is kept yet: `flashcore tune` makes one.\n");
-    }
-    let (real, made_up): (Vec<_>, Vec<_>) = latest.into_iter().partition(|(_, header, _)| header.is_real());
-    for (folder, header, board) in &real {
-        style::print(&line(folder, header, board));
-    }
-    if !made_up.is_empty() {
-        style::print(&heading("Replays and torture", "they say nothing of this machine"));
-    }
-    for (folder, header, board) in &made_up {
-        style::print(&line(folder, header, board));
-    }
-    Ok(Outcome::Clean)
-}
-
-/// A run in the overview.
-fn line(folder: &Path, header: &Header, board: &Board) -> String {
-    let found = match (&board.winner, board.gain_of_winner()) {
-        _ if board.is_start_bad() => format!("{BAD}{} FAILED{BAD:#}", board.start),
-        (Some(winner), Some((gain, _))) => {
-            format!(
-                "{winner}, {GOOD}{:.1} % faster{GOOD:#} than {}",
-                gain * 100.0,
-                board.start
-            )
-        }
-        _ => format!("{}, nothing is faster by what counts", board.start),
-    };
-    style::wrap(
-        &format!(
-            "{HEAD}{}{HEAD:#}: {found} {DIM}({}){DIM:#}",
-            title(header),
-            folder.display()
-        ),
-        2,
-    )
 }
 
 /// A leaderboard as a table, and what it comes to.

@@ -188,7 +188,10 @@ pub(crate) fn device_fields() -> String {
                 text.push_str(&style::field(&format!("cuda:{}", gpu.ordinal), &machine::gpu_line(gpu)));
             }
         }
-        Err(why) => text.push_str(&style::field("cuda", &format!("none: {why}"))),
+        Err(why) => {
+            machine::why_none_is_said();
+            text.push_str(&style::field("cuda", &format!("none: {why}")));
+        }
     }
     text.push_str(&style::field("cpu", &machine::Cpu::here().line()));
     text

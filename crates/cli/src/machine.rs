@@ -1,6 +1,8 @@
 //! What the machine has: GPUs as the driver tells, and the CPU.
 
-use flashcore::{Device, DeviceInfo};
+use std::sync::Once;
+
+use flashcore::{Device, DeviceInfo, Error};
 use flashcore_check::registers::Registers;
 use flashcore_cpu::SimdLevel;
 use flashcore_cuda::{CudaError, Function, ModuleOptions};
@@ -50,6 +52,44 @@ fn cpu_model(cpuinfo: &str) -> String {
 /// The GPUs, or why there are none.
 pub(crate) fn gpus() -> Result<Vec<DeviceInfo>, CudaError> {
     flashcore_cuda::devices()
+}
+
+/// The GPUs, for a command that does without them where there are none. Where a driver is there and fails, that is said.
+pub(crate) fn gpus_or_none() -> Vec<DeviceInfo> {
+    gpus().unwrap_or_else(|why| {
+        say_why_none(&why.into());
+        Vec::new()
+    })
+}
+
+/// A device by name. Where `best` is the host for another reason than that there is no GPU, that is said.
+pub(crate) fn device(name: &str) -> Result<Device, Error> {
+    let device: Device = name.parse()?;
+    if name == "best"
+        && matches!(device, Device::Cpu)
+        && let Some(why) = Device::why_not_cuda()
+    {
+        say_why_none(&why);
+    }
+    Ok(device)
+}
+
+/// It is said once, whoever comes to it first.
+static SAID: Once = Once::new();
+
+fn say_why_none(why: &Error) {
+    if matches!(why, Error::Cuda(why) if why.is_absence()) {
+        return;
+    }
+    SAID.call_once(|| {
+        let note = format!("note: no GPU is used, and not for want of a driver: {why}");
+        anstream::eprint!("{}", style::wrap(&note, 2));
+    });
+}
+
+/// The output says why there are no GPUs, and no note is to say it again.
+pub(crate) fn why_none_is_said() {
+    SAID.call_once(|| {});
 }
 
 /// One line on a GPU.

@@ -17,6 +17,7 @@ mod foreign;
 mod interrupt;
 mod kernels;
 mod leaderboard;
+mod leaderboard_overview;
 mod list;
 mod machine;
 mod memory;

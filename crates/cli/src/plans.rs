@@ -8,7 +8,7 @@ use flashcore::{
     shipped_tables, table_files, user_plans_folder,
 };
 use flashcore_bench::Report;
-use flashcore_tune::journal::{read_board, read_header};
+use flashcore_tune::journal::{board_of, read_header};
 use flashcore_tune::plans::{self, Judged};
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ pub(crate) struct PlansArgs {
     out: Option<PathBuf>,
     /// Take a row out of a table: its file and number, as in FILE:3. With a kernel, as in FILE:3:cpu/m64n64, only
     /// if that is still the row's: numbers change as rows come and go
-    #[arg(long, value_name = "FILE:ROW[:KERNEL]", conflicts_with_all = ["of", "json"], value_parser = dropped)]
+    #[arg(long, value_name = "FILE:ROW[:KERNEL]", conflicts_with = "of", value_parser = dropped)]
     drop: Option<Dropped>,
     /// Print one JSON object
     #[arg(long)]
@@ -82,8 +82,11 @@ Exit codes: 0 done, 1 something is wrong with a table that is used here, 2 usage
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
     if let Some(Dropped { file, row, kernel }) = &args.drop {
-        plans::drop_row(file, *row, kernel.as_deref())?;
-        style::print(&format!("row {row} of {} is gone\n", file.display()));
+        let gone = plans::drop_row(file, *row, kernel.as_deref())?;
+        match args.json {
+            true => style::print_json(&json!({ "dropped": gone })),
+            false => style::print(&format!("{gone} is gone\n")),
+        }
         return Ok(Outcome::Clean);
     }
     match &args.out {
@@ -104,7 +107,7 @@ fn all_tables() -> Result<Vec<Result<NamedTable, PlanError>>, Failure> {
 
 /// The devices of this machine. GPUs are not taken.
 fn devices() -> Vec<PlanDevice> {
-    let gpus = machine::gpus().unwrap_or_default();
+    let gpus = machine::gpus_or_none();
     let mut devices: Vec<PlanDevice> = gpus.iter().map(PlanDevice::cuda).collect();
     devices.push(PlanDevice::of(&Device::Cpu));
     devices.dedup();
@@ -288,7 +291,7 @@ fn judged_line(one: &Judged) -> String {
 fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
     if file.is_dir() {
         let header = read_header(file)?;
-        let board = read_board(file)
+        let board = board_of(file)?
             .ok_or_else(|| Failure::failed(format!("{} has no leaderboard: resume the run", file.display())))?;
         let device = header.devices.first().map(plans::device_of);
         let device = device.ok_or_else(|| Failure::failed(format!("{} names no device", file.display())))?;

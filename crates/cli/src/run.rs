@@ -1,7 +1,7 @@
 //! `flashcore run`: computes a problem on a device, holds the answer against float64, times it.
 
 use clap::Args;
-use flashcore::{Device, Error, KernelId};
+use flashcore::{Error, KernelId};
 use serde_json::json;
 
 use crate::answer::{self, Answer};
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
             "--profile is for --device sim; a real device is what it is",
         ));
     }
-    let device: Device = args.device.parse()?;
+    let device = machine::device(&args.device)?;
     let answer = answer::compute(device, &problem, kernel, inputs, seed)?;
     if args.json {
         style::print_json(&answer.json(&problem));

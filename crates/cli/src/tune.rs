@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::claims;
 use crate::failure::{Failure, Outcome};
-use crate::interrupt::{CtrlC, go_on_command, quoted, resume_command};
+use crate::interrupt::{self, CtrlC, go_on_command, quoted, resume_command};
 use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
@@ -55,11 +55,12 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     if found.interrupted {
         return Ok(interrupted(args, &found));
     }
-    let plan = tune_plan::keep(&found.found, args.no_plan)?;
+    // What fails from here on is said and loses nothing: what was found is printed whole.
+    let plan = tune_plan::keep(&found.found, &found.folder, args.no_plan);
     found.ctrl_c.is_over();
     let beside = match kept_beside(&found) {
         Some(kept) => Some(kept),
-        None => tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder)?,
+        None => tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder),
     };
     if args.json {
         style::print_json(&json!({
@@ -82,6 +83,10 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     if let Some(why) = nothing_new(args.budget, &found) {
         anstream::eprint!("{}", style::wrap(&format!("note: {why}"), 2));
     }
+    let remedy = plan.remedy(&found.folder);
+    if let Some(note) = &remedy {
+        anstream::eprint!("{note}");
+    }
     if tour {
         tune_without_gpu::run(&case)?;
     }
@@ -90,8 +95,11 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     }
     // A default that fails is the worst that can be found, whatever else was.
     Ok(match &found.board {
-        Some(board) if board.winner.is_some() && !board.is_start_bad() && found.proposer_gone.is_none() => {
-            Outcome::Clean
+        Some(board) if board.winner.is_some() && !board.is_start_bad() => {
+            match found.proposer_gone.is_none() && remedy.is_none() {
+                true => Outcome::Clean,
+                false => Outcome::Findings,
+            }
         }
         _ => Outcome::Findings,
     })
@@ -140,28 +148,29 @@ fn is_supported(info: &DeviceInfo) -> bool {
     Target::for_capability(major, minor).is_some_and(Target::is_supported)
 }
 
+/// The number of a GPU by name.
+fn gpu(name: &str) -> Option<u32> {
+    name.strip_prefix("cuda:")?.parse().ok()
+}
+
 /// The devices of a list; `best` is the first GPU, or the host.
 fn devices(names: &str) -> Result<Vec<String>, Failure> {
     let one = |name: &str| match name {
         // The driver is asked and the device not taken: that is for its worker.
-        "best" => match machine::gpus()
-            .unwrap_or_default()
-            .iter()
-            .find(|info| is_supported(info))
-        {
+        "best" => match machine::gpus_or_none().iter().find(|info| is_supported(info)) {
             None => "cpu".to_string(),
             Some(info) => format!("cuda:{}", info.ordinal),
         },
         "cuda" => "cuda:0".to_string(),
         "replay" => "replay:shipped".to_string(),
-        name => name.to_string(),
+        name => match gpu(name) {
+            // A GPU has one name, however many zeros were typed before its number.
+            Some(ordinal) => format!("cuda:{ordinal}"),
+            None => name.to_string(),
+        },
     };
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
-    let is_gpu = |device: &str| {
-        let ordinal = device.strip_prefix("cuda:");
-        ordinal.is_some_and(|ordinal| ordinal.parse::<u32>().is_ok())
-    };
-    let is_known = |device: &&String| *device == "cpu" || device.starts_with("replay:") || is_gpu(device);
+    let is_known = |device: &&String| *device == "cpu" || device.starts_with("replay:") || gpu(device).is_some();
     if let Some(unknown) = devices.iter().find(|device| !is_known(device)) {
         return Err(Failure::usage(format!(
             "device is {unknown}; allowed: {DEVICES}, nothing else runs and times candidates"
@@ -188,7 +197,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     if let Some(start) = &args.start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
     }
-    for note in &setup.plan_notes {
+    let may_have_row = !args.no_plan && !args.torture;
+    let cannot_keep = may_have_row.then(|| tune_plan::cannot_keep(&devices[0], &case.problem));
+    for note in setup.plan_notes.iter().chain(cannot_keep.flatten().as_ref()) {
         anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
     }
     let seed = args.seed.unwrap_or(STRATEGY_SEED);
@@ -256,13 +267,15 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         interrupt: ctrl_c.interrupt.clone(),
     };
     let mut live = Live::new(!args.json, args.budget_trials(), time);
-    let found = flashcore_tune::run(request, &mut live).inspect_err(|_| {
+    let found = flashcore_tune::run(request, &mut live);
+    live.end();
+    let found = found.map_err(|error| {
         // A folder that was claimed for a run that did not begin; one with something in it stays.
         if args.folder.is_none() {
             let _ = std::fs::remove_dir(&folder);
         }
+        ended_by(error, &folder)
     })?;
-    live.end();
     if !args.json {
         if let Some(board) = &found.board {
             style::print(&leaderboard::text(&found.header, board, &found.history));
@@ -273,6 +286,16 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         }
     }
     Ok(Kept { found, folder, ctrl_c })
+}
+
+/// What ended a search, with what is left of it. A run that is another than what was asked for is not gone on with.
+fn ended_by(error: TuneError, folder: &Path) -> Failure {
+    let is_other = matches!(error, TuneError::BadOption { .. } | TuneError::Resume { .. });
+    let failure = Failure::from(error);
+    match interrupt::left(folder).filter(|_| !is_other) {
+        Some(left) => failure.left(left),
+        None => failure,
+    }
 }
 
 /// Whether a search ended because it had proposed all there is, which is known of one that counts trials.
@@ -399,7 +422,18 @@ mod tests {
     fn several_devices_are_different_gpus() {
         assert_eq!(devices("cuda:0,cuda:1").unwrap(), ["cuda:0", "cuda:1"]);
         assert_eq!(devices("replay").unwrap(), ["replay:shipped"]);
-        for wrong in ["cpu,cpu", "cuda:0,cuda:0", "cpu,cuda:0", "foo", "sim", "cuda:x", ""] {
+        assert_eq!(devices("cuda:01,cuda:00").unwrap(), ["cuda:1", "cuda:0"]);
+        for wrong in [
+            "cpu,cpu",
+            "cuda:0,cuda:0",
+            "cuda:0,cuda:00",
+            "cuda,cuda:+0",
+            "cpu,cuda:0",
+            "foo",
+            "sim",
+            "cuda:x",
+            "",
+        ] {
             assert!(devices(wrong).is_err(), "{wrong}");
         }
     }

@@ -93,8 +93,10 @@ Verdicts, in the order of the gates:
   proposed, the interval clear of none.
 
 Ctrl-C ends the search after the candidates at hand and says how to go on; a second one ends it at once.
+So do SIGTERM and SIGHUP (not under nohup).
 
-Exit codes: 0 done, 1 nothing could be timed, the default failed or the proposer died, 2 usage, 3 environment, 130 interrupted";
+Exit codes: 0 done, 1 nothing could be timed, the default failed, the proposer died or the plan table could not be written,
+  2 usage, 3 environment, 130 interrupted by any of these signals";
 
 /// How the strategy of a run is called where a program proposes: this, and the command.
 pub(crate) const OUTSIDE: &str = "outside: ";

@@ -13,27 +13,16 @@ use crate::style::{self, GOOD, HEAD};
 use crate::tune_beside;
 
 /// Measures the winner of a search beside the default and peers, and keeps that in the run's folder. `None` where there is
-/// nothing that the leaderboard does not say. Where measuring fails, that is said in place of a report: the search is over,
-/// and what it found stands.
-pub(crate) fn compare(
-    found: &Found,
-    case: &Case,
-    device: &str,
-    peers: &[String],
-    folder: &Path,
-) -> Result<Option<Beside>, Failure> {
-    let Some((board, mut beside)) = found
-        .board
-        .as_ref()
-        .and_then(|board| Some((board, Beside::of(&found.header, board)?)))
-    else {
-        return Ok(None);
-    };
+/// nothing that the leaderboard does not say. Where measuring or keeping fails, that is said: the search is over, and what it
+/// found stands.
+pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String], folder: &Path) -> Option<Beside> {
+    let board = found.board.as_ref()?;
+    let mut beside = Beside::of(&found.header, board)?;
     let spinner = style::spinner("winner, default and peers, side by side");
     let python = find_peers(peers);
     let is_said = beside.is_said_by(board);
     match (python, is_said) {
-        (Ok(None), true) => return Ok(None),
+        (Ok(None), true) => return None,
         (Err(missing), true) => beside.missing = Some(missing),
         (python, _) => {
             // Other searches wait meanwhile, or this one for them.
@@ -70,8 +59,11 @@ pub(crate) fn compare(
         }
     }
     drop(spinner);
-    beside.keep(folder)?;
-    Ok(Some(beside))
+    if let Err(why) = beside.keep(folder) {
+        let note = format!("note: what stood beside the winner is printed and not kept: {why}");
+        anstream::eprint!("{}", style::wrap(&note, 2));
+    }
+    Some(beside)
 }
 
 /// What was measured, as in any bench, and what it comes to.

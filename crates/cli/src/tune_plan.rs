@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use flashcore::{KernelId, PlanSetting, Problem, read_table, user_plans_folder};
+use flashcore::{KernelId, PlanClass, PlanDevice, PlanSetting, Problem, read_table, user_plans_folder};
 use flashcore_tune::Outcome as Found;
-use flashcore_tune::plans::{self, Place, Settled};
+use flashcore_tune::plans::{self, Place, Record, Settled};
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
+use crate::interrupt::resume_command;
+use crate::machine;
 use crate::style::{self, CODE};
 
 /// What became of the winner.
@@ -16,25 +17,61 @@ pub(crate) enum Kept {
     Settled(Settled),
     /// Nothing, and why.
     Not(String),
+    /// Nothing, for this run had nothing new to do; and what became of it when its finals were held.
+    Before(Record),
+    /// It was to be kept, and why that failed.
+    Failed(String),
 }
 
-/// Puts the winner of a search into the user's table for the device, where it was found on a real one.
-pub(crate) fn keep(found: &Found, turned_off: bool) -> Result<Kept, Failure> {
-    let not = |why: &str| Ok(Kept::Not(why.to_string()));
+/// Why the user's table for a device could not take the winner of a search that is about to begin, if so. It may be mended
+/// while the search goes on, which is good for more than a row, and so this is no error.
+pub(crate) fn cannot_keep(device: &str, problem: &Problem) -> Option<String> {
+    let device = match device.strip_prefix("cuda:") {
+        Some(ordinal) => {
+            let gpus = machine::gpus().ok()?;
+            PlanDevice::cuda(gpus.iter().find(|info| info.ordinal.to_string() == ordinal)?)
+        }
+        None => (device == "cpu").then(PlanDevice::cpu)?,
+    };
+    // Of other problems there are no rows.
+    PlanClass::of(problem)?;
+    let why = plans::can_keep(&user_plans_folder()?, &device).err()?;
+    Some(format!(
+        "a winner could not be kept in the plan table as it is: {why}; put that right while the search goes on, or leave rows \
+         alone with --no-plan"
+    ))
+}
+
+/// Puts the winner of a search into the user's table for the device, where it was found on a real one. `run` is the run's
+/// folder, which says from then on that this was done.
+pub(crate) fn keep(found: &Found, run: &Path, turned_off: bool) -> Kept {
+    let not = |why: &str| Kept::Not(why.to_string());
     let Some(board) = &found.board else {
         return not("nothing could be timed");
     };
     let row = match plans::of_board(&found.header, board) {
         Ok(row) => row,
-        Err(why) => return Ok(Kept::Not(beside(&found.header.problem, found, why))),
+        Err(why) => return Kept::Not(beside(&found.header.problem, found, why)),
     };
     if turned_off {
         return not("--no-plan");
     }
+    if let Some(record) = Record::read(run).filter(|_| found.nothing_new) {
+        return Kept::Before(record);
+    }
     let Some(folder) = user_plans_folder() else {
         return not("neither XDG_DATA_HOME nor HOME is set, so that there is no place for it");
     };
-    Ok(Kept::Settled(plans::settle(&folder, &found.header, board, row)?))
+    let held_at = plans::held_at(run).unwrap_or(found.header.started_at);
+    let kept = match plans::settle(&folder, &found.header, board, row, held_at) {
+        Ok(settled) => Kept::Settled(settled),
+        Err(why) => return Kept::Failed(why.to_string()),
+    };
+    if let Err(why) = Record::keep(run, kept.json()) {
+        let note = format!("note: the run does not know that this is done, and does it again if it is resumed: {why}");
+        anstream::eprint!("{}", style::wrap(&note, 2));
+    }
+    kept
 }
 
 /// Why there is no row, and whether one from before stays.
@@ -68,29 +105,58 @@ impl Kept {
                 file,
                 number,
                 row,
+                over,
+                used,
                 shadows,
-                ..
-            }) => json!({ "file": file, "number": number, "row": row, "shadowed_by": shadows }),
+            }) => json!({
+                "file": file,
+                "number": number,
+                "row": row,
+                "over": over,
+                "used": used.to_string(),
+                "shadowed_by": shadows,
+            }),
             Kept::Settled(Settled::Heuristics {
                 winner,
                 dropped,
+                used,
                 shadows,
-                ..
             }) => json!({
                 "none": format!("heuristics choose {winner} by themselves"),
                 "dropped": dropped,
+                "used": used.to_string(),
                 "shadowed_by": shadows,
             }),
             Kept::Settled(Settled::NotMeasured { winner, stays }) => json!({
                 "none": not_measured(winner, stays),
                 "stays": stays,
             }),
+            Kept::Settled(Settled::Newer { stays, dated, held, .. }) => json!({
+                "none": newer(stays, dated, held),
+                "stays": stays,
+            }),
+            Kept::Before(record) => json!({ "none": before(record), "then": record.plan }),
+            Kept::Failed(why) => json!({ "none": failed(why), "error": why }),
         }
+    }
+
+    /// What to do about a winner that should have been kept and was not.
+    pub(crate) fn remedy(&self, run: &Path) -> Option<String> {
+        let Kept::Failed(why) = self else { return None };
+        let note = format!(
+            "note: the winner is in no plan table, and so the library does not use it: {why}. Put that right; then this keeps it, \
+             and searches on only where the budget is not spent:"
+        );
+        // Not wrapped: it is to be copied.
+        let typed = format!("  {CODE}{}{CODE:#}\n", resume_command(run));
+        Some(style::wrap(&note, 2) + &typed)
     }
 
     pub(crate) fn text(&self) -> String {
         let text = match self {
             Kept::Not(why) => format!("no row was written: {why}"),
+            Kept::Before(record) => before(record),
+            Kept::Failed(why) => failed(why),
             Kept::Settled(settled) => text(settled, &PlanSetting::from_env()),
         };
         style::field("plan", &text)
@@ -103,6 +169,35 @@ fn not_measured(winner: &KernelId, stays: &Place) -> String {
         "{stays} stays, for its {} was not in these finals, and {winner} may be the slower one",
         stays.kernel
     )
+}
+
+/// Why the winner of finals of long ago does not replace a row.
+fn newer(stays: &Place, dated: &str, held: &str) -> String {
+    format!(
+        "{stays} stays, for its {} was measured on {dated}, and these finals were held on {held}",
+        stays.kernel
+    )
+}
+
+/// What became of the winner when its finals were held.
+fn before(record: &Record) -> String {
+    let Record { plan, .. } = record;
+    let of_row = plan["file"].as_str().zip(plan["row"]["kernel"].as_str());
+    let then = match of_row {
+        Some((file, kernel)) => format!("a row with {kernel} was written into {file}"),
+        None => format!(
+            "no row was written: {}",
+            plan["none"].as_str().unwrap_or("see plan.json")
+        ),
+    };
+    format!(
+        "no table was touched, for this run had nothing new to do; on {} {then}",
+        record.date()
+    )
+}
+
+fn failed(why: &str) -> String {
+    format!("no row was written, and one should have been: {why}")
 }
 
 /// What became of a winner, in a sentence, where the library's tables are pinned by a setting.
@@ -155,6 +250,13 @@ fn text(settled: &Settled, setting: &PlanSetting) -> String {
                 "no row was written: {}; a search without FLASHCORE_PLANS begins at it, and \
                  {} takes it out",
                 not_measured(winner, stays),
+                drop_command(stays)
+            );
+        }
+        Settled::Newer { stays, dated, held, .. } => {
+            return format!(
+                "no row was written: {}; {} takes it out",
+                newer(stays, dated, held),
                 drop_command(stays)
             );
         }
@@ -286,7 +388,28 @@ mod tests {
             "no row was written: row 3 of mine.json stays, for its cpu/m48n48 was not in these finals, and cpu/m32n32 may be \
              the slower one; a search without FLASHCORE_PLANS begins at it, and flashcore plans --drop mine.json:3:cpu/m48n48 takes it out"
         );
+        let newer = said(&Settled::Newer {
+            winner: "cpu/m32n32".parse().unwrap(),
+            stays: place("mine.json"),
+            dated: "2026-11-22".to_string(),
+            held: "2026-11-20".to_string(),
+        });
+        assert_eq!(
+            newer,
+            "no row was written: row 3 of mine.json stays, for its cpu/m48n48 was measured on 2026-11-22, and these finals were \
+             held on 2026-11-20; flashcore plans --drop mine.json:3:cpu/m48n48 takes it out"
+        );
         let pinned = text(&row("cpu/m32n32", None, Vec::new()), &PlanSetting::Shipped);
         assert!(pinned.contains("as long as FLASHCORE_PLANS"), "{pinned}");
+    }
+
+    #[test]
+    fn json_has_what_the_text_tells() {
+        let over = Some(place("the shipped table"));
+        let json = Kept::Settled(row("cpu/m48n48", over, Vec::new())).json();
+        assert_eq!(json["used"], "cpu/m48n48");
+        assert_eq!(json["over"]["kernel"], "cpu/m48n48");
+        let json = Kept::Settled(heuristics("cpu/m64n64", None, Vec::new())).json();
+        assert_eq!(json["used"], "cpu/m64n64");
     }
 }

@@ -243,6 +243,56 @@ fn a_device_that_is_not_there_is_the_environment() {
     );
 }
 
+/// A driver that is there and fails is no machine without a GPU: whoever is given the host is told why.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_driver_that_cannot_be_loaded_is_said_where_the_host_is_used_instead() {
+    let home = std::env::temp_dir().join(format!("flashcore-broken-driver-{}", std::process::id()));
+    std::fs::create_dir_all(&home).unwrap();
+    std::fs::write(
+        home.join("libcuda.so.1"),
+        "no library at all, though it is called one\n",
+    )
+    .unwrap();
+    for arguments in [
+        "run tiny",
+        "run tiny --json",
+        "plans",
+        "explain mission",
+        "bench tiny --kernel default --peers none --no-store --budget 0.2",
+        "compare cpu/m16n16 cpu/m32n32 --on tiny --device best --no-store --json",
+        "tune tiny --budget 1 --no-plan --json",
+    ] {
+        let mut command = command(arguments);
+        command.env("LD_LIBRARY_PATH", &home).env("XDG_DATA_HOME", &home);
+        let ran = run(&mut command);
+        let said = words(&ran.stderr);
+        let is_of_hosts = arguments.starts_with("compare");
+        assert_eq!(
+            said.matches("note: no GPU is used").count(),
+            usize::from(!is_of_hosts),
+            "{arguments}: {said}"
+        );
+        assert!(is_of_hosts || said.contains("libcuda.so.1: "), "{arguments}: {said}");
+        assert_eq!(ran.code, 0, "{arguments}: {said}");
+        // Where there is none that is no news.
+        let ran = run(command.env_remove("LD_LIBRARY_PATH"));
+        assert!(
+            !words(&ran.stderr).contains("no GPU is used"),
+            "{arguments}: {}",
+            ran.stderr
+        );
+    }
+    // Asked for by name, it is an error that says the same.
+    let ran = run(command("run tiny --device cuda").env("LD_LIBRARY_PATH", &home));
+    let said = words(&ran.stderr);
+    assert!(
+        ran.code == 3 && said.contains("the NVIDIA driver library cannot be loaded"),
+        "{said}"
+    );
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn a_cache_folder_that_cannot_be_written_is_said_and_no_failure() {

@@ -22,6 +22,17 @@ pub enum CudaError {
         /// The loader's own words.
         detail: String,
     },
+    /// There is a driver library, and it cannot be loaded: it is damaged, may not be read, or needs another one.
+    #[error(
+        "the NVIDIA driver library cannot be loaded: {detail} (looked for {looked_for}); install the driver again, or take \
+         the folder of that file out of LD_LIBRARY_PATH"
+    )]
+    BrokenDriver {
+        /// The library names tried.
+        looked_for: String,
+        /// The loader's own words.
+        detail: String,
+    },
     /// The driver is older than R525.
     #[error("the NVIDIA driver ({found}) is too old: it has no {symbol}; install version 525 (CUDA 12.0) or newer")]
     DriverTooOld {
@@ -155,8 +166,23 @@ impl CudaError {
     pub fn is_environment(&self) -> bool {
         matches!(
             self,
-            CudaError::NoDriver { .. } | CudaError::DriverTooOld { .. } | CudaError::NoDevice { .. }
+            CudaError::NoDriver { .. }
+                | CudaError::BrokenDriver { .. }
+                | CudaError::DriverTooOld { .. }
+                | CudaError::NoDevice { .. }
         )
+    }
+
+    /// Whether there is simply no GPU here: no driver was found, or it sees no device. Anything else is something that is
+    /// there and fails, of which somebody who falls back to the host should be told.
+    ///
+    /// ```
+    /// use flashcore_cuda::CudaError;
+    /// assert!(CudaError::NoDevice { visible: None }.is_absence());
+    /// assert!(!CudaError::NoSuchDevice { ordinal: 3, count: 1 }.is_absence());
+    /// ```
+    pub fn is_absence(&self) -> bool {
+        matches!(self, CudaError::NoDriver { .. } | CudaError::NoDevice { .. })
     }
 }
 
@@ -208,8 +234,8 @@ impl fmt::Display for Fault {
             [one] => write!(f, "kernel `{one}` faulted")?,
             many => write!(
                 f,
-                "one of the kernels `{}` faulted (launched in this order since the last synchronisation)",
-                many.join("`, `")
+                "one of the kernels {} faulted (launched in this order since the last synchronisation)",
+                coalesced(many.iter().map(|kernel| format!("`{kernel}`")))
             )?,
         }
         write!(f, ": {} ({})", self.call.name, self.call.code)?;
@@ -234,6 +260,22 @@ impl fmt::Display for Fault {
 }
 
 impl std::error::Error for Fault {}
+
+/// A list in which equal neighbours stand once, with their number before them.
+pub(crate) fn coalesced<T: PartialEq + fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
+    let mut counted: Vec<(usize, T)> = Vec::new();
+    for name in names {
+        match counted.last_mut() {
+            Some((count, last)) if *last == name => *count += 1,
+            _ => counted.push((1, name)),
+        }
+    }
+    let one = |(count, name): &(usize, T)| match count {
+        1 => name.to_string(),
+        count => format!("{count} × {name}"),
+    };
+    counted.iter().map(one).collect::<Vec<_>>().join(", ")
+}
 
 /// The driver's compiler refused the PTX.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -364,7 +406,15 @@ mod tests {
             assert!(text.contains(part), "{part} is missing from: {text}");
         }
         fault.kernels.push("naive".to_string());
-        assert!(fault.to_string().contains("`tiled`, `naive`"));
+        assert!(fault.to_string().contains("kernels `tiled`, `naive` faulted"));
+        // Launched over and over, it is named once.
+        fault.kernels.extend(["naive", "naive", "tiled"].map(str::to_string));
+        assert!(
+            fault
+                .to_string()
+                .contains("kernels `tiled`, 3 × `naive`, `tiled` faulted"),
+            "{fault}"
+        );
         fault.kernels.clear();
         assert!(fault.to_string().contains("did not launch"));
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::context::{Context, lock};
-use crate::error::CudaError;
+use crate::error::{CudaError, coalesced};
 use crate::module::LoadedModule;
 use crate::raw::Handle;
 use crate::stream::{Captured, Stream};
@@ -53,11 +53,9 @@ impl Graph {
         let exec = context.call(|driver| driver.graph_instantiate(template.graph.0))?;
         drop(template);
 
-        let names: Vec<&str> = captured.kernels.iter().map(|name| &**name).collect();
-        let label = Arc::from(format!("graph of {}", names.join(", ")));
         Ok(Self {
             exec: Mutex::new(Handle(exec)),
-            label,
+            label: Arc::from(label(&captured.kernels)),
             kernels: captured.kernels,
             _modules: captured.modules,
             _tables: captured.tables,
@@ -103,6 +101,11 @@ impl Graph {
             expected: stream.context().ordinal(),
         })
     }
+}
+
+/// What a graph is called where its kernels are named: a kernel that is in it many times in a row is named once.
+fn label(kernels: &[Arc<str>]) -> String {
+    format!("graph of {}", coalesced(kernels))
 }
 
 /// A capture that ends even if the work inside panics; the stream would be unusable otherwise.
@@ -162,5 +165,20 @@ impl Drop for Graph {
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Graph({} on device {})", self.label, self.context.ordinal())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_kernels_of_a_graph_are_named_once() {
+        let of = |names: &[&str]| label(&names.iter().map(|name| Arc::from(*name)).collect::<Vec<_>>());
+        assert_eq!(of(&["tiled"; 64]), "graph of 64 × tiled");
+        assert_eq!(
+            of(&["split", "combine", "combine", "split"]),
+            "graph of split, 2 × combine, split"
+        );
     }
 }

@@ -78,10 +78,37 @@ pub(crate) fn driver() -> Result<&'static Driver, CudaError> {
     DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
 }
 
+/// What it means that none of [`LIBRARIES`] could be loaded, by what the loader said of each: that there is none, unless it
+/// said something else of one.
+fn not_loaded(failed: &[String]) -> CudaError {
+    let looked_for = LIBRARIES.join(", ");
+    let is_there = |(name, detail): &(&&str, &String)| !is_missing(name, detail);
+    let broken = LIBRARIES.iter().zip(failed).find(is_there);
+    match broken {
+        Some((_, detail)) => CudaError::BrokenDriver {
+            looked_for,
+            detail: detail.clone(),
+        },
+        None => CudaError::NoDriver {
+            looked_for,
+            detail: failed.first().cloned().unwrap_or_default(),
+        },
+    }
+}
+
+/// Whether the loader says that it found no such library. Where it names another one, that is what this one needs.
+fn is_missing(name: &str, detail: &str) -> bool {
+    if cfg!(windows) {
+        // It does not say which one is missing.
+        return true;
+    }
+    detail.contains(name) && detail.to_lowercase().contains("no such file")
+}
+
 impl Driver {
     fn load() -> Result<Self, CudaError> {
-        let mut detail = String::new();
         let mut found = None;
+        let mut failed = Vec::new();
         for name in LIBRARIES {
             // SAFETY: loading runs the library's initialisers; NVIDIA's driver library is made for that.
             match unsafe { libloading::Library::new(*name) } {
@@ -89,18 +116,13 @@ impl Driver {
                     found = Some(library);
                     break;
                 }
-                Err(error) if detail.is_empty() => {
-                    // The loader's own words are in the source.
-                    detail = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-                }
-                Err(_) => {}
+                // The loader's own words are in the source.
+                Err(error) => failed
+                    .push(std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)),
             }
         }
         let Some(library) = found else {
-            return Err(CudaError::NoDriver {
-                looked_for: LIBRARIES.join(", "),
-                detail,
-            });
+            return Err(not_loaded(&failed));
         };
 
         // SAFETY: the library was found under the driver's name, and is kept beside the table for as long.
@@ -478,5 +500,34 @@ impl Driver {
         // SAFETY: rule 1; called once, by who ended the capture.
         let code = unsafe { (self.table.cuGraphDestroy)(graph) };
         self.check("cuGraphDestroy", code, || format!("graph={graph:p}"))
+    }
+}
+
+#[cfg(all(test, not(windows)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_there_and_fails_is_not_called_absent() {
+        let missing = |name: &str| format!("{name}: cannot open shared object file: No such file or directory");
+        let none: Vec<String> = LIBRARIES.iter().map(|name| missing(name)).collect();
+        assert!(matches!(not_loaded(&none), CudaError::NoDriver { detail, .. } if detail == none[0]));
+        for what in [
+            "/tmp/libcuda.so.1: invalid ELF header",
+            "/tmp/libcuda.so.1: file too short",
+            "libcuda.so.1: cannot open shared object file: Permission denied",
+            // What it needs in turn.
+            "libnvidia-ptxjitcompiler.so.1: cannot open shared object file: No such file or directory",
+        ] {
+            let mut failed = none.clone();
+            failed[0] = what.to_string();
+            let error = not_loaded(&failed);
+            assert!(!error.is_absence() && error.is_environment(), "{error}");
+            assert!(error.to_string().contains(what), "{error}");
+        }
+        // The second one counts, too.
+        let mut failed = none.clone();
+        failed[1] = "/usr/lib/wsl/lib/libcuda.so.1: invalid ELF header".to_string();
+        assert!(!not_loaded(&failed).is_absence());
     }
 }

@@ -21,15 +21,17 @@ use crate::trial::Trial;
 pub const SCHEMA: u32 = 3;
 
 /// File names in a run's folder.
-const RUN: &str = "run.json";
+pub(crate) const RUN: &str = "run.json";
 const TRIALS: &str = "trials.jsonl";
 const SECONDS: &str = "seconds.json";
 /// The leaderboard.
 pub(crate) const BOARD: &str = "board.json";
 /// What was claimed about candidates, and what came of it.
 pub(crate) const CLAIMS: &str = "claims.json";
+/// What the leaderboard made of the user's plan tables.
+pub(crate) const PLAN: &str = "plan.json";
 /// What a run came to: so until a trial is added.
-const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::beside::FILE, SECONDS];
+const RESULTS: [&str; 5] = [BOARD, CLAIMS, crate::beside::FILE, SECONDS, PLAN];
 
 /// How long a run's lock is waited for.
 const LOCK_PATIENCE: Duration = Duration::from_millis(300);
@@ -260,10 +262,29 @@ impl Journal {
     }
 }
 
-/// The leaderboard of the run in a folder: that of all its trials. `None` while there is none, as of a run that was cut off.
+/// The leaderboard of the run in a folder: that of all its trials. `None` while there is none, as of a run that was cut off;
+/// and where it cannot be read, for then a run that is taken up again makes it anew.
 pub fn read_board(folder: &Path) -> Option<Board> {
-    let text = std::fs::read_to_string(folder.join(BOARD)).ok()?;
-    serde_json::from_str(&text).ok()
+    board_of(folder).ok().flatten()
+}
+
+/// The same for those who are to be told of a file that cannot be read.
+///
+/// # Errors
+/// [`TuneError::File`].
+pub fn board_of(folder: &Path) -> Result<Option<Board>, TuneError> {
+    let path = folder.join(BOARD);
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(TuneError::file(&path, error)),
+    };
+    let board = serde_json::from_str(&text).map_err(|error| {
+        let reason =
+            format!("it is no leaderboard: {error}; take it away, and the run, taken up again, holds its finals anew");
+        TuneError::file(&path, reason)
+    })?;
+    Ok(Some(board))
 }
 
 /// Seconds that the run in a folder has taken, from its beginning to the end of its finals, over all the times that it was
@@ -434,10 +455,10 @@ pub(crate) mod tests {
         let is_there = || RESULTS.map(|name| folder.join(name).exists());
         // Taken up again, and nothing was left to do.
         drop(Journal::resume(&folder, &header()).unwrap());
-        assert_eq!(is_there(), [true; 4]);
+        assert_eq!(is_there(), [true; 5]);
         let (mut journal, _) = Journal::resume(&folder, &header()).unwrap();
         journal.add(&trial(1, "b", Some(1.0))).unwrap();
-        assert_eq!(is_there(), [false; 4]);
+        assert_eq!(is_there(), [false; 5]);
         assert_eq!((read_seconds(&folder), read_board(&folder)), (None, None));
         std::fs::remove_dir_all(&folder).unwrap();
     }

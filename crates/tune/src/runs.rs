@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::TuneError;
-use crate::journal::{Header, read_header};
+use crate::journal::{Header, RUN, read_header};
 
 /// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME`, or in `~/.local/share`; `None` where there is neither.
 pub fn folder() -> Option<PathBuf> {
@@ -50,14 +50,43 @@ pub fn new_folder(runs: &Path, case: &str, device: &str) -> Result<PathBuf, Tune
     }
 }
 
-/// All runs in a folder of runs, the latest first. What is no run is passed over.
+/// All runs in a folder of runs, the latest first. What is no run, or cannot be read, is passed over.
 pub fn all(runs: &Path) -> Vec<(PathBuf, Header)> {
-    let entries = std::fs::read_dir(runs).into_iter().flatten().flatten();
-    let mut all: Vec<(PathBuf, Header)> = entries
-        .filter_map(|entry| Some((entry.path(), read_header(&entry.path()).ok()?)))
-        .collect();
-    all.sort_by(|a, b| (b.1.started_at, &b.0).cmp(&(a.1.started_at, &a.0)));
-    all
+    look(runs).map_or_else(|_| Vec::new(), |found| found.runs)
+}
+
+/// What there is in a folder of runs.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The runs, the latest first.
+    pub runs: Vec<(PathBuf, Header)>,
+    /// Runs that cannot be read, by name, and why.
+    pub unreadable: Vec<(PathBuf, TuneError)>,
+}
+
+/// Looks at all runs in a folder of runs. Folders in which none has begun are passed over.
+///
+/// # Errors
+/// [`TuneError::File`] where the folder is there and cannot be read.
+pub fn look(runs: &Path) -> Result<Found, TuneError> {
+    let entries = match std::fs::read_dir(runs) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::default()),
+        Err(error) => return Err(TuneError::file(runs, error)),
+    };
+    let mut found = Found::default();
+    let folders = entries.flatten().map(|entry| entry.path());
+    for folder in folders.filter(|folder| folder.join(RUN).exists()) {
+        match read_header(&folder) {
+            Ok(header) => found.runs.push((folder, header)),
+            Err(why) => found.unreadable.push((folder, why)),
+        }
+    }
+    found
+        .runs
+        .sort_by(|a, b| (b.1.started_at, &b.0).cmp(&(a.1.started_at, &a.0)));
+    found.unreadable.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(found)
 }
 
 /// The latest run of a problem on these devices.
@@ -95,6 +124,28 @@ mod tests {
         let error = latest(&runs, "mission", &["cpu".to_string()]).unwrap_err();
         assert!(error.to_string().contains("mission on cpu"));
         std::fs::remove_dir_all(&runs).unwrap();
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_read_is_found() {
+        let runs = std::env::temp_dir().join(format!("flashcore-runs-unreadable-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&runs);
+        assert!(look(&runs).unwrap().unreadable.is_empty());
+        let broken = new_folder(&runs, "mission", "cpu").unwrap();
+        // Of one that has not begun nothing is said.
+        new_folder(&runs, "mission", "cpu").unwrap();
+        std::fs::write(broken.join(RUN), "{").unwrap();
+        let found = look(&runs).unwrap();
+        assert!(found.runs.is_empty());
+        let [(folder, why)] = found.unreadable.as_slice() else {
+            panic!("{found:?}")
+        };
+        assert_eq!(*folder, broken);
+        assert!(why.to_string().contains("run.json: EOF"), "{why}");
+        std::fs::remove_dir_all(&runs).unwrap();
+        std::fs::write(&runs, "no folder").unwrap();
+        assert!(look(&runs).is_err());
+        std::fs::remove_file(&runs).unwrap();
     }
 
     #[test]

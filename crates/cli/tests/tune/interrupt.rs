@@ -36,14 +36,13 @@ fn at_the_one_that_hangs(deadline: u32, run: &Path, home: &Path) -> Child {
 }
 
 fn ctrl_c(child: &Child) {
-    let group = format!("-{}", child.id());
-    assert!(
-        Command::new("kill")
-            .args(["-INT", "--", &group])
-            .status()
-            .unwrap()
-            .success()
-    );
+    send("INT", &format!("-{}", child.id()));
+}
+
+/// Sends a signal to a process, or to a group of them.
+fn send(signal: &str, to: &str) {
+    let status = Command::new("kill").args([&format!("-{signal}"), "--", to]).status();
+    assert!(status.unwrap().success());
 }
 
 #[test]
@@ -125,5 +124,55 @@ fn the_second_one_ends_it_at_once() {
         .find(|trial| trial.id == Conduct::Hangs.to_string())
         .unwrap();
     assert_eq!((hangs.number, hangs.verdict), (BEFORE, Verdict::Hung));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// What a service manager, a queue's time limit and a terminal that is closed send: to the program alone.
+#[test]
+fn other_signals_that_ask_it_to_end_keep_as_much() {
+    for signal in ["TERM", "HUP"] {
+        let home = folder(&format!("ended-by-{signal}"));
+        let run = home.join("run");
+        let child = at_the_one_that_hangs(2, &run, &home);
+        send(signal, &child.id().to_string());
+        let output = child.wait_with_output().unwrap();
+        let out = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(130), "{signal}: {out}");
+        assert_eq!(kept(&run), BEFORE + 1, "{signal}: {out}");
+        assert!(
+            out.contains("4 trials in") && out.contains("--resume --folder"),
+            "{signal}: {out}"
+        );
+        std::fs::remove_dir_all(&home).unwrap();
+    }
+}
+
+/// Under `nohup` a search goes on without its terminal.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_hangup_that_is_ignored_ends_nothing() {
+    let home = folder("nohup");
+    let run = home.join("run");
+    let words = format!("{WORDS} --deadline 2 --json --folder {}", run.display());
+    let searches = flashcore(&words, &home);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "trap '' HUP; exec \"$@\"", "sh"])
+        .arg(searches.get_program());
+    command.args(searches.get_args()).env("XDG_DATA_HOME", &home);
+    command.env("FLASHCORE_PYTHON", "no-python-here");
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    while kept(&run) < BEFORE {
+        assert!(began.elapsed() < Duration::from_secs(60), "{} trials", kept(&run));
+        thread::sleep(Duration::from_millis(5));
+    }
+    send("HUP", &child.id().to_string());
+    thread::sleep(Duration::from_millis(200));
+    send("TERM", &child.id().to_string());
+    let output = child.wait_with_output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    // Of two signals that count the second one would have ended it at once.
+    assert_eq!((output.status.code(), kept(&run)), (Some(130), BEFORE + 1), "{err}");
     std::fs::remove_dir_all(&home).unwrap();
 }

@@ -1,11 +1,15 @@
 //! `flashcore tune` as a whole: candidates that are known to be bad, and processes that are killed.
 
 #[cfg(unix)]
+mod errors;
+#[cfg(unix)]
 mod interrupt;
 #[cfg(target_os = "linux")]
 mod kills;
+mod overview;
 #[cfg(unix)]
 mod peers;
+mod plan_files;
 mod plan_rows;
 mod resumed;
 mod tour;
@@ -428,6 +432,7 @@ fn json_keeps_its_keys() {
     let shown = json(&mut flashcore(&format!("leaderboard --json {kept}"), &home));
     assert_eq!(keys(&shown).join(" "), "board claims peers run seconds trials");
     let overview = json(&mut flashcore("leaderboard --json", &home));
+    assert_eq!(keys(&overview).join(" "), "runs unfinished unreadable");
     assert_eq!(keys(&overview["runs"][0]).join(" "), "board folder run");
     let listed = json(&mut flashcore("plans --json", &home));
     assert_eq!(keys(&listed).join(" "), "devices folder setting tables");

@@ -2,13 +2,15 @@
 //! of [the user's tables](settle()).
 
 mod file;
+mod record;
 mod settle;
 
-pub use file::{drop_row, file_of, keep, write};
+pub use file::{can_keep, drop_row, file_of, keep, write};
 use flashcore::{KernelId, PlanClass, PlanDevice, PlanRow};
 use flashcore_bench::{CaseResult, DeviceIdentity, Mode, Ratio, Report, RunIdentity};
 use flashcore_ir::Target;
 use flashcore_problem::Problem;
+pub use record::{Record, held_at};
 use serde::Serialize;
 pub use settle::{Place, Settled, settle};
 

@@ -4,11 +4,11 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use flashcore::{KernelId, PlanDevice, PlanRow, PlanSetting, PlanTarget, Plans, Problem, read_table};
+use flashcore::{KernelId, PlanDevice, PlanRow, PlanSetting, PlanTarget, Plans, Problem};
 use serde::Serialize;
 
-use super::file::{Put, drop_beaten, file_of, keep_unless, place_for};
-use super::{device_of, in_heuristics};
+use super::file::{Put, Taken, drop_unless, file_of, keep_unless, place_for, read};
+use super::{date, device_of, in_heuristics};
 use crate::board::Board;
 use crate::default::chosen;
 use crate::error::TuneError;
@@ -68,30 +68,75 @@ pub enum Settled {
         /// The row.
         stays: Place,
     },
+    /// The user's row for the problem is of a later day than these finals: a run that was taken up again long after they
+    /// were held. It stays.
+    Newer {
+        /// The winner.
+        winner: KernelId,
+        /// The row.
+        stays: Place,
+        /// Its day, as in tables.
+        dated: String,
+        /// The day of the finals.
+        held: String,
+    },
+}
+
+/// Why the user's row for a problem stays.
+enum Why {
+    NotMeasured,
+    /// It is of this later day.
+    Newer(String),
 }
 
 /// Puts the row of a search's winner ([`of_board`](super::of_board)) into the user's table for the device, in a folder of
-/// tables. A winner that heuristics choose takes the user's row for the problem out instead, if its kernel was in the
-/// finals; a row is written for it only where another one, such as a shipped one, would go before heuristics. A row whose
-/// kernel was not in the finals is never replaced.
+/// tables; its date is the day on which the finals were held, which was `held_at` seconds after 1970. A winner that
+/// heuristics choose takes the user's row for the problem out instead, if its kernel was in the finals; a row is written for
+/// it only where another one, such as a shipped one, would go before heuristics. A row whose kernel was not in the finals,
+/// or that is of a later day, is never replaced.
 ///
 /// # Errors
 /// As [`keep`](super::keep).
-pub fn settle(folder: &Path, header: &Header, board: &Board, row: PlanRow) -> Result<Settled, TuneError> {
+pub fn settle(
+    folder: &Path,
+    header: &Header,
+    board: &Board,
+    mut row: PlanRow,
+    held_at: u64,
+) -> Result<Settled, TuneError> {
     let Some(device) = header.devices.first().map(device_of) else {
         return Err(TuneError::Nothing {
             what: "the run names no device".to_string(),
         });
     };
+    row.date = date(held_at);
+    let (held, winner) = (row.date.clone(), row.kernel);
     let file = file_of(folder, &device);
-    let look = || looked(folder, &header.problem, &device, row.kernel);
-    let was_there = |id: &str| {
+    let look = || looked(folder, &header.problem, &device, winner);
+    // The same kernel may be said again, by the newer finals.
+    let stays = |own: &PlanRow, is_in_finals: bool| match is_day(&own.date) && own.date > held {
+        true => Some(Why::Newer(own.date.clone())),
+        false => (!is_in_finals).then_some(Why::NotMeasured),
+    };
+    let was_there = |own: &PlanRow| {
+        let id = own.kernel.to_string();
         let struck = board.struck.iter().any(|struck| struck.id == id);
         struck || board.rows.iter().any(|finalist| finalist.id == id)
     };
+    let newer = |stays, dated| Settled::Newer {
+        winner,
+        stays,
+        dated,
+        held: held.clone(),
+    };
     let mut over = None;
     if in_heuristics(header, &row) {
-        let dropped = drop_beaten(&file, &device, &row.problem, was_there)?;
+        let taken = drop_unless(&file, &device, &row.problem, |own| stays(own, was_there(own)))?;
+        let dropped = match taken {
+            Some(Taken::Stays(place, Why::Newer(dated))) => return Ok(newer(place, dated)),
+            Some(Taken::Out(place)) => Some(place),
+            Some(Taken::Stays(_, Why::NotMeasured)) | None => None,
+        };
         let (used, shadows) = look()?;
         // It was not measured here, so that nothing is known against it.
         let stays = own_row(&file, &row)?.is_some();
@@ -99,22 +144,18 @@ pub fn settle(folder: &Path, header: &Header, board: &Board, row: PlanRow) -> Re
         over = shadows.iter().find(behind).cloned();
         if stays || over.is_none() {
             return Ok(Settled::Heuristics {
-                winner: row.kernel,
+                winner,
                 dropped,
                 used,
                 shadows,
             });
         }
     }
-    let unknown = |own: &str| own != row.kernel.to_string() && !was_there(own);
-    let number = match keep_unless(folder, &device, row.clone(), unknown)? {
+    let known = |own: &PlanRow| own.kernel == winner || was_there(own);
+    let number = match keep_unless(folder, &device, row.clone(), |own| stays(own, known(own)))? {
         Put::Row(number) => number,
-        Put::Stays(stays) => {
-            return Ok(Settled::NotMeasured {
-                winner: row.kernel,
-                stays,
-            });
-        }
+        Put::Stays(stays, Why::NotMeasured) => return Ok(Settled::NotMeasured { winner, stays }),
+        Put::Stays(stays, Why::Newer(dated)) => return Ok(newer(stays, dated)),
     };
     let (used, shadows) = look()?;
     Ok(Settled::Row {
@@ -127,8 +168,9 @@ pub fn settle(folder: &Path, header: &Header, board: &Board, row: PlanRow) -> Re
     })
 }
 
-fn read(file: &Path) -> Result<flashcore::PlanTable, TuneError> {
-    Ok(read_table(file).map_err(|error| TuneError::file(file, error))?.table)
+/// Whether a date is one: somebody may have written a row by hand.
+fn is_day(text: &str) -> bool {
+    text.len() == 10 && text.chars().all(|c| c.is_ascii_digit() || c == '-')
 }
 
 /// The row of a table for exactly the problems of another row, where table and row are there.
@@ -190,9 +232,16 @@ mod tests {
         (header, board)
     }
 
-    fn settled(folder: &Path, (header, board): &(Header, Board)) -> Settled {
+    /// A moment of the day after that on which the rows of tests were measured.
+    const NEXT_DAY: u64 = 1_795_219_200 + 86_400;
+
+    fn settled(folder: &Path, run: &(Header, Board)) -> Settled {
+        settled_at(folder, run, NEXT_DAY)
+    }
+
+    fn settled_at(folder: &Path, (header, board): &(Header, Board), held_at: u64) -> Settled {
         let row = of_board(header, board).unwrap();
-        settle(folder, header, board, row).unwrap()
+        settle(folder, header, board, row, held_at).unwrap()
     }
 
     fn used(folder: &Path) -> String {
@@ -307,6 +356,36 @@ mod tests {
         keep(&folder, &device, of(100, OLD)).unwrap();
         assert!(matches!(settled(&folder, &run), Settled::Row { .. }));
         assert_eq!(used(&folder), WINNER);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// A run is taken up again long after its finals, with nothing left to do but the row.
+    #[test]
+    fn a_row_of_a_later_day_than_the_finals_is_neither_replaced_nor_taken_out() {
+        let folder = folder("newer");
+        let device = device_of(&host());
+        // Both were in the finals, and the row is of the day after them.
+        let file = keep(&folder, &device, of(100, OLD)).unwrap();
+        let before = std::fs::read_to_string(&file).unwrap();
+        let by_heuristics = heuristics(&problem(100), &host()).unwrap().to_string();
+        for winner in [WINNER, &by_heuristics] {
+            let settled = settled_at(&folder, &from_row(winner), NEXT_DAY - 2 * 86_400);
+            let Settled::Newer { stays, dated, held, .. } = settled else {
+                panic!("{winner}: {settled:?}")
+            };
+            assert_eq!((stays.number, stays.kernel.as_str()), (1, OLD));
+            assert_eq!((dated.as_str(), held.as_str()), ("2026-11-21", "2026-11-20"));
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), before);
+        }
+        // Of the same day, or later: the date of the row is that of the finals, whenever the run began.
+        for (held_at, date) in [(NEXT_DAY - 86_400, "2026-11-21"), (NEXT_DAY + 86_400, "2026-11-23")] {
+            let settled = settled_at(&folder, &from_row(WINNER), held_at);
+            assert!(
+                matches!(&settled, Settled::Row { row, .. } if row.date == date),
+                "{settled:?}"
+            );
+            assert_eq!(read(&file).unwrap().rows().next().unwrap().1.date, date);
+        }
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
