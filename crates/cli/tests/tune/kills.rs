@@ -129,3 +129,37 @@ fn trials_with_a_clock_outlive_kills_to_the_byte() {
     assert_eq!(whole["board"]["head_to_head"]["ok"], true);
     std::fs::remove_dir_all(&home).unwrap();
 }
+
+/// A program that is built anew while it searches: workers that are started after that are what the others were.
+#[test]
+fn a_program_that_is_replaced_goes_on_with_itself() {
+    let home = folder("replaced");
+    let (run, program) = (home.join("run"), home.join("flashcore"));
+    std::fs::copy(env!("CARGO_BIN_EXE_flashcore"), &program).unwrap();
+    let words = format!(
+        "tune tiny --device cpu --seed 3 --budget 8 --json --folder {}",
+        run.display()
+    );
+    let mut command = Command::new(&program);
+    command.args(words.split_whitespace());
+    command
+        .env("XDG_DATA_HOME", &home)
+        .env("FLASHCORE_PYTHON", "no-python-here");
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    while kept(&run) < 2 && child.try_wait().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    // As a build does: another file under the same name.
+    std::fs::remove_file(&program).unwrap();
+    std::fs::write(&program, "#!/bin/sh\nexit 9\n").unwrap();
+    let workers = children(child.id());
+    for worker in &workers {
+        Command::new("kill").args(["-9", &worker.to_string()]).status().unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(trials(&found).len(), 8);
+    assert_eq!((workers.len(), &found["workers_started"]), (1, &2.into()));
+    std::fs::remove_dir_all(&home).unwrap();
+}

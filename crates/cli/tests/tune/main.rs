@@ -11,6 +11,7 @@ mod overview;
 mod peers;
 mod plan_files;
 mod plan_rows;
+mod proposer;
 mod resumed;
 mod tour;
 
@@ -198,117 +199,6 @@ fn a_first_candidate_that_fails_is_no_winner() {
 }
 
 /// A proposer that dies costs no more than what it would have proposed, and what goes on is the very command.
-#[test]
-fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
-    let home = folder("proposer");
-    let run = home.join("one run");
-    let script = home.join("once.sh");
-    let answer = r#"{"propose": ["cpu/m32n32", "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy", "nonsense"]}"#;
-    std::fs::write(&script, format!("read line; echo '{answer}'\n")).unwrap();
-    let mut command = flashcore("tune tiny --device cpu --budget 9", &home);
-    let proposer = format!("sh {}", script.display());
-    let output = command
-        .args(["--proposer", &proposer, "--folder"])
-        .arg(&run)
-        .output()
-        .unwrap();
-    let (out, err) = (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    );
-    assert_eq!(output.status.code(), Some(1), "{out}{err}");
-    assert!(err.contains("the search ended early: proposer `sh"), "{err}");
-    assert!(run.join("board.json").exists());
-    // What cannot run here is data, with its reason.
-    let lines = std::fs::read_to_string(run.join("trials.jsonl")).unwrap();
-    let trials: Vec<Trial> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(trials.len(), 4);
-    assert!(trials[1].verdict.is_timed());
-    for trial in &trials[2..] {
-        assert_eq!(trial.verdict, Verdict::Refused, "{trial:?}");
-        assert!(trial.reason.contains("no config of the families searched"), "{trial:?}");
-        assert!(trial.timed.is_none() && trial.seconds == 0.0);
-    }
-    let go_on = format!(
-        "--proposer 'sh {}' --resume --folder '{}'",
-        script.display(),
-        run.display()
-    );
-    assert!(out.contains(&go_on), "{out}");
-    assert!(out.contains("tune tiny --device cpu --budget 9"), "{out}");
-    std::fs::remove_dir_all(&home).unwrap();
-}
-
-/// What no proposer would say is shown as it said it, and no budget is blamed.
-#[test]
-fn a_proposer_that_says_nonsense_is_quoted() {
-    let home = folder("nonsense");
-    let output = flashcore("tune mission --device replay:shipped --budget 9", &home)
-        .args(["--proposer", "echo nonsense"])
-        .output()
-        .unwrap();
-    let (out, err) = (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    );
-    assert_eq!(output.status.code(), Some(1), "{out}{err}");
-    let (out, err) = (words(&out), words(&err));
-    assert!(
-        err.contains("proposer `echo nonsense`: it wrote `nonsense`, which is no JSON"),
-        "{err}"
-    );
-    assert!(
-        out.contains("only it was tried; `echo nonsense` proposed nothing else"),
-        "{out}"
-    );
-    assert!(!out.contains("give --budget"), "{out}");
-    std::fs::remove_dir_all(&home).unwrap();
-}
-
-/// The example of a proposer turns levers of what is fast, words too, and never makes a config that cannot be.
-#[test]
-fn the_example_of_a_proposer_proposes_what_may_be_tried() {
-    let has_python = Command::new("python3").arg("--version").output().is_ok();
-    if !has_python {
-        eprintln!("NOT RUN: there is no python3");
-        return;
-    }
-    let home = folder("propose");
-    let kept = home.join("run");
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/propose.py");
-    let output = flashcore("tune mission --device replay:shipped --budget 30 --folder", &home)
-        .arg(&kept)
-        .args(["--proposer", &format!("python3 {script}")])
-        .output()
-        .unwrap();
-    let (out, err) = (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    );
-    assert_eq!(output.status.code(), Some(0), "{out}{err}");
-    // Kept output says what it is evidence of.
-    let identity = format!(
-        "revision  {}; driver of the times 580.159.04",
-        flashcore_bench::revision()
-    );
-    assert!(out.contains(&identity), "{out}");
-    let lines = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
-    let trials: Vec<Trial> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(trials.len(), 30);
-    let refused = trials.iter().filter(|trial| trial.verdict == Verdict::Refused);
-    assert_eq!(refused.count(), 0, "{trials:#?}");
-    let origins: Vec<&str> = trials.iter().map(|trial| trial.origin.as_str()).collect();
-    assert!(
-        origins
-            .iter()
-            .any(|why| why.contains("rescale") || why.contains("turns")),
-        "{origins:#?}"
-    );
-    let fastest = |trials: &[Trial]| trials.iter().filter_map(Trial::score).fold(f64::INFINITY, f64::min);
-    assert!(fastest(&trials) < 0.6 * fastest(&trials[..1]), "{origins:#?}");
-    std::fs::remove_dir_all(&home).unwrap();
-}
-
 /// A problem too large for every row to be compared with float64: the finals compare them with another kernel's.
 #[test]
 fn one_wrong_row_of_a_large_problem_is_found_in_the_finals() {
@@ -505,11 +395,19 @@ fn table() -> Measured {
     }
 }
 
-/// The processes that a process has started.
+/// The processes that a process has started, whichever of its threads did; not every kernel lists them.
+#[cfg(target_os = "linux")]
 fn children(id: u32) -> Vec<u32> {
-    let path = format!("/proc/{id}/task/{id}/children");
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |child: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        // The name, which may have any letter in it, stands in brackets; then the state, then the parent.
+        let after = stat.rsplit_once(") ").map_or("", |(_, after)| after);
+        let mut fields = after.split(' ');
+        fields.next() != Some("Z") && fields.next() == Some(id.to_string().as_str())
+    };
+    all.filter(is_child).collect()
 }
 
 fn kept(folder: &Path) -> usize {
