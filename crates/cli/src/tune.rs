@@ -240,6 +240,8 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         }
         false => (setup.start, setup.default),
     };
+    // Each device has as many on their way as one alone would have: compiling them is what it waits for otherwise.
+    let window = setup.window * devices.len();
     let ctrl_c = CtrlC::watch(&folder)?;
     let request = Request {
         case: case.clone(),
@@ -256,8 +258,8 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         trials,
         time,
         finalists: FINALISTS,
-        window: setup.window,
-        compilers: compilers_for(2 * setup.window),
+        window,
+        compilers: compilers_for(2 * window),
         folder: folder.clone(),
         resume: args.resume,
         program: program(&folder)?,

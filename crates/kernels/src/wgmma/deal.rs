@@ -20,6 +20,8 @@ const GROUPS: usize = 6;
 
 /// Turns' worth of work that a tile costs besides its turns: its first and last products, which nothing overlaps.
 const TILE_COST: u64 = 2;
+/// What a tile costs besides, in keys: what fits times of 102 problems best (`evidence/h200/wgmma/off-grid`).
+const TILE_KEYS: u64 = 96;
 
 /// The tiles of keys that a tile of query rows takes, that of a block or those of a cluster's blocks together, in
 /// turns: those that need a mask at the low end, upwards; those at the high end, downwards, so that what the first rows
@@ -192,13 +194,22 @@ pub(super) fn table(problem: &Problem, levers: &Config, seen: &KeyRange, sms: u3
 
 /// What the block with most to do has to do, in turns.
 pub(super) fn longest(problem: &Problem, levers: &Config, sms: u32) -> u64 {
+    most(problem, levers, sms, |turns| turns + TILE_COST)
+}
+
+/// The same in keys, which blocks of other tiles can be compared by.
+pub(super) fn most_keys(problem: &Problem, levers: &Config, sms: u32) -> u64 {
+    most(problem, levers, sms, |turns| turns * u64::from(levers.cols) + TILE_KEYS)
+}
+
+/// The largest sum of what a block's tiles cost, by their turns.
+fn most(problem: &Problem, levers: &Config, sms: u32, cost: impl Fn(u64) -> u64) -> u64 {
     let (blocks, words) = table(problem, levers, &problem.key_range(), sms);
     let entries: Vec<&[u32]> = words.chunks(WORDS).collect();
     let list = |block| entries.iter().skip(block).step_by(blocks as usize);
-    let cost = |entry: &&[u32]| u64::from(entry[7]) + TILE_COST;
-    let lists = (0..blocks as usize).map(|block| list(block).copied().take_while(|entry| entry[0] != END));
+    let lists = (0..blocks as usize).map(|block| list(block).take_while(|entry| entry[0] != END));
     lists
-        .map(|list| list.map(|entry| cost(&entry)).sum())
+        .map(|list| list.map(|entry| cost(u64::from(entry[7]))).sum())
         .max()
         .unwrap_or(0)
 }

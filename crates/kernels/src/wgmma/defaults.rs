@@ -26,10 +26,10 @@ struct Default {
     most_tiles: Option<usize>,
     /// Whether for scores with a soft cap alone.
     softcap: bool,
-    /// How long a turn of its tiles takes beside those of other rows for the same head_dim, in thousandths: of these, which
-    /// leave the busiest SM more or less to do, the one is chosen that has it done first. `None`: it is chosen where it
-    /// matches. Fitted to times of 80 problems, most of lengths that are no power of two (`evidence/h200/wgmma/off-grid`).
-    turn: Option<u64>,
+    /// How long a tile takes for a key, beside those of other rows for the same head_dim: of these the one is chosen whose
+    /// busiest SM is done first, for tiles come out evenly for one and not for another. `None`: it is chosen where it matches.
+    /// Fitted to times of 102 problems, most of lengths that are no power of two (`evidence/h200/wgmma/off-grid`).
+    pace: Option<u64>,
     config: Config,
     why: &'static str,
 }
@@ -88,12 +88,12 @@ const ANY: Default = Default {
     most_keys: None,
     most_tiles: None,
     softcap: false,
-    turn: None,
+    pace: None,
     config: free(64, 64, 2),
     why: "",
 };
 
-/// First match that nothing refuses, or that and what it has a [`turn`](Default::turn) beside, by time.
+/// First match that nothing refuses, or that and what it has a [`pace`](Default::pace) beside, by time.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
     // Few tiles: 64 rows a block give more SMs something to do, and causal ones of unequal length more to choose from.
@@ -118,41 +118,41 @@ const TABLE: &[Default] = &[
         config: q_held(turns(192, 96, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for Q", ..ANY },
     Default { head_dim: 64, causal: Some(true),
         config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
-    Default { head_dim: 96, causal: Some(true), most_keys: Some(1536),
+    Default { head_dim: 96, causal: Some(true), pace: Some(1000),
         config: q_held(turns(192, 64, 3)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
-    Default { head_dim: 96, turn: Some(1000),
+    Default { head_dim: 96, causal: Some(true), pace: Some(993),
         config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
-    Default { head_dim: 96, causal: Some(false), most_keys: Some(1536), turn: Some(1010),
+    Default { head_dim: 96, causal: Some(false), pace: Some(1230),
+        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
+    Default { head_dim: 96, causal: Some(false), pace: Some(1000),
         config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), turn: Some(1320),
+    Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), pace: Some(1000),
         config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 128, most_keys: Some(3072), turn: Some(1360),
+    Default { head_dim: 128, most_keys: Some(3072), pace: Some(1054),
         config: q_held(turns(128, 128, 2)), why: "128 rows leave less over, or less behind the diagonal, than 192, and registers for Q", ..ANY },
-    Default { head_dim: 128, most_keys: Some(3072), turn: Some(1000),
+    Default { head_dim: 128, most_keys: Some(3072), pace: Some(1360),
         config: q_held(turns(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
     Default { head_dim: 128,
         config: q_held(turns(192, 64, 2)), why: "three warpgroups hide each other's softmax, and share K and V; registers have room for most of Q", ..ANY },
-    Default { head_dim: 192, head_dim_v: Some(128), turn: Some(1000),
+    Default { head_dim: 192, head_dim_v: Some(128), pace: Some(1000),
         config: q_held(in_pairs(128, 112, 2)), why: "as many keys as shared memory allows; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 192, head_dim_v: Some(128), turn: Some(1025),
+    Default { head_dim: 192, head_dim_v: Some(128), pace: Some(1015),
         config: q_held(turns(128, 112, 2)), why: "as many keys as shared memory allows; one by one these rows come out more evenly than in pairs of blocks; registers have room for Q", ..ANY },
-    Default { head_dim: 192, causal: Some(false), turn: Some(1000),
+    Default { head_dim: 192, causal: Some(false), pace: Some(1000),
         config: q_held(in_pairs(128, 80, 2)), why: "as many keys as leave registers for Q; pairs of blocks read K and V once", ..ANY },
-    Default { head_dim: 192, causal: Some(false), turn: Some(1040),
-        config: q_held(turns(128, 80, 2)), why: "as many keys as leave registers for Q; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
-    Default { head_dim: 192,
-        config: q_held(turns(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), turn: Some(1000),
+    Default { head_dim: 192, pace: Some(1050),
+        config: q_held(turns(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less over, or less behind the diagonal, and registers for Q", ..ANY },
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), pace: Some(1000),
         config: lazy(q_held(in_pairs(128, 64, 2))), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), turn: Some(1070),
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), pace: Some(1060),
         config: lazy(q_held(turns(128, 64, 2))), why: "one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short rows", ..ANY },
-    Default { head_dim: 256, causal: Some(false), turn: Some(1010),
+    Default { head_dim: 256, causal: Some(false), pace: Some(1005),
         config: q_held(in_pairs(128, 64, 2)), why: "the output leaves room for 64 keys; pairs of blocks read K and V once; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), turn: Some(1080),
+    Default { head_dim: 256, causal: Some(false), pace: Some(1065),
         config: q_held(turns(128, 64, 2)), why: "the output leaves room for 64 keys; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
-    Default { head_dim: 256, causal: Some(true), turn: Some(1000),
+    Default { head_dim: 256, causal: Some(true), pace: Some(1000),
         config: lazy(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need no turns; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(true), turn: Some(1045),
+    Default { head_dim: 256, causal: Some(true), pace: Some(1045),
         config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short ones", ..ANY },
 ];
 
@@ -274,11 +274,11 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         .collect();
     // The first match and those that it is chosen among, by when the busiest SM is done.
     let first = rows.first().map(|row| (row.head_dim, row.head_dim_v));
-    let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.turn.is_some();
+    let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.pace.is_some();
     let beside = rows.iter().take_while(of_first).count();
     rows[..beside].sort_by_cached_key(|row| {
-        row.turn
-            .map(|turn| turn * deal::longest(problem, &row.config, chip.sms))
+        row.pace
+            .map(|pace| pace * deal::most_keys(problem, &row.config, chip.sms))
     });
     let rows = rows.into_iter().map(|row| Proposal {
         config: row.config,

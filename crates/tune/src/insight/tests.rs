@@ -270,7 +270,7 @@ fn the_same_history_makes_the_same_claims_however_it_is_followed() {
 
 #[test]
 fn what_spilled_in_searches_on_an_h200_is_told_before_it_is_built() {
-    // Of the first eight of evidence/h200/tune/run-mission.txt and run-measured.txt.
+    // Of the first eight of two searches of before this rule: `git show 1f6798e:evidence/h200/tune/run-mission.txt`, and run-measured.txt there.
     let spilled = [
         "mma/m32n128-w2x4-s2-b3-qsh-xor-eager",
         "mma/m32n128-w2x4-s4-b3-qsh-xor-eager",
