@@ -1,0 +1,151 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::insight::ClaimKind;
+use crate::insight::tests::made_up;
+use crate::space::Family;
+use crate::strategy::tests::valley;
+use crate::trial::tests::trial;
+
+fn outside(script: &str) -> Outside {
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("flashcore-proposer-{}-{number}", std::process::id()));
+    std::fs::write(&path, script).unwrap();
+    let command = format!("sh {}", path.display());
+    Outside::start(
+        &command,
+        &Problem::named("mission").unwrap(),
+        "cpu",
+        Duration::from_secs(5),
+    )
+    .unwrap()
+}
+
+#[test]
+fn a_program_proposes_and_is_told() {
+    let (space, _) = valley();
+    let mut proposer = outside(
+        "read a; case $a in *tile_q*) echo '{\"propose\": [\"cpu/m64n64\", \"cpu/m16n16\", \"nonsense\"], \"why\": \"tiles\"}';; esac\n\
+         read b; case $b in *'was tried before'*) echo '{\"propose\": []}';; esac\n",
+    );
+    let mut history = History::default();
+    history.add(trial(0, "cpu/m16n16", Some(1.0)));
+    let first = proposer.propose(&history, &space).unwrap().unwrap();
+    assert_eq!(first, Proposal::new("cpu/m64n64", "tiles"));
+    history.add(trial(1, "cpu/m64n64", Some(0.9)));
+    assert_eq!(proposer.propose(&history, &space).unwrap().unwrap().id, "nonsense");
+    history.add(trial(2, "nonsense", None));
+    assert_eq!(proposer.propose(&history, &space).unwrap(), None);
+}
+
+#[test]
+fn a_line_is_what_the_document_says() {
+    let claim = made_up("cpu/m64n64", "cpu/m128n64", ClaimKind::Room, Some(-8.5));
+    let tally = Tally {
+        kind: ClaimKind::Spills,
+        made: 3,
+        tried: 2,
+        came_true: 1,
+        sign_wrong: 0,
+        failed: 0,
+        expected: None,
+        measured: None,
+    };
+    let ids = ["cpu/m64n64", "cpu/m128n64", "cpu/m64n16", "cpu/m32n32"].map(str::to_string);
+    let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
+    let mut history = History::default();
+    history.begin("cpu/m64n16");
+    let question = Question {
+        about: None,
+        trials: &[],
+        best: Some("cpu/m64n64"),
+        fastest: &[Fast::of("cpu/m64n64", &history, &space)],
+        turned_down: &[],
+        claims: &[claim],
+        record: &[tally],
+    };
+    assert_eq!(
+        serde_json::to_string(&question).unwrap(),
+        concat!(
+            r#"{"trials":[],"best":"cpu/m64n64","fastest":[{"id":"cpu/m64n64","levers":{"tile_kv":"64","tile_q":"64"},"#,
+            r#""neighbours":[{"lever":"tile_q","to":"128","id":"cpu/m128n64"}]}],"#,
+            r#""turned_down":[],"claims":[{"about":"cpu/m64n64","kind":"room","#,
+            r#""evidence":"made up","line":null,"lever":"tile_q","from":"64","to":"128","#,
+            r#""proposes":"cpu/m128n64","expected":-8.5}],"record":[{"kind":"spills","made":3,"tried":2,"#,
+            r#""came_true":1,"sign_wrong":0,"failed":0,"expected":null,"measured":null}]}"#
+        )
+    );
+}
+
+#[test]
+fn a_change_that_is_on_its_way_is_not_claimed_again() {
+    let claims =
+        ["cpu/m128n64", "cpu/m16n16"].map(|proposes| made_up("cpu/m64n64", proposes, ClaimKind::Room, Some(-8.5)));
+    let mut history = History::default();
+    history.begin("cpu/m128n64");
+    let left: Vec<&str> = untried(claims.iter(), &history)
+        .map(|claim| claim.proposes.as_str())
+        .collect();
+    assert_eq!(left, ["cpu/m16n16"]);
+}
+
+#[test]
+fn one_that_writes_more_than_it_is_asked_for_is_held_up() {
+    let (space, _) = valley();
+    let count = std::env::temp_dir().join(format!("flashcore-flood-{}", std::process::id()));
+    let mut proposer = outside(&format!(
+        "i=0; while :; do i=$((i+1)); echo $i > {0}; printf '{{\"propose\": [\"cpu/m64n64\"], \"why\": \"%100000s\"}}\n'; done\n",
+        count.display()
+    ));
+    assert!(proposer.propose(&History::default(), &space).unwrap().is_some());
+    thread::sleep(Duration::from_millis(500));
+    let written: usize = std::fs::read_to_string(&count).unwrap().trim().parse().unwrap();
+    // What is in the channel, with the thread that reads, in its buffer and in the pipe.
+    assert!(written < 8, "{written}");
+    drop(proposer);
+    std::fs::remove_file(&count).unwrap();
+}
+
+#[test]
+fn one_that_thinks_longer_than_the_search_may_take_ends_it_well() {
+    let (space, _) = valley();
+    let mut slow = outside("read a; sleep 60 # slow\n");
+    let began = std::time::Instant::now();
+    slow.hurry(Duration::from_millis(200));
+    assert_eq!(slow.propose(&History::default(), &space).ok(), Some(None));
+    assert!(began.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn one_that_says_nonsense_or_ends_is_an_error() {
+    let (space, _) = valley();
+    let mut history = History::default();
+    // A line that fills more than a pipe holds, so that a program which never reads is found out by it.
+    let mut told = trial(0, "cpu/m16n16", Some(1.0));
+    told.reason = "x".repeat(1 << 20);
+    history.add(told);
+    let flood = "yes '{\"propose\": []' | tr -d '\\n'\n";
+    for (script, said) in [
+        (flood, "what it writes cannot be read: a line is longer than 1048576 B"),
+        (
+            "read a; echo hello\n",
+            "it wrote `hello`, which is no JSON (expected value",
+        ),
+        (
+            "echo nonsense # and reads nothing\n",
+            "it wrote `nonsense`, which is no JSON",
+        ),
+        (
+            "echo '{\"try\": []}'\n",
+            "it wrote `{\"try\": []}`, which is no answer (unknown field `try`",
+        ),
+        ("exit 3 # ended\n", "it ended (exit status: 3) without an answer"),
+        ("exec >&-; exec sleep 60 # deaf and dumb\n", "it closed its output"),
+    ] {
+        let mut proposer = outside(script);
+        let error = proposer.propose(&history, &space).unwrap_err();
+        assert!(matches!(error, TuneError::Proposer { .. }));
+        assert!(error.to_string().contains(said), "{script}: {error}");
+    }
+}
