@@ -5,6 +5,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
@@ -28,6 +29,7 @@ use crate::trial::{History, Trial};
 use crate::turn::Turns;
 use crate::witness::Witnesses;
 use crate::worker::planted::{self, Conduct};
+use crate::worker::protocol::Hello;
 use crate::worker::{Compilers, Deadlines, Program, Worker};
 
 /// What to search, where and how long.
@@ -146,12 +148,12 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             allowed: "at least one of cpu, cuda:N, replay:FILE".to_string(),
         });
     }
-    let mut workers = Vec::new();
     let mut devices = Vec::new();
     let mut computes = false;
-    for device in &request.devices {
-        let mut worker = Worker::new(request.program.clone(), device, request.deadlines);
-        let hello = worker.hello()?;
+    let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines);
+    let mut workers: Vec<Worker> = request.devices.iter().map(worker).collect();
+    for (device, hello) in request.devices.iter().zip(hellos(&mut workers)) {
+        let hello = hello?;
         let build =
             |revision: &str, program: &str| format!("{revision} (program {})", program.get(..12).unwrap_or(program));
         let (theirs, ours) = (
@@ -166,7 +168,6 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         }
         computes |= hello.computes;
         devices.push(hello.device);
-        workers.push(worker);
     }
     of_one_kind(&devices)?;
     let header = Header {
@@ -301,6 +302,20 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         claims,
         workers_started,
         seconds,
+    })
+}
+
+/// Starts workers, all at once: taking a GPU is some seconds' work where a host has several.
+fn hellos(workers: &mut [Worker]) -> Vec<Result<Hello, TuneError>> {
+    thread::scope(|scope| {
+        let started: Vec<_> = workers
+            .iter_mut()
+            .map(|worker| scope.spawn(|| worker.hello()))
+            .collect();
+        let joined = started.into_iter().map(|thread| thread.join());
+        joined
+            .map(|hello| hello.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     })
 }
 

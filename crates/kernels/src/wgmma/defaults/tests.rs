@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use flashcore_problem::Mask;
 
 use super::super::SPACE;
@@ -10,6 +12,13 @@ fn every_config_of_the_table_is_one_of_the_space() {
     for row in TABLE.iter().chain(TABLE_E4M3) {
         assert!(all.contains(&row.config), "{}", row.config);
     }
+}
+
+/// A problem by batch, heads, K/V heads, rows, keys and head sizes.
+fn problem([batch, heads, kv_heads, rows, keys, head_dim, head_dim_v]: [usize; 7], mask: Mask) -> Problem {
+    let builder = Problem::builder().batch(batch).heads(heads, kv_heads).mask(mask);
+    let builder = builder.seq_len_q(rows).seq_len_kv(keys);
+    builder.head_dim(head_dim).head_dim_v(head_dim_v).build().unwrap()
 }
 
 /// The whole table as text, resolved: what is chosen, for review.
@@ -26,15 +35,7 @@ fn defaults() {
                 (16, 16, 1024),
                 (4, 16, 4096),
             ] {
-                let problem = Problem::builder()
-                    .batch(batch)
-                    .heads(heads, heads)
-                    .seq_len(rows)
-                    .head_dim(head_dim)
-                    .head_dim_v(head_dim_v)
-                    .mask(mask)
-                    .build()
-                    .unwrap();
+                let problem = problem([batch, heads, heads, rows, rows, head_dim, head_dim_v], mask);
                 let chosen = proposals(&problem, Target::Sm90a)
                     .into_iter()
                     .find(|p| Plan::new(&problem, &AnyConfig::Wgmma(p.config), Target::Sm90a).is_ok());
@@ -55,21 +56,80 @@ fn lengths() {
             for rows in [
                 384, 512, 640, 896, 1024, 1200, 1280, 1536, 1664, 2048, 3000, 4096, 4200, 8192,
             ] {
-                let problem = Problem::builder()
-                    .batch(16_384 / rows)
-                    .heads(2048 / head_dim, 2048 / head_dim)
-                    .seq_len(rows)
-                    .head_dim(head_dim)
-                    .head_dim_v(head_dim_v)
-                    .mask(mask)
-                    .build()
-                    .unwrap();
+                let (batch, heads) = (16_384 / rows, 2048 / head_dim);
+                let problem = problem([batch, heads, heads, rows, rows, head_dim, head_dim_v], mask);
                 let config = proposals(&problem, Target::Sm90a)[0].config;
                 text += &format!("D{head_dim:<3}/{head_dim_v:<4}{name:<7}{rows:<6} {config}\n");
             }
         }
     }
     insta::assert_snapshot!(text);
+}
+
+/// Times by config, of the problems of a file of measurements, each relative to the first of its rows.
+fn measured(file: &str) -> BTreeMap<String, (Problem, Vec<(Config, f64)>)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../evidence/h200/wgmma/off-grid/");
+    let text = std::fs::read_to_string(format!("{folder}{file}")).unwrap();
+    let mut problems: BTreeMap<String, (Problem, Vec<(Config, f64)>)> = BTreeMap::new();
+    for line in text.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let [
+            name,
+            sizes @ ..,
+            _dtype,
+            kernel,
+            _us,
+            time,
+            _interval,
+            _rounds,
+            _revision,
+        ] = &fields[..]
+        else {
+            panic!("{line}")
+        };
+        let (mask, sizes) = sizes.split_last().unwrap();
+        let mask = match mask.split(' ').collect::<Vec<_>>()[..] {
+            ["full"] => Mask::FULL,
+            ["causal"] => Mask::CAUSAL,
+            ["window", left, right] => Mask::window(left.parse().ok(), right.parse().ok()),
+            _ => panic!("{line}"),
+        };
+        let sizes: Vec<usize> = sizes.iter().map(|size| size.parse().unwrap()).collect();
+        let config = Config::from_id(kernel.strip_prefix("wgmma/").unwrap()).unwrap();
+        let time = if time.is_empty() { 1.0 } else { time.parse().unwrap() };
+        let of = || (problem(sizes.clone().try_into().unwrap(), mask), Vec::new());
+        let (_, times) = problems.entry((*name).to_string()).or_insert_with(of);
+        times.push((config, time));
+    }
+    problems
+}
+
+/// What is chosen is near the best of what was measured at lengths between powers of two.
+#[test]
+fn what_is_chosen_is_near_the_best_that_was_measured() {
+    for (file, least) in [("fitted.csv", 60), ("held-out.csv", 40), ("held-out-2.csv", 18)] {
+        let (mut losses, mut count) = (Vec::new(), 0);
+        for (name, (problem, times)) in measured(file) {
+            let chosen = proposals(&problem, Target::Sm90a)[0].config;
+            let best = times.iter().map(|(_, time)| *time).fold(f64::INFINITY, f64::min);
+            count += 1;
+            if let Some((_, time)) = times.iter().find(|(config, _)| *config == chosen) {
+                assert!(
+                    time / best < 1.015,
+                    "{file}, {name}: {chosen} takes {:.3} of the best",
+                    time / best
+                );
+                losses.push(time / best - 1.0);
+            }
+        }
+        let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+        assert!(mean < 0.002, "{file}: {mean}");
+        assert!(
+            losses.len() >= least && count <= losses.len() + 3,
+            "{file}: {} of {count}",
+            losses.len()
+        );
+    }
 }
 
 /// Where keys are split, and in how many: shapes of `docs/performance-log.md` and beside them.
