@@ -65,8 +65,9 @@ pub(crate) fn decide(
     }
 }
 
-/// Holds the finals; `None` where nothing could be timed, and where the search was interrupted before its turn. Where the first candidate failed, the best others meet without
-/// it. `witnesses` says whose whole answers the finalists' may be held against: it is the first of them that is right.
+/// Holds the finals; `None` where nothing could be timed, and where the search was interrupted before its turn. Where the
+/// first candidate failed, the best others meet without it. `witnesses` says whose whole answers the finalists' may be held
+/// against: it is the first of them that is right.
 fn hold(
     history: &History,
     examiner: &mut Examiner<'_>,
