@@ -16,7 +16,7 @@ mod resumed;
 mod tour;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use flashcore_bench::{Case, DeviceIdentity, RunIdentity};
 use flashcore_problem::Problem;
@@ -47,6 +47,12 @@ fn flashcore(words: &str, home: &Path) -> Command {
 /// Text without the ends of its lines, which stand where a page is wide.
 fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What a command printed, and what it said beside that.
+fn said(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).to_string();
+    (text(&output.stdout), text(&output.stderr))
 }
 
 /// What a command prints as JSON.

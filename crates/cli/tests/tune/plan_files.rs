@@ -2,14 +2,13 @@
 //! tables are touched once.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
 use flashcore_bench::{DeviceIdentity, Interval, Ratio};
 use flashcore_problem::Problem;
 use flashcore_tune::plans;
 use serde_json::Value;
 
-use crate::{flashcore, folder, json, words};
+use crate::{flashcore, folder, json, said, words};
 
 /// It does half the work again of heuristics' kernel, and more, on as many threads, so that that one wins whatever else the
 /// machine does: K and V are read anew for every 16 rows, four keys at a time.
@@ -51,11 +50,6 @@ fn slow_row(plans_folder: &Path, length: usize) -> PathBuf {
     )
     .unwrap();
     plans::keep(plans_folder, &plans::device_of(&device), row).unwrap()
-}
-
-fn said(output: &Output) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).to_string();
-    (text(&output.stdout), text(&output.stderr))
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use flashcore_tune::{Trial, Verdict};
 
-use super::{flashcore, folder, words};
+use super::{flashcore, folder, said, words};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/propose.py");
 
@@ -31,10 +31,7 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
         .arg(&run)
         .output()
         .unwrap();
-    let (out, err) = (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    );
+    let (out, err) = said(&output);
     assert_eq!(output.status.code(), Some(1), "{out}{err}");
     assert!(err.contains("the search ended early: proposer `sh"), "{err}");
     assert!(run.join("board.json").exists());
@@ -66,10 +63,7 @@ fn a_proposer_that_says_nonsense_is_quoted() {
         .args(["--proposer", "echo nonsense"])
         .output()
         .unwrap();
-    let (out, err) = (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    );
+    let (out, err) = said(&output);
     assert_eq!(output.status.code(), Some(1), "{out}{err}");
     let (out, err) = (words(&out), words(&err));
     assert!(
@@ -97,10 +91,7 @@ fn the_example_of_a_proposer_proposes_what_may_be_tried() {
         .args(["--proposer", &format!("python3 {SCRIPT}")])
         .output()
         .unwrap();
-    let (out, err) = (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    );
+    let (out, err) = said(&output);
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
     // Kept output says what it is evidence of.
     let identity = format!(
