@@ -103,19 +103,27 @@ impl Answers {
     /// # Errors
     /// What the reference says of the problem.
     pub fn add(&mut self, problem: &Problem, seed: u64, inputs: &HostInputs) -> Result<(), BenchError> {
-        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-        let expected = if problem.flops() <= WHOLE_FLOPS {
-            Expected::Whole(reference(problem, &q, &k, &v)?)
-        } else {
-            let rows = sampled_rows(problem, seed);
-            // A head a task: widening its keys is most of the work.
-            let found: Result<Vec<_>, _> = rows
-                .par_iter()
-                .map(|rows| reference_rows(problem, &q, &k, &v, rows))
-                .collect();
-            Expected::Rows(found?.concat())
+        self.by_seed.insert(seed, expected(problem, seed, inputs)?);
+        Ok(())
+    }
+
+    /// Computes the answers for several seeds, whose inputs `draw` makes: small ones beside each other, large ones one after
+    /// the other, so that one set of inputs is in memory and all cores are at it.
+    ///
+    /// # Errors
+    /// What the reference says of the problem.
+    pub fn add_all(
+        &mut self,
+        problem: &Problem,
+        seeds: &[u64],
+        draw: impl Fn(u64) -> HostInputs + Sync,
+    ) -> Result<(), BenchError> {
+        let answer = |&seed: &u64| Ok((seed, expected(problem, seed, &draw(seed))?));
+        let answers: Result<Vec<_>, BenchError> = match is_small(problem) {
+            true => seeds.par_iter().map(answer).collect(),
+            false => seeds.iter().map(answer).collect(),
         };
-        self.by_seed.insert(seed, expected);
+        self.by_seed.extend(answers?);
         Ok(())
     }
 
@@ -124,6 +132,25 @@ impl Answers {
         static NOTHING: Expected = Expected::Rows(Vec::new());
         self.by_seed.get(&seed).unwrap_or(&NOTHING)
     }
+}
+
+/// Whether every element of the answer is computed.
+fn is_small(problem: &Problem) -> bool {
+    problem.flops() <= WHOLE_FLOPS
+}
+
+fn expected(problem: &Problem, seed: u64, inputs: &HostInputs) -> Result<Expected, BenchError> {
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    if is_small(problem) {
+        return Ok(Expected::Whole(reference(problem, &q, &k, &v)?));
+    }
+    let rows = sampled_rows(problem, seed);
+    // A head a task: widening its keys is most of the work.
+    let found: Result<Vec<_>, _> = rows
+        .par_iter()
+        .map(|rows| reference_rows(problem, &q, &k, &v, rows))
+        .collect();
+    Ok(Expected::Rows(found?.concat()))
 }
 
 /// Rows to compare, by head.
@@ -181,6 +208,29 @@ mod tests {
                     assert!((variance - 1.0).abs() < 0.35, "{b} {h}: {variance}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn answers_of_several_seeds_are_those_of_each() {
+        let small = Problem::named("tiny").unwrap();
+        let large = Problem::builder()
+            .heads(1, 1)
+            .seq_len_q(64)
+            .seq_len_kv(1 << 16)
+            .head_dim(64)
+            .build()
+            .unwrap();
+        for (problem, seeds) in [(small, vec![3, 9, 4]), (large, vec![2])] {
+            let draw = |seed| HostInputs::draw(&problem, seed);
+            let (mut together, mut each) = (Answers::default(), Answers::default());
+            together.add_all(&problem, &seeds, draw).unwrap();
+            for &seed in &seeds {
+                each.add(&problem, seed, &draw(seed)).unwrap();
+            }
+            let shown = |answers: &Answers| format!("{:?}", answers.by_seed);
+            assert_eq!(together.by_seed.len(), seeds.len());
+            assert_eq!(shown(&together), shown(&each));
         }
     }
 

@@ -372,8 +372,13 @@ pub(crate) fn bench_here(
 fn compile(context: &Context, request: &Request, bar: &ProgressBar) -> Result<(), Failure> {
     let wanted = kernels_of(context, request)?;
     let count = wanted.iter().map(|(_, kernels)| kernels.len()).sum();
-    let device = format!("cuda:{}", context.info().ordinal);
-    let compilers = Compilers::new(&worker::program()?, &device, Deadlines::default(), compilers_for(count));
+    let devices = [format!("cuda:{}", context.info().ordinal)];
+    let compilers = Compilers::new(
+        &worker::program()?,
+        &devices,
+        Deadlines::default(),
+        compilers_for(count),
+    );
     for (problem, kernels) in wanted {
         compilers.begin(&problem, kernels);
     }

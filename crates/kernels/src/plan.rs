@@ -17,6 +17,31 @@ pub struct KernelCache {
 }
 
 impl KernelCache {
+    /// Forgets them all where there are more than so many: for who meets one kernel after the other for hours. Plans keep
+    /// what they have.
+    ///
+    /// ```
+    /// use flashcore_ir::Target;
+    /// use flashcore_kernels::{KernelCache, Plan};
+    /// use flashcore_problem::Problem;
+    /// use std::sync::Arc;
+    /// let (kernels, config) = (KernelCache::default(), "scalar/tiled-m32n32-w4-v16".parse()?);
+    /// let plan = || Plan::with_cache(&Problem::named("mission")?, &config, Target::Sm89, &kernels);
+    /// let (first, again) = (plan()?, plan()?);
+    /// assert!(Arc::ptr_eq(&first.main.kernel, &again.main.kernel));
+    /// kernels.forget_beyond(1);
+    /// assert!(Arc::ptr_eq(&first.main.kernel, &plan()?.main.kernel));
+    /// kernels.forget_beyond(0);
+    /// assert!(!Arc::ptr_eq(&first.main.kernel, &plan()?.main.kernel));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn forget_beyond(&self, most: usize) {
+        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_name.len() > most {
+            by_name.clear();
+        }
+    }
+
     /// The kernel of this name, built if it is the first time it is asked for.
     pub(crate) fn get_or_build(
         &self,

@@ -6,6 +6,7 @@ use flashcore_problem::rng::Rng;
 use flashcore_problem::{
     Comparison, InputKind, Problem, ProblemError, Reference, Tensor, Tolerance, compare, compare_lse, reference,
 };
+use rayon::prelude::*;
 
 use crate::error::TuneError;
 use crate::remote::{Written, floats};
@@ -43,23 +44,26 @@ impl Judge {
         let mut rng = Rng::stream(seed, 11);
         let pool: Vec<u64> = (0..POOL).map(|_| rng.next_u64() >> 8).collect();
         let mut answers = Answers::default();
-        for &seed in &pool {
-            answers.add(problem, seed, &draw(problem, InputKind::Normal, seed))?;
-        }
-        let mut cases = Vec::new();
+        answers.add_all(problem, &pool, |seed| draw(problem, InputKind::Normal, seed))?;
+        let mut hard = Vec::new();
         for (shape, kinds) in shapes(problem)? {
-            for kind in kinds {
-                let seed = rng.next_u64() >> 8;
-                let inputs = draw(&shape, kind, seed);
-                let reference = reference(&shape, &inputs.q.view(), &inputs.k.view(), &inputs.v.view());
-                cases.push(Adversary {
-                    reference: reference.map_err(flashcore::Error::from)?,
-                    problem: shape.clone(),
-                    kind,
-                    seed,
-                });
-            }
+            let seeded = kinds.into_iter().map(|kind| (shape.clone(), kind, rng.next_u64() >> 8));
+            hard.extend(seeded);
         }
+        let adversary = |(shape, kind, seed): (Problem, InputKind, u64)| {
+            let inputs = draw(&shape, kind, seed);
+            let reference = reference(&shape, &inputs.q.view(), &inputs.k.view(), &inputs.v.view());
+            Ok(Adversary {
+                reference: reference.map_err(flashcore::Error::from)?,
+                problem: shape,
+                kind,
+                seed,
+            })
+        };
+        let cases = hard
+            .into_par_iter()
+            .map(adversary)
+            .collect::<Result<Vec<_>, TuneError>>()?;
         Ok(Judge {
             problem: problem.clone(),
             pool,

@@ -148,6 +148,11 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             allowed: "at least one of cpu, cuda:N, replay:FILE".to_string(),
         });
     }
+    // They get their devices while the workers do, and while answers are computed.
+    let compilers = request.chip.map(|_| {
+        let (program, deadlines) = (&request.program, request.deadlines);
+        Compilers::new(program, &request.devices, deadlines, request.compilers)
+    });
     let mut devices = Vec::new();
     let mut computes = false;
     let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines);
@@ -211,10 +216,6 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         }
         None => Judge::of_nothing(&request.case.problem),
     };
-    // What is compiled for the first serves all: they are of one kind.
-    let compiled = request.chip.and(request.devices.first());
-    let compilers =
-        compiled.map(|device| Compilers::new(&request.program, device, request.deadlines, request.compilers));
     let scratch: Vec<Scratch> = (0..header.devices.len())
         .map(|index| Scratch(request.folder.join(format!("output-{index}.bin"))))
         .collect();

@@ -50,10 +50,11 @@ struct Crew {
 }
 
 impl Crew {
-    /// Gives a candidate to one of those who are left, in turns.
+    /// Gives a candidate to the one of those who are left that has the fewest.
     fn give(&mut self, job: Job) {
-        let left: Vec<usize> = (0..self.queues.len()).filter(|&at| self.queues[at].is_some()).collect();
-        let Some(&to) = left.get(job.number % left.len().max(1)) else {
+        let left = (0..self.queues.len()).filter(|&at| self.queues[at].is_some());
+        let has = |worker: &usize| self.given.values().filter(|(by, _)| by == worker).count();
+        let Some(to) = left.min_by_key(has) else {
             return;
         };
         if let Some(queue) = &self.queues[to] {

@@ -35,6 +35,7 @@ impl Guarded {
         self.part(begin, self.bytes)
     }
 
+    /// The guards before and after it.
     fn guards(&self) -> [DeviceSlice<'_>; 2] {
         match self.bytes {
             0 => [self.part(0, 0); 2],
@@ -43,32 +44,79 @@ impl Guarded {
     }
 
     fn part(&self, begin: usize, bytes: usize) -> DeviceSlice<'_> {
-        let part = self.memory.as_slice().range(begin..begin + bytes);
-        part.unwrap_or_else(|error| unreachable!("guards are part of what was allocated: {error}"))
+        part(&self.memory, begin, bytes)
+    }
+}
+
+fn part(memory: &DeviceBuffer, begin: usize, bytes: usize) -> DeviceSlice<'_> {
+    let part = memory.as_slice().range(begin..begin + bytes);
+    part.unwrap_or_else(|error| unreachable!("guards are part of what was allocated: {error}"))
+}
+
+/// Looks at the guards of several buffers at once: they are gathered on the device, and copied to the host together.
+#[derive(Debug)]
+pub(super) struct Lookout {
+    gathered: DeviceBuffer,
+}
+
+impl Lookout {
+    /// For so many buffers at most.
+    pub(super) fn new(stream: &Stream, buffers: usize) -> Result<Lookout, CudaError> {
+        Ok(Lookout {
+            gathered: DeviceBuffer::new(stream.context(), buffers * 2 * GUARD_BYTES)?,
+        })
     }
 
-    /// What was written on the guards, in a sentence.
-    pub(super) fn outside(&self, stream: &Stream) -> Result<Option<String>, CudaError> {
-        let [before, after] = self.guards();
-        let mut read = vec![GUARD; before.len()];
-        before.copy_to_host(stream, &mut read)?;
-        // From the tensor's end backwards: the nearest is told.
-        if let Some(near) = read.iter().rposition(|&byte| byte != GUARD) {
-            let count = written(&read);
-            let away = read.len() - near;
-            let name = self.name;
-            return Ok(Some(format!(
-                "{count} B were written ahead of {name}, the nearest {away} B before it"
-            )));
+    /// What was written on the guards of the first of these buffers that has anything, in a sentence.
+    pub(super) fn outside(&self, stream: &Stream, buffers: &[&Guarded]) -> Result<Option<String>, CudaError> {
+        let guarded: Vec<&Guarded> = buffers.iter().copied().filter(|buffer| buffer.bytes > 0).collect();
+        let guards = guarded.iter().flat_map(|buffer| buffer.guards());
+        for (at, guard) in guards.enumerate() {
+            part(&self.gathered, at * GUARD_BYTES, GUARD_BYTES).copy_from(stream, guard)?;
         }
-        after.copy_to_host(stream, &mut read)?;
-        Ok(read.iter().position(|&byte| byte != GUARD).map(|near| {
-            let (count, name) = (written(&read), self.name);
-            format!("{count} B were written past {name}, the nearest {near} B after its end")
+        let mut read = vec![0; guarded.len() * 2 * GUARD_BYTES];
+        part(&self.gathered, 0, read.len()).copy_to_host(stream, &mut read)?;
+        let mut pairs = guarded.iter().zip(read.chunks_exact(2 * GUARD_BYTES));
+        Ok(pairs.find_map(|(buffer, guards)| {
+            let (before, after) = guards.split_at(GUARD_BYTES);
+            on_guards(buffer.name, before, after)
         }))
     }
 }
 
-fn written(guard: &[u8]) -> usize {
-    guard.iter().filter(|&&byte| byte != GUARD).count()
+/// What was written on a buffer's guards, in a sentence.
+fn on_guards(name: &str, before: &[u8], after: &[u8]) -> Option<String> {
+    let is_written = |byte: &u8| *byte != GUARD;
+    let written = |guard: &[u8]| guard.iter().filter(|byte| is_written(byte)).count();
+    // From the buffer's end backwards: the nearest is told.
+    if let Some(near) = before.iter().rposition(is_written) {
+        let (count, away) = (written(before), before.len() - near);
+        return Some(format!(
+            "{count} B were written ahead of {name}, the nearest {away} B before it"
+        ));
+    }
+    let near = after.iter().position(is_written)?;
+    let count = written(after);
+    Some(format!(
+        "{count} B were written past {name}, the nearest {near} B after its end"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_nearest_to_a_buffer_is_told() {
+        let clean = [GUARD; 8];
+        assert_eq!(on_guards("out", &clean, &clean), None);
+        let mut before = clean;
+        (before[1], before[6]) = (0, 1);
+        let said = "2 B were written ahead of out, the nearest 2 B before it";
+        assert_eq!(on_guards("out", &before, &clean).as_deref(), Some(said));
+        let mut after = clean;
+        after[3..6].fill(7);
+        let said = "3 B were written past out, the nearest 3 B after its end";
+        assert_eq!(on_guards("out", &clean, &after).as_deref(), Some(said));
+    }
 }

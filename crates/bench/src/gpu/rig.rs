@@ -6,7 +6,7 @@ use flashcore::{DeviceScales, DeviceTensors};
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
 use flashcore_problem::{DType, Layout, POISON, Problem, Tensor};
 
-use super::guarded::Guarded;
+use super::guarded::{Guarded, Lookout};
 use super::tools::GpuTools;
 use crate::answers::{Answers, HostInputs};
 use crate::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Rig};
@@ -27,7 +27,11 @@ pub struct TensorSet {
     /// Of q, k and v, where the problem has scales.
     scales: Option<[Guarded; 3]>,
     workspace: Guarded,
+    lookout: Lookout,
 }
+
+/// Tensors that a set has at most, for the guards of all.
+const MOST_TENSORS: usize = 9;
 
 impl TensorSet {
     /// Allocates tensors, their values not set.
@@ -54,6 +58,7 @@ impl TensorSet {
             lse: lse.transpose()?,
             scales,
             workspace: guarded("workspace", usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
+            lookout: Lookout::new(stream, MOST_TENSORS)?,
         })
     }
 
@@ -103,12 +108,8 @@ impl TensorSet {
     pub fn outside(&self, stream: &Stream) -> Result<Option<String>, CudaError> {
         let tensors = [&self.q, &self.k, &self.v, &self.out, &self.workspace];
         let others = self.lse.iter().chain(self.scales.iter().flatten());
-        for tensor in tensors.into_iter().chain(others) {
-            if let Some(outside) = tensor.outside(stream)? {
-                return Ok(Some(outside));
-            }
-        }
-        Ok(None)
+        let all: Vec<&Guarded> = tensors.into_iter().chain(others).collect();
+        self.lookout.outside(stream, &all)
     }
 
     /// Copies inputs from the host.

@@ -19,10 +19,11 @@ const BEFORE: usize = 3;
 
 /// Begins a search, and waits until it is at the candidate that hangs.
 fn at_the_one_that_hangs(deadline: u32, run: &Path, home: &Path) -> Child {
-    let mut command = flashcore(
-        &format!("{WORDS} --deadline {deadline} --folder {}", run.display()),
-        home,
-    );
+    let words = format!("{WORDS} --deadline {deadline} --folder {}", run.display());
+    wait_for_it(flashcore(&words, home), run)
+}
+
+fn wait_for_it(mut command: Command, run: &Path) -> Child {
     // What is to be typed then names the program itself.
     command.env_remove("CARGO").process_group(0);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -127,13 +128,31 @@ fn the_second_one_ends_it_at_once() {
     std::fs::remove_dir_all(&home).unwrap();
 }
 
+/// The same command, where these tests themselves run under `nohup`.
+fn not_ignoring_hangups(command: Command) -> Command {
+    if !cfg!(target_os = "linux") {
+        return command;
+    }
+    let mut heeds = Command::new("env");
+    heeds.arg("--default-signal=HUP").arg(command.get_program());
+    heeds.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => heeds.env(name, value),
+            None => heeds.env_remove(name),
+        };
+    }
+    heeds
+}
+
 /// What a service manager, a queue's time limit and a terminal that is closed send: to the program alone.
 #[test]
 fn other_signals_that_ask_it_to_end_keep_as_much() {
     for signal in ["TERM", "HUP"] {
         let home = folder(&format!("ended-by-{signal}"));
         let run = home.join("run");
-        let child = at_the_one_that_hangs(2, &run, &home);
+        let words = format!("{WORDS} --deadline 2 --folder {}", run.display());
+        let child = wait_for_it(not_ignoring_hangups(flashcore(&words, &home)), &run);
         send(signal, &child.id().to_string());
         let output = child.wait_with_output().unwrap();
         let out = String::from_utf8(output.stdout).unwrap();

@@ -134,7 +134,9 @@ fn trials_with_a_clock_outlive_kills_to_the_byte() {
 #[test]
 fn a_program_that_is_replaced_goes_on_with_itself() {
     let home = folder("replaced");
-    let (run, program) = (home.join("run"), home.join("flashcore"));
+    let (run, programs) = (home.join("run"), home.join("programs"));
+    std::fs::create_dir(&programs).unwrap();
+    let program = programs.join("flashcore");
     std::fs::copy(env!("CARGO_BIN_EXE_flashcore"), &program).unwrap();
     let words = format!(
         "tune tiny --device cpu --seed 3 --budget 8 --json --folder {}",

@@ -189,3 +189,28 @@ fn equal_programs_are_one_even_when_both_are_on_their_way() {
         assert!(trials[2].timed.is_some());
     }
 }
+
+#[test]
+fn the_one_with_the_fewest_candidates_gets_the_next() {
+    let (queues, _held): (Vec<_>, Vec<_>) = (0..3).map(|_| channel()).map(|(to, jobs)| (Some(to), jobs)).unzip();
+    let mut crew = Crew {
+        queues,
+        given: BTreeMap::new(),
+    };
+    let job = |number| Job {
+        number,
+        id: number.to_string(),
+        best: None,
+    };
+    (0..6).for_each(|number| crew.give(job(number)));
+    let whose = |crew: &Crew| crew.given.values().map(|(by, _)| *by).collect::<Vec<_>>();
+    assert_eq!(whose(&crew), [0, 1, 2, 0, 1, 2]);
+    // The second one was quick.
+    crew.given.remove(&1);
+    crew.given.remove(&4);
+    (6..8).for_each(|number| crew.give(job(number)));
+    assert_eq!(whose(&crew), [0, 2, 0, 2, 1, 1]);
+    // What a lost one had goes to the others.
+    assert!(crew.lose(0));
+    assert_eq!(whose(&crew), [1, 2, 2, 2, 1, 1]);
+}

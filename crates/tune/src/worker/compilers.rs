@@ -18,12 +18,13 @@ pub fn compilers_for(kernels: usize) -> usize {
     (kernels / 4).clamp(1, cores)
 }
 
-/// Workers that only compile, for one device. They start when there is something to compile.
+/// Workers that only compile, for devices of one kind. They start at once: what is to be compiled comes soon, and a process
+/// takes a second to have its device where several start together.
 ///
 /// ```no_run
 /// # use flashcore_tune::worker::{Compilers, Deadlines, Program};
 /// # fn go(program: Program, problem: flashcore_problem::Problem) {
-/// let compilers = Compilers::new(&program, "cuda:0", Deadlines::default(), 4);
+/// let compilers = Compilers::new(&program, &["cuda:0".to_string()], Deadlines::default(), 4);
 /// compilers.begin(&problem, ["mma/m128n64-w4-s2-xor".to_string()]);
 /// compilers.wait_for("mma/m128n64-w4-s2-xor");
 /// # }
@@ -61,12 +62,13 @@ impl Shared {
 }
 
 impl Compilers {
-    /// As many processes as `count`, at least one, for a device such as `cuda:0`.
-    pub fn new(program: &Program, device: &str, deadlines: Deadlines, count: usize) -> Compilers {
+    /// As many processes as `count`, at least one, on devices such as `cuda:0` in turns: what one of them compiles serves
+    /// all, and their contexts are made beside each other.
+    pub fn new(program: &Program, devices: &[String], deadlines: Deadlines, count: usize) -> Compilers {
         let (tasks, queue) = channel();
         let queue = Arc::new(Mutex::new(queue));
         let shared = Arc::<Shared>::default();
-        for _ in 0..count.max(1) {
+        for device in devices.iter().cycle().take(count.max(1)) {
             let worker = Worker::new(program.clone(), device, deadlines);
             let (queue, shared) = (queue.clone(), shared.clone());
             thread::spawn(move || compile(worker, &queue, &shared));
@@ -110,6 +112,8 @@ impl Compilers {
 
 /// A thread's work: one kernel after the other, until nobody asks any more.
 fn compile(mut worker: Worker, queue: &Mutex<Receiver<Task>>, shared: &Shared) {
+    // Where it cannot be started now, that is tried again with each kernel.
+    let _ = worker.hello();
     loop {
         let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Task { problem, kernel }) = task else { return };

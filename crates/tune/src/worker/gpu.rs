@@ -25,12 +25,17 @@ const CHAIN_US: f64 = 200.0;
 /// Longest chain.
 const MAX_CHAIN: f64 = 64.0;
 
+/// Kernels kept at most, beside those of the plan at hand.
+const KEPT_KERNELS: usize = 64;
+
 /// A GPU that a worker has taken.
 pub(super) struct Gpu {
     context: Context,
     stream: Stream,
     tools: GpuTools,
     chip: Chip,
+    /// Of late: a candidate is opened for several shapes, and the best beside each candidate.
+    kernels: KernelCache,
 }
 
 impl Gpu {
@@ -39,6 +44,7 @@ impl Gpu {
         Ok(Gpu {
             tools: GpuTools::new(&stream)?,
             chip: context.info().chip(),
+            kernels: KernelCache::default(),
             stream,
             context,
         })
@@ -46,18 +52,18 @@ impl Gpu {
 
     /// The plan of an id; of a planted one, that of the kernel it is made from.
     fn plan(&self, problem: &Problem, id: &str) -> Result<Plan, Failed> {
-        let kernels = KernelCache::default();
+        self.kernels.forget_beyond(KEPT_KERNELS);
         if let Some(conduct) = Conduct::of_id(id) {
             conduct
                 .build()
                 .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
-            let choice = select(problem, self.chip, 16, &kernels);
+            let choice = select(problem, self.chip, 16, &self.kernels);
             return choice
                 .map(|choice| choice.plan)
                 .map_err(|error| failed(Verdict::Refused, Some(id), error));
         }
         match id.parse() {
-            Ok(KernelId::Gpu(config)) => Plan::with_cache(problem, &config, self.chip, &kernels)
+            Ok(KernelId::Gpu(config)) => Plan::with_cache(problem, &config, self.chip, &self.kernels)
                 .map_err(|refusal| failed(Verdict::Refused, Some(id), refusal)),
             Ok(KernelId::Cpu(_)) => Err(failed(Verdict::Refused, Some(id), "it runs on the CPU")),
             Err(error) => Err(failed(Verdict::Refused, Some(id), error)),
