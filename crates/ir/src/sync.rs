@@ -69,7 +69,8 @@ impl KernelBuilder {
 impl KernelBuilder {
     /// Orders this thread's accesses to shared memory before it with those of asynchronous copies and
     /// warpgroup products that learn of it: a tile that was written by stores and is then read by
-    /// either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`).
+    /// either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`). So does a stage that was read
+    /// by loads and is then filled by a copy, by those who read.
     #[track_caller]
     pub fn fence_proxy_async(&self) {
         self.emit(Inst::FenceProxyAsync);

@@ -26,7 +26,8 @@ impl KernelCache {
     /// use flashcore_problem::Problem;
     /// use std::sync::Arc;
     /// let (kernels, config) = (KernelCache::default(), "scalar/tiled-m32n32-w4-v16".parse()?);
-    /// let plan = || Plan::with_cache(&Problem::named("mission")?, &config, Target::Sm89, &kernels);
+    /// let mission = Problem::named("mission")?;
+    /// let plan = || Plan::with_cache(&mission, &config, Target::Sm89, &kernels);
     /// let (first, again) = (plan()?, plan()?);
     /// assert!(Arc::ptr_eq(&first.main.kernel, &again.main.kernel));
     /// kernels.forget_beyond(1);

@@ -2,7 +2,9 @@
 //! products read.
 //!
 //! They need what every access needs, that what came before is known; and of what threads wrote, that it was
-//! known by a way that a proxy fence lies on.
+//! known by a way that a proxy fence lies on. So must be what threads read of bytes that a copy overwrites: an arrival
+//! at an mbarrier orders loads before the loads and stores of others, which go the same way as they do, and not before a copy,
+//! which does not. On an H200 a load was overtaken by the copy that came after its warp's arrival.
 
 use crate::clock::{ActorId, ActorKind, Clock, Epoch, Stamp};
 use crate::cluster::Cluster;
@@ -118,7 +120,29 @@ impl Cluster<'_> {
                 self.report_read(warp, pc, lanes, at, cell, (reader, reader_pc, what));
                 return;
             }
+            if let Some((reader, reader_pc)) = self.unfenced_reader(warp, lane, cell) {
+                self.report_unfenced_read(warp, pc, lanes, at, cell, (reader, reader_pc));
+                return;
+            }
         }
+    }
+
+    /// A read of a cell by a thread that a lane knows of by no way that a proxy fence lies on: who, and where.
+    fn unfenced_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<(Actor, u32)> {
+        let clock = warp.clock(lane);
+        for reader in self.shadow.reading_warps(self.machine.warps) {
+            let (reads, pc) = self.shadow.readers(reader, cell);
+            let epoch = reads.epoch();
+            let is_fenced = |by: u32| {
+                let own = reader == warp.index && by == lane;
+                own && warp.fenced[lane as usize] >= epoch || clock.has_fenced(32 * reader as u32 + by, epoch)
+            };
+            let mut lanes = (0..32).filter(|by| reads.lanes() >> by & 1 != 0);
+            if let Some(by) = lanes.find(|&by| !is_fenced(by)) {
+                return Some((self.actor(reader, 1 << by), pc));
+            }
+        }
+        None
     }
 
     /// A read of a cell since its last write that a lane does not know of: who, where, and how messages call it.
@@ -230,6 +254,34 @@ impl Cluster<'_> {
             kind,
             pc,
             other: Some(writer_pc),
+        };
+        self.findings.report(self.machine, key, || details);
+    }
+
+    #[cold]
+    fn report_unfenced_read(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lanes: u32,
+        at: At,
+        cell: usize,
+        (reader, reader_pc): (Actor, u32),
+    ) {
+        let (place, mut details) = self.place(warp, at, cell, lanes);
+        details.message = format!(
+            "overwrites {place}, which warp {} lane {} reads; they are in order, but no `fence.proxy.async` lies between, and an \
+             arrival does not wait for loads",
+            reader.warp,
+            reader.lanes.trailing_zeros()
+        );
+        details.other = Some(reader);
+        details.help =
+            Some("use what was loaded, then `fence_proxy_async` by the threads that read, and then release the stage");
+        let key = Key {
+            kind: FindingKind::MissingFence,
+            pc,
+            other: Some(reader_pc),
         };
         self.findings.report(self.machine, key, || details);
     }

@@ -72,6 +72,8 @@ pub(crate) struct Shadow {
     writer_pcs: Vec<u32>,
     /// Epoch of the newest read of a cell by anybody.
     newest_reads: Vec<Epoch>,
+    /// Warps, by number, whose threads have read any shared memory.
+    warps_that_read: Vec<bool>,
     /// By reader: warps, then warps' bulk stores, then warpgroups' products (`Machine::readers`).
     reads: Vec<Vec<u64>>,
     read_pcs: Vec<Vec<u32>>,
@@ -86,6 +88,7 @@ impl Shadow {
             writers: vec![0; cells],
             writer_pcs: vec![0; cells],
             newest_reads: vec![0; cells],
+            warps_that_read: vec![false; readers],
             reads: vec![vec![0; cells]; readers],
             read_pcs: vec![vec![0; cells]; readers],
         }
@@ -102,6 +105,12 @@ impl Shadow {
     }
     pub(crate) fn readers(&self, warp: usize, cell: usize) -> (Readers, u32) {
         (Readers(self.reads[warp][cell]), self.read_pcs[warp][cell])
+    }
+
+    /// Those of the first `warps` warps whose threads have read any shared memory.
+    pub(crate) fn reading_warps(&self, warps: usize) -> impl Iterator<Item = usize> {
+        let read = self.warps_that_read.iter().take(warps).enumerate();
+        read.filter(|(_, read)| **read).map(|(warp, _)| warp)
     }
 
     /// Takes down the write of a range of cells by one actor.
@@ -127,6 +136,7 @@ impl Shadow {
     /// prove that they follow the last writes.
     #[inline(always)]
     pub(crate) fn read(&mut self, who: &Who, mask: u32, offsets: &[u32; 32], cells: usize, pattern: Pattern) -> bool {
+        self.warps_that_read[who.warp] = true;
         let shift = self.shift;
         let epoch = who.epoch;
         let mut ordered = true;

@@ -161,6 +161,7 @@ enum Shared {
     HalfTheBytes,
     NoEndBarrier,
     WrongMask,
+    NoFenceAfterReads,
 }
 
 /// Two blocks bring halves of each tile to both, and add up its columns.
@@ -214,7 +215,10 @@ fn multicast(plant: Shared) -> Case {
                         even.add_assign(lo);
                         odd.add_assign(hi);
                     }
-                    // All lanes have read before one says so.
+                    // All lanes have read before one says so, and before a copy, which is of another proxy, comes.
+                    if plant != Shared::NoFenceAfterReads {
+                        k.fence_proxy_async();
+                    }
                     k.sync_warp();
                     read.release();
                     read.advance();
@@ -254,6 +258,7 @@ fn what_is_wrong_with_tiles_for_both_is_found() {
         (Shared::HalfTheBytes, &[TransactionBytes]),
         (Shared::NoEndBarrier, &[PeerLifetime]),
         (Shared::WrongMask, &[OutOfBounds]),
+        (Shared::NoFenceAfterReads, &[MissingFence]),
     ] {
         found(multicast(plant), kinds, 8);
     }
