@@ -173,6 +173,8 @@ const FAULTS_OF_Q_HELD: &[Fault] = &[
         place: "Q to registers", object: "", found: None, at: "", of: "" },
     Fault { name: "Q of the next tile overwrites Q that is multiplied", operator: Operator::DropAsyncWait,
         place: "self.turn(None", object: "", found: Some(FindingKind::InFlight), at: "", of: "q" },
+    Fault { name: "the copy of the next Q overtakes the loads of this one", operator: Operator::DropFence,
+        place: "Q to registers", object: "", found: Some(FindingKind::MissingFence), at: "load_tma", of: "q_tile" },
     Fault { name: "no wgmma fence after Q was loaded", operator: Operator::DropFence,
         place: "S = Q*K", object: "", found: Some(FindingKind::MissingFence), at: "S = Q*K", of: "q" },
 ];

@@ -154,6 +154,7 @@ impl<'k> Writer<'k, '_> {
         let (row, chunk) = (self.u(a) & (BOX_ROWS - 1), self.u(b) & (BOX_COLS / 8 - 1));
         let words = boxes.loaded.at(row, chunk * 8u32).load_words(4, Cache::Default);
         (0..).zip(words).for_each(|(i, word)| self.set_h(d + i, word));
+        self.k.fence_proxy_async();
         self.k.barrier();
     }
 

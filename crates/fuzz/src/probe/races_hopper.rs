@@ -205,6 +205,7 @@ fn tensor_copy_early(name: &str, about: &str, clean: bool) -> Result<Probe, Buil
         load_box(k, tile, from, 0, bars.at(0));
         bars.at(0).wait(0);
         let first = word_of(tile, t);
+        k.fence_proxy_async();
         if clean {
             k.barrier();
         }

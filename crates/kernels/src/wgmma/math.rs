@@ -141,7 +141,6 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
             self.start_scores();
             k.wgmma_wait(0);
             self.release(self.keys);
-            self.release_held_q();
         });
     }
 
@@ -195,7 +194,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
     #[track_caller]
     fn release_lone_q(&self, last: Val<'k, bool>) {
         if !self.q_all_held() && self.q_alone() {
-            self.k.if_(last.uniform(), || self.release_q());
+            self.k.if_(last.uniform(), || self.release(self.q));
         }
     }
 
@@ -203,28 +202,8 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
     #[track_caller]
     fn release_q_of_two(&self) {
         if !self.q_all_held() && !self.q_alone() {
-            self.release_q();
+            self.release(self.q);
         }
-    }
-
-    /// Where all of Q is held in registers: gives its stage back after the first product with it.
-    #[track_caller]
-    fn release_held_q(&self) {
-        if self.q_all_held() {
-            self.release_q();
-        }
-    }
-
-    /// Gives a stage of Q back that was read. What lanes have loaded of it, products have used by now: an arrival alone does
-    /// not wait for loads, and the copy that fills the stage next is of another proxy.
-    #[track_caller]
-    fn release_q(&self) {
-        if self.q_held.steps() > 0 {
-            self.k.fence_proxy_async();
-            // One lane gives it back for all.
-            self.k.sync_warp();
-        }
-        self.release(self.q);
     }
 
     /// Whether products read nothing of Q from shared memory.
@@ -331,7 +310,6 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
                 self.start_scores();
                 end();
                 self.release(self.keys);
-                self.release_held_q();
             },
             || {
                 k.if_(any.uniform(), || {
@@ -343,7 +321,7 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
         );
     }
 
-    /// Loads the columns of Q that are held in registers.
+    /// Loads the columns of Q that are held in registers, and gives its stage back if those are all.
     #[track_caller]
     fn load_q(&self) {
         let (k, tile, held) = (self.k, self.shared.q_tile, self.q_held.steps());
@@ -364,6 +342,13 @@ impl<'k, 'p, E: Input> Warpgroup<'k, 'p, E> {
                         self.q_held.word(2 * (first + column) / chunk + half).set(words[0]);
                     }
                 }
+            }
+            // One lane gives the stage back for all, now or when products have read the rest. An arrival does not wait for
+            // loads: without the fence the copy that fills the stage next may overtake them.
+            k.fence_proxy_async();
+            k.sync_warp();
+            if self.q_all_held() {
+                self.release(self.q);
             }
         });
     }
