@@ -272,9 +272,9 @@ impl<'k> Reader<'k> {
     }
 
     /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp is done with
-    /// the stage. One lane says so for all: lanes that read it with loads must have used what they loaded, since an arrival
-    /// does not wait for loads, and then, where bulk copies fill it, have fenced it ([`KernelBuilder::fence_proxy_async`])
-    /// and met (`sync_warp`). Products that read it must have been waited for.
+    /// the stage. One lane says so for all: lanes that read it with loads must have met (`sync_warp`), and before that, where
+    /// bulk copies fill it, have fenced their loads ([`KernelBuilder::fence_proxy_async`]), which an arrival does not wait
+    /// for. Products that read it must have been waited for.
     #[track_caller]
     pub fn release(&self) {
         self.release_stage(self.0.stage());

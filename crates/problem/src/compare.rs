@@ -140,7 +140,8 @@ pub fn compare(
     let rows = (0..nb).flat_map(|b| (0..ns).flat_map(move |s| (0..nh).map(move |h| [b, s, h])));
     for (at, row) in rows.enumerate() {
         let of_row = at * nd..(at + 1) * nd;
-        let slack = reference.slack.as_ref().map(|slack| &slack.out[of_row.clone()]);
+        let slack = reference.slack.as_ref();
+        let slack = slack.and_then(|slack| slack.out.get(of_row.clone()));
         tally.row(out, row, &reference.out[of_row], slack);
     }
     Ok(tally.finish())

@@ -16,6 +16,9 @@ use crate::warp::Warp;
 /// Who wrote a cell, when, and where.
 type Writer = (ActorId, Epoch, u32);
 
+/// Who reads a cell, where, and how messages call it.
+type Reader = (Actor, u32, &'static str);
+
 /// What is wrong with the order of two accesses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrong {
@@ -115,20 +118,20 @@ impl Cluster<'_> {
                 }
             }
             if self.shadow.newest_read(cell) > limits.epoch
-                && let Some((reader, reader_pc, what)) = self.unordered_reader(warp, lane, cell)
+                && let Some(reader) = self.unordered_reader(warp, lane, cell)
             {
-                self.report_read(warp, pc, lanes, at, cell, (reader, reader_pc, what));
+                self.report_read(warp, pc, lanes, at, cell, Wrong::Unordered, reader);
                 return;
             }
-            if let Some((reader, reader_pc)) = self.unfenced_reader(warp, lane, cell) {
-                self.report_unfenced_read(warp, pc, lanes, at, cell, (reader, reader_pc));
+            if let Some(reader) = self.unfenced_reader(warp, lane, cell) {
+                self.report_read(warp, pc, lanes, at, cell, Wrong::Unfenced, reader);
                 return;
             }
         }
     }
 
-    /// A read of a cell by a thread that a lane knows of by no way that a proxy fence lies on: who, and where.
-    fn unfenced_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<(Actor, u32)> {
+    /// A read of a cell by a thread that a lane knows of by no way that a proxy fence lies on.
+    fn unfenced_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Reader> {
         let clock = warp.clock(lane);
         for reader in self.shadow.reading_warps(self.machine.warps) {
             let (reads, pc) = self.shadow.readers(reader, cell);
@@ -139,14 +142,14 @@ impl Cluster<'_> {
             };
             let mut lanes = (0..32).filter(|by| reads.lanes() >> by & 1 != 0);
             if let Some(by) = lanes.find(|&by| !is_fenced(by)) {
-                return Some((self.actor(reader, 1 << by), pc));
+                return Some((self.actor(reader, 1 << by), pc, ""));
             }
         }
         None
     }
 
-    /// A read of a cell since its last write that a lane does not know of: who, where, and how messages call it.
-    pub(crate) fn unordered_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<(Actor, u32, &'static str)> {
+    /// A read of a cell since its last write that a lane does not know of.
+    pub(crate) fn unordered_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Reader> {
         let machine = self.machine;
         let clock = warp.clock(lane);
         for reader in 0..machine.warps {
@@ -259,34 +262,7 @@ impl Cluster<'_> {
     }
 
     #[cold]
-    fn report_unfenced_read(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lanes: u32,
-        at: At,
-        cell: usize,
-        (reader, reader_pc): (Actor, u32),
-    ) {
-        let (place, mut details) = self.place(warp, at, cell, lanes);
-        details.message = format!(
-            "overwrites {place}, which warp {} lane {} reads; they are in order, but no `fence.proxy.async` lies between, and an \
-             arrival does not wait for loads",
-            reader.warp,
-            reader.lanes.trailing_zeros()
-        );
-        details.other = Some(reader);
-        details.help =
-            Some("use what was loaded, then `fence_proxy_async` by the threads that read, and then release the stage");
-        let key = Key {
-            kind: FindingKind::MissingFence,
-            pc,
-            other: Some(reader_pc),
-        };
-        self.findings.report(self.machine, key, || details);
-    }
-
-    #[cold]
+    #[allow(clippy::too_many_arguments)]
     fn report_read(
         &mut self,
         warp: &Warp,
@@ -294,17 +270,30 @@ impl Cluster<'_> {
         lanes: u32,
         at: At,
         cell: usize,
-        (reader, reader_pc, what): (Actor, u32, &str),
+        wrong: Wrong,
+        (reader, reader_pc, what): Reader,
     ) {
         let (place, mut details) = self.place(warp, at, cell, lanes);
-        details.message = format!(
-            "overwrites {place}, which {what}warp {} reads, with nothing that orders the two",
-            reader.warp
-        );
-        details.other = Some(reader);
-        details.help = Some(HELP_RELEASE);
+        let by = reader.warp;
+        let (kind, message, help) = match wrong {
+            Wrong::Unordered => (
+                FindingKind::Race,
+                format!("overwrites {place}, which {what}warp {by} reads, with nothing that orders the two"),
+                HELP_RELEASE,
+            ),
+            Wrong::Unfenced => (
+                FindingKind::MissingFence,
+                format!(
+                    "overwrites {place}, which warp {by} lane {} reads; they are in order, but no `fence.proxy.async` lies \
+                     between, and an arrival does not wait for loads",
+                    reader.lanes.trailing_zeros()
+                ),
+                "`fence_proxy_async` by the threads that read, after their loads and before what lets the copy begin",
+            ),
+        };
+        (details.message, details.help, details.other) = (message, Some(help), Some(reader));
         let key = Key {
-            kind: FindingKind::Race,
+            kind,
             pc,
             other: Some(reader_pc),
         };

@@ -56,31 +56,40 @@ fn part(memory: &DeviceBuffer, begin: usize, bytes: usize) -> DeviceSlice<'_> {
 /// Looks at the guards of several buffers at once: they are gathered on the device, and copied to the host together.
 #[derive(Debug)]
 pub(super) struct Lookout {
+    /// Buffers whose guards it holds.
+    at_once: usize,
     gathered: DeviceBuffer,
 }
 
 impl Lookout {
-    /// For so many buffers at most.
-    pub(super) fn new(stream: &Stream, buffers: usize) -> Result<Lookout, CudaError> {
+    /// For so many buffers at once.
+    pub(super) fn new(stream: &Stream, at_once: usize) -> Result<Lookout, CudaError> {
         Ok(Lookout {
-            gathered: DeviceBuffer::new(stream.context(), buffers * 2 * GUARD_BYTES)?,
+            at_once,
+            gathered: DeviceBuffer::new(stream.context(), at_once * 2 * GUARD_BYTES)?,
         })
     }
 
     /// What was written on the guards of the first of these buffers that has anything, in a sentence.
     pub(super) fn outside(&self, stream: &Stream, buffers: &[&Guarded]) -> Result<Option<String>, CudaError> {
         let guarded: Vec<&Guarded> = buffers.iter().copied().filter(|buffer| buffer.bytes > 0).collect();
-        let guards = guarded.iter().flat_map(|buffer| buffer.guards());
-        for (at, guard) in guards.enumerate() {
-            part(&self.gathered, at * GUARD_BYTES, GUARD_BYTES).copy_from(stream, guard)?;
+        for some in guarded.chunks(self.at_once) {
+            let guards = some.iter().flat_map(|buffer| buffer.guards());
+            for (at, guard) in guards.enumerate() {
+                part(&self.gathered, at * GUARD_BYTES, GUARD_BYTES).copy_from(stream, guard)?;
+            }
+            let mut read = vec![0; some.len() * 2 * GUARD_BYTES];
+            part(&self.gathered, 0, read.len()).copy_to_host(stream, &mut read)?;
+            let mut pairs = some.iter().zip(read.chunks_exact(2 * GUARD_BYTES));
+            let outside = pairs.find_map(|(buffer, guards)| {
+                let (before, after) = guards.split_at(GUARD_BYTES);
+                on_guards(buffer.name, before, after)
+            });
+            if outside.is_some() {
+                return Ok(outside);
+            }
         }
-        let mut read = vec![0; guarded.len() * 2 * GUARD_BYTES];
-        part(&self.gathered, 0, read.len()).copy_to_host(stream, &mut read)?;
-        let mut pairs = guarded.iter().zip(read.chunks_exact(2 * GUARD_BYTES));
-        Ok(pairs.find_map(|(buffer, guards)| {
-            let (before, after) = guards.split_at(GUARD_BYTES);
-            on_guards(buffer.name, before, after)
-        }))
+        Ok(None)
     }
 }
 
