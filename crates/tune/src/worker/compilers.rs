@@ -85,8 +85,10 @@ impl Compilers {
             }
             known.open.insert(kernel.clone());
             let problem = problem.clone();
-            // Somebody listens as long as this value is there.
-            let _ = self.tasks.send(Task { problem, kernel });
+            // Without a device nobody compiles, and nobody is to be waited for.
+            if let Err(unsent) = self.tasks.send(Task { problem, kernel }) {
+                known.open.remove(&unsent.0.kernel);
+            }
         }
     }
 
@@ -125,5 +127,23 @@ fn compile(mut worker: Worker, queue: &Mutex<Receiver<Task>>, shared: &Shared) {
         let _ = worker.ask(&command);
         shared.kernels().open.remove(&kernel);
         shared.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_waited_for_where_nobody_compiles() {
+        let program = Program {
+            path: "none".into(),
+            args: Vec::new(),
+            env: Vec::new(),
+        };
+        let compilers = Compilers::new(&program, &[], Deadlines::default(), 4);
+        compilers.begin(&Problem::named("tiny").unwrap(), ["mma/x".to_string()]);
+        compilers.wait_for("mma/x");
+        compilers.wait(|left| panic!("{left} left"));
     }
 }
