@@ -1,0 +1,6 @@
+//! The bench, used as a library and through its evidence.
+
+mod cheats;
+mod evidence;
+mod host;
+mod revision;

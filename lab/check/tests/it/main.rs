@@ -1,0 +1,24 @@
+//! Plans of every family under the checks, and mistakes planted in them.
+
+mod async_copies;
+mod bank_conflicts;
+mod cost;
+mod defaults_fit;
+mod fp8;
+mod hopper_mutants;
+mod ladder;
+mod lever_problems;
+mod mma_mutants;
+mod mutants;
+mod mutation;
+mod planted;
+mod q_in_registers;
+mod random_problems;
+mod read_ptx;
+mod schedules;
+mod split_keys;
+mod split_wgmma;
+mod splits;
+mod stages;
+mod watch;
+mod wgmma_mutants;

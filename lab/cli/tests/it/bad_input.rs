@@ -1,0 +1,315 @@
+//! Every bad input: a message that says what was given, what is allowed and what to do, and the exit code.
+
+use crate::common;
+
+use common::{command, flashcore, run};
+
+/// Arguments, the exit code, and part of the message.
+const USAGE: &[(&str, &str)] = &[
+    // Files and pieces that are not there, flags that belong to files.
+    ("explain no/such/file.ptx", "no/such/file.ptx: No such file"),
+    ("device --rates x.json --measure", "cannot be used with"),
+    ("device --device cpu", "`cpu`: only GPUs are measured, as in cuda:0"),
+    ("explain --smem 100", "are about a FILE.ptx or FILE.cubin"),
+    ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
+    ("check --grid 1", "are about a FILE.ptx in place of a problem"),
+    ("check x.ptx --arg buf:many", "`buf:many` is no argument"),
+    ("check museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
+    // Shapes that make no sense.
+    (
+        "run --head-dim 7",
+        "head_dim is 7; allowed are multiples of 8 from 8 to 256",
+    ),
+    (
+        "run --head-dim 264",
+        "head_dim is 264; allowed are multiples of 8 from 8 to 256",
+    ),
+    ("explain --head-dim-v 12", "head_dim_v is 12"),
+    ("run --batch 0", "batch is 0; it must be at least 1"),
+    ("run --heads 0", "heads is 0"),
+    ("run --kv-heads 0", "kv_heads is 0"),
+    ("check --seq 0", "seq_len_q is 0"),
+    ("check --seq-kv 0", "seq_len_kv is 0"),
+    ("explain --head-dim 0", "head_dim is 0"),
+    (
+        "run --heads 8 --kv-heads 3",
+        "8 query heads are not a multiple of 3 K/V heads",
+    ),
+    (
+        "run --batch 65536 --heads 65536",
+        "the number of elements of q is 140737488355328; at most 2147483648",
+    ),
+    ("run --seq-kv 4294967296", "seq_len_kv is 4294967296; at most 268435456"),
+    ("run --batch 18446744073709551615", "at most 2147483648 is supported"),
+    (
+        "run --batch 99999999999999999999999",
+        "invalid value '99999999999999999999999' for '--batch <N>'",
+    ),
+    ("run --batch -1", "unexpected argument '-1'"),
+    ("run --softcap 0", "softcap is 0; it must be finite and above 0"),
+    ("run --softcap nan", "softcap is NaN"),
+    ("run --scale -1", "softmax_scale is -1; it must be finite and above 0"),
+    ("run --q-offset 999999999", "q_offset is 999999999; it must lie within"),
+    (
+        "run --q-offset 9999999999",
+        "invalid value '9999999999' for '--q-offset <N>'",
+    ),
+    // Masks.
+    (
+        "run --window 128",
+        "write the keys before and after each row's own as L,R",
+    ),
+    (
+        "run --window a,b",
+        "write the keys before and after each row's own as L,R",
+    ),
+    (
+        "run --window 1,2,3",
+        "write the keys before and after each row's own as L,R",
+    ),
+    (
+        "run --window -5,0",
+        "write the keys before and after each row's own as L,R",
+    ),
+    ("run --causal --window 1,0", "cannot be used with"),
+    ("run --causal --full", "cannot be used with"),
+    ("run --seq 5 --seq-q 6", "cannot be used with"),
+    // Names that are none.
+    (
+        "run misson",
+        "no problem is named `misson`; known names: mission, mission-causal",
+    ),
+    ("run misson", "did you mean mission?"),
+    ("explain whisper", "`flashcore list problems` shows them"),
+    ("run --dtype int8", "known are f32, fp16, bf16, e4m3"),
+    ("run --layout sbhd", "possible values: bshd, bhsd"),
+    ("run --inputs zeros", "possible values: normal, small-integers"),
+    ("run --kernel mma/m64", "no kernel is named `mma/m64`; ids look like"),
+    ("run --kernel mma/m64", "`flashcore list kernels` shows them all"),
+    ("run --kernel cpu/fast", "is no CPU config; ids look like `cpu/m128n64`"),
+    (
+        "run --kernel cpu/m7n128",
+        "tile_q is 7; allowed are multiples of 16 from 16 to 1024",
+    ),
+    (
+        "run --device cpu --kernel scalar/naive-t128-v16",
+        "does not run on cpu; leave the kernel out, or choose a CUDA device",
+    ),
+    (
+        "run --device sim --kernel cpu/m64n128",
+        "does not run on sim; leave the kernel out, or choose the device cpu",
+    ),
+    (
+        "explain --kernel cpu/m64n128",
+        "cpu/m64n128 runs on the CPU; this is about GPU kernels",
+    ),
+    (
+        "run --device tpu",
+        "no device is named `tpu`; allowed: best, cpu, cuda, cuda:N, and sim",
+    ),
+    ("run --device cuda:x", "no device is named `cuda:x`"),
+    (
+        "explain --profile gtx480",
+        "known are l4, a100, rtx4090, h100, h200, and architectures such as sm_89",
+    ),
+    ("run --device cpu --profile l4", "--profile is for --device sim"),
+    // Flags.
+    ("explain --lines", "the following required arguments were not provided"),
+    ("explain --ptx --json", "cannot be used with"),
+    ("check --schedules 0", "0 is not in 1..=4294967295"),
+    (
+        "list everything",
+        "possible values: problems, kernels, profiles, ladder, museum, devices",
+    ),
+    ("sing", "unrecognized subcommand 'sing'"),
+    (
+        "tune --strategy magic",
+        "strategy is magic; allowed: exhaustive, random, hill",
+    ),
+    ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
+    ("tune --device cpu,cpu", "several devices are different GPUs"),
+    (
+        "tune tiny --device cpu --family tensor",
+        "family is tensor; allowed: mma, wgmma",
+    ),
+    ("tune --device foo", "device is foo; allowed: best, cpu, cuda:N"),
+    ("tune --device sim", "device is sim; allowed: best, cpu, cuda:N"),
+    (
+        "tune tiny --device cpu --family mma",
+        "family is mma; allowed: families with a kernel for this problem here",
+    ),
+    (
+        "tune tiny --device replay:shipped --torture",
+        "torture is asked for; allowed: none",
+    ),
+    ("run mission gpt2", "unexpected argument 'gpt2'"),
+    (
+        "bench tiny --device cpu --peers none --no-store --sweep=0",
+        "keep is 0; allowed: 1 or more",
+    ),
+    (
+        "bench tiny --device cpu --peers none --no-store --sweep --mode screen",
+        "it screens anyway",
+    ),
+    (
+        "bench tiny --device cpu --kernel wgmma/none*",
+        "no kernel's id begins with `wgmma/none`",
+    ),
+];
+
+/// The same for what makes sense and cannot be done.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "device --rates no/such.json",
+        "no/such.json: No such file or directory (os error 2); `flashcore device --measure` measures anew",
+    ),
+    (
+        "explain --dtype e4m3",
+        "scalar does not serve e4m3 tensors; family wgmma does, on Hopper",
+    ),
+    (
+        "explain --profile sm_75",
+        "sm_75 is not supported: it has no cp.async and no bf16",
+    ),
+    (
+        "explain --kernel scalar/tiled-m48n32-w4-v16",
+        "tile rows or columns is 48; allowed: m16n16",
+    ),
+    ("check --kernel scalar/tiled-m32n32-w5-v16", "warps is 5; allowed: 4, 8"),
+    (
+        "explain --kernel scalar/tiled-m64n64-w4-v16 --head-dim 256",
+        "registers a thread",
+    ),
+    (
+        "explain --kernel scalar/tiled-m64n64-w8-v16 --head-dim 256",
+        "B of dynamic shared memory; sm_89 allows 101376 B",
+    ),
+    (
+        "check --kernel scalar/naive-t128-v2 --dtype f32",
+        "vector_bytes is 2; allowed: 16, 8, 4, 2, and not less than an element",
+    ),
+];
+
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn expect(code: i32, cases: &[(&str, &str)]) {
+    let mut wrong = Vec::new();
+    for (arguments, message) in cases {
+        let ran = flashcore(arguments);
+        let said = words(&ran.stderr);
+        if ran.code != code || !said.starts_with("error: ") || !said.contains(message) || !ran.stdout.is_empty() {
+            wrong.push(format!(
+                "flashcore {arguments}\nexit code {}\n{}{}",
+                ran.code, ran.stdout, ran.stderr
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_makes_no_sense_is_usage() {
+    expect(2, USAGE);
+}
+
+#[test]
+fn what_cannot_be_done_is_refused() {
+    expect(1, REFUSED);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_the_environment() {
+    for device in ["cuda", "cuda:0", "cuda:7"] {
+        let ran = flashcore(&format!("run tiny --device {device}"));
+        assert_eq!(ran.code, 3, "{}", ran.stderr);
+        assert!(words(&ran.stderr).contains("NVIDIA driver"), "{}", ran.stderr);
+        let ran = flashcore(&format!("tune tiny --device {device}"));
+        assert_eq!(ran.code, 3, "{}", ran.stderr);
+        // The simulator has no clock.
+        let said = words(&ran.stderr);
+        assert!(
+            said.contains("`--device replay:shipped` need no GPU") && !said.contains("sim`"),
+            "{said}"
+        );
+    }
+    assert_eq!(flashcore("device").code, 3);
+    let ran = flashcore("run tiny --device cuda");
+    assert!(
+        words(&ran.stderr).contains("help: `--device cpu` and `--device sim` need no GPU"),
+        "{}",
+        ran.stderr
+    );
+}
+
+/// A driver that is there and fails is no machine without a GPU: whoever is given the host is told why.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_driver_that_cannot_be_loaded_is_said_where_the_host_is_used_instead() {
+    let home = std::env::temp_dir().join(format!("flashcore-broken-driver-{}", std::process::id()));
+    std::fs::create_dir_all(&home).unwrap();
+    std::fs::write(
+        home.join("libcuda.so.1"),
+        "no library at all, though it is called one\n",
+    )
+    .unwrap();
+    for arguments in [
+        "run tiny",
+        "run tiny --json",
+        "plans",
+        "explain mission",
+        "bench tiny --kernel default --peers none --no-store --budget 0.2",
+        "compare cpu/m16n16 cpu/m32n32 --on tiny --device best --no-store --json",
+        "tune tiny --budget 1 --no-plan --json",
+    ] {
+        let mut command = command(arguments);
+        command.env("LD_LIBRARY_PATH", &home).env("XDG_DATA_HOME", &home);
+        let ran = run(&mut command);
+        let said = words(&ran.stderr);
+        let is_of_hosts = arguments.starts_with("compare");
+        assert_eq!(
+            said.matches("note: no GPU is used").count(),
+            usize::from(!is_of_hosts),
+            "{arguments}: {said}"
+        );
+        assert!(is_of_hosts || said.contains("libcuda.so.1: "), "{arguments}: {said}");
+        assert_eq!(ran.code, 0, "{arguments}: {said}");
+        // Where there is none that is no news.
+        let ran = run(command.env_remove("LD_LIBRARY_PATH"));
+        assert!(
+            !words(&ran.stderr).contains("no GPU is used"),
+            "{arguments}: {}",
+            ran.stderr
+        );
+    }
+    // Asked for by name, it is an error that says the same.
+    let ran = run(command("run tiny --device cuda").env("LD_LIBRARY_PATH", &home));
+    let said = words(&ran.stderr);
+    assert!(
+        ran.code == 3 && said.contains("the NVIDIA driver library cannot be loaded"),
+        "{said}"
+    );
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_cache_folder_that_cannot_be_written_is_said_and_no_failure() {
+    let ran = run(command("list devices").env("CUDA_CACHE_PATH", "/proc/flashcore-cache"));
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let said = words(&ran.stdout);
+    assert!(
+        said.contains("/proc/flashcore-cache cannot be written") && said.contains("set CUDA_CACHE_PATH"),
+        "{said}"
+    );
+}
+
+#[test]
+fn no_message_is_wider_than_100_columns() {
+    for (arguments, _) in USAGE.iter().chain(REFUSED) {
+        for line in flashcore(arguments).stderr.lines() {
+            assert!(line.chars().count() <= 100, "flashcore {arguments}: {line}");
+        }
+    }
+}

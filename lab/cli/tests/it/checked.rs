@@ -1,0 +1,190 @@
+//! `flashcore check`: what it finds, and how it shows that.
+
+use crate::common;
+use crate::common::json;
+
+use std::collections::BTreeSet;
+
+use common::flashcore;
+use json::{json, keys};
+use serde_json::Value;
+
+fn shown(arguments: &str) -> String {
+    let ran = flashcore(arguments);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(ran.stderr, "");
+    ran.stdout
+}
+
+/// A cluster's second tile: of a small problem there is one only where there are few SMs.
+#[test]
+fn few_sms_give_a_block_several_tiles() {
+    let words = "check tiny --heads 2 --seq 300 --head-dim 64 --profile h200 --kernel wgmma/m64n64-s2-c2-free-bold";
+    assert!(shown(words).contains("simulated 12 blocks"), "{}", shown(words));
+    let few = format!("{words} --sms 2");
+    assert!(shown(&few).contains("simulated 2 blocks"), "{}", shown(&few));
+    // A stage that is not given back is missed by the next tile alone.
+    let planted = (1..40).map(|place| format!("{few} --plant drop-arrive:{place}"));
+    let codes: Vec<[i32; 2]> = planted
+        .map(|few| {
+            [
+                flashcore(&few).code,
+                flashcore(&few.replace("--sms 2", "--sms 132")).code,
+            ]
+        })
+        .take_while(|codes| codes[0] != 2)
+        .collect();
+    assert!(codes.contains(&[1, 0]), "{codes:?}");
+}
+
+#[test]
+fn conflicts_in_shared_memory_are_shown_by_line() {
+    let of = |layout| {
+        let kernel = format!("mma/m32n32-w2x1-s2-b1-qreg-{layout}-lazy");
+        shown(&format!("check tiny --head-dim 64 --memory --kernel {kernel}"))
+    };
+    let (xor, lin) = (of("xor"), of("lin"));
+    assert!(xor.contains("conflicts 0 passes beyond"), "{xor}");
+    assert!(
+        !lin.contains("conflicts 0 passes") && lin.contains("load shared"),
+        "{lin}"
+    );
+    let report = json("check tiny --json --memory");
+    assert!(report["memory"][0]["transactions"].as_u64() > Some(0), "{report}");
+}
+
+#[test]
+fn stages_are_compared_in_place_of_the_answer() {
+    for (stage, kernel) in [
+        ("scores", "scalar/tiled-m16n16-w4-v16"),
+        ("probabilities", "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy"),
+    ] {
+        let text = shown(&format!("check tiny --causal --kernel {kernel} --stop-after {stage}"));
+        assert!(text.contains(&format!("after the {stage}")), "{text}");
+        assert!(text.contains("clean under 1 schedule"), "{text}");
+    }
+    let report = json("check tiny --json --stop-after probabilities");
+    assert_eq!(report["stop_after"], "probabilities");
+    let unmasked =
+        "check tiny --causal --kernel scalar/tiled-m16n16-w4-v16 --stop-after probabilities --plant drop-store";
+    let ran = flashcore(unmasked);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stdout.contains("error["), "{}", ran.stdout);
+}
+
+#[test]
+fn a_planted_mistake_is_shown_as_compilers_show_errors() {
+    let tiny = "check tiny --kernel scalar/tiled-m16n16-w4-v16 --plant drop-warp-barrier";
+    let ran = flashcore(tiny);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    for part in [
+        "verdict   1 finding under 1 schedule",
+        "error[race]: ",
+        "--> crates/kernels/src/scalar/tiled.rs:",
+        "|     k.verb(\"O += P·V\"",
+        "= by block (0, 0, 0) warp ",
+        "help: put a barrier between them",
+    ] {
+        assert!(ran.stdout.contains(part), "{part}\n{}", ran.stdout);
+    }
+    let report: Value = serde_json::from_str(&flashcore(&format!("{tiny} --json")).stdout).expect("JSON");
+    let finding = &report["findings"][0];
+    assert_eq!(
+        (report["verdict"].as_str(), finding["kind"].as_str()),
+        (Some("findings"), Some("race"))
+    );
+    let finding_keys = BTreeSet::from([
+        "kind",
+        "message",
+        "lines",
+        "actor",
+        "other",
+        "object",
+        "bytes",
+        "element",
+        "help",
+        "count",
+        "source",
+        "other_source",
+        "schedules",
+    ]);
+    assert_eq!(keys(finding), finding_keys);
+}
+
+#[test]
+fn values_of_a_line_and_errors_by_stage() {
+    let told = flashcore("check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --numerics");
+    assert_eq!(told.code, 0, "{}", told.stderr);
+    for label in ["  S ", "  P ", "  O "] {
+        assert!(told.stdout.contains(label), "{}", told.stdout);
+    }
+    let nowhere = flashcore("check tiny --profile l4 --trace nowhere.rs:1");
+    assert_eq!(nowhere.code, 2);
+    assert!(
+        nowhere.stderr.contains("has a value at `nowhere.rs:1`"),
+        "{}",
+        nowhere.stderr
+    );
+    let ptx = flashcore("explain tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --ptx --lines").stdout;
+    // The line of the first exponential.
+    let before: Vec<&str> = ptx.lines().take_while(|line| !line.contains("ex2.approx")).collect();
+    let line = before
+        .iter()
+        .rev()
+        .find_map(|line| line.trim().strip_prefix(".loc "))
+        .unwrap();
+    let line = line.split(' ').nth(1).unwrap();
+    let shown = flashcore(&format!(
+        "check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --trace {line}:ex2 --warp 1 --lane 3 --limit 1"
+    ));
+    assert_eq!(shown.code, 0, "{}", shown.stderr);
+    assert!(
+        shown.stdout.contains("ex2.approx") && shown.stdout.contains("\n    3: "),
+        "{}",
+        shown.stdout
+    );
+}
+
+/// The museum's files under the simulator: nothing is wrong with them but what they are shown for.
+#[test]
+fn foreign_kernels_are_simulated() {
+    let check = |name: &str, rest: &str| {
+        let file = format!("{}/../museum/foreign/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
+        flashcore(&format!("check {file} --schedules 3 {rest}"))
+    };
+    for (name, rest) in [
+        ("static-m64", "--arg buf:512"),
+        ("partials", "--arg buf:512"),
+        ("no-opt-in", "--arg buf:512 --smem 76800"),
+        ("gemm-128x256x64", "--arg buf:1024:zero --smem 147456"),
+    ] {
+        let clean = check(name, rest);
+        assert_eq!(clean.code, 0, "{name}: {}{}", clean.stdout, clean.stderr);
+        assert!(clean.stdout.contains("clean under 3 schedules"), "{}", clean.stdout);
+    }
+    // A buffer that is too small, shared memory that was not asked for.
+    let short = check("partials", "--arg buf:508");
+    assert!(
+        short.code == 1 && short.stdout.contains("error[out-of-bounds]"),
+        "{}",
+        short.stdout
+    );
+    assert!(
+        check("no-opt-in", "--arg buf:512")
+            .stdout
+            .contains("error[out-of-bounds]")
+    );
+    let unknown = check("eight-byte-cg", "--arg buf:256 --arg buf:256");
+    assert_eq!(unknown.code, 1);
+    assert!(
+        unknown.stderr.contains("cp.async.cg of 8 bytes; it copies 16"),
+        "{}",
+        unknown.stderr
+    );
+    let arguments = check("partials", "");
+    assert!(
+        arguments.stderr.contains("`out` (a pointer that it writes through)"),
+        "{}",
+        arguments.stderr
+    );
+}

@@ -1,0 +1,121 @@
+//! What the command prints of what it measured on the host: sweeps and charts.
+
+use crate::common;
+use crate::common::json;
+
+use std::collections::BTreeSet;
+
+use common::flashcore;
+use json::{json, keys};
+
+/// A quick sweep on the host; times are no business of a test.
+#[test]
+fn a_sweep_ranks_kernels_and_reports_what_does_not_serve() {
+    let file = std::env::temp_dir().join(format!("flashcore-sweep-{}.txt", std::process::id()));
+    let ids = "cpu/m16n16\ncpu/m32n32 # a comment\ncpu/m64n64\ncpu/m7n7\nscalar/naive-t128-v16\n";
+    std::fs::write(&file, ids).expect("a file");
+    let sweep = format!(
+        "bench tiny --device cpu --peers none --no-store --config {} --sweep=1 --budget 0.01",
+        file.display()
+    );
+    let text = shown_whatever_is_noted(&sweep);
+    for part in [
+        "3 subjects screened",
+        "2 left out",
+        // The best, and the first one: which may be the same.
+        " measured, hot",
+        "only screened",
+        "cpu/m7n7: tile_q is 7",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let found = json(&format!("{sweep} --json"));
+    let ranking = &found["rankings"][0];
+    assert_eq!(
+        keys(ranking),
+        BTreeSet::from(["case", "problem", "measured", "screened", "rows", "left_out"])
+    );
+    assert_eq!(
+        keys(&ranking["rows"][0]),
+        BTreeSet::from([
+            "rank",
+            "label",
+            "measured",
+            "median_us",
+            "interval",
+            "tflops",
+            "to_best",
+            "to_base"
+        ])
+    );
+    assert_eq!(ranking["rows"].as_array().expect("rows").len(), 3);
+    std::fs::remove_file(file).expect("removed");
+}
+
+fn shown(arguments: &str) -> String {
+    let ran = flashcore(arguments);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+    ran.stdout
+}
+
+fn shown_whatever_is_noted(arguments: &str) -> String {
+    let ran = flashcore(arguments);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    ran.stdout
+}
+
+/// What was benched is drawn, from the store and from an export alike.
+#[test]
+fn charts_are_drawn_from_evidence() {
+    let folder = std::env::temp_dir().join(format!("flashcore-charts-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let at = |name: &str| folder.join(name).display().to_string();
+    let store = at("a.sqlite");
+    shown_whatever_is_noted(&format!(
+        "bench tiny mission --device cpu --peers none --store {store} --kernel cpu/m16n16,cpu/m64n64 --budget 0.05"
+    ));
+    let ladder =
+        format!("evidence --store {store} chart ladder --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64");
+    let html = shown(&ladder);
+    assert!(
+        html.starts_with("<!DOCTYPE html>") && html.contains(">small<"),
+        "{html}"
+    );
+    shown(&format!("{ladder} -o {}", at("ladder.svg")));
+    assert!(
+        std::fs::read_to_string(at("ladder.svg"))
+            .expect("a file")
+            .starts_with("<svg")
+    );
+
+    shown(&format!("evidence --store {store} export -o {}", at("a.jsonl")));
+    let of_export = at("a.jsonl");
+    assert_eq!(
+        shown(&format!(
+            "evidence --no-store chart ladder {of_export} --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64"
+        )),
+        html
+    );
+
+    for (arguments, said) in [
+        (
+            format!("evidence --no-store chart ratio {of_export}"),
+            "no peer was timed in that run",
+        ),
+        (
+            format!("evidence --no-store chart ladder {of_export} --problem x"),
+            "problem is x (hot); allowed: tiny, mission",
+        ),
+        (
+            format!("{ladder} -o {}", at("ladder.png")),
+            "ends neither in .html nor in .svg",
+        ),
+        (format!("{ladder} --rung cpu/m8n8"), "rung is cpu/m8n8"),
+    ] {
+        let ran = flashcore(&arguments);
+        let words = ran.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(ran.code == 2 && words.contains(said), "{arguments}\n{}", ran.stderr);
+    }
+    std::fs::remove_dir_all(folder).expect("removed");
+}

@@ -1,0 +1,46 @@
+//! What `flashcore tune` does where there is no GPU: the host's kernels tuned, a GPU's kernel simulated, strategies replayed.
+
+use super::{flashcore, folder};
+
+#[test]
+fn without_a_gpu_tune_shows_all_its_parts() {
+    if flashcore_cuda::devices().is_ok_and(|gpus| !gpus.is_empty()) {
+        eprintln!("NOT RUN: this machine has a GPU, and the tour is for those without");
+        return;
+    }
+    let home = folder("tour");
+    let words = "tune tiny --dtype f32 --seq 512 --heads 8 --head-dim 64 --budget 2s --peers none";
+    let output = flashcore(words, &home).output().unwrap();
+    let (out, err) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    let parts = [
+        "Tuning on cpu",
+        flashcore_bench::revision(),
+        "the default",
+        "Leaderboard",
+        " tried ",
+        " evidence ",
+        "No GPU here",
+        // The simulator's time grows with the problem: this one is beyond what it is given.
+        "cut from",
+        "clean under",
+        "replayed on times of an NVIDIA H200",
+        "how much slower than the fastest",
+        "searches",
+        "ranked",
+    ];
+    let mut rest = out.as_str();
+    for part in parts {
+        let at = rest.find(part).unwrap_or_else(|| panic!("no {part:?} there: {out}"));
+        rest = &rest[at..];
+    }
+    // Piped text is plain, and tables are no wider than a page; lines to be copied are as long as they are.
+    assert!(!out.contains('\u{1b}'), "{out}");
+    for line in rest.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    std::fs::remove_dir_all(&home).unwrap();
+}

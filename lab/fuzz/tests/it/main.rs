@@ -1,0 +1,5 @@
+//! Random kernels under the simulator, and what GPUs answered to them.
+
+mod corpus;
+mod probes;
+mod programs;

@@ -1,0 +1,263 @@
+//! Failures that cost people weeks, each rebuilt as a small kernel or file, with the finding it gives here.
+//!
+//! [`PIECES`] are those that `docs/museum.md` tells of. [`Piece::show`] runs one; its mistake stands on the line
+//! marked `MISTAKE` in its source, and for two-sided ones the other side on that marked `AND`.
+//!
+//! ```
+//! let piece = flashcore_museum::piece("missing-wait").ok_or("no such piece")?;
+//! let shown = piece.show(0)?;
+//! assert_eq!(shown.findings[0].finding.kind.name(), piece.kind);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod accumulator_map;
+mod missing_wait;
+mod reused_buffer;
+mod scene;
+mod shuffle_as_fence;
+mod transposed_stride;
+
+use flashcore_check::Found;
+use flashcore_check::foreign::{self, Asked, ForeignError, Problem};
+use flashcore_ir::{BuildErrors, Target};
+use flashcore_sim::SimError;
+use serde::Serialize;
+use thiserror::Error;
+
+use scene::Scene;
+
+/// Why a piece cannot be shown.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum MuseumError {
+    /// Its kernel does not build.
+    #[error(transparent)]
+    Build(#[from] BuildErrors),
+    /// The simulator cannot run it.
+    #[error(transparent)]
+    Simulator(#[from] SimError),
+    /// Its file cannot be read.
+    #[error(transparent)]
+    File(#[from] ForeignError),
+}
+
+/// What a piece is made of.
+enum Exhibit {
+    /// A kernel; with `true` it is mended.
+    Kernel(fn(bool) -> Result<Scene, BuildErrors>),
+    /// A file and how it is launched, and a text and a launch with which it works.
+    File {
+        text: &'static str,
+        asked: fn() -> Asked,
+        mended: fn(&str) -> (String, Asked),
+    },
+}
+
+/// A failure of the past.
+pub struct Piece {
+    /// Its name on the command line, after `museum/`.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub title: &'static str,
+    /// What the people who had it saw.
+    pub symptom: &'static str,
+    /// The kind of finding or problem that it gives here.
+    pub kind: &'static str,
+    /// Its source, from the root of the workspace.
+    pub file: &'static str,
+    exhibit: Exhibit,
+}
+
+/// The card that files are held against: the one that the failures happened on.
+pub const CARD: Target = Target::Sm89;
+
+/// What showing a piece gives.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Shown {
+    /// Of a kernel: what the simulator finds.
+    pub findings: Vec<Found>,
+    /// Of a file: what is wrong with launching it.
+    pub problems: Vec<Problem>,
+}
+
+/// Every piece, in the order in which they were met.
+pub const PIECES: [Piece; 10] = [
+    Piece {
+        name: "static-m64",
+        title: "64 rows a block: 57,376 B of static shared memory",
+        symptom: "\"M=64 hangs\", \"is 35 % slower because shared memory spills\": the build had failed and the old \
+                  module was timed",
+        kind: "static-shared",
+        file: "lab/museum/foreign/static-m64.ptx",
+        exhibit: Exhibit::File {
+            text: include_str!("../foreign/static-m64.ptx"),
+            asked: Asked::default,
+            mended: |text| {
+                (
+                    text.replace("scores[64][64]", "scores[32][64]")
+                        .replace("partials[64][64]", "partials[32][64]"),
+                    Asked::default(),
+                )
+            },
+        },
+    },
+    Piece {
+        name: "partials",
+        title: "a buffer of 16,384 B counted as 8,192",
+        symptom: "\"52.5 KB measured, 43.25 KB expected: the compiler pads\"",
+        kind: "miscounted",
+        file: "lab/museum/foreign/partials.ptx",
+        exhibit: Exhibit::File {
+            text: include_str!("../foreign/partials.ptx"),
+            asked: || claim("partials", 8_192),
+            mended: |text| (text.to_string(), claim("partials", 16_384)),
+        },
+    },
+    Piece {
+        name: "gemm-default-tile",
+        title: "a library's default tile: 147,456 B on a card with 101,376",
+        symptom: "CUTLASS: \"Error Internal\" at launch; the driver's own error was swallowed",
+        kind: "shared",
+        file: "lab/museum/foreign/gemm-128x256x64.ptx",
+        exhibit: Exhibit::File {
+            text: include_str!("../foreign/gemm-128x256x64.ptx"),
+            asked: || dynamic(147_456, true),
+            mended: |text| (text.to_string(), dynamic(98_304, true)),
+        },
+    },
+    Piece {
+        name: "no-opt-in",
+        title: "76,800 B of dynamic shared memory without opting in",
+        symptom: "\"invalid argument\", then NaN: the launch never happened, the output kept what was in it",
+        kind: "opt-in",
+        file: "lab/museum/foreign/no-opt-in.ptx",
+        exhibit: Exhibit::File {
+            text: include_str!("../foreign/no-opt-in.ptx"),
+            asked: || dynamic(76_800, false),
+            mended: |text| (text.to_string(), dynamic(76_800, true)),
+        },
+    },
+    Piece {
+        name: "accumulator-map",
+        title: "accumulators written out by a map that ignores the lane",
+        symptom: "NaN and garbage: 32 lanes wrote the same four elements, and 124 were never written",
+        kind: "race",
+        file: "lab/museum/src/accumulator_map.rs",
+        exhibit: Exhibit::Kernel(accumulator_map::scene),
+    },
+    Piece {
+        name: "reused-buffer",
+        title: "probabilities written where other warps still read scores",
+        symptom: "wrong now and then; right under the debugger, which runs warps one after another",
+        kind: "race",
+        file: "lab/museum/src/reused_buffer.rs",
+        exhibit: Exhibit::Kernel(reused_buffer::scene),
+    },
+    Piece {
+        name: "transposed-stride",
+        title: "a transposed tile with its stride off by one",
+        symptom: "\"unspecified launch failure\", or wrong numbers where other buffers follow",
+        kind: "out-of-bounds",
+        file: "lab/museum/src/transposed_stride.rs",
+        exhibit: Exhibit::Kernel(transposed_stride::scene),
+    },
+    Piece {
+        name: "missing-wait",
+        title: "an asynchronous copy read before it was waited for",
+        symptom: "right on small inputs, wrong on large ones: whether the copy has landed is luck",
+        kind: "missing-wait",
+        file: "lab/museum/src/missing_wait.rs",
+        exhibit: Exhibit::Kernel(missing_wait::scene),
+    },
+    Piece {
+        name: "eight-byte-cg",
+        title: "cp.async.cg of 8 bytes",
+        symptom: "\"8-byte cp.async.cg is unsupported on Ada\": it is on every card",
+        kind: "no-such-instruction",
+        file: "lab/museum/foreign/eight-byte-cg.ptx",
+        exhibit: Exhibit::File {
+            text: include_str!("../foreign/eight-byte-cg.ptx"),
+            asked: Asked::default,
+            mended: |text| (text.replace("cp.async.cg", "cp.async.ca"), Asked::default()),
+        },
+    },
+    Piece {
+        name: "shuffle-as-fence",
+        title: "a shuffle taken for a fence",
+        symptom: "right for years, wrong with the next compiler: it may move loads across a shuffle",
+        kind: "race",
+        file: "lab/museum/src/shuffle_as_fence.rs",
+        exhibit: Exhibit::Kernel(shuffle_as_fence::scene),
+    },
+];
+
+/// The piece of a name, with or without `museum/` before it.
+///
+/// ```
+/// assert_eq!(flashcore_museum::piece("museum/no-opt-in").map(|piece| piece.kind), Some("opt-in"));
+/// assert!(flashcore_museum::piece("mona-lisa").is_none());
+/// ```
+pub fn piece(name: &str) -> Option<&'static Piece> {
+    let name = name.strip_prefix("museum/").unwrap_or(name);
+    PIECES.iter().find(|piece| piece.name == name)
+}
+
+impl Piece {
+    /// What it gives, under a schedule.
+    ///
+    /// # Errors
+    /// Where it cannot be built, read or run.
+    pub fn show(&self, schedule: u64) -> Result<Shown, MuseumError> {
+        self.run(schedule, false)
+    }
+
+    /// What it gives once mended: nothing, if it is well made.
+    ///
+    /// # Errors
+    /// Where it cannot be built, read or run.
+    ///
+    /// ```
+    /// let shown = flashcore_museum::piece("no-opt-in").ok_or("no such piece")?.show_mended(0)?;
+    /// assert!(shown.problems.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn show_mended(&self, schedule: u64) -> Result<Shown, MuseumError> {
+        self.run(schedule, true)
+    }
+
+    fn run(&self, schedule: u64, is_mended: bool) -> Result<Shown, MuseumError> {
+        match &self.exhibit {
+            Exhibit::Kernel(scene) => Ok(Shown {
+                findings: scene(is_mended)?.run(schedule)?,
+                ..Shown::default()
+            }),
+            Exhibit::File { text, asked, mended } => {
+                let (text, asked) = match is_mended {
+                    true => mended(text),
+                    false => (text.to_string(), asked()),
+                };
+                let kernels = foreign::read(text.as_bytes())?;
+                let problems = kernels.iter().flat_map(|kernel| foreign::judge(kernel, &asked, CARD));
+                Ok(Shown {
+                    problems: problems.collect(),
+                    ..Shown::default()
+                })
+            }
+        }
+    }
+}
+
+fn claim(symbol: &str, bytes: u64) -> Asked {
+    Asked {
+        claims: vec![(symbol.to_string(), bytes)],
+        ..Asked::default()
+    }
+}
+
+fn dynamic(bytes: u64, opted_in: bool) -> Asked {
+    Asked {
+        dynamic_shared: bytes,
+        opted_in,
+        ..Asked::default()
+    }
+}

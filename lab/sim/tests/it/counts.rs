@@ -1,0 +1,104 @@
+//! What a report counts beside findings: nodes of the kernel's tree, single blocks, sectors of copies.
+
+use crate::common;
+
+use common::Case;
+use flashcore_ir::TileShape;
+use flashcore_sim::Class;
+
+/// Each thread adds ten rounds of one to its word of `data`; blocks past the first do twice as many.
+fn rounds() -> Case {
+    Case::new(64, |k| {
+        let data = k.param_ptr_mut::<f32>("data");
+        let block = k.block_idx(0);
+        let at = data.offset(block * 64 + k.thread_idx());
+        let sum = k.var(0.0);
+        let rounds = block.gt(0u32).select(20u32, 10u32);
+        k.for_uniform(k.constant(0u32), rounds, 1u32, |_| sum.add_assign(1.0));
+        at.store(sum.get());
+    })
+    .grid(3)
+    .output("data", 3 * 64 * 4)
+}
+
+#[test]
+fn nodes_are_counted_in_the_order_of_the_tree() {
+    let mut case = rounds();
+    let report = case.run_clean();
+    let nodes = |nodes: &[flashcore_ir::Node]| {
+        fn count(node: &flashcore_ir::Node) -> usize {
+            use flashcore_ir::Node::{BreakIf, If, Inst, Loop};
+            match node {
+                Inst { .. } | BreakIf { .. } => 1,
+                If { then, otherwise, .. } => 1 + then.iter().chain(otherwise).map(count).sum::<usize>(),
+                Loop { body, .. } => 1 + body.iter().map(count).sum::<usize>(),
+            }
+        }
+        nodes.iter().map(count).sum::<usize>()
+    };
+    assert_eq!(report.nodes.len(), nodes(case.kernel.body()));
+    // Two warps in each of three blocks enter the loop; 10, 20 and 20 rounds each.
+    let runs: Vec<u64> = report.nodes.iter().map(|node| node.warps).collect();
+    assert_eq!(runs[0], 6);
+    assert!(runs.contains(&(2 * (10 + 20 + 20))), "{runs:?}");
+    assert_eq!(*runs.last().unwrap(), 6);
+    assert_eq!(report.nodes.last().unwrap().lanes, 6 * 32);
+    assert_eq!(report.counts.get(Class::Fma).warps, 100);
+}
+
+#[test]
+fn one_block_runs_alone() {
+    let fmas = |block| {
+        let mut case = rounds();
+        case.options.only_block = block;
+        case.run_clean().counts.get(Class::Fma).warps
+    };
+    assert_eq!((fmas(Some(0)), fmas(Some(1)), fmas(None)), (20, 40, 100));
+    assert_eq!(fmas(Some(3)), 0, "there is no such block");
+    let mut case = rounds();
+    case.options.only_block = Some(1);
+    case.run_clean();
+    let word = |i: usize| f32::from_le_bytes(case.buffers[0][4 * i..4 * i + 4].try_into().unwrap());
+    assert_eq!(word(64), 20.0);
+    assert_eq!(case.buffers[0][0], 0xcc, "other blocks have written nothing");
+}
+
+#[test]
+fn copies_are_counted_in_sectors() {
+    // 32 lanes copy 16 bytes each: 512 bytes in a row are 16 sectors, at strides of 64 bytes 32.
+    let sectors = |stride: u32| {
+        let mut case = Case::new(32, |k| {
+            let src = k.param_ptr::<f32>("src");
+            let out = k.param_ptr_mut::<f32>("out");
+            let tile = k.shared_tile::<f32>("tile", TileShape::new(1, 128));
+            let me = k.thread_idx();
+            k.cp_async(tile.at(0u32, me * 4u32), src.offset(me * stride), None);
+            k.cp_async_commit();
+            k.cp_async_wait(0);
+            k.barrier();
+            out.offset(me).store(tile.at(0u32, me).load());
+        })
+        .input("src", &vec![1.0f32; 32 * stride as usize])
+        .output("out", 128);
+        case.options.memory_counts = true;
+        let report = case.run_clean();
+        let copies = report.memory.iter().filter(|site| site.class == Class::CopyAsync);
+        copies.map(|site| (site.transactions, site.ideal)).next()
+    };
+    assert_eq!(sectors(4), Some((16, 16)));
+    assert_eq!(sectors(16), Some((32, 16)));
+}
+
+#[test]
+fn registers_are_those_that_live_at_a_time() {
+    let registers = |live: usize| {
+        let mut case = Case::new(32, |k| {
+            let data = k.param_ptr_mut::<f32>("data").offset(k.thread_idx());
+            let values: Vec<_> = (0..live).map(|i| data.load() + i as f32).collect();
+            data.store(values.iter().fold(k.constant(0.0), |sum, &value| sum + value));
+        })
+        .output("data", 128);
+        case.run_clean().registers
+    };
+    assert_eq!(registers(40) - registers(20), 20);
+}

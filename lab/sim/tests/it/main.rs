@@ -1,0 +1,16 @@
+//! Kernels under the simulator, right ones and wrong ones.
+
+mod bad_launches;
+mod bulk;
+mod clusters;
+mod common;
+mod copies;
+mod counts;
+mod findings;
+mod hopper;
+mod hopper_attention;
+mod numerics;
+mod products;
+mod random_programs;
+mod warpgroups;
+mod warps;

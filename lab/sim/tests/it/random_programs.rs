@@ -1,0 +1,139 @@
+//! Random programs with branches and loops, against a thread-by-thread evaluation: lowering, rows
+//! shared between values, divergence and reconvergence keep every lane's values its own.
+
+use crate::common;
+
+use common::Case;
+use flashcore_ir::{KernelBuilder, Val, Var};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+const VARS: usize = 5;
+
+enum Step {
+    /// `vars[0] = vars[1] op vars[2]`, through a chain of temporaries.
+    Compute(usize, u32, usize, usize),
+    /// `if vars[a] % m < t`.
+    If(usize, u32, u32, Vec<Step>, Vec<Step>),
+    /// As often as `vars[a] % m` says.
+    Repeat(usize, u32, Vec<Step>),
+}
+
+fn random_steps(rng: &mut SmallRng, depth: u32) -> Vec<Step> {
+    let steps = rng.random_range(1..6);
+    (0..steps)
+        .map(|_| {
+            let mut var = || rng.random_range(0..VARS);
+            let (a, b, c) = (var(), var(), var());
+            match (depth, rng.random_range(0..6u32)) {
+                (1.., 0) => {
+                    let then = random_steps(rng, depth - 1);
+                    let otherwise = if rng.random_bool(0.5) {
+                        random_steps(rng, depth - 1)
+                    } else {
+                        Vec::new()
+                    };
+                    Step::If(a, rng.random_range(2..9), rng.random_range(0..9), then, otherwise)
+                }
+                (1.., 1) => Step::Repeat(a, rng.random_range(1..5), random_steps(rng, depth - 1)),
+                (_, op) => Step::Compute(a, op, b, c),
+            }
+        })
+        .collect()
+}
+
+fn evaluate(steps: &[Step], vars: &mut [u32; VARS]) {
+    for step in steps {
+        match step {
+            Step::Compute(d, op, a, b) => {
+                let (x, y) = (vars[*a], vars[*b]);
+                let t = x.wrapping_mul(3).wrapping_add(y);
+                vars[*d] = match op {
+                    0 => t ^ x,
+                    1 => t.wrapping_sub(y),
+                    2 => t.min(y).wrapping_add(x),
+                    3 => t >> (y % 32),
+                    4 => ((u64::from(t) * u64::from(x)) >> 16) as u32,
+                    _ => {
+                        if t < x {
+                            t
+                        } else {
+                            y
+                        }
+                    }
+                };
+            }
+            Step::If(a, m, t, then, otherwise) => {
+                evaluate(if vars[*a] % m < *t { then } else { otherwise }, vars);
+            }
+            Step::Repeat(a, m, body) => {
+                for _ in 0..vars[*a] % m {
+                    evaluate(body, vars);
+                }
+            }
+        }
+    }
+}
+
+fn build<'k>(k: &'k KernelBuilder, steps: &[Step], vars: &[Var<'k, u32>; VARS]) {
+    for step in steps {
+        match step {
+            Step::Compute(d, op, a, b) => {
+                let (x, y): (Val<'k, u32>, Val<'k, u32>) = (vars[*a].get(), vars[*b].get());
+                let t = x * 3 + y;
+                vars[*d].set(match op {
+                    0 => t ^ x,
+                    1 => t - y,
+                    2 => t.min(y) + x,
+                    3 => t >> (y % 32u32),
+                    4 => (t.mul_wide(x) >> 16u32).to_u32(),
+                    _ => t.lt(x).select(t, y),
+                });
+            }
+            Step::If(a, m, t, then, otherwise) => {
+                let cond = (vars[*a].get() % *m).lt(*t).divergent();
+                if otherwise.is_empty() {
+                    k.if_(cond, || build(k, then, vars));
+                } else {
+                    k.if_else(cond, || build(k, then, vars), || build(k, otherwise, vars));
+                }
+            }
+            Step::Repeat(a, m, body) => {
+                let times = vars[*a].get() % *m;
+                k.for_divergent(0u32, times, 1, |_| build(k, body, vars));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_lane_computes_what_its_thread_would() {
+    for seed in 0..300 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let steps = random_steps(&mut rng, 3);
+        let mut case = Case::new(64, |k| {
+            let output = k.param_ptr_mut::<u32>("output");
+            let t = k.thread_idx();
+            let vars: [Var<'_, u32>; VARS] = std::array::from_fn(|i| k.var(t * (i as u32 * 7 + 1)));
+            build(k, &steps, &vars);
+            for (i, var) in vars.iter().enumerate() {
+                output.offset(t).plus(64 * i as i32).store(var.get());
+            }
+        })
+        .output("output", 256 * VARS)
+        .seed(seed);
+        case.run_clean();
+        let got = case.u32s(0);
+        for t in 0..64u32 {
+            let mut vars: [u32; VARS] = std::array::from_fn(|i| t * (i as u32 * 7 + 1));
+            evaluate(&steps, &mut vars);
+            for (i, expected) in vars.iter().enumerate() {
+                assert_eq!(
+                    got[64 * i + t as usize],
+                    *expected,
+                    "seed {seed}, thread {t}, variable {i}"
+                );
+            }
+        }
+    }
+}
