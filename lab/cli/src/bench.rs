@@ -20,7 +20,7 @@ use crate::failure::{Failure, Outcome};
 use crate::kernels;
 use crate::machine;
 use crate::style::{self, BAD, GOOD};
-use crate::worker;
+use crate::tune::worker;
 
 /// Time kernels and peers against each other, and keep the evidence
 ///

@@ -7,8 +7,8 @@ use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
 
 use crate::args::similar_problems;
-use crate::interrupt::INTERRUPTED;
 use crate::style::{self, BAD, GOOD};
+use crate::tune::interrupt::INTERRUPTED;
 
 /// How a command that ran ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

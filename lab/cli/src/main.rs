@@ -5,7 +5,6 @@ mod args;
 mod bench;
 mod chart;
 mod check;
-mod claims;
 mod compare;
 mod cost;
 mod device;
@@ -14,10 +13,7 @@ mod explain;
 mod failure;
 mod first_run;
 mod foreign;
-mod interrupt;
 mod kernels;
-mod leaderboard;
-mod leaderboard_overview;
 mod list;
 mod machine;
 mod memory;
@@ -27,15 +23,7 @@ mod run;
 mod simulated;
 mod style;
 mod tune;
-mod tune_args;
-mod tune_beside;
-mod tune_live;
-mod tune_peers;
-mod tune_plan;
-mod tune_rates;
-mod tune_without_gpu;
 mod watch;
-mod worker;
 
 use std::process::ExitCode;
 
@@ -102,11 +90,11 @@ enum Command {
     Bench(bench::BenchArgs),
     Compare(compare::CompareArgs),
     Evidence(evidence::EvidenceArgs),
-    Tune(tune_args::TuneArgs),
-    Leaderboard(leaderboard::LeaderboardArgs),
+    Tune(tune::args::TuneArgs),
+    Leaderboard(tune::leaderboard::LeaderboardArgs),
     Plans(plans::PlansArgs),
     Device(device::DeviceArgs),
-    Worker(worker::WorkerArgs),
+    Worker(tune::worker::WorkerArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -147,10 +135,10 @@ fn main() -> ExitCode {
         Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::Evidence(args)) => evidence::run(&args),
         Some(Command::Tune(args)) => tune::run(&args),
-        Some(Command::Leaderboard(args)) => leaderboard::run(&args),
+        Some(Command::Leaderboard(args)) => tune::leaderboard::run(&args),
         Some(Command::Plans(args)) => plans::run(&args),
         Some(Command::Device(args)) => device::run(&args),
-        Some(Command::Worker(args)) => worker::run(&args),
+        Some(Command::Worker(args)) => tune::worker::run(&args),
     };
     match outcome {
         Ok(outcome) => outcome.into(),

@@ -7,9 +7,9 @@ use flashcore_tune::Outcome as Found;
 use flashcore_tune::plans::{self, Place, Record, Settled};
 use serde_json::{Value, json};
 
-use crate::interrupt::resume_command;
 use crate::machine;
 use crate::style::{self, CODE};
+use crate::tune::interrupt::resume_command;
 
 /// What became of the winner.
 pub(crate) enum Kept {

@@ -12,7 +12,7 @@ use flashcore_ir::Profile;
 use crate::failure::Failure;
 use crate::machine;
 use crate::style;
-use crate::worker;
+use crate::tune::worker;
 
 /// Longest that measuring may take; it takes some two seconds.
 const DEADLINE: Duration = Duration::from_secs(60);

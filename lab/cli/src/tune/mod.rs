@@ -1,4 +1,18 @@
-//! `flashcore tune`: searches for the fastest correct kernel for a problem on a device.
+//! `flashcore tune`: searches for the fastest correct kernel for a problem on a device. `flashcore leaderboard` shows
+//! what searches found, `flashcore worker` runs candidates.
+
+pub(crate) mod args;
+mod beside;
+mod claims;
+pub(crate) mod interrupt;
+pub(crate) mod leaderboard;
+mod live;
+mod overview;
+mod peers;
+mod plan;
+mod rates;
+mod without_gpu;
+pub(crate) mod worker;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,20 +28,12 @@ use flashcore_tune::worker::{Deadlines, Program, compilers_for};
 use flashcore_tune::{Beside, Gatekeeper, Outcome as Found, Request, Setup, TuneError, runs};
 use serde_json::json;
 
-use crate::claims;
 use crate::failure::{Failure, Outcome};
-use crate::interrupt::{self, CtrlC, go_on_command, quoted, resume_command};
-use crate::leaderboard;
 use crate::machine;
 use crate::style::{self, CODE, DIM, HEAD};
-use crate::tune_args::{Budget, OUTSIDE, TuneArgs};
-use crate::tune_beside;
-use crate::tune_live::Live;
-use crate::tune_peers;
-use crate::tune_plan;
-use crate::tune_rates;
-use crate::tune_without_gpu;
-use crate::worker;
+use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
+use crate::tune::interrupt::{CtrlC, go_on_command, quoted, resume_command};
+use crate::tune::live::Live;
 
 /// Without --strategy: the two that replays of the shipped space speak for, with a model of what kernels cost and without.
 const DEFAULTS: [Kind; 2] = [Kind::Ranked, Kind::Evolution(Population::Elite)];
@@ -50,17 +56,17 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let devices = devices(&args.device)?;
     // Somebody who names nothing and has no GPU is shown everything that can be shown without one.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
-    let _held = tune_beside::hold(&devices);
+    let _held = beside::hold(&devices);
     let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
     if found.interrupted {
         return Ok(interrupted(args, &found));
     }
     // What fails from here on is said and loses nothing: what was found is printed whole.
-    let plan = tune_plan::keep(&found.found, &found.folder, args.no_plan);
+    let plan = plan::keep(&found.found, &found.folder, args.no_plan);
     found.ctrl_c.is_over();
     let beside = match kept_beside(&found) {
         Some(kept) => Some(kept),
-        None => tune_peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder),
+        None => peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder),
     };
     if args.json {
         style::print_json(&json!({
@@ -76,7 +82,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
             "proposer_gone": found.proposer_gone,
         }));
     } else {
-        style::print(&beside.as_ref().map(tune_peers::text).unwrap_or_default());
+        style::print(&beside.as_ref().map(peers::text).unwrap_or_default());
         style::print(&plan.text());
         style::print(&kept_text(args.budget, &found));
     }
@@ -88,7 +94,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         anstream::eprint!("{note}");
     }
     if tour {
-        tune_without_gpu::run(&case)?;
+        without_gpu::run(&case)?;
     }
     if let Some(why) = &found.proposer_gone {
         anstream::eprint!("{}", style::wrap(&format!("note: the search ended early: {why}"), 2));
@@ -191,14 +197,14 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
 fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<Kept, Failure> {
     // A run that is taken up again goes on with what it began with.
     if args.is_informed() && !args.no_measure && !args.resume {
-        tune_rates::measure_once(&devices[0], !args.json)?;
+        rates::measure_once(&devices[0], !args.json)?;
     }
     let setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
     if let Some(start) = &args.start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
     }
     let may_have_row = !args.no_plan && !args.torture;
-    let cannot_keep = may_have_row.then(|| tune_plan::cannot_keep(&devices[0], &case.problem));
+    let cannot_keep = may_have_row.then(|| plan::cannot_keep(&devices[0], &case.problem));
     for note in setup.plan_notes.iter().chain(cannot_keep.flatten().as_ref()) {
         anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
     }
@@ -265,7 +271,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         program: program(&folder)?,
         deadlines: Deadlines::of_run(deadline),
         timing: setup.timing,
-        turns: tune_beside::folder(),
+        turns: beside::folder(),
         interrupt: ctrl_c.interrupt.clone(),
     };
     let mut live = Live::new(!args.json, args.budget_trials(), time);

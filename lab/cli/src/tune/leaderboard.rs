@@ -11,15 +11,15 @@ use flashcore_tune::{Beside, History, Trial, Verdict, times_as_long};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::claims;
 use crate::failure::{Failure, Outcome};
-use crate::interrupt::quoted;
-use crate::leaderboard_overview;
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
+use crate::tune::args::OUTSIDE;
+use crate::tune::claims;
 use crate::tune::heading;
-use crate::tune_args::OUTSIDE;
-use crate::tune_live;
-use crate::tune_peers;
+use crate::tune::interrupt::quoted;
+use crate::tune::live;
+use crate::tune::overview;
+use crate::tune::peers;
 
 /// Show what `flashcore tune` found
 ///
@@ -44,7 +44,7 @@ pub(crate) struct LeaderboardArgs {
 
 pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     let Some(wanted) = &args.run else {
-        return leaderboard_overview::run(found()?, args.json);
+        return overview::run(found()?, args.json);
     };
     let path = PathBuf::from(wanted);
     let folder = if path.is_dir() {
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     if let Some(claims) = &claims {
         style::print(&claims::text(claims));
     }
-    style::print(&beside.as_ref().map(tune_peers::text).unwrap_or_default());
+    style::print(&beside.as_ref().map(peers::text).unwrap_or_default());
     style::print(&style::field("evidence", &folder.display().to_string()));
     Ok(Outcome::Clean)
 }
@@ -317,8 +317,8 @@ fn failures(history: &History) -> String {
 
 /// Every candidate, a line each: what reads it may be a program.
 fn every(history: &History) -> String {
-    let lines = history.trials().iter().map(tune_live::line);
-    format!("\n{HEAD}Candidates{HEAD:#} {DIM}· {}{DIM:#}\n", tune_live::LIST) + &lines.collect::<String>()
+    let lines = history.trials().iter().map(live::line);
+    format!("\n{HEAD}Candidates{HEAD:#} {DIM}· {}{DIM:#}\n", live::LIST) + &lines.collect::<String>()
 }
 
 /// The beginning of a reason, on one line.

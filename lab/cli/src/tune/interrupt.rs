@@ -14,7 +14,7 @@ use flashcore_tune::journal::read_trials;
 use crate::failure::Failure;
 use crate::first_run::invocation;
 use crate::style::{self, CODE};
-use crate::tune_args::Budget;
+use crate::tune::args::Budget;
 
 /// What a program that was interrupted exits with, by whichever signal: 128 and the number of that of Ctrl-C, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;

@@ -10,9 +10,9 @@ use flashcore_tune::runs::Found;
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
-use crate::leaderboard::{title, unfinished};
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 use crate::tune::heading;
+use crate::tune::leaderboard::{title, unfinished};
 
 /// Runs by what there is to say of them, the latest first.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use flashcore_tune::{Beside, Interrupt, Outcome as Found, Turns};
 use crate::bench::{bench_here, bench_in, find_peers};
 use crate::failure::Failure;
 use crate::style::{self, GOOD, HEAD};
-use crate::tune_beside;
+use crate::tune::beside;
 
 /// Measures the winner of a search beside the default and peers, and keeps that in the run's folder. `None` where there is
 /// nothing that the leaderboard does not say. Where measuring or keeping fails, that is said: the search is over, and what it
@@ -26,13 +26,13 @@ pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]
         (Err(missing), true) => beside.missing = Some(missing),
         (python, _) => {
             // Other searches wait meanwhile, or this one for them.
-            let folder = tune_beside::folder();
+            let folder = beside::folder();
             let turns = found
                 .header
                 .devices
                 .first()
                 .map(|device| Turns::on(device, folder.as_deref()));
-            let late = &mut || tune_beside::say_late(device);
+            let late = &mut || beside::say_late(device);
             let _turn = turns.and_then(|turns| turns.wait(&Interrupt::default(), late));
             let measure = || -> Result<Report, Failure> {
                 let device: Device = device.parse()?;

@@ -9,8 +9,8 @@ use flashcore_tune::{History, Trial, Verdict, Watcher, times_as_long};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::style::{self, BAD, DIM, GOOD};
+use crate::tune::beside;
 use crate::tune::heading;
-use crate::tune_beside;
 
 /// The view.
 pub(crate) struct Live {
@@ -245,7 +245,7 @@ impl Watcher for Live {
     }
 
     fn late(&mut self, device: &str) {
-        self.bar.suspend(|| tune_beside::say_late(device));
+        self.bar.suspend(|| beside::say_late(device));
     }
 
     fn finals(&mut self, finalists: &[String]) {
