@@ -2,7 +2,7 @@
 //!
 //! A file is either the CSV of `flashcore bench` (columns `problem`, `mode`, `subject`, `p50_us`, `shape`;
 //! hot rows of our own kernels are taken) or lines of `problem kernel microseconds`, where the kernel is an
-//! id, or one without its family and access width as in `evidence/h200/scalar-sweep.txt`. Times are those
+//! id, or one without its family and access width as in `lab/check/data/scalar-times.txt`. Times are those
 //! of `--profile` (h200 where it is not given). Registers come from `FLASHCORE_PTXAS`.
 //!
 //! With `--kernels`, a line for each kernel; `--json` gives one object. `--measured FILE` predicts once more with rates
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     if files.is_empty() {
-        return Err("give a file of measured times, such as evidence/h200/scalar-sweep.txt".into());
+        return Err("give a file of measured times, such as lab/check/data/scalar-times.txt".into());
     }
     let profile = Profile::named(&profile)
         .ok_or_else(|| format!("no card is named `{profile}`; there are {}", Profile::names()))?;

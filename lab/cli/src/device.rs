@@ -45,7 +45,7 @@ const DEVICE_HELP: &str = "\
 Examples:
   flashcore device                           measured the first time, shown from then on
   flashcore device --measure                 measured anew
-  flashcore device --rates evidence/h200/micro/h200.json
+  flashcore device --rates lab/check/data/h200-rates.json
 
 Exit codes: 0 done, 1 a kernel's result was wrong, 2 usage, 3 environment";
 

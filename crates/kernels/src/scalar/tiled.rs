@@ -53,7 +53,7 @@ const CHUNK: u32 = 8;
 const LARGE_TILE_BLOCKS: usize = 256;
 
 /// Tiles and warps used where nobody names them, best first: (rows, cols, warps). The first that a target
-/// does not refuse is taken. Measured on an H200 (`evidence/h200/scalar-sweep.txt`).
+/// does not refuse is taken. Measured on an H200 (`lab/check/data/scalar-times.txt`).
 pub(crate) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
     let blocks = problem.seq_len_q().div_ceil(64) * problem.num_heads() * problem.batch();
     match problem.head_dim().max(problem.head_dim_v()) {

@@ -20,7 +20,7 @@ const GROUPS: usize = 6;
 
 /// Turns' worth of work that a tile costs besides its turns: its first and last products, which nothing overlaps.
 const TILE_COST: u64 = 2;
-/// What a tile costs besides, in keys: what fits times of 102 problems best (`evidence/h200/wgmma/off-grid`).
+/// What a tile costs besides, in keys: what fits times of 102 problems best (`defaults/measured`).
 const TILE_KEYS: u64 = 96;
 
 /// The tiles of keys that a tile of query rows takes, that of a block or those of a cluster's blocks together, in

@@ -1,6 +1,6 @@
 //! Which config the family proposes where nobody names one: one table, read from top to bottom.
 //!
-//! Rows were measured on an H200 (`docs/performance-log.md`, `evidence/h200/wgmma`).
+//! Rows were measured on an H200 (`docs/performance-log.md`, `evidence/h200`).
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Problem};
@@ -28,7 +28,7 @@ struct Default {
     softcap: bool,
     /// How long a tile takes for a key, beside those of other rows for the same head_dim: of these the one is chosen whose
     /// busiest SM is done first, for tiles come out evenly for one and not for another. `None`: it is chosen where it matches.
-    /// Fitted to times of 102 problems, most of lengths that are no power of two (`evidence/h200/wgmma/off-grid`).
+    /// Fitted to times of 102 problems, most of lengths that are no power of two (`defaults/measured`).
     pace: Option<u64>,
     config: Config,
     why: &'static str,

@@ -1,6 +1,6 @@
 //! What measurements say about the model: how its terms come together, and how far off it is.
 //!
-//! Calibrated on `evidence/h200/scalar-sweep.txt`: 53 kernels of family `scalar`, 41 µs to 93 ms, on an
+//! Calibrated on `lab/check/data/scalar-times.txt`: 53 kernels of family `scalar`, 41 µs to 93 ms, on an
 //! H200. Two exponents and one factor were fitted, and the L2 rate of sm_90; all else is data of [`super::rates`]. How, and
 //! the error on kernels that were not fitted: `docs/cost-model.md`.
 
@@ -29,7 +29,7 @@ const FACTOR: f64 = 0.96;
 /// Measured to predicted time, the 10th and the 90th percentile of the 53 kernels of the calibration and 41 others.
 const MEASURED: (f64, f64) = (0.94, 1.11);
 
-/// The same of 153 kernels on tensor cores (`evidence/h200/tensor-times.csv`), to which nothing was fitted.
+/// The same of 153 kernels on tensor cores (`lab/check/data/tensor-times.csv`), to which nothing was fitted.
 const MEASURED_TENSOR: (f64, f64) = (0.96, 1.21);
 
 /// What the interval widens by on another card than the one measured. An assumption: about three times the spread within

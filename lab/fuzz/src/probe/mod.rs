@@ -3,8 +3,8 @@
 //!
 //! [`banks`] are patterns of accesses to shared memory, whose passes over the banks ncu counts instruction by
 //! instruction. [`races`] are mistakes in synchronisation beside kernels without, which compute-sanitizer's racecheck
-//! judges. `examples/probe.rs` runs them, `scripts/agree_with_tools.py` asks the tools and writes what comes of it into
-//! `evidence/`.
+//! judges. `examples/probe.rs` runs them, `scripts/agree_with_tools.py` asks the tools. The counts are in
+//! `tests/it/ncu-counts.json`, which CI holds the simulator to.
 
 use std::collections::BTreeMap;
 

@@ -25,7 +25,7 @@ struct CountedLine {
 
 #[test]
 fn the_simulator_counts_what_ncu_has_counted() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../evidence/h200/simulator-and-tools.json");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/ncu-counts.json");
     let counted: Counted = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     let mut checked = 0;
     for probe in banks::all().unwrap() {

@@ -68,7 +68,7 @@ fn lengths() {
 
 /// Times by config, of the problems of a file of measurements, each relative to the first of its rows.
 fn measured(file: &str) -> BTreeMap<String, (Problem, Vec<(Config, f64)>)> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../evidence/h200/wgmma/off-grid/");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/wgmma/defaults/measured/");
     let text = std::fs::read_to_string(format!("{folder}{file}")).unwrap();
     let mut problems: BTreeMap<String, (Problem, Vec<(Config, f64)>)> = BTreeMap::new();
     for line in text.lines().skip(1) {

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Checks the tracked files: sizes, length of lines and pages, rows of evidence/.
+
+usage: check_tree.py            prints what is wrong, and exits with 1 if anything is
+
+Rules:
+- no tracked file over 20 KB, except source, lock files, licences and what ALLOWED names;
+- no Rust file over 500 lines (noted, not refused yet);
+- Markdown: no line over 100 columns (tables, links and code blocks aside), no page over 300 lines;
+- evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output.
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+MOST_BYTES = 20 * 1024
+MOST_RUST_LINES = 500
+MOST_PAGE_LINES = 300
+MOST_COLUMNS = 100
+MOST_EVIDENCE_LINES = 3000
+# Text that people write or tools generate from it. A Rust file has a limit of its own.
+SOURCE = {".rs", ".py", ".sh", ".md", ".snap"}
+# Data that a test or a command reads, and diagrams; each with its reason.
+ALLOWED = {
+    "lab/tune/data/h200-space.json": "times that `tune` replays",
+    "crates/kernels/src/wgmma/defaults/measured/fitted.csv": "times that a test holds the defaults to",
+    "docs/architecture.svg": "drawn by scripts/draw_architecture.py",
+}
+ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
+RUN_KEYS = {"run", "date", "device", "driver", "revision", "command", "raw"}
+CLAIM_KEYS = {"run", "claim", "value", "unit"}
+
+
+def tracked():
+    out = subprocess.run(["git", "ls-files", "-z"], check=True, capture_output=True, text=True).stdout
+    return [pathlib.Path(name) for name in out.split("\0") if name and pathlib.Path(name).is_file()]
+
+
+def too_large(path):
+    if path.suffix in SOURCE or path.name in ALLOWED_NAMES or path.name.startswith("LICENSE"):
+        return None
+    size = path.stat().st_size
+    if size <= MOST_BYTES or str(path) in ALLOWED:
+        return None
+    return f"{path}: {size:,} bytes; at most {MOST_BYTES:,}, or a reason in {pathlib.Path(__file__).name}"
+
+
+def long_lines(path, text):
+    """Prose lines of Markdown that are too long: not in code, tables, or lines that are one link."""
+    code = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("```"):
+            code = not code
+        elif not code and len(line) > MOST_COLUMNS and not line.lstrip().startswith("|"):
+            if not re.search(r"\S{60,}", line):
+                yield f"{path}:{number}: {len(line)} columns; at most {MOST_COLUMNS}"
+
+
+def evidence(files):
+    runs, claims, lines = {}, [], 0
+    for path in files:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            lines += 1
+            where = f"{path}:{number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                yield f"{where}: not JSON: {error}"
+                continue
+            if "claim" in row:
+                claims.append((where, row))
+                missing = CLAIM_KEYS - row.keys()
+            else:
+                missing = RUN_KEYS - row.keys()
+                if row.get("run") in runs:
+                    yield f"{where}: run {row['run']} is also in {runs[row['run']]}"
+                runs[row.get("run")] = where
+                if row.get("raw") and "at" not in row:
+                    yield f"{where}: `raw` without the commit that has it (`at`)"
+            if missing:
+                yield f"{where}: no {', '.join(sorted(missing))}"
+    for where, row in claims:
+        if row.get("run") not in runs:
+            yield f"{where}: no run is called {row.get('run')}"
+    if lines > MOST_EVIDENCE_LINES:
+        yield f"evidence/: {lines:,} lines; at most {MOST_EVIDENCE_LINES:,}"
+
+
+def problems(files):
+    for path in files:
+        wrong = too_large(path)
+        if wrong:
+            yield wrong
+        if path.suffix not in {".rs", ".md"}:
+            continue
+        text = path.read_text(encoding="utf-8")
+        lines = text.count("\n")
+        if path.suffix == ".rs" and lines > MOST_RUST_LINES:
+            # A note, until the last of them has been split.
+            print(f"note: {path}: {lines} lines; at most {MOST_RUST_LINES}")
+        if path.suffix == ".md":
+            yield from long_lines(path, text)
+            if lines > MOST_PAGE_LINES:
+                yield f"{path}: {lines} lines; at most {MOST_PAGE_LINES}"
+    below = [path for path in files if path.parts[0] == "evidence"]
+    yield from evidence([path for path in below if path.suffix == ".jsonl"])
+    for path in below:
+        if path.suffix not in {".jsonl", ".md"}:
+            yield f"{path}: evidence/ has JSON lines and Markdown only"
+
+
+def main():
+    if len(sys.argv) > 1:
+        sys.exit(__doc__)
+    wrong = list(problems(tracked()))
+    for line in wrong:
+        print(line)
+    if wrong:
+        sys.exit(f"{len(wrong)} problems in the tree")
+
+
+main()
