@@ -22,7 +22,7 @@ pub(crate) struct PlanRow {
 /// The rows for GPUs of all tables that are shipped, each kernel once for each of its dtypes and head sizes.
 pub(crate) fn plan_rows() -> Result<Vec<PlanRow>, Box<dyn Error>> {
     // Data of another room, read as text: this room knows of no plan tables.
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../flashcore/data/plans");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/flashcore/data/plans");
     let mut files: Vec<_> = std::fs::read_dir(&folder)?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<_, std::io::Error>>()?;
