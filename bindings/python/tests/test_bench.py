@@ -99,7 +99,6 @@ def request(dtype="fp16", causal=False, **more):
         "return_lse": False,
         **dict.fromkeys("qkvo", layout),
         "var_len": None,
-        "paged_kv": None,
     }
     return {"cases": [{"name": "small", "problem": problem}], "options": QUICK_RUN, **more}
 

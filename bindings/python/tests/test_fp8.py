@@ -175,7 +175,6 @@ def test_the_bench_gives_peers_scales():
         "return_lse": False,
         **dict.fromkeys("qkvo", layout),
         "var_len": None,
-        "paged_kv": None,
     }
 
     class Source:

@@ -1,12 +1,12 @@
-//! Times attention on the host and prints one JSON line a case.
+//! Times attention on the CPU and prints one JSON line per case.
 //!
 //! ```sh
 //! cargo run --release -p flashcore-cpu --example cpu_bench
-//! cargo run --release -p flashcore-cpu --example cpu_bench -- --threads 16 --config cpu/m128n128 --dtype f32
+//! cargo run --release -p flashcore-cpu --example cpu_bench -- --threads 16 --config cpu/m128n128
 //! ```
 //!
-//! With `--serve` it reads case names from standard input, one a line, and answers each with one
-//! line; `scripts/bench_cpu_vs_torch.py` uses that to take turns with PyTorch.
+//! With `--serve` it reads case names from standard input, one per line, and prints one result line
+//! for each. `scripts/bench_cpu_vs_torch.py` uses this to alternate with PyTorch.
 
 use std::error::Error;
 use std::io::BufRead;
@@ -16,7 +16,7 @@ use flashcore_cpu::{Options, SimdLevel, attention_with, default_config};
 use flashcore_problem::{DType, InputKind, Inputs, Layout, Mask, Problem, Tensor};
 use serde_json::json;
 
-/// Rounds are repeated until a case has taken this long, and at least [`MIN_ROUNDS`] times.
+/// A case repeats until it has run this long, and at least [`MIN_ROUNDS`] times.
 const SECONDS_A_CASE: f64 = 1.5;
 const MIN_ROUNDS: usize = 5;
 
@@ -32,7 +32,7 @@ fn case(heads: usize, seq_len: usize, head_dim: usize, dtype: DType, causal: boo
         .build()?)
 }
 
-/// `(name, problem)` of every case, such as `h8-s2048-d64-f32-causal`.
+/// `(name, problem)` of every case, for example `h8-s2048-d64-f32-causal`.
 fn cases() -> Result<Vec<(String, Problem)>, Box<dyn Error>> {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -49,7 +49,7 @@ fn cases() -> Result<Vec<(String, Problem)>, Box<dyn Error>> {
     Ok(cases)
 }
 
-/// A case with its tensors, which are made once.
+/// A case with its tensors.
 struct Bench<'a> {
     name: &'a str,
     problem: &'a Problem,
@@ -67,7 +67,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Seconds of one round.
+    /// Seconds of one call.
     fn round(&mut self, options: &Options<'_>) -> Result<f64, Box<dyn Error>> {
         let Inputs { q, k, v } = &self.inputs;
         let mut out = self.out.view_mut();
@@ -76,7 +76,7 @@ impl<'a> Bench<'a> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Warms up, times, and prints the line.
+    /// Warms up, measures, and prints the result line.
     fn report(&mut self, options: &Options<'_>, rounds: Option<usize>) -> Result<(), Box<dyn Error>> {
         self.round(options)?;
         let (mut samples, mut spent) = (Vec::new(), 0.0);

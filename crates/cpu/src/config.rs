@@ -1,4 +1,4 @@
-//! The levers of the host kernel, and how a call is run.
+//! Configuration of the CPU kernel: tile sizes and per-call options.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CpuError, SimdLevel};
 
-/// The levers: how many query rows and keys one tile has. They change speed, and the order of
-/// additions; no other part of the answer.
+/// Tile sizes of the CPU kernel. They change the speed and the order of additions, nothing else.
 ///
 /// Prints and parses as its id:
 ///
@@ -22,23 +21,23 @@ use crate::{CpuError, SimdLevel};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CpuConfig {
-    /// Query rows that one thread takes at a time: K and V stream through its cache once for all of
-    /// them. A multiple of 16, at most 1024.
+    /// Query rows per tile. One thread computes a tile and streams K and V through its cache once.
+    /// A multiple of 16, at most 1024.
     pub tile_q: usize,
-    /// Keys between two updates of the running softmax: the tile of scores, `64 · tile_kv · 4`
-    /// bytes, should stay in the first-level cache. A multiple of 4, at most 1024.
+    /// Keys per update of the running softmax. The score tile, `64 · tile_kv · 4` bytes, should fit
+    /// in the L1 cache. A multiple of 4, at most 1024.
     pub tile_kv: usize,
 }
 
 impl CpuConfig {
-    /// Most rows or keys of a tile.
+    /// Upper limit of both tile sizes.
     pub const MAX_TILE: usize = 1024;
-    /// What `tile_q` is a multiple of: the lanes of the widest vectors.
+    /// Step of `tile_q`: the lane count of the widest vector.
     pub const TILE_Q_STEP: usize = 16;
-    /// What `tile_kv` is a multiple of: the keys the micro-kernel takes at once.
+    /// Step of `tile_kv`: the keys the micro-kernel processes at once.
     pub const TILE_KV_STEP: usize = 4;
 
-    /// Checks the levers.
+    /// Checks the tile sizes.
     ///
     /// # Errors
     /// [`CpuError::Config`].
@@ -81,13 +80,13 @@ impl FromStr for CpuConfig {
     }
 }
 
-/// How a call is run. The default chooses everything by itself.
+/// Options of one call. The default selects everything automatically.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
-    /// The levers; `None`: chosen for the problem and the number of threads.
+    /// Tile sizes; `None` selects them from the problem and the number of threads.
     pub config: Option<CpuConfig>,
-    /// The threads to run on; `None`: rayon's current pool.
+    /// Thread pool; `None` uses rayon's current pool.
     pub pool: Option<&'a ThreadPool>,
-    /// The vector instructions to use; `None`: the best that the machine has.
+    /// Instruction set; `None` uses the best one of the machine.
     pub simd: Option<SimdLevel>,
 }

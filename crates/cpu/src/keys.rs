@@ -1,4 +1,4 @@
-//! K and V of one head as dense f32 rows, borrowed where they already are that.
+//! Reads K and V of one head as dense f32 rows, and stores output rows.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,13 +8,13 @@ use flashcore_problem::{DType, TensorView};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// One tensor's rows of one (batch, head): row `s` is `data[s * dim..][..dim]`.
+/// Rows of one (batch, head) of a tensor: row `s` is `data[s * dim..][..dim]`.
 pub(crate) type Rows<'a> = Cow<'a, [f32]>;
 
-/// Rows that need no copy, if the tensor is f32 with dense rows.
+/// Borrows the rows if the tensor is f32 with dense rows.
 ///
-/// Strided f32 rows are copied too: strides that are powers of two would map a whole tile to a few
-/// sets of the cache, and the copy is made once for all query tiles.
+/// Strided f32 rows are copied instead: with a power-of-two stride a whole tile would map to a few
+/// cache sets, and one copy serves all query tiles.
 pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, b: usize, h: usize) -> Option<&'a [f32]> {
     let [_, seq, _, dim] = tensor.layout().shape;
     if tensor.dtype() != DType::F32 || tensor.layout().strides[1] != dim as i64 {
@@ -24,7 +24,8 @@ pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, b: usize, h: usize) -> Op
     elements.get(tensor.layout().offset(b, 0, h, 0)..)?.get(..seq * dim)
 }
 
-/// Copies rows `rows` of one (batch, head) to `out`, widened to f32 and scaled; `out` holds `rows.len() · head_dim` elements.
+/// Copies rows `rows` of one (batch, head) to `out` (`rows.len() · head_dim` elements), widened to
+/// f32 and scaled.
 pub(crate) fn copy_rows(tensor: &TensorView<'_>, b: usize, h: usize, rows: Range<usize>, out: &mut [f32]) {
     let dim = tensor.layout().shape[3];
     for (row, out) in rows.zip(out.chunks_exact_mut(dim)) {
@@ -32,7 +33,7 @@ pub(crate) fn copy_rows(tensor: &TensorView<'_>, b: usize, h: usize, rows: Range
     }
 }
 
-/// Copies one row, widened to f32 and, if it is e4m3, times its scale.
+/// Copies one row, widened to f32. e4m3 elements are multiplied by their scale.
 #[inline]
 pub(crate) fn copy_row(tensor: &TensorView<'_>, b: usize, s: usize, h: usize, out: &mut [f32]) {
     let at = tensor.layout().offset(b, s, h, 0);
@@ -49,7 +50,7 @@ pub(crate) fn copy_row(tensor: &TensorView<'_>, b: usize, s: usize, h: usize, ou
                 *x = bf16::from_ne_bytes(*bytes).to_f32();
             }
         }
-        // `half` converts whole slices with the machine's own instructions.
+        // `half` converts whole slices with the CPU's conversion instructions.
         DType::F16 => match bytemuck::try_cast_slice::<u8, f16>(bytes) {
             Ok(elements) => elements.convert_to_f32_slice(out),
             Err(_) => copy_elements(tensor.dtype(), bytes, out),
@@ -68,7 +69,7 @@ fn copy_elements(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Rounds `values` to `dtype` and stores them as the elements of `bytes`.
+/// Rounds `values` to `dtype` and stores them in `bytes`.
 #[inline]
 pub(crate) fn store_row(dtype: DType, values: &[f32], bytes: &mut [u8]) {
     match dtype {

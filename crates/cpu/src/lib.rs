@@ -1,9 +1,8 @@
-//! Fused attention on the host: the device that is always there.
+//! Fused attention on the CPU.
 //!
-//! Tiled online softmax in f32, vectorised for the machine it runs on (AVX-512, AVX2 or NEON,
-//! chosen at run time), on all cores. Serves the whole [`Problem`] in every dtype (e4m3 is widened to
-//! f32, its scales multiplied in): any mask, grouped heads, soft cap, offsets, strides, packed
-//! sequences and log-sum-exp; refuses paged K/V.
+//! Tiled online softmax in f32 on all cores, with AVX-512, AVX2 or NEON chosen at run time.
+//! Supports every [`Problem`]: all dtypes (e4m3 is widened to f32 and scaled), any mask, grouped
+//! heads, soft cap, offsets, strides, packed sequences and log-sum-exp.
 //!
 //! ```
 //! use flashcore_cpu::attention;
@@ -33,18 +32,18 @@ pub use error::CpuError;
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 pub use simd::SimdLevel;
 
-/// Computes attention on rayon's current threads, with everything chosen for the machine.
+/// Computes attention on rayon's current thread pool with default options.
 ///
-/// Tensors are `[batch, seq, heads, head_dim]` in the problem's own layouts. `lse` is given if and
-/// only if the problem asks for it: `[batch, num_heads, seq_len_q]`, natural logarithm, −∞ where a
-/// row attends to nothing (its output is zero). Products are accumulated in f32 whatever the dtype.
-/// The answer is the same for any number of threads.
+/// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts. Pass `lse` if and only if
+/// the problem requests it: `[batch, num_heads, seq_len_q]`, natural logarithm. A fully masked row
+/// has output 0 and log-sum-exp −∞. Products are accumulated in f32 for every dtype. The result
+/// does not depend on the number of threads.
 ///
-/// Masked keys within a partly visible block of keys still enter the product with weight 0, as in
-/// other fused kernels: an infinite or NaN element of V there makes the output NaN.
+/// Masked keys inside a partly visible K block enter the product with weight 0, as in other fused
+/// kernels. An infinite or NaN element of V there makes the output NaN.
 ///
 /// # Errors
-/// Tensors that are not the problem's, and paged K/V; nothing is written then.
+/// Tensors that do not match the problem. The output is then unchanged.
 pub fn attention(
     problem: &Problem,
     q: TensorView<'_>,
@@ -56,7 +55,7 @@ pub fn attention(
     attention_with(&Options::default(), problem, q, k, v, out, lse)
 }
 
-/// [`attention`] with the levers, the threads or the vector instructions given.
+/// [`attention`] with explicit tile sizes, thread pool or instruction set.
 ///
 /// ```
 /// use flashcore_cpu::{Options, attention_with};
@@ -70,7 +69,7 @@ pub fn attention(
 /// ```
 ///
 /// # Errors
-/// As [`attention`], and options that cannot be used.
+/// As [`attention`], and options that are invalid or not available on this machine.
 pub fn attention_with(
     options: &Options<'_>,
     problem: &Problem,
@@ -80,7 +79,6 @@ pub fn attention_with(
     out: &mut TensorViewMut<'_>,
     lse: Option<&mut [f32]>,
 ) -> Result<(), CpuError> {
-    check_supported(problem)?;
     problem.check_tensors(&q, &k, &v, out, lse.as_deref())?;
     let level = options.simd.unwrap_or_else(SimdLevel::best);
     let Some(arch) = level.arch() else {
@@ -106,22 +104,7 @@ pub fn attention_with(
     Ok(())
 }
 
-/// Whether the host can compute a problem.
-///
-/// # Errors
-/// [`CpuError::Unsupported`]: what it asks for that is not served, and what to do.
-pub fn check_supported(problem: &Problem) -> Result<(), CpuError> {
-    if problem.paged_kv().is_some() {
-        return Err(CpuError::Unsupported {
-            feature: "paged K/V",
-            remedy: "gather the pages into contiguous K and V first",
-        });
-    }
-    Ok(())
-}
-
-/// The levers that are used for a problem unless given: tiles of 128 query rows, or fewer where
-/// there would not be a few tiles for each of `threads` threads.
+/// The default tile sizes: 128 query rows, or fewer if that gives less than four tiles per thread.
 pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
     const TILES_A_THREAD: usize = 4;
     let rows = problem.lse_len();

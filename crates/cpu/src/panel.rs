@@ -1,4 +1,5 @@
-//! The inner loops: one panel of query rows against one block of keys. See [`crate::tile`] for the layout.
+//! The inner loops: one panel of query rows against one K block. [`crate::tile`] describes the
+//! layout.
 
 use std::ops::Range;
 
@@ -7,13 +8,13 @@ use pulp::Simd;
 
 use crate::simd::{exp2, tanh};
 
-/// Rows of K, or columns of V, that the micro-kernel takes at once. Every head_dim is a multiple.
+/// Rows of K, or columns of V, per step of the micro-kernel. Every head_dim is a multiple.
 const MICRO_ROWS: usize = 4;
 
-/// Most rows of a panel: four vectors of sixteen lanes.
+/// Upper limit of rows in a panel: four vectors of sixteen lanes.
 const MAX_PANEL: usize = 64;
 
-/// One step of the online softmax: the panel's running maxima, sums and outputs, extended by a block of keys.
+/// One step of the online softmax: updates a panel's maxima, sums and outputs with one K block.
 pub(crate) struct PanelBlock<'p> {
     pub(crate) problem: &'p Problem,
     /// The block's rows of K, `[keys][head_dim]`.
@@ -21,9 +22,9 @@ pub(crate) struct PanelBlock<'p> {
     /// The block's rows of V, `[keys][head_dim_v]`.
     pub(crate) v: &'p [f32],
     pub(crate) block: Range<usize>,
-    /// The keys each row of the panel sees.
+    /// The visible keys of each row.
     pub(crate) ranges: &'p [Range<usize>],
-    /// Every row sees every key of the block.
+    /// Every row of the panel sees every key of the block.
     pub(crate) all_visible: bool,
     /// `[head_dim][panel]`.
     pub(crate) q: &'p [f32],
@@ -38,7 +39,7 @@ pub(crate) struct PanelBlock<'p> {
 }
 
 impl PanelBlock<'_> {
-    /// `NV`: vectors in the panel.
+    /// `NV`: vectors per panel.
     #[inline(always)]
     pub(crate) fn run<S: Simd, const NV: usize>(self, simd: S) {
         let q = panels::<S, NV>(self.q);
@@ -52,7 +53,7 @@ impl PanelBlock<'_> {
         };
 
         scores(simd, self.k, q, s);
-        // Scores stay as the product left them; this factor is applied inside the exponential.
+        // The scores stay unscaled; `softmax` applies this factor inside the exponential.
         let mut factor = self.problem.softmax_scale() * std::f32::consts::LOG2_E;
         if let Some(cap) = self.problem.softcap() {
             soft_cap(simd, s, self.problem.softmax_scale(), cap);
@@ -66,13 +67,13 @@ impl PanelBlock<'_> {
     }
 }
 
-/// Memory as vectors, `NV` to a panel.
+/// Reinterprets memory as vectors, `NV` per panel.
 #[inline(always)]
 fn panels<S: Simd, const NV: usize>(floats: &[f32]) -> &[[S::f32s; NV]] {
     S::as_simd_f32s(floats).0.as_chunks().0
 }
 
-/// Memory as vectors, `NV` to a panel.
+/// As [`panels`], mutable.
 #[inline(always)]
 fn panels_mut<S: Simd, const NV: usize>(floats: &mut [f32]) -> &mut [[S::f32s; NV]] {
     S::as_mut_simd_f32s(floats).0.as_chunks_mut().0
@@ -94,8 +95,8 @@ fn multiply_add<S: Simd, const NV: usize>(
     }
 }
 
-/// Stores as many of the micro-kernel's rows as there is room for, vector by vector: assigning whole
-/// arrays would send the registers through the stack and `memcpy`.
+/// Stores the accumulators that fit in `to`. The loop copies vector by vector, because assigning
+/// whole arrays would go through the stack and `memcpy`.
 #[inline(always)]
 fn store<V: Copy, const NV: usize>(to: &mut [[V; NV]], acc: &[[V; NV]; MICRO_ROWS]) {
     for (to, acc) in to.iter_mut().zip(acc) {
@@ -111,7 +112,7 @@ fn scores<S: Simd, const NV: usize>(simd: S, k: &[f32], q: &[[S::f32s; NV]], s: 
     let head_dim = q.len();
     for (i, s) in s.chunks_mut(MICRO_ROWS).enumerate() {
         let keys = &k[i * MICRO_ROWS * head_dim..];
-        // Where the block ends within these four, the last key stands in for the missing ones.
+        // If fewer than four keys remain, the last key fills the missing rows.
         let rows: [&[f32]; MICRO_ROWS] = std::array::from_fn(|r| &keys[r.min(s.len() - 1) * head_dim..][..head_dim]);
         let mut acc = [[simd.splat_f32s(0.0); NV]; MICRO_ROWS];
         for (d, q) in q.iter().enumerate() {
@@ -130,10 +131,10 @@ fn soft_cap<S: Simd, const NV: usize>(simd: S, s: &mut [[S::f32s; NV]], scale: f
     }
 }
 
-/// Sets the scores of keys that a row does not see to −∞.
+/// Sets the scores of masked keys to −∞.
 #[inline(always)]
 fn hide<S: Simd, const NV: usize>(simd: S, s: &mut [[S::f32s; NV]], block: Range<usize>, ranges: &[Range<usize>]) {
-    // Each row's range within the block: small numbers, which floats hold exactly.
+    // Each row's range relative to the block. These small integers are exact in f32.
     let (mut start, mut end) = ([0.0; MAX_PANEL], [0.0; MAX_PANEL]);
     for ((start, end), range) in start.iter_mut().zip(&mut end).zip(ranges) {
         let within = |key: usize| (key.clamp(block.start, block.end) - block.start) as f32;
@@ -150,8 +151,8 @@ fn hide<S: Simd, const NV: usize>(simd: S, s: &mut [[S::f32s; NV]], block: Range
     }
 }
 
-/// Turns scores into `exp2(factor·s − max)` with the new running maximum, adds them to the running
-/// sum, and returns the factor by which everything accumulated under the old maximum shrinks.
+/// Replaces scores by `exp2(factor·s − max)` with the new running maximum and adds them to the
+/// running sum. Returns the rescale factor of previous sums and outputs.
 #[inline(always)]
 fn softmax<S: Simd, const NV: usize>(
     simd: S,
@@ -172,9 +173,9 @@ fn softmax<S: Simd, const NV: usize>(
     let mut rescale = block_max;
     for v in 0..NV {
         let new_max = simd.max_f32s(max[v], simd.mul_f32s(block_max[v], factor));
-        // A row that has seen no key yet keeps −∞, whose difference from itself would be NaN.
-        let unseen = simd.equal_f32s(new_max, lowest);
-        minus_max[v] = simd.select_f32s(unseen, simd.splat_f32s(0.0), simd.neg_f32s(new_max));
+        // A fully masked row keeps the maximum −∞. Subtract 0 there, because −∞ − −∞ is NaN.
+        let masked = simd.equal_f32s(new_max, lowest);
+        minus_max[v] = simd.select_f32s(masked, simd.splat_f32s(0.0), simd.neg_f32s(new_max));
         rescale[v] = exp2(simd, simd.add_f32s(max[v], minus_max[v]));
         max[v] = new_max;
         sum[v] = simd.mul_f32s(sum[v], rescale[v]);

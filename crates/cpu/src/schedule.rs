@@ -1,4 +1,4 @@
-//! Cuts a problem into tiles and hands them to threads.
+//! Splits a problem into tiles and distributes them over threads.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
@@ -12,14 +12,14 @@ use crate::keys::{Rows, borrow_rows, copy_rows};
 use crate::tile::{TileTask, cut};
 use crate::workspace::Workspace;
 
-/// Most bytes of K and V that are held as f32 copies at a time.
+/// Upper limit in bytes of f32 copies of K and V that are alive at once.
 const COPY_BUDGET: usize = 256 << 20;
 
-/// Rows that one thread copies at a time.
+/// Rows per copy task.
 const COPY_ROWS: usize = 256;
 
-/// Computes attention on rayon's current threads. Everything has been checked.
-#[allow(clippy::too_many_arguments)] // the whole of a call, passed on once
+/// Computes attention on rayon's current thread pool. The caller has checked all arguments.
+#[allow(clippy::too_many_arguments)] // all arguments of one call
 pub(crate) fn run(
     problem: &Problem,
     q: &TensorView<'_>,
@@ -65,7 +65,8 @@ pub(crate) fn run(
                 });
             }
         }
-        // Backwards: the last tiles of a causal head see the most keys, and the shortest should end the work.
+        // Tiles are taken from the end: the last tiles of a causal head see the most keys, so the
+        // longest run first.
         let tasks = Mutex::new(tasks);
         let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).pop();
         rayon::scope(|scope| {
@@ -92,7 +93,7 @@ pub(crate) fn run(
     }
 }
 
-/// A tile that some thread will take.
+/// One tile of work.
 struct Task<'t, 'a> {
     batch: usize,
     first_row: usize,
@@ -102,8 +103,8 @@ struct Task<'t, 'a> {
     lse: &'t mut [f32],
 }
 
-/// Dense f32 rows of K and V for each (batch, head): borrowed where the tensor is that, otherwise copied, all in one
-/// parallel pass.
+/// Dense f32 rows of K and V for each (batch, head): borrowed if the tensor already has them,
+/// otherwise copied in one parallel pass.
 fn dense_rows<'a>(tensors: [&TensorView<'a>; 2], heads: &[(usize, usize)]) -> [Vec<Rows<'a>>; 2] {
     let mut dense = tensors.map(|tensor| {
         let [_, seq, _, dim] = tensor.layout().shape;
@@ -130,11 +131,11 @@ fn dense_rows<'a>(tensors: [&TensorView<'a>; 2], heads: &[(usize, usize)]) -> [V
     dense
 }
 
-/// The bytes of each row of head_dim elements, in the order `[batch, heads, seq]` whatever the layout's own.
+/// The bytes of each row of head_dim elements, in the order `[batch, heads, seq]` for every layout.
 fn split_rows<'a>(layout: &Layout, size: usize, bytes: &'a mut [u8]) -> Vec<&'a mut [u8]> {
     let [nb, ns, nh, nd] = layout.shape;
-    // The outer three dimensions, the largest stride first: in that order rows follow each other in
-    // memory, since an output's elements do not overlap.
+    // Dimensions by descending stride. In that order rows are ascending in memory, because the
+    // elements of an output do not overlap.
     let mut dims = [
         (layout.strides[0], nb, nh * ns),
         (layout.strides[1], ns, 1),
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_any_layout_come_in_the_order_batch_head_seq() {
+    fn split_rows_orders_rows_by_batch_head_seq() {
         let shape = [2, 3, 4, 8];
         let padded = Layout {
             shape,

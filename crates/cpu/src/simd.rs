@@ -1,17 +1,17 @@
-//! Which vector instructions the machine has, and the few functions of vectors that attention needs.
+//! SIMD levels, and vectorised `exp2` and `tanh`.
 
 use std::fmt;
 
 use pulp::{Arch, Simd};
 use serde::{Deserialize, Serialize};
 
-/// A set of vector instructions that the kernel is compiled for. The best one that the machine has
-/// is chosen at run time; asking for a lesser one is for tests and measurements.
+/// An instruction set that the kernel is compiled for. The best available one is chosen at run
+/// time; tests and benchmarks may force a lower one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum SimdLevel {
-    /// What every machine of the compiled architecture has.
+    /// The baseline of the compiled architecture.
     Baseline,
     /// x86-64 with AVX2 and FMA: 8 f32 lanes.
     Avx2,
@@ -22,7 +22,7 @@ pub enum SimdLevel {
 }
 
 impl SimdLevel {
-    /// The levels this machine has, the best one last.
+    /// The levels of this machine, the best one last.
     ///
     /// ```
     /// use flashcore_cpu::SimdLevel;
@@ -35,7 +35,7 @@ impl SimdLevel {
             .collect()
     }
 
-    /// The level that is used unless another is asked for.
+    /// The default level of this machine.
     pub fn best() -> SimdLevel {
         SimdLevel::available().last().copied().unwrap_or(SimdLevel::Baseline)
     }
@@ -50,7 +50,7 @@ impl SimdLevel {
         }
     }
 
-    /// The dispatcher of this level, if the machine has it.
+    /// The dispatcher of this level, if the machine supports it.
     pub(crate) fn arch(self) -> Option<Arch> {
         match self {
             SimdLevel::Baseline => Some(Arch::Scalar),
@@ -72,18 +72,18 @@ impl fmt::Display for SimdLevel {
     }
 }
 
-/// `2^x` for `x ≤ 0`, within 2 units in the last place. Below 2^-126 it may be 0, and below
-/// 2^-127 it is, −∞ included; NaN stays NaN; `2^0` is exactly 1.
+/// `2^x` for `x ≤ 0`, within 2 ulp. Results below 2^-126 may flush to 0; below 2^-127 they are 0,
+/// also for −∞. NaN stays NaN; `2^0` is exactly 1.
 ///
-/// With `n` the integer nearest to `x`, `2^x = 2^n · 2^(x-n)`: the first factor is made by putting
-/// `n` into the exponent bits, the second is a polynomial.
+/// With `n = round(x)`, `2^x = 2^n · 2^(x-n)`: `n` is shifted into the exponent bits, and a
+/// polynomial computes the second factor.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    // Adding 1.5·2²³ leaves no bits for a fraction, so the sum's low bits are the nearest integer;
-    // 127 more make those bits the exponent field of 2^n.
+    // Adding 1.5·2²³ rounds to an integer in the low bits of the sum. The additional 127 is the
+    // exponent bias of 2^n.
     const ROUND: f32 = 12_582_912.0 + 127.0;
-    // Minimax for the relative error of 2^f on [-1/2, 1/2] with the constant term held at 1
-    // (Lawson's iteration); off by at most 2e-9 before its coefficients are rounded to f32.
+    // Minimax polynomial for the relative error of 2^f on [-1/2, 1/2] with the constant term fixed
+    // at 1 (Lawson's iteration). Error at most 2e-9 before the coefficients are rounded to f32.
     const COEFFICIENTS: [f32; 6] = [
         1.535_336_2e-4,
         1.339_887_5e-3,
@@ -92,7 +92,7 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
         2.402_264_8e-1,
         6.931_472e-1,
     ];
-    // Not `max`, which drops a NaN in one operand or the other depending on the machine.
+    // Not `max`: which operand's NaN it drops depends on the architecture.
     let lowest = simd.splat_f32s(-127.0);
     let x = simd.select_f32s(simd.less_than_f32s(x, lowest), lowest, x);
     let shifted = simd.add_f32s(x, simd.splat_f32s(ROUND));
@@ -106,7 +106,8 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(sum, simd.transmute_f32s_u32s(power))
 }
 
-/// `tanh(x)`, off by at most 2e-7: `(1 - t) / (1 + t)` with `t = e^(-2|x|)`, and the sign of `x`.
+/// `tanh(x)` with absolute error at most 2e-7: `(1 - t) / (1 + t)` with `t = e^(-2|x|)` and the
+/// sign of `x`.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let magnitude = simd.abs_f32s(x);
@@ -164,7 +165,7 @@ mod tests {
                 f32::NEG_INFINITY,
                 -1e30,
                 f32::NAN,
-                f32::from_bits(u32::MAX), // the NaN that poison reads as
+                f32::from_bits(u32::MAX), // POISON as f32
                 -1.0,
                 -127.5,
                 -0.0,
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn tanh_is_right_at_every_level() {
+    fn tanh_is_within_2e_7_at_every_level() {
         let x: Vec<f32> = (-40_000..40_000).map(|i| i as f32 / 2000.0).collect();
         for level in SimdLevel::available() {
             let mut y = x.clone();
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn each_level_has_the_lanes_it_says() {
+    fn lane_counts() {
         struct Lanes;
         impl WithSimd for Lanes {
             type Output = usize;
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_level_is_what_the_machine_says_it_has() {
+    fn available_levels_match_feature_detection() {
         #[cfg(target_arch = "x86_64")]
         {
             let has = |level| SimdLevel::available().contains(&level);

@@ -1,18 +1,18 @@
-//! The kernel: attention of one tile of query rows over the keys they see.
+//! The kernel: attention of one tile of query rows.
 //!
-//! Everything is transposed. A vector holds the same column of several **query rows**, one a lane,
-//! so that a *panel* of rows is a few vectors wide:
+//! All matrices are transposed. A vector holds one column of several **query rows**, one row per
+//! lane. A *panel* is a few vectors of rows.
 //!
-//! - `Sᵀ = K·Qᵀ`: each element of K is broadcast and multiplied with a column of the panel;
-//! - the softmax's maximum, sum and rescaling are per lane, without any step across lanes;
-//! - `Oᵀ = Vᵀ·Pᵀ`: each element of V is broadcast and multiplied with a key's row of `Pᵀ`.
+//! - `Sᵀ = K·Qᵀ`: each element of K is broadcast and multiplied with a column of the panel.
+//! - Softmax maximum, sum and rescale are per lane, with no operation across lanes.
+//! - `Oᵀ = Vᵀ·Pᵀ`: each element of V is broadcast and multiplied with a row of `Pᵀ`.
 //!
-//! K and V are therefore read just as they lie in memory, and only Q and O are transposed, once a
-//! tile. Both products are the same micro-kernel, four rows by one panel, whose accumulators live in
-//! registers; it reaches the machine's peak as long as the panel is in the first-level cache.
+//! K and V are read in memory order; only Q and O are transposed, once per tile. Both products use
+//! one micro-kernel of four rows by one panel with its accumulators in registers. It reaches the
+//! machine's peak while the panel fits in the L1 cache.
 //!
-//! Blocks of keys begin at multiples of `tile_kv` wherever a tile begins, and keys that a row does
-//! not see change nothing in it: the answer does not depend on `tile_q` or on the threads.
+//! K blocks start at multiples of `tile_kv` for every tile, and masked keys do not change a row.
+//! The result is therefore independent of `tile_q` and of the threads.
 
 use std::ops::Range;
 
@@ -23,19 +23,20 @@ use crate::keys::{copy_row, store_row};
 use crate::panel::PanelBlock;
 use crate::workspace::{PanelSpan, Workspace};
 
-/// Some query rows, the keys they see, and where their results go.
+/// One tile: query rows, the K and V they attend to, and the outputs.
 pub(crate) struct TileTask<'t, 'a> {
     pub(crate) problem: &'t Problem,
     pub(crate) q: &'t TensorView<'a>,
     pub(crate) batch: usize,
-    /// K and V of the one head that these rows attend to: `[seq_len_kv][head_dim]`, `[seq_len_kv][head_dim_v]`.
+    /// K and V of the one K/V head of these rows: `[seq_len_kv][head_dim]`,
+    /// `[seq_len_kv][head_dim_v]`.
     pub(crate) k: &'t [f32],
     pub(crate) v: &'t [f32],
-    /// The first row, counted over `[num_heads, seq_len_q]`.
+    /// The first row as an index into `[num_heads, seq_len_q]`.
     pub(crate) first_row: usize,
-    /// Each row's bytes of the output.
+    /// The output bytes of each row.
     pub(crate) out: &'t mut [&'a mut [u8]],
-    /// Each row's log-sum-exp.
+    /// The log-sum-exp of each row.
     pub(crate) lse: &'t mut [f32],
     pub(crate) tile_kv: usize,
     pub(crate) workspace: &'t mut Workspace,
@@ -46,7 +47,7 @@ impl WithSimd for TileTask<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Four by four accumulators and their operands fill 32 registers, four by two fit in 16.
+        // 4×4 accumulators with operands fill 32 registers; 4×2 fit in 16.
         if S::REGISTER_COUNT >= 32 {
             self.run::<S, 4>(simd);
         } else {
@@ -56,7 +57,7 @@ impl WithSimd for TileTask<'_, '_> {
 }
 
 impl TileTask<'_, '_> {
-    /// `NV`: vectors in a panel.
+    /// `NV`: vectors per panel.
     #[inline(always)]
     fn run<S: Simd, const NV: usize>(self, simd: S) {
         let TileTask { problem, tile_kv, .. } = self;
@@ -65,7 +66,7 @@ impl TileTask<'_, '_> {
         let panel = NV * S::F32_LANES;
         let scratch = self.workspace.scratch(self.out.len(), dims, tile_kv, panel);
 
-        // What each row sees, and each panel of rows.
+        // The visible keys of each row and each panel.
         for (i, range) in scratch.ranges.iter_mut().enumerate() {
             *range = problem.visible_keys((self.first_row + i) % seq_len_q);
         }
@@ -77,7 +78,7 @@ impl TileTask<'_, '_> {
         let last_key = spans.iter().map(|span| span.any.end).max().unwrap_or(0);
 
         for span in spans {
-            // Qᵀ of the panel; lanes past its last row are zero.
+            // Qᵀ of the panel. Lanes past its last row are zero.
             let width = span.width;
             let q = &mut scratch.q[span.rows.start * dims[0]..][..width * dims[0]];
             q.fill(0.0);
@@ -98,7 +99,8 @@ impl TileTask<'_, '_> {
             let next = (block.end / tile_kv + 1) * tile_kv;
             block = block.end..next.min(last_key);
             for span in spans {
-                // What no row of the panel sees is left out of the block: half a block a row, where causal.
+                // Skips keys that the whole panel masks. For causal masks this saves half a block
+                // per row.
                 let block = block.start.max(span.any.start)..block.end.min(span.any.end);
                 if block.is_empty() {
                     continue;
@@ -130,23 +132,24 @@ impl TileTask<'_, '_> {
             let o = &scratch.o[span.rows.start * dims[1]..][..span.width * dims[1]];
             for (lane, row) in span.rows.clone().enumerate() {
                 let (max, sum) = (scratch.max[row], scratch.sum[row]);
-                // A row that sees nothing has a sum of 0, and its output is 0.
+                // A fully masked row has sum 0 and output 0.
                 let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
                 for (x, column) in scratch.row.iter_mut().zip(o.chunks_exact(span.width)) {
                     *x = column[lane] * inverse;
                 }
                 store_row(problem.out_dtype(), &scratch.row[..dims[1]], self.out[row]);
-                // The maximum is in units of log2; −∞ + ln 0 is −∞, as it should be.
+                // The maximum is in log2 units. −∞ + ln 0 is −∞ as required.
                 self.lse[row] = (f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln()) as f32;
             }
         }
     }
 }
 
-/// Tiles of `tile_q` rows over the rows of `group_size` heads that share K and V, each `seq_len_q` long.
+/// Splits the rows of `group_size` heads that share K and V, each `seq_len_q` long, into tiles of
+/// `tile_q` rows.
 ///
-/// Long heads are cut one by one, so that a causal tile sees as few keys as it can. Short ones share
-/// tiles (decoding has one row a head), so that lanes are not left empty.
+/// Long heads are split separately, so that a causal tile sees few keys. Short heads share tiles to
+/// fill the lanes (decode has one row per head).
 pub(crate) fn cut(group_size: usize, seq_len_q: usize, tile_q: usize) -> Vec<Range<usize>> {
     let (heads, rows) = if seq_len_q >= tile_q {
         (group_size, seq_len_q)

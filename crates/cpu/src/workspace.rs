@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Scratch memory of one thread, grown as needed and reused from tile to tile.
+/// Scratch buffers of one thread. They grow as needed and are reused for every tile.
 #[derive(Default)]
 pub(crate) struct Workspace {
     floats: Vec<f32>,
@@ -11,41 +11,41 @@ pub(crate) struct Workspace {
     spans: Vec<PanelSpan>,
 }
 
-/// What a tile works in. The slices of vectors begin on a cache line.
+/// Buffers of one tile. Vector slices are aligned to cache lines.
 pub(crate) struct Scratch<'w> {
-    /// Qᵀ, panel after panel, each `[head_dim][panel width]`.
+    /// Qᵀ, one panel after another, each `[head_dim][panel width]`.
     pub(crate) q: &'w mut [f32],
-    /// Oᵀ, not yet divided by the sums, panel after panel, each `[head_dim_v][panel width]`.
+    /// Unnormalised Oᵀ, one panel after another, each `[head_dim_v][panel width]`.
     pub(crate) o: &'w mut [f32],
-    /// Sᵀ and then Pᵀ of one panel and one block, `[keys][panel width]`.
+    /// Sᵀ, later Pᵀ, of one panel and one K block: `[keys][panel width]`.
     pub(crate) s: &'w mut [f32],
-    /// Running maximum of each row's scores, in units of log2.
+    /// Running maximum of each row's scores in log2 units.
     pub(crate) max: &'w mut [f32],
-    /// Running sum of each row's `exp(score − maximum)`.
+    /// Running sum of `exp(score − maximum)` of each row.
     pub(crate) sum: &'w mut [f32],
     /// One row of Q or O.
     pub(crate) row: &'w mut [f32],
-    /// The keys each row sees.
+    /// The visible keys of each row.
     pub(crate) ranges: &'w mut [Range<usize>],
-    /// The panels.
     pub(crate) spans: &'w mut Vec<PanelSpan>,
 }
 
 /// A panel of rows and the keys they see.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PanelSpan {
-    /// Rows of the tile.
+    /// Row indices in the tile.
     pub(crate) rows: Range<usize>,
-    /// The rows rounded up to whole vectors.
+    /// The row count rounded up to whole vectors.
     pub(crate) width: usize,
-    /// Keys outside of this range no row sees.
+    /// Smallest range that contains every visible key of the panel.
     pub(crate) any: Range<usize>,
-    /// Keys inside of this range every row sees; it may be empty.
+    /// Keys that every row sees. May be empty.
     pub(crate) all: Range<usize>,
 }
 
 impl PanelSpan {
-    /// The panel of up to `panel` rows from `first`, of a tile whose rows see `ranges`.
+    /// The panel of up to `panel` rows from `first`; `ranges` are the visible keys of the tile's
+    /// rows.
     pub(crate) fn of(first: usize, panel: usize, ranges: &[Range<usize>], lanes: usize) -> PanelSpan {
         let rows = first..(first + panel).min(ranges.len());
         let (mut first_seen, mut last_seen) = (usize::MAX, 0);
@@ -66,12 +66,12 @@ impl PanelSpan {
     }
 }
 
-/// f32s in a cache line. No panel's lanes are more than fit in one vector of this many.
+/// f32 values per cache line, and per vector of the widest instruction set.
 const LINE: usize = 16;
 
 impl Workspace {
-    /// Memory for a tile of `rows` rows, a block of `tile_kv` keys and panels of `panel` rows. What is in it is left
-    /// over from the tile before, but for `spans`, which is empty.
+    /// Buffers for a tile of `rows` rows, K blocks of `tile_kv` keys and panels of `panel` rows.
+    /// They hold old data, except `spans`, which is empty.
     pub(crate) fn scratch(&mut self, rows: usize, dims: [usize; 2], tile_kv: usize, panel: usize) -> Scratch<'_> {
         let whole_rows = rows.next_multiple_of(LINE);
         let sizes = [
@@ -88,7 +88,7 @@ impl Workspace {
         self.row.resize(dims[0].max(dims[1]), 0.0);
         self.ranges.resize(rows, 0..0);
         self.spans.clear();
-        // Vectors that do not begin where a cache line does would cross into the next at every load.
+        // An unaligned vector would cross a cache line at every load.
         let aligned = self.floats.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
         let mut rest = &mut self.floats[aligned..];
         let [q, o, s, max, sum] = sizes.map(|size| {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panels_span_is_the_union_and_the_intersection_of_its_rows() {
+    fn span_has_union_and_intersection_of_row_ranges() {
         let ranges = [2..5, 3..9, 7..7, 0..1];
         let span = PanelSpan::of(0, 2, &ranges, 4);
         assert_eq!((span.any, span.all, span.width), (2..9, 3..5, 4));

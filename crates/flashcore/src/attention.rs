@@ -189,7 +189,6 @@ impl Attention {
 
     /// The levers for a problem on the CPU. Rows hold for as many threads as they were measured with.
     fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
-        flashcore_cpu::check_supported(problem)?;
         let chosen = |config, why: &str, row| CpuChoice {
             config,
             why: why.to_string(),
@@ -261,7 +260,7 @@ impl Attention {
     pub fn warmup(&self, problems: &[Problem]) -> Result<(), Error> {
         for problem in problems {
             match &self.backend {
-                Backend::Cpu(_) => flashcore_cpu::check_supported(problem)?,
+                Backend::Cpu(_) => {}
                 Backend::Cuda(cuda) => drop(cuda.prepare(problem, 16, self.plans()?)?),
             }
         }

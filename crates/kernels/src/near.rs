@@ -111,7 +111,6 @@ mod tests {
         let mut once = mission.clone();
         once.dedup();
         assert_eq!(once.len(), mission.len());
-        // Nothing serves paged keys, so nothing is near.
         let mut counts = Vec::new();
         for name in [
             "mission",

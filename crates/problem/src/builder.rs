@@ -1,9 +1,9 @@
-//! Builds a [`Problem`] and checks it on the way out.
+//! Builder of [`Problem`]: collects the fields and validates them.
 
 use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN};
-use crate::{DType, Layout, Mask, PagedKv, Problem, ProblemError, VarLen};
+use crate::{DType, Layout, Mask, Problem, ProblemError, VarLen};
 
-/// Collects what is asked; [`ProblemBuilder::build`] checks it. See [`Problem`] for the meaning of each field.
+/// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
 #[derive(Clone, Debug)]
 pub struct ProblemBuilder {
     batch: usize,
@@ -23,7 +23,6 @@ pub struct ProblemBuilder {
     layout: fn([usize; 4]) -> Layout,
     layouts: [Option<Layout>; 4],
     var_len: Option<VarLen>,
-    paged_kv: Option<PagedKv>,
 }
 
 impl Default for ProblemBuilder {
@@ -46,7 +45,6 @@ impl Default for ProblemBuilder {
             layout: Layout::bshd,
             layouts: [None; 4],
             var_len: None,
-            paged_kv: None,
         }
     }
 }
@@ -62,7 +60,7 @@ impl ProblemBuilder {
         (self.num_heads, self.num_kv_heads) = (num_heads, num_kv_heads);
         self
     }
-    /// Rows of Q and of K/V alike.
+    /// Rows of Q, K and V.
     pub fn seq_len(self, seq_len: usize) -> Self {
         self.seq_len_q(seq_len).seq_len_kv(seq_len)
     }
@@ -101,27 +99,27 @@ impl ProblemBuilder {
         (self.q_offset, self.kv_offset) = (q_offset, kv_offset);
         self
     }
-    /// Factor on `Q·Kᵀ` in place of `1/√head_dim`.
+    /// Factor on `Q·Kᵀ`. Default: `1/√head_dim`.
     pub fn softmax_scale(mut self, scale: f32) -> Self {
         self.softmax_scale = Some(scale);
         self
     }
-    /// Scaled scores pass through `cap·tanh(s/cap)`.
+    /// Applies `cap·tanh(s/cap)` to scaled scores.
     pub fn softcap(mut self, cap: f32) -> Self {
         self.softcap = Some(cap);
         self
     }
-    /// Ask for the log-sum-exp too.
+    /// Also requests the log-sum-exp.
     pub fn return_lse(mut self, yes: bool) -> Self {
         self.return_lse = yes;
         self
     }
-    /// How all four tensors are laid out unless given one by one: [`Layout::bshd`] (the default) or [`Layout::bhsd`].
+    /// Layout of all four tensors: [`Layout::bshd`] (default) or [`Layout::bhsd`].
     pub fn layout(mut self, layout: fn([usize; 4]) -> Layout) -> Self {
         self.layout = layout;
         self
     }
-    /// The layouts of Q, K, V and O, one by one. Their shapes must be those of the other fields.
+    /// Individual layouts of Q, K, V and O. Their shapes must match the other fields.
     pub fn layouts(mut self, q: Layout, k: Layout, v: Layout, o: Layout) -> Self {
         self.layouts = [Some(q), Some(k), Some(v), Some(o)];
         self
@@ -131,16 +129,11 @@ impl ProblemBuilder {
         self.var_len = Some(var_len);
         self
     }
-    /// Paged K and V.
-    pub fn paged_kv(mut self, paged_kv: PagedKv) -> Self {
-        self.paged_kv = Some(paged_kv);
-        self
-    }
 
-    /// The problem, if it makes sense.
+    /// Validates the fields and builds the problem.
     ///
     /// # Errors
-    /// [`ProblemError`] for the first thing that does not.
+    /// The first invalid field.
     pub fn build(self) -> Result<Problem, ProblemError> {
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
         let sizes = [
@@ -221,7 +214,6 @@ impl ProblemBuilder {
             v,
             o,
             var_len: self.var_len,
-            paged_kv: self.paged_kv,
         })
     }
 
@@ -266,7 +258,7 @@ impl ProblemBuilder {
             return Err(ProblemError::Value {
                 field: "batch",
                 given: self.batch.to_string(),
-                allowed: "packed sequences lie one after another along seq, so it must be 1",
+                allowed: "it must be 1 for packed sequences",
             });
         }
         for (field, starts, rows) in [
@@ -274,13 +266,13 @@ impl ProblemBuilder {
             ("cu_seqlens_kv", kv, self.seq_len_kv),
         ] {
             if starts.len() < 2 {
-                return bad(field, format!("has {} entries, and one sequence needs 2", starts.len()));
+                return bad(field, format!("has {} entries; one sequence needs 2", starts.len()));
             }
             if starts[0] != 0 {
-                return bad(field, format!("begins at {}", starts[0]));
+                return bad(field, format!("starts at {}", starts[0]));
             }
             if let Some(pair) = starts.windows(2).find(|pair| pair[0] > pair[1]) {
-                return bad(field, format!("falls from {} to {}", pair[0], pair[1]));
+                return bad(field, format!("decreases from {} to {}", pair[0], pair[1]));
             }
             if starts[starts.len() - 1] as usize != rows {
                 return bad(field, format!("ends at {}, not at {rows}", starts[starts.len() - 1]));

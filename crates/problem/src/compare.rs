@@ -1,4 +1,5 @@
-//! Is an answer right? Outputs against the float64 reference, and gaps against what they held.
+//! Compares outputs with the float64 reference, and checks that gaps between elements are
+//! unchanged.
 
 use std::fmt;
 
@@ -8,20 +9,20 @@ use thiserror::Error;
 use crate::tensor::read_element;
 use crate::{DType, InputKind, POISON, Problem, ProblemError, Reference, ReferenceRow, TensorView};
 
-/// How far an answer may be off: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`. Where a reference comes
-/// with [`slack`](crate::slack), as those of e4m3 problems do, that is allowed on top.
+/// Allowed error: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`. A reference with
+/// [`slack`](crate::slack) (e4m3) allows that in addition.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tolerance {
     /// Absolute part.
     pub atol: f64,
-    /// Part relative to the right answer.
+    /// Relative part.
     pub rtol: f64,
 }
 
 impl Tolerance {
-    /// The project's tolerance for a dtype, absolute and relative alike: 1e-5 (f32), 1e-3 (fp16), 8e-3 (bf16). For
-    /// e4m3 problems it is 2⁻⁸, relative, twice the rounding of their bf16 outputs; all else that an fp8 kernel rounds
-    /// is in the reference's [`slack`](crate::slack).
+    /// The default tolerance of a dtype, absolute and relative: 1e-5 (f32), 1e-3 (fp16), 8e-3
+    /// (bf16). For e4m3 it is 2⁻⁸, relative only: twice the rounding error of the bf16 output. The
+    /// reference's [`slack`](crate::slack) covers all other rounding of an fp8 kernel.
     pub const fn of(dtype: DType) -> Tolerance {
         let (atol, rtol) = match dtype {
             DType::F32 => (1e-5, 1e-5),
@@ -32,9 +33,9 @@ impl Tolerance {
         Tolerance { atol, rtol }
     }
 
-    /// The tolerance for outputs of these inputs. Adversarial ones have scores in the hundreds, whose own rounding to
-    /// f32 (2⁻²⁴ of the score) becomes a relative error of the probability as large: 1e-4 covers it. The 16-bit
-    /// dtypes round far coarser than that anyway.
+    /// The tolerance for a kind of input. Adversarial inputs have scores in the hundreds. Rounding
+    /// such a score to f32 (2⁻²⁴ of the score) gives a relative error of that size in the
+    /// probability, which 1e-4 covers. The tolerances of 16-bit dtypes are larger than that.
     pub const fn of_inputs(dtype: DType, inputs: InputKind) -> Tolerance {
         match (dtype, inputs) {
             (DType::F32, InputKind::Normal | InputKind::SmallIntegers) => Tolerance::of(dtype),
@@ -43,46 +44,47 @@ impl Tolerance {
         }
     }
 
-    /// The error allowed where `want` is right.
+    /// The allowed error of an element whose correct value is `want`.
     pub fn allowed(&self, want: f64) -> f64 {
         self.atol + self.rtol * want.abs()
     }
 }
 
-/// One element of an output beside what it should be.
+/// One element of an output and its correct value.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Worst {
-    /// `[batch, row, head, column]`; of a log-sum-exp the column is 0.
+    /// `[batch, row, head, column]`; for a log-sum-exp the column is 0.
     pub index: [usize; 4],
-    /// What the kernel wrote.
+    /// The value the kernel wrote.
     pub got: f64,
-    /// What is right.
+    /// The correct value.
     pub want: f64,
 }
 
-/// What a comparison found. Prints as one line.
+/// Result of a comparison. Prints as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// Elements compared.
     pub elements: usize,
-    /// Largest `|got − want|`; NaN elements are counted in `nan` instead.
+    /// Largest `|got − want|`. NaN elements are counted in `nan` instead.
     pub max_abs: f64,
-    /// Largest `|got − want| / |want|` over elements with `|want| > atol`, below which it says nothing.
+    /// Largest `|got − want| / |want|` over elements with `|want| > atol`.
     pub max_rel: f64,
-    /// Largest error as a share of what is allowed for its element; an answer with more than 1 has not passed. NaN
-    /// elements are not in it.
+    /// Largest ratio of error to allowed error; above 1 the comparison fails. Excludes NaN
+    /// elements.
     pub of_allowed: f64,
-    /// `‖got − want‖ / ‖want‖`, the Frobenius norms over all elements that are finite on both sides.
+    /// `‖got − want‖ / ‖want‖` (Frobenius norms) over elements where both are finite.
     pub frobenius: f64,
-    /// The element furthest beyond (or nearest to) its tolerance; a NaN is further than any number.
+    /// The element that exceeds its tolerance most, or is closest to it. A NaN exceeds every
+    /// number.
     pub worst: Option<Worst>,
-    /// Elements beyond their tolerance, NaNs included.
+    /// Elements that exceed their tolerance, including NaNs.
     pub failures: usize,
     /// Elements that are NaN.
     pub nan: usize,
-    /// Of those, elements that still hold the poison that the output was filled with.
+    /// NaN elements that still hold the poison the output was filled with.
     pub unwritten: usize,
-    /// Every element is within its tolerance, and there is at least one.
+    /// All elements are within tolerance, and there is at least one.
     pub passed: bool,
 }
 
@@ -118,7 +120,7 @@ impl fmt::Display for Comparison {
 /// let problem = Problem::builder().seq_len(8).build()?;
 /// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
 /// let want = reference(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
-/// let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // a kernel would write here
+/// let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // the kernel's output
 /// let result = compare(&problem, &out.view(), &want, Tolerance::of(problem.dtype()))?;
 /// assert!(!result.passed);
 /// assert_eq!(result.unwritten, 8 * 64);
@@ -126,7 +128,7 @@ impl fmt::Display for Comparison {
 /// ```
 ///
 /// # Errors
-/// An output or a reference that is not of this problem's shape.
+/// The shape of the output or of the reference does not match the problem.
 pub fn compare(
     problem: &Problem,
     out: &TensorView<'_>,
@@ -150,7 +152,7 @@ pub fn compare(
 /// Compares some rows of an output with [`reference_rows`](crate::reference_rows).
 ///
 /// # Errors
-/// As [`compare`], and rows outside the problem.
+/// As [`compare`], and rows out of range.
 pub fn compare_rows(
     problem: &Problem,
     out: &TensorView<'_>,
@@ -177,7 +179,7 @@ pub fn compare_rows(
 /// Compares a log-sum-exp, `[batch, num_heads, seq_len_q]`, with the reference. −∞ equals −∞.
 ///
 /// # Errors
-/// Lengths that are not the problem's.
+/// A length does not match the problem.
 pub fn compare_lse(
     problem: &Problem,
     lse: &[f32],
@@ -197,10 +199,11 @@ pub fn compare_lse(
     Ok(tally.finish())
 }
 
-/// Compares some rows of a log-sum-exp with [`reference_rows`](crate::reference_rows). −∞ equals −∞.
+/// Compares some rows of a log-sum-exp with [`reference_rows`](crate::reference_rows). −∞ equals
+/// −∞.
 ///
 /// # Errors
-/// A length that is not the problem's, and rows outside the problem.
+/// The length does not match the problem, or a row is out of range.
 pub fn compare_lse_rows(
     problem: &Problem,
     lse: &[f32],
@@ -227,20 +230,22 @@ pub fn compare_lse_rows(
     Ok(tally.finish())
 }
 
-/// Compares a stage of every row with every key, `[batch, num_heads, seq_len_q, seq_len_kv]`, with
-/// [`reference_scores`](crate::reference_scores) or [`reference_probabilities`](crate::reference_probabilities).
-/// The index of the worst element is `[batch, row, head, key]`.
+/// Compares scores or probabilities, `[batch, num_heads, seq_len_q, seq_len_kv]`, with
+/// [`reference_scores`](crate::reference_scores) or
+/// [`reference_probabilities`](crate::reference_probabilities). The index of the worst element is
+/// `[batch, row, head, key]`.
 ///
 /// ```
 /// use flashcore_problem::{Problem, DType, Tolerance, compare_stage};
 /// let problem = Problem::builder().seq_len(2).build()?;
-/// let result = compare_stage(&problem, &[0.5, 0.5, 0.25, 1.0], &[0.5, 0.5, 0.25, 0.75], Tolerance::of(DType::F32))?;
+/// let (got, want) = ([0.5, 0.5, 0.25, 1.0], [0.5, 0.5, 0.25, 0.75]);
+/// let result = compare_stage(&problem, &got, &want, Tolerance::of(DType::F32))?;
 /// assert_eq!(result.worst.map(|worst| worst.index), Some([0, 1, 0, 1]));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 ///
 /// # Errors
-/// Lengths that are not the problem's.
+/// A length does not match the problem.
 pub fn compare_stage(
     problem: &Problem,
     got: &[f32],
@@ -272,7 +277,7 @@ fn check_len(tensor: &'static str, given: usize, expected: &[usize]) -> Result<(
     })
 }
 
-/// Adds up a comparison.
+/// Accumulates a comparison.
 struct Tally {
     tolerance: Tolerance,
     found: Comparison,
@@ -303,7 +308,7 @@ impl Tally {
         }
     }
 
-    /// A row of an output, with the slack of each element if there is any.
+    /// Adds a row of an output, with the slack of each element if there is one.
     fn row(&mut self, out: &TensorView<'_>, [b, s, h]: [usize; 3], want: &[f64], slack: Option<&[f64]>) {
         let (dtype, size) = (out.dtype(), out.dtype().size_bytes());
         let row = &out.bytes()[out.layout().offset(b, s, h, 0) * size..][..want.len() * size];
@@ -315,15 +320,15 @@ impl Tally {
         }
     }
 
-    /// `slack` is allowed beside the tolerance.
+    /// Adds an element. `slack` is allowed in addition to the tolerance.
     fn element(&mut self, index: [usize; 4], got: f64, want: f64, slack: f64, unwritten: bool) {
-        // Equal infinities are no error, though their difference is NaN.
+        // Equal infinities have error 0; their difference would be NaN.
         let error = if got == want { 0.0 } else { (got - want).abs() };
         let found = &mut self.found;
         found.elements += 1;
         found.nan += usize::from(got.is_nan());
         found.unwritten += usize::from(unwritten);
-        // How far beyond what is allowed. A NaN anywhere is beyond everything.
+        // The excess over the allowed error. NaN counts as infinite.
         let allowed = self.tolerance.allowed(want) + slack;
         let excess = match error - allowed {
             _ if error == 0.0 => -self.tolerance.atol,
@@ -337,7 +342,7 @@ impl Tally {
         }
         if !error.is_nan() {
             found.max_abs = found.max_abs.max(error);
-            // Divided where that makes a new largest one only: divisions would take half the time of all this.
+            // Divides only for a new maximum: dividing for every element doubles the run time.
             if error > found.of_allowed * allowed {
                 found.of_allowed = found.of_allowed.max(error / allowed);
             }
@@ -361,21 +366,22 @@ impl Tally {
     }
 }
 
-/// Bytes between a tensor's elements that no longer hold the poison they were filled with.
+/// Gap bytes of a tensor that no longer hold the poison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize)]
-#[error("{count} gap elements of the output were written, the first at element {first} from its start")]
+#[error("{count} gap elements of the output were written, the first at element offset {first}")]
 pub struct GapWritten {
-    /// The first such place, in elements from the start of the tensor's data.
+    /// The first written gap, in elements from the start of the data.
     pub first: usize,
-    /// How many there are.
+    /// Number of written gap elements.
     pub count: usize,
 }
 
-/// Checks that whatever wrote a tensor that began as [`Tensor::poisoned`](crate::Tensor::poisoned) wrote elements
-/// only: every byte of its gaps, and of the buffer past its last element, is still poison.
+/// Checks that a kernel wrote elements only. The tensor started as
+/// [`Tensor::poisoned`](crate::Tensor::poisoned); all bytes in gaps and after the last element must
+/// still be poison.
 ///
 /// # Errors
-/// [`GapWritten`]: where, and how many.
+/// [`GapWritten`]: the first position and the count.
 pub fn gaps_untouched(tensor: &TensorView<'_>) -> Result<(), GapWritten> {
     let (layout, size) = (tensor.layout(), tensor.dtype().size_bytes());
     let [nb, ns, nh, nd] = layout.shape;

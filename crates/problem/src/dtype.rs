@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Element type of the tensors of a problem. Q, K and V share one; O has it too, but for [`DType::output`] of e4m3.
+/// Element type of Q, K and V, and of O except for e4m3 (see [`DType::output`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -12,10 +12,10 @@ pub enum DType {
     F32,
     /// IEEE binary16.
     F16,
-    /// bfloat16: binary32 with the lower 16 bits of the significand cut off.
+    /// bfloat16: the upper 16 bits of binary32.
     BF16,
-    /// fp8 with 4 exponent and 3 significand bits (OCP e4m3fn): the largest is 448, there is no infinity. Tensors of
-    /// it come with [scales](crate::TensorView::with_scales); outputs are bf16.
+    /// fp8 with 4 exponent and 3 significand bits (OCP e4m3fn): maximum 448, no infinity. Tensors
+    /// have [scales](crate::TensorView::with_scales); outputs are bf16.
     E4M3,
 }
 
@@ -23,7 +23,7 @@ impl DType {
     /// Every dtype, in declaration order.
     pub const ALL: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::E4M3];
 
-    /// Bytes one element takes.
+    /// Bytes per element.
     pub const fn size_bytes(self) -> usize {
         match self {
             DType::F32 => 4,
@@ -32,7 +32,7 @@ impl DType {
         }
     }
 
-    /// The dtype of O where Q, K and V have this one: bf16 for e4m3, and otherwise the same.
+    /// The dtype of O for inputs of this dtype: bf16 for e4m3, otherwise the same.
     ///
     /// ```
     /// use flashcore_problem::DType;
@@ -45,7 +45,7 @@ impl DType {
         }
     }
 
-    /// The name used on the command line, in config ids and in evidence: `f32`, `fp16`, `bf16`, `e4m3`.
+    /// The name in command lines, config ids and evidence: `f32`, `fp16`, `bf16`, `e4m3`.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -55,7 +55,7 @@ impl DType {
         }
     }
 
-    /// The dtype of a name. Accepts the usual spellings (`fp16`, `f16`, `half`, `float16`, …).
+    /// The dtype with this name. Accepts common spellings (`fp16`, `f16`, `half`, `float16`, …).
     pub fn from_name(name: &str) -> Option<DType> {
         Some(match name.to_ascii_lowercase().as_str() {
             "f32" | "fp32" | "float" | "float32" => DType::F32,

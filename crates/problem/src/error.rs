@@ -1,9 +1,9 @@
-//! What can be wrong with a question.
+//! Errors of problems and tensors.
 
 use thiserror::Error;
 
-/// Why a problem or tensor was refused. Each message says what was given, what is allowed, and
-/// what to do.
+/// Why a problem or tensor was refused. Messages say what was given, what is allowed, and what to
+/// do.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProblemError {
@@ -13,7 +13,7 @@ pub enum ProblemError {
         /// The field's name.
         field: &'static str,
     },
-    /// The head dimension is not one that attention is computed for.
+    /// An unsupported head dimension.
     #[error(
         "{field} is {given}; allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next \
          multiple of 8)"
@@ -24,7 +24,7 @@ pub enum ProblemError {
         /// The value given.
         given: usize,
     },
-    /// Query heads cannot be shared out evenly over K/V heads.
+    /// The number of query heads is not a multiple of the number of K/V heads.
     #[error(
         "{num_heads} query heads are not a multiple of {num_kv_heads} K/V heads; each K/V head must serve the same \
          number of query heads"
@@ -35,17 +35,17 @@ pub enum ProblemError {
         /// K/V heads given.
         num_kv_heads: usize,
     },
-    /// A size or a tensor's extent is beyond what kernels index with 32 bits.
+    /// A size or a tensor span exceeds the range of 32-bit indices.
     #[error("{what} is {given}; at most {limit} is supported")]
     TooLarge {
         /// What is too large.
         what: String,
         /// Its value.
         given: u128,
-        /// The largest that is allowed.
+        /// The largest allowed value.
         limit: u128,
     },
-    /// A scale, soft cap or offset that is not usable.
+    /// An invalid scale, soft cap or offset.
     #[error("{field} is {given}; {allowed}")]
     Value {
         /// The field's name.
@@ -55,45 +55,35 @@ pub enum ProblemError {
         /// What is allowed.
         allowed: &'static str,
     },
-    /// The sequence bounds of packed sequences do not fit each other or the problem.
-    #[error("{field} {why}; it must begin at 0, never fall, and end at the tensor's number of rows")]
+    /// Sequence bounds of packed sequences that contradict each other or the problem.
+    #[error("{field} {why}; it must start at 0, never decrease, and end at the tensor's number of rows")]
     VarLen {
         /// `cu_seqlens_q` or `cu_seqlens_kv`.
         field: &'static str,
-        /// What is wrong with them.
+        /// What is wrong.
         why: String,
     },
-    /// Something that can be stated is not computed here.
-    #[error("{feature} is not supported by {what}; {remedy}")]
-    Unsupported {
-        /// What does not support it.
-        what: &'static str,
-        /// What is not supported.
-        feature: &'static str,
-        /// What to do instead.
-        remedy: &'static str,
-    },
-    /// A tensor's shape is not what the problem says.
-    #[error("{tensor} has shape {given:?}; this problem needs {expected:?} as [batch, seq, heads, head_dim]")]
+    /// A tensor's shape does not match the problem.
+    #[error("{tensor} has shape {given:?}; this problem needs {expected:?}{}", order(given))]
     Shape {
         /// Which tensor: `q`, `k`, `v`, `out` or `lse`.
         tensor: &'static str,
         /// The shape given.
         given: Vec<usize>,
-        /// The shape needed.
+        /// The expected shape.
         expected: Vec<usize>,
     },
-    /// A tensor's element type is not the problem's.
+    /// A tensor's dtype does not match the problem.
     #[error("{tensor} holds {given}; this problem's dtype is {expected}")]
     DType {
         /// Which tensor.
         tensor: &'static str,
         /// The dtype given.
         given: crate::DType,
-        /// The dtype needed.
+        /// The expected dtype.
         expected: crate::DType,
     },
-    /// Scales are missing, or not one for each batch and K/V head.
+    /// Scales are missing, or their number does not match the batch and K/V heads.
     #[error(
         "{tensor} has {given} scales; its {batch} batches and {heads} K/V heads need {} of them, f32 [batch, kv_heads] \
          (`with_scales`)", batch * heads
@@ -101,21 +91,21 @@ pub enum ProblemError {
     Scales {
         /// Which tensor.
         tensor: &'static str,
-        /// Scales given; 0 where there are none.
+        /// Number of scales given.
         given: usize,
-        /// Batches there are.
+        /// Batch size.
         batch: usize,
-        /// K/V heads there are.
+        /// Number of K/V heads.
         heads: usize,
     },
-    /// A scale that is no positive finite number.
+    /// A scale that is not positive and finite.
     #[error("scale {index} of {tensor} is {given}; scales are finite and above 0 (1 for a head that is all zeros)")]
     ScaleValue {
         /// Which tensor.
         tensor: &'static str,
-        /// Its place in `[batch, kv_heads]`, flat.
+        /// Flat index in `[batch, kv_heads]`.
         index: usize,
-        /// The scale, in text.
+        /// The scale as text.
         given: String,
     },
     /// The last dimension is not contiguous.
@@ -129,7 +119,7 @@ pub enum ProblemError {
         /// The stride given, in elements.
         given: i64,
     },
-    /// Two elements of an output share an address, or a stride is negative.
+    /// A negative stride, or two elements of an output at one address.
     #[error("{tensor} has strides {strides:?} for shape {shape:?}: {why}")]
     Strides {
         /// Which tensor.
@@ -138,35 +128,43 @@ pub enum ProblemError {
         shape: Vec<usize>,
         /// Strides in elements.
         strides: Vec<i64>,
-        /// What is wrong with them.
+        /// What is wrong.
         why: &'static str,
     },
-    /// A buffer is shorter than its layout reaches.
+    /// A buffer is shorter than the span of its layout.
     #[error("{tensor} needs {needed} bytes for its shape and strides; the buffer has {given}")]
     BufferTooSmall {
         /// Which tensor.
         tensor: &'static str,
-        /// Bytes its layout reaches.
+        /// Bytes the layout needs.
         needed: usize,
-        /// Bytes there are.
+        /// Bytes given.
         given: usize,
     },
-    /// A buffer does not begin where its elements may.
+    /// A buffer is not aligned to its elements.
     #[error("{tensor}'s data is not aligned to its {dtype} elements ({needed} bytes)")]
     Misaligned {
         /// Which tensor.
         tensor: &'static str,
         /// The element type.
         dtype: crate::DType,
-        /// The alignment needed, in bytes.
+        /// Required alignment in bytes.
         needed: usize,
     },
-    /// No problem has this name.
+    /// An unknown problem name.
     #[error("no problem is named `{given}`; known names: {known}")]
     UnknownName {
         /// The name given.
         given: String,
-        /// The names there are, comma-separated.
+        /// The known names, comma-separated.
         known: String,
     },
+}
+
+/// The order of the dimensions, for tensors that have four.
+fn order(shape: &[usize]) -> &'static str {
+    match shape.len() {
+        4 => " as [batch, seq, heads, head_dim]",
+        _ => "",
+    }
 }

@@ -1,6 +1,5 @@
-//! Data worth testing on: normal numbers, and patterns that break kernels which are nearly right.
-//!
-//! The same problem, kind and seed give the same bytes on every platform.
+//! Test inputs: normal numbers and adversarial patterns. The same problem, kind and seed give the
+//! same bytes on every platform.
 
 use std::fmt;
 
@@ -8,14 +7,14 @@ use crate::quantise::{absmax_scales, quantise};
 use crate::rng::Rng;
 use crate::{DType, Layout, Problem, ProblemError, Tensor};
 
-/// Q, K and V of a problem, in its dtype and layouts. Gaps between elements are NaN, so that a
-/// kernel that reads one is caught.
+/// Q, K and V of a problem, in its dtype and layouts. Gaps between elements are NaN, so that
+/// reading one becomes visible.
 ///
-/// Those of an e4m3 problem are what they would be in f32, divided by a scale for each (batch, K/V head) and rounded.
-/// A scale is `absmax / 448` of what it serves, times a random factor from 1 to 16: the scales of heads, batches and
-/// tensors then differ by so much that a wrong one shows, and the elements are no coarser, since they are floating
-/// point. Small integers have powers of two for scales, and stay exact. A tensor whose elements overlap (a batch that
-/// is broadcast) has one scale throughout.
+/// Inputs of an e4m3 problem are generated in f32, divided by a scale for each (batch, K/V head),
+/// and rounded. A scale is `absmax / 448` times a random factor from 1 to 16. Scales of different
+/// heads, batches and tensors thus differ enough to expose a wrong one, and floating-point elements
+/// lose no precision. Small integers use power-of-two scales and stay exact. A tensor with
+/// overlapping elements (broadcast batch) has a single scale.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// `[batch, seq_len_q, num_heads, head_dim]`.
@@ -26,26 +25,28 @@ pub struct Inputs {
     pub v: Tensor,
 }
 
-/// What the numbers look like. All but the first two are adversarial: each is aimed at one way of
-/// getting attention wrong.
+/// The pattern of the numbers. All but the first two are adversarial: each targets one error in
+/// attention kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InputKind {
     /// Standard normal Q, K and V.
     Normal,
-    /// Integers from −2 to 2: exact in every dtype, as are the scores, so that no tolerance hides a wrong index.
+    /// Integers from −2 to 2. Elements and scores are exact in every dtype, so no tolerance hides a
+    /// wrong index.
     SmallIntegers,
-    /// Every row of Q and of K is the same, so that all scores are equal and the output is a plain mean of V.
+    /// All rows of Q and K are equal, so the output is the mean of V.
     EqualRows,
-    /// One score of each row towers over the others, and a higher one follows every 61 keys: the
-    /// output is one row of V, and stale running maxima overflow.
+    /// One score per row dominates, and a higher one follows every 61 keys. The output is one row
+    /// of V; a stale running maximum overflows.
     HugeLogit,
-    /// Scores rise along the keys (in steps of eight significant bits), so that the running maximum changes in every tile.
+    /// Scores rise along the keys in steps of eight significant bits. The running maximum changes
+    /// in every tile.
     RisingScores,
-    /// All scores near −110, where `exp` underflows unless the maximum is subtracted: catches a
-    /// running maximum that begins at 0.
+    /// All scores are near −110, where `exp` underflows without the maximum. Detects a running
+    /// maximum initialised to 0.
     NegativeScores,
-    /// Elements of Q and V up to ±6e4 (the end of fp16) against elements of K down to fp16's
-    /// subnormals; scores are ordinary and every output is finite.
+    /// Q and V up to ±6e4 (close to fp16's maximum), K down to fp16 subnormals. Scores are ordinary
+    /// and outputs finite.
     Extremes,
 }
 
@@ -74,7 +75,7 @@ impl InputKind {
         }
     }
 
-    /// The kind of a name.
+    /// The kind with this name.
     pub fn from_name(name: &str) -> Option<InputKind> {
         InputKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
@@ -86,11 +87,12 @@ impl fmt::Display for InputKind {
     }
 }
 
-/// Spacing of the peaks of [`InputKind::HugeLogit`]: prime, so that peaks fall everywhere in a tile.
+/// Distance of the peaks of [`InputKind::HugeLogit`]. A prime, so that peaks hit every position of
+/// a tile.
 const PEAK_SPACING: usize = 61;
 
 impl Inputs {
-    /// The inputs of a problem, of one kind, from a seed.
+    /// Generates the inputs of a problem.
     ///
     /// ```
     /// use flashcore_problem::{InputKind, Inputs, Problem};
@@ -101,10 +103,10 @@ impl Inputs {
     /// ```
     pub fn generate(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
         let head_dim = problem.head_dim();
-        // A score of `x` from two rows of equal elements: q·k·head_dim·scale.
+        // The element of K that gives `score` with rows of ones in Q.
         let per_element = |score: f32| score / (head_dim as f32 * problem.softmax_scale());
         let (mut q, mut k, mut v) = (Rng::stream(seed, 0), Rng::stream(seed, 1), Rng::stream(seed, 2));
-        // e4m3 elements begin as f32, since their scales depend on all of them.
+        // e4m3 inputs start as f32, because the scales depend on all elements.
         let dtype = match problem.dtype() {
             DType::E4M3 => DType::F32,
             other => other,
@@ -163,19 +165,17 @@ impl Inputs {
                 v: normal_v(&mut v),
             },
             InputKind::Extremes => {
-                // Q's columns are scaled by 2^e and K's by 2^-e: the scores stay those of normal inputs.
-                // e4m3 has fewer exponents: what is too small beside its head's largest element would be 0.
-                let (reach, v_max) = match problem.dtype() {
-                    DType::E4M3 => (5, 6e4),
-                    _ => (13, 6e4),
-                };
+                // Scales Q's columns by 2^e and K's by 2^-e, so scores equal those of normal
+                // inputs. e4m3 has a smaller exponent range; larger factors would round elements to
+                // 0.
+                let reach = if problem.dtype() == DType::E4M3 { 5 } else { 13 };
                 let scale = |d: usize| 2f32.powi((d % (reach + 1)) as i32);
                 Inputs {
                     q: make(ql, &mut |_, d| q.normal() * scale(d)),
                     k: make(kl, &mut |_, d| k.normal() / scale(d)),
-                    // One sign a column, so that outputs are as large as the elements and do not cancel.
+                    // One sign per column, so that outputs are as large as the elements.
                     v: make(vl, &mut |_, d| {
-                        let magnitude = v_max * (0.5 + 0.5 * v.unit());
+                        let magnitude = 6e4 * (0.5 + 0.5 * v.unit());
                         if d % 2 == 0 { magnitude } else { -magnitude }
                     }),
                 }
@@ -200,7 +200,8 @@ impl Inputs {
     }
 }
 
-/// The tensor in e4m3, with scales drawn as [`Inputs`] says. `place` tells Q, K and V apart.
+/// Quantises a tensor to e4m3 with random scales, as [`Inputs`] describes. `place` is 0, 1, 2 for
+/// Q, K, V.
 fn draw_quantised(
     tensor: &'static str,
     place: usize,
@@ -213,7 +214,7 @@ fn draw_quantised(
     let mut rng = Rng::stream(seed, 3 + place as u64);
     let mut scales = match kind {
         InputKind::SmallIntegers => {
-            // 2^-3 to 2^3, another one for each neighbour and each tensor.
+            // Powers from 2^-3 to 2^3, different for neighbours and tensors.
             let first = Rng::stream(seed, 3).below(7) + 2 * place;
             (0..problem.num_scales())
                 .map(|i| 2f32.powi((first + i) as i32 % 7 - 3))
@@ -232,8 +233,8 @@ fn draw_quantised(
     quantise(tensor, &values.view(), scales)
 }
 
-/// Keeps eight significant bits. Sums of up to 256 such elements of one magnitude are exact in f32:
-/// large scores then test the softmax, not how a dot product in f32 rounds.
+/// Rounds to eight significant bits. f32 sums of up to 256 such elements of one magnitude are
+/// exact, so large scores test the softmax and not the rounding of dot products.
 fn coarse(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }
@@ -242,7 +243,7 @@ fn small_integer(rng: &mut Rng) -> f32 {
     rng.below(5) as f32 - 2.0
 }
 
-/// A tensor of `value(seq, d)`, drawn in the order batch, seq, head, d; gaps are poison.
+/// Fills a tensor with `value(seq, d)` in the order batch, seq, head, d. Gaps are poison.
 fn fill(dtype: DType, layout: Layout, value: &mut dyn FnMut(usize, usize) -> f32) -> Tensor {
     let mut tensor = Tensor::poisoned(dtype, layout);
     let mut view = tensor.view_mut();

@@ -1,4 +1,4 @@
-//! Where the elements of a `[batch, seq, heads, head_dim]` tensor lie.
+//! Strided layouts of `[batch, seq, heads, head_dim]` tensors.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,19 +6,18 @@ use crate::ProblemError;
 
 /// Shape and strides of a tensor, both as `[batch, seq, heads, head_dim]`, strides in elements.
 ///
-/// The last stride is 1 and none is negative; beyond that anything goes: a `[batch, heads, seq,
-/// head_dim]` tensor, a slice of a packed QKV tensor, or a batch broadcast with stride 0 (inputs
-/// only) are all layouts.
+/// The last stride is 1 and none is negative. Otherwise any layout is allowed: `[batch, heads, seq,
+/// head_dim]`, slices of a packed QKV tensor, or a broadcast batch with stride 0 (inputs only).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Layout {
     /// `[batch, seq, heads, head_dim]`.
     pub shape: [usize; 4],
-    /// Elements from one index to the next along each dimension of `shape`.
+    /// Distance in elements between neighbours along each dimension.
     pub strides: [i64; 4],
 }
 
 impl Layout {
-    /// Dense, with `seq` outside `heads`: what FlashAttention calls `bshd`.
+    /// Dense `[batch, seq, heads, head_dim]`, FlashAttention's `bshd`.
     pub const fn bshd(shape: [usize; 4]) -> Layout {
         let [_, s, h, d] = shape;
         Layout {
@@ -27,8 +26,8 @@ impl Layout {
         }
     }
 
-    /// Dense, with `heads` outside `seq`: what PyTorch's SDPA calls `[batch, heads, seq, head_dim]`.
-    /// `shape` is still given as `[batch, seq, heads, head_dim]`.
+    /// Dense `[batch, heads, seq, head_dim]`, the order of PyTorch's SDPA. `shape` is still
+    /// `[batch, seq, heads, head_dim]`.
     pub const fn bhsd(shape: [usize; 4]) -> Layout {
         let [_, s, h, d] = shape;
         Layout {
@@ -37,7 +36,7 @@ impl Layout {
         }
     }
 
-    /// Index of an element, in elements from the first. Indices are not checked against the shape.
+    /// Offset of an element in elements. Does not check the indices.
     pub fn offset(&self, b: usize, s: usize, h: usize, d: usize) -> usize {
         let index = [b, s, h, d];
         let at: i64 = index
@@ -48,7 +47,7 @@ impl Layout {
         at as usize
     }
 
-    /// Elements from the first to one past the last that the layout reaches; 0 if the shape is empty.
+    /// Elements from the first to one past the last; 0 for an empty shape.
     pub fn span(&self) -> usize {
         if self.shape.contains(&0) {
             return 0;
@@ -57,13 +56,13 @@ impl Layout {
         self.offset(b - 1, s - 1, h - 1, d - 1) + 1
     }
 
-    /// Elements in the shape, gaps not counted.
+    /// Elements in the shape, without gaps.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Checks what kernels rely on: a contiguous last dimension, no negative stride, a span that
-    /// fits in 2^31 elements.
+    /// Checks the requirements of kernels: a contiguous last dimension, no negative stride, and a
+    /// span of at most 2^31 elements.
     ///
     /// # Errors
     /// [`ProblemError::LastDimStride`], [`ProblemError::Strides`] or [`ProblemError::TooLarge`],
@@ -100,13 +99,13 @@ impl Layout {
         Ok(())
     }
 
-    /// Checks that no two elements share an address, as an output needs.
+    /// Checks that no two elements share an address, as required for outputs.
     ///
     /// # Errors
     /// [`ProblemError::Strides`] naming `tensor`.
     pub fn check_injective(&self, tensor: &'static str) -> Result<(), ProblemError> {
-        // Sorted by stride, each dimension must step over all that the smaller ones reach. That is
-        // sufficient, and necessary for every layout that slicing and permuting can produce.
+        // In order of stride, each dimension must step over the span of all smaller ones. This is
+        // sufficient, and necessary for all layouts made by slicing and permuting.
         let mut dims: Vec<(i64, usize)> = self
             .strides
             .iter()
@@ -122,7 +121,7 @@ impl Layout {
                     tensor,
                     shape: self.shape.to_vec(),
                     strides: self.strides.to_vec(),
-                    why: "elements overlap, and an output's must not",
+                    why: "elements overlap; those of an output must not",
                 });
             }
             reach = reach.saturating_add(i128::from(stride) * (size as i128 - 1));

@@ -1,8 +1,7 @@
-//! What an attention computation is asked to do, and nothing of how.
+//! Describes an attention computation, independent of how it is computed.
 //!
-//! A [`Problem`] states shapes, dtype, strides, mask and scale. [`Tensor`]s hold the data on the
-//! host, [`inputs`] makes data worth testing on, and [`mod@reference`] computes the answer in float64
-//! so plainly that it can be checked by reading.
+//! A [`Problem`] holds shapes, dtype, strides, mask and scale. [`Tensor`]s hold data on the host,
+//! [`inputs`] generates test data, and [`mod@reference`] computes the result in float64.
 
 pub mod builder;
 pub mod compare;
@@ -31,7 +30,7 @@ pub use inputs::{InputKind, Inputs};
 pub use layout::Layout;
 pub use mask::{CausalAlign, KeyRange, Mask};
 pub use names::{NAMED_PROBLEMS, NamedProblem};
-pub use problem::{PagedKv, Problem, VarLen};
+pub use problem::{Problem, VarLen};
 pub use quantise::{absmax_scales, quantise};
 pub use random::{RandomLimits, random_problem};
 pub use reference::{Reference, ReferenceRow, reference, reference_probabilities, reference_rows, reference_scores};

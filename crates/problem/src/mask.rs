@@ -1,31 +1,30 @@
-//! Which keys a query row may attend to.
+//! Attention masks.
 //!
-//! Every mask here is a band around a diagonal, so a kernel needs two integers for all of them:
-//! query row `i` attends to keys `i + lo ..= i + hi`, cut to `0..seq_len_kv` ([`KeyRange`]).
+//! Every mask here is a band around a diagonal. A kernel needs two integers: query row `i` attends
+//! to keys `i + lo ..= i + hi`, clipped to `0..seq_len_kv` ([`KeyRange`]).
 
 use serde::{Deserialize, Serialize};
 
-/// Where the diagonal of a mask lies when `seq_len_q != seq_len_kv`.
+/// Position of a mask's diagonal when `seq_len_q != seq_len_kv`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CausalAlign {
-    /// The last query row sees the last key (FlashAttention since 2.1, and every decoder with a KV cache).
+    /// The last query row sees the last key (FlashAttention since 2.1; decoders with a KV cache).
     #[default]
     BottomRight,
-    /// The first query row sees the first key only (PyTorch's `is_causal=True`).
+    /// The first query row sees only the first key (PyTorch's `is_causal=True`).
     TopLeft,
 }
 
-/// Which keys a query row may attend to: a band `[-window_left, +window_right]` around the diagonal.
-///
-/// `None` means unbounded on that side. Causal is `window_right = Some(0)`.
+/// A band `[-window_left, +window_right]` of visible keys around the diagonal. `None` means
+/// unbounded; causal is `window_right = Some(0)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mask {
-    /// Keys before the diagonal that are visible; `None`: all of them.
+    /// Visible keys before the diagonal; `None`: all.
     pub window_left: Option<u32>,
-    /// Keys after the diagonal that are visible; `None`: all of them; `Some(0)` is causal.
+    /// Visible keys after the diagonal; `None`: all; `Some(0)`: causal.
     pub window_right: Option<u32>,
-    /// Where the diagonal lies.
+    /// Position of the diagonal.
     pub align: CausalAlign,
 }
 
@@ -37,14 +36,14 @@ impl Mask {
         align: CausalAlign::BottomRight,
     };
 
-    /// Causal, aligned at the bottom right.
+    /// Causal, bottom-right aligned.
     pub const CAUSAL: Mask = Mask {
         window_left: None,
         window_right: Some(0),
         align: CausalAlign::BottomRight,
     };
 
-    /// A band of `left` keys before and `right` keys after the diagonal, bottom-right aligned.
+    /// `left` keys before and `right` keys after the diagonal, bottom-right aligned.
     ///
     /// ```
     /// use flashcore_problem::Mask;
@@ -59,13 +58,13 @@ impl Mask {
         }
     }
 
-    /// The same mask with its diagonal at the top left.
+    /// The same mask, top-left aligned.
     pub const fn top_left(mut self) -> Mask {
         self.align = CausalAlign::TopLeft;
         self
     }
 
-    /// The mask that prints as `text`; `None` where none does.
+    /// Parses the output of `Display`; `None` if `text` is not a mask.
     ///
     /// ```
     /// use flashcore_problem::Mask;
@@ -94,7 +93,7 @@ impl Mask {
         Some(if top_left { mask.top_left() } else { mask })
     }
 
-    /// Whether no key is ever hidden by the mask itself.
+    /// Whether the mask hides no key.
     pub const fn is_full(&self) -> bool {
         self.window_left.is_none() && self.window_right.is_none()
     }
@@ -115,18 +114,18 @@ impl std::fmt::Display for Mask {
     }
 }
 
-/// The band of a mask resolved for given lengths and offsets: query row `i` attends to keys
-/// `i + lo ..= i + hi`, cut to `0..seq_len_kv`.
+/// A mask resolved for given lengths and offsets: query row `i` attends to keys `i + lo ..= i +
+/// hi`, clipped to `0..seq_len_kv`.
 ///
-/// Unbounded sides are [`KeyRange::UNBOUNDED_LO`] and [`KeyRange::UNBOUNDED_HI`], far enough out
-/// that `i + lo` and `i + hi` never overflow an `i32` for any row index a problem may have.
+/// Unbounded sides are [`KeyRange::UNBOUNDED_LO`] and [`KeyRange::UNBOUNDED_HI`]. With these `i +
+/// lo` and `i + hi` fit in an `i32` for every row index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyRange {
     /// First visible key relative to the row index.
     pub lo: i32,
     /// Last visible key relative to the row index (inclusive).
     pub hi: i32,
-    /// Keys there are.
+    /// Number of keys.
     pub seq_len_kv: usize,
 }
 
@@ -136,11 +135,12 @@ impl KeyRange {
     /// `hi` of a band without a right edge.
     pub const UNBOUNDED_HI: i32 = 1 << 30;
 
-    /// The keys that query row `row` attends to; empty where there are none.
+    /// The keys that query row `row` attends to; may be empty.
     ///
     /// ```
     /// use flashcore_problem::{Mask, Problem};
-    /// let problem = Problem::builder().seq_len_q(2).seq_len_kv(5).mask(Mask::CAUSAL).build().unwrap();
+    /// let problem = Problem::builder().seq_len_q(2).seq_len_kv(5);
+    /// let problem = problem.mask(Mask::CAUSAL).build().unwrap();
     /// assert_eq!(problem.key_range().keys(0), 0..4); // bottom-right: row 0 of 2 sees keys 0..=3
     /// assert_eq!(problem.key_range().keys(1), 0..5);
     /// ```

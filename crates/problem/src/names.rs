@@ -1,27 +1,27 @@
-//! Problems with names, so that people and reports mean the same shapes; and how a problem prints.
+//! Named problems, and the one-line form of a problem.
 
 use std::fmt;
 
 use crate::{DType, Mask, Problem, ProblemBuilder, ProblemError};
 
-/// A problem that can be asked for by name.
+/// A problem with a name.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedProblem {
-    /// What it is called, such as `mission`.
+    /// The name, for example `mission`.
     pub name: &'static str,
-    /// One line on what it stands for.
+    /// One-line description.
     pub about: &'static str,
     build: fn(ProblemBuilder) -> ProblemBuilder,
 }
 
 impl NamedProblem {
-    /// A builder with the named problem's fields, for changing some of them before building.
+    /// A builder with this problem's fields, so that some can be changed.
     pub fn builder(&self) -> ProblemBuilder {
         (self.build)(Problem::builder())
     }
 }
 
-/// The shapes of one attention layer: batch, query heads, K/V heads, rows, columns.
+/// Sets batch, query and K/V heads, sequence length and head_dim.
 fn shape(b: ProblemBuilder, batch: usize, heads: (usize, usize), seq_len: usize, head_dim: usize) -> ProblemBuilder {
     b.batch(batch)
         .heads(heads.0, heads.1)
@@ -35,7 +35,7 @@ macro_rules! named {
     };
 }
 
-/// Every problem with a name. The dtype is fp16 unless said otherwise.
+/// All named problems. The dtype is fp16 unless stated otherwise.
 pub const NAMED_PROBLEMS: &[NamedProblem] = named! {
     "mission", "the shape this project began with: B1 H8 S512 D64",
         |b| shape(b, 1, (8, 8), 512, 64);
@@ -88,7 +88,7 @@ pub const NAMED_PROBLEMS: &[NamedProblem] = named! {
 };
 
 impl Problem {
-    /// The problem of a name: see [`NAMED_PROBLEMS`].
+    /// Looks up a problem in [`NAMED_PROBLEMS`].
     ///
     /// ```
     /// use flashcore_problem::Problem;
@@ -97,7 +97,7 @@ impl Problem {
     /// ```
     ///
     /// # Errors
-    /// [`ProblemError::UnknownName`], which lists the names there are.
+    /// [`ProblemError::UnknownName`], which lists the known names.
     pub fn named(name: &str) -> Result<Problem, ProblemError> {
         match NAMED_PROBLEMS.iter().find(|named| named.name == name) {
             Some(named) => named.builder().build(),
@@ -109,8 +109,8 @@ impl Problem {
     }
 }
 
-/// One line for tables: `B1 H8/8 Sq512 Skv512 D64 fp16 full`, then only what is unusual: `Dv32`, `off(q,kv)`,
-/// `scale0.1`, `cap30`, `lse`, `strided` (not dense batch-seq-head-column), `varlen`, `paged`.
+/// One line such as `B1 H8/8 Sq512 Skv512 D64 fp16 full`, followed by non-default fields: `Dv32`,
+/// `off(q,kv)`, `scale0.1`, `cap30`, `lse`, `strided` (not dense bshd), `varlen`.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = format!(
@@ -147,7 +147,6 @@ impl fmt::Display for Problem {
             .all(|layout| **layout == crate::Layout::bshd(layout.shape));
         also(!dense, "strided".to_string());
         also(self.var_len.is_some(), "varlen".to_string());
-        also(self.paged_kv.is_some(), "paged".to_string());
         f.pad(&line)
     }
 }
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_prints_what_is_unusual_about_it() {
+    fn display_lists_non_default_fields() {
         let problem = Problem::builder()
             .heads(8, 2)
             .seq_len_q(1)

@@ -1,4 +1,4 @@
-//! [`Problem`]: what is asked.
+//! [`Problem`]: the description of an attention computation.
 
 use std::ops::Range;
 
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CausalAlign, DType, KeyRange, Layout, Mask, ProblemError, TensorView, TensorViewMut};
 
-/// Most elements a tensor's layout may span: kernels index with 32 bits.
+/// Upper limit of a tensor's span in elements: kernels use 32-bit indices.
 pub const MAX_ELEMENTS: usize = 1 << 31;
 
-/// Longest sequence: row indices plus mask offsets must not overflow an `i32`.
+/// Maximum sequence length: row index plus mask offset must fit in an `i32`.
 pub const MAX_SEQ_LEN: usize = 1 << 28;
 
-/// Sequences of different lengths packed one after another along `seq` (batch is then 1).
+/// Sequences of different lengths, packed along `seq` (batch is then 1).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VarLen {
     /// First row of each query sequence, then the total: `num_sequences + 1` entries.
@@ -21,23 +21,13 @@ pub struct VarLen {
     pub cu_seqlens_kv: Vec<u32>,
 }
 
-/// K and V stored in fixed-size pages, as vLLM's block tables do.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct PagedKv {
-    /// Rows in a page.
-    pub page_size: usize,
-    /// `block_table[b][i]` is the page that holds rows `i * page_size ..` of batch `b`.
-    pub block_table: Vec<Vec<u32>>,
-}
-
-/// What is asked: `O = softmax(scale · Q·Kᵀ, masked) · V`, for every batch and head.
+/// An attention computation: `O = softmax(scale · Q·Kᵀ, masked) · V` for every batch and head.
 ///
-/// Q, K and V of an e4m3 problem stand for their elements times a scale, one f32 for each batch and K/V head and
-/// tensor ([`TensorView::with_scales`]): `O = v_scale · softmax(scale · q_scale · k_scale · Q·Kᵀ, masked) · V`, in bf16.
+/// Tensors are `[batch, seq, heads, head_dim]` with any strides ([`Layout`]). For e4m3, each of Q,
+/// K and V has one f32 scale per (batch, K/V head) ([`TensorView::with_scales`]): `O = v_scale ·
+/// softmax(scale · q_scale · k_scale · Q·Kᵀ, masked) · V`, in bf16.
 ///
-/// Tensors are `[batch, seq, heads, head_dim]` with any strides ([`Layout`]). Built with
-/// [`Problem::builder`], which checks everything; the fields are private so that a `Problem` that
-/// exists is one that makes sense.
+/// [`Problem::builder`] and deserialisation validate all fields, so every `Problem` is valid.
 ///
 /// ```
 /// use flashcore_problem::{DType, Mask, Problem};
@@ -45,11 +35,9 @@ pub struct PagedKv {
 ///     .batch(1).heads(32, 8).seq_len(4096).head_dim(128)
 ///     .dtype(DType::BF16).mask(Mask::CAUSAL)
 ///     .build()?;
-/// assert_eq!(problem.group_size(), 4); // query heads a K/V head serves
+/// assert_eq!(problem.group_size(), 4); // query heads per K/V head
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-///
-/// Deserialising checks it again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Problem {
@@ -72,10 +60,9 @@ pub struct Problem {
     pub(crate) v: Layout,
     pub(crate) o: Layout,
     pub(crate) var_len: Option<VarLen>,
-    pub(crate) paged_kv: Option<PagedKv>,
 }
 
-/// A problem as it is read, before [`crate::ProblemBuilder::build`] has checked it.
+/// A deserialised problem before validation.
 #[derive(Deserialize)]
 struct Unchecked {
     batch: usize,
@@ -97,7 +84,6 @@ struct Unchecked {
     v: Layout,
     o: Layout,
     var_len: Option<VarLen>,
-    paged_kv: Option<PagedKv>,
 }
 
 impl TryFrom<Unchecked> for Problem {
@@ -123,9 +109,6 @@ impl TryFrom<Unchecked> for Problem {
         if let Some(var_len) = read.var_len {
             builder = builder.var_len(var_len);
         }
-        if let Some(paged_kv) = read.paged_kv {
-            builder = builder.paged_kv(paged_kv);
-        }
         builder.build()
     }
 }
@@ -136,7 +119,7 @@ impl Problem {
         crate::builder::ProblemBuilder::default()
     }
 
-    /// The factor on `Q·Kᵀ` that is used unless one is given: `1/√head_dim`.
+    /// The default factor on `Q·Kᵀ`: `1/√head_dim`.
     pub fn default_scale(head_dim: usize) -> f32 {
         1.0 / (head_dim as f32).sqrt()
     }
@@ -153,15 +136,15 @@ impl Problem {
     pub fn num_kv_heads(&self) -> usize {
         self.num_kv_heads
     }
-    /// Query heads that share one key/value head (1: MHA; `num_heads`: MQA).
+    /// Query heads per K/V head (1: MHA; `num_heads`: MQA).
     pub fn group_size(&self) -> usize {
         self.num_heads / self.num_kv_heads
     }
-    /// Query rows a sequence.
+    /// Query rows per sequence.
     pub fn seq_len_q(&self) -> usize {
         self.seq_len_q
     }
-    /// Key/value rows a sequence.
+    /// Key/value rows per sequence.
     pub fn seq_len_kv(&self) -> usize {
         self.seq_len_kv
     }
@@ -177,12 +160,12 @@ impl Problem {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// Element type of O: bf16 for e4m3 problems, otherwise that of Q, K and V.
+    /// Element type of O: bf16 for e4m3, otherwise that of Q, K and V.
     pub fn out_dtype(&self) -> DType {
         self.dtype.output()
     }
-    /// Scales that each of Q, K and V of an e4m3 problem has, `[batch, num_kv_heads]`: see
-    /// [`TensorView::with_scales`]. Tensors of other dtypes have none.
+    /// Scales of each of Q, K and V, `[batch, num_kv_heads]`, for e4m3; otherwise 0. See
+    /// [`TensorView::with_scales`].
     pub fn num_scales(&self) -> usize {
         match self.dtype {
             DType::E4M3 => self.batch * self.num_kv_heads,
@@ -205,11 +188,11 @@ impl Problem {
     pub fn softmax_scale(&self) -> f32 {
         self.softmax_scale
     }
-    /// `Some(c)`: scaled scores pass through `c·tanh(s/c)` before the mask.
+    /// `Some(c)`: `c·tanh(s/c)` is applied to scaled scores before the mask.
     pub fn softcap(&self) -> Option<f32> {
         self.softcap
     }
-    /// Whether the log-sum-exp of each row is asked for too: f32 `[batch, heads, seq_len_q]`, natural logarithm.
+    /// Whether the log-sum-exp is requested: f32 `[batch, heads, seq_len_q]`, natural logarithm.
     pub fn return_lse(&self) -> bool {
         self.return_lse
     }
@@ -229,21 +212,17 @@ impl Problem {
     pub fn o_layout(&self) -> &Layout {
         &self.o
     }
-    /// Packed sequences of different lengths, if asked for.
+    /// Bounds of packed sequences, if any.
     pub fn var_len(&self) -> Option<&VarLen> {
         self.var_len.as_ref()
-    }
-    /// Paged K and V, if asked for.
-    pub fn paged_kv(&self) -> Option<&PagedKv> {
-        self.paged_kv.as_ref()
     }
     /// Elements of the log-sum-exp: `batch · num_heads · seq_len_q`.
     pub fn lse_len(&self) -> usize {
         self.batch * self.num_heads * self.seq_len_q
     }
 
-    /// The mask resolved for this problem's lengths and offsets. With [`VarLen`] each sequence has lengths of its
-    /// own: see [`Problem::visible_keys`].
+    /// The mask resolved for this problem's lengths and offsets. With [`VarLen`] each sequence has
+    /// its lengths: use [`Problem::visible_keys`].
     pub fn key_range(&self) -> KeyRange {
         self.key_range_of(self.seq_len_q, self.seq_len_kv)
     }
@@ -255,7 +234,7 @@ impl Problem {
             CausalAlign::TopLeft => 0,
         };
         let diagonal = i64::from(aligned) + i64::from(self.q_offset) - i64::from(self.kv_offset);
-        // Either end of the clamp lies further out than any row of any sequence, so it changes no row's keys.
+        // Both limits exceed every row index, so clamping does not change the visible keys.
         let clamp = |edge: i64| edge.clamp(KeyRange::UNBOUNDED_LO.into(), KeyRange::UNBOUNDED_HI.into()) as i32;
         KeyRange {
             lo: self
@@ -270,12 +249,14 @@ impl Problem {
         }
     }
 
-    /// The rows of K and V that row `row` of Q attends to; with [`VarLen`], only those of its own sequence.
+    /// The rows of K and V that row `row` of Q attends to. With [`VarLen`] these are rows of the
+    /// same sequence.
     ///
     /// ```
     /// use flashcore_problem::{Mask, Problem, VarLen};
     /// let packed = VarLen { cu_seqlens_q: vec![0, 2, 5], cu_seqlens_kv: vec![0, 4, 8] };
-    /// let problem = Problem::builder().seq_len_q(5).seq_len_kv(8).mask(Mask::CAUSAL).var_len(packed).build()?;
+    /// let problem = Problem::builder().seq_len_q(5).seq_len_kv(8);
+    /// let problem = problem.mask(Mask::CAUSAL).var_len(packed).build()?;
     /// assert_eq!(problem.visible_keys(0), 0..3); // row 0 of 2, of the first sequence
     /// assert_eq!(problem.visible_keys(4), 4..8); // the last row of the second
     /// # Ok::<(), flashcore_problem::ProblemError>(())
@@ -285,7 +266,8 @@ impl Problem {
             return self.key_range().keys(row);
         };
         let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
-        // The last sequence that begins at or before the row: empty sequences begin there too, and have no rows.
+        // The last sequence that starts at or before the row. Empty sequences may start at the same
+        // row.
         let sequence = q.partition_point(|&start| start as usize <= row).saturating_sub(1);
         let bounds = |starts: &[u32]| match starts.get(sequence..sequence + 2) {
             Some(&[start, end]) => start as usize..end as usize,
@@ -296,17 +278,17 @@ impl Problem {
         kv.start + keys.start..kv.start + keys.end
     }
 
-    /// Floating-point operations of the two products over visible keys only: `2·(head_dim + head_dim_v)` a visible
-    /// (row, key) pair, a head. Softmax is not counted, as is the custom of the field.
+    /// FLOPs of the two products over visible keys: `2·(head_dim + head_dim_v)` per visible (row,
+    /// key) pair and head. Softmax is not counted, as usual in the field.
     pub fn flops(&self) -> f64 {
         let pairs: f64 = (0..self.seq_len_q).map(|row| self.visible_keys(row).len() as f64).sum();
         2.0 * (self.head_dim + self.head_dim_v) as f64 * pairs * (self.batch * self.num_heads) as f64
     }
 
-    /// Checks the inputs against the problem.
+    /// Checks Q, K and V against the problem.
     ///
     /// # Errors
-    /// The first mismatch of shape, dtype, strides or scales, naming the tensor.
+    /// The first mismatch of shape, dtype, strides or scales.
     pub fn check_inputs(&self, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Result<(), ProblemError> {
         check_tensor("q", self.dtype, &self.q, q.dtype(), q.layout())?;
         check_tensor("k", self.dtype, &self.k, k.dtype(), k.layout())?;
@@ -386,7 +368,7 @@ fn check_tensor(
             tensor,
             shape: given.shape.to_vec(),
             strides: given.strides.to_vec(),
-            why: "the problem was stated with other strides; build it from the tensors' own layouts",
+            why: "the problem has other strides; build it from the layouts of the tensors",
         });
     }
     Ok(())

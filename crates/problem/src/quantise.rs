@@ -1,20 +1,21 @@
-//! Tensors of e4m3 from tensors of wider elements: scales, and rounding.
+//! Quantisation of tensors to e4m3.
 
 use crate::tensor::{E4M3_MAX, scale_index, write_element};
 use crate::{DType, ProblemError, Tensor, TensorView};
 
-/// The scales that make the largest magnitude of each head e4m3's largest number: `absmax / 448`, `[batch,
-/// scale_heads]`; 1 for a head that is all zeros. The tensor's heads share them evenly (for Q, pass the number of K/V
-/// heads). NaNs count for nothing.
+/// Scales that map each head's largest magnitude to e4m3's maximum: `absmax / 448`, `[batch,
+/// scale_heads]`; 1 for a head of zeros. Heads share scales evenly: for Q, pass the number of K/V
+/// heads. NaNs are ignored.
 ///
 /// ```
 /// use flashcore_problem::{DType, Layout, Tensor, absmax_scales};
-/// let k = Tensor::from_fn(DType::F32, Layout::bshd([1, 4, 2, 8]), |_, _, h, _| if h == 0 { -44.8 } else { 0.0 });
+/// let layout = Layout::bshd([1, 4, 2, 8]);
+/// let k = Tensor::from_fn(DType::F32, layout, |_, _, h, _| if h == 0 { -44.8 } else { 0.0 });
 /// assert_eq!(absmax_scales(&k.view(), 2), [0.1, 1.0]);
 /// ```
 ///
 /// # Panics
-/// When `scale_heads` does not divide the tensor's heads.
+/// If `scale_heads` does not divide the tensor's heads.
 pub fn absmax_scales(values: &TensorView<'_>, scale_heads: usize) -> Vec<f32> {
     let [batch, seq, heads, dim] = values.layout().shape;
     assert!(
@@ -34,14 +35,15 @@ pub fn absmax_scales(values: &TensorView<'_>, scale_heads: usize) -> Vec<f32> {
     largest.into_iter().map(scale).collect()
 }
 
-/// Elements divided by their scales and rounded to e4m3: nearest even, saturating at ±448. The layout stays, gaps are
-/// poison, and the scales go with the tensor. `tensor` names it in errors.
+/// Divides elements by their scales and rounds to e4m3: nearest even, saturating at ±448. Keeps the
+/// layout; gaps are poison. Errors call the tensor `tensor`.
 ///
 /// ```
 /// use flashcore_problem::{DType, Layout, Tensor, absmax_scales, quantise};
-/// let k = Tensor::from_fn(DType::F32, Layout::bshd([1, 2, 1, 8]), |_, s, _, d| (s * 8 + d) as f32);
+/// let layout = Layout::bshd([1, 2, 1, 8]);
+/// let k = Tensor::from_fn(DType::F32, layout, |_, s, _, d| (s * 8 + d) as f32);
 /// let fp8 = quantise("k", &k.view(), vec![0.5])?;
-/// // 30, 22 and 18 are numbers of e4m3, whose spacing is 2 from 16 to 32; 45 is not, and becomes 44.
+/// // 30, 22 and 18 are e4m3 numbers (spacing 2 from 16 to 32); 45 is not and rounds to 44.
 /// assert_eq!([15, 11, 9].map(|i| fp8.view().get(0, i / 8, 0, i % 8)), [15.0, 11.0, 9.0]);
 /// let coarse = quantise("k", &k.view(), vec![1.0 / 3.0])?;
 /// assert_eq!(coarse.view().get(0, 1, 0, 7), 44.0 * (1.0 / 3.0));
@@ -49,7 +51,7 @@ pub fn absmax_scales(values: &TensorView<'_>, scale_heads: usize) -> Vec<f32> {
 /// ```
 ///
 /// # Errors
-/// Scales that are not the tensor's, as [`TensorView::with_scales`] says.
+/// Invalid scales: see [`TensorView::with_scales`].
 pub fn quantise(tensor: &'static str, values: &TensorView<'_>, scales: Vec<f32>) -> Result<Tensor, ProblemError> {
     let layout = *values.layout();
     let mut quantised = Tensor::poisoned(DType::E4M3, layout).with_scales(tensor, scales.clone())?;

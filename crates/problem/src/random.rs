@@ -1,34 +1,35 @@
-//! Random problems for fuzz tests: small enough to check, odd enough to break kernels.
+//! Random problems for fuzz tests.
 
 use crate::rng::Rng;
 use crate::{DType, Layout, Mask, Problem, ProblemError};
 
-/// What [`random_problem`] may draw.
+/// Limits of [`random_problem`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandomLimits {
-    /// Longest sequence, of queries and of keys. At least half of all problems have 256 rows or
-    /// more of both where this and `max_work` allow it.
+    /// Maximum length of Q and K/V. At least half of the problems have 256 rows or more of both, if
+    /// this and `max_work` allow it.
     pub max_seq: usize,
-    /// Most of `batch · num_heads · seq_len_q · seq_len_kv · head_dim`.
+    /// Maximum of `batch · num_heads · seq_len_q · seq_len_kv · head_dim`.
     pub max_work: u64,
-    /// Largest batch.
+    /// Maximum batch.
     pub max_batch: usize,
-    /// Most query heads.
+    /// Maximum query heads.
     pub max_heads: usize,
-    /// Largest head_dim; drawn are multiples of 8.
+    /// Maximum head_dim. Generated values are multiples of 8.
     pub max_head_dim: usize,
-    /// Dtypes to draw from; empty means f32, fp16 and bf16.
+    /// Dtypes to choose from; empty means f32, fp16 and bf16.
     pub dtypes: &'static [DType],
-    /// Draw strides other than the two dense layouts: packed QKV, padding, broadcast batches.
+    /// Also generate packed QKV, padded and broadcast strides.
     pub strided: bool,
-    /// Among those, draw padding that is no multiple of 8 elements, so that rows are not 16-byte aligned.
+    /// Also generate padding that is not a multiple of 8 elements, so that rows are not 16-byte
+    /// aligned.
     pub odd_strides: bool,
-    /// Draw `head_dim_v ≠ head_dim` (a quarter of the problems).
+    /// Generate `head_dim_v ≠ head_dim` in a quarter of the problems.
     pub head_dim_v: bool,
 }
 
 impl Default for RandomLimits {
-    /// Lengths to 640 and 50 M products: a float64 reference takes about 50 ms.
+    /// Lengths up to 640 and 50 M products: the float64 reference takes about 50 ms.
     fn default() -> Self {
         RandomLimits {
             max_seq: 640,
@@ -44,17 +45,17 @@ impl Default for RandomLimits {
     }
 }
 
-/// The mask kinds that are drawn, each by one seed in seven.
+/// Number of mask kinds. Seed modulo this number selects the kind.
 const MASK_KINDS: u64 = 7;
 
-/// Lengths that both sequences reach in most problems, where `limits` allow it.
+/// Minimum length of both sequences in a long problem.
 const LONG: usize = 256;
 
-/// Share of problems with long sequences.
+/// Share of long problems.
 const LONG_SHARE: f32 = 0.65;
 
-/// The problem of a seed. Consecutive seeds go through the mask kinds in turn (full, causal, causal top-left, window
-/// to the left, to the right, to both sides, sliding causal), so that every kind has its seventh of any run.
+/// The problem of a seed. Consecutive seeds cycle through the mask kinds (full, causal, causal
+/// top-left, left window, right window, two-sided window, sliding causal).
 ///
 /// ```
 /// use flashcore_problem::random::{RandomLimits, random_problem};
@@ -64,7 +65,7 @@ const LONG_SHARE: f32 = 0.65;
 /// ```
 ///
 /// # Errors
-/// Limits that no problem meets, such as a `max_head_dim` below 8.
+/// No problem meets the limits, for example `max_head_dim` below 8.
 pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, ProblemError> {
     let mut rng = Rng::new(seed);
     let dtypes: &[DType] = match limits.dtypes {
@@ -91,7 +92,7 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
         .return_lse(rng.chance(0.5))
         .layouts(q, k, v, o);
     if rng.chance(0.25) {
-        // Far enough, at times, that some rows or all have nothing to attend to.
+        // Large enough that sometimes rows are fully masked.
         let reach = sizes.seq_len_kv.min(sizes.seq_len_q) + 2;
         let mut offset = || rng.below(2 * reach) as i32 - reach as i32;
         builder = builder.offsets(offset(), offset());
@@ -115,8 +116,8 @@ struct Sizes {
     head_dim: usize,
 }
 
-/// Draws until the sizes meet the limits. Whether sequences are long is settled first, so that
-/// rejecting what is too large does not shift the balance to short ones.
+/// Rejection sampling of sizes within the limits. Long or short is decided first, so that rejecting
+/// large sizes does not favour short ones.
 fn draw_sizes(rng: &mut Rng, limits: &RandomLimits) -> Sizes {
     const TRIES: usize = 4096;
     let long_possible = limits.max_seq >= LONG && (LONG * LONG * 8) as u64 <= limits.max_work;
@@ -126,7 +127,7 @@ fn draw_sizes(rng: &mut Rng, limits: &RandomLimits) -> Sizes {
     for _ in 0..TRIES {
         let shortest = if long { LONG } else { 1 };
         let seq_len_q = draw_len(rng, shortest, max_seq);
-        // A third have as many keys as queries.
+        // A third have equal lengths.
         let seq_len_kv = match rng.below(3) {
             0 => seq_len_q,
             _ => draw_len(rng, shortest, max_seq),
@@ -150,7 +151,7 @@ fn draw_sizes(rng: &mut Rng, limits: &RandomLimits) -> Sizes {
             return sizes;
         }
     }
-    // Limits so tight that chance does not meet them: the smallest problem of the class.
+    // No sample met the limits: use the smallest problem of this length class.
     let seq_len = if long { LONG } else { 1 };
     Sizes {
         batch: 1,
@@ -178,7 +179,7 @@ fn is_prime(n: usize) -> bool {
     n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
-/// Half of the time one that models use, otherwise any multiple of 8.
+/// Half of the time a common head_dim, otherwise any multiple of 8.
 fn draw_head_dim(rng: &mut Rng, max: usize) -> usize {
     const USUAL: [usize; 6] = [32, 64, 64, 96, 128, 256];
     let usual = USUAL[rng.below(USUAL.len())];
@@ -187,7 +188,7 @@ fn draw_head_dim(rng: &mut Rng, max: usize) -> usize {
 }
 
 fn draw_mask(rng: &mut Rng, kind: u64, seq_len_kv: usize) -> Mask {
-    // Mostly within the keys; a window may also reach past all of them, or be 0 wide.
+    // Mostly within the keys. A window may also exceed them or have width 0.
     let mut width = || Some(rng.below(seq_len_kv + seq_len_kv / 8 + 2) as u32);
     let mask = match kind {
         0 => return Mask::FULL,
@@ -201,7 +202,6 @@ fn draw_mask(rng: &mut Rng, kind: u64, seq_len_kv: usize) -> Mask {
     if rng.chance(0.3) { mask.top_left() } else { mask }
 }
 
-/// Layouts of Q, K, V and O.
 fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, head_dim_v: usize) -> [Layout; 4] {
     let num_heads = sizes.num_kv_heads * sizes.group_size;
     let shapes = [
@@ -230,12 +230,12 @@ fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, head_dim_v:
         }
         3 => shapes.map(|shape| padded(rng, limits.odd_strides, shape)),
         _ => {
-            // Every tensor by its own rule.
+            // A separate rule for each tensor.
             let mut one = |index: usize| match rng.below(4) {
                 0 => Layout::bshd(shapes[index]),
                 1 => Layout::bhsd(shapes[index]),
                 2 if index < 3 => {
-                    // One sequence for the whole batch, as `expand` makes: only an input may be so.
+                    // Broadcast batch, as PyTorch's `expand`; inputs only.
                     let mut layout = Layout::bshd(shapes[index]);
                     layout.strides[0] = 0;
                     layout
@@ -247,7 +247,7 @@ fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, head_dim_v:
     }
 }
 
-/// Gaps after every head, row and sequence, with heads inside or outside of rows.
+/// Adds gaps after every head, row and sequence. `seq` is inside or outside `heads`.
 fn padded(rng: &mut Rng, odd: bool, shape: [usize; 4]) -> Layout {
     let unit = if odd && rng.chance(0.3) { 1 } else { 8 };
     let heads_inside = rng.chance(0.5);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn half_are_long_even_where_work_is_scarce() {
+    fn half_are_long_even_with_little_work() {
         for max_work in [2_000_000, 50_000_000] {
             let limits = RandomLimits {
                 max_work,
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mask_kind_has_a_tenth() {
+    fn every_mask_kind_is_at_least_a_tenth() {
         let limits = RandomLimits::default();
         let kinds: [fn(&Mask) -> bool; 7] = [
             Mask::is_full,
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn every_feature_is_drawn() {
+    fn every_feature_is_generated() {
         let limits = RandomLimits {
             head_dim_v: true,
             ..RandomLimits::default()
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_limits_are_an_error() {
+    fn zero_limits_give_the_smallest_problem() {
         let limits = RandomLimits {
             max_seq: 0,
             max_work: 0,

@@ -1,28 +1,26 @@
-//! The answer, in float64: naive, two-pass, meant to be checked by reading.
+//! The float64 reference: naive, two-pass attention, simple enough to verify by reading.
 //!
-//! Elements are widened from the problem's dtype exactly (those of e4m3 times their scales), every product and sum is float64, and
-//! each row sees all its scores before the softmax begins. Nothing is rounded to the problem's
-//! dtype at the end. About 0.2 s for B1 H8 S512 D64 on one core; [`reference_rows`] serves lengths
-//! where all rows would take too long.
+//! Elements are widened exactly (e4m3 elements times their scales), all arithmetic is float64, and
+//! the result is not rounded. B1 H8 S512 D64 takes about 0.2 s on one core; use [`reference_rows`]
+//! for long sequences.
 
 use std::ops::Range;
 
 use crate::slack::{RowSlack, Slack};
 use crate::{DType, Problem, ProblemError, TensorView};
 
-/// The answer to a problem in float64.
+/// The float64 result of a problem.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reference {
-    /// O, dense: `[batch, seq_len_q, num_heads, head_dim_v]`. Zero where a row attends to nothing.
+    /// O, dense: `[batch, seq_len_q, num_heads, head_dim_v]`. Fully masked rows are 0.
     pub out: Vec<f64>,
-    /// Log-sum-exp of each row's scores (natural logarithm), `[batch, num_heads, seq_len_q]`; −∞
-    /// where a row attends to nothing.
+    /// Log-sum-exp (natural logarithm), `[batch, num_heads, seq_len_q]`. Fully masked rows are −∞.
     pub lse: Vec<f64>,
-    /// What a kernel's own rounding may add, beside the tolerance: e4m3 problems only.
+    /// Rounding error that a kernel may add to the tolerance; e4m3 only.
     pub slack: Option<Slack>,
 }
 
-/// The answer for one query row.
+/// The float64 result of one query row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReferenceRow {
     /// `[batch, head, row]` of Q.
@@ -31,11 +29,11 @@ pub struct ReferenceRow {
     pub out: Vec<f64>,
     /// The row's log-sum-exp.
     pub lse: f64,
-    /// As [`Reference::slack`], of this row.
+    /// As [`Reference::slack`], for this row.
     pub slack: Option<RowSlack>,
 }
 
-/// The answer for every row.
+/// Computes every row.
 ///
 /// ```
 /// use flashcore_problem::{InputKind, Inputs, Problem, reference};
@@ -49,14 +47,14 @@ pub struct ReferenceRow {
 /// ```
 ///
 /// # Errors
-/// Tensors that are not the problem's, and paged K/V.
+/// Tensors that do not match the problem.
 pub fn reference(
     problem: &Problem,
     q: &TensorView<'_>,
     k: &TensorView<'_>,
     v: &TensorView<'_>,
 ) -> Result<Reference, ProblemError> {
-    check(problem, q, k, v)?;
+    problem.check_inputs(q, k, v)?;
     let [batch, seq_len_q, num_heads, dim] = problem.o_layout().shape;
     let mut answer = Reference {
         out: vec![0.0; batch * seq_len_q * num_heads * dim],
@@ -84,10 +82,10 @@ pub fn reference(
     Ok(answer)
 }
 
-/// The answer for some rows, each given as `[batch, head, row]`, in the order given.
+/// Computes some rows, each given as `[batch, head, row]`, in the given order.
 ///
 /// # Errors
-/// As [`reference()`], and rows outside the problem.
+/// As [`reference()`], and rows out of range.
 pub fn reference_rows(
     problem: &Problem,
     q: &TensorView<'_>,
@@ -95,7 +93,7 @@ pub fn reference_rows(
     v: &TensorView<'_>,
     rows: &[[usize; 3]],
 ) -> Result<Vec<ReferenceRow>, ProblemError> {
-    check(problem, q, k, v)?;
+    problem.check_inputs(q, k, v)?;
     let limits = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
     for (index, limit, field) in rows
         .iter()
@@ -109,7 +107,7 @@ pub fn reference_rows(
             });
         }
     }
-    // Rows of one K/V head one after another, so that its keys are widened once.
+    // Group rows by K/V head, so that its keys are widened once.
     let mut order: Vec<usize> = (0..rows.len()).collect();
     let kv_head_of = |row: [usize; 3]| (row[0], row[1] / problem.group_size());
     order.sort_by_key(|&i| kv_head_of(rows[i]));
@@ -127,8 +125,8 @@ pub fn reference_rows(
     Ok(answers.into_iter().flatten().collect())
 }
 
-/// The stage before the mask: scaled (and soft-capped) scores of every row with every key, dense
-/// `[batch, num_heads, seq_len_q, seq_len_kv]`. For kernels that stop after `Q·Kᵀ`.
+/// Scaled and soft-capped scores before the mask, dense `[batch, num_heads, seq_len_q,
+/// seq_len_kv]`. For kernels that stop after `Q·Kᵀ`.
 ///
 /// # Errors
 /// As [`reference()`].
@@ -141,8 +139,8 @@ pub fn reference_scores(
     stage(problem, q, k, v, |row_scores, _| row_scores)
 }
 
-/// The stage before `P·V`: the softmax of every row, dense `[batch, num_heads, seq_len_q,
-/// seq_len_kv]`; zero where a key is hidden.
+/// Softmax probabilities before `P·V`, dense `[batch, num_heads, seq_len_q, seq_len_kv]`; masked
+/// keys are 0.
 ///
 /// # Errors
 /// As [`reference()`].
@@ -162,7 +160,7 @@ pub fn reference_probabilities(
     })
 }
 
-/// `finish(scores of a row with every key, its visible keys)` for every row, one after another.
+/// Concatenates `finish(scores with all keys, visible keys)` over all rows.
 fn stage(
     problem: &Problem,
     q: &TensorView<'_>,
@@ -170,7 +168,7 @@ fn stage(
     v: &TensorView<'_>,
     finish: impl Fn(Vec<f64>, Range<usize>) -> Vec<f64>,
 ) -> Result<Vec<f64>, ProblemError> {
-    check(problem, q, k, v)?;
+    problem.check_inputs(q, k, v)?;
     let mut all = Vec::new();
     for b in 0..problem.batch() {
         for h in 0..problem.num_heads() {
@@ -184,20 +182,9 @@ fn stage(
     Ok(all)
 }
 
-fn check(problem: &Problem, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Result<(), ProblemError> {
-    if problem.paged_kv().is_some() {
-        return Err(ProblemError::Unsupported {
-            what: "the float64 reference",
-            feature: "paged K/V",
-            remedy: "gather the pages into contiguous K and V first",
-        });
-    }
-    problem.check_inputs(q, k, v)
-}
-
 /// K and V of one head in float64.
 struct Keys {
-    /// Transposed, `[head_dim][seq_len_kv]`: the loop over keys is then one the compiler vectorises.
+    /// Transposed, `[head_dim][seq_len_kv]`, so that the compiler vectorises the loop over keys.
     k_columns: Vec<Vec<f64>>,
     /// `[seq_len_kv][head_dim_v]`.
     v_rows: Vec<Vec<f64>>,
@@ -219,7 +206,7 @@ impl Keys {
     }
 }
 
-/// `scale · q·k`, soft-capped, of one query row with a range of keys.
+/// `scale · q·k`, soft-capped, of one query row and a range of keys.
 fn scores(
     problem: &Problem,
     keys: &Keys,
@@ -251,7 +238,7 @@ fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
     (weights, sum, max)
 }
 
-/// `scale · Σ|q·k|` of one query row with a range of keys: what the rounding of a score is relative to.
+/// `scale · Σ|q·k|` of one query row and a range of keys: the scale of a score's rounding error.
 fn score_magnitudes(
     problem: &Problem,
     keys: &Keys,

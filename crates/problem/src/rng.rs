@@ -1,5 +1,5 @@
-//! A small random generator whose numbers are the same on every platform and in every release:
-//! a seed printed in a failure must still mean the same problem next year.
+//! A small random generator with the same numbers on every platform and in every release, so that a
+//! seed from a failure report stays valid.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 ///
@@ -15,11 +15,11 @@ pub struct Rng {
 impl Rng {
     /// The sequence of `seed`.
     pub fn new(seed: u64) -> Rng {
-        // Scrambled once, so that neighbouring seeds do not give sequences shifted by one.
+        // Mixed once, so that neighbouring seeds do not give shifted sequences.
         Rng { state: mix(seed) }
     }
 
-    /// A sequence of its own for part `stream` of what `seed` makes.
+    /// An independent sequence, number `stream` of this seed.
     pub fn stream(seed: u64, stream: u64) -> Rng {
         Rng::new(mix(seed) ^ stream)
     }
@@ -30,12 +30,12 @@ impl Rng {
         mix(self.state)
     }
 
-    /// A number in `0..n`; 0 when `n` is 0. Biased by less than `n / 2^64`.
+    /// A number in `0..n`; 0 if `n` is 0. Biased by less than `n / 2^64`.
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }
 
-    /// A number in `low..=high`; `low` when the range is empty.
+    /// A number in `low..=high`; `low` if the range is empty.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below((high + 1).saturating_sub(low))
     }
@@ -50,21 +50,21 @@ impl Rng {
         self.unit() < p
     }
 
-    /// One of `options`; `None` when there are none.
+    /// One of `options`; `None` if there are none.
     pub fn pick<'a, T>(&mut self, options: &'a [T]) -> Option<&'a T> {
         options.get(self.below(options.len()))
     }
 
-    /// A standard normal number: the sum of twelve uniform ones less six (Irwin–Hall), which has
-    /// mean 0, variance 1 and ends at ±6. Integer sums only, where Box–Muller's `ln` and `cos`
-    /// would differ between platforms in the last bit.
+    /// A standard normal number by the Irwin–Hall method: the sum of twelve uniform numbers minus
+    /// six. Mean 0, variance 1, range ±6. It uses integer sums only; `ln` and `cos` in Box–Muller
+    /// differ between platforms in the last bit.
     pub fn normal(&mut self) -> f32 {
         let mut sum = 0;
         for _ in 0..3 {
             let bits = self.next_u64();
             sum += (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
         }
-        // Each uniform is k + 1/2 in units of 2⁻¹⁶, so twelve of them carry +6 on top of the integer sum.
+        // Each uniform number is k + 1/2 in units of 2⁻¹⁶, so twelve add 6 to the integer sum.
         (sum as f32 + 6.0) / 65536.0 - 6.0
     }
 }

@@ -1,56 +1,59 @@
-//! How far an e4m3 kernel's own rounding may take an output from the exact answer.
+//! Error bound for the rounding inside an e4m3 kernel.
 //!
-//! A tolerance for fp8 cannot be one number: a kernel rounds its probabilities to e4m3 too, and what that does to an
-//! output depends on how many keys share the probability. So the bound is made row by row from what the reference
-//! knows. Write `w_j = exp(s_j - max)` for the weight of key j, `l` for their sum, `p_j = w_j / l`, and `O = Σ p_j v_j`.
-//! The bound is the sum of four parts, for each column of O:
+//! A single tolerance cannot cover fp8. The kernel also rounds probabilities to e4m3, and the
+//! effect on an output depends on how many keys share the probability. The reference therefore
+//! computes a bound per row. Let `w_j = exp(s_j - max)` be the weight of key j, `l` their sum, `p_j
+//! = w_j / l`, and `O = Σ p_j v_j`. The bound of each column of O is the sum of four parts:
 //!
-//! 1. **Scores.** Hopper's fp8 products are summed in about 14 bits, so that a score is off by up to
-//!    `e_j = 2^-12 · scale · Σ|q·k_j|`, and its probability by a factor of `exp(±e_j)` before normalisation:
-//!    `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`.
-//! 2. **Rounding of P** to e4m3: each by a factor of `1 + d_j`, `|d_j| <= 2^-4`. At worst `2^-4 · Σ p_j |v_j|`. The
-//!    part that all keys have in common moves the output by at most `2^-4 · |O|`; the rest is independent from key
-//!    to key, and so adds up as a random walk does: `4 · 2^-4 · sqrt(Σ (p_j v_j)²)` is beyond nine of its standard
-//!    deviations (an e4m3 rounding error is 0.42 of its largest on average). The lesser of the two counts.
-//! 3. **Small P.** Below e4m3's smallest normal number rounding is absolute. Kernels multiply P by a power of two first
-//!    (P ends at 1, e4m3 at 448), at least by 2^3: 2^8 where the running maximum is kept exactly, less where it may lag
-//!    behind the scores. So a weight below 2^-9 is off by up to 2^-13, and never by more than itself:
-//!    `Σ min(w_j, 2^-13) · |v_j| / l` over such keys.
-//! 4. **Sums of P·V.** 14 bits again: `2^-12 · Σ p_j |v_j|` for the products, and for the running sum, which is cut
-//!    to its 14 bits once for every 32 keys, `2^-13 · n/32 · (|O| + sqrt(Σ (p_j v_j)²))`.
+//! 1. **Scores.** Hopper accumulates fp8 products in about 14 bits, so a score has an error of up
+//!   to `e_j = 2^-12 · scale · Σ|q·k_j|`, and its unnormalised probability a factor of `exp(±e_j)`:
+//!   `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`.
+//! 2. **Rounding of P** to e4m3 multiplies each probability by `1 + d_j`, `|d_j| <= 2^-4`. The
+//!   worst case is `2^-4 · Σ p_j |v_j|`. The common part of the errors moves the output by at most
+//!   `2^-4 · |O|`. The rest is independent between keys and adds up as a random walk: `4 · 2^-4 ·
+//!   sqrt(Σ (p_j v_j)²)` is more than nine standard deviations (the mean e4m3 rounding error is
+//!   0.42 of the largest). The smaller of both bounds counts.
+//! 3. **Small P.** Below e4m3's smallest normal number the rounding error is absolute. Kernels
+//!   first multiply P by a power of two (P is at most 1, e4m3 at most 448): 2^8 with an exact
+//!   running maximum, less if the maximum may lag behind the scores, at least 2^3. A weight below
+//!   2^-9 thus has an error of up to 2^-13, and never more than itself: `Σ min(w_j, 2^-13) · |v_j|
+//!   / l` over such keys.
+//! 4. **Sums of P·V.** Again 14 bits: `2^-12 · Σ p_j |v_j|` for the products. The running sum is
+//!   truncated to 14 bits every 32 keys: `2^-13 · n/32 · (|O| + sqrt(Σ (p_j v_j)²))`.
 //!
-//! Part 2's random walk supposes that rounding errors of P have nothing to do with V, which holds for every
-//! [`InputKind`](crate::InputKind); for data made against it the worst case would have to be allowed. A log-sum-exp,
-//! which is summed in f32 before P is rounded, is off by what scores are: `ln Σ p_j exp(e_j)`.
+//! The random walk of part 2 assumes that the rounding errors of P are independent of V. This holds
+//! for every [`InputKind`](crate::InputKind); data constructed against it would need the worst
+//! case. The log-sum-exp is summed in f32 before P is rounded, so its error is that of the scores:
+//! `ln Σ p_j exp(e_j)`.
 //!
-//! The output's rounding to bf16 is the tolerance's part: [`Tolerance::of`](crate::Tolerance::of) e4m3.
+//! [`Tolerance::of`](crate::Tolerance::of) e4m3 covers the rounding of the output to bf16.
 
 use crate::Problem;
 
-/// The relative error of a sum of fp8 products, and of cutting a running sum.
+/// Relative error of a sum of fp8 products, and of truncating a running sum.
 const SUM_ERROR: f64 = 1.0 / 4096.0;
 const CUT_ERROR: f64 = 1.0 / 8192.0;
-/// Keys a product instruction takes in at a time (`wgmma` m64nNk32).
+/// Keys per product instruction (`wgmma` m64nNk32).
 const KEYS_A_PRODUCT: usize = 32;
-/// Half of e4m3's spacing, relative to a number.
+/// Half of e4m3's relative spacing.
 const P_ERROR: f64 = 1.0 / 16.0;
-/// How many times [`P_ERROR`] the random part of rounding may add up to, in units of `sqrt(Σ (p v)²)`.
+/// Limit of the random part of rounding, in units of [`P_ERROR`]` · sqrt(Σ (p v)²)`.
 const WALK: f64 = 4.0;
-/// Weights below which rounding is absolute, and by how much they may then be off.
+/// Weights below this round with an absolute error, at most the second constant.
 const SMALL_WEIGHT: f64 = 1.0 / 512.0;
 const SMALL_WEIGHT_ERROR: f64 = 1.0 / 8192.0;
 
-/// What may be added to each element's tolerance: see [the module](self).
+/// Additional tolerance of each element: see [the module](self).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slack {
-    /// Of each element of [`Reference::out`](crate::Reference::out).
+    /// For each element of [`Reference::out`](crate::Reference::out).
     pub out: Vec<f64>,
-    /// Of each log-sum-exp.
+    /// For each log-sum-exp.
     pub lse: Vec<f64>,
 }
 
 impl Slack {
-    /// Nothing, for every element of a problem: what rows have that attend to nothing.
+    /// No slack: the value of fully masked rows.
     pub(crate) fn none(problem: &Problem) -> Slack {
         Slack {
             out: vec![0.0; problem.o_layout().num_elements()],
@@ -59,18 +62,18 @@ impl Slack {
     }
 }
 
-/// What may be added to the tolerance of one row: see [the module](self).
+/// Additional tolerance of one row: see [the module](self).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowSlack {
-    /// Of each element of the row of O.
+    /// For each element of the row of O.
     pub out: Vec<f64>,
-    /// Of its log-sum-exp.
+    /// For its log-sum-exp.
     pub lse: f64,
 }
 
 impl RowSlack {
-    /// The slack of a row with these visible keys: `exp(score - max)` of each, their sum, `scale · Σ|q·k|` of each, V,
-    /// and the right output.
+    /// The slack of a row. Per visible key: `weights` are `exp(score - max)` with sum `sum`,
+    /// `magnitudes` are `scale · Σ|q·k|`, `v_rows` are V. `out` is the correct output.
     pub(crate) fn of(weights: &[f64], sum: f64, magnitudes: &[f64], v_rows: &[Vec<f64>], out: &[f64]) -> RowSlack {
         let mut columns = vec![Column::default(); out.len()];
         let (mut largest_error, mut sum_off) = (0f64, 0.0);

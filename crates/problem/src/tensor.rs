@@ -1,29 +1,28 @@
-//! Host tensors: bytes with a dtype and a [`Layout`]; e4m3 ones with scales.
+//! Host tensors: bytes with a dtype, a [`Layout`] and, for e4m3, scales.
 
 use half::{bf16, f16};
 
 use crate::{DType, Layout, ProblemError};
 
-/// The byte that poisoned memory is filled with: a NaN in every dtype.
+/// The fill byte of poisoned memory: a NaN in every dtype.
 pub const POISON: u8 = 0xff;
 
-/// The largest e4m3 number.
+/// e4m3's maximum.
 pub const E4M3_MAX: f32 = 448.0;
 
-/// An owned host tensor. Its bytes include the gaps that its strides leave.
+/// An owned host tensor. Its bytes include the gaps between strided elements.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     dtype: DType,
     layout: Layout,
-    // u64 words so that the bytes are aligned for every dtype and for 8-byte copies.
+    // Words of 64 bits align the bytes for every dtype and for 8-byte copies.
     words: Vec<u64>,
     bytes: usize,
     scales: Option<Vec<f32>>,
 }
 
 impl Tensor {
-    /// A tensor whose every byte, gaps included, is `fill`. `0xff` makes every element NaN, which
-    /// is how outputs are poisoned before a check.
+    /// A tensor with every byte, gaps included, equal to `fill`.
     pub fn filled(dtype: DType, layout: Layout, fill: u8) -> Tensor {
         let bytes = layout.span() * dtype.size_bytes();
         Tensor {
@@ -35,8 +34,8 @@ impl Tensor {
         }
     }
 
-    /// A tensor of NaNs, gaps included: every byte is [`POISON`]. Outputs start so, which shows what a kernel
-    /// never wrote, and what it wrote where no element is.
+    /// A tensor with every byte, gaps included, equal to [`POISON`]. Outputs start like this, which
+    /// reveals elements that a kernel did not write and gaps that it did.
     pub fn poisoned(dtype: DType, layout: Layout) -> Tensor {
         Tensor::filled(dtype, layout, POISON)
     }
@@ -45,7 +44,8 @@ impl Tensor {
     ///
     /// ```
     /// use flashcore_problem::{DType, Layout, Tensor};
-    /// let t = Tensor::from_fn(DType::F16, Layout::bshd([1, 2, 1, 8]), |_, s, _, d| (s * 8 + d) as f32);
+    /// let layout = Layout::bshd([1, 2, 1, 8]);
+    /// let t = Tensor::from_fn(DType::F16, layout, |_, s, _, d| (s * 8 + d) as f32);
     /// assert_eq!(t.view().get(0, 1, 0, 3), 11.0);
     /// ```
     pub fn from_fn(dtype: DType, layout: Layout, mut value: impl FnMut(usize, usize, usize, usize) -> f32) -> Tensor {
@@ -64,7 +64,7 @@ impl Tensor {
         tensor
     }
 
-    /// The same elements, of which each now stands for itself times a scale: see [`TensorView::with_scales`].
+    /// Attaches scales: see [`TensorView::with_scales`].
     ///
     /// # Errors
     /// As [`TensorView::with_scales`].
@@ -84,7 +84,7 @@ impl Tensor {
         &self.layout
     }
 
-    /// Scales of the elements, `[batch, kv_heads]`; e4m3 tensors alone have them.
+    /// Scales of an e4m3 tensor, `[batch, kv_heads]`.
     pub fn scales(&self) -> Option<&[f32]> {
         self.scales.as_deref()
     }
@@ -99,7 +99,7 @@ impl Tensor {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
     }
 
-    /// Takes over the elements, gaps and scales of another tensor, into the memory that this one has.
+    /// Copies the elements, gaps and scales of another tensor without allocating.
     ///
     /// ```
     /// use flashcore_problem::{DType, Layout, Tensor};
@@ -110,7 +110,7 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// When dtype or layout differ.
+    /// If dtype or layout differ.
     pub fn copy_from(&mut self, other: &Tensor) {
         assert_eq!(
             (self.dtype, self.layout),
@@ -151,11 +151,11 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// A view of `bytes`, whose first element is at index 0 of every dimension. `tensor` names it in errors.
+    /// A view of `bytes`, which start with element `[0, 0, 0, 0]`. Errors call the tensor `tensor`.
     ///
     /// # Errors
-    /// When the layout is not one kernels take ([`Layout::check`]), reaches past `bytes`, or
-    /// `bytes` is not aligned to the dtype.
+    /// The layout is invalid ([`Layout::check`]), exceeds `bytes`, or `bytes` is not aligned to the
+    /// dtype.
     pub fn new(
         tensor: &'static str,
         dtype: DType,
@@ -171,9 +171,10 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// The same e4m3 elements, of which each now stands for itself times a scale. `scales` are f32 `[batch, kv_heads]`,
-    /// dense; the heads of the tensor share them evenly, so that head `h` of Q has the scale of the K/V head that
-    /// serves it. (FlashAttention-3 calls them descale factors.) `tensor` names it in errors.
+    /// Attaches scales to an e4m3 tensor: each value is the element times its scale. `scales` are
+    /// f32 `[batch, kv_heads]`, dense. Heads share them evenly, so head `h` of Q uses the scale of
+    /// its K/V head. (FlashAttention-3 calls them descale factors.) Errors call the tensor
+    /// `tensor`.
     ///
     /// ```
     /// use flashcore_problem::{DType, Layout, TensorView};
@@ -185,8 +186,8 @@ impl<'a> TensorView<'a> {
     /// ```
     ///
     /// # Errors
-    /// A tensor that is not e4m3; scales that are not a whole number of heads' for every batch, or not finite and
-    /// above 0.
+    /// The tensor is not e4m3, the number of scales does not divide into batch and heads, or a
+    /// scale is not finite and positive.
     pub fn with_scales(self, tensor: &'static str, scales: &'a [f32]) -> Result<TensorView<'a>, ProblemError> {
         check_scales(tensor, self.dtype, &self.layout, scales)?;
         Ok(TensorView {
@@ -210,33 +211,33 @@ impl<'a> TensorView<'a> {
         self.bytes
     }
 
-    /// Scales of the elements, `[batch, kv_heads]`, where they have them.
+    /// The scales, `[batch, kv_heads]`, if any.
     pub fn scales(&self) -> Option<&'a [f32]> {
         self.scales
     }
 
-    /// The scale of the elements of a batch and head; 1 where they have none.
+    /// The scale of a batch and head; 1 without scales.
     ///
     /// # Panics
-    /// When an index is out of range.
+    /// If an index is out of range.
     pub fn scale(&self, b: usize, h: usize) -> f32 {
         let [batch, _, heads, _] = self.layout.shape;
         let of_head = |scales: &[f32]| scales[scale_index(scales.len() / batch, heads, b, h)];
         self.scales.map_or(1.0, of_head)
     }
 
-    /// One element, widened to f32, times its scale where it has one.
+    /// One element times its scale, as f32.
     ///
     /// # Panics
-    /// When an index is out of range.
+    /// If an index is out of range.
     pub fn get(&self, b: usize, s: usize, h: usize, d: usize) -> f32 {
         self.value(b, s, h, d) as f32
     }
 
-    /// One element times its scale where it has one, exactly.
+    /// One element times its scale, exact.
     ///
     /// # Panics
-    /// When an index is out of range.
+    /// If an index is out of range.
     pub fn value(&self, b: usize, s: usize, h: usize, d: usize) -> f64 {
         check_index(&self.layout, [b, s, h, d]);
         let element = f64::from(read_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d)));
@@ -253,10 +254,10 @@ pub struct TensorViewMut<'a> {
 }
 
 impl<'a> TensorViewMut<'a> {
-    /// As [`TensorView::new`]; elements must not overlap either.
+    /// As [`TensorView::new`]; elements must not overlap.
     ///
     /// # Errors
-    /// As [`TensorView::new`], and [`ProblemError::Strides`] where elements overlap.
+    /// As [`TensorView::new`], and [`ProblemError::Strides`] if elements overlap.
     pub fn new(
         tensor: &'static str,
         dtype: DType,
@@ -296,7 +297,7 @@ impl<'a> TensorViewMut<'a> {
     /// Rounds `value` to the dtype (nearest even) and stores it.
     ///
     /// # Panics
-    /// When an index is out of range.
+    /// If an index is out of range.
     pub fn set(&mut self, b: usize, s: usize, h: usize, d: usize, value: f32) {
         check_index(&self.layout, [b, s, h, d]);
         write_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d), value);
@@ -323,7 +324,7 @@ fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8
     Ok(())
 }
 
-/// Place of the scale of head `h` of `heads` in `[batch, scale_heads]`.
+/// Index in `[batch, scale_heads]` of the scale of head `h` of `heads`.
 pub(crate) fn scale_index(scale_heads: usize, heads: usize, b: usize, h: usize) -> usize {
     b * scale_heads + h / (heads / scale_heads)
 }
@@ -364,7 +365,8 @@ fn check_index(layout: &Layout, index: [usize; 4]) {
     );
 }
 
-/// Element `index` of `bytes`, widened to f32. e4m3 is decoded by definition (OCP 8-bit floating point, table 1).
+/// Element `index` of `bytes`, widened to f32. e4m3 is decoded per OCP 8-bit floating point, table
+/// 1.
 pub fn read_element(dtype: DType, bytes: &[u8], index: usize) -> f32 {
     let at = index * dtype.size_bytes();
     match dtype {
@@ -375,7 +377,7 @@ pub fn read_element(dtype: DType, bytes: &[u8], index: usize) -> f32 {
     }
 }
 
-/// Rounds `value` to `dtype`, nearest even, and stores it as element `index`.
+/// Rounds `value` to `dtype` (nearest even) and stores it as element `index`.
 pub fn write_element(dtype: DType, bytes: &mut [u8], index: usize, value: f32) {
     let at = index * dtype.size_bytes();
     match dtype {
@@ -386,13 +388,13 @@ pub fn write_element(dtype: DType, bytes: &mut [u8], index: usize, value: f32) {
     }
 }
 
-/// What e4m3's exponent field lacks against f32's: the difference of the biases (127 and 7), before 3 fraction bits.
+/// Difference of the exponent biases of f32 and e4m3 (127 and 7), shifted by 3 fraction bits.
 const E4M3_REBIAS: u32 = (127 - 7) << 3;
 
-/// The lowest bit of e4m3's fraction, in f32's encoding.
+/// Position in f32 of e4m3's lowest fraction bit.
 const E4M3_LAST_BIT: u32 = 20;
 
-/// The smallest number with an exponent of its own, and the spacing of the subnormal ones below it.
+/// The smallest normal number, and the spacing of subnormal numbers.
 const E4M3_MIN_NORMAL: f32 = 1.0 / 64.0;
 const E4M3_MIN_SUBNORMAL: f32 = 1.0 / 512.0;
 
@@ -405,7 +407,7 @@ fn e4m3_to_f32(byte: u8) -> f32 {
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// Nearest even, saturating to ±448 as `cvt.satfinite` does; NaN stays NaN.
+/// Nearest even, saturating at ±448 as `cvt.satfinite`; NaN stays NaN.
 fn f32_to_e4m3(value: f32) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     if value.is_nan() {
@@ -413,7 +415,7 @@ fn f32_to_e4m3(value: f32) -> u8 {
     }
     let magnitude = value.abs().min(E4M3_MAX);
     if magnitude < E4M3_MIN_NORMAL {
-        // 8 of these is the encoding of the smallest normal number, as it should be.
+        // Rounding up to 8 gives the encoding of the smallest normal number.
         return sign | (magnitude / E4M3_MIN_SUBNORMAL).round_ties_even() as u8;
     }
     let bits = magnitude.to_bits();

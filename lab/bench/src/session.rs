@@ -262,10 +262,6 @@ fn run_cpu(
     }
     for (index, case) in request.cases.iter().enumerate() {
         watcher.case(case, index, request.cases.len());
-        if let Err(error) = flashcore_cpu::check_supported(&case.problem) {
-            session.note(format!("{} was left out: {error}", case.name), watcher);
-            continue;
-        }
         let bed = CpuBed::new(&case.problem)?;
         let (configs, mut absent) = cpu_configs(request, &case.problem, &attention);
         let mut contenders: Vec<Contender<'_>> = configs

@@ -113,7 +113,6 @@ pub(crate) fn heuristics(problem: &Problem, device: &PlanDevice) -> Result<Kerne
             .map(|choice| KernelId::Gpu(choice.plan.config))
             .map_err(|error| error.to_string()),
         None => {
-            flashcore_cpu::check_supported(problem).map_err(|error| error.to_string())?;
             let config = flashcore_cpu::default_config(problem, device.units as usize);
             Ok(KernelId::Cpu(config))
         }

@@ -51,10 +51,7 @@ impl Gatekeeper {
             id.parse().map_err(|error: flashcore::Error| error.to_string())?,
             self.chip,
         ) {
-            (KernelId::Cpu(_), None) => {
-                flashcore_cpu::check_supported(&self.problem).map_err(|error| error.to_string())?;
-                return Ok(None);
-            }
+            (KernelId::Cpu(_), None) => return Ok(None),
             (KernelId::Gpu(config), Some(chip)) => (config, chip),
             (KernelId::Cpu(_), Some(_)) => return Err("it runs on the host; the device is a GPU".to_string()),
             (KernelId::Gpu(_), None) => return Err("it runs on a GPU; the device is the host".to_string()),

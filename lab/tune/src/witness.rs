@@ -111,9 +111,8 @@ impl Witnesses<'_> {
     fn host(&self) -> Option<String> {
         let threads = rayon::current_num_threads();
         let most = HOST_SECONDS * HOST_RATE * threads as f64;
-        let serves = flashcore_cpu::check_supported(self.problem).is_ok();
         let config = flashcore_cpu::default_config(self.problem, threads);
-        (self.on_gpu && serves && self.problem.flops() <= most).then(|| KernelId::Cpu(config).to_string())
+        (self.on_gpu && self.problem.flops() <= most).then(|| KernelId::Cpu(config).to_string())
     }
 }
 

@@ -6,7 +6,7 @@ use flashcore_problem::{
     gaps_untouched, random_problem, reference,
 };
 
-/// Output and log-sum-exp, which is empty unless asked for.
+/// Output and log-sum-exp. The latter is empty unless the problem requests it.
 fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> (Tensor, Vec<f32>) {
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut lse = vec![f32::from_ne_bytes([POISON; 4]); if problem.return_lse() { problem.lse_len() } else { 0 }];
@@ -23,7 +23,7 @@ fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> (Tensor
     (out, lse)
 }
 
-/// Computes and compares everything that a problem asks for.
+/// Computes a problem and compares all outputs with the reference.
 fn assert_right(options: &Options<'_>, problem: &Problem, kind: InputKind, seed: u64) {
     let inputs = Inputs::generate(problem, kind, seed);
     let (out, lse) = compute(options, problem, &inputs);
@@ -99,7 +99,7 @@ fn every_simd_level_and_odd_tiles() {
 }
 
 #[test]
-fn the_answer_does_not_depend_on_threads_or_on_query_tiles() {
+fn results_do_not_depend_on_threads_or_query_tiles() {
     let pools = [1, 2, 5].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
     for seed in 3000..3014 {
         let problem = random_problem(seed, &limits()).unwrap();
@@ -157,7 +157,7 @@ fn one_row_against_many_keys() {
 }
 
 #[test]
-fn rows_with_nothing_to_attend_to() {
+fn fully_masked_rows() {
     let problem = Problem::builder()
         .seq_len_q(100)
         .seq_len_kv(30)
@@ -173,7 +173,7 @@ fn rows_with_nothing_to_attend_to() {
     }
     assert!(lse[70].is_finite());
     assert_right(&Options::default(), &problem, InputKind::Normal, 1);
-    // No row sees anything at all.
+    // Every row is fully masked.
     let nothing = Problem::builder()
         .seq_len(50)
         .mask(Mask::CAUSAL)
@@ -185,7 +185,7 @@ fn rows_with_nothing_to_attend_to() {
 }
 
 #[test]
-fn a_nan_in_the_inputs_comes_out() {
+fn nan_inputs_give_nan_outputs() {
     let problem = Problem::builder().seq_len(40).dtype(DType::F32).build().unwrap();
     for poison in [f32::NAN, f32::from_ne_bytes([POISON; 4])] {
         for level in SimdLevel::available() {
@@ -202,7 +202,7 @@ fn a_nan_in_the_inputs_comes_out() {
 }
 
 #[test]
-fn the_short_form_computes_the_same() {
+fn attention_equals_attention_with_default_options() {
     let problem = Problem::named("tiny").unwrap();
     let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());

@@ -1,11 +1,9 @@
-//! What the host refuses, and what it says. Nothing is written then.
+//! Refused calls: the message, and that the output is unchanged.
 
 use flashcore_cpu::{CpuConfig, CpuError, Options, SimdLevel, attention, attention_with};
-use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, PagedKv, Problem, ProblemError, Tensor, TensorView, gaps_untouched,
-};
+use flashcore_problem::{DType, InputKind, Inputs, Layout, Problem, ProblemError, Tensor, TensorView, gaps_untouched};
 
-/// Runs a problem with tensors of its own, and returns why it was refused.
+/// The error of a call with valid tensors and these options.
 fn refusal(options: &Options<'_>, problem: &Problem) -> String {
     let Inputs { q, k, v } = Inputs::generate(problem, InputKind::Normal, 1);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
@@ -25,20 +23,7 @@ fn refusal(options: &Options<'_>, problem: &Problem) -> String {
 }
 
 #[test]
-fn what_is_not_served() {
-    let pages = PagedKv {
-        page_size: 128,
-        block_table: vec![vec![0]],
-    };
-    let paged = Problem::builder().paged_kv(pages).build().unwrap();
-    assert_eq!(
-        refusal(&Options::default(), &paged),
-        "paged K/V is not supported on the CPU; gather the pages into contiguous K and V first"
-    );
-}
-
-#[test]
-fn levers_that_cannot_be() {
+fn invalid_tile_sizes() {
     let problem = Problem::named("tiny").unwrap();
     let with = |tile_q, tile_kv| {
         let options = Options {
@@ -60,7 +45,7 @@ fn levers_that_cannot_be() {
 }
 
 #[test]
-fn ids_that_name_no_config() {
+fn invalid_config_ids() {
     for id in [
         "",
         "cpu/",
@@ -73,7 +58,7 @@ fn ids_that_name_no_config() {
         let error = id.parse::<CpuConfig>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("`{id}` is no CPU config; ids look like `cpu/m128n64` (query rows and keys of a tile)")
+            format!("`{id}` is not a CPU config; ids look like `cpu/m128n64` (query rows and keys of a tile)")
         );
     }
     assert!(matches!(
@@ -83,7 +68,7 @@ fn ids_that_name_no_config() {
 }
 
 #[test]
-fn vector_instructions_the_machine_lacks() {
+fn unavailable_simd_levels() {
     let all = [SimdLevel::Baseline, SimdLevel::Avx2, SimdLevel::Avx512, SimdLevel::Neon];
     for level in all.into_iter().filter(|level| !SimdLevel::available().contains(level)) {
         let options = Options {
@@ -92,14 +77,14 @@ fn vector_instructions_the_machine_lacks() {
         };
         let message = refusal(&options, &Problem::named("tiny").unwrap());
         assert!(
-            message.starts_with(&format!("this machine has no {level}; it has baseline")),
+            message.starts_with(&format!("this machine does not support {level}; it supports baseline")),
             "{message}"
         );
     }
 }
 
 #[test]
-fn tensors_of_another_problem() {
+fn mismatched_tensors() {
     let problem = Problem::builder().seq_len(8).return_lse(true).build().unwrap();
     let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
@@ -128,6 +113,6 @@ fn tensors_of_another_problem() {
         "q holds bf16; this problem's dtype is fp16"
     );
     let other_strides = Tensor::filled(DType::F16, Layout::bhsd(problem.q_layout().shape), 0);
-    // The same strides here, since there is one head: accepted.
+    // There is one head, so the strides are equal and the tensor is accepted.
     assert_eq!(other_strides.layout().strides[1], problem.q_layout().strides[1]);
 }

@@ -1,4 +1,4 @@
-//! Attention on the host, used as a library.
+//! Tests of attention on the CPU through its public API.
 
 mod against_float64;
 mod bad_input;

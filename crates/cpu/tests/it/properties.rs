@@ -1,4 +1,4 @@
-//! What must hold for attention whatever the numbers are.
+//! Properties of attention that hold for all inputs.
 
 use flashcore_cpu::{CpuConfig, Options, attention_with, default_config};
 use flashcore_problem::{DType, InputKind, Inputs, Layout, Mask, Problem, Tensor};
@@ -47,7 +47,7 @@ proptest! {
         prop_assert_eq!(default_config(&problem, threads).check(), Ok(()));
     }
 
-    /// Outputs are averages of V: they lie between its smallest and its largest element.
+    /// Outputs are averages of V, so they lie within its range.
     #[test]
     fn outputs_lie_within_v(
         seq_len_q in 1usize..90,
@@ -75,9 +75,9 @@ proptest! {
         }
     }
 
-    /// A row of a causal problem is the last row of the problem that ends with it.
+    /// Row i of a causal problem equals the last row of the problem with i + 1 rows.
     #[test]
-    fn what_comes_later_changes_nothing(seq in 2usize..150, row in 0usize..150, seed in any::<u64>()) {
+    fn later_rows_do_not_change_causal_outputs(seq in 2usize..150, row in 0usize..150, seed in any::<u64>()) {
         let row = row % seq;
         let build = |b: flashcore_problem::ProblemBuilder| b.dtype(DType::F32).mask(Mask::CAUSAL).build().unwrap();
         let whole = build(Problem::builder().seq_len(seq));
@@ -98,9 +98,9 @@ proptest! {
         }
     }
 
-    /// Strides say where elements lie and nothing else.
+    /// Strides do not change the result.
     #[test]
-    fn layouts_change_nothing(seq in 1usize..60, heads in 1usize..4, seed in any::<u64>()) {
+    fn layouts_do_not_change_outputs(seq in 1usize..60, heads in 1usize..4, seed in any::<u64>()) {
         let build = |layout| {
             Problem::builder().heads(heads * 2, heads).seq_len(seq).dtype(DType::BF16).layout(layout).build().unwrap()
         };

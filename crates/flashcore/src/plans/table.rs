@@ -81,7 +81,7 @@ pub struct PlanClass {
 
 impl PlanClass {
     /// The class of a problem; `None` for those that no table is for: with tensors that are not dense, offsets of
-    /// the mask, packed sequences or paged keys.
+    /// the mask, or packed sequences.
     ///
     /// ```
     /// use flashcore::{PlanClass, Problem};
@@ -99,7 +99,7 @@ impl PlanClass {
         let lies = |order: fn([usize; 4]) -> Layout| layouts.iter().all(|layout| **layout == order(layout.shape));
         let bshd = lies(Layout::bshd);
         let plain = problem.q_offset() == 0 && problem.kv_offset() == 0;
-        let packed = problem.var_len().is_some() || problem.paged_kv().is_some();
+        let packed = problem.var_len().is_some();
         if packed || !plain || !(bshd || lies(Layout::bhsd)) {
             return None;
         }

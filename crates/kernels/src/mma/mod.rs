@@ -399,9 +399,6 @@ pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[D
             "no family serves it yet",
         ));
     }
-    if problem.paged_kv().is_some() {
-        return Err(unsupported("paged K/V", "no family serves it yet"));
-    }
     let layouts = [
         problem.q_layout(),
         problem.k_layout(),

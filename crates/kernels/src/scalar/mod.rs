@@ -155,15 +155,14 @@ pub(crate) fn plan(
         what: what.to_string(),
         remedy,
     };
-    let nobody = "no family serves it yet";
     if problem.dtype() == DType::E4M3 {
         return Err(unsupported("e4m3 tensors", "family wgmma does, on Hopper"));
     }
     if problem.var_len().is_some() {
-        return Err(unsupported("variable-length batches (cu_seqlens)", nobody));
-    }
-    if problem.paged_kv().is_some() {
-        return Err(unsupported("paged K/V", nobody));
+        return Err(unsupported(
+            "variable-length batches (cu_seqlens)",
+            "no family serves it yet",
+        ));
     }
     Access::check(problem, config)?;
     let shape = Shape::new(problem, config.vector_bytes(), stop_after);

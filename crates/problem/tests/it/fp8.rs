@@ -1,4 +1,5 @@
-//! e4m3 problems: scales, inputs, and a bound that an honest fp8 kernel meets and a wrong one does not.
+//! e4m3 problems: scales, inputs, and the error bound. A correct fp8 kernel meets the bound; faulty
+//! ones exceed it.
 
 use flashcore_problem::{
     Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemBuilder, ProblemError, RandomLimits, Tensor,
@@ -11,27 +12,27 @@ fn problem(with: impl Fn(ProblemBuilder) -> ProblemBuilder) -> Problem {
         .unwrap()
 }
 
-/// What a kernel may get wrong, each by itself.
+/// One fault of a kernel.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
-    /// K's scale of the next head (or batch, for the last one).
+    /// K uses the scale of the next head (of the next batch for the last head).
     ScaleOfNextHead,
-    /// V's scale left out.
+    /// V is not scaled.
     NoScaleOfV,
-    /// P rounded to one significant bit.
+    /// P is rounded to one significant bit.
     CoarseP,
-    /// The last key of a row is not attended to.
+    /// The last key of each row is skipped.
     LastKeyLost,
-    /// Nothing is computed.
+    /// The output is 0.
     Zeros,
 }
 
-/// What P is multiplied by before it is rounded.
+/// Factor on P before rounding.
 const RAISE: f32 = 8.0;
 
-/// An fp8 kernel in plain steps: tiles of 64 keys, scores cut to 14 bits, P raised by 2^3 and rounded to e4m3, sums of
-/// P·V cut to 14 bits after every 32 keys.
+/// A model of an fp8 kernel: tiles of 64 keys, scores truncated to 14 bits, P multiplied by 2^3 and
+/// rounded to e4m3, sums of P·V truncated to 14 bits every 32 keys.
 fn fp8_kernel(p: &Problem, inputs: &Inputs, fault: Fault) -> (Tensor, Vec<f32>) {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let round_p = |x: f32| match fault {
@@ -109,7 +110,7 @@ fn round_to_e4m3(x: f32) -> f32 {
     flashcore_problem::tensor::read_element(DType::E4M3, &byte, 0)
 }
 
-/// 14 significant bits, the rest cut off.
+/// Truncates to 14 significant bits.
 fn cut(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & !0x3ff)
 }
@@ -126,7 +127,7 @@ fn judged(p: &Problem, kind: InputKind, seed: u64, fault: Fault) -> (Comparison,
 }
 
 #[test]
-fn an_honest_kernel_is_within_the_bound() {
+fn a_correct_kernel_is_within_the_bound() {
     let limits = RandomLimits {
         max_work: 1_500_000,
         dtypes: &[DType::E4M3],
@@ -148,12 +149,12 @@ fn an_honest_kernel_is_within_the_bound() {
         assert!(out.passed && lse.passed, "{kind}: {out}; {lse}");
         assert!(out.of_allowed < 0.5, "{kind}: {}", out.of_allowed);
     }
-    // A bound that nothing comes near would find nothing.
+    // The bound must not be much larger than real errors.
     assert!(most > 0.4, "{most}");
 }
 
 #[test]
-fn wrong_kernels_are_outside_it() {
+fn faulty_kernels_exceed_the_bound() {
     let few = problem(|b| b.batch(2).heads(4, 2).seq_len_q(3).seq_len_kv(200).mask(Mask::CAUSAL));
     let many = problem(|b| b.batch(2).heads(4, 2).seq_len_q(3).seq_len_kv(4096).head_dim(128));
     for (name, fault, problems) in [
@@ -168,13 +169,13 @@ fn wrong_kernels_are_outside_it() {
             assert!(!out.passed, "{name}, {p}: {out}");
         }
     }
-    // Small integers are exact but for P and the sums: no scale can hide there either.
+    // With small integers only P and the sums round, so a wrong scale is visible.
     let (out, _) = judged(&few, InputKind::SmallIntegers, 3, Fault::ScaleOfNextHead);
     assert!(!out.passed, "{out}");
 }
 
 #[test]
-fn outputs_are_bf16_and_the_others_keep_their_dtype() {
+fn e4m3_outputs_are_bf16() {
     for dtype in DType::ALL {
         let p = Problem::builder().dtype(dtype).build().unwrap();
         let expected = if dtype == DType::E4M3 { DType::BF16 } else { dtype };
@@ -208,7 +209,7 @@ fn scales_differ_between_heads_batches_and_tensors() {
 }
 
 #[test]
-fn quantised_inputs_are_the_inputs_of_f32_within_a_sixteenth() {
+fn quantised_inputs_are_within_a_sixteenth_of_f32() {
     for kind in [InputKind::Normal, InputKind::SmallIntegers, InputKind::Extremes] {
         let of = |dtype| {
             let p = Problem::builder()
@@ -223,7 +224,7 @@ fn quantised_inputs_are_the_inputs_of_f32_within_a_sixteenth() {
         let (wide, fp8) = (of(DType::F32), of(DType::E4M3));
         for (name, wide, fp8) in [("q", &wide.q, &fp8.q), ("k", &wide.k, &fp8.k), ("v", &wide.v, &fp8.v)] {
             if kind == InputKind::Extremes && name != "v" {
-                continue; // Q's and K's columns reach less far in e4m3
+                continue; // Q and K use smaller factors in e4m3
             }
             let smallest = fp8.scales().unwrap().iter().copied().fold(0.0, f32::max) / 512.0;
             for (b, s, h, d) in [(0, 0, 0, 0), (1, 49, 3, 63), (1, 7, 0, 31), (0, 22, 1, 2)] {
@@ -262,7 +263,7 @@ fn a_broadcast_batch_has_one_scale() {
 }
 
 #[test]
-fn scales_that_do_not_fit_are_refused() {
+fn invalid_scales() {
     let p = problem(|b| b.batch(2).heads(6, 3).seq_len(4));
     let inputs = Inputs::generate(&p, InputKind::Normal, 1);
     let bare = Tensor::poisoned(DType::E4M3, *p.q_layout());
@@ -271,7 +272,7 @@ fn scales_that_do_not_fit_are_refused() {
         p.check_inputs(&bare.view(), &k, &v).unwrap_err().to_string(),
         "q has 0 scales; its 2 batches and 3 K/V heads need 6 of them, f32 [batch, kv_heads] (`with_scales`)"
     );
-    // One for each head of Q fits the tensor, and not the problem.
+    // One scale per head of Q fits the tensor but not the problem.
     let many = bare.view().with_scales("q", &[1.0; 12]).unwrap();
     assert!(matches!(
         p.check_inputs(&many, &k, &v),
@@ -301,7 +302,7 @@ fn scales_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn heads_of_zeros_have_scale_1_and_nan_survives() {
+fn zero_heads_have_scale_1_and_nan_stays_nan() {
     let layout = Layout::bshd([1, 2, 2, 8]);
     let values = Tensor::from_fn(DType::F32, layout, |_, s, h, d| match (h, s, d) {
         (0, ..) => 0.0,

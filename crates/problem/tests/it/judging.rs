@@ -1,4 +1,4 @@
-//! The reference is right, and the comparison sees what is wrong.
+//! Tests of the reference and of the comparison.
 
 use flashcore_problem::{
     DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, Reference, Tensor, Tolerance, VarLen,
@@ -10,7 +10,7 @@ fn answer(problem: &Problem, inputs: &Inputs) -> Reference {
     reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap()
 }
 
-/// An output that holds the reference, rounded to the dtype of the problem's output.
+/// The reference rounded to the output dtype.
 fn written(problem: &Problem, want: &Reference) -> Tensor {
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let [nb, ns, nh, nd] = problem.o_layout().shape;
@@ -27,7 +27,7 @@ fn written(problem: &Problem, want: &Reference) -> Tensor {
     out
 }
 
-/// The definition, element by element and without any of the reference's own code.
+/// Attention by definition, sharing no code with the reference.
 fn by_definition(p: &Problem, inputs: &Inputs, [b, h, row]: [usize; 3]) -> (Vec<f64>, f64) {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let kv_head = h / (p.num_heads() / p.num_kv_heads());
@@ -53,7 +53,7 @@ fn by_definition(p: &Problem, inputs: &Inputs, [b, h, row]: [usize; 3]) -> (Vec<
 }
 
 #[test]
-fn the_reference_is_the_definition() {
+fn reference_equals_the_definition() {
     let limits = RandomLimits {
         max_seq: 40,
         max_work: 400_000,
@@ -82,7 +82,7 @@ fn the_reference_is_the_definition() {
 }
 
 #[test]
-fn sampled_rows_are_those_of_the_whole() {
+fn reference_rows_equal_the_full_reference() {
     let p = random_problem(5, &RandomLimits::default()).unwrap();
     let inputs = Inputs::generate(&p, InputKind::Normal, 1);
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
@@ -111,7 +111,7 @@ fn sampled_rows_are_those_of_the_whole() {
 }
 
 #[test]
-fn stages_lead_to_the_answer() {
+fn scores_and_probabilities_match_the_reference() {
     let p = Problem::builder()
         .heads(4, 2)
         .seq_len_q(9)
@@ -147,7 +147,7 @@ fn stages_lead_to_the_answer() {
 }
 
 #[test]
-fn packed_sequences_are_each_their_own_problem() {
+fn packed_sequences_equal_separate_problems() {
     let packed = VarLen {
         cu_seqlens_q: vec![0, 5, 5, 12],
         cu_seqlens_kv: vec![0, 7, 9, 20],
@@ -176,8 +176,8 @@ fn packed_sequences_are_each_their_own_problem() {
 }
 
 #[test]
-fn rows_with_nothing_to_attend_to_are_zero() {
-    // Five query rows, two keys, bottom-right causal: the first three rows see nothing.
+fn fully_masked_rows_are_zero() {
+    // Five query rows, two keys, bottom-right causal: the first three rows are fully masked.
     let p = Problem::builder()
         .seq_len_q(5)
         .seq_len_kv(2)
@@ -197,7 +197,7 @@ fn rows_with_nothing_to_attend_to_are_zero() {
 }
 
 #[test]
-fn every_kind_of_input_has_a_finite_answer_and_the_problems_dtype_holds_it() {
+fn outputs_of_every_input_kind_fit_in_the_output_dtype() {
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::E4M3] {
         for kind in InputKind::ALL {
             let p = Problem::builder()
@@ -216,7 +216,7 @@ fn every_kind_of_input_has_a_finite_answer_and_the_problems_dtype_holds_it() {
 }
 
 #[test]
-fn kinds_are_what_they_say() {
+fn input_kinds_have_their_patterns() {
     let p = Problem::builder().seq_len(200).dtype(DType::F16).build().unwrap();
     let of = |kind| {
         let inputs = Inputs::generate(&p, kind, 11);
@@ -243,7 +243,7 @@ fn kinds_are_what_they_say() {
 }
 
 #[test]
-fn inputs_are_their_seeds_and_gaps_are_poison() {
+fn inputs_depend_on_the_seed_and_gaps_are_poison() {
     let shape = [2, 33, 3, 64];
     let padded = Layout {
         shape,
@@ -257,13 +257,13 @@ fn inputs_are_their_seeds_and_gaps_are_poison() {
     assert_ne!(first.q.bytes(), Inputs::generate(&p, InputKind::Normal, 9).q.bytes());
     assert_ne!(first.q.view().get(0, 0, 0, 0), first.k.view().get(0, 0, 0, 0));
     gaps_untouched(&first.q.view()).unwrap();
-    // The layout decides where elements lie, never what they are.
+    // The values do not depend on the layout.
     let same = Inputs::generate(&build().build().unwrap(), InputKind::Normal, 8);
     assert_eq!(same.q.view().get(1, 32, 2, 63), first.q.view().get(1, 32, 2, 63));
 }
 
 #[test]
-fn a_write_into_a_gap_is_seen() {
+fn gap_writes_are_found() {
     let layout = Layout {
         shape: [1, 4, 2, 8],
         strides: [80, 20, 10, 1],
@@ -277,12 +277,12 @@ fn a_write_into_a_gap_is_seen() {
     assert_eq!((found.first, found.count), (9, 2));
     assert_eq!(
         found.to_string(),
-        "2 gap elements of the output were written, the first at element 9 from its start"
+        "2 gap elements of the output were written, the first at element offset 9"
     );
 }
 
 #[test]
-fn comparison_counts_what_is_wrong() {
+fn comparison_counts_failures() {
     let p = Problem::builder().heads(2, 2).seq_len(16).head_dim(8).build().unwrap();
     let inputs = Inputs::generate(&p, InputKind::Normal, 2);
     let want = answer(&p, &inputs);
@@ -317,29 +317,12 @@ fn comparison_counts_what_is_wrong() {
         compare(&p, &out.view(), &want, tolerance).unwrap().max_abs,
         f64::INFINITY
     );
-    // A right answer that is NaN cannot be met, not even by NaN.
+    // A NaN reference value fails for every output, including NaN.
     let mut broken = want.clone();
     broken.out[5] = f64::NAN;
     assert!(
         !compare(&p, &written(&p, &broken).view(), &broken, tolerance)
             .unwrap()
             .passed
-    );
-}
-
-#[test]
-fn the_mission_problem_is_quick_to_make_and_to_answer() {
-    let p = Problem::named("mission").unwrap();
-    let start = std::time::Instant::now();
-    let inputs = Inputs::generate(&p, InputKind::Normal, 1);
-    let made = start.elapsed();
-    let all = answer(&p, &inputs);
-    let answered = start.elapsed() - made;
-    println!("inputs {made:?}, reference {answered:?}");
-    assert_eq!(all.out.len(), 512 * 8 * 64);
-    // Ten times what it takes on a quiet core, so that a busy machine does not fail the test.
-    assert!(
-        made.as_millis() < 500 && answered.as_millis() < 5000,
-        "{made:?} {answered:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! Problems, inputs and the reference, used as a library.
+//! Tests of problems, inputs and the reference through the public API.
 
 mod bad_input;
 mod fp8;

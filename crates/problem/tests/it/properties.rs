@@ -1,4 +1,4 @@
-//! What must hold for whatever is given.
+//! Properties that hold for all problems.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use flashcore_problem::{
 };
 use proptest::prelude::*;
 
-/// Whether a key is visible, straight from the words of the definition.
+/// Whether a key is visible, by definition.
 fn is_visible(p: &Problem, row: usize, key: usize) -> bool {
     let mask = p.mask();
     let shift = match mask.align {
@@ -35,7 +35,7 @@ fn any_mask() -> impl Strategy<Value = Mask> {
 
 proptest! {
     #[test]
-    fn key_ranges_are_what_the_mask_says(
+    fn key_ranges_match_the_mask_definition(
         seq_len_q in 1usize..40,
         seq_len_kv in 1usize..40,
         mask in any_mask(),
@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn layouts_of_random_problems_give_each_element_its_own_place(seed in any::<u64>()) {
+    fn layouts_of_random_problems_are_injective(seed in any::<u64>()) {
         let limits = RandomLimits { max_seq: 24, max_work: 200_000, ..RandomLimits::default() };
         let p = random_problem(seed, &limits).unwrap();
         let layout = p.o_layout();
@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn overlapping_layouts_are_never_taken_for_injective(
+    fn overlapping_layouts_are_not_injective(
         shape in prop::array::uniform4(1usize..5),
         strides in prop::array::uniform3(0i64..40),
     ) {
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn random_problems_make_inputs_with_whole_gaps(seed in any::<u64>()) {
+    fn inputs_leave_gaps_poisoned(seed in any::<u64>()) {
         let limits = RandomLimits { max_seq: 24, max_work: 200_000, head_dim_v: true, ..RandomLimits::default() };
         let p = random_problem(seed, &limits).unwrap();
         let inputs = Inputs::generate(&p, InputKind::Normal, seed);
@@ -113,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn problems_survive_json(seed in any::<u64>()) {
+    fn json_round_trip(seed in any::<u64>()) {
         let p = random_problem(seed, &RandomLimits { head_dim_v: true, ..RandomLimits::default() }).unwrap();
         let json = serde_json::to_string(&p).unwrap();
         prop_assert_eq!(serde_json::from_str::<Problem>(&json).unwrap(), p);
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn an_error_beyond_the_tolerance_is_never_passed(error in 1.1e-2f32..1e6, at in 0usize..64) {
+    fn errors_beyond_the_tolerance_fail(error in 1.1e-2f32..1e6, at in 0usize..64) {
         let p = Problem::builder().seq_len(1).dtype(DType::F32).build().unwrap();
         let want = flashcore_problem::Reference { out: vec![0.0; 64], lse: vec![0.0], slack: None };
         let out = Tensor::from_fn(DType::F32, *p.o_layout(), |_, _, _, d| if d == at { error } else { 0.0 });
@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn every_e4m3_number_survives_the_round_trip() {
+fn every_e4m3_number_round_trips() {
     for byte in 0..=255u8 {
         let value = read_element(DType::E4M3, &[byte], 0);
         let mut back = [0];
@@ -162,7 +162,7 @@ fn e4m3_rounds_to_even_and_saturates() {
         write_element(DType::E4M3, &mut byte, 0, value);
         read_element(DType::E4M3, &byte, 0)
     };
-    // Between 16 and 32 the spacing is 2: 17 is half way from 16 to 18, 19 from 18 to 20.
+    // Between 16 and 32 the spacing is 2: 17 is halfway between 16 and 18, 19 between 18 and 20.
     assert_eq!((round(17.0), round(19.0), round(17.1)), (16.0, 20.0, 18.0));
     assert_eq!(
         (round(1e9), round(-449.0), round(f32::INFINITY)),

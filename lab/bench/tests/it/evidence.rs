@@ -212,7 +212,11 @@ fn twenty_kills_lose_nothing_but_the_sample_in_flight() {
     let mut total = 0;
     for kill in 0..20 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "evidence::child_that_writes_until_it_is_killed", "--nocapture"])
+            .args([
+                "--exact",
+                "evidence::child_that_writes_until_it_is_killed",
+                "--nocapture",
+            ])
             .env(CHILD, &path)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

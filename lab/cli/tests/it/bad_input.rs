@@ -86,7 +86,10 @@ const USAGE: &[(&str, &str)] = &[
     ("run --inputs zeros", "possible values: normal, small-integers"),
     ("run --kernel mma/m64", "no kernel is named `mma/m64`; ids look like"),
     ("run --kernel mma/m64", "`flashcore list kernels` shows them all"),
-    ("run --kernel cpu/fast", "is no CPU config; ids look like `cpu/m128n64`"),
+    (
+        "run --kernel cpu/fast",
+        "is not a CPU config; ids look like `cpu/m128n64`",
+    ),
     (
         "run --kernel cpu/m7n128",
         "tile_q is 7; allowed are multiples of 16 from 16 to 1024",

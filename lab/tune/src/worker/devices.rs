@@ -224,9 +224,6 @@ impl Device for Cpu {
     }
 
     fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>)) {
-        if let Err(error) = flashcore_cpu::check_supported(problem) {
-            return work(Err(failed(Verdict::Refused, None, error)));
-        }
         let in_finals = planted::InFinals::default();
         let places = CpuPlaces {
             bed: CpuBed::blind(problem),
