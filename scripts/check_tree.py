@@ -79,7 +79,7 @@ def evidence(files):
                     yield f"{where}: run {row['run']} is also in {runs[row['run']]}"
                 runs[row.get("run")] = where
                 if row.get("raw") and "at" not in row:
-                    yield f"{where}: `raw` without the commit that has it (`at`)"
+                    yield f"{where}: `raw` without `at`: the commit that has it, or null"
             if missing:
                 yield f"{where}: no {', '.join(sorted(missing))}"
     for where, row in claims:
