@@ -45,6 +45,9 @@ FLOW = [
     ("Tensor", "problem", "the output"),
 ]
 
+# Who imports the library from outside of the workspace.
+USERS = [("your program", "Rust: flashcore = { path = … }"), ("bindings/python", "PyTorch, JAX, CuPy, NumPy")]
+
 W, CARD_W, CARD_H, COLUMN, ROW = 1360, 166, 72, 222, 90
 LEFT, INSET = 20, 24
 
@@ -129,7 +132,7 @@ class Drawing:
     def box(self, x, y, w, h, kind, radius=8):
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{radius}" class="{kind}"/>')
 
-    def arrow(self, path, kind="import"):
+    def arrow(self, path, kind):
         self.parts.append(f'<path d="{path}" class="{kind}" marker-end="url(#{kind})"/>')
 
 
@@ -148,42 +151,49 @@ def draw(found):
         x, anchor = (LEFT + INSET, "start") if group == "crates" else (right - INSET, "end")
         out.text(x, top + 32, title, "title", anchor)
         out.text(x + (90 if group == "crates" else -56), top + 32, words, "note", anchor)
-    lanes = {}
-    for importer, imported in direct(found):
+    edges = direct(found)
+    for edge in edges:
+        importer, imported = edge
         (x1, y1), (x2, y2) = spots[importer], spots[imported]
-        # Arrows that end at one card come in one above the other.
-        same = sorted((e for e in direct(found) if e[1] == imported), key=lambda e: spots[e[0]][1])
-        step = 16 * (same.index((importer, imported)) - (len(same) - 1) / 2)
-        leave = sorted((e for e in direct(found) if e[0] == importer), key=lambda e: spots[e[1]][1])
-        back = 16 * (leave.index((importer, imported)) - (len(leave) - 1) / 2)
-        a, b = (x1, y1 + CARD_H / 2 + back), (x2 + CARD_W + 3, y2 + CARD_H / 2 + step)
-        bend = max(14, min(70, (a[0] - b[0]) / 2))
-        out.arrow(f"M{a[0]:g} {a[1]:g}C{a[0] - bend:g} {a[1]:g} {b[0] + bend:g} {b[1]:g} {b[0]:g} {b[1]:g}")
+        # Arrows that end or begin at one card lie one above the other; the users' come first at theirs.
+        enter = sorted((e for e in edges if e[1] == imported), key=lambda e: spots[e[0]][1])
+        users_above = len(USERS) if imported == "flashcore" else 0
+        leave = sorted((e for e in edges if e[0] == importer), key=lambda e: spots[e[1]][1])
+        a = (x1, y1 + spread(leave.index(edge), len(leave)))
+        b = (x2 + CARD_W + 3, y2 + spread(enter.index(edge) + users_above, len(enter) + users_above))
+        out.arrow(curve(a, b), found[importer][0])
     for name, (x, y) in spots.items():
         group = found[name][0]
         out.box(x, y, CARD_W, CARD_H, f"card {group}")
         out.text(x + 12, y + 24, name, "name")
         for line, words in enumerate(WORDS[name]):
             out.text(x + 12, y + 43 + 16 * line, words, "note")
-    users(out, spots)
+    users(out, spots, found)
     flow(out, found, 688)
     return page("\n".join(out.parts))
 
 
-def users(out, spots):
+def spread(index, count):
+    """How far down a card the arrow of this index begins or ends."""
+    return CARD_H / 2 + 15 * (index - (count - 1) / 2)
+
+
+def curve(a, b):
+    bend = max(14, min(70, (a[0] - b[0]) / 2))
+    return f"M{a[0]:g} {a[1]:g}C{a[0] - bend:g} {a[1]:g} {b[0] + bend:g} {b[1]:g} {b[0]:g} {b[1]:g}"
+
+
+def users(out, spots, found):
     """Who links the library: to the right of its band."""
     x, y = spots["flashcore"]
     left = x + CARD_W + INSET + 64
-    for row, (name, words) in enumerate([
-        ("your program", ["Rust: flashcore = { path = … }"]),
-        ("bindings/python", ["PyTorch, JAX, CuPy, NumPy"]),
-    ]):
+    entering = len(USERS) + sum(imported == "flashcore" for _, imported in direct(found))
+    for row, (name, words) in enumerate(USERS):
         top = y - 46 + row * ROW
         out.box(left, top, 226, CARD_H - 12, "card user")
         out.text(left + 12, top + 25, name, "name")
-        out.text(left + 12, top + 45, words[0], "note")
-        a, b = (left, top + 31), (x + CARD_W + 3, y + CARD_H / 2 + (8 if row else -8))
-        out.arrow(f"M{a[0]:g} {a[1]:g}C{a[0] - 44:g} {a[1]:g} {b[0] + 44:g} {b[1]:g} {b[0]:g} {b[1]:g}")
+        out.text(left + 12, top + 45, words, "note")
+        out.arrow(curve((left, top + 30), (x + CARD_W + 3, y + spread(row, entering))), "user")
     out.text(left, y + 168, "A → B: A imports B. Imports that", "note")
     out.text(left, y + 185, "follow from others are left out.", "note")
 
@@ -229,16 +239,17 @@ text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",sans-
 .band{stroke-width:1.5}.band.crates{fill:#eef5ff;stroke:#b6d4fb}.band.lab{fill:#fff6e8;stroke:#f1d3a0}
 .card{fill:#fff;stroke-width:1.4}.card.crates{stroke:#3f83d6}.card.lab{stroke:#d08a24}
 .card.user{stroke:#8c959f;stroke-dasharray:4 3}.card.data{stroke:#4d7f4a;fill:#f1f8f0}.card.side{stroke:#a9b8a7}
-.import,.data-line{fill:none}.import{stroke:#6e7781;stroke-width:1.5;fill:none}path.data{stroke:#4d7f4a;stroke-width:1.8;fill:none}
+path{fill:none;stroke-width:1.6}path.data{stroke:#4d7f4a;stroke-width:1.8}path.user{stroke:#8c959f}
+path.crates{stroke:#3f83d6}path.lab{stroke:#d08a24}marker path{stroke:none}
 @media (prefers-color-scheme:dark){
 text{fill:#e6edf3}.note{fill:#9da7b1}.where{fill:#7bbf77}.ground{fill:#0d1117}
 .band.crates{fill:#101d30;stroke:#234672}.band.lab{fill:#251a0a;stroke:#5c4115}.card{fill:#161b22}
-.card.data{fill:#12211a;stroke:#5a9c56}.card.side{stroke:#46604a}.import{stroke:#8b949e}path.data{stroke:#5a9c56}}
+.card.data{fill:#12211a;stroke:#5a9c56}.card.side{stroke:#46604a}path.data{stroke:#5a9c56}}
 """
     marks = "".join(
         f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        f'<path d="M0 0.5L7.5 4L0 7.5z" fill="{color}"/></marker>'
-        for name, color in (("import", "#6e7781"), ("data", "#4d7f4a"))
+        f'<path d="M0 0.5L7.5 4L0 7.5z" style="fill:{color}"/></marker>'
+        for name, color in (("crates", "#3f83d6"), ("lab", "#d08a24"), ("user", "#8c959f"), ("data", "#4d7f4a"))
     )
     height = 950
     return (
