@@ -21,7 +21,7 @@ MOST_RUST_LINES = 500
 MOST_PAGE_LINES = 300
 MOST_COLUMNS = 100
 MOST_EVIDENCE_LINES = 3000
-# Text that people write or tools generate from it. A Rust file has a limit of its own.
+# Text, and snapshots of text. Rust files have another limit.
 SOURCE = {".rs", ".py", ".sh", ".md", ".snap"}
 # Data that a test or a command reads, and diagrams; each with its reason.
 ALLOWED = {
