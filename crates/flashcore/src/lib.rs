@@ -53,7 +53,8 @@ pub use flashcore_problem::{
     TensorView, TensorViewMut, Tolerance, absmax_scales, compare, compare_lse, quantise, reference, reference_rows,
 };
 pub use plans::{
-    FoundRow, NamedTable, PLAN_FORMAT, PLANS_VARIABLE, PlanClass, PlanDevice, PlanEntry, PlanError, PlanRow,
-    PlanSetting, PlanTable, PlanTarget, Plans, cpu_name, read_table, shipped_tables, table_files, user_plans_folder,
+    CPU_NAME_VARIABLE, FoundRow, NamedTable, PLAN_FORMAT, PLANS_VARIABLE, PlanClass, PlanDevice, PlanEntry, PlanError,
+    PlanRow, PlanSetting, PlanTable, PlanTarget, Plans, cpu_name, read_table, shipped_tables, table_files,
+    user_plans_folder,
 };
 pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};

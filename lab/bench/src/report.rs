@@ -117,8 +117,8 @@ fn median_us(subject: &Measured) -> f64 {
 /// Whether the seeds' rule holds: at least so much faster than PyTorch on so many shapes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeedsRule {
-    /// Whether it does.
-    pub passed: bool,
+    /// Whether it does; `None` where fewer shapes were compared than it takes.
+    pub passed: Option<bool>,
     /// Shapes that it takes.
     pub needed: usize,
     /// By how much, relative.
@@ -208,8 +208,9 @@ impl Report {
                 })
             })
             .collect();
+        let met = shapes.iter().filter(|shape| shape.met).count();
         SeedsRule {
-            passed: shapes.iter().filter(|shape| shape.met).count() >= needed,
+            passed: (shapes.len() >= needed).then_some(met >= needed),
             needed,
             gain,
             shapes,
@@ -287,7 +288,7 @@ pub(crate) mod tests {
             &[("torch/flash", 10.0), ("mma/a", 9.5)],
         ];
         let rule = report(&shapes).seeds_rule(SEEDS_GAIN, SEEDS_SHAPES);
-        assert!(rule.passed, "{rule:?}");
+        assert_eq!(rule.passed, Some(true), "{rule:?}");
         assert_eq!(
             rule.shapes.iter().map(|shape| shape.met).collect::<Vec<_>>(),
             [true, true, false]
@@ -296,9 +297,13 @@ pub(crate) mod tests {
             (rule.shapes[0].peer.as_str(), rule.shapes[1].ours.as_str()),
             ("torch/cudnn", "mma/a")
         );
-        assert!(!report(&shapes[1..]).seeds_rule(SEEDS_GAIN, SEEDS_SHAPES).passed);
-        // Without peers there is nothing to beat.
-        assert!(!report(&[&[("mma/a", 1.0)]]).seeds_rule(0.1, 1).passed);
+        assert_eq!(
+            report(&shapes[1..]).seeds_rule(SEEDS_GAIN, SEEDS_SHAPES).passed,
+            Some(false)
+        );
+        // Without peers, or on fewer shapes than the rule takes, it cannot be judged.
+        assert_eq!(report(&[&[("mma/a", 1.0)]]).seeds_rule(0.1, 1).passed, None);
+        assert_eq!(report(&shapes[..1]).seeds_rule(SEEDS_GAIN, SEEDS_SHAPES).passed, None);
     }
 
     #[test]

@@ -106,7 +106,6 @@ pub struct CheckReport {
     /// The architecture it was planned for.
     pub target: Target,
     /// The stage that it stops after, where it does not compute the answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_after: Option<StopAfter>,
     /// Kind of the inputs.
     pub inputs: &'static str,

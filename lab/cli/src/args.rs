@@ -277,25 +277,9 @@ impl Card {
 
 /// Names for a problem that begin like `given`, or are close to it.
 pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
-    let close = |name: &str| name.starts_with(given) || distance(name, given) <= 2;
+    let close = |name: &str| name.starts_with(given) || strsim::levenshtein(name, given) <= 2;
     let names = NAMED_PROBLEMS.iter().map(|named| named.name);
     names.filter(|name| close(name)).collect()
-}
-
-/// Edits that turn one name into the other (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

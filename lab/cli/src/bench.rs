@@ -68,7 +68,8 @@ pub(crate) struct BenchArgs {
     /// Write a line a subject and problem as CSV
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     csv: Option<PathBuf>,
-    /// Exit with 1 unless ours is at least 10 % faster than PyTorch's best on two shapes or more
+    /// Exit with 1 unless ours is at least 10 % faster than PyTorch's best on two shapes or more; with 3 where no peer
+    /// was timed on so many
     #[arg(long, help_heading = "Output")]
     seeds_rule: bool,
 }
@@ -253,13 +254,24 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         let rejected = result.inspections.iter().flatten().any(|found| !found.passed());
         rejected || result.measurement.subjects.is_empty()
     });
-    Ok(
-        if rejected || report.results.is_empty() || rule.is_some_and(|rule| !rule.passed) {
-            Outcome::Findings
-        } else {
-            Outcome::Clean
-        },
-    )
+    if rejected || report.results.is_empty() {
+        return Ok(Outcome::Findings);
+    }
+    match rule {
+        Some(rule) if rule.passed == Some(false) => Ok(Outcome::Findings),
+        Some(rule) if rule.passed.is_none() => Err(not_judged(&rule)),
+        _ => Ok(Outcome::Clean),
+    }
+}
+
+/// Too few shapes have times of a kernel and of a peer.
+fn not_judged(rule: &SeedsRule) -> Failure {
+    let shapes = style::count(rule.shapes.len() as u64, "shape");
+    Failure::environment(format!(
+        "the rule cannot be judged: a peer was timed on {shapes}, and the rule needs {}",
+        rule.needed
+    ))
+    .help("`--peers all` on two or more problems, where a Python with PyTorch is installed")
 }
 
 /// The problems of names, files and sets.
@@ -408,7 +420,7 @@ impl Progress {
 impl Watcher for Progress {
     fn note(&mut self, note: &str) {
         self.bar
-            .suspend(|| anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 6)));
+            .suspend(|| style::eprint(&style::wrap(&format!("note: {note}"), 6)));
     }
 
     fn case(&mut self, case: &Case, index: usize, count: usize) {

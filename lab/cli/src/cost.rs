@@ -39,7 +39,7 @@ pub(crate) fn kept_rates(card: Card) -> Option<MeasuredCard> {
         Ok(kept) => kept.map(|kept| kept.card()),
         Err(stale) => {
             let note = format!("note: predicted with the profile's rates: {stale}");
-            anstream::eprint!("{}", style::wrap(&note, 2));
+            style::eprint(&style::wrap(&note, 2));
             None
         }
     }
@@ -152,18 +152,17 @@ fn bound(prediction: &Prediction) -> String {
     format!("{what}; {:.2} times the next", prediction.lead)
 }
 
-/// The same as JSON.
+/// The same as JSON: the prediction's fields and `unknown`, which says why there is none.
 pub(crate) fn json(outcome: &Outcome, problem: &Problem, card: Card) -> Result<Value, Failure> {
     let mut value = match outcome {
         Ok(prediction) => serde_json::to_value(prediction)?,
-        Err(why) => json!({ "unknown": why }),
+        Err(_) => json!({}),
     };
-    if is_theirs(problem, card) {
-        value["reports"] = REPORTS
-            .iter()
-            .map(|(micros, what)| json!({ "micros": micros, "what": what }))
-            .collect();
-    }
+    value["unknown"] = json!(outcome.as_ref().err());
+    let reports = REPORTS
+        .iter()
+        .map(|(micros, what)| json!({ "micros": micros, "what": what }));
+    value["reports"] = json!(is_theirs(problem, card).then(|| reports.collect::<Vec<_>>()));
     Ok(value)
 }
 

@@ -140,9 +140,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
         let mut value = as_json(args, card, &problem, &choice, &steps);
         value["plans"] = plans_json(&problem, &choice, &plans);
         value["cost"] = cost::json(&predicted, &problem, card)?;
-        if let Some(savings) = savings {
-            value["savings"] = json!(savings);
-        }
+        value["savings"] = json!(savings);
         style::print_json(&value);
         return Ok(outcome);
     }
@@ -488,7 +486,12 @@ fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, s
             })
         })
         .collect();
-    let mut value = json!({
+    let configs = args.all.then(|| {
+        let all = every_config(problem, card).into_iter();
+        all.map(|(config, refusal)| json!({ "kernel": config.to_string(), "refusal": refusal }))
+            .collect::<Vec<_>>()
+    });
+    json!({
         "problem": problem.to_string(),
         "profile": card.name(),
         "target": plan.target.name(),
@@ -497,12 +500,6 @@ fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, s
         "considered": considered,
         "workspace_bytes": plan.workspace_bytes(),
         "steps": steps.iter().map(|step| step.json(card)).collect::<Vec<_>>(),
-    });
-    if args.all {
-        value["configs"] = every_config(problem, card)
-            .into_iter()
-            .map(|(config, refusal)| json!({ "kernel": config.to_string(), "refusal": refusal }))
-            .collect();
-    }
-    value
+        "configs": configs,
+    })
 }

@@ -97,7 +97,7 @@ impl Failure {
             text.push_str(&style::wrap(&format!("  {GOOD}help{GOOD:#}: {help}"), 4));
         }
         text.push_str(self.left.as_deref().unwrap_or_default());
-        anstream::eprint!("{text}");
+        style::eprint(&text);
         match self.kind {
             Kind::Failed => ExitCode::from(1),
             Kind::Usage => ExitCode::from(2),

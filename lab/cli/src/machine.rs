@@ -22,7 +22,7 @@ pub(crate) struct Cpu {
 impl Cpu {
     pub(crate) fn here() -> Cpu {
         Cpu {
-            model: cpu_model(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+            model: flashcore::cpu_name().to_string(),
             threads: rayon::current_num_threads(),
             simd: SimdLevel::best(),
         }
@@ -37,16 +37,6 @@ impl Cpu {
     pub(crate) fn json(&self) -> Value {
         json!({ "model": self.model, "threads": self.threads, "simd": self.simd.name() })
     }
-}
-
-/// The model named in Linux's `/proc/cpuinfo`; the architecture where there is none.
-fn cpu_model(cpuinfo: &str) -> String {
-    let field = |name: &str| {
-        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
-        let value = line.split_once(':')?.1.split_whitespace().collect::<Vec<_>>().join(" ");
-        (!value.is_empty()).then_some(value)
-    };
-    field("model name").unwrap_or_else(|| std::env::consts::ARCH.to_string())
 }
 
 /// The GPUs, or why there are none.
@@ -83,7 +73,7 @@ fn say_why_none(why: &Error) {
     }
     SAID.call_once(|| {
         let note = format!("note: no GPU is used, and not for want of a driver: {why}");
-        anstream::eprint!("{}", style::wrap(&note, 2));
+        style::eprint(&style::wrap(&note, 2));
     });
 }
 
@@ -138,16 +128,4 @@ pub(crate) fn compiled_here(kernel: &Kernel, target: Target) -> Option<Registers
         spilled_bytes: function.attributes().local_bytes,
         compiler: format!("driver {release} for {target}"),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_model_is_found_or_the_architecture_named() {
-        let text = "processor\t: 0\nmodel name\t: AMD EPYC 9654   96-Core Processor\n";
-        assert_eq!(cpu_model(text), "AMD EPYC 9654 96-Core Processor");
-        assert_eq!(cpu_model("processor : 0"), std::env::consts::ARCH);
-    }
 }

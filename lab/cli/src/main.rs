@@ -108,7 +108,7 @@ enum Color {
 fn not_parsed(told: &clap::Error) -> ExitCode {
     let text = told.render().ansi().to_string();
     if told.use_stderr() {
-        anstream::eprint!("{}", style::wrap(&text, 2));
+        style::eprint(&style::wrap(&text, 2));
         return ExitCode::from(2);
     }
     style::print(&text);

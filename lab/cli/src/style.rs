@@ -2,9 +2,11 @@
 //! `NO_COLOR` and on `--color never` (by anstream).
 
 use std::io::{ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
+use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
 /// A heading.
 pub(crate) const HEAD: Style = Style::new().bold();
@@ -28,39 +30,23 @@ pub(crate) fn width() -> usize {
     terminal.unwrap_or(MAX_WIDTH).clamp(MIN_WIDTH, MAX_WIDTH)
 }
 
-/// Columns that text takes: escape sequences take none.
-fn columns(text: &str) -> usize {
-    anstream::adapter::strip_str(text).to_string().chars().count()
-}
-
 /// Text broken between words to the width, every line but the first of a paragraph indented, with a newline
-/// at its end. Lines of the text stay lines.
+/// at its end. Lines of the text stay lines; a word longer than a line is not broken.
 pub(crate) fn wrap(text: &str, indent: usize) -> String {
     wrap_to(text, indent, width())
 }
 
 fn wrap_to(text: &str, indent: usize, width: usize) -> String {
-    let mut out = String::new();
-    for line in text.lines() {
-        let start = line.len() - line.trim_start().len();
-        let mut used = start;
-        out.push_str(&line[..start]);
-        for (i, word) in line.split_whitespace().enumerate() {
-            let needed = columns(word);
-            if i > 0 && used + 1 + needed > width {
-                out.push('\n');
-                out.push_str(&" ".repeat(indent));
-                used = indent;
-            } else if i > 0 {
-                out.push(' ');
-                used += 1;
-            }
-            out.push_str(word);
-            used += needed;
-        }
-        out.push('\n');
-    }
-    out
+    let indent = " ".repeat(indent);
+    let options = Options::new(width)
+        .subsequent_indent(&indent)
+        .break_words(false)
+        .word_separator(WordSeparator::AsciiSpace)
+        .word_splitter(WordSplitter::NoHyphenation)
+        .wrap_algorithm(WrapAlgorithm::FirstFit);
+    text.lines()
+        .flat_map(|line| textwrap::wrap(line, &options))
+        .fold(String::new(), |out, line| out + &line + "\n")
 }
 
 /// A label in a column of its own, then text that is wrapped beside it.
@@ -74,13 +60,35 @@ pub(crate) fn field(label: &str, text: &str) -> String {
     out
 }
 
-/// Prints to standard output. A reader that has seen enough (`| head`) ends the program quietly.
+/// Whether standard output can no longer be written to.
+static STDOUT_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Prints to standard output. After the reader has gone (`| head`) nothing more is printed, and the command goes on:
+/// its exit code is its verdict, whether or not someone reads the text. Any other error, such as a full disk, ends
+/// the command as a failure.
 pub(crate) fn print(text: &str) {
-    let mut stdout = anstream::stdout().lock();
-    if let Err(error) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        let code = if error.kind() == ErrorKind::BrokenPipe { 0 } else { 1 };
-        std::process::exit(code);
+    if STDOUT_CLOSED.load(Ordering::Relaxed) {
+        return;
     }
+    let mut stdout = anstream::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => STDOUT_CLOSED.store(true, Ordering::Relaxed),
+        Err(error) => {
+            drop(stdout);
+            eprint(&wrap(
+                &format!("{BAD}error{BAD:#}: standard output cannot be written: {error}"),
+                2,
+            ));
+            std::process::exit(1);
+        }
+    }
+}
+
+/// Prints to standard error. A message that cannot be written changes nothing about the command.
+pub(crate) fn eprint(text: &str) {
+    let mut stderr = anstream::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
 /// Prints a value as indented JSON.
@@ -189,7 +197,7 @@ mod tests {
         assert!(
             field("label", &"word ".repeat(60))
                 .lines()
-                .all(|line| columns(line) <= MAX_WIDTH)
+                .all(|line| textwrap::core::display_width(line) <= MAX_WIDTH)
         );
     }
 }

@@ -45,7 +45,7 @@ pub struct BoardRow {
     pub ratio: Option<Ratio>,
     /// Of one that was ahead by what counts: the ratio of the first meeting, of all finalists. Then it met the first candidate
     /// once more, by itself, and that is what counts: who leads among several has had luck, too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub first_ratio: Option<Ratio>,
     /// What that says, as in the search.
     pub verdict: Option<Verdict>,
@@ -256,7 +256,7 @@ mod plain {
     #[derive(Serialize, Deserialize)]
     struct Plain {
         ok: bool,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default)]
         why: Option<String>,
     }
 

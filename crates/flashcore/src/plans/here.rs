@@ -21,7 +21,11 @@ pub fn user_plans_folder() -> Option<PathBuf> {
     Some(data.join("flashcore/plans"))
 }
 
-/// The model of the CPU as Linux has it; the architecture where it is not known. Asked once.
+/// Environment variable that names the CPU, for machines whose system does not, and for tests that must not depend on
+/// the machine.
+pub const CPU_NAME_VARIABLE: &str = "FLASHCORE_CPU_NAME";
+
+/// The model of the CPU: [`CPU_NAME_VARIABLE`] if it is set, else as Linux has it, else the architecture. Read once.
 ///
 /// ```
 /// assert!(!flashcore::cpu_name().is_empty());
@@ -29,6 +33,10 @@ pub fn user_plans_folder() -> Option<PathBuf> {
 pub fn cpu_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {
+        let given = std::env::var(CPU_NAME_VARIABLE).unwrap_or_default();
+        if let Some(given) = one_line(&given) {
+            return given;
+        }
         // The first processor's lines are enough; the whole file takes the longer the more there are.
         let mut start = String::new();
         let read = std::fs::File::open("/proc/cpuinfo").map(|file| file.take(4096).read_to_string(&mut start));
@@ -42,10 +50,15 @@ fn model_name(text: &str) -> String {
     let model = text
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    let words = model.map(|(_, name)| name.split_whitespace().collect::<Vec<_>>().join(" "));
-    words
-        .filter(|name| !name.is_empty())
+    model
+        .and_then(|(_, name)| one_line(name))
         .unwrap_or_else(|| std::env::consts::ARCH.to_string())
+}
+
+/// The words with one space between them; `None` where there are none.
+fn one_line(text: &str) -> Option<String> {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    (!words.is_empty()).then_some(words)
 }
 
 impl PlanDevice {
@@ -93,5 +106,6 @@ mod tests {
         let text = "processor\t: 0\nmodel name\t: AMD EPYC 9654   96-Core Processor\n";
         assert_eq!(model_name(text), "AMD EPYC 9654 96-Core Processor");
         assert_eq!(model_name("processor : 0"), std::env::consts::ARCH);
+        assert_eq!(model_name("model name : \n"), std::env::consts::ARCH);
     }
 }

@@ -14,7 +14,7 @@ use flashcore_kernels::Suggestion;
 use flashcore_problem::Problem;
 
 pub use error::PlanError;
-pub use here::{cpu_name, user_plans_folder};
+pub use here::{CPU_NAME_VARIABLE, cpu_name, user_plans_folder};
 pub use table::{PLAN_FORMAT, PlanClass, PlanDevice, PlanEntry, PlanRow, PlanTable};
 
 use crate::KernelId;

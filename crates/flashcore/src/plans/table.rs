@@ -69,13 +69,13 @@ pub struct PlanClass {
     /// Keys a sequence.
     pub seq_kv: usize,
     /// Whether scores are capped.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default)]
     pub softcap: bool,
     /// Whether the log-sum-exp is asked for.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default)]
     pub lse: bool,
     /// Whether tensors lie as `[batch, heads, seq, head_dim]`, rather than `[batch, seq, heads, head_dim]`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default)]
     pub bhsd: bool,
 }
 
@@ -354,10 +354,6 @@ impl PlanTable {
             "{{\n  \"format\": {PLAN_FORMAT},\n  \"device\": {device},\n  \"rows\": {rows}\n}}\n"
         ))
     }
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 fn to_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {

@@ -35,7 +35,7 @@ pub(crate) fn hold(devices: &[String]) -> Hold {
                 "note: another `flashcore tune` is searching on {device}: the two take turns there, candidate by candidate, \
                  so that each tries fewer in its time"
             );
-            anstream::eprint!("{}", style::wrap(&note, 2));
+            style::eprint(&style::wrap(&note, 2));
         }
     }
     Hold(files)
@@ -47,7 +47,7 @@ pub(crate) fn say_late(device: &str) {
         "note: {device} has been waited for for a while: another `flashcore tune` has its turn there; if that one is stopped or \
          hangs, end it"
     );
-    anstream::eprint!("{}", style::wrap(&note, 2));
+    style::eprint(&style::wrap(&note, 2));
 }
 
 /// What a device is called by every process: a GPU may have another number in each.

@@ -241,7 +241,7 @@ impl Watcher for Live {
 
     fn lost(&mut self, device: &str, why: &str) {
         let note = format!("note: {why}; {device} is given up, and the other devices go on");
-        self.bar.suspend(|| anstream::eprint!("{}", style::wrap(&note, 2)));
+        self.bar.suspend(|| style::eprint(&style::wrap(&note, 2)));
     }
 
     fn late(&mut self, device: &str) {

@@ -87,17 +87,17 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         style::print(&kept_text(args.budget, &found));
     }
     if let Some(why) = nothing_new(args.budget, &found) {
-        anstream::eprint!("{}", style::wrap(&format!("note: {why}"), 2));
+        style::eprint(&style::wrap(&format!("note: {why}"), 2));
     }
     let remedy = plan.remedy(&found.folder);
     if let Some(note) = &remedy {
-        anstream::eprint!("{note}");
+        style::eprint(&note);
     }
     if tour {
         without_gpu::run(&case)?;
     }
     if let Some(why) = &found.proposer_gone {
-        anstream::eprint!("{}", style::wrap(&format!("note: the search ended early: {why}"), 2));
+        style::eprint(&style::wrap(&format!("note: the search ended early: {why}"), 2));
     }
     // A default that fails is the worst that can be found, whatever else was.
     Ok(match &found.board {
@@ -206,7 +206,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     let may_have_row = !args.no_plan && !args.torture;
     let cannot_keep = may_have_row.then(|| plan::cannot_keep(&devices[0], &case.problem));
     for note in setup.plan_notes.iter().chain(cannot_keep.flatten().as_ref()) {
-        anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
+        style::eprint(&style::wrap(&format!("note: {note}"), 2));
     }
     let seed = args.seed.unwrap_or(STRATEGY_SEED);
     let mut rates = setup.advisor.as_ref().map(Advisor::rates);
@@ -224,7 +224,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             let kind = args.strategy.unwrap_or(default);
             // Of a card without a profile it says why the default strategy does not predict.
             if let Some(note) = setup.rates_note.filter(|_| args.is_informed()) {
-                anstream::eprint!("{}", style::wrap(&format!("note: {note}"), 2));
+                style::eprint(&style::wrap(&format!("note: {note}"), 2));
             }
             if !kind.is_informed() {
                 rates = None;

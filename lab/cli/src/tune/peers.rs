@@ -61,7 +61,7 @@ pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]
     drop(spinner);
     if let Err(why) = beside.keep(folder) {
         let note = format!("note: what stood beside the winner is printed and not kept: {why}");
-        anstream::eprint!("{}", style::wrap(&note, 2));
+        style::eprint(&style::wrap(&note, 2));
     }
     Some(beside)
 }

@@ -69,7 +69,7 @@ pub(crate) fn keep(found: &Found, run: &Path, turned_off: bool) -> Kept {
     };
     if let Err(why) = Record::keep(run, kept.json()) {
         let note = format!("note: the run does not know that this is done, and does it again if it is resumed: {why}");
-        anstream::eprint!("{}", style::wrap(&note, 2));
+        style::eprint(&style::wrap(&note, 2));
     }
     kept
 }

@@ -38,7 +38,7 @@ pub(crate) fn measure_once(device: &str, is_said: bool) -> Result<(), Failure> {
         ),
         Err(why) => format!("note: what {name} gives could not be measured: {why}"),
     };
-    anstream::eprint!("{}", style::wrap(&text, 2));
+    style::eprint(&style::wrap(&text, 2));
     Ok(())
 }
 

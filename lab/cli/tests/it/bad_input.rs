@@ -1,8 +1,6 @@
 //! Every bad input: a message that says what was given, what is allowed and what to do, and the exit code.
 
-use crate::common;
-
-use common::{command, flashcore, run};
+use crate::common::{assert_fits, command, flashcore, run, words};
 
 /// Arguments, the exit code, and part of the message.
 const USAGE: &[(&str, &str)] = &[
@@ -193,10 +191,6 @@ const REFUSED: &[(&str, &str)] = &[
     ),
 ];
 
-fn words(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 fn expect(code: i32, cases: &[(&str, &str)]) {
     let mut wrong = Vec::new();
     for (arguments, message) in cases {
@@ -250,8 +244,8 @@ fn a_device_that_is_not_there_is_the_environment() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_driver_that_cannot_be_loaded_is_said_where_the_host_is_used_instead() {
-    let home = std::env::temp_dir().join(format!("flashcore-broken-driver-{}", std::process::id()));
-    std::fs::create_dir_all(&home).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
     std::fs::write(
         home.join("libcuda.so.1"),
         "no library at all, though it is called one\n",
@@ -267,7 +261,7 @@ fn a_driver_that_cannot_be_loaded_is_said_where_the_host_is_used_instead() {
         "tune tiny --budget 1 --no-plan --json",
     ] {
         let mut command = command(arguments);
-        command.env("LD_LIBRARY_PATH", &home).env("XDG_DATA_HOME", &home);
+        command.env("LD_LIBRARY_PATH", home).env("XDG_DATA_HOME", home);
         let ran = run(&mut command);
         let said = words(&ran.stderr);
         let is_of_hosts = arguments.starts_with("compare");
@@ -287,13 +281,12 @@ fn a_driver_that_cannot_be_loaded_is_said_where_the_host_is_used_instead() {
         );
     }
     // Asked for by name, it is an error that says the same.
-    let ran = run(command("run tiny --device cuda").env("LD_LIBRARY_PATH", &home));
+    let ran = run(command("run tiny --device cuda").env("LD_LIBRARY_PATH", home));
     let said = words(&ran.stderr);
     assert!(
         ran.code == 3 && said.contains("the NVIDIA driver library cannot be loaded"),
         "{said}"
     );
-    std::fs::remove_dir_all(&home).unwrap();
 }
 
 #[test]
@@ -311,8 +304,6 @@ fn a_cache_folder_that_cannot_be_written_is_said_and_no_failure() {
 #[test]
 fn no_message_is_wider_than_100_columns() {
     for (arguments, _) in USAGE.iter().chain(REFUSED) {
-        for line in flashcore(arguments).stderr.lines() {
-            assert!(line.chars().count() <= 100, "flashcore {arguments}: {line}");
-        }
+        assert_fits(arguments, &flashcore(arguments).stderr);
     }
 }

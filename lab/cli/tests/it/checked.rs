@@ -1,12 +1,9 @@
 //! `flashcore check`: what it finds, and how it shows that.
 
-use crate::common;
-use crate::common::json;
-
 use std::collections::BTreeSet;
 
-use common::flashcore;
-use json::{json, keys};
+use crate::common::flashcore;
+use crate::common::json::{json, keys};
 use serde_json::Value;
 
 fn shown(arguments: &str) -> String {

@@ -2,7 +2,9 @@
 
 mod bad_input;
 mod checked;
+mod closed_pipe;
 mod common;
 mod measured;
 mod output;
+mod repository;
 mod tune;

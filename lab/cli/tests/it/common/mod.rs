@@ -2,6 +2,7 @@
 
 pub(crate) mod json;
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 /// What came of a command.
@@ -12,6 +13,28 @@ pub(crate) struct Ran {
     pub(crate) stdout: String,
     /// Standard error.
     pub(crate) stderr: String,
+}
+
+impl Ran {
+    /// Standard output and standard error with one space between words. Where a line ends depends on how long the CPU's
+    /// name and the paths in it are, so tests look for text in this.
+    pub(crate) fn words(&self) -> String {
+        words(&format!("{}\n{}", self.stdout, self.stderr))
+    }
+}
+
+/// Text with one space between words.
+pub(crate) fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Asserts that no line is wider than 100 columns. A word is not broken, so a line may end with one that is longer, such
+/// as a path.
+pub(crate) fn assert_fits(arguments: &str, text: &str) {
+    for line in text.lines().filter(|line| line.chars().count() > 100) {
+        let longest = line.split(' ').map(|word| word.chars().count()).max();
+        assert!(longest > Some(60), "flashcore {arguments}: {line}");
+    }
 }
 
 /// The command with these arguments, not yet run.
@@ -42,6 +65,27 @@ pub(crate) fn run(command: &mut Command) -> Ran {
     Ran {
         code: output.status.code().unwrap_or(-1),
         stdout: String::from_utf8(output.stdout).expect("output is UTF-8"),
+        stderr: String::from_utf8(output.stderr).expect("errors are UTF-8"),
+    }
+}
+
+/// Runs a command whose reader takes so many lines of its standard output and goes away.
+pub(crate) fn run_for_reader_of(lines: usize, command: &mut Command) -> Ran {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let stdout = child.stdout.take().expect("standard output is a pipe");
+    let read: Vec<String> = BufReader::new(stdout)
+        .lines()
+        .take(lines)
+        .map(|line| line.expect("output is UTF-8"))
+        .collect();
+    let output = child.wait_with_output().expect("the command ends");
+    Ran {
+        code: output.status.code().unwrap_or(-1),
+        stdout: read.join("\n"),
         stderr: String::from_utf8(output.stderr).expect("errors are UTF-8"),
     }
 }

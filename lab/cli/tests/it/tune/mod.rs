@@ -322,7 +322,7 @@ fn json_keeps_its_keys() {
     assert_eq!(keys(&run["trials"][0]["timed"]).join(" "), of_timed);
     let of_board = "against gain head_to_head rows simulates start start_failed struck winner witness";
     assert_eq!(keys(&run["board"]).join(" "), of_board);
-    let of_row = "id interval ratio simulated us verdict";
+    let of_row = "first_ratio id interval ratio simulated us verdict";
     assert_eq!(keys(&run["board"]["rows"][0]).join(" "), of_row);
     let kept = run["folder"].as_str().unwrap();
     let shown = json(&mut flashcore(&format!("leaderboard --json {kept}"), &home));

@@ -1,0 +1,127 @@
+//! A reader that goes away (`| head`) ends neither the command nor its verdict.
+
+use flashcore_bench::problems::cases;
+use flashcore_bench::simulate::{Noise, SimulatedGpu};
+use flashcore_bench::store::{MeasurementId, Store};
+use flashcore_bench::{BenchError, DeviceIdentity, Mode, Observer, Options, RunIdentity, Sample, Subject, measure};
+use std::path::Path;
+
+use crate::common::{command, run, run_for_reader_of};
+
+/// Runs a command twice, the second time for a reader that has gone before the first line, and expects one exit code.
+fn expect(code: i32, arguments: &str) {
+    let read = run(&mut command(arguments));
+    assert_eq!(read.code, code, "flashcore {arguments}\n{}{}", read.stdout, read.stderr);
+    assert!(!read.stdout.is_empty(), "flashcore {arguments} prints nothing");
+    let unread = run_for_reader_of(0, &mut command(arguments));
+    assert_eq!(
+        unread.code, code,
+        "flashcore {arguments}, with standard output closed\n{}",
+        unread.stderr
+    );
+    assert!(!unread.stderr.contains("panicked"), "{}", unread.stderr);
+}
+
+#[test]
+fn output_that_nobody_reads_is_no_failure() {
+    expect(0, "explain llama8b-prefill-8k --ptx");
+    expect(0, "check tiny --json");
+}
+
+#[test]
+fn findings_are_findings() {
+    expect(
+        1,
+        "check tiny --kernel scalar/tiled-m16n16-w4-v16 --plant drop-warp-barrier",
+    );
+    expect(1, "check museum/shuffle-as-fence");
+    expect(1, "explain tiny --kernel wgmma/m64n64-s2-c2-free-bold --profile l4");
+}
+
+#[test]
+fn a_rule_that_cannot_be_judged_is_not_passed() {
+    let rule = "bench tiny --device cpu --kernel cpu/m16n16 --peers none --no-store --budget 0.01 --seeds-rule";
+    expect(3, rule);
+    expect(3, &format!("{rule} --json"));
+    let said = run(&mut command(rule));
+    assert!(
+        said.words()
+            .contains("the rule cannot be judged: a peer was timed on 0 shapes, and the rule needs 2"),
+        "{}",
+        said.stderr
+    );
+}
+
+struct Keep<'a>(&'a Store, &'a MeasurementId);
+
+impl Observer for Keep<'_> {
+    fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
+        self.0.add_sample(self.1, sample)
+    }
+}
+
+/// Stores a measurement of a simulated kernel that takes so many µs.
+fn record(path: &Path, us: f64) {
+    let store = Store::open(path).unwrap();
+    let options = Options {
+        max_rounds: 12,
+        ..Options::default()
+    };
+    let run = RunIdentity::now(DeviceIdentity::cpu());
+    let run = store.begin_run(&run, &options, None).unwrap();
+    let gpu = SimulatedGpu::new(Noise::steady(), 1);
+    let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(gpu.subject("scalar/x", us, 0.5, 1))];
+    let infos = [(subjects[0].info().clone(), None)];
+    let case = &cases("mission", None).unwrap()[0];
+    let id = store.begin_measurement(run, case, Mode::Hot, 0, &infos).unwrap();
+    let mut stopwatch = gpu.stopwatch();
+    let mut keep = Keep(&store, &id);
+    let measured = measure(
+        &options,
+        Mode::Hot,
+        &mut subjects,
+        0,
+        &mut stopwatch,
+        &mut (),
+        &mut keep,
+    )
+    .unwrap();
+    store.end_measurement(&id, &measured).unwrap();
+}
+
+#[test]
+fn a_gate_that_is_not_passed_stays_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a.sqlite"), folder.path().join("b.sqlite"));
+    record(&a, 300.0);
+    record(&b, 400.0);
+    let (a, b) = (a.display(), b.display());
+    expect(1, &format!("compare {a} {b} --gate 3%"));
+    expect(0, &format!("compare {b} {a} --gate 3%"));
+}
+
+#[test]
+fn a_search_goes_on() {
+    let home = tempfile::tempdir().unwrap();
+    let search = |name: &str| {
+        let folder = home.path().join(name);
+        let mut command = command("tune mission --device replay:shipped --budget 20 --seed 1 --folder");
+        command.arg(&folder).env("XDG_DATA_HOME", home.path());
+        (command, folder)
+    };
+    let trials = |folder: &Path| {
+        let mut shown = command("leaderboard --json");
+        let shown = run(shown.arg(folder).env("XDG_DATA_HOME", home.path()));
+        let shown: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
+        shown["trials"].as_array().expect("a list").len()
+    };
+    let (mut read, folder) = search("read");
+    let read = run(&mut read);
+    assert_eq!(read.code, 0, "{}", read.stderr);
+    let all = trials(&folder);
+    assert!(all > 5, "{all} trials");
+    let (mut left, folder) = search("left");
+    let left = run_for_reader_of(5, &mut left);
+    assert_eq!((left.code, left.stdout.lines().count()), (0, 5), "{}", left.stderr);
+    assert_eq!(trials(&folder), all);
+}
