@@ -6,7 +6,7 @@ usage: agree_with_tools.py watch PROBE RAW.json     runs the tools, on a machine
        agree_with_tools.py compare RAW.json OUT LIST.json     the same, with what `probe list` says now of the kernels
                                                     that are the same
 
-PROBE is the built example `probe` of `flashcore-fuzz`. ncu counts wavefronts for every instruction of the machine code;
+PROBE is the built program `flashcore-tools`. ncu counts wavefronts for every instruction of the machine code;
 its line table says which Rust line an instruction is of.
 """
 
@@ -66,7 +66,7 @@ def instructions(report):
 
 def racecheck(probe, name):
     """racecheck's word on a probe: hazards by severity, and its messages."""
-    command = ["compute-sanitizer", "--tool", "racecheck", "--racecheck-report", "all", "--print-limit", "20", probe, "run", name]
+    command = ["compute-sanitizer", "--tool", "racecheck", "--racecheck-report", "all", "--print-limit", "20", probe, "probe", "run", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired as late:
@@ -86,7 +86,7 @@ def output(*command):
 
 
 def watch(probe, raw):
-    listed = json.loads(output(probe, "list"))
+    listed = json.loads(output(probe, "probe", "list"))
     result = {"date": datetime.date.today().isoformat(), "simulator": listed}
     device = output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").strip().splitlines()[0]
     result["device"], result["driver"] = [part.strip() for part in device.split(",")]
@@ -101,7 +101,7 @@ def watch(probe, raw):
         with tempfile.TemporaryDirectory() as folder:
             report = folder + "/report"
             command = ["ncu", "--clock-control", "none", "--cache-control", "none", "--metrics", ",".join(METRICS.values())]
-            done = subprocess.run(command + ["-f", "-o", report, probe, "run", what], capture_output=True, text=True)
+            done = subprocess.run(command + ["-f", "-o", report, probe, "probe", "run", what], capture_output=True, text=True)
             result.setdefault("ncu_said", []).append((done.stdout + done.stderr)[-2000:])
             json.dump(result, open(raw, "w"))
             result["launches"] += instructions(report + ".ncu-rep")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attention on the host against PyTorch's CPU SDPA: same shapes, same threads, taking turns in one run.
 
-    cargo build --release -p flashcore-cpu --example cpu_bench
+    cargo build --release -p flashcore-tools
     python scripts/bench_cpu_vs_torch.py --threads 16 --json cpu-vs-torch.json
 
 Needs PyTorch. Both sides get tensors in PyTorch's own memory order ([batch, heads, seq, head_dim],
@@ -50,7 +50,7 @@ def cpu_name():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     target = os.environ.get("CARGO_TARGET_DIR", "target")
-    parser.add_argument("--binary", default=os.path.join(target, "release", "examples", "cpu_bench"))
+    parser.add_argument("--binary", default=os.path.join(target, "release", "flashcore-tools"))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dtypes", default="f32,bf16,fp16", help="comma-separated")
@@ -65,7 +65,7 @@ def main():
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    command = [args.binary, "--serve", "--rounds", "1", "--threads", str(args.threads)]
+    command = [args.binary, "cpu-bench", "--serve", "--rounds", "1", "--threads", str(args.threads)]
     if args.config:
         command += ["--config", args.config]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

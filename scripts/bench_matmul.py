@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""cuBLAS through PyTorch on the shapes of `cargo run --release -p flashcore-bench --example scores`.
+"""cuBLAS through PyTorch on the shapes of `cargo run --release -p flashcore-tools -- scores`.
 
     python scripts/bench_matmul.py --heads 8 --seq 512 --head-dim 64
 

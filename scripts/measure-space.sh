@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the space that replays of searches are made from, on this machine's GPU (about three minutes on an H200):
-# every config that the example `measured-space` lists, on four problems, and writes it as one file.
+# every config that `flashcore-tools measured-space` lists, on four problems, and writes it as one file.
 #
 #   scripts/measure-space.sh FOLDER     FOLDER/space.json, for `flashcore tune --device replay:FOLDER/space.json`
 set -euo pipefail
@@ -8,7 +8,7 @@ folder=${1:?usage: scripts/measure-space.sh FOLDER}
 mkdir -p "$folder"
 cargo build --release --quiet -p flashcore-cli
 flashcore=${CARGO_TARGET_DIR:-target}/release/flashcore
-space() { cargo run --release --quiet -p flashcore-tune --example measured-space -- "$@"; }
+space() { cargo run --release --quiet -p flashcore-tools -- measured-space "$@"; }
 
 reports=()
 measure() { # measure NAME FIELDS: a problem of the sets of `flashcore bench`, and its fields as JSON

@@ -1,4 +1,4 @@
-//! Where there is no driver, everything says so and nothing panics. With one, the `selftest` example is the
+//! Where there is no driver, everything says so and nothing panics. With one, `flashcore-tools selftest` is the
 //! test; these only say that they were skipped.
 
 use flashcore_cuda::{Context, CudaError, cache_report, devices};

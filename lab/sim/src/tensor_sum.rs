@@ -1,7 +1,7 @@
 //! How tensor cores add up products: exactly, or as Hopper's do.
 //!
 //! PTX leaves the order and the precision of these sums open. Hopper's were worked out from an H200's answers to
-//! random programs, all of which this reproduces bit by bit (`lab/fuzz`, `docs/hardware-notes.md`). An
+//! random programs, all of which this reproduces bit by bit (`lab/tools`, `docs/hardware-notes.md`). An
 //! instruction adds all its products and the accumulator at once, in fixed point: the largest exponent among the
 //! terms that are not zero sets the place of the last bit kept, and what lies below is cut off each term.
 

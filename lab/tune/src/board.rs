@@ -249,7 +249,7 @@ impl Board {
     }
 }
 
-/// Results as files have them: `{"ok": true}`, or `{"ok": false, "why": "..."}`.
+/// Results as files have them: `{"ok": true, "why": null}`, or `{"ok": false, "why": "..."}`.
 mod plain {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -422,7 +422,7 @@ mod tests {
         };
         for (row, plain) in [
             (row("c", None), "null"),
-            (clean, r#"{"ok":true}"#),
+            (clean, r#"{"ok":true,"why":null}"#),
             (found, r#"{"ok":false,"why":"a race"}"#),
         ] {
             let text = serde_json::to_string(&row).unwrap();

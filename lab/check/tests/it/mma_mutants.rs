@@ -147,7 +147,7 @@ const EVERYWHERE: [Operator; 18] = [
 ];
 
 /// Whether each such mistake must be found, wherever it is planted. The rest of the operators change how indices
-/// and bounds are worked out, where much is cut off again elsewhere; the example `mutation` samples all of them.
+/// and bounds are worked out, where much is cut off again elsewhere; `flashcore-tools mutation` samples all of them.
 fn must_be_found(mutation: &Mutation) -> bool {
     let line = quoted(mutation.line);
     // Exchanges among lanes are meant, not votes and barriers of warps.

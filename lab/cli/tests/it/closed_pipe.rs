@@ -35,7 +35,7 @@ fn findings_are_findings() {
         "check tiny --kernel scalar/tiled-m16n16-w4-v16 --plant drop-warp-barrier",
     );
     expect(1, "check museum/shuffle-as-fence");
-    expect(1, "explain tiny --kernel wgmma/m64n64-s2-c2-free-bold --profile l4");
+    expect(1, "check museum/no-opt-in --json");
 }
 
 #[test]
@@ -103,10 +103,16 @@ fn a_gate_that_is_not_passed_stays_so() {
 #[test]
 fn a_search_goes_on() {
     let home = tempfile::tempdir().unwrap();
+    let space = home.path().join("space.json");
+    std::fs::write(&space, serde_json::to_string(&crate::tune::table()).unwrap()).unwrap();
     let search = |name: &str| {
         let folder = home.path().join(name);
-        let mut command = command("tune mission --device replay:shipped --budget 20 --seed 1 --folder");
-        command.arg(&folder).env("XDG_DATA_HOME", home.path());
+        let mut command = command("tune tiny --budget 20 --seed 1 --folder");
+        command
+            .arg(&folder)
+            .arg("--device")
+            .arg(format!("replay:{}", space.display()));
+        command.env("XDG_DATA_HOME", home.path());
         (command, folder)
     };
     let trials = |folder: &Path| {

@@ -194,7 +194,7 @@ fn a_first_candidate_that_fails_is_no_winner() {
     // The rest met without it.
     assert_eq!(board["winner"], "planted/honest");
     assert_eq!(board["against"], "planted/honest");
-    assert_eq!(board["head_to_head"], serde_json::json!({ "ok": true }), "{board}");
+    assert_eq!(board["head_to_head"], serde_json::json!({ "ok": true, "why": null }), "{board}");
     let shown = flashcore("leaderboard tiny", &home).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("FAILED") && !shown.contains("stands"), "{shown}");
@@ -371,7 +371,7 @@ fn a_replay_is_called_one_and_makes_no_row() {
 }
 
 /// A space on the host with times that are made up.
-fn table() -> Measured {
+pub(crate) fn table() -> Measured {
     let space = Space::new(vec![Family::cpu()], |_| Ok(()));
     let mut timed = Vec::new();
     let mut broken = Vec::new();

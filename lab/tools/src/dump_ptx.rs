@@ -1,0 +1,312 @@
+//! Writes the PTX of the kernels that a release is assembled with, one file each.
+//!
+//! usage: cargo run -p flashcore-tools -- dump-ptx FOLDER [--full]
+//!
+//! - FOLDER: what is assembled for every target and must be clean. Of family `scalar` every tile and warp count at the
+//!   usual head sizes, and every dtype, access width and option on the default tile; of family `mma` keys split across
+//!   blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
+//! - FOLDER/sm_NN: what is assembled for that target and must be clean: of families `mma` and `wgmma` every default there, and
+//!   the kernels of the plan tables that are shipped; of `wgmma` keys split across blocks.
+//! - FOLDER/varied/sm_NN: what may need more registers than there are. No formula says so before the compiler has
+//!   tried; the driver layer then refuses to load it, and another config is taken. The defaults with log-sum-exp,
+//!   with and without soft cap, and of `mma` every lever at each of its values, one at a time, about a default.
+//!
+//! What refuses its problem has a line in refused.txt of the folder it would be in: problem, config, reason.
+//!
+//! Of the last, a seventh is written, and of the head sizes and dtypes of defaults one each in turn, so that
+//! it takes a minute; --full writes all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use flashcore_ir::Target;
+use flashcore_kernels::ladder::{self, scores};
+use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar, wgmma};
+use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
+
+use crate::plan_rows::{PlanRow, plan_rows};
+use crate::proposed::{HEAD_DIMS, proposed};
+
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = crate::arguments();
+    let usage = "usage: dump-ptx FOLDER [--full]";
+    let folder = PathBuf::from(args.next().ok_or(usage)?);
+    let full = match args.next().as_deref() {
+        None => false,
+        Some("--full") => true,
+        Some(_) => return Err(usage.into()),
+    };
+    let mut everywhere = Kernels::default();
+    scalar_kernels(&mut everywhere);
+    ladder_kernels(&mut everywhere);
+    split_kernels(&mut everywhere);
+    stage_kernels(&mut everywhere)?;
+    everywhere.write(&folder)?;
+    let rows = plan_rows()?;
+    for target in TARGETS {
+        let mut defaults = Kernels::default();
+        let mut varied = Kernels::default();
+        mma_kernels(&mut defaults, &mut varied, target, full);
+        plan_kernels(
+            &mut defaults,
+            &mut varied,
+            rows.iter().filter(|row| row.target == target),
+        );
+        if target == Target::Sm90a {
+            split_wgmma_kernels(&mut defaults, full);
+        }
+        defaults.write(&folder.join(target.name()))?;
+        varied.write(&folder.join("varied").join(target.name()))?;
+    }
+    Ok(())
+}
+
+/// Distinct kernels by name: problems that differ only in lengths and strides share one.
+#[derive(Default)]
+struct Kernels {
+    by_name: BTreeMap<String, String>,
+    refused: BTreeSet<String>,
+}
+
+impl Kernels {
+    /// Adds the kernels of a config, unless it refuses.
+    fn add(&mut self, problem: &Problem, config: Config, target: Target) {
+        self.add_plan(problem, &config, Plan::new(problem, &config, target));
+    }
+
+    /// The same for a shape, if there is such a problem.
+    fn add_shape(&mut self, shape: &ProblemBuilder, config: Config, target: Target) {
+        if let Ok(problem) = shape.clone().build() {
+            self.add(&problem, config, target);
+        }
+    }
+
+    fn add_plan(&mut self, problem: &Problem, config: &Config, plan: Result<Plan, Refusal>) {
+        match plan {
+            Ok(plan) => plan.steps().for_each(|step| self.add_step(step)),
+            Err(refusal) => self.refuse(problem, config, &refusal),
+        }
+    }
+
+    fn refuse(&mut self, problem: &Problem, what: &dyn Display, refusal: &Refusal) {
+        self.refused.insert(format!("{problem}: {what}: {refusal}\n"));
+    }
+
+    fn add_step(&mut self, step: &Step) {
+        self.by_name
+            .insert(step.kernel.name().to_string(), step.kernel.to_ptx());
+    }
+
+    fn write(&self, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+        std::fs::create_dir_all(folder)?;
+        for (name, ptx) in &self.by_name {
+            std::fs::write(folder.join(format!("{name}.ptx")), ptx)?;
+        }
+        std::fs::write(
+            folder.join("refused.txt"),
+            self.refused.iter().cloned().collect::<String>(),
+        )?;
+        println!(
+            "{} kernels in {} ({} configs refused their problem)",
+            self.by_name.len(),
+            folder.display(),
+            self.refused.len()
+        );
+        Ok(())
+    }
+}
+
+/// Keys split across blocks in every way: warps along rows and along keys, each rule of rescaling, and enough splits
+/// for each variant of `combine`.
+const SPLIT: [&str; 5] = [
+    "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa-k33",
+    "mma/m16n32-w1x2-s4-b3-qreg-xor-bold-gqa-k24",
+    "mma/m16n128-w1x8-s2-b1-qsh-xor-eager-gqa-k16",
+    "mma/m64n32-w4x1-s2-b1-qsh-xor-lazy-k2",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa-k8",
+];
+
+fn split_kernels(kernels: &mut Kernels) {
+    for problem in problems() {
+        for config in SPLIT.iter().flat_map(|id| id.parse()) {
+            kernels.add(&problem, config, Target::Sm90a);
+        }
+    }
+}
+
+/// The same of family `wgmma`, beside its defaults, with the largest head_dim that each goes to: one to three warpgroups, the
+/// other rules of rescaling, a cluster.
+const SPLIT_WGMMA: [(&str, usize); 5] = [
+    ("wgmma/m64n64-s3-free-lazy-k3", 256),
+    ("wgmma/m128n64-s2-free-eager-k2", 256),
+    ("wgmma/m128n96-s2-c2-turns-lazy-k2", 192),
+    ("wgmma/m192n64-s2-turns-bold-k2", 128),
+    ("wgmma/m192n128-s2-turns-bold-k2", 64),
+];
+
+fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
+    let defaults = wgmma::defaults(DType::F16).into_iter();
+    let defaults: Vec<_> = defaults.filter(|(config, _)| config.splits > 1).collect();
+    let mut turn = 0;
+    for (head_dim, head_dim_v) in HEAD_DIMS {
+        let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
+        let dtype = |i: usize| [DType::F16, DType::BF16][i % 2];
+        for &(config, _) in defaults.iter().filter(|(_, most)| head_dim <= most.0) {
+            turn += 1;
+            kernels.add_shape(&shape.clone().dtype(dtype(turn)), Config::Wgmma(config), Target::Sm90a);
+        }
+        for (i, (id, _)) in SPLIT_WGMMA
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, most))| head_dim <= *most)
+        {
+            let Ok(config) = id.parse() else { continue };
+            turn += 1;
+            for (j, capped) in [false, true].into_iter().enumerate() {
+                let shape = shape.clone().dtype(dtype(turn));
+                let shape = if capped { shape.softcap(30.0) } else { shape };
+                if full || turn % 8 == i % 4 + 4 * j {
+                    kernels.add_shape(&shape, config, Target::Sm90a);
+                }
+            }
+        }
+    }
+}
+
+fn scalar_kernels(kernels: &mut Kernels) {
+    for problem in problems() {
+        for config in scalar::configs() {
+            let preferred = scalar::preferred_configs(&problem, 16);
+            let varied = problem.dtype() != DType::F16 || problem.softcap().is_some() || config.vector_bytes() != 16;
+            if varied && !preferred.contains(&config.with_vector_bytes(preferred[0].vector_bytes())) {
+                continue;
+            }
+            kernels.add(&problem, Config::Scalar(config), Target::Sm90a);
+        }
+    }
+}
+
+fn problems() -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut add = |builder: ProblemBuilder| problems.extend(builder.build());
+    for head_dim in [8, 64, 72, 128, 200, 256] {
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            add(Problem::builder().head_dim(head_dim).dtype(dtype));
+            add(Problem::builder()
+                .head_dim(head_dim)
+                .dtype(dtype)
+                .softcap(30.0)
+                .return_lse(true));
+        }
+    }
+    // Rows that start at any element, so that every access width has its kernel.
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let odd = |shape: [usize; 4]| Layout {
+            shape,
+            strides: [shape[1] as i64 * 65, 65, 0, 1],
+        };
+        let layouts = [odd([1, 128, 1, 64]); 4];
+        add(Problem::builder()
+            .dtype(dtype)
+            .layouts(layouts[0], layouts[1], layouts[2], layouts[3]));
+    }
+    add(Problem::builder().head_dim(192).head_dim_v(128));
+    problems
+}
+
+/// The rungs, and Q·Kᵀ by itself.
+fn ladder_kernels(kernels: &mut Kernels) {
+    for problem in problems() {
+        let varied = problem.dtype() != DType::F16 || problem.softcap().is_some();
+        for config in ladder::configs() {
+            if !varied || (config.warps, config.cols) == (4, 64) {
+                kernels.add(&problem, Config::Ladder(config), Target::Sm90a);
+            }
+        }
+        if varied {
+            continue;
+        }
+        for levers in scores::Levers::all() {
+            match scores::plan(&problem, levers, Target::Sm90a) {
+                Ok(step) => kernels.add_step(&step),
+                Err(refusal) => kernels.refuse(&problem, &"Q*K by itself", &refusal),
+            }
+        }
+    }
+}
+
+/// Builds that stop after a stage: one config a family, with all there is on the way to a stage.
+fn stage_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>> {
+    let softcapped = |problem: &Problem| problem.dtype() == DType::F16 && problem.softcap().is_some();
+    for problem in problems().into_iter().filter(softcapped) {
+        for id in [
+            "scalar/tiled-m32n32-w4-v16",
+            "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
+            "ladder/mma-m64n64-w4",
+        ] {
+            for stop in StopAfter::ALL {
+                let config = id.parse()?;
+                kernels.add_plan(
+                    &problem,
+                    &config,
+                    Plan::with_stage(&problem, &config, Target::Sm90a, stop),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120];
+
+fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
+    let mut turn = 0;
+    for (head_dim, head_dim_v) in HEAD_DIMS {
+        let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
+        for config in proposed(&shape, target) {
+            for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+                let shape = shape.clone().dtype(dtype);
+                if full || turn % 2 == i {
+                    defaults.add_shape(&shape, config, target);
+                }
+                // With log-sum-exp, and with a soft cap too.
+                if full || turn % 4 == i {
+                    varied.add_shape(&shape.clone().return_lse(true), config, target);
+                }
+                if full || turn % 4 == i + 2 {
+                    varied.add_shape(&shape.softcap(30.0).return_lse(true), config, target);
+                }
+            }
+            turn += 1;
+        }
+        let narrow = shape.clone().dtype(DType::E4M3);
+        for config in proposed(&narrow, target) {
+            defaults.add_shape(&narrow, config, target);
+        }
+        // About the default of a large problem.
+        let last = proposed(&shape, target)
+            .into_iter()
+            .rfind(|config| matches!(config, Config::Mma(_)));
+        let Some(Config::Mma(default)) = last else {
+            continue;
+        };
+        for (i, config) in mma::SPACE.neighbours(&default).into_iter().enumerate() {
+            if full || i % HEAD_DIMS.len() == turn % HEAD_DIMS.len() {
+                varied.add_shape(&shape, Config::Mma(config), target);
+            }
+        }
+    }
+}
+
+/// Rows of plan tables; with log-sum-exp, and with a soft cap too.
+fn plan_kernels<'a>(plain: &mut Kernels, varied: &mut Kernels, rows: impl Iterator<Item = &'a PlanRow>) {
+    for row in rows {
+        let shape = Problem::builder().head_dim(row.head_dim).head_dim_v(row.head_dim_v);
+        let shape = shape.dtype(row.dtype);
+        plain.add_shape(&shape, row.config, row.target);
+        let shape = shape.return_lse(true);
+        varied.add_shape(&shape, row.config, row.target);
+        varied.add_shape(&shape.softcap(30.0), row.config, row.target);
+    }
+}

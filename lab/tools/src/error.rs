@@ -1,0 +1,277 @@
+//! How far kernels are from float64 on standard normal inputs, beside PyTorch on the very same numbers.
+//!
+//! usage: error [DEVICE] [--seq N] [--heads N] [--head-dim N]... [--kernel ID]... [--torch PYTHON] [--json FILE]
+//!
+//! For fp16 and bf16, full and causal, at head sizes 64, 96, 128 and 256 (or those given): the Frobenius norm of the
+//! error over that of the answer, and the largest error, over at least 256 rows of every head: the first, the
+//! last, both sides of the edges of tiles, and others drawn. Kernels are those given, else the default. `--torch`
+//! names a Python with PyTorch; `scripts/attend_with_torch.py` runs in it, of which this program carries a copy.
+//!
+//! Exits with 1 where an error is above 3.5e-4 (fp16), 2.5e-3 (bf16), or 1.25 times that of PyTorch's
+//! FlashAttention-2.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use flashcore::{
+    Attention, Comparison, DType, Device, InputKind, Inputs, Mask, Problem, Tensor, Tolerance, reference_rows,
+};
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{POISON, ReferenceRow, compare_rows};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+/// Rows of a head that are compared, where it has as many.
+const ROWS: usize = 256;
+/// Edges of tiles among them: every one of 64 rows would leave none to chance.
+const EDGES: usize = 64;
+/// Rows that a task computes the answers of.
+const TASK: usize = 32;
+/// The most that an error may be of FlashAttention-2's own.
+const ALLOWED_RATIO: f64 = 1.25;
+/// What PyTorch's FlashAttention-2 is called.
+const FA2: &str = "torch/flash";
+
+struct Asked {
+    device: Device,
+    seq_len: usize,
+    heads: usize,
+    head_dims: Vec<usize>,
+    kernels: Vec<String>,
+    torch: Option<String>,
+    json: Option<PathBuf>,
+}
+
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
+    let asked = arguments()?;
+    let mut torch = asked
+        .torch
+        .as_deref()
+        .map(|python| Torch::start(python, &asked.device))
+        .transpose()?;
+    let (mut cases, mut failed) = (Vec::new(), 0);
+    println!(
+        "{:<40} {:<42} {:>9} {:>9} {:>6}",
+        "problem", "kernel", "frobenius", "max abs", "x FA2"
+    );
+    for &head_dim in &asked.head_dims {
+        for (dtype, allowed) in [(DType::F16, 3.5e-4), (DType::BF16, 2.5e-3)] {
+            for mask in [Mask::FULL, Mask::CAUSAL] {
+                let builder = Problem::builder()
+                    .heads(asked.heads, asked.heads)
+                    .seq_len(asked.seq_len);
+                let problem = builder.head_dim(head_dim).dtype(dtype).mask(mask).build()?;
+                let found = errors(&problem, &asked, torch.as_mut())?;
+                let fa2 = found.get(FA2).map(|error| error.frobenius);
+                let mut errors = serde_json::Map::new();
+                for (kernel, Comparison { frobenius, max_abs, .. }) in &found {
+                    let ratio = fa2.map(|fa2| frobenius / fa2);
+                    let peer = kernel.starts_with("torch/");
+                    let right = *frobenius <= allowed && ratio.is_none_or(|ratio| ratio <= ALLOWED_RATIO);
+                    failed += usize::from(!peer && !right);
+                    println!(
+                        "{:<40} {kernel:<42} {frobenius:>9.3e} {max_abs:>9.3e} {:>6}{}",
+                        problem.to_string(),
+                        ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}")),
+                        if peer || right { "" } else { " TOO LARGE" }
+                    );
+                    let error = json!({ "frobenius": frobenius, "max_abs": max_abs, "ratio_to_fa2": ratio });
+                    errors.insert(kernel.clone(), error);
+                }
+                let rows = ROWS.min(asked.seq_len) * asked.heads;
+                cases.push(json!({ "problem": problem.to_string(), "rows": rows, "errors": errors }));
+            }
+        }
+    }
+    drop(torch);
+    println!("{failed} of our errors too large");
+    if let Some(path) = &asked.json {
+        let device = match &asked.device {
+            Device::Cpu => "cpu".to_string(),
+            Device::Cuda(context) => context.info().name.clone(),
+        };
+        let report = json!({
+            "device": device, "inputs": "standard normal", "against": "float64", "too_large": failed, "cases": cases,
+        });
+        std::fs::write(path, format!("{report:#}\n"))?;
+    }
+    if failed > 0 {
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+fn arguments() -> Result<Asked, Box<dyn Error>> {
+    let mut asked = Asked {
+        device: Device::best(),
+        seq_len: 4096,
+        heads: 16,
+        head_dims: Vec::new(),
+        kernels: Vec::new(),
+        torch: None,
+        json: None,
+    };
+    let mut args = crate::arguments();
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
+        match arg.as_str() {
+            "--seq" => asked.seq_len = value()?.parse()?,
+            "--heads" => asked.heads = value()?.parse()?,
+            "--head-dim" => asked.head_dims.push(value()?.parse()?),
+            "--kernel" => asked.kernels.push(value()?),
+            "--torch" => asked.torch = Some(value()?),
+            "--json" => asked.json = Some(value()?.into()),
+            device => asked.device = device.parse()?,
+        }
+    }
+    if asked.head_dims.is_empty() {
+        asked.head_dims = vec![64, 96, 128, 256];
+    }
+    Ok(asked)
+}
+
+/// Errors by kernel; PyTorch's backends come as `torch/flash` and the like.
+fn errors(
+    problem: &Problem,
+    asked: &Asked,
+    torch: Option<&mut Torch>,
+) -> Result<BTreeMap<String, Comparison>, Box<dyn Error>> {
+    let inputs = Inputs::generate(problem, InputKind::Normal, 1);
+    let want = answers(problem, &inputs)?;
+    let compared = |out: &Tensor| compare_rows(problem, &out.view(), &want, Tolerance::of(problem.dtype()));
+    let mut found = BTreeMap::new();
+    let attentions = match asked.kernels.as_slice() {
+        [] => vec![Attention::new(asked.device.clone())],
+        ids => ids
+            .iter()
+            .map(|id| Attention::with_kernel(asked.device.clone(), id.parse()?))
+            .collect::<Result<_, flashcore::Error>>()?,
+    };
+    for attention in attentions {
+        let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
+        let Inputs { q, k, v } = &inputs;
+        attention.forward(problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
+        found.insert(attention.plan(problem)?.kernel().to_string(), compared(&out)?);
+    }
+    if let Some(torch) = torch {
+        for (name, out) in torch.answers(problem, &inputs)? {
+            found.insert(name, compared(&out)?);
+        }
+    }
+    Ok(found)
+}
+
+/// What is right, in rows of every head.
+fn answers(problem: &Problem, inputs: &Inputs) -> Result<Vec<ReferenceRow>, Box<dyn Error>> {
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let mut indices = Vec::new();
+    for head in 0..problem.num_heads() {
+        let rows = rows(problem.seq_len_q(), head as u64);
+        indices.extend(rows.into_iter().map(|row| [0, head, row]));
+    }
+    let tasks = indices.par_chunks(TASK);
+    let found: Result<Vec<_>, _> = tasks.map(|rows| reference_rows(problem, &q, &k, &v, rows)).collect();
+    Ok(found?.concat())
+}
+
+/// Rows to compare: the first, the last, both sides of edges of tiles all over the sequence, and others drawn.
+fn rows(seq_len: usize, seed: u64) -> Vec<usize> {
+    let last = seq_len - 1;
+    let mut rows = vec![0, last];
+    let tiles = seq_len / 64;
+    for edge in (0..EDGES.min(tiles)).map(|i| 64 * (1 + i * tiles / EDGES.min(tiles))) {
+        rows.extend([(edge - 1).min(last), edge.min(last)]);
+    }
+    let mut rng = Rng::new(seed);
+    while rows.len() < ROWS.min(seq_len) {
+        rows.push(rng.below(seq_len));
+        rows.sort_unstable();
+        rows.dedup();
+    }
+    rows
+}
+
+/// PyTorch in a process of its own, which answers problems that lie in a folder.
+struct Torch {
+    process: Child,
+    asks: ChildStdin,
+    says: BufReader<ChildStdout>,
+    folder: PathBuf,
+}
+
+impl Torch {
+    fn start(python: &str, device: &Device) -> Result<Torch, Box<dyn Error>> {
+        let folder = std::env::temp_dir().join(format!("flashcore-error-{}", std::process::id()));
+        std::fs::create_dir(&folder)?;
+        let script = folder.join("attend_with_torch.py");
+        std::fs::write(&script, include_str!("../../../scripts/attend_with_torch.py"))?;
+        let mut command = Command::new(python);
+        let device = match device {
+            Device::Cpu => "cpu",
+            Device::Cuda(_) => "cuda",
+        };
+        let command = command
+            .arg(script)
+            .args(["--device", device])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut process = command.spawn().map_err(|error| format!("{python}: {error}"))?;
+        let (Some(asks), Some(says)) = (process.stdin.take(), process.stdout.take()) else {
+            return Err("no pipes to PyTorch's process".into());
+        };
+        let says = BufReader::new(says);
+        Ok(Torch {
+            process,
+            asks,
+            says,
+            folder,
+        })
+    }
+
+    /// What each backend that serves the problem answers.
+    fn answers(&mut self, problem: &Problem, inputs: &Inputs) -> Result<Vec<(String, Tensor)>, Box<dyn Error>> {
+        let mut description = json!({
+            "dtype": problem.dtype().to_string(),
+            "causal": problem.mask().window_right == Some(0),
+            "scale": problem.softmax_scale(),
+        });
+        for (name, tensor) in [("q", &inputs.q), ("k", &inputs.k), ("v", &inputs.v)] {
+            std::fs::write(self.folder.join(format!("{name}.bin")), tensor.bytes())?;
+            description[name] = Value::from(tensor.layout().shape.to_vec());
+        }
+        std::fs::write(self.folder.join("problem.json"), description.to_string())?;
+        writeln!(self.asks, "{}", self.folder.display())?;
+        let mut line = String::new();
+        if self.says.read_line(&mut line)? == 0 {
+            return Err("PyTorch's process has ended without an answer; its own message is above".into());
+        }
+        let backends: BTreeMap<String, Option<String>> = serde_json::from_str(&line)?;
+        let mut answers = Vec::new();
+        for (backend, refusal) in backends {
+            if let Some(refusal) = refusal {
+                eprintln!("torch/{backend} does not serve {problem}: {refusal}");
+                continue;
+            }
+            let bytes = std::fs::read(self.folder.join(format!("torch-{backend}.bin")))?;
+            let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
+            if bytes.len() != out.bytes_mut().len() {
+                return Err(format!("torch/{backend} answered {} bytes", bytes.len()).into());
+            }
+            out.bytes_mut().copy_from_slice(&bytes);
+            answers.push((format!("torch/{backend}"), out));
+        }
+        Ok(answers)
+    }
+}
+
+impl Drop for Torch {
+    /// Ends the process and removes its folder; what cannot be removed is only left behind.
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}

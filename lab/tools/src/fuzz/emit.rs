@@ -1,0 +1,375 @@
+//! From a program to a kernel: variables, branches and loops, outputs. What operations are, `arithmetic`, `memory`
+//! and `warp` say.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use flashcore_ir::{
+    Assignable, BF16x2, BuildErrors, Element, F16x2, GlobalPtr, Kernel, KernelBuilder, SharedTile, Swizzle, TileShape,
+    Val, Var,
+};
+use half::{bf16, f16};
+
+use crate::fuzz::hopper::Hopper;
+use crate::fuzz::input::{Layout, POOL, SCRATCH, SUMS};
+use crate::fuzz::program::{Args, Decision, File, Op, Program, Rounds, Step};
+use crate::fuzz::slot::Slot;
+
+/// A program as a kernel, and what it stores.
+#[derive(Clone, Debug)]
+pub struct Emitted {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// What the words of its output are: of each place one a thread, thread by thread.
+    pub slots: Vec<Slot>,
+}
+
+impl Program {
+    /// Writes the program down as a kernel.
+    ///
+    /// # Errors
+    /// Where the kernel language refuses it, which is a mistake of the generator.
+    pub fn emit(&self) -> Result<Emitted, BuildErrors> {
+        // Once to see which variables it uses, then with those alone.
+        let all = File::ALL.into_iter().flat_map(|f| (0..f.count()).map(move |i| (f, i)));
+        let (_, used) = self.emit_with(&all.collect())?;
+        Ok(self.emit_with(&used)?.0)
+    }
+
+    fn emit_with(
+        &self,
+        variables: &BTreeSet<(File, usize)>,
+    ) -> Result<(Emitted, BTreeSet<(File, usize)>), BuildErrors> {
+        let mut slots = Vec::new();
+        let mut used = BTreeSet::new();
+        let kernel = Kernel::build(format!("program_{}", self.seed), self.threads, |k| {
+            let writer = Writer::new(k, self, variables);
+            writer.steps(&self.steps);
+            writer.outputs();
+            slots = writer.slots.take();
+            used = writer.used.take();
+        })?;
+        Ok((Emitted { kernel, slots }, used))
+    }
+}
+
+/// The variables of each type; those that a program does not use are absent.
+struct Variables<'k> {
+    u: Vec<Option<Var<'k, u32>>>,
+    s: Vec<Option<Var<'k, i32>>>,
+    w: Vec<Option<Var<'k, u64>>>,
+    x: Vec<Option<Var<'k, i64>>>,
+    f: Vec<Option<Var<'k, f32>>>,
+    h: Vec<Option<Var<'k, F16x2>>>,
+    b: Vec<Option<Var<'k, BF16x2>>>,
+    /// Conditions as 0 or 1: a predicate is no variable.
+    p: Vec<Option<Var<'k, u32>>>,
+}
+
+/// Pointers to global memory.
+pub(crate) struct Global<'k> {
+    pub(crate) pool_u: GlobalPtr<'k, u32>,
+    pub(crate) pool_s: GlobalPtr<'k, i32>,
+    pub(crate) pool_f: GlobalPtr<'k, f32>,
+    pub(crate) pool_h: GlobalPtr<'k, f16>,
+    pub(crate) pool_b: GlobalPtr<'k, bf16>,
+    /// This thread's own words.
+    pub(crate) scratch_u: GlobalPtr<'k, u32>,
+    pub(crate) scratch_s: GlobalPtr<'k, i32>,
+    pub(crate) scratch_f: GlobalPtr<'k, f32>,
+    pub(crate) sums: GlobalPtr<'k, u32>,
+    pub(crate) out: GlobalPtr<'k, u32>,
+}
+
+/// Tiles in shared memory, of which each thread owns a row.
+pub(crate) struct Tiles<'k> {
+    pub(crate) h: SharedTile<'k, f16>,
+    pub(crate) w: SharedTile<'k, u32>,
+    pub(crate) f: SharedTile<'k, f32>,
+}
+
+/// Columns of the tile of f32.
+pub(crate) const F_COLS: u32 = 4;
+
+/// What writes one kernel.
+pub(crate) struct Writer<'k, 'p> {
+    pub(crate) k: &'k KernelBuilder,
+    pub(crate) program: &'p Program,
+    pub(crate) global: Global<'k>,
+    pub(crate) tiles: Option<Tiles<'k>>,
+    pub(crate) hopper: Hopper<'k>,
+    pub(crate) me: Val<'k, u32>,
+    pub(crate) lane: Val<'k, u32>,
+    variables: Variables<'k>,
+    slots: RefCell<Vec<Slot>>,
+    used: RefCell<BTreeSet<(File, usize)>>,
+}
+
+macro_rules! variables {
+    ($($get:ident $set:ident $var:ident $field:ident $file:ident $ty:ty;)*) => {$(
+        /// The variable that a number chooses.
+        fn $var(&self, number: u32) -> Var<'k, $ty> {
+            let index = number as usize % File::$file.count();
+            self.used.borrow_mut().insert((File::$file, index));
+            match self.variables.$field[index] {
+                Some(var) => var,
+                // Not reached: what is used is there.
+                None => self.k.var_unwritten("absent"),
+            }
+        }
+        /// The value of the variable that a number chooses.
+        pub(crate) fn $get(&self, number: u32) -> Val<'k, $ty> {
+            self.$var(number).get()
+        }
+        /// Assigns to the variable that a number chooses.
+        pub(crate) fn $set(&self, number: u32, value: Val<'k, $ty>) {
+            self.$var(number).set(value);
+        }
+    )*};
+}
+
+impl<'k, 'p> Writer<'k, 'p> {
+    variables! {
+        u set_u var_u u U u32; s set_s var_s s S i32; w set_w var_w w W u64; x set_x var_x x X i64;
+        f set_f var_f f F f32; h set_h var_h h H F16x2; b set_b var_b b B BF16x2; flag set_flag var_p p P u32;
+    }
+
+    /// The condition that a number chooses.
+    pub(crate) fn p(&self, number: u32) -> Val<'k, bool> {
+        self.flag(number).eq(1)
+    }
+
+    /// Assigns to the condition that a number chooses.
+    pub(crate) fn set_p(&self, number: u32, value: Val<'k, bool>) {
+        self.set_flag(number, value.select(1u32, 0u32));
+    }
+
+    fn new(k: &'k KernelBuilder, program: &'p Program, wanted: &BTreeSet<(File, usize)>) -> Writer<'k, 'p> {
+        let layout = Layout::of(program);
+        if program.any_op(|op| op == Op::Dependency) {
+            // Before it, global memory is another launch's.
+            k.dependency_wait();
+        }
+        let first = k.param_ptr::<u32>("first");
+        let global = Global {
+            pool_u: k.param_ptr("pool_u"),
+            pool_s: k.param_ptr("pool_s"),
+            pool_f: k.param_ptr("pool_f"),
+            pool_h: k.param_ptr("pool_h"),
+            pool_b: k.param_ptr("pool_b"),
+            scratch_u: k.param_ptr_mut("scratch_u"),
+            scratch_s: k.param_ptr_mut("scratch_s"),
+            scratch_f: k.param_ptr_mut("scratch_f"),
+            sums: k.param_ptr_mut("sums"),
+            out: k.param_ptr_mut("out"),
+        };
+        let me = k.thread_idx();
+        let number = k.block_idx(0) * program.threads + me;
+        let own = number * SCRATCH;
+        let global = Global {
+            scratch_u: global.scratch_u.offset(own),
+            scratch_s: global.scratch_s.offset(own),
+            scratch_f: global.scratch_f.offset(own),
+            out: global.out.offset(number),
+            ..global
+        };
+        let first = first.offset(number);
+        let word = |file: File, index: usize, part: u32| -> Option<Val<'k, u32>> {
+            let place = layout.first_word(file, index, part);
+            wanted.contains(&(file, index)).then(|| first.plus(place as i32).load())
+        };
+        fn var<'k, T: Assignable>(k: &'k KernelBuilder, value: Val<'k, T>) -> Var<'k, T> {
+            k.var(value)
+        }
+        let wide = |file: File, i: usize| Some(word(file, i, 0)?.join(word(file, i, 1)?));
+        let indices = |file: File| 0..file.count();
+        let variables = Variables {
+            u: indices(File::U).map(|i| Some(var(k, word(File::U, i, 0)?))).collect(),
+            s: indices(File::S)
+                .map(|i| Some(var(k, word(File::S, i, 0)?.reinterpret())))
+                .collect(),
+            w: indices(File::W).map(|i| Some(var(k, wide(File::W, i)?))).collect(),
+            x: indices(File::X)
+                .map(|i| Some(var(k, wide(File::X, i)?.reinterpret())))
+                .collect(),
+            f: indices(File::F)
+                .map(|i| Some(var(k, word(File::F, i, 0)?.reinterpret())))
+                .collect(),
+            h: indices(File::H)
+                .map(|i| Some(var(k, word(File::H, i, 0)?.reinterpret())))
+                .collect(),
+            b: indices(File::B)
+                .map(|i| Some(var(k, word(File::B, i, 0)?.reinterpret())))
+                .collect(),
+            p: indices(File::P)
+                .map(|i| Some(var(k, word(File::P, i, 0)? & 1u32)))
+                .collect(),
+        };
+        let writer = Writer {
+            k,
+            program,
+            global,
+            tiles: program.any_op(Op::uses_tiles).then(|| tiles(k, program)),
+            hopper: Hopper::new(k, program),
+            me,
+            lane: k.lane(),
+            variables,
+            slots: RefCell::default(),
+            used: RefCell::default(),
+        };
+        writer.fill_tiles();
+        writer
+    }
+
+    pub(crate) fn steps(&self, steps: &[Step]) {
+        for step in steps {
+            match step {
+                Step::Do(op, args) => self.operation(*op, args),
+                Step::If {
+                    by,
+                    args,
+                    then,
+                    otherwise,
+                } => {
+                    let cond = match by {
+                        Decision::Lane => self.bit(args[0]).divergent(),
+                        Decision::AnyOfWarp => self.unforeseen(args[0]).vote_any().uniform(),
+                        Decision::AllOfWarp => self.unforeseen(args[0]).vote_all().uniform(),
+                        Decision::Block => self.k.block_idx(0).eq(args[1] % 2).uniform(),
+                    };
+                    if otherwise.is_empty() {
+                        self.k.if_(cond, || self.steps(then));
+                    } else {
+                        self.k.if_else(cond, || self.steps(then), || self.steps(otherwise));
+                    }
+                }
+                Step::Loop { rounds, args, body } => self.repeat(*rounds, args, body),
+            }
+        }
+    }
+
+    /// A condition that a number chooses, to be voted on: with a word from memory, so that ptxas knows nothing of it. Where
+    /// it works a condition out, or takes it for a vote's own result, it gets the vote wrong.
+    pub(crate) fn unforeseen(&self, number: u32) -> Val<'k, bool> {
+        let word = self.pool(self.global.pool_u, number, 1).load();
+        (((self.u(number) ^ word) >> (number % 32)) & 1u32).eq(1)
+    }
+
+    /// A bit that a number chooses, as a condition.
+    fn bit(&self, number: u32) -> Val<'k, bool> {
+        ((self.u(number) >> (number % 32)) & 1u32).eq(1)
+    }
+
+    fn repeat(&self, rounds: Rounds, args: &Args, body: &[Step]) {
+        let round = |index: Val<'k, u32>| {
+            self.set_u(args[1], index);
+            self.steps(body);
+        };
+        match rounds {
+            Rounds::Constant => self.k.for_uniform(0u32, args[0] % 3 + 1, 1, round),
+            Rounds::PerLane => self.k.for_divergent(0u32, self.u(args[0]) & 3u32, 1, round),
+            Rounds::BreakInside => {
+                let counter = self.k.var(0u32);
+                self.k.loop_(|l| {
+                    l.break_if(counter.get().ge(args[0] % 4).divergent());
+                    round(counter.get());
+                    l.break_if(self.bit(args[2]).divergent());
+                    counter.add_assign(1u32);
+                });
+            }
+        }
+    }
+
+    fn operation(&self, op: Op, args: &Args) {
+        let done = self.integers(op, args)
+            || self.wide_integers(op, args)
+            || self.floats(op, args)
+            || self.halves(op, args)
+            || self.memory(op, args)
+            || self.tile_rows(op, args)
+            || self.warp(op, args)
+            || self.block(op, args)
+            || self.hopper(op, args);
+        debug_assert!(done, "{op:?} is not written");
+    }
+
+    /// Stores a word of what is only compared, never computed with; returns its place.
+    pub(crate) fn observe(&self, slot: Slot, value: Val<'k, u32>) -> usize {
+        let place = {
+            let mut slots = self.slots.borrow_mut();
+            slots.push(slot);
+            slots.len() - 1
+        };
+        let total = self.program.threads * self.program.blocks;
+        self.global.out.plus((place as u32 * total) as i32).store(value);
+        place
+    }
+
+    /// The place that the next observed word will have.
+    pub(crate) fn next_place(&self) -> usize {
+        self.slots.borrow().len()
+    }
+
+    /// Stores the variables that are asked for.
+    fn outputs(&self) {
+        for &(file, index) in &self.program.outputs {
+            let number = index as u32;
+            match file {
+                File::U => drop(self.observe(Slot::Bits, self.u(number))),
+                File::S => drop(self.observe(Slot::Bits, self.s(number).reinterpret())),
+                File::F => drop(self.observe(Slot::F32, self.f(number).reinterpret())),
+                File::H => drop(self.observe(Slot::F16x2, self.h(number).reinterpret())),
+                File::B => drop(self.observe(Slot::BF16x2, self.b(number).reinterpret())),
+                File::P => drop(self.observe(Slot::Bits, self.flag(number))),
+                File::W | File::X => {
+                    let value = match file {
+                        File::W => self.w(number),
+                        _ => self.x(number).reinterpret(),
+                    };
+                    let (low, high) = value.split();
+                    self.observe(Slot::Bits, low);
+                    self.observe(Slot::Bits, high);
+                }
+            }
+        }
+    }
+
+    /// The first word of `count` that a number chooses in memory of `words`, aligned to as many.
+    pub(crate) fn aligned(&self, number: u32, words: u32, count: u32) -> Val<'k, u32> {
+        self.u(number) & (words - 1) & !(count - 1)
+    }
+
+    /// An element of the pool that a number chooses: the first of `count` words.
+    pub(crate) fn pool<E: Element>(&self, pool: GlobalPtr<'k, E>, number: u32, count: u32) -> GlobalPtr<'k, E> {
+        pool.offset(self.aligned(number, POOL, count) * E::PER_WORD)
+    }
+
+    /// A counter of the common ones that a variable chooses; each kind of reduction, 0 to 2, has its own.
+    pub(crate) fn sum(&self, number: u32, kind: u32) -> GlobalPtr<'k, u32> {
+        let each = SUMS / 4;
+        let counters = self.global.sums.offset(self.u(number) & (each - 1));
+        counters.plus((kind * each) as i32)
+    }
+
+    /// One of the remaining counters, the same for every lane.
+    pub(crate) fn last_sum(&self, number: u32) -> GlobalPtr<'k, u32> {
+        self.global.sums.plus((SUMS - 1 - number % (SUMS / 4)) as i32)
+    }
+}
+
+fn tiles<'k>(k: &'k KernelBuilder, program: &Program) -> Tiles<'k> {
+    let choice = program.tiles;
+    let swizzles = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
+    let shape = |cols: u32, choice: u32, pad: u32| {
+        let shape = TileShape::new(program.threads, cols);
+        match choice % 5 {
+            4 => shape.padded(pad),
+            n => shape.swizzled(swizzles[n as usize]),
+        }
+    };
+    Tiles {
+        h: k.shared_tile("h", shape(16 << (choice % 3), choice >> 8, 8)),
+        w: k.shared_tile("w", shape(8 << (choice / 3 % 3), choice >> 16, 4)),
+        f: k.shared_tile("f", TileShape::new(program.threads, F_COLS)),
+    }
+}

@@ -1,0 +1,387 @@
+//! Random programs as data: what is generated from a seed, what shrinks, and what a kernel is written from.
+//!
+//! A program works on a fixed set of variables of each type. A step names them by numbers that are taken modulo
+//! how many there are, so any step may go away without changing what the others mean: that is how failures shrink.
+
+use flashcore_problem::rng::Rng;
+
+/// How many lanes are sure to be together where a step stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Nobody else: lanes of a warp may have parted.
+    Lane,
+    /// All lanes of the warp.
+    Warp,
+    /// All threads of the block.
+    Block,
+}
+
+macro_rules! operations {
+    ($($level:ident { $($name:ident)* })*) => {
+        /// What a step does. The first letters say on which variables: U `u32`, S `i32`, W `u64`, X `i64`, F `f32`,
+        /// H pairs of f16, B pairs of bf16, P predicates.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs)] // the names are those of the builder's methods
+        pub enum Op { $($($name,)*)* }
+
+        impl Op {
+            /// Every operation.
+            pub const ALL: &[Op] = &[$($(Op::$name,)*)*];
+
+            /// Who must be together for it.
+            pub fn level(self) -> Level {
+                match self { $($(Op::$name)|* => Level::$level,)* }
+            }
+        }
+    };
+}
+
+operations! {
+    Lane {
+        UAdd USub UMul UMad UMulHi UMin UMax UDiv URem UAnd UOr UXor UNot UShl UShr UPopc UClz ULop3 UPrmt UMulWide
+        USetp USelp UDivConst URemConst
+        SAdd SSub SMul SMad SMulHi SMin SMax SDiv SRem SNeg SAbs SShl SShr SMulWide SSetp SSelp SDivConst SFromU UFromS
+        WAdd WSub WMul WMad WMulHi WMin WMax WAnd WOr WXor WNot WShl WShr WDiv WRem WSetp WSelp WJoin WSplit WFromU WToU
+        XAdd XSub XMul XNeg XAbs XMin XMax XShr XDiv XSetp XFromS XFromW WFromX
+        FAdd FSub FMul FFma FMin FMax FNeg FAbs FSetp FSelp FFromU FFromS FToU FToS FBits FFromBits
+        HAdd HSub HMul HFma HMin HMax HNeg HAbs HPack HUnpack HSwap HFromF HBits HSelp
+        BAdd BSub BMul BFma BMin BMax BNeg BAbs BPack BUnpack BSwap BFromF BSelp
+        E4m3 E4m3Quad
+        Ex2 Lg2 Rcp
+        PAnd POr PXor PNot Special
+        LoadU LoadS LoadF LoadH LoadB LoadHalf LoadBrain
+        ScratchU ScratchS ScratchF AtomU AtomS AtomF RedAdd RedMax RedMin
+        TileStoreH TileLoadH TileStoreW TileLoadW TileHalf TileAtomW TileAtomF CopyH CopyW CopyGroups FenceBlock
+        FenceDevice
+    }
+    Warp {
+        ShflBflyU ShflIdxU ShflDownF ShflUpS ShflIdxH ShflBflyB VoteAll VoteAny Ballot ReduxAdd ReduxSAdd ReduxMin
+        ReduxSMin ReduxMax ReduxSMax ReduxAnd ReduxOr ReduxXor ReduceMax
+        MmaExact MmaExactBf16 MmaExactHalf MmaF16 MmaBf16 MmaHalfAcc Elect WarpReadH WarpReadW LdMatrix StMatrix SchedulingFence
+    }
+    Block {
+        BlockReadH BlockReadW NamedBarrier ArriveSync TileRed Dependency FenceCluster Mbarrier WgmmaExact WgmmaExactE4m3
+        WgmmaExactRegs WgmmaF16 WgmmaBf16 WgmmaRegs WgmmaE4m3 TensorLoad TensorStore
+    }
+}
+
+impl Op {
+    /// Whether it needs Hopper (sm_90 or sm_90a).
+    pub fn needs_hopper(self) -> bool {
+        use Op::*;
+        let others = [
+            BAdd,
+            BSub,
+            BMul,
+            E4m3,
+            E4m3Quad,
+            Elect,
+            StMatrix,
+            Dependency,
+            FenceCluster,
+            Mbarrier,
+        ];
+        others.contains(&self) || self.is_wgmma() || self.is_tensor_copy()
+    }
+
+    /// Whether it is a product of a warpgroup, for which a block must be one.
+    pub fn is_wgmma(self) -> bool {
+        use Op::*;
+        matches!(
+            self,
+            WgmmaExact | WgmmaExactE4m3 | WgmmaExactRegs | WgmmaF16 | WgmmaBf16 | WgmmaRegs | WgmmaE4m3
+        )
+    }
+
+    /// Whether it is a copy of a tensor box.
+    pub fn is_tensor_copy(self) -> bool {
+        matches!(self, Op::TensorLoad | Op::TensorStore)
+    }
+
+    /// Whether it works on the threads' tiles in shared memory.
+    pub fn uses_tiles(self) -> bool {
+        use Op::*;
+        matches!(
+            self,
+            TileStoreH
+                | TileLoadH
+                | TileStoreW
+                | TileLoadW
+                | TileHalf
+                | TileAtomW
+                | TileAtomF
+                | CopyH
+                | CopyW
+                | CopyGroups
+                | WarpReadH
+                | WarpReadW
+                | LdMatrix
+                | StMatrix
+                | BlockReadH
+                | BlockReadW
+                | ArriveSync
+                | TileRed
+                | Mbarrier
+        )
+    }
+}
+
+/// Numbers that choose a step's operands: how, is the operation's business.
+pub type Args = [u32; 6];
+
+/// What decides a branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Decision {
+    /// A predicate of each lane.
+    Lane,
+    /// Whether any lane of the warp has it.
+    AnyOfWarp,
+    /// Whether all have.
+    AllOfWarp,
+    /// The block's number.
+    Block,
+}
+
+/// How a loop ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rounds {
+    /// After a constant number of rounds.
+    Constant,
+    /// After a number of rounds of each lane's own.
+    PerLane,
+    /// When a predicate of the lane says so, or after some rounds.
+    BreakInside,
+}
+
+/// One step of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// An operation.
+    Do(Op, Args),
+    /// A branch.
+    If {
+        /// What decides.
+        by: Decision,
+        /// Its operands.
+        args: Args,
+        /// Where it holds.
+        then: Vec<Step>,
+        /// Where it does not.
+        otherwise: Vec<Step>,
+    },
+    /// A loop.
+    Loop {
+        /// How it ends.
+        rounds: Rounds,
+        /// Its operands.
+        args: Args,
+        /// What is repeated.
+        body: Vec<Step>,
+    },
+}
+
+/// Types of variables, and how many there are of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // as in `Op`
+pub enum File {
+    U,
+    S,
+    W,
+    X,
+    F,
+    H,
+    B,
+    P,
+}
+
+impl File {
+    /// Every type.
+    pub const ALL: [File; 8] = [File::U, File::S, File::W, File::X, File::F, File::H, File::B, File::P];
+
+    /// Variables of the type.
+    pub fn count(self) -> usize {
+        match self {
+            File::U | File::F => 6,
+            File::S | File::H | File::B => 4,
+            File::W | File::X | File::P => 3,
+        }
+    }
+}
+
+/// A random program: the same seed makes the same one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Program {
+    /// What it was made from; its inputs are too.
+    pub seed: u64,
+    /// Whether it may use what only Hopper has.
+    pub hopper: bool,
+    /// Threads a block.
+    pub threads: u32,
+    /// Blocks.
+    pub blocks: u32,
+    /// Chooses shapes and swizzles of the tiles in shared memory.
+    pub tiles: u32,
+    /// What it does.
+    pub steps: Vec<Step>,
+    /// Variables stored at its end.
+    pub outputs: Vec<(File, usize)>,
+}
+
+/// Branches and loops within each other.
+const MAX_DEPTH: u32 = 3;
+
+impl Program {
+    /// The program of a seed.
+    ///
+    /// ```
+    /// use crate::fuzz::Program;
+    /// assert_eq!(Program::random(7), Program::random(7));
+    /// assert_ne!(Program::random(7).steps, Program::random(8).steps);
+    /// ```
+    pub fn random(seed: u64) -> Program {
+        let mut rng = Rng::stream(seed, 0);
+        let hopper = rng.chance(0.75);
+        let threads = [32, 64, 128, 128][rng.below(4)];
+        let size = rng.between(6, 48);
+        let choice = Choice {
+            hopper,
+            warpgroup: hopper && threads == 128,
+        };
+        let steps = choice.steps(&mut rng, size, Level::Block, 0);
+        let variables = |file: File| (0..file.count()).map(move |index| (file, index));
+        Program {
+            seed,
+            hopper,
+            threads,
+            blocks: 1 + rng.below(2) as u32,
+            tiles: rng.next_u64() as u32,
+            steps,
+            outputs: File::ALL.into_iter().flat_map(variables).collect(),
+        }
+    }
+
+    /// Calls `visit` for every operation.
+    pub fn for_each_op(&self, visit: &mut impl FnMut(Op)) {
+        fn walk(steps: &[Step], visit: &mut impl FnMut(Op)) {
+            for step in steps {
+                match step {
+                    Step::Do(op, _) => visit(*op),
+                    Step::If { then, otherwise, .. } => {
+                        walk(then, visit);
+                        walk(otherwise, visit);
+                    }
+                    Step::Loop { body, .. } => walk(body, visit),
+                }
+            }
+        }
+        walk(&self.steps, visit);
+    }
+
+    /// Whether any operation has a property.
+    pub fn any_op(&self, has: impl Fn(Op) -> bool) -> bool {
+        let mut any = false;
+        self.for_each_op(&mut |op| any |= has(op));
+        any
+    }
+}
+
+/// What a program may use.
+struct Choice {
+    hopper: bool,
+    warpgroup: bool,
+}
+
+impl Choice {
+    fn allows(&self, op: Op, level: Level) -> bool {
+        op.level() <= level && (self.hopper || !op.needs_hopper()) && (self.warpgroup || !op.is_wgmma())
+    }
+
+    fn steps(&self, rng: &mut Rng, count: usize, level: Level, depth: u32) -> Vec<Step> {
+        let mut steps = Vec::new();
+        while steps.len() < count {
+            steps.push(if depth < MAX_DEPTH && rng.chance(0.12) {
+                self.structure(rng, level, depth + 1)
+            } else {
+                Step::Do(self.op(rng, level), args(rng))
+            });
+        }
+        steps
+    }
+
+    fn op(&self, rng: &mut Rng, level: Level) -> Op {
+        // Collective operations are few and need most looking at, so their level is chosen first.
+        let wanted = match rng.below(10) {
+            0..5 => Level::Lane,
+            5..8 => Level::Warp,
+            _ => Level::Block,
+        };
+        let wanted = wanted.min(level);
+        loop {
+            let op = Op::ALL[rng.below(Op::ALL.len())];
+            if op.level() == wanted && self.allows(op, level) {
+                return op;
+            }
+        }
+    }
+
+    fn structure(&self, rng: &mut Rng, level: Level, depth: u32) -> Step {
+        let args = args(rng);
+        let inner = |rng: &mut Rng, level| {
+            let count = rng.between(1, 6);
+            self.steps(rng, count, level, depth)
+        };
+        if rng.chance(0.6) {
+            let (by, within) = match rng.below(4) {
+                1 if level >= Level::Warp => (Decision::AnyOfWarp, Level::Warp),
+                2 if level >= Level::Warp => (Decision::AllOfWarp, Level::Warp),
+                3 => (Decision::Block, level),
+                _ => (Decision::Lane, Level::Lane),
+            };
+            let then = inner(rng, within);
+            let otherwise = if rng.chance(0.5) {
+                inner(rng, within)
+            } else {
+                Vec::new()
+            };
+            return Step::If {
+                by,
+                args,
+                then,
+                otherwise,
+            };
+        }
+        let (rounds, within) = match rng.below(3) {
+            0 => (Rounds::Constant, level),
+            1 => (Rounds::PerLane, Level::Lane),
+            _ => (Rounds::BreakInside, Level::Lane),
+        };
+        Step::Loop {
+            rounds,
+            args,
+            body: inner(rng, within),
+        }
+    }
+}
+
+fn args(rng: &mut Rng) -> Args {
+    std::array::from_fn(|_| (rng.next_u64() >> 32) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_comes_up() {
+        let mut met = std::collections::HashSet::new();
+        for seed in 0..400 {
+            let program = Program::random(seed);
+            program.for_each_op(&mut |op| {
+                assert!(program.hopper || !op.needs_hopper(), "{op:?} in seed {seed}");
+                met.insert(op);
+            });
+        }
+        let missing: Vec<_> = Op::ALL.iter().filter(|op| !met.contains(op)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}

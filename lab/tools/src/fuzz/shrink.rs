@@ -1,0 +1,174 @@
+//! Makes a program smaller for as long as it still shows what it showed.
+
+use crate::fuzz::program::{Program, Step};
+
+/// Tries a failing program in smaller forms, at most `trials` of them, and returns the smallest that still fails.
+///
+/// ```
+/// use crate::fuzz::program::{Op, Program};
+/// use crate::fuzz::shrink::shrink;
+/// let divides = |program: &Program| program.any_op(|op| op == Op::UDiv);
+/// let program = (0..).map(Program::random).find(divides).unwrap();
+/// let small = shrink(&program, 1000, divides);
+/// assert_eq!((small.steps.len(), small.outputs.len()), (1, 0));
+/// ```
+pub fn shrink(program: &Program, trials: usize, mut fails: impl FnMut(&Program) -> bool) -> Program {
+    let mut best = program.clone();
+    let mut left = trials;
+    let mut keep = |best: &mut Program, smaller: Program| {
+        if left == 0 || smaller == *best {
+            return false;
+        }
+        left -= 1;
+        let failed = fails(&smaller);
+        if failed {
+            *best = smaller;
+        }
+        failed
+    };
+    loop {
+        let before = best.clone();
+        keep(
+            &mut best,
+            Program {
+                blocks: 1,
+                ..before.clone()
+            },
+        );
+        let fewer = Program {
+            threads: 32,
+            ..best.clone()
+        };
+        keep(&mut best, fewer);
+        let plain = Program {
+            tiles: 0,
+            ..best.clone()
+        };
+        keep(&mut best, plain);
+        // Runs of steps, long ones first.
+        let mut run = best.outputs.len().max(count(&best.steps));
+        while run > 0 {
+            let mut first = 0;
+            while first < count(&best.steps) {
+                let smaller = Program {
+                    steps: without(&best.steps, first, run, &mut 0),
+                    ..best.clone()
+                };
+                if !keep(&mut best, smaller) {
+                    first += run;
+                }
+            }
+            let mut first = 0;
+            while first < best.outputs.len() {
+                let mut smaller = best.clone();
+                smaller.outputs.drain(first..(first + run).min(best.outputs.len()));
+                if !keep(&mut best, smaller) {
+                    first += run;
+                }
+            }
+            run /= 2;
+        }
+        // Branches and loops by what is in them.
+        let mut number = 0;
+        while number < count(&best.steps) {
+            let smaller = Program {
+                steps: unwrapped(&best.steps, number, &mut 0),
+                ..best.clone()
+            };
+            if !keep(&mut best, smaller) {
+                number += 1;
+            }
+        }
+        if best == before {
+            return best;
+        }
+    }
+}
+
+/// Steps, those within others too.
+fn count(steps: &[Step]) -> usize {
+    let inner = |step: &Step| match step {
+        Step::Do(..) => 0,
+        Step::If { then, otherwise, .. } => count(then) + count(otherwise),
+        Step::Loop { body, .. } => count(body),
+    };
+    steps.iter().map(|step| 1 + inner(step)).sum()
+}
+
+/// The steps less those numbered from `first` on, `run` of them; `next` is the number of the next one met.
+fn without(steps: &[Step], first: usize, run: usize, next: &mut usize) -> Vec<Step> {
+    let mut out = Vec::new();
+    for step in steps {
+        let number = *next;
+        *next += 1;
+        let mut inner = |steps: &[Step]| without(steps, first, run, next);
+        let step = match step {
+            Step::Do(..) => step.clone(),
+            Step::If {
+                by,
+                args,
+                then,
+                otherwise,
+            } => Step::If {
+                by: *by,
+                args: *args,
+                then: inner(then),
+                otherwise: inner(otherwise),
+            },
+            Step::Loop { rounds, args, body } => Step::Loop {
+                rounds: *rounds,
+                args: *args,
+                body: inner(body),
+            },
+        };
+        if !(first..first + run).contains(&number) {
+            out.push(step);
+        }
+    }
+    out
+}
+
+/// The steps with the one of that number replaced by what is in it.
+fn unwrapped(steps: &[Step], wanted: usize, next: &mut usize) -> Vec<Step> {
+    let mut out = Vec::new();
+    for step in steps {
+        let here = *next == wanted;
+        *next += 1;
+        let mut inner = |steps: &[Step]| unwrapped(steps, wanted, next);
+        match step {
+            Step::Do(..) => out.push(step.clone()),
+            Step::If {
+                by,
+                args,
+                then,
+                otherwise,
+            } => {
+                let (then, otherwise) = (inner(then), inner(otherwise));
+                if here {
+                    out.extend(then);
+                    out.extend(otherwise);
+                } else {
+                    out.push(Step::If {
+                        by: *by,
+                        args: *args,
+                        then,
+                        otherwise,
+                    });
+                }
+            }
+            Step::Loop { rounds, args, body } => {
+                let body = inner(body);
+                if here {
+                    out.extend(body);
+                } else {
+                    out.push(Step::Loop {
+                        rounds: *rounds,
+                        args: *args,
+                        body,
+                    });
+                }
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,71 @@
+//! The space that was measured on an H200 for replays: its ids, and the file that it becomes.
+//!
+//! usage: measured-space PROBLEM > ids.txt
+//!        measured-space --of REPORT.json... > space.json
+//!
+//! PROBLEM: a named problem, or one of a set, such as d128-s1024 of `canonical`. What a plan refuses there on sm_90a
+//! is left out. `flashcore bench PROBLEM --kernel ids.txt --sweep --json > REPORT.json` measures them.
+
+use flashcore_bench::{Report, problems};
+use flashcore_ir::Target;
+use flashcore_kernels::{Config, KernelCache, Plan, mma, wgmma};
+use flashcore_problem::Problem;
+use flashcore_tune::replay::Measured;
+
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = crate::arguments().collect();
+    let name = args
+        .first()
+        .ok_or("usage: measured-space PROBLEM, or --of REPORT.json...")?;
+    if name == "--of" {
+        return of_reports(&args[1..]);
+    }
+    let of_sets = problems::cases("all", None)?
+        .into_iter()
+        .find(|case| case.name == *name);
+    let problem = match of_sets {
+        Some(case) => case.problem,
+        None => Problem::named(name)?,
+    };
+    let mma = mma::SPACE
+        .configs()
+        .filter(|config| wanted_mma(config, &problem))
+        .map(Config::Mma);
+    let wgmma = wgmma::SPACE.configs().filter(wanted_wgmma).map(Config::Wgmma);
+    for config in mma.chain(wgmma) {
+        if Plan::with_cache(&problem, &config, Target::Sm90a, &KernelCache::default()).is_ok() {
+            println!("{config}");
+        }
+    }
+    Ok(())
+}
+
+/// What sweeps' reports have measured, as a file of spaces.
+fn of_reports(paths: &[String]) -> Result<(), Box<dyn std::error::Error>> {
+    let mut reports = Vec::new();
+    for path in paths {
+        let mut printed: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
+        reports.push(serde_json::from_value::<Report>(printed["report"].take())?);
+    }
+    println!("{}", serde_json::to_string(&Measured::of_sweeps(&reports)?)?);
+    Ok(())
+}
+
+/// Levers that matter on such problems, at values that are neither hopeless nor for decoding.
+fn wanted_mma(config: &mma::Config, problem: &Problem) -> bool {
+    // Of long problems small tiles and several warps on the same rows are far from the best.
+    if problem.seq_len_q() >= 1024 && (config.kv_warps > 1 || config.rows < 32 || config.cols < 64) {
+        return false;
+    }
+    let rows_a_warp = config.rows / config.warps;
+    let sizes = [16, 32, 64, 128].contains(&config.rows) && [32, 64, 128].contains(&config.cols) && rows_a_warp <= 32;
+    let split = config.kv_warps <= 2 && config.splits == 1 && !config.pack_heads;
+    let rest = [2, 4].contains(&config.stages) && config.min_blocks <= 2 && config.swizzled;
+    sizes && split && rest && config.rescale != mma::Rescale::Eager
+}
+
+fn wanted_wgmma(config: &wgmma::Config) -> bool {
+    let sizes = config.cols.is_multiple_of(32) || config.cols == 176;
+    let together = config.cluster == 1 || config.stages == 2;
+    sizes && together && config.stages <= 3
+}

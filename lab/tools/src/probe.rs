@@ -1,0 +1,129 @@
+//! Kernels made to be watched by a profiler or a sanitizer, and what the simulator says of them.
+//!
+//! usage: probe list           every probe with what the simulator says, as JSON
+//!        probe run NAME...    launches probes, each once; `banks` are all of those of banks, `attention` some
+//!                             attention kernels on the mission problem
+//!
+//! `scripts/agree_with_tools.py` runs it under ncu and compute-sanitizer. Exits with 3 where there is no GPU.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use crate::fuzz::probe::{Probe, banks, races};
+use flashcore_cuda::Context;
+use flashcore_ir::Target;
+use flashcore_kernels::{Config, Plan};
+use flashcore_problem::{InputKind, Inputs, POISON, Problem};
+
+/// Configs whose shared memory is looked at: conflicts planted by the absence of a swizzle among them.
+const ATTENTION: [&str; 6] = [
+    "scalar/tiled-m32n32-w4-v16",
+    "scalar/tiled-m64n32-w4-v4",
+    "mma/m32n128-w2x2-s4-b1-qreg-xor-lazy",
+    "mma/m32n128-w2x2-s4-b1-qreg-lin-lazy",
+    "mma/m64n64-w4x1-s2-b1-qsh-xor-lazy",
+    "wgmma/m128n128-s2-turns-bold",
+];
+
+pub(crate) fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let args: Vec<String> = crate::arguments().collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["list"] => list(),
+        ["run", names @ ..] if !names.is_empty() => run(names),
+        _ => {
+            eprintln!("error: usage: probe list | probe run NAME...");
+            Ok(ExitCode::from(2))
+        }
+    }
+}
+
+fn list() -> Result<ExitCode, Box<dyn Error>> {
+    let mut counted = Vec::new();
+    for probe in banks::all()?.into_iter().chain(attention()?) {
+        counted.push(serde_json::json!({
+            "name": probe.name, "kernel": probe.kernel.name(), "about": probe.about, "lines": probe.counts()?,
+        }));
+    }
+    let mut judged = Vec::new();
+    for race in races::all() {
+        for (probe, is_racy) in [(race.racy()?, true), (race.clean()?, false)] {
+            // A few schedules, in the order in which kinds first come up.
+            let mut kinds: Vec<&str> = Vec::new();
+            for schedule in 0..5 {
+                for finding in probe.simulate(schedule)?.findings {
+                    if !kinds.contains(&finding.kind.name()) {
+                        kinds.push(finding.kind.name());
+                    }
+                }
+            }
+            judged.push(serde_json::json!({
+                "name": probe.name, "about": probe.about, "racy": is_racy, "simulator": kinds,
+            }));
+        }
+    }
+    println!("{:#}", serde_json::json!({ "banks": counted, "races": judged }));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(names: &[&str]) -> Result<ExitCode, Box<dyn Error>> {
+    let context = match Context::new(0) {
+        Ok(context) => context,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return Ok(ExitCode::from(3));
+        }
+    };
+    for &name in names {
+        for probe in probes(name)? {
+            probe.launch(&context)?;
+            println!("{} ran", probe.name);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn probes(name: &str) -> Result<Vec<Probe>, Box<dyn Error>> {
+    match name {
+        "banks" => return Ok(banks::all()?),
+        "attention" => return attention(),
+        _ => {}
+    }
+    for race in races::all() {
+        for probe in [race.racy()?, race.clean()?] {
+            if probe.name == name {
+                return Ok(vec![probe]);
+            }
+        }
+    }
+    let mut banks = banks::all()?;
+    banks.retain(|probe| probe.name == name);
+    match banks.is_empty() {
+        true => Err(format!("there is no probe `{name}`; `probe list` lists them").into()),
+        false => Ok(banks),
+    }
+}
+
+fn attention() -> Result<Vec<Probe>, Box<dyn Error>> {
+    let problem = Problem::named("mission")?;
+    let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+    let mut probes = Vec::new();
+    for id in ATTENTION {
+        let config: Config = id.parse()?;
+        let plan = Plan::new(&problem, &config, Target::Sm90a)?;
+        let buffers = plan.main.launch.buffers.iter().map(|buffer| match buffer.name {
+            "q" => inputs.q.bytes().to_vec(),
+            "k" => inputs.k.bytes().to_vec(),
+            "v" => inputs.v.bytes().to_vec(),
+            _ => vec![POISON; buffer.bytes as usize],
+        });
+        probes.push(Probe {
+            name: id.to_string(),
+            about: format!("attention, {problem}"),
+            buffers: buffers.collect(),
+            kernel: plan.main.kernel.as_ref().clone(),
+            launch: plan.main.launch.clone(),
+        });
+    }
+    Ok(probes)
+}

@@ -1,0 +1,193 @@
+//! How far a ranking by the cost model's predictions can be trusted: predicts every config of spaces that were measured
+//! once, and says where the truly best of each problem stands in the ranking, and which configs are taken to spill.
+//!
+//! usage: ranking FILE [--measured RATES] [--drawn N] [--configs]
+//!
+//! FILE: measured spaces. RATES: what `flashcore device` measured on the card. N: predict so many configs drawn at
+//! random, in place of all. With `--configs`, a line for each config: its id, its time and the predicted one, µs.
+
+use std::path::Path;
+use std::time::Instant;
+
+use flashcore_bench::micro::DeviceRates;
+use flashcore_check::cost::{Agreement, MeasuredCard, Observation};
+use flashcore_ir::Profile;
+use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_problem::Problem;
+use flashcore_problem::rng::Rng;
+use flashcore_tune::insight::is_to_spill;
+use flashcore_tune::read_measured;
+use flashcore_tune::replay::{Row, Table};
+use rayon::prelude::*;
+
+/// Timed first, as `--strategy ranked` does.
+const FIRST: usize = 8;
+/// Resamples of a part of the space.
+const RESAMPLES: u64 = 1000;
+/// Configs in such a part, as `--strategy ranked` draws them.
+const PART: usize = 96;
+
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let usage = "usage: ranking FILE [--measured RATES] [--drawn N] [--configs]";
+    let (mut file, mut card, mut most, mut configs) = (None, None, usize::MAX, false);
+    let mut args = crate::arguments();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--measured" => card = Some(DeviceRates::read(Path::new(&args.next().ok_or(usage)?))?.card()),
+            "--drawn" => most = args.next().ok_or(usage)?.parse()?,
+            "--configs" => configs = true,
+            _ => file = Some(arg),
+        }
+    }
+    let measured = read_measured(&file.ok_or(usage)?)?;
+    let device = &measured.identity.device;
+    let profile = Profile::of_device(&device.name, device.units).ok_or("no profile for the card")?;
+    println!(
+        "measured on {} (driver {}), revision {}",
+        device.name, device.driver, measured.identity.revision
+    );
+    for table in &measured.tables {
+        let mut timed: Vec<&Row> = table.timed.iter().collect();
+        shuffle(&mut timed, 1);
+        timed.truncate(most);
+        let began = Instant::now();
+        let observed: Vec<Option<Observation>> = timed
+            .par_iter()
+            .map(|row| observe(&table.case.problem, &row.0, profile))
+            .collect();
+        let each = began.elapsed().as_secs_f64() / timed.len() as f64;
+        println!(
+            "\n{} ({}), {} configs timed; {} predicted, {:.0} ms each on {} threads",
+            table.case.name,
+            table.case.problem,
+            table.timed.len(),
+            observed.iter().flatten().count(),
+            1e3 * each,
+            rayon::current_num_threads()
+        );
+        println!(
+            "  rates      Spearman  measured/predicted   best stands at  first 8 lose  8 of 96 lose  8 drawn lose"
+        );
+        report("profile's", table, &timed, &observed, profile, None);
+        spills(table, &timed, &observed, profile);
+        if configs {
+            for (row, observed) in timed.iter().zip(&observed) {
+                let micros = observed.as_ref().map(|observed| observed.predict(profile, &[]).micros);
+                println!("  {} {} {:.3}", row.0, row.1, micros.unwrap_or(f64::NAN));
+            }
+        }
+        if let Some(card) = &card {
+            report("measured", table, &timed, &observed, profile, Some(card));
+        }
+    }
+    Ok(())
+}
+
+fn shuffle<T>(items: &mut [T], seed: u64) {
+    let mut rng = Rng::new(seed);
+    for i in (1..items.len()).rev() {
+        items.swap(i, rng.below(i + 1));
+    }
+}
+
+fn observe(problem: &Problem, id: &str, profile: &Profile) -> Option<Observation> {
+    let kernels = KernelCache::default();
+    let plan = Plan::with_cache(problem, &id.parse::<Config>().ok()?, profile, &kernels).ok()?;
+    Observation::with_cache(&plan, &kernels).ok()
+}
+
+/// How many of those that did not build are taken to spill, and how many of the others.
+fn spills(table: &Table, timed: &[&Row], observed: &[Option<Observation>], profile: &Profile) {
+    let is_last = |observed: &Option<Observation>| {
+        let registers = observed
+            .as_ref()
+            .and_then(|observed| observed.registers(profile.target));
+        registers.is_some_and(|registers| is_to_spill(registers, None))
+    };
+    let failed: Vec<&String> = table.failed.iter().flat_map(|group| &group.ids).collect();
+    let failed: Vec<Option<Observation>> = failed
+        .par_iter()
+        .map(|id| observe(&table.case.problem, id, profile))
+        .collect();
+    let wrongly: Vec<&&Row> = timed
+        .iter()
+        .zip(observed)
+        .filter(|(_, seen)| is_last(seen))
+        .map(|(row, _)| row)
+        .collect();
+    println!(
+        "  put last as likely to spill: {} of {} that did not build, {} of {} that did",
+        failed.iter().filter(|seen| is_last(seen)).count(),
+        failed.len(),
+        wrongly.len(),
+        timed.len()
+    );
+    let best = table.best().map_or(f64::NAN, |row| row.1);
+    let Some(fastest) = wrongly.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else {
+        return;
+    };
+    let faster = timed.iter().filter(|row| row.1 < fastest.1).count();
+    println!(
+        "  the fastest of the latter: {}, {:.1} % slower than the best, place {} of {}",
+        fastest.0,
+        100.0 * (fastest.1 / best - 1.0),
+        faster + 1,
+        timed.len()
+    );
+}
+
+fn report(
+    name: &str,
+    table: &Table,
+    timed: &[&Row],
+    observed: &[Option<Observation>],
+    profile: &Profile,
+    card: Option<&MeasuredCard>,
+) {
+    let predicted = |observed: &Observation| observed.predict_measured(profile, card, &[]).micros;
+    let pairs = observed.iter().zip(timed);
+    let mut pairs: Vec<(f64, f64)> = pairs
+        .filter_map(|(observed, row)| Some((predicted(observed.as_ref()?), row.1)))
+        .collect();
+    pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let Some(agreement) = Agreement::of(&pairs) else { return };
+    let best = table.best().map_or(f64::NAN, |row| row.1);
+    let stands = pairs
+        .iter()
+        .position(|pair| pair.1 <= best)
+        .map_or("-".to_string(), |at| (at + 1).to_string());
+    println!(
+        "  {name:<10} {:>8.3}  {:>9.2} ({:.2}-{:.2})  {:>7} of {:<5} {:>8.1} %   {:>8.1} %    {:>8.1} %",
+        agreement.spearman,
+        agreement.median_ratio,
+        agreement.p10_ratio,
+        agreement.p90_ratio,
+        stands,
+        pairs.len(),
+        100.0 * (fastest(&pairs[..FIRST.min(pairs.len())]) / best - 1.0),
+        100.0 * lost(&pairs, PART, best),
+        100.0 * lost(&pairs, FIRST, best)
+    );
+}
+
+fn fastest(pairs: &[(f64, f64)]) -> f64 {
+    pairs.iter().map(|pair| pair.1).fold(f64::INFINITY, f64::min)
+}
+
+/// What the first eight by prediction of `part` configs drawn lose to the best there is, median over draws. Of eight
+/// drawn that is what chance loses.
+fn lost(pairs: &[(f64, f64)], part: usize, best: f64) -> f64 {
+    let mut losses: Vec<f64> = (0..RESAMPLES)
+        .map(|seed| {
+            let mut drawn: Vec<usize> = (0..pairs.len()).collect();
+            shuffle(&mut drawn, seed);
+            drawn.truncate(part);
+            // Pairs are in the order of predictions.
+            drawn.sort_unstable();
+            let first: Vec<(f64, f64)> = drawn.iter().take(FIRST).map(|&at| pairs[at]).collect();
+            fastest(&first) / best - 1.0
+        })
+        .collect();
+    losses.sort_by(f64::total_cmp);
+    losses[losses.len() / 2]
+}
