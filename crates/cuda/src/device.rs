@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use flashcore_ir::{Chip, Target};
+use flashcore_ir::{Chip, Limits, Target};
 
 use crate::error::CudaError;
 use crate::raw::{Driver, driver};
@@ -73,6 +73,35 @@ pub struct DeviceLimits {
     /// Whether clusters can be launched.
     pub clusters: bool,
 }
+
+impl DeviceLimits {
+    /// What a launch is proved against: what the driver reports, and of the architecture what it does not.
+    pub(crate) fn for_proof(&self) -> Limits {
+        let (major, minor) = self.compute_capability;
+        let of_target = Target::for_capability(major, minor).unwrap_or(Target::Sm80).limits();
+        Limits {
+            static_shared_per_block: self.shared_bytes_per_block,
+            shared_per_block: self.shared_bytes_per_block_optin.max(self.shared_bytes_per_block),
+            shared_per_sm: self.shared_bytes_per_multiprocessor,
+            shared_reserved_per_block: self.shared_bytes_reserved_per_block,
+            registers_per_sm: self.registers_per_block,
+            threads_per_block: self.max_threads_per_block,
+            threads_per_sm: self.max_threads_per_multiprocessor,
+            blocks_per_sm: self.max_blocks_per_multiprocessor,
+            cluster_blocks: match self.clusters {
+                true => of_target.cluster_blocks.max(PORTABLE_CLUSTER),
+                false => 1,
+            },
+            grid: self.max_grid,
+            block: self.max_block,
+            ..of_target
+        }
+    }
+}
+
+/// Blocks of a cluster that every device with clusters allows (CUDA C++ Programming Guide, "Thread Block
+/// Clusters").
+const PORTABLE_CLUSTER: u32 = 8;
 
 impl DeviceInfo {
     /// The architecture's name, such as `sm_90`.
@@ -199,8 +228,43 @@ fn parse_driver_release(text: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    pub(crate) fn h200() -> DeviceLimits {
+        DeviceLimits {
+            compute_capability: (9, 0),
+            max_threads_per_block: 1024,
+            max_block: [1024, 1024, 64],
+            max_grid: [2_147_483_647, 65_535, 65_535],
+            warp_size: 32,
+            max_threads_per_multiprocessor: 2048,
+            max_blocks_per_multiprocessor: 32,
+            shared_bytes_per_block: 49_152,
+            shared_bytes_per_block_optin: 232_448,
+            shared_bytes_per_multiprocessor: 233_472,
+            shared_bytes_reserved_per_block: 1024,
+            registers_per_block: 65_536,
+            registers_per_multiprocessor: 65_536,
+            clusters: true,
+        }
+    }
+
+    /// A launch gets one answer, whether it is proved for a card or for the device itself.
+    #[test]
+    fn a_device_has_the_limits_of_its_architecture() {
+        assert_eq!(h200().for_proof(), Target::Sm90a.limits());
+        let l4 = DeviceLimits {
+            compute_capability: (8, 9),
+            max_threads_per_multiprocessor: 1536,
+            max_blocks_per_multiprocessor: 24,
+            shared_bytes_per_block_optin: 101_376,
+            shared_bytes_per_multiprocessor: 102_400,
+            clusters: false,
+            ..h200()
+        };
+        assert_eq!(l4.for_proof(), Target::Sm89.limits());
+    }
 
     #[test]
     fn uuids_print_as_nvidia_smi_prints_them() {

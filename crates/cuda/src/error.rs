@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::refusal::LaunchRefusal;
+use flashcore_ir::proof::LaunchRefusal;
+use flashcore_ir::ptx::read::PtxError;
+
 use crate::status::status;
 use crate::tensor_map::TensorMapRefusal;
 
@@ -70,6 +72,9 @@ pub enum CudaError {
     /// The PTX compiled, but to a kernel that must not be used.
     #[error(transparent)]
     Module(Box<ModuleRefusal>),
+    /// The driver compiled the PTX, and what it declares could not be read.
+    #[error("the driver compiled this PTX, and its declarations cannot be read: {0}; please report the text")]
+    Declarations(Box<PtxError>),
     /// A launch that cannot work, refused before the driver saw it.
     #[error("kernel `{kernel}` cannot be launched: {refusal}")]
     Launch {

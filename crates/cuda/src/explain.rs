@@ -1,18 +1,19 @@
 //! Explaining launches that passed the launch proof and were refused by the driver all the same.
 
+use flashcore_ir::proof::{KernelFacts, LaunchShape, registers_per_block};
+
 use crate::device::DeviceLimits;
-use crate::proof::{FunctionAttributes, LaunchShape, registers_per_block};
-use crate::ptx::Entry;
+use crate::function::FunctionAttributes;
 
 /// Says, for a launch that passed the proof and was refused with `INVALID_VALUE`, what was checked and
 /// what is left.
 pub(crate) fn invalid_value(
     shape: &LaunchShape,
-    entry: &Entry,
+    facts: &KernelFacts,
     attributes: &FunctionAttributes,
     limits: &DeviceLimits,
 ) -> String {
-    let parameters = match &entry.parameter_bytes {
+    let parameters = match &facts.parameter_bytes {
         Some(bytes) => format!("{} parameters of {:?} B were matched", bytes.len(), bytes),
         None => {
             "the kernel's parameters could not be read from its PTX, so the arguments may not match them".to_string()
@@ -46,7 +47,7 @@ pub(crate) fn out_of_resources(shape: &LaunchShape, attributes: &FunctionAttribu
     let mut text = format!(
         "A block takes {} of {} registers ({threads} threads × {}) and {} of {} B of shared memory ({} of them reserved \
          by the system)",
-        registers_per_block(threads, attributes.registers, limits.warp_size),
+        registers_per_block(threads, attributes.registers, &limits.for_proof()),
         limits.registers_per_block,
         attributes.registers,
         shared + u64::from(limits.shared_bytes_reserved_per_block),
@@ -66,7 +67,15 @@ pub(crate) fn out_of_resources(shape: &LaunchShape, attributes: &FunctionAttribu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proof::tests::{entry, h200, kernel};
+    use crate::device::tests::h200;
+
+    fn kernel() -> FunctionAttributes {
+        FunctionAttributes {
+            registers: 168,
+            max_threads_per_block: 384,
+            ..FunctionAttributes::default()
+        }
+    }
 
     #[test]
     fn what_the_driver_refuses_is_explained_with_numbers() {
@@ -84,7 +93,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is missing from: {text}");
         }
-        let text = invalid_value(&shape, &entry(""), &kernel(), &h200());
+        let facts = KernelFacts {
+            parameter_bytes: Some(vec![8, 4]),
+            ..KernelFacts::default()
+        };
+        let text = invalid_value(&shape, &facts, &kernel(), &h200());
         for part in ["2 parameters of [8, 4] B", "384 ≤ 384 threads", "opt-in"] {
             assert!(text.contains(part), "{part} is missing from: {text}");
         }

@@ -6,16 +6,14 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Launch;
+use flashcore_ir::proof::{self, KernelFacts, LaunchRefusal, LaunchShape};
 
 use crate::context::{Context, lock};
 use crate::error::{CallError, CudaError, LaunchFailure};
 use crate::explain;
 use crate::memory::DeviceSlice;
 use crate::module::Module;
-use crate::proof::{self, FunctionAttributes, LaunchShape};
-use crate::ptx::Entry;
 use crate::raw::{Handle, LaunchCall};
-use crate::refusal::LaunchRefusal;
 use crate::status::is_fault;
 use crate::stream::Stream;
 use crate::sys::{CUfunc_st, CUmodule, function_attribute as attribute, status};
@@ -44,7 +42,7 @@ pub enum KernelArg<'a> {
 
 impl KernelArg<'_> {
     /// Bytes of the kernel parameter it is for.
-    fn bytes(&self) -> u32 {
+    fn bytes(&self) -> u64 {
         match self {
             Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
             Self::Slice(_) | Self::U64(_) | Self::I64(_) => 8,
@@ -68,6 +66,40 @@ impl KernelArg<'_> {
     }
 }
 
+/// What the driver says about a compiled kernel (`cuFuncGetAttribute`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FunctionAttributes {
+    /// Registers a thread at launch.
+    pub registers: u32,
+    /// Local memory a thread, bytes: spills and arrays indexed at run time.
+    pub local_bytes: u32,
+    /// Static shared memory a block, bytes.
+    pub static_shared_bytes: u32,
+    /// Constant memory, bytes.
+    pub constant_bytes: u32,
+    /// The most threads a block of this kernel may have on this device.
+    pub max_threads_per_block: u32,
+    /// Architecture of the machine code: 90 for sm_90.
+    pub binary_version: u32,
+    /// Virtual architecture it was compiled from: 80 for `.target sm_80`. (NVIDIA's manual calls it the PTX
+    /// version.)
+    pub ptx_version: u32,
+}
+
+impl FunctionAttributes {
+    /// What the launch proof knows of a kernel: what its PTX declares, and what the driver made of it.
+    pub(crate) fn facts(&self, declared: KernelFacts) -> KernelFacts {
+        let most = self.max_threads_per_block;
+        KernelFacts {
+            static_shared_bytes: u64::from(self.static_shared_bytes),
+            registers: Some(self.registers),
+            max_threads: Some(declared.max_threads.map_or(most, |declared| declared.min(most))),
+            ..declared
+        }
+    }
+}
+
 /// A kernel of a loaded module. Keeps the module loaded; cheap to clone.
 #[derive(Clone)]
 pub struct Function {
@@ -80,18 +112,25 @@ pub(crate) struct LoadedFunction {
     pub(crate) name: Arc<str>,
     pub(crate) attributes: FunctionAttributes,
     handle: Handle<CUfunc_st>,
-    entry: Entry,
+    /// What a launch is proved with.
+    facts: KernelFacts,
     /// Dynamic shared memory it has been opted in for, bytes.
     opted_in: Mutex<u32>,
 }
 
 impl LoadedFunction {
-    pub(crate) fn load(context: &Context, module: CUmodule, entry: Entry) -> Result<Self, CudaError> {
-        let name = CString::new(entry.name.as_str()).map_err(|_| CudaError::ZeroByte {
+    /// Finds a kernel in a loaded module; `declared` is what its PTX says.
+    pub(crate) fn load(
+        context: &Context,
+        module: CUmodule,
+        name: &str,
+        declared: KernelFacts,
+    ) -> Result<Self, CudaError> {
+        let symbol = CString::new(name).map_err(|_| CudaError::ZeroByte {
             what: "a kernel's name",
         })?;
         let (handle, attributes) = context.call(|driver| {
-            let handle = driver.module_function(module, &name)?;
+            let handle = driver.module_function(module, &symbol)?;
             // Only saves the first launch from loading; if it fails, that launch will say so.
             let _ = driver.function_load(handle);
             let get = |attribute| driver.function_attribute(handle, attribute);
@@ -106,12 +145,11 @@ impl LoadedFunction {
             };
             Ok((handle, attributes))
         })?;
-        let name = Arc::from(entry.name.as_str());
         Ok(Self {
-            name,
+            name: Arc::from(name),
             attributes,
             handle: Handle(handle),
-            entry,
+            facts: attributes.facts(declared),
             opted_in: Mutex::new(0),
         })
     }
@@ -146,20 +184,19 @@ impl Function {
     /// # Errors
     /// [`CudaError::Launch`] with the limit that is passed.
     pub fn prove(&self, shape: &LaunchShape) -> Result<(), CudaError> {
-        let loaded = self.loaded();
-        proof::prove(
-            shape,
-            &loaded.entry,
-            &loaded.attributes,
-            &self.module.context().info().limits,
-        )
-        .map_err(|refusal| self.refuse(refusal))
+        let limits = self.module.context().info().limits.for_proof();
+        let refusals = proof::prove(shape, &self.loaded().facts, &limits, "this device");
+        refusals
+            .into_iter()
+            .next()
+            .map_or(Ok(()), |refusal| Err(self.refuse(refusal)))
     }
 
     /// Proves that the arguments have the sizes of the kernel's parameters.
     pub(crate) fn prove_arguments(&self, arguments: &[KernelArg<'_>]) -> Result<(), CudaError> {
-        let sizes: Vec<u32> = arguments.iter().map(KernelArg::bytes).collect();
-        proof::prove_arguments(&self.loaded().entry, &sizes).map_err(|refusal| self.refuse(refusal))
+        let sizes: Vec<u64> = arguments.iter().map(KernelArg::bytes).collect();
+        let refusal = proof::prove_arguments(&self.loaded().facts, &sizes);
+        refusal.map_or(Ok(()), |refusal| Err(self.refuse(refusal)))
     }
 
     /// Puts the tables of a launch on the device ([`flashcore_ir::Arg::Table`]), and keeps them there while the answer lives: then
@@ -252,7 +289,8 @@ impl Function {
         let loaded = self.loaded();
         let context = self.module.context();
         let bytes = shape.dynamic_shared_bytes;
-        if proof::needs_opt_in(shape, &loaded.attributes, &context.info().limits) {
+        let limits = context.info().limits.for_proof();
+        if proof::prove_without_opt_in(shape, &loaded.facts, &limits, "this device").is_some() {
             let mut opted_in = lock(&loaded.opted_in);
             if bytes > *opted_in {
                 let name = attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -293,10 +331,10 @@ impl Function {
             // An earlier kernel's fault, reported by this launch.
             return context.judge(call);
         }
-        let LoadedFunction { entry, attributes, .. } = self.loaded();
+        let LoadedFunction { facts, attributes, .. } = self.loaded();
         let limits = &context.info().limits;
         let explanation = match call.code {
-            status::CUDA_ERROR_INVALID_VALUE => explain::invalid_value(shape, entry, attributes, limits),
+            status::CUDA_ERROR_INVALID_VALUE => explain::invalid_value(shape, facts, attributes, limits),
             status::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES | status::CUDA_ERROR_INVALID_CLUSTER_SIZE => {
                 explain::out_of_resources(shape, attributes, limits)
             }
@@ -313,5 +351,34 @@ impl Function {
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Function({} of {:?})", self.name(), self.module.identity())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the driver says overrides what the PTX declares.
+    #[test]
+    fn facts_are_those_of_the_compiled_kernel() {
+        let attributes = FunctionAttributes {
+            registers: 200,
+            static_shared_bytes: 57_376,
+            max_threads_per_block: 256,
+            ..FunctionAttributes::default()
+        };
+        let declared = KernelFacts {
+            max_threads: Some(512),
+            parameter_bytes: Some(vec![8]),
+            ..KernelFacts::default()
+        };
+        let facts = attributes.facts(declared.clone());
+        assert_eq!((facts.registers, facts.static_shared_bytes), (Some(200), 57_376));
+        assert_eq!((facts.max_threads, facts.parameter_bytes), (Some(256), Some(vec![8])));
+        let narrow = KernelFacts {
+            max_threads: Some(128),
+            ..declared
+        };
+        assert_eq!(attributes.facts(narrow).max_threads, Some(128));
     }
 }

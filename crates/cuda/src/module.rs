@@ -9,13 +9,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use flashcore_ir::ptx::read::PtxModule;
+
 use crate::context::{Context, Home, lock};
 use crate::error::{CompileError, CudaError, ModuleRefusal};
-use crate::function::{Function, LoadedFunction};
+use crate::function::{Function, FunctionAttributes, LoadedFunction};
 use crate::identity::ModuleIdentity;
 use crate::jit_log::JitLog;
-use crate::proof::FunctionAttributes;
-use crate::ptx;
 use crate::raw::{Handle, JitOutcome, JitRequest};
 use crate::status::is_fault;
 use crate::sys::CUmod_st;
@@ -224,8 +224,11 @@ impl LoadedModule {
                 notes: Vec::new(),
             },
         };
-        for entry in ptx::entries(ptx) {
-            loaded.functions.push(LoadedFunction::load(context, handle, entry)?);
+        let declared = PtxModule::declarations(ptx).map_err(|error| CudaError::Declarations(Box::new(error)))?;
+        for entry in &declared.entries {
+            let facts = declared.facts_of(entry);
+            let function = LoadedFunction::load(context, handle, &entry.name, facts)?;
+            loaded.functions.push(function);
         }
         let report = &mut loaded.report;
         report.functions = loaded

@@ -3,18 +3,17 @@
 
 use std::sync::Arc;
 
-use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ScalarType, Swizzle, TensorMapRecipe};
+use flashcore_ir::proof::{LaunchShape, prove_argument, prove_buffers};
+use flashcore_ir::{Arg, Kernel, Launch};
 
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::function::{Function, KernelArg};
 use crate::memory::DeviceSlice;
 use crate::module::{Module, ModuleOptions};
-use crate::proof::LaunchShape;
-use crate::refusal::LaunchRefusal;
 use crate::stream::Stream;
 use crate::table::DeviceTable;
-use crate::tensor_map::{TensorMapElement, TensorMapL2, TensorMapRefusal, TensorMapSpec, TensorMapSwizzle};
+use crate::tensor_map::TensorMap;
 
 impl Function {
     /// Compiles and loads a kernel of the kernel language, or finds it already loaded. With
@@ -39,12 +38,19 @@ impl Function {
     /// match the kernel, or a shape that the device cannot launch; [`CudaError::TensorMap`].
     pub fn prepare<'a>(&self, launch: &Launch, buffers: &[DeviceSlice<'a>]) -> Result<PreparedLaunch<'a>, CudaError> {
         let refuse = |refusal| self.refuse(refusal);
-        check_buffers(&launch.buffers, buffers).map_err(refuse)?;
+        let given: Vec<(u64, u64)> = buffers.iter().map(|b| (b.address(), b.len() as u64)).collect();
+        if let Some(refusal) = prove_buffers(&launch.buffers, &given) {
+            return Err(refuse(refusal));
+        }
         let mut arguments = Vec::with_capacity(launch.args.len());
         let mut tables = Vec::new();
         for (index, arg) in launch.args.iter().enumerate() {
             let slice = |slot: usize, byte_offset: u64| {
-                argument_slice(index, slot, byte_offset, &launch.buffers, buffers).map_err(refuse)
+                if let Some(refusal) = prove_argument(index, slot, byte_offset, &launch.buffers, &given) {
+                    return Err(refuse(refusal));
+                }
+                let (buffer, start) = (buffers[slot], usize::try_from(byte_offset).unwrap_or(usize::MAX));
+                buffer.range(start..buffer.len())
             };
             arguments.push(match *arg {
                 Arg::Buffer { slot, byte_offset } => KernelArg::Slice(slice(slot, byte_offset)?),
@@ -60,18 +66,12 @@ impl Function {
                     KernelArg::U64(address)
                 }
                 Arg::TensorMap(ref recipe) => {
-                    let tensor = slice(recipe.slot, recipe.byte_offset)?;
-                    KernelArg::TensorMap(tensor_map_spec(recipe)?.encode(self.module().context(), tensor)?)
+                    let buffer = slice(recipe.slot, 0)?;
+                    KernelArg::TensorMap(TensorMap::encode(self.module().context(), recipe, buffer)?)
                 }
             });
         }
-        let shape = LaunchShape {
-            grid: launch.grid,
-            block: launch.block,
-            cluster: launch.cluster,
-            dynamic_shared_bytes: launch.dynamic_shared_bytes,
-            programmatic_dependent: false,
-        };
+        let shape = LaunchShape::of(launch);
         self.prove(&shape)?;
         self.prove_arguments(&arguments)?;
         Ok(PreparedLaunch {
@@ -132,151 +132,10 @@ impl PreparedLaunch<'_> {
     }
 }
 
-/// Checks that each declared buffer was brought, is long enough, and begins where it must.
-fn check_buffers(specs: &[BufferSpec], buffers: &[DeviceSlice<'_>]) -> Result<(), LaunchRefusal> {
-    if buffers.len() < specs.len() {
-        return Err(LaunchRefusal::BufferCount {
-            given: buffers.len(),
-            needed: specs.len(),
-            names: specs.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
-        });
-    }
-    for (spec, buffer) in specs.iter().zip(buffers) {
-        let (given, address) = (buffer.len() as u64, buffer.address());
-        if given < spec.bytes {
-            return Err(LaunchRefusal::BufferSize {
-                name: spec.name.to_string(),
-                given,
-                needed: spec.bytes,
-            });
-        }
-        if !address.is_multiple_of(u64::from(spec.align.max(1))) {
-            return Err(LaunchRefusal::BufferAlignment {
-                name: spec.name.to_string(),
-                address,
-                align: spec.align,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// The buffer an argument names, from its offset on.
-fn argument_slice<'a>(
-    index: usize,
-    slot: usize,
-    byte_offset: u64,
-    specs: &[BufferSpec],
-    buffers: &[DeviceSlice<'a>],
-) -> Result<DeviceSlice<'a>, LaunchRefusal> {
-    let (Some(spec), Some(buffer)) = (specs.get(slot), buffers.get(slot)) else {
-        return Err(LaunchRefusal::Slot {
-            index,
-            slot,
-            count: specs.len(),
-        });
-    };
-    let start = usize::try_from(byte_offset).unwrap_or(usize::MAX);
-    buffer
-        .range(start..buffer.len())
-        .map_err(|_| LaunchRefusal::BufferSize {
-            name: spec.name.to_string(),
-            given: buffer.len() as u64,
-            needed: byte_offset,
-        })
-}
-
-fn tensor_map_spec(recipe: &TensorMapRecipe) -> Result<TensorMapSpec, CudaError> {
-    let element = match recipe.element {
-        ScalarType::F16 => TensorMapElement::F16,
-        ScalarType::BF16 => TensorMapElement::Bf16,
-        ScalarType::F32 => TensorMapElement::F32,
-        ScalarType::E4M3 => TensorMapElement::U8,
-        other => {
-            let element = format!("{other:?}");
-            return Err(CudaError::TensorMap(Box::new(TensorMapRefusal::Element { element })));
-        }
-    };
-    let swizzle = match recipe.swizzle {
-        Swizzle::None => TensorMapSwizzle::None,
-        Swizzle::B32 => TensorMapSwizzle::Bytes32,
-        Swizzle::B64 => TensorMapSwizzle::Bytes64,
-        Swizzle::B128 => TensorMapSwizzle::Bytes128,
-    };
-    Ok(TensorMapSpec {
-        element,
-        dims: recipe.dims.clone(),
-        byte_strides: recipe.byte_strides.clone(),
-        box_dims: recipe.box_dims.clone(),
-        swizzle,
-        l2: TensorMapL2::default(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ptx::entries;
-
-    fn specs() -> Vec<BufferSpec> {
-        vec![
-            BufferSpec {
-                name: "q",
-                bytes: 1024,
-                written: false,
-                align: 16,
-            },
-            BufferSpec {
-                name: "out",
-                bytes: 512,
-                written: true,
-                align: 16,
-            },
-        ]
-    }
-
-    #[test]
-    fn buffers_must_be_there_long_enough_and_aligned() {
-        let good = [DeviceSlice::pretend(0x1000, 1024), DeviceSlice::pretend(0x2000, 600)];
-        assert_eq!(check_buffers(&specs(), &good), Ok(()));
-        let more = [good[0], good[1], good[0]];
-        assert_eq!(check_buffers(&specs(), &more), Ok(()));
-        assert_eq!(
-            check_buffers(&specs(), &good[..1]).unwrap_err().to_string(),
-            "it needs 2 buffers (q, out); 1 given"
-        );
-        let short = [good[0], DeviceSlice::pretend(0x2000, 511)];
-        assert_eq!(
-            check_buffers(&specs(), &short).unwrap_err().to_string(),
-            "buffer `out` has 511 B; the kernel touches 512 B; allocate at least that"
-        );
-        let crooked = [DeviceSlice::pretend(0x1008, 1024), good[1]];
-        assert!(matches!(
-            check_buffers(&specs(), &crooked),
-            Err(LaunchRefusal::BufferAlignment { align: 16, .. })
-        ));
-    }
-
-    #[test]
-    fn arguments_must_name_buffers_that_exist() {
-        let buffers = [DeviceSlice::pretend(0x1000, 1024), DeviceSlice::pretend(0x2000, 512)];
-        let slice = argument_slice(0, 1, 32, &specs(), &buffers).unwrap();
-        assert_eq!((slice.address(), slice.len()), (0x2020, 480));
-        assert!(matches!(
-            argument_slice(3, 2, 0, &specs(), &buffers),
-            Err(LaunchRefusal::Slot {
-                index: 3,
-                slot: 2,
-                count: 2
-            })
-        ));
-        for offset in [513, u64::MAX] {
-            assert!(matches!(
-                argument_slice(0, 1, offset, &specs(), &buffers),
-                Err(LaunchRefusal::BufferSize { .. })
-            ));
-        }
-    }
+    use flashcore_ir::ptx::read::PtxModule;
 
     #[test]
     fn the_writers_ptx_is_read_as_it_is_written() {
@@ -290,13 +149,15 @@ mod tests {
             });
         })
         .unwrap();
-        let entries = entries(&kernel.to_ptx());
-        assert_eq!(entries.len(), 1);
-        assert_eq!(entries[0].name, kernel.name());
-        assert_eq!(entries[0].parameter_bytes, Some(vec![8, 4]));
-        assert_eq!(entries[0].max_threads, Some(128));
-        let with_lines = crate::ptx::entries(&kernel.to_ptx_with_lines());
-        assert_eq!(with_lines, entries);
+        let declared = |ptx: &str| PtxModule::declarations(ptx).unwrap();
+        let module = declared(&kernel.to_ptx());
+        assert_eq!(module.entries.len(), 1);
+        assert_eq!(module.entries[0].name, kernel.name());
+        let facts = module.facts_of(&module.entries[0]);
+        assert_eq!(facts.parameter_bytes, Some(vec![8, 4]));
+        assert_eq!(facts.max_threads, Some(128));
+        let with_lines = declared(&kernel.to_ptx_with_lines());
+        assert_eq!(with_lines.facts_of(&with_lines.entries[0]), facts);
     }
 
     #[test]

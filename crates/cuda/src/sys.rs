@@ -203,9 +203,6 @@ constants! {
         CU_TENSOR_MAP_SWIZZLE_128B = 3,
     }
     tensor_map_l2_promotion, CUtensorMapL2promotion {
-        CU_TENSOR_MAP_L2_PROMOTION_NONE = 0,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_64B = 1,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_128B = 2,
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3,
     }
     tensor_map_fill, CUtensorMapFloatOOBfill {

@@ -145,6 +145,12 @@ pub enum TensorMapProblem {
         /// The swizzle.
         swizzle: crate::Swizzle,
     },
+    /// An element type that tensor maps do not have.
+    #[error("elements of type {element:?} cannot be copied by tensor map; use f16, bf16, f32 or e4m3")]
+    Element {
+        /// The type given.
+        element: ScalarType,
+    },
     /// A tensor that reaches past its buffer.
     #[error("the tensor reaches over {needed} B from its start, the buffer has {given} B there")]
     Reach {
@@ -174,6 +180,9 @@ pub struct TensorMapRecipe {
     /// How the box is laid out in shared memory.
     pub swizzle: crate::Swizzle,
 }
+
+/// Element types that are copied by tensor map.
+const TENSOR_MAP_ELEMENTS: [ScalarType; 4] = [ScalarType::F16, ScalarType::BF16, ScalarType::F32, ScalarType::E4M3];
 
 impl TensorMapRecipe {
     /// Checks the recipe against the buffer it is for.
@@ -209,6 +218,9 @@ impl TensorMapRecipe {
             if !(1..=256).contains(&given) {
                 return Err(TensorMapProblem::Box { index, given });
             }
+        }
+        if !TENSOR_MAP_ELEMENTS.contains(&self.element) {
+            return Err(TensorMapProblem::Element { element: self.element });
         }
         let row = self.box_dims[0] * self.element.bytes();
         if !row.is_multiple_of(16) || self.swizzle.span().is_some_and(|span| row > span) {
@@ -320,6 +332,19 @@ mod tests {
         ));
         assert!(matches!(refuse(|r| r.box_dims[1] = 257), Box { index: 1, given: 257 }));
         assert!(matches!(refuse(|r| r.box_dims[0] = 128), Row { given: 256, .. }));
+        assert!(matches!(refuse(|r| r.box_dims[0] = 4), Row { given: 8, .. }));
+        assert!(matches!(refuse(|r| r.dims.push(1)), Rank { dims: 5, .. }));
+        assert!(matches!(refuse(|r| r.dims[2] = (1 << 32) + 1), Dim { index: 2, .. }));
+        assert!(matches!(
+            refuse(|r| r.byte_strides[2] = 1 << 40),
+            Stride { index: 2, .. }
+        ));
+        assert!(matches!(
+            refuse(|r| r.element = ScalarType::U32),
+            Element {
+                element: ScalarType::U32
+            }
+        ));
         assert!(matches!(
             refuse(|r| r.byte_offset = 16),
             Reach {

@@ -11,7 +11,7 @@
 //! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`wgmma`], [`cluster`], [`Role`].
 //! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
 //! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
-//!   [`launch`], [`table`]: everything it takes to run a kernel.
+//!   [`launch`], [`table`]: everything it takes to run a kernel. [`proof`]: whether it can be launched.
 
 pub mod builder;
 pub mod cluster;
@@ -27,6 +27,7 @@ pub mod memory;
 pub mod pipeline;
 pub mod pointer;
 pub mod profile;
+pub mod proof;
 pub mod ptx;
 pub mod shared;
 pub mod site;

@@ -123,8 +123,13 @@ pub struct Limits {
     pub blocks_per_sm: u32,
     /// Named barriers a block.
     pub barriers_per_block: u32,
-    /// Most blocks a cluster (1: no clusters).
+    /// Most blocks a cluster (1: no clusters). More than 8 are not portable: the host must allow them
+    /// (`CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`).
     pub cluster_blocks: u32,
+    /// Most blocks of a grid along x, y, z.
+    pub grid: [u32; 3],
+    /// Most threads of a block along x, y, z.
+    pub block: [u32; 3],
 }
 
 impl Target {
@@ -222,7 +227,13 @@ impl Target {
             threads_per_sm,
             blocks_per_sm,
             barriers_per_block: 16,
-            cluster_blocks: if self.sm() >= 90 { 8 } else { 1 },
+            cluster_blocks: match self {
+                Target::Sm90a | Target::Sm100 => 16,
+                Target::Sm120 => 8,
+                _ => 1,
+            },
+            grid: [i32::MAX as u32, 65_535, 65_535],
+            block: [1024, 1024, 64],
         }
     }
 }

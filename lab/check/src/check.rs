@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use flashcore_ir::ScalarType;
+use flashcore_ir::proof::prove_launch;
 use flashcore_kernels::{Plan, Step, stage};
 use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
 use flashcore_sim::{
@@ -12,7 +13,6 @@ use flashcore_sim::{
 use thiserror::Error;
 
 use crate::gate;
-use crate::proof::{Known, prove};
 use crate::report::{CheckReport, Found, StepSize, Verdict};
 
 /// Buffers that answers are read from; they begin as poison.
@@ -102,7 +102,7 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         verdict: Verdict::Refused,
         refusals: plan
             .steps()
-            .flat_map(|step| prove(&step.kernel, &step.launch, plan.target, Known::default()))
+            .flat_map(|step| prove_launch(&step.kernel, &step.launch, plan.target, None))
             .collect(),
         findings: Vec::new(),
         gate: None,

@@ -1,11 +1,11 @@
 //! What can be said about a plan before it is launched.
 //!
-//! - [`proof`]: limits of the architecture, as refusals with numbers and remedy.
 //! - [`mod@gate`]: an answer against the float64 reference, whoever computed it.
-//! - [`check_plan`]: the proof, then the simulator under many schedules, then the gate; its
+//! - [`check_plan`]: the launch proof ([`flashcore_ir::proof`]), then the simulator under many schedules, then the gate; its
 //!   [`CheckReport`] prints as a compiler does ([`render`]), with the [`source`] lines quoted.
 //! - [`mutate`]: mistakes planted on purpose, to test all of this.
 //! - [`foreign`]: kernels that something else made, from PTX and cubins.
+//! - [`museum`]: failures of the past, each with the finding it gives here.
 //! - [`watch`]: what any lane has at any line, errors by stage, and where numbers stop being numbers.
 //! - [`saves`]: what saves so many bytes of shared memory. [`layout`]: swizzles and padding that spread an access over
 //!   the banks. [`pictures`]: shared memory over time, banks, warps, as SVG.
@@ -16,9 +16,9 @@ pub mod cost;
 pub mod foreign;
 pub mod gate;
 pub mod layout;
+pub mod museum;
 pub mod mutate;
 pub mod pictures;
-pub mod proof;
 pub mod registers;
 pub mod render;
 pub mod report;
@@ -28,5 +28,4 @@ pub mod watch;
 
 pub use check::{CheckError, CheckOptions, check_plan, log_of};
 pub use gate::{Gate, gate, gate_stage};
-pub use proof::{LaunchRefusal, prove};
 pub use report::{CheckReport, Found, StepSize, Verdict};

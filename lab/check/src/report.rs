@@ -1,11 +1,12 @@
 //! [`CheckReport`]: what checking a plan showed.
 
 use flashcore_ir::Target;
+use flashcore_ir::proof::LaunchRefusal;
 use flashcore_kernels::StopAfter;
 use flashcore_sim::{Counts, Finding, FindingKind, Line, MemorySite, TraceRecord};
 use serde::Serialize;
 
-use crate::{Gate, LaunchRefusal, source};
+use crate::{Gate, source};
 
 /// What checking comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,16 +1,18 @@
 //! `flashcore check`: proves a plan, runs it under the simulator, says what is wrong with it.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use flashcore_check::CheckOptions;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_check::{CheckOptions, foreign};
 use flashcore_kernels::{Config, Plan, StopAfter};
 
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
-use crate::foreign::RunArgs;
+use crate::foreign::{RunArgs, Runs, not_ptx};
 use crate::style::{self, HEAD};
 use crate::watch::{self, WatchArgs};
 use crate::{explain, memory, museum, simulated};
@@ -28,6 +30,9 @@ use crate::{explain, memory, museum, simulated};
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong answer or a refusal, 2 usage")]
 pub(crate) struct CheckArgs {
+    // First: reading the other fields takes their values out of the matches.
+    #[command(flatten)]
+    given: Given,
     #[command(flatten)]
     problem: ProblemArgs,
     #[command(flatten)]
@@ -68,20 +73,100 @@ pub(crate) struct CheckArgs {
     foreign: RunArgs,
 }
 
+/// Flags that everything takes that can be checked.
+const OF_SCHEDULES: &[&str] = &["schedules", "schedule", "json"];
+/// Flags about a FILE.ptx.
+const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "entry"];
+
+/// The flags that stand on the command line, by their field's name.
+#[derive(Clone, Debug, Default)]
+struct Given(Vec<String>);
+
+impl Args for Given {
+    fn augment_args(command: Command) -> Command {
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command
+    }
+}
+
+impl FromArgMatches for Given {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Given, clap::Error> {
+        let is_given = |id: &&clap::Id| matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
+        // The positional name, the flag of all subcommands, and groups, which are named as types are.
+        let is_flag = |id: &&clap::Id| {
+            !matches!(id.as_str(), "name" | "color") && !id.as_str().starts_with(|c: char| c.is_ascii_uppercase())
+        };
+        let given = matches.ids().filter(is_given).filter(is_flag);
+        Ok(Given(given.map(ToString::to_string).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Given::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Given {
+    /// Refuses every flag but these.
+    fn allow(&self, allowed: &[&str], subject: &str) -> Result<(), Failure> {
+        match self.0.iter().find(|given| !allowed.contains(&given.as_str())) {
+            None => Ok(()),
+            Some(given) => {
+                let allowed: Vec<String> = allowed.iter().map(|id| flag(id)).collect();
+                let message = format!("{} is not for {subject}; it takes {}", flag(given), allowed.join(", "));
+                Err(Failure::usage(message))
+            }
+        }
+    }
+
+    /// Refuses these flags.
+    fn refuse(&self, refused: &[&str], subject: &str) -> Result<(), Failure> {
+        match self.0.iter().find(|given| refused.contains(&given.as_str())) {
+            None => Ok(()),
+            Some(given) => Err(Failure::usage(format!(
+                "{} is not for {subject}: it is about a FILE.ptx in place of a problem",
+                flag(given)
+            ))),
+        }
+    }
+}
+
+/// A flag as it is written.
+fn flag(id: &str) -> String {
+    format!("--{}", id.replace('_', "-"))
+}
+
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
+    let name = args.problem.name();
+    let runs = Runs {
+        schedules: args.schedules,
+        first: args.schedule,
+    };
+    let card = || args.profile.unwrap_or_else(Card::default);
     if let Some(file) = args.problem.file() {
-        return args.foreign.check(file, args.schedules, args.schedule, args.json);
+        args.given.allow(
+            &[OF_SCHEDULES, OF_FILES, &["profile"]].concat(),
+            "a FILE.ptx in place of a problem",
+        )?;
+        return args.foreign.check(file, card(), &runs, args.json);
     }
-    if args.problem.name().starts_with(museum::PREFIX) {
-        return museum::check(args.problem.name(), args.schedules, args.schedule, args.json);
+    if name.starts_with(museum::PREFIX) {
+        args.given.allow(OF_SCHEDULES, "museum/NAME in place of a problem")?;
+        return museum::check(name, &runs, args.json);
     }
-    if args.foreign.is_given() {
-        return Err(Failure::usage(
-            "--grid, --threads, --smem, --arg and --entry are about a FILE.ptx in place of a problem",
-        ));
+    args.given.refuse(OF_FILES, "a problem")?;
+    let file = Path::new(name);
+    if file.is_file() {
+        let bytes = std::fs::read(file).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+        if let Some(what) = foreign::binary_kind(&bytes) {
+            return Err(not_ptx(file, what));
+        }
     }
     let problem = args.problem.problem()?;
-    let mut card = args.profile.unwrap_or_else(Card::default);
+    let mut card = card();
     card.sms = args.sms.unwrap_or(card.sms);
     let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use flashcore::{KernelId, Plans, Problem};
 use flashcore_bench::micro::DeviceRates;
-use flashcore_check::proof::Known;
 use flashcore_check::registers::{self, Registers};
 use flashcore_check::saves::{Saving, savings};
-use flashcore_check::{CheckOptions, LaunchRefusal, log_of, pictures};
+use flashcore_check::{CheckOptions, log_of, pictures};
+use flashcore_ir::proof::{LaunchRefusal, prove_launch};
 use flashcore_ir::{Kernel, Limits, Occupancy, PROFILES, Profile};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Step};
 use serde_json::{Value, json};
@@ -241,13 +241,10 @@ struct Explained<'a> {
 impl Explained<'_> {
     fn new(step: &Step, card: Card) -> Explained<'_> {
         let registers = registers_of(&step.kernel, card);
-        let known = Known {
-            registers: registers.as_ref().ok().map(|found| found.per_thread),
-            addresses: &[],
-        };
+        let known = registers.as_ref().ok().map(|found| found.per_thread);
         Explained {
             step,
-            refusals: flashcore_check::prove(&step.kernel, &step.launch, card.target, known),
+            refusals: prove_launch(&step.kernel, &step.launch, card.target, known),
             registers,
         }
     }

@@ -5,10 +5,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use clap::Args;
-use flashcore_check::CheckOptions;
 use flashcore_check::foreign::{self, Asked, ForeignKernel, ForeignLaunch, Form, Given, Problem, Verdict};
 use flashcore_check::registers::Unknown;
 use flashcore_check::render::{self, Palette};
+use flashcore_check::{CheckOptions, Found};
 use flashcore_ir::{Limits, Occupancy};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ use crate::style::{self, BAD, DIM, GOOD, HEAD};
 pub(crate) struct ForeignArgs {
     /// Bytes of dynamic shared memory that the host asks for
     #[arg(long, value_name = "N")]
-    smem: Option<u64>,
+    smem: Option<u32>,
     /// Threads a block [default: what the kernel declares]
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
@@ -58,10 +58,13 @@ pub(crate) struct RunArgs {
     /// Bytes of dynamic shared memory
     #[arg(long, value_name = "N")]
     smem: Option<u32>,
+    /// The host opts in to more than 48 KB (cudaFuncSetAttribute) before it launches
+    #[arg(long)]
+    opted_in: bool,
     /// What the next parameter is given: buf:BYTES for a pointer (of f32 numbers; :f16, :zero, :unwritten for others),
     /// or a number
-    #[arg(long = "arg", value_name = "VALUE", allow_hyphen_values = true)]
-    args: Vec<Given>,
+    #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
+    arg: Vec<Given>,
     /// The kernel of the file, where there are several
     #[arg(long, value_name = "NAME")]
     entry: Option<String>,
@@ -81,17 +84,11 @@ fn grid(text: &str) -> Result<Grid, String> {
 }
 
 impl RunArgs {
-    /// Whether any of these flags was given.
-    pub(crate) fn is_given(&self) -> bool {
-        let sized = self.grid.is_some() || self.threads.is_some() || self.smem.is_some();
-        sized || !self.args.is_empty() || self.entry.is_some()
-    }
-
-    /// Runs a kernel of a file under the simulator, and shows what is found.
-    pub(crate) fn check(&self, file: &Path, schedules: u32, seed: u64, as_json: bool) -> Result<Outcome, Failure> {
+    /// Proves the launch of a kernel of a file on a card, then runs it under the simulator, and shows what is
+    /// found.
+    pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
         let wrong = |error: String| Failure::failed(format!("{}: {error}", file.display()));
-        let text =
-            std::fs::read_to_string(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
+        let text = ptx_of(file)?;
         let kernels = foreign::read(text.as_bytes()).map_err(|error| wrong(error.to_string()))?;
         let picked = foreign::pick(&kernels, self.entry.as_deref()).map_err(|error| wrong(error.to_string()))?;
         let [kernel] = picked.as_slice() else {
@@ -103,49 +100,136 @@ impl RunArgs {
             )));
         };
         let Grid(grid) = self.grid.unwrap_or(Grid([1, 1, 1]));
+        let asked = Asked {
+            grid: Some(grid),
+            threads: self.threads,
+            dynamic_shared: self.smem.unwrap_or(0),
+            opted_in: self.opted_in,
+            claims: Vec::new(),
+        };
+        let mut kernel = (*kernel).clone();
+        // Without an assembler the registers are not known, and not judged.
+        let _ = foreign::assemble(&mut kernel, &text, card.target);
+        let checked = Checked {
+            problems: foreign::judge(&kernel, &asked, card.target),
+            found: Vec::new(),
+            name: file.display().to_string(),
+            kernel: kernel.name,
+        };
+        if checked.is_refused() {
+            return Ok(checked.show(card, runs, as_json));
+        }
         let launch = ForeignLaunch {
             grid,
             threads: self.threads,
-            dynamic_shared: self.smem.unwrap_or(0),
-            args: self.args.clone(),
-            seed,
-            schedules,
+            dynamic_shared: asked.dynamic_shared,
+            args: self.arg.clone(),
+            seed: runs.first,
+            schedules: runs.schedules,
             max_instructions: CheckOptions::default().max_instructions,
         };
         let spinner = style::spinner("simulating");
-        let name = file.display().to_string();
-        let found = foreign::run(&text, &kernel.name, &name, &launch).map_err(|error| wrong(error.to_string()))?;
+        let found = foreign::run(&text, &checked.kernel, &checked.name, &launch);
         drop(spinner);
-        let outcome = if found.is_empty() {
-            Outcome::Clean
-        } else {
-            Outcome::Findings
+        let found = found.map_err(|error| wrong(error.to_string()))?;
+        Ok(Checked { found, ..checked }.show(card, runs, as_json))
+    }
+}
+
+/// Under which schedules a kernel runs.
+pub(crate) struct Runs {
+    /// How many.
+    pub(crate) schedules: u32,
+    /// Seed of the first.
+    pub(crate) first: u64,
+}
+
+/// The text of a PTX file; otherwise what the file is.
+fn ptx_of(file: &Path) -> Result<String, Failure> {
+    let bytes = std::fs::read(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
+    match foreign::binary_kind(&bytes) {
+        None => String::from_utf8(bytes).map_err(|error| Failure::failed(format!("{}: {error}", file.display()))),
+        Some(what) => Err(not_ptx(file, what)),
+    }
+}
+
+/// A file that `check` cannot run, and what it is.
+pub(crate) fn not_ptx(file: &Path, what: &str) -> Failure {
+    let message = format!("{} is {what}; check runs PTX, which is text", file.display());
+    let help = match what.starts_with("a cubin") {
+        true => "`flashcore explain FILE.cubin` says what it takes; nvcc -ptx makes PTX of the source",
+        false => "nvcc -ptx makes PTX; `cuobjdump -ptx` takes it out of programs and libraries",
+    };
+    Failure::failed(message).help(help)
+}
+
+/// What came of a kernel of a file.
+struct Checked {
+    /// The file.
+    name: String,
+    kernel: String,
+    /// What is wrong with the launch.
+    problems: Vec<Problem>,
+    /// What the simulator found.
+    found: Vec<Found>,
+}
+
+impl Checked {
+    fn is_refused(&self) -> bool {
+        matches!(foreign::verdict(&self.problems), Verdict::Refused | Verdict::NeedsOptIn)
+    }
+
+    fn show(&self, card: Card, runs: &Runs, as_json: bool) -> Outcome {
+        let (is_refused, is_clean) = (self.is_refused(), self.found.is_empty());
+        let outcome = match !is_refused && is_clean {
+            true => Outcome::Clean,
+            false => Outcome::Findings,
         };
         if as_json {
-            style::print_json(&json!({ "file": name, "kernel": kernel.name, "findings": found }));
-            return Ok(outcome);
+            style::print_json(&json!({
+                "file": self.name,
+                "kernel": self.kernel,
+                "profile": card.name(),
+                "target": card.target.name(),
+                "verdict": match (is_refused, is_clean) {
+                    (true, _) => "refused",
+                    (false, true) => "clean",
+                    (false, false) => "findings",
+                },
+                "problems": self.problems,
+                "findings": self.found,
+            }));
+            return outcome;
         }
-        let mut out = format!("{HEAD}{}{HEAD:#} of {name}\n", kernel.name);
-        let count = style::count(u64::from(schedules), "schedule");
-        let verdict = match found.is_empty() {
-            true => format!("{GOOD}clean{GOOD:#} under {count}; what it computes was not looked at"),
-            false => format!(
+        let count = style::count(u64::from(runs.schedules), "schedule");
+        let verdict = match (is_refused, is_clean) {
+            (true, _) => format!(
+                "{BAD}refused{BAD:#}: it cannot be launched so on {}, and was not simulated",
+                card.title()
+            ),
+            (false, true) => format!("{GOOD}clean{GOOD:#} under {count}; what it computes was not looked at"),
+            (false, false) => format!(
                 "{BAD}{}{BAD:#} under {count}",
-                style::count(found.len() as u64, "finding")
+                style::count(self.found.len() as u64, "finding")
             ),
         };
+        let mut out = format!("{HEAD}{}{HEAD:#} of {}\n", self.kernel, self.name);
         out.push_str(&style::field("verdict", &verdict));
-        for found in &found {
+        for problem in &self.problems {
+            out.push('\n');
+            out.push_str(&render::problem(problem, &self.name, Palette::COLOUR, style::width()));
+        }
+        for found in &self.found {
             out.push('\n');
             out.push_str(&render::finding(
                 found,
-                schedules as usize,
+                runs.schedules as usize,
                 Palette::COLOUR,
                 style::width(),
             ));
         }
         style::print(&out);
-        Ok(outcome)
+        outcome
     }
 }
 
@@ -157,6 +241,7 @@ impl ForeignArgs {
 
     fn asked(&self) -> Asked {
         Asked {
+            grid: None,
             threads: self.threads,
             dynamic_shared: self.smem.unwrap_or(0),
             opted_in: self.opted_in,
@@ -220,7 +305,7 @@ fn explain(mut kernel: ForeignKernel, bytes: &[u8], asked: &Asked, card: Card) -
 
 impl Explained {
     fn shared(&self, asked: &Asked) -> u64 {
-        self.kernel.static_shared + asked.dynamic_shared
+        self.kernel.static_shared + u64::from(asked.dynamic_shared)
     }
 
     /// How many blocks fit on an SM, where the threads are known.
@@ -252,7 +337,7 @@ impl Explained {
             &format!(
                 "{} B static, {} B dynamic, {} together; {} allows {} static, {} dynamic with opt-in",
                 style::whole(kernel.static_shared),
-                style::whole(asked.dynamic_shared),
+                style::whole(u64::from(asked.dynamic_shared)),
                 style::whole(self.shared(asked)),
                 card.target,
                 style::whole(u64::from(limits.static_shared_per_block)),
@@ -340,7 +425,7 @@ impl Explained {
         let _ = writeln!(text, "\n  {DIM}{:>8}  {:<24}  declared{DIM:#}", "bytes", "symbol");
         for symbol in &kernel.shared {
             let (bytes, note) = match symbol.is_dynamic {
-                true => (asked.dynamic_shared, ", sized by the launch"),
+                true => (u64::from(asked.dynamic_shared), ", sized by the launch"),
                 false => (symbol.bytes, ""),
             };
             let declared = symbol.declared.as_deref().unwrap_or("");

@@ -1,22 +1,23 @@
 //! `flashcore check museum/NAME` and `flashcore list museum`: failures of the past, and what they give here.
 
+use flashcore_check::museum::{CARD, PIECES, Piece, Shown};
 use flashcore_check::render::{self, Palette};
-use flashcore_museum::{CARD, PIECES, Piece, Shown};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
+use crate::foreign::Runs;
 use crate::style::{self, DIM, HEAD};
 
 /// How the names of pieces begin on a command line.
 pub(crate) const PREFIX: &str = "museum/";
 
-/// Runs a piece under so many schedules from a first one, and shows what it gives.
-pub(crate) fn check(name: &str, schedules: u32, first: u64, as_json: bool) -> Result<Outcome, Failure> {
-    let piece = flashcore_museum::piece(name).ok_or_else(|| {
+/// Runs a piece, and shows what it gives.
+pub(crate) fn check(name: &str, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
+    let piece = flashcore_check::museum::piece(name).ok_or_else(|| {
         Failure::usage(format!("the museum has no piece `{name}`")).help("`flashcore list museum` shows them all")
     })?;
     let mut all = Shown::default();
-    for schedule in (0..schedules.max(1)).map(|n| first + u64::from(n)) {
+    for schedule in (0..runs.schedules.max(1)).map(|n| runs.first + u64::from(n)) {
         let shown = piece.show(schedule).map_err(Failure::failed)?;
         all.problems = shown.problems;
         for found in shown.findings {
@@ -48,7 +49,7 @@ pub(crate) fn check(name: &str, schedules: u32, first: u64, as_json: bool) -> Re
         text.push('\n');
         text.push_str(&render::finding(
             found,
-            schedules as usize,
+            runs.schedules as usize,
             Palette::COLOUR,
             style::width(),
         ));

@@ -2,8 +2,8 @@
 //! machine program was tried before.
 
 use flashcore::KernelId;
-use flashcore_check::proof::{Known, prove};
 use flashcore_ir::Chip;
+use flashcore_ir::proof::prove_launch;
 use flashcore_kernels::{KernelCache, Plan};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
@@ -60,7 +60,7 @@ impl Gatekeeper {
         let plan = Plan::with_cache(&self.problem, &config, chip, &KernelCache::default())
             .map_err(|refusal| refusal.to_string())?;
         for step in plan.steps() {
-            if let Some(refusal) = prove(&step.kernel, &step.launch, chip.target, Known::default()).first() {
+            if let Some(refusal) = prove_launch(&step.kernel, &step.launch, chip.target, None).first() {
                 return Err(refusal.to_string());
             }
         }

@@ -15,7 +15,7 @@ use object::elf::FileHeader64;
 use object::read::elf::{ElfFile64, FileHeader as _, SectionHeader as _};
 use object::{Object, ObjectSection, ObjectSymbol};
 
-use super::{ForeignError, ForeignKernel, Form, Shared};
+use super::{ForeignError, ForeignKernel, Form, Shared, binary_kind};
 
 /// `e_machine` of CUDA.
 const EM_CUDA: u16 = 190;
@@ -37,7 +37,7 @@ type Elf<'a> = ElfFile64<'a, LittleEndian>;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     let header = FileHeader64::<LittleEndian>::parse(bytes)
-        .map_err(|_| ForeignError::NoCubin("this is neither text nor a 64-bit ELF file".to_string()))?;
+        .map_err(|_| ForeignError::NoCubin(format!("this is {}", binary_kind(bytes).unwrap_or("no ELF file"))))?;
     let endian = LittleEndian;
     let machine = header.e_machine(endian).0;
     if machine != EM_CUDA {
@@ -79,6 +79,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
             shared: shared(&elf, name),
             max_threads: threads(&own, MAX_THREADS),
             required_threads: threads(&own, REQUIRED_THREADS),
+            required_cluster: None,
             min_blocks_per_sm: None,
             calls: Vec::new(),
             impossible: Vec::new(),

@@ -1,6 +1,7 @@
 //! Holds a foreign kernel against a card: what is wrong, what CUDA says about it, what to do.
 
-use flashcore_ir::{Limits, Target};
+use flashcore_ir::Target;
+use flashcore_ir::proof::{CodeForm, KernelFacts, LaunchRefusal, LaunchShape, prove, prove_code, prove_without_opt_in};
 use serde::Serialize;
 
 use super::{ForeignKernel, Form, Shared};
@@ -8,10 +9,12 @@ use super::{ForeignKernel, Form, Shared};
 /// The launch that is asked about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
+    /// Blocks along x, y, z; one cluster where nothing is said.
+    pub grid: Option<[u32; 3]>,
     /// Threads a block; where nothing is said, those that the kernel requires, or the most that it allows.
     pub threads: Option<u32>,
     /// Bytes of dynamic shared memory a block.
-    pub dynamic_shared: u64,
+    pub dynamic_shared: u32,
     /// Whether the host raises the limit of dynamic shared memory (`cudaFuncSetAttribute`) before it launches.
     pub opted_in: bool,
     /// What somebody counts: a symbol, or `total`, and its bytes.
@@ -45,8 +48,12 @@ pub enum ProblemKind {
     OptIn,
     /// Dynamic shared memory that is declared and not asked for, or the other way round.
     DynamicShared,
+    /// No blocks, or more than a grid may have.
+    Grid,
     /// Threads that the card or the kernel does not allow.
     Threads,
+    /// A cluster that the card or the kernel does not allow.
+    Cluster,
     /// Threads times registers.
     Registers,
     /// Registers kept in local memory.
@@ -71,7 +78,9 @@ impl ProblemKind {
             ProblemKind::Shared => "shared",
             ProblemKind::OptIn => "opt-in",
             ProblemKind::DynamicShared => "dynamic-shared",
+            ProblemKind::Grid => "grid",
             ProblemKind::Threads => "threads",
+            ProblemKind::Cluster => "cluster",
             ProblemKind::Registers => "registers",
             ProblemKind::Spills => "spills",
             ProblemKind::Architecture => "architecture",
@@ -147,10 +156,8 @@ pub fn judge(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Probl
         help: "use one that there is: cp.async.ca for 4 and 8 bytes, cp.async.cg for 16".to_string(),
         line: Some(*line),
     }));
-    problems.extend(architecture(kernel, target));
-    problems.extend(shared(kernel, asked, target));
-    problems.extend(threads(kernel, asked, target));
-    problems.extend(registers(kernel, asked, target));
+    let refusals = refusals(kernel, asked, target).into_iter();
+    problems.extend(refusals.map(|refusal| of_refusal(kernel, &refusal)));
     problems.extend(spills(kernel));
     problems.extend(undeclared(kernel, asked));
     problems.extend(
@@ -176,118 +183,110 @@ pub fn threads_of(kernel: &ForeignKernel, asked: &Asked) -> Option<u32> {
     asked.threads.or(kernel.required_threads).or(kernel.max_threads)
 }
 
-/// `sm_90a` as 90 and its suffix.
-fn number(name: &str) -> Option<(u32, &str)> {
-    let digits = name.strip_prefix("sm_").or(name.strip_prefix("compute_"))?;
-    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-    Some((digits[..end].parse().ok()?, &digits[end..]))
+/// What the launch proof says. Where nothing is known of the threads, they are not judged.
+fn refusals(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<LaunchRefusal> {
+    let form = match kernel.form {
+        Form::Ptx => CodeForm::Ptx,
+        Form::Cubin => CodeForm::Machine,
+    };
+    let facts = KernelFacts {
+        static_shared_bytes: kernel.static_shared,
+        registers: kernel.registers,
+        max_threads: kernel.max_threads,
+        required_block: kernel.required_threads.map(|threads| [threads, 1, 1]),
+        required_cluster: kernel.required_cluster,
+        ..KernelFacts::default()
+    };
+    let shape = LaunchShape {
+        grid: asked.grid.or(kernel.required_cluster).unwrap_or([1; 3]),
+        dynamic_shared_bytes: asked.dynamic_shared,
+        ..LaunchShape::linear(1, threads_of(kernel, asked).unwrap_or(1))
+    };
+    let (limits, on) = (target.limits(), target.name());
+    let mut refusals: Vec<LaunchRefusal> = prove_code(&kernel.made_for, form, target).into_iter().collect();
+    refusals.extend(prove(&shape, &facts, &limits, on));
+    let has_too_much = |refusal: &LaunchRefusal| {
+        matches!(
+            refusal,
+            LaunchRefusal::StaticShared { .. } | LaunchRefusal::Shared { .. }
+        )
+    };
+    if !asked.opted_in && !refusals.iter().any(has_too_much) {
+        refusals.extend(prove_without_opt_in(&shape, &facts, &limits, on));
+    }
+    refusals
 }
 
-fn architecture(kernel: &ForeignKernel, target: Target) -> Option<Problem> {
-    let (sm, suffix) = number(&kernel.made_for)?;
-    let here = target.sm();
-    let (fits, why) = match (kernel.form, suffix) {
-        (Form::Ptx, "") => (here >= sm, "PTX is compiled for its own architecture and later ones"),
-        (_, "a") => (
-            here == sm,
-            "architecture-specific code runs on its own architecture alone",
+/// A refusal with what CUDA says about it, and with the names of the kernel's shared memory.
+fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
+    const INVALID: &str = "cudaErrorInvalidValue or cudaErrorInvalidConfiguration at launch";
+    let (kind, cuda) = match refusal {
+        LaunchRefusal::Architecture { .. } => (
+            ProblemKind::Architecture,
+            "CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image is available for execution on the device",
         ),
-        (_, "f") => (
-            here >= sm && here / 10 == sm / 10,
-            "family-specific code runs on its own family",
+        LaunchRefusal::StaticShared { .. } => (
+            ProblemKind::StaticShared,
+            "ptxas: uses too much shared data (0xc000 max); no module is built, so a launch runs the one that was \
+             there before, or fails. Shared memory never spills",
         ),
-        _ => (
-            here >= sm && here / 10 == sm / 10,
-            "machine code runs on its own architecture and later ones of the same major version",
+        LaunchRefusal::Shared { .. } => (
+            ProblemKind::Shared,
+            "cudaFuncSetAttribute: cudaErrorInvalidValue, and the launch fails with `invalid argument`; CUTLASS reports \
+             `Error Internal`",
         ),
+        LaunchRefusal::OptIn { .. } => (
+            ProblemKind::OptIn,
+            "cudaErrorInvalidValue at launch: `invalid argument`; outputs keep what was in them",
+        ),
+        LaunchRefusal::Registers { .. } => (
+            ProblemKind::Registers,
+            "cudaErrorLaunchOutOfResources: too many resources requested for launch",
+        ),
+        LaunchRefusal::Zero { what: "grid", .. } | LaunchRefusal::Axis { what: "grid", .. } => {
+            (ProblemKind::Grid, INVALID)
+        }
+        LaunchRefusal::NeedsHopper { .. }
+        | LaunchRefusal::ClusterSize { .. }
+        | LaunchRefusal::ClusterGrid { .. }
+        | LaunchRefusal::Required { what: "cluster", .. } => {
+            (ProblemKind::Cluster, "cudaErrorInvalidClusterSize at launch")
+        }
+        _ => (ProblemKind::Threads, INVALID),
     };
-    if fits {
-        return None;
+    let (mut message, mut help) = (refusal.what(), refusal.remedy());
+    match *refusal {
+        LaunchRefusal::StaticShared {
+            given,
+            total,
+            allowed,
+            opt_in,
+            ..
+        } => {
+            message.push_str(&made_of(kernel));
+            let excess = match total <= u64::from(opt_in) {
+                true => given - u64::from(allowed),
+                false => total - u64::from(opt_in),
+            };
+            help.push_str(&format!("; or save {excess} B{}", levers(kernel, excess)));
+        }
+        LaunchRefusal::Zero { what: "block", .. } => help = "launch at least one warp".to_string(),
+        _ => {}
     }
-    Some(Problem {
-        kind: ProblemKind::Architecture,
-        message: format!("made for {}; {target} cannot run it: {why}", kernel.made_for),
-        cuda: Some("CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image is available for execution on the device"),
-        help: format!("compile it for {target} (nvcc -arch={target}), or ship PTX of an older architecture beside it"),
-        line: None,
-    })
-}
-
-fn shared(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Option<Problem> {
-    let limits = target.limits();
-    let (static_limit, limit) = (
-        u64::from(limits.static_shared_per_block),
-        u64::from(limits.shared_per_block),
-    );
-    let (declared, total) = (kernel.static_shared, kernel.static_shared + asked.dynamic_shared);
-    let line = largest(kernel).and_then(|symbol| symbol.line);
-    if declared > static_limit {
-        let help = if total <= limit {
-            format!(
-                "declare it dynamic (`extern __shared__`), ask for {total} B at launch, and opt in with \
-                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, {total}); or save {} B{}",
-                declared - static_limit,
-                levers(kernel, declared - static_limit)
-            )
-        } else {
-            format!(
-                "even dynamic, {total} B are {} B more than {target} has; save them{}",
-                total - limit,
-                levers(kernel, total - limit)
-            )
-        };
-        return Some(Problem {
-            kind: ProblemKind::StaticShared,
-            message: format!(
-                "{declared} B of static shared memory{}; {static_limit} B is the limit for static declarations on every \
-                 card, or {limit} B dynamic with opt-in on {target}; {} B too much",
-                made_of(kernel),
-                declared - static_limit
-            ),
-            cuda: Some(
-                "ptxas: uses too much shared data (0xc000 max); no module is built, so a launch runs the one that was \
-                 there before, or fails. Shared memory never spills",
-            ),
-            help,
-            line,
-        });
-    }
-    let sum = match declared {
-        0 => format!("{total} B of dynamic shared memory"),
-        _ => format!(
-            "{total} B of shared memory ({declared} static + {} dynamic)",
-            asked.dynamic_shared
-        ),
+    let line = match kind {
+        ProblemKind::StaticShared | ProblemKind::Shared | ProblemKind::OptIn => {
+            largest(kernel).and_then(|symbol| symbol.line)
+        }
+        ProblemKind::Architecture | ProblemKind::Grid => None,
+        _ => kernel.line,
     };
-    if total > limit {
-        return Some(Problem {
-            kind: ProblemKind::Shared,
-            message: format!(
-                "{sum}; a block on {target} may have {limit}; {} B too much",
-                total - limit
-            ),
-            cuda: Some(
-                "cudaFuncSetAttribute: cudaErrorInvalidValue, and the launch fails with `invalid argument`; CUTLASS reports \
-                 `Error Internal`",
-            ),
-            help: format!(
-                "smaller tiles or fewer stages, {} B less{}",
-                total - limit,
-                fits_on(total)
-            ),
-            line,
-        });
-    }
-    (total > static_limit && !asked.opted_in).then(|| Problem {
-        kind: ProblemKind::OptIn,
-        message: format!("{sum}; beyond {static_limit} B only after opting in ({target} then allows {limit})"),
-        cuda: Some("cudaErrorInvalidValue at launch: `invalid argument`; outputs keep what was in them"),
-        help: format!(
-            "call cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, {}) once before launching",
-            asked.dynamic_shared
-        ),
+    Problem {
+        kind,
+        message,
+        cuda: Some(cuda),
+        help,
         line,
-    })
+    }
 }
 
 /// The largest symbol.
@@ -309,7 +308,7 @@ fn made_of(kernel: &ForeignKernel) -> String {
         .iter()
         .map(|symbol| format!("`{}` {}", symbol.name, symbol.bytes))
         .collect();
-    format!(" ({})", terms.join(" + "))
+    format!(": {}", terms.join(" + "))
 }
 
 /// Symbols of which half, or which gone, would save so much.
@@ -327,63 +326,6 @@ fn levers(kernel: &ForeignKernel, bytes: u64) -> String {
         true => String::new(),
         false => format!(": {} would do", levers.join(", or ")),
     }
-}
-
-/// Architectures on which a block may have so much.
-fn fits_on(bytes: u64) -> String {
-    let fits = |target: &&Target| target.is_supported() && u64::from(target.limits().shared_per_block) >= bytes;
-    let names: Vec<&str> = Target::ALL.iter().filter(fits).map(|target| target.name()).collect();
-    match names.is_empty() {
-        true => String::new(),
-        false => format!("; it fits on {}", names.join(", ")),
-    }
-}
-
-fn threads(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Option<Problem> {
-    let Limits { threads_per_block, .. } = target.limits();
-    let problem = |message: String, cuda, help: String| {
-        Some(Problem {
-            kind: ProblemKind::Threads,
-            message,
-            cuda: Some(cuda),
-            help,
-            line: kernel.line,
-        })
-    };
-    let given = asked.threads?;
-    const INVALID: &str = "cudaErrorInvalidValue or cudaErrorInvalidConfiguration at launch";
-    if given == 0 || given > threads_per_block {
-        return problem(
-            format!("{given} threads a block; {target} allows 1 to {threads_per_block}"),
-            INVALID,
-            "use fewer warps".to_string(),
-        );
-    }
-    if let Some(needed) = kernel.required_threads.filter(|&needed| needed != given) {
-        return problem(
-            format!("{given} threads a block; the kernel was compiled for exactly {needed} (.reqntid)"),
-            INVALID,
-            format!("launch {needed} threads"),
-        );
-    }
-    let most = kernel.max_threads.filter(|&most| given > most)?;
-    problem(
-        format!("{given} threads a block; the kernel was compiled for at most {most} (.maxntid, __launch_bounds__)"),
-        INVALID,
-        format!("launch at most {most} threads, or raise its __launch_bounds__"),
-    )
-}
-
-fn registers(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Option<Problem> {
-    let threads = threads_of(kernel, asked)?;
-    let refusal = crate::proof::prove_registers(threads, kernel.registers?, target)?;
-    Some(Problem {
-        kind: ProblemKind::Registers,
-        message: refusal.to_string(),
-        cuda: Some("cudaErrorLaunchOutOfResources: too many resources requested for launch"),
-        help: format!("compile it with __launch_bounds__({threads}), or launch fewer threads"),
-        line: kernel.line,
-    })
 }
 
 fn spills(kernel: &ForeignKernel) -> Option<Problem> {
@@ -431,9 +373,9 @@ fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
 fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Option<Problem> {
     let symbol = kernel.shared.iter().find(|symbol| symbol.name == name);
     let (bytes, declared) = match symbol {
-        Some(symbol) if symbol.is_dynamic => (asked.dynamic_shared, None),
+        Some(symbol) if symbol.is_dynamic => (u64::from(asked.dynamic_shared), None),
         Some(symbol) => (symbol.bytes, symbol.declared.as_deref()),
-        None if name == "total" => (kernel.static_shared + asked.dynamic_shared, None),
+        None if name == "total" => (kernel.static_shared + u64::from(asked.dynamic_shared), None),
         None => {
             let known: Vec<&str> = kernel.shared.iter().map(|symbol| symbol.name.as_str()).collect();
             return Some(Problem {
@@ -457,7 +399,11 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
         kind: ProblemKind::Miscounted,
         message: format!("`{name}` takes {bytes} B{shape}; {counted} B were counted: {difference}"),
         cuda: None,
-        help: "compilers pad shared memory by alignment only, and the table below has it all: count again".to_string(),
+        help: format!(
+            "count again: compilers pad shared memory by alignment only, and the kernel has {} B{}",
+            kernel.static_shared,
+            made_of(kernel)
+        ),
         line: symbol.and_then(|symbol| symbol.line),
     })
 }

@@ -6,6 +6,7 @@
 
 mod cubin;
 mod judge;
+mod kind;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -16,8 +17,9 @@ use serde::Serialize;
 use thiserror::Error;
 
 pub use judge::{Asked, Problem, ProblemKind, Verdict, judge, threads_of, verdict};
+pub use kind::binary_kind;
 
-pub use run::{Fill, ForeignLaunch, Given, NoArgument, RunError, run};
+pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, RunError, run};
 
 use crate::registers::{self, Unknown};
 
@@ -103,6 +105,8 @@ pub struct ForeignKernel {
     pub max_threads: Option<u32>,
     /// Threads that it must be launched with.
     pub required_threads: Option<u32>,
+    /// The cluster that it must be launched in, where one is declared.
+    pub required_cluster: Option<[u32; 3]>,
     /// Blocks an SM that registers were left for.
     pub min_blocks_per_sm: Option<u32>,
     /// Device functions that it calls.
@@ -127,7 +131,7 @@ pub struct ForeignKernel {
 /// Files that are neither, or have no kernels.
 pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     let kernels = match std::str::from_utf8(bytes) {
-        Ok(text) if !bytes.starts_with(b"\x7fELF") => {
+        Ok(text) if binary_kind(bytes).is_none() => {
             let module = PtxModule::read(text.trim_end_matches('\0'))?;
             module.entries.iter().map(|entry| of_ptx(&module, entry)).collect()
         }
@@ -178,12 +182,7 @@ fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
             line: Some(symbol.line),
         })
         .collect();
-    let static_shared = module.shared_of(entry).fold(0u64, |end, symbol| {
-        let align = u64::from(symbol.align.max(1));
-        end.next_multiple_of(align).saturating_add(symbol.bytes)
-    });
-    let product =
-        |dims: Option<[u32; 3]>| dims.map(|dims| dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n)));
+    let facts = module.facts_of(entry);
     ForeignKernel {
         name: entry.name.clone(),
         form: Form::Ptx,
@@ -194,10 +193,11 @@ fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
         spilled_bytes: None,
         stack_bytes: None,
         compiler: None,
-        static_shared,
+        static_shared: facts.static_shared_bytes,
         shared,
-        max_threads: product(entry.max_threads),
-        required_threads: product(entry.required_threads),
+        max_threads: facts.max_threads,
+        required_threads: entry.required_threads.and_then(|_| entry.threads_allowed()),
+        required_cluster: facts.required_cluster,
         min_blocks_per_sm: entry.min_blocks_per_sm,
         calls: entry
             .calls

@@ -12,6 +12,9 @@ use crate::Found;
 /// Alignment of buffers: that of cudaMalloc.
 const ALIGN: u32 = 256;
 
+/// Most bytes that the buffers of a launch may have together; the simulator keeps them twice.
+pub const MAX_BUFFER_BYTES: u64 = 1 << 30;
+
 /// What a buffer holds at first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
@@ -43,10 +46,17 @@ pub enum Given {
 
 /// What is wrong with an argument's text.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error(
-    "`{0}` is no argument; write buf:BYTES, buf:BYTES:f16, :zero or :unwritten for a pointer, 7, -3 or 0.5 for a number"
-)]
-pub struct NoArgument(String);
+#[non_exhaustive]
+pub enum NoArgument {
+    /// It is none of the forms that an argument has.
+    #[error(
+        "`{0}` is no argument; write buf:BYTES, buf:BYTES:f16, :zero or :unwritten for a pointer, 7, -3 or 0.5 for a number"
+    )]
+    Form(String),
+    /// A buffer beyond what is simulated.
+    #[error("a buffer of {0} B; at most {MAX_BUFFER_BYTES} B are simulated; give it what this grid touches")]
+    Bytes(u64),
+}
 
 impl std::str::FromStr for Given {
     type Err = NoArgument;
@@ -57,9 +67,10 @@ impl std::str::FromStr for Given {
     /// assert_eq!("-3".parse(), Ok(Given::Integer(-3)));
     /// assert_eq!("0.5".parse(), Ok(Given::Float(0.5)));
     /// assert!("buf:many".parse::<Given>().is_err());
+    /// assert!("buf:99999999999999".parse::<Given>().is_err());
     /// ```
     fn from_str(text: &str) -> Result<Given, NoArgument> {
-        let wrong = || NoArgument(text.to_string());
+        let wrong = || NoArgument::Form(text.to_string());
         let Some(buffer) = text.strip_prefix("buf:") else {
             let integer = text.parse().map(Given::Integer);
             return integer.or_else(|_| text.parse().map(Given::Float).map_err(|_| wrong()));
@@ -73,6 +84,9 @@ impl std::str::FromStr for Given {
             _ => return Err(wrong()),
         };
         let bytes = bytes.parse().map_err(|_| wrong())?;
+        if bytes > MAX_BUFFER_BYTES {
+            return Err(NoArgument::Bytes(bytes));
+        }
         Ok(Given::Buffer { bytes, fill })
     }
 }
@@ -120,6 +134,24 @@ pub enum RunError {
         name: String,
         /// What fits.
         needed: &'static str,
+    },
+    /// A whole number that its parameter cannot hold.
+    #[error("argument {number} is {given}; `{name}` has {bits} bits, for -{} to {}", 1u64 << (bits - 1), (1u64 << bits) - 1)]
+    Range {
+        /// Counted from 1.
+        number: usize,
+        /// The parameter.
+        name: String,
+        /// The number.
+        given: i64,
+        /// Bits of the parameter.
+        bits: u32,
+    },
+    /// Buffers that are too large together.
+    #[error("the buffers have {given} B together; at most {MAX_BUFFER_BYTES} B are simulated; make them smaller")]
+    Buffers {
+        /// Bytes of all buffers.
+        given: u64,
     },
     /// The simulator cannot run the launch.
     #[error(transparent)]
@@ -196,6 +228,14 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
             needed: needed.join(", "),
         });
     }
+    let sizes = asked.args.iter().map(|given| match given {
+        Given::Buffer { bytes, .. } => *bytes,
+        _ => 0,
+    });
+    let given = sizes.fold(0, u64::saturating_add);
+    if given > MAX_BUFFER_BYTES {
+        return Err(RunError::Buffers { given });
+    }
     let mut launch = Launch {
         grid: asked.grid,
         block: [kernel.threads(), 1, 1],
@@ -223,8 +263,20 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
             }
             (ParamKind::Value(ScalarType::F32), Given::Float(x)) => Arg::F32(x),
             (ParamKind::Value(ScalarType::F32), Given::Integer(x)) => Arg::F32(x as f32),
-            (ParamKind::Value(ScalarType::U32), Given::Integer(x)) => Arg::U32(x as u32),
-            (ParamKind::Value(ScalarType::S32), Given::Integer(x)) => Arg::I32(x as i32),
+            (ParamKind::Value(ty @ (ScalarType::U32 | ScalarType::S32)), Given::Integer(x)) => {
+                // A sign is a matter of who reads the bits: either reading may be meant.
+                let bits = u32::try_from(x).or_else(|_| i32::try_from(x).map(|x| x as u32));
+                let bits = bits.map_err(|_| RunError::Range {
+                    number,
+                    name: param.name.clone(),
+                    given: x,
+                    bits: 32,
+                })?;
+                match ty {
+                    ScalarType::U32 => Arg::U32(bits),
+                    _ => Arg::I32(bits as i32),
+                }
+            }
             (ParamKind::Value(ScalarType::U64 | ScalarType::S64), Given::Integer(x)) => Arg::U64(x as u64),
             (kind, _) => {
                 return Err(RunError::Kind {
@@ -264,4 +316,43 @@ fn filled(bytes: u64, fill: Fill, seed: u64) -> Vec<u8> {
     };
     data.truncate(size);
     data
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_with(args: &[&str]) -> Result<Vec<Found>, RunError> {
+        let text = ".version 7.0 .target sm_80 .entry fill(.param .u64 out, .param .u32 n) .maxntid 32, 1, 1 {
+            .reg .b32 %r<2>; .reg .b64 %rd<3>;
+            ld.param.u64 %rd0, [out]; ld.param.u32 %r1, [n]; cvta.to.global.u64 %rd0, %rd0;
+            mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd2, %rd0, %rd1;
+            st.global.u32 [%rd2], %r1; ret; }";
+        let launch = ForeignLaunch {
+            grid: [1, 1, 1],
+            threads: None,
+            dynamic_shared: 0,
+            args: args.iter().map(|arg| arg.parse().unwrap()).collect(),
+            seed: 0,
+            schedules: 1,
+            max_instructions: 1000,
+        };
+        run(text, "fill", "fill.ptx", &launch)
+    }
+
+    #[test]
+    fn numbers_and_buffers_are_held_to_what_fits() {
+        for number in ["4294967295", "-2147483648", "0"] {
+            assert!(run_with(&["buf:128", number]).unwrap().is_empty(), "{number}");
+        }
+        for number in ["4294967296", "-2147483649"] {
+            let error = run_with(&["buf:128", number]).unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!("argument 2 is {number}; `n` has 32 bits, for -2147483648 to 4294967295")
+            );
+        }
+        let error = run_with(&["buf:1073741824", "buf:1"]).unwrap_err();
+        assert!(matches!(error, RunError::Buffers { given: 1_073_741_825 }), "{error}");
+    }
 }

@@ -19,7 +19,7 @@ fn only(kernel: &ForeignKernel, asked: &Asked, kind: ProblemKind) -> Problem {
     all.remove(0)
 }
 
-fn dynamic(bytes: u64) -> Asked {
+fn dynamic(bytes: u32) -> Asked {
     Asked {
         dynamic_shared: bytes,
         ..Asked::default()
@@ -98,14 +98,32 @@ fn threads_registers_and_architectures_are_held_against_the_card() {
     assert!(
         only(&k, &threads(2048), ProblemKind::Threads)
             .message
-            .contains("1 to 1024")
+            .contains("sm_89 allows 1024")
     );
     let required = kernel(".entry k() .reqntid 64, 2 { ret; }");
     assert!(
         only(&required, &threads(64), ProblemKind::Threads)
             .message
-            .contains("exactly 128")
+            .contains("built for [128, 1, 1]")
     );
+    let kinds = |asked: Asked| problems(&k, &asked).iter().map(|p| p.kind).collect::<Vec<_>>();
+    assert_eq!(kinds(threads(0)), [ProblemKind::Threads]);
+    let grid = |grid| Asked {
+        grid: Some(grid),
+        ..Asked::default()
+    };
+    assert_eq!(kinds(grid([0, 1, 1])), [ProblemKind::Grid]);
+    assert_eq!(kinds(grid([1, 65_536, 1])), [ProblemKind::Grid]);
+    let pair = kernel(".entry k() .reqnctapercluster 2 { ret; }");
+    only(&pair, &Asked::default(), ProblemKind::Cluster);
+    // The proof counts 9 warps as 12 in units of 256 registers, here as everywhere.
+    (k.max_threads, k.registers) = (None, Some(200));
+    assert!(
+        only(&k, &threads(288), ProblemKind::Registers)
+            .message
+            .contains("need 76800 registers")
+    );
+    assert!(problems(&k, &threads(256)).is_empty());
     (k.max_threads, k.registers) = (Some(1024), Some(65));
     let problem = only(&k, &Asked::default(), ProblemKind::Registers);
     assert!(problem.message.contains("may have 64"), "{}", problem.message);
@@ -173,6 +191,8 @@ fn cubins_say_what_ptxas_said() {
 fn files_of_other_kinds_are_refused() {
     assert!(matches!(read(b"\x00\xff\xfe"), Err(ForeignError::NoCubin(_))));
     assert!(matches!(read(b"hello"), Err(ForeignError::Ptx(_))));
+    let image = read(b"\x89PNG\r\n\x1a\n\0").unwrap_err().to_string();
+    assert!(image.starts_with("this is a PNG image; a cubin"), "{image}");
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     assert!(read(&program).unwrap_err().to_string().contains("not for CUDA"));
     assert_eq!(read(b".version 7.0 .target sm_80"), Err(ForeignError::NoKernels));

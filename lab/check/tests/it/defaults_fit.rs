@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flashcore_check::proof::{Known, LaunchRefusal, prove};
 use flashcore_check::registers::{Unknown, offline};
+use flashcore_ir::proof::{LaunchRefusal, prove_launch};
 use flashcore_ir::{Profile, Target};
 use flashcore_kernels::{KernelCache, Plan, Refusal, Step, select, select_with};
 use flashcore_problem::{DType, Mask, Problem};
@@ -97,11 +97,7 @@ fn every_default_of_sm_89_fits_an_l4() {
         let plan = choice.plan;
         assert_eq!(plan.config.family(), "mma", "{problem}: {}", plan.config);
         for (step, registers) in plan.steps().zip(registers) {
-            let known = Known {
-                registers,
-                ..Known::default()
-            };
-            let refusals = prove(&step.kernel, &step.launch, l4.target, known);
+            let refusals = prove_launch(&step.kernel, &step.launch, l4.target, registers);
             assert_eq!(refusals, [], "{problem} by {}", plan.config);
             let shared = step.kernel.ledger().total_bytes();
             let occupancy = limits.occupancy(step.kernel.threads(), registers.unwrap_or(0), shared);
@@ -128,7 +124,7 @@ fn a_default_of_hopper_does_not_fit_an_l4() {
         .unwrap()
         .plan;
     let l4 = Profile::named("l4").unwrap();
-    let refusals = prove(&plan.main.kernel, &plan.main.launch, l4.target, Known::default());
+    let refusals = prove_launch(&plan.main.kernel, &plan.main.launch, l4.target, None);
     assert!(
         refusals
             .iter()

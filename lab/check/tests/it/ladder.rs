@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use flashcore_check::mutate::{Mutation, Operator, mutations};
-use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan, prove, source};
+use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan, source};
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, KernelCache, Plan};
@@ -219,7 +219,10 @@ fn the_product_by_itself_gives_the_scores() {
         let want = reference_scores(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
         for levers in scores::Levers::all() {
             let step = scores::plan(&problem, levers, Target::Sm90a).unwrap();
-            assert_eq!(prove(&step.kernel, &step.launch, Target::Sm90a, Default::default()), []);
+            assert_eq!(
+                flashcore_ir::proof::prove_launch(&step.kernel, &step.launch, Target::Sm90a, None),
+                []
+            );
             let all = step.launch.buffers[2].bytes as usize;
             let mut buffers = [inputs.q.bytes().to_vec(), inputs.k.bytes().to_vec(), vec![POISON; all]];
             let options = SimOptions {

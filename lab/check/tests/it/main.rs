@@ -9,6 +9,7 @@ mod hopper_mutants;
 mod ladder;
 mod lever_problems;
 mod mma_mutants;
+mod museum;
 mod mutants;
 mod planted;
 mod q_in_registers;

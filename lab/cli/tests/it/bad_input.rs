@@ -10,8 +10,24 @@ const USAGE: &[(&str, &str)] = &[
     ("device --device cpu", "`cpu`: only GPUs are measured, as in cuda:0"),
     ("explain --smem 100", "are about a FILE.ptx or FILE.cubin"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
-    ("check --grid 1", "are about a FILE.ptx in place of a problem"),
+    ("check --grid 1", "--grid is not for a problem: it is about a FILE.ptx"),
     ("check x.ptx --arg buf:many", "`buf:many` is no argument"),
+    (
+        "check x.ptx --arg buf:99999999999999",
+        "at most 1073741824 B are simulated",
+    ),
+    ("check x.ptx --memory", "--memory is not for a FILE.ptx"),
+    ("check x.ptx --trace x.rs:1", "--trace is not for a FILE.ptx"),
+    ("check x.ptx --plant drop-barrier", "--plant is not for a FILE.ptx"),
+    ("check x.ptx --kernel mma/m64", "--kernel is not for a FILE.ptx"),
+    ("check x.ptx --heads 3", "--heads is not for a FILE.ptx"),
+    ("check x.ptx --causal", "--causal is not for a FILE.ptx"),
+    ("check museum/no-opt-in --memory", "--memory is not for museum/NAME"),
+    (
+        "check museum/no-opt-in --kernel mma/m64",
+        "--kernel is not for museum/NAME",
+    ),
+    ("check tiny --opted-in", "--opted-in is not for a problem"),
     ("check museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
     // Shapes that make no sense.
     (

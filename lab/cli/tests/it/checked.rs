@@ -146,14 +146,16 @@ fn values_of_a_line_and_errors_by_stage() {
 #[test]
 fn foreign_kernels_are_simulated() {
     let check = |name: &str, rest: &str| {
-        let file = format!("{}/../museum/foreign/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
+        let file = format!("{}/../check/museum/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
         flashcore(&format!("check {file} --schedules 3 {rest}"))
     };
     for (name, rest) in [
-        ("static-m64", "--arg buf:512"),
         ("partials", "--arg buf:512"),
-        ("no-opt-in", "--arg buf:512 --smem 76800"),
-        ("gemm-128x256x64", "--arg buf:1024:zero --smem 147456"),
+        ("no-opt-in", "--arg buf:512 --smem 76800 --opted-in"),
+        (
+            "gemm-128x256x64",
+            "--arg buf:1024:zero --smem 147456 --opted-in --profile h200",
+        ),
     ] {
         let clean = check(name, rest);
         assert_eq!(clean.code, 0, "{name}: {}{}", clean.stdout, clean.stderr);
@@ -173,15 +175,123 @@ fn foreign_kernels_are_simulated() {
     );
     let unknown = check("eight-byte-cg", "--arg buf:256 --arg buf:256");
     assert_eq!(unknown.code, 1);
-    assert!(
-        unknown.stderr.contains("cp.async.cg of 8 bytes; it copies 16"),
-        "{}",
-        unknown.stderr
-    );
+    for part in ["error[no-such-instruction]", "cp.async.cg of 8 bytes; it copies 16"] {
+        assert!(unknown.stdout.contains(part), "{}{}", unknown.stdout, unknown.stderr);
+    }
     let arguments = check("partials", "");
     assert!(
         arguments.stderr.contains("`out` (a pointer that it writes through)"),
         "{}",
         arguments.stderr
     );
+}
+
+/// Launches that fail on a GPU are refused before the simulator runs them: bytes, limit and remedy are said.
+#[test]
+fn foreign_kernels_that_cannot_be_launched_are_refused() {
+    let cases = [
+        (
+            "static-m64",
+            "--grid 1 --threads 128 --arg buf:65536",
+            "static-shared",
+            "57376 B of static shared memory; 49152 B is the limit",
+            "declare it dynamic",
+        ),
+        (
+            "gemm-128x256x64",
+            "--arg buf:1024 --smem 147456",
+            "shared",
+            "147456 B of dynamic shared memory; sm_89 allows 101376 B a block, with opt-in; 46080 B too much",
+            "use smaller tiles or fewer stages",
+        ),
+        (
+            "no-opt-in",
+            "--arg buf:512 --smem 76800",
+            "opt-in",
+            "76800 B of dynamic shared memory; without opt-in a block may have 49152 B",
+            "cudaFuncSetAttribute",
+        ),
+        (
+            "partials",
+            "--arg buf:512 --smem 300000",
+            "shared",
+            "336864 B of shared memory (36864 static + 300000 dynamic)",
+            "fewer stages",
+        ),
+        (
+            "partials",
+            "--arg buf:512 --threads 0",
+            "threads",
+            "every dimension must be at least 1",
+            "launch at least one warp",
+        ),
+        (
+            "partials",
+            "--arg buf:512 --threads 5000",
+            "threads",
+            "5000 threads a block; sm_89 allows 1024",
+            "use fewer warps",
+        ),
+        (
+            "partials",
+            "--arg buf:512 --threads 256",
+            "threads",
+            "256 threads a block; the kernel was compiled for at most 128",
+            "launch at most 128 threads",
+        ),
+        (
+            "partials",
+            "--arg buf:512 --grid 0",
+            "grid",
+            "its grid is [0, 1, 1]",
+            "skip the launch",
+        ),
+        (
+            "partials",
+            "--arg buf:512 --grid 1,65536",
+            "grid",
+            "allows at most [2147483647, 65535, 65535]",
+            "fold the long axis into x",
+        ),
+    ];
+    for (name, rest, kind, message, help) in cases {
+        let file = format!("{}/../check/museum/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
+        let told = flashcore(&format!("check {file} --profile l4 --json {rest}"));
+        assert_eq!(told.code, 1, "{name} {rest}: {}{}", told.stdout, told.stderr);
+        let report: Value = serde_json::from_str(&told.stdout).expect("JSON");
+        assert_eq!(report["verdict"], "refused", "{name} {rest}");
+        let problem = &report["problems"][0];
+        assert_eq!(problem["kind"], kind, "{name} {rest}: {problem}");
+        assert!(problem["message"].as_str().unwrap().contains(message), "{problem}");
+        assert!(problem["help"].as_str().unwrap().contains(help), "{problem}");
+    }
+}
+
+#[test]
+fn binaries_in_place_of_a_problem_are_named() {
+    let folder = std::env::temp_dir().join(format!("flashcore-binary-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let cubin = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../check/src/foreign/fixtures/two_buffers-13.0-sm_89.cubin"
+    );
+    let image = folder.join("picture");
+    std::fs::write(&image, b"\x89PNG\r\n\x1a\n\0\0").unwrap();
+    for (file, what) in [
+        (cubin, "a cubin: machine code"),
+        (image.to_str().unwrap(), "a PNG image"),
+        (env!("CARGO_BIN_EXE_flashcore"), "an ELF "),
+    ] {
+        if what == "an ELF " && !cfg!(target_os = "linux") {
+            continue;
+        }
+        let told = flashcore(&format!("check {file}"));
+        let said: Vec<&str> = told.stderr.split_whitespace().collect();
+        assert!(
+            told.code == 1 && said.join(" ").contains(&format!("is {what}")),
+            "{file}: {}",
+            told.stderr
+        );
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -340,7 +340,7 @@ fn colours_come_on_request_and_go_with_no_color() {
 /// Kernels of files: the museum's, so that the story and the explanation agree.
 #[test]
 fn foreign_kernels_are_explained() {
-    let file = |name: &str| format!("{}/../museum/foreign/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
+    let file = |name: &str| format!("{}/../check/museum/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
     let told = |arguments: &str| flashcore(arguments);
     let refused = told(&format!("explain {} --profile l4", file("static-m64")));
     assert_eq!(refused.code, 1, "{}", refused.stderr);

@@ -2,11 +2,8 @@
 
 use std::time::Instant;
 
-use flashcore_cuda::{
-    DeviceBuffer, Event, Function, Graph, KernelArg, LaunchShape, Module, ModuleOptions, TensorMapElement, TensorMapL2,
-    TensorMapSpec, TensorMapSwizzle,
-};
-use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
+use flashcore_cuda::{DeviceBuffer, Event, Function, Graph, KernelArg, LaunchShape, Module, ModuleOptions, TensorMap};
+use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ScalarType, Swizzle, TensorMapRecipe};
 
 use super::{Bench, Outcome, ensure, ptx, refused};
 
@@ -214,8 +211,10 @@ pub(crate) fn tensor_map(bench: &Bench) -> Outcome {
     // Contiguous [batch, seq, heads, dim] in 16-bit elements that tell where they are from.
     let values: Vec<u16> = (0..BATCH * SEQ * HEADS * DIM).map(|i| i as u16).collect();
     let tensor = DeviceBuffer::from_host(&bench.stream, &values)?;
-    let spec = TensorMapSpec {
-        element: TensorMapElement::F16,
+    let recipe = TensorMapRecipe {
+        slot: 0,
+        byte_offset: 0,
+        element: ScalarType::F16,
         dims: vec![DIM as u64, SEQ as u64, HEADS as u64, BATCH as u64],
         byte_strides: vec![
             (HEADS * DIM * 2) as u64,
@@ -223,18 +222,20 @@ pub(crate) fn tensor_map(bench: &Bench) -> Outcome {
             (SEQ * HEADS * DIM * 2) as u64,
         ],
         box_dims: vec![64, ROWS as u32, 1, 1],
-        swizzle: TensorMapSwizzle::Bytes128,
-        l2: TensorMapL2::default(),
+        swizzle: Swizzle::B128,
     };
     if bench.context.info().compute_capability.0 < 9 {
         return refused(
-            spec.encode(&bench.context, tensor.as_slice()),
+            TensorMap::encode(&bench.context, &recipe, tensor.as_slice()),
             &["compute capability 9.0"],
         );
     }
-    let map = spec.encode(&bench.context, tensor.as_slice())?;
+    let map = TensorMap::encode(&bench.context, &recipe, tensor.as_slice())?;
     let short = tensor.as_slice().range(0..tensor.len() - 2)?;
-    refused(spec.encode(&bench.context, short), &["reaches over 57600 B", "57598 B"])?;
+    refused(
+        TensorMap::encode(&bench.context, &recipe, short),
+        &["reaches over 57600 B", "57598 B there"],
+    )?;
 
     let function = load(bench, ptx::TENSOR_MAP, "copy_box")?;
     let tiles = SEQ.div_ceil(ROWS);

@@ -2,6 +2,7 @@
 
 use super::statement::{Statement, Written};
 use crate::inst::{Address, Cache, Inst, Object, Operand};
+use crate::proof::KernelFacts;
 
 /// A PTX text.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,6 +98,39 @@ impl PtxModule {
         let named = |symbol: &&SharedSymbol| !entry.calls.is_empty() || entry.named.contains(&symbol.name);
         self.shared.iter().filter(named).chain(&entry.shared)
     }
+
+    /// What the launch proof knows of a kernel: all that the text declares. Its registers are not known.
+    ///
+    /// ```
+    /// use flashcore_ir::ptx::read::PtxModule;
+    /// let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 32, 4 { .shared .b8 tile[100]; ret; }";
+    /// let module = PtxModule::read(text)?;
+    /// let facts = module.facts_of(&module.entries[0]);
+    /// assert_eq!((facts.static_shared_bytes, facts.max_threads), (100, Some(128)));
+    /// assert_eq!(facts.parameter_bytes, Some(vec![8]));
+    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
+    /// ```
+    pub fn facts_of(&self, entry: &PtxEntry) -> KernelFacts {
+        let static_shared_bytes = self.shared_of(entry).fold(0u64, |end, symbol| {
+            let align = u64::from(symbol.align.max(1));
+            let begin = end.checked_next_multiple_of(align).unwrap_or(u64::MAX);
+            begin.saturating_add(symbol.bytes)
+        });
+        KernelFacts {
+            static_shared_bytes,
+            dynamic_shared_bytes: 0,
+            registers: None,
+            max_threads: entry.max_threads.map(product),
+            required_block: entry.required_threads,
+            required_cluster: entry.required_cluster,
+            parameter_bytes: Some(entry.params.iter().map(|param| param.bytes).collect()),
+        }
+    }
+}
+
+/// Threads of a block of these dimensions.
+fn product(dims: [u32; 3]) -> u32 {
+    dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n))
 }
 
 impl PtxEntry {
@@ -109,8 +143,7 @@ impl PtxEntry {
     /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
     /// ```
     pub fn threads_allowed(&self) -> Option<u32> {
-        let dims = self.required_threads.or(self.max_threads)?;
-        Some(dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n)))
+        self.required_threads.or(self.max_threads).map(product)
     }
 
     /// Copies of sizes that no architecture has, by line: `cp.async.cg` copies 16 bytes, `cp.async.ca` 4, 8 or 16

@@ -24,6 +24,15 @@ pub(super) struct Token<'a> {
 
 /// The words of a text; comments are none.
 pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
+    words(text, true)
+}
+
+/// The words of a text outside braces, and the braces.
+pub(super) fn lex_declarations(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
+    words(text, false)
+}
+
+fn words(text: &str, with_bodies: bool) -> Result<Vec<Token<'_>>, PtxError> {
     let mut tokens = Vec::new();
     let (mut rest, mut line) = (text, 1);
     while let Some(first) = rest.chars().next() {
@@ -56,11 +65,37 @@ pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
                 word: Word::Mark(first),
                 line,
             });
-            first.len_utf8()
+            match first {
+                '{' if !with_bodies => {
+                    let end = end_of_body(rest).ok_or(PtxError::unfinished("body", line))?;
+                    line += lines(&rest[..end]);
+                    end
+                }
+                _ => first.len_utf8(),
+            }
         };
         rest = &rest[take..];
     }
     Ok(tokens)
+}
+
+/// Where the brace stands that closes the one a text begins with.
+fn end_of_body(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let (mut at, mut depth) = (0, 0u32);
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' if depth == 1 => return Some(at),
+            b'}' => depth -= 1,
+            b'"' => at += 1 + text[at + 1..].find('"')?,
+            b'/' if bytes.get(at + 1) == Some(&b'/') => at += text[at..].find('\n')?,
+            b'/' if bytes.get(at + 1) == Some(&b'*') => at += text[at..].find("*/")? + 1,
+            _ => {}
+        }
+        at += 1;
+    }
+    None
 }
 
 fn push<'a>(

@@ -3,7 +3,7 @@
 use super::PtxError;
 use super::body::{Body, integer};
 use super::declare::{PtxEntry, PtxModule, PtxParam, SharedSymbol};
-use super::lex::{Token, Word, lex};
+use super::lex::{Token, Word, lex, lex_declarations};
 
 impl PtxModule {
     /// Reads a text. What no kernel needs to be understood (debug sections, initialised constants, bodies of
@@ -18,11 +18,28 @@ impl PtxModule {
     /// assert_eq!(error.to_string(), "line 1: expected `.param`, found `{`");
     /// ```
     pub fn read(text: &str) -> Result<PtxModule, PtxError> {
-        let mut parser = Parser {
-            tokens: lex(text)?,
-            at: 0,
-        };
-        parser.module()
+        let tokens = lex(text)?;
+        Parser { tokens, at: 0 }.module()
+    }
+
+    /// Reads what a text declares outside the bodies of its kernels, which it passes over: names,
+    /// parameters, limits of blocks and clusters. A body may then use anything. Shared memory that is
+    /// declared in a body is missing.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), outside bodies.
+    ///
+    /// ```
+    /// use flashcore_ir::ptx::read::PtxModule;
+    /// let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 64 { not even PTX \"}\" {} }";
+    /// let module = PtxModule::declarations(text)?;
+    /// assert_eq!(module.entries[0].threads_allowed(), Some(64));
+    /// assert!(PtxModule::read(text).is_err());
+    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
+    /// ```
+    pub fn declarations(text: &str) -> Result<PtxModule, PtxError> {
+        let tokens = lex_declarations(text)?;
+        Parser { tokens, at: 0 }.module()
     }
 }
 

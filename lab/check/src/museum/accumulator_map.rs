@@ -3,7 +3,7 @@
 use flashcore_ir::{BuildErrors, Cache, Kernel};
 use half::f16;
 
-use crate::scene::Scene;
+use super::scene::Scene;
 
 /// `C = A · Bᵀ` of 16 × 16 by 8 × 16 by one warp.
 pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {

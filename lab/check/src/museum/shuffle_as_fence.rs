@@ -2,7 +2,7 @@
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
 
-use crate::scene::Scene;
+use super::scene::Scene;
 
 /// Lanes leave a value in shared memory, shuffle, and read their neighbour's.
 pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {

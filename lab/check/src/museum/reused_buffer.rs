@@ -2,7 +2,7 @@
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
 
-use crate::scene::Scene;
+use super::scene::Scene;
 
 const ROWS: u32 = 64;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore_museum::{PIECES, Piece, piece};
+use flashcore_check::museum::{PIECES, Piece, piece};
 
 /// The line, from 1, that carries a mark.
 fn marked(piece: &Piece, mark: &str) -> Option<u32> {

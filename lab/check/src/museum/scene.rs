@@ -1,6 +1,6 @@
 //! A small kernel with all that it takes to run it.
 
-use flashcore_check::Found;
+use crate::Found;
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
 use flashcore_sim::{SimError, SimOptions, simulate};
 

@@ -4,7 +4,7 @@
 //! marked `MISTAKE` in its source, and for two-sided ones the other side on that marked `AND`.
 //!
 //! ```
-//! let piece = flashcore_museum::piece("missing-wait").ok_or("no such piece")?;
+//! let piece = flashcore_check::museum::piece("missing-wait").ok_or("no such piece")?;
 //! let shown = piece.show(0)?;
 //! assert_eq!(shown.findings[0].finding.kind.name(), piece.kind);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -17,8 +17,8 @@ mod scene;
 mod shuffle_as_fence;
 mod transposed_stride;
 
-use flashcore_check::Found;
-use flashcore_check::foreign::{self, Asked, ForeignError, Problem};
+use crate::Found;
+use crate::foreign::{self, Asked, ForeignError, Problem};
 use flashcore_ir::{BuildErrors, Target};
 use flashcore_sim::SimError;
 use serde::Serialize;
@@ -88,9 +88,9 @@ pub const PIECES: [Piece; 10] = [
         symptom: "\"M=64 hangs\", \"is 35 % slower because shared memory spills\": the build had failed and the old \
                   module was timed",
         kind: "static-shared",
-        file: "lab/museum/foreign/static-m64.ptx",
+        file: "lab/check/museum/static-m64.ptx",
         exhibit: Exhibit::File {
-            text: include_str!("../foreign/static-m64.ptx"),
+            text: include_str!("../../museum/static-m64.ptx"),
             asked: Asked::default,
             mended: |text| {
                 (
@@ -106,9 +106,9 @@ pub const PIECES: [Piece; 10] = [
         title: "a buffer of 16,384 B counted as 8,192",
         symptom: "\"52.5 KB measured, 43.25 KB expected: the compiler pads\"",
         kind: "miscounted",
-        file: "lab/museum/foreign/partials.ptx",
+        file: "lab/check/museum/partials.ptx",
         exhibit: Exhibit::File {
-            text: include_str!("../foreign/partials.ptx"),
+            text: include_str!("../../museum/partials.ptx"),
             asked: || claim("partials", 8_192),
             mended: |text| (text.to_string(), claim("partials", 16_384)),
         },
@@ -118,9 +118,9 @@ pub const PIECES: [Piece; 10] = [
         title: "a library's default tile: 147,456 B on a card with 101,376",
         symptom: "CUTLASS: \"Error Internal\" at launch; the driver's own error was swallowed",
         kind: "shared",
-        file: "lab/museum/foreign/gemm-128x256x64.ptx",
+        file: "lab/check/museum/gemm-128x256x64.ptx",
         exhibit: Exhibit::File {
-            text: include_str!("../foreign/gemm-128x256x64.ptx"),
+            text: include_str!("../../museum/gemm-128x256x64.ptx"),
             asked: || dynamic(147_456, true),
             mended: |text| (text.to_string(), dynamic(98_304, true)),
         },
@@ -130,9 +130,9 @@ pub const PIECES: [Piece; 10] = [
         title: "76,800 B of dynamic shared memory without opting in",
         symptom: "\"invalid argument\", then NaN: the launch never happened, the output kept what was in it",
         kind: "opt-in",
-        file: "lab/museum/foreign/no-opt-in.ptx",
+        file: "lab/check/museum/no-opt-in.ptx",
         exhibit: Exhibit::File {
-            text: include_str!("../foreign/no-opt-in.ptx"),
+            text: include_str!("../../museum/no-opt-in.ptx"),
             asked: || dynamic(76_800, false),
             mended: |text| (text.to_string(), dynamic(76_800, true)),
         },
@@ -142,7 +142,7 @@ pub const PIECES: [Piece; 10] = [
         title: "accumulators written out by a map that ignores the lane",
         symptom: "NaN and garbage: 32 lanes wrote the same four elements, and 124 were never written",
         kind: "race",
-        file: "lab/museum/src/accumulator_map.rs",
+        file: "lab/check/src/museum/accumulator_map.rs",
         exhibit: Exhibit::Kernel(accumulator_map::scene),
     },
     Piece {
@@ -150,7 +150,7 @@ pub const PIECES: [Piece; 10] = [
         title: "probabilities written where other warps still read scores",
         symptom: "wrong now and then; right under the debugger, which runs warps one after another",
         kind: "race",
-        file: "lab/museum/src/reused_buffer.rs",
+        file: "lab/check/src/museum/reused_buffer.rs",
         exhibit: Exhibit::Kernel(reused_buffer::scene),
     },
     Piece {
@@ -158,7 +158,7 @@ pub const PIECES: [Piece; 10] = [
         title: "a transposed tile with its stride off by one",
         symptom: "\"unspecified launch failure\", or wrong numbers where other buffers follow",
         kind: "out-of-bounds",
-        file: "lab/museum/src/transposed_stride.rs",
+        file: "lab/check/src/museum/transposed_stride.rs",
         exhibit: Exhibit::Kernel(transposed_stride::scene),
     },
     Piece {
@@ -166,7 +166,7 @@ pub const PIECES: [Piece; 10] = [
         title: "an asynchronous copy read before it was waited for",
         symptom: "right on small inputs, wrong on large ones: whether the copy has landed is luck",
         kind: "missing-wait",
-        file: "lab/museum/src/missing_wait.rs",
+        file: "lab/check/src/museum/missing_wait.rs",
         exhibit: Exhibit::Kernel(missing_wait::scene),
     },
     Piece {
@@ -174,9 +174,9 @@ pub const PIECES: [Piece; 10] = [
         title: "cp.async.cg of 8 bytes",
         symptom: "\"8-byte cp.async.cg is unsupported on Ada\": it is on every card",
         kind: "no-such-instruction",
-        file: "lab/museum/foreign/eight-byte-cg.ptx",
+        file: "lab/check/museum/eight-byte-cg.ptx",
         exhibit: Exhibit::File {
-            text: include_str!("../foreign/eight-byte-cg.ptx"),
+            text: include_str!("../../museum/eight-byte-cg.ptx"),
             asked: Asked::default,
             mended: |text| (text.replace("cp.async.cg", "cp.async.ca"), Asked::default()),
         },
@@ -186,7 +186,7 @@ pub const PIECES: [Piece; 10] = [
         title: "a shuffle taken for a fence",
         symptom: "right for years, wrong with the next compiler: it may move loads across a shuffle",
         kind: "race",
-        file: "lab/museum/src/shuffle_as_fence.rs",
+        file: "lab/check/src/museum/shuffle_as_fence.rs",
         exhibit: Exhibit::Kernel(shuffle_as_fence::scene),
     },
 ];
@@ -194,8 +194,8 @@ pub const PIECES: [Piece; 10] = [
 /// The piece of a name, with or without `museum/` before it.
 ///
 /// ```
-/// assert_eq!(flashcore_museum::piece("museum/no-opt-in").map(|piece| piece.kind), Some("opt-in"));
-/// assert!(flashcore_museum::piece("mona-lisa").is_none());
+/// assert_eq!(flashcore_check::museum::piece("museum/no-opt-in").map(|piece| piece.kind), Some("opt-in"));
+/// assert!(flashcore_check::museum::piece("mona-lisa").is_none());
 /// ```
 pub fn piece(name: &str) -> Option<&'static Piece> {
     let name = name.strip_prefix("museum/").unwrap_or(name);
@@ -217,7 +217,7 @@ impl Piece {
     /// Where it cannot be built, read or run.
     ///
     /// ```
-    /// let shown = flashcore_museum::piece("no-opt-in").ok_or("no such piece")?.show_mended(0)?;
+    /// let shown = flashcore_check::museum::piece("no-opt-in").ok_or("no such piece")?.show_mended(0)?;
     /// assert!(shown.problems.is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -254,7 +254,7 @@ fn claim(symbol: &str, bytes: u64) -> Asked {
     }
 }
 
-fn dynamic(bytes: u64, opted_in: bool) -> Asked {
+fn dynamic(bytes: u32, opted_in: bool) -> Asked {
     Asked {
         dynamic_shared: bytes,
         opted_in,

@@ -2,7 +2,7 @@
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
 
-use crate::scene::Scene;
+use super::scene::Scene;
 
 const KEYS: u32 = 32;
 const HEAD_DIM: u32 = 16;

@@ -1,0 +1,364 @@
+//! The launch proof: a launch that is known to fail is refused before anything is compiled or
+//! launched, with the numbers and the remedy.
+//!
+//! One proof serves every kernel: one written in the kernel language ([`prove_launch`]), a PTX text or
+//! a cubin that another compiler made, and a function that the driver has loaded ([`prove`]). The
+//! limits are those of an architecture ([`Target::limits`](crate::Target::limits)) or those that the
+//! driver reports for a device; `on` is what refusals call it.
+//!
+//! ```
+//! use flashcore_ir::Target;
+//! use flashcore_ir::proof::{KernelFacts, LaunchShape, prove};
+//! let facts = KernelFacts { registers: Some(200), ..KernelFacts::default() };
+//! let refusals = prove(&LaunchShape::linear(1, 288), &facts, &Target::Sm90a.limits(), "sm_90a");
+//! assert!(refusals[0].to_string().starts_with("288 threads of 200 registers need 76800 registers"));
+//! assert_eq!(prove(&LaunchShape::linear(1, 256), &facts, &Target::Sm90a.limits(), "sm_90a"), []);
+//! ```
+
+mod buffers;
+mod facts;
+mod refusal;
+#[cfg(test)]
+mod tests;
+
+pub use buffers::{prove_argument, prove_buffers};
+pub use facts::{CodeForm, KernelFacts, LaunchShape};
+pub use refusal::LaunchRefusal;
+
+use crate::{Arg, Kernel, Launch, Limits, ParamKind, Target};
+
+/// Threads of a warp.
+const WARP: u64 = 32;
+
+/// Bytes of a tensor map (CUDA driver API, `CUtensorMap`).
+const TENSOR_MAP_BYTES: u64 = 128;
+
+/// Everything that is known to fail about launching a kernel in this shape; empty if nothing is.
+///
+/// Dynamic shared memory above 48 KB is accepted here, because a host can opt in to it;
+/// [`prove_without_opt_in`] is for a host that does not.
+pub fn prove(shape: &LaunchShape, facts: &KernelFacts, limits: &Limits, on: &str) -> Vec<LaunchRefusal> {
+    let mut refusals = Vec::new();
+    let axes = [
+        ("grid", shape.grid, limits.grid),
+        ("block", shape.block, limits.block),
+        ("cluster", shape.cluster, [u32::MAX; 3]),
+    ];
+    // Too many threads in all are refused as such.
+    let has_too_many = |what| what == "block" && shape.threads() > u64::from(limits.threads_per_block);
+    for (what, given, allowed) in axes {
+        if given.contains(&0) {
+            refusals.push(LaunchRefusal::Zero { what, given });
+        } else if given.iter().zip(&allowed).any(|(given, allowed)| given > allowed) && !has_too_many(what) {
+            let on = on.to_string();
+            refusals.push(LaunchRefusal::Axis {
+                what,
+                given,
+                allowed,
+                on,
+            });
+        }
+    }
+    prove_threads(shape, facts, limits, on, &mut refusals);
+    prove_shared(shape, facts, limits, on, &mut refusals);
+    prove_cluster(shape, facts, limits, on, &mut refusals);
+    refusals
+}
+
+/// Everything that is known to fail about a [`Launch`] of a kernel on an architecture; empty if nothing
+/// is. `registers` is per thread as the compiler reports it, if it is known.
+///
+/// ```
+/// use flashcore_ir::proof::prove_launch;
+/// use flashcore_ir::{Kernel, Launch, Target};
+/// let kernel = Kernel::build("empty", 128, |_| {})?;
+/// let launch = |threads| Launch {
+///     grid: [1, 1, 1],
+///     block: [threads, 1, 1],
+///     cluster: [1, 1, 1],
+///     dynamic_shared_bytes: 0,
+///     buffers: Vec::new(),
+///     args: Vec::new(),
+/// };
+/// assert_eq!(prove_launch(&kernel, &launch(128), Target::Sm89, None), []);
+/// let refusals = prove_launch(&kernel, &launch(64), Target::Sm89, None);
+/// assert_eq!(refusals[0].to_string(), "its block is [64, 1, 1]; the kernel is built for [128, 1, 1]; launch it so");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn prove_launch(kernel: &Kernel, launch: &Launch, target: Target, registers: Option<u32>) -> Vec<LaunchRefusal> {
+    let facts = KernelFacts {
+        registers,
+        ..KernelFacts::of(kernel)
+    };
+    let made_for = kernel.requires().target_name();
+    let mut refusals: Vec<LaunchRefusal> = prove_code(&made_for, CodeForm::Ptx, target).into_iter().collect();
+    refusals.extend(prove(&LaunchShape::of(launch), &facts, &target.limits(), target.name()));
+    // The driver knows the cluster of a compiled kernel. A `Launch` is complete: it must name it.
+    if let Some(required) = facts.required_cluster
+        && launch.cluster == [1, 1, 1]
+        && required != [1, 1, 1]
+    {
+        refusals.push(LaunchRefusal::Required {
+            what: "cluster",
+            given: launch.cluster,
+            required,
+        });
+    }
+    let given: Vec<u64> = launch.args.iter().map(argument_bytes).collect();
+    refusals.extend(prove_arguments(&facts, &given));
+    refusals
+}
+
+/// Whether code that was made for an architecture, named as ptxas names it (`sm_80`, `sm_90a`), runs
+/// on another one. `None` also where the name is not that of an NVIDIA architecture.
+///
+/// ```
+/// use flashcore_ir::Target;
+/// use flashcore_ir::proof::{CodeForm, prove_code};
+/// assert_eq!(prove_code("sm_80", CodeForm::Ptx, Target::Sm89), None);
+/// assert_eq!(prove_code("sm_80", CodeForm::Machine, Target::Sm89), None);
+/// assert!(prove_code("sm_80", CodeForm::Machine, Target::Sm90a).is_some());
+/// assert!(prove_code("sm_90a", CodeForm::Ptx, Target::Sm120).is_some());
+/// ```
+pub fn prove_code(made_for: &str, form: CodeForm, target: Target) -> Option<LaunchRefusal> {
+    let digits = made_for.strip_prefix("sm_").or(made_for.strip_prefix("compute_"))?;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    let (sm, suffix): (u32, &str) = (digits[..end].parse().ok()?, &digits[end..]);
+    let here = target.sm();
+    let is_same_major = here >= sm && here / 10 == sm / 10;
+    let (fits, why) = match (form, suffix) {
+        (CodeForm::Ptx, "") => (here >= sm, "PTX is compiled for its own architecture and later ones"),
+        (_, "a") => (
+            here == sm,
+            "architecture-specific code runs on its own architecture alone",
+        ),
+        (_, "f") => (is_same_major, "family-specific code runs on its own family"),
+        _ => (
+            is_same_major,
+            "machine code runs on its own architecture and later ones of the same major version",
+        ),
+    };
+    (!fits).then(|| LaunchRefusal::Architecture {
+        made_for: made_for.to_string(),
+        target,
+        why,
+    })
+}
+
+/// A launch whose host does not opt in to more than 48 KB of dynamic shared memory: the refusal, if the
+/// launch needs the opt-in.
+pub fn prove_without_opt_in(
+    shape: &LaunchShape,
+    facts: &KernelFacts,
+    limits: &Limits,
+    on: &str,
+) -> Option<LaunchRefusal> {
+    let needed = facts.static_shared_bytes + u64::from(shape.dynamic_shared_bytes);
+    let without = limits.static_shared_per_block;
+    (shape.dynamic_shared_bytes > 0 && needed > u64::from(without)).then(|| LaunchRefusal::OptIn {
+        static_bytes: facts.static_shared_bytes,
+        dynamic_bytes: shape.dynamic_shared_bytes,
+        allowed: without,
+        opt_in: limits.shared_per_block,
+        on: on.to_string(),
+    })
+}
+
+/// Arguments of these sizes in bytes against the kernel's parameters, if they are known.
+pub fn prove_arguments(facts: &KernelFacts, given: &[u64]) -> Option<LaunchRefusal> {
+    let needed = facts.parameter_bytes.as_ref()?;
+    if needed.len() != given.len() {
+        return Some(LaunchRefusal::ArgumentCount {
+            given: given.len(),
+            needed: needed.len(),
+        });
+    }
+    let pairs = given.iter().zip(needed).enumerate();
+    let mut wrong = pairs.filter(|(_, (given, needed))| given != needed);
+    wrong
+        .next()
+        .map(|(index, (&given, &needed))| LaunchRefusal::ArgumentSize { index, given, needed })
+}
+
+/// Registers that a block takes. A warp gets them in units of 256. The hardware's check spreads the
+/// warps over the partitions of an SM, so it rounds their number up to a multiple of the partitions
+/// (NVIDIA's occupancy calculator, `cudaOccMaxBlocksPerSMRegsLimit` of `cuda_occupancy.h`, CUDA 13.0).
+///
+/// ```
+/// use flashcore_ir::Target;
+/// use flashcore_ir::proof::registers_per_block;
+/// let limits = Target::Sm90a.limits();
+/// assert_eq!(registers_per_block(384, 168, &limits), 64_512);
+/// // 9 warps count as 12.
+/// assert_eq!(registers_per_block(288, 200, &limits), 76_800);
+/// ```
+pub fn registers_per_block(threads: u64, registers: u32, limits: &Limits) -> u64 {
+    let partitions = u64::from(limits.partitions_per_sm.max(1));
+    let warps = threads.div_ceil(WARP).next_multiple_of(partitions);
+    let unit = u64::from(limits.register_unit_per_warp.max(1));
+    warps.saturating_mul((u64::from(registers) * WARP).next_multiple_of(unit))
+}
+
+/// Bytes of the kernel parameter that an argument is for.
+fn argument_bytes(arg: &Arg) -> u64 {
+    match arg {
+        Arg::U32(_) | Arg::I32(_) | Arg::F32(_) => 4,
+        Arg::Buffer { .. } | Arg::U64(_) | Arg::Table(_) => 8,
+        Arg::TensorMap(_) => TENSOR_MAP_BYTES,
+    }
+}
+
+/// Bytes of a kernel parameter.
+fn parameter_bytes(kind: ParamKind) -> u64 {
+    match kind {
+        ParamKind::Pointer { .. } => 8,
+        ParamKind::Value(ty) => u64::from(ty.bytes()),
+        ParamKind::TensorMap { .. } => TENSOR_MAP_BYTES,
+    }
+}
+
+fn prove_threads(
+    shape: &LaunchShape,
+    facts: &KernelFacts,
+    limits: &Limits,
+    on: &str,
+    refusals: &mut Vec<LaunchRefusal>,
+) {
+    let given = shape.threads();
+    if given == 0 {
+        return;
+    }
+    if given > u64::from(limits.threads_per_block) {
+        refusals.push(LaunchRefusal::Threads {
+            given,
+            allowed: limits.threads_per_block,
+            on: on.to_string(),
+        });
+        return;
+    }
+    if let Some(required) = facts.required_block.filter(|&required| required != shape.block) {
+        refusals.push(LaunchRefusal::Required {
+            what: "block",
+            given: shape.block,
+            required,
+        });
+    } else if let Some(allowed) = facts.max_threads.filter(|&most| given > u64::from(most)) {
+        refusals.push(LaunchRefusal::KernelThreads {
+            given,
+            allowed,
+            registers: facts.registers,
+        });
+    }
+    let Some(registers) = facts.registers else {
+        return;
+    };
+    let needed = registers_per_block(given, registers, limits);
+    if needed > u64::from(limits.registers_per_sm) {
+        // Few enough threads for `launch_registers`: the limit was checked above.
+        let most = limits.launch_registers(given as u32).min(limits.registers_per_thread);
+        refusals.push(LaunchRefusal::Registers {
+            threads: given,
+            registers,
+            needed,
+            unit: limits.register_unit_per_warp,
+            partitions: limits.partitions_per_sm,
+            allowed: limits.registers_per_sm,
+            most,
+            on: on.to_string(),
+        });
+    }
+}
+
+fn prove_shared(
+    shape: &LaunchShape,
+    facts: &KernelFacts,
+    limits: &Limits,
+    on: &str,
+    refusals: &mut Vec<LaunchRefusal>,
+) {
+    let (static_bytes, dynamic_bytes) = (facts.static_shared_bytes, shape.dynamic_shared_bytes);
+    let needed = static_bytes + u64::from(dynamic_bytes);
+    if static_bytes > u64::from(limits.static_shared_per_block) {
+        refusals.push(LaunchRefusal::StaticShared {
+            given: static_bytes,
+            total: needed,
+            allowed: limits.static_shared_per_block,
+            opt_in: limits.shared_per_block,
+            on: on.to_string(),
+        });
+    } else if needed > u64::from(limits.shared_per_block) {
+        refusals.push(LaunchRefusal::Shared {
+            static_bytes,
+            dynamic_bytes,
+            allowed: limits.shared_per_block,
+            on: on.to_string(),
+        });
+    }
+    if dynamic_bytes < facts.dynamic_shared_bytes {
+        refusals.push(LaunchRefusal::SharedRequest {
+            needed: facts.dynamic_shared_bytes,
+            given: dynamic_bytes,
+        });
+    }
+}
+
+fn prove_cluster(
+    shape: &LaunchShape,
+    facts: &KernelFacts,
+    limits: &Limits,
+    on: &str,
+    refusals: &mut Vec<LaunchRefusal>,
+) {
+    let is_asked = shape.cluster != [1, 1, 1];
+    if let Some(required) = facts
+        .required_cluster
+        .filter(|&required| is_asked && required != shape.cluster)
+    {
+        refusals.push(LaunchRefusal::Required {
+            what: "cluster",
+            given: shape.cluster,
+            required,
+        });
+    }
+    // A kernel that was compiled for a cluster is launched in it without being told.
+    let cluster = match is_asked {
+        true => shape.cluster,
+        false => facts.required_cluster.unwrap_or([1; 3]),
+    };
+    if cluster.contains(&0) || shape.grid.contains(&0) {
+        return;
+    }
+    let blocks = cluster
+        .iter()
+        .fold(1u64, |product, &n| product.saturating_mul(u64::from(n)));
+    if limits.cluster_blocks <= 1 && (blocks > 1 || shape.programmatic_dependent) {
+        let what = match blocks > 1 {
+            true => "clusters",
+            false => "programmatic dependent launches",
+        };
+        refusals.push(LaunchRefusal::NeedsHopper {
+            what,
+            on: on.to_string(),
+        });
+        return;
+    }
+    if blocks > u64::from(limits.cluster_blocks) {
+        refusals.push(LaunchRefusal::ClusterSize {
+            given: cluster,
+            blocks,
+            allowed: limits.cluster_blocks,
+            on: on.to_string(),
+        });
+    }
+    if shape
+        .grid
+        .iter()
+        .zip(&cluster)
+        .any(|(grid, cluster)| grid % cluster != 0)
+    {
+        refusals.push(LaunchRefusal::ClusterGrid {
+            grid: shape.grid,
+            cluster,
+        });
+    }
+}
