@@ -34,7 +34,6 @@ WORDS = {
     "tune": ["the search: gates,", "workers, strategies"],
     "cli": ["the flashcore command"],
     "tools": ["fuzzer, self-tests on a", "GPU, scripts' programs"],
-    "fuzz": ["random kernels: the", "simulator against GPUs"],
 }
 # The data flow: what is handed on, the crate that defines it, a word on it. A name in `code` must be a type of the crate.
 FLOW = [
