@@ -5,6 +5,7 @@
 //! takes to launch it, or several in a row. [`select()`] picks the config used where nobody names one.
 
 pub mod config;
+pub mod ids;
 pub mod ladder;
 pub mod mma;
 pub mod near;

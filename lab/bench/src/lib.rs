@@ -35,6 +35,7 @@ mod measure;
 pub mod micro;
 mod options;
 pub mod peers;
+pub mod problem_file;
 pub mod problems;
 mod protocol;
 pub mod python;

@@ -1,11 +1,10 @@
-//! Sets of problems that are benched together, and files of them.
+//! Sets of problems that are benched together.
 
-use std::path::Path;
-
-use flashcore_problem::{DType, Layout, Mask, NAMED_PROBLEMS, Problem, ProblemBuilder, ProblemError};
+use flashcore_problem::{DType, Mask, NAMED_PROBLEMS, Problem, ProblemBuilder, ProblemError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
+use crate::problem_file;
 
 /// A problem with the name it has in tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,9 +74,8 @@ fn named_or_file(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchErr
         }
         return Ok(vec![case(name, builder)?]);
     }
-    let path = Path::new(name);
-    if path.is_file() {
-        return read_file(path, dtype);
+    if problem_file::is_file(name) {
+        return problem_file::read(name, dtype);
     }
     Err(BenchError::UnknownProblems {
         given: name.to_string(),
@@ -179,119 +177,6 @@ fn decode(dtype: DType) -> Result<Vec<Case>, ProblemError> {
         .collect()
 }
 
-/// A file: an object with a list `problems`, or in JSON that list by itself.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum File {
-    Keyed { problems: Vec<Entry> },
-    List(Vec<Entry>),
-}
-
-/// One problem of a file. What is left out is as in the problem that `like` names, or as
-/// [`Problem::builder`] has it.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    name: Option<String>,
-    like: Option<String>,
-    batch: Option<usize>,
-    heads: Option<usize>,
-    kv_heads: Option<usize>,
-    seq: Option<usize>,
-    seq_q: Option<usize>,
-    seq_kv: Option<usize>,
-    head_dim: Option<usize>,
-    head_dim_v: Option<usize>,
-    dtype: Option<String>,
-    causal: Option<bool>,
-    window: Option<[Option<u32>; 2]>,
-    softcap: Option<f32>,
-    scale: Option<f32>,
-    layout: Option<String>,
-}
-
-fn read_file(path: &Path, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
-    let bad = |reason: String| BenchError::ProblemFile {
-        path: path.display().to_string(),
-        reason,
-    };
-    let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
-    let is_toml = path.extension().is_some_and(|extension| extension == "toml");
-    let file: File = if is_toml {
-        toml::from_str(&text).map_err(|error| bad(error.to_string()))?
-    } else {
-        serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?
-    };
-    let (File::Keyed { problems } | File::List(problems)) = file;
-    if problems.is_empty() {
-        return Err(bad("it lists no problem".to_string()));
-    }
-    let number = |(index, entry): (usize, Entry)| {
-        let name = entry.name.clone();
-        entry.case(dtype).map_err(|reason| {
-            bad(format!(
-                "problem {}{}: {reason}",
-                index + 1,
-                name.map_or(String::new(), |n| format!(" ({n})"))
-            ))
-        })
-    };
-    problems.into_iter().enumerate().map(number).collect()
-}
-
-impl Entry {
-    fn case(self, dtype: Option<DType>) -> Result<Case, String> {
-        let base = match &self.like {
-            None => None,
-            Some(name) => Some(Problem::named(name).map_err(|error| error.to_string())?),
-        };
-        let mut builder = match &self.like {
-            None => Problem::builder(),
-            Some(name) => match NAMED_PROBLEMS.iter().find(|named| named.name == name) {
-                Some(named) => named.builder(),
-                None => Problem::builder(),
-            },
-        };
-        if self.heads.is_some() || self.kv_heads.is_some() {
-            let heads = self.heads.or(base.as_ref().map(Problem::num_heads)).unwrap_or(1);
-            builder = builder.heads(heads, self.kv_heads.unwrap_or(heads));
-        }
-        let of_file = self
-            .dtype
-            .map(|name| DType::from_name(&name).ok_or(format!("no dtype is named `{name}`")))
-            .transpose()?;
-        macro_rules! set {
-            ($($given:expr => $method:ident),* $(,)?) => {
-                $(if let Some(value) = $given { builder = builder.$method(value); })*
-            };
-        }
-        set! {
-            self.batch => batch,
-            self.seq => seq_len,
-            self.seq_q => seq_len_q,
-            self.seq_kv => seq_len_kv,
-            self.head_dim => head_dim,
-            self.head_dim_v => head_dim_v,
-            dtype.or(of_file) => dtype,
-            self.causal.map(|causal| if causal { Mask::CAUSAL } else { Mask::FULL }) => mask,
-            self.window.map(|[left, right]| Mask::window(left, right)) => mask,
-            self.softcap => softcap,
-            self.scale => softmax_scale,
-        }
-        builder = match self.layout.as_deref() {
-            None => builder,
-            Some("bshd") => builder.layout(Layout::bshd),
-            Some("bhsd") => builder.layout(Layout::bhsd),
-            Some(other) => return Err(format!("no layout is named `{other}`; allowed: bshd, bhsd")),
-        };
-        let problem = builder.build().map_err(|error| error.to_string())?;
-        Ok(Case {
-            name: self.name.unwrap_or_else(|| problem.to_string()),
-            problem,
-        })
-    }
-}
-
 /// Bytes that must move at the very least: each input read once, the output written once.
 pub fn least_bytes(problem: &Problem) -> f64 {
     let inputs = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
@@ -333,46 +218,6 @@ mod tests {
             SETS.iter()
                 .all(|(name, _)| super::cases(name, Some(DType::BF16)).is_ok())
         );
-    }
-
-    #[test]
-    fn files_of_both_kinds_are_read() {
-        let folder = std::env::temp_dir().join(format!("flashcore-problems-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let json = folder.join("own.json");
-        std::fs::write(
-            &json,
-            r#"[{"like": "llama8b-prefill-2k", "seq": 1000, "head_dim_v": 64}, {"heads": 4, "seq": 77, "causal": true, "window": null}]"#,
-        )
-        .unwrap();
-        let read = cases(json.to_str().unwrap(), None).unwrap();
-        assert_eq!(
-            read[0].problem.to_string(),
-            "B1 H32/8 Sq1000 Skv1000 D128 bf16 causal Dv64"
-        );
-        assert_eq!(read[1].name, "B1 H4/4 Sq77 Skv77 D64 fp16 causal");
-        let toml = folder.join("own.toml");
-        std::fs::write(
-            &toml,
-            "[[problems]]\nname = \"mine\"\nheads = 8\nkv_heads = 2\nseq = 64\ndtype = \"f32\"\nlayout = \"bhsd\"\n",
-        )
-        .unwrap();
-        let read = cases(toml.to_str().unwrap(), None).unwrap();
-        assert_eq!((read[0].name.as_str(), read[0].problem.dtype()), ("mine", DType::F32));
-        for (text, expected) in [
-            (r#"[{"head_dim": 7}]"#, "problem 1: "),
-            (
-                r#"[{"name": "x", "dtype": "int8"}]"#,
-                "problem 1 (x): no dtype is named `int8`",
-            ),
-            ("[]", "lists no problem"),
-            (r#"{"problem": []}"#, "own.json: "),
-        ] {
-            std::fs::write(&json, text).unwrap();
-            let error = cases(json.to_str().unwrap(), None).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

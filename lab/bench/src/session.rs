@@ -40,7 +40,8 @@ pub struct Request {
     pub baseline: Option<String>,
     /// Launch kernels one by one instead of in graphs.
     pub plain: bool,
-    /// Inspect subjects before and after timing. Only ever off to time what is known to be wrong.
+    /// Inspect subjects before and after timing. Off only where the caller has judged the output, or times what is
+    /// known to be wrong.
     pub inspect: bool,
     /// Rank many kernels: screen them all, then measure the best in the modes asked for.
     pub sweep: Option<Sweep>,
@@ -190,7 +191,11 @@ fn run_cuda(
             .map(flashcore_kernels::Plan::workspace_bytes)
             .max()
             .unwrap_or(0);
-        let bed = match GpuBed::new(stream, &case.problem, workspace) {
+        let bed = match request.inspect {
+            true => GpuBed::new(stream, &case.problem, workspace),
+            false => GpuBed::blind(stream, &case.problem, workspace),
+        };
+        let bed = match bed {
             Ok(bed) => bed,
             Err(error) => {
                 session.note(format!("{} was left out: {error}", case.name), watcher);
@@ -262,7 +267,10 @@ fn run_cpu(
     }
     for (index, case) in request.cases.iter().enumerate() {
         watcher.case(case, index, request.cases.len());
-        let bed = CpuBed::new(&case.problem)?;
+        let bed = match request.inspect {
+            true => CpuBed::new(&case.problem)?,
+            false => CpuBed::blind(&case.problem),
+        };
         let (configs, mut absent) = cpu_configs(request, &case.problem, &attention);
         let mut contenders: Vec<Contender<'_>> = configs
             .into_iter()

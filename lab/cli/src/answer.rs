@@ -1,11 +1,10 @@
-//! Computes a problem on a device, holds the answer against float64, and only then times it.
-
-use std::time::Instant;
+//! Computes a problem on a device, compares the output with float64, and only then times it as `bench` does.
 
 use flashcore::{
-    Attention, Device, DeviceBuffer, DeviceTensors, Error, Event, Graph, InputKind, Inputs, KernelId, PlanSummary,
-    Problem, ScaleBuffers, Stream, Tensor,
+    Attention, Device, DeviceBuffer, DeviceTensors, InputKind, Inputs, KernelId, PlanSummary, Problem, ScaleBuffers,
+    Stream, Tensor,
 };
+use flashcore_bench::{Case, LaunchMode, Measured, Options, Request, Summary};
 use flashcore_check::{Gate, gate};
 use flashcore_problem::{POISON, Tolerance};
 use serde_json::{Value, json};
@@ -13,16 +12,8 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::style;
 
-/// Longest that a measurement may take, seconds; a single run may take longer.
-const BUDGET_S: f64 = 1.0;
-/// Most samples taken.
-const MAX_SAMPLES: usize = 200;
-/// Fewest samples taken, however long each takes.
-const MIN_SAMPLES: usize = 5;
-/// What a GPU sample should take, microseconds, so that the clock's grain (0.5 µs) is lost in it.
-const SAMPLE_US: f64 = 500.0;
-/// Most launches in one GPU sample.
-const MAX_LAUNCHES: usize = 100;
+/// Time for all rounds, milliseconds; a single run may take longer.
+const BUDGET_MS: f64 = 1_000.0;
 
 /// A problem computed on a device.
 pub(crate) struct Answer {
@@ -38,72 +29,80 @@ pub(crate) struct Answer {
     pub(crate) notes: Vec<String>,
 }
 
-/// Repeated measurements of one computation.
+/// How long a computation takes.
 #[derive(Clone, Debug)]
 pub(crate) struct Timing {
-    /// Microseconds, ascending.
-    samples: Vec<f64>,
+    /// Microseconds a run.
+    summary: Summary,
     /// How they were taken, for people.
     pub(crate) method: String,
 }
 
 impl Timing {
-    fn new(mut samples: Vec<f64>, method: String) -> Timing {
-        samples.sort_by(f64::total_cmp);
-        Timing { samples, method }
-    }
-
-    /// The sample that a share of them does not exceed, microseconds.
-    fn quantile(&self, share: f64) -> f64 {
-        let last = self.samples.len().saturating_sub(1);
-        self.samples
-            .get((share * last as f64).round() as usize)
-            .copied()
-            .unwrap_or(f64::NAN)
+    fn of(measured: &Measured) -> Option<Timing> {
+        let summary = measured.summary?;
+        let samples = style::count(summary.count as u64, "sample");
+        let clock = match measured.info.launch {
+            LaunchMode::Host => "by the wall clock".to_string(),
+            LaunchMode::Plain => "by CUDA events".to_string(),
+            LaunchMode::Graph(1) => "by CUDA events around a graph of one launch, caches hot".to_string(),
+            LaunchMode::Graph(runs) => format!("by CUDA events around a graph of {runs} launches, caches hot"),
+        };
+        let unsettled = if measured.settled {
+            ""
+        } else {
+            "; times had not settled after warming up"
+        };
+        Some(Timing {
+            summary,
+            method: format!("{samples} {clock}, by the protocol of `bench`{unsettled}"),
+        })
     }
 
     /// Microseconds.
     pub(crate) fn median(&self) -> f64 {
-        self.quantile(0.5)
+        self.summary.p50
     }
 
     /// `4.80 µs median, 80 % of runs from 4.76 µs to 4.95 µs`
     pub(crate) fn line(&self) -> String {
         format!(
             "{} median, 80 % of runs from {} to {}",
-            style::micros(self.median()),
-            style::micros(self.quantile(0.1)),
-            style::micros(self.quantile(0.9)),
+            style::micros(self.summary.p50),
+            style::micros(self.summary.p10),
+            style::micros(self.summary.p90),
         )
     }
 
     pub(crate) fn json(&self) -> Value {
         json!({
-            "median_us": self.median(),
-            "p10_us": self.quantile(0.1),
-            "p90_us": self.quantile(0.9),
-            "samples": self.samples.len(),
+            "median_us": self.summary.p50,
+            "p10_us": self.summary.p10,
+            "p90_us": self.summary.p90,
+            "samples": self.summary.count,
             "method": self.method,
         })
     }
 }
 
 impl Answer {
-    /// The device's share of the output: kernel, error, time, rate.
-    pub(crate) fn text(&self, problem: &Problem) -> String {
-        let mut text = style::field("kernel", &self.plan.kernel().to_string());
+    /// Whether the output is right, its time, the device, then the kernel and how it was timed.
+    pub(crate) fn text(&self, problem: &Problem, device: &str) -> String {
+        let mut text = gate_fields(&self.gate);
+        if let Some(timing) = &self.timing {
+            let rate = style::flops(problem.flops() / timing.median() * 1e6);
+            text.push_str(&style::field("time", &format!("{}; {rate}", timing.line())));
+        }
+        text.push_str(&style::field("device", device));
+        text.push_str(&style::field("kernel", &self.plan.kernel().to_string()));
         if self.plan.row().is_some() {
             text.push_str(&style::field("because", self.plan.why()));
         }
+        if let Some(timing) = &self.timing {
+            text.push_str(&style::field("measured", &timing.method));
+        }
         for note in &self.notes {
             text.push_str(&style::field("note", note));
-        }
-        text.push_str(&gate_fields(&self.gate));
-        if let Some(timing) = &self.timing {
-            text.push_str(&style::field("time", &timing.line()));
-            text.push_str(&style::field("measured", &timing.method));
-            let rate = style::flops(problem.flops() / timing.median() * 1e6);
-            text.push_str(&style::field("rate", &format!("{rate}, counting visible keys only")));
         }
         text
     }
@@ -123,7 +122,7 @@ impl Answer {
     }
 }
 
-/// The error against float64, as fields.
+/// Whether the output is right, and its error against float64.
 pub(crate) fn gate_fields(gate: &Gate) -> String {
     use style::{BAD, GOOD};
     // What a row's own rounding may add differs from row to row: the gate has counted it in.
@@ -143,12 +142,12 @@ pub(crate) fn gate_fields(gate: &Gate) -> String {
         String::new()
     };
     let (mark, text) = if gate.passed() {
-        (format!("{GOOD}right{GOOD:#}"), String::new())
+        (format!("{GOOD}yes{GOOD:#}"), String::new())
     } else {
-        (format!("{BAD}WRONG{BAD:#}"), format!("; {gate}"))
+        (format!("{BAD}NO{BAD:#}"), format!("; {gate}"))
     };
     style::field(
-        "error",
+        "correct",
         &format!(
             "{mark}: at most {:.1e} from float64, allowed {allowed}{rows}{text}",
             gate.out.max_abs
@@ -156,7 +155,7 @@ pub(crate) fn gate_fields(gate: &Gate) -> String {
     )
 }
 
-/// Computes, checks and times a problem.
+/// Computes, checks and times a problem. Times are of standard normal inputs, whatever `kind` is.
 pub(crate) fn compute(
     device: Device,
     problem: &Problem,
@@ -174,9 +173,17 @@ pub(crate) fn compute(
     let mut lse = problem
         .return_lse()
         .then(|| vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()]);
-    let (gate, timing) = match attention.device() {
-        Device::Cpu => on_cpu(&attention, problem, &inputs, &mut out, &mut lse, seed)?,
-        Device::Cuda(_) => on_cuda(&attention, &plan, problem, &inputs, &mut out, &mut lse, seed)?,
+    match attention.device() {
+        Device::Cpu => {
+            let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+            attention.forward(problem, q, k, v, &mut out.view_mut(), lse.as_deref_mut())?;
+        }
+        Device::Cuda(_) => on_cuda(&attention, &plan, problem, &inputs, &mut out, &mut lse)?,
+    }
+    let gate = gate(problem, &inputs, &out, lse.as_deref(), seed)?;
+    let timing = match gate.passed() {
+        true => Some(time(&attention, problem, &plan)?),
+        false => None,
     };
     Ok(Answer {
         device: attention.device().to_string(),
@@ -187,48 +194,7 @@ pub(crate) fn compute(
     })
 }
 
-fn on_cpu(
-    attention: &Attention,
-    problem: &Problem,
-    inputs: &Inputs,
-    out: &mut Tensor,
-    lse: &mut Option<Vec<f32>>,
-    seed: u64,
-) -> Result<(Gate, Option<Timing>), Failure> {
-    // The run that is judged also warms up threads and caches.
-    run_on_cpu(attention, problem, inputs, out, lse)?;
-    let gate = gate(problem, inputs, out, lse.as_deref(), seed)?;
-    if !gate.passed() {
-        return Ok((gate, None));
-    }
-    let (mut samples, mut spent) = (Vec::new(), 0.0);
-    while !enough(&samples, spent) {
-        let sample = run_on_cpu(attention, problem, inputs, out, lse)?;
-        spent += sample;
-        samples.push(sample);
-    }
-    let method = format!("{} runs, by the wall clock", samples.len());
-    Ok((gate, Some(Timing::new(samples, method))))
-}
-
-/// One run, in microseconds.
-fn run_on_cpu(
-    attention: &Attention,
-    problem: &Problem,
-    inputs: &Inputs,
-    out: &mut Tensor,
-    lse: &mut Option<Vec<f32>>,
-) -> Result<f64, Failure> {
-    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let started = Instant::now();
-    attention.forward(problem, q, k, v, &mut out.view_mut(), lse.as_deref_mut())?;
-    Ok(started.elapsed().as_secs_f64() * 1e6)
-}
-
-fn enough(samples: &[f64], spent_us: f64) -> bool {
-    samples.len() >= MAX_SAMPLES || (samples.len() >= MIN_SAMPLES && spent_us >= BUDGET_S * 1e6)
-}
-
+/// Runs once on a GPU and copies the output back.
 fn on_cuda(
     attention: &Attention,
     plan: &PlanSummary,
@@ -236,8 +202,7 @@ fn on_cuda(
     inputs: &Inputs,
     out: &mut Tensor,
     lse: &mut Option<Vec<f32>>,
-    seed: u64,
-) -> Result<(Gate, Option<Timing>), Failure> {
+) -> Result<(), Failure> {
     let Device::Cuda(context) = attention.device() else {
         return Err(Failure::failed("a CUDA plan without a CUDA device"));
     };
@@ -273,67 +238,38 @@ fn on_cuda(
     if let (Some(lse), Some(device)) = (lse.as_mut(), &device_lse) {
         *lse = device.to_vec::<f32>(&stream)?;
     }
-    stream.synchronize()?;
-    let gate = gate(problem, inputs, out, lse.as_deref(), seed)?;
-    if !gate.passed() {
-        return Ok((gate, None));
-    }
-    let timing = time_on_cuda(attention, problem, &tensors, &stream)?;
-    Ok((gate, Some(timing)))
+    Ok(stream.synchronize()?)
 }
 
-/// Times launches by events around a graph of several, which leaves the host's work out.
-fn time_on_cuda(
-    attention: &Attention,
-    problem: &Problem,
-    tensors: &DeviceTensors<'_>,
-    stream: &Stream,
-) -> Result<Timing, Failure> {
-    let capture = |launches: usize| {
-        let mut failed = None;
-        let graph = Graph::capture(stream, |stream| {
-            for _ in 0..launches {
-                match attention.forward_on(stream, problem, tensors) {
-                    Ok(()) => {}
-                    Err(Error::Cuda(error)) => return Err(error),
-                    Err(other) => failed = Some(other),
-                }
-            }
-            Ok(())
-        })?;
-        match failed {
-            Some(error) => Err(Failure::from(error)),
-            None => Ok(graph),
-        }
+/// Times the kernel of a plan as `bench` does. The output was judged before, so the bench need not.
+fn time(attention: &Attention, problem: &Problem, plan: &PlanSummary) -> Result<Timing, Failure> {
+    let device = attention.device();
+    let options = match device {
+        Device::Cpu => Options::for_cpu(),
+        Device::Cuda(_) => Options::default(),
     };
-    let (start, end) = (Event::new(stream.context())?, Event::new(stream.context())?);
-    let replay = |graph: &Graph| {
-        start.record(stream)?;
-        graph.launch(stream)?;
-        end.record(stream)?;
-        end.synchronize()?;
-        Ok::<f64, Failure>(f64::from(start.elapsed_ms(&end)?) * 1e3)
+    let request = Request {
+        cases: vec![Case {
+            name: problem.to_string(),
+            problem: problem.clone(),
+        }],
+        kernels: vec![plan.kernel().to_string()],
+        options: Options {
+            budget_ms: BUDGET_MS,
+            ..options
+        },
+        inspect: false,
+        ..Request::default()
     };
-    let single = capture(1)?;
-    replay(&single)?;
-    let once = replay(&single)?.min(replay(&single)?);
-    let launches = ((SAMPLE_US / once.max(0.1)) as usize).clamp(1, MAX_LAUNCHES);
-    let graph = capture(launches)?;
-    replay(&graph)?;
-    let (mut samples, mut spent) = (Vec::new(), 0.0);
-    while !enough(&samples, spent) {
-        let sample = replay(&graph)?;
-        spent += sample;
-        samples.push(sample / launches as f64);
-    }
-    let method = format!(
-        "{} runs of {} in a graph, by CUDA events, caches hot",
-        samples.len(),
-        if launches == 1 {
-            "1 launch".to_string()
-        } else {
-            format!("{launches} launches")
-        }
-    );
-    Ok(Timing::new(samples, method))
+    let report = flashcore_bench::run(&device, &request, &mut (), None, &mut ())?;
+    let result = report.results.first();
+    let subject = result.and_then(|result| result.measurement.subjects.first());
+    subject.and_then(Timing::of).ok_or_else(|| {
+        let trouble = subject.and_then(|subject| subject.trouble.clone());
+        let absent = result
+            .and_then(|result| result.absent.first())
+            .map(|(_, why)| why.clone());
+        let why = trouble.or(absent).unwrap_or_else(|| report.notes.join("; "));
+        Failure::failed(format!("{} could not be timed: {why}", plan.kernel()))
+    })
 }

@@ -4,16 +4,19 @@ use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use flashcore::{DType, DeviceInfo, InputKind, Layout, Mask, Problem, ProblemError};
+use flashcore::{DType, DeviceInfo, InputKind, Layout, Mask, Problem};
+use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
-use flashcore_problem::NAMED_PROBLEMS;
+use flashcore_problem::{NAMED_PROBLEMS, ProblemBuilder};
 
+use crate::failure::Failure;
 use crate::machine;
 
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProblemArgs {
-    /// A named problem (`list problems`); the flags below override its fields
+    /// Name of a problem (`list problems`), or FILE.toml, FILE.json, FILE.toml:NAME; the flags below
+    /// override its fields
     #[arg(value_name = "PROBLEM", default_value = "mission")]
     name: String,
     #[command(flatten)]
@@ -125,25 +128,45 @@ impl ProblemArgs {
         matches!(extension.as_str(), "ptx" | "cubin").then_some(path)
     }
 
-    /// What the problem is called: its name, or what it is where flags changed it.
+    /// What the problem is called: its name, or its shape where flags changed it.
     pub(crate) fn label(&self, problem: &Problem) -> String {
-        match Problem::named(&self.name) {
-            Ok(named) if named == *problem => self.name.clone(),
+        match case(&self.name) {
+            Ok(case) if case.problem == *problem => case.name,
             _ => problem.to_string(),
         }
     }
 
-    /// The problem that is asked for.
-    pub(crate) fn problem(&self) -> Result<Problem, ProblemError> {
-        let named = Problem::named(&self.name)?;
+    /// The problem: that of the name, with the fields that flags override.
+    pub(crate) fn problem(&self) -> Result<Problem, Failure> {
+        let named = case(&self.name)?.problem;
         let flags = &self.flags;
-        let heads = flags.heads.unwrap_or(named.num_heads());
-        // Where a head had keys of its own, it still has.
-        let kv_heads = flags.kv_heads.unwrap_or(match named.group_size() {
-            1 => heads,
-            _ => named.num_kv_heads(),
-        });
-        let head_dim = flags.head_dim.unwrap_or(named.head_dim());
+        let mut builder = ProblemBuilder::from(&named);
+        if flags.heads.is_some() || flags.kv_heads.is_some() {
+            let heads = flags.heads.unwrap_or(named.num_heads());
+            // A problem with a K/V head for each query head keeps one for each.
+            let kv_heads = match named.group_size() {
+                1 => heads,
+                _ => named.num_kv_heads(),
+            };
+            builder = builder.heads(heads, flags.kv_heads.unwrap_or(kv_heads));
+        }
+        macro_rules! set {
+            ($($given:expr => $method:ident),* $(,)?) => {
+                $(if let Some(value) = $given { builder = builder.$method(value); })*
+            };
+        }
+        set! {
+            flags.batch => batch,
+            flags.seq => seq_len,
+            flags.seq_q => seq_len_q,
+            flags.seq_kv => seq_len_kv,
+            flags.head_dim => head_dim,
+            flags.head_dim_v => head_dim_v,
+            flags.dtype => dtype,
+            flags.scale => softmax_scale,
+            flags.softcap => softcap,
+            flags.lse.then_some(true) => return_lse,
+        }
         let mut mask = if flags.full {
             Mask::FULL
         } else if flags.causal {
@@ -156,33 +179,28 @@ impl ProblemArgs {
         if flags.top_left {
             mask = mask.top_left();
         }
-        let mut builder = Problem::builder()
-            .batch(flags.batch.unwrap_or(named.batch()))
-            .heads(heads, kv_heads)
-            .seq_len_q(flags.seq_q.or(flags.seq).unwrap_or(named.seq_len_q()))
-            .seq_len_kv(flags.seq_kv.or(flags.seq).unwrap_or(named.seq_len_kv()))
-            .head_dim(head_dim)
-            .dtype(flags.dtype.unwrap_or(named.dtype()))
-            .mask(mask)
-            .offsets(
-                flags.q_offset.unwrap_or(named.q_offset()),
-                flags.kv_offset.unwrap_or(named.kv_offset()),
-            )
-            .return_lse(flags.lse || named.return_lse());
-        if let Some(head_dim_v) = flags.head_dim_v {
-            builder = builder.head_dim_v(head_dim_v);
-        }
-        if let Some(scale) = flags.scale {
-            builder = builder.softmax_scale(scale);
-        }
-        if let Some(softcap) = flags.softcap.or(named.softcap()) {
-            builder = builder.softcap(softcap);
-        }
-        if flags.layout == Some(LayoutArg::Bhsd) {
-            builder = builder.layout(Layout::bhsd);
-        }
-        builder.build()
+        builder = builder.mask(mask).offsets(
+            flags.q_offset.unwrap_or(named.q_offset()),
+            flags.kv_offset.unwrap_or(named.kv_offset()),
+        );
+        builder = match flags.layout {
+            None => builder,
+            Some(LayoutArg::Bshd) => builder.layout(Layout::bshd),
+            Some(LayoutArg::Bhsd) => builder.layout(Layout::bhsd),
+        };
+        Ok(builder.build()?)
     }
+}
+
+/// The problem of a name or a file, and what it is called.
+pub(crate) fn case(name: &str) -> Result<Case, Failure> {
+    if problem_file::is_file(name) {
+        return Ok(problem_file::read_one(name)?);
+    }
+    Ok(Case {
+        name: name.to_string(),
+        problem: Problem::named(name)?,
+    })
 }
 
 /// Data to compute on.
@@ -321,6 +339,23 @@ mod tests {
             line("--layout bhsd --head-dim-v 32"),
             "B1 H8/8 Sq512 Skv512 D64 fp16 full Dv32 strided"
         );
+    }
+
+    #[test]
+    fn flags_override_the_problem_of_a_file() {
+        let path = std::env::temp_dir().join(format!("flashcore-args-{}.toml", std::process::id()));
+        let text = "[[problems]]\nname = \"mine\"\nheads = 8\nkv_heads = 2\nseq = 64\nlayout = \"bhsd\"\nscale = 0.5\n";
+        std::fs::write(&path, text).unwrap();
+        let name = path.display();
+        assert_eq!(
+            line(&format!("{name}")),
+            "B1 H8/2 Sq64 Skv64 D64 fp16 full scale0.5 strided"
+        );
+        assert_eq!(
+            line(&format!("{name}:mine --seq-kv 99 --causal --layout bshd")),
+            "B1 H8/2 Sq64 Skv99 D64 fp16 causal scale0.5"
+        );
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

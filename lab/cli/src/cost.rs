@@ -17,7 +17,7 @@ use crate::style::{self, HEAD};
 
 /// Microseconds in the reports that this project began with, for B1 H8 S512 D64 on their L4.
 const REPORTS: [(f64, &str); 5] = [
-    (839.0, "a kernel of theirs"),
+    (839.0, "one of their kernels"),
     (279.0, "their fastest kernel"),
     (47.0, "PyTorch's SDPA, slowest"),
     (40.0, "their target"),
@@ -137,6 +137,26 @@ pub(crate) fn text(outcome: &Outcome, problem: &Problem, card: Card) -> String {
         text.push_str(&style::field(
             "reports",
             &format!("µs on their L4: {}", reports.join(", ")),
+        ));
+    }
+    text
+}
+
+/// The prediction in a sentence, with the reports' figures where they are of this problem.
+pub(crate) fn sentence(outcome: &Outcome, problem: &Problem, card: Card) -> String {
+    let prediction = match outcome {
+        Ok(prediction) => prediction,
+        Err(why) => return format!("not predicted: {why}"),
+    };
+    let [time, low, high] = [prediction.micros, prediction.low_micros, prediction.high_micros].map(style::micros);
+    let mut text = format!(
+        "predicted {HEAD}{time}{HEAD:#} ({low} to {high}) on an {}",
+        card.title()
+    );
+    if is_theirs(problem, card) {
+        let [_, (theirs, kernel), (slowest, _), _, (fastest, _)] = REPORTS;
+        text.push_str(&format!(
+            "; in the reports {kernel} takes {theirs:.0} µs there, PyTorch's SDPA {fastest:.0} to {slowest:.0} µs"
         ));
     }
     text

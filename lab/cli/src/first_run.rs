@@ -1,48 +1,49 @@
-//! `flashcore` alone: what is here, and does it work.
+//! `flashcore` without arguments: attention on the best device, whether it is right, and how long it takes.
 
 use flashcore::{Device, InputKind, Problem};
 
 use crate::args::Card;
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, CODE, DIM, HEAD};
-use crate::{answer, list, run, simulated};
+use crate::tune::without_gpu;
+use crate::{answer, list, machine, run, simulated};
 
 pub(crate) fn run() -> Result<Outcome, Failure> {
     style::print(&format!(
-        "{HEAD}FlashCore {}{HEAD:#} {DIM}· fused attention for NVIDIA GPUs, in Rust{DIM:#}\n\n{HEAD}Devices{HEAD:#}\n{}",
+        "{HEAD}FlashCore {}{HEAD:#} {DIM}· fused attention for NVIDIA GPUs, in Rust{DIM:#}\n",
         env!("CARGO_PKG_VERSION"),
-        list::device_fields()
     ));
     let problem = Problem::named("mission")?;
     let device = Device::best();
     let has_gpu = matches!(device, Device::Cuda(_));
-    if has_gpu {
-        for note in flashcore_cuda::cache_report().notes {
-            style::print(&style::field("cache", &note));
-        }
-    }
-
     let spinner = style::spinner("computing");
     let answer = answer::compute(device, &problem, None, InputKind::Normal, 0)?;
     drop(spinner);
     style::print(&format!(
         "\n{HEAD}Attention on {}{HEAD:#} {DIM}· {problem}{DIM:#}\n{}",
         answer.device,
-        answer.text(&problem)
+        answer.text(&problem, &machine::line_of(&answer.device))
     ));
     let mut outcome = run::outcome(&answer);
 
     if !has_gpu {
+        style::print(&without_gpu::predicted(&problem));
         let card = Card::default();
         let plan = simulated::plan(&problem, card, None)?.plan;
         let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;
         style::print(&format!(
-            "\n{HEAD}Its GPU kernel under the simulator{HEAD:#} {DIM}· planned for {}{DIM:#}\n{}",
+            "\n{HEAD}The GPU kernel under the simulator{HEAD:#} {DIM}· planned for {}{DIM:#}\n{}",
             card.title(),
             simulated::text(&report)
         ));
         if outcome == Outcome::Clean {
             outcome = simulated::outcome(&report);
+        }
+    }
+    style::print(&format!("\n{HEAD}Devices{HEAD:#}\n{}", list::device_fields()));
+    if has_gpu {
+        for note in flashcore_cuda::cache_report().notes {
+            style::print(&style::field("cache", &note));
         }
     }
 

@@ -5,23 +5,28 @@ use flashcore_ir::{PROFILES, Target};
 use flashcore_problem::{NAMED_PROBLEMS, Problem};
 use serde_json::{Value, json};
 
-use crate::args::Card;
+use crate::args::{self, Card};
 use crate::failure::{Failure, Outcome};
 use crate::kernels;
+use crate::levers;
 use crate::machine;
 use crate::museum;
 use crate::style::{self, DIM, HEAD};
 
-/// List problems, kernels, profiles, the ladder, the museum or devices
+/// List problems, kernels, levers, profiles, the ladder, the museum or devices
 #[derive(Args)]
+#[command(after_help = "Exit codes: 0 done, 2 usage")]
 pub(crate) struct ListArgs {
-    /// What to list; problems, kernels and profiles where nothing is named
+    /// What to list [default: problems, kernels and profiles]
     #[arg(value_enum)]
     what: Option<What>,
-    /// Problem that the ladder is for
+    /// For `ladder`: the problem, by name or file
     #[arg(long, value_name = "PROBLEM", default_value = "mission")]
     problem: String,
-    /// Card that the ladder is for (`list profiles`) [default: this machine's, else l4]
+    /// For `levers`: explain this kernel id part by part
+    #[arg(long, value_name = "ID")]
+    kernel: Option<String>,
+    /// For `ladder`: the card (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse)]
     profile: Option<Card>,
     /// Print one JSON object
@@ -33,20 +38,25 @@ pub(crate) struct ListArgs {
 enum What {
     /// Named problems and their shapes
     Problems,
-    /// Kernels of every family, by id
+    /// Kernels, by id
     Kernels,
+    /// What the parts of kernel ids mean, for every family
+    Levers,
     /// Cards that plans can be made for, and their sources
     Profiles,
-    /// The historical ladder of kernels, an id and a name a line: for `bench --kernel FILE` and
+    /// The historical ladder of kernels, one id and name per line, for `bench --kernel FILE` and
     /// `evidence chart ladder --rungs FILE`
     Ladder,
-    /// Failures of the past, each with the finding it gives (`check museum/NAME`)
+    /// Failures of the past, each with the finding that it gives (`check museum/NAME`)
     Museum,
     /// GPUs, CPU and kernel cache of this machine
     Devices,
 }
 
 pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
+    if args.kernel.is_some() && args.what != Some(What::Levers) {
+        return Err(Failure::usage("--kernel is for `list levers`"));
+    }
     let all = [What::Problems, What::Kernels, What::Profiles];
     let asked = args.what.as_ref().map_or(all.as_slice(), std::slice::from_ref);
     if args.json {
@@ -55,6 +65,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
             match what {
                 What::Problems => value["problems"] = problems_json(),
                 What::Kernels => value["kernels"] = kernels::all().into(),
+                What::Levers => value["levers"] = levers::list_json(args.kernel.as_deref())?,
                 What::Profiles => value["profiles"] = json!(PROFILES),
                 What::Ladder => value["ladder"] = ladder_json(args)?,
                 What::Museum => value["museum"] = museum::list_json(),
@@ -69,6 +80,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
         sections.push(match what {
             What::Problems => problems(),
             What::Kernels => kernels(),
+            What::Levers => levers::list(args.kernel.as_deref())?,
             What::Profiles => profiles(),
             What::Ladder => ladder(args)?,
             What::Museum => museum::list(),
@@ -113,11 +125,9 @@ fn kernels() -> String {
         text.push_str(&format!("  {}\n", line.trim_end()));
     }
     for note in [
-        "scalar/naive-tT-vB: T threads a block, one query row each, accesses of B bytes",
-        "scalar/tiled-mMnN-wW-vB: tiles of M rows by N keys, W warps a block, accesses of B bytes",
-        "v16 may be v8, v4 or v2, for tensors whose rows are not 16-byte aligned",
-        "ladder/hybrid, ladder/mma-mMnN-wW: tensor cores for one product, for both; nothing overlapped",
-        "cpu/mMnN: on the host; M rows (a multiple of 16) by N keys (of 4), up to 1024 each",
+        "-v16 may be -v8, -v4 or -v2, for tensors whose rows are not 16-byte aligned",
+        "mma and wgmma have thousands of configs; `explain` names the one that a problem gets",
+        "`list levers` explains the parts of ids",
     ] {
         text.push_str(&style::wrap(&format!("  {DIM}{note}{DIM:#}"), 4));
     }
@@ -151,11 +161,14 @@ fn profiles() -> String {
     text
 }
 
+/// The problem and the card of the ladder.
+fn of_ladder(args: &ListArgs) -> Result<(Problem, Card), Failure> {
+    let problem = args::case(&args.problem)?.problem;
+    Ok((problem, args.profile.unwrap_or_else(Card::default)))
+}
+
 fn ladder(args: &ListArgs) -> Result<String, Failure> {
-    let (problem, card) = (
-        Problem::named(&args.problem)?,
-        args.profile.unwrap_or_else(Card::default),
-    );
+    let (problem, card) = of_ladder(args)?;
     let mut text = format!("# The ladder for {problem} on {}\n", card.title());
     for (id, name) in kernels::rungs(&problem, card) {
         text.push_str(&format!("{id}={name}\n"));
@@ -164,10 +177,7 @@ fn ladder(args: &ListArgs) -> Result<String, Failure> {
 }
 
 fn ladder_json(args: &ListArgs) -> Result<Value, Failure> {
-    let (problem, card) = (
-        Problem::named(&args.problem)?,
-        args.profile.unwrap_or_else(Card::default),
-    );
+    let (problem, card) = of_ladder(args)?;
     let rungs = kernels::rungs(&problem, card);
     Ok(rungs.map(|(id, name)| json!({ "kernel": id, "name": name })).collect())
 }

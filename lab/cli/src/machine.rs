@@ -96,6 +96,16 @@ pub(crate) fn gpu_line(info: &DeviceInfo) -> String {
     )
 }
 
+/// One line on a device of this machine, by name.
+pub(crate) fn line_of(device: &str) -> String {
+    if device == "cpu" {
+        return Cpu::here().line();
+    }
+    let gpus = gpus().unwrap_or_default();
+    let gpu = gpus.iter().find(|gpu| device == format!("cuda:{}", gpu.ordinal));
+    gpu.map_or(device.to_string(), gpu_line)
+}
+
 pub(crate) fn gpu_json(info: &DeviceInfo) -> Value {
     json!({
         "ordinal": info.ordinal,

@@ -14,6 +14,7 @@ mod failure;
 mod first_run;
 mod foreign;
 mod kernels;
+mod levers;
 mod list;
 mod machine;
 mod memory;

@@ -1,4 +1,4 @@
-//! `flashcore run`: computes a problem on a device, holds the answer against float64, times it.
+//! `flashcore run`: computes a problem on a device, compares the output with float64, times it.
 
 use clap::Args;
 use flashcore::{Error, KernelId};
@@ -10,12 +10,12 @@ use crate::failure::{Failure, Outcome};
 use crate::style::{self, HEAD};
 use crate::{machine, simulated};
 
-/// Compute a problem on a device, compare it with float64, and time it
+/// Compute a problem on a device, compare the output with float64, and time it
 ///
-/// The answer is judged before anything is timed; a wrong one exits with 1. Times are the median of
-/// repeated runs: on a GPU by CUDA events around graphs of launches, on the CPU by the wall clock.
-/// The device `sim` runs the GPU kernel under the checking simulator, which takes seconds and tells
-/// what is wrong with it rather than how fast it is.
+/// The output is compared before anything is timed; a wrong output exits with 1. The time is
+/// measured as by `bench`, for one second: on a GPU by CUDA events around graphs of launches, on the
+/// CPU by the wall clock. The device `sim` runs the GPU kernel under the checking simulator: it takes
+/// seconds, and reports what is wrong with the kernel, not how fast it is.
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 right, 1 wrong or failed, 2 usage, 3 no driver or no such device")]
 pub(crate) struct RunArgs {
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     }
     if args.profile.is_some() {
         return Err(Failure::usage(
-            "--profile is for --device sim; a real device is what it is",
+            "--profile is for --device sim; another device has its own profile",
         ));
     }
     let device = machine::device(&args.device)?;
@@ -77,21 +77,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     if args.json {
         style::print_json(&answer.json(&problem));
     } else {
-        let place = match answer.device.as_str() {
-            "cpu" => machine::Cpu::here().line(),
-            device => {
-                let gpus = machine::gpus().unwrap_or_default();
-                let gpu = gpus.iter().find(|gpu| device == format!("cuda:{}", gpu.ordinal));
-                gpu.map(machine::gpu_line).unwrap_or_default()
-            }
-        };
         let head = format!("{HEAD}{problem}{HEAD:#} on {}\n", answer.device);
-        style::print(&(head + &style::field("device", &place) + &answer.text(&problem)));
+        style::print(&(head + &answer.text(&problem, &machine::line_of(&answer.device))));
     }
     Ok(outcome(&answer))
 }
 
-/// Exit status of an answer.
+/// Exit status of an output.
 pub(crate) fn outcome(answer: &Answer) -> Outcome {
     if answer.gate.passed() {
         Outcome::Clean

@@ -179,6 +179,27 @@ impl GpuBed {
         Ok(bed)
     }
 
+    /// Draws inputs and knows no answers: to time kernels that were judged before.
+    ///
+    /// # Errors
+    /// What the driver says, such as `OUT_OF_MEMORY`.
+    pub fn blind(stream: &Stream, problem: &Problem, workspace_bytes: u64) -> Result<GpuBed, BenchError> {
+        let place = |seed| {
+            let place = TensorSet::new(stream, problem, workspace_bytes)?;
+            place.upload(stream, &HostInputs::draw(problem, seed))?;
+            Ok::<TensorSet, BenchError>(place)
+        };
+        let places = [place(INSPECTION_SEEDS[0])?, place(INSPECTION_SEEDS[1])?];
+        stream.synchronize()?;
+        Ok(GpuBed {
+            problem: problem.clone(),
+            snapshot: DeviceBuffer::new(stream.context(), places[0].tensors().out.len())?,
+            places,
+            masters: BTreeMap::new(),
+            answers: Answers::default(),
+        })
+    }
+
     /// The tensors of a place: 0 is the one that is timed.
     pub fn tensors(&self, place: usize) -> DeviceTensors<'_> {
         self.places[place % 2].tensors()

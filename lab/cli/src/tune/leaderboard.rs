@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use flashcore_problem::Tolerance;
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::Claims;
 use flashcore_tune::journal::{Header, board_of, read_header, read_seconds, read_trials};
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     let title = heading(&title(&header), &header.problem.to_string());
     style::print(&title);
     match &board {
-        Some(board) => style::print(&text(&header, board, &history)),
+        Some(board) => style::print(&(headline(&header, board, &history) + &text(board))),
         None => style::print(&style::wrap(
             &format!("  No leaderboard yet: {}", unfinished(&folder)),
             2,
@@ -140,12 +141,43 @@ fn kept_in<T: DeserializeOwned>(folder: &std::path::Path, name: &str) -> Option<
     serde_json::from_str(&text).ok()
 }
 
-/// A leaderboard as a table, and what it comes to.
-pub(crate) fn text(header: &Header, board: &Board, history: &History) -> String {
+/// What a search comes to: whether the output is right, how long it takes, what was tuned and gained.
+pub(crate) fn headline(header: &Header, board: &Board, history: &History) -> String {
     let start = match header.begins_at_default() {
         Some(default) => format!("{}, the default ({})", board.start, default.by()),
         None => board.start.clone(),
     };
+    let mut text = String::new();
+    if let Some(id) = board.winner.as_deref().filter(|_| header.computes) {
+        text.push_str(&style::field("correct", &correct(id, header, board)));
+    }
+    if let Some(row) = board.rows.iter().find(|row| Some(&row.id) == board.winner.as_ref()) {
+        let rate = style::flops(header.problem.flops() / row.us * 1e6);
+        text.push_str(&style::field(
+            "time",
+            &format!("{}, {rate}, by {}", style::micros(row.us), row.id),
+        ));
+    }
+    text + &style::field("result", &verdict(&start, header, board, history))
+}
+
+/// What the kernel that is to be used was compared with.
+fn correct(id: &str, header: &Header, board: &Board) -> String {
+    let Tolerance { atol, rtol } = Tolerance::of(header.problem.dtype());
+    let allowed = match atol == 0.0 {
+        true => "fp8's rounding".to_string(),
+        false => format!("{atol:.0e} + {rtol:.0e}·|x|"),
+    };
+    let clean = board
+        .rows
+        .iter()
+        .any(|row| row.id == id && row.simulated == Some(Ok(())));
+    let simulated = if clean { ", and clean under the simulator" } else { "" };
+    format!("{GOOD}yes{GOOD:#}: within {allowed} of float64{simulated}")
+}
+
+/// A leaderboard as a table, what was struck from it, and what its kernels were compared with.
+pub(crate) fn text(board: &Board) -> String {
     let mut text = rows(board);
     for struck in &board.struck {
         let line = format!(
@@ -170,7 +202,6 @@ pub(crate) fn text(header: &Header, board: &Board, history: &History) -> String 
             2,
         ));
     }
-    text.push_str(&style::field("result", &verdict(&start, header, board, history)));
     text
 }
 
@@ -282,7 +313,7 @@ pub(crate) fn summary(history: &History, seconds: Option<f64>) -> String {
 const FAILURES: usize = 8;
 
 /// Candidates that failed, with their reasons: one line for what failed alike.
-fn failures(history: &History) -> String {
+pub(crate) fn failures(history: &History) -> String {
     let mut alike: Vec<(Verdict, &str, Vec<&str>)> = Vec::new();
     for Trial {
         verdict, reason, id, ..

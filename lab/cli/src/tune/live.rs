@@ -1,7 +1,7 @@
-//! What `flashcore tune` shows while it searches: a line that moves on a terminal, plain lines elsewhere.
+//! What `flashcore tune` shows while it searches: a line of progress on a terminal, nothing elsewhere. What it found is
+//! printed when it is over, the result first.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use flashcore_tune::journal::Header;
@@ -10,7 +10,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::style::{self, BAD, DIM, GOOD};
 use crate::tune::beside;
-use crate::tune::heading;
 
 /// The view.
 pub(crate) struct Live {
@@ -19,7 +18,7 @@ pub(crate) struct Live {
     trials: Option<usize>,
     time: Duration,
     began: Instant,
-    /// Trials of a run that was taken up again, which nobody needs to see once more.
+    /// Trials of a run that was taken up again.
     before: usize,
     /// What the first candidate is called in a line.
     first: &'static str,
@@ -40,10 +39,10 @@ Other programs use this machine, or its clock changes. Only gains larger than th
 AMBIGUOUS. Stop what else runs, then tune again.";
 
 impl Live {
-    /// `shown` is false where nothing is to be printed; a search ends after so many trials or so much time.
+    /// `shown` is false where no progress is to be shown; a search ends after so many trials or so much time.
     pub(crate) fn new(shown: bool, trials: Option<usize>, time: Duration) -> Live {
-        let moves = shown && std::io::stdout().is_terminal();
-        let bar = if moves {
+        // On standard error, and only where that is a terminal.
+        let bar = if shown {
             ProgressBar::no_length()
         } else {
             ProgressBar::hidden()
@@ -51,7 +50,7 @@ impl Live {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
             bar.set_style(style);
         }
-        if moves {
+        if shown {
             bar.enable_steady_tick(Duration::from_millis(100));
         }
         Live {
@@ -66,15 +65,14 @@ impl Live {
         }
     }
 
+    /// Trials that had been made before, of a run that was taken up again.
+    pub(crate) fn resumed(&self) -> usize {
+        self.before
+    }
+
     /// Takes the moving line away.
     pub(crate) fn end(&self) {
         self.bar.finish_and_clear();
-    }
-
-    fn print(&self, text: &str) {
-        if self.shown {
-            self.bar.suspend(|| style::print(text));
-        }
     }
 
     fn message(&self, history: &History) -> String {
@@ -183,60 +181,41 @@ fn identity(header: &Header) -> String {
     }
 }
 
+/// How a search was made: revision, strategy, seed, first candidate.
+pub(crate) fn about(header: &Header, resumed: usize) -> String {
+    let mut text = style::field("revision", &identity(header));
+    let begins = match resumed {
+        0 => format!("by {}, seed {}, from {}", header.strategy, header.seed, begins(header)),
+        resumed => format!(
+            "by {}, seed {}, taken up after {}",
+            header.strategy,
+            header.seed,
+            style::count(resumed as u64, "trial")
+        ),
+    };
+    text.push_str(&style::field("search", &begins));
+    if let Some(default) = &header.default {
+        text.push_str(&style::field("default", &default.to_string()));
+    }
+    text
+}
+
 impl Watcher for Live {
     fn begins(&mut self, header: &Header, resumed: usize) {
         self.before = resumed;
-        let devices: Vec<String> = header
-            .devices
-            .iter()
-            .map(|device| format!("{} ({})", device.device, device.name))
-            .collect();
-        let does = if header.computes {
-            "Tuning"
-        } else {
-            "Replaying a search"
-        };
         if header.begins_at_default().is_some() {
             self.first = "the default's";
         }
-        self.print(&heading(
-            &format!("{does} on {}", devices.join(" and ")),
-            &header.problem.to_string(),
-        ));
-        self.print(&style::field("revision", &identity(header)));
-        let begins = match resumed {
-            0 => format!("by {}, seed {}, from {}", header.strategy, header.seed, begins(header)),
-            resumed => format!(
-                "by {}, seed {}, taken up after {}",
-                header.strategy,
-                header.seed,
-                style::count(resumed as u64, "trial")
-            ),
-        };
-        self.print(&style::field("search", &begins));
-        if let Some(default) = &header.default {
-            self.print(&style::field("default", &default.to_string()));
-        }
-        self.print(&style::field("list", LIST));
-        self.bar.set_message("computing what is right");
+        self.bar.set_message("computing the reference");
     }
 
     fn trial(&mut self, trial: &Trial, history: &History) {
         self.bar.set_message(self.message(history));
-        if trial.number < self.before {
-            return;
-        }
         // Trials of before are not told of: what was noisy then may be quiet now.
-        if !self.said_noise && is_noisy(&history.trials()[self.before..]) {
+        if self.shown && trial.number >= self.before && !self.said_noise && is_noisy(&history.trials()[self.before..]) {
             self.said_noise = true;
-            self.print(&style::wrap(NOISE, 2));
+            self.bar.suspend(|| anstream::eprint!("{}", style::wrap(NOISE, 2)));
         }
-        let moves = !self.bar.is_hidden();
-        // On a terminal the counts are in the moving line.
-        if moves && trial.verdict != Verdict::Faster && trial.number > 0 {
-            return;
-        }
-        self.print(&line(trial));
     }
 
     fn lost(&mut self, device: &str, why: &str) {

@@ -11,7 +11,7 @@ mod overview;
 mod peers;
 mod plan;
 mod rates;
-mod without_gpu;
+pub(crate) mod without_gpu;
 pub(crate) mod worker;
 
 use std::path::{Path, PathBuf};
@@ -61,6 +61,9 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     if found.interrupted {
         return Ok(interrupted(args, &found));
     }
+    if !args.json {
+        style::print(&said(&found, tour, &case));
+    }
     // What fails from here on is said and loses nothing: what was found is printed whole.
     let plan = plan::keep(&found.found, &found.folder, args.no_plan);
     found.ctrl_c.is_over();
@@ -94,7 +97,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         style::eprint(&note);
     }
     if tour {
-        without_gpu::run(&case)?;
+        without_gpu::run(&case.problem)?;
     }
     if let Some(why) = &found.proposer_gone {
         style::eprint(&style::wrap(&format!("note: the search ended early: {why}"), 2));
@@ -109,6 +112,38 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         }
         _ => Outcome::Findings,
     })
+}
+
+/// What was found: the result first, then the best, the failures, and how it was searched.
+fn said(found: &Kept, tour: bool, case: &Case) -> String {
+    let header = &found.header;
+    let does = if header.computes {
+        "Attention"
+    } else {
+        "A replay of searches"
+    };
+    let devices: Vec<String> = header
+        .devices
+        .iter()
+        .map(|device| format!("{} ({})", device.device, device.name))
+        .collect();
+    let mut text = heading(
+        &format!("{does} on {}", devices.join(" and ")),
+        &header.problem.to_string(),
+    );
+    if let Some(board) = &found.board {
+        text.push_str(&leaderboard::headline(header, board, &found.history));
+    }
+    if tour {
+        text.push_str(&without_gpu::predicted(&case.problem));
+    }
+    text.push_str(&leaderboard::summary(&found.history, Some(found.seconds)));
+    text.push_str(&found.board.as_ref().map(leaderboard::text).unwrap_or_default());
+    text.push_str(&leaderboard::failures(&found.history));
+    if let Some(claims) = &found.claims {
+        text.push_str(&claims::text(claims));
+    }
+    text + &live::about(header, found.resumed)
 }
 
 /// What stood beside the winner before, where that is still all there is to say.
@@ -139,6 +174,8 @@ struct Kept {
     found: Found,
     folder: PathBuf,
     ctrl_c: CtrlC,
+    /// Trials that were made before, of a run that was taken up again.
+    resumed: usize,
 }
 
 impl std::ops::Deref for Kept {
@@ -284,16 +321,12 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         }
         ended_by(error, &folder)
     })?;
-    if !args.json {
-        if let Some(board) = &found.board {
-            style::print(&leaderboard::text(&found.header, board, &found.history));
-        }
-        style::print(&leaderboard::summary(&found.history, Some(found.seconds)));
-        if let Some(claims) = &found.claims {
-            style::print(&claims::text(claims));
-        }
-    }
-    Ok(Kept { found, folder, ctrl_c })
+    Ok(Kept {
+        found,
+        folder,
+        ctrl_c,
+        resumed: live.resumed(),
+    })
 }
 
 /// What ended a search, with what is left of it. A run that is another than what was asked for is not gone on with.

@@ -1,33 +1,15 @@
-//! What `flashcore tune` shows of GPUs where there is none: the kernel that would be used, under the simulator, and
-//! strategies compared on a space that was measured on an H200.
+//! What `flashcore tune` shows of GPUs where there is none: what a card is predicted to take, and the kernel that would
+//! be used, under the simulator.
 
 use flashcore::{InputKind, Problem};
-use flashcore_bench::Case;
 use flashcore_kernels::Plan;
-use flashcore_problem::{DType, Layout, ProblemError};
-use flashcore_tune::replay::{Comparison, Measured, Row, Table, WITHIN, compare};
-use flashcore_tune::strategy::{Kind, Population};
+use flashcore_problem::{DType, ProblemBuilder, ProblemError};
 
 use crate::args::Card;
 use crate::failure::Failure;
-use crate::simulated;
-use crate::style::{self, CODE, DIM};
+use crate::style;
 use crate::tune::heading;
-
-/// Seeds a strategy is replayed with: enough for a median within seconds.
-const SEEDS: u64 = 15;
-/// Trials of a replay.
-const TRIALS: usize = 120;
-/// Strategies that are compared.
-const STRATEGIES: [Kind; 4] = [
-    Kind::Random,
-    Kind::HillClimbing,
-    Kind::Evolution(Population::Elite),
-    Kind::Evolution(Population::Niches),
-];
-
-/// What shows the default on a card, which predicts hundreds of configs before it tries one: too long to watch here.
-const MODELLED: &str = "flashcore tune --device replay:shipped --budget 20";
+use crate::{cost, simulated};
 
 /// Most operations of what is simulated: about two seconds on two cores, where tensor cores do the work.
 const MOST_FLOPS: f64 = 1.5e9;
@@ -36,13 +18,21 @@ const MOST_FLOPS_F32: f64 = 0.3e9;
 /// Lengths are not cut below this: a tile and the beginning of another are there.
 const LEAST_LENGTH: usize = 96;
 
-pub(crate) fn run(case: &Case) -> Result<(), Failure> {
-    under_the_simulator(&case.problem)?;
-    replay_of_strategies(case)
+/// What the card would take that kernels are planned for, beside what the reports took on it.
+pub(crate) fn predicted(problem: &Problem) -> String {
+    let card = Card::default();
+    let said = match simulated::plan(problem, card, None) {
+        Ok(choice) => {
+            let outcome = cost::predict(&choice.plan, card, &vec![None; choice.plan.steps().count()], None);
+            cost::sentence(&outcome, problem, card)
+        }
+        Err(why) => format!("no kernel: {}", why.message()),
+    };
+    style::field(card.name(), &said)
 }
 
 /// The kernel that a card would use for a problem, under the simulator, on a shape that takes seconds.
-fn under_the_simulator(problem: &Problem) -> Result<(), Failure> {
+pub(crate) fn run(problem: &Problem) -> Result<(), Failure> {
     let card = Card::default();
     let title = heading(
         "No GPU here: its kernel under the simulator",
@@ -110,106 +100,20 @@ fn bounded(problem: &Problem) -> Result<Problem, ProblemError> {
     Ok(small)
 }
 
-/// A problem with as many sequences, key heads, rows and keys, and all else as another has it.
+/// A problem with as many sequences, key heads, rows and keys, and otherwise like another.
 fn of_size(like: &Problem, [batch, kv_heads, rows, keys]: [usize; 4]) -> Result<Problem, ProblemError> {
-    let mut builder = Problem::builder()
+    ProblemBuilder::from(like)
         .batch(batch)
         .heads(kv_heads * like.group_size(), kv_heads)
         .seq_len_q(rows)
         .seq_len_kv(keys)
-        .head_dim(like.head_dim())
-        .head_dim_v(like.head_dim_v())
-        .dtype(like.dtype())
-        .mask(like.mask())
-        .offsets(like.q_offset(), like.kv_offset())
-        .softmax_scale(like.softmax_scale())
-        .return_lse(like.return_lse());
-    if let Some(softcap) = like.softcap() {
-        builder = builder.softcap(softcap);
-    }
-    let sizes = [like.batch(), like.seq_len_q(), like.num_heads(), like.head_dim()];
-    if *like.q_layout() == Layout::bhsd(sizes) {
-        builder = builder.layout(Layout::bhsd);
-    }
-    builder.build()
-}
-
-/// Strategies on the shipped space of the problem, or on its first.
-fn replay_of_strategies(case: &Case) -> Result<(), Failure> {
-    let measured = Measured::shipped()?;
-    let Some(table) = measured
-        .tables
-        .iter()
-        .find(|table| table.case == *case)
-        .or(measured.tables.first())
-    else {
-        return Ok(());
-    };
-    let device = &measured.identity.device.name;
-    style::print(&heading(
-        &format!("Search strategies, replayed on times of an {device}"),
-        &table.case.problem.to_string(),
-    ));
-    style::print(&about(table, device));
-    let spinner = style::spinner("replaying");
-    let compared = compare(table, &STRATEGIES, SEEDS, TRIALS, None)?;
-    drop(spinner);
-    style::print(&text(&compared));
-    let modelled = format!(
-        "the strategy where a model of the card is known, looks at configs before it tries them, which takes longer: \
-         {CODE}{MODELLED}{CODE:#}"
-    );
-    style::print(&style::field(Kind::Ranked.name(), &modelled));
-    Ok(())
-}
-
-/// What the table says, for who has never seen one.
-fn about(table: &Table, device: &str) -> String {
-    let Some(Row(best, us, ..)) = table.best() else {
-        return String::new();
-    };
-    let text = format!(
-        "  {} configs were timed on an {device} once. The fastest is {best}, {}. Each search begins at the slowest and \
-         knows the times of what it has tried. In the table: how much slower than the fastest the best config is that a \
-         search has found after so many trials (0.0 % is the fastest itself), the median of several searches.",
-        table.len(),
-        style::micros(*us)
-    );
-    style::wrap(&text, 2)
-}
-
-fn text(compared: &[Comparison]) -> String {
-    let at = |comparison: &Comparison, trials: usize| {
-        let found = comparison.quartiles.get(trials - 1);
-        found.map_or("-".to_string(), |quartiles| {
-            format!("{:.1} %", (quartiles[1] - 1.0) * 100.0)
-        })
-    };
-    let mut text = format!(
-        "  {DIM}{:<10}{:>9}{:>12}{:>12}{:>12}   at most {:.0} % slower after{DIM:#}\n",
-        "strategy",
-        "searches",
-        "20 trials",
-        "60 trials",
-        "120 trials",
-        WITHIN * 100.0
-    );
-    for comparison in compared {
-        let within = match (comparison.trials_within, comparison.share_within) {
-            (Some(trials), Some(share)) => format!("{trials} trials ({:.1} % of the configs)", share * 100.0),
-            _ => format!("more than {} trials", comparison.quartiles.len()),
-        };
-        let [twenty, sixty, last] = [20, 60, 120].map(|trials| at(comparison, trials));
-        text.push_str(&format!(
-            "  {:<10}{SEEDS:>9}{twenty:>12}{sixty:>12}{last:>12}   {within}\n",
-            comparison.strategy
-        ));
-    }
-    text
+        .build()
 }
 
 #[cfg(test)]
 mod tests {
+    use flashcore_problem::Layout;
+
     use super::*;
 
     #[test]

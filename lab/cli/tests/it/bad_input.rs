@@ -136,7 +136,7 @@ const USAGE: &[(&str, &str)] = &[
     ("check --schedules 0", "0 is not in 1..=4294967295"),
     (
         "list everything",
-        "possible values: problems, kernels, profiles, ladder, museum, devices",
+        "possible values: problems, kernels, levers, profiles, ladder, museum, devices",
     ),
     ("sing", "unrecognized subcommand 'sing'"),
     (

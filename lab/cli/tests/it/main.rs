@@ -6,5 +6,6 @@ mod closed_pipe;
 mod common;
 mod measured;
 mod output;
+mod problem_files;
 mod repository;
 mod tune;

@@ -113,9 +113,11 @@ fn the_first_run_is_true_and_quick() {
         "FlashCore 0.1.0",
         "cpu ",
         "Attention on cpu · B1 H8/8 Sq512 Skv512 D64 fp16 full",
-        "right: at most",
+        "correct   yes: at most",
+        " median, ",
         "FLOP/s",
-        "Its GPU kernel under the simulator · planned for NVIDIA L4 (sm_89)",
+        "on an NVIDIA L4 (sm_89); in the reports their",
+        "The GPU kernel under the simulator · planned for NVIDIA L4 (sm_89)",
         "clean under 1 schedule",
         " blocks of ",
         " warp instructions: ",
@@ -123,6 +125,10 @@ fn the_first_run_is_true_and_quick() {
     ] {
         assert!(ran.words().contains(part.trim()), "{part}\n{}", ran.stdout);
     }
+    // What a user wants to know comes first.
+    let order = ["correct ", "time ", "device ", "kernel ", "l4 ", "simulator", "Devices"];
+    let places: Vec<_> = order.iter().map(|part| ran.stdout.find(part)).collect();
+    assert!(places.is_sorted(), "{places:?}\n{}", ran.stdout);
     // The reason for having no GPU is given once.
     assert_eq!(ran.stdout.matches("none: ").count(), 1, "{}", ran.stdout);
 }
@@ -141,7 +147,10 @@ fn findings_and_answers_of_other_problems() {
         text.starts_with("B1 H4/2 Sq32 Skv32 D16 bf16 full strided on cpu\n"),
         "{text}"
     );
-    assert!(text.contains("right: at most") && text.contains("µs median"), "{text}");
+    assert!(
+        text.contains("correct   yes: at most") && text.contains(" median, "),
+        "{text}"
+    );
 }
 
 #[test]

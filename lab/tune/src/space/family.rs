@@ -4,6 +4,7 @@ use std::fmt;
 
 use flashcore::KernelId;
 use flashcore_cpu::CpuConfig;
+use flashcore_kernels::ids::lever_parts;
 use flashcore_kernels::space as kernels;
 use flashcore_kernels::{Config, ladder, mma, scalar, wgmma};
 use flashcore_problem::rng::Rng;
@@ -20,6 +21,8 @@ pub struct LeverInfo {
     pub meaning: &'static str,
     /// Its values.
     pub values: Vec<String>,
+    /// For each value, the parts of an id that say so: none where ids leave the value out.
+    pub in_ids: Vec<Vec<String>>,
 }
 
 /// A family of kernels and its levers.
@@ -120,10 +123,15 @@ impl<C: Copy + PartialEq + Send + Sync> Ops for Typed<C> {
 impl Family {
     fn new<C: Copy + PartialEq + Send + Sync>(name: &'static str, typed: Typed<C>) -> Family {
         let space = typed.space;
-        let levers = space.levers.iter().map(|lever| LeverInfo {
-            name: lever.name,
-            meaning: lever.meaning,
-            values: (lever.settings)(space.first).iter().map(lever.value).collect(),
+        let parts = lever_parts(space, typed.print);
+        let levers = space.levers.iter().zip(parts).map(|(lever, parts)| {
+            let (values, in_ids) = parts.values.into_iter().unzip();
+            LeverInfo {
+                name: lever.name,
+                meaning: lever.meaning,
+                values,
+                in_ids,
+            }
         });
         Family {
             name,
@@ -254,7 +262,8 @@ impl Family {
         self.ops.crossover(a, b, rng)
     }
 
-    pub(super) fn values(&self, id: &str) -> Vec<(&'static str, String)> {
+    /// Each lever with its value in a config of the family; nothing where the id is none.
+    pub fn values(&self, id: &str) -> Vec<(&'static str, String)> {
         self.ops.values(id)
     }
 
