@@ -6,45 +6,56 @@ use crate::{DType, Layout, Mask, Problem, ProblemError, VarLen};
 /// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
 #[derive(Clone, Debug)]
 pub struct ProblemBuilder {
-    batch: usize,
-    num_heads: usize,
-    num_kv_heads: usize,
-    seq_len_q: usize,
-    seq_len_kv: usize,
-    head_dim: usize,
+    /// The fields without a default that depends on others. Its layouts are set by `build`.
+    problem: Problem,
     head_dim_v: Option<usize>,
-    dtype: DType,
-    mask: Mask,
-    q_offset: i32,
-    kv_offset: i32,
     softmax_scale: Option<f32>,
-    softcap: Option<f32>,
-    return_lse: bool,
     layout: fn([usize; 4]) -> Layout,
     layouts: [Option<Layout>; 4],
-    var_len: Option<VarLen>,
 }
 
 impl Default for ProblemBuilder {
     fn default() -> Self {
+        let unset = Layout::bshd([1, 1, 1, 8]);
         ProblemBuilder {
-            batch: 1,
-            num_heads: 1,
-            num_kv_heads: 1,
-            seq_len_q: 128,
-            seq_len_kv: 128,
-            head_dim: 64,
+            problem: Problem {
+                batch: 1,
+                num_heads: 1,
+                num_kv_heads: 1,
+                seq_len_q: 128,
+                seq_len_kv: 128,
+                head_dim: 64,
+                head_dim_v: 64,
+                dtype: DType::F16,
+                mask: Mask::FULL,
+                q_offset: 0,
+                kv_offset: 0,
+                softmax_scale: 1.0,
+                softcap: None,
+                return_lse: false,
+                q: unset,
+                k: unset,
+                v: unset,
+                o: unset,
+                var_len: None,
+            },
             head_dim_v: None,
-            dtype: DType::F16,
-            mask: Mask::FULL,
-            q_offset: 0,
-            kv_offset: 0,
             softmax_scale: None,
-            softcap: None,
-            return_lse: false,
             layout: Layout::bshd,
             layouts: [None; 4],
-            var_len: None,
+        }
+    }
+}
+
+/// All fields of `problem` are explicit.
+impl From<Problem> for ProblemBuilder {
+    fn from(problem: Problem) -> Self {
+        ProblemBuilder {
+            head_dim_v: Some(problem.head_dim_v),
+            softmax_scale: Some(problem.softmax_scale),
+            layout: Layout::bshd,
+            layouts: [problem.q, problem.k, problem.v, problem.o].map(Some),
+            problem,
         }
     }
 }
@@ -90,12 +101,12 @@ impl From<&Problem> for ProblemBuilder {
 impl ProblemBuilder {
     /// Sequences in the batch.
     pub fn batch(mut self, batch: usize) -> Self {
-        self.batch = batch;
+        self.problem.batch = batch;
         self
     }
     /// Query heads and key/value heads.
     pub fn heads(mut self, num_heads: usize, num_kv_heads: usize) -> Self {
-        (self.num_heads, self.num_kv_heads) = (num_heads, num_kv_heads);
+        (self.problem.num_heads, self.problem.num_kv_heads) = (num_heads, num_kv_heads);
         self
     }
     /// Rows of Q, K and V.
@@ -104,17 +115,17 @@ impl ProblemBuilder {
     }
     /// Rows of Q.
     pub fn seq_len_q(mut self, seq_len_q: usize) -> Self {
-        self.seq_len_q = seq_len_q;
+        self.problem.seq_len_q = seq_len_q;
         self
     }
     /// Rows of K and V.
     pub fn seq_len_kv(mut self, seq_len_kv: usize) -> Self {
-        self.seq_len_kv = seq_len_kv;
+        self.problem.seq_len_kv = seq_len_kv;
         self
     }
     /// Columns of Q and K, and of V unless [`head_dim_v`](Self::head_dim_v) is called.
     pub fn head_dim(mut self, head_dim: usize) -> Self {
-        self.head_dim = head_dim;
+        self.problem.head_dim = head_dim;
         self
     }
     /// Columns of V and O.
@@ -124,17 +135,17 @@ impl ProblemBuilder {
     }
     /// Element type.
     pub fn dtype(mut self, dtype: DType) -> Self {
-        self.dtype = dtype;
+        self.problem.dtype = dtype;
         self
     }
     /// Which keys each row attends to.
     pub fn mask(mut self, mask: Mask) -> Self {
-        self.mask = mask;
+        self.problem.mask = mask;
         self
     }
     /// Positions of query row 0 and key 0 in their sequences (chunked prefill, context parallel).
     pub fn offsets(mut self, q_offset: i32, kv_offset: i32) -> Self {
-        (self.q_offset, self.kv_offset) = (q_offset, kv_offset);
+        (self.problem.q_offset, self.problem.kv_offset) = (q_offset, kv_offset);
         self
     }
     /// Factor on `Q·Kᵀ`. Default: `1/√head_dim`.
@@ -144,12 +155,12 @@ impl ProblemBuilder {
     }
     /// Applies `cap·tanh(s/cap)` to scaled scores.
     pub fn softcap(mut self, cap: f32) -> Self {
-        self.softcap = Some(cap);
+        self.problem.softcap = Some(cap);
         self
     }
     /// Also requests the log-sum-exp.
     pub fn return_lse(mut self, yes: bool) -> Self {
-        self.return_lse = yes;
+        self.problem.return_lse = yes;
         self
     }
     /// Layout of all four tensors: [`Layout::bshd`] (default) or [`Layout::bhsd`].
@@ -164,7 +175,7 @@ impl ProblemBuilder {
     }
     /// Packed sequences of different lengths.
     pub fn var_len(mut self, var_len: VarLen) -> Self {
-        self.var_len = Some(var_len);
+        self.problem.var_len = Some(var_len);
         self
     }
 
@@ -173,45 +184,23 @@ impl ProblemBuilder {
     /// # Errors
     /// The first invalid field.
     pub fn build(self) -> Result<Problem, ProblemError> {
-        let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
-        let sizes = [
-            ("batch", self.batch),
-            ("heads", self.num_heads),
-            ("kv_heads", self.num_kv_heads),
-            ("seq_len_q", self.seq_len_q),
-            ("seq_len_kv", self.seq_len_kv),
-            ("head_dim", self.head_dim),
-            ("head_dim_v", head_dim_v),
-        ];
-        if let Some(&(field, _)) = sizes.iter().find(|s| s.1 == 0) {
-            return Err(ProblemError::ZeroSize { field });
-        }
-        for (field, given) in [("head_dim", self.head_dim), ("head_dim_v", head_dim_v)] {
-            if given % 8 != 0 || given > 256 {
-                return Err(ProblemError::HeadDim { field, given });
-            }
-        }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            return Err(ProblemError::HeadGroups {
-                num_heads: self.num_heads,
-                num_kv_heads: self.num_kv_heads,
-            });
-        }
-        for (field, given) in [("seq_len_q", self.seq_len_q), ("seq_len_kv", self.seq_len_kv)] {
-            too_large(field, given as u128, MAX_SEQ_LEN as u128)?;
-        }
-        self.check_values()?;
-        self.check_var_len()?;
+        let mut problem = self.problem;
+        problem.head_dim_v = self.head_dim_v.unwrap_or(problem.head_dim);
+        problem.softmax_scale = self.softmax_scale.unwrap_or(Problem::default_scale(problem.head_dim));
+        check_sizes(&problem)?;
+        check_values(&problem)?;
+        check_var_len(&problem)?;
 
         let shapes = [
-            ("q", self.seq_len_q, self.num_heads, self.head_dim),
-            ("k", self.seq_len_kv, self.num_kv_heads, self.head_dim),
-            ("v", self.seq_len_kv, self.num_kv_heads, head_dim_v),
-            ("out", self.seq_len_q, self.num_heads, head_dim_v),
+            ("q", problem.seq_len_q, problem.num_heads, problem.head_dim),
+            ("k", problem.seq_len_kv, problem.num_kv_heads, problem.head_dim),
+            ("v", problem.seq_len_kv, problem.num_kv_heads, problem.head_dim_v),
+            ("out", problem.seq_len_q, problem.num_heads, problem.head_dim_v),
         ];
-        let mut layouts = [Layout::bshd([1, 1, 1, 8]); 4];
-        for ((slot, (tensor, seq, heads, dim)), given) in layouts.iter_mut().zip(shapes).zip(self.layouts) {
-            let elements = [self.batch, seq, heads, dim]
+        let slots = [&mut problem.q, &mut problem.k, &mut problem.v, &mut problem.o];
+        for ((slot, (tensor, seq, heads, dim)), given) in slots.into_iter().zip(shapes).zip(self.layouts) {
+            let expected = [problem.batch, seq, heads, dim];
+            let elements = expected
                 .iter()
                 .fold(1u128, |product, &n| product.saturating_mul(n as u128));
             too_large(
@@ -219,7 +208,6 @@ impl ProblemBuilder {
                 elements,
                 MAX_ELEMENTS as u128,
             )?;
-            let expected = [self.batch, seq, heads, dim];
             *slot = given.unwrap_or_else(|| (self.layout)(expected));
             if slot.shape != expected {
                 return Err(ProblemError::Shape {
@@ -230,100 +218,108 @@ impl ProblemBuilder {
             }
             slot.check(tensor)?;
         }
-        let [q, k, v, o] = layouts;
-        o.check_injective("out")?;
-        Ok(Problem {
-            batch: self.batch,
-            num_heads: self.num_heads,
-            num_kv_heads: self.num_kv_heads,
-            seq_len_q: self.seq_len_q,
-            seq_len_kv: self.seq_len_kv,
-            head_dim: self.head_dim,
-            head_dim_v,
-            dtype: self.dtype,
-            mask: self.mask,
-            q_offset: self.q_offset,
-            kv_offset: self.kv_offset,
-            softmax_scale: self.softmax_scale.unwrap_or(Problem::default_scale(self.head_dim)),
-            softcap: self.softcap,
-            return_lse: self.return_lse,
-            q,
-            k,
-            v,
-            o,
-            var_len: self.var_len,
-        })
+        problem.o.check_injective("out")?;
+        Ok(problem)
     }
+}
 
-    fn check_values(&self) -> Result<(), ProblemError> {
-        if let Some(scale) = self.softmax_scale
-            && !(scale.is_finite() && scale > 0.0)
-        {
-            return Err(ProblemError::Value {
-                field: "softmax_scale",
-                given: scale.to_string(),
-                allowed: "it must be finite and above 0",
-            });
-        }
-        if let Some(cap) = self.softcap
-            && !(cap.is_finite() && cap > 0.0)
-        {
-            return Err(ProblemError::Value {
-                field: "softcap",
-                given: cap.to_string(),
-                allowed: "it must be finite and above 0 (leave it out for no cap)",
-            });
-        }
-        for (field, given) in [("q_offset", self.q_offset), ("kv_offset", self.kv_offset)] {
-            if given.unsigned_abs() as usize > MAX_SEQ_LEN {
-                return Err(ProblemError::Value {
-                    field,
-                    given: given.to_string(),
-                    allowed: "it must lie within ±2^28",
-                });
-            }
-        }
-        Ok(())
+fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
+    let sizes = [
+        ("batch", problem.batch),
+        ("heads", problem.num_heads),
+        ("kv_heads", problem.num_kv_heads),
+        ("seq_len_q", problem.seq_len_q),
+        ("seq_len_kv", problem.seq_len_kv),
+        ("head_dim", problem.head_dim),
+        ("head_dim_v", problem.head_dim_v),
+    ];
+    if let Some(&(field, _)) = sizes.iter().find(|s| s.1 == 0) {
+        return Err(ProblemError::ZeroSize { field });
     }
+    for (field, given) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
+        if given % 8 != 0 || given > 256 {
+            return Err(ProblemError::HeadDim { field, given });
+        }
+    }
+    if !problem.num_heads.is_multiple_of(problem.num_kv_heads) {
+        return Err(ProblemError::HeadGroups {
+            num_heads: problem.num_heads,
+            num_kv_heads: problem.num_kv_heads,
+        });
+    }
+    for (field, given) in [("seq_len_q", problem.seq_len_q), ("seq_len_kv", problem.seq_len_kv)] {
+        too_large(field, given as u128, MAX_SEQ_LEN as u128)?;
+    }
+    Ok(())
+}
 
-    fn check_var_len(&self) -> Result<(), ProblemError> {
-        let Some(var_len) = &self.var_len else {
-            return Ok(());
-        };
-        let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
-        let bad = |field, why| Err(ProblemError::VarLen { field, why });
-        if self.batch != 1 {
+fn check_values(problem: &Problem) -> Result<(), ProblemError> {
+    let scale = problem.softmax_scale;
+    if !(scale.is_finite() && scale > 0.0) {
+        return Err(ProblemError::Value {
+            field: "softmax_scale",
+            given: scale.to_string(),
+            allowed: "it must be finite and above 0",
+        });
+    }
+    if let Some(cap) = problem.softcap
+        && !(cap.is_finite() && cap > 0.0)
+    {
+        return Err(ProblemError::Value {
+            field: "softcap",
+            given: cap.to_string(),
+            allowed: "it must be finite and above 0 (leave it out for no cap)",
+        });
+    }
+    for (field, given) in [("q_offset", problem.q_offset), ("kv_offset", problem.kv_offset)] {
+        if given.unsigned_abs() as usize > MAX_SEQ_LEN {
             return Err(ProblemError::Value {
-                field: "batch",
-                given: self.batch.to_string(),
-                allowed: "it must be 1 for packed sequences",
+                field,
+                given: given.to_string(),
+                allowed: "it must lie within ±2^28",
             });
         }
-        for (field, starts, rows) in [
-            ("cu_seqlens_q", q, self.seq_len_q),
-            ("cu_seqlens_kv", kv, self.seq_len_kv),
-        ] {
-            if starts.len() < 2 {
-                return bad(field, format!("has {} entries; one sequence needs 2", starts.len()));
-            }
-            if starts[0] != 0 {
-                return bad(field, format!("starts at {}", starts[0]));
-            }
-            if let Some(pair) = starts.windows(2).find(|pair| pair[0] > pair[1]) {
-                return bad(field, format!("decreases from {} to {}", pair[0], pair[1]));
-            }
-            if starts[starts.len() - 1] as usize != rows {
-                return bad(field, format!("ends at {}, not at {rows}", starts[starts.len() - 1]));
-            }
-        }
-        if q.len() != kv.len() {
-            return bad(
-                "cu_seqlens_kv",
-                format!("has {} entries and cu_seqlens_q {}", kv.len(), q.len()),
-            );
-        }
-        Ok(())
     }
+    Ok(())
+}
+
+fn check_var_len(problem: &Problem) -> Result<(), ProblemError> {
+    let Some(var_len) = &problem.var_len else {
+        return Ok(());
+    };
+    let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
+    let bad = |field, why| Err(ProblemError::VarLen { field, why });
+    if problem.batch != 1 {
+        return Err(ProblemError::Value {
+            field: "batch",
+            given: problem.batch.to_string(),
+            allowed: "it must be 1 for packed sequences",
+        });
+    }
+    for (field, starts, rows) in [
+        ("cu_seqlens_q", q, problem.seq_len_q),
+        ("cu_seqlens_kv", kv, problem.seq_len_kv),
+    ] {
+        if starts.len() < 2 {
+            return bad(field, format!("has {} entries; one sequence needs 2", starts.len()));
+        }
+        if starts[0] != 0 {
+            return bad(field, format!("starts at {}", starts[0]));
+        }
+        if let Some(pair) = starts.windows(2).find(|pair| pair[0] > pair[1]) {
+            return bad(field, format!("decreases from {} to {}", pair[0], pair[1]));
+        }
+        if starts[starts.len() - 1] as usize != rows {
+            return bad(field, format!("ends at {}, not at {rows}", starts[starts.len() - 1]));
+        }
+    }
+    if q.len() != kv.len() {
+        return bad(
+            "cu_seqlens_kv",
+            format!("has {} entries and cu_seqlens_q {}", kv.len(), q.len()),
+        );
+    }
+    Ok(())
 }
 
 fn too_large(what: &str, given: u128, limit: u128) -> Result<(), ProblemError> {

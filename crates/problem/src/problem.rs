@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{CausalAlign, DType, KeyRange, Layout, Mask, ProblemError, TensorView, TensorViewMut};
+use crate::{CausalAlign, DType, KeyRange, Layout, Mask, ProblemBuilder, ProblemError, TensorView, TensorViewMut};
 
 /// Upper limit of a tensor's span in elements: kernels use 32-bit indices.
 pub const MAX_ELEMENTS: usize = 1 << 31;
@@ -39,7 +40,7 @@ pub struct VarLen {
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
+#[serde(remote = "Self")] // so that the impls below can validate
 pub struct Problem {
     pub(crate) batch: usize,
     pub(crate) num_heads: usize,
@@ -62,61 +63,23 @@ pub struct Problem {
     pub(crate) var_len: Option<VarLen>,
 }
 
-/// A deserialised problem before validation.
-#[derive(Deserialize)]
-struct Unchecked {
-    batch: usize,
-    num_heads: usize,
-    num_kv_heads: usize,
-    seq_len_q: usize,
-    seq_len_kv: usize,
-    head_dim: usize,
-    head_dim_v: usize,
-    dtype: DType,
-    mask: Mask,
-    q_offset: i32,
-    kv_offset: i32,
-    softmax_scale: f32,
-    softcap: Option<f32>,
-    return_lse: bool,
-    q: Layout,
-    k: Layout,
-    v: Layout,
-    o: Layout,
-    var_len: Option<VarLen>,
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Problem::serialize(self, serializer)
+    }
 }
 
-impl TryFrom<Unchecked> for Problem {
-    type Error = ProblemError;
-
-    fn try_from(read: Unchecked) -> Result<Problem, ProblemError> {
-        let mut builder = Problem::builder()
-            .batch(read.batch)
-            .heads(read.num_heads, read.num_kv_heads)
-            .seq_len_q(read.seq_len_q)
-            .seq_len_kv(read.seq_len_kv)
-            .head_dim(read.head_dim)
-            .head_dim_v(read.head_dim_v)
-            .dtype(read.dtype)
-            .mask(read.mask)
-            .offsets(read.q_offset, read.kv_offset)
-            .softmax_scale(read.softmax_scale)
-            .return_lse(read.return_lse)
-            .layouts(read.q, read.k, read.v, read.o);
-        if let Some(cap) = read.softcap {
-            builder = builder.softcap(cap);
-        }
-        if let Some(var_len) = read.var_len {
-            builder = builder.var_len(var_len);
-        }
-        builder.build()
+impl<'de> Deserialize<'de> for Problem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Problem, D::Error> {
+        let unchecked = Problem::deserialize(deserializer)?;
+        ProblemBuilder::from(unchecked).build().map_err(D::Error::custom)
     }
 }
 
 impl Problem {
     /// Starts from B1 H1 S128 D64 fp16, full attention.
-    pub fn builder() -> crate::builder::ProblemBuilder {
-        crate::builder::ProblemBuilder::default()
+    pub fn builder() -> ProblemBuilder {
+        ProblemBuilder::default()
     }
 
     /// The default factor on `Q·Kᵀ`: `1/√head_dim`.

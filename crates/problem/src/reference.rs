@@ -206,21 +206,27 @@ impl Keys {
     }
 }
 
-/// `scale · q·k`, soft-capped, of one query row and a range of keys.
-fn scores(
-    problem: &Problem,
+/// `Σ of(q)·of(k)` of one query row and a range of keys.
+fn dot_products(
     keys: &Keys,
     q: &TensorView<'_>,
     [b, h, row]: [usize; 3],
     range: Range<usize>,
+    of: impl Fn(f64) -> f64,
 ) -> Vec<f64> {
-    let mut scores = vec![0.0; range.len()];
+    let mut sums = vec![0.0; range.len()];
     for (d, column) in keys.k_columns.iter().enumerate() {
-        let q_element = q.value(b, row, h, d);
-        for (score, k_element) in scores.iter_mut().zip(&column[range.clone()]) {
-            *score += q_element * k_element;
+        let q_element = of(q.value(b, row, h, d));
+        for (sum, k_element) in sums.iter_mut().zip(&column[range.clone()]) {
+            *sum += q_element * of(*k_element);
         }
     }
+    sums
+}
+
+/// `scale · q·k`, soft-capped, of one query row and a range of keys.
+fn scores(problem: &Problem, keys: &Keys, q: &TensorView<'_>, row: [usize; 3], range: Range<usize>) -> Vec<f64> {
+    let mut scores = dot_products(keys, q, row, range, |x| x);
     for score in &mut scores {
         *score *= f64::from(problem.softmax_scale());
         if let Some(cap) = problem.softcap().map(f64::from) {
@@ -236,24 +242,6 @@ fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let sum = weights.iter().sum();
     (weights, sum, max)
-}
-
-/// `scale · Σ|q·k|` of one query row and a range of keys: the scale of a score's rounding error.
-fn score_magnitudes(
-    problem: &Problem,
-    keys: &Keys,
-    q: &TensorView<'_>,
-    [b, h, row]: [usize; 3],
-    range: Range<usize>,
-) -> Vec<f64> {
-    let mut magnitudes = vec![0.0; range.len()];
-    for (d, column) in keys.k_columns.iter().enumerate() {
-        let q_element = q.value(b, row, h, d).abs() * f64::from(problem.softmax_scale());
-        for (magnitude, k_element) in magnitudes.iter_mut().zip(&column[range.clone()]) {
-            *magnitude += q_element * k_element.abs();
-        }
-    }
-    magnitudes
 }
 
 /// One row of O and its log-sum-exp.
@@ -280,7 +268,10 @@ fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3])
     }
     answer.lse = max + sum.ln();
     if problem.dtype() == DType::E4M3 {
-        let magnitudes = score_magnitudes(problem, keys, q, index, visible);
+        // The rounding error of a score is relative to scale · Σ|q·k|.
+        let mut magnitudes = dot_products(keys, q, index, visible, f64::abs);
+        let scale = f64::from(problem.softmax_scale());
+        magnitudes.iter_mut().for_each(|magnitude| *magnitude *= scale);
         answer.slack = Some(RowSlack::of(&weights, sum, &magnitudes, v_rows, &answer.out));
     }
     answer

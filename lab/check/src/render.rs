@@ -261,7 +261,7 @@ mod tests {
         Found {
             finding: Finding {
                 kind: FindingKind::Race,
-                message: "reads `p_tile` row 3 column 0, which warp 0 lane 5 wrote, with nothing that orders the two"
+                message: "reads `p_tile` row 3 column 0, which warp 0 lane 5 wrote; nothing orders the two accesses"
                     .to_string(),
                 lines: vec![line(120, None), line(7, Some("load_tile"))],
                 actor: actor(1, 0xf0),
@@ -287,7 +287,7 @@ mod tests {
         one(&mut text, &found(), 50, Palette::PLAIN, 60);
         let expected = "\
 error[race]: reads `p_tile` row 3 column 0, which warp 0
-  lane 5 wrote, with nothing that orders the two
+  lane 5 wrote; nothing orders the two accesses
    --> src/kernel.rs:120:9
     |
 120 |     let p = load4(p_tile.at(thread_row, key));

@@ -1,4 +1,4 @@
-//! Meaning of the arithmetic operations.
+//! Arithmetic operations over rows of 32 lanes.
 
 use flashcore_ir::inst::Cmp;
 
@@ -31,21 +31,21 @@ pub(crate) fn un32(r: &mut Registers, k: &Constants, mask: u32, op: Un32, d: Row
         Un32::BF16FromF32 => map1(r, k, mask, d, a, |x| float::f32_to_bf16(f(x))),
         Un32::F32FromU32 => map1(r, k, mask, d, a, |x| (x as f32).to_bits()),
         Un32::F32FromS32 => map1(r, k, mask, d, a, |x| (x as i32 as f32).to_bits()),
-        // Rust's casts saturate and turn NaN into 0, as `cvt.rzi` does.
+        // Rust's casts saturate and map NaN to 0, as `cvt.rzi` does.
         Un32::S32FromF32 => map1(r, k, mask, d, a, |x| f(x) as i32 as u32),
         Un32::U32FromF32 => map1(r, k, mask, d, a, |x| f(x) as u32),
     }
 }
 
-/// A row operation on float pairs whose halves are widened, worked on, and rounded once.
+/// A row operation on float pairs: widens both halves, computes, rounds once.
 macro_rules! halves {
     ($r:ident, $k:ident, $mask:ident, $rows:ident, $which:ident, $op:expr) => {
         map2($r, $k, $mask, $rows, |x, y| float::$which(x, y, 0, |a, b, _| $op(a, b)))
     };
 }
 
-/// Packed 16-bit floats. Compiled once and not for each instruction set: they are rare, and their
-/// code is long.
+/// Packed 16-bit floats. Compiled once instead of per instruction set: these operations are rare
+/// and their code is long.
 #[inline(never)]
 fn packed2(r: &mut Registers, k: &Constants, mask: u32, op: Bin32, rows: [Row; 3]) {
     match op {
@@ -77,8 +77,8 @@ fn packed_fma(r: &mut Registers, k: &Constants, mask: u32, bf16: bool, rows: [Ro
     }
 }
 
-/// Where a division by zero happens its quotient is all ones, as the GPU's division routine gives;
-/// the caller reports it.
+/// The quotient of a division by zero is all ones, as in the GPU's division routine. The caller
+/// reports the division.
 #[inline(always)]
 pub(crate) fn bin32(r: &mut Registers, k: &Constants, mask: u32, op: Bin32, rows: [Row; 3]) {
     match op {
@@ -148,7 +148,7 @@ pub(crate) fn tri32(r: &mut Registers, k: &Constants, mask: u32, op: Tri32, rows
     }
 }
 
-/// Four bytes picked from eight; bit 3 of a selector nibble spreads the byte's sign instead.
+/// `prmt`: selects four of eight bytes. Bit 3 of a selector nibble replicates the sign instead.
 #[inline(always)]
 fn prmt(a: u32, b: u32, selector: u32) -> u32 {
     let bytes = u64::from(b) << 32 | u64::from(a);
@@ -162,10 +162,10 @@ fn prmt(a: u32, b: u32, selector: u32) -> u32 {
     out
 }
 
-/// Bit `4·a + 2·b + c` of the table for each bit position.
+/// `lop3`: each result bit is bit `4·a + 2·b + c` of the table.
 #[inline(always)]
 pub(crate) fn lop3(r: &mut Registers, k: &Constants, mask: u32, rows: [Row; 4], table: u8) {
-    // All ones where a bit of the table is set: the function as a sum of products.
+    // A sum of products: a term is all ones if its bit of the table is set.
     let mut terms = [0u32; 8];
     for (i, term) in terms.iter_mut().enumerate() {
         *term = if table >> i & 1 != 0 { u32::MAX } else { 0 };
@@ -238,7 +238,7 @@ pub(crate) fn shift64(r: &mut Registers, k: &Constants, mask: u32, left: bool, s
     r.set64(d, mask, &value);
 }
 
-/// 64-bit product of 32-bit rows plus a 64-bit row (constant zero where there is none).
+/// 64-bit product of 32-bit rows plus a 64-bit row (constant zero if there is none).
 #[inline(always)]
 pub(crate) fn mad_wide(r: &mut Registers, k: &Constants, mask: u32, signed: bool, [d, a, b]: [Row; 3], c: Option<Row>) {
     let (a, b) = (r.get(k, a), r.get(k, b));
@@ -287,7 +287,7 @@ pub(crate) fn setp32(r: &Registers, k: &Constants, cmp: Cmp, number: Number, a: 
 #[inline(always)]
 pub(crate) fn setp64(r: &Registers, k: &Constants, cmp: Cmp, number: Number, a: Row, b: Row) -> u32 {
     let (a, b) = (r.get64(k, a), r.get64(k, b));
-    // Signed numbers order as unsigned ones once their sign bit is turned around.
+    // Flipping the sign bit gives signed numbers the order of unsigned ones.
     let flip = if number == Number::Signed { 1 << 63 } else { 0u64 };
     match cmp {
         Cmp::Eq => test2(a, b, |x, y| x == y),

@@ -1,14 +1,14 @@
-//! Which reads of registers declared without a first value are surely preceded by a write.
+//! Definite-assignment analysis of registers declared without an initial value.
 //!
-//! Such reads need no check at run time. A lane that gets to an instruction has executed everything
-//! that dominates it, so the usual definite-assignment rules hold for each lane alone, however the
-//! lanes of its warp part.
+//! A read that follows a write on every path needs no check at run time. A lane that reaches an
+//! instruction has executed all its dominators, so the analysis holds for each lane, however the
+//! warp diverges.
 
 use std::collections::HashSet;
 
 use flashcore_ir::{Kernel, Node, Reg};
 
-/// The registers with at least one read that is not proved to follow a write.
+/// The registers with at least one read that may precede the first write.
 pub(crate) fn unproven(kernel: &Kernel) -> HashSet<Reg> {
     let suspects: HashSet<Reg> = kernel.maybe_unwritten().collect();
     let mut pass = Pass {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_on_every_path_are_proof() {
+    fn writes_on_every_path_are_proved() {
         let both = unproven_of(|k| {
             let x = k.var_unwritten::<u32>("x");
             k.if_else(k.lane().lt(5).divergent(), || x.set(1), || x.set(2));
@@ -95,7 +95,7 @@ mod tests {
             k.trace("x", x.get());
         });
         assert_eq!((both, one, in_loop), (0, 1, 1));
-        // Accumulators are declared unwritten and then zeroed: no check is left.
+        // Accumulators are declared unwritten and then zeroed, so no check remains.
         assert_eq!(unproven_of(|k| k.trace("acc", k.acc("acc", 4).var(3).get())), 0);
     }
 }

@@ -1,8 +1,8 @@
-//! `cp.async`: copies that are their own actors until they are waited for.
+//! `cp.async`.
 //!
-//! Each thread's copies are an actor. A copy's epoch is its issuer's when it was started; closing a
-//! group begins a new epoch, so that waiting for a group is knowing the actor up to an epoch. Only
-//! the thread that waits learns it; others learn it from that thread by a later barrier.
+//! The copies of each thread are one actor. A copy has the epoch of its issuer, and closing a group
+//! starts a new epoch. Waiting for a group therefore means that the actor is known up to an epoch.
+//! Only the waiting thread learns it; other threads need a later barrier with that thread.
 
 use std::collections::VecDeque;
 
@@ -15,12 +15,12 @@ use crate::shadow::Pattern;
 use crate::traffic;
 use crate::warp::Warp;
 
-/// A copy whose data has not landed.
+/// A copy in flight.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     lane: u32,
     epoch: Epoch,
-    /// First word of the destination.
+    /// First destination word.
     word: usize,
     words: usize,
     data: [u32; 4],
@@ -29,11 +29,11 @@ struct Pending {
 /// The copies of a warp's threads.
 #[derive(Debug)]
 pub(crate) struct AsyncCopies {
-    /// In the order of issue.
+    /// In order of issue.
     pending: Vec<Pending>,
-    /// By lane: the epoch each open group was closed in, oldest first.
+    /// By lane: the closing epoch of each open group, oldest first.
     groups: [VecDeque<Epoch>; 32],
-    /// By lane: the epoch up to which its copies have been waited for.
+    /// By lane: the epoch up to which copies have been waited for.
     waited: [Epoch; 32],
 }
 
@@ -48,7 +48,7 @@ impl Default for AsyncCopies {
 }
 
 impl AsyncCopies {
-    /// By lane: up to which epoch there are no unfinished copies, `now` where there are none at all.
+    /// By lane: the epoch up to which no copy is in flight; `now` if there is none.
     pub(crate) fn finished(&self, now: Epoch) -> [Epoch; 32] {
         let mut epochs = [now; 32];
         for copy in self.pending.iter().rev() {
@@ -57,12 +57,12 @@ impl AsyncCopies {
         epochs
     }
 
-    /// By lane: the epoch up to which its copies have been waited for.
+    /// By lane: the epoch up to which copies have been waited for.
     pub(crate) fn waited_up_to(&self) -> [Epoch; 32] {
         self.waited
     }
 
-    /// Whether a lane has itself waited for its copies of an epoch.
+    /// Whether a lane has waited for its copies of an epoch.
     pub(crate) fn has_waited(&self, lane: u32, epoch: Epoch) -> bool {
         self.waited[lane as usize] >= epoch
     }
@@ -106,7 +106,7 @@ impl Cluster<'_> {
             if size > 0 {
                 let mut raw = [0u8; 16];
                 let address = from[lane as usize].wrapping_add(src.offset as i64 as u64);
-                // The source's alignment is that of the whole copy, however little is read.
+                // The source is aligned to the whole copy, even if fewer bytes are read.
                 self.read_global_lane(warp, pc, lane, src.object, address, bytes, &mut raw[..size as usize]);
                 for (word, bytes) in data[lane as usize].iter_mut().zip(raw.chunks_exact(4)) {
                     *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -116,7 +116,7 @@ impl Cluster<'_> {
         if too_long != 0 {
             self.report(FindingKind::OutOfBounds, pc, |cluster| {
                 let lane = too_long.trailing_zeros() as usize;
-                let message = format!("a copy of {bytes} bytes is asked to read {} bytes", sizes[lane]);
+                let message = format!("a copy of {bytes} bytes has a source size of {} bytes", sizes[lane]);
                 Details::new(message, cluster.actor(warp.index, too_long))
             });
         }
@@ -159,7 +159,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Closes the group of the active lanes' copies.
+    /// `cp.async.commit_group` for the active lanes.
     pub(crate) fn cp_async_commit(&mut self, warp: &mut Warp) {
         for lane in (0..32).filter(|lane| warp.active >> lane & 1 != 0) {
             self.copies[warp.index].groups[lane].push_back(warp.epoch);
@@ -167,7 +167,7 @@ impl Cluster<'_> {
         warp.epoch = self.next_epoch();
     }
 
-    /// Waits until each active lane has at most `pending` open groups.
+    /// `cp.async.wait_group`: waits until each active lane has at most `pending` open groups.
     pub(crate) fn cp_async_wait(&mut self, warp: &Warp, pending: u32) {
         let copies = &mut self.copies[warp.index];
         let mut learned = 0;
@@ -193,5 +193,5 @@ impl Cluster<'_> {
     }
 }
 
-/// What the destination of a copy reads as until the copy has been waited for: NaN in every type.
+/// The destination of a copy in flight: NaN in every type.
 const POISON: u32 = 0xffff_ffff;

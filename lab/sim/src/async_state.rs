@@ -1,11 +1,11 @@
-//! What a warp keeps of asynchronous work, beside its registers and clocks.
+//! The asynchronous state of a warp: products, mbarrier phases, register settings, cluster barrier.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::clock::Epoch;
 use crate::machine::Machine;
 
-/// Registers that products use together: an accumulator, or operand A of a step.
+/// Registers that products use together: an accumulator, or operand A of one k step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fragment {
     /// Whether it was written since the last `wgmma.fence`.
@@ -13,45 +13,45 @@ pub(crate) struct Fragment {
     /// Products in flight that write it, and that read it.
     pub(crate) writers: u32,
     pub(crate) readers: u32,
-    /// The last of them.
+    /// The last of these products.
     pub(crate) pc: u32,
-    /// Columns of the product that writes it.
+    /// N of the product that writes it.
     pub(crate) n: u32,
 }
 
-/// A product that a warp has issued.
+/// A product issued by a warp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Issued {
-    /// Its number among those of the warpgroup.
+    /// Its number within the warpgroup.
     pub(crate) number: u64,
     pub(crate) epoch: Epoch,
     pub(crate) d: u16,
     pub(crate) a: Option<u16>,
 }
 
-/// What a warp keeps of asynchronous work.
+/// The asynchronous state of a warp.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncState {
     pub(crate) fragments: Vec<Fragment>,
-    /// Whether it has executed a `wgmma.fence` at all.
+    /// Whether it has executed any `wgmma.fence`.
     pub(crate) has_fenced: bool,
     /// Products issued since the last commit.
     pub(crate) open: Vec<Issued>,
-    /// Groups of products not waited for, oldest first.
+    /// Groups of products in flight, oldest first.
     pub(crate) groups: VecDeque<Vec<Issued>>,
-    /// Products issued at all.
+    /// Number of products issued.
     pub(crate) products: u64,
-    /// Registers a thread has, once they have been set.
+    /// Registers per thread after the last `setmaxnreg`.
     pub(crate) registers: Option<u32>,
-    /// What registers were set to, in order.
+    /// All `setmaxnreg` operations with their counts, in order.
     pub(crate) settings: Vec<(u32, u32)>,
-    /// By mbarrier: the phase whose end it has waited for last, and where.
+    /// By mbarrier: the last phase waited for, and where.
     pub(crate) seen: HashMap<u32, (i64, u32)>,
-    /// Phase of the cluster's barrier that each lane has come to and not waited for; 0 for none.
+    /// By lane: the phase of the cluster barrier arrived at and not yet waited for; 0 for none.
     pub(crate) cluster_phase: [u32; 32],
-    /// Whether it knows that the other blocks of the cluster have started.
+    /// Whether the other blocks of the cluster are known to have started.
     pub(crate) peers_started: bool,
-    /// Where it has stored to another block since it last ordered that for the cluster.
+    /// The last store to another block that is not yet ordered at cluster scope.
     pub(crate) remote_store: Option<u32>,
 }
 

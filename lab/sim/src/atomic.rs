@@ -1,4 +1,4 @@
-//! What read-modify-writes compute.
+//! Results of read-modify-write operations.
 
 use flashcore_ir::ScalarType;
 use flashcore_ir::inst::AtomOp;
@@ -20,7 +20,7 @@ pub(crate) fn apply(op: AtomOp, ty: ScalarType, old: u32, value: u32) -> u32 {
     }
 }
 
-/// The same in global memory, where f32 sums flush subnormals (PTX ISA, `atom`).
+/// As [`apply`] for global memory, where f32 sums flush subnormals (PTX ISA, `atom`).
 pub(crate) fn apply_global(op: AtomOp, ty: ScalarType, old: u32, value: u32) -> u32 {
     match (op, ty) {
         (AtomOp::Add, ScalarType::F32) => float::flush(apply(op, ty, float::flush(old), float::flush(value))),

@@ -1,4 +1,4 @@
-//! Named barriers: who has come, who waits, what they teach each other.
+//! Named barriers (`bar`), `bar.warp.sync`, and the report of a deadlock.
 
 use std::rc::Rc;
 
@@ -14,18 +14,18 @@ use crate::warp::{State, Wait, Warp};
 /// One of a block's 16 barriers.
 #[derive(Debug, Default)]
 pub(crate) struct Barrier {
-    /// Threads that the first to come expects.
+    /// Number of threads, as named by the first warp.
     pub(crate) expected: u32,
-    /// Threads that have come.
+    /// Number of threads that have arrived.
     pub(crate) arrived: u32,
-    /// Warps that have come, and where; `true` where they wait.
+    /// Warps that have arrived, and where; `true` if they wait.
     pub(crate) who: Vec<(usize, u32, bool)>,
-    /// All that those who came know.
+    /// The joined clock of the arrived warps.
     clock: Option<Clock>,
 }
 
 impl Cluster<'_> {
-    /// The barrier that all lanes of a warp name.
+    /// The barrier number, which all lanes must share.
     pub(crate) fn barrier_number(&mut self, warp: &Warp, pc: u32, id: Row) -> u8 {
         let ids = warp.registers.get(&self.machine.constants, id);
         let first = ids[warp.active.trailing_zeros() as usize & 31];
@@ -33,8 +33,8 @@ impl Cluster<'_> {
         if !one || first >= 16 {
             self.report(FindingKind::BarrierMismatch, pc, |cluster| {
                 let message = format!(
-                    "the lanes of a warp must name one of the barriers 0 to 15; the first names {first}{}",
-                    if one { "" } else { ", others do not" }
+                    "all lanes of a warp must use one barrier from 0 to 15; the first lane uses {first}{}",
+                    if one { "" } else { ", others differ" }
                 );
                 Details::new(message, cluster.actor(warp.index, warp.active))
             });
@@ -42,14 +42,13 @@ impl Cluster<'_> {
         first as u8 & 15
     }
 
-    /// A warp comes to a barrier. Returns whether that completes it.
+    /// A warp arrives. Returns whether this completes the barrier.
     pub(crate) fn arrive(&mut self, warp: &mut Warp, pc: u32, id: u8, threads: u32, waits: bool) -> bool {
         if warp.active != FULL {
             let missing = !warp.active;
             self.report(FindingKind::MissingLanes, pc, |cluster| {
-                let message = format!(
-                    "a barrier must be executed by all lanes of the warp together; lanes {missing:#010x} are not there"
-                );
+                let message =
+                    format!("all lanes of a warp must execute a barrier together; lanes {missing:#010x} do not");
                 Details::new(message, cluster.actor(warp.index, warp.active))
             });
         }
@@ -66,8 +65,8 @@ impl Cluster<'_> {
             let (actor, other) = (self.actor(warp.index, FULL), self.actor(first, FULL));
             self.findings.report(self.machine, key, || {
                 let message = format!(
-                    "barrier {id} is awaited by {threads} threads here and by {expected} threads there; all who meet at a \
-                     barrier must name one number"
+                    "barrier {id} expects {threads} threads here and {expected} threads there; all uses of a \
+                     barrier must name one thread count"
                 );
                 Details {
                     other: Some(other),
@@ -88,18 +87,17 @@ impl Cluster<'_> {
             let actor = self.actor(warp.index, FULL);
             self.findings.report(self.machine, key, || Details {
                 other: Some(actor),
-                help: Some("let the warp wait until those who awaited it are past the barrier"),
+                help: Some("let the warp wait until the waiting warps have passed the barrier"),
                 ..Details::new(
                     format!(
-                        "warp {} comes to barrier {id} twice before the others came once",
+                        "warp {} arrives at barrier {id} a second time before the others have arrived",
                         actor.warp
                     ),
                     actor,
                 )
             });
         }
-        // What the warp knows goes into the barrier now; who only arrives goes on to do things that
-        // those who wait must not learn of.
+        // Take the clock now: waiting warps must not learn what this warp does after its arrival.
         let mut knowledge = warp.joined(FULL);
         if !waits {
             self.publish(&mut knowledge, warp, FULL);
@@ -121,8 +119,8 @@ impl Cluster<'_> {
         barrier.arrived >= barrier.expected
     }
 
-    /// Adds to a clock all that the named lanes of a warp have done up to now, and what they have started and
-    /// waited for.
+    /// Adds the accesses of some lanes up to now to a clock, and their completed asynchronous
+    /// operations.
     pub(crate) fn publish(&self, clock: &mut Clock, warp: &Warp, lanes: u32) {
         let (actors, now) = (&self.machine.actors, self.epoch);
         let first = 32 * warp.index as u32;
@@ -150,7 +148,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Lets those who wait at a complete barrier go on, all knowing the same.
+    /// Releases the warps that wait at a complete barrier. They share one clock.
     pub(crate) fn release(&mut self, rank: usize, id: u8, warps: &mut [Warp]) {
         let barrier = std::mem::take(&mut self.barriers[rank][usize::from(id)]);
         let Some(mut clock) = barrier.clock else { return };
@@ -168,7 +166,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// `bar.warp.sync`: the named lanes learn what each of them has done.
+    /// `bar.warp.sync`: the lanes learn each other's accesses.
     pub(crate) fn sync_lanes(&mut self, warp: &mut Warp, pc: u32, members: u32) {
         self.check_members(warp, pc, members, "bar.warp.sync");
         let lanes = members & warp.active;
@@ -178,7 +176,7 @@ impl Cluster<'_> {
         warp.epoch = self.next_epoch();
     }
 
-    /// Finds lanes that an exchange names and that are not there, or that execute it unnamed.
+    /// Checks that the active lanes are exactly the lanes of a member mask.
     #[inline(always)]
     pub(crate) fn check_members(&mut self, warp: &Warp, pc: u32, members: u32, name: &'static str) {
         if members != warp.active {
@@ -191,9 +189,9 @@ impl Cluster<'_> {
         let (missing, unnamed) = (members & !warp.active, warp.active & !members);
         self.report(FindingKind::MissingLanes, pc, |cluster| {
             let message = if missing != 0 {
-                format!("`{name}` names lanes {missing:#010x}, which are not there: their branch is elsewhere")
+                format!("`{name}` names lanes {missing:#010x}, which are not active")
             } else {
-                format!("`{name}` is executed by lanes {unnamed:#010x}, which its member mask does not name")
+                format!("lanes {unnamed:#010x} execute `{name}` but are not in its member mask")
             };
             let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
             details.help = Some("move it out of the divergent branch, or make the condition the same in all lanes");
@@ -201,8 +199,8 @@ impl Cluster<'_> {
         });
     }
 
-    /// Once no warp can go on: whether that is the end, or who waits for what.
-    pub(crate) fn judge_end(&mut self, warps: &[Warp]) {
+    /// Called when no warp can continue: reports a deadlock unless all warps have ended.
+    pub(crate) fn check_end(&mut self, warps: &[Warp]) {
         if self.findings.is_livelocked() {
             return;
         }
@@ -213,8 +211,8 @@ impl Cluster<'_> {
         };
         let waiting: Vec<(usize, u32, At)> = warps.iter().filter_map(waits).collect();
         let Some(&(first, pc, at)) = waiting.first() else {
-            self.judge_registers(warps);
-            self.judge_lifetimes();
+            self.check_registers(warps);
+            self.check_lifetimes();
             return;
         };
         let lacks_bytes = |w: &&(usize, u32, At)| match w.2 {
@@ -235,16 +233,16 @@ impl Cluster<'_> {
                 At::Barrier(id) => {
                     let barrier = &self.barriers[warps[warp].rank][usize::from(id)];
                     format!(
-                        "{name} waits at barrier {id} ({line}; {} of {} threads came)",
+                        "{name} waits at barrier {id} ({line}; {} of {} threads have arrived)",
                         barrier.arrived, barrier.expected
                     )
                 }
                 At::Elsewhere(Wait::Phase { mbarrier, parity }) => {
                     format!("{name} waits {} ({line})", self.describe_phase(mbarrier, parity))
                 }
-                At::Elsewhere(Wait::Cluster) => format!("{name} waits at the cluster's barrier ({line})"),
+                At::Elsewhere(Wait::Cluster) => format!("{name} waits at the cluster barrier ({line})"),
                 At::Elsewhere(Wait::Warpgroup) => {
-                    format!("{name} waits for a product that not all warps of its warpgroup have come to ({line})")
+                    format!("{name} waits for a product that not all warps of its warpgroup have issued ({line})")
                 }
                 At::Elsewhere(Wait::Registers { needed }) => format!(
                     "{name} waits for {needed} registers, of which the block's pool has {} ({line})",
@@ -259,9 +257,9 @@ impl Cluster<'_> {
             .map(|warp| warp.index.to_string())
             .collect();
         if !done.is_empty() {
-            parts.push(format!("warps {} have ended", done.join(", ")));
+            parts.push(format!("warps {} have exited", done.join(", ")));
         }
-        let message = format!("nobody can go on: {}", parts.join("; "));
+        let message = format!("no warp can continue: {}", parts.join("; "));
         let other = waiting.iter().find(|w| w.1 != pc).copied();
         let key = Key {
             kind,
@@ -270,14 +268,14 @@ impl Cluster<'_> {
         };
         let help = match at {
             _ if kind == FindingKind::TransactionBytes => {
-                "announce exactly the bytes that copies bring in each phase: whole boxes, in every block that they go to"
+                "announce exactly the bytes of all copies of a phase: whole boxes, in every destination block"
             }
-            At::Barrier(_) => "each warp that a barrier counts must come to it, the same number of times",
+            At::Barrier(_) => "every warp that a barrier counts must arrive at it equally often",
             At::Elsewhere(Wait::Phase { .. }) => {
-                "compare the arrivals that the mbarrier was made with to those that come in a phase, and the parity that is \
-                 waited for to the phase it is in"
+                "compare the arrival count of the mbarrier with the arrivals per phase, and the parity of \
+                 the wait with the current phase"
             }
-            At::Elsewhere(_) => "look at what the others wait for",
+            At::Elsewhere(_) => "check what the other warps wait for",
         };
         let (actor, other) = (self.actor(first, FULL), other.map(|w| self.actor(w.0, FULL)));
         self.findings.report(machine, key, || Details {

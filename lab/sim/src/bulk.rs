@@ -1,9 +1,9 @@
-//! Bulk copies of tensor boxes (the Tensor Memory Accelerator).
+//! Bulk copies of tensor boxes (Tensor Memory Accelerator).
 //!
-//! A load is checked when it is started, with its issuer's clock, as a write by the actor of the mbarrier at
-//! which it completes. It reads the tensor then, and lands later, at a time that the schedule picks. A store
-//! is checked as a read of the tile and a write of the tensor by two actors of the issuing thread, of which
-//! waits for its groups teach.
+//! A load is checked at its start, with its issuer's clock, as a write by the actor of its
+//! mbarrier. It reads the tensor at that time; its data lands later, when the schedule decides. A
+//! store is checked as a read of the tile and a write of the tensor. These are two actors of the
+//! issuing thread, and waiting for the store's group synchronises with them.
 
 use std::collections::VecDeque;
 
@@ -17,19 +17,19 @@ use crate::shared_memory::POISON;
 use crate::traffic::Traffic;
 use crate::warp::Warp;
 
-/// Bulk copies write shared memory at multiples of this (PTX ISA, "cp.async.bulk.tensor").
+/// Alignment of bulk copies in shared memory (PTX ISA, "cp.async.bulk.tensor").
 const SHARED_ALIGN: u32 = 128;
 
-/// A load that has not landed.
+/// A load in flight.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     /// First byte in the cluster's shared memory.
     first: u32,
-    /// Words of the box, in order, before the swizzle.
+    /// The words of the box in order, before swizzling.
     words: Vec<u32>,
     swizzle: flashcore_ir::Swizzle,
     pub(crate) mbarrier: u32,
-    /// Phase of the mbarrier when it was started.
+    /// Phase of the mbarrier when the load started.
     pub(crate) phase: i64,
     epoch: Epoch,
     pub(crate) actor: Actor,
@@ -45,13 +45,13 @@ impl InFlight {
 /// The bulk stores of a warp's threads.
 #[derive(Debug)]
 pub(crate) struct BulkStores {
-    /// Those whose reads, and whose writes, have not been waited for: lane and epoch, in the order of issue.
+    /// Lane and epoch of stores whose reads (or writes) are not yet waited for, in order of issue.
     reads: Vec<(u32, Epoch)>,
     writes: Vec<(u32, Epoch)>,
-    /// By lane: the epoch that each group was closed in, oldest first; for reads and for writes.
+    /// By lane: the closing epoch of each open group, oldest first; for reads and for writes.
     unread: [VecDeque<Epoch>; 32],
     unwritten: [VecDeque<Epoch>; 32],
-    /// The last store started.
+    /// The last store.
     last_pc: u32,
 }
 
@@ -67,7 +67,7 @@ impl Default for BulkStores {
     }
 }
 
-/// By lane: up to which epoch nothing is unfinished.
+/// By lane: the epoch up to which nothing is in flight.
 fn finished(pending: &[(u32, Epoch)], now: Epoch) -> [Epoch; 32] {
     let mut epochs = [now; 32];
     for &(lane, epoch) in pending.iter().rev() {
@@ -85,14 +85,15 @@ impl BulkStores {
     }
 }
 
-/// Bytes of a row of a box that lie in the tensor: where in the row, where in the buffer, how many.
+/// The bytes of a box row that lie inside the tensor: offset in the row, offset in the buffer,
+/// count.
 struct Run {
     within: usize,
     offset: u64,
     bytes: usize,
 }
 
-/// The rows of a box that is at `at`, and which bytes of each lie in the tensor.
+/// The rows of the box at `at`, each with its bytes inside the tensor.
 fn runs(map: &TensorMap, at: &[i32]) -> Vec<Run> {
     let recipe = &map.recipe;
     let element = u64::from(recipe.element.bytes());
@@ -121,7 +122,8 @@ fn runs(map: &TensorMap, at: &[i32]) -> Vec<Run> {
 }
 
 impl<'m> Cluster<'m> {
-    /// Where the box of a lane is in the cluster's shared memory, if it lies in the tile and is aligned.
+    /// The byte offset of a lane's box in the cluster's shared memory, if it is in bounds and
+    /// aligned.
     fn box_place(&mut self, warp: &Warp, pc: u32, lane: u32, at: At, bytes: u32, rank: usize) -> Option<u32> {
         let base = warp.registers.get(&self.machine.constants, at.base)[lane as usize];
         let offset = base
@@ -149,7 +151,7 @@ impl<'m> Cluster<'m> {
                 )
             } else {
                 format!(
-                    "a box at byte {relative} of shared buffer `{}`, byte {offset} of shared memory; boxes begin at multiples of \
+                    "a box at byte {relative} of shared buffer `{}`, byte {offset} of shared memory; boxes start at multiples of \
                      {SHARED_ALIGN}",
                     buffer.name
                 )
@@ -169,8 +171,8 @@ impl<'m> Cluster<'m> {
             .collect()
     }
 
-    /// Whether a lane takes the tensor map that it is meant to take.
-    fn is_its_map(&mut self, warp: &Warp, pc: u32, lane: u32, copy: &BoxCopy) -> bool {
+    /// Whether a lane's copy uses the tensor map of its parameter.
+    fn uses_its_map(&mut self, warp: &Warp, pc: u32, lane: u32, copy: &BoxCopy) -> bool {
         let machine = self.machine;
         let base = warp.registers.get64(&machine.constants, copy.map_base)[lane as usize];
         let address = base.wrapping_add(copy.map_offset as u64);
@@ -183,9 +185,9 @@ impl<'m> Cluster<'m> {
             let name = params[usize::from(copy.map)].name.clone();
             let what = match other {
                 Some(index) => format!("tensor map `{}`", params[index].name),
-                None => format!("what is at {address:#x}, where no tensor map is"),
+                None => format!("address {address:#x}, which is not a tensor map"),
             };
-            let message = format!("a copy that is meant to take tensor map `{name}` takes {what}");
+            let message = format!("a copy declared to use tensor map `{name}` uses {what}");
             let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
             details.object = Some(name);
             details
@@ -193,7 +195,7 @@ impl<'m> Cluster<'m> {
         false
     }
 
-    /// Counts the sectors of a box, once where it goes to several blocks.
+    /// Counts the sectors of a box; once for a multicast.
     fn count_box(&mut self, pc: u32, map: &TensorMap) {
         if !self.traffic.is_empty() {
             let sectors = u64::from(map.bytes.div_ceil(32));
@@ -214,7 +216,7 @@ impl<'m> Cluster<'m> {
         };
         let map: &'m TensorMap = map;
         for lane in (0..32u32).filter(|lane| warp.active >> lane & 1 != 0) {
-            if !self.is_its_map(warp, pc, lane, copy) {
+            if !self.uses_its_map(warp, pc, lane, copy) {
                 continue;
             }
             let ranks = match copy.multicast {
@@ -224,7 +226,7 @@ impl<'m> Cluster<'m> {
             if ranks >> machine.blocks != 0 || ranks == 0 {
                 self.report(FindingKind::OutOfBounds, pc, |cluster| {
                     let message = format!(
-                        "a copy to the blocks of mask {ranks:#x}; the cluster has {} blocks",
+                        "a multicast to block mask {ranks:#x}; the cluster has {} blocks",
                         machine.blocks
                     );
                     Details::new(message, cluster.actor(warp.index, 1 << lane))
@@ -288,14 +290,14 @@ impl<'m> Cluster<'m> {
         if !fenced {
             self.report(FindingKind::MissingFence, pc, |_| {
                 let mut details = Details::new(
-                    format!("a copy completes at mbarrier {name}, which was not made known to copies"),
+                    format!("a copy completes at mbarrier {name}, whose initialisation was not fenced"),
                     actor,
                 );
-                details.help = Some("`fence_mbarrier_init` by the thread that made it, before the barrier");
+                details.help = Some("let the initialising thread execute `fence_mbarrier_init` before the barrier");
                 details
             });
         }
-        self.judge_async_write(warp, pc, lane, tile, first, map.bytes);
+        self.check_async_write(warp, pc, lane, tile, first, map.bytes);
         let cells = (first >> self.shadow.shift) as usize..((first + map.bytes) >> self.shadow.shift) as usize;
         self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, pc);
         let word = first as usize / 4;
@@ -312,14 +314,14 @@ impl<'m> Cluster<'m> {
         });
     }
 
-    /// The words of a box as the tensor has them, zero outside of it.
+    /// The words of a box; zero outside the tensor.
     fn read_box(&mut self, warp: &Warp, pc: u32, lane: u32, param: u16, map: &TensorMap, at: &[i32]) -> Vec<u32> {
         let region = &self.machine.regions[usize::from(param)];
         let mut bytes = vec![0u8; map.bytes as usize];
         for run in runs(map, at) {
             let row = &mut bytes[run.within..run.within + run.bytes];
             if region.overlaid {
-                // As the thread's own loads, 2 bytes at a time.
+                // Reads 2 bytes at a time, like loads of the thread.
                 for (i, part) in row.chunks_mut(2).enumerate() {
                     let address = region.base + run.offset + 2 * i as u64;
                     self.read_global_lane(warp, pc, lane, param, address, 1, part);
@@ -333,7 +335,7 @@ impl<'m> Cluster<'m> {
         bytes.chunks_exact(4).map(word).collect()
     }
 
-    /// Lets one of the loads in flight land.
+    /// Lands one of the loads in flight.
     pub(crate) fn land(&mut self, which: usize) {
         let copy = self.in_flight.swap_remove(which);
         for (i, &word) in copy.words.iter().enumerate() {
@@ -352,7 +354,7 @@ impl<'m> Cluster<'m> {
         };
         let region = &machine.regions[usize::from(copy.map)];
         for lane in (0..32u32).filter(|lane| warp.active >> lane & 1 != 0) {
-            if !self.is_its_map(warp, pc, lane, copy) {
+            if !self.uses_its_map(warp, pc, lane, copy) {
                 continue;
             }
             let Some(first) = self.box_place(warp, pc, lane, copy.shared, map.bytes, warp.rank) else {
@@ -362,7 +364,7 @@ impl<'m> Cluster<'m> {
             self.count_box(pc, map);
             let thread = (32 * warp.index) as u32 + lane;
             let reader = machine.store_reader(warp.index);
-            self.judge_async_read(warp, 1 << lane, pc, copy.shared, &[(first, map.bytes)]);
+            self.check_async_read(warp, 1 << lane, pc, copy.shared, &[(first, map.bytes)]);
             let epoch = warp.epoch;
             let cells = (first >> self.shadow.shift) as usize..((first + map.bytes) >> self.shadow.shift) as usize;
             self.shadow.note_reads(reader, cells, epoch, 1 << lane, pc);
@@ -386,7 +388,7 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Closes the group of the active lanes' stores.
+    /// `cp.async.bulk.commit_group` for the active lanes.
     pub(crate) fn bulk_commit(&mut self, warp: &mut Warp) {
         let stores = &mut self.stores[warp.index];
         for lane in (0..32).filter(|lane| warp.active >> lane & 1 != 0) {
@@ -396,7 +398,8 @@ impl<'m> Cluster<'m> {
         warp.epoch = self.next_epoch();
     }
 
-    /// Waits until each active lane has at most `pending` open groups, read or finished.
+    /// `cp.async.bulk.wait_group`, or its `.read` form: waits until each active lane has at most
+    /// `pending` open groups.
     pub(crate) fn bulk_wait(&mut self, warp: &mut Warp, pending: u32, read: bool) {
         let (actors, active) = (self.machine.actors, warp.active);
         for lane in (0..32u32).filter(|lane| active >> lane & 1 != 0) {
@@ -432,7 +435,7 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Finds stores that may still read a tile when their warp ends, and with it the tile.
+    /// Reports stores that may still read shared memory when their warp ends.
     pub(crate) fn check_stores_at_end(&mut self, warp: &Warp) {
         let stores = &self.stores[warp.index];
         if stores.reads.is_empty() {
@@ -441,9 +444,10 @@ impl<'m> Cluster<'m> {
         let lanes = stores.reads.iter().fold(0, |lanes, (lane, _)| lanes | 1 << lane);
         let pc = stores.last_pc;
         self.report(FindingKind::MissingWait, pc, |cluster| {
-            let message = "a store that nobody has waited for may still read its tile when the block ends".to_string();
+            let message = "a bulk store may still read its tile when the block exits".to_string();
             let mut details = Details::new(message, cluster.actor(warp.index, lanes));
-            details.help = Some("close its group (`bulk_commit`) and wait for it (`bulk_wait_read(0)`) before the end");
+            details.help =
+                Some("close its group (`bulk_commit`) and wait for it (`bulk_wait_read(0)`) before the exit");
             details
         });
     }

@@ -1,30 +1,31 @@
-//! Vector clocks: who knows of whose accesses.
+//! Vector clocks.
 //!
-//! An **actor** is whatever accesses memory on its own: each thread of the cluster, and everything
-//! asynchronous that threads start. Its accesses carry an **epoch**, and a clock holds for every actor the epoch
-//! up to which its owner knows of them: an access is ordered before the owner's next one if and only
-//! if the clock says so.
+//! An **actor** accesses memory independently of others: each thread of the cluster, and each kind
+//! of asynchronous operation that threads start. Every access carries an **epoch**. A clock holds,
+//! for each actor, the epoch up to which its owner is ordered after that actor. An access happens
+//! before the owner's next access if and only if the clock covers its epoch.
 //!
-//! Epochs are drawn from one counter a cluster, so they compare across actors. That gives the fast
-//! path: what is no newer than the oldest epoch in a clock (its *floor*) is known, whoever did it.
+//! One counter per cluster issues all epochs, so they compare across actors. This gives the fast
+//! path: every access up to the oldest epoch in a clock (its *floor*) is covered, whichever actor
+//! made it.
 //!
-//! Where a kernel uses the async proxy (bulk copies, warpgroup products), a clock also holds up to which
-//! epoch each actor's accesses are **fenced**: known by a way that a proxy fence lies on, so that the
-//! async proxy may read what threads have written.
+//! If the kernel uses the async proxy (bulk copies, warpgroup products), a clock also holds the
+//! epoch up to which each actor's accesses are **fenced**. A fenced access is ordered through a
+//! proxy fence, so the async proxy sees it.
 
-/// Something that accesses memory on its own, by its number in the [`Actors`] of a cluster.
+/// An actor, by its number in the [`Actors`] of a cluster.
 pub(crate) type ActorId = u32;
 
-/// The actors of a cluster, in the order of their numbers: its threads; their `cp.async` copies; the reads
-/// of shared memory by their bulk stores, and the writes of global memory by those; the products of each
-/// warpgroup; the bulk copies that complete at each mbarrier; and the launches that this one depends on.
-/// Kinds that a kernel does not have take no numbers.
+/// The actors of a cluster in numeric order: threads; their `cp.async` copies; shared-memory reads
+/// of their bulk stores; global writes of their bulk stores; the products of each warpgroup; the
+/// bulk copies of each mbarrier; and earlier launches. Kinds that a kernel does not use have no
+/// numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Actors {
     pub(crate) threads: u32,
-    /// 0, or as many as threads.
+    /// 0, or the number of threads.
     pub(crate) copies: u32,
-    /// 0, or as many as threads; for reads and for writes.
+    /// 0, or the number of threads; for reads and for writes.
     pub(crate) stores: u32,
     pub(crate) warpgroups: u32,
     pub(crate) mbarriers: u32,
@@ -32,7 +33,7 @@ pub(crate) struct Actors {
     pub(crate) upstream: u32,
 }
 
-/// Who an actor is.
+/// The kind of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ActorKind {
     Thread(u32),
@@ -66,7 +67,7 @@ impl Actors {
         (self.upstream() + self.upstream) as usize
     }
 
-    /// Who an actor is; a thread's agents carry its number.
+    /// The kind of an actor. Copies and stores carry their thread's number.
     pub(crate) fn who(&self, actor: ActorId) -> ActorKind {
         let mut rest = actor;
         for (count, who) in [
@@ -86,10 +87,10 @@ impl Actors {
     }
 }
 
-/// When an actor accessed memory, in its own time.
+/// Time of an access.
 pub(crate) type Epoch = u32;
 
-/// Who did the last write of a cell, kept in the low bits of its [`Stamp`].
+/// The kind of a cell's last writer, stored in the low bits of its [`Stamp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriterKind {
     Thread = 0,
@@ -105,7 +106,7 @@ pub(crate) enum WriterKind {
 pub(crate) struct Stamp(pub(crate) u32);
 
 impl Stamp {
-    /// Nobody has written. Later than everything, so that no clock covers it.
+    /// Never written. Newer than everything, so no clock covers it.
     pub(crate) const NEVER: Stamp = Stamp(u32::MAX);
 
     #[inline(always)]
@@ -118,13 +119,13 @@ impl Stamp {
         self.0 >> 2
     }
 
-    /// Whether something asynchronous wrote: the odd kinds.
+    /// Whether an asynchronous operation wrote: the odd kinds.
     #[inline(always)]
     pub(crate) fn is_agent(self) -> bool {
         self.0 & 1 != 0
     }
 
-    /// Whether the write was one of the async proxy, which is its own fence.
+    /// Whether the async proxy wrote, which needs no proxy fence.
     pub(crate) fn is_bulk(self) -> bool {
         self.0 & 3 == WriterKind::Bulk as u32
     }
@@ -135,12 +136,12 @@ impl Stamp {
     }
 }
 
-/// Stamps up to which everything is known: one compare decides for most accesses.
+/// Stamps up to which all accesses are covered. One compare decides most accesses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     threads: u32,
     agents: u32,
-    /// Newest epoch at which all reads of shared memory are known, whoever did them.
+    /// Newest epoch up to which all reads of shared memory are covered.
     pub(crate) epoch: Epoch,
 }
 
@@ -151,7 +152,7 @@ impl Limits {
         stamp <= limit
     }
 
-    /// The lower of the two.
+    /// The smaller limits of the two.
     pub(crate) fn meet(self, other: Limits) -> Limits {
         Limits {
             threads: self.threads.min(other.threads),
@@ -161,17 +162,17 @@ impl Limits {
     }
 }
 
-/// What somebody knows of every actor.
+/// What its owner is ordered after, per actor.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     known: Vec<Epoch>,
-    /// The same of accesses that are fenced for the async proxy; empty where nothing uses it.
+    /// The fenced epochs of each actor; empty if the kernel does not use the async proxy.
     fenced: Vec<Epoch>,
     actors: Actors,
 }
 
 impl Clock {
-    /// Knows everything up to `epoch`.
+    /// A clock that covers every actor up to `epoch`.
     pub(crate) fn new(actors: Actors, async_proxy: bool, epoch: Epoch) -> Clock {
         let total = actors.total();
         Clock {
@@ -186,19 +187,19 @@ impl Clock {
         self.known[actor as usize] >= epoch
     }
 
-    /// Whether the async proxy may read what an actor wrote.
+    /// Whether the async proxy sees an actor's write.
     #[inline(always)]
     pub(crate) fn has_fenced(&self, actor: ActorId, epoch: Epoch) -> bool {
         self.fenced.get(actor as usize).is_some_and(|&fenced| fenced >= epoch)
     }
 
-    /// Lanes of a warp whose accesses at `epoch` are not known.
+    /// Lanes of a warp whose accesses at `epoch` are not covered.
     #[inline(always)]
     pub(crate) fn unknown_lanes(&self, warp: usize, epoch: Epoch) -> u32 {
         self.unknown_from(32 * warp, epoch)
     }
 
-    /// Lanes of a warp whose bulk stores' reads at `epoch` are not known.
+    /// Lanes of a warp whose bulk-store reads at `epoch` are not covered.
     pub(crate) fn unknown_stores(&self, warp: usize, epoch: Epoch) -> u32 {
         self.unknown_from(self.actors.store_of(32 * warp as u32) as usize, epoch)
     }
@@ -212,7 +213,7 @@ impl Clock {
         lanes
     }
 
-    /// Learns all that `other` knows.
+    /// Joins another clock.
     pub(crate) fn join(&mut self, other: &Clock) {
         for (mine, theirs) in self.known.iter_mut().zip(&other.known) {
             *mine = (*mine).max(*theirs);
@@ -222,50 +223,50 @@ impl Clock {
         }
     }
 
-    /// A proxy fence: what is known is fenced from now on.
+    /// A proxy fence: everything covered is fenced from now on.
     pub(crate) fn fence(&mut self) {
         for (fenced, known) in self.fenced.iter_mut().zip(&self.known) {
             *fenced = (*fenced).max(*known);
         }
     }
 
-    /// Learns of an actor up to `epoch`.
+    /// Covers an actor up to `epoch`.
     pub(crate) fn learn(&mut self, actor: ActorId, epoch: Epoch) {
         let known = &mut self.known[actor as usize];
         *known = (*known).max(epoch);
     }
 
-    /// Learns that an actor's accesses up to `epoch` are fenced.
+    /// Marks an actor's accesses up to `epoch` as fenced.
     pub(crate) fn learn_fenced(&mut self, actor: ActorId, epoch: Epoch) {
         if let Some(fenced) = self.fenced.get_mut(actor as usize) {
             *fenced = (*fenced).max(epoch);
         }
     }
 
-    /// Learns of the named lanes of a warp up to `epoch`.
+    /// Covers lanes of a warp up to `epoch`.
     pub(crate) fn learn_threads(&mut self, warp: usize, lanes: u32, epoch: Epoch) {
         for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
             self.learn(32 * warp as u32 + lane, epoch);
         }
     }
 
-    /// Learns of 32 actors, from `first` on, up to an epoch each; of the named lanes' only.
+    /// Covers 32 actors from `first`, each up to its epoch, for the lanes in `lanes`.
     pub(crate) fn learn_lanes(&mut self, first: ActorId, lanes: u32, epochs: &[Epoch; 32]) {
         for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
             self.learn(first + lane, epochs[lane as usize]);
         }
     }
 
-    /// What is known whoever did it.
+    /// The limits of the fast path.
     pub(crate) fn limits(&self) -> Limits {
         let floor = |first: ActorId, count: u32| {
             let known = &self.known[first as usize..(first + count) as usize];
-            // Where there is nobody, everything is known, but not what has never been written.
+            // Without actors of a kind everything is covered, except what was never written.
             known.iter().copied().min().unwrap_or(u32::MAX >> 3)
         };
         let actors = &self.actors;
         let threads = floor(0, actors.threads);
-        // Reads by threads, bulk stores and products; writes by copies of both kinds.
+        // Reads: threads, bulk stores and products. Writes: also both kinds of copies.
         let stores = floor(actors.store_of(0), actors.stores);
         let products = floor(actors.warpgroup(0), actors.warpgroups);
         let copies = floor(actors.copy_of(0), actors.copies).min(floor(actors.mbarrier(0), actors.mbarriers));
@@ -281,7 +282,7 @@ impl Clock {
 mod tests {
     use super::*;
 
-    /// The actors of a kernel that uses everything.
+    /// Actors of a kernel that uses every kind.
     fn everything() -> Actors {
         Actors {
             threads: 128,
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn every_actor_has_a_number_of_its_own() {
+    fn actor_numbers_are_distinct() {
         let actors = everything();
         let numbers = [
             (5, ActorKind::Thread(5)),
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn knowledge_is_learned_and_joined() {
+    fn learn_and_join() {
         let mut a = Clock::new(with_copies(64), false, 3);
         assert!(a.knows(5, 3) && !a.knows(5, 4));
         a.learn_threads(0, 0b10_0000, 9);
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_covers_what_is_known_when_it_is_executed() {
+    fn fences_apply_to_accesses_known_at_the_fence() {
         let mut clock = Clock::new(everything(), true, 3);
         clock.learn(7, 10);
         assert!(clock.knows(7, 10) && !clock.has_fenced(7, 10));
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_cover_what_everybody_is_known_to_have_done() {
+    fn limits_are_the_oldest_known_epochs() {
         let mut clock = Clock::new(with_copies(32), false, 3);
         clock.learn_threads(0, u32::MAX, 8);
         let limits = clock.limits();
@@ -362,7 +363,7 @@ mod tests {
         };
         assert!(!Clock::new(alone, false, 3).limits().cover(Stamp::NEVER.0));
 
-        // Reads are known only as far as those of the slowest reader.
+        // Reads are covered only up to the slowest reader.
         let mut clock = Clock::new(everything(), true, 3);
         for warp in 0..4 {
             clock.learn_threads(warp, u32::MAX, 8);

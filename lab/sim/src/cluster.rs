@@ -1,8 +1,8 @@
-//! A running cluster (one block or more): its warps, its shared memory, and the schedule that interleaves
-//! them and what they have started.
+//! A running cluster (one block or more): its warps, its shared memory, and the schedule that
+//! interleaves warps and asynchronous operations.
 //!
-//! The blocks' shared memories lie one after the other, in the order of ranks, and warps are numbered through:
-//! a block reaches into another's memory as it does into its own.
+//! The shared memories of the blocks are contiguous, in order of rank, and warps are numbered
+//! across blocks. Accesses to another block's memory therefore need no special case.
 
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
@@ -23,11 +23,11 @@ use crate::shadow::Shadow;
 use crate::traffic::Traffic;
 use crate::warp::{State, Wait, Warp};
 
-/// Everything of a cluster but its warps.
+/// The state of a cluster, except its warps.
 pub(crate) struct Cluster<'m> {
     pub(crate) machine: &'m Machine<'m>,
     pub(crate) linear: u64,
-    /// Shared memory, in words.
+    /// Shared memory in words.
     pub(crate) words: Vec<u32>,
     pub(crate) shadow: Shadow,
     /// By rank.
@@ -37,12 +37,12 @@ pub(crate) struct Cluster<'m> {
     pub(crate) copies: Vec<AsyncCopies>,
     pub(crate) stores: Vec<BulkStores>,
     pub(crate) warpgroups: Vec<Warpgroup>,
-    /// Bulk loads that have not landed.
+    /// Bulk loads in flight.
     pub(crate) in_flight: Vec<InFlight>,
     pub(crate) peers: Peers,
-    /// By rank: registers that no warp has.
+    /// By rank: free registers of the block's pool.
     pub(crate) registers: Vec<u32>,
-    /// Whether something has happened that blocked warps may wait for.
+    /// Whether an event occurred that blocked warps may wait for.
     pub(crate) woken: bool,
     pub(crate) overlay: Overlay<'m>,
     pub(crate) atomics: Vec<AtomicRecord>,
@@ -50,14 +50,14 @@ pub(crate) struct Cluster<'m> {
     pub(crate) executed: Vec<Count>,
     pub(crate) traces: Vec<TraceRecord>,
     pub(crate) traffic: Vec<Traffic>,
-    /// By operation: what its asynchronous copies cost where they land.
+    /// By operation: cost of asynchronous copies at their destination.
     pub(crate) landings: Vec<Traffic>,
     pub(crate) log: Log,
-    /// The newest epoch handed out.
+    /// The newest issued epoch.
     pub(crate) epoch: Epoch,
 }
 
-/// What a cluster leaves behind.
+/// The result of a cluster.
 pub(crate) struct ClusterResult {
     pub(crate) linear: u64,
     pub(crate) pages: Pages,
@@ -105,7 +105,7 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// A fresh epoch, later than every one before.
+    /// Issues a new epoch.
     pub(crate) fn next_epoch(&mut self) -> Epoch {
         self.epoch += 1;
         self.epoch
@@ -115,7 +115,7 @@ impl<'m> Cluster<'m> {
         self.machine.actor(self.linear, warp, lanes)
     }
 
-    /// A warp as messages call it.
+    /// A warp's name in messages.
     pub(crate) fn warp_name(&self, warp: usize) -> String {
         let actor = self.actor(warp, 0);
         if self.machine.blocks > 1 {
@@ -126,16 +126,16 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Stops a warp at an operation that it cannot execute yet.
+    /// Blocks a warp at an operation that it cannot execute yet.
     pub(crate) fn block(&mut self, warp: &mut Warp, pc: u32, wait: Wait) {
         warp.state = State::Blocked(wait);
-        // It will be executed again.
+        // The operation will be executed again.
         let count = &mut self.executed[pc as usize];
         count.warps -= 1;
         count.lanes -= u64::from(warp.active.count_ones());
     }
 
-    /// Reports a finding at an operation, without a second side.
+    /// Reports a finding without a second access.
     #[cold]
     #[inline(never)]
     pub(crate) fn report(&mut self, kind: FindingKind, pc: u32, details: impl FnOnce(&Self) -> Details) {
@@ -168,7 +168,7 @@ impl<'m> Cluster<'m> {
                 break;
             }
             let chosen = ready[rng.below(ready.len() as u32) as usize];
-            // Mostly long turns, for speed; short ones now and then, to mix accesses finely.
+            // Mostly long time slices for speed, sometimes short ones for fine interleaving.
             let turn = if rng.below(8) == 0 {
                 1 + rng.below(8)
             } else {
@@ -196,7 +196,7 @@ impl<'m> Cluster<'m> {
                 }
             }
         }
-        self.judge_end(&warps);
+        self.check_end(&warps);
         ClusterResult {
             linear: self.linear,
             pages: self.overlay.pages,
@@ -214,11 +214,11 @@ impl<'m> Cluster<'m> {
         let budget = self.machine.options.max_instructions;
         self.report(FindingKind::Livelock, warp.pc, |cluster| {
             let message = format!(
-                "{} has executed {budget} instructions and is still here: a loop that does not end, or a budget too small",
+                "{} has executed {budget} instructions without exiting: an endless loop, or a budget that is too small",
                 cluster.warp_name(warp.index)
             );
             let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
-            details.help = Some("look at what should change the loop's condition; raise `max_instructions` if the work is that long");
+            details.help = Some("check the loop condition; raise `max_instructions` if the kernel needs more");
             details
         });
     }

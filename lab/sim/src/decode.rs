@@ -1,4 +1,4 @@
-//! Decodes an instruction of the IR: which operation, which rows, which class it is counted in.
+//! Decodes IR instructions into operations, rows and classes.
 
 use flashcore_ir::inst::{Inst, MmaAcc, MmaInput, Scope, Space, StoreSource};
 use flashcore_ir::{Operand, RegClass, ScalarType};
@@ -10,7 +10,7 @@ use crate::report::Class;
 use crate::rows::{File, file_of};
 
 impl Lowering<'_> {
-    /// The operation an instruction is; `None` if no machine has it.
+    /// The operation and class of an instruction; `None` if no such machine instruction exists.
     pub(crate) fn decode(&mut self, inst: &Inst) -> Option<(Op, Class)> {
         Some(match inst {
             Inst::Mov { dst, src } => (self.mov(*dst, *src), Class::Alu),
@@ -297,7 +297,7 @@ impl Lowering<'_> {
 }
 
 fn width(bytes: u32, count: u32) -> Option<Width> {
-    // A memory access moves at most 16 bytes a lane.
+    // A memory access moves at most 16 bytes per lane.
     (matches!(bytes, 2 | 4 | 8) && matches!(count, 1 | 2 | 4) && bytes * count <= 16).then_some(Width {
         count: count as u8,
         log_bytes: bytes.trailing_zeros() as u8,

@@ -1,4 +1,4 @@
-//! Decodes arithmetic: which operation each (operator, type) pair is.
+//! Decodes arithmetic: maps each (operator, type) pair to an operation.
 
 use flashcore_ir::inst::{BinOp, Cvt, UnOp};
 use flashcore_ir::{Operand, Reg, ScalarType};
@@ -210,7 +210,7 @@ impl Lowering<'_> {
     }
 }
 
-/// `[add, sub, mul, min, max]` of a float type.
+/// Selects from `[add, sub, mul, min, max]` of a float type.
 fn float(op: BinOp, table: [Bin32; 5]) -> Option<Bin32> {
     let at = match op {
         BinOp::Add => 0,
@@ -271,7 +271,7 @@ fn int64(op: BinOp, signed: bool) -> Option<Bin64> {
     })
 }
 
-/// How a comparison reads its operands.
+/// How a comparison interprets its operands.
 pub(crate) fn number(ty: ScalarType) -> Option<Number> {
     use ScalarType as T;
     Some(match ty {

@@ -1,5 +1,5 @@
-//! Decodes what is asynchronous or between blocks: mbarriers, bulk copies, products of warpgroups, clusters;
-//! and finds the registers that products use.
+//! Decodes asynchronous and cluster instructions: mbarriers, bulk copies, warpgroup products. Also
+//! finds the registers that products use.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::program::{At, BoxCopy, Op, Product, ProductA, SharedOperand};
 use crate::report::Class;
 
 impl Lowering<'_> {
-    /// Numbers the registers that products use: those of one accumulator, or of one operand A, together.
+    /// Numbers the fragments: the registers of one accumulator or of one operand A.
     pub(crate) fn find_fragments(&mut self) {
         let mut runs: Vec<(Reg, u32)> = Vec::new();
         self.kernel.for_each_inst(&mut |inst, _| {
@@ -22,7 +22,8 @@ impl Lowering<'_> {
                 }
             }
         });
-        // Runs that overlap are one fragment. Sorted, each overlaps the one before or none.
+        // Merge overlapping runs into one fragment. In sorted order a run overlaps its predecessor
+        // or nothing.
         runs.sort_by_key(|(reg, count)| (reg.class, reg.index, *count));
         runs.dedup();
         let mut merged: Vec<(Reg, u32)> = Vec::new();
@@ -43,7 +44,7 @@ impl Lowering<'_> {
         self.fragments = fragments;
     }
 
-    /// The operation that an asynchronous instruction is.
+    /// The operation and class of an asynchronous instruction.
     pub(crate) fn asynchronous(&mut self, inst: &Inst) -> Option<(Op, Class)> {
         Some(match inst {
             Inst::Elect { dst } => (Op::Elect { d: self.reg(*dst) }, Class::Exchange),
@@ -53,7 +54,7 @@ impl Lowering<'_> {
                 (Op::SetMaxRegs { regs, raise }, Class::Sync)
             }
             Inst::DependencyWait => (Op::DependencyWait, Class::Sync),
-            // One launch is simulated at a time: nothing depends on it.
+            // Only one launch is simulated at a time, so the trigger has no effect.
             Inst::DependencyTrigger => (Op::Nothing, Class::Sync),
             Inst::FenceProxyAsync => (Op::FenceProxyAsync, Class::Sync),
             Inst::FenceMbarrierInit => (Op::FenceMbarrierInit, Class::Sync),

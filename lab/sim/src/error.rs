@@ -1,66 +1,66 @@
-//! Why a kernel cannot be simulated at all.
+//! Errors that prevent a simulation.
 
 use flashcore_ir::ScalarType;
 use flashcore_ir::launch::TensorMapProblem;
 use thiserror::Error;
 
-/// A launch that does not fit its kernel, or something the simulator does not model.
+/// The launch does not fit its kernel, or the simulator does not support it.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SimError {
     /// Wrong number of arguments.
     #[error(
-        "kernel `{kernel}` has {expected} parameters, the launch brings {given} arguments; bring one for each parameter"
+        "kernel `{kernel}` has {expected} parameters, but the launch has {given} arguments; pass one per parameter"
     )]
     ArgumentCount {
         /// The kernel's name.
         kernel: String,
-        /// Parameters it has.
+        /// Parameters of the kernel.
         expected: usize,
         /// Arguments given.
         given: usize,
     },
     /// An argument of the wrong type.
-    #[error("parameter {index} `{name}` is a {expected}, the argument is {given}")]
+    #[error("parameter {index} `{name}` is a {expected}, but the argument is {given}")]
     ArgumentType {
-        /// Which parameter.
+        /// The parameter's index.
         index: usize,
-        /// Its name.
+        /// The parameter's name.
         name: String,
-        /// What it takes.
+        /// The expected type.
         expected: String,
-        /// What was given.
+        /// The given type.
         given: String,
     },
-    /// An argument names a buffer that the launch does not have.
+    /// An argument refers to a buffer slot that does not exist.
     #[error("argument {index} is buffer slot {slot}; the launch has {slots} buffers")]
     NoSuchSlot {
-        /// Which argument.
+        /// The argument's index.
         index: usize,
-        /// The slot it names.
+        /// The slot.
         slot: usize,
-        /// Buffers of the launch.
+        /// Number of buffers in the launch.
         slots: usize,
     },
-    /// The wrong number of buffers was brought.
-    #[error("the launch needs {expected} buffers, {given} were brought")]
+    /// Wrong number of buffers.
+    #[error("the launch needs {expected} buffers; {given} were given")]
     BufferCount {
-        /// Buffers of the launch.
+        /// Number of buffers in the launch.
         expected: usize,
-        /// Buffers brought.
+        /// Number of buffers given.
         given: usize,
     },
-    /// A buffer smaller than the launch says.
+    /// A buffer is smaller than the launch declares.
     #[error("buffer `{name}` has {given} bytes; the launch needs {expected}")]
     BufferSize {
-        /// Its name.
+        /// The buffer's name.
         name: String,
-        /// Bytes needed.
+        /// Required bytes.
         expected: u64,
-        /// Bytes brought.
+        /// Given bytes.
         given: u64,
     },
-    /// A launch that writes a buffer which it declares as read only.
+    /// The kernel writes a buffer that the launch declares read-only.
     #[error(
         "parameter `{name}` is writable, but its buffer `{buffer}` is declared `written: false`; set it in the launch's buffer"
     )]
@@ -70,93 +70,92 @@ pub enum SimError {
         /// The buffer.
         buffer: String,
     },
-    /// Threads a block other than the kernel was made for.
-    #[error("kernel `{kernel}` is made for {expected} threads a block ([{expected}, 1, 1]); the launch has {given:?}")]
+    /// The block size does not match the kernel.
+    #[error("kernel `{kernel}` needs {expected} threads per block ([{expected}, 1, 1]); the launch has {given:?}")]
     Threads {
         /// The kernel's name.
         kernel: String,
-        /// Threads it is made for.
+        /// Threads per block of the kernel.
         expected: u32,
-        /// The launch's block.
+        /// Block dimensions of the launch.
         given: [u32; 3],
     },
-    /// A grid without blocks, or with more than a device takes.
+    /// An empty grid, or one that exceeds device limits.
     #[error("a grid of {0:?} blocks; each dimension must be at least 1, y and z at most 65,535")]
     Grid([u32; 3]),
     /// Too little dynamic shared memory.
-    #[error(
-        "kernel `{kernel}` uses {needed} B of dynamic shared memory, the launch asks for {given} B; ask for {needed}"
-    )]
+    #[error("kernel `{kernel}` needs {needed} B of dynamic shared memory; the launch requests {given} B")]
     SharedMemory {
         /// The kernel's name.
         kernel: String,
-        /// Bytes its ledger takes.
+        /// Bytes the kernel needs.
         needed: u32,
-        /// Bytes the launch asks for.
+        /// Bytes the launch requests.
         given: u32,
     },
     /// More shared memory than any GPU has.
-    #[error("{needed} B of shared memory a block; no GPU has more than {allowed}")]
+    #[error("{needed} B of shared memory per block; no GPU has more than {allowed} B")]
     SharedMemoryTooLarge {
-        /// Bytes the kernel's ledger takes.
+        /// Bytes the kernel needs.
         needed: u32,
-        /// Bytes there can be.
+        /// The largest size of any GPU.
         allowed: u32,
     },
-    /// A cluster that the kernel was not made for, that no device has, or that the grid is no multiple of.
+    /// A cluster that does not match the kernel, exceeds device limits, or does not divide the
+    /// grid.
     #[error(
-        "clusters of {given:?} blocks in a grid of {grid:?}; clusters have 1 to 16 blocks, divide the grid{}",
-        match needed { Some(n) => format!(", and this kernel is made for [{n}, 1, 1]"), None => String::new() }
+        "clusters of {given:?} blocks in a grid of {grid:?}; clusters have 1 to 16 blocks and divide the grid{}",
+        match needed { Some(n) => format!("; this kernel needs [{n}, 1, 1]"), None => String::new() }
     )]
     Cluster {
-        /// The launch's.
+        /// The launch's cluster.
         given: [u32; 3],
         /// The launch's grid.
         grid: [u32; 3],
-        /// Blocks along x that the kernel is made for, if it is made for clusters.
+        /// Cluster size along x of the kernel, if it has one.
         needed: Option<u32>,
     },
-    /// A tensor map that cannot be.
+    /// An invalid tensor map.
     #[error("tensor map `{name}`: {problem}")]
     TensorMap {
         /// The parameter.
         name: String,
-        /// What is wrong with it.
+        /// What is wrong.
         problem: TensorMapProblem,
     },
-    /// A tensor map whose boxes are not those that the kernel copies.
+    /// The box of a tensor map does not match the kernel.
     #[error(
-        "tensor map `{name}` has boxes of {given:?}, the kernel copies boxes of {needed:?}; make its recipe from \
+        "tensor map `{name}` has boxes of {given:?}, but the kernel copies boxes of {needed:?}; create its recipe with \
          `Kernel::tensor_box`"
     )]
     TensorBox {
         /// The parameter.
         name: String,
-        /// Elements along each dimension in the kernel.
+        /// The kernel's box, elements per dimension.
         needed: Vec<u32>,
-        /// Elements along each dimension in the launch.
+        /// The launch's box, elements per dimension.
         given: Vec<u32>,
     },
-    /// More values alive at once than the interpreter's register file has rows.
-    #[error("{live} values are alive at once, the simulator has {allowed} rows; a GPU thread has 255 registers")]
+    /// More live values than the register file has rows.
+    #[error("{live} values are live at once; the simulator has {allowed} rows, and a GPU thread has 255 registers")]
     TooManyRegisters {
-        /// Values alive.
+        /// Live values.
         live: usize,
-        /// Rows there are.
+        /// Available rows.
         allowed: usize,
     },
-    /// More different immediates than the interpreter has rows for.
-    #[error("{constants} different constants, the simulator has {allowed} rows; unroll less")]
+    /// More distinct immediates than the simulator has rows for.
+    #[error("{constants} distinct constants; the simulator has {allowed} rows (unroll less)")]
     TooManyConstants {
-        /// Different constants.
+        /// Distinct constants.
         constants: usize,
-        /// Rows there are.
+        /// Available rows.
         allowed: usize,
     },
-    /// An instruction and type that no machine instruction exists for.
-    #[error("`{instruction}` has no meaning")]
+    /// A combination of instruction and type that does not exist in PTX.
+    #[error("`{instruction}` does not exist in PTX")]
     NoSuchInstruction {
-        /// As the IR prints it.
+        /// The instruction as the IR prints it.
         instruction: String,
     },
 }

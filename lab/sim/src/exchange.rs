@@ -1,4 +1,4 @@
-//! Exchanges between the lanes of a warp: shfl, vote, redux. None of them orders memory.
+//! Warp exchanges: shfl, vote, redux. None of them orders memory.
 
 use flashcore_ir::inst::{ShflMode, VoteMode};
 
@@ -10,7 +10,7 @@ use crate::registers::FULL;
 use crate::warp::Warp;
 
 impl Cluster<'_> {
-    /// `shfl.sync` (PTX ISA, `shfl`): lanes without a valid source keep their own value.
+    /// `shfl.sync` (PTX ISA, `shfl`). Lanes without a valid source keep their own value.
     #[inline(always)]
     pub(crate) fn shfl(&mut self, warp: &mut Warp, pc: u32, mode: ShflMode, [d, src, lane]: [Row; 3], members: u32) {
         self.check_members(warp, pc, members, "shfl.sync");
@@ -38,7 +38,7 @@ impl Cluster<'_> {
         if absent != 0 {
             let active = warp.active;
             self.report(FindingKind::MissingLanes, pc, |cluster| {
-                let message = format!("`shfl.sync` reads from lanes {absent:#010x}, which are not there");
+                let message = format!("`shfl.sync` reads from lanes {absent:#010x}, which are not active");
                 Details::new(message, cluster.actor(warp.index, active))
             });
         }

@@ -1,68 +1,70 @@
-//! [`Finding`]: what is wrong, where, who did it, and to which bytes.
+//! [`Finding`]: an error in a kernel, with place, actor and bytes.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What kind of mistake.
+/// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// An access outside the object it was meant for.
+    /// An access outside its object.
     OutOfBounds,
-    /// An address that is no multiple of the access's size.
+    /// An address that is not a multiple of the access size.
     Misaligned,
     /// A write through a read-only parameter.
     ReadOnly,
     /// A load through the read-only cache from memory that the kernel writes.
     ReadOnlyCache,
-    /// A read of bytes or of a register that nobody has written.
+    /// A read of memory or of a register that was never written.
     NeverWritten,
-    /// Two accesses to one byte, at least one a write, that nothing orders.
+    /// Two unordered accesses to one byte, at least one of them a write.
     Race,
-    /// An access to the destination of an asynchronous copy that has not been waited for.
+    /// An access to the destination of an asynchronous copy before waiting for it.
     MissingWait,
-    /// Threads at a barrier that do not agree on it, or that end while others wait.
+    /// Inconsistent use of a barrier, or a thread that exits while others wait at it.
     BarrierMismatch,
     /// Warps that wait for each other.
     Deadlock,
-    /// A warp that does not come to an end.
+    /// A warp that does not terminate.
     Livelock,
-    /// A condition declared uniform whose lanes disagree.
+    /// A condition declared uniform that differs between lanes.
     NotUniform,
-    /// An instruction that names lanes which are not there, or an aligned one without all of them.
+    /// A member mask that does not match the active lanes, or an `.aligned` instruction in a
+    /// divergent warp.
     MissingLanes,
     /// An integer division by zero.
     DivisionByZero,
-    /// Bytes that two blocks write, or one writes and another reads.
+    /// Bytes that one block writes and another block reads or writes.
     BlockRace,
-    /// An mbarrier that was not made, was made twice, or gets too many arrivals.
+    /// An mbarrier that is uninitialised, initialised twice, or has too many arrivals.
     Mbarrier,
-    /// A wait for a phase that has been waited for before.
+    /// A wait for a phase that the warp has already waited for.
     WrongPhase,
-    /// Bytes of copies other than those announced at their mbarrier.
+    /// The bytes of copies differ from those announced at their mbarrier.
     TransactionBytes,
-    /// A fence that is missing: for the async proxy, before a product, after an mbarrier is made, for a cluster.
+    /// A missing fence: proxy fence, `wgmma.fence`, mbarrier-init fence, or release at cluster
+    /// scope.
     MissingFence,
-    /// Registers touched while a product that uses them is in flight.
+    /// Registers accessed while a product uses them.
     InFlight,
-    /// A matrix descriptor that does not describe its tile.
+    /// A matrix descriptor that does not match its tile.
     Descriptor,
-    /// Warps of a warpgroup that do not execute the same products.
+    /// Warps of a warpgroup that execute different products.
     Warpgroup,
-    /// Registers set to what they cannot be, or not by a whole warpgroup.
+    /// An invalid register count, or one not set by the whole warpgroup.
     Registers,
-    /// An access to a block of the cluster that may not have started or may have ended.
+    /// An access to a block of the cluster that may not have started or may have exited.
     PeerLifetime,
-    /// An access to global memory before the launches that this one depends on are known to have ended.
+    /// An access to global memory before `griddepcontrol.wait`.
     BeforeDependency,
     /// A trap.
     Trap,
 }
 
 impl FindingKind {
-    /// As findings print it.
+    /// The name as printed in findings.
     pub fn name(self) -> &'static str {
         match self {
             FindingKind::OutOfBounds => "out-of-bounds",
@@ -94,16 +96,16 @@ impl FindingKind {
     }
 }
 
-/// A line of the kernel's source.
+/// A source line of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Line {
-    /// Path as the compiler saw it.
+    /// The path as the compiler saw it.
     pub file: &'static str,
     /// From 1.
     pub line: u32,
     /// From 1.
     pub column: u32,
-    /// The tile verb that the line is in; `None` for the kernel's own line.
+    /// The tile verb that contains the line; `None` for the kernel's own line.
     pub verb: Option<&'static str>,
 }
 
@@ -117,14 +119,14 @@ impl fmt::Display for Line {
     }
 }
 
-/// Who did it.
+/// The lanes that made an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Actor {
     /// Block index.
     pub block: [u32; 3],
-    /// Warp of the block.
+    /// Warp index in the block.
     pub warp: u32,
-    /// Lanes of the warp, a bit each.
+    /// Bit mask of lanes.
     pub lanes: u32,
 }
 
@@ -147,37 +149,37 @@ impl fmt::Display for Actor {
     }
 }
 
-/// The other side of a finding that takes two.
+/// The second access of a finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Other {
-    /// Where, the kernel's own line first, then each verb's.
+    /// Source lines: the kernel's own line, then those of the tile verbs.
     pub lines: Vec<Line>,
-    /// Who.
+    /// The lanes that made it.
     pub actor: Actor,
 }
 
-/// Something wrong with a kernel, as a run showed it. Prints like a compiler's message.
+/// An error that a run revealed. Prints like a compiler message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What kind of mistake.
+    /// The kind of error.
     pub kind: FindingKind,
-    /// What happened, in a sentence.
+    /// What happened, in one sentence.
     pub message: String,
-    /// Where, the kernel's own line first, then each verb's.
+    /// Source lines: the kernel's own line, then those of the tile verbs.
     pub lines: Vec<Line>,
-    /// Who did it, the first time.
+    /// The lanes of the first occurrence.
     pub actor: Actor,
-    /// The access it collides with, the other party it waits for.
+    /// The conflicting access, or the party it waits for.
     pub other: Option<Other>,
     /// The buffer or register.
     pub object: Option<String>,
-    /// The bytes of the object, from its start: first, and one past the last.
+    /// Byte range in the object: first, and one past the last.
     pub bytes: Option<(i64, i64)>,
-    /// The element of the object that the bytes begin in, as an index or (stage, row, column).
+    /// The element of the first byte: an index, or (stage, row, column).
     pub element: Option<Vec<i64>>,
-    /// What usually mends it.
+    /// The usual fix.
     pub help: Option<&'static str>,
-    /// How often it happened, over all lanes, warps and blocks.
+    /// Number of occurrences over all lanes, warps and blocks.
     pub count: u64,
 }
 
@@ -187,7 +189,7 @@ impl Finding {
         self.lines.first()
     }
 
-    /// The kernel's own line of the other side.
+    /// The kernel's own line of the second access.
     pub fn other_line(&self) -> Option<&Line> {
         self.other.as_ref().and_then(|other| other.lines.first())
     }

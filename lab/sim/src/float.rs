@@ -1,11 +1,11 @@
-//! Floating point as the GPU does it: conversions, packed halves, NaN rules, the approximate
-//! functions. Written without branches, so that loops over 32 lanes become vector code.
+//! GPU floating point: conversions, packed halves, NaN rules, approximate functions. Branch-free,
+//! so that loops over 32 lanes are vectorised.
 //!
 //! Source: PTX ISA, "Floating-Point Instructions" and "Half Precision Floating-Point Instructions".
 
-/// What f32 arithmetic makes of NaN, whatever came in.
+/// The NaN that f32 arithmetic returns for every NaN input.
 pub(crate) const NAN_F32: u32 = 0x7fff_ffff;
-/// The NaN of f16 and of bf16.
+/// The canonical NaN of f16 and bf16.
 pub(crate) const NAN_16: u32 = 0x7fff;
 
 #[inline(always)]
@@ -13,7 +13,7 @@ pub(crate) fn pick(condition: bool, yes: u32, no: u32) -> u32 {
     if condition { yes } else { no }
 }
 
-/// The bits of an f32 result, NaNs made one.
+/// The bits of an f32 result with a canonical NaN.
 #[inline(always)]
 pub(crate) fn result(value: f32) -> u32 {
     pick(value.is_nan(), NAN_F32, value.to_bits())
@@ -24,12 +24,12 @@ pub(crate) fn f(bits: u32) -> f32 {
     f32::from_bits(bits)
 }
 
-/// f16 in the low half, to f32: exact.
+/// f16 in the low half to f32, exact.
 #[inline(always)]
 pub(crate) fn f16_to_f32(h: u32) -> f32 {
     let sign = (h & 0x8000) << 16;
     let magnitude = h & 0x7fff;
-    // Normal numbers: shift the exponent and mantissa into place and rebias.
+    // Normal numbers: shift exponent and mantissa into place and rebias.
     let normal = (magnitude << 13) + ((127 - 15) << 23);
     // Subnormals are multiples of 2^-24.
     let subnormal = (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits();
@@ -41,32 +41,32 @@ pub(crate) fn f16_to_f32(h: u32) -> f32 {
     f32::from_bits(pick(magnitude > 0x7c00, NAN_F32, value | sign))
 }
 
-/// bf16 in the low half, to f32: exact.
+/// bf16 in the low half to f32, exact.
 #[inline(always)]
 pub(crate) fn bf16_to_f32(h: u32) -> f32 {
     f32::from_bits(h << 16)
 }
 
-/// f32 to f16 in the low half, nearest even; NaN is canonical.
+/// f32 to f16 in the low half, nearest even, canonical NaN.
 #[inline(always)]
 pub(crate) fn f32_to_f16(value: f32) -> u32 {
     let bits = value.to_bits();
     let sign = (bits >> 16) & 0x8000;
     let magnitude = bits & 0x7fff_ffff;
-    // Rebias, then add just under half a unit, and one more where the result would be odd.
+    // Rebias, then add just under half a unit, plus one if the result would be odd.
     let odd = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + odd) >> 13;
-    // Below 2^-14 the unit is 2^-24: adding 0.5, whose unit is 2^-24, rounds there.
+    // Below 2^-14 the unit is 2^-24. Adding 0.5, whose unit is also 2^-24, rounds there.
     let subnormal = (f32::from_bits(magnitude) + 0.5)
         .to_bits()
         .wrapping_sub(0.5f32.to_bits());
     let finite = pick(magnitude < 0x3880_0000, subnormal, normal);
-    // 65,520 is halfway from the largest number to what would come next.
+    // 65,520 is the midpoint between the largest f16 and the next power of two.
     let value = pick(magnitude >= 0x477f_f000, 0x7c00, finite);
     pick(magnitude > 0x7f80_0000, NAN_16, value | sign)
 }
 
-/// f32 to bf16 in the low half, nearest even; NaN is canonical.
+/// f32 to bf16 in the low half, nearest even, canonical NaN.
 #[inline(always)]
 pub(crate) fn f32_to_bf16(value: f32) -> u32 {
     let bits = value.to_bits();
@@ -74,7 +74,7 @@ pub(crate) fn f32_to_bf16(value: f32) -> u32 {
     pick(value.is_nan(), NAN_16, rounded)
 }
 
-/// e4m3 in the low byte, to f32: exact.
+/// e4m3 in the low byte to f32, exact.
 #[inline(always)]
 pub(crate) fn e4m3_to_f32(b: u32) -> f32 {
     let sign = (b & 0x80) << 24;
@@ -86,7 +86,7 @@ pub(crate) fn e4m3_to_f32(b: u32) -> f32 {
     f32::from_bits(pick(magnitude == 0x7f, NAN_F32, value | sign))
 }
 
-/// f32 to e4m3 in the low byte, nearest even; what is too large becomes the largest number, 448.
+/// f32 to e4m3 in the low byte, nearest even, saturating at 448.
 #[inline(always)]
 pub(crate) fn f32_to_e4m3(value: f32) -> u32 {
     let bits = value.to_bits();
@@ -94,47 +94,47 @@ pub(crate) fn f32_to_e4m3(value: f32) -> u32 {
     let magnitude = bits & 0x7fff_ffff;
     let odd = (magnitude >> 20) & 1;
     let normal = magnitude.wrapping_sub((127 - 7) << 23).wrapping_add(0x7_ffff + odd) >> 20;
-    // Below 2^-6 the unit is 2^-9, which is that of 2^14 in f32.
+    // Below 2^-6 the unit is 2^-9, which is f32's unit at 2^14.
     let subnormal = (f32::from_bits(magnitude) + 16_384.0)
         .to_bits()
         .wrapping_sub(16_384.0f32.to_bits());
     let finite = pick(magnitude < 0x3c80_0000, subnormal, normal.min(0x7e));
-    // The shift loses what is far too large.
+    // The shift loses bits of numbers that saturate.
     let value = pick(magnitude >= 0x43e0_0000, 0x7e, finite);
     pick(magnitude > 0x7f80_0000, 0x7f, value | sign)
 }
 
-/// f64 to f32 rounded to odd: what is then rounded to 16 bits is rounded once.
+/// f64 to f32 rounded to odd, so that a later rounding to 16 bits does not round twice.
 #[inline(always)]
 fn f64_to_f32_odd(value: f64) -> f32 {
     let nearest = value as f32;
     let back = nearest as f64;
     let bits = nearest.to_bits();
-    // Toward zero, then the lowest bit set where something was lost.
+    // Round toward zero, then set the lowest bit if the conversion was inexact.
     let toward_zero = bits.wrapping_sub((back.abs() > value.abs()) as u32);
     let odd = pick(back == value, bits, toward_zero | 1);
     f32::from_bits(pick(value.is_nan(), NAN_F32, odd))
 }
 
-/// f64 to f16, nearest even, rounded once.
+/// f64 to f16, nearest even, single rounding.
 #[inline(always)]
 pub(crate) fn f64_to_f16(value: f64) -> u32 {
     f32_to_f16(f64_to_f32_odd(value))
 }
 
-/// f64 to bf16, nearest even, rounded once.
+/// f64 to bf16, nearest even, single rounding.
 #[inline(always)]
 pub(crate) fn f64_to_bf16(value: f64) -> u32 {
     f32_to_bf16(f64_to_f32_odd(value))
 }
 
-/// Sum rounded to odd, so that what is then rounded to 16 bits is rounded once. The exponents of the
-/// two may be further apart than f64 has bits, and what is lost decides ties (seen on an H200: plain
-/// f64 sums were off by one unit in 1 of 50 random bf16 programs).
+/// Sum rounded to odd, so that a later rounding to 16 bits does not round twice. The exponents of
+/// the operands can differ by more than f64's precision, and the lost bits decide ties. (On an H200
+/// plain f64 sums differed by one unit in 1 of 50 random bf16 programs.)
 #[inline(always)]
 pub(crate) fn add_odd(a: f64, b: f64) -> f64 {
     let sum = a + b;
-    // What rounding lost, exactly (Knuth's two-sum); NaN where the sum is not finite.
+    // The exact rounding error (Knuth's two-sum); NaN if the sum is not finite.
     let from_b = sum - a;
     let lost = (a - (sum - from_b)) + (b - from_b);
     let bits = sum.to_bits();
@@ -148,7 +148,7 @@ pub(crate) fn add_odd(a: f64, b: f64) -> f64 {
     f64::from_bits(if inexact_and_even { neighbour } else { bits })
 }
 
-/// Applies an operation to both f16 halves. Products are exact in f64; sums go through [`add_odd`].
+/// Applies an operation to both f16 halves. Products are exact in f64; sums use [`add_odd`].
 #[inline(always)]
 pub(crate) fn f16_halves(a: u32, b: u32, c: u32, op: impl Fn(f64, f64, f64) -> f64) -> u32 {
     let half = |shift: u32| {
@@ -158,7 +158,7 @@ pub(crate) fn f16_halves(a: u32, b: u32, c: u32, op: impl Fn(f64, f64, f64) -> f
     half(0) | half(16) << 16
 }
 
-/// The same for bf16.
+/// As [`f16_halves`] for bf16.
 #[inline(always)]
 pub(crate) fn bf16_halves(a: u32, b: u32, c: u32, op: impl Fn(f64, f64, f64) -> f64) -> u32 {
     let half = |shift: u32| {
@@ -168,14 +168,14 @@ pub(crate) fn bf16_halves(a: u32, b: u32, c: u32, op: impl Fn(f64, f64, f64) -> 
     half(0) | half(16) << 16
 }
 
-/// Order of a float's bits as integers, −0 below +0.
+/// Maps a float's bits to an integer of the same order, with −0 below +0.
 #[inline(always)]
 fn ordered(bits: u32) -> i32 {
     let bits = bits as i32;
     bits ^ (((bits >> 31) as u32 >> 1) as i32)
 }
 
-/// `min.f32`: of a number and NaN, the number; −0 is less than +0.
+/// `min.f32`: NaN loses against a number; −0 is less than +0.
 #[inline(always)]
 pub(crate) fn min_f32(a: u32, b: u32) -> u32 {
     let smaller = pick(ordered(a) < ordered(b), a, b);
@@ -195,13 +195,13 @@ fn one_nan(a: u32, b: u32, otherwise: u32) -> u32 {
     pick(nan_a & nan_b, NAN_F32, pick(nan_a, b, pick(nan_b, a, otherwise)))
 }
 
-/// `min`/`max` of both halves, with their type's NaN threshold (`0x7c00` or `0x7f80`).
+/// `min` or `max` of both halves. `infinity` is the type's NaN threshold (`0x7c00` or `0x7f80`).
 #[inline(always)]
 pub(crate) fn halves_extreme(a: u32, b: u32, infinity: u32, largest: bool) -> u32 {
     let half = |shift: u32| {
         let (a, b) = ((a >> shift) & 0xffff, (b >> shift) & 0xffff);
         let (nan_a, nan_b) = (a & 0x7fff > infinity, b & 0x7fff > infinity);
-        // Moved to the top, halves order as floats do.
+        // Shifted to the top, halves compare like floats.
         let a_less = ordered(a << 16) < ordered(b << 16);
         let chosen = pick(a_less != largest, a, b);
         pick(nan_a & nan_b, NAN_16, pick(nan_a, b, pick(nan_b, a, chosen)))
@@ -209,17 +209,17 @@ pub(crate) fn halves_extreme(a: u32, b: u32, infinity: u32, largest: bool) -> u3
     half(0) | half(16) << 16
 }
 
-/// Subnormals to zero of the same sign.
+/// Flushes subnormals to zero of the same sign.
 #[inline(always)]
 pub(crate) fn flush(bits: u32) -> u32 {
     pick(bits & 0x7f80_0000 == 0, bits & 0x8000_0000, bits)
 }
 
-/// `ex2.approx.ftz.f32`: within half a unit and a little of 2^x.
+/// `ex2.approx.ftz.f32`: error slightly above half a unit.
 #[inline(always)]
 pub(crate) fn ex2(bits: u32) -> u32 {
     let x = f(flush(bits));
-    // Out of these bounds the answer is 0 or infinity anyway.
+    // Outside these bounds the result is 0 or infinity.
     let clamped = pick_f(x > 200.0, 200.0, pick_f(x < -200.0, -200.0, x)) as f64;
     let clamped = if x.is_nan() { 0.0 } else { clamped };
     let whole = (clamped + MAGIC) - MAGIC;
@@ -234,7 +234,7 @@ pub(crate) fn ex2(bits: u32) -> u32 {
     pick(x.is_nan(), NAN_F32, flush(y.to_bits()))
 }
 
-/// Adding and subtracting it rounds a double to an integer.
+/// Adding and subtracting this rounds an f64 to an integer.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 
 /// ln(2)^k / k!, k from 9 down to 0.
@@ -255,14 +255,14 @@ fn pick_f(condition: bool, yes: f32, no: f32) -> f32 {
     if condition { yes } else { no }
 }
 
-/// `lg2.approx.ftz.f32`: log2(x) rounded.
+/// `lg2.approx.ftz.f32`: log2(x), correctly rounded.
 #[inline(always)]
 pub(crate) fn lg2(bits: u32) -> u32 {
     let x = f(flush(bits));
     result(flush_f((x as f64).log2() as f32))
 }
 
-/// `rcp.approx.ftz.f32`: 1/x rounded.
+/// `rcp.approx.ftz.f32`: 1/x, correctly rounded.
 #[inline(always)]
 pub(crate) fn rcp(bits: u32) -> u32 {
     result(flush_f(1.0 / f(flush(bits))))
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn powers_of_two_are_exact_and_edges_are_right() {
+    fn powers_of_two_are_exact() {
         for e in -126..128 {
             assert_eq!(ex2((e as f32).to_bits()), 2f32.powi(e).to_bits());
         }
@@ -294,11 +294,11 @@ mod tests {
     }
 
     #[test]
-    fn e4m3_rounds_to_the_nearest_and_saturates() {
+    fn e4m3_rounds_to_nearest_and_saturates() {
         for code in (0..0x7f).chain(0x80..0xff) {
             let value = e4m3_to_f32(code);
             assert_eq!(f32_to_e4m3(value), code, "{value}");
-            // Halfway to the next, the even one of the two.
+            // The midpoint to the next code rounds to the even one.
             if code & 0x7f < 0x7e {
                 let middle = (value + e4m3_to_f32(code + 1)) / 2.0;
                 assert_eq!(f32_to_e4m3(middle), code + (code & 1), "{middle}");
@@ -318,8 +318,8 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_far_below_a_tie_decides_it() {
-        // 1 + 2⁻⁸ is halfway between two bf16 numbers; 2⁻⁸⁰ is past the end of an f64 that holds it.
+    fn small_addends_decide_ties() {
+        // 1 + 2⁻⁸ is the midpoint between two bf16 numbers; adding 2⁻⁸⁰ is inexact in f64.
         let tie = 1.0 + 2f64.powi(-8);
         let tiny = 2f64.powi(-80);
         assert_eq!(f64_to_bf16(add_odd(tie, tiny)), 0x3f81);
@@ -332,8 +332,9 @@ mod tests {
     }
 
     #[test]
-    fn a_double_rounds_to_16_bits_once() {
-        // Just above the tie between 1 and the next f16; f32 in between would see the tie itself.
+    fn f64_to_16_bits_rounds_once() {
+        // Just above the midpoint between 1 and the next f16. Rounding to f32 first would give the
+        // midpoint.
         let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
         assert_eq!(f64_to_f16(above), 0x3c01);
         assert_eq!(f64_to_f16(1.0 + 2f64.powi(-11)), 0x3c00);

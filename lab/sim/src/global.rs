@@ -1,8 +1,8 @@
-//! What a block sees of global memory: the launch's buffers, under pages of its own writes.
+//! A block's view of global memory: the launch's buffers, overlaid with pages of its own writes.
 //!
-//! Blocks run in parallel and must not see each other's writes, so each keeps its own on pages that
-//! are copied when they are first touched. The pages carry shadow cells of 2 bytes (the narrowest
-//! access there is), so that races within the block are found in global memory too.
+//! Blocks run in parallel and must not see each other's writes. Each block copies a page at the
+//! first access and writes to the copy. Pages carry shadow cells of 2 bytes (the narrowest access),
+//! which also reveal races within the block.
 
 use std::collections::HashMap;
 
@@ -12,14 +12,14 @@ use flashcore_ir::inst::AtomOp;
 use crate::clock::{ActorId, Epoch, Stamp};
 use crate::merge::Merged;
 
-/// log2 of the bytes of a page.
+/// log2 of the page size.
 pub(crate) const PAGE_SHIFT: u32 = 11;
-/// Bytes of a page.
+/// Bytes per page.
 pub(crate) const PAGE: usize = 1 << PAGE_SHIFT;
-/// Cells of a page, of 2 bytes each.
+/// Cells per page, of 2 bytes each.
 pub(crate) const CELLS: usize = PAGE / 2;
 
-/// A reduction that waits until all blocks are done.
+/// A reduction that is applied after all blocks have finished.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AtomicRecord {
     pub(crate) slot: usize,
@@ -33,7 +33,7 @@ pub(crate) struct AtomicRecord {
 /// Last write and last reads of 2 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell {
-    /// 0 where this block has not written.
+    /// 0 if this block has not written the cell.
     pub(crate) stamp: u32,
     pub(crate) writer: ActorId,
     pub(crate) writer_pc: u32,
@@ -59,7 +59,7 @@ impl Cell {
     }
 }
 
-/// Bytes that a block has touched in a buffer that the kernel writes.
+/// A page of a buffer that the kernel writes.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     pub(crate) data: [u8; PAGE],
@@ -72,7 +72,7 @@ pub(crate) type Pages = HashMap<(usize, u64), Box<Page>>;
 /// A block's view of global memory.
 pub(crate) struct Overlay<'m> {
     base: &'m [&'m [u8]],
-    /// What earlier blocks wrote, where blocks run one after another.
+    /// Writes of earlier blocks, if blocks run serially.
     earlier: Option<&'m Merged>,
     pub(crate) pages: Pages,
 }

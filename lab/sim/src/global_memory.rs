@@ -21,8 +21,8 @@ impl<'m> Cluster<'m> {
         &self.machine.regions[usize::from(object)]
     }
 
-    /// Byte offsets from the buffer's start, and the lanes whose access of `bytes` is in bounds and
-    /// aligned; the others are reported.
+    /// Byte offsets in the buffer, and the lanes whose access of `bytes` is in bounds and aligned.
+    /// Reports the other lanes.
     #[inline(always)]
     fn global_offsets(
         &mut self,
@@ -90,7 +90,7 @@ impl<'m> Cluster<'m> {
             } else {
                 let promised = spec.get(region.slot).map_or(1, |spec| spec.align);
                 format!(
-                    "access of {align} bytes to byte {offset} of `{}`, whose address is no multiple of {align} (the buffer is \
+                    "access of {align} bytes to byte {offset} of `{}`, whose address is not a multiple of {align} (the buffer is \
                      aligned to {promised})",
                     region.name
                 )
@@ -194,7 +194,7 @@ impl<'m> Cluster<'m> {
         set_raw(warp, d, width, warp.active, &raw);
     }
 
-    /// Reads for one lane, checking bounds of `out.len()` bytes and alignment to `align`.
+    /// Reads for one lane. Checks bounds of `out.len()` bytes and alignment to `align`.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn read_global_lane(
         &mut self,
@@ -221,14 +221,14 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Reads bytes of a buffer that the kernel writes, for one lane.
+    /// Reads bytes of a written buffer for one lane.
     fn read_lane(&mut self, warp: &Warp, pc: u32, lane: u32, region: &Region, offset: u64, out: &mut [u8]) {
         let me = (32 * warp.index) as ActorId + lane;
         let mut clash = None;
-        // A bit for each pair of bytes that this block has not written.
+        // One bit per 2 bytes that this block has not written.
         let mut unwritten = 0u32;
         let uninitialized = self.machine.uninitialized[region.slot];
-        // Aligned accesses of at most 16 bytes stay on one page.
+        // Aligned accesses of at most 16 bytes do not cross a page.
         let page = self.overlay.page(region.slot, offset);
         let within = offset as usize % PAGE;
         out.copy_from_slice(&page.data[within..within + out.len()]);
@@ -258,7 +258,7 @@ impl<'m> Cluster<'m> {
             let actor = self.actor(warp.index, 1 << lane);
             self.report(FindingKind::NeverWritten, pc, |_| {
                 let (place, mut details) = place(region, at, actor);
-                details.message = format!("reads {place}, which nobody has written");
+                details.message = format!("reads {place}, which was never written");
                 details
             });
         }
@@ -270,7 +270,7 @@ impl<'m> Cluster<'m> {
         before.is_some_and(|written| written.contains(at)) || self.overlay.written_earlier(slot, at)
     }
 
-    /// Writes bytes of a buffer for one lane, by its thread, as an atomic or by its bulk store.
+    /// Writes bytes for one lane: by its thread, an atomic, or its bulk store.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn write_lane(
         &mut self,
@@ -337,7 +337,7 @@ impl<'m> Cluster<'m> {
             let (place, mut details) = place(region, at, actor);
             let verb = if wrote { "wrote" } else { "reads" };
             details.message = format!(
-                "{does} {place}, which warp {} lane {} {verb}, with nothing that orders the two",
+                "{does} {place}, which warp {} lane {} {verb}; nothing orders the two accesses",
                 other.warp,
                 other.lanes.trailing_zeros()
             );
@@ -359,7 +359,7 @@ impl<'m> Cluster<'m> {
                 let message = format!("writes through `{}`, which is declared read-only", region.name);
                 let mut details = Details::new(message, actor);
                 details.object = Some(region.name.clone());
-                details.help = Some("declare it with `param_ptr_mut` if it is to be written");
+                details.help = Some("declare it with `param_ptr_mut` to write it");
                 details
             });
             return;
@@ -402,7 +402,8 @@ impl<'m> Cluster<'m> {
         });
     }
 
-    /// Read-modify-write, lane after lane; without a result and a reader it waits for the end.
+    /// Read-modify-write, lane by lane. Deferred until all blocks have finished if no result and no
+    /// reader needs it.
     pub(crate) fn atomic_global(
         &mut self,
         warp: &mut Warp,
@@ -447,7 +448,7 @@ impl<'m> Cluster<'m> {
     }
 }
 
-/// Bytes of a buffer as messages call them.
+/// Name and position of a byte of a buffer for messages.
 fn place(region: &Region, at: u64, actor: Actor) -> (String, Details) {
     let element = at / u64::from(region.element);
     let mut details = Details::new(String::new(), actor);
@@ -457,7 +458,7 @@ fn place(region: &Region, at: u64, actor: Actor) -> (String, Details) {
     (format!("byte {at} of `{}` (element {element})", region.name), details)
 }
 
-/// Puts bytes loaded by each lane into registers.
+/// Stores the bytes loaded by each lane in registers.
 fn set_raw(warp: &mut Warp, d: &[Row; 4], width: Width, mask: u32, raw: &[[u8; 16]; 32]) {
     let size = 1usize << width.log_bytes;
     for (i, &d) in d.iter().enumerate().take(usize::from(width.count)) {

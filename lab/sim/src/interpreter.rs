@@ -1,28 +1,28 @@
-//! The interpreter's loop.
+//! The interpreter loop.
 
 use flashcore_ir::inst::Special;
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::alu;
 use crate::cluster::Cluster;
+use crate::cold::{division_by_zero, never_written, not_uniform, record};
 use crate::program::{Bin32, Bin64, Op, PredOp};
 use crate::registers::{FULL, map1};
-use crate::seldom::{division_by_zero, never_written, not_uniform, record};
 use crate::tensor;
 use crate::warp::{Frame, Warp};
 
-/// Why a warp's turn is over.
+/// Why a warp stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// It has had its share, or has ended.
+    /// Its time slice ended, or the warp exited.
     Turn,
-    /// It came to a barrier, and perhaps was the last.
+    /// It arrived at a barrier; `released` if it was the last warp.
     Barrier { id: u8, released: bool },
-    /// It has used up its budget.
+    /// It exceeded its instruction budget.
     Livelock,
 }
 
-/// Runs a warp for at most `turn` operations, with the best instruction set of this machine.
+/// Runs a warp for at most `turn` operations, compiled for the best available instruction set.
 pub(crate) fn run_warp<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop {
     Arch::new().dispatch(Turn { cluster, warp, turn })
 }
@@ -63,7 +63,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
         count.lanes += u64::from(active.count_ones());
         let r = &mut warp.registers;
         match ops[at as usize] {
-            // ---- Structure
+            // Structure
             Op::If {
                 pred,
                 uniform,
@@ -81,7 +81,8 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
                 if holds != 0 {
                     warp.active = holds;
                 } else {
-                    // Where there is no other branch this is the structure's end, which restores all.
+                    // Without another branch this is the end of the structure, which restores all
+                    // lanes.
                     warp.active = fails;
                     pc = otherwise;
                 }
@@ -138,7 +139,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
             }
             Op::MarkWritten { tracked } => warp.written[tracked as usize] |= active,
 
-            // ---- Arithmetic
+            // Arithmetic
             Op::Un32 { f, d, a } => alu::un32(r, k, active, f, d, a),
             Op::Bin32 { f, d, a, b } => {
                 if matches!(f, Bin32::DivU | Bin32::DivS | Bin32::RemU | Bin32::RemS) {
@@ -255,7 +256,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
             Op::Param32 { d, index } => r.set(d, active, &[machine.args[usize::from(index)] as u32; 32]),
             Op::Param64 { d, index } => r.set64(d, active, &[machine.args[usize::from(index)]; 32]),
 
-            // ---- Memory
+            // Memory
             Op::LdShared { d, width, at: addr } => cluster.load_shared(warp, at, &d, width, addr),
             Op::StShared { s, width, at: addr } => cluster.store_shared(warp, at, &s, width, addr),
             Op::LdGlobal {
@@ -295,7 +296,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
                 value,
             } => cluster.atomic_global(warp, at, (op, ty), d, addr, value),
 
-            // ---- The warp, the block, the cluster
+            // Warp, block, cluster
             Op::Mma { bf16, d, a, b, c } => {
                 cluster.check_members(warp, at, FULL, "mma.sync");
                 tensor::mma(
@@ -348,7 +349,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
                     record(cluster, warp, label, file, src);
                 }
             }
-            // ---- What is asynchronous or between blocks
+            // Asynchronous and cluster operations
             _ => {
                 if !asynchronous(cluster, warp, at) {
                     warp.pc = at;
@@ -359,12 +360,12 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
     }
 }
 
-/// Executes an operation that is asynchronous or between blocks; false if the warp has to wait and try again.
-/// Apart, so that it does not weigh on the loop.
+/// Executes an asynchronous or cluster operation. Returns false if the warp must wait and retry. A
+/// separate function to keep the interpreter loop small.
 #[inline(never)]
 fn asynchronous(cluster: &mut Cluster<'_>, warp: &mut Warp, pc: u32) -> bool {
     match cluster.machine.program.ops[pc as usize] {
-        Op::Fence { cluster: true } => warp.side.remote_store = None,
+        Op::Fence { cluster: true } => warp.asynchronous.remote_store = None,
         Op::Elect { d } => cluster.elect(warp, pc, d),
         Op::TrapIf { pred } => cluster.trap_if(warp, pc, pred),
         Op::DependencyWait => cluster.dependency_wait(warp),
@@ -397,7 +398,7 @@ fn asynchronous(cluster: &mut Cluster<'_>, warp: &mut Warp, pc: u32) -> bool {
         Op::Wgmma { product } => cluster.wgmma(warp, pc, product),
         Op::WgmmaWait { pending } => return cluster.wgmma_wait(warp, pc, pending),
         Op::SetMaxRegs { regs, raise } => return cluster.set_max_registers(warp, pc, u32::from(regs), raise),
-        // The loop executes the others itself.
+        // All other operations are handled by the loop.
         _ => {}
     }
     true
@@ -425,7 +426,7 @@ fn special(cluster: &Cluster<'_>, warp: usize, which: Special) -> [u32; 32] {
         Special::Ntid(dim) => launch.block[usize::from(dim.min(2))],
         Special::Ctaid(dim) => cluster.actor(warp, 0).block[usize::from(dim.min(2))],
         Special::Nctaid(dim) => launch.grid[usize::from(dim.min(2))],
-        // Any number that is not zero would do; this is Hopper's.
+        // Any nonzero number is valid; this is Hopper's.
         Special::MaxWarps => 64,
         Special::ClusterRank => (warp / cluster.machine.warps_per_block()) as u32,
         Special::ClusterBlocks => cluster.machine.blocks as u32,

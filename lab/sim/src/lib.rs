@@ -1,26 +1,27 @@
-//! Runs a GPU kernel on any CPU and judges it.
+//! Simulates a GPU kernel on the CPU and checks it.
 //!
 //! [`simulate`] takes the same [`Kernel`](flashcore_ir::Kernel) and
-//! [`Launch`](flashcore_ir::Launch) as the driver, computes what the GPU would compute, and reports
-//! as [`Finding`]s what would have gone wrong there: accesses out of bounds or misaligned, reads of
-//! what nobody has written, missing waits, barriers that do not match, deadlocks, races. Whether two
-//! accesses race does not depend on the interleaving that was run: they race if nothing orders them.
+//! [`Launch`](flashcore_ir::Launch) as the driver and computes the same results. It reports errors
+//! as [`Finding`]s: out-of-bounds and misaligned accesses, reads of uninitialised memory, missing
+//! waits, mismatched barriers, deadlocks, races. Race detection uses the happens-before order, so
+//! it does not depend on the interleaving of the run.
 //!
-//! How it works and what it does not see: `docs/simulator.md`.
+//! Design and limits: `docs/simulator.md`.
 
-// Several rows of 32 lanes are walked in step: an index says that, chains of `zip` do not.
+// Loops index several rows of 32 lanes in parallel, which reads better than nested `zip`.
 #![allow(clippy::needless_range_loop)]
 
 mod alu;
 mod assigned;
 mod async_copy;
-mod async_judge;
+mod async_races;
 mod async_state;
 mod atomic;
 mod barrier;
 mod bulk;
 mod clock;
 mod cluster;
+mod cold;
 mod decode;
 mod decode_arithmetic;
 mod decode_async;
@@ -31,23 +32,24 @@ mod float;
 mod global;
 mod global_memory;
 mod interpreter;
-mod judge;
 mod log;
 mod lower;
 mod machine;
 mod mbarrier;
 mod merge;
+mod op;
+mod operand;
 mod operations;
 mod peers;
 mod product;
 mod program;
+mod races;
 mod record;
 mod registers;
 mod report;
 mod resources;
 mod rng;
 mod rows;
-mod seldom;
 mod shadow;
 mod shared_memory;
 mod simulate;

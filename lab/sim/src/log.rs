@@ -1,4 +1,4 @@
-//! What the first cluster of a launch did, step by step, for pictures and advice.
+//! A step-by-step record of the first cluster, for diagrams and advice.
 
 use serde::Serialize;
 
@@ -8,54 +8,55 @@ use crate::program::At;
 use crate::report::{Class, lines};
 use crate::traffic;
 
-/// An access to shared memory by a warp.
+/// An access of a warp to shared memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Access {
-    /// Operations that the cluster had executed before.
+    /// Operations executed by the cluster before this one.
     pub time: u64,
-    /// Warp of the cluster.
+    /// Warp index in the cluster.
     pub warp: u32,
-    /// Where it is written, the kernel's own line.
+    /// The kernel's own source line.
     pub line: Line,
-    /// What it does.
+    /// The class of the instruction.
     pub class: Class,
-    /// The buffer of the ledger.
+    /// Index of the buffer in the ledger.
     pub buffer: u32,
-    /// The lanes that take part, a bit each.
+    /// Bit mask of the active lanes.
     pub lanes: u32,
-    /// Bytes a lane.
+    /// Bytes per lane.
     pub bytes: u32,
-    /// Whether it is a copy of 16 bytes a lane past L1, which takes other passes than a store does.
+    /// Whether it is a 16-byte copy that bypasses L1 (`cp.async.cg`), which needs other passes than
+    /// a store.
     pub past_l1: bool,
-    /// Byte offset of each lane from the buffer's start.
+    /// Byte offset of each lane in the buffer.
     pub offsets: [u32; 32],
 }
 
-/// A turn of a warp: what it executed before another one had its turn.
+/// A time slice of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Turn {
-    /// Operations that the cluster had executed before and after.
+    /// Operations executed by the cluster at the start and at the end.
     pub span: (u64, u64),
-    /// Warp of the cluster.
+    /// Warp index in the cluster.
     pub warp: u32,
     /// Whether it ended at a barrier.
     pub at_barrier: bool,
 }
 
-/// What the first cluster did. Bulk copies and products of warpgroups are not among the accesses.
+/// The record of the first cluster. Excludes accesses of bulk copies and warpgroup products.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Log {
-    /// Accesses to shared memory by threads, in order; no more than were asked for.
+    /// Shared-memory accesses of threads in order, up to the requested number.
     pub accesses: Vec<Access>,
-    /// Turns, in order.
+    /// Time slices in order.
     pub turns: Vec<Turn>,
-    /// Whether there were more accesses.
+    /// Whether accesses beyond the requested number were dropped.
     pub is_cut: bool,
 }
 
 impl Access {
-    /// Passes over the banks that it takes, or would take at other offsets, which count from any multiple of 128
-    /// bytes; and the fewest that the same bytes could.
+    /// Bank passes of the access with these offsets, relative to any multiple of 128 bytes, and the
+    /// minimum for the same number of bytes.
     pub fn passes_at(&self, offsets: &[u32; 32]) -> (u64, u64) {
         let traffic = match self.past_l1 {
             true => traffic::copied_past_l1(offsets, self.lanes),
@@ -66,12 +67,12 @@ impl Access {
 }
 
 impl Cluster<'_> {
-    /// Operations executed so far, by all warps.
+    /// Operations executed so far by all warps.
     pub(crate) fn operations(&self) -> u64 {
         self.executed.iter().map(|count| count.warps).sum()
     }
 
-    /// Counts an access to shared memory, and takes it down where that is asked for.
+    /// Counts an access to shared memory, and logs it on request.
     #[inline(always)]
     pub(crate) fn count_shared(&mut self, pc: u32, warp: usize, at: At, offsets: &[u32; 32], lanes: u32, bytes: u32) {
         if !self.traffic.is_empty() {

@@ -59,11 +59,11 @@ pub(crate) struct Lowering<'a> {
     consts64: HashMap<u64, Row>,
     unproven: HashSet<Reg>,
     tracked: HashMap<Reg, u32>,
-    /// Positions of the `BreakIf`s of each open loop, whose end is not known yet.
+    /// For each open loop, the positions of its `BreakIf`s, whose target is not known yet.
     breaks: Vec<Vec<usize>>,
-    /// Registers that products use, and which fragment each belongs to.
+    /// The fragment of each register that products use.
     pub(crate) fragments: HashMap<Reg, u16>,
-    /// Fragments touched since products last began or ended, read or written.
+    /// Fragments read or written since products last started or ended.
     touched: HashSet<(u16, bool)>,
 }
 
@@ -78,7 +78,7 @@ impl Lowering<'_> {
         self.program.ops.len() - 1
     }
 
-    /// Remembers that the next operation is the next node's.
+    /// Marks the next operation as the start of the next node.
     fn note_node(&mut self) {
         self.program.nodes.push(self.program.ops.len() as u32);
     }
@@ -180,7 +180,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Checks before an instruction that touches what products use; once is enough until products begin or end.
+    /// Emits checks before an instruction that touches product registers. One check is enough until
+    /// products start or end.
     fn touch(&mut self, reads: &[(Reg, u32)], writes: &[(Reg, u32)], site: SiteId) {
         if self.fragments.is_empty() {
             return;
@@ -218,7 +219,7 @@ impl Lowering<'_> {
         index
     }
 
-    /// What the memory system must be prepared for.
+    /// Records which memory features an instruction needs.
     fn note(&mut self, inst: &Inst) {
         let program = &mut self.program;
         let param = |object: &Object| match object {
@@ -282,14 +283,14 @@ impl Lowering<'_> {
         }
     }
 
-    // ---- Operands -----------------------------------------------------------------------------
+    // ---- Operands
 
     /// The row of a register.
     pub(crate) fn reg(&self, reg: Reg) -> Row {
         self.rows.row(reg)
     }
 
-    /// The rows of `N` contiguous registers; rows past `count` repeat the first.
+    /// The rows of `N` contiguous registers; entries past `count` repeat the first.
     pub(crate) fn regs<const N: usize>(&self, first: Reg, count: u32) -> [Row; N] {
         let mut rows = [self.reg(first); N];
         for (i, row) in rows.iter_mut().enumerate().take(count as usize) {

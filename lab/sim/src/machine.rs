@@ -1,4 +1,4 @@
-//! [`Machine`]: a kernel and a launch that fit each other, ready to run block by block.
+//! [`Machine`]: a kernel and its launch, validated and decoded.
 
 use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMapRecipe};
 
@@ -10,51 +10,74 @@ use crate::program::Program;
 use crate::registers::Constants;
 use crate::report::SimOptions;
 
-/// Address of the first byte of shared memory. Not zero: an address made from nothing is then found.
+/// Address of the first byte of shared memory. Not zero, so that a zero address is out of bounds.
 pub(crate) const SHARED_BASE: u32 = 1024;
 
-/// The most shared memory a block has on any target: 227 KB (CUDA programming guide, compute capability 9.0).
+/// Largest shared memory per block of any target: 227 KB (CUDA programming guide, compute
+/// capability 9.0).
 const MAX_SHARED_BYTES: u32 = 232_448;
 
-/// The most blocks a cluster has (CUDA programming guide: 16 with leave of the driver, compute capability 9.0).
+/// Largest number of blocks per cluster (CUDA programming guide: 16 as non-portable size, compute
+/// capability 9.0).
 const MAX_CLUSTER: u32 = 16;
 
-/// log2 of the distance between the addresses of shared memory of two blocks of a cluster: where addresses
-/// carry the rank.
+/// log2 of the address distance between the shared memories of neighbouring blocks in a cluster:
+/// the position of the rank.
 pub(crate) const RANK_SHIFT: u32 = 24;
 
-/// log2 of the distance between the addresses of two buffers.
+/// log2 of the address distance between two buffers.
 const REGION_SHIFT: u32 = 40;
 
-/// What the interpreter needs to know of a pointer parameter.
+/// The memory behind a pointer parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
     /// Slot of its buffer.
     pub(crate) slot: usize,
     /// Address of the buffer's first byte.
     pub(crate) base: u64,
-    /// Bytes of the buffer.
+    /// Size of the buffer in bytes.
     pub(crate) bytes: u64,
-    /// Whether the parameter may be written through.
+    /// Whether the parameter is writable.
     pub(crate) writable: bool,
-    /// Whether the kernel writes the buffer, through this or another parameter.
+    /// Whether the kernel writes the buffer through any parameter.
     pub(crate) written: bool,
-    /// Whether the buffer is seen through pages with shadow cells: it is written, or not all of it has been.
+    /// Whether accesses go through pages with shadow cells: the buffer is written or partly
+    /// uninitialised.
     pub(crate) overlaid: bool,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub(crate) element: u32,
     /// The parameter's name.
     pub(crate) name: String,
 }
 
-/// A tensor map, as its recipe says.
+impl Region {
+    /// Sets the region to a buffer of the launch, for the parameter `index`.
+    fn bind_buffer(&mut self, launch: &Launch, index: usize, slot: usize, writable: bool) -> Result<(), SimError> {
+        let spec = launch.buffers.get(slot).ok_or(SimError::NoSuchSlot {
+            index,
+            slot,
+            slots: launch.buffers.len(),
+        })?;
+        if writable && !spec.written {
+            return Err(SimError::BufferNotWritten {
+                name: self.name.clone(),
+                buffer: spec.name.to_string(),
+            });
+        }
+        (self.slot, self.writable, self.bytes) = (slot, writable, spec.bytes);
+        self.base = base_of(slot, spec.align);
+        Ok(())
+    }
+}
+
+/// A tensor map of the launch.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorMap {
     pub(crate) recipe: TensorMapRecipe,
     pub(crate) bytes: u32,
 }
 
-/// A kernel and a launch, checked against each other and decoded.
+/// A kernel and its launch, validated and decoded.
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) launch: &'a Launch,
@@ -65,24 +88,24 @@ pub(crate) struct Machine<'a> {
     pub(crate) args: Vec<u64>,
     /// By parameter; numbers have an empty region.
     pub(crate) regions: Vec<Region>,
-    /// By slot: whether what it holds at the start counts as never written.
+    /// By slot: whether the initial contents count as uninitialised.
     pub(crate) uninitialized: Vec<bool>,
-    /// Blocks of a cluster.
+    /// Blocks per cluster.
     pub(crate) blocks: usize,
-    /// Warps of a cluster.
+    /// Warps per cluster.
     pub(crate) warps: usize,
     pub(crate) actors: Actors,
-    /// Registers a thread has at launch, where the kernel sets registers.
+    /// Registers per thread at launch, for kernels with `setmaxnreg`.
     pub(crate) launch_registers: u32,
-    /// Shared memory of a block.
+    /// Shared memory per block.
     pub(crate) shared_bytes: u32,
-    /// By buffer of the ledger: the number of its first mbarrier within the block.
+    /// By ledger buffer: the number of its first mbarrier within the block.
     mbarriers: Vec<Option<u32>>,
-    /// Mbarriers of a block.
+    /// Mbarriers per block.
     pub(crate) mbarriers_per_block: usize,
     /// By parameter.
     pub(crate) maps: Vec<Option<TensorMap>>,
-    /// Whether blocks must run one after another because they talk through global memory.
+    /// Whether blocks must run serially because they communicate through global memory.
     pub(crate) serial: bool,
 }
 
@@ -106,7 +129,7 @@ impl<'a> Machine<'a> {
             region.written = written.contains(&region.slot);
             region.overlaid = region.written || uninitialized.get(region.slot) == Some(&true);
         }
-        // A reduction into memory that nobody reads can wait until all blocks are done.
+        // Reductions into memory that no block reads are deferred until all blocks have finished.
         let by_slot = |flags: &[bool], slot: usize| regions.iter().zip(flags).any(|(r, f)| *f && r.slot == slot);
         let serial = program.returning_atomics
             || regions.iter().zip(&program.atomics).any(|(region, atomic)| {
@@ -146,19 +169,20 @@ impl<'a> Machine<'a> {
             regions,
             uninitialized,
             warps,
-            // Swizzles permute bits of addresses: each block's memory is aligned to what they reach over.
+            // Swizzles permute address bits, so each block's memory is aligned to the largest
+            // swizzle span.
             shared_bytes: kernel.ledger().total_bytes().next_multiple_of(1024),
             launch_registers: Target::Sm90a.limits().launch_registers(kernel.threads()),
             serial,
         })
     }
 
-    /// Threads of a cluster.
+    /// Threads per cluster.
     pub(crate) fn threads(&self) -> usize {
         32 * self.warps
     }
 
-    /// Warps of a block.
+    /// Warps per block.
     pub(crate) fn warps_per_block(&self) -> usize {
         self.warps / self.blocks
     }
@@ -168,7 +192,8 @@ impl<'a> Machine<'a> {
         self.launch.blocks() / self.blocks as u64
     }
 
-    /// The cluster of a block of the grid, by their numbers; one past the last for a block that is not there.
+    /// The cluster of a block, both as linear indices. A block outside the grid gives one past the
+    /// last.
     pub(crate) fn cluster_of(&self, block: u64) -> u64 {
         if block >= self.launch.blocks() {
             return self.clusters();
@@ -179,7 +204,7 @@ impl<'a> Machine<'a> {
         (z * (grid[1] / size[1]) + y) * (grid[0] / size[0]) + x
     }
 
-    /// Index in the grid of the block of a rank of a cluster.
+    /// Grid index of the block with a rank in a cluster.
     pub(crate) fn block_index(&self, cluster: u64, rank: usize) -> [u32; 3] {
         let size = self.launch.cluster;
         let at = |linear: u64, [x, y]: [u32; 2]| {
@@ -192,7 +217,7 @@ impl<'a> Machine<'a> {
         std::array::from_fn(|i| (clusters[i] * u64::from(size[i]) + within[i]) as u32)
     }
 
-    /// Lanes of a warp of a cluster as findings name them.
+    /// An actor for findings.
     pub(crate) fn actor(&self, cluster: u64, warp: usize, lanes: u32) -> Actor {
         Actor {
             block: self.block_index(cluster, warp / self.warps_per_block()),
@@ -201,13 +226,13 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The number in its block of the mbarrier at a byte offset from the start of its buffer.
+    /// The number within the block of the mbarrier at a byte offset in its buffer.
     pub(crate) fn mbarrier(&self, buffer: usize, offset: u32) -> Option<usize> {
         let first = self.mbarriers.get(buffer).copied().flatten()?;
         Some((first + offset / 8) as usize)
     }
 
-    /// The name of an mbarrier of a block, by its number there.
+    /// The name of a block's mbarrier in messages.
     pub(crate) fn mbarrier_name(&self, number: usize) -> String {
         let buffers = self.kernel.ledger().buffers.iter().zip(&self.mbarriers);
         let holder = buffers.filter_map(|(buffer, first)| Some((buffer, first.as_ref()?)));
@@ -218,7 +243,8 @@ impl<'a> Machine<'a> {
             .unwrap_or_default()
     }
 
-    /// Kinds of readers that the shadow tells apart: warps, warps' bulk stores, warpgroups' products.
+    /// Number of readers in the shadow: warps, the bulk stores of warps, the products of
+    /// warpgroups.
     pub(crate) fn readers(&self) -> usize {
         let stores = if self.actors.stores > 0 { self.warps } else { 0 };
         self.warps + stores + self.actors.warpgroups as usize
@@ -293,18 +319,19 @@ fn check_buffers(launch: &Launch, buffer_bytes: &[u64]) -> Result<(), SimError> 
     Ok(())
 }
 
-/// Address of a buffer's first byte: aligned exactly as promised and no better, so that an access which needs
-/// more is found.
+/// Address of a buffer's first byte. Aligned exactly as declared and no better, so that an access
+/// with a larger alignment is found.
 fn base_of(slot: usize, align: u32) -> u64 {
     ((slot as u64 + 1) << REGION_SHIFT) + u64::from(align.max(1))
 }
 
-/// Address of the tensor map that is parameter number `index`: nowhere, since nothing but a bulk copy may use it.
+/// Address of the tensor map in parameter `index`. It points nowhere, because only bulk copies may
+/// use it.
 pub(crate) fn map_address(index: usize) -> u64 {
     (u64::MAX << 32) + (index as u64) * TENSOR_MAP_BYTES
 }
 
-/// Bytes of a tensor map.
+/// Size of a tensor map.
 const TENSOR_MAP_BYTES: u64 = 128;
 
 /// The tensor maps, checked against the kernel's boxes and the launch's buffers.
@@ -338,7 +365,7 @@ fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>,
     Ok(maps)
 }
 
-/// Bits of the arguments, and the region behind each pointer and tensor map.
+/// Argument bits, and the memory behind each pointer and tensor map.
 fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), SimError> {
     let params = kernel.params();
     if params.len() != launch.args.len() {
@@ -377,21 +404,7 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                 return Err(mismatch("a tensor map"));
             }
             (ParamKind::Pointer { element, writable }, Arg::Buffer { slot, byte_offset }) => {
-                let spec = launch.buffers.get(*slot).ok_or(SimError::NoSuchSlot {
-                    index,
-                    slot: *slot,
-                    slots: launch.buffers.len(),
-                })?;
-                if writable && !spec.written {
-                    return Err(SimError::BufferNotWritten {
-                        name: param.name.clone(),
-                        buffer: spec.name.to_string(),
-                    });
-                }
-                region.slot = *slot;
-                region.base = base_of(*slot, spec.align);
-                region.bytes = spec.bytes;
-                region.writable = writable;
+                region.bind_buffer(launch, index, *slot, writable)?;
                 region.element = element.bytes();
                 region.base.wrapping_add(*byte_offset)
             }
@@ -410,25 +423,11 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
             }
             (ParamKind::Pointer { .. } | ParamKind::Value(_), Arg::Table(_)) => return Err(mismatch("a table")),
             (ParamKind::TensorMap { writable, .. }, Arg::TensorMap(recipe)) => {
-                let spec = launch.buffers.get(recipe.slot).ok_or(SimError::NoSuchSlot {
-                    index,
-                    slot: recipe.slot,
-                    slots: launch.buffers.len(),
-                })?;
-                if writable && !spec.written {
-                    return Err(SimError::BufferNotWritten {
-                        name: param.name.clone(),
-                        buffer: spec.name.to_string(),
-                    });
-                }
-                region.slot = recipe.slot;
-                region.base = base_of(recipe.slot, spec.align);
-                region.bytes = spec.bytes;
-                region.writable = writable;
+                region.bind_buffer(launch, index, recipe.slot, writable)?;
                 region.element = recipe.element.bytes();
                 map_address(index)
             }
-            (ParamKind::TensorMap { .. }, _) => return Err(mismatch("none")),
+            (ParamKind::TensorMap { .. }, _) => return Err(mismatch("not one")),
             (ParamKind::Pointer { .. }, _) => return Err(mismatch("a number")),
             (ParamKind::Value(_), Arg::Buffer { .. }) => return Err(mismatch("a buffer")),
             (ParamKind::Value(ty), arg) => {
@@ -439,7 +438,7 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                     Arg::F32(v) => (u64::from(v.to_bits()), ScalarType::F32),
                     Arg::Buffer { .. } | Arg::TensorMap(_) | Arg::Table(_) => return Err(mismatch("a buffer")),
                 };
-                // An i64 travels as its bits.
+                // An i64 is passed as its bits.
                 let fits = ty == given || (ty == ScalarType::S64 && given == ScalarType::U64);
                 if !fits {
                     return Err(mismatch(&SimError::type_name(given)));

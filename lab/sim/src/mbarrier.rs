@@ -1,8 +1,8 @@
-//! Mbarriers: phases that end when the expected arrivals have come and the announced bytes have landed.
+//! Mbarriers. A phase ends when all expected arrivals and announced bytes have arrived.
 //!
-//! An arrival gives what the arriving lanes know, and what they have done. Bulk copies that complete at an
-//! mbarrier are an actor of its own, of which the end of a phase teaches as far as they have landed. Who sees
-//! a phase end learns all that.
+//! An arrival contributes the clock of the arriving lanes. The bulk copies that complete at an
+//! mbarrier are one actor; the end of a phase covers those that have landed. A lane that observes
+//! the end of a phase joins this clock.
 
 use crate::clock::{Clock, Epoch};
 use crate::cluster::Cluster;
@@ -14,32 +14,32 @@ use crate::warp::{Wait, Warp};
 /// One mbarrier.
 #[derive(Debug)]
 pub(crate) struct Mbarrier {
-    /// Arrivals that each phase takes.
+    /// Arrivals per phase.
     expected: u32,
-    /// Arrivals that the current phase still lacks.
+    /// Outstanding arrivals of the current phase.
     pending: u32,
-    /// Bytes announced in this phase and not landed.
+    /// Bytes announced in the current phase minus bytes landed.
     tx: i64,
     /// Number of the current phase.
     pub(crate) phase: i64,
-    /// What those who arrived in the current phase know.
+    /// Joined clock of the arrivals in the current phase.
     arrived: Option<Clock>,
-    /// What the end of the last phase teaches.
+    /// Clock at the end of the last phase.
     completed: Option<Clock>,
-    /// Who made it, and where.
+    /// Thread, epoch and operation of the initialisation.
     made_by: (u32, Epoch, u32),
-    /// Whether its maker has made that known to copies and to the cluster.
+    /// Whether the initialising thread has fenced it for copies and the cluster.
     pub(crate) fenced: bool,
     /// Newest copy that has landed.
     landed: Epoch,
     /// The last arrival.
     last: Option<(Actor, u32)>,
-    /// Who started the last copy that completes here.
+    /// The thread that started the last copy for this mbarrier.
     pub(crate) copier: Option<Actor>,
 }
 
 impl Cluster<'_> {
-    /// Mbarriers that lanes name, by lane: their numbers in the cluster. Others are reported.
+    /// By lane: the number in the cluster of the mbarrier it names. Reports invalid addresses.
     fn mbarriers_of(&mut self, warp: &Warp, pc: u32, at: At) -> [Option<u32>; 32] {
         let base = *warp.registers.get(&self.machine.constants, at.base);
         let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &base, at, 8);
@@ -50,7 +50,7 @@ impl Cluster<'_> {
         numbers
     }
 
-    /// The number in the cluster of the mbarrier at a byte offset into the cluster's shared memory.
+    /// The number in the cluster of the mbarrier at a byte offset in the cluster's shared memory.
     pub(crate) fn mbarrier_number(&self, at: At, offset: u32) -> Option<u32> {
         let (rank, within) = (offset / self.machine.shared_bytes, offset % self.machine.shared_bytes);
         let within = within.checked_sub(self.shared_buffer(at).offset)?;
@@ -58,7 +58,7 @@ impl Cluster<'_> {
         Some((rank as usize * self.machine.mbarriers_per_block + number) as u32)
     }
 
-    /// An mbarrier as messages call it.
+    /// The name of an mbarrier in messages.
     pub(crate) fn mbarrier_name(&self, number: u32) -> String {
         let per_block = self.machine.mbarriers_per_block;
         let (rank, number) = (number as usize / per_block, number as usize % per_block);
@@ -82,7 +82,7 @@ impl Cluster<'_> {
                     lane,
                     number,
                     Some(first),
-                    "is made a second time",
+                    "is initialised a second time",
                     HELP_MADE_TWICE,
                 );
             }
@@ -102,7 +102,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// `fence.mbarrier_init`, and what `fence.proxy.async` does for mbarriers.
+    /// `fence.mbarrier_init`, and the effect of `fence.proxy.async` on mbarriers.
     pub(crate) fn fence_mbarriers(&mut self, warp: &Warp) {
         let mine = 32 * warp.index as u32;
         for mbarrier in self.mbarriers.iter_mut().flatten() {
@@ -112,16 +112,25 @@ impl Cluster<'_> {
         }
     }
 
-    /// Whether a lane may use an mbarrier: it must be there, and its making in order before.
+    /// Whether a lane may use an mbarrier: it must be initialised, and the initialisation ordered
+    /// before.
     pub(crate) fn usable(&mut self, warp: &Warp, pc: u32, lane: usize, number: u32) -> bool {
         let Some(mbarrier) = &self.mbarriers[number as usize] else {
-            self.mbarrier_misuse(warp, pc, lane, number, None, "is used before it is made", HELP_MAKE);
+            self.mbarrier_misuse(
+                warp,
+                pc,
+                lane,
+                number,
+                None,
+                "is used before its initialisation",
+                HELP_MAKE,
+            );
             return false;
         };
         let (maker, epoch, made_at) = mbarrier.made_by;
         let me = (32 * warp.index + lane) as u32;
         if maker != me && !warp.clock(lane as u32).knows(maker, epoch) {
-            let what = "is used, with nothing that orders its making before";
+            let what = "is used; nothing orders the use after its initialisation";
             self.mbarrier_misuse(warp, pc, lane, number, Some(made_at), what, HELP_MAKE);
         }
         true
@@ -157,7 +166,7 @@ impl Cluster<'_> {
         });
     }
 
-    /// Arrives once for each active lane, announcing bytes first where there are any.
+    /// Arrives once per active lane, first announcing bytes if there are any.
     pub(crate) fn mbarrier_arrive(&mut self, warp: &mut Warp, pc: u32, at: At, cluster: bool, tx: Option<Row>) {
         let numbers = self.mbarriers_of(warp, pc, at);
         let bytes = tx.map(|tx| *warp.registers.get(&self.machine.constants, tx));
@@ -165,7 +174,7 @@ impl Cluster<'_> {
             self.check_remote_release(warp, pc);
         }
         if cluster {
-            warp.side.remote_store = None;
+            warp.asynchronous.remote_store = None;
         }
         // The mbarrier whose phase this instruction has ended, if any.
         let mut ended = None;
@@ -199,7 +208,8 @@ impl Cluster<'_> {
             self.end_phase(number);
             let now = self.mbarriers[number as usize].as_ref().map(|m| (m.phase, m.expected));
             if let Some((_, expected)) = now.filter(|(phase, _)| *phase != before) {
-                // Lanes of one instruction that end two phases: nobody can have waited for the first.
+                // Two lanes of one instruction ended two phases. No thread can have waited for the
+                // first.
                 if ended == Some(number) {
                     self.too_many_arrivals(pc, number, actor, last, before - 1, expected);
                 }
@@ -228,9 +238,9 @@ impl Cluster<'_> {
         self.findings.report(self.machine, key, || Details {
             other: last.map(|(actor, _)| actor),
             object: Some(name.clone()),
-            help: Some("make the mbarrier with as many arrivals as come in a phase, and arrive once a phase"),
+            help: Some("initialise the mbarrier with the number of arrivals per phase, and arrive once per phase"),
             ..Details::new(
-                format!("arrives at mbarrier {name} once too often: phase {phase} has had its {expected} arrivals"),
+                format!("arrives at mbarrier {name} too often: phase {phase} already has its {expected} arrivals"),
                 actor,
             )
         });
@@ -240,9 +250,9 @@ impl Cluster<'_> {
     #[cold]
     fn no_parity(&mut self, warp: &Warp, pc: u32, lane: u32, parity: u32) {
         self.report(FindingKind::WrongPhase, pc, |cluster| {
-            let message = format!("asks for the phase of parity {parity}; there are 0 and 1");
+            let message = format!("waits for a phase of parity {parity}; parity is 0 or 1");
             let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
-            details.help = Some("take the lowest bit of how often the ring has come round");
+            details.help = Some("use the lowest bit of the number of rounds through the ring");
             details
         });
     }
@@ -261,7 +271,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Bytes of a copy land.
+    /// Lands bytes of a copy.
     pub(crate) fn complete_bytes(&mut self, number: u32, bytes: u32, epoch: Epoch) {
         if let Some(mbarrier) = &mut self.mbarriers[number as usize] {
             mbarrier.tx -= i64::from(bytes);
@@ -270,7 +280,7 @@ impl Cluster<'_> {
         self.end_phase(number);
     }
 
-    /// Ends the current phase if nothing is missing.
+    /// Ends the current phase if no arrival and no byte is outstanding.
     fn end_phase(&mut self, number: u32) {
         let actor = self.machine.actors.mbarrier(number);
         let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
@@ -291,7 +301,7 @@ impl Cluster<'_> {
         self.check_announced(number, phase);
     }
 
-    /// Finds copies that were started for a phase that has just ended without them.
+    /// Reports copies that were started for a phase but did not land before its end.
     fn check_announced(&mut self, number: u32, phase: i64) {
         let late: Vec<(u32, Actor, u32)> = self
             .in_flight
@@ -309,19 +319,19 @@ impl Cluster<'_> {
         };
         self.findings.report(self.machine, key, || Details {
             object: Some(name.clone()),
-            help: Some("announce all bytes of all copies of a phase, tails that are filled with zeros too"),
+            help: Some("announce all bytes of all copies of a phase, including zero-filled tails"),
             ..Details::new(
                 format!(
-                    "phase {phase} of mbarrier {name} ends while copies of {bytes} bytes that were started for it have not \
-                     landed: too few bytes were announced"
+                    "phase {phase} of mbarrier {name} ends before {bytes} bytes of its copies have landed: too few bytes were \
+                     announced"
                 ),
                 actor,
             )
         });
     }
 
-    /// Whether the phase of a parity has ended, in every active lane; if not, a blocking test waits.
-    /// Returns false where the warp has to try again.
+    /// Whether the phase of a parity has ended in every active lane. Returns false if a blocking
+    /// test must retry.
     pub(crate) fn mbarrier_test(
         &mut self,
         warp: &mut Warp,
@@ -341,7 +351,7 @@ impl Cluster<'_> {
         for (lane, number) in numbers.into_iter().enumerate() {
             let parity = parities[lane] & 1;
             let Some(number) = number.filter(|&number| self.usable(warp, pc, lane, number)) else {
-                // Reported; it goes on as if it had been right.
+                // The error is reported; continue as if the parity were valid.
                 ended |= 1 << lane;
                 continue;
             };
@@ -391,14 +401,14 @@ impl Cluster<'_> {
         true
     }
 
-    /// Finds a wait that passes at once because its parity is that of a phase which the warp has already waited
-    /// for: a phase that is one off, or a cursor that was not advanced.
+    /// Reports a wait that passes immediately because the warp has already waited for the phase of
+    /// this parity: a wrong phase, or a cursor that was not advanced.
     fn check_phase(&mut self, warp: &mut Warp, pc: u32, number: u32, lanes: u32) {
         let Some(mbarrier) = &self.mbarriers[number as usize] else {
             return;
         };
         let ended = mbarrier.phase - 1;
-        let Some((seen, earlier)) = warp.side.seen.insert(number, (ended, pc)) else {
+        let Some((seen, earlier)) = warp.asynchronous.seen.insert(number, (ended, pc)) else {
             return;
         };
         if seen < ended {
@@ -412,47 +422,48 @@ impl Cluster<'_> {
             other: Some(earlier),
         };
         let which = match ended {
-            -1 => "of a fresh mbarrier, which counts as the end of the phase before the first".to_string(),
+            -1 => "because the phase before the first counts as ended".to_string(),
             n => format!("by the end of phase {n}"),
         };
         self.findings.report(self.machine, key, || Details {
             other: Some(actor),
             object: Some(name.clone()),
-            help: Some("wait for the parity of the next phase: it changes each time a stage comes round"),
+            help: Some("wait for the parity of the next phase: it flips at each round through the ring"),
             ..Details::new(
-                format!("waits at mbarrier {name} and passes at once {which}, for which this warp has waited before"),
+                format!("waits at mbarrier {name} and passes at once {which}, for which this warp has already waited"),
                 actor,
             )
         });
     }
 
-    /// Who waits for a phase, and what it lacks: for messages about deadlocks.
+    /// The state of a phase for deadlock messages.
     pub(crate) fn describe_phase(&self, number: u32, parity: u32) -> String {
         let name = self.mbarrier_name(number);
         let Some(mbarrier) = &self.mbarriers[number as usize] else {
-            return format!("at mbarrier {name}, which nobody has made");
+            return format!("at mbarrier {name}, which was never initialised");
         };
         let arrived = mbarrier.expected - mbarrier.pending;
         let bytes = match mbarrier.tx {
             0 => String::new(),
-            tx if tx > 0 => format!(", {tx} announced bytes have not come"),
-            tx => format!(", {} bytes more have come than were announced", -tx),
+            tx if tx > 0 => format!(", {tx} announced bytes have not landed"),
+            tx => format!(", {} more bytes have landed than were announced", -tx),
         };
         format!(
-            "at mbarrier {name} for the end of a phase of parity {parity}; in its phase {} (parity {}), {arrived} of {} \
-             arrivals have come{bytes}",
+            "at mbarrier {name} for the end of a phase of parity {parity}; its phase {} (parity {}) has {arrived} of {} \
+             arrivals{bytes}",
             mbarrier.phase,
             mbarrier.phase & 1,
             mbarrier.expected
         )
     }
 
-    /// Whether an mbarrier has all its arrivals and waits for bytes alone.
+    /// Whether an mbarrier has all arrivals and lacks only bytes.
     pub(crate) fn lacks_bytes(&self, number: u32) -> bool {
         let mbarrier = self.mbarriers[number as usize].as_ref();
         mbarrier.is_some_and(|m| m.pending == 0 && m.tx != 0)
     }
 }
 
-const HELP_MAKE: &str = "let one thread make it (`init`), then `fence_mbarrier_init`, then a barrier for all who use it, before its first use";
-const HELP_MADE_TWICE: &str = "make each mbarrier once; its phases go on by themselves";
+const HELP_MAKE: &str =
+    "before the first use, let one thread execute `init` and `fence_mbarrier_init`, then a barrier for all users";
+const HELP_MADE_TWICE: &str = "initialise each mbarrier once; its phases advance automatically";

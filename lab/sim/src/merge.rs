@@ -1,5 +1,5 @@
-//! Puts the blocks' writes together, in the order of block indices, and finds bytes that two blocks
-//! write or that one writes and another reads.
+//! Merges the writes of blocks in order of block index. Reports bytes that two blocks write, or
+//! that one writes and another reads.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,10 +11,10 @@ use crate::machine::Machine;
 use crate::record::{Details, Findings, Key};
 use crate::written::Written;
 
-/// Who wrote 2 bytes.
+/// Last writer of 2 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
-    /// Cluster, plus one; 0 where nobody has written.
+    /// Cluster number plus one; 0 if never written.
     block: u64,
     pc: u32,
     thread: u32,
@@ -33,7 +33,7 @@ struct MergedPage {
     owners: Vec<Owner>,
 }
 
-/// Reads by a block of 2 bytes that it had not written: slot, page, cell, block, operation, thread.
+/// A block's read of 2 bytes that it had not written.
 struct ForeignRead {
     slot: usize,
     page: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Merged {
 }
 
 impl Merged {
-    /// Bytes of a page that somebody has written to.
+    /// The bytes of a page, if any block has written to it.
     pub(crate) fn data(&self, slot: usize, page: u64) -> Option<&[u8; PAGE]> {
         self.pages.get(&(slot, page)).map(|page| &page.data)
     }
@@ -145,8 +145,8 @@ impl Merged {
         })
     }
 
-    /// Finds bytes that a block read and another wrote.
-    pub(crate) fn judge_reads(&self, machine: &Machine<'_>, findings: &mut Findings) {
+    /// Reports bytes that one block read and another wrote.
+    pub(crate) fn check_reads(&self, machine: &Machine<'_>, findings: &mut Findings) {
         for read in &self.reads {
             let Some(page) = self.pages.get(&(read.slot, read.page)) else {
                 continue;
@@ -171,7 +171,7 @@ impl Merged {
         }
     }
 
-    /// What has been written, by slot.
+    /// Written bytes by slot.
     pub(crate) fn written(&self) -> BTreeMap<usize, Written> {
         let mut written: BTreeMap<usize, Written> = BTreeMap::new();
         for (&(slot, number), page) in &self.pages {
@@ -183,7 +183,7 @@ impl Merged {
         written
     }
 
-    /// Writes everything into the buffers.
+    /// Copies all writes into the buffers.
     pub(crate) fn store<B: AsMut<[u8]>>(self, buffers: &mut [B]) {
         for ((slot, number), page) in self.pages {
             let bytes = buffers[slot].as_mut();
@@ -208,7 +208,7 @@ fn report(
         other: Some(first.pc),
     };
     let actor = |owner: Owner| {
-        // A bulk store's writes are its thread's here.
+        // Writes of a bulk store count as writes of its thread.
         let thread = match machine.actors.who(owner.thread) {
             ActorKind::Thread(thread) | ActorKind::Store(thread) => thread,
             _ => 0,

@@ -1,4 +1,4 @@
-//! The kinds of arithmetic that operations do.
+//! Kinds of arithmetic operations.
 
 /// 32-bit operations of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ pub(crate) enum Un64 {
     Not,
 }
 
-/// How bits are read by a comparison.
+/// How a comparison interprets bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Number {
     Unsigned,
@@ -117,7 +117,7 @@ pub(crate) enum Number {
     Float,
 }
 
-/// Logic on predicates.
+/// Logical operations on predicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PredOp {
     And,

@@ -1,4 +1,4 @@
-//! The blocks of a cluster: their barrier, addresses in each other's shared memory, and how long it lives.
+//! Clusters: the cluster barrier, distributed shared memory, and the lifetime of blocks.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -12,21 +12,21 @@ use crate::record::{Details, Key};
 use crate::registers::FULL;
 use crate::warp::{State, Wait, Warp};
 
-/// What there is between the blocks of a cluster.
+/// State shared by the blocks of a cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    /// Number of the current phase of the cluster's barrier, from 1 on.
+    /// Number of the current phase of the cluster barrier, starting at 1.
     phase: u32,
-    /// Threads that have come to it in this phase.
+    /// Threads that have arrived in this phase.
     arrived: u32,
-    /// What those know who came with `release`; and who had come by the end of the last phase.
+    /// Joined clock of the arrivals with `release`; and that of the last completed phase.
     knowledge: Option<Clock>,
     released: Option<Rc<Clock>>,
-    /// Threads that have ended.
+    /// Threads that have exited.
     ended: u32,
-    /// By rank: what the block's warps knew when they ended.
+    /// By rank: joined clock of the block's warps at their exit.
     exits: HashMap<usize, Clock>,
-    /// Accesses to another block's shared memory: rank, actor and operation, and the newest epoch.
+    /// Newest epoch of accesses to another block's shared memory, by rank, actor and operation.
     remote: HashMap<(usize, ActorId, u32), Epoch>,
 }
 
@@ -40,7 +40,7 @@ impl Peers {
 }
 
 impl Cluster<'_> {
-    /// `mapa`: the address of the same place in the block of a rank.
+    /// `mapa`: the corresponding address in the block of a rank.
     pub(crate) fn mapa(&mut self, warp: &mut Warp, pc: u32, d: Row, addr: Row, rank: Row) {
         let constants = &self.machine.constants;
         let addresses = *warp.registers.get(constants, addr);
@@ -61,16 +61,16 @@ impl Cluster<'_> {
         warp.registers.set(d, warp.active, &mapped);
     }
 
-    /// Comes to the cluster's barrier, with each active lane.
+    /// Arrives at the cluster barrier with all active lanes.
     pub(crate) fn cluster_arrive(&mut self, warp: &mut Warp, pc: u32, release: bool, aligned: bool) {
         if aligned {
             self.check_members(warp, pc, FULL, "barrier.cluster.arrive.aligned");
         }
         let lanes = warp.active;
-        let twice = (0..32).any(|lane| lanes >> lane & 1 != 0 && warp.side.cluster_phase[lane] != 0);
+        let twice = (0..32).any(|lane| lanes >> lane & 1 != 0 && warp.asynchronous.cluster_phase[lane] != 0);
         if twice {
             self.report(FindingKind::BarrierMismatch, pc, |cluster| {
-                let message = "comes to the cluster's barrier a second time without having waited".to_string();
+                let message = "arrives at the cluster barrier a second time without waiting".to_string();
                 Details::new(message, cluster.actor(warp.index, lanes))
             });
             return;
@@ -82,17 +82,17 @@ impl Cluster<'_> {
                 Some(knowledge) => knowledge.join(&clock),
                 None => self.peers.knowledge = Some(clock),
             }
-            warp.side.remote_store = None;
+            warp.asynchronous.remote_store = None;
             warp.epoch = self.next_epoch();
         }
         for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
-            warp.side.cluster_phase[lane] = self.peers.phase;
+            warp.asynchronous.cluster_phase[lane] = self.peers.phase;
         }
         self.peers.arrived += lanes.count_ones();
         self.end_cluster_phase();
     }
 
-    /// Ends the phase if all who have not ended have come.
+    /// Ends the phase if all threads that have not exited have arrived.
     fn end_cluster_phase(&mut self) {
         let all = self.machine.threads() as u32 - self.peers.ended;
         if self.peers.arrived == 0 || self.peers.arrived < all {
@@ -104,19 +104,19 @@ impl Cluster<'_> {
         self.woken = true;
     }
 
-    /// Waits for the phase of the cluster's barrier that the active lanes came to. Returns false where the warp
-    /// has to try again.
+    /// Waits for the phase of the cluster barrier that the active lanes arrived at. Returns false
+    /// if the warp must retry.
     pub(crate) fn cluster_wait(&mut self, warp: &mut Warp, pc: u32, aligned: bool) -> bool {
         if aligned {
             self.check_members(warp, pc, FULL, "barrier.cluster.wait.aligned");
         }
         let lanes = warp.active;
-        let came_to = |lane: usize| warp.side.cluster_phase[lane];
+        let came_to = |lane: usize| warp.asynchronous.cluster_phase[lane];
         let phases = (0..32).filter(|lane| lanes >> lane & 1 != 0).map(came_to);
         let newest = phases.clone().max().unwrap_or(0);
         if phases.min().unwrap_or(0) == 0 {
             self.report(FindingKind::BarrierMismatch, pc, |cluster| {
-                let message = "waits at the cluster's barrier without having come to it".to_string();
+                let message = "waits at the cluster barrier without having arrived".to_string();
                 Details::new(message, cluster.actor(warp.index, lanes))
             });
         } else if newest >= self.peers.phase {
@@ -124,9 +124,9 @@ impl Cluster<'_> {
             return false;
         }
         for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
-            warp.side.cluster_phase[lane] = 0;
+            warp.asynchronous.cluster_phase[lane] = 0;
         }
-        warp.side.peers_started = true;
+        warp.asynchronous.peers_started = true;
         if let Some(released) = self.peers.released.clone() {
             warp.learn_each(lanes, |clock| clock.join(&released));
             warp.epoch = self.next_epoch();
@@ -134,7 +134,7 @@ impl Cluster<'_> {
         true
     }
 
-    /// Takes down that lanes access the shared memory of the block of a rank.
+    /// Records that lanes access the shared memory of the block of a rank.
     pub(crate) fn note_remote(&mut self, warp: &Warp, pc: u32, lanes: u32, rank: usize) {
         if rank == warp.rank {
             return;
@@ -145,25 +145,25 @@ impl Cluster<'_> {
         }
     }
 
-    /// The same of an actor that a warp has set to work.
+    /// As [`Self::note_remote`] for an asynchronous actor started by a warp.
     pub(crate) fn note_remote_as(&mut self, warp: &Warp, pc: u32, rank: usize, actor: ActorId, epoch: Epoch) {
         if rank == warp.rank {
             return;
         }
         self.peers.remote.insert((rank, actor, pc), epoch);
-        if !warp.side.peers_started {
+        if !warp.asynchronous.peers_started {
             self.report(FindingKind::PeerLifetime, pc, |cluster| {
                 let message = format!("accesses shared memory of the block of rank {rank}, which may not have started");
                 let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
-                details.help = Some("a cluster barrier after the start and before the first access to another block");
+                details.help = Some("put a cluster barrier before the first access to another block");
                 details
             });
         }
     }
 
-    /// Finds an arrival of block scope that would have to order stores to another block.
+    /// Reports an arrival at block scope that would have to order stores to another block.
     pub(crate) fn check_remote_release(&mut self, warp: &mut Warp, pc: u32) {
-        let Some(store) = warp.side.remote_store.take() else {
+        let Some(store) = warp.asynchronous.remote_store.take() else {
             return;
         };
         let actor = self.actor(warp.index, warp.active);
@@ -174,15 +174,16 @@ impl Cluster<'_> {
         };
         self.findings.report(self.machine, key, || Details {
             other: Some(actor),
-            help: Some("`arrive_cluster`, or a cluster barrier"),
+            help: Some("use `arrive_cluster` or a cluster barrier"),
             ..Details::new(
-                "tells another block of a store to it by an arrival that orders memory for this block only".to_string(),
+                "signals a store to another block by an arrival of block scope, which does not order that store"
+                    .to_string(),
                 actor,
             )
         });
     }
 
-    /// A warp comes to its end.
+    /// A warp exits.
     #[inline(never)]
     pub(crate) fn exit(&mut self, warp: &mut Warp, pc: u32) {
         warp.state = State::Done;
@@ -202,9 +203,9 @@ impl Cluster<'_> {
         self.end_cluster_phase();
     }
 
-    /// Finds accesses to a block's shared memory that it did not know of when it ended: it may have ended, and
-    /// its memory gone to another block, before.
-    pub(crate) fn judge_lifetimes(&mut self) {
+    /// Reports accesses to a block's shared memory that its exit does not cover. The block may have
+    /// exited earlier and its memory may belong to another block.
+    pub(crate) fn check_lifetimes(&mut self) {
         let mut remote: Vec<_> = self.peers.remote.iter().map(|(at, epoch)| (*at, *epoch)).collect();
         remote.sort_unstable();
         for ((rank, by, pc), epoch) in remote {
@@ -215,16 +216,17 @@ impl Cluster<'_> {
             let (actor, _) = self.name_writer(by);
             self.report(FindingKind::PeerLifetime, pc, |_| {
                 let message = format!(
-                    "accesses shared memory of the block of rank {rank}, which may have ended: nothing tells it to wait"
+                    "accesses shared memory of the block of rank {rank}, which may have exited: nothing makes it wait"
                 );
                 let mut details = Details::new(message, actor);
-                details.help = Some("a cluster barrier at the end, after the last access to another block");
+                details.help = Some("put a cluster barrier after the last access to another block");
                 details
             });
         }
     }
 
-    /// The dependency on earlier launches: whether a lane may touch global memory.
+    /// Whether a lane may access global memory: it must be ordered after the launches this one
+    /// depends on.
     #[inline(never)]
     pub(crate) fn check_dependency(&mut self, warp: &Warp, pc: u32, lane: u32) {
         if !self.machine.program.uses_dependency || warp.clock(lane).knows(self.machine.actors.upstream(), 1) {
@@ -232,11 +234,11 @@ impl Cluster<'_> {
         }
         self.report(FindingKind::BeforeDependency, pc, |cluster| {
             let message =
-                "accesses global memory before `griddepcontrol.wait`: the launch before may not have written it yet"
+                "accesses global memory before `griddepcontrol.wait`: the previous launch may not have written it yet"
                     .to_string();
             let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
             details.help =
-                Some("`dependency_wait` before the first access, or a barrier with a thread that has waited");
+                Some("execute `dependency_wait` before the first access, or a barrier with a thread that has");
             details
         });
     }

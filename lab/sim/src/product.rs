@@ -1,31 +1,24 @@
-//! Products of warpgroups: `wgmma`.
+//! Warpgroup products: `wgmma`.
 //!
-//! A product is an operation of four warps; its reads of shared memory are one actor for each warpgroup. Each
-//! warp checks and computes its 16 rows when it issues it. Until it has waited for the product's group, its
-//! registers are the product's: whoever touches them is found. Waiting needs all four warps to have come,
-//! and teaches what the product has read.
+//! A product is executed by four warps. Its reads of shared memory are one actor per warpgroup.
+//! Each warp checks and computes its 16 rows at issue. Until the warp waits for the product's
+//! group, any other access to the product's registers is a finding. The wait needs all four warps
+//! to have issued the product, and covers the product's reads.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
-
-use flashcore_ir::SharedBuffer;
-use flashcore_ir::inst::{Major, WgmmaInput};
 
 use crate::async_state::Issued;
 use crate::clock::Epoch;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::machine::SHARED_BASE;
-use crate::program::{At, Product, ProductA, SharedOperand};
+use crate::program::{Product, ProductA, SharedOperand};
 use crate::record::{Details, Key};
 use crate::registers::FULL;
 use crate::tensor;
 use crate::tensor_sum::{HopperSum, TensorSums};
 use crate::traffic::Traffic;
 use crate::warp::{Wait, Warp};
-
-/// Bytes of the pieces in which operands lie.
-const CHUNK: u32 = 16;
 
 /// A product that some warps of a warpgroup have issued.
 #[derive(Debug)]
@@ -34,40 +27,20 @@ struct Shared {
     a: Option<u64>,
     b: u64,
     epoch: Epoch,
-    /// Operand B, k by n, once the first warp has read it; none where it could not be read.
+    /// Operand B, k × n, read by the first warp; `None` if it could not be read.
     matrix: Option<Rc<Vec<f64>>>,
-    /// Where its chunks are in the cluster's shared memory.
+    /// Offsets of its chunks in the cluster's shared memory.
     chunks: Rc<Vec<u32>>,
 }
 
 /// The products of a warpgroup.
 #[derive(Debug, Default)]
 pub(crate) struct Warpgroup {
-    /// Those that not every warp has issued, and the number of the first.
+    /// Products that not every warp has issued, and the number of the first.
     open: VecDeque<Shared>,
     first: u64,
-    /// Products that each warp has issued.
+    /// Number of products issued by each warp.
     issued: [u64; 4],
-}
-
-/// A matrix descriptor (PTX ISA, "Matrix Descriptor Format").
-struct Layout {
-    address: u32,
-    leading: u32,
-    stride: u32,
-    mode: u32,
-}
-
-impl Layout {
-    fn of(bits: u64) -> Layout {
-        let field = |at: u32| ((bits >> at) as u32 & 0x3fff) << 4;
-        Layout {
-            address: field(0),
-            leading: field(16),
-            stride: field(32),
-            mode: (bits >> 62) as u32,
-        }
-    }
 }
 
 impl Cluster<'_> {
@@ -84,9 +57,9 @@ impl Cluster<'_> {
             ProductA::Regs { .. } => None,
         };
         let b = bits(&product.b);
-        let number = warp.side.products;
-        warp.side.products += 1;
-        self.warpgroups[group].issued[place] = warp.side.products;
+        let number = warp.asynchronous.products;
+        warp.asynchronous.products += 1;
+        self.warpgroups[group].issued[place] = warp.asynchronous.products;
         self.woken = true;
         let at = (number - self.warpgroups[group].first) as usize;
         if at == self.warpgroups[group].open.len() {
@@ -129,13 +102,13 @@ impl Cluster<'_> {
             ProductA::Regs { fragment, .. } => Some(fragment),
             ProductA::Shared(_) => None,
         };
-        let d = &mut warp.side.fragments[usize::from(product.d_fragment)];
+        let d = &mut warp.asynchronous.fragments[usize::from(product.d_fragment)];
         (d.writers, d.pc, d.n) = (d.writers + 1, pc, product.n);
         if let Some(a) = a_fragment {
-            let a = &mut warp.side.fragments[usize::from(a)];
+            let a = &mut warp.asynchronous.fragments[usize::from(a)];
             (a.readers, a.pc) = (a.readers + 1, pc);
         }
-        warp.side.open.push(Issued {
+        warp.asynchronous.open.push(Issued {
             number,
             epoch,
             d: product.d_fragment,
@@ -152,7 +125,8 @@ impl Cluster<'_> {
     fn begin_product(&mut self, warp: &Warp, pc: u32, product: &Product, a: Option<u64>, b: u64) -> Shared {
         let epoch = self.next_epoch();
         if !self.traffic.is_empty() {
-            // Of A all four warps' rows. Swizzled as they are, operands are read 128 bytes a pass, as ncu counts too.
+            // A counts the rows of all four warps. Swizzled operands are read 128 bytes per pass;
+            // ncu counts the same.
             let rows = product.n
                 + match product.a {
                     ProductA::Shared(_) => 64,
@@ -179,161 +153,11 @@ impl Cluster<'_> {
         }
     }
 
-    /// Checks that a warp may read the chunks of an operand, and takes the reads down.
-    fn read_chunks(&mut self, warp: &Warp, pc: u32, buffer: u16, chunks: &[u32], epoch: Epoch) {
-        let at = At {
-            base: 0,
-            object: buffer,
-            offset: 0,
-            remote: false,
-        };
-        let ranges: Vec<(u32, u32)> = chunks.iter().map(|&chunk| (chunk, CHUNK)).collect();
-        self.judge_async_read(warp, FULL, pc, at, &ranges);
-        let reader = self.machine.product_reader(warp.index / 4);
-        let shift = self.shadow.shift;
-        for &chunk in chunks {
-            let cells = (chunk >> shift) as usize..((chunk + CHUNK) >> shift) as usize;
-            self.shadow.note_reads(reader, cells, epoch, 1, pc);
-        }
-    }
-
-    /// Where the chunks of an operand are in the cluster's shared memory: `count` rows of A or columns of B from
-    /// `first` on, for one step of k. Along k each has two; else each step of k has one for every 8 of them.
-    /// A descriptor that does not describe its tile is reported.
-    #[allow(clippy::too_many_arguments)]
-    fn shared_chunks(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        product: &Product,
-        operand: &SharedOperand,
-        bits: u64,
-        first: u32,
-        count: u32,
-    ) -> Option<Vec<u32>> {
-        let buffer = self.machine.kernel.ledger().buffers.get(usize::from(operand.buffer))?;
-        let layout = Layout::of(bits);
-        let span = self.check_layout(warp, pc, &layout, buffer, operand.major, first + count)?;
-        // The address as the unit computes it: offsets are added, then bits are permuted.
-        let place = |offset: u32| {
-            let address = layout.address.wrapping_add(offset);
-            buffer.swizzle.apply(address).wrapping_sub(SHARED_BASE)
-        };
-        let mut chunks = Vec::new();
-        match operand.major {
-            Major::K => {
-                for row in first..first + count {
-                    let start = row / 8 * layout.stride + row % 8 * span;
-                    chunks.extend([place(start), place(start + CHUNK)]);
-                }
-            }
-            Major::Mn => {
-                for k in 0..product.input.k() {
-                    for byte in (2 * first..2 * (first + count)).step_by(CHUNK as usize) {
-                        let slab = byte / span * layout.leading;
-                        chunks.push(place(slab + k / 8 * layout.stride + k % 8 * span + byte % span));
-                    }
-                }
-            }
-        }
-        let (start, end) = (buffer.offset, buffer.offset + buffer.bytes);
-        if let Some(&stray) = chunks.iter().find(|&&chunk| chunk < start || chunk + CHUNK > end) {
-            let relative = i64::from(stray as i32) - i64::from(start);
-            self.report(FindingKind::OutOfBounds, pc, |cluster| {
-                let message = format!(
-                    "a product reads bytes {relative}..{} of shared buffer `{}`, which has {} bytes",
-                    relative + i64::from(CHUNK),
-                    buffer.name,
-                    buffer.bytes
-                );
-                let mut details = Details::new(message, cluster.actor(warp.index, FULL));
-                details.object = Some(buffer.name.clone());
-                details.bytes = Some((relative, relative + i64::from(CHUNK)));
-                details
-            });
-            return None;
-        }
-        for chunk in &mut chunks {
-            *chunk += warp.shared_first;
-        }
-        Some(chunks)
-    }
-
-    /// Compares a descriptor with the tile it is meant to describe; the bytes of a row, if it is one.
-    fn check_layout(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        layout: &Layout,
-        buffer: &SharedBuffer,
-        major: Major,
-        extent: u32,
-    ) -> Option<u32> {
-        let span = buffer.row_stride * buffer.element.bytes();
-        let mode = match buffer.swizzle {
-            flashcore_ir::Swizzle::None => 0,
-            flashcore_ir::Swizzle::B128 => 1,
-            flashcore_ir::Swizzle::B64 => 2,
-            flashcore_ir::Swizzle::B32 => 3,
-        };
-        let several_slabs = major == Major::Mn && extent * buffer.element.bytes() > span;
-        let wrong = if layout.mode != mode || mode == 0 {
-            Some(format!("has swizzle mode {}, the tile {mode}", layout.mode))
-        } else if buffer.swizzle.span() != Some(span) {
-            Some(format!(
-                "is of a tile whose rows of {span} bytes are not as wide as its swizzle"
-            ))
-        } else if layout.stride != 8 * span {
-            Some(format!(
-                "has groups of 8 rows {} bytes apart, the tile {}",
-                layout.stride,
-                8 * span
-            ))
-        } else if several_slabs && layout.leading != buffer.slab_bytes() {
-            Some(format!(
-                "has slabs of columns {} bytes apart, the tile {}",
-                layout.leading,
-                buffer.slab_bytes()
-            ))
-        } else {
-            None
-        };
-        let Some(wrong) = wrong else { return Some(span) };
-        self.report(FindingKind::Descriptor, pc, |cluster| {
-            let message = format!("a descriptor for shared buffer `{}` {wrong}", buffer.name);
-            let mut details = Details::new(message, cluster.actor(warp.index, FULL));
-            details.object = Some(buffer.name.clone());
-            details.help = Some("derive it from the tile (`k_major`, `mn_major`)");
-            details
-        });
-        None
-    }
-
-    /// An operand as a matrix: A row by row, B step of k by step of k.
-    fn gather(&self, chunks: &[u32], input: WgmmaInput, major: Major, count: u32, is_a: bool) -> Vec<f64> {
-        let (k, count) = (input.k() as usize, count as usize);
-        let per_chunk = (CHUNK / input.bytes()) as usize;
-        let mut matrix = vec![0.0; k * count];
-        for (i, &chunk) in chunks.iter().enumerate() {
-            let word = chunk as usize / 4;
-            let mut elements = [0.0; 16];
-            tensor::widen_words(&self.words[word..word + 4], input, &mut elements);
-            for (e, &value) in elements.iter().enumerate().take(per_chunk) {
-                let (mn, step) = match major {
-                    Major::K => (i / 2, i % 2 * per_chunk + e),
-                    Major::Mn => (i % (count / 8) * 8 + e, i / (count / 8)),
-                };
-                matrix[if is_a { mn * k + step } else { step * count + mn }] = value;
-            }
-        }
-        matrix
-    }
-
-    /// The rules for registers: fenced since they were written, and not in use by other products.
+    /// Checks the register rules: fenced after the last write, and not used by other products.
     fn check_product_registers(&mut self, warp: &Warp, pc: u32, product: &Product) {
-        let d = &warp.side.fragments[usize::from(product.d_fragment)];
+        let d = &warp.asynchronous.fragments[usize::from(product.d_fragment)];
         let a = match product.a {
-            ProductA::Regs { fragment, .. } => Some((fragment, &warp.side.fragments[usize::from(fragment)])),
+            ProductA::Regs { fragment, .. } => Some((fragment, &warp.asynchronous.fragments[usize::from(fragment)])),
             ProductA::Shared(_) => None,
         };
         let in_use = if d.readers > 0 || d.writers > 0 && d.n != product.n {
@@ -349,12 +173,12 @@ impl Cluster<'_> {
         let name = |fragment: u16| self.machine.program.fragments[usize::from(fragment)].clone();
         if let Some((fragment, other)) = in_use {
             let name = name(fragment);
-            let message = format!("starts a product on registers `{name}`, which another product in flight uses");
+            let message = format!("starts a product on registers `{name}`, which a product in flight uses");
             self.report_registers(warp, pc, Some(other), FindingKind::InFlight, message, name, HELP_WAIT);
-        } else if !warp.side.has_fenced || unfenced.is_some() {
+        } else if !warp.asynchronous.has_fenced || unfenced.is_some() {
             let name = name(unfenced.unwrap_or(product.d_fragment));
-            let message = if warp.side.has_fenced {
-                format!("starts a product on registers `{name}`, which were written since the last `wgmma.fence`")
+            let message = if warp.asynchronous.has_fenced {
+                format!("starts a product on registers `{name}`, which were written after the last `wgmma.fence`")
             } else {
                 "starts a product before any `wgmma.fence`".to_string()
             };
@@ -362,10 +186,10 @@ impl Cluster<'_> {
         }
     }
 
-    /// Something other than a product touches registers that products use.
+    /// An instruction other than a product accesses product registers.
     #[inline(always)]
     pub(crate) fn touch(&mut self, warp: &mut Warp, pc: u32, fragment: u16, write: bool) {
-        let state = &mut warp.side.fragments[usize::from(fragment)];
+        let state = &mut warp.asynchronous.fragments[usize::from(fragment)];
         let (writers, readers, other) = (state.writers, state.readers, state.pc);
         state.unfenced |= write;
         if writers > 0 || write && readers > 0 {
@@ -410,9 +234,7 @@ impl Cluster<'_> {
         };
         self.findings.report(self.machine, key, || Details {
             other: Some(first),
-            help: Some(
-                "the four warps of a warpgroup execute the same products in the same order, with the same descriptors",
-            ),
+            help: Some("let all four warps execute the same products in the same order with the same descriptors"),
             ..Details::new("warps of a warpgroup start different products".to_string(), actor)
         });
     }
@@ -420,24 +242,24 @@ impl Cluster<'_> {
     /// `wgmma.fence`.
     pub(crate) fn wgmma_fence(&mut self, warp: &mut Warp, pc: u32) {
         self.check_members(warp, pc, FULL, "wgmma.fence");
-        warp.side.has_fenced = true;
-        for fragment in &mut warp.side.fragments {
+        warp.asynchronous.has_fenced = true;
+        for fragment in &mut warp.asynchronous.fragments {
             fragment.unfenced = false;
         }
     }
 
-    /// Closes the group of the products started since the last commit.
+    /// Closes the group of products since the last commit.
     pub(crate) fn wgmma_commit(&mut self, warp: &mut Warp, pc: u32) {
         self.check_members(warp, pc, FULL, "wgmma.commit_group");
-        let group = std::mem::take(&mut warp.side.open);
-        warp.side.groups.push_back(group);
+        let group = std::mem::take(&mut warp.asynchronous.open);
+        warp.asynchronous.groups.push_back(group);
     }
 
-    /// Waits until at most `pending` groups are open. Returns false where the warp has to try again, because
-    /// other warps of the warpgroup have not come to the products yet.
+    /// Waits until at most `pending` groups are open. Returns false if the warp must retry because
+    /// other warps of the warpgroup have not issued the products yet.
     pub(crate) fn wgmma_wait(&mut self, warp: &mut Warp, pc: u32, pending: u32) -> bool {
-        let over = warp.side.groups.len().saturating_sub(pending as usize);
-        let newest = warp.side.groups.iter().take(over).flatten().last().copied();
+        let over = warp.asynchronous.groups.len().saturating_sub(pending as usize);
+        let newest = warp.asynchronous.groups.iter().take(over).flatten().last().copied();
         let group = warp.index / 4;
         if let Some(newest) = newest {
             let come = self.warpgroups[group]
@@ -451,10 +273,10 @@ impl Cluster<'_> {
         }
         self.check_members(warp, pc, FULL, "wgmma.wait_group");
         for _ in 0..over {
-            for product in warp.side.groups.pop_front().unwrap_or_default() {
-                warp.side.fragments[usize::from(product.d)].writers -= 1;
+            for product in warp.asynchronous.groups.pop_front().unwrap_or_default() {
+                warp.asynchronous.fragments[usize::from(product.d)].writers -= 1;
                 if let Some(a) = product.a {
-                    warp.side.fragments[usize::from(a)].readers -= 1;
+                    warp.asynchronous.fragments[usize::from(a)].readers -= 1;
                 }
             }
         }
@@ -465,12 +287,18 @@ impl Cluster<'_> {
         true
     }
 
-    /// Up to which epoch a warp has nothing to wait for of its warpgroup's products.
+    /// The epoch up to which the warpgroup's products are complete for a warp.
     pub(crate) fn products_finished(&self, warp: &Warp, now: Epoch) -> Epoch {
-        let oldest = warp.side.groups.iter().flatten().chain(&warp.side.open).next();
+        let oldest = warp
+            .asynchronous
+            .groups
+            .iter()
+            .flatten()
+            .chain(&warp.asynchronous.open)
+            .next();
         let behind = self.warpgroups.get(warp.index / 4).is_some_and(|group| {
-            // Another warp has started one that this warp has not come to.
-            group.issued.iter().any(|&issued| issued > warp.side.products)
+            // Another warp has issued a product that this warp has not.
+            group.issued.iter().any(|&issued| issued > warp.asynchronous.products)
         });
         match oldest {
             Some(product) => product.epoch - 1,
@@ -479,18 +307,18 @@ impl Cluster<'_> {
         }
     }
 
-    /// Whether a read of an epoch by products of a warpgroup is one that the warp itself has waited for.
+    /// Whether a warp has waited for a product read at an epoch.
     pub(crate) fn has_waited_for_products(&self, warp: &Warp, group: u32, epoch: Epoch) -> bool {
         warp.index / 4 == group as usize && self.products_finished(warp, self.epoch) >= epoch
     }
 
-    /// Finds products that nobody has waited for when their warp ends.
+    /// Reports products in flight when their warp exits.
     pub(crate) fn check_products_at_end(&mut self, warp: &Warp, pc: u32) {
-        if warp.side.open.is_empty() && warp.side.groups.iter().all(Vec::is_empty) {
+        if warp.asynchronous.open.is_empty() && warp.asynchronous.groups.iter().all(Vec::is_empty) {
             return;
         }
         self.report(FindingKind::MissingWait, pc, |cluster| {
-            let message = "ends while products that it has started are in flight".to_string();
+            let message = "exits while its products are in flight".to_string();
             let mut details = Details::new(message, cluster.actor(warp.index, FULL));
             details.help = Some("close their group (`wgmma_commit`) and wait for it (`wgmma_wait(0)`)");
             details
@@ -499,4 +327,4 @@ impl Cluster<'_> {
 }
 
 const HELP_WAIT: &str = "wait for the product's group (`wgmma_commit`, `wgmma_wait`) first";
-const HELP_FENCE: &str = "`wgmma_fence` after the last write to accumulators or operand A and before the product";
+const HELP_FENCE: &str = "execute `wgmma_fence` between the last write to accumulators or operand A and the product";

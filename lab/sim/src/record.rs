@@ -1,4 +1,4 @@
-//! Collects findings: each place once, with how often it happened.
+//! Collects findings: one per place, with the number of occurrences.
 
 use std::collections::HashMap;
 
@@ -6,17 +6,17 @@ use crate::finding::{Actor, Finding, FindingKind, Other};
 use crate::machine::Machine;
 use crate::report::lines;
 
-/// What makes two findings the same.
+/// Identity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) kind: FindingKind,
-    /// Operation.
+    /// The operation.
     pub(crate) pc: u32,
-    /// Operation of the other side.
+    /// The operation of the second access.
     pub(crate) other: Option<u32>,
 }
 
-/// What is known of a finding beside its place.
+/// The contents of a finding, except its place.
 #[derive(Clone, Debug)]
 pub(crate) struct Details {
     pub(crate) message: String,
@@ -42,7 +42,7 @@ impl Details {
     }
 }
 
-/// Findings so far, in the order they were first seen.
+/// Findings in order of first occurrence.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     index: HashMap<Key, usize>,
@@ -50,7 +50,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Counts a finding, and takes down its details if it is the first of its place.
+    /// Counts an occurrence. The first one at a place supplies the details.
     #[cold]
     #[inline(never)]
     pub(crate) fn report(&mut self, machine: &Machine<'_>, key: Key, details: impl FnOnce() -> Details) {
@@ -82,7 +82,7 @@ impl Findings {
         ));
     }
 
-    /// Takes over another list, after this one.
+    /// Appends another list.
     pub(crate) fn merge(&mut self, later: Findings) {
         for (key, finding) in later.list {
             match self.index.get(&key) {
@@ -95,7 +95,7 @@ impl Findings {
         }
     }
 
-    /// Whether something was found that makes further blocks pointless.
+    /// Whether a finding makes further blocks pointless.
     pub(crate) fn is_fatal(&self) -> bool {
         let fatal = |kind| {
             matches!(
@@ -116,7 +116,7 @@ impl Findings {
 }
 
 impl Findings {
-    /// Whether a warp was stopped in the middle.
+    /// Whether a warp exceeded its instruction budget.
     pub(crate) fn is_livelocked(&self) -> bool {
         self.list.iter().any(|(key, _)| key.kind == FindingKind::Livelock)
     }

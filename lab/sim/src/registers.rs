@@ -1,7 +1,7 @@
 //! The register file of a warp, and arithmetic over its rows.
 //!
-//! Every helper is inlined into the interpreter's loop, which is compiled for the best instruction
-//! set the machine has; a row of 32 lanes is then two AVX-512 registers.
+//! Every helper is inlined into the interpreter loop, which is compiled for the best available
+//! instruction set; a row of 32 lanes is then two AVX-512 registers.
 
 use crate::program::{CONST, Program, Row};
 
@@ -42,7 +42,7 @@ pub(crate) struct Registers {
     pub(crate) preds: Vec<u32>,
 }
 
-/// What registers hold before anything is written: a NaN, and an address that is nowhere.
+/// Initial contents: a NaN, and an invalid address.
 const POISON: u32 = 0xffff_dead;
 
 impl Registers {
@@ -168,7 +168,7 @@ pub(crate) fn map2_64(r: &mut Registers, k: &Constants, mask: u32, [d, a, b]: [R
     r.set64(d, mask, &value);
 }
 
-/// One bit a lane: whether `op` holds.
+/// One bit per lane: whether `op` holds.
 #[inline(always)]
 pub(crate) fn test2<T: Copy>(a: &[T; 32], b: &[T; 32], op: impl Fn(T, T) -> bool) -> u32 {
     let mut bits = [0u32; 32];

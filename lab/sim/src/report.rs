@@ -1,4 +1,4 @@
-//! What a run is asked for and what it gives back.
+//! Options and results of a simulation.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -11,35 +11,36 @@ use crate::log::Log;
 use crate::tensor_sum::TensorSums;
 use crate::written::Written;
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
-    /// Picks the interleaving of warps; the same seed gives the same run.
+    /// Selects the interleaving of warps. The same seed gives the same run.
     pub seed: u64,
-    /// Instructions a warp may execute before it counts as caught in a loop.
+    /// Instruction budget per warp; exceeding it is a livelock.
     pub max_instructions: u64,
-    /// Whether traced values are recorded.
+    /// Whether to record traced values.
     pub trace: bool,
-    /// Records those of this block and this warp of it alone.
+    /// Records only this block and this warp of it.
     pub trace_of: Option<([u32; 3], u32)>,
-    /// If there are any, the types of the values traced under each label, and of each label only the first record of
-    /// a cluster is kept that has a NaN, or an infinity that no mask makes: of f32 the positive one, of 16-bit floats
-    /// either.
+    /// If not empty: the types of traced values by label. Of each label only the first record per
+    /// cluster is kept that contains a NaN or an infinity not made by masking: for f32 the positive
+    /// one, for 16-bit floats either.
     pub nonfinite: Vec<ScalarType>,
-    /// Whether shared-memory wavefronts and global sectors are counted (slower).
+    /// Whether to count shared-memory wavefronts and global sectors (slower).
     pub memory_counts: bool,
-    /// How many accesses to shared memory by the first cluster are taken down one by one, with its warps' turns.
+    /// How many shared-memory accesses of the first cluster to log, with the time slices of its
+    /// warps.
     pub log: usize,
-    /// Host threads; 0 for one a core. Results do not depend on it.
+    /// Host threads; 0 for one per core. Does not affect results.
     pub host_threads: usize,
-    /// Buffer slots whose contents count as never written, beside the buffer named `workspace`.
+    /// Buffer slots that start uninitialised, in addition to the buffer named `workspace`.
     pub uninitialized: Vec<usize>,
-    /// By slot, what an earlier launch has written of them ([`SimReport::written`]).
+    /// By slot: bytes written by an earlier launch ([`SimReport::written`]).
     pub written: BTreeMap<usize, Written>,
-    /// How sums of tensor-core products are computed.
+    /// How tensor-core sums are computed.
     pub tensor_sums: TensorSums,
-    /// Runs this block alone, by its linear index (x fastest), in place of the whole grid: to count what one block
-    /// does. A block past the grid's end is none at all.
+    /// Runs only the block with this linear index (x fastest), for example to count its work. An
+    /// index outside the grid runs nothing.
     pub only_block: Option<u64>,
 }
 
@@ -62,48 +63,48 @@ impl Default for SimOptions {
     }
 }
 
-/// What a run showed.
+/// Results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct SimReport {
     /// The kernel's name.
     pub kernel: String,
-    /// What is wrong: empty for a clean run. Each place is named once, with how often it happened.
+    /// The errors found, one per place; empty for a clean run.
     pub findings: Vec<Finding>,
-    /// Instructions executed, by class.
+    /// Executed instructions by class.
     pub counts: Counts,
-    /// Traced values, by block, then in the order of execution.
+    /// Traced values by block, in order of execution.
     pub traces: Vec<TraceRecord>,
-    /// Memory accesses by line, where they were asked for.
+    /// Memory accesses by line, if requested.
     pub memory: Vec<MemorySite>,
-    /// What the first cluster did, where it was asked for.
+    /// Record of the first cluster, if requested.
     #[serde(skip)]
     pub log: Log,
-    /// By slot, what the kernel wrote.
+    /// By slot: bytes that the kernel wrote.
     #[serde(skip)]
     pub written: BTreeMap<usize, Written>,
-    /// How often each node of the kernel ran: by its position in [`Kernel::body`], a node before its children.
+    /// Executions of each node of the kernel, in the pre-order of [`Kernel::body`].
     #[serde(skip)]
     pub nodes: Vec<NodeCount>,
-    /// 32-bit registers a lane that the kernel's values need where those whose lifetimes do not meet share one: about
-    /// what a compiler needs that keeps the instructions in their order.
+    /// 32-bit registers per lane with lifetimes as in the program order: an estimate of a
+    /// compiler's result without reordering.
     #[serde(skip)]
     pub registers: u32,
 }
 
 impl SimReport {
-    /// Whether nothing was found.
+    /// Whether there are no findings.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
 }
 
-/// What kind of machine resource an instruction takes.
+/// The machine resource of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
-    /// f32 sums, products, fused products.
+    /// f32 add, multiply, fused multiply-add.
     Fma,
-    /// Integers, logic, comparison, selection, moves.
+    /// Integer, logic, compare, select, move.
     Alu,
     /// Packed 16-bit floats.
     Half,
@@ -123,7 +124,7 @@ pub enum Class {
     StoreShared,
     /// Asynchronous copies.
     CopyAsync,
-    /// Read-modify-writes in memory.
+    /// Read-modify-write operations.
     Atomic,
     /// Exchanges between lanes: shfl, vote, redux.
     Exchange,
@@ -136,7 +137,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// Every class of instructions.
+    /// All instruction classes.
     pub const ALL: [Class; 15] = [
         Class::Fma,
         Class::Alu,
@@ -156,16 +157,16 @@ impl Class {
     ];
 }
 
-/// Instructions executed in one class.
+/// Executed instructions of one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Count {
-    /// By warps.
+    /// Executions by warps.
     pub warps: u64,
-    /// By lanes.
+    /// Executions by lanes.
     pub lanes: u64,
 }
 
-/// Instructions executed, by class.
+/// Executed instructions by class.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     by_class: [Count; Class::ALL.len()],
@@ -177,7 +178,7 @@ impl Counts {
         self.by_class.get(class as usize).copied().unwrap_or_default()
     }
 
-    /// All classes together.
+    /// The sum over all classes.
     pub fn total(&self) -> Count {
         self.by_class.iter().fold(Count::default(), |a, b| Count {
             warps: a.warps + b.warps,
@@ -193,7 +194,7 @@ impl Counts {
     }
 }
 
-/// Counts of launches that run one after another.
+/// Adds the counts of consecutive launches.
 impl AddAssign<&Counts> for Counts {
     fn add_assign(&mut self, other: &Counts) {
         for class in Class::ALL {
@@ -202,15 +203,15 @@ impl AddAssign<&Counts> for Counts {
     }
 }
 
-/// How often a node of a kernel's tree ran: an instruction, the condition of an `If` or of a `BreakIf`, or the
-/// entry into a loop.
+/// Executions of a node: an instruction, the condition of an `If` or `BreakIf`, or the entry of a
+/// loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeCount {
     /// Executions by a warp.
     pub warps: u64,
     /// Executions by a lane.
     pub lanes: u64,
-    /// Of an access to memory, where memory is counted: as in [`MemorySite::transactions`].
+    /// As [`MemorySite::transactions`], for memory accesses if they are counted.
     pub transactions: u64,
 }
 
@@ -219,47 +220,47 @@ pub struct NodeCount {
 pub struct TraceRecord {
     /// The label given in the kernel.
     pub label: String,
-    /// Its number among the kernel's labels.
+    /// Index of the label in the kernel.
     pub index: u32,
     /// Block index.
     pub block: [u32; 3],
     /// Warp of the block.
     pub warp: u32,
-    /// Lanes that were there, a bit each.
+    /// Bit mask of the active lanes.
     pub lanes: u32,
-    /// How to read the bits.
+    /// How to interpret the bits.
     #[serde(skip)]
     pub class: RegClass,
-    /// A value for each of the 32 lanes; those of lanes that were not there mean nothing.
+    /// One value per lane; undefined for inactive lanes.
     pub bits: Vec<u64>,
 }
 
 impl TraceRecord {
-    /// The value of a lane as f32; `None` where the lane was not there or the value is no f32.
+    /// The value of a lane as f32; `None` for inactive lanes and other types.
     pub fn f32(&self, lane: usize) -> Option<f32> {
         let there = lane < 32 && self.lanes >> lane & 1 != 0;
         (there && self.class == RegClass::F32).then(|| f32::from_bits(self.bits[lane] as u32))
     }
 }
 
-/// What the accesses of one line cost.
+/// Cost of the memory accesses of one line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemorySite {
-    /// The line, verbs looked through.
+    /// The kernel's own line.
     pub line: Line,
     /// The kind of access.
     pub class: Class,
     /// Executions by a warp.
     pub requests: u64,
-    /// Shared memory: passes over the banks. Global memory, and the source of an asynchronous copy: sectors of 32
-    /// bytes. Where such a copy lands is an entry of its own, of class [`Class::StoreShared`]. A warpgroup's product:
-    /// passes over its operands in shared memory. A bulk copy: the sectors of its box.
+    /// Shared memory: bank passes. Global memory, and the source of an asynchronous copy: 32-byte
+    /// sectors. The destination of such a copy is a separate entry of class [`Class::StoreShared`].
+    /// Warpgroup product: passes over its shared-memory operands. Bulk copy: sectors of its box.
     pub transactions: u64,
-    /// The least that the same bytes could take.
+    /// The minimum for the same bytes.
     pub ideal: u64,
 }
 
-/// Sums execution counts of operations by class.
+/// Sums execution counts by class.
 pub(crate) fn count_by_class(classes: &[Class], executed: &[Count]) -> Counts {
     let mut counts = Counts::default();
     for (class, count) in classes.iter().zip(executed) {
@@ -268,7 +269,7 @@ pub(crate) fn count_by_class(classes: &[Class], executed: &[Count]) -> Counts {
     counts
 }
 
-/// The lines of a site, as a finding carries them.
+/// The source lines of a site.
 pub(crate) fn lines(kernel: &Kernel, site: SiteId) -> Vec<Line> {
     kernel
         .backtrace(site)

@@ -1,4 +1,4 @@
-//! Registers that warpgroups hand to each other, elected lanes, traps.
+//! `setmaxnreg`, `elect.sync`, traps, proxy fences, and grid dependencies.
 
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
@@ -9,11 +9,11 @@ use crate::rng::Rng;
 use crate::warp::{Wait, Warp};
 
 impl Cluster<'_> {
-    /// `setmaxnreg`: registers go to the block's pool or come from it. Returns false where they are not there
-    /// yet and the warp has to try again.
+    /// `setmaxnreg`: returns registers to the block's pool or takes them. Returns false if the pool
+    /// has too few and the warp must retry.
     pub(crate) fn set_max_registers(&mut self, warp: &mut Warp, pc: u32, regs: u32, raise: bool) -> bool {
         self.check_members(warp, pc, FULL, "setmaxnreg");
-        let had = warp.side.registers.unwrap_or(self.machine.launch_registers);
+        let had = warp.asynchronous.registers.unwrap_or(self.machine.launch_registers);
         if raise && regs < had || !raise && regs > had {
             let (does, than) = if raise { ("raises", "fewer") } else { ("lowers", "more") };
             self.report(FindingKind::Registers, pc, |cluster| {
@@ -33,32 +33,33 @@ impl Cluster<'_> {
             *pool += 32 * had.saturating_sub(regs);
             self.woken = true;
         }
-        warp.side.registers = Some(regs);
-        warp.side.settings.push((pc, regs));
+        warp.asynchronous.registers = Some(regs);
+        warp.asynchronous.settings.push((pc, regs));
         true
     }
 
-    /// Finds warpgroups whose warps did not set the same registers.
-    pub(crate) fn judge_registers(&mut self, warps: &[Warp]) {
+    /// Reports warpgroups whose warps set different register counts.
+    pub(crate) fn check_registers(&mut self, warps: &[Warp]) {
         for group in warps.chunks(4) {
-            let regs = |warp: &Warp| warp.side.settings.iter().map(|s| s.1).collect::<Vec<_>>();
+            let regs = |warp: &Warp| warp.asynchronous.settings.iter().map(|s| s.1).collect::<Vec<_>>();
             let Some(first) = group.first() else { continue };
             let Some(odd) = group.iter().find(|warp| regs(warp) != regs(first)) else {
                 continue;
             };
-            let setting = odd.side.settings.last().or(first.side.settings.last());
+            let setting = odd.asynchronous.settings.last().or(first.asynchronous.settings.last());
             let Some(&(pc, _)) = setting else { continue };
             let odd = odd.index;
             self.report(FindingKind::Registers, pc, |cluster| {
-                let message = "the warps of a warpgroup set different numbers of registers".to_string();
+                let message = "the warps of a warpgroup set different register counts".to_string();
                 let mut details = Details::new(message, cluster.actor(odd, FULL));
-                details.help = Some("all four warps execute the same `setmaxnreg`");
+                details.help = Some("let all four warps execute the same `setmaxnreg`");
                 details
             });
         }
     }
 
-    /// `elect.sync`: one lane, the same each time; which one depends on the seed, since nobody may rely on it.
+    /// `elect.sync`: the elected lane depends on the seed and is the same each time, because PTX
+    /// does not specify it.
     pub(crate) fn elect(&mut self, warp: &mut Warp, pc: u32, d: Row) {
         self.check_members(warp, pc, FULL, "elect.sync");
         let count = warp.active.count_ones();
@@ -71,15 +72,12 @@ impl Cluster<'_> {
         warp.registers.set_pred(d, warp.active, lanes & lanes.wrapping_neg());
     }
 
-    /// `trap` where the predicate holds.
+    /// `trap` if the predicate holds.
     pub(crate) fn trap_if(&mut self, warp: &Warp, pc: u32, pred: Row) {
         let lanes = warp.registers.pred(pred) & warp.active;
         if lanes != 0 {
             self.report(FindingKind::Trap, pc, |cluster| {
-                Details::new(
-                    "stops the launch by a trap".to_string(),
-                    cluster.actor(warp.index, lanes),
-                )
+                Details::new("executes a trap".to_string(), cluster.actor(warp.index, lanes))
             });
         }
     }

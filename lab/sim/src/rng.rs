@@ -1,4 +1,4 @@
-//! The schedule's random numbers: SplitMix64, so that a seed means the same run for good.
+//! Random numbers of the schedule: SplitMix64, so that a seed always gives the same run.
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]

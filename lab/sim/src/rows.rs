@@ -1,9 +1,9 @@
-//! Gives virtual registers their rows.
+//! Register allocation: assigns virtual registers to rows.
 //!
-//! A kernel names every intermediate value, thousands of them; a row each would not fit in the
-//! cache. Registers whose lifetimes do not meet share a row. Lifetimes are intervals of the flat
-//! program, so two registers that live in different branches of one `if` may share, and their lanes
-//! are disjoint; what a loop carries lives as long as the loop.
+//! A kernel names thousands of intermediate values, and one row each would not fit in the cache.
+//! Registers with disjoint lifetimes share a row. Lifetimes are intervals of the flat program.
+//! Registers in different branches of one `if` may share a row because their lanes are disjoint.
+//! Loop-carried values live until the end of the loop.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use flashcore_ir::{Kernel, Node, Reg, RegClass};
 use crate::error::SimError;
 use crate::program::{CONST, Row};
 
-/// Which register file a class lives in: 16-bit and float values share the 32-bit file.
+/// A register file; 16-bit and f32 values share the 32-bit file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum File {
     Pred,
@@ -20,7 +20,7 @@ pub(crate) enum File {
     Bits64,
 }
 
-/// The file that holds registers of a class.
+/// The register file of a class.
 pub(crate) fn file_of(class: RegClass) -> File {
     match class {
         RegClass::Pred => File::Pred,
@@ -29,7 +29,7 @@ pub(crate) fn file_of(class: RegClass) -> File {
     }
 }
 
-/// Where every register lives.
+/// The row of each register.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
     rows: HashMap<Reg, Row>,
@@ -41,7 +41,7 @@ pub(crate) struct Rows {
 impl Rows {
     /// The row of a register.
     pub(crate) fn row(&self, reg: Reg) -> Row {
-        // A register that no instruction mentions has no row, and nobody asks for it.
+        // A register without instructions has no row and is never read.
         self.rows.get(&reg).copied().unwrap_or(0)
     }
 
@@ -92,7 +92,7 @@ impl Rows {
     }
 }
 
-/// Rows in use, by the last position they are needed at, and rows free.
+/// Live rows with their last position, and free rows.
 #[derive(Default)]
 struct Allocation {
     live: std::collections::BTreeSet<(u32, usize)>,
@@ -101,7 +101,7 @@ struct Allocation {
 
 impl Allocation {
     fn take(&mut self, first: u32, last: u32, used: &mut usize) -> usize {
-        // Strictly before: an instruction's results never share a row with its operands.
+        // Strictly before, so that results and operands of an instruction never share a row.
         while let Some(&(until, row)) = self.live.first() {
             if until >= first {
                 break;
@@ -118,7 +118,7 @@ impl Allocation {
     }
 }
 
-/// First and last position of every register, and where loops begin and end, inner ones first.
+/// First and last position of every register, and the extent of loops, inner ones first.
 #[derive(Default)]
 struct Lives {
     position: u32,
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_chain_of_values_needs_few_rows() {
+    fn long_chains_need_few_rows() {
         let kernel = Kernel::build("chain", 32, |k| {
             let mut x = k.lane();
             for _ in 0..1000 {
@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_loop_reads_again_keeps_its_row() {
+    fn loop_carried_values_keep_their_row() {
         let kernel = Kernel::build("carried", 32, |k| {
             let first = k.lane() + 7;
             k.for_uniform(0u32, 10, 1, |i| {
                 let early = first + i;
                 k.trace("early", early);
-                // Values born after the last mention of `first`, before the loop comes round.
+                // Values created after the last use of `first`, before the next iteration.
                 let late = k.lane() * 3;
                 k.trace("late", late);
             });
@@ -203,7 +203,7 @@ mod tests {
         let rows = Rows::assign(&kernel, &HashSet::new()).unwrap();
         let mut dsts = Vec::new();
         kernel.for_each_inst(&mut |inst, _| inst.visit_regs(|_, _| (), |reg, _| dsts.push(reg)));
-        // The second instruction computes `first`; nothing later in the loop may share its row.
+        // The second instruction computes `first`; no later value in the loop may share its row.
         let first = dsts[1];
         let others = dsts[2..].iter().filter(|reg| file_of(reg.class) == File::Bits32);
         assert!(others.into_iter().all(|&reg| rows.row(reg) != rows.row(first)));

@@ -1,15 +1,15 @@
-//! Shadow of a cluster's shared memory: for every cell, who wrote it last and who has read it since.
+//! Shadow of a cluster's shared memory: the last writer of every cell and its readers since then.
 //!
-//! A cell stands for the narrowest access the kernel makes to shared memory (4 or 2 bytes), so the
-//! shadow is exact to the byte without a side table: two lanes that write neighbouring halves of a
-//! word do not collide, two that write the same half do.
+//! A cell covers the kernel's narrowest access to shared memory (4 or 2 bytes), so the shadow is
+//! exact per byte: two lanes that write neighbouring halves of a word do not conflict, two that
+//! write the same half do.
 
 use std::ops::Range;
 
 use crate::clock::{ActorId, Epoch, Limits, Stamp, WriterKind};
 use crate::registers::FULL;
 
-/// Who accesses, and what they know.
+/// An accessing warp and the limits of its clocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Who {
     pub(crate) warp: usize,
@@ -18,14 +18,14 @@ pub(crate) struct Who {
     pub(crate) limits: Limits,
 }
 
-/// How the addresses of a warp lie.
+/// The address pattern of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// Lane after lane, without gaps, all lanes.
+    /// Consecutive lanes at consecutive addresses, all lanes active.
     Contiguous,
-    /// All at one address.
+    /// One address for all lanes.
     Uniform,
-    /// Anyhow.
+    /// Any other pattern.
     Scattered,
 }
 
@@ -65,16 +65,17 @@ impl Readers {
 /// The shadow cells of a cluster's shared memory.
 #[derive(Debug)]
 pub(crate) struct Shadow {
-    /// log2 of the bytes of a cell.
+    /// log2 of the bytes per cell.
     pub(crate) shift: u32,
     stamps: Vec<u32>,
     writers: Vec<ActorId>,
     writer_pcs: Vec<u32>,
-    /// Epoch of the newest read of a cell by anybody.
+    /// Epoch of the newest read of each cell.
     newest_reads: Vec<Epoch>,
-    /// Warps, by number, whose threads have read any shared memory.
+    /// By warp: whether its threads have read any shared memory.
     warps_that_read: Vec<bool>,
-    /// By reader: warps, then warps' bulk stores, then warpgroups' products (`Machine::readers`).
+    /// By reader: warps, then bulk stores of warps, then products of warpgroups
+    /// (`Machine::readers`).
     reads: Vec<Vec<u64>>,
     read_pcs: Vec<Vec<u32>>,
 }
@@ -107,20 +108,20 @@ impl Shadow {
         (Readers(self.reads[warp][cell]), self.read_pcs[warp][cell])
     }
 
-    /// Those of the first `warps` warps whose threads have read any shared memory.
+    /// The warps below `warps` whose threads have read any shared memory.
     pub(crate) fn reading_warps(&self, warps: usize) -> impl Iterator<Item = usize> {
         let read = self.warps_that_read.iter().take(warps).enumerate();
         read.filter(|(_, read)| **read).map(|(warp, _)| warp)
     }
 
-    /// Takes down the write of a range of cells by one actor.
+    /// Records the write of a range of cells by one actor.
     pub(crate) fn fill(&mut self, cells: Range<usize>, stamp: Stamp, writer: ActorId, pc: u32) {
         self.stamps[cells.clone()].fill(stamp.0);
         self.writers[cells.clone()].fill(writer);
         self.writer_pcs[cells].fill(pc);
     }
 
-    /// Takes down reads of a range of cells by a reader's lanes.
+    /// Records reads of a range of cells by a reader's lanes.
     pub(crate) fn note_reads(&mut self, reader: usize, cells: Range<usize>, epoch: Epoch, lanes: u32, pc: u32) {
         let bits = u64::from(lanes) << 32;
         for read in &mut self.reads[reader][cells.clone()] {
@@ -132,8 +133,8 @@ impl Shadow {
         }
     }
 
-    /// Takes down reads of `cells` cells at each lane's offset. False where the fast test could not
-    /// prove that they follow the last writes.
+    /// Records reads of `cells` cells at each lane's offset. Returns false if the fast path could
+    /// not prove that they follow the last writes.
     #[inline(always)]
     pub(crate) fn read(&mut self, who: &Who, mask: u32, offsets: &[u32; 32], cells: usize, pattern: Pattern) -> bool {
         self.warps_that_read[who.warp] = true;
@@ -155,7 +156,7 @@ impl Shadow {
                     let lane = 1u64 << (32 + (i >> log));
                     *read = if *read as u32 == epoch { *read } else { u64::from(epoch) } | lane;
                 }
-                // The line of the newest read is as good as any of its epoch.
+                // Any line of the newest epoch is sufficient.
                 pcs.fill(who.pc);
                 for newest in newest {
                     *newest = (*newest).max(epoch);
@@ -180,7 +181,7 @@ impl Shadow {
         ordered
     }
 
-    /// `N` cells at each lane's offset; `N` is a constant so that a lane's cells are one vector.
+    /// `N` cells at each lane's offset. `N` is a constant so that a lane's cells are one vector.
     #[inline(always)]
     fn read_scattered<const N: usize>(&mut self, who: &Who, mask: u32, offsets: &[u32; 32]) -> bool {
         let reads = &mut self.reads[who.warp][..];
@@ -225,7 +226,7 @@ impl Shadow {
         }
     }
 
-    /// Whether writes at the lanes' offsets surely follow all earlier accesses to those cells.
+    /// Whether the fast path proves that writes at these offsets follow all earlier accesses.
     #[inline(always)]
     pub(crate) fn may_write(&self, who: &Who, mask: u32, offsets: &[u32; 32], cells: usize, pattern: Pattern) -> bool {
         let clear = |stamp: u32, read: Epoch| {
@@ -252,8 +253,8 @@ impl Shadow {
         ordered
     }
 
-    /// Takes down writes by actors `actor` + lane. Returns lanes whose cells an earlier lane of the
-    /// same instruction has just written.
+    /// Records writes by actors `actor` + lane. Returns lanes whose cells an earlier lane of the
+    /// same instruction wrote.
     #[inline(always)]
     pub(crate) fn write(
         &mut self,

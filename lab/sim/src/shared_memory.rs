@@ -14,7 +14,7 @@ use crate::record::Details;
 use crate::shadow::Pattern;
 use crate::warp::Warp;
 
-/// What a lane reads whose access was refused.
+/// The value of a refused read.
 pub(crate) const POISON: u32 = 0xffff_beef;
 
 impl<'m> Cluster<'m> {
@@ -22,8 +22,8 @@ impl<'m> Cluster<'m> {
         self.machine.kernel.ledger().get(BufferId(u32::from(at.object)))
     }
 
-    /// Byte offsets from the start of shared memory, and the lanes whose access of `bytes` is in
-    /// bounds and aligned; the others are reported.
+    /// Byte offsets in shared memory, and the lanes whose access of `bytes` is in bounds and
+    /// aligned. Reports the other lanes.
     #[inline(always)]
     pub(crate) fn shared_offsets(
         &mut self,
@@ -40,7 +40,7 @@ impl<'m> Cluster<'m> {
         let buffer = self.shared_buffer(at);
         let start = warp.shared_start.wrapping_sub(at.offset as u32);
         let first = buffer.offset + warp.shared_first;
-        // A buffer smaller than one access has no valid offset at all.
+        // A buffer smaller than one access has no valid offset.
         let Some(last) = buffer.bytes.checked_sub(bytes) else {
             self.refuse_shared(warp, pc, mask, base, at, bytes);
             return ([0; 32], 0);
@@ -59,7 +59,7 @@ impl<'m> Cluster<'m> {
         (offsets, mask & good)
     }
 
-    /// The same of addresses that carry the rank of a block of the cluster.
+    /// As [`Self::shared_offsets`] for addresses with a block rank.
     #[inline(never)]
     fn remote_offsets(
         &mut self,
@@ -92,7 +92,7 @@ impl<'m> Cluster<'m> {
         (offsets, good)
     }
 
-    /// Takes down accesses to other blocks' memory, at offsets that have been found good.
+    /// Records accesses to other blocks' memory at valid offsets.
     #[cold]
     #[inline(never)]
     fn note_remotes(&mut self, warp: &mut Warp, pc: u32, mask: u32, offsets: &[u32; 32], writes: bool) {
@@ -100,7 +100,7 @@ impl<'m> Cluster<'m> {
             let rank = (offsets[lane] / self.machine.shared_bytes) as usize;
             self.note_remote(warp, pc, 1 << lane, rank);
             if writes && rank != warp.rank {
-                warp.side.remote_store = Some(pc);
+                warp.asynchronous.remote_store = Some(pc);
             }
         }
     }
@@ -112,7 +112,7 @@ impl<'m> Cluster<'m> {
         let lane = lanes.trailing_zeros() as usize & 31;
         let address = base[lane].wrapping_add(at.offset as u32);
         let own = warp.shared_start.wrapping_add(warp.shared_first);
-        // Addresses of other blocks' memory are in their own, where they may be used at all.
+        // Valid addresses of other blocks have the same form as local ones.
         let offset = if at.remote {
             i64::from(address & ((1 << RANK_SHIFT) - 1)) - i64::from(SHARED_BASE)
         } else {
@@ -142,7 +142,7 @@ impl<'m> Cluster<'m> {
                 )
             } else {
                 format!(
-                    "access of {bytes} bytes to byte {relative} of shared buffer `{}`, at address {}, which is no multiple of {bytes}",
+                    "access of {bytes} bytes to byte {relative} of shared buffer `{}`, at address {}, which is not a multiple of {bytes}",
                     buffer.name,
                     offset + i64::from(SHARED_BASE)
                 )
@@ -173,7 +173,7 @@ impl<'m> Cluster<'m> {
         let pattern = Pattern::of(&offsets, mask, bytes);
         let cells = (bytes >> self.shadow.shift) as usize;
         if !self.shadow.read(&warp.who(pc), mask, &offsets, cells, pattern) {
-            self.judge_reads(warp, pc, mask, &offsets, cells, at, false);
+            self.check_reads(warp, pc, mask, &offsets, cells, at, false);
         }
         self.count_shared(pc, warp.index, at, &offsets, mask, bytes);
         let count = usize::from(width.count);
@@ -300,7 +300,7 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Checks writes by threads or their agents (`actor` is that of lane 0) and takes them down.
+    /// Checks and records writes by threads or their copies (`actor` is that of lane 0).
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn write_shadow(
@@ -316,7 +316,7 @@ impl<'m> Cluster<'m> {
     ) {
         let who = warp.who(pc);
         if !self.shadow.may_write(&who, mask, offsets, cells, pattern) {
-            self.judge_writes(warp, pc, mask, offsets, cells, at, actor.0);
+            self.check_writes(warp, pc, mask, offsets, cells, at, actor.0);
         }
         let twice = self.shadow.write(&who, mask, offsets, cells, pattern, actor);
         if twice != 0 {
@@ -324,7 +324,7 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Read-modify-write, lane after lane.
+    /// Read-modify-write, lane by lane.
     pub(crate) fn atomic_shared(
         &mut self,
         warp: &mut Warp,
@@ -343,7 +343,7 @@ impl<'m> Cluster<'m> {
         }
         let cells = (4 >> self.shadow.shift) as usize;
         let who = warp.who(pc);
-        self.judge_writes(warp, pc, mask, &offsets, cells, at, WriterKind::Atomic);
+        self.check_writes(warp, pc, mask, &offsets, cells, at, WriterKind::Atomic);
         let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
         self.shadow
             .write(&who, mask, &offsets, cells, Pattern::Scattered, actor);

@@ -1,4 +1,4 @@
-//! [`simulate`]: all blocks of a launch.
+//! [`simulate`]: runs all blocks of a launch.
 
 use flashcore_ir::{Kernel, Launch};
 use rayon::prelude::*;
@@ -14,12 +14,12 @@ use crate::record::Findings;
 use crate::report::{Class, Count, MemorySite, NodeCount, SimOptions, SimReport, count_by_class};
 use crate::traffic::Traffic;
 
-/// Blocks that run before their writes are put together. A constant, so that a run that is broken
-/// off after a fatal finding reports the same on every machine.
+/// Blocks that run before their writes are merged. Constant, so that a run stopped by a fatal
+/// finding gives the same report on every machine.
 const WAVE: u64 = 64;
 
-/// Runs a kernel and reports what is wrong with it. Buffers are in the order of the launch's slots;
-/// those that the kernel writes hold its results afterwards.
+/// Runs a kernel and reports its errors. `buffers` are in the order of the launch's slots; written
+/// ones hold the results afterwards.
 ///
 /// ```
 /// use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
@@ -45,7 +45,7 @@ const WAVE: u64 = 64;
 /// ```
 ///
 /// # Errors
-/// Where the launch does not fit the kernel, or asks for what the simulator does not model.
+/// The launch does not fit the kernel, or needs a feature that the simulator does not support.
 pub fn simulate<B>(
     kernel: &Kernel,
     launch: &Launch,
@@ -68,11 +68,11 @@ where
         0 => run.all(&machine, &base),
         threads => match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
             Ok(pool) => pool.install(|| run.all(&machine, &base)),
-            // Without threads of its own the run takes those there are; its result is the same.
+            // Without a dedicated pool the run uses rayon's global one; the result is the same.
             Err(_) => run.all(&machine, &base),
         },
     }
-    run.merged.judge_reads(&machine, &mut run.findings);
+    run.merged.check_reads(&machine, &mut run.findings);
     let report = SimReport {
         kernel: kernel.name().to_string(),
         counts: count_by_class(&machine.program.classes, &run.executed),
@@ -88,7 +88,7 @@ where
     Ok(report)
 }
 
-/// What has come of the blocks so far.
+/// Accumulated results of the blocks.
 struct Run {
     merged: Merged,
     findings: Findings,
@@ -124,7 +124,7 @@ impl Run {
         let wave = if machine.serial { 1 } else { WAVE };
         while first < clusters && !self.findings.is_fatal() {
             let last = clusters.min(first + wave);
-            // Earlier blocks' writes are seen only where blocks run one after another.
+            // A block sees the writes of earlier blocks only in serial runs.
             let earlier = machine.serial.then_some(&self.merged);
             let run = |linear| Cluster::new(machine, Overlay::new(base, earlier), linear).run();
             let results: Vec<ClusterResult> = if wave == 1 {
@@ -171,7 +171,7 @@ impl Run {
     }
 }
 
-/// How often each node ran.
+/// Executions of each node.
 fn node_counts(machine: &Machine<'_>, run: &Run) -> Vec<NodeCount> {
     let of = |&op: &u32| NodeCount {
         warps: run.executed[op as usize].warps,
@@ -181,7 +181,7 @@ fn node_counts(machine: &Machine<'_>, run: &Run) -> Vec<NodeCount> {
     machine.program.nodes.iter().map(of).collect()
 }
 
-/// Where memory was accessed, and at what cost, in program order.
+/// Memory accesses and their cost, in program order.
 fn memory_sites(machine: &Machine<'_>, run: &Run) -> Vec<MemorySite> {
     let mut sites: Vec<MemorySite> = Vec::new();
     let accesses = run.traffic.iter().zip(&run.landings).enumerate();

@@ -1,4 +1,4 @@
-//! Tensor-core products and `ldmatrix`, through the fragment layouts of the kernel language.
+//! Tensor-core products and `ldmatrix`, using the IR's fragment layouts.
 
 use std::sync::LazyLock;
 
@@ -20,7 +20,7 @@ use crate::shared_memory::POISON;
 use crate::tensor_sum::{HopperSum, TensorSums};
 use crate::warp::Warp;
 
-/// Index in a row-major matrix of every element, by (register, element in register, lane).
+/// Row-major matrix index of every element, by register, element in register, and lane.
 struct Table(Vec<[u16; 32]>);
 
 impl Table {
@@ -43,7 +43,7 @@ fn widen(bits: u32, bf16: bool) -> f64 {
     f64::from(if bf16 { bf16_to_f32(bits) } else { f16_to_f32(bits) })
 }
 
-/// Spreads 16-bit elements of operand registers into a matrix.
+/// Expands the 16-bit elements of operand registers into a matrix.
 #[inline(always)]
 fn operand<const N: usize>(r: &Registers, k: &Constants, rows: &[Row], table: &Table, bf16: bool) -> [f64; N] {
     let mut matrix = [0.0; N];
@@ -63,7 +63,7 @@ fn operand<const N: usize>(r: &Registers, k: &Constants, rows: &[Row], table: &T
     matrix
 }
 
-/// `acc += a · b`, 16×16 by 16×8, in f64: exact for integers, rounded once at the end otherwise.
+/// `acc += a · b`, 16×16 by 16×8, in f64: exact for integers, otherwise rounded once at the end.
 #[inline(always)]
 fn product(a: &[f64; 256], b: &[f64; 128], acc: &mut [f64; 128]) {
     for i in 0..16 {
@@ -79,7 +79,7 @@ fn product(a: &[f64; 256], b: &[f64; 128], acc: &mut [f64; 128]) {
     }
 }
 
-/// The same as Hopper computes it, each sum before it is rounded.
+/// As [`product`] with Hopper's summation, each sum before rounding.
 fn hopper_product(sum: HopperSum, a: &[f64; 256], b: &[f64; 128], acc: &mut [f64; 128]) {
     for (at, acc) in acc.iter_mut().enumerate() {
         let (row, col) = (at / 8, at % 8);
@@ -87,7 +87,7 @@ fn hopper_product(sum: HopperSum, a: &[f64; 256], b: &[f64; 128], acc: &mut [f64
     }
 }
 
-/// The product with f32 accumulators.
+/// `mma` with f32 accumulators.
 #[inline(always)]
 pub(crate) fn mma(
     r: &mut Registers,
@@ -123,7 +123,7 @@ pub(crate) fn mma(
     }
 }
 
-/// The product of f16 with f16 accumulators, rounded to f16 at the end.
+/// `mma` of f16 with f16 accumulators, rounded to f16 at the end.
 #[inline(always)]
 pub(crate) fn mma_f16(
     r: &mut Registers,
@@ -153,7 +153,7 @@ pub(crate) fn mma_f16(
     }
 }
 
-/// Operand A of a warpgroup's product, from a warp's registers: its 16 rows, row by row.
+/// Operand A of a warpgroup product from a warp's registers: its 16 rows, row-major.
 pub(crate) fn operand_a(r: &Registers, k: &Constants, rows: &[Row; 4], input: WgmmaInput) -> Vec<f64> {
     let depth = input.k() as usize;
     let layout = match input {
@@ -176,7 +176,7 @@ pub(crate) fn operand_a(r: &Registers, k: &Constants, rows: &[Row; 4], input: Wg
     matrix
 }
 
-/// The elements of words, in memory order.
+/// The elements of words in memory order.
 #[inline(always)]
 pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16]) {
     match input {
@@ -197,7 +197,8 @@ pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16])
     }
 }
 
-/// `d = a·b (+ d)` of a warp's 16 rows by `d.len() / 2` columns: sums in f64, rounded once to f32, or Hopper's.
+/// `d = a·b (+ d)` for a warp's 16 rows and `d.len() / 2` columns. Sums are in f64 and rounded once
+/// to f32, or use Hopper's summation.
 pub(crate) fn multiply(
     r: &mut Registers,
     d: &[Row],
@@ -217,7 +218,7 @@ pub(crate) fn multiply(
     });
 }
 
-/// The arguments of [`multiply_rows`], which is compiled for the best instruction set of this machine.
+/// Arguments of [`multiply_rows`], which is compiled for the best available instruction set.
 struct Multiply<'a> {
     r: &'a mut Registers,
     d: &'a [Row],
@@ -249,7 +250,7 @@ fn multiply_rows(multiply: Multiply<'_>) {
     } = multiply;
     let n = 2 * d.len();
     let mut acc = vec![0.0; 16 * n];
-    // Where register `i` of a lane is: four registers for every 8 columns.
+    // Position of register `i` of a lane: four registers per 8 columns.
     let place = |i: usize, lane: usize| {
         let (row, col) = (lane / 4 + 8 * (i % 4 / 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2);
         row * n + col
@@ -287,7 +288,7 @@ fn multiply_rows(multiply: Multiply<'_>) {
 }
 
 impl Cluster<'_> {
-    /// Stores 8×8 matrices to rows that lanes 0–7, 8–15, … address.
+    /// `stmatrix`: stores 8×8 matrices to rows addressed by lanes 0–7, 8–15, …
     pub(crate) fn store_matrix(&mut self, warp: &mut Warp, pc: u32, s: &[Row; 4], count: u8, transposed: bool, at: At) {
         self.check_members(warp, pc, FULL, "stmatrix");
         let constants = &self.machine.constants;
@@ -295,7 +296,7 @@ impl Cluster<'_> {
         let addressing = u32::MAX >> (32 - 8 * u32::from(count));
         let (offsets, mask) = self.shared_offsets(warp, pc, addressing & warp.active, &base, at, 16);
         let cells = (16 >> self.shadow.shift) as usize;
-        // Each row is written by the lane that addresses it, as far as order goes.
+        // The lane that addresses a row counts as its writer.
         let actor = (WriterKind::Thread, 32 * warp.index as u32);
         self.write_shadow(warp, pc, mask, &offsets, cells, Pattern::Scattered, at, actor);
         self.count_shared(pc, warp.index, at, &offsets, mask, 16);
@@ -316,7 +317,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Loads 8×8 matrices whose rows lanes 0–7, 8–15, … address.
+    /// `ldmatrix`: loads 8×8 matrices from rows addressed by lanes 0–7, 8–15, …
     pub(crate) fn load_matrix(&mut self, warp: &mut Warp, pc: u32, d: &[Row; 4], count: u8, transposed: bool, at: At) {
         self.check_members(warp, pc, FULL, "ldmatrix");
         let base = *warp.registers.get(&self.machine.constants, at.base);
@@ -328,11 +329,11 @@ impl Cluster<'_> {
                 .shadow
                 .read(&warp.who(pc), mask, &offsets, cells, Pattern::Scattered)
         {
-            self.judge_reads(warp, pc, mask, &offsets, cells, at, true);
+            self.check_reads(warp, pc, mask, &offsets, cells, at, true);
         }
         self.count_shared(pc, warp.index, at, &offsets, mask, 16);
         for (i, &d) in d.iter().enumerate().take(usize::from(count)) {
-            // The matrix as it lies: 8 rows of 8 elements.
+            // The matrix in memory order: 8 rows of 8 elements.
             let mut elements = [POISON & 0xffff; 64];
             for row in 0..8 {
                 let lane = 8 * i + row;

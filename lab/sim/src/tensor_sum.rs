@@ -1,41 +1,42 @@
-//! How tensor cores add up products: exactly, or as Hopper's do.
+//! Summation in tensor cores: exact, or as on Hopper.
 //!
-//! PTX leaves the order and the precision of these sums open. Hopper's were worked out from an H200's answers to
-//! random programs, all of which this reproduces bit by bit (`lab/tools`, `docs/hardware-notes.md`). An
-//! instruction adds all its products and the accumulator at once, in fixed point: the largest exponent among the
-//! terms that are not zero sets the place of the last bit kept, and what lies below is cut off each term.
+//! PTX does not specify order and precision of these sums. Hopper's summation was derived from an
+//! H200's results of random programs, and this code reproduces all of them bit by bit (`lab/tools`,
+//! `docs/hardware-notes.md`). An instruction adds all products and the accumulator at once in fixed
+//! point. The largest exponent of the nonzero terms determines the last bit kept; each term is
+//! truncated there.
 
 use flashcore_ir::inst::WgmmaInput;
 use serde::{Deserialize, Serialize};
 
 use crate::float::f64_to_f16;
 
-/// How the sums of tensor-core products are computed.
+/// How tensor-core sums are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TensorSums {
-    /// Exactly, then rounded once to the accumulator's type: what every tensor core is near.
+    /// Exact, then rounded once to the accumulator's type. All tensor cores are close to this.
     #[default]
     Exact,
-    /// Bit by bit as Hopper's tensor cores do.
+    /// Bit-exact Hopper summation.
     Hopper,
 }
 
-/// What Hopper's sums of products of one type of operands keep.
+/// Precision of Hopper's sums for one operand type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HopperSum {
-    /// Exponent of the operands' smallest normal number: subnormals count with it.
+    /// Smallest exponent of an operand: subnormals count with that of the smallest normal number.
     lowest: i32,
-    /// The same of the accumulator's type.
+    /// The same for the accumulator's type.
     lowest_of_acc: i32,
     /// Bits kept below the largest exponent.
     kept: i32,
-    /// Bits of the result's significand that are cut off an f32's.
+    /// Bits truncated from the significand of an f32 result.
     cut: u32,
 }
 
 impl HopperSum {
-    /// Of operands of a type, with f32 accumulators.
+    /// For operands of a type with f32 accumulators.
     pub(crate) fn of(input: WgmmaInput) -> HopperSum {
         let (lowest, kept, cut) = match input {
             WgmmaInput::F16 => (-14, 25, 0),
@@ -50,7 +51,7 @@ impl HopperSum {
         }
     }
 
-    /// Of f16 with f16 accumulators.
+    /// For f16 with f16 accumulators.
     pub(crate) fn halves() -> HopperSum {
         HopperSum {
             lowest_of_acc: -14,
@@ -58,7 +59,8 @@ impl HopperSum {
         }
     }
 
-    /// The sum of one instruction's products and its accumulator, before it is rounded to the accumulator's type.
+    /// The sum of one instruction's products and accumulator, before rounding to the accumulator's
+    /// type.
     #[inline]
     pub(crate) fn sum(&self, products: impl Iterator<Item = (f64, f64)> + Clone, acc: f64) -> f64 {
         let plain = products.clone().fold(acc, |sum, (a, b)| sum + a * b);
@@ -72,13 +74,13 @@ impl HopperSum {
             .chain((acc != 0.0).then(|| exponent(acc, self.lowest_of_acc)))
             .max();
         let Some(largest) = largest else { return plain };
-        // Powers of two: scaling by them is exact, and so are sums of so few whole numbers below 2^28.
+        // Scaling by powers of two is exact, and so are sums of these few integers below 2^28.
         let (down, up) = (power(self.kept - largest), power(largest - self.kept));
         let whole = products.fold((acc * down).trunc(), |sum, (a, b)| sum + (a * b * down).trunc());
         whole * up
     }
 
-    /// Such a sum as an f32: rounded towards zero, of which there is one, the positive.
+    /// Rounds such a sum to f32, toward zero. The only zero is +0.
     #[inline]
     pub(crate) fn to_f32(self, sum: f64) -> f32 {
         let nearest = sum as f32;
@@ -93,7 +95,7 @@ impl HopperSum {
         }
     }
 
-    /// Such a sum as an f16: rounded to nearest, zeros as in [`HopperSum::to_f32`].
+    /// Rounds such a sum to f16, to nearest. Zeros as in [`HopperSum::to_f32`].
     #[inline]
     pub(crate) fn to_f16(self, sum: f64) -> u32 {
         match f64_to_f16(sum) {
@@ -105,11 +107,11 @@ impl HopperSum {
 
 /// The exponent of a number, at least `lowest`.
 fn exponent(x: f64, lowest: i32) -> i32 {
-    // What is widened from a narrower type is normal here.
+    // Values widened from a narrower type are normal f64.
     ((x.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(lowest)
 }
 
-/// `2^n` of exponents that sums of products have.
+/// `2^n`, for exponents of sums of products.
 fn power(n: i32) -> f64 {
     f64::from_bits(((n + 1023).clamp(1, 2046) as u64) << 52)
 }
@@ -134,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_below_the_last_bit_is_cut_off_each_term() {
+    fn terms_are_truncated_below_the_last_bit() {
         let bit = |n: i32| 2f64.powi(n);
-        // The largest term is 2^0: bits down to 2^-25 are kept of each of the others, 2^-23 of the result.
+        // The largest term is 2^0: the others keep bits down to 2^-25, the result down to 2^-23.
         let others =
             |x: f64, n: usize| -> Vec<(f64, f64)> { [(1.0, 1.0)].into_iter().chain(vec![(x, 1.0); n]).collect() };
         assert_eq!(sum(WgmmaInput::BF16, &others(bit(-26), 15), 0.0), 1.0);
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn subnormal_operands_count_with_the_exponent_of_the_smallest_normal() {
+    fn subnormals_count_with_the_smallest_normal_exponent() {
         // 2^-24 · 2^15 is 2^-9, but counts as 2^-14 · 2^15 = 2^1: bits down to 2^-24 are kept.
         let with = |x: f64| sum(WgmmaInput::F16, &[(2f64.powi(-24), 2f64.powi(15)), (x, 1.0)], 0.0);
         let tiny = 3.0 * 2f64.powi(-14) * (1.0 + 2f64.powi(-10));
@@ -165,9 +167,9 @@ mod tests {
         );
     }
 
-    /// Sums that an H200 has computed, with their operands; exact ones would be others.
+    /// Operands and sums from an H200 that differ from exact sums.
     #[test]
-    fn an_h200_computes_so() {
+    fn sums_match_an_h200() {
         let number = |text: &str| u32::from_str_radix(text, 16).unwrap();
         let mut checked = 0;
         for line in include_str!("../tests/it/h200-sums.txt").lines() {
@@ -209,14 +211,14 @@ mod tests {
         for products in [[(-0.0, 1.0), (0.0, -3.0)], [(-1.0, 1.0), (1.0, 1.0)]] {
             assert_eq!(rule.to_f32(rule.sum(products.into_iter(), -0.0)).to_bits(), 0);
         }
-        // Nothing is left of the small negative term, nor of one that f16 has no number for.
+        // The small negative term is lost, and so is one that f16 cannot represent.
         let products = [(1.0, 1.0), (-1.0, 1.0), (-2f64.powi(-14), 2f64.powi(-14))];
         assert_eq!(rule.to_f32(rule.sum(products.into_iter(), 0.0)).to_bits(), 0);
         assert_eq!(rule.to_f16(-2f64.powi(-30)), 0);
     }
 
     #[test]
-    fn infinities_and_nan_are_as_ever() {
+    fn infinities_and_nan_follow_ieee() {
         assert_eq!(
             sum(WgmmaInput::F16, &[(f64::INFINITY, 1.0), (1.0, 1.0)], 0.0),
             f32::INFINITY

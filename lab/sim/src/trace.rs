@@ -1,11 +1,11 @@
-//! Which traced values are out of the ordinary.
+//! Detection of NaN and infinity in traced values.
 
 use flashcore_ir::ScalarType;
 
-/// Whether bits of a type hold a NaN, or an infinity that no mask makes: masks put -inf into f32 scores, and
-/// nothing else does.
+/// Whether bits of a type hold a NaN, or an infinity not made by masking. Only f32 scores are
+/// masked with -inf.
 pub fn is_nonfinite(ty: ScalarType, bits: u64) -> bool {
-    // Exponents of all ones, of one half or of both.
+    // The exponent is all ones in one half or in both.
     let half = |bits: u64, exponent: u64| bits & exponent == exponent;
     let halves = |exponent: u64| half(bits, exponent) || half(bits >> 16, exponent);
     match ty {
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_are_ordinary_and_the_rest_is_not() {
+    fn only_infinities_made_by_masks_are_ignored() {
         let f32s = |x: f32| is_nonfinite(ScalarType::F32, u64::from(x.to_bits()));
         assert!(f32s(f32::NAN) && f32s(f32::INFINITY) && !f32s(f32::NEG_INFINITY) && !f32s(3e38));
         for (ty, bits, is) in [

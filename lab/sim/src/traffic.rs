@@ -1,19 +1,19 @@
-//! What memory accesses cost: passes over the banks of shared memory, sectors of global memory.
+//! Cost of memory accesses: bank passes of shared memory, sectors of global memory.
 //!
-//! Shared memory has 32 banks of 4 bytes. A request of 8 bytes a lane is served half a warp at a
-//! time, one of 16 bytes a quarter; within such a phase, each bank delivers one word a pass. Two
-//! neighbouring phases are served as one where lanes ask for the same words in pairs, each lane `i` with
-//! `i ^ 1`, or each with `i ^ 2`. (That rule is no manual's: it is what microbenchmarks of Volta and later
-//! find. ncu agrees with all of this on an H200, instruction by instruction: `docs/simulator.md`.)
+//! Shared memory has 32 banks of 4 bytes. A request of 8 bytes per lane is served in half-warps,
+//! one of 16 bytes in quarter-warps. In each such phase, a bank delivers one word per pass. Two
+//! neighbouring phases merge if lanes read the same words in pairs: each lane `i` with `i ^ 1`, or
+//! each with `i ^ 2`. (This rule is from microbenchmarks of Volta and later, not from a manual. ncu
+//! on an H200 agrees with this model instruction by instruction: `docs/simulator.md`.)
 //!
-//! Asynchronous copies of 16 bytes a lane past L1 are written a quarter of a warp at a time in units of sectors of 32
-//! bytes: a pass for each run of sectors within 128 bytes that neighbouring lanes fill, and one for each 16 bytes
-//! beside those. A sector of global memory is asked for once for each sector that it goes to. (Worked out from what ncu
-//! counts for 21 patterns; the rule is no manual's.)
+//! 16-byte asynchronous copies that bypass L1 are written in quarter-warps and in units of 32-byte
+//! sectors. Each run of sectors within 128 bytes that neighbouring lanes fill takes one pass, and
+//! each other 16 bytes take one pass. A global sector is requested once for each shared-memory
+//! sector it goes to. (Derived from ncu counts of 21 patterns, not from a manual.)
 
 use std::ops::Range;
 
-/// Accesses of one operation.
+/// Cost of one operation's accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     pub(crate) requests: u64,
@@ -29,7 +29,7 @@ impl Traffic {
     }
 }
 
-/// Passes that accesses of `bytes` a lane at these offsets take.
+/// Bank passes of accesses of `bytes` per lane at these offsets.
 pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
     let lanes_a_phase = match bytes {
         16 => 8,
@@ -58,7 +58,7 @@ pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
     traffic
 }
 
-/// Passes that copies of 16 bytes a lane past L1 take where they land.
+/// Bank passes at the destination of 16-byte copies that bypass L1.
 pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
     let mut traffic = Traffic {
         requests: 1,
@@ -69,7 +69,7 @@ pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
             .filter(|lane| mask >> lane & 1 != 0)
             .collect();
         let chunk = |lane: usize| offsets[lane] / 16;
-        // Sectors that two neighbours fill.
+        // Sectors filled by two neighbouring lanes.
         let mut whole: Vec<u32> = lanes
             .windows(2)
             .filter(|pair| pair[1] == pair[0] + 1 && chunk(pair[0]) ^ 1 == chunk(pair[1]))
@@ -88,7 +88,7 @@ pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
     traffic
 }
 
-/// Sectors of global memory that such copies ask for: each once for every sector of shared memory that it goes to.
+/// Global sectors requested by such copies: one per pair of source and destination sector.
 pub(crate) fn copied_sectors(from: &[u64; 32], to: &[u32; 32], mask: u32) -> Traffic {
     let mut sectors: Vec<(u64, u32)> = (0..32)
         .filter(|lane| mask >> lane & 1 != 0)
@@ -102,7 +102,8 @@ pub(crate) fn copied_sectors(from: &[u64; 32], to: &[u32; 32], mask: u32) -> Tra
     }
 }
 
-/// The lanes served together: `lanes_a_phase` at a time, or two phases as one where lanes ask in pairs.
+/// Groups of lanes served together: `lanes_a_phase` lanes, or two such phases if lanes read in
+/// pairs.
 fn phases(offsets: &[u32; 32], mask: u32, lanes_a_phase: usize) -> impl Iterator<Item = Range<usize>> {
     let joined = |first: usize| {
         let in_pairs = |partner: usize| {
@@ -126,8 +127,8 @@ fn phases(offsets: &[u32; 32], mask: u32, lanes_a_phase: usize) -> impl Iterator
     ranges.into_iter()
 }
 
-/// Sectors of 32 bytes that accesses of `bytes` a lane touch at these offsets from a buffer's start, which is taken to
-/// be a sector's: that of memory from the driver is.
+/// 32-byte sectors touched by accesses of `bytes` per lane at these offsets in a buffer. The buffer
+/// starts at a sector boundary, as driver allocations do.
 pub(crate) fn global(offsets: &[u64; 32], mask: u32, bytes: u32) -> Traffic {
     let mut sectors: Vec<u64> = (0..32)
         .filter(|lane| mask >> lane & 1 != 0)
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_over_the_banks() {
+    fn bank_passes() {
         let count = |f: &dyn Fn(u32) -> u32, bytes| shared(&offsets(f), u32::MAX, bytes).transactions;
         assert_eq!(count(&|lane| 4 * lane, 4), 1, "a row");
         assert_eq!(count(&|_| 64, 4), 1, "one word for all");
@@ -168,9 +169,9 @@ mod tests {
         assert_eq!(count(&|lane| 2 * lane, 2), 1, "halves");
     }
 
-    /// Each as ncu counts it on an H200.
+    /// Counts as measured by ncu on an H200.
     #[test]
-    fn copies_past_l1_land_by_sectors() {
+    fn copies_past_l1_are_counted_in_sectors() {
         let count = |f: &dyn Fn(u32) -> u32| copied_past_l1(&offsets(f), u32::MAX).transactions;
         assert_eq!(count(&|lane| 16 * lane), 4, "rows");
         assert_eq!(count(&|lane| 16 * (31 - lane)), 4, "backwards");
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn phases_are_joined_where_lanes_ask_in_pairs() {
+    fn phases_merge_for_paired_lanes() {
         let count = |f: &dyn Fn(u32) -> u32, bytes| shared(&offsets(f), u32::MAX, bytes).transactions;
         assert_eq!(count(&|_| 64, 16), 2, "one address for all: half a warp at a time");
         assert_eq!(count(&|lane| 16 * (lane / 2), 16), 2, "lanes 2i and 2i+1 the same");

@@ -1,4 +1,4 @@
-//! A warp: where it stands, what its registers hold, what its lanes know.
+//! A warp: position, registers, and clocks.
 
 use std::rc::Rc;
 
@@ -8,25 +8,25 @@ use crate::machine::{Machine, RANK_SHIFT, SHARED_BASE};
 use crate::registers::{FULL, Registers};
 use crate::shadow::Who;
 
-/// What to return to where a structure ends.
+/// State to restore at the end of a structure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
-    /// Lanes that were active before it.
+    /// Lanes active before the structure.
     pub(crate) before: u32,
-    /// Lanes that have yet to take the other branch.
+    /// Lanes that have yet to execute the other branch.
     pub(crate) other: u32,
 }
 
-/// Whether a warp can go on.
+/// Whether a warp can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Ready,
-    /// Waits at a barrier, since the operation at this place.
+    /// Waits at a barrier since operation `pc`.
     AtBarrier {
         id: u8,
         pc: u32,
     },
-    /// Cannot execute its next operation yet, and tries again when something has happened.
+    /// Cannot execute its next operation yet; retries after an event.
     Blocked(Wait),
     Done,
 }
@@ -34,17 +34,17 @@ pub(crate) enum State {
 /// What a blocked warp waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// The end of a phase of an mbarrier, by the number of the mbarrier in the cluster.
+    /// The end of a phase; `mbarrier` is its number in the cluster.
     Phase { mbarrier: u32, parity: u32 },
-    /// The cluster's barrier.
+    /// The cluster barrier.
     Cluster,
-    /// Its warpgroup's other warps, to come to a product that it waits for.
+    /// Other warps of the warpgroup that have not issued a product.
     Warpgroup,
-    /// That many registers of the block's pool.
+    /// Registers of the block's pool.
     Registers { needed: u32 },
 }
 
-/// Lanes that know the same, and what they know.
+/// Lanes that share one clock.
 #[derive(Clone, Debug)]
 pub(crate) struct Knowledge {
     pub(crate) lanes: u32,
@@ -64,20 +64,20 @@ pub(crate) struct Warp {
     pub(crate) state: State,
     /// Instructions executed.
     pub(crate) executed: u64,
-    /// Epoch of its accesses now.
+    /// Epoch of its current accesses.
     pub(crate) epoch: Epoch,
-    /// Its block's rank in the cluster.
+    /// Rank of its block in the cluster.
     pub(crate) rank: usize,
-    /// Address of its block's shared memory, less the bytes of the blocks before it.
+    /// Address of its block's shared memory minus `shared_first`.
     pub(crate) shared_start: u32,
-    /// Bytes of shared memory of the blocks before its own.
+    /// Byte offset of its block in the cluster's shared memory.
     pub(crate) shared_first: u32,
-    /// By lane: up to which epoch its own writes are fenced for the async proxy.
+    /// By lane: epoch up to which its own writes are fenced for the async proxy.
     pub(crate) fenced: [Epoch; 32],
-    /// By lane: the same of the copies that it has waited for.
+    /// By lane: the same for copies it has waited for.
     pub(crate) fenced_copies: [Epoch; 32],
-    /// What it has to do with mbarriers, products, registers and the cluster.
-    pub(crate) side: AsyncState,
+    /// Asynchronous state.
+    pub(crate) asynchronous: AsyncState,
     knowledge: Vec<Knowledge>,
     limits: Limits,
 }
@@ -103,7 +103,7 @@ impl Warp {
             shared_first,
             fenced: [0; 32],
             fenced_copies: [0; 32],
-            side: AsyncState::new(machine),
+            asynchronous: AsyncState::new(machine),
             knowledge: vec![Knowledge {
                 lanes: FULL,
                 clock: Rc::new(clock),
@@ -122,18 +122,18 @@ impl Warp {
         }
     }
 
-    /// What a lane knows.
+    /// The clock of a lane.
     pub(crate) fn clock(&self, lane: u32) -> &Clock {
         let group = self.knowledge.iter().find(|k| k.lanes >> lane & 1 != 0);
         &group.unwrap_or(&self.knowledge[0]).clock
     }
 
-    /// What the named lanes know, for each part of them that knows the same.
+    /// The clocks of some lanes, one per group of lanes that share it.
     pub(crate) fn knowledge_of(&self, lanes: u32) -> impl Iterator<Item = &Knowledge> {
         self.knowledge.iter().filter(move |k| k.lanes & lanes != 0)
     }
 
-    /// Changes what each of the named lanes knows, lanes that knew the same alike.
+    /// Changes the clocks of some lanes. Lanes that share a clock are changed together.
     pub(crate) fn learn_each(&mut self, lanes: u32, change: impl Fn(&mut Clock)) {
         let parts: Vec<Knowledge> = self.knowledge_of(lanes).cloned().collect();
         for part in parts {
@@ -143,7 +143,7 @@ impl Warp {
         }
     }
 
-    /// All that the named lanes know, together.
+    /// The joined clock of some lanes.
     pub(crate) fn joined(&self, lanes: u32) -> Clock {
         let mut groups = self.knowledge.iter().filter(|k| k.lanes & lanes != 0);
         let mut clock = groups
@@ -155,7 +155,7 @@ impl Warp {
         clock
     }
 
-    /// Gives the named lanes this knowledge instead of theirs.
+    /// Replaces the clocks of some lanes.
     pub(crate) fn learn(&mut self, lanes: u32, clock: Rc<Clock>) {
         for group in &mut self.knowledge {
             group.lanes &= !lanes;

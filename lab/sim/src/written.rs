@@ -1,20 +1,19 @@
-//! [`Written`]: which bytes of a buffer somebody has written.
+//! [`Written`]: the bytes of a buffer that were written.
 
 use std::collections::BTreeMap;
 
 use crate::global::{CELLS, PAGE_SHIFT};
 
-/// Which bytes of a buffer somebody has written: what a launch leaves to those that follow it.
-///
-/// Known by pairs of bytes, the narrowest access there is.
+/// The bytes of a buffer that were written, passed from one launch to the next. Resolution: 2
+/// bytes, the narrowest access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// By page, a bit for each pair of bytes.
+    /// By page, one bit per 2 bytes.
     pages: BTreeMap<u64, [u64; CELLS / 64]>,
 }
 
 impl Written {
-    /// Whether the pair of bytes that byte `offset` is one of has been written.
+    /// Whether the 2 bytes that contain byte `offset` were written.
     pub fn contains(&self, offset: u64) -> bool {
         let cell = offset as usize / 2 % CELLS;
         self.pages
@@ -22,7 +21,7 @@ impl Written {
             .is_some_and(|page| page[cell / 64] >> (cell % 64) & 1 != 0)
     }
 
-    /// Adds what another launch has written.
+    /// Adds the writes of another launch.
     pub fn add(&mut self, other: &Written) {
         for (&page, bits) in &other.pages {
             let mine = self.pages.entry(page).or_insert([0; CELLS / 64]);
@@ -40,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_known_in_pairs_across_pages() {
+    fn resolution_is_two_bytes_across_pages() {
         let (mut one, mut two) = (Written::default(), Written::default());
         one.set(0, 70);
         two.set(3, 0);

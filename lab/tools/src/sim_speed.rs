@@ -1,4 +1,4 @@
-//! How fast the simulator is: lane-instructions a second on one core.
+//! Measures the simulator's speed in lane-instructions per second on one core.
 //!
 //! `cargo run --release -p flashcore-tools -- sim-speed`
 
@@ -31,7 +31,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Four blocks with a megabyte to read and one to write.
+/// Four blocks with 1 MB to read and 1 MB to write.
 fn plain_launch(kernel: &Kernel) -> Launch {
     let buffer = |slot| Arg::Buffer { slot, byte_offset: 0 };
     Launch {
@@ -53,7 +53,7 @@ fn spec(name: &'static str, bytes: u64) -> BufferSpec {
     }
 }
 
-/// The mission's problem: 8 heads of 512 rows, contiguous.
+/// The mission problem: 8 heads of 512 rows, contiguous.
 fn attention_launch(kernel: &Kernel) -> Option<Launch> {
     let (seq, heads, dim) = (512, 8, u64::from(hopper_attention::HEAD_DIM));
     let names = ["q", "k", "v", "output"];
@@ -74,7 +74,7 @@ fn attention_launch(kernel: &Kernel) -> Option<Launch> {
     })
 }
 
-/// Runs on one host thread until a second has passed.
+/// Runs on one host thread until one second has passed.
 fn measure(name: &str, kernel: &Kernel, launch: &Launch) -> Result<(), Box<dyn std::error::Error>> {
     let options = SimOptions {
         host_threads: 1,
@@ -109,7 +109,7 @@ fn measure(name: &str, kernel: &Kernel, launch: &Launch) -> Result<(), Box<dyn s
     Ok(())
 }
 
-/// User and system time of this process, where the system tells (Linux, 100 ticks a second).
+/// User and system time of this process, if available (Linux, 100 ticks per second).
 fn cpu_seconds() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
@@ -133,7 +133,7 @@ fn fma() -> Result<Kernel, flashcore_ir::BuildErrors> {
     })
 }
 
-/// One query row a warp, 32 keys a step, head_dim 64: the inner loops of tiled attention.
+/// One query row per warp, 32 keys per step, head_dim 64: the inner loops of tiled attention.
 fn tiled(asynchronous: bool) -> Result<Kernel, flashcore_ir::BuildErrors> {
     const D: u32 = 64;
     const KEYS: u32 = 32;
@@ -154,7 +154,7 @@ fn tiled(asynchronous: bool) -> Result<Kernel, flashcore_ir::BuildErrors> {
         let (max, sum) = (k.var(-1e30f32), k.var(0.0f32));
         k.for_uniform(0u32, 1024, KEYS, |start| {
             k.barrier();
-            // 2,048 elements a tile, 16 bytes a thread twice.
+            // 2,048 elements per tile, 16 bytes per thread, twice.
             for i in 0..2 {
                 let e = t * 4 + 1024 * i;
                 let (row, col) = (e / D, e % D);
@@ -173,7 +173,7 @@ fn tiled(asynchronous: bool) -> Result<Kernel, flashcore_ir::BuildErrors> {
                 k.cp_async_wait(0);
             }
             k.barrier();
-            // Lane = key: its row against the warp's query.
+            // Lane = key: its row times the warp's query.
             let s = k.var(0.0f32);
             let (mine, query) = (keys.at(lane, 0), q.at(warp, 0));
             for d in (0..D as i32).step_by(4) {
@@ -190,7 +190,7 @@ fn tiled(asynchronous: bool) -> Result<Kernel, flashcore_ir::BuildErrors> {
             sum.set(sum.get().fma(scale, e.reduce_sum(32)));
             p.at(warp, lane).store(e);
             k.sync_warp();
-            // Lane = column: two of the value's columns.
+            // Lane = column: two columns of V.
             acc.iter().for_each(|acc| acc.mul_assign(scale));
             let (weights, column) = (p.at(warp, 0), values.at(0, lane));
             for key in (0..KEYS as i32).step_by(4) {

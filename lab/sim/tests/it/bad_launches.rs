@@ -1,4 +1,4 @@
-//! Launches that do not fit their kernel: a typed error each, with its numbers.
+//! Launches that do not fit their kernel: each gives a typed error with its numbers.
 
 use crate::common;
 
@@ -19,7 +19,7 @@ fn case() -> Case {
     .arg(Arg::F32(1.0))
 }
 
-/// The error that a launch gives once `spoil` has changed it.
+/// The error of the launch after `spoil` has changed it.
 fn error(spoil: impl FnOnce(&mut Launch)) -> SimError {
     let mut case = case();
     let mut launch = case.launch();
@@ -28,7 +28,7 @@ fn error(spoil: impl FnOnce(&mut Launch)) -> SimError {
 }
 
 #[test]
-fn the_launch_itself_is_fine() {
+fn the_unmodified_launch_is_valid() {
     let mut case = case();
     case.run_clean();
     assert_eq!(case.f32s(0), [1.0; 64]);
@@ -69,7 +69,7 @@ fn shapes() {
         ),
         "{shared}"
     );
-    assert!(shared.to_string().contains("ask for 256"), "{shared}");
+    assert!(shared.to_string().contains("requests 255 B"), "{shared}");
 }
 
 #[test]
@@ -87,11 +87,14 @@ fn arguments() {
         "{count}"
     );
     let number = error(|l| l.args[1] = Arg::U32(1));
-    assert_eq!(number.to_string(), "parameter 1 `scale` is a f32, the argument is u32");
+    assert_eq!(
+        number.to_string(),
+        "parameter 1 `scale` is a f32, but the argument is u32"
+    );
     let pointer = error(|l| l.args[0] = Arg::U64(0));
     assert_eq!(
         pointer.to_string(),
-        "parameter 0 `output` is a pointer, the argument is a number"
+        "parameter 0 `output` is a pointer, but the argument is a number"
     );
     let slot = error(|l| {
         l.args[0] = Arg::Buffer {
@@ -120,7 +123,7 @@ fn buffers() {
 }
 
 #[test]
-fn more_shared_memory_than_there_is() {
+fn too_much_shared_memory() {
     let mut case = Case::new(32, |k| {
         let tile = k.shared_tile::<f32>("tile", TileShape::new(1024, 1024));
         tile.at(0, k.thread_idx()).store(0.0);

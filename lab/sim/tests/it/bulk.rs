@@ -1,4 +1,4 @@
-//! Bulk copies of tensor boxes: strides, edges, swizzles, stores; and what can be wrong with them.
+//! Bulk copies of tensor boxes: strides, edges, swizzles, stores, and their errors.
 
 use crate::common;
 
@@ -7,7 +7,7 @@ use flashcore_ir::{Cache, Swizzle, TileShape};
 use flashcore_sim::{FindingKind, SimError, simulate};
 use half::f16;
 
-/// `count` different halves.
+/// `count` different f16 numbers.
 fn halves(count: usize) -> Vec<f16> {
     (0..count).map(|i| f16::from_bits(i as u16)).collect()
 }
@@ -19,8 +19,8 @@ fn bits(bytes: &[u8]) -> Vec<u16> {
         .collect()
 }
 
-/// Loads one box into a tile and stores every element where its row and column say, through the tile's own
-/// addresses.
+/// Loads one box into a tile and stores every element at its row and column, using the tile's
+/// address computation.
 fn load(
     shape: TileShape,
     outer: &'static [u32],
@@ -57,7 +57,8 @@ fn load(
 
 #[test]
 fn boxes_of_strided_tensors_in_every_swizzle() {
-    // [batch 2][seq 20][heads 3][head_dim 64], rows padded to 72, seen as (head_dim, seq, heads, batch).
+    // [batch 2][seq 20][heads 3][head_dim 64] with rows padded to 72, mapped as (head_dim, seq,
+    // heads, batch).
     let strides = vec![3 * 72 * 2, 72 * 2, 20 * 3 * 72 * 2];
     let tensor = || (vec![64, 20, 3, 2], strides.clone());
     let len = 2 * 20 * 3 * 72;
@@ -67,7 +68,7 @@ fn boxes_of_strided_tensors_in_every_swizzle() {
         TileShape::new(16, 64).swizzled(Swizzle::B32).in_slabs(),
         TileShape::new(16, 64),
     ] {
-        // From row 12 on, of which 8 are there.
+        // Starts at row 12; 8 rows remain.
         let got = load(shape, &[16, 1, 1], &[12, 2, 1], tensor(), len);
         for row in 0..16 {
             for col in 0..64 {
@@ -81,8 +82,8 @@ fn boxes_of_strided_tensors_in_every_swizzle() {
 }
 
 #[test]
-fn what_lies_outside_a_tensor_is_zero() {
-    // 40 columns in tiles of 64, rows from -3 on, two heads at once.
+fn elements_outside_the_tensor_are_zero() {
+    // 40 columns in tiles of 64, starting at row -3, two heads at once.
     let tensor = (vec![40, 10, 2], vec![96, 960]);
     let shape = TileShape::new(16, 64).swizzled(Swizzle::B128);
     let got = load(shape, &[8, 2], &[-3, 0], tensor, 2 * 480);
@@ -165,7 +166,7 @@ fn store(plant: Plant) -> Case {
 }
 
 #[test]
-fn stores_write_what_lies_in_the_tensor() {
+fn stores_write_only_inside_the_tensor() {
     for seed in 0..10 {
         let mut case = store(Plant::Nothing).seed(seed);
         case.run_clean();
@@ -183,7 +184,7 @@ fn stores_write_what_lies_in_the_tensor() {
 }
 
 #[test]
-fn what_is_wrong_with_a_store_is_found() {
+fn faulty_stores() {
     use FindingKind::*;
     for (plant, kind) in [
         (Plant::NoProxyFence, MissingFence),
@@ -199,7 +200,7 @@ fn what_is_wrong_with_a_store_is_found() {
     }
 }
 
-/// A load into a tile in a way that `plant` breaks; 96 rows of 64.
+/// Loads a tile of 96 rows of 64, with the error `plant`.
 fn loads(plant: u32) -> Case {
     Case::new(64, |k| {
         let shape = TileShape::new(32, 64).swizzled(Swizzle::B128).stages(3);
@@ -253,7 +254,7 @@ fn loads(plant: u32) -> Case {
 }
 
 #[test]
-fn what_is_wrong_with_a_load_is_found() {
+fn faulty_loads() {
     use FindingKind::*;
     for seed in 0..10 {
         let mut case = loads(0).seed(seed);
@@ -280,7 +281,7 @@ fn what_is_wrong_with_a_load_is_found() {
 }
 
 #[test]
-fn a_launch_whose_tensor_map_is_not_the_kernels_is_refused() {
+fn mismatched_tensor_maps_are_refused() {
     let refuse = |change: fn(&mut flashcore_ir::TensorMapRecipe)| {
         let mut case = loads(0);
         let mut launch = case.launch();

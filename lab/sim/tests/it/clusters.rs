@@ -1,4 +1,4 @@
-//! Clusters: blocks that reach into each other's shared memory; and what can be wrong with that.
+//! Clusters: distributed shared memory, multicast, and their errors.
 
 use crate::common;
 
@@ -22,8 +22,8 @@ enum Plant {
     PastTheTile,
 }
 
-/// Each of four blocks passes its numbers to the next and adds up what it got and what it can read of the one
-/// after that.
+/// Each of four blocks passes its numbers to the next block. It adds what it received and what it
+/// reads from the block after next.
 fn ring(plant: Plant) -> Case {
     Case::new(64, |k| {
         k.in_clusters_of(4);
@@ -67,7 +67,7 @@ fn ring(plant: Plant) -> Case {
             k.cluster_barrier();
         }
         if plant == Plant::LocalAddress {
-            // The address of another block's memory is no address of this block's.
+            // The address in another block is not valid in this block.
             out.store(tile.at(0, (rank + 1) * (1 << 22)).load());
         }
     })
@@ -77,7 +77,7 @@ fn ring(plant: Plant) -> Case {
 }
 
 #[test]
-fn blocks_of_a_cluster_exchange_what_they_have() {
+fn ring_exchange_between_blocks() {
     for seed in 0..40 {
         let mut case = ring(Plant::Nothing).seed(seed);
         case.run_clean();
@@ -92,7 +92,7 @@ fn blocks_of_a_cluster_exchange_what_they_have() {
 }
 
 #[test]
-fn what_is_wrong_between_blocks_is_found() {
+fn faulty_ring_exchanges() {
     use FindingKind::*;
     for (plant, kinds) in [
         (Plant::NoBarrier, &[Race][..]),
@@ -114,7 +114,7 @@ fn what_is_wrong_between_blocks_is_found() {
     }
 }
 
-/// A block hands a number to the other through an mbarrier of the other.
+/// A block passes a number to the other through the other's mbarrier.
 fn mailbox(cluster_scope: bool) -> Case {
     Case::new(32, |k| {
         k.in_clusters_of(2);
@@ -144,7 +144,7 @@ fn mailbox(cluster_scope: bool) -> Case {
 }
 
 #[test]
-fn letters_are_delivered_by_arrivals_of_cluster_scope() {
+fn remote_stores_need_cluster_scope_arrivals() {
     for seed in 0..20 {
         let mut case = mailbox(true).seed(seed);
         case.run_clean();
@@ -164,7 +164,7 @@ enum Shared {
     NoFenceAfterReads,
 }
 
-/// Two blocks bring halves of each tile to both, and add up its columns.
+/// Two blocks each multicast half of every tile to both, and sum its columns.
 fn multicast(plant: Shared) -> Case {
     const ROWS: u32 = 16;
     const STEPS: u32 = 5;
@@ -215,7 +215,8 @@ fn multicast(plant: Shared) -> Case {
                         even.add_assign(lo);
                         odd.add_assign(hi);
                     }
-                    // All lanes have read before one says so, and before a copy, which is of another proxy, comes.
+                    // All lanes have read before one arrives. The proxy fence orders the reads
+                    // before the next copy.
                     if plant != Shared::NoFenceAfterReads {
                         k.fence_proxy_async();
                     }
@@ -239,7 +240,7 @@ fn multicast(plant: Shared) -> Case {
 }
 
 #[test]
-fn tiles_come_to_both_blocks_at_once() {
+fn multicast_tiles() {
     for seed in 0..40 {
         let mut case = multicast(Shared::Nothing).seed(seed);
         case.run_clean();
@@ -250,7 +251,7 @@ fn tiles_come_to_both_blocks_at_once() {
 }
 
 #[test]
-fn what_is_wrong_with_tiles_for_both_is_found() {
+fn faulty_multicasts() {
     use FindingKind::*;
     for (plant, kinds) in [
         // The other block's copies do not wait for this block's readers.
@@ -265,7 +266,7 @@ fn what_is_wrong_with_tiles_for_both_is_found() {
 }
 
 #[test]
-fn findings_name_the_block_of_the_cluster() {
+fn findings_name_the_block() {
     let mut case = ring(Plant::NoBarrier);
     let report = case.run();
     let finding = report.findings.iter().find(|f| f.kind == FindingKind::Race).unwrap();

@@ -1,4 +1,4 @@
-//! Asynchronous copies: in order where they are waited for, found where they are not.
+//! Asynchronous copies: clean with waits, reported without.
 
 use crate::common;
 
@@ -20,7 +20,7 @@ enum Mutant {
     NoCommit,
 }
 
-/// Adds up tiles that two stages of copies bring, each thread reading what others copied.
+/// Sums tiles from two stages of copies. Each thread reads what others copied.
 fn double_buffered(mutant: Mutant) -> Case {
     let input: Vec<f32> = (0..ROWS * COLS * STEPS).map(|i| i as f32).collect();
     Case::new(128, |k| {
@@ -29,7 +29,7 @@ fn double_buffered(mutant: Mutant) -> Case {
         let tile = k.shared_tile::<f32>("tile", TileShape::new(ROWS, COLS).stages(2));
         let t = k.thread_idx();
         let copy = |step: flashcore_ir::Val<'_, u32>| {
-            // 512 elements a tile, 4 a thread.
+            // 512 elements per tile, 4 per thread.
             let (row, col) = (t / 16, t % 16u32 * 4);
             k.if_(step.lt(STEPS).uniform(), || {
                 let from = input.offset(step * (ROWS * COLS) + t * 4);
@@ -64,7 +64,7 @@ fn double_buffered(mutant: Mutant) -> Case {
 }
 
 #[test]
-fn a_double_buffered_pipeline_is_clean_under_fifty_schedules() {
+fn double_buffered_pipeline_is_clean_under_fifty_schedules() {
     for seed in 0..50 {
         let mut case = double_buffered(Mutant::None).seed(seed);
         case.run_clean();
@@ -80,7 +80,7 @@ fn a_double_buffered_pipeline_is_clean_under_fifty_schedules() {
 }
 
 #[test]
-fn every_broken_pipeline_is_found_under_every_schedule() {
+fn faulty_pipelines_are_found_under_every_schedule() {
     for (mutant, expected) in [
         (Mutant::NoWait, FindingKind::MissingWait),
         (Mutant::NoBarrierAfterWait, FindingKind::MissingWait),
@@ -100,7 +100,7 @@ fn every_broken_pipeline_is_found_under_every_schedule() {
 }
 
 #[test]
-fn what_a_copy_brings_is_poison_until_it_is_waited_for() {
+fn destination_is_poison_until_the_wait() {
     let case = |wait: bool| {
         Case::new(32, |k| {
             let input = k.param_ptr::<f32>("input");
@@ -112,7 +112,7 @@ fn what_a_copy_brings_is_poison_until_it_is_waited_for() {
             if wait {
                 k.cp_async_wait(0);
             }
-            // Its own copy: no barrier needed.
+            // The thread's own copy needs no barrier.
             output.offset(lane).store(tile.at(0, lane * 4).load());
         })
         .input("input", &[1.0f32; 128])
@@ -128,13 +128,13 @@ fn what_a_copy_brings_is_poison_until_it_is_waited_for() {
 }
 
 #[test]
-fn tails_are_zero_filled_and_read_no_further() {
+fn tails_are_zero_filled_and_not_read_past_the_end() {
     let mut case = Case::new(32, |k| {
         let input = k.param_ptr::<f32>("input");
         let output = k.param_ptr_mut::<f32>("output");
         let tile = k.shared_tile::<f32>("tile", TileShape::new(1, 128));
         let lane = k.lane();
-        // 50 elements are there: lane 12 has two, later ones none.
+        // 50 elements: lane 12 has two, later lanes none.
         let there = (lane * 4).min(50);
         let bytes = (k.constant(50u32) - there).min(4) * 4;
         k.cp_async(tile.at(0, lane * 4), input.offset(lane * 4), Some(bytes));
@@ -155,7 +155,7 @@ fn tails_are_zero_filled_and_read_no_further() {
 }
 
 #[test]
-fn copies_stay_in_bounds_and_aligned() {
+fn copies_out_of_bounds_or_misaligned() {
     let finding = Case::new(32, |k| {
         let input = k.param_ptr::<f32>("input");
         let tile = k.shared_tile::<f32>("tile", TileShape::new(1, 132));

@@ -1,4 +1,4 @@
-//! What a report counts beside findings: nodes of the kernel's tree, single blocks, sectors of copies.
+//! Counts of a report: nodes of the kernel's tree, single blocks, sectors of copies.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use common::Case;
 use flashcore_ir::TileShape;
 use flashcore_sim::Class;
 
-/// Each thread adds ten rounds of one to its word of `data`; blocks past the first do twice as many.
+/// Each thread increments its word of `data` in ten rounds; blocks after the first run twenty.
 fn rounds() -> Case {
     Case::new(64, |k| {
         let data = k.param_ptr_mut::<f32>("data");
@@ -22,7 +22,7 @@ fn rounds() -> Case {
 }
 
 #[test]
-fn nodes_are_counted_in_the_order_of_the_tree() {
+fn node_counts_are_in_pre_order() {
     let mut case = rounds();
     let report = case.run_clean();
     let nodes = |nodes: &[flashcore_ir::Node]| {
@@ -37,7 +37,7 @@ fn nodes_are_counted_in_the_order_of_the_tree() {
         nodes.iter().map(count).sum::<usize>()
     };
     assert_eq!(report.nodes.len(), nodes(case.kernel.body()));
-    // Two warps in each of three blocks enter the loop; 10, 20 and 20 rounds each.
+    // Two warps in each of three blocks enter the loop; 10, 20 and 20 rounds.
     let runs: Vec<u64> = report.nodes.iter().map(|node| node.warps).collect();
     assert_eq!(runs[0], 6);
     assert!(runs.contains(&(2 * (10 + 20 + 20))), "{runs:?}");
@@ -47,7 +47,7 @@ fn nodes_are_counted_in_the_order_of_the_tree() {
 }
 
 #[test]
-fn one_block_runs_alone() {
+fn only_block_runs_one_block() {
     let fmas = |block| {
         let mut case = rounds();
         case.options.only_block = block;
@@ -65,7 +65,7 @@ fn one_block_runs_alone() {
 
 #[test]
 fn copies_are_counted_in_sectors() {
-    // 32 lanes copy 16 bytes each: 512 bytes in a row are 16 sectors, at strides of 64 bytes 32.
+    // 32 lanes copy 16 bytes each: contiguous 512 bytes are 16 sectors, stride 64 bytes touches 32.
     let sectors = |stride: u32| {
         let mut case = Case::new(32, |k| {
             let src = k.param_ptr::<f32>("src");
@@ -90,7 +90,7 @@ fn copies_are_counted_in_sectors() {
 }
 
 #[test]
-fn registers_are_those_that_live_at_a_time() {
+fn registers_count_live_values() {
     let registers = |live: usize| {
         let mut case = Case::new(32, |k| {
             let data = k.param_ptr_mut::<f32>("data").offset(k.thread_idx());

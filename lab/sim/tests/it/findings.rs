@@ -1,4 +1,4 @@
-//! Each kind of mistake, made on purpose: it is found, with its lines.
+//! Every kind of finding, with its lines.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use common::{Case, all};
 use flashcore_ir::{Arg, Cache, TileShape};
 use flashcore_sim::FindingKind;
 
-/// Sums 256 numbers through shared memory; without `barrier` between the halvings it races.
+/// Sums 256 numbers through shared memory. Without `barrier` between the steps it races.
 fn reduction(barrier: bool) -> Case {
     let input: Vec<f32> = (0..256).map(|i| i as f32).collect();
     Case::new(256, |k| {
@@ -34,7 +34,7 @@ fn reduction(barrier: bool) -> Case {
 }
 
 #[test]
-fn a_reduction_with_barriers_is_clean() {
+fn reduction_with_barriers_is_clean() {
     for seed in 0..20 {
         let mut case = reduction(true).seed(seed);
         case.run_clean();
@@ -43,7 +43,7 @@ fn a_reduction_with_barriers_is_clean() {
 }
 
 #[test]
-fn a_reduction_without_barriers_races_under_every_schedule() {
+fn reduction_without_barriers_races_under_every_schedule() {
     for seed in 0..20 {
         let finding = reduction(false).seed(seed).run_finding(FindingKind::Race);
         assert!(finding.line().unwrap().file.ends_with("findings.rs"));
@@ -53,7 +53,7 @@ fn a_reduction_without_barriers_races_under_every_schedule() {
 }
 
 #[test]
-fn a_shuffle_is_no_fence() {
+fn shuffles_do_not_order_memory() {
     let case = |sync: bool| {
         Case::new(32, |k| {
             let output = k.param_ptr_mut::<f32>("output");
@@ -83,7 +83,7 @@ fn a_shuffle_is_no_fence() {
 }
 
 #[test]
-fn out_of_bounds_of_its_buffer_even_where_memory_is_valid() {
+fn out_of_bounds_of_a_buffer_inside_valid_memory() {
     let finding = Case::new(32, |k| {
         let a = k.shared_tile::<f32>("a", TileShape::new(1, 32));
         let _b = k.shared_tile::<f32>("b", TileShape::new(1, 32));
@@ -126,7 +126,7 @@ fn misaligned_vectors() {
 }
 
 #[test]
-fn reads_of_what_nobody_wrote() {
+fn reads_of_uninitialised_memory() {
     let finding = Case::new(64, |k| {
         let output = k.param_ptr_mut::<f32>("output");
         let tile = k.shared_tile::<f32>("tile", TileShape::new(1, 64));
@@ -162,7 +162,7 @@ fn reads_of_what_nobody_wrote() {
 }
 
 #[test]
-fn what_an_earlier_launch_left_out_is_found_by_the_one_that_reads_it() {
+fn reads_of_bytes_an_earlier_launch_did_not_write() {
     let threads_that_write = |n: u32| {
         let mut first = Case::new(32, |k| {
             let work = k.param_ptr_mut::<f32>("work");
@@ -172,7 +172,7 @@ fn what_an_earlier_launch_left_out_is_found_by_the_one_that_reads_it() {
         .output("workspace", 128);
         first.run_clean().written
     };
-    // The second launch only reads its workspace, and has it in another slot.
+    // The second launch only reads the workspace, in another slot.
     let second = |n: u32| {
         let mut case = Case::new(32, |k| {
             let out = k.param_ptr_mut::<f32>("out");
@@ -191,13 +191,13 @@ fn what_an_earlier_launch_left_out_is_found_by_the_one_that_reads_it() {
 }
 
 #[test]
-fn barriers_that_do_not_match() {
+fn barrier_mismatch_and_deadlock() {
     let finding = Case::new(64, |k| {
         let warp = k.thread_idx() / 32;
         k.if_(warp.eq(0).uniform(), || k.barrier());
     })
     .run_finding(FindingKind::BarrierMismatch);
-    assert!(finding.message.contains("warps 1 have ended"), "{finding}");
+    assert!(finding.message.contains("warps 1 have exited"), "{finding}");
 
     let finding = Case::new(64, |k| {
         let warp = k.thread_idx() / 32;
@@ -278,7 +278,7 @@ fn producer_and_consumer_with_named_barriers() {
 }
 
 #[test]
-fn conditions_that_are_not_uniform() {
+fn non_uniform_condition() {
     let finding = Case::new(32, |k| {
         let t = k.thread_idx();
         k.if_(t.lt(16).uniform(), || k.trace("here", t));
@@ -288,7 +288,7 @@ fn conditions_that_are_not_uniform() {
 }
 
 #[test]
-fn lanes_that_are_not_there() {
+fn inactive_lanes_in_a_member_mask() {
     let case = Case::new(32, |k| {
         let t = k.thread_idx();
         k.if_(t.lt(16).divergent(), || {
@@ -300,7 +300,7 @@ fn lanes_that_are_not_there() {
 }
 
 #[test]
-fn loops_that_do_not_end() {
+fn endless_loop() {
     let mut case = Case::new(32, |k| {
         let t = k.thread_idx();
         k.loop_(|l| l.break_if(t.lt(31).divergent()));
@@ -311,7 +311,7 @@ fn loops_that_do_not_end() {
 }
 
 #[test]
-fn blocks_that_write_one_byte() {
+fn two_blocks_write_one_byte() {
     let finding = Case::new(32, |k| {
         let output = k.param_ptr_mut::<u32>("output");
         let t = k.thread_idx();
@@ -344,7 +344,7 @@ fn global_memory_races_within_a_block() {
 }
 
 #[test]
-fn two_lanes_that_write_one_word() {
+fn two_lanes_write_one_word() {
     let finding = Case::new(32, |k| {
         let tile = k.shared_tile::<f32>("tile", TileShape::new(1, 32));
         tile.at(0, k.lane() / 2).store(1.0);
@@ -354,7 +354,7 @@ fn two_lanes_that_write_one_word() {
 }
 
 #[test]
-fn neighbouring_halves_do_not_collide() {
+fn neighbouring_halves_do_not_conflict() {
     let values: Vec<half::f16> = (0..64).map(|i| half::f16::from_f32(i as f32)).collect();
     let mut case = Case::new(64, |k| {
         let input = k.param_ptr::<half::f16>("input");
@@ -374,8 +374,8 @@ fn neighbouring_halves_do_not_collide() {
 }
 
 #[test]
-fn loads_through_the_read_only_cache_of_memory_that_is_written() {
-    // Two parameters, one buffer: only a run can know.
+fn read_only_cache_loads_of_written_memory() {
+    // Two parameters point to one buffer, which only a run can detect.
     let mut case = Case::new(32, |k| {
         let input = k.param_ptr::<f32>("input");
         let output = k.param_ptr_mut::<f32>("output");
@@ -399,7 +399,7 @@ fn division_by_zero() {
 }
 
 #[test]
-fn findings_print_like_a_compiler() {
+fn findings_print_like_compiler_errors() {
     let finding = reduction(false).run_finding(FindingKind::Race);
     let text = finding.to_string();
     assert!(text.starts_with("error[race]: "), "{text}");

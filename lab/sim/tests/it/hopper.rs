@@ -1,5 +1,4 @@
-//! What else Hopper has: registers that warpgroups hand over, elected lanes, stmatrix, plain mbarriers, traps,
-//! launches that depend on others.
+//! Other Hopper features: setmaxnreg, elect, stmatrix, plain mbarriers, traps, dependent launches.
 
 use crate::common;
 
@@ -10,7 +9,7 @@ use flashcore_sim::FindingKind;
 use half::f16;
 
 #[test]
-fn one_lane_is_elected_and_which_is_nobodys_business() {
+fn elect_gives_one_lane_that_depends_on_the_seed() {
     let mut lanes = Vec::new();
     for seed in 0..40 {
         let mut case = Case::new(64, |k| {
@@ -33,9 +32,9 @@ fn one_lane_is_elected_and_which_is_nobodys_business() {
     assert!(lanes.len() > 10 && lanes.iter().all(|&lane| lane < 32), "{lanes:?}");
 }
 
-/// Matrices go to shared memory as they come from it.
+/// Stores matrices to shared memory in the layout that `ldmatrix` reads.
 #[test]
-fn stmatrix_undoes_ldmatrix() {
+fn stmatrix_inverts_ldmatrix() {
     let values: Vec<f16> = (0..16 * 16).map(|i| f16::from_bits(i as u16)).collect();
     for (load_transposed, store_transposed) in [(false, false), (true, true), (true, false)] {
         let mut case = Case::new(32, |k| {
@@ -66,7 +65,7 @@ fn stmatrix_undoes_ldmatrix() {
             for col in 0..16 {
                 let i = 2 * (row * 16 + col);
                 let got = u16::from_le_bytes([case.buffers[1][i], case.buffers[1][i + 1]]);
-                // Each 8×8 matrix on its own is turned over.
+                // Each 8×8 matrix is transposed separately.
                 let (r, c) = if load_transposed == store_transposed {
                     (row, col)
                 } else {
@@ -78,7 +77,7 @@ fn stmatrix_undoes_ldmatrix() {
     }
 }
 
-/// Two warps pass a number to and fro through mbarriers, `rounds` times.
+/// Two warps exchange a number through mbarriers for `rounds` rounds.
 fn ping_pong(arrivals: u32, parity_off: bool, rounds: u32) -> Case {
     Case::new(64, move |k| {
         let out = k.param_ptr_mut::<u32>("out");
@@ -115,7 +114,7 @@ fn ping_pong(arrivals: u32, parity_off: bool, rounds: u32) -> Case {
 }
 
 #[test]
-fn mbarriers_pass_what_was_done_before_an_arrival() {
+fn mbarriers_order_accesses_before_an_arrival() {
     for seed in 0..40 {
         let mut case = ping_pong(32, false, 6).seed(seed);
         case.run_clean();
@@ -130,7 +129,7 @@ fn mbarriers_pass_what_was_done_before_an_arrival() {
     found(ping_pong(32, true, 6), &[FindingKind::WrongPhase, FindingKind::Race], 5);
 }
 
-/// Two warpgroups that share out registers; `change` turns settings into others.
+/// Two warpgroups that redistribute registers; `change` modifies the settings.
 fn registers(change: fn(u32, bool) -> (u32, bool)) -> Case {
     let mut case = Case::new(384, |k| {
         k.min_blocks_per_sm(1);
@@ -163,11 +162,11 @@ fn registers(change: fn(u32, bool) -> (u32, bool)) -> Case {
 }
 
 #[test]
-fn registers_come_from_what_others_have_given_back() {
+fn setmaxnreg_takes_from_the_pool() {
     for seed in 0..10 {
         registers(|regs, raise| (regs, raise)).seed(seed).run_clean();
     }
-    // The producer keeps 40: there are not enough for the others.
+    // The producer keeps 40, so the pool has too few for the consumers.
     let stuck = found(
         registers(|regs, raise| (if raise { regs } else { 40 }, raise)),
         &[FindingKind::Deadlock],
@@ -182,11 +181,11 @@ fn registers_come_from_what_others_have_given_back() {
 }
 
 #[test]
-fn a_warpgroup_sets_its_registers_together() {
+fn setmaxnreg_must_be_uniform_in_a_warpgroup() {
     let case = Case::new(128, |k| {
         k.min_blocks_per_sm(1);
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
-        // Half of a warpgroup: roles would not build.
+        // Only half of a warpgroup. (Roles would not build.)
         k.if_(warp.lt(2).uniform(), || {
             k.roles(vec![Role::new("all", 4, || {}).registers(24)]);
         });
@@ -195,7 +194,7 @@ fn a_warpgroup_sets_its_registers_together() {
 }
 
 #[test]
-fn traps_stop_a_launch_and_scheduling_fences_do_not() {
+fn traps_are_findings_and_scheduling_fences_are_not() {
     let case = |bad: bool| {
         Case::new(32, move |k| {
             let out = k.param_ptr_mut::<u32>("out").offset(k.lane());
@@ -211,7 +210,7 @@ fn traps_stop_a_launch_and_scheduling_fences_do_not() {
 }
 
 #[test]
-fn what_earlier_launches_write_is_not_touched_before_they_have_ended() {
+fn accesses_before_griddepcontrol_wait() {
     let case = |early: bool, told: bool| {
         Case::new(64, move |k| {
             let input = k.param_ptr::<u32>("input").offset(k.thread_idx());
@@ -219,7 +218,7 @@ fn what_earlier_launches_write_is_not_touched_before_they_have_ended() {
             if early {
                 out.store(input.load());
             }
-            // One warp waits; a barrier tells the other.
+            // One warp waits; a barrier informs the other.
             k.if_(k.thread_idx().lt(32).uniform(), || k.dependency_wait());
             if told {
                 k.barrier();

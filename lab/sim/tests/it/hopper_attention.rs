@@ -1,4 +1,4 @@
-//! The example of a Hopper kernel computes attention, clean under many schedules, tails and all.
+//! The Hopper attention example: correct and clean under many schedules, with tails.
 
 use crate::common;
 
@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 fn attention(seq_len_q: usize, seq_len_kv: usize, heads: usize, seed: u64) {
     let dim = example::HEAD_DIM as usize;
     let mut rng = SmallRng::seed_from_u64(seed);
-    // [seq][heads][head_dim], as (head_dim, seq, heads).
+    // [seq][heads][head_dim], mapped as (head_dim, seq, heads).
     let mut tensor = |seq: usize| -> Vec<f16> {
         let count = seq * heads * dim;
         (0..count).map(|_| f16::from_f32(rng.random_range(-1.0..1.0))).collect()
@@ -73,7 +73,7 @@ fn attention(seq_len_q: usize, seq_len_kv: usize, heads: usize, seed: u64) {
 }
 
 #[test]
-fn it_is_right_and_clean_under_many_schedules() {
+fn correct_and_clean_under_many_schedules() {
     for seed in 0..12 {
         attention(64, 192, 1, seed);
     }

@@ -1,4 +1,4 @@
-//! Kernels under the simulator, right ones and wrong ones.
+//! Correct and faulty kernels in the simulator.
 
 mod bad_launches;
 mod bulk;

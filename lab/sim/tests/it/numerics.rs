@@ -1,4 +1,4 @@
-//! Arithmetic is the GPU's, bit for bit where IEEE 754 says what that is.
+//! Arithmetic: bit-exact where IEEE 754 defines the result.
 
 use crate::common;
 
@@ -36,7 +36,7 @@ fn random(seed: u64, n: usize) -> Vec<u32> {
     (0..n).map(|_| rng.next_u32()).collect()
 }
 
-/// Random pairs of 16-bit floats, most of them near one, some of them anything.
+/// Random pairs of 16-bit floats, most of them near one, some arbitrary.
 fn halves(seed: u64, n: usize) -> Vec<u32> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut half = || {
@@ -49,7 +49,7 @@ fn halves(seed: u64, n: usize) -> Vec<u32> {
     (0..n).map(|_| half() | half() << 16).collect()
 }
 
-/// The value nearest to `exact`, ties to even, found by looking at its neighbours.
+/// The value nearest to `exact`, ties to even, found by comparing neighbours.
 fn nearest_f16(exact: f64) -> u16 {
     if exact.is_nan() {
         return 0x7fff;
@@ -63,7 +63,7 @@ fn nearest_f16(exact: f64) -> u16 {
             f64::from(f16::from_bits(bits))
         }
     };
-    // Binary search for the largest value not above.
+    // Binary search for the largest value that is not above.
     let (mut low, mut high) = (0u16, 0x7c00u16);
     if magnitude >= 65_536.0 {
         return sign | 0x7c00;
@@ -108,7 +108,7 @@ fn every_f16_widens_and_narrows_exactly() {
 #[test]
 fn f32_rounds_to_16_bits_as_ieee_says() {
     let mut inputs = random(1, 100_000);
-    // Ties and their neighbours, at every f16.
+    // Midpoints and their neighbours, at every f16.
     for h in 0..1u32 << 16 {
         let bits = f16::from_bits(h as u16).to_f32().to_bits();
         inputs.extend([bits + 0x1000, bits + 0x0fff, bits + 0x1001]);
@@ -201,7 +201,7 @@ fn f32_arithmetic_is_ieee_with_one_nan() {
 }
 
 #[test]
-fn min_and_max_prefer_numbers_and_know_signed_zeros() {
+fn min_and_max_of_nan_and_signed_zeros() {
     let (zero, minus, nan, one) = (0u32, 0x8000_0000, 0x7fc0_1234, 0x3f80_0000);
     let a = vec![zero, minus, nan, one, nan, minus];
     let b = vec![minus, zero, one, nan, nan, one];
@@ -216,7 +216,7 @@ fn min_and_max_prefer_numbers_and_know_signed_zeros() {
 }
 
 #[test]
-fn approximations_stay_within_the_manual() {
+fn approximations_are_within_the_ptx_bounds() {
     let mut inputs: Vec<u32> = (-1600..1600).map(|i| (i as f32 * 0.093_7).to_bits()).collect();
     inputs.extend(random(8, 20_000));
     type Exact = fn(f64) -> f64;

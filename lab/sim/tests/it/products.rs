@@ -1,5 +1,5 @@
-//! Products of a warpgroup against f64: every input type, operand order and swizzle, A from shared memory and
-//! from registers.
+//! Warpgroup products against f64: all input types, operand orders and swizzles, A in shared memory
+//! and in registers.
 
 use crate::common;
 
@@ -14,19 +14,19 @@ use half::{bf16, f16};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// How a product is asked for.
+/// A variant of a product.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     swizzle: Swizzle,
     n: u32,
     depth: u32,
-    /// Whether A comes from registers, or lies with its rows along k.
+    /// A in registers, or A with rows along k.
     a_in_registers: bool,
     a_transposed: bool,
     b_transposed: bool,
 }
 
-/// A value as an element, and what it then is.
+/// Rounds a value to an element, and gives the element's exact value.
 trait Round: Bytes + Copy {
     type Element: WgmmaElement;
     fn round(value: f32) -> (Self, f64);
@@ -46,7 +46,7 @@ impl Round for bf16 {
     }
 }
 
-/// Small multiples of 1/8, which e4m3 has: its bits by hand.
+/// Small multiples of 1/8 as e4m3 bits.
 #[derive(Clone, Copy)]
 struct Eighth(u8);
 impl Bytes for Eighth {
@@ -57,7 +57,7 @@ impl Bytes for Eighth {
 impl Round for Eighth {
     type Element = E4M3;
     fn round(value: f32) -> (Eighth, f64) {
-        // 1, 1.125, …, 1.875, with a sign: exponent 7, three bits of mantissa.
+        // 1, 1.125, …, 1.875 with a sign: exponent 7, three bits of mantissa.
         let eighths = ((value.abs() * 8.0) as u8) % 8;
         let sign = u8::from(value < 0.0) << 7;
         let value = (1.0 + f64::from(eighths) / 8.0).copysign(f64::from(value));
@@ -65,7 +65,7 @@ impl Round for Eighth {
     }
 }
 
-/// Copies a row-major matrix into a tile, by words of a row.
+/// Copies a row-major matrix into a tile, word by word.
 fn fill<'k, E: WgmmaElement>(k: &'k KernelBuilder, tile: SharedTile<'k, E>, from: GlobalPtr<'k, E>) {
     let words_per_row = tile.cols() / E::PER_WORD;
     k.for_divergent(k.thread_idx(), tile.rows() * words_per_row, 128, |word| {
@@ -75,10 +75,10 @@ fn fill<'k, E: WgmmaElement>(k: &'k KernelBuilder, tile: SharedTile<'k, E>, from
     });
 }
 
-/// Operand A of every step, by the layout: element after element of a row-major matrix.
+/// Operand A of every step from a row-major matrix, by the fragment layout.
 fn registers<'k, E: WgmmaElement>(k: &'k KernelBuilder, from: GlobalPtr<'k, E>, depth: u32) -> Vec<AOperand<E>> {
     let layout: FragmentLayout = if E::BYTES == 2 { WGMMA_M64K16_A } else { WGMMA_M64K32_A };
-    // The layout is linear in the thread's parts: its origin, and what each register adds.
+    // The layout is linear: an origin per thread plus an offset per register.
     let (thread, lane) = (k.thread_idx(), k.lane());
     let row = thread / 32 * 16 + lane / 4;
     let col = lane % 4u32 * (layout.per_reg);
@@ -238,7 +238,7 @@ fn odd_widths() {
     }
 }
 
-// ---- What can be wrong ----------------------------------------------------------------------------
+// Errors
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Plant {
@@ -256,7 +256,7 @@ enum Plant {
     OtherShape,
 }
 
-/// `acc = x·yᵀ` of constant tiles, A from registers.
+/// `acc = x·yᵀ` of constant tiles, A in registers.
 fn constant(plant: Plant) -> Case {
     Case::new(128, |k| {
         let out = k.param_ptr_mut::<f32>("out");
@@ -301,7 +301,7 @@ fn constant(plant: Plant) -> Case {
             Plant::WriteWhileRead => tile.at(k.thread_idx() / 2, 0).store_words(&[one], Cache::Default),
             Plant::TouchAccumulator => acc.var(3).mul_assign(2.0),
             Plant::TouchOperand => {
-                // The operand's registers belong to the kernel: assign one of them anew.
+                // The operand's registers are internal to the kernel: write one of them.
                 k.wgmma_fence();
             }
             Plant::OtherShape => {
@@ -329,7 +329,7 @@ fn constant(plant: Plant) -> Case {
 }
 
 #[test]
-fn what_is_wrong_with_a_product_is_found() {
+fn faulty_products() {
     use FindingKind::*;
     for seed in 0..10 {
         let mut case = constant(Plant::Nothing).seed(seed);
@@ -352,7 +352,7 @@ fn what_is_wrong_with_a_product_is_found() {
     }
 }
 
-/// Changes instructions of a finished kernel, wherever `change` says so.
+/// Changes the instructions of a finished kernel with `change`.
 fn mutate(kernel: &Kernel, change: &mut impl FnMut(&mut Inst) -> bool) -> Kernel {
     fn walk(nodes: &[Node], change: &mut impl FnMut(&mut Inst) -> bool) -> Vec<Node> {
         let mut out = nodes.to_vec();
@@ -375,7 +375,7 @@ fn mutate(kernel: &Kernel, change: &mut impl FnMut(&mut Inst) -> bool) -> Kernel
 }
 
 #[test]
-fn descriptors_that_do_not_describe_their_tile_are_found() {
+fn mismatched_descriptors() {
     let high = |f: fn(u64) -> u64| {
         let mut case = constant(Plant::Nothing);
         case.kernel = mutate(&case.kernel, &mut |inst| match inst {
@@ -390,9 +390,12 @@ fn descriptors_that_do_not_describe_their_tile_are_found() {
         case.run()
     };
     for (f, part) in [
-        ((|hi| hi + 1) as fn(u64) -> u64, "1040 bytes apart, the tile 1024"),
-        (|hi| hi & 0x3fff_ffff, "swizzle mode 0, the tile 1"),
-        (|hi| hi | 3 << 30, "swizzle mode 3, the tile 1"),
+        (
+            (|hi| hi + 1) as fn(u64) -> u64,
+            "a stride of 1040 bytes between groups of 8 rows, but the tile has 1024",
+        ),
+        (|hi| hi & 0x3fff_ffff, "swizzle mode 0, but the tile has 1"),
+        (|hi| hi | 3 << 30, "swizzle mode 3, but the tile has 1"),
     ] {
         let report = high(f);
         let finding = report
@@ -402,7 +405,7 @@ fn descriptors_that_do_not_describe_their_tile_are_found() {
             .unwrap();
         assert!(finding.message.contains(part), "{finding}");
     }
-    // A start past the tile.
+    // A start address after the tile.
     let mut case = constant(Plant::Nothing);
     case.kernel = mutate(&case.kernel, &mut |inst| match inst {
         Inst::Bin {
@@ -418,9 +421,9 @@ fn descriptors_that_do_not_describe_their_tile_are_found() {
 }
 
 #[test]
-fn an_operand_rewritten_while_it_is_read_is_found() {
+fn operand_registers_written_in_flight() {
     let mut case = constant(Plant::TouchOperand);
-    // Between the product and its wait, a fence: put an assignment of an operand register in its place.
+    // Replaces the fence between the product and its wait by a write to an operand register.
     let mut operand = None;
     case.kernel.for_each_inst(&mut |inst, _| {
         if let Inst::Wgmma(flashcore_ir::inst::WgmmaInst::Mma {

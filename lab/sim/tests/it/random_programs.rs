@@ -1,5 +1,5 @@
-//! Random programs with branches and loops, against a thread-by-thread evaluation: lowering, rows
-//! shared between values, divergence and reconvergence keep every lane's values its own.
+//! Random programs with branches and loops, compared with a thread-by-thread evaluation. Tests
+//! lowering, row sharing, divergence and reconvergence.
 
 use crate::common;
 
@@ -15,7 +15,7 @@ enum Step {
     Compute(usize, u32, usize, usize),
     /// `if vars[a] % m < t`.
     If(usize, u32, u32, Vec<Step>, Vec<Step>),
-    /// As often as `vars[a] % m` says.
+    /// A loop with `vars[a] % m` iterations.
     Repeat(usize, u32, Vec<Step>),
 }
 
@@ -107,7 +107,7 @@ fn build<'k>(k: &'k KernelBuilder, steps: &[Step], vars: &[Var<'k, u32>; VARS]) 
 }
 
 #[test]
-fn every_lane_computes_what_its_thread_would() {
+fn lanes_match_thread_by_thread_evaluation() {
     for seed in 0..300 {
         let mut rng = SmallRng::seed_from_u64(seed);
         let steps = random_steps(&mut rng, 3);

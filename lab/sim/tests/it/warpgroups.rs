@@ -1,5 +1,5 @@
-//! A product of matrices as Hopper does it: a producer warpgroup copies tiles, another multiplies them. It is
-//! right and clean under every schedule; each way of breaking it is found under every schedule.
+//! A Hopper matrix product with a producer and a consumer warpgroup. It is correct and clean under
+//! every schedule; each planted fault is found under every schedule.
 
 use crate::common;
 
@@ -13,11 +13,11 @@ use rand::{RngExt, SeedableRng};
 /// Rows of A, columns of B.
 const M: u32 = 64;
 const N: u32 = 64;
-/// Depth of a stage, and stages' worth of it.
+/// Depth of a stage, and number of stages' worth of data.
 const K: u32 = 64;
 const STEPS: u32 = 5;
 
-/// Ways of breaking the kernel as it is written.
+/// Faults to plant in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Plant {
     Nothing,
@@ -46,7 +46,7 @@ fn gemm(plant: Plant) -> Case {
             .collect()
     };
     let (a, b) = (values(1, M), values(2, N));
-    // The tiles of a step are 64 columns on: a dimension of their own.
+    // The tiles of successive steps are 64 columns apart: a separate dimension.
     let tensor = |rows: u32| {
         let (rows, steps, row_bytes) = (u64::from(rows), u64::from(STEPS), u64::from(2 * K * STEPS));
         (vec![u64::from(K), rows, steps], vec![row_bytes, u64::from(2 * K)])
@@ -58,7 +58,7 @@ fn gemm(plant: Plant) -> Case {
         .output("out", (4 * M * N) as usize)
 }
 
-/// `A·Bᵀ` in f64 of row-major matrices of `depth` columns.
+/// `A·Bᵀ` in f64 of row-major matrices with `depth` columns.
 fn reference(a: &[f64], b: &[f64], depth: usize) -> Vec<f64> {
     let rows = |m: &[f64]| m.chunks_exact(depth).map(<[f64]>::to_vec).collect::<Vec<_>>();
     let (a, b) = (rows(a), rows(b));
@@ -154,7 +154,7 @@ fn body(k: &KernelBuilder, plant: Plant) {
             k.wgmma_ss(acc, a, b, true);
             k.wgmma_commit();
         }
-        // Registers of the warpgroup as the layout says: row 16·warp + lane/4 (+ 8), columns in pairs.
+        // Accumulator layout: row 16·warp + lane/4 (+ 8), columns in pairs.
         let (thread, lane) = (k.thread_idx() - 128, k.lane());
         let row = thread / 32 * 16 + lane / 4;
         let first = out.offset(row * N + lane % 4u32 * 2);
@@ -179,21 +179,21 @@ fn body(k: &KernelBuilder, plant: Plant) {
 }
 
 #[test]
-fn a_pipelined_product_is_right_and_clean_under_many_schedules() {
+fn pipelined_product_is_correct_and_clean() {
     let mut case = gemm(Plant::Nothing);
     let expected = reference(&f16s(&case.buffers[0]), &f16s(&case.buffers[1]), (K * STEPS) as usize);
     for seed in 0..60 {
         case.options.seed = seed;
         case.buffers[2].fill(0xcc);
         case.run_clean();
-        // Small integers: exact.
+        // Small integers are exact.
         let got: Vec<f64> = case.f32s(2).into_iter().map(f64::from).collect();
         assert_eq!(got, expected, "seed {seed}");
     }
 }
 
 #[test]
-fn each_broken_pipeline_is_found_under_every_schedule() {
+fn planted_faults_are_found_under_every_schedule() {
     use FindingKind::*;
     for (plant, kinds) in [
         (Plant::FewerBytes, &[TransactionBytes][..]),
@@ -201,7 +201,7 @@ fn each_broken_pipeline_is_found_under_every_schedule() {
         (Plant::TooManyArrivers, &[Deadlock]),
         (Plant::NoReaderWait, &[MissingWait, NeverWritten]),
         (Plant::OneWarpWaits, &[MissingWait]),
-        // What it overwrites is still on its way, or still being read.
+        // The overwritten data is in flight or being read.
         (Plant::NoAcquire, &[MissingWait, Race]),
         (Plant::EarlyRelease, &[Race]),
         (Plant::NoReaderAdvance, &[WrongPhase]),

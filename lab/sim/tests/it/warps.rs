@@ -17,7 +17,7 @@ fn divergent_loops_and_nested_branches() {
         let output = k.param_ptr_mut::<u32>("output");
         let t = k.thread_idx();
         let sum = k.var(0u32);
-        // Lane t adds 0..t, skipping multiples of 3, and counts down where even.
+        // Lane t sums 0..t without multiples of 3, and counts down if even.
         k.for_divergent(0u32, t, 1, |i| {
             k.if_else(
                 (i % 3u32).eq(0).divergent(),
@@ -44,7 +44,7 @@ fn divergent_loops_and_nested_branches() {
 }
 
 #[test]
-fn collatz_leaves_a_loop_lane_by_lane() {
+fn lanes_leave_a_loop_one_by_one() {
     let steps = |n: u32| {
         let (mut n, mut steps) = (n, 0);
         while n != 1 {
@@ -114,7 +114,7 @@ fn exchanges() {
     }
 }
 
-/// A 16×16 matrix times a 16×8 one, fragments loaded by `ldmatrix` from tiles.
+/// A 16×16 matrix times a 16×8 one, with fragments loaded by `ldmatrix`.
 fn product(swizzle: Swizzle, transposed: bool, a: &[f16], b: &[f16]) -> Vec<f32> {
     let mut case = Case::new(32, |k| {
         let (pa, pb) = (k.param_ptr::<f16>("a"), k.param_ptr::<f16>("b"));
@@ -133,7 +133,7 @@ fn product(swizzle: Swizzle, transposed: bool, a: &[f16], b: &[f16]) -> Vec<f32>
                 .store_words(&words, Cache::Default);
         });
         k.sync_warp();
-        // Matrices of A: rows 0–7, rows 8–15, then the same 8 columns on.
+        // Matrices of A: rows 0–7, rows 8–15, then the next 8 columns.
         let fa = k.ldmatrix(ta.at(lane % 16u32, lane / 16 * 8), 4, false);
         let fb = if transposed {
             k.ldmatrix(tb.at(lane % 16u32, 0u32), 2, true)
@@ -181,12 +181,12 @@ fn tensor_core_products_of_small_integers_are_exact() {
             }
         }
     }
-    // The layouts the test relies on are the ones the simulator reads.
+    // The test and the simulator use the same layouts.
     assert_eq!((MMA_M16K16_A.regs, MMA_K16N8_B.regs), (4, 2));
 }
 
 #[test]
-fn every_kind_of_product_is_exact_on_small_integers() {
+fn all_product_types_are_exact_on_small_integers() {
     // A and B straight from memory into fragments: word `reg` of lane `lane` holds two neighbours.
     let mut rng = SmallRng::seed_from_u64(2);
     let mut integers = |n: usize| -> Vec<i32> { (0..n).map(|_| rng.random_range(-6..7)).collect() };
@@ -275,7 +275,7 @@ fn every_kind_of_product_is_exact_on_small_integers() {
 }
 
 #[test]
-fn ldmatrix_needs_a_barrier_even_for_the_lanes_own_rows() {
+fn ldmatrix_needs_a_barrier_even_for_own_rows() {
     let mut case = Case::new(32, |k| {
         let tile = k.shared_tile::<f16>("tile", TileShape::new(32, 8));
         let lane = k.lane();
@@ -288,7 +288,7 @@ fn ldmatrix_needs_a_barrier_even_for_the_lanes_own_rows() {
 }
 
 #[test]
-fn atomics_add_up_whatever_the_order() {
+fn atomic_sums_do_not_depend_on_order() {
     let mut case = Case::new(64, |k| {
         let output = k.param_ptr_mut::<u32>("output");
         let counter = k.shared_tile::<f32>("counter", TileShape::new(1, 4));
@@ -306,7 +306,7 @@ fn atomics_add_up_whatever_the_order() {
     case.run_clean();
     assert_eq!(case.u32s(0), [1600; 4]);
 
-    // With their old values: tickets, each taken once.
+    // With returned old values: tickets, each used once.
     let mut case = Case::new(32, |k| {
         let next = k.param_ptr_mut::<u32>("next");
         let output = k.param_ptr_mut::<u32>("output");
@@ -390,8 +390,9 @@ fn bank_conflicts_are_counted_by_line() {
 }
 
 #[test]
-fn conflicts_where_asynchronous_copies_land_are_counted() {
-    // Eight lanes land in a pass if they fill whole sectors, as along rows; down a column each has a pass of its own.
+fn bank_conflicts_of_asynchronous_copies() {
+    // Eight lanes that fill whole sectors (along rows) land in one pass; down a column each lane
+    // needs a pass.
     let run = |along_rows: bool| {
         let mut case = Case::new(32, |k| {
             let input = k.param_ptr::<f32>("input");

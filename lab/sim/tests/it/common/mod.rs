@@ -4,7 +4,7 @@
 use flashcore_ir::{Arg, BufferSpec, Kernel, KernelBuilder, Launch};
 use flashcore_sim::{Finding, FindingKind, SimOptions, SimReport, simulate};
 
-/// A kernel, its buffers, and how it is launched.
+/// A kernel with its buffers and launch.
 pub struct Case {
     pub kernel: Kernel,
     pub grid: u32,
@@ -35,18 +35,18 @@ impl Case {
         self.grid = blocks;
         self
     }
-    /// Clusters of as many blocks.
+    /// Clusters of `blocks` blocks.
     pub fn cluster(mut self, blocks: u32) -> Case {
         self.cluster = blocks;
         self
     }
-    /// A tensor of two dimensions behind the kernel's next parameter, a tensor map.
+    /// Adds a two-dimensional tensor for the kernel's next parameter, a tensor map.
     pub fn tensor<T: Bytes>(self, name: &'static str, values: &[T], cols: u64, written: bool) -> Case {
         let element = std::mem::size_of::<T>() as u64;
         let rows = values.len() as u64 / cols;
         self.tensor_of(name, values, vec![cols, rows], vec![cols * element], written)
     }
-    /// A tensor of any dimensions, innermost first, behind the kernel's next parameter.
+    /// Adds a tensor of any rank, innermost dimension first, for the kernel's next parameter.
     pub fn tensor_of<T: Bytes>(
         mut self,
         name: &'static str,
@@ -111,14 +111,14 @@ impl Case {
         let launch = self.launch();
         simulate(&self.kernel, &launch, &mut self.buffers, &self.options).unwrap()
     }
-    /// Runs and asserts that nothing is found.
+    /// Runs and asserts that there are no findings.
     #[track_caller]
     pub fn run_clean(&mut self) -> SimReport {
         let report = self.run();
         assert!(report.is_clean(), "{}", all(&report));
         report
     }
-    /// Runs and asserts exactly these kinds, in any order.
+    /// Runs and asserts that all findings are of this kind.
     #[track_caller]
     pub fn run_finding(&mut self, kind: FindingKind) -> Finding {
         let report = self.run();
@@ -136,7 +136,8 @@ impl Case {
     }
 }
 
-/// Asserts that a run under every one of these seeds finds at least one of these, and returns the first.
+/// Asserts that a run under each of `seeds` seeds gives one of these kinds. Returns the first
+/// finding.
 #[track_caller]
 pub fn found(mut case: Case, kinds: &[FindingKind], seeds: u64) -> Finding {
     let buffers = case.buffers.clone();

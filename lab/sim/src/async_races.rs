@@ -1,10 +1,11 @@
-//! Judges accesses of the async proxy to shared memory: what bulk copies write, what bulk stores and
-//! products read.
+//! Checks accesses of the async proxy to shared memory: writes of bulk copies, reads of bulk stores
+//! and warpgroup products.
 //!
-//! They need what every access needs, that what came before is known; and of what threads wrote, that it was
-//! known by a way that a proxy fence lies on. So must be what threads read of bytes that a copy overwrites: an arrival
-//! at an mbarrier orders loads before the loads and stores of others, which go the same way as they do, and not before a copy,
-//! which does not. On an H200 a load was overtaken by the copy that came after its warp's arrival.
+//! Such an access must be ordered after earlier accesses like any other, and a proxy fence must lie
+//! between it and the writes of threads. A copy also needs a proxy fence after the threads' reads
+//! of the bytes it overwrites. An mbarrier arrival orders loads before generic-proxy accesses of
+//! other threads, but not before a copy. On an H200 a copy that followed a warp's arrival overtook
+//! a load of that warp.
 
 use crate::clock::{ActorId, ActorKind, Clock, Epoch, Stamp};
 use crate::cluster::Cluster;
@@ -13,23 +14,23 @@ use crate::program::At;
 use crate::record::Key;
 use crate::warp::Warp;
 
-/// Who wrote a cell, when, and where.
+/// Writer of a cell, epoch, and operation.
 type Writer = (ActorId, Epoch, u32);
 
-/// Who reads a cell, where, and how messages call it.
+/// Reader of a cell, operation, and prefix for messages.
 type Reader = (Actor, u32, &'static str);
 
-/// What is wrong with the order of two accesses.
+/// Why the order of two accesses is wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrong {
-    /// Nothing orders them.
+    /// No synchronisation orders them.
     Unordered,
-    /// They are in order, but no proxy fence lies between.
+    /// They are ordered, but without a proxy fence between them.
     Unfenced,
 }
 
 impl Cluster<'_> {
-    /// What is wrong with an access of the async proxy that `lanes` start, after a write of this kind.
+    /// Checks an access of the async proxy by `lanes` against an earlier write.
     fn after_write(&self, warp: &Warp, lanes: u32, stamp: Stamp, writer: ActorId) -> Option<Wrong> {
         let epoch = stamp.epoch();
         let mine = (32 * warp.index) as u32;
@@ -56,7 +57,7 @@ impl Cluster<'_> {
                     return Some(Wrong::Unfenced);
                 }
                 if !own {
-                    // Lanes that know the same differ only in what is their own.
+                    // Lanes with one clock differ only in their own accesses.
                     break;
                 }
             }
@@ -64,10 +65,11 @@ impl Cluster<'_> {
         None
     }
 
-    /// Judges reads of byte ranges (first, bytes) of the cluster's shared memory that `lanes` start together.
-    pub(crate) fn judge_async_read(&mut self, warp: &Warp, lanes: u32, pc: u32, at: At, ranges: &[(u32, u32)]) {
+    /// Checks reads of byte ranges (first, bytes) of the cluster's shared memory that `lanes` start
+    /// together.
+    pub(crate) fn check_async_read(&mut self, warp: &Warp, lanes: u32, pc: u32, at: At, ranges: &[(u32, u32)]) {
         let shift = self.shadow.shift;
-        // Neighbouring cells mostly have one writer.
+        // Neighbouring cells usually have one writer.
         let mut good: Option<(u32, ActorId)> = None;
         let mut wrong: Vec<(usize, Option<(Wrong, Writer)>)> = Vec::new();
         for &(first, bytes) in ranges {
@@ -98,8 +100,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// Judges the write of a range by a copy that a lane starts.
-    pub(crate) fn judge_async_write(&mut self, warp: &Warp, pc: u32, lane: u32, at: At, first: u32, bytes: u32) {
+    /// Checks the write of a range by a copy that a lane starts.
+    pub(crate) fn check_async_write(&mut self, warp: &Warp, pc: u32, lane: u32, at: At, first: u32, bytes: u32) {
         let shift = self.shadow.shift;
         let lanes = 1 << lane;
         let mut good: Option<(u32, ActorId)> = None;
@@ -130,7 +132,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A read of a cell by a thread that a lane knows of by no way that a proxy fence lies on.
+    /// A thread's read of a cell that is not fenced for the async proxy as seen by a lane.
     fn unfenced_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Reader> {
         let clock = warp.clock(lane);
         for reader in self.shadow.reading_warps(self.machine.warps) {
@@ -148,7 +150,7 @@ impl Cluster<'_> {
         None
     }
 
-    /// A read of a cell since its last write that a lane does not know of.
+    /// A read of a cell since its last write that is not ordered before the lane.
     pub(crate) fn unordered_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Reader> {
         let machine = self.machine;
         let clock = warp.clock(lane);
@@ -181,7 +183,7 @@ impl Cluster<'_> {
             let (reads, pc) = self.shadow.readers(machine.product_reader(group as usize), cell);
             let actor = machine.actors.warpgroup(group);
             let lag = reads.lanes() != 0 && !clock.knows(actor, reads.epoch());
-            // A warp's own products are its own business only once it has waited for them.
+            // A warp's own products are ordered only after the warp has waited for them.
             if lag && !self.has_waited_for_products(warp, group, reads.epoch()) {
                 return Some((
                     self.actor(4 * group as usize, u32::MAX),
@@ -196,8 +198,8 @@ impl Cluster<'_> {
     #[cold]
     fn report_unwritten(&mut self, warp: &Warp, pc: u32, lanes: u32, at: At, cell: usize) {
         let (place, mut details) = self.place(warp, at, cell, lanes);
-        details.message = format!("reads {place}, which nobody has written");
-        details.help = Some("write it first, on every path, and by some thread before a barrier");
+        details.message = format!("reads {place}, which was never written");
+        details.help = Some("write it first on every path, then a barrier");
         let key = Key {
             kind: FindingKind::NeverWritten,
             pc,
@@ -232,24 +234,24 @@ impl Cluster<'_> {
         };
         (details.message, details.help) = match kind {
             FindingKind::MissingFence => (
-                format!("{does} {place}, which {by} wrote; they are in order, but no `fence.proxy.async` lies between"),
-                Some("`fence_proxy_async` by the threads that wrote, before the barrier that orders the two"),
+                format!(
+                    "{does} {place}, which {by} wrote; the accesses are ordered, but without a `fence.proxy.async` between them"
+                ),
+                Some("let the writing threads execute `fence_proxy_async` before the barrier that orders the accesses"),
             ),
             FindingKind::MissingWait if waited => (
                 format!(
-                    "{does} {place}, which {by} filled; only its thread has waited for it, and no barrier followed"
+                    "{does} {place}, which {by} filled; only that thread has waited for the copy, and no barrier followed"
                 ),
-                Some("put `fence_proxy_async` and a barrier after `cp_async_wait` and before the access"),
+                Some("put `fence_proxy_async` and a barrier between `cp_async_wait` and the access"),
             ),
             FindingKind::MissingWait => (
-                format!("{does} {place}, which {by} fills, without having waited for it"),
-                Some(
-                    "wait for the phase of the mbarrier at which the copy completes, in every warp that uses what it brings",
-                ),
+                format!("{does} {place}, which {by} fills, without waiting for the copy"),
+                Some("let every warp that uses the data wait for the mbarrier phase in which the copy completes"),
             ),
             _ => (
-                format!("{does} {place}, which {by} wrote, with nothing that orders the two"),
-                Some("put a barrier between them, and `fence_proxy_async` before it"),
+                format!("{does} {place}, which {by} wrote; nothing orders the two accesses"),
+                Some("put `fence_proxy_async` and a barrier between them"),
             ),
         };
         details.other = Some(other);
@@ -278,17 +280,17 @@ impl Cluster<'_> {
         let (kind, message, help) = match wrong {
             Wrong::Unordered => (
                 FindingKind::Race,
-                format!("overwrites {place}, which {what}warp {by} reads, with nothing that orders the two"),
+                format!("overwrites {place}, which {what}warp {by} reads; nothing orders the two accesses"),
                 HELP_RELEASE,
             ),
             Wrong::Unfenced => (
                 FindingKind::MissingFence,
                 format!(
-                    "overwrites {place}, which warp {by} lane {} reads; they are in order, but no `fence.proxy.async` lies \
-                     between, and an arrival does not wait for loads",
+                    "overwrites {place}, which warp {by} lane {} reads; the accesses are ordered, but without a \
+                     `fence.proxy.async` between them, and an arrival does not wait for loads",
                     reader.lanes.trailing_zeros()
                 ),
-                "`fence_proxy_async` by the threads that read, after their loads and before what lets the copy begin",
+                "let the reading threads execute `fence_proxy_async` between their loads and the arrival that starts the copy",
             ),
         };
         (details.message, details.help, details.other) = (message, Some(help), Some(reader));
@@ -300,7 +302,7 @@ impl Cluster<'_> {
         self.findings.report(self.machine, key, || details);
     }
 
-    /// Who an actor is for findings, and how messages call it.
+    /// The actor for findings, and its name in messages.
     pub(crate) fn name_writer(&self, writer: ActorId) -> (Actor, String) {
         match self.machine.actors.who(writer) {
             ActorKind::Mbarrier(number) => {
@@ -321,6 +323,6 @@ impl Cluster<'_> {
     }
 }
 
-/// What mends a tile that is overwritten while something reads it.
+/// Help for a tile that is overwritten while it is read.
 pub(crate) const HELP_RELEASE: &str =
-    "wait for the products or stores that read the tile before it is released, and for its release before it is filled";
+    "wait for the products or stores that read the tile before releasing it, and for the release before filling it";

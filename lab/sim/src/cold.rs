@@ -1,4 +1,4 @@
-//! What the interpreter's loop needs seldom, kept out of it: findings of its own, and the values of traces.
+//! Rarely used parts of the interpreter loop: findings and traces.
 
 use flashcore_ir::RegClass;
 
@@ -15,11 +15,11 @@ use crate::warp::Warp;
 pub(crate) fn not_uniform(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, holds: u32) {
     cluster.report(FindingKind::NotUniform, pc, |cluster| {
         let message = format!(
-            "a condition declared uniform holds in lanes {holds:#010x} of {:#010x} only",
+            "a condition declared uniform holds only in lanes {holds:#010x} of {:#010x}",
             warp.active
         );
         let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
-        details.help = Some("declare it `divergent`, or compute it from what all lanes of the warp share");
+        details.help = Some("declare it `divergent`, or compute it from values that all lanes share");
         details
     });
 }
@@ -32,7 +32,7 @@ pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tra
         let message = format!("reads register `{name}`, which these lanes have not written");
         let mut details = Details::new(message, cluster.actor(warp.index, lanes));
         details.object = Some(name);
-        details.help = Some("give it a first value where it is declared");
+        details.help = Some("initialise it where it is declared");
         details
     });
 }
@@ -41,7 +41,7 @@ pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tra
 #[inline(never)]
 pub(crate) fn division_by_zero(cluster: &mut Cluster<'_>, warp: usize, pc: u32, lanes: u32) {
     cluster.report(FindingKind::DivisionByZero, pc, |cluster| {
-        let message = "divides an integer by zero, whose result PTX leaves open".to_string();
+        let message = "divides an integer by zero; PTX does not specify the result".to_string();
         Details::new(message, cluster.actor(warp, lanes))
     });
 }

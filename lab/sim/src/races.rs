@@ -1,9 +1,10 @@
-//! Judges accesses to shared memory that the fast test could not prove ordered.
+//! Slow path of the race check for shared memory.
 //!
-//! Here the clock of each lane is asked about each cell. Most of what comes here is in order (a
-//! thread reading what it wrote itself, lanes after a `bar.warp.sync`); what is not becomes a finding.
+//! Accesses that the fast path could not prove ordered are checked here per lane and cell against
+//! the lane's clock. Most are ordered (a thread reading its own write, lanes after a
+//! `bar.warp.sync`); the others become findings.
 
-use crate::async_judge::HELP_RELEASE;
+use crate::async_races::HELP_RELEASE;
 use crate::clock::{ActorId, ActorKind, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
@@ -11,7 +12,7 @@ use crate::program::At;
 use crate::record::{Details, Key};
 use crate::warp::Warp;
 
-/// Accesses of one instruction that collide with those of another, lanes taken together.
+/// Conflicts of one instruction with another instruction. Lanes are merged.
 struct Clash {
     kind: FindingKind,
     other_pc: Option<u32>,
@@ -20,7 +21,7 @@ struct Clash {
     lanes: u32,
     /// First cell.
     cell: usize,
-    /// What the other side did.
+    /// The conflicting access.
     what: What,
 }
 
@@ -29,13 +30,13 @@ enum What {
     NeverWritten,
     Wrote,
     Read,
-    /// A bulk store or a product reads it.
+    /// A bulk store or a product reads the cell.
     ReadByAgent,
-    /// A bulk copy writes it.
+    /// A bulk copy writes the cell.
     Bulk,
-    /// A copy by the accessing thread itself that it has not waited for.
+    /// A copy of the same thread that it has not waited for.
     OwnCopy,
-    /// Another thread's copy; whether that thread has waited for it.
+    /// A copy of another thread; `true` if that thread has waited for it.
     OthersCopy(bool),
 }
 
@@ -53,11 +54,11 @@ impl Clashes {
 }
 
 impl Cluster<'_> {
-    /// Judges reads. `collective`: the whole warp receives what is read, so that even a lane's own
-    /// write must be ordered for the others.
+    /// Checks reads. `collective`: the result goes to the whole warp, so even a lane's own write
+    /// must be ordered for the other lanes.
     #[inline(never)]
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn judge_reads(
+    pub(crate) fn check_reads(
         &mut self,
         warp: &Warp,
         pc: u32,
@@ -88,10 +89,10 @@ impl Cluster<'_> {
         self.report_clashes(warp, pc, at, clashes, "reads");
     }
 
-    /// Judges writes.
+    /// Checks writes.
     #[inline(never)]
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn judge_writes(
+    pub(crate) fn check_writes(
         &mut self,
         warp: &Warp,
         pc: u32,
@@ -124,21 +125,20 @@ impl Cluster<'_> {
         self.report_clashes(warp, pc, at, clashes, "writes");
     }
 
-    /// An access against the last write of its cell.
+    /// Checks an access against the last write of its cell.
     #[inline(always)]
     fn against_writer(&self, warp: &Warp, lane: u32, cell: usize, collective: bool) -> Option<Clash> {
         let stamp = self.shadow.stamp(cell);
         let (writer, other_pc) = self.shadow.writer(cell);
         let me = (32 * warp.index) as ActorId + lane;
-        // Most of what comes here is a thread's own.
+        // Most accesses are to a thread's own cells.
         if writer == me && !collective || warp.clock(lane).knows(writer, stamp.epoch()) {
             return None;
         }
         self.unknown_writer(warp, lane, cell, collective, (stamp, writer, other_pc))
     }
 
-    /// The same where the writer is somebody else or one of the lane's own copies, and the lane does not know of
-    /// the write.
+    /// As [`Self::against_writer`] for a write that the lane's clock does not cover.
     #[inline(never)]
     fn unknown_writer(
         &self,
@@ -180,7 +180,7 @@ impl Cluster<'_> {
         })
     }
 
-    /// A write against the reads of its cell since the last write.
+    /// Checks a write against the reads of its cell since the last write.
     fn against_readers(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Clash> {
         let (reader, other_pc, by) = self.unordered_reader(warp, lane, cell)?;
         Some(Clash {
@@ -206,45 +206,45 @@ impl Cluster<'_> {
                 format!("warp {} lane {lane}", other.warp)
             });
             details.message = match clash.what {
-                What::NeverWritten => format!("reads {place}, which nobody has written"),
-                What::Wrote => format!("{does} {place}, which {other} wrote, with nothing that orders the two"),
-                What::Read => format!("{does} {place}, which {other} reads, with nothing that orders the two"),
+                What::NeverWritten => format!("reads {place}, which was never written"),
+                What::Wrote => format!("{does} {place}, which {other} wrote; nothing orders the two accesses"),
+                What::Read => format!("{does} {place}, which {other} reads; nothing orders the two accesses"),
                 What::ReadByAgent => {
                     format!("{does} {place}, which a bulk store or a product of {other} may still read")
                 }
                 What::Bulk => {
-                    format!("{does} {place}, which a bulk copy of {other} fills, without having waited for it")
+                    format!("{does} {place}, which a bulk copy of {other} fills, without waiting for the copy")
                 }
                 What::OwnCopy => {
-                    format!("{does} {place}, which this thread's own copy fills, without having waited for it")
+                    format!("{does} {place}, which this thread's own copy fills, without waiting for it")
                 }
                 What::OthersCopy(false) => {
-                    format!("{does} {place}, which a copy of {other} fills, which nobody has waited for")
+                    format!("{does} {place}, which a copy of {other} fills; no thread has waited for the copy")
                 }
                 What::OthersCopy(true) => format!(
-                    "{does} {place}, which a copy of {other} filled; only that thread has waited for it, and no barrier followed"
+                    "{does} {place}, which a copy of {other} filled; only that thread has waited for the copy, and no barrier followed"
                 ),
             };
             details.other = clash.other;
             details.help = Some(match clash.what {
-                What::NeverWritten => "write it first, on every path and by some thread before a barrier",
+                What::NeverWritten => "write it first on every path, then a barrier",
                 What::Wrote | What::Read => {
-                    "put a barrier between them; within a warp `sync_warp` will do, a shuffle or a vote will not"
+                    "put a barrier between them; within a warp `sync_warp` is sufficient, a shuffle or a vote is not"
                 }
                 What::ReadByAgent => HELP_RELEASE,
                 What::Bulk => {
-                    "wait for the phase of the mbarrier at which the copy completes, in every warp that uses what it brings"
+                    "let every warp that uses the data wait for the mbarrier phase in which the copy completes"
                 }
                 What::OwnCopy | What::OthersCopy(false) => {
-                    "close the group (`cp_async_commit`) and wait for it (`cp_async_wait`), then a barrier, before the access"
+                    "before the access, close the group (`cp_async_commit`), wait for it (`cp_async_wait`), then a barrier"
                 }
-                What::OthersCopy(true) => "put a barrier after `cp_async_wait` and before the access",
+                What::OthersCopy(true) => "put a barrier between `cp_async_wait` and the access",
             });
             self.findings.report(self.machine, key, || details);
         }
     }
 
-    /// Two lanes of one instruction that write one byte.
+    /// Reports two lanes of one instruction that write one byte.
     #[cold]
     #[inline(never)]
     pub(crate) fn same_instruction(
@@ -259,8 +259,8 @@ impl Cluster<'_> {
         let lane = lanes.trailing_zeros() as usize & 31;
         let cell = (offsets[lane] >> self.shadow.shift) as usize;
         let (place, mut details) = self.place(warp, at, cell, lanes);
-        details.message = format!("writes {place} from more than one lane at once; which of them stays is undefined");
-        details.help = Some("let one lane write it (`if` on the lane), or give each lane its own place");
+        details.message = format!("writes {place} from more than one lane at once; the result is undefined");
+        details.help = Some("let one lane write it (`if` on the lane), or give each lane a separate address");
         let key = Key {
             kind: FindingKind::Race,
             pc,
@@ -270,7 +270,7 @@ impl Cluster<'_> {
         self.findings.report(self.machine, key, || details);
     }
 
-    /// A cell as messages call it.
+    /// Name and position of a cell for messages.
     pub(crate) fn place(&self, warp: &Warp, at: At, cell: usize, lanes: u32) -> (String, Details) {
         let buffer = self.shared_buffer(at);
         let bytes = 1i64 << self.shadow.shift;

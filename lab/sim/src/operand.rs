@@ -1,0 +1,189 @@
+//! Shared-memory operands of warpgroup products: descriptors, addresses, and reads.
+
+use flashcore_ir::SharedBuffer;
+use flashcore_ir::inst::{Major, WgmmaInput};
+
+use crate::clock::Epoch;
+use crate::cluster::Cluster;
+use crate::finding::FindingKind;
+use crate::machine::SHARED_BASE;
+use crate::program::{At, Product, SharedOperand};
+use crate::record::Details;
+use crate::registers::FULL;
+use crate::tensor;
+use crate::warp::Warp;
+
+/// Operands are read in pieces of this many bytes.
+const CHUNK: u32 = 16;
+
+/// A matrix descriptor (PTX ISA, "Matrix Descriptor Format").
+struct Layout {
+    address: u32,
+    leading: u32,
+    stride: u32,
+    mode: u32,
+}
+
+impl Layout {
+    fn of(bits: u64) -> Layout {
+        let field = |at: u32| ((bits >> at) as u32 & 0x3fff) << 4;
+        Layout {
+            address: field(0),
+            leading: field(16),
+            stride: field(32),
+            mode: (bits >> 62) as u32,
+        }
+    }
+}
+
+impl Cluster<'_> {
+    /// Checks and records a warp's reads of operand chunks.
+    pub(crate) fn read_chunks(&mut self, warp: &Warp, pc: u32, buffer: u16, chunks: &[u32], epoch: Epoch) {
+        let at = At {
+            base: 0,
+            object: buffer,
+            offset: 0,
+            remote: false,
+        };
+        let ranges: Vec<(u32, u32)> = chunks.iter().map(|&chunk| (chunk, CHUNK)).collect();
+        self.check_async_read(warp, FULL, pc, at, &ranges);
+        let reader = self.machine.product_reader(warp.index / 4);
+        let shift = self.shadow.shift;
+        for &chunk in chunks {
+            let cells = (chunk >> shift) as usize..((chunk + CHUNK) >> shift) as usize;
+            self.shadow.note_reads(reader, cells, epoch, 1, pc);
+        }
+    }
+
+    /// Offsets in the cluster's shared memory of the chunks for one k step: `count` rows of A or
+    /// columns of B from `first`. A K-major operand has two chunks per row; an MN-major one has a
+    /// chunk per 8 rows for each k. Reports a descriptor that does not match its tile.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn shared_chunks(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        product: &Product,
+        operand: &SharedOperand,
+        bits: u64,
+        first: u32,
+        count: u32,
+    ) -> Option<Vec<u32>> {
+        let buffer = self.machine.kernel.ledger().buffers.get(usize::from(operand.buffer))?;
+        let layout = Layout::of(bits);
+        let span = self.check_layout(warp, pc, &layout, buffer, operand.major, first + count)?;
+        // The hardware's address computation: offsets are added first, then bits are permuted.
+        let place = |offset: u32| {
+            let address = layout.address.wrapping_add(offset);
+            buffer.swizzle.apply(address).wrapping_sub(SHARED_BASE)
+        };
+        let mut chunks = Vec::new();
+        match operand.major {
+            Major::K => {
+                for row in first..first + count {
+                    let start = row / 8 * layout.stride + row % 8 * span;
+                    chunks.extend([place(start), place(start + CHUNK)]);
+                }
+            }
+            Major::Mn => {
+                for k in 0..product.input.k() {
+                    for byte in (2 * first..2 * (first + count)).step_by(CHUNK as usize) {
+                        let slab = byte / span * layout.leading;
+                        chunks.push(place(slab + k / 8 * layout.stride + k % 8 * span + byte % span));
+                    }
+                }
+            }
+        }
+        let (start, end) = (buffer.offset, buffer.offset + buffer.bytes);
+        if let Some(&stray) = chunks.iter().find(|&&chunk| chunk < start || chunk + CHUNK > end) {
+            let relative = i64::from(stray as i32) - i64::from(start);
+            self.report(FindingKind::OutOfBounds, pc, |cluster| {
+                let message = format!(
+                    "a product reads bytes {relative}..{} of shared buffer `{}`, which has {} bytes",
+                    relative + i64::from(CHUNK),
+                    buffer.name,
+                    buffer.bytes
+                );
+                let mut details = Details::new(message, cluster.actor(warp.index, FULL));
+                details.object = Some(buffer.name.clone());
+                details.bytes = Some((relative, relative + i64::from(CHUNK)));
+                details
+            });
+            return None;
+        }
+        for chunk in &mut chunks {
+            *chunk += warp.shared_first;
+        }
+        Some(chunks)
+    }
+
+    /// Checks a descriptor against its tile. Returns the bytes per row if it matches.
+    fn check_layout(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        layout: &Layout,
+        buffer: &SharedBuffer,
+        major: Major,
+        extent: u32,
+    ) -> Option<u32> {
+        let span = buffer.row_stride * buffer.element.bytes();
+        let mode = match buffer.swizzle {
+            flashcore_ir::Swizzle::None => 0,
+            flashcore_ir::Swizzle::B128 => 1,
+            flashcore_ir::Swizzle::B64 => 2,
+            flashcore_ir::Swizzle::B32 => 3,
+        };
+        let several_slabs = major == Major::Mn && extent * buffer.element.bytes() > span;
+        let wrong = if layout.mode != mode || mode == 0 {
+            Some(format!("has swizzle mode {}, but the tile has {mode}", layout.mode))
+        } else if buffer.swizzle.span() != Some(span) {
+            Some(format!(
+                "is for a tile whose rows of {span} bytes differ from its swizzle span"
+            ))
+        } else if layout.stride != 8 * span {
+            Some(format!(
+                "has a stride of {} bytes between groups of 8 rows, but the tile has {}",
+                layout.stride,
+                8 * span
+            ))
+        } else if several_slabs && layout.leading != buffer.slab_bytes() {
+            Some(format!(
+                "has a stride of {} bytes between column slabs, but the tile has {}",
+                layout.leading,
+                buffer.slab_bytes()
+            ))
+        } else {
+            None
+        };
+        let Some(wrong) = wrong else { return Some(span) };
+        self.report(FindingKind::Descriptor, pc, |cluster| {
+            let message = format!("a descriptor for shared buffer `{}` {wrong}", buffer.name);
+            let mut details = Details::new(message, cluster.actor(warp.index, FULL));
+            details.object = Some(buffer.name.clone());
+            details.help = Some("derive it from the tile (`k_major`, `mn_major`)");
+            details
+        });
+        None
+    }
+
+    /// An operand as a matrix: A row-major, B with k as the outer dimension.
+    pub(crate) fn gather(&self, chunks: &[u32], input: WgmmaInput, major: Major, count: u32, is_a: bool) -> Vec<f64> {
+        let (k, count) = (input.k() as usize, count as usize);
+        let per_chunk = (CHUNK / input.bytes()) as usize;
+        let mut matrix = vec![0.0; k * count];
+        for (i, &chunk) in chunks.iter().enumerate() {
+            let word = chunk as usize / 4;
+            let mut elements = [0.0; 16];
+            tensor::widen_words(&self.words[word..word + 4], input, &mut elements);
+            for (e, &value) in elements.iter().enumerate().take(per_chunk) {
+                let (mn, step) = match major {
+                    Major::K => (i / 2, i % 2 * per_chunk + e),
+                    Major::Mn => (i % (count / 8) * 8 + e, i / (count / 8)),
+                };
+                matrix[if is_a { mn * k + step } else { step * count + mn }] = value;
+            }
+        }
+        matrix
+    }
+}
