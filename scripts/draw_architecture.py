@@ -29,7 +29,6 @@ WORDS = {
     "flashcore": ["what users add:", "Attention, Device"],
     "sim": ["runs a kernel on the", "CPU and judges it"],
     "check": ["findings, cost model,", "museum of failures"],
-    "museum": ["failures of the past,", "each with its finding"],
     "bench": ["protocol, statistics,", "peers, evidence"],
     "tune": ["the search: gates,", "workers, strategies"],
     "cli": ["the flashcore command"],
