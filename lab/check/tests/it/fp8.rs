@@ -28,10 +28,7 @@ fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
 
 #[test]
 fn random_problems_are_within_the_bound() {
-    let asked = std::env::var("FLASHCORE_PROBLEMS")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    let problems: usize = asked.unwrap_or(21);
+    let problems = crate::common::number("FLASHCORE_PROBLEMS", 21) as usize;
     let limits = RandomLimits {
         max_seq: 400,
         max_work: 2_000_000,

@@ -18,12 +18,7 @@ use flashcore_problem::{
 use flashcore_sim::FindingKind::{self, NeverWritten, OutOfBounds, Race};
 use flashcore_sim::{SimOptions, simulate};
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(default)
-}
+use crate::common::number;
 
 #[test]
 fn the_rungs_equal_float64() {

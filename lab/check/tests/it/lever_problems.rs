@@ -12,6 +12,8 @@ use flashcore_kernels::{Config, Plan, Refusal, mma, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
 
+use crate::common::number;
+
 /// So many problems that every lever must have had two values, and every kind of input its turn.
 const ENOUGH: u64 = 100;
 
@@ -42,13 +44,6 @@ const WGMMA: Family = Family {
     row_counts: 3,
     schedules_one_in: 20,
 };
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(default)
-}
 
 impl Family {
     fn problems(&self) -> u64 {

@@ -2,6 +2,7 @@
 
 mod async_copies;
 mod bank_conflicts;
+mod common;
 mod cost;
 mod defaults_fit;
 mod fp8;

@@ -14,6 +14,8 @@ use flashcore_problem::{InputKind, Mask, Problem};
 use flashcore_sim::FindingKind::{BarrierMismatch, MissingLanes, MissingWait, OutOfBounds, Race};
 use planted::{Planted, assert_found, check_with, quoted};
 
+use crate::common::number;
+
 /// Factor on the usual scale with which scores of normal inputs differ so much that references rise by more than
 /// probabilities can hold, in one row and not in the next.
 const SHARP: f32 = 20.0;
@@ -167,13 +169,6 @@ fn is_found(mutation: &Mutation, plans: &[(Plan, CheckOptions)]) -> bool {
     })
 }
 
-fn number(name: &str, default: usize) -> usize {
-    std::env::var(name)
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(default)
-}
-
 /// Where a mistake is planted, as text: the kernel's line, then the verbs that it calls.
 fn place(mutation: &Mutation, kernel: &Kernel) -> String {
     let backtrace = kernel.backtrace(mutation.site);
@@ -185,11 +180,11 @@ fn place(mutation: &Mutation, kernel: &Kernel) -> String {
 fn assert_all_found(case: &Case) {
     let plans = case.plans();
     let kernel = &plans[0].0.main.kernel;
-    let every = number("FLASHCORE_EVERY", 6).max(1);
+    let every = number("FLASHCORE_EVERY", 6).max(1) as usize;
     let planted: Vec<Mutation> = mutations(kernel)
         .into_iter()
         .filter(must_be_found)
-        .skip(number("FLASHCORE_SEED", 0) % every)
+        .skip(number("FLASHCORE_SEED", 0) as usize % every)
         .step_by(every)
         .collect();
     let mut excused = vec![false; case.harmless.len()];

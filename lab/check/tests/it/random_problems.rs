@@ -11,12 +11,7 @@ use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{InputKind, Mask, RandomLimits, random_problem};
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(default)
-}
+use crate::common::number;
 
 /// Masks as the shares are counted: full, causal, a window on some side.
 fn mask_kind(mask: Mask) -> &'static str {

@@ -12,12 +12,7 @@ use flashcore_kernels::{Config, Plan, StopAfter};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Mask, Problem, RandomLimits, random_problem};
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(default)
-}
+use crate::common::number;
 
 fn config(id: &str) -> Config {
     id.parse().unwrap()

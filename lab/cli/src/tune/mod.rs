@@ -94,7 +94,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     }
     let remedy = plan.remedy(&found.folder);
     if let Some(note) = &remedy {
-        style::eprint(&note);
+        style::eprint(note);
     }
     if tour {
         without_gpu::run(&case.problem)?;

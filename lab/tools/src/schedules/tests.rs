@@ -1,4 +1,4 @@
-//! Every default of every family, from the tables themselves, is clean on small problems. The example `schedules` runs
+//! Every default of every family, from the tables themselves, is clean on small problems. The tool runs
 //! all of them under a hundred schedules; here it is every fourth kernel under two, on a problem of a mask in turn, and what
 //! family `wgmma` and the plan tables choose for a head size under one.
 

@@ -194,7 +194,11 @@ fn a_first_candidate_that_fails_is_no_winner() {
     // The rest met without it.
     assert_eq!(board["winner"], "planted/honest");
     assert_eq!(board["against"], "planted/honest");
-    assert_eq!(board["head_to_head"], serde_json::json!({ "ok": true, "why": null }), "{board}");
+    assert_eq!(
+        board["head_to_head"],
+        serde_json::json!({ "ok": true, "why": null }),
+        "{board}"
+    );
     let shown = flashcore("leaderboard tiny", &home).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("FAILED") && !shown.contains("stands"), "{shown}");
