@@ -186,21 +186,15 @@ mod tests {
         })
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("flashcore-cache-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
     #[test]
     fn a_writable_folder_is_measured() {
-        let root = folder("writable");
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         std::fs::create_dir_all(root.join("a/b")).unwrap();
         std::fs::write(root.join("a/b/kernel"), [0; 1000]).unwrap();
         std::fs::write(root.join("index"), [0; 24]).unwrap();
         let report = with(&[("CUDA_CACHE_PATH", root.to_str().unwrap())]);
-        std::fs::remove_dir_all(&root).unwrap();
-        assert_eq!(report.path.as_deref(), Some(root.as_path()));
+        assert_eq!(report.path.as_deref(), Some(root));
         assert_eq!((report.used_bytes, report.limit_bytes), (1024, 1 << 30));
         assert!(report.writable && !report.disabled);
         assert_eq!(report.notes, Vec::<String>::new());
@@ -209,11 +203,11 @@ mod tests {
 
     #[test]
     fn a_folder_that_does_not_exist_yet_is_judged_by_the_one_above() {
-        let root = folder("absent");
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         let report = with(&[("HOME", root.to_str().unwrap())]);
         assert!(report.writable);
-        assert!(report.path.unwrap().starts_with(&root));
-        std::fs::remove_dir_all(&root).unwrap();
+        assert!(report.path.unwrap().starts_with(root));
     }
 
     #[test]
@@ -230,7 +224,8 @@ mod tests {
 
     #[test]
     fn odd_settings_are_named() {
-        let root = folder("odd");
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         let path = root.to_str().unwrap();
         let note = |pairs: &[(&str, &str)]| {
             let mut pairs = pairs.to_vec();
@@ -246,15 +241,14 @@ mod tests {
             4 << 30
         );
         assert!(with(&[]).notes[0].contains("no home folder"));
-        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[cfg(unix)]
     #[test]
     fn links_are_not_followed() {
-        let root = folder("links");
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         std::os::unix::fs::symlink("/usr", root.join("link")).unwrap();
-        assert!(folder_bytes(&root) < 4096);
-        std::fs::remove_dir_all(&root).unwrap();
+        assert!(folder_bytes(root) < 4096);
     }
 }

@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn warnings_survive_the_process() {
-        let folder = std::env::temp_dir().join(format!("flashcore-verdict-{}", std::process::id()));
-        let memory = || WarningMemory::from_env(|name| (name == "FLASHCORE_CACHE_DIR").then(|| folder.clone().into()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let memory = || WarningMemory::from_env(|name| (name == "FLASHCORE_CACHE_DIR").then(|| path.into()));
         assert!(memory().recall(&identity()).is_empty());
         let warnings = vec!["(C7514) serialized".to_string(), "(C7504) ignored".to_string()];
         assert_eq!(memory().remember(&identity(), &warnings), None);
         assert_eq!(memory().recall(&identity()), warnings);
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

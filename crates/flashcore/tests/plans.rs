@@ -8,6 +8,7 @@ use flashcore::{
 };
 use flashcore_ir::{Profile, Target};
 use flashcore_kernels::{KernelCache, Plan, select, select_among};
+use tempfile::TempDir;
 
 const H200: &str = r#"{"name":"NVIDIA H200","target":"sm_90a","units":132}"#;
 
@@ -38,35 +39,26 @@ fn named(name: &str, device: PlanDevice, rows: &[PlanRow]) -> NamedTable {
 }
 
 /// A folder of tables that is gone when the test ends.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("flashcore-plans-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
     }
 
     fn with(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
+        let path = self.0.path().join(name);
         std::fs::write(&path, text).unwrap();
         path
     }
 
     fn find(&self, setting: &PlanSetting, device: &PlanDevice) -> Result<Plans, PlanError> {
-        Plans::find(setting, Some(&self.0), &PlanTarget::Device(device.clone()))
+        Plans::find(setting, Some(self.0.path()), &PlanTarget::Device(device.clone()))
     }
 
     /// What was said, without the folder's own name.
     fn told(&self, error: &impl ToString) -> String {
-        error.to_string().replace(&format!("{}/", self.0.display()), "")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        error.to_string().replace(&format!("{}/", self.0.path().display()), "")
     }
 }
 
@@ -143,7 +135,7 @@ fn rows_that_are_refused_are_passed_over_and_the_next_table_is_asked() {
 
 #[test]
 fn the_users_tables_come_before_the_shipped_one_and_settings_pin() {
-    let folder = Folder::new("order");
+    let folder = Folder::new();
     let problem = Problem::named("mission").unwrap();
     let table = named("", h200(), &[row(&problem, TILE)]).table;
     let mine = folder.with("mine.json", &table.to_json().unwrap());
@@ -175,7 +167,7 @@ fn the_users_tables_come_before_the_shipped_one_and_settings_pin() {
     }
     // A card that is not there, as `explain --profile h200` has it.
     let card = PlanTarget::Card(Profile::named("h200").unwrap());
-    let plans = Plans::find(&PlanSetting::Usual, Some(&folder.0), &card).unwrap();
+    let plans = Plans::find(&PlanSetting::Usual, Some(folder.0.path()), &card).unwrap();
     assert_eq!(plans.tables().len(), 2);
     // Without a folder there are no tables of the user's, and none can be asked for.
     let target = PlanTarget::Device(h200());
@@ -189,7 +181,7 @@ fn the_users_tables_come_before_the_shipped_one_and_settings_pin() {
 /// What is wrong with files, as a note where they lie in the user's folder and as an error where they are named.
 #[test]
 fn files_that_cannot_be_used_are_told_of_and_spoil_nothing() {
-    let folder = Folder::new("bad");
+    let folder = Folder::new();
     let problem = Problem::named("mission").unwrap();
     let good = serde_json::to_string(&row(&problem, TILE)).unwrap();
     let rows = |rows: &[&str]| format!(r#"{{"format": 1, "device": {H200}, "rows": [{}]}}"#, rows.join(",\n"));
@@ -213,7 +205,7 @@ fn files_that_cannot_be_used_are_told_of_and_spoil_nothing() {
     for (name, text) in &files {
         folder.with(name, text);
     }
-    std::fs::create_dir(folder.0.join("j-folder.json")).unwrap();
+    std::fs::create_dir(folder.0.path().join("j-folder.json")).unwrap();
     folder.with("notes.txt", "not looked at");
     let plans = folder.find(&PlanSetting::User, &h200()).unwrap();
     let told: Vec<String> = plans.notes().iter().map(|note| folder.told(note)).collect();
@@ -222,7 +214,7 @@ fn files_that_cannot_be_used_are_told_of_and_spoil_nothing() {
     assert_eq!(plans.rows(&problem).len(), 2);
     for (name, _) in &files {
         let error = folder
-            .find(&PlanSetting::File(folder.0.join(name)), &h200())
+            .find(&PlanSetting::File(folder.0.path().join(name)), &h200())
             .unwrap_err();
         assert!(told.contains(&folder.told(&error)), "{error}");
     }

@@ -92,14 +92,14 @@ mod tests {
 
     #[test]
     fn files_and_beginnings_stand_for_ids() {
-        let path = std::env::temp_dir().join(format!("flashcore-ids-{}.txt", std::process::id()));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ids.txt");
         std::fs::write(&path, "# tiles\nscalar/a=first\n\n  scalar/b # the second\nnonsense\n").expect("a file");
         let name = path.to_str().expect("a name").to_string();
         let read = ids(&["cpu/m64n64".to_string(), name.clone()]).expect("ids");
         assert_eq!(read, ["cpu/m64n64", "scalar/a", "scalar/b", "nonsense"]);
         std::fs::write(&path, "# nothing\n").expect("a file");
         assert!(ids(&[name]).is_err());
-        std::fs::remove_file(path).expect("removed");
         let ladder = ids(&["ladder".to_string()]).expect("ids");
         assert!(
             ladder.len() == 8 && ladder[3] == "ladder/hybrid-m64n64-w4",

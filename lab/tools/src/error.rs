@@ -199,14 +199,14 @@ struct Torch {
     process: Child,
     asks: ChildStdin,
     says: BufReader<ChildStdout>,
-    folder: PathBuf,
+    /// With the script in it; removed at the end.
+    folder: tempfile::TempDir,
 }
 
 impl Torch {
     fn start(python: &str, device: &Device) -> Result<Torch, Box<dyn Error>> {
-        let folder = std::env::temp_dir().join(format!("flashcore-error-{}", std::process::id()));
-        std::fs::create_dir(&folder)?;
-        let script = folder.join("attend_with_torch.py");
+        let folder = tempfile::tempdir()?;
+        let script = folder.path().join("attend_with_torch.py");
         std::fs::write(&script, include_str!("../../../scripts/attend_with_torch.py"))?;
         let mut command = Command::new(python);
         let device = match device {
@@ -239,11 +239,11 @@ impl Torch {
             "scale": problem.softmax_scale(),
         });
         for (name, tensor) in [("q", &inputs.q), ("k", &inputs.k), ("v", &inputs.v)] {
-            std::fs::write(self.folder.join(format!("{name}.bin")), tensor.bytes())?;
+            std::fs::write(self.folder.path().join(format!("{name}.bin")), tensor.bytes())?;
             description[name] = Value::from(tensor.layout().shape.to_vec());
         }
-        std::fs::write(self.folder.join("problem.json"), description.to_string())?;
-        writeln!(self.asks, "{}", self.folder.display())?;
+        std::fs::write(self.folder.path().join("problem.json"), description.to_string())?;
+        writeln!(self.asks, "{}", self.folder.path().display())?;
         let mut line = String::new();
         if self.says.read_line(&mut line)? == 0 {
             return Err("PyTorch's process has ended without an answer; its own message is above".into());
@@ -255,7 +255,7 @@ impl Torch {
                 eprintln!("torch/{backend} does not serve {problem}: {refusal}");
                 continue;
             }
-            let bytes = std::fs::read(self.folder.join(format!("torch-{backend}.bin")))?;
+            let bytes = std::fs::read(self.folder.path().join(format!("torch-{backend}.bin")))?;
             let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
             if bytes.len() != out.bytes_mut().len() {
                 return Err(format!("torch/{backend} answered {} bytes", bytes.len()).into());
@@ -268,10 +268,9 @@ impl Torch {
 }
 
 impl Drop for Torch {
-    /// Ends the process and removes its folder; what cannot be removed is only left behind.
+    /// Ends the process, which reads the folder, before that is removed.
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

@@ -30,12 +30,9 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         return load_all(&context);
     }
     let json = crate::arguments().nth(1);
-    let folder = std::env::temp_dir().join(format!("flashcore-jit-{}", std::process::id()));
-    std::fs::create_dir(&folder)?;
-    let runs = [in_new_process(&device, &folder), in_new_process(&device, &folder)];
-    std::fs::remove_dir_all(&folder)?;
-    let [cold, cached] = runs;
-    let (cold, cached) = (cold?, cached?);
+    let folder = tempfile::tempdir()?;
+    let cold = in_new_process(&device, folder.path())?;
+    let cached = in_new_process(&device, folder.path())?;
 
     println!("{:<78} {:>9} {:>9}", "kernel", "cold ms", "cached ms");
     let mut kernels = Vec::new();

@@ -43,15 +43,14 @@ pub(crate) fn warnings_are_remembered(bench: &Bench) -> Outcome {
     if !bench.is_hopper() {
         return Ok("not Hopper: nothing to warn of".to_string());
     }
-    let folder = fresh_folder("warnings")?;
-    std::fs::create_dir_all(folder.join("driver"))?;
+    let folder = tempfile::tempdir()?;
+    std::fs::create_dir_all(folder.path().join("driver"))?;
     let environment = [
-        ("CUDA_CACHE_PATH", folder.join("driver")),
-        ("FLASHCORE_CACHE_DIR", folder.join("flashcore")),
+        ("CUDA_CACHE_PATH", folder.path().join("driver")),
+        ("FLASHCORE_CACHE_DIR", folder.path().join("flashcore")),
     ];
     let first = child("warned", &environment)?;
     let second = child("warned", &environment)?;
-    std::fs::remove_dir_all(&folder)?;
     ensure!(
         first.contains("refused") && first.contains("compiled: true"),
         "first process: {first}"
@@ -161,12 +160,6 @@ fn warned() -> Outcome {
         Ok(_) => Ok(format!("accepted, compiled: {compiled}")),
         Err(error) => Ok(format!("refused, compiled: {compiled}; {error}")),
     }
-}
-
-fn fresh_folder(name: &str) -> std::io::Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("flashcore-selftest-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)?;
-    Ok(folder)
 }
 
 /// Runs this program as a child with one task; returns what it printed.
