@@ -47,9 +47,30 @@ impl Default for ProblemBuilder {
     }
 }
 
-/// All fields of `problem` are explicit.
-impl From<Problem> for ProblemBuilder {
-    fn from(problem: Problem) -> Self {
+/// Starts from the fields of another problem. If all four layouts are [`Layout::bshd`], or all are
+/// [`Layout::bhsd`], they follow later changes of the shape. Other layouts and packed sequences stay
+/// as they are.
+impl From<&Problem> for ProblemBuilder {
+    fn from(problem: &Problem) -> ProblemBuilder {
+        let layouts = [problem.q, problem.k, problem.v, problem.o];
+        let named = [Layout::bshd as fn([usize; 4]) -> Layout, Layout::bhsd];
+        let named = named
+            .into_iter()
+            .find(|layout| layouts.iter().all(|one| layout(one.shape) == *one));
+        let has_own_scale = problem.softmax_scale != Problem::default_scale(problem.head_dim);
+        ProblemBuilder {
+            head_dim_v: (problem.head_dim_v != problem.head_dim).then_some(problem.head_dim_v),
+            softmax_scale: has_own_scale.then_some(problem.softmax_scale),
+            layout: named.unwrap_or(Layout::bshd),
+            layouts: if named.is_some() { [None; 4] } else { layouts.map(Some) },
+            problem: problem.clone(),
+        }
+    }
+}
+
+impl ProblemBuilder {
+    /// Takes all fields of a problem that is not validated yet.
+    pub(crate) fn unchecked(problem: Problem) -> ProblemBuilder {
         ProblemBuilder {
             head_dim_v: Some(problem.head_dim_v),
             softmax_scale: Some(problem.softmax_scale),
@@ -58,47 +79,7 @@ impl From<Problem> for ProblemBuilder {
             problem,
         }
     }
-}
 
-/// Builds the same problem again, with some of its fields changed. A layout of all four tensors that has a name stays the
-/// layout of the changed shapes; strides given one by one and lengths stay as they are.
-impl From<&Problem> for ProblemBuilder {
-    fn from(problem: &Problem) -> ProblemBuilder {
-        let layouts = [
-            *problem.q_layout(),
-            *problem.k_layout(),
-            *problem.v_layout(),
-            *problem.o_layout(),
-        ];
-        let named = [Layout::bshd as fn([usize; 4]) -> Layout, Layout::bhsd];
-        let named = named
-            .into_iter()
-            .find(|layout| layouts.iter().all(|one| layout(one.shape) == *one));
-        let head_dim = problem.head_dim();
-        let has_own_scale = problem.softmax_scale() != Problem::default_scale(head_dim);
-        ProblemBuilder {
-            batch: problem.batch(),
-            num_heads: problem.num_heads(),
-            num_kv_heads: problem.num_kv_heads(),
-            seq_len_q: problem.seq_len_q(),
-            seq_len_kv: problem.seq_len_kv(),
-            head_dim,
-            head_dim_v: (problem.head_dim_v() != head_dim).then_some(problem.head_dim_v()),
-            dtype: problem.dtype(),
-            mask: problem.mask(),
-            q_offset: problem.q_offset(),
-            kv_offset: problem.kv_offset(),
-            softmax_scale: has_own_scale.then_some(problem.softmax_scale()),
-            softcap: problem.softcap(),
-            return_lse: problem.return_lse(),
-            layout: named.unwrap_or(Layout::bshd),
-            layouts: if named.is_some() { [None; 4] } else { layouts.map(Some) },
-            var_len: problem.var_len().cloned(),
-        }
-    }
-}
-
-impl ProblemBuilder {
     /// Sequences in the batch.
     pub fn batch(mut self, batch: usize) -> Self {
         self.problem.batch = batch;

@@ -25,8 +25,8 @@ pub struct VarLen {
 /// An attention computation: `O = softmax(scale · Q·Kᵀ, masked) · V` for every batch and head.
 ///
 /// Tensors are `[batch, seq, heads, head_dim]` with any strides ([`Layout`]). For e4m3, each of Q,
-/// K and V has one f32 scale per (batch, K/V head) ([`TensorView::with_scales`]): `O = v_scale ·
-/// softmax(scale · q_scale · k_scale · Q·Kᵀ, masked) · V`, in bf16.
+/// K and V has one f32 scale per (batch, K/V head) ([`TensorView::with_scales`]):
+/// `O = v_scale · softmax(scale · q_scale · k_scale · Q·Kᵀ, masked) · V`, in bf16.
 ///
 /// [`Problem::builder`] and deserialisation validate all fields, so every `Problem` is valid.
 ///
@@ -72,7 +72,7 @@ impl Serialize for Problem {
 impl<'de> Deserialize<'de> for Problem {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Problem, D::Error> {
         let unchecked = Problem::deserialize(deserializer)?;
-        ProblemBuilder::from(unchecked).build().map_err(D::Error::custom)
+        ProblemBuilder::unchecked(unchecked).build().map_err(D::Error::custom)
     }
 }
 
