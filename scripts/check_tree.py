@@ -27,7 +27,6 @@ SOURCE = {".rs", ".py", ".sh", ".md", ".snap"}
 ALLOWED = {
     "lab/tune/data/h200-space.json": "times that `tune` replays",
     "crates/kernels/src/wgmma/defaults/measured/fitted.csv": "times that a test holds the defaults to",
-    "docs/speed.svg": "drawn by `flashcore evidence chart lines docs/speed.csv`",
 }
 ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
 RUN_KEYS = {"run", "date", "device", "driver", "revision", "command", "raw"}
