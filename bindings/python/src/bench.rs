@@ -30,6 +30,7 @@ pub(crate) fn run_bench(
     store: Option<PathBuf>,
     watcher: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
+    flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
     let device: Device = device.parse().map_err(raise)?;
     let request: Request = serde_json::from_str(request).map_err(|error| invalid("the request", &error))?;
     let store = store.map(|path| Store::open(&path)).transpose().map_err(failed)?;

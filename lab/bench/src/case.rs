@@ -11,7 +11,7 @@ use crate::problems::Case;
 use crate::protocol::Stop;
 use crate::report::CaseResult;
 use crate::session::{Session, Watcher};
-use crate::store::{MeasurementId, Store};
+use crate::store::RunWriter;
 use crate::subject::{Stopwatch, Subject, Trouble};
 use crate::sweep::Sweep;
 use crate::telemetry::{Reading, Telemetry};
@@ -68,7 +68,7 @@ struct Field<'a> {
 }
 
 /// A result, and where it lies in the store.
-type Kept = (Option<MeasurementId>, CaseResult);
+type Kept = (Option<usize>, CaseResult);
 
 impl Session<'_> {
     /// Inspects, measures in every mode, inspects again.
@@ -112,10 +112,7 @@ impl Session<'_> {
             }
         }
         self.inspect_afterwards(&mut field, &mut results, gear)?;
-        for (id, result) in results {
-            if let (Some((store, _)), Some(id)) = (self.store, &id) {
-                store.end_measurement(id, &result.measurement)?;
-            }
+        for (_, result) in results {
             gear.watcher.result(&result);
             self.report.results.push(result);
         }
@@ -179,9 +176,9 @@ impl Session<'_> {
             .iter()
             .map(|(info, found)| (info.clone(), Some(found.clone())));
         let rows: Vec<(SubjectInfo, Option<Inspection>)> = timed.chain(rejected).collect();
-        let id = self
-            .store
-            .map(|(store, run)| store.begin_measurement(run, case, mode, baseline, &rows))
+        let kept = self.kept.as_ref();
+        let place = kept
+            .map(|run| run.begin_measurement(case, mode, baseline, &rows))
             .transpose()?;
         let mut measurement = if field.subjects.is_empty() {
             Measurement {
@@ -195,7 +192,7 @@ impl Session<'_> {
             }
         } else {
             let mut recorder = Recorder {
-                store: self.store.map(|(store, _)| store).zip(id.as_ref()),
+                kept,
                 watcher: gear.watcher,
                 mode,
                 infos: &infos,
@@ -219,10 +216,13 @@ impl Session<'_> {
             trouble: Some(found.to_string()),
         });
         measurement.subjects.extend(never_timed);
+        if let Some(run) = kept {
+            run.end_measurement(&measurement)?;
+        }
         let inspections = rows.into_iter().map(|(_, found)| found).collect();
         let absent = field.absent.clone();
         let result = CaseResult::new(case.clone(), measurement, inspections, absent, self.report.floor_us);
-        Ok((id, result))
+        Ok((place, result))
     }
 
     /// After screening: the subjects that are kept, ours now inspected as closely as any that is measured.
@@ -283,14 +283,14 @@ impl Session<'_> {
 
     /// Takes the numbers away from a subject that turned out to be wrong, wherever it has any.
     fn reject(&self, label: &str, found: &Inspection, results: &mut [Kept]) -> Result<(), BenchError> {
-        for (id, result) in results {
+        for (place, result) in results {
             let mut subjects = result.measurement.subjects.iter();
             let Some(index) = subjects.position(|subject| subject.info.label == label) else {
                 continue;
             };
             result.reject(index, found);
-            if let (Some((store, _)), Some(id)) = (self.store, &*id) {
-                store.set_inspection(id, index, found)?;
+            if let (Some(run), Some(place)) = (&self.kept, *place) {
+                run.set_inspection(place, index, found)?;
             }
         }
         Ok(())
@@ -317,7 +317,7 @@ fn lost(label: &str, trouble: &Trouble) -> Result<(), BenchError> {
 
 /// Stores samples as they come, and passes them on.
 struct Recorder<'a> {
-    store: Option<(&'a Store, &'a MeasurementId)>,
+    kept: Option<&'a RunWriter>,
     watcher: &'a mut dyn Watcher,
     mode: Mode,
     infos: &'a [SubjectInfo],
@@ -325,8 +325,8 @@ struct Recorder<'a> {
 
 impl Observer for Recorder<'_> {
     fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
-        if let Some((store, id)) = self.store {
-            store.add_sample(id, sample)?;
+        if let Some(run) = self.kept {
+            run.add_sample(sample)?;
         }
         if let Some(info) = self.infos.get(sample.subject) {
             self.watcher.sample(self.mode, &info.label, sample);
@@ -335,8 +335,8 @@ impl Observer for Recorder<'_> {
     }
 
     fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), BenchError> {
-        match (self.store, reading) {
-            (Some((store, id)), Some(reading)) => store.add_reading(id, round, reading),
+        match (self.kept, reading) {
+            (Some(run), Some(reading)) => run.add_reading(round, reading),
             _ => Ok(()),
         }
     }

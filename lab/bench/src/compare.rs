@@ -1,6 +1,5 @@
 //! Two sides compared: configs in one run, or evidence files, runs and revisions against each other.
 
-use std::io::BufReader;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -96,6 +95,14 @@ impl Side {
                 ),
             });
         }
+        let cut_off = runs.iter().filter(|run| !run.finished).count();
+        let name = match cut_off {
+            0 => name.to_string(),
+            _ => format!(
+                "{name} (cut off: {cut_off} of {} runs have no closing line)",
+                runs.len()
+            ),
+        };
         let mut entries: Vec<Entry> = Vec::new();
         for run in &runs {
             for recorded in store.measurements(run)? {
@@ -122,29 +129,20 @@ impl Side {
                 }
             }
         }
-        Ok(Side {
-            name: name.to_string(),
-            entries,
-        })
+        Ok(Side { name, entries })
     }
 
-    /// What a command line names: an evidence file (`.sqlite`: its latest run; `.jsonl`: an export), or a run's key or
-    /// a revision in the store at `store`.
+    /// What a command line names: an export, of which all runs count, or a folder of runs, of which the latest does; else a
+    /// run's key or a revision in the store at `store`.
     ///
     /// # Errors
     /// As [`Side::of_store`].
     pub fn named(name: &str, store: &Path) -> Result<Side, BenchError> {
         let path = Path::new(name);
         if path.is_file() {
-            if path.extension().is_some_and(|extension| extension == "jsonl") {
-                let memory = Store::in_memory()?;
-                let file = std::fs::File::open(path).map_err(|error| BenchError::Store {
-                    path: name.to_string(),
-                    reason: error.to_string(),
-                })?;
-                memory.import_jsonl(name, &mut BufReader::new(file))?;
-                return Side::of_store(&memory, &Selector::All, name);
-            }
+            return Side::of_store(&Store::open(path)?, &Selector::All, name);
+        }
+        if path.is_dir() {
             return Side::of_store(&Store::open(path)?, &Selector::Latest, name);
         }
         let selector = match name {

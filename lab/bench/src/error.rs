@@ -65,7 +65,10 @@ pub enum BenchError {
         found: String,
     },
     /// An evidence file of another schema.
-    #[error("{what} has evidence schema {found}; this build reads {supported}; {remedy}")]
+    #[error(
+        "{what} has evidence schema {found}; this build reads {supported}; `python3 scripts/convert_evidence.py` converts \
+         exports of schema 1 and 2"
+    )]
     Schema {
         /// The file.
         what: String,
@@ -73,15 +76,30 @@ pub enum BenchError {
         found: String,
         /// The version supported.
         supported: u32,
-        /// What to do.
-        remedy: &'static str,
+    },
+    /// The evidence store of an earlier build.
+    #[error(
+        "{path} is the evidence store of an earlier build (SQLite); convert it once: \
+         `python3 scripts/convert_evidence.py {path}` (in the repository)"
+    )]
+    OldStore {
+        /// The file.
+        path: String,
     },
     /// The evidence store failed.
     #[error("evidence store {path}: {reason}")]
     Store {
         /// The file.
         path: String,
-        /// What SQLite or the file system said.
+        /// What the file system said, or what is wrong with a line.
+        reason: String,
+    },
+    /// The numbers of a chart cannot be read.
+    #[error("line {line}: {reason}")]
+    Chart {
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
         reason: String,
     },
     /// Two sides that have nothing in common to compare.

@@ -180,9 +180,21 @@ impl RunIdentity {
     }
 }
 
-/// Git revision of this build, or `unknown`.
+static REVISION: OnceLock<String> = OnceLock::new();
+
+/// Says which git revision this program was built from: a program does so when it starts, so that a commit compiles no
+/// library again. Later calls change nothing.
+pub fn set_revision(revision: &str) {
+    REVISION.get_or_init(|| revision.to_string());
+}
+
+/// Git revision of this program: what [`set_revision`] said, else the environment's `FLASHCORE_REVISION`, else `unknown`.
 pub fn revision() -> &'static str {
-    env!("FLASHCORE_BUILD_REVISION")
+    REVISION.get_or_init(|| {
+        let given = std::env::var("FLASHCORE_REVISION").ok();
+        let given = given.filter(|text| !text.trim().is_empty());
+        given.map_or("unknown".to_string(), |text| text.trim().to_string())
+    })
 }
 
 /// SHA-256 of the program that runs, or `unknown`: 64 hexadecimal digits. It tells builds of a modified tree apart, which have
@@ -200,6 +212,24 @@ pub fn executable() -> &'static str {
             Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
         })
     })
+}
+
+/// The day (UTC) of a moment in seconds since 1970, as `2026-11-21`.
+///
+/// ```
+/// assert_eq!(flashcore_bench::date(1_795_219_200), "2026-11-21");
+/// assert_eq!(flashcore_bench::date(951_782_400), "2000-02-29");
+/// ```
+pub fn date(seconds: u64) -> String {
+    // Days since 0000-03-01, in eras of 400 years (Howard Hinnant, "chrono-compatible low-level date algorithms").
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let march = (5 * of_year + 2) / 153;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{:02}", of_year - (153 * march + 2) / 5 + 1)
 }
 
 /// The machine's name, or `unknown-host`.

@@ -44,7 +44,6 @@ pub mod selfcheck;
 mod session;
 pub mod simulate;
 pub mod standing;
-pub mod stats;
 pub mod store;
 mod subject;
 pub mod sweep;
@@ -55,8 +54,10 @@ mod verdict;
 pub use answers::{Answers, HostInputs};
 pub use candidates::{KERNEL_WORDS, kernels_of};
 pub use error::BenchError;
+pub use flashcore_problem::stats;
 pub use identity::{
-    Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, executable, host_name, revision,
+    Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, date, executable, host_name,
+    revision, set_revision,
 };
 pub use measure::{Measured, Measurement, Observer, Sample, measure};
 pub use options::{Mode, Options, Turns};

@@ -68,6 +68,9 @@ pub enum Stop {
     Rounds,
     /// No subject is left that can be run.
     Failed,
+    /// The process ended before the measurement did. Only of measurements in the evidence store.
+    #[serde(rename = "cut_off")]
+    CutOff,
 }
 
 impl Stop {
@@ -78,6 +81,7 @@ impl Stop {
             Stop::Budget => "time budget spent",
             Stop::Rounds => "most rounds made",
             Stop::Failed => "no subject left",
+            Stop::CutOff => "cut off before it ended",
         }
     }
 }

@@ -162,6 +162,7 @@ impl Report {
     /// The report of a run in the evidence store.
     pub fn of_evidence(run: &RunRow, recorded: Vec<Recorded>) -> Report {
         let mut report = Report::new(run.identity.clone(), run.options.clone(), run.floor_us);
+        report.notes = run.notes();
         report.results = recorded
             .into_iter()
             .map(|recorded| {

@@ -17,7 +17,7 @@ use crate::options::{Mode, Options};
 use crate::peers::{Absent, PeerPlace, PeerSource};
 use crate::problems::Case;
 use crate::report::{CaseResult, Report};
-use crate::store::{RunId, Store};
+use crate::store::{RunWriter, Store};
 use crate::subject::Subject;
 use crate::sweep::Sweep;
 use crate::telemetry::{NvmlTelemetry, Telemetry};
@@ -119,7 +119,8 @@ pub fn run(
 /// What all problems of a bench share.
 pub(crate) struct Session<'s> {
     pub(crate) request: &'s Request,
-    pub(crate) store: Option<(&'s Store, RunId)>,
+    /// The run in the evidence store, if evidence is kept.
+    pub(crate) kept: Option<RunWriter>,
     pub(crate) report: Report,
 }
 
@@ -128,21 +129,29 @@ impl<'s> Session<'s> {
         request: &'s Request,
         device: DeviceIdentity,
         floor: Option<Measured>,
-        store: Option<&'s Store>,
+        store: Option<&Store>,
         peers: &dyn PeerSource,
         watcher: &mut dyn Watcher,
     ) -> Result<Session<'s>, BenchError> {
         let identity = RunIdentity::now(device);
         let floor_us = floor.and_then(|floor| floor.summary).map(|summary| summary.p50);
-        let store = store
-            .map(|store| Ok::<_, BenchError>((store, store.begin_run(&identity, &request.options, floor_us)?)))
+        let kept = store
+            .map(|store| store.begin_run(&identity, &request.options, floor_us))
             .transpose()?;
         let mut report = Report::new(identity, request.options.clone(), floor_us);
         report.notes.extend(peers.absences());
         for note in &report.notes {
             watcher.note(note);
         }
-        Ok(Session { request, store, report })
+        Ok(Session { request, kept, report })
+    }
+
+    /// Closes the run in the store. One that ends by an error stays without its closing line.
+    fn finish(self) -> Result<Report, BenchError> {
+        if let Some(run) = self.kept {
+            run.finish()?;
+        }
+        Ok(self.report)
     }
 
     pub(crate) fn note(&mut self, note: String, watcher: &mut dyn Watcher) {
@@ -251,7 +260,7 @@ fn run_cuda(
         };
         session.case(case, contenders, absent, &mut gear)?;
     }
-    Ok(session.report)
+    session.finish()
 }
 
 fn run_cpu(
@@ -295,7 +304,7 @@ fn run_cpu(
         };
         session.case(case, contenders, absent, &mut gear)?;
     }
-    Ok(session.report)
+    session.finish()
 }
 
 fn add_peers<'a>(

@@ -236,11 +236,20 @@ impl Report {
 
     /// The peer that is the baseline of most problems, if any peer is.
     pub fn main_peer(&self) -> Option<&str> {
+        self.most_frequent_baseline(|subject| !subject.info.is_ours())
+    }
+
+    /// The subject that is the baseline of most problems, a peer or a kernel of ours.
+    pub fn main_baseline(&self) -> Option<&str> {
+        self.most_frequent_baseline(|_| true)
+    }
+
+    fn most_frequent_baseline(&self, counts_in: impl Fn(&Measured) -> bool) -> Option<&str> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for result in &self.results {
             let baseline = result.measurement.subjects.get(result.measurement.baseline);
-            if let Some(peer) = baseline.filter(|subject| !subject.info.is_ours()) {
-                *counts.entry(&peer.info.label).or_default() += 1;
+            if let Some(baseline) = baseline.filter(|subject| counts_in(subject)) {
+                *counts.entry(&baseline.info.label).or_default() += 1;
             }
         }
         counts

@@ -1,8 +1,6 @@
 //! The state of the device while it was measured: clocks, power, temperature, reasons for throttling.
 
-use nvml_wrapper::Nvml;
-use nvml_wrapper::bitmasks::device::ThrottleReasons;
-use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use flashcore_cuda::Nvml;
 use serde::{Deserialize, Serialize};
 
 /// The device's state at one moment. What cannot be read is `None`.
@@ -44,10 +42,7 @@ impl Telemetry for () {
 
 /// NVIDIA's management library, for one device.
 #[derive(Debug)]
-pub struct NvmlTelemetry {
-    nvml: Nvml,
-    uuid: String,
-}
+pub struct NvmlTelemetry(Nvml);
 
 impl NvmlTelemetry {
     /// The library, for the device of this identity (`GPU-xxxxxxxx-…`).
@@ -55,42 +50,23 @@ impl NvmlTelemetry {
     /// # Errors
     /// One sentence that says what is missing, to be shown once; measuring goes on without it.
     pub fn open(uuid: &str) -> Result<NvmlTelemetry, String> {
-        // The plain name exists only where development files are installed.
-        let nvml = Nvml::init()
-            .or_else(|_| Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init())
-            .map_err(|error| format!("clocks, power and temperature are not recorded: NVML is not there ({error})"))?;
-        nvml.device_by_uuid(uuid)
-            .map_err(|error| format!("clocks, power and temperature are not recorded: NVML has no {uuid} ({error})"))?;
-        Ok(NvmlTelemetry {
-            nvml,
-            uuid: uuid.to_string(),
-        })
+        let nvml = Nvml::open(uuid);
+        nvml.map(NvmlTelemetry)
+            .map_err(|missing| format!("clocks, power and temperature are not recorded: {missing}"))
     }
 }
 
 impl Telemetry for NvmlTelemetry {
     fn read(&mut self) -> Option<Reading> {
-        let device = self.nvml.device_by_uuid(self.uuid.as_str()).ok()?;
-        let idle = ThrottleReasons::GPU_IDLE;
-        let throttle = device.current_throttle_reasons().ok().map(|reasons| reasons - idle);
+        let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
+        let throttle = self.0.throttle_reasons().unwrap_or_default();
         Some(Reading {
-            sm_mhz: device.clock_info(Clock::SM).ok(),
-            memory_mhz: device.clock_info(Clock::Memory).ok(),
-            power_w: device.power_usage().ok().map(|milliwatts| f64::from(milliwatts) / 1e3),
-            power_limit_w: device
-                .enforced_power_limit()
-                .ok()
-                .map(|milliwatts| f64::from(milliwatts) / 1e3),
-            temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
-            throttle: throttle
-                .into_iter()
-                .flat_map(|reasons| {
-                    reasons
-                        .iter_names()
-                        .map(|(name, _)| name.to_string())
-                        .collect::<Vec<_>>()
-                })
-                .collect(),
+            sm_mhz: self.0.sm_mhz(),
+            memory_mhz: self.0.memory_mhz(),
+            power_w: self.0.power_mw().map(watts),
+            power_limit_w: self.0.power_limit_mw().map(watts),
+            temperature_c: self.0.temperature_c(),
+            throttle: throttle.into_iter().map(str::to_string).collect(),
         })
     }
 }

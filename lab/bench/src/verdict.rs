@@ -67,14 +67,6 @@ impl fmt::Display for Verdict {
     }
 }
 
-impl Ratio {
-    /// Whether a search should accept the subject in place of the baseline: at least `gain` faster (0.03 for
-    /// the usual 3 %) by the value, and faster at all by the whole interval.
-    pub fn accepts(&self, gain: f64) -> bool {
-        self.value <= 1.0 - gain && self.interval.hi < 1.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

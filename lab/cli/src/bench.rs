@@ -166,8 +166,8 @@ impl ProtocolArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Evidence")]
 pub(crate) struct StoreArgs {
-    /// The evidence file, in place of one a host in the XDG data folder
-    #[arg(long, value_name = "FILE")]
+    /// The evidence folder, in place of this host's in the XDG data folder
+    #[arg(long, value_name = "FOLDER")]
     store: Option<PathBuf>,
     /// Keep nothing
     #[arg(long, conflicts_with = "store")]
@@ -175,7 +175,7 @@ pub(crate) struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// The file, if evidence is kept.
+    /// The folder, if evidence is kept.
     pub(crate) fn path(&self) -> Result<Option<PathBuf>, Failure> {
         if self.no_store {
             return Ok(None);
@@ -183,7 +183,7 @@ impl StoreArgs {
         let path = self.store.clone().or_else(default_path);
         let missing = || Failure::usage("there is no place for evidence: neither XDG_DATA_HOME nor HOME is set");
         path.map(Some)
-            .ok_or_else(|| missing().help("name a file with --store, or pass --no-store"))
+            .ok_or_else(|| missing().help("name a folder with --store, or pass --no-store"))
     }
 }
 
@@ -496,6 +496,7 @@ impl From<BenchError> for Failure {
             | BenchError::ProblemFile { .. }
             | BenchError::BadOption { .. }
             | BenchError::Schema { .. }
+            | BenchError::OldStore { .. }
             | BenchError::NothingInCommon { .. } => Failure::usage(error),
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),

@@ -1,12 +1,11 @@
 //! `flashcore evidence chart`: runs as charts.
 
-use std::fs::File;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use flashcore_bench::chart::{Grid, Ladder, RungName};
+use flashcore_bench::chart::{Grid, Ladder, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
+use serde::Deserialize;
 
 use crate::bench::{StoreArgs, mode};
 use crate::evidence::{opened, report};
@@ -30,11 +29,16 @@ pub(crate) enum ChartArgs {
         #[arg(long, value_name = "FILE", conflicts_with = "rung")]
         rungs: Option<PathBuf>,
     },
-    /// How many times as fast as a peer: head_dim and mask down, lengths across
+    /// TFLOP/s against the sequence length, a panel for each head_dim and mask: FlashCore and peers
+    Lines {
+        #[command(flatten)]
+        what: WhatArgs,
+    },
+    /// How many times as fast as a peer or another kernel: head_dim and mask down, lengths across
     Ratio {
         #[command(flatten)]
         what: WhatArgs,
-        /// The peer, or how it begins; else the one that the run was compared with
+        /// The peer or kernel, or how it begins; else the peer that the run was compared with
         #[arg(long, value_name = "LABEL")]
         baseline: Option<String>,
     },
@@ -43,13 +47,14 @@ pub(crate) enum ChartArgs {
 /// Which numbers, and where to.
 #[derive(Args)]
 pub(crate) struct WhatArgs {
-    /// A run's key or a revision, or how it begins, or an export (.jsonl), of which the latest run
+    /// A run's key or revision, or how it begins; or a file: an export (.jsonl) of which the latest
+    /// run counts, what `bench --json` printed (.json), or for `lines` the chart's own numbers (.csv)
     #[arg(default_value = "latest")]
     run: String,
     /// hot, cold, sustained or screen
     #[arg(long, default_value = "hot", value_parser = mode)]
     mode: Mode,
-    /// The file to write, .html or .svg, in place of HTML on standard output
+    /// The file to write, .html, .svg or for `lines` .csv, in place of HTML on standard output
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -67,31 +72,65 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
                 None => rung.iter().map(|rung| rung_name(rung)).collect(),
             };
             let ladder = Ladder::of_report(&of_run(keep, &what.run, None)?, problem, what.mode, &names)?;
-            write(what.output.as_deref(), || ladder.html(), || ladder.svg())
+            write(what.output.as_deref(), || ladder.html(), || ladder.svg(), None)
         }
         ChartArgs::Ratio { what, baseline } => {
             let report = of_run(keep, &what.run, baseline.as_deref())?;
-            let Some(peer) = report.main_peer() else {
+            let base = match baseline {
+                Some(_) => report.main_baseline(),
+                None => report.main_peer(),
+            };
+            let Some(base) = base else {
                 return Err(
                     Failure::usage("no peer was timed in that run, or none was its baseline")
                         .help("name one of its subjects with --baseline"),
                 );
             };
-            let grid = Grid::of_report(&report, peer, what.mode)?;
-            write(what.output.as_deref(), || grid.html(), || grid.svg())
+            let grid = Grid::of_report(&report, base, what.mode)?;
+            write(what.output.as_deref(), || grid.html(), || grid.svg(), None)
+        }
+        ChartArgs::Lines { what } => {
+            let path = Path::new(&what.run);
+            let speed = match path.extension().is_some_and(|extension| extension == "csv") {
+                true => {
+                    Speed::of_csv(&read(path)?).map_err(|error| Failure::usage(format!("{}: {error}", what.run)))?
+                }
+                false => Speed::of_report(&of_run(keep, &what.run, None)?, what.mode)?,
+            };
+            let csv = || speed.csv();
+            write(what.output.as_deref(), || speed.html(), || speed.svg(), Some(&csv))
         }
     }
 }
 
-/// The report of a run in the store, or of an export's latest, which needs no store.
+/// The report of a run in the store; of an export's latest, or of what `bench --json` printed, which need no store.
 fn of_run(keep: &StoreArgs, run: &str, baseline: Option<&str>) -> Result<Report, Failure> {
-    if !Path::new(run).is_file() {
+    let path = Path::new(run);
+    if !path.is_file() {
         return report(&opened(keep)?, run, baseline);
     }
-    let file = File::open(run).map_err(|error| Failure::usage(format!("{run}: {error}")))?;
-    let memory = Store::in_memory()?;
-    memory.import_jsonl(run, &mut BufReader::new(file))?;
-    report(&memory, "latest", baseline)
+    if path.extension().is_some_and(|extension| extension == "json") {
+        #[derive(Deserialize)]
+        struct Printed {
+            report: Report,
+        }
+        let printed: Result<Printed, _> = serde_json::from_str(&read(path)?);
+        let printed =
+            printed.map_err(|error| Failure::usage(format!("{run} is not what `bench --json` prints: {error}")))?;
+        // It has summaries and no samples: another baseline cannot be computed.
+        return match baseline {
+            None => Ok(printed.report),
+            Some(_) => Err(
+                Failure::usage(format!("{run} has no samples to compute --baseline from"))
+                    .help("name the run or an export of it"),
+            ),
+        };
+    }
+    report(&Store::open(path)?, "latest", baseline)
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
 fn rung_name(text: &str) -> RungName {
@@ -106,7 +145,7 @@ fn rung_name(text: &str) -> RungName {
 }
 
 fn of_file(path: &Path) -> Result<Vec<RungName>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+    let text = read(path)?;
     let lines = text.lines().map(str::trim);
     let names: Vec<RungName> = lines
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
@@ -118,14 +157,20 @@ fn of_file(path: &Path) -> Result<Vec<RungName>, Failure> {
     Ok(names)
 }
 
-fn write(output: Option<&Path>, html: impl Fn() -> String, svg: impl Fn() -> String) -> Result<(), Failure> {
+fn write(
+    output: Option<&Path>,
+    html: impl Fn() -> String,
+    svg: impl Fn() -> String,
+    csv: Option<&dyn Fn() -> String>,
+) -> Result<(), Failure> {
     let Some(path) = output else {
         style::print(&html());
         return Ok(());
     };
-    let text = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("html") => html(),
-        Some("svg") => svg(),
+    let text = match (path.extension().and_then(|extension| extension.to_str()), csv) {
+        (Some("html"), _) => html(),
+        (Some("svg"), _) => svg(),
+        (Some("csv"), Some(csv)) => csv(),
         _ => {
             return Err(Failure::usage(format!(
                 "{} ends neither in .html nor in .svg",

@@ -14,8 +14,8 @@ use crate::style;
 /// Compare two kernels, evidence files, runs or revisions
 ///
 /// Two kernel ids are timed against each other, round by round. Otherwise A and B are evidence: a
-/// file (.sqlite: its latest run; .jsonl: an export), or a run's key or a revision in the evidence
-/// store, of which the beginning will do; `latest` is the latest run.
+/// file that `evidence export` wrote, another evidence folder (its latest run), or a run's key or
+/// revision in the evidence store, of which the beginning will do; `latest` is the latest run.
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 done, 1 B is slower than the gate allows, 2 usage, 3 environment")]
 pub(crate) struct CompareArgs {

@@ -1,11 +1,11 @@
 //! `flashcore evidence`: what was measured, where it lies, in and out of the store.
 
 use std::fs::File;
-use std::io::{BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use flashcore_bench::store::{Recorded, Selector};
+use flashcore_bench::store::Selector;
 use flashcore_bench::{Report, Store, table};
 use serde_json::json;
 
@@ -81,8 +81,10 @@ pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
         Some(What::Export { run, format, output }) => export(&store()?, run, *format, output.as_deref())?,
         Some(What::Chart(chart)) => chart::run(&args.keep, chart)?,
         Some(What::Import { file }) => {
-            let input = File::open(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
-            let added = store()?.import_jsonl(&file.display().to_string(), &mut BufReader::new(input))?;
+            if !file.is_file() {
+                return Err(Failure::usage(format!("{} is no file", file.display())));
+            }
+            let added = store()?.import_jsonl(file)?;
             style::print(&format!(
                 "{} runs with {} samples added; {} were there already\n",
                 added.runs, added.samples, added.known
@@ -106,24 +108,40 @@ fn selector(run: &str) -> Selector {
 }
 
 fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
-    let runs = store.runs(&Selector::All)?;
+    let (runs, unreadable) = store.list(&Selector::All)?;
+    let unreadable: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
+    let older = store.older();
     if as_json {
-        style::print_json(&json!({ "store": store.path(), "runs": runs }));
+        style::print_json(&json!({
+            "store": store.path(),
+            "runs": runs,
+            "unreadable": unreadable,
+            "older_store": older,
+        }));
         return Ok(());
     }
     let mut text = style::wrap(&store.path().display().to_string(), 2);
     for run in &runs {
         text.push_str(&format!(
-            "{:<24} {:<22} {:<22} {:>3} measurements {:>7} samples\n",
+            "{:<24} {:<22} {:<22} {:>3} measurements {:>7} samples{}\n",
             run.key,
             run.identity.revision,
             run.identity.device.name.chars().take(22).collect::<String>(),
             run.measurements,
-            style::whole(run.samples.into())
+            style::whole(run.samples.into()),
+            if run.finished { "" } else { ", cut off" }
         ));
     }
     if runs.is_empty() {
         text.push_str("no run yet; `flashcore bench` makes one\n");
+    }
+    for error in &unreadable {
+        text.push_str(&style::wrap(&format!("not read: {error}"), 2));
+    }
+    if let Some(older) = older {
+        let older = older.display();
+        let convert = format!("older runs: `python3 scripts/convert_evidence.py {older}` adds those of {older}");
+        text.push_str(&style::wrap(&convert, 2));
     }
     style::print(&text);
     Ok(())
@@ -152,11 +170,7 @@ pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Resul
     };
     let mut recorded = store.measurements(run)?;
     if let Some(label) = baseline {
-        let known = |recorded: &Recorded| {
-            let mut subjects = recorded.measurement.subjects.iter();
-            subjects.any(|subject| subject.info.label.starts_with(label))
-        };
-        if !recorded.iter().any(known) {
+        if !recorded.iter().any(|recorded| recorded.has(label)) {
             return Err(Failure::usage(format!("no subject of that run is called `{label}`")));
         }
         recorded = recorded

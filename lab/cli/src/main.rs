@@ -117,6 +117,7 @@ fn not_parsed(told: &clap::Error) -> ExitCode {
 }
 
 fn main() -> ExitCode {
+    flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(told) => return not_parsed(&told),

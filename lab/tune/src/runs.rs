@@ -8,13 +8,7 @@ use crate::journal::{Header, RUN, read_header};
 
 /// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME`, or in `~/.local/share`; `None` where there is neither.
 pub fn folder() -> Option<PathBuf> {
-    let set = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
-    Some(data.join("flashcore/tune"))
+    Some(flashcore_cuda::files::data_folder()?.join("tune"))
 }
 
 /// A new run's folder in a folder of runs, named by the problem, the device and a number. It is created, so that of two runs

@@ -12,13 +12,7 @@ use crate::Device;
 /// Where the user's plan tables lie: `flashcore/plans` in `$XDG_DATA_HOME`, or in `~/.local/share`; `None` where there
 /// is neither.
 pub fn user_plans_folder() -> Option<PathBuf> {
-    let set = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
-    Some(data.join("flashcore/plans"))
+    Some(flashcore_cuda::files::data_folder()?.join("plans"))
 }
 
 /// Environment variable that names the CPU, for machines whose system does not, and for tests that must not depend on

@@ -84,7 +84,7 @@ impl Grid {
                 given: format!("{base} ({mode})"),
                 allowed: report
                     .main_peer()
-                    .unwrap_or("a peer that was timed with our kernels")
+                    .unwrap_or("a subject that was timed in the same rounds as another kernel of ours")
                     .to_string(),
             });
         };

@@ -150,13 +150,8 @@ impl DeviceRates {
             path: path.display().to_string(),
             reason: error.to_string(),
         };
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).map_err(wrong)?;
-        }
         let text = serde_json::to_string_pretty(self).map_err(|error| wrong(error.into()))?;
-        let unfinished = path.with_extension(format!("{}.part", std::process::id()));
-        std::fs::write(&unfinished, text + "\n").map_err(wrong)?;
-        std::fs::rename(&unfinished, path).map_err(wrong)
+        flashcore_cuda::files::write_whole(path, (text + "\n").as_bytes()).map_err(wrong)
     }
 }
 
@@ -179,17 +174,10 @@ pub fn revision_of(device: &DeviceIdentity) -> Option<String> {
 /// Where the rates of a device are kept: `flashcore/devices/NAME-UUID.json` in `$XDG_DATA_HOME`, or in
 /// `~/.local/share`; `None` where there is neither.
 pub fn path(device: &DeviceIdentity) -> Option<PathBuf> {
-    let set = |name: &str| {
-        let value = std::env::var_os(name).filter(|value| !value.is_empty());
-        value.map(PathBuf::from)
-    };
-    let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
+    let data = flashcore_cuda::files::data_folder()?;
     let keep = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name: String = device.name.chars().map(keep).collect();
-    Some(
-        data.join("flashcore/devices")
-            .join(format!("{name}-{}.json", device.uuid)),
-    )
+    Some(data.join("devices").join(format!("{name}-{}.json", device.uuid)))
 }
 
 /// The rates that are kept of a device: `None` where it was never measured.

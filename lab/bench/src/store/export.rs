@@ -1,24 +1,11 @@
-//! Evidence as text: JSON lines, which can be imported again, and CSV for spreadsheets.
+//! Runs in and out of a store: the lines of their files, and CSV for spreadsheets.
 
-use std::io::{BufRead, Write};
+use std::io::Write;
+use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
-use super::read::{Recorded, RunRow};
-use super::{MeasurementId, SCHEMA_VERSION, Selector, Store, to_json};
+use super::read::RunRow;
+use super::{Selector, Store, failed, split};
 use crate::error::BenchError;
-
-/// What the first line of an export names itself.
-pub const EXPORT_FORMAT: &str = "flashcore-evidence";
-
-/// One line of an export.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Line {
-    Header { format: String, schema: u32 },
-    Run(Box<RunRow>),
-    Measurement(Box<Recorded>),
-}
 
 /// What an import brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,22 +18,36 @@ pub struct Imported {
     pub samples: u32,
 }
 
+const COLUMNS: [&str; 18] = [
+    "run_key",
+    "started_at",
+    "revision",
+    "device_name",
+    "device_uuid",
+    "driver",
+    "case",
+    "problem",
+    "mode",
+    "subject",
+    "kernel",
+    "module",
+    "inspection",
+    "round",
+    "position",
+    "runs",
+    "total_us",
+    "run_us",
+];
+
 impl Store {
-    /// Writes runs as JSON lines: a header with the schema's version, then each run and its measurements.
+    /// Writes the lines of runs one after the other. Torn lines are left out.
     ///
     /// # Errors
     /// [`BenchError::Store`], also for what the writer says.
     pub fn export_jsonl(&self, selector: &Selector, out: &mut dyn Write) -> Result<(), BenchError> {
-        let mut line = |line: &Line| writeln!(out, "{}", to_json(line)).map_err(|error| self.written(error));
-        line(&Line::Header {
-            format: EXPORT_FORMAT.to_string(),
-            schema: SCHEMA_VERSION,
-        })?;
         for run in self.runs(selector)? {
-            line(&Line::Run(Box::new(run.clone())))?;
-            for recorded in self.measurements(&run)? {
-                line(&Line::Measurement(Box::new(recorded)))?;
-            }
+            out.write_all(&run.whole_lines()?)
+                .map_err(|error| failed(self.path(), error))?;
         }
         Ok(())
     }
@@ -58,41 +59,22 @@ impl Store {
     pub fn export_csv(&self, selector: &Selector, out: &mut dyn Write) -> Result<(), BenchError> {
         let mut line = |fields: &[String]| {
             let quoted: Vec<String> = fields.iter().map(|field| csv_field(field)).collect();
-            writeln!(out, "{}", quoted.join(",")).map_err(|error| self.written(error))
+            writeln!(out, "{}", quoted.join(",")).map_err(|error| failed(self.path(), error))
         };
-        let columns = [
-            "run_key",
-            "started_at",
-            "revision",
-            "device_name",
-            "device_uuid",
-            "driver",
-            "case",
-            "problem",
-            "mode",
-            "subject",
-            "kernel",
-            "module",
-            "inspection",
-            "round",
-            "position",
-            "runs",
-            "total_us",
-            "run_us",
-        ];
-        line(&columns.map(str::to_string))?;
+        line(&COLUMNS.map(str::to_string))?;
         for run in self.runs(selector)? {
+            let RunRow { key, identity, .. } = &run;
             for recorded in self.measurements(&run)? {
                 for sample in &recorded.samples {
                     let subject = &recorded.measurement.subjects[sample.subject].info;
                     let inspection = recorded.inspections[sample.subject].as_ref();
                     line(&[
-                        run.key.clone(),
-                        run.identity.started_at.to_string(),
-                        run.identity.revision.clone(),
-                        run.identity.device.name.clone(),
-                        run.identity.device.uuid.clone(),
-                        run.identity.device.driver.clone(),
+                        key.clone(),
+                        identity.started_at.to_string(),
+                        identity.revision.clone(),
+                        identity.device.name.clone(),
+                        identity.device.uuid.clone(),
+                        identity.device.driver.clone(),
                         recorded.case.name.clone(),
                         recorded.case.problem.to_string(),
                         recorded.measurement.mode.to_string(),
@@ -114,105 +96,38 @@ impl Store {
         Ok(())
     }
 
-    /// Reads an export and adds the runs that are not there yet, all or nothing.
+    /// Adds the runs of a file that are not there yet. Every line is checked before the first run is added.
     ///
     /// # Errors
-    /// [`BenchError::Schema`] for an export of another schema version or something that is no export;
-    /// [`BenchError::Store`].
-    pub fn import_jsonl(&self, what: &str, input: &mut dyn BufRead) -> Result<Imported, BenchError> {
-        self.execute("BEGIN IMMEDIATE", [])?;
-        let imported = self.import_lines(what, input);
-        self.execute(if imported.is_ok() { "COMMIT" } else { "ROLLBACK" }, [])?;
-        imported
-    }
-
-    fn import_lines(&self, what: &str, input: &mut dyn BufRead) -> Result<Imported, BenchError> {
-        let refuse = |found: String| BenchError::Schema {
-            what: what.to_string(),
-            found,
-            supported: SCHEMA_VERSION,
-            remedy: "export it again with a build of this schema",
-        };
+    /// [`BenchError::Schema`] for a file of another schema version or of something else; [`BenchError::Store`].
+    pub fn import_jsonl(&self, file: &Path) -> Result<Imported, BenchError> {
+        let bytes = std::fs::read(file).map_err(|error| failed(file, error))?;
+        let mut runs = Vec::new();
+        for range in split(&bytes) {
+            let run = RunRow::scan(file, &bytes, range)?.ok_or_else(|| failed(file, "it has no whole line"))?;
+            run.read()?;
+            // The key becomes the name of a file.
+            if run.key.is_empty() || !run.key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+                return Err(failed(
+                    file,
+                    format!("`{}` is no key: letters, digits and - are", run.key),
+                ));
+            }
+            runs.push(run);
+        }
+        let known = self.runs(&Selector::All)?;
         let mut imported = Imported::default();
-        let mut current = None;
-        let mut header_seen = false;
-        for (number, line) in input.lines().enumerate() {
-            let line = line.map_err(|error| self.written(error))?;
-            if line.trim().is_empty() {
+        for run in runs {
+            if known.iter().any(|known| known.key == run.key) {
+                imported.known += 1;
                 continue;
             }
-            let parsed: Result<Line, _> = serde_json::from_str(&line);
-            match parsed {
-                Ok(Line::Header { format, schema }) if format == EXPORT_FORMAT && schema == SCHEMA_VERSION => {
-                    header_seen = true;
-                }
-                Ok(Line::Header { schema, .. }) => return Err(refuse(schema.to_string())),
-                _ if !header_seen => return Err(refuse("none: its first line is no header of an export".to_string())),
-                Ok(Line::Run(run)) => {
-                    current = None;
-                    if self.has_run(&run.key)? {
-                        imported.known += 1;
-                    } else {
-                        imported.runs += 1;
-                        let options = to_json(&run.options);
-                        current = Some((
-                            self.insert_run(&run.key, &run.identity, &options, run.floor_us)?,
-                            run.key,
-                        ));
-                    }
-                }
-                Ok(Line::Measurement(recorded)) => {
-                    if let Some((run, key)) = &current
-                        && *key == recorded.run_key
-                    {
-                        let id = self.insert_recorded(*run, &recorded)?;
-                        imported.samples += recorded.samples.len() as u32;
-                        self.end_measurement(&id, &recorded.measurement)?;
-                    }
-                }
-                Err(error) => {
-                    return Err(BenchError::Store {
-                        path: what.to_string(),
-                        reason: format!("line {}: {error}", number + 1),
-                    });
-                }
-            }
+            let to = self.path().join(format!("{}.jsonl", run.key));
+            flashcore_cuda::files::write_whole(&to, &run.whole_lines()?).map_err(|error| failed(&to, error))?;
+            imported.runs += 1;
+            imported.samples += run.samples;
         }
-        if header_seen {
-            Ok(imported)
-        } else {
-            Err(refuse("none: it is empty".to_string()))
-        }
-    }
-
-    fn insert_recorded(&self, run: super::RunId, recorded: &Recorded) -> Result<MeasurementId, BenchError> {
-        let measurement = &recorded.measurement;
-        let infos = measurement.subjects.iter().map(|subject| subject.info.clone());
-        let subjects: Vec<_> = infos.zip(recorded.inspections.iter().cloned()).collect();
-        let id = self.begin_measurement(run, &recorded.case, measurement.mode, measurement.baseline, &subjects)?;
-        for sample in &recorded.samples {
-            self.add_sample(&id, sample)?;
-        }
-        for (round, reading) in &recorded.rounds {
-            self.add_reading(&id, *round, reading)?;
-        }
-        Ok(id)
-    }
-
-    fn has_run(&self, key: &str) -> Result<bool, BenchError> {
-        self.connection
-            .query_row("SELECT count(*) FROM runs WHERE run_key = ?1", [key], |row| {
-                row.get::<_, i64>(0)
-            })
-            .map(|count| count > 0)
-            .map_err(|error| self.failed(error))
-    }
-
-    fn written(&self, error: std::io::Error) -> BenchError {
-        BenchError::Store {
-            path: self.path.display().to_string(),
-            reason: error.to_string(),
-        }
+        Ok(imported)
     }
 }
 

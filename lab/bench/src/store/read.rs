@@ -1,22 +1,25 @@
-//! Reading evidence: measurements rebuilt from their samples.
+//! Reading runs: measurements rebuilt from their samples.
 
-use rusqlite::{Row, params};
-use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
-use super::Store;
+use serde::Serialize;
+
+use super::failed;
+use super::line::{AnyHeader, Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCHEMA_VERSION};
 use crate::defences::Inspection;
 use crate::error::BenchError;
-use crate::identity::{DeviceIdentity, RunIdentity, SubjectInfo};
+use crate::identity::RunIdentity;
 use crate::measure::{Measured, Measurement, Sample};
-use crate::options::{Mode, Options};
+use crate::options::Options;
 use crate::problems::Case;
 use crate::protocol::Stop;
 use crate::stats::{RESAMPLES, Ratio, Summary};
 use crate::telemetry::Reading;
 use crate::verdict::Verdict;
 
-/// An invocation in the store.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A run in the store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunRow {
     /// Its key, unique among all hosts.
     pub key: String,
@@ -26,17 +29,23 @@ pub struct RunRow {
     pub options: Options,
     /// What an empty kernel took, µs.
     pub floor_us: Option<f64>,
-    /// Measurements made.
+    /// Measurements begun.
     pub measurements: u32,
     /// Samples taken.
     pub samples: u32,
+    /// Whether it has its closing line. If not, it was cut off or still goes on.
+    pub finished: bool,
+    /// Bytes of a torn last line, which are dropped; 0 where the last line is whole.
+    pub torn_bytes: usize,
+    #[serde(skip)]
+    path: PathBuf,
+    #[serde(skip)]
+    range: Range<usize>,
 }
 
 /// A measurement from the store.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
-    /// Key of its run.
-    pub run_key: String,
     /// The problem.
     pub case: Case,
     /// Rebuilt from its samples.
@@ -45,214 +54,209 @@ pub struct Recorded {
     pub inspections: Vec<Option<Inspection>>,
     /// Every sample, in the order taken.
     pub samples: Vec<Sample>,
-    /// The state of the device by round.
-    pub rounds: Vec<(u32, Reading)>,
 }
 
-/// Which runs to read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selector {
-    /// All of them.
-    All,
-    /// The latest.
-    Latest,
-    /// Those whose key or revision begins so.
-    Prefix(String),
+/// Whole lines with their numbers in the file, and the bytes of a torn one after them.
+fn lines(bytes: &[u8], range: Range<usize>) -> (impl Iterator<Item = (usize, &[u8])>, usize) {
+    let before = bytes[..range.start].iter().filter(|byte| **byte == b'\n').count();
+    let bytes = &bytes[range];
+    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let lines = bytes[..whole].split_inclusive(|byte| *byte == b'\n').enumerate();
+    (
+        lines.map(move |(index, line)| (before + index + 1, line)),
+        bytes.len() - whole,
+    )
 }
 
-impl Store {
-    /// The runs selected, oldest first.
-    ///
-    /// # Errors
-    /// [`BenchError::Store`].
-    pub fn runs(&self, selector: &Selector) -> Result<Vec<RunRow>, BenchError> {
-        let mut statement = self
-            .connection
-            .prepare(
-                "SELECT run_key, started_at, host, device, device_name, device_uuid, driver, architecture, units, \
-                 l2_bytes, revision, version, protocol, options, floor_us, \
-                 (SELECT count(*) FROM measurements m WHERE m.run_id = r.run_id), \
-                 (SELECT count(*) FROM measurements m JOIN subjects USING (measurement_id) JOIN samples USING (subject_id) \
-                  WHERE m.run_id = r.run_id) \
-                 FROM runs r ORDER BY run_id",
-            )
-            .map_err(|error| self.failed(error))?;
-        let rows = statement
-            .query_map([], run_row)
-            .and_then(Iterator::collect::<Result<Vec<RunRow>, _>>)
-            .map_err(|error| self.failed(error))?;
-        Ok(match selector {
-            Selector::All => rows,
-            Selector::Latest => rows.into_iter().next_back().into_iter().collect(),
-            Selector::Prefix(prefix) => rows
-                .into_iter()
-                .filter(|row| row.key.starts_with(prefix) || row.identity.revision.starts_with(prefix))
-                .collect(),
-        })
-    }
-
-    /// The measurements of a run, in the order made.
-    ///
-    /// # Errors
-    /// [`BenchError::Store`].
-    pub fn measurements(&self, run: &RunRow) -> Result<Vec<Recorded>, BenchError> {
-        type Head = (i64, String, String, String, i64, Option<String>, u32, Option<String>);
-        let failed = |error| self.failed(error);
-        let mut statement = self
-            .connection
-            .prepare(
-                "SELECT measurement_id, case_name, problem_json, mode, baseline, stop, rounds, turns \
-                 FROM measurements JOIN runs USING (run_id) WHERE run_key = ?1 ORDER BY measurement_id",
-            )
-            .map_err(failed)?;
-        let heads = statement
-            .query_map([&run.key], |row| {
-                Ok((
-                    row.get(0)?,
-                    row.get(1)?,
-                    row.get(2)?,
-                    row.get(3)?,
-                    row.get(4)?,
-                    row.get(5)?,
-                    row.get(6)?,
-                    row.get(7)?,
-                ))
-            })
-            .and_then(Iterator::collect::<Result<Vec<Head>, _>>)
-            .map_err(failed)?;
-        heads
-            .into_iter()
-            .map(|(id, name, problem, mode, baseline, stop, rounds, turns)| {
-                let case = Case {
-                    name,
-                    problem: self.from_json(&problem)?,
+impl RunRow {
+    /// The run in a part of a file's bytes. `None` where not even its header was written whole.
+    pub(super) fn scan(path: &Path, bytes: &[u8], range: Range<usize>) -> Result<Option<RunRow>, BenchError> {
+        let (mut lines, torn_bytes) = lines(bytes, range.clone());
+        let Some((number, first)) = lines.next() else {
+            return Ok(None);
+        };
+        let refused = |found: String| BenchError::Schema {
+            what: path.display().to_string(),
+            found,
+            supported: SCHEMA_VERSION,
+        };
+        match serde_json::from_slice(first) {
+            Ok(AnyHeader { run }) if run.format == FORMAT && run.schema == SCHEMA_VERSION => {}
+            Ok(AnyHeader { run }) if run.format == FORMAT => return Err(refused(run.schema.to_string())),
+            _ => {
+                // Exports of schema 1 and 2 had a header without a run.
+                let old = first.starts_with(b"{\"header\":");
+                let found = if old {
+                    "2 or older"
+                } else {
+                    "none: its first line is no header"
                 };
-                let stop = stop.and_then(|stop| serde_json::from_value(stop.into()).ok());
-                let rounds_made = rounds;
-                let (subjects, samples) = self.subjects(id)?;
-                let readings = self.readings(id)?;
-                let mode: Mode = mode.parse()?;
-                let measurement = rebuild(
-                    &run.options,
-                    mode,
-                    baseline as usize,
-                    stop,
-                    rounds_made,
-                    &subjects,
-                    &samples,
-                );
-                let inspections = subjects.into_iter().map(|subject| subject.inspection).collect();
-                Ok(Recorded {
-                    run_key: run.key.clone(),
-                    case,
-                    measurement: Measurement {
-                        turns: turns.map(|turns| turns.parse()).transpose()?,
-                        readings: readings.iter().map(|(_, reading)| reading.clone()).collect(),
-                        ..measurement
-                    },
-                    inspections,
-                    samples,
-                    rounds: readings,
-                })
-            })
-            .collect()
-    }
-
-    fn subjects(&self, measurement: i64) -> Result<(Vec<SubjectRow>, Vec<Sample>), BenchError> {
-        type Raw = (i64, String, Option<String>, bool, Option<String>);
-        let failed = |error| self.failed(error);
-        let mut statement = self
-            .connection
-            .prepare(
-                "SELECT subject_id, info, inspection, settled, trouble FROM subjects \
-                 WHERE measurement_id = ?1 ORDER BY position",
-            )
-            .map_err(failed)?;
-        let raw = statement
-            .query_map([measurement], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
-            })
-            .and_then(Iterator::collect::<Result<Vec<Raw>, _>>)
-            .map_err(failed)?;
-        let (mut subjects, mut samples) = (Vec::new(), Vec::new());
-        for (position, (id, info, inspection, settled, trouble)) in raw.into_iter().enumerate() {
-            subjects.push(SubjectRow {
-                info: self.from_json(&info)?,
-                inspection: inspection.map(|text| self.from_json(&text)).transpose()?,
-                settled,
-                trouble,
-            });
-            let mut statement = self
-                .connection
-                .prepare_cached(
-                    "SELECT sample_id, round, position, runs, total_us, at_us FROM samples WHERE subject_id = ?1",
-                )
-                .map_err(failed)?;
-            let found = statement
-                .query_map(params![id], |row| {
-                    let sample = Sample {
-                        subject: position,
-                        round: row.get(1)?,
-                        position: row.get(2)?,
-                        runs: row.get(3)?,
-                        total_us: row.get(4)?,
-                        at_us: row.get(5)?,
-                    };
-                    Ok((row.get::<_, i64>(0)?, sample))
-                })
-                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-                .map_err(failed)?;
-            samples.extend(found);
+                return Err(refused(found.to_string()));
+            }
         }
-        samples.sort_by_key(|(id, _)| *id);
-        Ok((subjects, samples.into_iter().map(|(_, sample)| sample).collect()))
+        let Line::Run(header) = parse(path, number, first)? else {
+            return Err(refused("none: its first line is no header".to_string()));
+        };
+        let mut run = RunRow {
+            key: header.key.into_owned(),
+            identity: header.identity.into_owned(),
+            options: header.options.into_owned(),
+            floor_us: header.floor_us,
+            measurements: 0,
+            samples: 0,
+            finished: false,
+            torn_bytes,
+            path: path.to_path_buf(),
+            range,
+        };
+        for (_, line) in lines {
+            run.measurements += u32::from(line.starts_with(MEASUREMENT));
+            run.samples += u32::from(line.starts_with(SAMPLE));
+            run.finished = line.starts_with(FINISHED);
+        }
+        Ok(Some(run))
     }
 
-    fn readings(&self, measurement: i64) -> Result<Vec<(u32, Reading)>, BenchError> {
-        let mut statement = self
-            .connection
-            .prepare(
-                "SELECT round, sm_mhz, memory_mhz, power_w, power_limit_w, temperature_c, throttle FROM readings \
-                 WHERE measurement_id = ?1 ORDER BY reading_id",
-            )
-            .map_err(|error| self.failed(error))?;
-        statement
-            .query_map([measurement], |row| {
-                let throttle: String = row.get(6)?;
-                Ok((
-                    row.get(0)?,
-                    Reading {
-                        sm_mhz: row.get(1)?,
-                        memory_mhz: row.get(2)?,
-                        power_w: row.get(3)?,
-                        power_limit_w: row.get(4)?,
-                        temperature_c: row.get(5)?,
-                        throttle: throttle.split_whitespace().map(str::to_string).collect(),
-                    },
-                ))
-            })
-            .and_then(Iterator::collect)
-            .map_err(|error| self.failed(error))
+    /// The bytes of its whole lines.
+    pub(super) fn whole_lines(&self) -> Result<Vec<u8>, BenchError> {
+        let bytes = std::fs::read(&self.path).map_err(|error| failed(&self.path, error))?;
+        // A file that was cut since it was scanned has fewer.
+        let end = self.range.end.min(bytes.len());
+        let part = bytes.get(self.range.start..end).unwrap_or_default();
+        let whole = part.len().saturating_sub(self.torn_bytes);
+        Ok(part[..whole].to_vec())
     }
 
-    #[allow(clippy::wrong_self_convention)] // Reads JSON; `self` is for the error.
-    fn from_json<T: serde::de::DeserializeOwned>(&self, text: &str) -> Result<T, BenchError> {
-        serde_json::from_str(text).map_err(|error| BenchError::Store {
-            path: self.path.display().to_string(),
-            reason: format!("a stored value cannot be read: {error}"),
-        })
+    /// What is odd about it, a sentence each, for reports.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !self.finished {
+            notes.push("the run has no closing line: it was cut off, or still goes on".to_string());
+        }
+        if self.torn_bytes > 0 {
+            let bytes = self.torn_bytes;
+            notes.push(format!("its last line was torn: {bytes} bytes were dropped"));
+        }
+        notes
+    }
+
+    /// Its measurements, in the order made.
+    pub(super) fn read(&self) -> Result<Vec<Recorded>, BenchError> {
+        let bytes = std::fs::read(&self.path).map_err(|error| failed(&self.path, error))?;
+        let range = self.range.start.min(bytes.len())..self.range.end.min(bytes.len());
+        let mut drafts: Vec<Draft> = Vec::new();
+        for (number, line) in lines(&bytes, range).0.skip(1) {
+            let wrong = |what: &str| failed(&self.path, format!("line {number}: {what}"));
+            let line = parse(&self.path, number, line)?;
+            if let Line::Measurement(begun) = line {
+                drafts.push(Draft::new(begun));
+                continue;
+            }
+            let none_yet = || wrong("it belongs to a measurement, and none has begun");
+            match line {
+                Line::Sample(sample) => {
+                    let draft = drafts.last_mut().ok_or_else(none_yet)?;
+                    if sample.subject >= draft.begun.subjects.len() {
+                        return Err(wrong("a sample of a subject that the measurement does not have"));
+                    }
+                    draft.samples.push(sample);
+                }
+                Line::Reading { state, .. } => {
+                    let draft = drafts.last_mut().ok_or_else(none_yet)?;
+                    draft.readings.push(state.into_owned());
+                }
+                Line::End(ended) => drafts.last_mut().ok_or_else(none_yet)?.ended = Some(ended),
+                Line::Inspection {
+                    measurement,
+                    subject,
+                    found,
+                } => {
+                    let draft = drafts.get_mut(measurement);
+                    let entered = draft.and_then(|draft| draft.begun.subjects.get_mut(subject));
+                    let entered = entered.ok_or_else(|| wrong("an inspection of a subject that is not there"))?;
+                    *entered.inspection.to_mut() = Some(found.into_owned());
+                }
+                Line::Run(_) => return Err(wrong("a second header")),
+                Line::Measurement(_) | Line::Finished { .. } => {}
+            }
+        }
+        Ok(drafts.into_iter().map(|draft| draft.rebuild(&self.options)).collect())
     }
 }
 
-/// A subject as it is stored.
-pub(super) struct SubjectRow {
-    pub(super) info: SubjectInfo,
-    pub(super) inspection: Option<Inspection>,
-    pub(super) settled: bool,
-    pub(super) trouble: Option<String>,
+fn parse(path: &Path, number: usize, line: &[u8]) -> Result<Line<'static>, BenchError> {
+    serde_json::from_slice(line).map_err(|error| failed(path, format!("line {number}: {error}")))
+}
+
+/// A measurement while its lines are read.
+struct Draft {
+    begun: Begun<'static>,
+    samples: Vec<Sample>,
+    readings: Vec<Reading>,
+    ended: Option<Ended<'static>>,
+}
+
+impl Draft {
+    fn new(begun: Begun<'static>) -> Draft {
+        Draft {
+            begun,
+            samples: Vec::new(),
+            readings: Vec::new(),
+            ended: None,
+        }
+    }
+
+    /// Computes again what [`measure`](crate::measure) computed.
+    fn rebuild(self, options: &Options) -> Recorded {
+        let Draft {
+            begun,
+            samples,
+            readings,
+            ended,
+        } = self;
+        let (mut subjects, mut inspections) = (Vec::new(), Vec::new());
+        for (index, entered) in begun.subjects.into_iter().enumerate() {
+            let of = samples.iter().filter(|sample| sample.subject == index);
+            let times: Vec<f64> = of.map(Sample::run_us).collect();
+            let ratio = paired_ratio(&samples, index, begun.baseline, options);
+            let left = ended.as_ref().and_then(|ended| ended.subjects.get(index));
+            subjects.push(Measured {
+                info: entered.info.into_owned(),
+                summary: Summary::of(&times, options.confidence),
+                ratio,
+                verdict: ratio.map(|ratio| Verdict::of(&ratio, options.threshold)),
+                settled: left.is_some_and(|left| left.settled),
+                trouble: left.and_then(|left| left.trouble.clone().into_owned()),
+            });
+            inspections.push(entered.inspection.into_owned());
+        }
+        // The round in which it was cut off counts: some subjects have a sample of it.
+        let begun_rounds = samples.iter().map(|sample| sample.round + 1).max().unwrap_or(0);
+        let measurement = Measurement {
+            mode: begun.mode,
+            turns: ended.as_ref().and_then(|ended| ended.turns),
+            baseline: begun.baseline,
+            subjects,
+            stop: ended.as_ref().map_or(Stop::CutOff, |ended| ended.stop),
+            rounds: ended.as_ref().map_or(begun_rounds, |ended| ended.rounds),
+            readings,
+        };
+        Recorded {
+            case: begun.case.into_owned(),
+            measurement,
+            inspections,
+            samples,
+        }
+    }
 }
 
 impl Recorded {
+    /// Whether a subject has this label, or one that begins so.
+    pub fn has(&self, label: &str) -> bool {
+        let mut subjects = self.measurement.subjects.iter();
+        subjects.any(|subject| subject.info.label.starts_with(label))
+    }
+
     /// The same measurement with another subject as the baseline: the one of that label, or whose label begins so. Every
     /// ratio is paired by round again, so nothing is lost. Unchanged where there is no such subject.
     pub fn with_baseline(mut self, label: &str, options: &Options) -> Recorded {
@@ -280,66 +284,4 @@ fn paired_ratio(samples: &[Sample], subject: usize, baseline: usize, options: &O
     let pairs = of(subject).filter_map(|sample| Some((sample.run_us(), in_round(sample.round)?)));
     let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.unzip();
     Ratio::paired(&ours, &theirs, options.confidence, RESAMPLES)
-}
-
-/// Computes anew what [`measure`](crate::measure) computed.
-fn rebuild(
-    options: &Options,
-    mode: Mode,
-    baseline: usize,
-    stop: Option<Stop>,
-    rounds: u32,
-    subjects: &[SubjectRow],
-    samples: &[Sample],
-) -> Measurement {
-    let of = |subject: usize| samples.iter().filter(move |sample| sample.subject == subject);
-    let measured = |(index, row): (usize, &SubjectRow)| {
-        let times: Vec<f64> = of(index).map(Sample::run_us).collect();
-        let ratio = paired_ratio(samples, index, baseline, options);
-        Measured {
-            info: row.info.clone(),
-            summary: Summary::of(&times, options.confidence),
-            ratio,
-            verdict: ratio.map(|ratio| Verdict::of(&ratio, options.threshold)),
-            settled: row.settled,
-            trouble: row.trouble.clone(),
-        }
-    };
-    Measurement {
-        mode,
-        turns: None,
-        baseline,
-        subjects: subjects.iter().enumerate().map(measured).collect(),
-        // Without a note of how it ended it was interrupted, which is to say: out of time.
-        stop: stop.unwrap_or(Stop::Budget),
-        rounds: rounds.max(samples.iter().map(|sample| sample.round + 1).max().unwrap_or(0)),
-        readings: Vec::new(),
-    }
-}
-
-fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
-    let options: String = row.get(13)?;
-    Ok(RunRow {
-        key: row.get(0)?,
-        identity: RunIdentity {
-            started_at: row.get::<_, i64>(1)? as u64,
-            host: row.get(2)?,
-            device: DeviceIdentity {
-                device: row.get(3)?,
-                name: row.get(4)?,
-                uuid: row.get(5)?,
-                driver: row.get(6)?,
-                architecture: row.get(7)?,
-                units: row.get(8)?,
-                l2_bytes: row.get::<_, i64>(9)? as u64,
-            },
-            revision: row.get(10)?,
-            version: row.get(11)?,
-            protocol: row.get(12)?,
-        },
-        options: serde_json::from_str(&options).unwrap_or_default(),
-        floor_us: row.get(14)?,
-        measurements: row.get(15)?,
-        samples: row.get(16)?,
-    })
 }

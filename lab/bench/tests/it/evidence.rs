@@ -8,25 +8,25 @@ use std::time::Duration;
 use flashcore_bench::defences::{Inspection, Reason};
 use flashcore_bench::problems::cases;
 use flashcore_bench::simulate::{Noise, SimulatedGpu};
-use flashcore_bench::store::{MeasurementId, Selector, Store};
+use flashcore_bench::store::{RunWriter, Selector, Store};
 use flashcore_bench::{
     BenchError, DeviceIdentity, LaunchMode, Measurement, Mode, Observer, Options, Reading, Report, RunIdentity, Sample,
-    Subject, SubjectInfo, measure,
+    Stop, Subject, SubjectInfo, measure, table,
 };
 use flashcore_problem::rng::Rng;
 
-fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("flashcore-evidence-{name}-{}", std::process::id()));
     std::fs::remove_dir_all(&folder).ok();
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }
 
-struct Keep<'a>(&'a Store, &'a MeasurementId);
+struct Keep<'a>(&'a RunWriter);
 
 impl Observer for Keep<'_> {
     fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
-        self.0.add_sample(self.1, sample)
+        self.0.add_sample(sample)
     }
     fn round(&mut self, round: u32, _: Option<&Reading>) -> Result<(), BenchError> {
         let reading = Reading {
@@ -34,7 +34,7 @@ impl Observer for Keep<'_> {
             throttle: vec!["SW_POWER_CAP".into()],
             ..Reading::default()
         };
-        self.0.add_reading(self.1, round, &reading)
+        self.0.add_reading(round, &reading)
     }
 }
 
@@ -53,8 +53,8 @@ fn record(store: &Store, seed: u64) -> Measurement {
     ];
     let infos: Vec<_> = subjects.iter().map(|subject| (subject.info().clone(), None)).collect();
     let case = &cases("mission", None).unwrap()[0];
-    let id = store.begin_measurement(run, case, Mode::Hot, 0, &infos).unwrap();
-    let mut keep = Keep(store, &id);
+    run.begin_measurement(case, Mode::Hot, 0, &infos).unwrap();
+    let mut keep = Keep(&run);
     let measured = measure(
         &options,
         Mode::Hot,
@@ -65,14 +65,15 @@ fn record(store: &Store, seed: u64) -> Measurement {
         &mut keep,
     )
     .unwrap();
-    store.end_measurement(&id, &measured).unwrap();
+    run.end_measurement(&measured).unwrap();
+    run.finish().unwrap();
     measured
 }
 
 #[test]
 fn what_is_read_is_what_was_measured() {
     let folder = folder("read");
-    let store = Store::open(&folder.join("a.sqlite")).unwrap();
+    let store = Store::open(&folder.join("a")).unwrap();
     let measured = record(&store, 1);
     let runs = store.runs(&Selector::Latest).unwrap();
     assert_eq!((runs.len(), runs[0].floor_us, runs[0].measurements), (1, Some(0.74), 1));
@@ -90,7 +91,8 @@ fn what_is_read_is_what_was_measured() {
 
 #[test]
 fn another_baseline_turns_ratios_round() {
-    let store = Store::in_memory().unwrap();
+    let folder = folder("baseline");
+    let store = Store::open(&folder).unwrap();
     record(&store, 1);
     let run = &store.runs(&Selector::Latest).unwrap()[0];
     let recorded = store.measurements(run).unwrap().remove(0);
@@ -103,11 +105,13 @@ fn another_baseline_turns_ratios_round() {
     assert_eq!(recorded.clone().with_baseline("fa3", &run.options), recorded);
     // And back again: nothing is lost.
     assert_eq!(turned.with_baseline("torch/flash", &run.options), recorded);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn one_rejected_after_timing_has_samples_and_no_number() {
-    let store = Store::in_memory().unwrap();
+    let folder = folder("rejected");
+    let store = Store::open(&folder).unwrap();
     record(&store, 1);
     let run = &store.runs(&Selector::Latest).unwrap()[0];
     let mut recorded = store.measurements(run).unwrap();
@@ -120,23 +124,36 @@ fn one_rejected_after_timing_has_samples_and_no_number() {
     let report = Report::of_evidence(run, recorded);
     let subjects = &report.results[0].measurement.subjects;
     assert!(subjects[0].summary.is_none() && subjects[1].summary.is_some() && subjects[1].ratio.is_none());
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn an_export_comes_back_the_same_and_only_once() {
     let folder = folder("export");
     let (first, second) = (
-        Store::open(&folder.join("a.sqlite")).unwrap(),
-        Store::open(&folder.join("b.sqlite")).unwrap(),
+        Store::open(&folder.join("a")).unwrap(),
+        Store::open(&folder.join("b")).unwrap(),
     );
     record(&first, 1);
     record(&first, 2);
     let mut text = Vec::new();
     first.export_jsonl(&Selector::All, &mut text).unwrap();
-    let imported = second.import_jsonl("a.jsonl", &mut text.as_slice()).unwrap();
+    let file = folder.join("a.jsonl");
+    std::fs::write(&file, &text).unwrap();
+    let imported = second.import_jsonl(&file).unwrap();
     assert_eq!((imported.runs, imported.known), (2, 0));
-    let again = second.import_jsonl("a.jsonl", &mut text.as_slice()).unwrap();
+    let again = second.import_jsonl(&file).unwrap();
     assert_eq!((again.runs, again.known, again.samples), (0, 2, 0));
+    // An export is read in its place as well.
+    let runs = |store: &Store| store.runs(&Selector::All).unwrap();
+    let exported = Store::open(&file).unwrap();
+    assert_eq!(runs(&exported).len(), 2);
+    for (there, here) in runs(&exported).iter().zip(&runs(&first)) {
+        assert_eq!(there.identity, here.identity);
+        assert_eq!(exported.measurements(there).unwrap(), first.measurements(here).unwrap());
+    }
+    let begun = exported.begin_run(&RunIdentity::now(DeviceIdentity::cpu()), &Options::default(), None);
+    assert!(begun.unwrap_err().to_string().contains("this is a file"));
     let mut back = Vec::new();
     second.export_jsonl(&Selector::All, &mut back).unwrap();
     assert!(text == back, "an export of an import differs from the export");
@@ -152,25 +169,112 @@ fn an_export_comes_back_the_same_and_only_once() {
     );
     assert!(csv.lines().all(|line| line.split(',').count() == 18), "{csv}");
 
-    // Another schema version, and things that are no export, are refused and leave nothing behind.
-    let other = String::from_utf8(text)
-        .unwrap()
-        .replacen("\"schema\":2", "\"schema\":9", 1);
-    let third = Store::open(&folder.join("c.sqlite")).unwrap();
+    // Other schema versions, and things that are no export, are refused and leave nothing behind.
+    let text = String::from_utf8(text).unwrap();
+    let third = Store::open(&folder.join("c")).unwrap();
+    let newer = text.replacen("\"schema\":3", "\"schema\":9", 1);
+    let older = "{\"header\":{\"format\":\"flashcore-evidence\",\"schema\":2}}\n";
+    let evil = text.replacen("\"key\":\"", "\"key\":\"../", 1);
+    let torn = format!("{text}{{\"run\":");
+    let odd = text.replacen("\"sample\":{\"subject\":1", "\"sample\":{\"subject\":7", 1);
     for (text, found) in [
-        (other.as_str(), "schema 9"),
-        ("{\"a\":1}", "no header"),
-        ("", "it is empty"),
+        (newer.as_str(), "schema 9; this build reads 3"),
+        (older, "convert_evidence.py"),
+        ("{\"a\":1}\n", "no header"),
+        ("", "no whole line"),
+        (&evil, "is no key"),
+        (&torn, "no whole line"),
+        (&odd, "a sample of a subject that the measurement does not have"),
     ] {
-        let error = third.import_jsonl("x.jsonl", &mut text.as_bytes()).unwrap_err();
-        assert!(
-            matches!(error, BenchError::Schema { .. }) && error.to_string().contains(found),
-            "{error}"
-        );
+        std::fs::write(&file, text).unwrap();
+        let error = third.import_jsonl(&file).unwrap_err();
+        assert!(error.to_string().contains(found), "{error}");
     }
-    let broken = other.replacen("\"schema\":9", "\"schema\":2", 1) + "{\"run\":";
-    assert!(third.import_jsonl("x.jsonl", &mut broken.as_bytes()).is_err());
-    assert!(third.runs(&Selector::All).unwrap().is_empty());
+    assert!(!folder.join("c").exists());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The only file of a store.
+fn file_of(store: &Store) -> PathBuf {
+    let mut files = std::fs::read_dir(store.path()).unwrap();
+    files.next().unwrap().unwrap().path()
+}
+
+#[test]
+fn a_run_that_was_killed_is_unfinished_and_its_torn_line_is_dropped() {
+    let folder = folder("cut");
+    let store = Store::open(&folder.join("a")).unwrap();
+    let whole = record(&store, 1);
+    let file = file_of(&store);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let run = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        store.runs(&Selector::Latest).unwrap().remove(0)
+    };
+    let shown = |run| table::text(&Report::of_evidence(run, store.measurements(run).unwrap()));
+
+    let finished = run(&text);
+    assert!(finished.finished && finished.notes().is_empty());
+    assert!(!shown(&finished).contains("cut off"));
+
+    // Without the closing line: the measurement itself is whole.
+    let at = text.rfind("{\"finished\"").unwrap();
+    let unclosed = run(&text[..at]);
+    assert!(!unclosed.finished && unclosed.torn_bytes == 0);
+    let read = &store.measurements(&unclosed).unwrap()[0].measurement;
+    assert_eq!((&read.subjects, read.stop), (&whole.subjects, whole.stop));
+    assert!(shown(&unclosed).contains("the run has no closing line"));
+
+    // In the middle of a sample of the last round: that line is dropped, and what is shown is not "time budget spent".
+    let last = text.rfind("{\"sample\"").unwrap();
+    let torn = run(&text[..last + 20]);
+    assert_eq!(
+        (torn.samples + 1, torn.torn_bytes, torn.finished),
+        (finished.samples, 20, false)
+    );
+    let measured = &store.measurements(&torn).unwrap()[0].measurement;
+    assert_eq!((measured.stop, measured.rounds), (Stop::CutOff, whole.rounds));
+    let text = shown(&torn);
+    for part in [
+        "20 bytes were dropped",
+        &format!("{} rounds, cut off before it ended", whole.rounds),
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    // A line in the middle that is no line is an error, with its number.
+    let broken = std::fs::read_to_string(&file)
+        .unwrap()
+        .replacen("{\"sample\"", "{\"simple\"", 1);
+    let error = store.measurements(&run(&broken)).unwrap_err().to_string();
+    assert!(error.contains("line 3"), "{error}");
+    // Nothing but the begin of a header is no run, and no error.
+    std::fs::write(&file, "{\"run\":{\"for").unwrap();
+    assert!(store.list(&Selector::All).unwrap().0.is_empty());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn reading_writes_nothing() {
+    let folder = folder("read-only");
+    let store = Store::open(&folder.join("a")).unwrap();
+    record(&store, 1);
+    let state = || {
+        let entries = std::fs::read_dir(folder.join("a")).unwrap();
+        let of = |entry: std::fs::DirEntry| (entry.file_name(), entry.metadata().unwrap().modified().unwrap());
+        let mut all: Vec<_> = entries.map(|entry| of(entry.unwrap())).collect();
+        all.sort();
+        (all, std::fs::metadata(folder.join("a")).unwrap().modified().unwrap())
+    };
+    let before = state();
+    let read = Store::open(store.path()).unwrap();
+    let runs = read.runs(&Selector::All).unwrap();
+    assert_eq!(read.measurements(&runs[0]).unwrap().len(), 1);
+    read.export_csv(&Selector::All, &mut Vec::new()).unwrap();
+    assert_eq!(state(), before);
+    // Nor is a store made that is only read.
+    let none = Store::open(&folder.join("none/at/all")).unwrap();
+    assert!(none.runs(&Selector::All).unwrap().is_empty());
+    assert!(!folder.join("none").exists());
     std::fs::remove_dir_all(folder).unwrap();
 }
 
@@ -188,7 +292,7 @@ fn child_that_writes_until_it_is_killed() {
         .unwrap();
     let case = &cases("mission", None).unwrap()[0];
     let subjects = [(SubjectInfo::new("a", LaunchMode::Plain), None)];
-    let id = store.begin_measurement(run, case, Mode::Hot, 0, &subjects).unwrap();
+    run.begin_measurement(case, Mode::Hot, 0, &subjects).unwrap();
     for round in 0.. {
         let sample = Sample {
             subject: 0,
@@ -198,8 +302,8 @@ fn child_that_writes_until_it_is_killed() {
             total_us: f64::from(round),
             at_us: 0.0,
         };
-        store.add_sample(&id, &sample).unwrap();
-        // Said only once the sample is committed.
+        run.add_sample(&sample).unwrap();
+        // Said only once the sample is in the file.
         println!("\ncommitted {round}");
     }
 }
@@ -207,7 +311,7 @@ fn child_that_writes_until_it_is_killed() {
 #[test]
 fn twenty_kills_lose_nothing_but_the_sample_in_flight() {
     let folder = folder("kill");
-    let path = folder.join("host.sqlite");
+    let path = folder.join("host");
     let mut rng = Rng::new(9);
     let mut total = 0;
     for kill in 0..20 {

@@ -9,6 +9,8 @@ use flashcore_bench::{
 };
 use flashcore_problem::{Problem, Tensor};
 
+use super::evidence::folder;
+
 fn request() -> Request {
     let problem = Problem::builder().heads(2, 1).seq_len(48).head_dim(32).build().unwrap();
     Request {
@@ -100,7 +102,8 @@ impl Watcher for Seen {
 
 #[test]
 fn configs_and_peers_are_benched_in_every_mode_and_kept() {
-    let store = Store::in_memory().unwrap();
+    let folder = folder("modes");
+    let store = Store::open(&folder).unwrap();
     let mut request = request();
     request.modes = Mode::ALL.to_vec();
     request.options.cold_runs = 1;
@@ -149,6 +152,7 @@ fn configs_and_peers_are_benched_in_every_mode_and_kept() {
     );
     let json = serde_json::to_string(&report).unwrap();
     assert!(serde_json::from_str::<Report>(&json).unwrap() == report);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -183,7 +187,8 @@ fn what_cannot_be_benched_is_said_and_the_rest_goes_on() {
 
 #[test]
 fn a_sweep_screens_all_and_measures_the_best() {
-    let store = Store::in_memory().unwrap();
+    let folder = folder("sweep");
+    let store = Store::open(&folder).unwrap();
     let mut request = request();
     let tiles = [16, 32, 48, 64];
     let ids = tiles.iter().flat_map(|m| tiles.map(|n| format!("cpu/m{m}n{n}")));
@@ -262,6 +267,7 @@ fn a_sweep_screens_all_and_measures_the_best() {
     let report = run(&Device::cpu(), &request, &mut (), None, &mut ()).unwrap();
     let rankings = sweep::rankings(&report);
     assert_eq!((rankings[0].rows.len(), rankings[0].left_out.len()), (0, 1));
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

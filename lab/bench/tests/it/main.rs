@@ -1,6 +1,7 @@
 //! The bench, used as a library and through its evidence.
 
 mod cheats;
+mod convert;
 mod evidence;
 mod host;
-mod revision;
+mod speed;

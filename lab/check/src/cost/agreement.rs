@@ -1,5 +1,6 @@
 //! [`Agreement`]: predictions beside measurements.
 
+use flashcore_problem::stats::{quantile, sorted};
 use serde::Serialize;
 
 /// How well predictions agree with measurements.
@@ -32,8 +33,8 @@ impl Agreement {
         if pairs.is_empty() || !pairs.iter().all(|&(p, m)| is_time(p) && is_time(m)) {
             return None;
         }
-        let mut ratios: Vec<f64> = pairs.iter().map(|(predicted, measured)| measured / predicted).collect();
-        ratios.sort_by(f64::total_cmp);
+        let ratios: Vec<f64> = pairs.iter().map(|(predicted, measured)| measured / predicted).collect();
+        let ratios = sorted(&ratios);
         let chosen = pairs.iter().min_by(|a, b| a.0.total_cmp(&b.0))?.1;
         let fastest = pairs.iter().map(|pair| pair.1).fold(f64::INFINITY, f64::min);
         Some(Agreement {
@@ -66,13 +67,6 @@ fn correlation(a: &[f64], b: &[f64]) -> f64 {
     covariance(a, ma, b, mb) / (covariance(a, ma, a, ma) * covariance(b, mb, b, mb)).sqrt()
 }
 
-/// A quantile of sorted values, between neighbours on their line.
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let at = q * (sorted.len() - 1) as f64;
-    let (low, high) = (at.floor() as usize, at.ceil() as usize);
-    sorted[low] + (at - at.floor()) * (sorted[high] - sorted[low])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,12 +82,5 @@ mod tests {
         assert_eq!(Agreement::of(&[]), None);
         assert_eq!(Agreement::of(&[(1.0, f64::NAN)]), None);
         assert_eq!(Agreement::of(&[(0.0, 1.0)]), None);
-    }
-
-    #[test]
-    fn quantiles_lie_between() {
-        assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.5), 2.0);
-        assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.75), 3.0);
-        assert_eq!(quantile(&[7.0], 0.1), 7.0);
     }
 }

@@ -8,4 +8,5 @@ mod measured;
 mod output;
 mod problem_files;
 mod repository;
+mod revision;
 mod tune;

@@ -67,7 +67,7 @@ fn shown_whatever_is_noted(arguments: &str) -> String {
 fn charts_are_drawn_from_evidence() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
-    let store = at("a.sqlite");
+    let store = at("store");
     shown_whatever_is_noted(&format!(
         "bench tiny mission --device cpu --peers none --store {store} --kernel cpu/m16n16,cpu/m64n64 --budget 0.05"
     ));

@@ -96,7 +96,7 @@ fn the_example_of_a_proposer_proposes_what_may_be_tried() {
     // Kept output says what it is evidence of.
     let identity = format!(
         "revision  {}; driver of the times 580.159.04",
-        flashcore_bench::revision()
+        env!("FLASHCORE_BUILD_REVISION")
     );
     assert!(out.contains(&identity), "{out}");
     let lines = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();

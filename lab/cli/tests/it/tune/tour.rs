@@ -25,7 +25,7 @@ fn without_a_gpu_tune_shows_all_its_parts() {
         "predicted",
         " tried ",
         "Leaderboard",
-        flashcore_bench::revision(),
+        env!("FLASHCORE_BUILD_REVISION"),
         "the default",
         " evidence ",
         "No GPU here",

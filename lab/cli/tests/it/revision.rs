@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use flashcore_bench::revision;
+use crate::common::json::json;
+
+/// What the build script passed to `main`.
+const REVISION: &str = env!("FLASHCORE_BUILD_REVISION");
 
 /// What `git` says of this repository; `None` where there is none.
 fn git(args: &[&str]) -> Option<String> {
@@ -24,13 +27,14 @@ fn it_is_heads_and_says_if_sources_were_modified() {
     }
     let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else {
         eprintln!("no repository here: skipped");
-        assert_eq!(revision(), "unknown");
+        assert_eq!(REVISION, "unknown");
         return;
     };
-    assert_eq!(revision().trim_end_matches("-modified"), head);
+    assert_eq!(REVISION.trim_end_matches("-modified"), head);
     let sources = [
         "lab/bench",
         "lab/check",
+        "lab/cli",
         "crates/cpu",
         "crates/cuda",
         "crates/ir",
@@ -43,9 +47,15 @@ fn it_is_heads_and_says_if_sources_were_modified() {
     let args: Vec<&str> = status.into_iter().chain(sources.iter().map(String::as_str)).collect();
     if git(&args).is_some_and(|changed| !changed.is_empty()) {
         assert!(
-            revision().ends_with("-modified"),
+            REVISION.ends_with("-modified"),
             "{} was built of modified sources",
-            revision()
+            REVISION
         );
     }
+}
+
+#[test]
+fn a_bench_names_the_revision_that_main_passed_on() {
+    let bench = "bench tiny --device cpu --peers none --no-store --kernel cpu/m16n16 --budget 0.01 --json";
+    assert_eq!(json(bench)["report"]["run"]["revision"], REVISION);
 }

@@ -1,33 +1,27 @@
-//! Notes which revision of the source is built, so that evidence can say so.
+//! Notes which revision of the source is built, so that evidence can say so. Only programs do this, so that a commit
+//! compiles no library again: `main` passes the revision to `flashcore_bench::set_revision`.
 //!
 //! `FLASHCORE_REVISION` wins, for builds from a copy without a repository; otherwise `git` is asked; otherwise
-//! it is `unknown`.
+//! it is `unknown`. `bindings/python` uses this file too.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What this crate is built from, itself included: an edit there compiles it again anyhow, and may make a clean tree a
-/// modified one.
-const SOURCES: [&str; 9] = [
-    "Cargo.lock",
-    "lab/bench/src",
-    "lab/check/src",
-    "crates/cpu/src",
-    "crates/cuda/src",
-    "crates/ir/src",
-    "crates/kernels/src",
-    "crates/problem/src",
-    "lab/sim/src",
-];
+/// Folders of crates. An edit in one compiles the program again anyhow, and may make a clean tree a modified one.
+const CRATES: [&str; 2] = ["crates", "lab"];
 
 fn main() {
     println!("cargo::rerun-if-env-changed=FLASHCORE_REVISION");
-    println!("cargo::rerun-if-changed=build.rs");
     // Cargo runs this in the crate's folder. A path from when this program was compiled would be that of another copy of the
     // repository where a target folder was copied, and the revision that one's.
     let root = Path::new("../..");
-    for source in SOURCES {
-        rerun_if_changed(&root.join(source));
+    for file in ["lab/cli/build.rs", "Cargo.lock"] {
+        rerun_if_changed(&root.join(file));
+    }
+    for folder in CRATES {
+        for entry in std::fs::read_dir(root.join(folder)).into_iter().flatten().flatten() {
+            rerun_if_changed(&entry.path().join("src"));
+        }
     }
     // The log of HEAD grows with every commit and checkout. In a worktree it is not below `.git`.
     if let Some(log) = git(root, &["rev-parse", "--git-path", "logs/HEAD"]) {

@@ -1,0 +1,64 @@
+//! Where this user's files lie, and how a file is written whole or not at all.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+fn set(name: &str) -> Option<PathBuf> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty());
+    value.map(PathBuf::from)
+}
+
+/// Where this user's data of FlashCore lie: `flashcore` in `$XDG_DATA_HOME`, or in `~/.local/share`. `None` where neither
+/// `XDG_DATA_HOME` nor `HOME` is set.
+pub fn data_folder() -> Option<PathBuf> {
+    let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
+    Some(data.join("flashcore"))
+}
+
+/// Writes a file so that a reader finds the old one, the new one, and nothing in between; creates its folder. The bytes are
+/// on disk before the name is.
+///
+/// # Errors
+/// What the file system says. The unfinished file is removed.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.part", std::process::id()));
+    let unfinished = path.with_file_name(name);
+    let write = || {
+        let mut file = std::fs::File::create(&unfinished)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&unfinished, path)
+    };
+    write().inspect_err(|_| {
+        let _ = std::fs::remove_file(&unfinished);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
+        let folder = std::env::temp_dir().join(format!("flashcore-files-{}", std::process::id()));
+        let path = folder.join("deep/a.json");
+        write_whole(&path, b"one").unwrap();
+        write_whole(&path, b"two").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        // A folder in its place cannot be replaced by a file.
+        assert!(write_whole(&folder.join("deep"), b"x").is_err());
+        let names = |folder: &Path| {
+            let entries = std::fs::read_dir(folder).unwrap();
+            entries.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (names(&folder), names(&folder.join("deep"))),
+            (vec!["deep".into()], vec!["a.json".into()])
+        );
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

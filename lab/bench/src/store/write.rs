@@ -1,0 +1,169 @@
+//! Writing a run: one file, one writer, one line at a time.
+
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use std::borrow::Cow::Borrowed;
+
+use super::line::{Begun, Ended, Entered, FORMAT, Header, Left, Line, SCHEMA_VERSION};
+use super::{Store, failed};
+use crate::defences::Inspection;
+use crate::error::BenchError;
+use crate::identity::{RunIdentity, SubjectInfo};
+use crate::measure::{Measurement, Sample};
+use crate::options::{Mode, Options};
+use crate::problems::Case;
+use crate::telemetry::Reading;
+
+/// A run that is being written. A line is in the file when the method that wrote it returns: if the process is killed,
+/// at most the line in flight is lost.
+#[derive(Debug)]
+pub struct RunWriter {
+    file: File,
+    path: PathBuf,
+    measurements: Cell<usize>,
+}
+
+impl Store {
+    /// Begins a run: creates its file, and the folder if there is none. `floor_us` is what an empty kernel takes on the
+    /// device.
+    ///
+    /// # Errors
+    /// [`BenchError::Store`]: the store is a file, or the file system refuses. All methods of [`RunWriter`] return the same.
+    pub fn begin_run(
+        &self,
+        identity: &RunIdentity,
+        options: &Options,
+        floor_us: Option<f64>,
+    ) -> Result<RunWriter, BenchError> {
+        let folder = self.path();
+        if folder.is_file() {
+            return Err(failed(
+                folder,
+                "this is a file; runs are written to a folder: name one with --store",
+            ));
+        }
+        std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        let nanos = UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
+        let key = format!("{nanos:x}-{:x}", std::process::id());
+        let path = folder.join(format!("{key}.jsonl"));
+        // Two runs of one process in one nanosecond would have one key: the second is refused, not mixed in.
+        let file = OpenOptions::new().append(true).create_new(true).open(&path);
+        let run = RunWriter {
+            file: file.map_err(|error| failed(&path, error))?,
+            path,
+            measurements: Cell::new(0),
+        };
+        run.line(&Line::Run(Header {
+            format: Borrowed(FORMAT),
+            schema: SCHEMA_VERSION,
+            key: Borrowed(&key),
+            identity: Borrowed(identity),
+            options: Borrowed(options),
+            floor_us,
+        }))?;
+        Ok(run)
+    }
+}
+
+impl RunWriter {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Begins a measurement of subjects, each with what its inspection found. Returns its place in the run.
+    ///
+    /// # Errors
+    /// As [`Store::begin_run`].
+    pub fn begin_measurement(
+        &self,
+        case: &Case,
+        mode: Mode,
+        baseline: usize,
+        subjects: &[(SubjectInfo, Option<Inspection>)],
+    ) -> Result<usize, BenchError> {
+        let entered = |(info, inspection)| Entered {
+            info: Borrowed(info),
+            inspection: Borrowed(inspection),
+        };
+        self.line(&Line::Measurement(Begun {
+            case: Borrowed(case),
+            mode,
+            baseline,
+            subjects: subjects
+                .iter()
+                .map(|(info, inspection)| entered((info, inspection)))
+                .collect(),
+        }))?;
+        Ok(self.measurements.replace(self.measurements.get() + 1))
+    }
+
+    /// Adds a sample to the measurement that was begun last.
+    ///
+    /// # Errors
+    /// As [`Store::begin_run`].
+    pub fn add_sample(&self, sample: &Sample) -> Result<(), BenchError> {
+        self.line(&Line::Sample(*sample))
+    }
+
+    /// Adds the state of the device in a round of the measurement that was begun last.
+    ///
+    /// # Errors
+    /// As [`Store::begin_run`].
+    pub fn add_reading(&self, round: u32, reading: &Reading) -> Result<(), BenchError> {
+        let state = Borrowed(reading);
+        self.line(&Line::Reading { round, state })
+    }
+
+    /// Notes how the measurement that was begun last ended. One without this line was cut off; its samples count.
+    ///
+    /// # Errors
+    /// As [`Store::begin_run`].
+    pub fn end_measurement(&self, result: &Measurement) -> Result<(), BenchError> {
+        let subjects = result.subjects.iter().map(|subject| Left {
+            settled: subject.settled,
+            trouble: Borrowed(&subject.trouble),
+        });
+        self.line(&Line::End(Ended {
+            stop: result.stop,
+            rounds: result.rounds,
+            turns: result.turns,
+            subjects: subjects.collect(),
+        }))
+    }
+
+    /// Notes an inspection made after the first, in place of it.
+    ///
+    /// # Errors
+    /// As [`Store::begin_run`].
+    pub fn set_inspection(&self, measurement: usize, subject: usize, found: &Inspection) -> Result<(), BenchError> {
+        let found = Borrowed(found);
+        self.line(&Line::Inspection {
+            measurement,
+            subject,
+            found,
+        })
+    }
+
+    /// Closes the run. A run without this line was cut off, or still goes on.
+    ///
+    /// # Errors
+    /// As [`Store::begin_run`].
+    pub fn finish(self) -> Result<(), BenchError> {
+        let measurements = self.measurements.get();
+        self.line(&Line::Finished { measurements })
+    }
+
+    /// One write for each line, so that a kill leaves whole lines and at most one torn one.
+    fn line(&self, line: &Line<'_>) -> Result<(), BenchError> {
+        let mut bytes = serde_json::to_vec(line).map_err(|error| failed(&self.path, error))?;
+        bytes.push(b'\n');
+        (&self.file)
+            .write_all(&bytes)
+            .map_err(|error| failed(&self.path, error))
+    }
+}
