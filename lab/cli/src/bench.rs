@@ -101,7 +101,8 @@ Environment:
   FLASHCORE_PYTHON   the Python with PyTorch and flashcore, in place of python3
   FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
 
-Exit codes: 0 done, 1 a kernel was rejected or the rule does not hold, 2 usage, 3 environment";
+Exit codes: 0 done, 1 a kernel was rejected or the rule does not hold, 2 usage, 3 environment, or
+  the rule cannot be judged";
 
 /// How to measure.
 #[derive(Args, Clone, Debug)]
@@ -241,6 +242,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         );
     } else if let Some(rule) = &rule {
         style::print(&rule_text(rule));
+    }
+    if rule.as_ref().is_some_and(|rule| rule.shapes.is_empty()) {
+        return Err(Failure::environment(
+            "the rule cannot be judged: no shape has times of both a kernel of ours and a peer",
+        )
+        .help("bench with --mode hot and --peers where a Python with PyTorch is found"));
     }
     if let Some(rankings) = &rankings {
         // Kernels that do not serve or are wrong are what a sweep is there to find.

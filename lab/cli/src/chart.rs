@@ -173,8 +173,9 @@ fn write(
         (Some("csv"), Some(csv)) => csv(),
         _ => {
             return Err(Failure::usage(format!(
-                "{} ends neither in .html nor in .svg",
-                path.display()
+                "{} ends in none of .html, .svg{}",
+                path.display(),
+                if csv.is_some() { ", .csv" } else { "" }
             )));
         }
     };

@@ -476,7 +476,7 @@ impl Axes {
                 text.soft.small x=(self.x(*length)) y=(PLOT + 15.0) text-anchor="middle" { (self::length(*length)) }
             }
             @for index in order {
-                @let (name, class, _) = SERIES[index];
+                @let (_, class, _) = SERIES[index];
                 @let line = &panel.lines[index];
                 @let at = |point: &Point| [self.x(point.seq_len), self.y(point.tflops)];
                 @let points = line.iter().map(at).map(|[x, y]| format!("{x},{y}"));

@@ -94,7 +94,24 @@ fn charts_are_drawn_from_evidence() {
         html
     );
 
+    // A kernel of ours can be the baseline, as the help of a run without peers says.
+    let ratio = shown(&format!(
+        "evidence --no-store chart ratio {of_export} --baseline cpu/m64n64"
+    ));
+    assert!(
+        ratio.contains("Speed beside cpu/m64n64") && ratio.contains("over 2 shapes"),
+        "{ratio}"
+    );
+
     for (arguments, said) in [
+        (
+            format!("evidence --no-store chart lines {of_export} -o {}", at("lines.png")),
+            "ends in none of .html, .svg",
+        ),
+        (
+            format!("evidence --no-store chart lines {of_export} --mode cold"),
+            "mode is cold",
+        ),
         (
             format!("evidence --no-store chart ratio {of_export}"),
             "no peer was timed in that run",
@@ -105,7 +122,7 @@ fn charts_are_drawn_from_evidence() {
         ),
         (
             format!("{ladder} -o {}", at("ladder.png")),
-            "ends neither in .html nor in .svg",
+            "ends in none of .html, .svg",
         ),
         (format!("{ladder} --rung cpu/m8n8"), "rung is cpu/m8n8"),
     ] {
@@ -116,4 +133,51 @@ fn charts_are_drawn_from_evidence() {
             ran.stderr
         );
     }
+}
+
+/// A bench that was killed leaves a run without its end, which is shown as cut off and not as finished.
+#[test]
+fn a_bench_that_was_killed_is_shown_as_cut_off() {
+    let folder = std::env::temp_dir().join(format!("flashcore-killed-{}", std::process::id()));
+    let store = folder.display().to_string();
+    shown_whatever_is_noted(&format!(
+        "bench tiny --device cpu --peers none --store {store} --kernel cpu/m16n16 --budget 0.01"
+    ));
+    let run = std::fs::read_dir(&folder)
+        .expect("the store")
+        .next()
+        .expect("a run")
+        .expect("a file")
+        .path();
+    let text = std::fs::read_to_string(&run).expect("lines");
+    assert!(json(&format!("evidence --store {store} list --json"))["runs"][0]["finished"] == true);
+    // What a kill in the middle of a line leaves.
+    let end = text.find("{\"end\"").expect("its end");
+    std::fs::write(&run, &text[..end + 9]).expect("written");
+    let shown_again = shown(&format!("evidence --store {store} show"));
+    for part in [
+        "the run has no closing line",
+        "9 bytes were dropped",
+        "cut off before it ended",
+    ] {
+        assert!(shown_again.contains(part), "{part}\n{shown_again}");
+    }
+    assert!(!shown_again.contains("time budget spent"), "{shown_again}");
+    assert!(shown(&format!("evidence --store {store}")).contains("cut off"));
+    let listed = &json(&format!("evidence --store {store} list --json"))["runs"][0];
+    assert_eq!((&listed["finished"], &listed["torn_bytes"]), (&false.into(), &9.into()));
+    std::fs::remove_dir_all(folder).expect("removed");
+}
+
+/// Without a peer there is nothing to hold the rule against: neither kept nor broken.
+#[test]
+fn a_rule_that_cannot_be_judged_is_neither_kept_nor_broken() {
+    let ran =
+        flashcore("bench tiny --device cpu --peers none --no-store --kernel cpu/m16n16 --budget 0.01 --seeds-rule");
+    let words = ran.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        ran.code == 3 && words.contains("the rule cannot be judged"),
+        "{} {words}",
+        ran.code
+    );
 }
