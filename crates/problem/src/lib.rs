@@ -4,6 +4,7 @@
 //! [`inputs`] generates test data, and [`mod@reference`] computes the result in float64.
 
 pub mod builder;
+pub mod bulk;
 pub mod compare;
 pub mod dtype;
 pub mod error;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use flashcore_problem::bulk::fill_normal;
 use flashcore_problem::rng::Rng;
-use flashcore_problem::tensor::write_element;
 use flashcore_problem::{DType, E4M3_MAX, InputKind, Inputs, Layout, Problem, Tensor, reference, reference_rows};
 use rayon::prelude::*;
 
@@ -74,19 +74,16 @@ fn draw_dense(dtype: DType, layout: &Layout, scales: &[f32], seed: u64, stream: 
     // Of a dense tensor the place says the index.
     let along = |at: usize, dim: usize| at / (layout.strides[dim].max(1) as usize) % layout.shape[dim];
     let scale_heads = scales.len() / batch;
-    let scale = |at: usize| match scales {
-        [] => 1.0,
-        _ => scales[along(at, 0) * scale_heads + along(at, 2) * scale_heads / heads],
-    };
+    let scale = |at: usize| scales[along(at, 0) * scale_heads + along(at, 2) * scale_heads / heads];
     tensor
         .bytes_mut()
         .par_chunks_mut(CHUNK * size)
         .enumerate()
         .for_each(|(index, bytes)| {
             let mut rng = Rng::stream(seed ^ (stream << 56), index as u64);
-            for (i, element) in bytes.chunks_exact_mut(size).enumerate() {
-                write_element(dtype, element, 0, rng.normal() / scale(index * CHUNK + i));
-            }
+            let of_chunk = |i: usize| scale(index * CHUNK + i);
+            let scaled: Option<&dyn Fn(usize) -> f32> = if scales.is_empty() { None } else { Some(&of_chunk) };
+            fill_normal(dtype, bytes, &mut rng, scaled);
         });
     tensor
 }

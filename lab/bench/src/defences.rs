@@ -8,7 +8,8 @@ use flashcore_problem::{
     compare_lse_rows, compare_rows,
 };
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+
+pub use flashcore_problem::bulk::Census;
 
 pub use crate::inspection::{Inspection, Reason};
 use crate::stats::median;
@@ -75,7 +76,7 @@ pub trait Rig {
     fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
         let out = self.read(place, what)?;
         Ok(Seen {
-            census: Census::of(&out.view()),
+            census: census(&out.view()),
             comparison: self.expected(seed).compare(self.problem(), &out.view())?,
         })
     }
@@ -453,64 +454,13 @@ fn judge_lse(
     })
 }
 
-/// Counts over a whole output: the comparison may have looked at some rows only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Census {
-    /// Elements.
-    pub elements: usize,
-    /// Those that are poison still.
-    pub unwritten: usize,
-    /// Those that are NaN, and no poison.
-    pub nan: usize,
-    /// Those that are 0.
-    pub zeros: usize,
-}
-
-impl Census {
-    /// Counts, on all cores.
-    ///
-    /// ```
-    /// use flashcore_bench::defences::Census;
-    /// use flashcore_problem::{DType, Layout, Tensor};
-    /// let mut out = Tensor::poisoned(DType::F16, Layout::bshd([1, 2, 1, 8]));
-    /// out.view_mut().set(0, 1, 0, 3, 0.0);
-    /// let census = Census::of(&out.view());
-    /// assert_eq!((census.elements, census.unwritten, census.zeros), (16, 15, 1));
-    /// ```
-    pub fn of(view: &TensorView<'_>) -> Census {
-        let [nb, ns, nh, _] = view.layout().shape;
-        (0..nb * ns)
-            .into_par_iter()
-            .map(|row| {
-                let mut census = Census::default();
-                for head in 0..nh {
-                    census.row(view, row / ns, row % ns, head);
-                }
-                census
-            })
-            .reduce(Census::default, |a, b| Census {
-                elements: a.elements + b.elements,
-                unwritten: a.unwritten + b.unwritten,
-                nan: a.nan + b.nan,
-                zeros: a.zeros + b.zeros,
-            })
-    }
-
-    fn row(&mut self, view: &TensorView<'_>, b: usize, s: usize, h: usize) {
-        let (layout, size) = (view.layout(), view.dtype().size_bytes());
-        let row = &view.bytes()[layout.offset(b, s, h, 0) * size..][..layout.shape[3] * size];
-        for (d, element) in row.chunks_exact(size).enumerate() {
-            self.elements += 1;
-            let poison = element.iter().all(|&byte| byte == POISON);
-            let zero = element.iter().all(|&byte| byte == 0);
-            self.unwritten += usize::from(poison);
-            self.zeros += usize::from(zero);
-            // Large exponents only: the rest cannot be NaN in any dtype.
-            if !poison && !zero && element[size - 1] & 0x7f >= 0x7c {
-                self.nan += usize::from(view.get(b, s, h, d).is_nan());
-            }
-        }
-    }
+/// Counts over a whole output, on all cores: the comparison may have looked at some rows only.
+pub fn census(view: &TensorView<'_>) -> Census {
+    let [batch, rows, ..] = view.layout().shape;
+    let counted = (0..batch * rows).into_par_iter();
+    counted
+        .map(|row| Census::of_row(view, row / rows, row % rows))
+        .reduce(Census::default, Census::and)
 }
 
 fn is_poison(out: &Tensor) -> bool {

@@ -243,12 +243,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     } else if let Some(rule) = &rule {
         style::print(&rule_text(rule));
     }
-    if rule.as_ref().is_some_and(|rule| rule.shapes.is_empty()) {
-        return Err(Failure::environment(
-            "the rule cannot be judged: no shape has times of both a kernel of ours and a peer",
-        )
-        .help("bench with --mode hot and --peers where a Python with PyTorch is found"));
-    }
     if let Some(rankings) = &rankings {
         // Kernels that do not serve or are wrong are what a sweep is there to find.
         let ranked = rankings

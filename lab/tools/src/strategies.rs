@@ -1,5 +1,5 @@
 //! Compares strategies on spaces that were measured once: how near the best after so many trials, from the slowest
-//! config that works, over 50 seeds. Writes a page with a chart for each problem, and all numbers as text.
+//! config that works, over 50 seeds. Writes the numbers as text.
 //!
 //! usage: strategies FOLDER [FILE] [--seeds N] [--trials N] [--only NAMES]
 //!
@@ -8,21 +8,10 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use flashcore_bench::chart::{Line, Lines};
 use flashcore_tune::insight::Tally;
 use flashcore_tune::read_measured;
 use flashcore_tune::replay::{Comparison, Table, WITHIN, compare};
-use flashcore_tune::strategy::{Kind, Population};
-
-/// Strategies in the charts, as many as are told apart at a glance; the text has all.
-const DRAWN: [Kind; 6] = [
-    Kind::Random,
-    Kind::HillClimbing,
-    Kind::Evolution(Population::Elite),
-    Kind::Evolution(Population::Niches),
-    Kind::Informed(Population::Elite),
-    Kind::Ranked,
-];
+use flashcore_tune::strategy::Kind;
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let usage = "usage: strategies FOLDER [FILE] [--seeds N] [--trials N] [--only NAMES]";
@@ -61,33 +50,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
             .filter(|kind| advisor.is_some() || !kind.is_informed())
             .collect();
         let compared = compare(table, &kinds, seeds, trials, advisor.as_ref())?;
-        let name = &table.case.name;
         write!(text, "\n{}", lines(table, &compared))?;
-        let chart = Lines {
-            title: format!("Strategies on {name}"),
-            about: vec![
-                format!(
-                    "{}: {} configs, of which {} work",
-                    table.case.problem,
-                    table.len(),
-                    table.timed.len()
-                ),
-                format!(
-                    "Times of each config measured once on an {}; {seeds} seeds, median and middle half",
-                    device.name
-                ),
-            ],
-            lines: compared
-                .iter()
-                .filter(|one| DRAWN.iter().any(|kind| kind.name() == one.strategy))
-                .map(|one| Line {
-                    name: one.strategy.to_string(),
-                    quartiles: one.quartiles.clone(),
-                    note: within(one),
-                })
-                .collect(),
-        };
-        std::fs::write(folder.join(format!("{name}.html")), chart.html())?;
     }
     std::fs::write(folder.join("strategies.txt"), &text)?;
     print!("{text}");

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use flashcore_bench::Trouble;
-use flashcore_bench::defences::{Census, Expected, Output, Rig, Seen};
+use flashcore_bench::defences::{Expected, Output, Rig, Seen, census};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::error::TuneError;
@@ -115,7 +115,7 @@ impl Rig for RemoteRig<'_> {
         let Expected::Rows(rows) = expected else {
             let out = self.read(place, what)?;
             return Ok(Seen {
-                census: Census::of(&out.view()),
+                census: census(&out.view()),
                 comparison: expected.compare(problem, &out.view())?,
             });
         };

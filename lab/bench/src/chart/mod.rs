@@ -5,14 +5,12 @@
 
 mod grid;
 mod ladder;
-mod lines;
 mod speed;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 pub use grid::Grid;
 pub use ladder::{Ladder, RungName};
-pub use lines::{Line, Lines};
 pub use speed::Speed;
 
 use crate::report::Report;

@@ -2,7 +2,7 @@
 
 use flashcore_bench::problems::cases;
 use flashcore_bench::simulate::{Noise, SimulatedGpu};
-use flashcore_bench::store::{MeasurementId, Store};
+use flashcore_bench::store::{RunWriter, Store};
 use flashcore_bench::{BenchError, DeviceIdentity, Mode, Observer, Options, RunIdentity, Sample, Subject, measure};
 use std::path::Path;
 
@@ -52,11 +52,11 @@ fn a_rule_that_cannot_be_judged_is_not_passed() {
     );
 }
 
-struct Keep<'a>(&'a Store, &'a MeasurementId);
+struct Keep<'a>(&'a RunWriter);
 
 impl Observer for Keep<'_> {
     fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
-        self.0.add_sample(self.1, sample)
+        self.0.add_sample(sample)
     }
 }
 
@@ -73,9 +73,9 @@ fn record(path: &Path, us: f64) {
     let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(gpu.subject("scalar/x", us, 0.5, 1))];
     let infos = [(subjects[0].info().clone(), None)];
     let case = &cases("mission", None).unwrap()[0];
-    let id = store.begin_measurement(run, case, Mode::Hot, 0, &infos).unwrap();
+    run.begin_measurement(case, Mode::Hot, 0, &infos).unwrap();
     let mut stopwatch = gpu.stopwatch();
-    let mut keep = Keep(&store, &id);
+    let mut keep = Keep(&run);
     let measured = measure(
         &options,
         Mode::Hot,
@@ -86,13 +86,14 @@ fn record(path: &Path, us: f64) {
         &mut keep,
     )
     .unwrap();
-    store.end_measurement(&id, &measured).unwrap();
+    run.end_measurement(&measured).unwrap();
+    run.finish().unwrap();
 }
 
 #[test]
 fn a_gate_that_is_not_passed_stays_so() {
     let folder = tempfile::tempdir().unwrap();
-    let (a, b) = (folder.path().join("a.sqlite"), folder.path().join("b.sqlite"));
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
     record(&a, 300.0);
     record(&b, 400.0);
     let (a, b) = (a.display(), b.display());

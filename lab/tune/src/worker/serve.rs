@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use flashcore_bench::defences::Census;
+use flashcore_bench::defences::census;
 use flashcore_bench::{BenchError, HostInputs, Trouble, executable, revision};
 use flashcore_cuda::Context;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
@@ -297,7 +297,7 @@ fn look(
 ) -> Result<Said, Trouble> {
     let mut found = Err(Trouble::new("nothing was read"));
     bench.see(place, snapshot, &mut |out| {
-        found = Ok((Census::of(&out.view()), bytes_of_rows(out, rows)))
+        found = Ok((census(&out.view()), bytes_of_rows(out, rows)))
     })?;
     let (census, bytes) = found?;
     Ok(written(file, &bytes?, Said::Looked(census)))

@@ -1,0 +1,76 @@
+//! Loops over whole tensors that would dominate a measurement on the host: counting what an output holds, and drawing
+//! normal inputs. They are here, and not in the bench, because this crate is built for speed.
+
+use serde::{Deserialize, Serialize};
+
+use crate::rng::Rng;
+use crate::tensor::write_element;
+use crate::{DType, POISON, TensorView};
+
+/// Counts over an output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Census {
+    /// Elements.
+    pub elements: usize,
+    /// Those that are poison still.
+    pub unwritten: usize,
+    /// Those that are NaN, and no poison.
+    pub nan: usize,
+    /// Those that are 0.
+    pub zeros: usize,
+}
+
+impl Census {
+    /// Counts the heads of one row of one batch.
+    ///
+    /// ```
+    /// use flashcore_problem::bulk::Census;
+    /// use flashcore_problem::{DType, Layout, Tensor};
+    /// let mut out = Tensor::poisoned(DType::F16, Layout::bshd([1, 2, 1, 8]));
+    /// out.view_mut().set(0, 1, 0, 3, 0.0);
+    /// let rows = [0, 1].map(|row| Census::of_row(&out.view(), 0, row));
+    /// let census = rows[0].and(rows[1]);
+    /// assert_eq!((census.elements, census.unwritten, census.zeros), (16, 15, 1));
+    /// ```
+    pub fn of_row(view: &TensorView<'_>, batch: usize, row: usize) -> Census {
+        let mut census = Census::default();
+        for head in 0..view.layout().shape[2] {
+            census.count(view, batch, row, head);
+        }
+        census
+    }
+
+    /// The sums of both.
+    pub fn and(self, other: Census) -> Census {
+        Census {
+            elements: self.elements + other.elements,
+            unwritten: self.unwritten + other.unwritten,
+            nan: self.nan + other.nan,
+            zeros: self.zeros + other.zeros,
+        }
+    }
+
+    fn count(&mut self, view: &TensorView<'_>, b: usize, s: usize, h: usize) {
+        let (layout, size) = (view.layout(), view.dtype().size_bytes());
+        let row = &view.bytes()[layout.offset(b, s, h, 0) * size..][..layout.shape[3] * size];
+        for (d, element) in row.chunks_exact(size).enumerate() {
+            self.elements += 1;
+            let poison = element.iter().all(|&byte| byte == POISON);
+            let zero = element.iter().all(|&byte| byte == 0);
+            self.unwritten += usize::from(poison);
+            self.zeros += usize::from(zero);
+            // Large exponents only: the rest cannot be NaN in any dtype.
+            if !poison && !zero && element[size - 1] & 0x7f >= 0x7c {
+                self.nan += usize::from(view.get(b, s, h, d).is_nan());
+            }
+        }
+    }
+}
+
+/// Fills bytes with normal numbers of a dtype, the `i`-th divided by `scale(i)` where there are scales.
+pub fn fill_normal(dtype: DType, bytes: &mut [u8], rng: &mut Rng, scale: Option<&dyn Fn(usize) -> f32>) {
+    for (i, element) in bytes.chunks_exact_mut(dtype.size_bytes()).enumerate() {
+        let divisor = scale.map_or(1.0, |scale| scale(i));
+        write_element(dtype, element, 0, rng.normal() / divisor);
+    }
+}
