@@ -37,7 +37,7 @@ const COLOURS: [(&str, &str, &str); 4] = [
 /// Width of the chart, of the space for the scale, of that for the names right of a panel, and around everything.
 const WIDTH: f64 = 900.0;
 const SCALE: f64 = 38.0;
-const NAMES: f64 = 98.0;
+const NAMES: f64 = 104.0;
 const EDGE: f64 = 16.0;
 /// Height of the heading, of a panel's plot, of its title above and its scale below, and of the notes.
 const HEAD: f64 = 66.0;
@@ -466,9 +466,9 @@ impl Axes {
         let order = [3, 2, 1, 0];
         html! {
             text.ink.bold x="0" y="-9" { "head_dim " (panel.head_dim) ", " (panel.mask()) }
-            @for level in &levels {
-                line.line x1="0" x2=(round(self.width)) y1=(self.y(*level)) y2=(self.y(*level)) {}
-                @if is_first {
+            path.line d=(levels.iter().map(|level| format!("M0 {}H{}", self.y(*level), round(self.width))).collect::<String>()) {}
+            @if is_first {
+                @for level in &levels {
                     text.soft.small x="-7" y=(self.y(*level) + 4.0) text-anchor="end" { (level) }
                 }
             }
