@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use flashcore_cpu::{CpuConfig, Options as CpuOptions, attention_with};
 use flashcore_problem::{POISON, Problem, Tensor};
@@ -10,6 +9,7 @@ use flashcore_problem::{POISON, Problem, Tensor};
 use crate::answers::{Answers, HostInputs};
 use crate::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Rig};
 use crate::error::BenchError;
+use crate::host_clock::{called, now_us};
 use crate::identity::{LaunchMode, SubjectInfo};
 use crate::subject::{Stopwatch, Subject, Trouble};
 
@@ -172,7 +172,8 @@ impl Subject for CpuSubject<'_> {
     }
 
     fn call(&mut self) -> Result<(), Trouble> {
-        self.bed.run(self.config, self.place)
+        self.bed.run(self.config, self.place)?;
+        called(self.info.kernel.as_deref().unwrap_or_default())
     }
 }
 
@@ -247,21 +248,10 @@ impl Rig for CpuRig<'_, '_, '_> {
 }
 
 /// The host's clock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CpuStopwatch {
-    origin: Instant,
     laps: Vec<(f64, f64)>,
     flush: Vec<u8>,
-}
-
-impl Default for CpuStopwatch {
-    fn default() -> CpuStopwatch {
-        CpuStopwatch {
-            origin: Instant::now(),
-            laps: Vec::new(),
-            flush: Vec::new(),
-        }
-    }
 }
 
 impl CpuStopwatch {
@@ -275,12 +265,12 @@ impl CpuStopwatch {
 
 impl Stopwatch for CpuStopwatch {
     fn begin(&mut self, lap: usize) -> Result<(), Trouble> {
-        self.lap(lap).0 = self.origin.elapsed().as_secs_f64() * 1e6;
+        self.lap(lap).0 = now_us();
         Ok(())
     }
 
     fn end(&mut self, lap: usize) -> Result<(), Trouble> {
-        let now = self.origin.elapsed().as_secs_f64() * 1e6;
+        let now = now_us();
         self.lap(lap).1 = now;
         Ok(())
     }
@@ -304,6 +294,6 @@ impl Stopwatch for CpuStopwatch {
     }
 
     fn now_us(&mut self) -> f64 {
-        self.origin.elapsed().as_secs_f64() * 1e6
+        now_us()
     }
 }

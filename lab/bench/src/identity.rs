@@ -139,7 +139,7 @@ impl DeviceIdentity {
             device: "cpu".to_string(),
             name: flashcore::cpu_name().to_string(),
             uuid: host_name(),
-            driver: String::new(),
+            driver: crate::host_clock::driver().to_string(),
             architecture: format!("{}/{}", std::env::consts::ARCH, flashcore_cpu::SimdLevel::best().name()),
             units: rayon::current_num_threads() as u32,
             l2_bytes: 0,

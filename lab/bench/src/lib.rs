@@ -29,6 +29,7 @@ pub mod cpu;
 pub mod defences;
 mod error;
 pub mod gpu;
+pub mod host_clock;
 mod identity;
 mod inspection;
 mod measure;

@@ -220,13 +220,16 @@ impl Board {
         rows.find(|row| row.id == self.start && self.is_clean(row))
     }
 
+    /// A row's time relative to that of [`Board::against`]; `None` for that one, and where it is not known.
+    pub(crate) fn ratio_of(&self, id: &str) -> Option<Ratio> {
+        self.rows.iter().find(|row| row.id == id)?.ratio
+    }
+
     /// The winner's gain over the first candidate, relative, and its interval; `None` where the first one stands or
     /// failed, and where nothing won.
     pub fn gain_of_winner(&self) -> Option<(f64, Interval)> {
         self.first()?;
-        let winner = self.winner.as_ref()?;
-        let row = self.rows.iter().find(|row| row.id == *winner)?;
-        let ratio = row.ratio?;
+        let ratio = self.ratio_of(self.winner.as_ref()?)?;
         let interval = Interval {
             lo: 1.0 - ratio.interval.hi,
             hi: 1.0 - ratio.interval.lo,

@@ -28,10 +28,8 @@ const SECONDS: &str = "seconds.json";
 pub(crate) const BOARD: &str = "board.json";
 /// What was claimed about candidates, and what came of it.
 pub(crate) const CLAIMS: &str = "claims.json";
-/// What the leaderboard made of the user's plan tables.
-pub(crate) const PLAN: &str = "plan.json";
 /// What a run came to: so until a trial is added.
-const RESULTS: [&str; 5] = [BOARD, CLAIMS, crate::beside::FILE, SECONDS, PLAN];
+const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::beside::FILE, SECONDS];
 
 /// How long a run's lock is waited for.
 const LOCK_PATIENCE: Duration = Duration::from_millis(300);

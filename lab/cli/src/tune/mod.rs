@@ -26,7 +26,7 @@ use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program, compilers_for};
 use flashcore_tune::{Beside, Gatekeeper, Outcome as Found, Request, Setup, TuneError, runs};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
 use crate::machine;
@@ -65,25 +65,14 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         style::print(&said(&found, tour, &case));
     }
     // What fails from here on is said and loses nothing: what was found is printed whole.
-    let plan = plan::keep(&found.found, &found.folder, args.no_plan);
+    let plan = plan::keep(&found.found, args.no_plan);
     found.ctrl_c.is_over();
     let beside = match kept_beside(&found) {
         Some(kept) => Some(kept),
         None => peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder),
     };
     if args.json {
-        style::print_json(&json!({
-            "run": found.header,
-            "trials": found.history.trials(),
-            "board": found.board,
-            "peers": beside,
-            "claims": found.claims,
-            "workers_started": found.workers_started,
-            "seconds": found.seconds,
-            "folder": found.folder,
-            "plan": plan.json(),
-            "proposer_gone": found.proposer_gone,
-        }));
+        style::print_json(&json_of(&found, beside.as_ref(), Some(&plan)));
     } else {
         style::print(&beside.as_ref().map(peers::text).unwrap_or_default());
         style::print(&plan.text());
@@ -152,17 +141,28 @@ fn kept_beside(found: &Kept) -> Option<Beside> {
     Beside::read(&found.folder, board).filter(|beside| beside.missing.is_none())
 }
 
+/// What a search found, with the same keys whatever became of it; `null` where there is nothing to say.
+fn json_of(found: &Kept, beside: Option<&Beside>, plan: Option<&plan::Kept>) -> Value {
+    json!({
+        "run": found.header,
+        "trials": found.history.trials(),
+        "board": found.board,
+        "peers": beside,
+        "claims": found.claims,
+        "workers_started": found.workers_started,
+        "seconds": found.seconds,
+        "folder": found.folder,
+        "plan": plan.map(plan::Kept::json),
+        "proposer_gone": found.proposer_gone,
+        "interrupted": found.interrupted,
+        "resume": found.interrupted.then(|| resume_command(&found.folder)),
+    })
+}
+
 /// Says what is left of a search that was interrupted.
 fn interrupted(args: &TuneArgs, found: &Kept) -> Outcome {
     if args.json {
-        style::print_json(&json!({
-            "run": found.header,
-            "trials": found.history.trials(),
-            "board": found.board,
-            "interrupted": true,
-            "folder": found.folder,
-            "resume": resume_command(&found.folder),
-        }));
+        style::print_json(&json_of(found, None, None));
     } else {
         style::print(&found.ctrl_c.said());
     }

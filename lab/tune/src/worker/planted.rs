@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use flashcore_bench::cpu::{CpuBed, CpuSubject};
+use flashcore_bench::host_clock::called;
 use flashcore_bench::{LaunchMode, Subject, SubjectInfo, Trouble};
 use flashcore_kernels::space::{Lever, Space};
 use flashcore_problem::rng::Rng;
@@ -242,6 +243,7 @@ impl Subject for CpuPlanted<'_> {
 
     fn call(&mut self) -> Result<(), Trouble> {
         self.calls += 1;
+        called(&self.info.label)?;
         let wrong = |out: &mut Tensor| {
             let value = out.view().get(0, 0, 0, 0);
             out.view_mut().set(0, 0, 0, 0, value * 0.5 + 1.0);

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::{flashcore, folder, json, kept, trials, words};
+use super::{environment, flashcore, folder, json, kept, trials, words};
 
 /// Something is in the way of the leaderboard, as a full disk would be: put there once the search is under way.
 #[test]
@@ -39,10 +39,8 @@ fn an_error_after_trials_says_what_is_kept_and_how_to_go_on() {
     std::fs::remove_dir(&in_the_way).unwrap();
     std::fs::write(&put_right, "").unwrap();
     let mut again = Command::new("sh");
-    again
-        .args(["-c", &format!("{typed} --json")])
-        .env("XDG_DATA_HOME", &home);
-    let resumed = json(again.env("FLASHCORE_PYTHON", "no-python-here"));
+    again.args(["-c", &format!("{typed} --json")]);
+    let resumed = json(environment(&mut again, &home));
     assert!(
         trials(&resumed).len() >= 2 && resumed["board"]["winner"].is_string(),
         "{resumed:#}"
@@ -55,6 +53,9 @@ fn an_error_after_trials_says_what_is_kept_and_how_to_go_on() {
     );
     let output = flashcore(&other, &home).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
-    assert!(err.contains("begin a new run") && !err.contains("resume  "), "{err}");
+    assert!(
+        words(&err).contains("begin a new run") && !err.contains("resume  "),
+        "{err}"
+    );
     std::fs::remove_dir_all(&home).unwrap();
 }

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use flashcore_problem::rng::Rng;
 
-use super::{children, essence, flashcore, folder, json, kept, table, trials};
+use super::{DEADLINE, children, environment, essence, flashcore, folder, json, kept, table, trials, words};
+
+/// More trials than are made before a search is killed.
+const MANY: usize = 10_000;
 
 fn end(mut child: Child) {
     child.kill().unwrap();
@@ -21,8 +24,8 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     let run = |to: &str, more: &str| {
         let device = file.display();
         let kept = home.join(to).display().to_string();
-        let words = format!("tune tiny --device replay:{device} --seed 3 --budget 110 --json --folder {kept} {more}");
-        flashcore(&words, &home)
+        let typed = format!("tune tiny --device replay:{device} --seed 3 --budget 110 --json --folder {kept} {more}");
+        flashcore(&typed, &home)
     };
     let undisturbed = json(&mut run("whole", ""));
     assert_eq!(trials(&undisturbed).len(), 110);
@@ -30,11 +33,13 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     assert!(undisturbed["plan"]["none"].as_str().unwrap().contains("replay"));
     assert!(!home.join("flashcore/plans").exists());
 
-    let disturbed = home.join("cut");
     let mut rng = Rng::new(20);
-    let (mut kills, mut between, mut of_workers) = (0, 0, 0);
+    let (mut run_number, mut kills, mut between, mut of_workers) = (0, 0, 0, 0);
+    // A search that ends before it is killed is compared, and another one begun.
     for _ in 0..400 {
-        if kills == 20 {
+        let name = format!("cut-{run_number}");
+        let disturbed = home.join(&name);
+        if kills >= 20 && between >= 5 && of_workers >= 5 {
             break;
         }
         let more = if disturbed.join("run.json").exists() {
@@ -42,11 +47,10 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
         } else {
             ""
         };
-        let mut command = run("cut", more);
+        let mut command = run(&name, more);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let before = kept(&disturbed);
         // Wait until a few more trials are kept, then a moment that is not known beforehand.
-        let more_trials = before + 1 + rng.below(6);
+        let more_trials = kept(&disturbed) + 1 + rng.below(6);
         while kept(&disturbed) < more_trials && child.try_wait().unwrap().is_none() {
             thread::sleep(Duration::from_millis(1));
         }
@@ -65,27 +69,32 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
             kills += 1;
             end(child);
         }
+        if kept(&disturbed) == 110 {
+            let resumed = json(&mut run(&name, "--resume"));
+            assert_eq!(essence(&resumed), essence(&undisturbed));
+            run_number += 1;
+        }
     }
-    assert_eq!(kills, 20);
     assert!(
-        between >= 5 && of_workers >= 5,
-        "{between} kills in the middle, {of_workers} workers killed"
+        kills >= 20 && between >= 5 && of_workers >= 5,
+        "{kills} kills, {between} in the middle, {of_workers} workers killed"
     );
-    let resumed = json(&mut run("cut", "--resume"));
+    let last = format!("cut-{run_number}");
+    let resumed = json(&mut run(&last, if home.join(&last).exists() { "--resume" } else { "" }));
     assert_eq!(essence(&resumed), essence(&undisturbed));
 
     // And what is not the same run is not taken up.
-    let other = run("cut", "--resume --strategy random").output().unwrap();
+    let other = run(&last, "--resume --strategy random").output().unwrap();
     let said = String::from_utf8(other.stderr).unwrap();
     assert_eq!(other.status.code(), Some(2), "{said}");
-    assert!(said.contains("the strategy was elite and is random"), "{said}");
+    assert!(words(&said).contains("the strategy was elite and is random"), "{said}");
     let mut faster = table();
     faster.tables[0].timed.iter_mut().for_each(|row| row.1 *= 0.99);
     std::fs::write(&file, serde_json::to_string(&faster).unwrap()).unwrap();
-    let other = run("cut", "--resume").output().unwrap();
+    let other = run(&last, "--resume").output().unwrap();
     let said = String::from_utf8(other.stderr).unwrap();
     assert_eq!(other.status.code(), Some(2), "{said}");
-    assert!(said.contains("the space was"), "{said}");
+    assert!(words(&said).contains("the space was"), "{said}");
     std::fs::remove_dir_all(&home).unwrap();
 }
 
@@ -95,24 +104,22 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
 fn trials_with_a_clock_outlive_kills_to_the_byte() {
     let home = folder("killed-cpu");
     let run = home.join("run");
-    let words = format!(
+    let typed = format!(
         "tune tiny --device cpu --strategy elite --seed 3 --json --folder {} --budget",
         run.display()
     );
     let read = || std::fs::read(run.join("trials.jsonl")).unwrap_or_default();
-    let of_two = json(&mut flashcore(&format!("{words} 2"), &home));
+    let of_two = json(&mut flashcore(&format!("{typed} 2"), &home));
     let shown = || json(&mut flashcore(&format!("leaderboard --json {}", run.display()), &home));
     assert_eq!(shown()["board"], of_two["board"]);
     for kill in 0..3 {
         let before = read();
-        let mut command = flashcore(&format!("{words} 9 --resume"), &home);
+        let mut command = flashcore(&format!("{typed} {MANY} --resume"), &home);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let wanted = kept(&run) + 1;
         while kept(&run) < wanted && child.try_wait().unwrap().is_none() {
             thread::sleep(Duration::from_millis(1));
         }
-        // In the middle of the next one.
-        thread::sleep(Duration::from_millis(50));
         assert!(child.try_wait().unwrap().is_none(), "it ended before it was killed");
         end(child);
         assert!(read().starts_with(&before) && kept(&run) >= wanted, "kill {kill}");
@@ -122,9 +129,10 @@ fn trials_with_a_clock_outlive_kills_to_the_byte() {
         }
     }
     let before = read();
-    let whole = json(&mut flashcore(&format!("{words} 9 --resume"), &home));
+    let all = kept(&run) + 2;
+    let whole = json(&mut flashcore(&format!("{typed} {all} --resume"), &home));
     assert!(read().starts_with(&before));
-    assert_eq!(trials(&whole).len(), 9);
+    assert_eq!(trials(&whole).len(), all);
     assert!(whole["board"]["winner"].is_string(), "{whole:#}");
     assert_eq!(whole["board"]["head_to_head"]["ok"], true);
     std::fs::remove_dir_all(&home).unwrap();
@@ -138,30 +146,29 @@ fn a_program_that_is_replaced_goes_on_with_itself() {
     std::fs::create_dir(&programs).unwrap();
     let program = programs.join("flashcore");
     std::fs::copy(env!("CARGO_BIN_EXE_flashcore"), &program).unwrap();
-    let words = format!(
-        "tune tiny --device cpu --seed 3 --budget 8 --json --folder {}",
+    // The fourth one hangs until its deadline, so that there is a search to do this to.
+    let typed = format!(
+        "tune tiny --lse --device cpu --torture --family planted --strategy exhaustive --seed 1 --budget 6 --json \
+         --deadline {DEADLINE} --folder {}",
         run.display()
     );
     let mut command = Command::new(&program);
-    command.args(words.split_whitespace());
-    command
-        .env("XDG_DATA_HOME", &home)
-        .env("FLASHCORE_PYTHON", "no-python-here");
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    while kept(&run) < 2 && child.try_wait().unwrap().is_none() {
+    command.args(typed.split_whitespace());
+    let mut child = environment(&mut command, &home).stdout(Stdio::piped()).spawn().unwrap();
+    while kept(&run) < 3 && child.try_wait().unwrap().is_none() {
         thread::sleep(Duration::from_millis(1));
     }
     // As a build does: another file under the same name.
     std::fs::remove_file(&program).unwrap();
     std::fs::write(&program, "#!/bin/sh\nexit 9\n").unwrap();
-    let workers = children(child.id());
-    for worker in &workers {
+    for worker in children(child.id()) {
         Command::new("kill").args(["-9", &worker.to_string()]).status().unwrap();
     }
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(trials(&found).len(), 8);
-    assert_eq!((workers.len(), &found["workers_started"]), (1, &2.into()));
+    assert_eq!(trials(&found).len(), 6);
+    // The first, one after the one that hangs, and more for those that crash.
+    assert!(found["workers_started"].as_u64() > Some(2), "{found:#}");
     std::fs::remove_dir_all(&home).unwrap();
 }

@@ -10,7 +10,7 @@ use flashcore_bench::{
 use flashcore_problem::Problem;
 use flashcore_tune::plans;
 
-use super::{flashcore, folder, json};
+use super::{flashcore, folder, json, words};
 
 /// One candidate, which therefore stands.
 const WORDS: &str = "tune tiny --device cpu --strategy exhaustive --budget 1";
@@ -94,7 +94,7 @@ fn the_winner_stands_beside_the_default_and_peers() {
     let output = named.env("FLASHCORE_PYTHON", &python).output().unwrap();
     let shown = flashcore("leaderboard tiny", &home).output().unwrap();
     for text in [output.stdout, shown.stdout] {
-        let text = String::from_utf8(text).unwrap();
+        let text = words(&String::from_utf8(text).unwrap());
         assert!(
             text.contains("1.800 [1.790, 1.810] times as fast as torch/flash"),
             "{text}"
@@ -116,7 +116,7 @@ fn peers_that_cannot_be_had_are_said_and_cost_nothing_else() {
         "{missing}"
     );
     let shown = flashcore("leaderboard tiny", &home).output().unwrap();
-    assert!(String::from_utf8(shown.stdout).unwrap().contains("no peers: they need"));
+    assert!(words(&String::from_utf8(shown.stdout).unwrap()).contains("no peers: they need"));
     // Not asked for, and the leaderboard has the rest.
     let run = json(&mut flashcore(&format!("{WORDS} --json --peers none"), &home));
     assert!(run["peers"].is_null());

@@ -3,10 +3,10 @@
 use flashcore_bench::{DeviceIdentity, Interval, Ratio};
 use flashcore_problem::Problem;
 use flashcore_tune::plans;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 
-use super::{flashcore, folder, json, trials};
+use super::{flashcore, folder, json, made_up, trials, words};
 
 /// What the host's kernel is chosen by, as `run` has it.
 fn chosen(problem: &str, home: &Path, plans: &str) -> Value {
@@ -18,36 +18,47 @@ fn chosen(problem: &str, home: &Path, plans: &str) -> Value {
 fn a_winner_is_what_is_used_from_then_on() {
     let home = folder("plans");
     let problem = "tiny --seq 64 --heads 2 --head-dim 64";
-    let words = format!("tune {problem} --device cpu --strategy hill --budget 14 --json");
-    let run = json(&mut flashcore(&words, &home));
-    let (start, winner) = (&run["run"]["start"], &run["board"]["winner"]);
-    assert_eq!(chosen(problem, &home, "shipped")["kernel"], *start);
-    if winner == start {
-        // On a machine that is busy nothing may be clearly faster.
-        let why = run["plan"]["none"].as_str().unwrap();
-        assert!(why.contains("nothing was faster"), "{why}");
-    } else {
-        assert_eq!(run["plan"]["row"]["kernel"], *winner);
-        let used = chosen(problem, &home, "");
-        assert_eq!(used["kernel"], *winner);
-        assert!(used["why"].as_str().unwrap().starts_with("row 1 of "), "{used}");
-        let listed = json(&mut flashcore("plans --json", &home));
-        assert_eq!(listed["tables"][0]["rows"][0], run["plan"]["row"]);
-        let place = format!("{}:{}", run["plan"]["file"].as_str().unwrap(), run["plan"]["number"]);
-        let other = flashcore(&format!("plans --drop {place}:none"), &home)
-            .output()
-            .unwrap();
-        let said = String::from_utf8(other.stderr).unwrap();
-        assert!(other.status.code() == Some(2) && said.contains("has by now"), "{said}");
-        let dropped = flashcore(&format!("plans --drop {place}"), &home).output().unwrap();
-        assert!(dropped.status.success());
-        assert_eq!(chosen(problem, &home, "")["kernel"], *start);
-    }
-    // Nothing is kept where that was asked for, and nothing that was made up.
-    let again = format!("{words} --seed 2 --no-plan");
-    assert!(json(&mut flashcore(&again, &home))["plan"]["none"].is_string());
-    let table = json(&mut flashcore("plans --json", &home))["tables"][0].clone();
-    assert_ne!(table["rows"].as_array().map(Vec::len), Some(1));
+    let start = chosen(problem, &home, "shipped")["kernel"].clone();
+    // Whatever is tried is faster than heuristics' kernel, all by as much.
+    made_up(&home, &json!({ start.as_str().unwrap(): 2000 }));
+    let typed = format!("tune {problem} --device cpu --strategy hill --budget 3 --json");
+    let run = json(&mut flashcore(&typed, &home));
+    let winner = &run["board"]["winner"];
+    assert_eq!(run["run"]["start"], start);
+    assert_ne!(*winner, start, "{run:#}");
+    assert_eq!(run["plan"]["row"]["kernel"], *winner);
+    assert_eq!(
+        (&run["plan"]["row"]["gain"], &run["plan"]["used"]),
+        (&0.5.into(), winner)
+    );
+    // A row with made-up times says so.
+    assert_eq!(run["plan"]["row"]["driver"], "made-up times");
+    let used = chosen(problem, &home, "");
+    assert_eq!(used["kernel"], *winner);
+    assert!(used["why"].as_str().unwrap().starts_with("row 1 of "), "{used}");
+    let listed = json(&mut flashcore("plans --json", &home));
+    assert_eq!(listed["tables"][0]["rows"][0], run["plan"]["row"]);
+    let place = format!("{}:{}", run["plan"]["file"].as_str().unwrap(), run["plan"]["number"]);
+    let other = flashcore(&format!("plans --drop {place}:none"), &home)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(other.stderr).unwrap();
+    assert!(
+        other.status.code() == Some(2) && words(&said).contains("has by now"),
+        "{said}"
+    );
+    let dropped = flashcore(&format!("plans --drop {place}"), &home).output().unwrap();
+    assert!(dropped.status.success());
+    assert_eq!(chosen(problem, &home, "")["kernel"], start);
+    // Nothing is kept where that was asked for.
+    let again = format!("{typed} --seed 2 --no-plan");
+    assert_eq!(json(&mut flashcore(&again, &home))["plan"]["none"], "--no-plan");
+    let listed = json(&mut flashcore("plans --json", &home));
+    assert_eq!(
+        listed["tables"][0]["rows"].as_array().map(Vec::len),
+        Some(0),
+        "{listed:#}"
+    );
     std::fs::remove_dir_all(&home).unwrap();
 }
 
@@ -73,11 +84,11 @@ fn a_search_begins_at_what_the_library_would_run() {
     )
     .unwrap();
     let of_plans = home.join("flashcore/plans");
-    let file = plans::keep(&of_plans, &plans::device_of(&device), row).unwrap();
+    let file = plans::put(&of_plans, &plans::device_of(&device), row).unwrap().file;
 
-    let words = "tune tiny --device cpu --strategy random --budget 2 --json --folder";
+    let typed = "tune tiny --device cpu --strategy random --budget 2 --json --folder";
     let kept = home.join("run").display().to_string();
-    let run = json(&mut flashcore(&format!("{words} {kept}"), &home));
+    let run = json(&mut flashcore(&format!("{typed} {kept}"), &home));
     assert_eq!(run["run"]["start"], "cpu/m48n80", "{run:#}");
     let by = run["run"]["default"]["row"].as_str().unwrap();
     assert!(by.starts_with("row 1 of ") && by.contains("10.0 %"), "{by}");
@@ -85,15 +96,15 @@ fn a_search_begins_at_what_the_library_would_run() {
     let tried: Vec<String> = trials(&run).into_iter().map(|trial| trial.id).collect();
     assert_eq!(tried, ["cpu/m48n80".to_string(), heuristics.clone()]);
     let shown = flashcore(&format!("leaderboard {kept}"), &home).output().unwrap();
-    let shown = String::from_utf8(shown.stdout).unwrap().replace('\n', " ");
+    let shown = words(&String::from_utf8(shown.stdout).unwrap());
     assert!(shown.contains("cpu/m48n80, the default (row 1 of"), "{shown}");
 
     // It goes on from there when the table is gone; a new run and a pinned one do not.
     std::fs::remove_file(file).unwrap();
-    let resumed = json(&mut flashcore(&format!("{words} {kept} --resume"), &home));
+    let resumed = json(&mut flashcore(&format!("{typed} {kept} --resume"), &home));
     assert_eq!(resumed["run"]["default"], run["run"]["default"]);
     let mut plain = flashcore("tune tiny --device cpu --strategy random --budget 2", &home);
-    let said = String::from_utf8(plain.output().unwrap().stdout).unwrap();
+    let said = words(&String::from_utf8(plain.output().unwrap().stdout).unwrap());
     assert!(said.contains(&format!("{heuristics}, by heuristics")), "{said}");
     assert!(
         said.contains(&format!("{heuristics}, the default (heuristics)")),
@@ -107,22 +118,22 @@ fn a_table_that_was_named_and_is_none_is_said() {
     let home = folder("named");
     let file = home.join("named.json");
     std::fs::write(&file, "{}").unwrap();
-    for words in [
+    for typed in [
         "run tiny --device cpu",
         "plans",
         "explain mission --profile h200",
         "bench tiny --device cpu --no-store",
     ] {
-        let output = flashcore(words, &home).env("FLASHCORE_PLANS", &file).output().unwrap();
+        let output = flashcore(typed, &home).env("FLASHCORE_PLANS", &file).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
-        assert!(said.contains("is no plan table"), "{words}: {said}");
+        assert_eq!(output.status.code(), Some(2), "{typed}: {said}");
+        assert!(words(&said).contains("is no plan table"), "{typed}: {said}");
     }
     // In the user's folder it is noted, and spoils nothing.
     std::fs::create_dir_all(home.join("flashcore/plans")).unwrap();
     std::fs::rename(&file, home.join("flashcore/plans/named.json")).unwrap();
     let output = flashcore("run tiny --device cpu", &home).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
+    let said = words(&String::from_utf8(output.stdout).unwrap());
     assert!(output.status.success() && said.contains("is no plan table"), "{said}");
     let output = flashcore("explain mission --profile h200 --json", &home)
         .output()

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use flashcore_tune::{Trial, Verdict};
 
-use super::{flashcore, folder, said, words};
+use super::{flashcore, folder, said_of, words};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/propose.py");
 
@@ -31,9 +31,9 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
         .arg(&run)
         .output()
         .unwrap();
-    let (out, err) = said(&output);
+    let (out, err) = said_of(&output);
     assert_eq!(output.status.code(), Some(1), "{out}{err}");
-    assert!(err.contains("the search ended early: proposer `sh"), "{err}");
+    assert!(words(&err).contains("the search ended early: proposer `sh"), "{err}");
     assert!(run.join("board.json").exists());
     // What cannot run here is data, with its reason.
     let lines = std::fs::read_to_string(run.join("trials.jsonl")).unwrap();
@@ -63,7 +63,7 @@ fn a_proposer_that_says_nonsense_is_quoted() {
         .args(["--proposer", "echo nonsense"])
         .output()
         .unwrap();
-    let (out, err) = said(&output);
+    let (out, err) = said_of(&output);
     assert_eq!(output.status.code(), Some(1), "{out}{err}");
     let (out, err) = (words(&out), words(&err));
     assert!(
@@ -91,14 +91,14 @@ fn the_example_of_a_proposer_proposes_what_may_be_tried() {
         .args(["--proposer", &format!("python3 {SCRIPT}")])
         .output()
         .unwrap();
-    let (out, err) = said(&output);
+    let (out, err) = said_of(&output);
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
     // Kept output says what it is evidence of.
     let identity = format!(
-        "revision  {}; driver of the times 580.159.04",
+        "revision {}; driver of the times 580.159.04",
         env!("FLASHCORE_BUILD_REVISION")
     );
-    assert!(out.contains(&identity), "{out}");
+    assert!(words(&out).contains(&identity), "{out}");
     let lines = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
     let trials: Vec<Trial> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(trials.len(), 30);
