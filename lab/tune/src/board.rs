@@ -237,14 +237,6 @@ impl Board {
         Some((1.0 - ratio.value, interval))
     }
 
-    /// Whether the witness is of the family of one of those that it witnessed for, whose code it shares: what is wrong in
-    /// both it does not show.
-    pub fn is_witness_kin(&self) -> bool {
-        let family = |id: &str| id.split_once('/').map(|(family, _)| family.to_string());
-        let witness = self.witness.as_deref().and_then(family);
-        witness.is_some() && self.rows.iter().any(|row| family(&row.id) == witness)
-    }
-
     /// Whether the first candidate, which is what is used where nobody tunes, did not come through: at a gate, or
     /// under the simulator.
     pub fn is_start_bad(&self) -> bool {
@@ -358,17 +350,6 @@ mod tests {
         let found = board(about(None, false), "start", &close);
         assert_eq!((found.winner.as_deref(), found.gain_of_winner()), (Some("start"), None));
         assert!(!found.is_start_bad());
-    }
-
-    #[test]
-    fn a_witness_of_the_same_family_is_known_for_one() {
-        let rows = [row("wgmma/a", None), row("wgmma/b", Some([0.90, 0.92]))];
-        let mut found = board(about(None, false), "wgmma/a", &rows);
-        assert!(!found.is_witness_kin());
-        for (witness, kin) in [("cpu/m32n32", false), ("scalar/c", false), ("wgmma/c", true)] {
-            found.witness = Some(witness.to_string());
-            assert_eq!(found.is_witness_kin(), kin, "{witness}");
-        }
     }
 
     #[test]

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 
 use flashcore_bench::defences::{Inspection, Rig, inspect, inspect_again};
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
-use flashcore_problem::{Problem, Tensor};
+use flashcore_problem::{InputKind, Problem, Tensor};
 
+use crate::device_lock::{DeviceLock, Held, Waits};
 use crate::error::TuneError;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::remote::{RemoteRig, Written};
 use crate::trial::{Timed, Verdict, times_as_long};
-use crate::turn::{Turn, Turns};
-use crate::worker::protocol::{Command, Opened, Said};
+use crate::worker::protocol::{Command, Form, Opened, Said, Step, What};
 use crate::worker::{Compilers, Loss, Worker};
 
 /// How candidates are timed, and what counts.
@@ -141,14 +141,14 @@ pub(crate) struct Examiner<'j> {
     pub(crate) scratch: PathBuf,
     /// Where rows of its outputs are compared; kept, since it is as large as an output.
     pub(crate) canvas: Option<Tensor>,
-    /// Who else runs candidates on its device.
-    pub(crate) turns: Turns,
+    /// Shared with other searches on its device.
+    pub(crate) lock: DeviceLock,
     /// Asked to end, it begins with no further candidate.
     pub(crate) interrupt: Interrupt,
 }
 
 impl Examiner<'_> {
-    /// Sends one candidate through the gates. It has its turn on the device.
+    /// Sends one candidate through the gates. The device is held meanwhile.
     ///
     /// # Errors
     /// What is no candidate's fault: a worker that cannot be started any more, a scratch file that cannot be read.
@@ -177,18 +177,19 @@ impl Examiner<'_> {
         }
     }
 
-    /// Waits until a candidate is compiled, as far as that was begun, and for its turn; `None` if the search is interrupted
-    /// first.
-    pub(crate) fn ready(&self, id: &str, is_late: &mut dyn FnMut(&str)) -> Option<Turn> {
+    /// Waits until a candidate is compiled, as far as that was begun, and for the device; `None` if the search is
+    /// interrupted first.
+    pub(crate) fn ready(&self, id: &str, told: &mut dyn FnMut(&str, Waits)) -> Option<Held> {
         if let Some(compilers) = self.compilers {
             compilers.wait_for(id);
         }
-        self.turn(is_late)
+        self.hold(told)
     }
 
-    /// Waits for its turn on the device, and tells of which where that takes long.
-    pub(crate) fn turn(&self, is_late: &mut dyn FnMut(&str)) -> Option<Turn> {
-        self.turns.wait(&self.interrupt, &mut || is_late(self.worker.device()))
+    /// Waits for the device, and tells which it waits for.
+    pub(crate) fn hold(&self, told: &mut dyn FnMut(&str, Waits)) -> Option<Held> {
+        self.lock
+            .wait(&self.interrupt, &mut |waits| told(self.worker.device(), waits))
     }
 
     fn gates(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, Stop> {
@@ -309,15 +310,7 @@ impl Examiner<'_> {
                     Err(stop) => return Err(stop),
                 }
             }
-            self.ask(&Command::Load {
-                place: 0,
-                kind: case.kind.name().to_string(),
-                seed: case.seed,
-            })?;
-            self.ask(&Command::Poison { place: 0 })?;
-            self.ask(&Command::Run { kernel: 0, place: 0 })?;
-            self.ask(&Command::Finish)?;
-            let written = self.read()?;
+            let written = self.answer(0, case.kind, case.seed)?;
             let verdict = case
                 .judge(&written)
                 .map_err(|error| TuneError::from(flashcore::Error::from(error)))?;
@@ -346,6 +339,7 @@ impl Examiner<'_> {
             scratch: &self.scratch,
             number,
             kernel,
+            steps: Vec::new(),
             canvas: &mut self.canvas,
             stop: None,
         };
@@ -360,42 +354,64 @@ impl Examiner<'_> {
         }
     }
 
-    /// The same inputs twice, those that inspection left: not a bit may differ. Outputs are compared where they are.
+    /// The same inputs twice, those that inspection left: not a bit may differ. Outputs are digested where they are.
     fn twice(&mut self) -> Result<(), Stop> {
-        let mut lse = Vec::new();
-        for first in [true, false] {
-            self.ask(&Command::Poison { place: 0 })?;
-            self.ask(&Command::Run { kernel: 0, place: 0 })?;
-            self.ask(&Command::Finish)?;
-            if first {
-                self.ask(&Command::Snapshot { place: 0 })?;
-            }
-            lse.push(self.read_lse()?);
+        let mut runs = Vec::new();
+        for _ in 0..2 {
+            self.compute(0, None)?;
+            runs.push((self.digest(What::Output)?, self.digest(What::Lse)?));
             self.nothing_outside()?;
         }
-        let differs = match self.ask(&Command::Differs { place: 0 })? {
-            Said::Differs(bytes) => bytes,
-            other => {
-                let reason = format!("asked in how many bytes two runs differ, its worker said {other:?}");
-                return Err(Stop::Verdict(Verdict::LaunchFailed, reason));
-            }
-        };
-        let lse_differs = lse[0].iter().zip(&lse[1]).filter(|(a, b)| a != b).count();
-        if differs == 0 && lse[0] == lse[1] {
+        if runs[0] == runs[1] {
             return Ok(());
         }
-        let reason = format!(
-            "two runs on the same inputs differ in {differs} bytes of the output, and in {lse_differs} of the log-sum-exp"
-        );
+        let what = if runs[0].0 == runs[1].0 {
+            "log-sum-exp"
+        } else {
+            "output"
+        };
+        let reason = format!("two runs on the same inputs differ in the {what}");
         Err(Stop::Verdict(Verdict::Unstable, reason))
     }
 
-    fn read_lse(&mut self) -> Result<Vec<u8>, Stop> {
-        self.ask(&Command::ReadLse {
-            place: 0,
+    /// Runs an open kernel over poison, on inputs of a kind and seed or on those that are there.
+    fn compute(&mut self, kernel: usize, inputs: Option<(InputKind, u64)>) -> Result<(), Stop> {
+        let place = 0;
+        let load = inputs.map(|(kind, seed)| Step::Load {
+            place,
+            kind: kind.name().to_string(),
+            seed,
+        });
+        let then = [Step::Poison { place }, Step::Run { kernel, place }, Step::Finish];
+        let steps = load.into_iter().chain(then).collect();
+        self.ask(&Command::Steps { steps }).map(drop)
+    }
+
+    /// What an open kernel writes for inputs of a kind and seed. Nothing may be written outside of it.
+    pub(crate) fn answer(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
+        self.compute(kernel, Some((kind, seed)))?;
+        let (out, lse) = (self.bytes(What::Output)?, self.bytes(What::Lse)?);
+        self.nothing_outside()?;
+        Ok(Written { out, lse })
+    }
+
+    fn bytes(&mut self, what: What) -> Result<Vec<u8>, Stop> {
+        let form = Form::Bytes {
             file: self.scratch.clone(),
-        })?;
+        };
+        self.ask(&Command::Read { place: 0, what, form })?;
         Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
+    }
+
+    fn digest(&mut self, what: What) -> Result<String, Stop> {
+        let form = Form::Digest;
+        match self.ask(&Command::Read { place: 0, what, form })? {
+            Said::Digest(digest) => Ok(digest),
+            other => {
+                let reason = format!("asked for a digest, its worker said {other:?}");
+                Err(Stop::Verdict(Verdict::LaunchFailed, reason))
+            }
+        }
     }
 
     fn nothing_outside(&mut self) -> Result<(), Stop> {
@@ -403,19 +419,6 @@ impl Examiner<'_> {
             Said::Outside(Some(outside)) => Err(Stop::Verdict(Verdict::Wrong, outside)),
             _ => Ok(()),
         }
-    }
-
-    /// What an open kernel wrote at the place where candidates are timed. Nothing may have been written beside it.
-    pub(crate) fn read(&mut self) -> Result<Written, Stop> {
-        self.ask(&Command::Read {
-            place: 0,
-            snapshot: false,
-            file: self.scratch.clone(),
-        })?;
-        let out = std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?;
-        let lse = self.read_lse()?;
-        self.nothing_outside()?;
-        Ok(Written { out, lse })
     }
 
     pub(crate) fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, Stop> {

@@ -101,7 +101,7 @@ fn hold(
             return Ok(Some(Board::of_history(history, about, why, keep)));
         }
         let ids: Vec<String> = finalists.iter().map(|trial| trial.id.clone()).collect();
-        let Some(_turn) = examiner.turn(&mut |device| watcher.late(device)) else {
+        let Some(_held) = examiner.hold(&mut |device, waits| watcher.waits(device, waits)) else {
             return Ok(None);
         };
         // Where somebody was struck, the witness may have come into the finals itself.
@@ -168,7 +168,7 @@ fn confirm(
             continue;
         }
         watcher.finals(&ids);
-        let Some(_turn) = examiner.turn(&mut |device| watcher.late(device)) else {
+        let Some(_held) = examiner.hold(&mut |device, waits| watcher.waits(device, waits)) else {
             return Ok(Confirmed::Interrupted);
         };
         let struck = match examiner.meet(&finalists, &ids, None)? {
@@ -220,20 +220,7 @@ impl Examiner<'_> {
     fn testify(&mut self, id: &str, seed: u64) -> Result<Written, Stop> {
         self.open(self.judge.problem(), &[id.to_string()])?;
         self.inspected(0, 0, inspect)?;
-        self.answer(0, seed)
-    }
-
-    /// An open kernel's answer to normal inputs of a seed.
-    fn answer(&mut self, kernel: usize, seed: u64) -> Result<Written, Stop> {
-        self.ask(&Command::Load {
-            place: 0,
-            kind: InputKind::Normal.name().to_string(),
-            seed,
-        })?;
-        self.ask(&Command::Poison { place: 0 })?;
-        self.ask(&Command::Run { kernel, place: 0 })?;
-        self.ask(&Command::Finish)?;
-        self.read()
+        self.answer(0, InputKind::Normal, seed)
     }
 
     /// Times finalists against the first of them, and looks at each before and after.
@@ -358,7 +345,7 @@ impl Examiner<'_> {
     /// who is right.
     fn agrees(&mut self, kernel: usize, witness: &Witness) -> Result<(), Stop> {
         let problem: &Problem = self.judge.problem();
-        let answer = self.answer(kernel, witness.seed)?;
+        let answer = self.answer(kernel, InputKind::Normal, witness.seed)?;
         let differing = rows::differing(problem, &answer, &witness.answer);
         if differing.is_empty() {
             return Ok(());

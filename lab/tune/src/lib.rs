@@ -5,12 +5,14 @@
 //! - [`insight`]: claims of what a change would bring, and which kinds of them came true.
 //! - [`worker`]: child processes that run candidates and the clock.
 //! - [`run()`]: a search from beginning to end; [`journal`] keeps it, [`board`] has its finalists.
+//! - [`device_lock`]: one search at a time on a device; [`rates`]: what a search measures first on a GPU.
 //! - [`plans`]: which winners become rows of plan tables.
 //! - [`Judge`]: inputs and right answers, in the parent; the [`Gatekeeper`] says what can be said without a device.
 
 mod beside;
 pub mod board;
 mod default;
+pub mod device_lock;
 mod error;
 mod examine;
 mod finals;
@@ -20,6 +22,7 @@ mod interrupt;
 pub mod journal;
 mod judge;
 pub mod plans;
+pub mod rates;
 mod remote;
 pub mod replay;
 mod rows;
@@ -31,12 +34,12 @@ mod simulated;
 pub mod space;
 pub mod strategy;
 mod trial;
-mod turn;
 mod witness;
 pub mod worker;
 
 pub use beside::Beside;
 pub use default::DefaultKernel;
+pub use device_lock::{DeviceLock, Waits};
 pub use error::TuneError;
 pub use examine::Timing;
 pub use gate::Gatekeeper;
@@ -46,4 +49,3 @@ pub use run::{Outcome, Request, Watcher, run};
 pub use setup::{Setup, read as read_measured};
 pub use space::Space;
 pub use trial::{History, Timed, Trial, Verdict, times_as_long};
-pub use turn::{Turn, Turns};

@@ -11,7 +11,7 @@ use crate::error::TuneError;
 use crate::examine::Stop;
 use crate::judge::Judge;
 use crate::worker::Worker;
-use crate::worker::protocol::{Command, Said};
+use crate::worker::protocol::{Command, Form, Said, Step, What};
 
 /// The rig of [`flashcore_bench::defences`], whose buffers and kernels are in a worker and whose answers are here.
 pub(crate) struct RemoteRig<'r> {
@@ -22,6 +22,8 @@ pub(crate) struct RemoteRig<'r> {
     pub(crate) number: usize,
     /// Its place among the kernels that are open.
     pub(crate) kernel: usize,
+    /// What is to be done before the worker is asked anything else.
+    pub(crate) steps: Vec<Step>,
     /// Rows of outputs that were looked at are put here, to be compared.
     pub(crate) canvas: &'r mut Option<Tensor>,
     /// Why the worker has no answer, which says more than the trouble does.
@@ -37,6 +39,25 @@ impl RemoteRig<'_> {
         };
         self.stop = Some(stop);
         Err(Trouble::new("the worker is lost"))
+    }
+
+    /// Sends the steps that were taken since it was last asked.
+    fn send_steps(&mut self) -> Result<(), Trouble> {
+        let steps = std::mem::take(&mut self.steps);
+        match steps.is_empty() {
+            true => Ok(()),
+            false => self.ask(&Command::Steps { steps }).map(drop),
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), Trouble> {
+        self.steps.push(step);
+        Ok(())
+    }
+
+    fn read_as(&mut self, place: usize, what: What, form: Form) -> Result<Said, Trouble> {
+        self.send_steps()?;
+        self.ask(&Command::Read { place, what, form })
     }
 
     /// What the worker has written. Where that cannot be read no kernel is to blame.
@@ -58,44 +79,39 @@ impl Rig for RemoteRig<'_> {
     }
 
     fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
-        self.ask(&Command::Load {
+        self.step(Step::Load {
             place,
             kind: InputKind::Normal.name().to_string(),
             seed: self.judge.seed(seed, self.number),
         })
-        .map(drop)
     }
 
     fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        self.ask(&Command::Poison { place }).map(drop)
+        self.step(Step::Poison { place })
     }
 
     fn pause(&mut self) -> Result<(), Trouble> {
-        self.ask(&Command::Pause).map(drop)
+        self.step(Step::Pause)
     }
 
     fn run(&mut self, place: usize) -> Result<bool, Trouble> {
-        self.ask(&Command::Run {
-            kernel: self.kernel,
-            place,
-        })?;
+        let kernel = self.kernel;
+        self.step(Step::Run { kernel, place })?;
         Ok(true)
     }
 
     fn snapshot(&mut self, place: usize) -> Result<(), Trouble> {
-        self.ask(&Command::Snapshot { place }).map(drop)
+        self.step(Step::Snapshot { place })
     }
 
     fn finish(&mut self) -> Result<(), Trouble> {
-        self.ask(&Command::Finish).map(drop)
+        self.step(Step::Finish)?;
+        self.send_steps()
     }
 
     fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble> {
-        self.ask(&Command::Read {
-            place,
-            snapshot: what == Output::Snapshot,
-            file: self.scratch.to_path_buf(),
-        })?;
+        let file = self.scratch.to_path_buf();
+        self.read_as(place, named(what), Form::Bytes { file })?;
         let problem = self.judge.problem();
         let mut tensor = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         let bytes = self.fetched()?;
@@ -120,12 +136,11 @@ impl Rig for RemoteRig<'_> {
             });
         };
         let rows: Vec<[usize; 3]> = rows.iter().map(|row| row.index).collect();
-        let said = self.ask(&Command::Look {
-            place,
-            snapshot: what == Output::Snapshot,
+        let form = Form::Rows {
             rows: rows.clone(),
             file: self.scratch.to_path_buf(),
-        })?;
+        };
+        let said = self.read_as(place, named(what), form)?;
         let Said::Looked(census) = said else {
             return Err(Trouble::new(format!("asked what an output is like, it said {said:?}")));
         };
@@ -144,21 +159,27 @@ impl Rig for RemoteRig<'_> {
         if !self.judge.problem().return_lse() {
             return Ok(None);
         }
-        self.ask(&Command::ReadLse {
-            place,
-            file: self.scratch.to_path_buf(),
-        })?;
+        let file = self.scratch.to_path_buf();
+        self.read_as(place, What::Lse, Form::Bytes { file })?;
         let bytes = self.fetched()?;
         Ok(Some(floats(&bytes)))
     }
 
     fn outside(&mut self) -> Result<Option<String>, Trouble> {
+        self.send_steps()?;
         match self.ask(&Command::Outside)? {
             Said::Outside(outside) => Ok(outside),
             other => Err(Trouble::new(format!(
                 "asked what was written outside, it said {other:?}"
             ))),
         }
+    }
+}
+
+fn named(what: Output) -> What {
+    match what {
+        Output::Final => What::Output,
+        Output::Snapshot => What::Snapshot,
     }
 }
 

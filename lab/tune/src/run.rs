@@ -13,6 +13,7 @@ use flashcore_ir::Chip;
 
 use crate::board::{About, Board};
 use crate::default::DefaultKernel;
+use crate::device_lock::{DeviceLock, Waits};
 use crate::error::TuneError;
 use crate::examine::{Examiner, Timing};
 use crate::finals;
@@ -26,7 +27,6 @@ use crate::simulated;
 use crate::space::Space;
 use crate::strategy::Strategy;
 use crate::trial::{History, Trial};
-use crate::turn::Turns;
 use crate::witness::Witnesses;
 use crate::worker::planted::{self, Conduct};
 use crate::worker::protocol::Hello;
@@ -76,9 +76,9 @@ pub struct Request {
     pub deadlines: Deadlines,
     /// How candidates are timed.
     pub timing: Timing,
-    /// Folder of the locks of devices: searches that share it and a device take turns there. `None`: whoever else is on a
-    /// device is not waited for.
-    pub turns: Option<PathBuf>,
+    /// Folder of the locks of devices ([`device_lock::folder`](crate::device_lock::folder)): searches that share it and a
+    /// device take it in turns. `None`: no other search is waited for.
+    pub locks: Option<PathBuf>,
     /// Ends it before its limits.
     pub interrupt: Interrupt,
 }
@@ -101,9 +101,9 @@ pub trait Watcher {
     fn lost(&mut self, device: &str, why: &str) {
         let _ = (device, why);
     }
-    /// A device has been waited for long: another search has it.
-    fn late(&mut self, device: &str) {
-        let _ = device;
+    /// Another search has a device, and this one waits for it.
+    fn waits(&mut self, device: &str, waits: Waits) {
+        let _ = (device, waits);
     }
 }
 
@@ -205,13 +205,14 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let of_trials = before.iter().map(|trial| trial.seconds).sum::<f64>() / header.devices.len() as f64;
     let seconds_before = read_seconds(&request.folder).unwrap_or(0.0).max(of_trials);
     watcher.begins(&header, tried_before);
-    let turns = |device: &DeviceIdentity| Turns::on(device, request.turns.as_deref().filter(|_| computes));
+    let lock = |device: &DeviceIdentity| DeviceLock::on(device, request.locks.as_deref().filter(|_| computes));
     let judge = match header.inputs {
         Some(seed) => {
             // Right answers take every core for a while: on the host that is the device.
             let is_host = |device: &&DeviceIdentity| device.device == "cpu";
             let host = header.devices.iter().find(is_host);
-            let _turn = host.map(|host| turns(host).wait(&request.interrupt, &mut || watcher.late(&host.device)));
+            let told = &mut |host: &DeviceIdentity, waits| watcher.waits(&host.device, waits);
+            let _held = host.map(|host| lock(host).wait(&request.interrupt, &mut |waits| told(host, waits)));
             Judge::new(&request.case.problem, seed)?
         }
         None => Judge::of_nothing(&request.case.problem),
@@ -229,7 +230,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             timing: &request.timing,
             scratch: scratch[index].0.clone(),
             canvas: None,
-            turns: turns(&header.devices[index]),
+            lock: lock(&header.devices[index]),
             interrupt: request.interrupt.clone(),
         })
         .collect();
@@ -259,9 +260,6 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let witnesses = Witnesses {
         problem: &request.case.problem,
         gate: Gatekeeper::new(&request.case.problem, request.chip),
-        space: &request.space,
-        history: &history,
-        wrapped: request.default.as_ref().map(|default| default.heuristics.clone()),
         on_gpu: request.chip.is_some(),
     };
     let keep = request.finalists;
@@ -416,7 +414,7 @@ pub(crate) mod tests {
             program,
             deadlines: Deadlines::default(),
             timing: Timing::for_cpu(),
-            turns: None,
+            locks: None,
             interrupt: Interrupt::default(),
         }
     }

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::device_lock::Waits;
 use crate::error::TuneError;
 use crate::examine::{Best, Examiner, Found};
 use crate::interrupt::Interrupt;
@@ -37,8 +38,8 @@ enum News {
         found: Result<Found, TuneError>,
         seconds: f64,
     },
-    /// It has waited long for its turn on this device.
-    Late(String),
+    /// It waits for this device.
+    Waits(String, Waits),
 }
 
 /// Where candidates are examined.
@@ -227,7 +228,7 @@ impl<'s> Search<'s> {
                         watcher.lost(&names[by], &error.to_string());
                     }
                     Ok(News::Done { found: Err(error), .. }) => break Err(error),
-                    Ok(News::Late(device)) => watcher.late(&device),
+                    Ok(News::Waits(device, waits)) => watcher.waits(&device, waits),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => {
                         break Err(TuneError::Nothing {
@@ -263,7 +264,7 @@ impl<'s> Search<'s> {
                         self.results.insert(number, Known::Found(found, seconds));
                     }
                     News::Done { found: Err(error), .. } => outcome = outcome.and(Err(error)),
-                    News::Late(_) => {}
+                    News::Waits(..) => {}
                 }
             }
             while let Some(result) = self.results.remove(&self.history.trials().len()) {
@@ -490,12 +491,12 @@ fn work<'e>(
         };
         let began = Instant::now();
         examiner.ahead(new);
-        let late = &mut |device: &str| drop(news.send(News::Late(device.to_string())));
-        let Some(turn) = examiner.ready(&job.id, late) else {
+        let told = &mut |device: &str, waits| drop(news.send(News::Waits(device.to_string(), waits)));
+        let Some(held) = examiner.ready(&job.id, told) else {
             return examiner;
         };
         let found = examiner.examine(job.number, &job.id, job.best.as_ref());
-        drop(turn);
+        drop(held);
         let is_lost = found.is_err();
         let sent = news.send(News::Done {
             by,

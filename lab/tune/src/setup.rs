@@ -159,7 +159,7 @@ pub fn read(file: &str) -> Result<Measured, TuneError> {
 }
 
 /// What the driver says of a GPU that kernels are made for. Looks at the driver without taking the device.
-fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
+pub(crate) fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
     let devices: Vec<DeviceInfo> = flashcore_cuda::devices().map_err(flashcore::Error::from)?;
     let ordinal: Option<u32> = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
     let info = devices.iter().find(|info| Some(info.ordinal) == ordinal);

@@ -187,13 +187,9 @@ pub(crate) fn text(board: &Board) -> String {
         text.push_str(&style::wrap(&line, 10));
     }
     if let Some(witness) = &board.witness {
-        let kin = match board.is_witness_kin() {
-            true => ", which is of the same family: a fault of them all would not show",
-            false => "",
-        };
         text.push_str(&style::field(
             "rows",
-            &format!("each of the finalists' was held against {witness}{kin}"),
+            &format!("each of the finalists' was held against {witness}"),
         ));
     }
     if let Err(why) = &board.head_to_head {

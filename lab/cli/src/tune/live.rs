@@ -5,11 +5,10 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use flashcore_tune::journal::Header;
-use flashcore_tune::{History, Trial, Verdict, Watcher, times_as_long};
+use flashcore_tune::{History, Trial, Verdict, Waits, Watcher, times_as_long};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::style::{self, BAD, DIM, GOOD};
-use crate::tune::beside;
 
 /// The view.
 pub(crate) struct Live {
@@ -24,6 +23,8 @@ pub(crate) struct Live {
     first: &'static str,
     /// Whether it was said that times swing.
     said_noise: bool,
+    /// What was said last of waiting for another search.
+    said_waits: Option<Waits>,
 }
 
 /// Trials that are looked at for noise: the last that were timed beside another.
@@ -62,6 +63,7 @@ impl Live {
             before: 0,
             first: "the first's",
             said_noise: false,
+            said_waits: None,
         }
     }
 
@@ -123,6 +125,20 @@ fn is_noisy(trials: &[Trial]) -> bool {
     let last: Vec<f64> = widths.take(NOISE_TRIALS).collect();
     let wide = last.iter().filter(|&&width| width > NOISE_WIDTH).count();
     last.len() == NOISE_TRIALS && 2 * wide > NOISE_TRIALS
+}
+
+/// Says that another search has a device.
+pub(crate) fn say_waits(device: &str, waits: Waits) {
+    let note = match waits {
+        Waits::Begun => format!(
+            "note: another `flashcore tune` is searching on {device}: the two take it in turns, candidate by candidate, \
+             and each tries fewer in its time"
+        ),
+        Waits::Long => format!(
+            "note: another `flashcore tune` has had {device} for a while; if that one is stopped or hangs, end it"
+        ),
+    };
+    anstream::eprint!("{}", style::wrap(&note, 2));
 }
 
 /// A line of a list: number, verdict, how long beside the best so far, who it is, and beside whom or why not. The time
@@ -223,8 +239,12 @@ impl Watcher for Live {
         self.bar.suspend(|| style::eprint(&style::wrap(&note, 2)));
     }
 
-    fn late(&mut self, device: &str) {
-        self.bar.suspend(|| beside::say_late(device));
+    fn waits(&mut self, device: &str, waits: Waits) {
+        // Two searches wait for each other all the time: that is said once.
+        if self.said_waits != Some(waits) {
+            self.said_waits = Some(waits);
+            self.bar.suspend(|| say_waits(device, waits));
+        }
     }
 
     fn finals(&mut self, finalists: &[String]) {

@@ -2,7 +2,6 @@
 //! what searches found, `flashcore worker` runs candidates.
 
 pub(crate) mod args;
-mod beside;
 mod claims;
 pub(crate) mod interrupt;
 pub(crate) mod leaderboard;
@@ -25,7 +24,7 @@ use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program, compilers_for};
-use flashcore_tune::{Beside, Gatekeeper, Outcome as Found, Request, Setup, TuneError, runs};
+use flashcore_tune::{Beside, Gatekeeper, Outcome as Found, Request, Setup, TuneError, device_lock, runs};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
@@ -56,7 +55,6 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let devices = devices(&args.device)?;
     // Somebody who names nothing and has no GPU is shown everything that can be shown without one.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
-    let _held = beside::hold(&devices);
     let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
     if found.interrupted {
         return Ok(interrupted(args, &found));
@@ -308,7 +306,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         program: program(&folder)?,
         deadlines: Deadlines::of_run(deadline),
         timing: setup.timing,
-        turns: beside::folder(),
+        locks: device_lock::folder(),
         interrupt: ctrl_c.interrupt.clone(),
     };
     let mut live = Live::new(!args.json, args.budget_trials(), time);

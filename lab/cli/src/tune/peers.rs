@@ -5,12 +5,12 @@ use std::path::Path;
 use flashcore::Device;
 use flashcore_bench::store::default_path;
 use flashcore_bench::{Case, Options, Report, table};
-use flashcore_tune::{Beside, Interrupt, Outcome as Found, Turns};
+use flashcore_tune::{Beside, DeviceLock, Interrupt, Outcome as Found, device_lock};
 
 use crate::bench::{bench_here, bench_in, find_peers};
 use crate::failure::Failure;
 use crate::style::{self, GOOD, HEAD};
-use crate::tune::beside;
+use crate::tune::live::say_waits;
 
 /// Measures the winner of a search beside the default and peers, and keeps that in the run's folder. `None` where there is
 /// nothing that the leaderboard does not say. Where measuring or keeping fails, that is said: the search is over, and what it
@@ -26,14 +26,11 @@ pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]
         (Err(missing), true) => beside.missing = Some(missing),
         (python, _) => {
             // Other searches wait meanwhile, or this one for them.
-            let folder = beside::folder();
-            let turns = found
-                .header
-                .devices
-                .first()
-                .map(|device| Turns::on(device, folder.as_deref()));
-            let late = &mut || beside::say_late(device);
-            let _turn = turns.and_then(|turns| turns.wait(&Interrupt::default(), late));
+            let folder = device_lock::folder();
+            let first = found.header.devices.first();
+            let lock = first.map(|device| DeviceLock::on(device, folder.as_deref()));
+            let told = &mut |waits| say_waits(device, waits);
+            let _held = lock.and_then(|lock| lock.wait(&Interrupt::default(), told));
             let measure = || -> Result<Report, Failure> {
                 let device: Device = device.parse()?;
                 let options = match device {

@@ -35,7 +35,7 @@ pub(crate) fn cannot_keep(device: &str, problem: &Problem) -> Option<String> {
     PlanClass::of(problem)?;
     let why = plans::can_put(&user_plans_folder()?, &device).err()?;
     Some(format!(
-        "the winner could not be kept in the plan table as it is: {why}; correct that while the search runs, or give \
+        "a winner could not be kept in the plan table as it is: {why}; correct that while the search runs, or give \
          --no-plan"
     ))
 }

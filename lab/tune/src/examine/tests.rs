@@ -19,7 +19,7 @@ fn examined(name: &str, first: &str) -> Found {
         timing: &timing,
         scratch: PathBuf::new(),
         canvas: None,
-        turns: Turns::default(),
+        lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
     };
     let best = Best {

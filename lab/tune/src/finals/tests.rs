@@ -5,9 +5,7 @@ use crate::Timing;
 use crate::gate::Gatekeeper;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
-use crate::space::{Family, Space};
 use crate::trial::tests::trial;
-use crate::turn::Turns;
 use crate::worker::fake::{Fake, met};
 use crate::worker::{Deadlines, Worker};
 
@@ -34,7 +32,7 @@ fn held_after(name: &str, first: String, trials: Vec<Trial>, keep: usize) -> Boa
         timing: &timing,
         scratch: PathBuf::new(),
         canvas: None,
-        turns: Turns::default(),
+        lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
     };
     let mut history = History::default();
@@ -47,13 +45,9 @@ fn held_after(name: &str, first: String, trials: Vec<Trial>, keep: usize) -> Boa
         simulates: false,
         gain: 0.03,
     };
-    let space = Space::new(vec![Family::cpu()], |_| Ok(()));
     let witnesses = Witnesses {
         problem: &problem,
         gate: Gatekeeper::new(&problem, None),
-        space: &space,
-        history: &history,
-        wrapped: None,
         on_gpu: false,
     };
     decide(
@@ -195,4 +189,57 @@ fn a_first_candidate_that_is_found_out_in_the_second_meeting_is_struck() {
     );
     assert_eq!(board.struck.len(), 1);
     assert_eq!(board.gain_of_winner(), None);
+}
+
+/// Every row of a finalist's answer is held against the witness's; where they differ, float64 says who is wrong.
+#[test]
+fn one_wrong_row_is_found_by_the_witness() {
+    let problem = Problem::named("tiny").unwrap();
+    let (judge, timing, seed) = (Judge::of_nothing(&problem), Timing::for_cpu(), 5);
+    let right = answer_of_host(&problem, seed).unwrap();
+    let mut wrong = right.clone();
+    let row = problem.o_layout().offset(0, 5, 0, 0) * problem.out_dtype().size_bytes();
+    wrong.out[row + 1] ^= 0x40;
+    let folder = std::env::temp_dir().join(format!("flashcore-agrees-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (given, scratch) = (folder.join("given"), folder.join("scratch"));
+    let done = r#"said='"done":null'"#;
+    let first = format!(
+        "*'\"lse\"'*) : > {to}; {done};;\n*'\"read\"'*) cp {from} {to}; {done};;\n*'\"outside\"'*) said='\"outside\":null';;",
+        from = given.display(),
+        to = scratch.display()
+    );
+    let fake = Fake { first, ..Fake::new() };
+    let mut examiner = Examiner {
+        judge: &judge,
+        worker: Worker::new(fake.program("agrees"), "cpu", Deadlines::default()),
+        compilers: None,
+        timing: &timing,
+        scratch,
+        canvas: None,
+        lock: crate::device_lock::DeviceLock::default(),
+        interrupt: Interrupt::default(),
+    };
+    let mut agrees = |answer: &Written, of_witness: &Written| {
+        std::fs::write(&given, &answer.out).unwrap();
+        let witness = Witness {
+            id: "scalar/x".to_string(),
+            seed,
+            answer: of_witness.clone(),
+        };
+        match examiner.agrees(0, &witness) {
+            Ok(()) => Ok(()),
+            Err(Stop::Verdict(verdict, reason)) => Err((verdict, reason)),
+            Err(_) => panic!("the worker is well"),
+        }
+    };
+    assert_eq!(agrees(&right, &right), Ok(()));
+    assert_eq!(agrees(&right, &wrong), Ok(()));
+    let (verdict, reason) = agrees(&wrong, &right).unwrap_err();
+    assert_eq!(verdict, Verdict::Wrong);
+    assert!(
+        reason.starts_with("row 5 of head 0 of sequence 0, one of 1"),
+        "{reason}"
+    );
+    std::fs::remove_dir_all(&folder).unwrap();
 }

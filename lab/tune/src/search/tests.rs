@@ -69,7 +69,7 @@ fn searched_by(
             timing: &timing,
             scratch: folder.join("output"),
             canvas: None,
-            turns: crate::turn::Turns::default(),
+            lock: crate::device_lock::DeviceLock::default(),
             interrupt: Interrupt::default(),
         }
     };

@@ -31,6 +31,14 @@ pub(super) trait Device {
         let _ = (problem, kernels);
     }
 
+    /// Measures what the device gives, and keeps that for it.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn rates(&self) -> Result<(), String> {
+        Err("only GPUs are measured".to_string())
+    }
+
     /// Opens kernels, and gives them to `work` until it returns.
     fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>));
 }
@@ -44,7 +52,6 @@ pub(super) trait Bench {
     fn run(&mut self, kernel: usize, place: usize) -> Result<(), Trouble>;
     fn snapshot(&mut self, place: usize) -> Result<(), Trouble>;
     fn finish(&mut self) -> Result<(), Trouble>;
-    fn read(&mut self, place: usize, snapshot: bool) -> Result<Tensor, Trouble>;
     /// Shows an output, which need not be copied for that.
     fn see(&mut self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
@@ -59,7 +66,6 @@ pub(super) trait Bed {
     fn pause(&self) -> Result<(), Trouble>;
     fn snapshot(&self, place: usize) -> Result<(), Trouble>;
     fn finish(&self) -> Result<(), Trouble>;
-    fn read(&self, place: usize, snapshot: bool) -> Result<Tensor, Trouble>;
     /// Shows an output, which need not be copied for that.
     fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
     /// The log-sum-exp, where the problem asks for it.
@@ -127,10 +133,6 @@ impl Bench for Workbench<'_> {
         self.bed.finish()
     }
 
-    fn read(&mut self, place: usize, snapshot: bool) -> Result<Tensor, Trouble> {
-        self.bed.read(place, snapshot)
-    }
-
     fn see(&mut self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
         self.bed.see(place, snapshot, look)
     }
@@ -190,14 +192,6 @@ impl Bed for CpuPlaces {
 
     fn finish(&self) -> Result<(), Trouble> {
         Ok(())
-    }
-
-    fn read(&self, place: usize, snapshot: bool) -> Result<Tensor, Trouble> {
-        if !snapshot {
-            return Ok(self.bed.with_place(place, |_, out| out.clone()));
-        }
-        let kept = self.kept.borrow();
-        kept.clone().ok_or_else(|| Trouble::new("there is no snapshot"))
     }
 
     fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
@@ -352,10 +346,6 @@ impl Bench for Replayed {
 
     fn finish(&mut self) -> Result<(), Trouble> {
         Ok(())
-    }
-
-    fn read(&mut self, _place: usize, _snapshot: bool) -> Result<Tensor, Trouble> {
-        Err(no_answers())
     }
 
     fn see(&mut self, _place: usize, _snapshot: bool, _look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use flashcore::{DeviceTensors, KernelId};
 use flashcore_bench::gpu::{GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
+use flashcore_bench::micro::{device, rates};
 use flashcore_bench::{BenchError, DeviceIdentity, HostInputs, Subject, Trouble};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
 use flashcore_ir::Chip;
@@ -139,13 +140,6 @@ impl Bed for GpuPlaces<'_> {
         Ok(self.gpu.context.synchronize()?)
     }
 
-    fn read(&self, place: usize, snapshot: bool) -> Result<Tensor, Trouble> {
-        let mut tensor = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
-        self.output(place, snapshot)
-            .copy_to_host(&self.gpu.stream, tensor.bytes_mut())?;
-        Ok(tensor)
-    }
-
     fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
         let mut shown = self.shown.borrow_mut();
         let out = shown.get_or_insert_with(|| Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout()));
@@ -172,6 +166,13 @@ impl Bed for GpuPlaces<'_> {
 impl Device for Gpu {
     fn identity(&self) -> DeviceIdentity {
         DeviceIdentity::cuda(self.context.info())
+    }
+
+    fn rates(&self) -> Result<(), String> {
+        let path = rates::path(&self.identity());
+        let path = path.ok_or("there is no place for the rates: neither XDG_DATA_HOME nor HOME is set")?;
+        let measured = device::measured(&self.context, &[]).map_err(|error| error.to_string())?;
+        measured.write(&path).map_err(|error| error.to_string())
     }
 
     fn compile(&self, problem: &Problem, kernels: &[String]) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use flashcore_problem::Problem;
 
-use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said, Stage, Unwritten};
+use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said, Stage, Step, Unwritten};
 use crate::error::TuneError;
 use crate::trial::Verdict;
 
@@ -98,6 +98,16 @@ impl Needs {
     }
 }
 
+impl Needs {
+    fn of_step(&self, step: &Step) -> Duration {
+        match step {
+            Step::Run { .. } | Step::Finish => self.run,
+            Step::Load { .. } | Step::Poison { .. } | Step::Snapshot { .. } => self.bytes,
+            Step::Pause => Duration::ZERO,
+        }
+    }
+}
+
 impl Deadlines {
     /// Those for a run that may take so long, as a user names it. The others are longer in proportion where it is longer
     /// than usual, and never shorter: a machine is not faster at compiling because its kernels are.
@@ -128,7 +138,7 @@ impl Deadlines {
             Stage::Run => {
                 self.run
                     + match command {
-                        Command::Run { .. } | Command::Finish => needs.run,
+                        Command::Steps { steps } => steps.iter().map(|step| needs.of_step(step)).sum(),
                         _ => needs.bytes,
                     }
             }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::trial::Verdict;
 
 /// Version of the protocol. Raised with every change that an older program would not understand.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// A command and its number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,10 +34,12 @@ pub enum Command {
         /// `cpu`, `cuda:N`, or `replay:FILE`.
         device: String,
     },
+    /// Measure what the device gives, by microbenchmarks, and keep that for it. Answer: `done`.
+    Rates,
     /// Compile these into the driver's cache, and open nothing. Answer: `done`; what does not compile says so when it is
     /// opened.
     Compile {
-        /// What is asked.
+        /// The problem.
         problem: Problem,
         /// Config ids.
         kernels: Vec<String>,
@@ -45,12 +47,43 @@ pub enum Command {
     /// Compile kernels, allocate tensors, bind the kernels to both places. What was open before is closed.
     /// Answer: `opened`.
     Open {
-        /// What is asked.
+        /// The problem.
         problem: Problem,
         /// Config ids; the commands below go by their places here.
         kernels: Vec<String>,
     },
-    /// Put inputs into a place. Answer: `done`, as for all down to `read`.
+    /// Do these, one after the other. Answer: `done`.
+    Steps {
+        /// The steps.
+        steps: Vec<Step>,
+    },
+    /// Give what was written to a place. Answer: by the form.
+    Read {
+        /// The place.
+        place: usize,
+        /// Which of what was written.
+        what: What,
+        /// In which form.
+        form: Form,
+    },
+    /// Look whether anything was written outside of the tensors. Answer: `outside`.
+    Outside,
+    /// Time all open kernels against each other. Answer: `measured`.
+    Time {
+        /// The kernel that others are compared with.
+        baseline: usize,
+        /// How.
+        mode: Mode,
+        /// The settings.
+        options: Options,
+    },
+}
+
+/// What is done with kernels and tensors that are open.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// Put inputs into a place.
     Load {
         /// The place.
         place: usize,
@@ -80,69 +113,48 @@ pub enum Command {
     },
     /// Wait until the device has nothing left to do.
     Finish,
-    /// Write the output of a place, or the last snapshot, to a file: its bytes in the problem's layout.
-    Read {
-        /// The place.
-        place: usize,
-        /// The last snapshot in place of what is there now.
-        snapshot: bool,
+}
+
+/// Which of what a kernel wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// The output, in the problem's layout.
+    Output,
+    /// The output as the last snapshot has it.
+    Snapshot,
+    /// The log-sum-exp, f32 `[batch, heads, seq_q]` as the machine has them; nothing where the problem asks for none.
+    Lse,
+}
+
+/// In which form it is given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// All its bytes, in a file. Answer: `done`.
+    Bytes {
         /// The file.
         file: PathBuf,
     },
-    /// Count over the output of a place, or the last snapshot, and write these rows of it to a file, one after the other:
-    /// of a large output that is all that is judged. Answer: `looked`.
-    Look {
-        /// The place.
-        place: usize,
-        /// The last snapshot in place of what is there now.
-        snapshot: bool,
+    /// Counts over the whole output, and some of its rows in a file, one after the other: of a large output no more is
+    /// judged. Answer: `looked`.
+    Rows {
         /// Rows, as batch, head, query.
         rows: Vec<[usize; 3]>,
         /// The file.
         file: PathBuf,
     },
-    /// Count the bytes in which the output of a place differs from the last snapshot. Answer: `differs`.
-    Differs {
-        /// The place.
-        place: usize,
-    },
-    /// Write the log-sum-exp of a place to a file, f32 `[batch, heads, seq_q]` as the machine has them.
-    ReadLse {
-        /// The place.
-        place: usize,
-        /// The file.
-        file: PathBuf,
-    },
-    /// Look whether anything was written beside the tensors. Answer: `outside`.
-    Outside,
-    /// Time all open kernels against each other. Answer: `measured`.
-    Time {
-        /// The kernel that others are compared with.
-        baseline: usize,
-        /// How.
-        mode: Mode,
-        /// The settings.
-        options: Options,
-    },
+    /// A number that is the same for the same bytes. Answer: `digest`.
+    Digest,
 }
 
 impl Command {
     /// What is done, for messages.
     pub const fn stage(&self) -> Stage {
         match self {
-            Command::Hello { .. } => Stage::Start,
+            Command::Hello { .. } | Command::Rates => Stage::Start,
             Command::Compile { .. } | Command::Open { .. } => Stage::Compile,
-            Command::Load { .. }
-            | Command::Poison { .. }
-            | Command::Pause
-            | Command::Run { .. }
-            | Command::Snapshot { .. }
-            | Command::Finish
-            | Command::Read { .. }
-            | Command::Look { .. }
-            | Command::Differs { .. }
-            | Command::ReadLse { .. }
-            | Command::Outside => Stage::Run,
+            Command::Steps { .. } | Command::Read { .. } | Command::Outside => Stage::Run,
             Command::Time { .. } => Stage::Time,
         }
     }
@@ -187,18 +199,18 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// It is done, or in the stream.
+    /// It is done.
     Done(()),
     /// The device is taken.
     Hello(Box<Hello>),
     /// Kernels are ready: what is known of each, in order.
     Opened(Vec<Opened>),
-    /// What was written beside the tensors: nothing, or what.
+    /// What was written outside of the tensors: nothing, or what.
     Outside(Option<String>),
     /// What an output is like.
     Looked(Census),
-    /// Bytes that differ.
-    Differs(usize),
+    /// A number for what was written, as hexadecimal digits.
+    Digest(String),
     /// What was measured.
     Measured(Box<Measurement>),
     /// It cannot be done.
@@ -264,10 +276,15 @@ mod tests {
     fn lines_are_what_the_document_says() {
         let ask = Ask {
             id: 7,
-            command: Command::Run { kernel: 1, place: 0 },
+            command: Command::Steps {
+                steps: vec![Step::Run { kernel: 1, place: 0 }, Step::Finish],
+            },
         };
         let line = serde_json::to_string(&ask).unwrap();
-        assert_eq!(line, r#"{"id":7,"do":"run","kernel":1,"place":0}"#);
+        assert_eq!(
+            line,
+            r#"{"id":7,"do":"steps","steps":[{"run":{"kernel":1,"place":0}},"finish"]}"#
+        );
         assert_eq!(serde_json::from_str::<Ask>(&line).unwrap(), ask);
         for (said, text) in [
             (Said::Done(()), r#"{"id":7,"done":null}"#),
@@ -292,7 +309,9 @@ mod tests {
             assert_eq!(serde_json::to_string(&answer).unwrap(), text);
             assert_eq!(serde_json::from_str::<Answer>(text).unwrap(), answer);
         }
-        let finish: Ask = serde_json::from_str(r#"{"id":1,"do":"finish"}"#).unwrap();
-        assert_eq!(finish.command, Command::Finish);
+        let read = r#"{"id":1,"do":"read","place":0,"what":"lse","form":"digest"}"#;
+        let (place, what, form) = (0, What::Lse, Form::Digest);
+        let command = Command::Read { place, what, form };
+        assert_eq!(serde_json::from_str::<Ask>(read).unwrap().command, command);
     }
 }

@@ -1,6 +1,7 @@
 //! The worker's side: reads commands, does them one after the other, answers.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hasher};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
@@ -14,7 +15,7 @@ use rayon::prelude::*;
 
 use super::devices::{Bench, Cpu, Device, Replay, failed};
 use super::gpu::Gpu;
-use super::protocol::{Answer, Ask, Command, Failed, Hello, PROTOCOL, Said, Unwritten};
+use super::protocol::{Answer, Ask, Command, Failed, Form, Hello, PROTOCOL, Said, Step, Unwritten, What};
 use crate::replay::Measured;
 use crate::trial::Verdict;
 
@@ -172,6 +173,7 @@ impl<W: Write> Session<W> {
                     device.compile(&problem, &kernels);
                     self.answer(ask.id, Said::Done(()))?;
                 }
+                Command::Rates => self.answer(ask.id, rates(&*device))?,
                 Command::Hello { .. } => {
                     let reason = "a device is taken already";
                     self.answer(ask.id, Said::Failed(failed(Verdict::Refused, None, reason)))?;
@@ -218,51 +220,44 @@ impl<W: Write> Session<W> {
                         ..failed(Verdict::LaunchFailed, None, error)
                     }),
                 },
+                Command::Rates => rates(device),
+                Command::Steps { steps } => {
+                    let mut steps = steps.into_iter();
+                    said(
+                        steps
+                            .try_for_each(|step| self.step(problem, bench, step))
+                            .map(Said::Done),
+                    )
+                }
+                Command::Read { place, what, form } => said(read(bench, place, what, &form)),
                 Command::Outside => said(bench.outside().map(Said::Outside)),
-                Command::Look {
-                    place,
-                    snapshot,
-                    rows,
-                    file,
-                } => said(look(bench, place, snapshot, &rows, &file)),
-                Command::Differs { place } => said(differs(bench, place).map(Said::Differs)),
-                command => said(self.step(problem, bench, command)),
             };
             self.answer(ask.id, said)?;
         }
         Ok(None)
     }
 
-    fn step(&mut self, problem: &Problem, bench: &mut dyn Bench, command: Command) -> Result<Said, Trouble> {
-        match command {
-            Command::Load { place, kind, seed } => {
+    fn step(&mut self, problem: &Problem, bench: &mut dyn Bench, step: Step) -> Result<(), Trouble> {
+        match step {
+            Step::Load { place, kind, seed } => {
                 let kind = InputKind::from_name(&kind)
                     .ok_or_else(|| Trouble::new(format!("`{kind}` is no kind of inputs")))?;
                 bench.load(place, self.inputs.get(problem, kind, seed))
             }
-            Command::Poison { place } => bench.poison(place),
-            Command::Pause => bench.pause(),
-            Command::Run { kernel, place } => bench.run(kernel, place),
-            Command::Snapshot { place } => bench.snapshot(place),
-            Command::Finish => bench.finish(),
-            Command::Read { place, snapshot, file } => {
-                return Ok(written(&file, bench.read(place, snapshot)?.bytes(), Said::Done(())));
-            }
-            Command::ReadLse { place, file } => {
-                let lse = bench.read_lse(place)?;
-                let bytes: Vec<u8> = lse.iter().flatten().flat_map(|value| value.to_ne_bytes()).collect();
-                return Ok(written(&file, &bytes, Said::Done(())));
-            }
-            // Those are answered where something is opened.
-            Command::Hello { .. }
-            | Command::Compile { .. }
-            | Command::Open { .. }
-            | Command::Outside
-            | Command::Look { .. }
-            | Command::Differs { .. }
-            | Command::Time { .. } => Err(Trouble::new("not here")),
+            Step::Poison { place } => bench.poison(place),
+            Step::Pause => bench.pause(),
+            Step::Run { kernel, place } => bench.run(kernel, place),
+            Step::Snapshot { place } => bench.snapshot(place),
+            Step::Finish => bench.finish(),
         }
-        .map(Said::Done)
+    }
+}
+
+/// Measures what a device gives.
+fn rates(device: &dyn Device) -> Said {
+    match device.rates() {
+        Ok(()) => Said::Done(()),
+        Err(reason) => Said::Failed(failed(Verdict::Refused, None, reason)),
     }
 }
 
@@ -287,20 +282,27 @@ fn written(file: &Path, bytes: &[u8], then: Said) -> Said {
     }
 }
 
-/// Counts over an output, and writes rows of it.
-fn look(
-    bench: &mut dyn Bench,
-    place: usize,
-    snapshot: bool,
-    rows: &[[usize; 3]],
-    file: &Path,
-) -> Result<Said, Trouble> {
+/// Gives what was written to a place.
+fn read(bench: &mut dyn Bench, place: usize, what: What, form: &Form) -> Result<Said, Trouble> {
+    let bytes = |bytes: &[u8]| match form {
+        Form::Bytes { file } | Form::Rows { file, .. } => written(file, bytes, Said::Done(())),
+        Form::Digest => Said::Digest(digest(bytes)),
+    };
+    if what == What::Lse {
+        let lse = bench.read_lse(place)?;
+        let values: Vec<u8> = lse.iter().flatten().flat_map(|value| value.to_ne_bytes()).collect();
+        return Ok(bytes(&values));
+    }
     let mut found = Err(Trouble::new("nothing was read"));
-    bench.see(place, snapshot, &mut |out| {
-        found = Ok((census(&out.view()), bytes_of_rows(out, rows)))
+    bench.see(place, what == What::Snapshot, &mut |out| {
+        found = match form {
+            Form::Rows { rows, file } => {
+                bytes_of_rows(out, rows).map(|bytes| written(file, &bytes, Said::Looked(census(&out.view()))))
+            }
+            Form::Bytes { .. } | Form::Digest => Ok(bytes(out.bytes())),
+        };
     })?;
-    let (census, bytes) = found?;
-    Ok(written(file, &bytes?, Said::Looked(census)))
+    found
 }
 
 /// The elements of rows, one row after the other.
@@ -318,25 +320,20 @@ fn bytes_of_rows(out: &Tensor, rows: &[[usize; 3]]) -> Result<Vec<u8>, Trouble> 
     Ok(bytes)
 }
 
-/// Bytes that one core compares: of fewer, waking another takes longer.
-const COMPARED_BYTES: usize = 1 << 20;
+/// Bytes that one core looks at: of fewer, waking another takes longer.
+const DIGESTED_BYTES: usize = 1 << 20;
 
-/// Bytes in which an output differs from the snapshot.
-fn differs(bench: &mut dyn Bench, place: usize) -> Result<usize, Trouble> {
-    let one = bench.read(place, false)?;
-    let mut count = Err(Trouble::new("nothing was read"));
-    bench.see(place, true, &mut |other| {
-        let pairs = one
-            .bytes()
-            .par_chunks(COMPARED_BYTES)
-            .zip(other.bytes().par_chunks(COMPARED_BYTES));
-        let differing = pairs.map(|(a, b)| match a == b {
-            true => 0,
-            false => a.iter().zip(b).filter(|(a, b)| a != b).count(),
-        });
-        count = Ok(differing.sum());
-    })?;
-    count
+/// A number that is the same for the same bytes, as hexadecimal digits.
+fn digest(bytes: &[u8]) -> String {
+    let of_part = |part: &[u8]| {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(part);
+        hasher.finish()
+    };
+    let parts: Vec<u64> = bytes.par_chunks(DIGESTED_BYTES).map(of_part).collect();
+    let mut hasher = DefaultHasher::new();
+    parts.iter().for_each(|part| hasher.write_u64(*part));
+    format!("{:016x}", hasher.finish())
 }
 
 fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
@@ -397,54 +394,64 @@ mod tests {
             problem: problem.clone(),
             kernels: vec![id.to_string()],
         };
-        let load = Command::Load {
-            place: 0,
-            kind: "normal".to_string(),
-            seed: 5,
-        };
-        let read = Command::Read {
-            place: 0,
-            snapshot: false,
-            file: file.clone(),
+        let steps = |steps: &[Step]| Command::Steps { steps: steps.to_vec() };
+        let run = |kernel| Step::Run { kernel, place: 0 };
+        let computed = steps(&[
+            Step::Load {
+                place: 0,
+                kind: "normal".to_string(),
+                seed: 5,
+            },
+            Step::Poison { place: 0 },
+            run(0),
+            Step::Finish,
+        ]);
+        let read = |what, form| Command::Read { place: 0, what, form };
+        let bytes = |file: &Path| Form::Bytes {
+            file: file.to_path_buf(),
         };
         // A folder is no file.
         let unwritable = std::env::temp_dir();
-        let (snapshot, rows) = (false, vec![[0, 0, 0]]);
+        let rows = Form::Rows {
+            rows: vec![[0, 0, 0]],
+            file: unwritable.clone(),
+        };
         let nowhere = [
-            Command::Read {
-                place: 0,
-                snapshot,
-                file: unwritable.clone(),
-            },
-            Command::ReadLse {
-                place: 0,
-                file: unwritable.clone(),
-            },
-            Command::Look {
-                place: 0,
-                snapshot,
-                rows,
-                file: unwritable.clone(),
-            },
+            read(What::Output, bytes(&unwritable)),
+            read(What::Lse, bytes(&unwritable)),
+            read(What::Output, rows),
         ];
-        let commands = [hello, Command::Finish, open("mma/x"), open("cpu/m16n16"), load]
-            .into_iter()
-            .chain([Command::Poison { place: 0 }, Command::Run { kernel: 0, place: 0 }, read])
-            .chain([Command::Run { kernel: 3, place: 0 }])
-            .chain(nowhere);
+        let digest = || read(What::Output, Form::Digest);
+        let commands = [
+            hello,
+            steps(&[Step::Finish]),
+            open("mma/x"),
+            open("cpu/m16n16"),
+            computed,
+        ]
+        .into_iter()
+        .chain([read(What::Output, bytes(&file)), digest(), steps(&[run(0)]), digest()])
+        .chain([
+            steps(&[Step::Poison { place: 0 }]),
+            digest(),
+            steps(&[run(3)]),
+            Command::Rates,
+        ])
+        .chain(nowhere);
         let mut lines: Vec<String> = commands
             .enumerate()
             .map(|(id, command)| ask(id as u64, command))
             .collect();
         lines.push("what?".to_string());
         let answers = answers(&lines);
-        assert_eq!(answers.len(), 13);
+        assert_eq!(answers.len(), 17);
         assert!(matches!(&answers[0].said, Said::Hello(hello) if hello.computes && hello.device.device == "cpu"));
         for (at, reason) in [
             (1, "nothing is open"),
             (2, "no kernel"),
-            (8, "kernel 3 of 1"),
-            (12, "what?"),
+            (11, "kernel 3 of 1"),
+            (12, "only GPUs"),
+            (16, "what?"),
         ] {
             assert!(
                 matches!(&answers[at].said, Said::Failed(failed) if failed.reason.contains(reason)),
@@ -452,10 +459,15 @@ mod tests {
             );
         }
         assert!(matches!(&answers[3].said, Said::Opened(opened) if opened[0].id == "cpu/m16n16"));
-        assert!(answers[4..8].iter().all(|answer| answer.said == Said::Done(())));
+        for done in [4, 5, 7, 9] {
+            assert_eq!(answers[done].said, Said::Done(()), "{done}");
+        }
+        // The same answer twice, and another one.
+        assert!(matches!(&answers[6].said, Said::Digest(_)), "{answers:?}");
+        assert!(answers[6].said == answers[8].said && answers[6].said != answers[10].said);
         let is_unwritten = |said: &Said| matches!(said, Said::Unwritten(unwritten) if unwritten.file == unwritable);
         assert!(
-            answers[9..12].iter().all(|answer| is_unwritten(&answer.said)),
+            answers[13..16].iter().all(|answer| is_unwritten(&answer.said)),
             "{answers:?}"
         );
         let mut out = flashcore_problem::Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
@@ -486,7 +498,7 @@ mod tests {
 
     #[test]
     fn another_protocol_and_no_device_are_refused() {
-        for (protocol, device, said) in [(99, "cpu", "speaks 5"), (PROTOCOL, "tpu", "no device")] {
+        for (protocol, device, said) in [(99, "cpu", "speaks 6"), (PROTOCOL, "tpu", "no device")] {
             let device = device.to_string();
             let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
             assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));
