@@ -70,6 +70,11 @@ impl CpuBed {
         }
     }
 
+    /// The problem.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
     /// Copies inputs into a place, into the same memory: subjects hold its address.
     pub fn load(&self, place: usize, inputs: &HostInputs) {
         let place = &mut self.places.borrow_mut()[place % 2];

@@ -280,7 +280,7 @@ pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     Ok(found)
 }
 
-/// Inspects a subject after it was timed, on inputs it has not seen, its last output still in place.
+/// Inspects a subject after it was timed, on inputs it has not seen: with the last output still in place, and over poison.
 ///
 /// # Errors
 /// As [`inspect`].
@@ -296,6 +296,13 @@ pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     rig.finish()?;
     let last = INSPECTION_SEEDS[1];
     if let Some(rejection) = judge(rig, 0, Output::Final, AFTERWARDS_SEED, Some(last), &mut found)? {
+        return Ok(reject(found, rejection));
+    }
+    // The same over poison: another subject's answer to these inputs may have been in place.
+    rig.poison(0)?;
+    rig.run(0)?;
+    rig.finish()?;
+    if let Some(rejection) = judge(rig, 0, Output::Final, AFTERWARDS_SEED, None, &mut found)? {
         return Ok(reject(found, rejection));
     }
     if let Some(outside) = rig.outside()? {

@@ -4,6 +4,7 @@
 //!   settle, rounds in shuffled order, paired bootstrap intervals, [`Verdict`]s. What it does next is decided by
 //!   [`Protocol`], which touches no device; [`simulate`] proves it on a device that misbehaves.
 //! - [`defences`] inspect a subject before and after it is timed, so that nothing fast is fast for not computing.
+//! - [`planted`] candidates are known to be bad, and show that the defences hold.
 //! - [`run()`] does all of that for problems, kernels and [`peers`] on a GPU ([`gpu`]) or the host ([`cpu`]); every
 //!   number carries its identity into a [`Report`] and, sample by sample, into the evidence [`store`].
 //! - [`table`] prints reports; [`mod@compare`] compares configs, evidence files and revisions.
@@ -36,6 +37,7 @@ mod measure;
 pub mod micro;
 mod options;
 pub mod peers;
+pub mod planted;
 pub mod problem_file;
 pub mod problems;
 mod protocol;

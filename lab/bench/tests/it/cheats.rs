@@ -3,44 +3,16 @@
 use std::collections::HashMap;
 
 use flashcore_bench::Trouble;
+use flashcore_bench::cpu::{CpuBed, CpuRig};
 use flashcore_bench::defences::{
     AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, inspect, inspect_again, judge_cold, look_once,
     time_cold,
 };
+use flashcore_bench::planted::{Conduct, CpuPlanted, InFinals};
 use flashcore_bench::simulate::{Noise, SimulatedGpu, SimulatedSubject};
 use flashcore_bench::{Subject, SubjectInfo};
 use flashcore_cpu::attention;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor, reference};
-
-/// How a subject behaves.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Conduct {
-    Honest,
-    /// Leaves the last row as it was.
-    Unwritten,
-    Zeros,
-    Nan,
-    /// Computes once and copies the answer from then on.
-    Cached,
-    /// Does nothing if there seems to be an answer already.
-    LeavesAnswersAlone,
-    /// Knows the first buffers only.
-    PointerReplay,
-    /// Puts its work on another stream: it has not ended when the stream has.
-    NotJoined,
-    /// Starts on another stream without waiting for this one.
-    NotWaiting,
-    /// Is wrong in one element.
-    Wrong,
-    /// Is honest until it has been called often, as timing does.
-    LazyLater,
-    /// Writes a word past the end of its output.
-    OneOutside,
-    /// Leaves the log-sum-exp of the last row as it was.
-    UnwrittenLse,
-    /// Has the log-sum-exp of one row wrong.
-    WrongLse,
-}
 
 /// Two places with inputs and outputs. Work is done at once, except what is left on another stream.
 struct FakeRig {
@@ -178,6 +150,7 @@ impl Rig for FakeRig {
                     self.out[place] = answer;
                 }
             }
+            other => panic!("{other} is not played here"),
         }
         Ok(true)
     }
@@ -223,23 +196,33 @@ fn honest_work_passes() {
 
 #[test]
 fn every_cheat_is_rejected_for_its_own_reason() {
-    for (conduct, reason) in [
-        (Conduct::Unwritten, Reason::Unwritten),
-        (Conduct::Zeros, Reason::Zeros),
-        (Conduct::Nan, Reason::NotANumber),
-        (Conduct::Cached, Reason::Cached),
-        (Conduct::LeavesAnswersAlone, Reason::Cached),
-        (Conduct::PointerReplay, Reason::PointerReplay),
-        (Conduct::NotJoined, Reason::OtherStream),
-        (Conduct::NotWaiting, Reason::OtherStream),
-        (Conduct::Wrong, Reason::Wrong),
-        (Conduct::OneOutside, Reason::OutOfBounds),
-        (Conduct::UnwrittenLse, Reason::Unwritten),
-        (Conduct::WrongLse, Reason::Wrong),
-    ] {
+    for conduct in Conduct::ALL {
+        let Some(reason) = conduct.reason() else { continue };
         let found = inspect(&mut FakeRig::new(conduct)).unwrap();
         assert_eq!(found.rejected, Some(reason), "{conduct:?}: {found}");
         assert!(found.to_string().contains(reason.name()), "{found}");
+    }
+}
+
+/// The same on a real rig, of all that the host can do without ending the process.
+#[test]
+fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
+    let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).return_lse(true);
+    let bed = CpuBed::new(&problem.build().unwrap()).unwrap();
+    let not_here = [Conduct::OneOutside, Conduct::NotJoined, Conduct::NotWaiting];
+    for conduct in Conduct::ALL {
+        let reason = conduct.reason();
+        if (reason.is_none() && conduct != Conduct::Honest) || not_here.contains(&conduct) {
+            continue;
+        }
+        let subject = |place| CpuPlanted::new(&bed, conduct, bed.problem(), place, InFinals::default());
+        let mut rig = CpuRig {
+            bed: &bed,
+            subject: &mut subject(0),
+            elsewhere: Some(&mut subject(1)),
+        };
+        let found = inspect(&mut rig).unwrap();
+        assert_eq!(found.rejected, reason, "{conduct:?}: {found}");
     }
 }
 
@@ -256,6 +239,16 @@ fn one_look_finds_what_is_wrong_and_claims_no_more() {
         let found = look_once(&mut FakeRig::new(conduct)).unwrap();
         assert_eq!(found.rejected, Some(reason), "{conduct:?}: {found}");
     }
+}
+
+/// What another subject left in the output is the right answer to the inputs that all are inspected on afterwards.
+#[test]
+fn what_turned_lazy_is_caught_where_an_honest_answer_is_in_place() {
+    let mut rig = FakeRig::new(Conduct::Honest);
+    assert!(inspect(&mut rig).unwrap().passed() && inspect_again(&mut rig).unwrap().passed());
+    (rig.conduct, rig.runs) = (Conduct::LazyLater, 100);
+    let found = inspect_again(&mut rig).unwrap();
+    assert_eq!(found.rejected, Some(Reason::Unwritten), "{found}");
 }
 
 #[test]

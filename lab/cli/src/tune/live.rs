@@ -138,7 +138,7 @@ pub(crate) fn say_waits(device: &str, waits: Waits) {
             "note: another `flashcore tune` has had {device} for a while; if that one is stopped or hangs, end it"
         ),
     };
-    anstream::eprint!("{}", style::wrap(&note, 2));
+    style::eprint(&style::wrap(&note, 2));
 }
 
 /// A line of a list: number, verdict, how long beside the best so far, who it is, and beside whom or why not. The time

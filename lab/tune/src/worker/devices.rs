@@ -5,13 +5,13 @@ use std::cell::RefCell;
 
 use flashcore::KernelId;
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
+use flashcore_bench::planted::{Conduct, CpuPlanted, InFinals};
 use flashcore_bench::{
     BenchError, DeviceIdentity, HostInputs, Measured as MeasuredSubject, Measurement, Mode, Options, Ratio, Stop,
     Stopwatch, Subject, SubjectInfo, Summary, Trouble, measure,
 };
 use flashcore_problem::{Problem, Tensor};
 
-use super::planted::{self, CpuPlanted};
 use super::protocol::{Failed, Opened};
 use crate::replay::{Known, Table};
 use crate::trial::Verdict;
@@ -83,7 +83,7 @@ pub(super) struct Workbench<'a> {
     pub(super) subjects: [Vec<Box<dyn Subject + 'a>>; 2],
     pub(super) stopwatch: Box<dyn Stopwatch + 'a>,
     /// Set once these are timed as finalists are.
-    pub(super) in_finals: planted::InFinals,
+    pub(super) in_finals: InFinals,
 }
 
 impl Workbench<'_> {
@@ -218,13 +218,13 @@ impl Device for Cpu {
     }
 
     fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>)) {
-        let in_finals = planted::InFinals::default();
+        let in_finals = InFinals::default();
         let places = CpuPlaces {
             bed: CpuBed::blind(problem),
             kept: RefCell::new(None),
         };
         let subject = |id: &String, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {
-            if let Some(conduct) = planted::Conduct::of_id(id) {
+            if let Some(conduct) = Conduct::of_id(id) {
                 conduct
                     .build()
                     .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;

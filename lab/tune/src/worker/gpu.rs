@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use flashcore::{DeviceTensors, KernelId};
 use flashcore_bench::gpu::{GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
 use flashcore_bench::micro::{device, rates};
+use flashcore_bench::planted::{Conduct, GpuPlanted, InFinals};
 use flashcore_bench::{BenchError, DeviceIdentity, HostInputs, Subject, Trouble};
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
 use flashcore_ir::Chip;
@@ -12,8 +13,6 @@ use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::{Problem, Tensor};
 
 use super::devices::{Bed, Bench, Device, Workbench, failed};
-use super::planted::{Conduct, InFinals};
-use super::planted_gpu::GpuPlanted;
 use super::protocol::Failed;
 use crate::trial::Verdict;
 
@@ -220,7 +219,15 @@ impl Device for Gpu {
             match Conduct::of_id(id) {
                 None => Ok(Box::new(honest)),
                 Some(conduct) => {
-                    let planted = GpuPlanted::new(conduct, &self.stream, problem, honest, tensors, in_finals.clone());
+                    let planted = GpuPlanted::new(
+                        conduct,
+                        &self.stream,
+                        problem,
+                        honest,
+                        tensors[0],
+                        None,
+                        in_finals.clone(),
+                    );
                     Ok(Box::new(planted.map_err(|error| of_bench(id, &error))?))
                 }
             }

@@ -12,7 +12,6 @@ pub(crate) mod fake;
 mod gpu;
 mod link;
 pub mod planted;
-mod planted_gpu;
 pub mod protocol;
 mod serve;
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flashcore_tune::Verdict;
-use flashcore_tune::worker::planted::Conduct;
+use flashcore_tune::worker::planted::{Conduct, deserved};
 
 use super::{DEADLINE, children, environment, flashcore, folder, json, kept, said_of, trials, words};
 
@@ -45,7 +45,7 @@ fn wait_for_it_in_group(command: &mut Command, run: &Path) -> Child {
 /// over before the signal comes, the search has ended all the same.
 fn ended_after_the_one_at_hand(run: &Path, said: &str) {
     let kept = kept(run);
-    assert!(kept >= BEFORE && kept < Conduct::ALL.len(), "{kept}: {said}");
+    assert!(kept >= BEFORE && kept < Conduct::SEARCHED.len(), "{kept}: {said}");
     assert!(words(said).contains(&format!("{kept} trials in")), "{said}");
     assert!(said.contains("--resume --folder"), "{said}");
 }
@@ -86,11 +86,11 @@ fn the_first_one_keeps_what_was_at_hand_and_says_how_to_go_on() {
     again.args(["-c", &format!("{typed} --json")]);
     let resumed = json(environment(&mut again, &home));
     let trials = trials(&resumed);
-    for conduct in Conduct::ALL {
+    for conduct in Conduct::SEARCHED {
         let trial = trials.iter().find(|trial| trial.id == conduct.to_string()).unwrap();
         assert_eq!(
             trial.verdict,
-            conduct.deserves(false).unwrap_or(trial.verdict),
+            deserved(conduct, false).unwrap_or(trial.verdict),
             "{conduct}"
         );
     }

@@ -3,16 +3,21 @@
 use std::ops::Range;
 
 use flashcore::DeviceTensors;
-use flashcore_bench::gpu::KernelSubject;
-use flashcore_bench::{BenchError, LaunchMode, Subject, SubjectInfo, Trouble};
-use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
+use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Event, Function, ModuleOptions, Stream};
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{Arg, BF16x2, BufferSpec, BuildErrors, E4M3x4, F16x2, Kernel, Launch};
 use flashcore_problem::{DType, Problem};
 
-use super::planted::{Conduct, InFinals, LARGE, LARGE_OUTPUT, PATIENT_CALLS};
+use super::{Conduct, InFinals, LARGE, LARGE_OUTPUT, PATIENT_CALLS};
+use crate::error::BenchError;
+use crate::gpu::{GpuTools, KernelSubject};
+use crate::identity::{LaunchMode, SubjectInfo};
+use crate::subject::{Subject, Trouble};
 
 const WARP: u32 = 32;
+const MEND_THREADS: u32 = 256;
+/// How long the other stream is busy before it works, µs.
+const BUSY_US: f64 = 2_000.0;
 
 /// Never ends.
 fn hang_kernel() -> Result<Kernel, BuildErrors> {
@@ -91,6 +96,22 @@ fn flip_kernel() -> Result<Kernel, BuildErrors> {
     })
 }
 
+/// Copies what was kept over the output, where that is poison.
+fn mend_kernel() -> Result<Kernel, BuildErrors> {
+    Kernel::build("planted_mend", MEND_THREADS, |k| {
+        let kept = k.param_ptr::<u32>("kept");
+        let out = k.param_ptr_mut::<u32>("out");
+        let words = k.param::<u32>("words");
+        let i = k.block_idx(0) * MEND_THREADS + k.thread_idx();
+        k.if_(i.lt(words).divergent(), || {
+            let now = out.offset(i).load();
+            k.if_(now.eq(u32::MAX).divergent(), || {
+                out.offset(i).store(kept.offset(i).load());
+            });
+        });
+    })
+}
+
 /// A launch of one of the kernels above.
 fn launch(buffers: &[(&'static str, usize, bool)], rest: &[u32]) -> Launch {
     let specs = buffers.iter().map(|&(name, bytes, written)| BufferSpec {
@@ -110,8 +131,17 @@ fn launch(buffers: &[(&'static str, usize, bool)], rest: &[u32]) -> Launch {
     }
 }
 
-/// A planted candidate. It is launched plainly, a run a call.
-pub(super) struct GpuPlanted<'a> {
+/// Another stream, for [`Conduct::NotJoined`] and [`Conduct::NotWaiting`]: their honest kernel is bound to it.
+#[derive(Clone, Copy)]
+pub struct Elsewhere<'a> {
+    /// The stream.
+    pub stream: &'a Stream,
+    /// What keeps it busy.
+    pub tools: &'a GpuTools,
+}
+
+/// A planted candidate on a GPU. It is launched plainly, a run a call.
+pub struct GpuPlanted<'a> {
     info: SubjectInfo,
     conduct: Conduct,
     stream: &'a Stream,
@@ -119,13 +149,17 @@ pub(super) struct GpuPlanted<'a> {
     /// Where the last row is in an output, bytes.
     last_row: Range<usize>,
     tensors: DeviceTensors<'a>,
-    /// What is written over an output, the bit that is looked at, and how many lanes look for large inputs.
+    /// What is written over an output: ones, NaN, large numbers; the bit that is looked at, and how many lanes look for large inputs.
     ones: u32,
+    nan: u32,
+    large: u32,
     sign: u32,
     lanes: u32,
     spoiler: Option<Function>,
     count: DeviceBuffer,
     kept: DeviceBuffer,
+    elsewhere: Option<Elsewhere<'a>>,
+    event: Event,
     in_finals: InFinals,
     calls: u32,
 }
@@ -139,6 +173,26 @@ const fn ones(dtype: DType) -> u32 {
         DType::F16 => 0x3c00_3c00,
         DType::BF16 => 0x3f80_3f80,
         DType::E4M3 => 0x3838_3838,
+    }
+}
+
+/// A word of NaN, which is not the poison.
+const fn nan(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0x7fc0_0000,
+        DType::F16 => 0x7e00_7e00,
+        DType::BF16 => 0x7fc0_7fc0,
+        DType::E4M3 => 0x7f7f_7f7f,
+    }
+}
+
+/// A word of numbers larger than any output of normal inputs.
+const fn large(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0x4280_0000,
+        DType::F16 => 0x5400_5400,
+        DType::BF16 => 0x4280_4280,
+        DType::E4M3 => 0x6868_6868,
     }
 }
 
@@ -161,12 +215,17 @@ fn last_row(problem: &Problem) -> Range<usize> {
 }
 
 impl<'a> GpuPlanted<'a> {
-    pub(super) fn new(
+    /// A candidate made from an honest kernel, both bound to `tensors` on `stream`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(
         conduct: Conduct,
         stream: &'a Stream,
         problem: &Problem,
         honest: KernelSubject<'a>,
-        tensors: [DeviceTensors<'a>; 2],
+        tensors: DeviceTensors<'a>,
+        elsewhere: Option<Elsewhere<'a>>,
         in_finals: InFinals,
     ) -> Result<GpuPlanted<'a>, BenchError> {
         let context = stream.context();
@@ -182,7 +241,10 @@ impl<'a> GpuPlanted<'a> {
             | Conduct::CrashesInFinals
             | Conduct::OneOutside
             | Conduct::WrongFarOut
-            | Conduct::WrongLse => load(wild_kernel())?,
+            | Conduct::WrongLse
+            | Conduct::Wrong
+            | Conduct::Nan => load(wild_kernel())?,
+            Conduct::LeavesAnswersAlone => load(mend_kernel())?,
             Conduct::WrongSometimes => load(odd_kernel())?,
             Conduct::WrongOnLargeScores => load(large_kernel(problem.dtype()))?,
             Conduct::Unstable => load(flip_kernel())?,
@@ -197,13 +259,17 @@ impl<'a> GpuPlanted<'a> {
             stream,
             honest,
             last_row: last_row(problem),
-            tensors: tensors[0],
+            tensors,
             ones: ones(problem.out_dtype()),
+            nan: nan(problem.out_dtype()),
+            large: large(problem.out_dtype()),
             sign: sign(problem.dtype()),
             lanes: lanes(problem),
             spoiler,
             count: DeviceBuffer::from_host(stream, &[0u32; 4])?,
-            kept: DeviceBuffer::new(context, tensors[0].out.len())?,
+            kept: DeviceBuffer::new(context, tensors.out.len())?,
+            elsewhere,
+            event: Event::new(context)?,
             in_finals,
             calls: 0,
         })
@@ -227,6 +293,30 @@ impl<'a> GpuPlanted<'a> {
     }
 }
 
+impl GpuPlanted<'_> {
+    /// Copies the kept answer where nothing but poison is.
+    fn mend(&self) -> Result<(), CudaError> {
+        let Some(spoiler) = &self.spoiler else { return Ok(()) };
+        let (kept, out) = (self.kept.as_slice(), self.tensors.out);
+        let words = (out.len() / 4) as u32;
+        let launch = Launch {
+            grid: [words.div_ceil(MEND_THREADS), 1, 1],
+            block: [MEND_THREADS, 1, 1],
+            ..launch(&[("kept", kept.len(), false), ("out", out.len(), true)], &[words])
+        };
+        spoiler.run(self.stream, &launch, &[kept, out])
+    }
+
+    /// Does something that leaves some bytes as they were: whatever blocks there are and whoever takes over whose work.
+    fn leaving(&mut self, buffer: DeviceSlice<'_>, bytes: Range<usize>) -> Result<(), Trouble> {
+        let was = self.kept.as_slice().range(0..bytes.len())?;
+        let there = buffer.range(bytes)?;
+        was.copy_from(self.stream, there)?;
+        self.honest.call()?;
+        Ok(there.copy_from(self.stream, was)?)
+    }
+}
+
 impl Subject for GpuPlanted<'_> {
     fn info(&self) -> &SubjectInfo {
         &self.info
@@ -245,7 +335,8 @@ impl Subject for GpuPlanted<'_> {
             q, out, lse, scales, ..
         } = self.tensors;
         match self.conduct {
-            Conduct::Honest | Conduct::DoesNotBuild => self.honest.call()?,
+            // That one is bound to the first buffers.
+            Conduct::Honest | Conduct::DoesNotBuild | Conduct::PointerReplay => self.honest.call()?,
             Conduct::Hangs => self.spoil(&[("out", out, true)], &[])?,
             Conduct::Crashes => std::process::abort(),
             Conduct::OutOfBounds => self.spoil(&[("out", out, true)], &[FAR, self.ones])?,
@@ -277,13 +368,44 @@ impl Subject for GpuPlanted<'_> {
                 self.honest.call()?;
                 self.count()?;
             }
-            // Whatever blocks there are and whoever takes over whose work: what was there is there again.
-            Conduct::Unwritten => {
-                let was = self.kept.as_slice().range(self.last_row.clone())?;
-                let row = out.range(self.last_row.clone())?;
-                was.copy_from(self.stream, row)?;
+            Conduct::Unwritten => self.leaving(out, self.last_row.clone())?,
+            Conduct::UnwrittenLse => {
+                if let Some(lse) = lse {
+                    self.leaving(lse, lse.len() - size_of::<f32>()..lse.len())?;
+                }
+            }
+            Conduct::Wrong => {
                 self.honest.call()?;
-                row.copy_from(self.stream, was)?;
+                self.spoil(&[("out", out, true)], &[0, self.large])?;
+            }
+            Conduct::Nan => {
+                self.honest.call()?;
+                self.spoil(&[("out", out, true)], &[0, self.nan])?;
+            }
+            Conduct::LeavesAnswersAlone => {
+                if self.calls == 1 {
+                    self.honest.call()?;
+                    self.kept.as_slice().copy_from(self.stream, out)?;
+                } else {
+                    self.mend()?;
+                }
+            }
+            // Forks properly, works on the other stream for a while, and never comes back.
+            Conduct::NotJoined => {
+                if let Some(Elsewhere { stream, tools }) = self.elsewhere {
+                    self.event.record(self.stream)?;
+                    stream.wait_for(&self.event)?;
+                    tools.spin(stream, BUSY_US)?;
+                }
+                self.honest.call()?;
+            }
+            // Comes back, but never waited for what was ahead of it.
+            Conduct::NotWaiting => {
+                self.honest.call()?;
+                if let Some(Elsewhere { stream, .. }) = self.elsewhere {
+                    self.event.record(stream)?;
+                    self.stream.wait_for(&self.event)?;
+                }
             }
             Conduct::Zeros => out.fill(self.stream, 0)?,
             Conduct::Cached => {
@@ -406,15 +528,19 @@ mod tests {
     fn ones_are_ones() {
         for dtype in DType::ALL {
             let mut tensor = flashcore_problem::Tensor::filled(dtype, flashcore_problem::Layout::bshd([1, 1, 1, 8]), 0);
-            tensor.bytes_mut()[..4].copy_from_slice(&ones(dtype).to_le_bytes());
-            assert_eq!(tensor.view().get(0, 0, 0, 0), 1.0, "{dtype}");
+            let mut first = |word: u32| {
+                tensor.bytes_mut()[..4].copy_from_slice(&word.to_le_bytes());
+                tensor.view().get(0, 0, 0, 0)
+            };
+            assert_eq!((first(ones(dtype)), first(large(dtype))), (1.0, 64.0), "{dtype}");
+            assert!(first(nan(dtype)).is_nan(), "{dtype}");
         }
     }
 
     #[test]
     fn the_planted_kernels_build() {
         let large = DType::ALL.map(large_kernel);
-        let others = [hang_kernel(), wild_kernel(), odd_kernel(), flip_kernel()];
+        let others = [hang_kernel(), wild_kernel(), odd_kernel(), flip_kernel(), mend_kernel()];
         for kernel in large.into_iter().chain(others) {
             assert!(kernel.unwrap().to_ptx().contains("planted_"));
         }
