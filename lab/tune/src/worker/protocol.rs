@@ -1,5 +1,5 @@
 //! What a parent and a worker say to each other: a JSON object a line, one answer for each command, in order. Described
-//! for other programs in `docs/tune.md`.
+//! for other programs in `docs/tune-protocols.md`.
 
 use std::path::PathBuf;
 
