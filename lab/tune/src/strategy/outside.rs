@@ -1,5 +1,6 @@
-//! An outside proposer: any program that reads what was tried and answers with configs, a JSON object a line. A
-//! language model can sit there; whatever it proposes goes through the same gates. `docs/tune-protocols.md` has the protocol.
+//! An outside proposer: any program that reads what was tried and answers with configs, a JSON
+//! object a line. A language model can sit there; whatever it proposes goes through the same
+//! gates. `docs/tune-protocols.md` has the protocol.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
