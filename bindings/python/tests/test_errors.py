@@ -49,6 +49,7 @@ CASES = [
     ("window 1.5", (Q, K, V), {"window": (0, 1.5)}, TypeError, ["right side is 1.5"]),
     ("softcap 0", (Q, K, V), {"softcap": 0.0}, ValueError, ["softcap is 0", "leave it out"]),
     ("scale NaN", (Q, K, V), {"scale": float("nan")}, ValueError, ["scale is NaN", "finite"]),
+    ("scale 1e7", (Q, K, V), {"scale": 1e7}, ValueError, ["scale is 10000000", "at most 1e5"]),
     ("layout", (Q, K, V), {"layout": "bsh3d"}, ValueError, ['layout is "bsh3d"', '"bhsd"']),
     ("kernel", (Q, K, V), {"kernel": "turbo"}, ValueError, ["`turbo`", "ids look like", "cpu/m128n128"]),
     ("GPU kernel", (Q, K, V), {"kernel": "scalar/naive-t128-v16"}, ValueError, ["does not run on cpu", "leave"]),

@@ -1,6 +1,6 @@
 //! Builder of [`Problem`]: collects the fields and validates them.
 
-use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN};
+use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN, MAX_SOFTMAX_SCALE, SOFTCAPS};
 use crate::{DType, Layout, Mask, Problem, ProblemError, VarLen};
 
 /// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
@@ -130,11 +130,13 @@ impl ProblemBuilder {
         self
     }
     /// Factor on `Q·Kᵀ`. Default: `1/√head_dim`.
+    /// Above 0 and at most [`MAX_SOFTMAX_SCALE`](crate::MAX_SOFTMAX_SCALE).
     pub fn softmax_scale(mut self, scale: f32) -> Self {
         self.softmax_scale = Some(scale);
         self
     }
     /// Applies `cap·tanh(s/cap)` to scaled scores.
+    /// The cap is one of [`SOFTCAPS`](crate::SOFTCAPS).
     pub fn softcap(mut self, cap: f32) -> Self {
         self.problem.softcap = Some(cap);
         self
@@ -236,20 +238,20 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
 
 fn check_values(problem: &Problem) -> Result<(), ProblemError> {
     let scale = problem.softmax_scale;
-    if !(scale.is_finite() && scale > 0.0) {
+    if !(scale > 0.0 && scale <= MAX_SOFTMAX_SCALE) {
         return Err(ProblemError::Value {
             field: "softmax_scale",
             given: scale.to_string(),
-            allowed: "it must be finite and above 0",
+            allowed: "it must be finite, above 0 and at most 1e5, the largest that is tested",
         });
     }
     if let Some(cap) = problem.softcap
-        && !(cap.is_finite() && cap > 0.0)
+        && !SOFTCAPS.contains(&cap)
     {
         return Err(ProblemError::Value {
             field: "softcap",
             given: cap.to_string(),
-            allowed: "it must be finite and above 0 (leave it out for no cap)",
+            allowed: "it must be finite, from 1e-5 to 1e3 (leave it out for no cap)",
         });
     }
     for (field, given) in [("q_offset", problem.q_offset), ("kv_offset", problem.kv_offset)] {

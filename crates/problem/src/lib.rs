@@ -32,7 +32,7 @@ pub use inputs::{InputKind, Inputs};
 pub use layout::Layout;
 pub use mask::{CausalAlign, KeyRange, Mask};
 pub use names::{NAMED_PROBLEMS, NamedProblem};
-pub use problem::{Problem, VarLen};
+pub use problem::{MAX_SOFTMAX_SCALE, Problem, SOFTCAPS, VarLen};
 pub use quantise::{absmax_scales, quantise};
 pub use random::{RandomLimits, random_problem};
 pub use reference::{Reference, ReferenceRow, reference, reference_probabilities, reference_rows, reference_scores};

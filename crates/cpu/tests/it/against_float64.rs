@@ -2,8 +2,8 @@
 
 use flashcore_cpu::{CpuConfig, Options, SimdLevel, attention, attention_with};
 use flashcore_problem::{
-    DType, InputKind, Inputs, Mask, POISON, Problem, RandomLimits, Tensor, Tolerance, VarLen, compare, compare_lse,
-    gaps_untouched, random_problem, reference,
+    DType, InputKind, Inputs, MAX_SOFTMAX_SCALE, Mask, POISON, Problem, RandomLimits, SOFTCAPS, Tensor, Tolerance,
+    VarLen, compare, compare_lse, gaps_untouched, random_problem, reference,
 };
 
 /// Output and log-sum-exp. The latter is empty unless the problem requests it.
@@ -51,6 +51,44 @@ fn random_problems() {
     for seed in 0..210 {
         let problem = random_problem(seed, &limits()).unwrap();
         assert_right(&Options::default(), &problem, InputKind::Normal, seed);
+    }
+}
+
+/// Up to the limits that a problem may state.
+#[test]
+fn extreme_scales_and_soft_caps() {
+    let scales = [1e-45, 1e-6, 1e3, MAX_SOFTMAX_SCALE].map(|scale| (scale, None));
+    let caps = [*SOFTCAPS.start(), 1e-3, 30.0, *SOFTCAPS.end()];
+    let caps = caps.map(|cap| [(0.125, Some(cap)), (MAX_SOFTMAX_SCALE, Some(cap))]);
+    for (scale, cap) in scales.into_iter().chain(caps.into_iter().flatten()) {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            // Scores at the cap are rounded in f32, which the tolerance of f32 does not allow for.
+            if dtype == DType::F32 && scale == MAX_SOFTMAX_SCALE && cap.is_some() {
+                continue;
+            }
+            for head_dim in [16, 256] {
+                let mut builder = Problem::builder()
+                    .heads(2, 1)
+                    .seq_len(96)
+                    .head_dim(head_dim)
+                    .dtype(dtype);
+                if let Some(cap) = cap {
+                    builder = builder.softcap(cap);
+                }
+                let problem = builder.softmax_scale(scale).return_lse(true).build().unwrap();
+                // Inputs made for a score grow as the scale shrinks, beyond what the dtypes hold.
+                let is_made_for_scores = |kind| {
+                    matches!(
+                        kind,
+                        InputKind::HugeLogit | InputKind::RisingScores | InputKind::NegativeScores
+                    )
+                };
+                let kinds = InputKind::ALL.into_iter();
+                for kind in kinds.filter(|&kind| scale > 1e-3 || !is_made_for_scores(kind)) {
+                    assert_right(&Options::default(), &problem, kind, 7);
+                }
+            }
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Invalid problems and tensors, and their error messages.
 
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, Mask, Problem, ProblemBuilder, Tensor, TensorView, TensorViewMut, VarLen,
-    compare, reference, reference_rows,
+    DType, InputKind, Inputs, Layout, MAX_SOFTMAX_SCALE, Mask, Problem, ProblemBuilder, Tensor, TensorView,
+    TensorViewMut, VarLen, compare, reference, reference_rows,
 };
 use flashcore_problem::{ProblemError, Reference, Tolerance};
 
@@ -74,14 +74,33 @@ fn sizes_beyond_32_bit_indices() {
 
 #[test]
 fn invalid_scale_softcap_and_offsets() {
-    assert_eq!(
-        refusal(Problem::builder().softmax_scale(f32::NAN)),
-        "softmax_scale is NaN; it must be finite and above 0"
-    );
-    assert_eq!(
-        refusal(Problem::builder().softcap(0.0)),
-        "softcap is 0; it must be finite and above 0 (leave it out for no cap)"
-    );
+    for scale in [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        -1.0,
+        0.0,
+        1.01e5,
+        1e7,
+        f32::MAX,
+    ] {
+        assert_eq!(
+            refusal(Problem::builder().softmax_scale(scale)),
+            format!("softmax_scale is {scale}; it must be finite, above 0 and at most 1e5, the largest that is tested")
+        );
+    }
+    for cap in [f32::NAN, f32::INFINITY, -30.0, 0.0, 0.9e-5, 1001.0] {
+        assert_eq!(
+            refusal(Problem::builder().softcap(cap)),
+            format!("softcap is {cap}; it must be finite, from 1e-5 to 1e3 (leave it out for no cap)")
+        );
+    }
+    for scale in [1e-45, 1.0, MAX_SOFTMAX_SCALE] {
+        assert_eq!(
+            Problem::builder().softmax_scale(scale).build().unwrap().softmax_scale(),
+            scale
+        );
+    }
     assert_eq!(
         refusal(Problem::builder().offsets(i32::MIN, 0)),
         "q_offset is -2147483648; it must lie within ±2^28"

@@ -60,9 +60,17 @@ const USAGE: &[(&str, &str)] = &[
         "invalid value '99999999999999999999999' for '--batch <N>'",
     ),
     ("run --batch -1", "unexpected argument '-1'"),
-    ("run --softcap 0", "softcap is 0; it must be finite and above 0"),
+    ("run --softcap 0", "softcap is 0; it must be finite, from 1e-5 to 1e3"),
     ("run --softcap nan", "softcap is NaN"),
-    ("run --scale -1", "softmax_scale is -1; it must be finite and above 0"),
+    (
+        "run --scale -1",
+        "softmax_scale is -1; it must be finite, above 0 and at most 1e5",
+    ),
+    (
+        "run --scale 1e7",
+        "softmax_scale is 10000000; it must be finite, above 0 and at most 1e5",
+    ),
+    ("check --scale inf", "softmax_scale is inf; it must be finite"),
     ("run --q-offset 999999999", "q_offset is 999999999; it must lie within"),
     (
         "run --q-offset 9999999999",
