@@ -1,6 +1,7 @@
 //! [`check_plan`]: proves a plan, simulates it under many schedules, and judges its answer.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use flashcore_ir::ScalarType;
@@ -8,7 +9,7 @@ use flashcore_ir::proof::prove_launch;
 use flashcore_kernels::{Plan, Step, stage};
 use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
 use flashcore_sim::{
-    Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
+    Counts, Finding, Log, MemorySite, Progress, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
 };
 use thiserror::Error;
 
@@ -39,6 +40,26 @@ pub struct CheckOptions {
     pub memory_counts: bool,
     /// Host threads; 0 for one a core. Reports do not depend on it.
     pub host_threads: usize,
+    /// Simulate only so many blocks of a step, in whole clusters. Later steps are not run, and the answer is not
+    /// compared.
+    pub blocks: Option<u64>,
+    /// Counts the blocks that are done while the check goes on: [`CheckOptions::total_blocks`] in all.
+    pub progress: Option<Arc<Progress>>,
+}
+
+impl CheckOptions {
+    /// Blocks of a plan that are simulated under all schedules together, if nothing is found.
+    pub fn total_blocks(&self, plan: &Plan) -> u64 {
+        let mut total = 0u64;
+        for step in plan.steps() {
+            let (all, most) = (step.launch.blocks(), self.blocks.unwrap_or(u64::MAX));
+            total += all.min(most);
+            if most < all {
+                break;
+            }
+        }
+        total * u64::from(self.schedules.max(1))
+    }
 }
 
 impl Default for CheckOptions {
@@ -53,6 +74,8 @@ impl Default for CheckOptions {
             trace_of: None,
             memory_counts: false,
             host_threads: 0,
+            blocks: None,
+            progress: None,
         }
     }
 }
@@ -115,11 +138,15 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
                 warps: step.launch.threads().div_ceil(32),
             })
             .collect(),
+        only_blocks: options
+            .blocks
+            .filter(|&most| plan.steps().any(|step| step.launch.blocks() > most)),
         counts: Counts::default(),
         traces: Vec::new(),
         memory: Vec::new(),
         seconds: 0.0,
     };
+    let is_whole = report.only_blocks.is_none();
     if !report.refusals.is_empty() {
         return Ok(report);
     }
@@ -134,10 +161,12 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         match &first {
             None => {
                 (report.counts, report.traces, report.memory) = (run.counts, run.traces.concat(), run.memory);
-                report.gate = Some(answer.judge(plan, &inputs, options)?);
+                if is_whole {
+                    report.gate = Some(answer.judge(plan, &inputs, options)?);
+                }
                 first = Some(answer);
             }
-            Some(first) if report.differs_under.is_none() && *first != answer => {
+            Some(first) if is_whole && report.differs_under.is_none() && *first != answer => {
                 report.differs_under = Some(schedule);
                 let gate = answer.judge(plan, &inputs, options)?;
                 if report.gate.as_ref().is_some_and(crate::Gate::passed) {
@@ -152,7 +181,7 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         .sort_by_key(|found| found.finding.line().map(|line| (line.file, line.line, line.column)));
     report.verdict = if !report.findings.is_empty() {
         Verdict::Findings
-    } else if report.differs_under.is_some() || !report.gate.as_ref().is_some_and(crate::Gate::passed) {
+    } else if is_whole && (report.differs_under.is_some() || !report.gate.as_ref().is_some_and(crate::Gate::passed)) {
         Verdict::Wrong
     } else {
         Verdict::Clean
@@ -271,7 +300,8 @@ fn run(
         all.counts += &report.counts;
         all.traces.push(report.traces);
         all.memory.extend(report.memory);
-        if !all.findings.is_empty() {
+        let is_cut = options.blocks.is_some_and(|most| most < step.launch.blocks());
+        if is_cut || !all.findings.is_empty() {
             break;
         }
     }
@@ -324,6 +354,8 @@ fn sim_options(options: &CheckOptions, schedule: u64) -> SimOptions {
         trace_of: options.trace_of,
         memory_counts: options.memory_counts,
         host_threads: options.host_threads,
+        first_blocks: options.blocks,
+        progress: options.progress.clone(),
         ..SimOptions::default()
     }
 }

@@ -83,7 +83,15 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
     };
     let count = report.findings.len();
     match report.verdict {
-        Verdict::Clean => format!("{good}clean{good:#} under {schedules}"),
+        Verdict::Clean => match report.only_blocks {
+            None => format!("{good}clean{good:#} under {schedules}"),
+            Some(blocks) => {
+                let all = report.steps.iter().map(|step| step.blocks).max().unwrap_or(0);
+                format!(
+                    "{good}clean{good:#} in {blocks} of {all} blocks under {schedules}; the answer was not compared"
+                )
+            }
+        },
         Verdict::Refused => format!("{bad}refused{bad:#}: it cannot be launched, and was not simulated"),
         Verdict::Findings => format!(
             "{bad}{count} finding{}{bad:#} under {schedules}",

@@ -57,6 +57,9 @@ pub(crate) struct CheckArgs {
     /// Seed of the first schedule, as a finding names it
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "How")]
     schedule: u64,
+    /// Simulate only the first N blocks of a large grid, in whole clusters; the answer is then not compared
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "numerics", help_heading = "How")]
+    blocks: Option<u64>,
     /// Plant a mistake in the kernel first, to see it found: drop-barrier, drop-warp-barrier, stride-one,
     /// bound-one, shrink-buffer, …; with :N at its Nth place
     #[arg(long, value_name = "MISTAKE", help_heading = "How")]
@@ -182,6 +185,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
         first_schedule: args.schedule,
         trace: args.watch.own_traces(),
         memory_counts: args.memory,
+        blocks: args.blocks,
         ..simulated::options(args.inputs.inputs, args.inputs.seed)
     };
     if let Some(outcome) = args.watch.run(&plan, &options, args.json) {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use flashcore::Device;
 use flashcore_bench::KERNEL_WORDS;
+use flashcore_check::foreign;
 use flashcore_kernels::{Config, ladder};
 use flashcore_problem::Problem;
 
@@ -75,7 +76,13 @@ fn begin_with(beginning: &str) -> Result<Vec<String>, Failure> {
 }
 
 fn of_file(path: &str) -> Result<Vec<String>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
+    let bytes = std::fs::read(path).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
+    if foreign::binary_kind(&bytes).is_some() || foreign::read(&bytes).is_ok() {
+        let message = format!("{path} holds kernels, not ids: kernels of PTX files and cubins are not timed");
+        return Err(Failure::usage(message)
+            .help("`flashcore check FILE.ptx` runs them under the simulator, `flashcore explain FILE.ptx` says what they take"));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
     let lines = text
         .lines()
         .map(|line| line.split(['#', '=']).next().unwrap_or_default().trim());

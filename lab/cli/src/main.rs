@@ -20,6 +20,7 @@ mod machine;
 mod memory;
 mod museum;
 mod plans;
+mod progress;
 mod run;
 mod simulated;
 mod style;
@@ -80,6 +81,8 @@ Environment:
   CUDA_CACHE_PATH        where the driver keeps compiled kernels; must be writable to be of use
   FLASHCORE_PTXAS        an offline ptxas, for register counts where there is no GPU
   RAYON_NUM_THREADS      threads of the CPU device and of the simulator
+  FLASHCORE_PROGRESS     seconds between lines on how far a check is, where stderr is no
+                         terminal (30); 0 for none
   NO_COLOR               no colours";
 
 #[derive(Subcommand)]

@@ -1,16 +1,18 @@
 //! A GPU kernel under the simulator: how the subcommands plan it and show what came of it.
 
+use std::sync::Arc;
+
 use flashcore::{InputKind, PlanTarget, Plans, Problem};
 use flashcore_check::render::{self, Palette};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, select_among};
-use flashcore_sim::Class;
+use flashcore_sim::{Class, Progress};
 use serde_json::{Value, json};
 
 use crate::answer::gate_fields;
 use crate::args::Card;
 use crate::failure::{Failure, Outcome};
-use crate::style;
+use crate::{progress, style};
 
 /// The plan tables of a card; none of an architecture without one.
 pub(crate) fn plans(card: Card) -> Result<Plans, Failure> {
@@ -42,12 +44,16 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
     }
 }
 
-/// Checks a plan, showing on a terminal that it takes a while.
+/// Checks a plan, and shows how far it is.
 pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Failure> {
-    let blocks = style::whole(plan.steps().map(|step| step.launch.blocks()).sum());
-    let spinner = style::spinner(&format!("simulating {blocks} blocks of {}", plan.config));
-    let report = check_plan(plan, options).map_err(Failure::failed);
-    drop(spinner);
+    let progress = Arc::new(Progress::default());
+    let options = CheckOptions {
+        progress: Some(progress.clone()),
+        ..options.clone()
+    };
+    let shown = progress::show(progress, options.total_blocks(plan), plan.config.to_string());
+    let report = check_plan(plan, &options).map_err(Failure::failed);
+    drop(shown);
     report
 }
 

@@ -159,6 +159,13 @@ pub(crate) fn spinner(what: &str) -> Spinner {
 /// A spinner on standard error; see [`spinner`].
 pub(crate) struct Spinner(indicatif::ProgressBar);
 
+impl Spinner {
+    /// Says something else from now on.
+    pub(crate) fn say(&self, what: String) {
+        self.0.set_message(what);
+    }
+}
+
 impl Drop for Spinner {
     fn drop(&mut self) {
         self.0.finish_and_clear();

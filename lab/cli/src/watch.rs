@@ -3,7 +3,7 @@
 use clap::Args;
 use flashcore_check::CheckOptions;
 use flashcore_check::watch::{FirstNonfinite, StageNumerics, Watch, numerics, trace_line};
-use flashcore_kernels::Plan;
+use flashcore_kernels::{Plan, Step};
 use flashcore_sim::TraceRecord;
 use serde_json::json;
 
@@ -64,8 +64,38 @@ impl WatchArgs {
         if self.numerics {
             return Some(show_numerics(plan, options, as_json));
         }
+        self.trace.as_ref()?;
+        if let Err(failure) = self.check_place(plan) {
+            return Some(Err(failure));
+        }
         let line = self.trace.as_ref().filter(|_| !self.own_traces())?;
         Some(self.show_line(line, plan, options, as_json))
+    }
+
+    /// Refuses blocks and warps that no step of the plan has.
+    fn check_place(&self, plan: &Plan) -> Result<(), Failure> {
+        let Block(block) = self.block;
+        let has_block = |grid: [u32; 3]| grid.iter().zip(block).all(|(&n, i)| i < n);
+        let warps = |block: [u32; 3]| block.iter().product::<u32>().div_ceil(32);
+        let mut launches = plan.steps().map(|step| &step.launch);
+        if launches.any(|launch| has_block(launch.grid) && self.warp < warps(launch.block)) {
+            return Ok(());
+        }
+        let of_step = |step: &Step| {
+            let [x, y, z] = step.launch.grid.map(|n| n.saturating_sub(1));
+            let last = warps(step.launch.block).saturating_sub(1);
+            format!(
+                "{} has blocks 0,0,0 to {x},{y},{z} and warps 0 to {last}",
+                step.kernel.name()
+            )
+        };
+        let there: Vec<String> = plan.steps().map(of_step).collect();
+        let [x, y, z] = block;
+        Err(Failure::usage(format!(
+            "block {x},{y},{z} warp {} is outside the grid: {}",
+            self.warp,
+            there.join(", ")
+        )))
     }
 
     fn show_line(&self, line: &str, plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<Outcome, Failure> {

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
+use std::sync::Arc;
 
 use flashcore_ir::{Kernel, RegClass, ScalarType, SiteId};
 use serde::Serialize;
 
 use crate::finding::{Finding, Line};
 use crate::log::Log;
+use crate::progress::Progress;
 use crate::tensor_sum::TensorSums;
 use crate::written::Written;
 
@@ -42,6 +44,11 @@ pub struct SimOptions {
     /// Runs only the block with this linear index (x fastest), for example to count its work. An
     /// index outside the grid runs nothing.
     pub only_block: Option<u64>,
+    /// Runs only this many blocks from the first, in whole clusters: to look at a part of a large launch. Buffers then
+    /// hold a part of the results.
+    pub first_blocks: Option<u64>,
+    /// Counts the blocks that are done while the run goes on.
+    pub progress: Option<Arc<Progress>>,
 }
 
 impl Default for SimOptions {
@@ -59,6 +66,8 @@ impl Default for SimOptions {
             written: BTreeMap::new(),
             tensor_sums: TensorSums::Exact,
             only_block: None,
+            first_blocks: None,
+            progress: None,
         }
     }
 }

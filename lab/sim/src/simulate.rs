@@ -121,12 +121,21 @@ impl Run {
             }
             None => (0, all),
         };
+        let cluster_blocks = machine.launch.blocks() / all.max(1);
+        let most = machine.options.first_blocks.unwrap_or(u64::MAX);
+        let clusters = clusters.min(most.div_ceil(cluster_blocks.max(1)));
         let wave = if machine.serial { 1 } else { WAVE };
         while first < clusters && !self.findings.is_fatal() {
             let last = clusters.min(first + wave);
             // A block sees the writes of earlier blocks only in serial runs.
             let earlier = machine.serial.then_some(&self.merged);
-            let run = |linear| Cluster::new(machine, Overlay::new(base, earlier), linear).run();
+            let run = |linear| {
+                let result = Cluster::new(machine, Overlay::new(base, earlier), linear).run();
+                if let Some(progress) = &machine.options.progress {
+                    progress.add(cluster_blocks);
+                }
+                result
+            };
             let results: Vec<ClusterResult> = if wave == 1 {
                 (first..last).map(run).collect()
             } else {

@@ -28,6 +28,15 @@ const USAGE: &[(&str, &str)] = &[
         "--kernel is not for museum/NAME",
     ),
     ("check tiny --opted-in", "--opted-in is not for a problem"),
+    (
+        "check tiny --trace kernel --block 99,99,99",
+        "block 99,99,99 warp 0 is outside the grid",
+    ),
+    (
+        "check tiny --profile l4 --kernel scalar/tiled-m16n16-w4-v16 --trace x.rs:1 --block 1 --warp 4",
+        "block 1,0,0 warp 4 is outside the grid",
+    ),
+    ("check tiny --blocks 0", "0 is not in 1.."),
     ("check museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
     // Shapes that make no sense.
     (

@@ -295,3 +295,39 @@ fn binaries_in_place_of_a_problem_are_named() {
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+/// A large problem is checked in part, and says so.
+#[test]
+fn a_part_of_the_grid_is_checked() {
+    let words = "check tiny --profile l4 --kernel scalar/tiled-m16n16-w4-v16 --seq 512";
+    let part = format!("{words} --blocks 3");
+    assert!(
+        shown(&part).contains("clean in 3 of 32 blocks under 1 schedule; the answer was not compared"),
+        "{}",
+        shown(&part)
+    );
+    let report = json(&format!("{part} --json"));
+    assert_eq!(
+        (&report["only_blocks"], &report["gate"]),
+        (&Value::from(3), &Value::Null)
+    );
+    let whole = json(&format!("{words} --blocks 32 --json"));
+    assert_eq!(whole["only_blocks"], Value::Null);
+    assert!(whole["gate"].is_object(), "{whole}");
+    let planted = flashcore(&format!("{part} --plant drop-warp-barrier"));
+    assert_eq!(planted.code, 1, "{}", planted.stdout);
+}
+
+#[test]
+fn files_with_kernels_are_no_lists_of_ids() {
+    let file = format!("{}/../check/museum/partials.ptx", env!("CARGO_MANIFEST_DIR"));
+    let told = flashcore(&format!(
+        "bench tiny --device cpu --peers none --no-store --kernel {file}"
+    ));
+    assert_eq!(told.code, 2, "{}", told.stdout);
+    let said: Vec<&str> = told.stderr.split_whitespace().collect();
+    let said = said.join(" ");
+    for part in ["holds kernels, not ids", "`flashcore check FILE.ptx`"] {
+        assert!(said.contains(part), "{said}");
+    }
+}

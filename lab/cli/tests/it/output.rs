@@ -209,6 +209,7 @@ fn json_parses_and_keeps_its_keys() {
         "counts",
         "traces",
         "memory",
+        "only_blocks",
         "seconds",
     ]);
     assert_eq!(keys(&report), report_keys);

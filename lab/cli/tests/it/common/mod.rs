@@ -47,6 +47,8 @@ pub(crate) fn command(arguments: &str) -> Command {
         .env("CUDA_VISIBLE_DEVICES", "")
         .env("PATH", "")
         .env("FLASHCORE_PLANS", "shipped")
+        // Nothing on standard error that depends on how fast the machine is.
+        .env("FLASHCORE_PROGRESS", "0")
         .env_remove("FLASHCORE_PTXAS")
         .env_remove("NO_COLOR")
         .env_remove("CARGO")

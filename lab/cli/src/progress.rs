@@ -1,0 +1,123 @@
+//! How far a simulation is, on standard error: a line that is kept up to date on a terminal, and a plain line
+//! now and then elsewhere.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use flashcore_sim::Progress;
+
+use crate::style;
+
+/// Seconds between plain lines; 0 for none.
+const VARIABLE: &str = "FLASHCORE_PROGRESS";
+const SECONDS: u64 = 30;
+/// Between updates on a terminal.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Shows progress until it is dropped.
+pub(crate) struct Shown {
+    // Dropped first: that ends the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // What was shown is no reason to fail.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Shows how many of `total` blocks of `what` are simulated.
+pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String) -> Shown {
+    let is_terminal = std::io::stderr().is_terminal();
+    let interval = match is_terminal {
+        true => Some(TICK),
+        false => interval(std::env::var(VARIABLE).ok().as_deref()),
+    };
+    let Some(interval) = interval else {
+        return Shown {
+            stop: None,
+            thread: None,
+        };
+    };
+    let spinner = is_terminal.then(|| style::spinner(&format!("simulating {what}")));
+    let (stop, stopped) = mpsc::channel::<()>();
+    let started = Instant::now();
+    let thread = std::thread::spawn(move || {
+        while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            let text = line(&what, progress.blocks(), total, started.elapsed());
+            match &spinner {
+                Some(spinner) => spinner.say(text),
+                None => anstream::eprintln!("{text}"),
+            }
+        }
+    });
+    Shown {
+        stop: Some(stop),
+        thread: Some(thread),
+    }
+}
+
+/// Time between plain lines, from the environment.
+fn interval(variable: Option<&str>) -> Option<Duration> {
+    let seconds = variable.and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}
+
+/// What is said after so much time.
+fn line(what: &str, done: u64, total: u64, elapsed: Duration) -> String {
+    if done >= total {
+        return format!("simulated {what}; comparing with float64");
+    }
+    let blocks = format!("{} of {} blocks", style::whole(done), style::whole(total));
+    if done == 0 {
+        return format!("simulating {what}: {blocks}");
+    }
+    let left = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
+    format!("simulating {what}: {blocks}, about {} left", span(left))
+}
+
+/// Seconds in the unit that reads best.
+fn span(seconds: f64) -> String {
+    match seconds.round() as u64 {
+        s if s < 100 => format!("{s} s"),
+        s if s < 6000 => format!("{} min", s.div_ceil(60)),
+        s => format!("{} h {} min", s / 3600, s % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_blocks_and_an_estimate() {
+        let line = |done, seconds| line("mma/x", done, 4096, Duration::from_secs(seconds));
+        assert_eq!(line(0, 5), "simulating mma/x: 0 of 4,096 blocks");
+        assert_eq!(
+            line(1024, 30),
+            "simulating mma/x: 1,024 of 4,096 blocks, about 90 s left"
+        );
+        assert_eq!(line(1, 1), "simulating mma/x: 1 of 4,096 blocks, about 69 min left");
+        assert_eq!(
+            line(1, 10),
+            "simulating mma/x: 1 of 4,096 blocks, about 11 h 22 min left"
+        );
+        assert_eq!(line(4096, 40), "simulated mma/x; comparing with float64");
+    }
+
+    #[test]
+    fn the_environment_sets_the_interval() {
+        assert_eq!(interval(None), Some(Duration::from_secs(30)));
+        assert_eq!(interval(Some("5")), Some(Duration::from_secs(5)));
+        assert_eq!(interval(Some("0")), None);
+        assert_eq!(interval(Some("often")), Some(Duration::from_secs(30)));
+    }
+}
