@@ -243,19 +243,9 @@ fn small_integer(rng: &mut Rng) -> f32 {
     rng.below(5) as f32 - 2.0
 }
 
-/// Fills a tensor with `value(seq, d)` in the order batch, seq, head, d. Gaps are poison.
+/// A tensor of `value(seq, d)`. Gaps are poison.
 fn fill(dtype: DType, layout: Layout, value: &mut dyn FnMut(usize, usize) -> f32) -> Tensor {
     let mut tensor = Tensor::poisoned(dtype, layout);
-    let mut view = tensor.view_mut();
-    let [nb, ns, nh, nd] = layout.shape;
-    for b in 0..nb {
-        for s in 0..ns {
-            for h in 0..nh {
-                for d in 0..nd {
-                    view.set(b, s, h, d, value(s, d));
-                }
-            }
-        }
-    }
+    tensor.set_all(&mut |_, s, _, d| value(s, d));
     tensor
 }

@@ -6,8 +6,9 @@ use crate::ProblemError;
 
 /// Shape and strides of a tensor, both as `[batch, seq, heads, head_dim]`, strides in elements.
 ///
-/// The last stride is 1 and none is negative. Otherwise any layout is allowed: `[batch, heads, seq,
-/// head_dim]`, slices of a packed QKV tensor, or a broadcast batch with stride 0 (inputs only).
+/// The last stride is 1 and none is negative. Otherwise any layout is allowed:
+/// `[batch, heads, seq, head_dim]`, slices of a packed QKV tensor, or a broadcast batch with stride
+/// 0 (inputs only).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Layout {
     /// `[batch, seq, heads, head_dim]`.

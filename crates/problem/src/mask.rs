@@ -114,11 +114,11 @@ impl std::fmt::Display for Mask {
     }
 }
 
-/// A mask resolved for given lengths and offsets: query row `i` attends to keys `i + lo ..= i +
-/// hi`, clipped to `0..seq_len_kv`.
+/// A mask resolved for given lengths and offsets: query row `i` attends to keys
+/// `i + lo ..= i + hi`, clipped to `0..seq_len_kv`.
 ///
-/// Unbounded sides are [`KeyRange::UNBOUNDED_LO`] and [`KeyRange::UNBOUNDED_HI`]. With these `i +
-/// lo` and `i + hi` fit in an `i32` for every row index.
+/// Unbounded sides are [`KeyRange::UNBOUNDED_LO`] and [`KeyRange::UNBOUNDED_HI`]. With these
+/// `i + lo` and `i + hi` fit in an `i32` for every row index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyRange {
     /// First visible key relative to the row index.

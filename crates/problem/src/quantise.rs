@@ -3,9 +3,9 @@
 use crate::tensor::{E4M3_MAX, scale_index, write_element};
 use crate::{DType, ProblemError, Tensor, TensorView};
 
-/// Scales that map each head's largest magnitude to e4m3's maximum: `absmax / 448`, `[batch,
-/// scale_heads]`; 1 for a head of zeros. Heads share scales evenly: for Q, pass the number of K/V
-/// heads. NaNs are ignored.
+/// Scales that map each head's largest magnitude to e4m3's maximum: `absmax / 448`,
+/// `[batch, scale_heads]`; 1 for a head of zeros. Heads share scales evenly: for Q, pass the number
+/// of K/V heads. NaNs are ignored.
 ///
 /// ```
 /// use flashcore_problem::{DType, Layout, Tensor, absmax_scales};

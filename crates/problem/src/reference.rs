@@ -125,8 +125,8 @@ pub fn reference_rows(
     Ok(answers.into_iter().flatten().collect())
 }
 
-/// Scaled and soft-capped scores before the mask, dense `[batch, num_heads, seq_len_q,
-/// seq_len_kv]`. For kernels that stop after `Q·Kᵀ`.
+/// Scaled and soft-capped scores before the mask, dense
+/// `[batch, num_heads, seq_len_q, seq_len_kv]`. For kernels that stop after `Q·Kᵀ`.
 ///
 /// # Errors
 /// As [`reference()`].

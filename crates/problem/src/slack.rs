@@ -2,22 +2,22 @@
 //!
 //! A single tolerance cannot cover fp8. The kernel also rounds probabilities to e4m3, and the
 //! effect on an output depends on how many keys share the probability. The reference therefore
-//! computes a bound per row. Let `w_j = exp(s_j - max)` be the weight of key j, `l` their sum, `p_j
-//! = w_j / l`, and `O = Σ p_j v_j`. The bound of each column of O is the sum of four parts:
+//! computes a bound per row. Let `w_j = exp(s_j - max)` be the weight of key j, `l` their sum,
+//! `p_j = w_j / l`, and `O = Σ p_j v_j`. The bound of each column of O is the sum of four parts:
 //!
 //! 1. **Scores.** Hopper accumulates fp8 products in about 14 bits, so a score has an error of up
-//!    to `e_j = 2^-12 · scale · Σ|q·k_j|`, and its unnormalised probability a factor of `exp(±e_j)`:
-//!    `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`.
+//!    to `e_j = 2^-12 · scale · Σ|q·k_j|`, and its unnormalised probability a factor of
+//!    `exp(±e_j)`: `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`.
 //! 2. **Rounding of P** to e4m3 multiplies each probability by `1 + d_j`, `|d_j| <= 2^-4`. The
 //!    worst case is `2^-4 · Σ p_j |v_j|`. The common part of the errors moves the output by at most
-//!    `2^-4 · |O|`. The rest is independent between keys and adds up as a random walk: `4 · 2^-4 ·
-//!    sqrt(Σ (p_j v_j)²)` is more than nine standard deviations (the mean e4m3 rounding error is
-//!    0.42 of the largest). The smaller of both bounds counts.
+//!    `2^-4 · |O|`. The rest is independent between keys and adds up as a random walk:
+//!    `4 · 2^-4 · sqrt(Σ (p_j v_j)²)` is more than nine standard deviations (the mean e4m3 rounding
+//!    error is 0.42 of the largest). The smaller of both bounds counts.
 //! 3. **Small P.** Below e4m3's smallest normal number the rounding error is absolute. Kernels
 //!    first multiply P by a power of two (P is at most 1, e4m3 at most 448): 2^8 with an exact
 //!    running maximum, less if the maximum may lag behind the scores, at least 2^3. A weight below
-//!    2^-9 thus has an error of up to 2^-13, and never more than itself: `Σ min(w_j, 2^-13) · |v_j|
-//!    / l` over such keys.
+//!    2^-9 thus has an error of up to 2^-13, and never more than itself:
+//!    `Σ min(w_j, 2^-13) · |v_j| / l` over such keys.
 //! 4. **Sums of P·V.** Again 14 bits: `2^-12 · Σ p_j |v_j|` for the products. The running sum is
 //!    truncated to 14 bits every 32 keys: `2^-13 · n/32 · (|O| + sqrt(Σ (p_j v_j)²))`.
 //!

@@ -50,8 +50,14 @@ impl Tensor {
     /// ```
     pub fn from_fn(dtype: DType, layout: Layout, mut value: impl FnMut(usize, usize, usize, usize) -> f32) -> Tensor {
         let mut tensor = Tensor::filled(dtype, layout, 0);
-        let [nb, ns, nh, nd] = layout.shape;
-        let mut view = tensor.view_mut();
+        tensor.set_all(&mut value);
+        tensor
+    }
+
+    /// Sets every element to `value(b, s, h, d)`, in the order batch, seq, head, d. Gaps stay.
+    pub(crate) fn set_all(&mut self, value: &mut dyn FnMut(usize, usize, usize, usize) -> f32) {
+        let [nb, ns, nh, nd] = self.layout.shape;
+        let mut view = self.view_mut();
         for b in 0..nb {
             for s in 0..ns {
                 for h in 0..nh {
@@ -61,7 +67,6 @@ impl Tensor {
                 }
             }
         }
-        tensor
     }
 
     /// Attaches scales: see [`TensorView::with_scales`].

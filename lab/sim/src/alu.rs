@@ -63,7 +63,6 @@ fn packed2(r: &mut Registers, k: &Constants, mask: u32, op: Bin32, rows: [Row; 3
     }
 }
 
-/// `fma` of packed 16-bit floats.
 #[inline(never)]
 fn packed_fma(r: &mut Registers, k: &Constants, mask: u32, bf16: bool, rows: [Row; 4]) {
     if bf16 {

@@ -15,7 +15,6 @@ use crate::shadow::Pattern;
 use crate::traffic;
 use crate::warp::Warp;
 
-/// A copy in flight.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     lane: u32,
@@ -26,10 +25,8 @@ struct Pending {
     data: [u32; 4],
 }
 
-/// The copies of a warp's threads.
 #[derive(Debug)]
 pub(crate) struct AsyncCopies {
-    /// In order of issue.
     pending: Vec<Pending>,
     /// By lane: the closing epoch of each open group, oldest first.
     groups: [VecDeque<Epoch>; 32],
@@ -62,14 +59,12 @@ impl AsyncCopies {
         self.waited
     }
 
-    /// Whether a lane has waited for its copies of an epoch.
     pub(crate) fn has_waited(&self, lane: u32, epoch: Epoch) -> bool {
         self.waited[lane as usize] >= epoch
     }
 }
 
 impl Cluster<'_> {
-    /// Starts a copy in each active lane.
     pub(crate) fn cp_async(
         &mut self,
         warp: &Warp,

@@ -200,11 +200,7 @@ impl Cluster<'_> {
         let (place, mut details) = self.place(warp, at, cell, lanes);
         details.message = format!("reads {place}, which was never written");
         details.help = Some("write it first on every path, then a barrier");
-        let key = Key {
-            kind: FindingKind::NeverWritten,
-            pc,
-            other: None,
-        };
+        let key = Key::new(FindingKind::NeverWritten, pc, None);
         self.findings.report(self.machine, key, || details);
     }
 
@@ -235,13 +231,15 @@ impl Cluster<'_> {
         (details.message, details.help) = match kind {
             FindingKind::MissingFence => (
                 format!(
-                    "{does} {place}, which {by} wrote; the accesses are ordered, but without a `fence.proxy.async` between them"
+                    "{does} {place}, which {by} wrote; the accesses are ordered, but without a `fence.proxy.async` \
+                     between them"
                 ),
                 Some("let the writing threads execute `fence_proxy_async` before the barrier that orders the accesses"),
             ),
             FindingKind::MissingWait if waited => (
                 format!(
-                    "{does} {place}, which {by} filled; only that thread has waited for the copy, and no barrier followed"
+                    "{does} {place}, which {by} filled; only that thread has waited for the copy, and no barrier \
+                     followed"
                 ),
                 Some("put `fence_proxy_async` and a barrier between `cp_async_wait` and the access"),
             ),
@@ -255,11 +253,7 @@ impl Cluster<'_> {
             ),
         };
         details.other = Some(other);
-        let key = Key {
-            kind,
-            pc,
-            other: Some(writer_pc),
-        };
+        let key = Key::new(kind, pc, Some(writer_pc));
         self.findings.report(self.machine, key, || details);
     }
 
@@ -290,15 +284,11 @@ impl Cluster<'_> {
                      `fence.proxy.async` between them, and an arrival does not wait for loads",
                     reader.lanes.trailing_zeros()
                 ),
-                "let the reading threads execute `fence_proxy_async` between their loads and the arrival that starts the copy",
+                "let the reading threads execute `fence_proxy_async` between their loads and their arrival",
             ),
         };
         (details.message, details.help, details.other) = (message, Some(help), Some(reader));
-        let key = Key {
-            kind,
-            pc,
-            other: Some(reader_pc),
-        };
+        let key = Key::new(kind, pc, Some(reader_pc));
         self.findings.report(self.machine, key, || details);
     }
 

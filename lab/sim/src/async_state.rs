@@ -19,7 +19,6 @@ pub(crate) struct Fragment {
     pub(crate) n: u32,
 }
 
-/// A product issued by a warp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Issued {
     /// Its number within the warpgroup.
@@ -29,11 +28,9 @@ pub(crate) struct Issued {
     pub(crate) a: Option<u16>,
 }
 
-/// The asynchronous state of a warp.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncState {
     pub(crate) fragments: Vec<Fragment>,
-    /// Whether it has executed any `wgmma.fence`.
     pub(crate) has_fenced: bool,
     /// Products issued since the last commit.
     pub(crate) open: Vec<Issued>,

@@ -16,7 +16,6 @@ use crate::warp::{State, Wait, Warp};
 pub(crate) struct Barrier {
     /// Number of threads, as named by the first warp.
     pub(crate) expected: u32,
-    /// Number of threads that have arrived.
     pub(crate) arrived: u32,
     /// Warps that have arrived, and where; `true` if they wait.
     pub(crate) who: Vec<(usize, u32, bool)>,
@@ -57,21 +56,14 @@ impl Cluster<'_> {
             && barrier.expected != threads
         {
             let expected = barrier.expected;
-            let key = Key {
-                kind: FindingKind::BarrierMismatch,
-                pc,
-                other: Some(first_pc),
-            };
+            let key = Key::new(FindingKind::BarrierMismatch, pc, Some(first_pc));
             let (actor, other) = (self.actor(warp.index, FULL), self.actor(first, FULL));
             self.findings.report(self.machine, key, || {
                 let message = format!(
                     "barrier {id} expects {threads} threads here and {expected} threads there; all uses of a \
                      barrier must name one thread count"
                 );
-                Details {
-                    other: Some(other),
-                    ..Details::new(message, actor)
-                }
+                Details::new(message, actor).other(other)
             });
         }
         if let Some(&(_, earlier, _)) = self.barriers[warp.rank][usize::from(id)]
@@ -79,22 +71,18 @@ impl Cluster<'_> {
             .iter()
             .find(|w| w.0 == warp.index)
         {
-            let key = Key {
-                kind: FindingKind::BarrierMismatch,
-                pc,
-                other: Some(earlier),
-            };
+            let key = Key::new(FindingKind::BarrierMismatch, pc, Some(earlier));
             let actor = self.actor(warp.index, FULL);
-            self.findings.report(self.machine, key, || Details {
-                other: Some(actor),
-                help: Some("let the warp wait until the waiting warps have passed the barrier"),
-                ..Details::new(
+            self.findings.report(self.machine, key, || {
+                Details::new(
                     format!(
                         "warp {} arrives at barrier {id} a second time before the others have arrived",
                         actor.warp
                     ),
                     actor,
                 )
+                .other(actor)
+                .help("let the warp wait until the waiting warps have passed the barrier")
             });
         }
         // Take the clock now: waiting warps must not learn what this warp does after its arrival.
@@ -193,9 +181,8 @@ impl Cluster<'_> {
             } else {
                 format!("lanes {unnamed:#010x} execute `{name}` but are not in its member mask")
             };
-            let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
-            details.help = Some("move it out of the divergent branch, or make the condition the same in all lanes");
-            details
+            Details::new(message, cluster.actor(warp.index, warp.active))
+                .help("move it out of the divergent branch, or make the condition the same in all lanes")
         });
     }
 
@@ -261,11 +248,7 @@ impl Cluster<'_> {
         }
         let message = format!("no warp can continue: {}", parts.join("; "));
         let other = waiting.iter().find(|w| w.1 != pc).copied();
-        let key = Key {
-            kind,
-            pc,
-            other: other.map(|w| w.1),
-        };
+        let key = Key::new(kind, pc, other.map(|w| w.1));
         let help = match at {
             _ if kind == FindingKind::TransactionBytes => {
                 "announce exactly the bytes of all copies of a phase: whole boxes, in every destination block"
@@ -278,15 +261,11 @@ impl Cluster<'_> {
             At::Elsewhere(_) => "check what the other warps wait for",
         };
         let (actor, other) = (self.actor(first, FULL), other.map(|w| self.actor(w.0, FULL)));
-        self.findings.report(machine, key, || Details {
-            other,
-            help: Some(help),
-            ..Details::new(message, actor)
-        });
+        self.findings
+            .report(machine, key, || Details::new(message, actor).other(other).help(help));
     }
 }
 
-/// Where a warp waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Barrier(u8),

@@ -20,7 +20,6 @@ use crate::warp::Warp;
 /// Alignment of bulk copies in shared memory (PTX ISA, "cp.async.bulk.tensor").
 const SHARED_ALIGN: u32 = 128;
 
-/// A load in flight.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     /// First byte in the cluster's shared memory.
@@ -42,7 +41,6 @@ impl InFlight {
     }
 }
 
-/// The bulk stores of a warp's threads.
 #[derive(Debug)]
 pub(crate) struct BulkStores {
     /// Lane and epoch of stores whose reads (or writes) are not yet waited for, in order of issue.
@@ -51,7 +49,6 @@ pub(crate) struct BulkStores {
     /// By lane: the closing epoch of each open group, oldest first; for reads and for writes.
     unread: [VecDeque<Epoch>; 32],
     unwritten: [VecDeque<Epoch>; 32],
-    /// The last store.
     last_pc: u32,
 }
 
@@ -151,15 +148,14 @@ impl<'m> Cluster<'m> {
                 )
             } else {
                 format!(
-                    "a box at byte {relative} of shared buffer `{}`, byte {offset} of shared memory; boxes start at multiples of \
-                     {SHARED_ALIGN}",
+                    "a box at byte {relative} of shared buffer `{}`, byte {offset} of shared memory; boxes start at \
+                     multiples of {SHARED_ALIGN}",
                     buffer.name
                 )
             };
-            let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
-            details.object = Some(buffer.name.clone());
-            details.bytes = Some((relative, end));
-            details
+            Details::new(message, cluster.actor(warp.index, 1 << lane))
+                .object(buffer.name.clone())
+                .bytes((relative, end))
         });
         None
     }
@@ -188,9 +184,7 @@ impl<'m> Cluster<'m> {
                 None => format!("address {address:#x}, which is not a tensor map"),
             };
             let message = format!("a copy declared to use tensor map `{name}` uses {what}");
-            let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
-            details.object = Some(name);
-            details
+            Details::new(message, cluster.actor(warp.index, 1 << lane)).object(name)
         });
         false
     }
@@ -207,7 +201,6 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Starts a load in each active lane.
     pub(crate) fn bulk_load(&mut self, warp: &mut Warp, pc: u32, copy: u32) {
         let machine = self.machine;
         let copy = &machine.program.copies[copy as usize];
@@ -289,12 +282,11 @@ impl<'m> Cluster<'m> {
         let (phase, fenced) = (mbarrier.phase, mbarrier.fenced);
         if !fenced {
             self.report(FindingKind::MissingFence, pc, |_| {
-                let mut details = Details::new(
+                Details::new(
                     format!("a copy completes at mbarrier {name}, whose initialisation was not fenced"),
                     actor,
-                );
-                details.help = Some("let the initialising thread execute `fence_mbarrier_init` before the barrier");
-                details
+                )
+                .help("let the initialising thread execute `fence_mbarrier_init` before the barrier")
             });
         }
         self.check_async_write(warp, pc, lane, tile, first, map.bytes);
@@ -335,7 +327,6 @@ impl<'m> Cluster<'m> {
         bytes.chunks_exact(4).map(word).collect()
     }
 
-    /// Lands one of the loads in flight.
     pub(crate) fn land(&mut self, which: usize) {
         let copy = self.in_flight.swap_remove(which);
         for (i, &word) in copy.words.iter().enumerate() {
@@ -345,7 +336,6 @@ impl<'m> Cluster<'m> {
         self.complete_bytes(copy.mbarrier, copy.bytes(), copy.epoch);
     }
 
-    /// Starts a store in each active lane.
     pub(crate) fn bulk_store(&mut self, warp: &mut Warp, pc: u32, copy: u32) {
         let machine = self.machine;
         let copy = &machine.program.copies[copy as usize];
@@ -444,11 +434,9 @@ impl<'m> Cluster<'m> {
         let lanes = stores.reads.iter().fold(0, |lanes, (lane, _)| lanes | 1 << lane);
         let pc = stores.last_pc;
         self.report(FindingKind::MissingWait, pc, |cluster| {
-            let message = "a bulk store may still read its tile when the block exits".to_string();
-            let mut details = Details::new(message, cluster.actor(warp.index, lanes));
-            details.help =
-                Some("close its group (`bulk_commit`) and wait for it (`bulk_wait_read(0)`) before the exit");
-            details
+            let message = "a bulk store may still read its tile when the block exits";
+            Details::new(message, cluster.actor(warp.index, lanes))
+                .help("close its group (`bulk_commit`) and wait for it (`bulk_wait_read(0)`) before the exit")
         });
     }
 }

@@ -33,7 +33,6 @@ pub(crate) struct Actors {
     pub(crate) upstream: u32,
 }
 
-/// The kind of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ActorKind {
     Thread(u32),
@@ -213,7 +212,6 @@ impl Clock {
         lanes
     }
 
-    /// Joins another clock.
     pub(crate) fn join(&mut self, other: &Clock) {
         for (mine, theirs) in self.known.iter_mut().zip(&other.known) {
             *mine = (*mine).max(*theirs);
@@ -282,7 +280,6 @@ impl Clock {
 mod tests {
     use super::*;
 
-    /// Actors of a kernel that uses every kind.
     fn everything() -> Actors {
         Actors {
             threads: 128,

@@ -37,7 +37,6 @@ pub(crate) struct Cluster<'m> {
     pub(crate) copies: Vec<AsyncCopies>,
     pub(crate) stores: Vec<BulkStores>,
     pub(crate) warpgroups: Vec<Warpgroup>,
-    /// Bulk loads in flight.
     pub(crate) in_flight: Vec<InFlight>,
     pub(crate) peers: Peers,
     /// By rank: free registers of the block's pool.
@@ -57,7 +56,6 @@ pub(crate) struct Cluster<'m> {
     pub(crate) epoch: Epoch,
 }
 
-/// The result of a cluster.
 pub(crate) struct ClusterResult {
     pub(crate) linear: u64,
     pub(crate) pages: Pages,
@@ -105,7 +103,6 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Issues a new epoch.
     pub(crate) fn next_epoch(&mut self) -> Epoch {
         self.epoch += 1;
         self.epoch
@@ -115,7 +112,6 @@ impl<'m> Cluster<'m> {
         self.machine.actor(self.linear, warp, lanes)
     }
 
-    /// A warp's name in messages.
     pub(crate) fn warp_name(&self, warp: usize) -> String {
         let actor = self.actor(warp, 0);
         if self.machine.blocks > 1 {
@@ -140,12 +136,11 @@ impl<'m> Cluster<'m> {
     #[inline(never)]
     pub(crate) fn report(&mut self, kind: FindingKind, pc: u32, details: impl FnOnce(&Self) -> Details) {
         let mut findings = std::mem::take(&mut self.findings);
-        let key = Key { kind, pc, other: None };
+        let key = Key::new(kind, pc, None);
         findings.report(self.machine, key, || details(self));
         self.findings = findings;
     }
 
-    /// Runs the cluster to its end.
     pub(crate) fn run(mut self) -> ClusterResult {
         let machine = self.machine;
         let mut warps: Vec<Warp> = (0..machine.warps).map(|i| Warp::new(machine, i, self.epoch)).collect();
@@ -217,9 +212,8 @@ impl<'m> Cluster<'m> {
                 "{} has executed {budget} instructions without exiting: an endless loop, or a budget that is too small",
                 cluster.warp_name(warp.index)
             );
-            let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
-            details.help = Some("check the loop condition; raise `max_instructions` if the kernel needs more");
-            details
+            Details::new(message, cluster.actor(warp.index, warp.active))
+                .help("check the loop condition; raise `max_instructions` if the kernel needs more")
         });
     }
 }

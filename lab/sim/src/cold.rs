@@ -18,9 +18,8 @@ pub(crate) fn not_uniform(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, holds
             "a condition declared uniform holds only in lanes {holds:#010x} of {:#010x}",
             warp.active
         );
-        let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
-        details.help = Some("declare it `divergent`, or compute it from values that all lanes share");
-        details
+        Details::new(message, cluster.actor(warp.index, warp.active))
+            .help("declare it `divergent`, or compute it from values that all lanes share")
     });
 }
 
@@ -30,10 +29,9 @@ pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tra
     let name = cluster.machine.program.tracked[tracked as usize].clone();
     cluster.report(FindingKind::NeverWritten, pc, |cluster| {
         let message = format!("reads register `{name}`, which these lanes have not written");
-        let mut details = Details::new(message, cluster.actor(warp.index, lanes));
-        details.object = Some(name);
-        details.help = Some("initialise it where it is declared");
-        details
+        Details::new(message, cluster.actor(warp.index, lanes))
+            .object(name)
+            .help("initialise it where it is declared")
     });
 }
 
@@ -41,7 +39,7 @@ pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tra
 #[inline(never)]
 pub(crate) fn division_by_zero(cluster: &mut Cluster<'_>, warp: usize, pc: u32, lanes: u32) {
     cluster.report(FindingKind::DivisionByZero, pc, |cluster| {
-        let message = "divides an integer by zero; PTX does not specify the result".to_string();
+        let message = "divides an integer by zero; PTX does not specify the result";
         Details::new(message, cluster.actor(warp, lanes))
     });
 }

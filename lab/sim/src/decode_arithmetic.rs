@@ -223,7 +223,6 @@ fn float(op: BinOp, table: [Bin32; 5]) -> Option<Bin32> {
     Some(table[at])
 }
 
-/// The operation of a 32-bit integer operator.
 pub(crate) fn int32(op: BinOp, signed: bool) -> Option<Bin32> {
     Some(match (op, signed) {
         (BinOp::Add, _) => Bin32::AddI,

@@ -61,9 +61,7 @@ pub enum SimError {
         given: u64,
     },
     /// The kernel writes a buffer that the launch declares read-only.
-    #[error(
-        "parameter `{name}` is writable, but its buffer `{buffer}` is declared `written: false`; set it in the launch's buffer"
-    )]
+    #[error("parameter `{name}` is writable, but its buffer `{buffer}` is declared `written: false`; set it to true")]
     BufferNotWritten {
         /// The parameter.
         name: String,

@@ -182,7 +182,6 @@ pub(crate) fn min_f32(a: u32, b: u32) -> u32 {
     one_nan(a, b, smaller)
 }
 
-/// `max.f32`.
 #[inline(always)]
 pub(crate) fn max_f32(a: u32, b: u32) -> u32 {
     let larger = pick(ordered(a) < ordered(b), b, a);

@@ -12,9 +12,7 @@ use flashcore_ir::inst::AtomOp;
 use crate::clock::{ActorId, Epoch, Stamp};
 use crate::merge::Merged;
 
-/// log2 of the page size.
 pub(crate) const PAGE_SHIFT: u32 = 11;
-/// Bytes per page.
 pub(crate) const PAGE: usize = 1 << PAGE_SHIFT;
 /// Cells per page, of 2 bytes each.
 pub(crate) const CELLS: usize = PAGE / 2;
@@ -59,14 +57,12 @@ impl Cell {
     }
 }
 
-/// A page of a buffer that the kernel writes.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     pub(crate) data: [u8; PAGE],
     pub(crate) cells: Vec<Cell>,
 }
 
-/// Pages by buffer slot and page number.
 pub(crate) type Pages = HashMap<(usize, u64), Box<Page>>;
 
 /// A block's view of global memory.
@@ -114,7 +110,6 @@ impl<'m> Overlay<'m> {
         })
     }
 
-    /// Whether an earlier block wrote these bytes.
     pub(crate) fn written_earlier(&self, slot: usize, offset: u64) -> bool {
         self.earlier
             .is_some_and(|merged| merged.is_written(slot, offset >> PAGE_SHIFT, offset as usize % PAGE / 2))

@@ -90,16 +90,15 @@ impl<'m> Cluster<'m> {
             } else {
                 let promised = spec.get(region.slot).map_or(1, |spec| spec.align);
                 format!(
-                    "access of {align} bytes to byte {offset} of `{}`, whose address is not a multiple of {align} (the buffer is \
-                     aligned to {promised})",
+                    "access of {align} bytes to byte {offset} of `{}`, whose address is not a multiple of {align} (the \
+                     buffer is aligned to {promised})",
                     region.name
                 )
             };
-            let mut details = Details::new(message, cluster.actor(warp.index, lanes));
-            details.object = Some(region.name.clone());
-            details.bytes = Some((offset, end));
-            details.element = Some(vec![element]);
-            details
+            Details::new(message, cluster.actor(warp.index, lanes))
+                .object(region.name.clone())
+                .bytes((offset, end))
+                .element(vec![element])
         });
     }
 
@@ -326,11 +325,7 @@ impl<'m> Cluster<'m> {
         (at, other, other_pc, wrote): (u64, ActorId, u32, bool),
         does: &str,
     ) {
-        let key = Key {
-            kind: FindingKind::Race,
-            pc,
-            other: Some(other_pc),
-        };
+        let key = Key::new(FindingKind::Race, pc, Some(other_pc));
         let actor = self.actor(warp.index, 1 << lane);
         let (other, _) = self.name_writer(other);
         self.findings.report(self.machine, key, || {
@@ -357,10 +352,9 @@ impl<'m> Cluster<'m> {
             let actor = self.actor(warp.index, warp.active);
             self.report(FindingKind::ReadOnly, pc, |_| {
                 let message = format!("writes through `{}`, which is declared read-only", region.name);
-                let mut details = Details::new(message, actor);
-                details.object = Some(region.name.clone());
-                details.help = Some("declare it with `param_ptr_mut` to write it");
-                details
+                Details::new(message, actor)
+                    .object(region.name.clone())
+                    .help("declare it with `param_ptr_mut` to write it")
             });
             return;
         }
@@ -395,10 +389,9 @@ impl<'m> Cluster<'m> {
                 "loads `{}` through the read-only cache, but the kernel writes its buffer",
                 region.name
             );
-            let mut details = Details::new(message, cluster.actor(warp.index, mask));
-            details.object = Some(region.name.clone());
-            details.help = Some("load it with `Cache::Default`");
-            details
+            Details::new(message, cluster.actor(warp.index, mask))
+                .object(region.name.clone())
+                .help("load it with `Cache::Default`")
         });
     }
 
@@ -451,10 +444,10 @@ impl<'m> Cluster<'m> {
 /// Name and position of a byte of a buffer for messages.
 fn place(region: &Region, at: u64, actor: Actor) -> (String, Details) {
     let element = at / u64::from(region.element);
-    let mut details = Details::new(String::new(), actor);
-    details.object = Some(region.name.clone());
-    details.bytes = Some((at as i64, at as i64 + 2));
-    details.element = Some(vec![element as i64]);
+    let details = Details::new("", actor)
+        .object(region.name.clone())
+        .bytes((at as i64, at as i64 + 2))
+        .element(vec![element as i64]);
     (format!("byte {at} of `{}` (element {element})", region.name), details)
 }
 

@@ -11,7 +11,6 @@ use crate::registers::{FULL, map1};
 use crate::tensor;
 use crate::warp::{Frame, Warp};
 
-/// Why a warp stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// Its time slice ended, or the warp exited.

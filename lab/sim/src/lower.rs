@@ -11,7 +11,6 @@ use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row};
 use crate::report::Class;
 use crate::rows::Rows;
 
-/// Lowers `kernel`.
 pub(crate) fn lower(kernel: &Kernel) -> Result<Program, SimError> {
     let unproven = assigned::unproven(kernel);
     let rows = Rows::assign(kernel, &unproven)?;
@@ -285,7 +284,6 @@ impl Lowering<'_> {
 
     // ---- Operands
 
-    /// The row of a register.
     pub(crate) fn reg(&self, reg: Reg) -> Row {
         self.rows.row(reg)
     }
@@ -299,7 +297,6 @@ impl Lowering<'_> {
         rows
     }
 
-    /// The row of a 32-bit operand.
     pub(crate) fn bits32(&mut self, operand: Operand) -> Row {
         match operand {
             Operand::Reg(reg) => self.reg(reg),
@@ -314,7 +311,6 @@ impl Lowering<'_> {
         }
     }
 
-    /// The row of a 64-bit operand.
     pub(crate) fn bits64(&mut self, operand: Operand) -> Row {
         match operand {
             Operand::Reg(reg) => self.reg(reg),
@@ -328,7 +324,6 @@ impl Lowering<'_> {
         }
     }
 
-    /// The predicate register of a predicate operand.
     pub(crate) fn pred(&self, operand: Operand) -> Row {
         match operand {
             Operand::Reg(reg) => self.reg(reg),

@@ -31,22 +31,17 @@ const REGION_SHIFT: u32 = 40;
 /// The memory behind a pointer parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
-    /// Slot of its buffer.
     pub(crate) slot: usize,
     /// Address of the buffer's first byte.
     pub(crate) base: u64,
-    /// Size of the buffer in bytes.
     pub(crate) bytes: u64,
-    /// Whether the parameter is writable.
     pub(crate) writable: bool,
     /// Whether the kernel writes the buffer through any parameter.
     pub(crate) written: bool,
     /// Whether accesses go through pages with shadow cells: the buffer is written or partly
     /// uninitialised.
     pub(crate) overlaid: bool,
-    /// Bytes per element.
     pub(crate) element: u32,
-    /// The parameter's name.
     pub(crate) name: String,
 }
 
@@ -70,21 +65,18 @@ impl Region {
     }
 }
 
-/// A tensor map of the launch.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorMap {
     pub(crate) recipe: TensorMapRecipe,
     pub(crate) bytes: u32,
 }
 
-/// A kernel and its launch, validated and decoded.
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) launch: &'a Launch,
     pub(crate) options: &'a SimOptions,
     pub(crate) program: Program,
     pub(crate) constants: Constants,
-    /// Bits of every argument.
     pub(crate) args: Vec<u64>,
     /// By parameter; numbers have an empty region.
     pub(crate) regions: Vec<Region>,
@@ -101,7 +93,6 @@ pub(crate) struct Machine<'a> {
     pub(crate) shared_bytes: u32,
     /// By ledger buffer: the number of its first mbarrier within the block.
     mbarriers: Vec<Option<u32>>,
-    /// Mbarriers per block.
     pub(crate) mbarriers_per_block: usize,
     /// By parameter.
     pub(crate) maps: Vec<Option<TensorMap>>,
@@ -182,12 +173,10 @@ impl<'a> Machine<'a> {
         32 * self.warps
     }
 
-    /// Warps per block.
     pub(crate) fn warps_per_block(&self) -> usize {
         self.warps / self.blocks
     }
 
-    /// Clusters of the grid.
     pub(crate) fn clusters(&self) -> u64 {
         self.launch.blocks() / self.blocks as u64
     }
@@ -331,7 +320,6 @@ pub(crate) fn map_address(index: usize) -> u64 {
     (u64::MAX << 32) + (index as u64) * TENSOR_MAP_BYTES
 }
 
-/// Size of a tensor map.
 const TENSOR_MAP_BYTES: u64 = 128;
 
 /// The tensor maps, checked against the kernel's boxes and the launch's buffers.

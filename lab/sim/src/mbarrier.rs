@@ -11,7 +11,6 @@ use crate::program::{At, Row};
 use crate::record::{Details, Key};
 use crate::warp::{Wait, Warp};
 
-/// One mbarrier.
 #[derive(Debug)]
 pub(crate) struct Mbarrier {
     /// Arrivals per phase.
@@ -20,7 +19,6 @@ pub(crate) struct Mbarrier {
     pending: u32,
     /// Bytes announced in the current phase minus bytes landed.
     tx: i64,
-    /// Number of the current phase.
     pub(crate) phase: i64,
     /// Joined clock of the arrivals in the current phase.
     arrived: Option<Clock>,
@@ -32,7 +30,6 @@ pub(crate) struct Mbarrier {
     pub(crate) fenced: bool,
     /// Newest copy that has landed.
     landed: Epoch,
-    /// The last arrival.
     last: Option<(Actor, u32)>,
     /// The thread that started the last copy for this mbarrier.
     pub(crate) copier: Option<Actor>,
@@ -153,16 +150,12 @@ impl Cluster<'_> {
         let other = self.mbarriers[number as usize].as_ref().map(|m| m.made_by.0);
         let other = other.map(|thread| self.actor(thread as usize / 32, 1 << (thread % 32)));
         let kind = FindingKind::Mbarrier;
-        let key = Key {
-            kind,
-            pc,
-            other: other_pc,
-        };
-        self.findings.report(self.machine, key, || Details {
-            other: other_pc.and(other),
-            object: Some(name.clone()),
-            help: Some(help),
-            ..Details::new(format!("mbarrier {name} {what}"), actor)
+        let key = Key::new(kind, pc, other_pc);
+        self.findings.report(self.machine, key, || {
+            Details::new(format!("mbarrier {name} {what}"), actor)
+                .other(other_pc.and(other))
+                .object(name.clone())
+                .help(help)
         });
     }
 
@@ -230,19 +223,15 @@ impl Cluster<'_> {
         expected: u32,
     ) {
         let name = self.mbarrier_name(number);
-        let key = Key {
-            kind: FindingKind::Mbarrier,
-            pc,
-            other: last.map(|(_, pc)| pc),
-        };
-        self.findings.report(self.machine, key, || Details {
-            other: last.map(|(actor, _)| actor),
-            object: Some(name.clone()),
-            help: Some("initialise the mbarrier with the number of arrivals per phase, and arrive once per phase"),
-            ..Details::new(
+        let key = Key::new(FindingKind::Mbarrier, pc, last.map(|(_, pc)| pc));
+        self.findings.report(self.machine, key, || {
+            Details::new(
                 format!("arrives at mbarrier {name} too often: phase {phase} already has its {expected} arrivals"),
                 actor,
             )
+            .other(last.map(|(actor, _)| actor))
+            .object(name.clone())
+            .help("initialise the mbarrier with the number of arrivals per phase, and arrive once per phase")
         });
     }
 
@@ -251,9 +240,8 @@ impl Cluster<'_> {
     fn no_parity(&mut self, warp: &Warp, pc: u32, lane: u32, parity: u32) {
         self.report(FindingKind::WrongPhase, pc, |cluster| {
             let message = format!("waits for a phase of parity {parity}; parity is 0 or 1");
-            let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
-            details.help = Some("use the lowest bit of the number of rounds through the ring");
-            details
+            Details::new(message, cluster.actor(warp.index, 1 << lane))
+                .help("use the lowest bit of the number of rounds through the ring")
         });
     }
 
@@ -271,7 +259,6 @@ impl Cluster<'_> {
         }
     }
 
-    /// Lands bytes of a copy.
     pub(crate) fn complete_bytes(&mut self, number: u32, bytes: u32, epoch: Epoch) {
         if let Some(mbarrier) = &mut self.mbarriers[number as usize] {
             mbarrier.tx -= i64::from(bytes);
@@ -312,21 +299,15 @@ impl Cluster<'_> {
         let Some(&(_, actor, pc)) = late.first() else { return };
         let bytes: u32 = late.iter().map(|copy| copy.0).sum();
         let name = self.mbarrier_name(number);
-        let key = Key {
-            kind: FindingKind::TransactionBytes,
-            pc,
-            other: None,
-        };
-        self.findings.report(self.machine, key, || Details {
-            object: Some(name.clone()),
-            help: Some("announce all bytes of all copies of a phase, including zero-filled tails"),
-            ..Details::new(
-                format!(
-                    "phase {phase} of mbarrier {name} ends before {bytes} bytes of its copies have landed: too few bytes were \
-                     announced"
-                ),
-                actor,
-            )
+        let key = Key::new(FindingKind::TransactionBytes, pc, None);
+        self.findings.report(self.machine, key, || {
+            let message = format!(
+                "phase {phase} of mbarrier {name} ends before {bytes} bytes of its copies have landed: too few \
+                 bytes were announced"
+            );
+            Details::new(message, actor)
+                .object(name.clone())
+                .help("announce all bytes of all copies of a phase, including zero-filled tails")
         });
     }
 
@@ -416,23 +397,19 @@ impl Cluster<'_> {
         }
         let name = self.mbarrier_name(number);
         let actor = self.actor(warp.index, lanes);
-        let key = Key {
-            kind: FindingKind::WrongPhase,
-            pc,
-            other: Some(earlier),
-        };
+        let key = Key::new(FindingKind::WrongPhase, pc, Some(earlier));
         let which = match ended {
             -1 => "because the phase before the first counts as ended".to_string(),
             n => format!("by the end of phase {n}"),
         };
-        self.findings.report(self.machine, key, || Details {
-            other: Some(actor),
-            object: Some(name.clone()),
-            help: Some("wait for the parity of the next phase: it flips at each round through the ring"),
-            ..Details::new(
+        self.findings.report(self.machine, key, || {
+            Details::new(
                 format!("waits at mbarrier {name} and passes at once {which}, for which this warp has already waited"),
                 actor,
             )
+            .other(actor)
+            .object(name.clone())
+            .help("wait for the parity of the next phase: it flips at each round through the ring")
         });
     }
 
@@ -449,8 +426,8 @@ impl Cluster<'_> {
             tx => format!(", {} more bytes have landed than were announced", -tx),
         };
         format!(
-            "at mbarrier {name} for the end of a phase of parity {parity}; its phase {} (parity {}) has {arrived} of {} \
-             arrivals{bytes}",
+            "at mbarrier {name} for the end of a phase of parity {parity}; its phase {} (parity {}) has {arrived} \
+             of {} arrivals{bytes}",
             mbarrier.phase,
             mbarrier.phase & 1,
             mbarrier.expected

@@ -43,7 +43,6 @@ struct ForeignRead {
     thread: u32,
 }
 
-/// All writes so far.
 #[derive(Default)]
 pub(crate) struct Merged {
     pages: HashMap<(usize, u64), MergedPage>,
@@ -62,7 +61,6 @@ impl Merged {
             .is_some_and(|page| page.owners[cell].block != 0)
     }
 
-    /// Adds a block's writes.
     pub(crate) fn add(
         &mut self,
         machine: &Machine<'_>,
@@ -202,11 +200,7 @@ fn report(
     second: Owner,
     does: &str,
 ) {
-    let key = Key {
-        kind: FindingKind::BlockRace,
-        pc: second.pc,
-        other: Some(first.pc),
-    };
+    let key = Key::new(FindingKind::BlockRace, second.pc, Some(first.pc));
     let actor = |owner: Owner| {
         // Writes of a bulk store count as writes of its thread.
         let thread = match machine.actors.who(owner.thread) {
@@ -229,11 +223,10 @@ fn report(
                 a.block, b.block
             ),
         };
-        let mut details = Details::new(message, a);
-        details.other = Some(b);
-        details.object = Some(name.to_string());
-        details.bytes = Some((byte as i64, byte as i64 + 2));
-        details.help = Some("blocks run in any order: give each its own bytes, or use atomics");
-        details
+        Details::new(message, a)
+            .other(b)
+            .object(name.to_string())
+            .bytes((byte as i64, byte as i64 + 2))
+            .help("blocks run in any order: give each its own bytes, or use atomics")
     });
 }

@@ -104,10 +104,9 @@ impl Cluster<'_> {
                     buffer.name,
                     buffer.bytes
                 );
-                let mut details = Details::new(message, cluster.actor(warp.index, FULL));
-                details.object = Some(buffer.name.clone());
-                details.bytes = Some((relative, relative + i64::from(CHUNK)));
-                details
+                Details::new(message, cluster.actor(warp.index, FULL))
+                    .object(buffer.name.clone())
+                    .bytes((relative, relative + i64::from(CHUNK)))
             });
             return None;
         }
@@ -159,10 +158,9 @@ impl Cluster<'_> {
         let Some(wrong) = wrong else { return Some(span) };
         self.report(FindingKind::Descriptor, pc, |cluster| {
             let message = format!("a descriptor for shared buffer `{}` {wrong}", buffer.name);
-            let mut details = Details::new(message, cluster.actor(warp.index, FULL));
-            details.object = Some(buffer.name.clone());
-            details.help = Some("derive it from the tile (`k_major`, `mn_major`)");
-            details
+            Details::new(message, cluster.actor(warp.index, FULL))
+                .object(buffer.name.clone())
+                .help("derive it from the tile (`k_major`, `mn_major`)")
         });
         None
     }

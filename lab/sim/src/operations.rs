@@ -1,6 +1,5 @@
 //! Kinds of arithmetic operations.
 
-/// 32-bit operations of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Un32 {
     Mov,
@@ -26,7 +25,6 @@ pub(crate) enum Un32 {
     U32FromF32,
 }
 
-/// 32-bit operations of two operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bin32 {
     AddI,
@@ -69,7 +67,6 @@ pub(crate) enum Bin32 {
     Pack16,
 }
 
-/// 32-bit operations of three operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tri32 {
     FmaF,
@@ -79,7 +76,6 @@ pub(crate) enum Tri32 {
     Prmt,
 }
 
-/// 64-bit operations of two operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bin64 {
     Add,
@@ -100,7 +96,6 @@ pub(crate) enum Bin64 {
     Xor,
 }
 
-/// 64-bit operations of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Un64 {
     Mov,

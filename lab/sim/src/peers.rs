@@ -17,12 +17,10 @@ use crate::warp::{State, Wait, Warp};
 pub(crate) struct Peers {
     /// Number of the current phase of the cluster barrier, starting at 1.
     phase: u32,
-    /// Threads that have arrived in this phase.
     arrived: u32,
     /// Joined clock of the arrivals with `release`; and that of the last completed phase.
     knowledge: Option<Clock>,
     released: Option<Rc<Clock>>,
-    /// Threads that have exited.
     ended: u32,
     /// By rank: joined clock of the block's warps at their exit.
     exits: HashMap<usize, Clock>,
@@ -70,7 +68,7 @@ impl Cluster<'_> {
         let twice = (0..32).any(|lane| lanes >> lane & 1 != 0 && warp.asynchronous.cluster_phase[lane] != 0);
         if twice {
             self.report(FindingKind::BarrierMismatch, pc, |cluster| {
-                let message = "arrives at the cluster barrier a second time without waiting".to_string();
+                let message = "arrives at the cluster barrier a second time without waiting";
                 Details::new(message, cluster.actor(warp.index, lanes))
             });
             return;
@@ -116,7 +114,7 @@ impl Cluster<'_> {
         let newest = phases.clone().max().unwrap_or(0);
         if phases.min().unwrap_or(0) == 0 {
             self.report(FindingKind::BarrierMismatch, pc, |cluster| {
-                let message = "waits at the cluster barrier without having arrived".to_string();
+                let message = "waits at the cluster barrier without having arrived";
                 Details::new(message, cluster.actor(warp.index, lanes))
             });
         } else if newest >= self.peers.phase {
@@ -154,9 +152,8 @@ impl Cluster<'_> {
         if !warp.asynchronous.peers_started {
             self.report(FindingKind::PeerLifetime, pc, |cluster| {
                 let message = format!("accesses shared memory of the block of rank {rank}, which may not have started");
-                let mut details = Details::new(message, cluster.actor(warp.index, warp.active));
-                details.help = Some("put a cluster barrier before the first access to another block");
-                details
+                Details::new(message, cluster.actor(warp.index, warp.active))
+                    .help("put a cluster barrier before the first access to another block")
             });
         }
     }
@@ -167,23 +164,18 @@ impl Cluster<'_> {
             return;
         };
         let actor = self.actor(warp.index, warp.active);
-        let key = Key {
-            kind: FindingKind::MissingFence,
-            pc,
-            other: Some(store),
-        };
-        self.findings.report(self.machine, key, || Details {
-            other: Some(actor),
-            help: Some("use `arrive_cluster` or a cluster barrier"),
-            ..Details::new(
+        let key = Key::new(FindingKind::MissingFence, pc, Some(store));
+        self.findings.report(self.machine, key, || {
+            Details::new(
                 "signals a store to another block by an arrival of block scope, which does not order that store"
                     .to_string(),
                 actor,
             )
+            .other(actor)
+            .help("use `arrive_cluster` or a cluster barrier")
         });
     }
 
-    /// A warp exits.
     #[inline(never)]
     pub(crate) fn exit(&mut self, warp: &mut Warp, pc: u32) {
         warp.state = State::Done;
@@ -218,9 +210,7 @@ impl Cluster<'_> {
                 let message = format!(
                     "accesses shared memory of the block of rank {rank}, which may have exited: nothing makes it wait"
                 );
-                let mut details = Details::new(message, actor);
-                details.help = Some("put a cluster barrier after the last access to another block");
-                details
+                Details::new(message, actor).help("put a cluster barrier after the last access to another block")
             });
         }
     }
@@ -234,12 +224,9 @@ impl Cluster<'_> {
         }
         self.report(FindingKind::BeforeDependency, pc, |cluster| {
             let message =
-                "accesses global memory before `griddepcontrol.wait`: the previous launch may not have written it yet"
-                    .to_string();
-            let mut details = Details::new(message, cluster.actor(warp.index, 1 << lane));
-            details.help =
-                Some("execute `dependency_wait` before the first access, or a barrier with a thread that has");
-            details
+                "accesses global memory before `griddepcontrol.wait`: the previous launch may not have written it yet";
+            Details::new(message, cluster.actor(warp.index, 1 << lane))
+                .help("execute `dependency_wait` before the first access, or a barrier with a thread that has")
         });
     }
 }

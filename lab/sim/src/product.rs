@@ -33,7 +33,6 @@ struct Shared {
     chunks: Rc<Vec<u32>>,
 }
 
-/// The products of a warpgroup.
 #[derive(Debug, Default)]
 pub(crate) struct Warpgroup {
     /// Products that not every warp has issued, and the number of the first.
@@ -44,7 +43,6 @@ pub(crate) struct Warpgroup {
 }
 
 impl Cluster<'_> {
-    /// Starts a product.
     pub(crate) fn wgmma(&mut self, warp: &mut Warp, pc: u32, product: u32) {
         self.check_members(warp, pc, FULL, "wgmma.mma_async");
         let machine = self.machine;
@@ -214,12 +212,12 @@ impl Cluster<'_> {
         help: &'static str,
     ) {
         let actor = self.actor(warp.index, warp.active);
-        let key = Key { kind, pc, other };
-        self.findings.report(self.machine, key, || Details {
-            other: other.map(|_| actor),
-            object: Some(name),
-            help: Some(help),
-            ..Details::new(message, actor)
+        let key = Key::new(kind, pc, other);
+        self.findings.report(self.machine, key, || {
+            Details::new(message, actor)
+                .other(other.map(|_| actor))
+                .object(name)
+                .help(help)
         });
     }
 
@@ -227,15 +225,11 @@ impl Cluster<'_> {
     fn not_together(&mut self, warp: &Warp, pc: u32, other: u32) {
         let actor = self.actor(warp.index, FULL);
         let first = self.actor(warp.index / 4 * 4, FULL);
-        let key = Key {
-            kind: FindingKind::Warpgroup,
-            pc,
-            other: Some(other),
-        };
-        self.findings.report(self.machine, key, || Details {
-            other: Some(first),
-            help: Some("let all four warps execute the same products in the same order with the same descriptors"),
-            ..Details::new("warps of a warpgroup start different products".to_string(), actor)
+        let key = Key::new(FindingKind::Warpgroup, pc, Some(other));
+        self.findings.report(self.machine, key, || {
+            Details::new("warps of a warpgroup start different products".to_string(), actor)
+                .other(first)
+                .help("let all four warps execute the same products in the same order with the same descriptors")
         });
     }
 
@@ -318,10 +312,9 @@ impl Cluster<'_> {
             return;
         }
         self.report(FindingKind::MissingWait, pc, |cluster| {
-            let message = "exits while its products are in flight".to_string();
-            let mut details = Details::new(message, cluster.actor(warp.index, FULL));
-            details.help = Some("close their group (`wgmma_commit`) and wait for it (`wgmma_wait(0)`)");
-            details
+            let message = "exits while its products are in flight";
+            Details::new(message, cluster.actor(warp.index, FULL))
+                .help("close their group (`wgmma_commit`) and wait for it (`wgmma_wait(0)`)")
         });
     }
 }

@@ -17,9 +17,7 @@ pub(crate) type Row = u16;
 /// Flag of constant rows.
 pub(crate) const CONST: Row = 0x8000;
 
-/// Predicate register that is false in every lane.
 pub(crate) const PRED_FALSE: Row = 0;
-/// Predicate register that is true in every lane.
 pub(crate) const PRED_TRUE: Row = 1;
 
 /// A memory operand: a row of addresses, a constant offset, and the object it must stay in.
@@ -41,24 +39,20 @@ impl At {
     }
 }
 
-/// A bulk copy of a tensor box.
 #[derive(Clone, Debug)]
 pub(crate) struct BoxCopy {
-    /// Parameter of the tensor map.
     pub(crate) map: u16,
     /// The address that the kernel passes for the tensor map.
     pub(crate) map_base: Row,
     pub(crate) map_offset: i32,
     /// Coordinates, innermost first.
     pub(crate) at: Vec<Row>,
-    /// The tile in shared memory.
     pub(crate) shared: At,
     /// The mbarrier that counts its bytes; `None` for a store.
     pub(crate) mbarrier: Option<At>,
     pub(crate) multicast: Option<Row>,
 }
 
-/// A shared-memory operand of a product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedOperand {
     pub(crate) bits: Row,
@@ -66,14 +60,12 @@ pub(crate) struct SharedOperand {
     pub(crate) major: Major,
 }
 
-/// Operand A of a product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProductA {
     Shared(SharedOperand),
     Regs { rows: [Row; 4], fragment: u16 },
 }
 
-/// A warpgroup product.
 #[derive(Clone, Debug)]
 pub(crate) struct Product {
     pub(crate) input: WgmmaInput,
@@ -85,7 +77,6 @@ pub(crate) struct Product {
     pub(crate) accumulate: Row,
 }
 
-/// Width of a load or store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Width {
     /// Registers per lane: 1, 2 or 4.
@@ -95,14 +86,12 @@ pub(crate) struct Width {
 }
 
 impl Width {
-    /// Bytes per lane.
     #[inline(always)]
     pub(crate) fn bytes(self) -> u32 {
         u32::from(self.count) << self.log_bytes
     }
 }
 
-/// The register file of a traced value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TraceFile {
     Pred,
@@ -111,7 +100,6 @@ pub(crate) enum TraceFile {
     Bits64,
 }
 
-/// A lowered kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub(crate) ops: Vec<Op>,

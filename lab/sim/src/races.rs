@@ -19,9 +19,7 @@ struct Clash {
     other: Option<Actor>,
     /// Lanes of this instruction.
     lanes: u32,
-    /// First cell.
     cell: usize,
-    /// The conflicting access.
     what: What,
 }
 
@@ -89,7 +87,6 @@ impl Cluster<'_> {
         self.report_clashes(warp, pc, at, clashes, "reads");
     }
 
-    /// Checks writes.
     #[inline(never)]
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn check_writes(
@@ -195,11 +192,7 @@ impl Cluster<'_> {
 
     fn report_clashes(&mut self, warp: &Warp, pc: u32, at: At, clashes: Clashes, does: &str) {
         for clash in clashes.0 {
-            let key = Key {
-                kind: clash.kind,
-                pc,
-                other: clash.other_pc,
-            };
+            let key = Key::new(clash.kind, pc, clash.other_pc);
             let (place, mut details) = self.place(warp, at, clash.cell, clash.lanes);
             let other = clash.other.map_or(String::new(), |other| {
                 let lane = other.lanes.trailing_zeros();
@@ -222,7 +215,8 @@ impl Cluster<'_> {
                     format!("{does} {place}, which a copy of {other} fills; no thread has waited for the copy")
                 }
                 What::OthersCopy(true) => format!(
-                    "{does} {place}, which a copy of {other} filled; only that thread has waited for the copy, and no barrier followed"
+                    "{does} {place}, which a copy of {other} filled; only that thread has waited for the copy, and no \
+                     barrier followed"
                 ),
             };
             details.other = clash.other;
@@ -236,7 +230,7 @@ impl Cluster<'_> {
                     "let every warp that uses the data wait for the mbarrier phase in which the copy completes"
                 }
                 What::OwnCopy | What::OthersCopy(false) => {
-                    "before the access, close the group (`cp_async_commit`), wait for it (`cp_async_wait`), then a barrier"
+                    "before the access, close the group (`cp_async_commit`), wait (`cp_async_wait`), then a barrier"
                 }
                 What::OthersCopy(true) => "put a barrier between `cp_async_wait` and the access",
             });
@@ -261,11 +255,7 @@ impl Cluster<'_> {
         let (place, mut details) = self.place(warp, at, cell, lanes);
         details.message = format!("writes {place} from more than one lane at once; the result is undefined");
         details.help = Some("let one lane write it (`if` on the lane), or give each lane a separate address");
-        let key = Key {
-            kind: FindingKind::Race,
-            pc,
-            other: Some(pc),
-        };
+        let key = Key::new(FindingKind::Race, pc, Some(pc));
         details.other = Some(self.actor(warp.index, 0));
         self.findings.report(self.machine, key, || details);
     }
@@ -276,11 +266,11 @@ impl Cluster<'_> {
         let bytes = 1i64 << self.shadow.shift;
         let within = ((cell as u32) << self.shadow.shift) % self.machine.shared_bytes;
         let start = i64::from(within) - i64::from(buffer.offset);
-        let mut details = Details::new(String::new(), self.actor(warp.index, lanes));
-        details.object = Some(buffer.name.clone());
-        details.bytes = Some((start, start + bytes));
         let (stage, row, col) = buffer.element_at(start as u32);
-        details.element = Some(vec![i64::from(stage), i64::from(row), i64::from(col)]);
+        let details = Details::new("", self.actor(warp.index, lanes))
+            .object(buffer.name.clone())
+            .bytes((start, start + bytes))
+            .element(vec![i64::from(stage), i64::from(row), i64::from(col)]);
         let in_stage = if buffer.stages > 1 {
             format!("stage {stage}, ")
         } else {

@@ -6,11 +6,9 @@ use crate::finding::{Actor, Finding, FindingKind, Other};
 use crate::machine::Machine;
 use crate::report::lines;
 
-/// Identity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) kind: FindingKind,
-    /// The operation.
     pub(crate) pc: u32,
     /// The operation of the second access.
     pub(crate) other: Option<u32>,
@@ -28,10 +26,16 @@ pub(crate) struct Details {
     pub(crate) help: Option<&'static str>,
 }
 
+impl Key {
+    pub(crate) fn new(kind: FindingKind, pc: u32, other: Option<u32>) -> Key {
+        Key { kind, pc, other }
+    }
+}
+
 impl Details {
-    pub(crate) fn new(message: String, actor: Actor) -> Details {
+    pub(crate) fn new(message: impl Into<String>, actor: Actor) -> Details {
         Details {
-            message,
+            message: message.into(),
             actor,
             other: None,
             object: None,
@@ -39,6 +43,31 @@ impl Details {
             element: None,
             help: None,
         }
+    }
+
+    pub(crate) fn other(mut self, other: impl Into<Option<Actor>>) -> Details {
+        self.other = other.into();
+        self
+    }
+
+    pub(crate) fn object(mut self, object: impl Into<String>) -> Details {
+        self.object = Some(object.into());
+        self
+    }
+
+    pub(crate) fn bytes(mut self, bytes: (i64, i64)) -> Details {
+        self.bytes = Some(bytes);
+        self
+    }
+
+    pub(crate) fn element(mut self, element: Vec<i64>) -> Details {
+        self.element = Some(element);
+        self
+    }
+
+    pub(crate) fn help(mut self, help: &'static str) -> Details {
+        self.help = Some(help);
+        self
     }
 }
 
@@ -82,7 +111,6 @@ impl Findings {
         ));
     }
 
-    /// Appends another list.
     pub(crate) fn merge(&mut self, later: Findings) {
         for (key, finding) in later.list {
             match self.index.get(&key) {
@@ -113,9 +141,7 @@ impl Findings {
     pub(crate) fn into_vec(self) -> Vec<Finding> {
         self.list.into_iter().map(|(_, finding)| finding).collect()
     }
-}
 
-impl Findings {
     /// Whether a warp exceeded its instruction budget.
     pub(crate) fn is_livelocked(&self) -> bool {
         self.list.iter().any(|(key, _)| key.kind == FindingKind::Livelock)

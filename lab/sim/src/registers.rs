@@ -5,15 +5,12 @@
 
 use crate::program::{CONST, Program, Row};
 
-/// All lanes.
 pub(crate) const FULL: u32 = u32::MAX;
 
-/// 32 lanes of 32 bits.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Lanes32(pub(crate) [u32; 32]);
 
-/// 32 lanes of 64 bits.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Lanes64(pub(crate) [u64; 32]);
@@ -34,7 +31,6 @@ impl Constants {
     }
 }
 
-/// A warp's registers.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
     pub(crate) rows32: Vec<Lanes32>,

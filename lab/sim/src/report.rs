@@ -269,7 +269,6 @@ pub struct MemorySite {
     pub ideal: u64,
 }
 
-/// Sums execution counts by class.
 pub(crate) fn count_by_class(classes: &[Class], executed: &[Count]) -> Counts {
     let mut counts = Counts::default();
     for (class, count) in classes.iter().zip(executed) {
@@ -278,7 +277,6 @@ pub(crate) fn count_by_class(classes: &[Class], executed: &[Count]) -> Counts {
     counts
 }
 
-/// The source lines of a site.
 pub(crate) fn lines(kernel: &Kernel, site: SiteId) -> Vec<Line> {
     kernel
         .backtrace(site)

@@ -50,10 +50,8 @@ impl Cluster<'_> {
             let Some(&(pc, _)) = setting else { continue };
             let odd = odd.index;
             self.report(FindingKind::Registers, pc, |cluster| {
-                let message = "the warps of a warpgroup set different register counts".to_string();
-                let mut details = Details::new(message, cluster.actor(odd, FULL));
-                details.help = Some("let all four warps execute the same `setmaxnreg`");
-                details
+                let message = "the warps of a warpgroup set different register counts";
+                Details::new(message, cluster.actor(odd, FULL)).help("let all four warps execute the same `setmaxnreg`")
             });
         }
     }
@@ -72,7 +70,6 @@ impl Cluster<'_> {
         warp.registers.set_pred(d, warp.active, lanes & lanes.wrapping_neg());
     }
 
-    /// `trap` if the predicate holds.
     pub(crate) fn trap_if(&mut self, warp: &Warp, pc: u32, pred: Row) {
         let lanes = warp.registers.pred(pred) & warp.active;
         if lanes != 0 {

@@ -1,11 +1,9 @@
 //! Random numbers of the schedule: SplitMix64, so that a seed always gives the same run.
 
-/// A stream of random numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// The stream of a block.
     pub(crate) fn new(seed: u64, block: u64) -> Rng {
         let mut rng = Rng(seed ^ block.wrapping_mul(0xd134_2543_de82_ef95));
         rng.next();
@@ -20,7 +18,6 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..n`.
     pub(crate) fn below(&mut self, n: u32) -> u32 {
         (((self.next() >> 32) * u64::from(n)) >> 32) as u32
     }

@@ -20,7 +20,6 @@ pub(crate) enum File {
     Bits64,
 }
 
-/// The register file of a class.
 pub(crate) fn file_of(class: RegClass) -> File {
     match class {
         RegClass::Pred => File::Pred,
@@ -29,7 +28,6 @@ pub(crate) fn file_of(class: RegClass) -> File {
     }
 }
 
-/// The row of each register.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
     rows: HashMap<Reg, Row>,
@@ -39,7 +37,6 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// The row of a register.
     pub(crate) fn row(&self, reg: Reg) -> Row {
         // A register without instructions has no row and is never read.
         self.rows.get(&reg).copied().unwrap_or(0)
@@ -66,7 +63,6 @@ impl Rows {
         let mut order: Vec<(Reg, (u32, u32))> = lives.of.into_iter().collect();
         order.sort_by_key(|&(reg, (first, _))| (first, reg.class, reg.index));
         let mut result = Rows {
-            // The first two predicates are constants.
             preds: 2,
             ..Rows::default()
         };

@@ -18,14 +18,12 @@ pub(crate) struct Who {
     pub(crate) limits: Limits,
 }
 
-/// The address pattern of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
     /// Consecutive lanes at consecutive addresses, all lanes active.
     Contiguous,
     /// One address for all lanes.
     Uniform,
-    /// Any other pattern.
     Scattered,
 }
 
@@ -62,7 +60,6 @@ impl Readers {
     }
 }
 
-/// The shadow cells of a cluster's shared memory.
 #[derive(Debug)]
 pub(crate) struct Shadow {
     /// log2 of the bytes per cell.

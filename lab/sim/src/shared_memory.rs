@@ -132,9 +132,12 @@ impl<'m> Cluster<'m> {
                 let neighbour = u32::try_from(offset)
                     .ok()
                     .and_then(|offset| machine.kernel.ledger().at(offset).next())
-                    .map_or("outside all buffers".to_string(), |other| format!("in `{}`", other.name));
+                    .map_or("outside all buffers".to_string(), |other| {
+                        format!("in `{}`", other.name)
+                    });
                 format!(
-                    "access to bytes {relative}..{} of shared buffer `{}` (element {}), which has {} bytes; that is {neighbour}",
+                    "access to bytes {relative}..{} of shared buffer `{}` (element {}), which has {} bytes; that is \
+                     {neighbour}",
                     relative + i64::from(bytes),
                     buffer.name,
                     relative.div_euclid(i64::from(element)),
@@ -142,19 +145,20 @@ impl<'m> Cluster<'m> {
                 )
             } else {
                 format!(
-                    "access of {bytes} bytes to byte {relative} of shared buffer `{}`, at address {}, which is not a multiple of {bytes}",
+                    "access of {bytes} bytes to byte {relative} of shared buffer `{}`, at address {}, which is not a \
+                     multiple of {bytes}",
                     buffer.name,
                     offset + i64::from(SHARED_BASE)
                 )
             };
-            let mut details = Details::new(message, cluster.actor(warp.index, lanes));
-            details.object = Some(buffer.name.clone());
-            details.bytes = Some((relative, relative + i64::from(bytes)));
-            details.element = Some(vec![relative.div_euclid(i64::from(element))]);
-            if !out {
-                details.help = Some("pad rows so that they stay aligned, or use narrower accesses");
+            let details = Details::new(message, cluster.actor(warp.index, lanes))
+                .object(buffer.name.clone())
+                .bytes((relative, relative + i64::from(bytes)))
+                .element(vec![relative.div_euclid(i64::from(element))]);
+            match out {
+                true => details,
+                false => details.help("pad rows so that they stay aligned, or use narrower accesses"),
             }
-            details
         });
     }
 

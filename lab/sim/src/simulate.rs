@@ -88,7 +88,6 @@ where
     Ok(report)
 }
 
-/// Accumulated results of the blocks.
 struct Run {
     merged: Merged,
     findings: Findings,
@@ -180,7 +179,6 @@ impl Run {
     }
 }
 
-/// Executions of each node.
 fn node_counts(machine: &Machine<'_>, run: &Run) -> Vec<NodeCount> {
     let of = |&op: &u32| NodeCount {
         warps: run.executed[op as usize].warps,

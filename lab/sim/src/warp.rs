@@ -17,7 +17,6 @@ pub(crate) struct Frame {
     pub(crate) other: u32,
 }
 
-/// Whether a warp can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Ready,
@@ -31,17 +30,19 @@ pub(crate) enum State {
     Done,
 }
 
-/// What a blocked warp waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// The end of a phase; `mbarrier` is its number in the cluster.
-    Phase { mbarrier: u32, parity: u32 },
-    /// The cluster barrier.
+    Phase {
+        mbarrier: u32,
+        parity: u32,
+    },
     Cluster,
     /// Other warps of the warpgroup that have not issued a product.
     Warpgroup,
-    /// Registers of the block's pool.
-    Registers { needed: u32 },
+    Registers {
+        needed: u32,
+    },
 }
 
 /// Lanes that share one clock.
@@ -62,11 +63,9 @@ pub(crate) struct Warp {
     /// Lanes that have written each tracked register.
     pub(crate) written: Vec<u32>,
     pub(crate) state: State,
-    /// Instructions executed.
     pub(crate) executed: u64,
     /// Epoch of its current accesses.
     pub(crate) epoch: Epoch,
-    /// Rank of its block in the cluster.
     pub(crate) rank: usize,
     /// Address of its block's shared memory minus `shared_first`.
     pub(crate) shared_start: u32,
@@ -76,7 +75,6 @@ pub(crate) struct Warp {
     pub(crate) fenced: [Epoch; 32],
     /// By lane: the same for copies it has waited for.
     pub(crate) fenced_copies: [Epoch; 32],
-    /// Asynchronous state.
     pub(crate) asynchronous: AsyncState,
     knowledge: Vec<Knowledge>,
     limits: Limits,
@@ -122,7 +120,6 @@ impl Warp {
         }
     }
 
-    /// The clock of a lane.
     pub(crate) fn clock(&self, lane: u32) -> &Clock {
         let group = self.knowledge.iter().find(|k| k.lanes >> lane & 1 != 0);
         &group.unwrap_or(&self.knowledge[0]).clock
