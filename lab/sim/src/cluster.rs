@@ -164,13 +164,13 @@ impl<'m> Cluster<'m> {
             }
             let chosen = ready[rng.below(ready.len() as u32) as usize];
             // Mostly long time slices for speed, sometimes short ones for fine interleaving.
-            let turn = if rng.below(8) == 0 {
+            let slice = if rng.below(8) == 0 {
                 1 + rng.below(8)
             } else {
                 32 + rng.below(512)
             };
             let begin = if self.is_logged() { self.operations() } else { 0 };
-            let stop = run_warp(&mut self, &mut warps[chosen], turn);
+            let stop = run_warp(&mut self, &mut warps[chosen], slice);
             if self.is_logged() {
                 self.log.turns.push(Turn {
                     span: (begin, self.operations()),
@@ -179,7 +179,7 @@ impl<'m> Cluster<'m> {
                 });
             }
             match stop {
-                Stop::Turn => {}
+                Stop::SliceEnd => {}
                 Stop::Barrier { id, released } => {
                     if released {
                         self.release(warps[chosen].rank, id, &mut warps);

@@ -14,44 +14,44 @@ use crate::warp::{Frame, Warp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// Its time slice ended, or the warp exited.
-    Turn,
+    SliceEnd,
     /// It arrived at a barrier; `released` if it was the last warp.
     Barrier { id: u8, released: bool },
     /// It exceeded its instruction budget.
     Livelock,
 }
 
-/// Runs a warp for at most `turn` operations, compiled for the best available instruction set.
-pub(crate) fn run_warp<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop {
-    Arch::new().dispatch(Turn { cluster, warp, turn })
+/// Runs a warp for at most `slice` operations, compiled for the best available instruction set.
+pub(crate) fn run_warp<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop {
+    Arch::new().dispatch(TimeSlice { cluster, warp, slice })
 }
 
-struct Turn<'a, 'm> {
+struct TimeSlice<'a, 'm> {
     cluster: &'a mut Cluster<'m>,
     warp: &'a mut Warp,
-    turn: u32,
+    slice: u32,
 }
 
-impl WithSimd for Turn<'_, '_> {
+impl WithSimd for TimeSlice<'_, '_> {
     type Output = Stop;
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> Stop {
-        interpret(self.cluster, self.warp, self.turn)
+        interpret(self.cluster, self.warp, self.slice)
     }
 }
 
 #[inline(always)]
-fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop {
+fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop {
     let machine = cluster.machine;
     let k = &machine.constants;
     let ops = &machine.program.ops[..];
     let budget = machine.options.max_instructions;
-    let mut left = turn;
+    let mut left = slice;
     let mut pc = warp.pc;
     loop {
         if left == 0 {
             warp.pc = pc;
-            return Stop::Turn;
+            return Stop::SliceEnd;
         }
         left -= 1;
         let at = pc;
@@ -128,7 +128,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
             Op::Exit => {
                 warp.pc = at;
                 cluster.exit(warp, at);
-                return Stop::Turn;
+                return Stop::SliceEnd;
             }
             Op::CheckWritten { tracked } => {
                 let missing = active & !warp.written[tracked as usize];
@@ -352,7 +352,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, turn: u32) -> Stop 
             _ => {
                 if !asynchronous(cluster, warp, at) {
                     warp.pc = at;
-                    return Stop::Turn;
+                    return Stop::SliceEnd;
                 }
             }
         }

@@ -21,7 +21,7 @@ struct Owner {
     atomic: bool,
 }
 
-const NOBODY: Owner = Owner {
+const NEVER_WRITTEN: Owner = Owner {
     block: 0,
     pc: 0,
     thread: 0,
@@ -138,7 +138,7 @@ impl Merged {
             data[..len].copy_from_slice(&bytes[..len]);
             MergedPage {
                 data,
-                owners: vec![NOBODY; CELLS],
+                owners: vec![NEVER_WRITTEN; CELLS],
             }
         })
     }

@@ -79,10 +79,10 @@ pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
         whole.dedup();
         let ends_run = |i: usize| whole.get(i + 1) != Some(&(whole[i] + 1)) || whole[i] % 4 == 3;
         let runs = (0..whole.len()).filter(|&i| ends_run(i)).count();
-        let beside = lanes
+        let others = lanes
             .iter()
             .filter(|&&lane| whole.binary_search(&(chunk(lane) / 2)).is_err());
-        traffic.transactions += (runs + beside.count()) as u64;
+        traffic.transactions += (runs + others.count()) as u64;
         traffic.ideal += (lanes.len() as u64).div_ceil(8);
     }
     traffic

@@ -115,7 +115,7 @@ fn cut(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & !0x3ff)
 }
 
-fn judged(p: &Problem, kind: InputKind, seed: u64, fault: Fault) -> (Comparison, Comparison) {
+fn compared(p: &Problem, kind: InputKind, seed: u64, fault: Fault) -> (Comparison, Comparison) {
     let inputs = Inputs::generate(p, kind, seed);
     let want = reference(p, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
     let (out, lse) = fp8_kernel(p, &inputs, fault);
@@ -138,14 +138,14 @@ fn a_correct_kernel_is_within_the_bound() {
     for seed in 0..35 {
         let p = random_problem(seed, &limits).unwrap();
         let kind = InputKind::ALL[(seed / 5) as usize % InputKind::ALL.len()];
-        let (out, lse) = judged(&p, kind, seed, Fault::None);
+        let (out, lse) = compared(&p, kind, seed, Fault::None);
         assert!(out.passed, "seed {seed}, {kind}, {p}: {out}");
         most = most.max(out.of_allowed);
         assert!(lse.passed, "seed {seed}, {kind}, {p}: lse {lse}");
     }
     for kind in InputKind::ALL {
         let p = problem(|b| b.seq_len_q(2).seq_len_kv(2048).head_dim(128));
-        let (out, lse) = judged(&p, kind, 1, Fault::None);
+        let (out, lse) = compared(&p, kind, 1, Fault::None);
         assert!(out.passed && lse.passed, "{kind}: {out}; {lse}");
         assert!(out.of_allowed < 0.5, "{kind}: {}", out.of_allowed);
     }
@@ -165,12 +165,12 @@ fn faulty_kernels_exceed_the_bound() {
         ("zeros", Fault::Zeros, &[&few, &many]),
     ] {
         for p in problems {
-            let (out, _) = judged(p, InputKind::Normal, 3, fault);
+            let (out, _) = compared(p, InputKind::Normal, 3, fault);
             assert!(!out.passed, "{name}, {p}: {out}");
         }
     }
     // With small integers only P and the sums round, so a wrong scale is visible.
-    let (out, _) = judged(&few, InputKind::SmallIntegers, 3, Fault::ScaleOfNextHead);
+    let (out, _) = compared(&few, InputKind::SmallIntegers, 3, Fault::ScaleOfNextHead);
     assert!(!out.passed, "{out}");
 }
 

@@ -1,6 +1,6 @@
 //! Tests of problems, inputs and the reference through the public API.
 
 mod bad_input;
+mod comparison;
 mod fp8;
-mod judging;
 mod properties;

@@ -8,17 +8,16 @@ mod example;
 
 use common::Case;
 use flashcore_ir::Arg;
+use flashcore_problem::rng::Rng;
 use half::f16;
-use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
 
 fn attention(seq_len_q: usize, seq_len_kv: usize, heads: usize, seed: u64) {
     let dim = example::HEAD_DIM as usize;
-    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut rng = Rng::new(seed);
     // [seq][heads][head_dim], mapped as (head_dim, seq, heads).
     let mut tensor = |seq: usize| -> Vec<f16> {
         let count = seq * heads * dim;
-        (0..count).map(|_| f16::from_f32(rng.random_range(-1.0..1.0))).collect()
+        (0..count).map(|_| f16::from_f32(2.0 * rng.unit() - 1.0)).collect()
     };
     let (q, k, v) = (tensor(seq_len_q), tensor(seq_len_kv), tensor(seq_len_kv));
     let shape = |seq: usize| {

@@ -4,9 +4,8 @@ use crate::common;
 
 use common::Case;
 use flashcore_ir::{F16x2, KernelBuilder, Val};
+use flashcore_problem::rng::Rng;
 use half::{bf16, f16};
-use rand::rngs::SmallRng;
-use rand::{Rng, RngExt, SeedableRng};
 
 /// Applies `op` to corresponding words of the inputs.
 fn map(inputs: &[Vec<u32>], op: impl for<'k> Fn(&'k KernelBuilder, &[Val<'k, u32>]) -> Val<'k, u32>) -> Vec<u32> {
@@ -32,18 +31,18 @@ fn map(inputs: &[Vec<u32>], op: impl for<'k> Fn(&'k KernelBuilder, &[Val<'k, u32
 }
 
 fn random(seed: u64, n: usize) -> Vec<u32> {
-    let mut rng = SmallRng::seed_from_u64(seed);
-    (0..n).map(|_| rng.next_u32()).collect()
+    let mut rng = Rng::new(seed);
+    (0..n).map(|_| rng.next_u64() as u32).collect()
 }
 
 /// Random pairs of 16-bit floats, most of them near one, some arbitrary.
 fn halves(seed: u64, n: usize) -> Vec<u32> {
-    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut rng = Rng::new(seed);
     let mut half = || {
-        if rng.random_bool(0.5) {
-            rng.next_u32() & 0xffff
+        if rng.chance(0.5) {
+            rng.next_u64() as u32 & 0xffff
         } else {
-            u32::from(f16::from_f32(rng.random_range(-4.0..4.0)).to_bits())
+            u32::from(f16::from_f32(8.0 * rng.unit() - 4.0).to_bits())
         }
     };
     (0..n).map(|_| half() | half() << 16).collect()

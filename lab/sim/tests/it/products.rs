@@ -9,10 +9,9 @@ use flashcore_ir::wgmma::{WGMMA_M64K16_A, WGMMA_M64K32_A, WGMMA_M64N8_ACC, Wgmma
 use flashcore_ir::{
     Cache, E4M3, GlobalPtr, Inst, Kernel, KernelBuilder, Node, Operand, SharedTile, Swizzle, TileShape, Val,
 };
+use flashcore_problem::rng::Rng;
 use flashcore_sim::FindingKind;
 use half::{bf16, f16};
-use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
 
 /// A variant of a product.
 #[derive(Clone, Copy, Debug)]
@@ -99,11 +98,11 @@ fn registers<'k, E: WgmmaElement>(k: &'k KernelBuilder, from: GlobalPtr<'k, E>, 
 
 fn product<T: Round>(way: Way, seed: u64, integers: bool) {
     let Way { n, depth, swizzle, .. } = way;
-    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut rng = Rng::new(seed);
     let mut matrix = |rows: u32, cols: u32| -> (Vec<T>, Vec<f64>) {
-        let value = |rng: &mut SmallRng| match integers {
-            true => rng.random_range(-8..=8) as f32,
-            false => rng.random_range(-2.0..2.0f32),
+        let value = |rng: &mut Rng| match integers {
+            true => rng.below(17) as f32 - 8.0,
+            false => 4.0 * rng.unit() - 2.0,
         };
         (0..rows * cols).map(|_| T::round(value(&mut rng))).unzip()
     };

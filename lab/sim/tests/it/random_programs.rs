@@ -5,8 +5,7 @@ use crate::common;
 
 use common::Case;
 use flashcore_ir::{KernelBuilder, Val, Var};
-use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
+use flashcore_problem::rng::Rng;
 
 const VARS: usize = 5;
 
@@ -19,23 +18,23 @@ enum Step {
     Repeat(usize, u32, Vec<Step>),
 }
 
-fn random_steps(rng: &mut SmallRng, depth: u32) -> Vec<Step> {
-    let steps = rng.random_range(1..6);
+fn random_steps(rng: &mut Rng, depth: u32) -> Vec<Step> {
+    let steps = rng.between(1, 5);
     (0..steps)
         .map(|_| {
-            let mut var = || rng.random_range(0..VARS);
+            let mut var = || rng.below(VARS);
             let (a, b, c) = (var(), var(), var());
-            match (depth, rng.random_range(0..6u32)) {
+            match (depth, rng.below(6) as u32) {
                 (1.., 0) => {
                     let then = random_steps(rng, depth - 1);
-                    let otherwise = if rng.random_bool(0.5) {
+                    let otherwise = if rng.chance(0.5) {
                         random_steps(rng, depth - 1)
                     } else {
                         Vec::new()
                     };
-                    Step::If(a, rng.random_range(2..9), rng.random_range(0..9), then, otherwise)
+                    Step::If(a, rng.between(2, 8) as u32, rng.below(9) as u32, then, otherwise)
                 }
-                (1.., 1) => Step::Repeat(a, rng.random_range(1..5), random_steps(rng, depth - 1)),
+                (1.., 1) => Step::Repeat(a, rng.between(1, 4) as u32, random_steps(rng, depth - 1)),
                 (_, op) => Step::Compute(a, op, b, c),
             }
         })
@@ -109,7 +108,7 @@ fn build<'k>(k: &'k KernelBuilder, steps: &[Step], vars: &[Var<'k, u32>; VARS]) 
 #[test]
 fn lanes_match_thread_by_thread_evaluation() {
     for seed in 0..300 {
-        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut rng = Rng::new(seed);
         let steps = random_steps(&mut rng, 3);
         let mut case = Case::new(64, |k| {
             let output = k.param_ptr_mut::<u32>("output");

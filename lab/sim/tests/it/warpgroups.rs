@@ -5,10 +5,9 @@ use crate::common;
 
 use common::{Case, found};
 use flashcore_ir::{KernelBuilder, Role, Swizzle, TileShape};
+use flashcore_problem::rng::Rng;
 use flashcore_sim::FindingKind;
 use half::f16;
-use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
 
 /// Rows of A, columns of B.
 const M: u32 = 64;
@@ -39,11 +38,9 @@ enum Plant {
 /// `out = A·Bᵀ`, A of 64 × 320, B of 64 × 320, through a ring of two stages.
 fn gemm(plant: Plant) -> Case {
     let values = |seed: u64, rows: u32| -> Vec<f16> {
-        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut rng = Rng::new(seed);
         let count = rows * K * STEPS;
-        (0..count)
-            .map(|_| f16::from_f32(rng.random_range(-4..=4) as f32))
-            .collect()
+        (0..count).map(|_| f16::from_f32(rng.below(9) as f32 - 4.0)).collect()
     };
     let (a, b) = (values(1, M), values(2, N));
     // The tiles of successive steps are 64 columns apart: a separate dimension.

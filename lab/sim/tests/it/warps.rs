@@ -6,10 +6,9 @@ use common::Case;
 use flashcore_ir::fragment::{MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F16, MMA_M16N8_ACC_F32};
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{Arg, Cache, Swizzle, TileShape};
+use flashcore_problem::rng::Rng;
 use flashcore_sim::Class;
 use half::{bf16, f16};
-use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
 
 #[test]
 fn divergent_loops_and_nested_branches() {
@@ -162,11 +161,10 @@ fn product(swizzle: Swizzle, transposed: bool, a: &[f16], b: &[f16]) -> Vec<f32>
 
 #[test]
 fn tensor_core_products_of_small_integers_are_exact() {
-    let mut rng = SmallRng::seed_from_u64(1);
+    let mut rng = Rng::new(1);
     for swizzle in [Swizzle::None, Swizzle::B32, Swizzle::B128] {
         for transposed in [false, true] {
-            let mut integers =
-                |n| -> Vec<f16> { (0..n).map(|_| f16::from_f32(rng.random_range(-8..9) as f32)).collect() };
+            let mut integers = |n| -> Vec<f16> { (0..n).map(|_| f16::from_f32(rng.below(17) as f32 - 8.0)).collect() };
             let (a, b) = (integers(256), integers(128));
             let got = product(swizzle, transposed, &a, &b);
             for row in 0..16 {
@@ -188,8 +186,8 @@ fn tensor_core_products_of_small_integers_are_exact() {
 #[test]
 fn all_product_types_are_exact_on_small_integers() {
     // A and B straight from memory into fragments: word `reg` of lane `lane` holds two neighbours.
-    let mut rng = SmallRng::seed_from_u64(2);
-    let mut integers = |n: usize| -> Vec<i32> { (0..n).map(|_| rng.random_range(-6..7)).collect() };
+    let mut rng = Rng::new(2);
+    let mut integers = |n: usize| -> Vec<i32> { (0..n).map(|_| rng.below(13) as i32 - 6).collect() };
     let (a, b, c) = (integers(256), integers(128), integers(128));
     let expected: Vec<f32> = (0..128)
         .map(|i| {
