@@ -58,3 +58,8 @@ pub use plans::{
     user_plans_folder,
 };
 pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -35,9 +35,9 @@ use failure::{Failure, Outcome};
 
 /// Fused attention for NVIDIA GPUs, written, checked and explained in Rust
 ///
-/// Without a subcommand: shows the devices of this machine, computes attention on the best of them,
-/// holds the answer against float64, and where there is no GPU runs the GPU kernel under the
-/// checking simulator.
+/// Without a subcommand: computes attention on the best device of this machine, compares the output
+/// with float64 and times it. Where there is no GPU, it also predicts the time on an L4 and runs the
+/// GPU kernel under the checking simulator.
 #[derive(Parser)]
 #[command(name = "flashcore", version, max_term_width = 100, after_long_help = MANUAL)]
 struct Cli {
@@ -50,21 +50,22 @@ struct Cli {
 
 const MANUAL: &str = "\
 Examples:
-  flashcore                                        what is here, and does it work
+  flashcore                                        is it right here, and how fast?
   flashcore run llama8b-prefill-2k                 a named problem on the best device
   flashcore run --heads 32 --kv-heads 8 --seq 4096 --head-dim 128 --dtype bf16 --causal
   flashcore run --device cuda:1 --kernel scalar/tiled-m64n32-w8-v16 --json
   flashcore check mission --schedules 50           races, bounds, waits, barriers; no GPU needed
   flashcore explain mission --profile l4           plan, shared memory, registers, occupancy
   flashcore explain mission --ptx > mission.ptx    the PTX that the driver would compile
-  flashcore explain theirs.ptx --smem 76800        what somebody else's kernel takes, and if it fits
-  flashcore list problems                          what can be asked for by name
+  flashcore explain theirs.ptx --smem 76800        what a foreign kernel uses, and whether it fits
+  flashcore list problems                          problems by name
+  flashcore list levers                            what the parts of kernel ids mean
   flashcore bench mission --peers all              kernels and peers timed against each other
-  flashcore tune mission --budget 5m               the fastest correct kernel there is here
+  flashcore tune mission --budget 5m               search the fastest correct kernel here
 
 Problems:
-  Every subcommand takes a problem: a name, `mission` where none is given, and flags that override
-  its fields, such as --seq 1024 --causal. `flashcore list problems` shows the names.
+  A problem is a name (`flashcore list problems`; default `mission`) or a file (FILE.toml, FILE.json,
+  FILE.toml:NAME; docs/cli.md has the format). Flags override its fields: --seq 1024 --causal.
 
 Output:
   Plain text, coloured on a terminal only (not with NO_COLOR or --color never); --json prints one
@@ -72,13 +73,13 @@ Output:
 
 Exit codes:
   0  everything is right
-  1  findings, a wrong answer, a refusal or a failure
-  2  usage: a flag, a name or a shape that makes no sense
+  1  findings, a wrong output, a refusal or a failure
+  2  usage: a flag, a name, a file or a shape that makes no sense
   3  environment: no driver, no such device
 
 Environment:
-  CUDA_VISIBLE_DEVICES   which GPUs there are, as for every CUDA program
-  CUDA_CACHE_PATH        where the driver keeps compiled kernels; must be writable to be of use
+  CUDA_VISIBLE_DEVICES   GPUs to use, as for every CUDA program
+  CUDA_CACHE_PATH        where the driver keeps compiled kernels; must be writable
   FLASHCORE_PTXAS        an offline ptxas, for register counts where there is no GPU
   RAYON_NUM_THREADS      threads of the CPU device and of the simulator
   FLASHCORE_PROGRESS     seconds between lines on how far a check is, where stderr is no

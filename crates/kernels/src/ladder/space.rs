@@ -6,7 +6,7 @@ use crate::space::{Lever, Space};
 const LEVERS: [Lever<Config>; 3] = [
     Lever {
         name: "kind",
-        meaning: "tensor cores for one product, or for both",
+        meaning: "tensor cores for one product (hybrid), or for both (mma)",
         settings: |c| [Kind::Hybrid, Kind::Mma].map(|kind| Config { kind, ..c }).to_vec(),
         value: |c| match c.kind {
             Kind::Hybrid => "hybrid".to_string(),
@@ -15,13 +15,13 @@ const LEVERS: [Lever<Config>; 3] = [
     },
     Lever {
         name: "warps",
-        meaning: "warps a block, 16 query rows each",
+        meaning: "warps per block, 16 query rows each",
         settings: |c| WARPS.map(|warps| Config { warps, ..c }).to_vec(),
         value: |c| c.warps.to_string(),
     },
     Lever {
         name: "cols",
-        meaning: "keys a tile: more are fewer barriers, fewer need less shared memory",
+        meaning: "keys per tile: more keys need fewer barriers, fewer keys need less shared memory",
         settings: |c| COLS.map(|cols| Config { cols, ..c }).to_vec(),
         value: |c| c.cols.to_string(),
     },

@@ -26,43 +26,43 @@ const FIRST: Config = Config {
 const LEVERS: [Lever<Config>; 11] = [
     Lever {
         name: "rows",
-        meaning: "query rows a block: more reuse each key more often, fewer give more blocks",
+        meaning: "query rows per block (Q tile): more rows reuse each key more, fewer rows give more blocks",
         settings: |c| ROWS.map(|rows| Config { rows, ..c }).to_vec(),
         value: |c| c.rows.to_string(),
     },
     Lever {
         name: "cols",
-        meaning: "keys a tile: more are fewer barriers, fewer need less of everything",
+        meaning: "keys per tile (K block): more keys need fewer barriers, fewer keys need less memory and registers",
         settings: |c| COLS.map(|cols| Config { cols, ..c }).to_vec(),
         value: |c| c.cols.to_string(),
     },
     Lever {
         name: "warps",
-        meaning: "warps that share out the rows: more leave each more registers",
+        meaning: "warps that share the rows of the tile: more warps leave more registers to each",
         settings: |c| WARPS.map(|warps| Config { warps, ..c }).to_vec(),
         value: |c| c.warps.to_string(),
     },
     Lever {
         name: "kv_warps",
-        meaning: "warps that share out the keys of a tile: for too few rows to fill a GPU",
+        meaning: "warps that share the keys of a tile: for problems with too few rows to fill a GPU",
         settings: |c| KV_WARPS.map(|kv_warps| Config { kv_warps, ..c }).to_vec(),
         value: |c| c.kv_warps.to_string(),
     },
     Lever {
         name: "stages",
-        meaning: "tiles of keys in flight or in use: more hide latency, for shared memory",
+        meaning: "tiles of K and V in shared memory: more tiles hide latency and take more memory",
         settings: |c| STAGES.map(|stages| Config { stages, ..c }).to_vec(),
         value: |c| c.stages.to_string(),
     },
     Lever {
         name: "min_blocks",
-        meaning: "blocks an SM that the compiler leaves registers for",
+        meaning: "blocks per SM that the compiler leaves registers for",
         settings: |c| MIN_BLOCKS.map(|min_blocks| Config { min_blocks, ..c }).to_vec(),
         value: |c| c.min_blocks.to_string(),
     },
     Lever {
         name: "q_in_registers",
-        meaning: "Q's operands stay in registers, or are read from shared memory for every tile",
+        meaning: "whether Q stays in registers, or is read from shared memory for every tile",
         settings: |c| {
             [false, true]
                 .map(|q_in_registers| Config { q_in_registers, ..c })
@@ -72,25 +72,25 @@ const LEVERS: [Lever<Config>; 11] = [
     },
     Lever {
         name: "swizzled",
-        meaning: "shared memory permuted so that no access conflicts with itself",
+        meaning: "whether shared memory is swizzled, so that accesses have no bank conflicts",
         settings: |c| [false, true].map(|swizzled| Config { swizzled, ..c }).to_vec(),
         value: |c| c.swizzled.to_string(),
     },
     Lever {
         name: "rescale",
-        meaning: "when the references of the rows are raised: at every tile, when far off, after the fact",
+        meaning: "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact",
         settings: |c| Rescale::ALL.map(|rescale| Config { rescale, ..c }).to_vec(),
         value: |c| c.rescale.name().to_string(),
     },
     Lever {
         name: "pack_heads",
-        meaning: "query heads that share K and V share a block: for few queries a head",
+        meaning: "whether query heads that share K and V share a block: for few queries per head",
         settings: |c| [false, true].map(|pack_heads| Config { pack_heads, ..c }).to_vec(),
         value: |c| c.pack_heads.to_string(),
     },
     Lever {
         name: "splits",
-        meaning: "blocks that share out the keys of a row: more blocks, for a second launch",
+        meaning: "blocks that share the keys of a row (split-KV): more blocks, but a second launch",
         settings: |c| SPLITS.map(|splits| Config { splits, ..c }).to_vec(),
         value: |c| c.splits.to_string(),
     },

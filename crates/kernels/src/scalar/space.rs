@@ -40,7 +40,7 @@ fn values(config: &Config) -> (Option<(u32, u32)>, u32, u32) {
 const LEVERS: [Lever<Config>; 3] = [
     Lever {
         name: "tile",
-        meaning: "query rows a block and keys a tile: larger reuse more, smaller need less; or no tile at all",
+        meaning: "query rows per block and keys per tile: larger tiles reuse more, smaller ones need less; or no tile",
         settings: |c| {
             let (_, warps, vector_bytes) = values(&c);
             let tiles = [None].into_iter().chain(tiled::TILES.map(Some));
@@ -54,7 +54,7 @@ const LEVERS: [Lever<Config>; 3] = [
     },
     Lever {
         name: "warps",
-        meaning: "warps a block: more share the rows out further, each reusing less",
+        meaning: "warps per block: more warps share the rows, and each reuses less",
         settings: |c| {
             let (tile, _, vector_bytes) = values(&c);
             WARPS.map(|warps| config(tile, warps, vector_bytes)).to_vec()
@@ -63,7 +63,7 @@ const LEVERS: [Lever<Config>; 3] = [
     },
     Lever {
         name: "vector_bytes",
-        meaning: "bytes a memory access: wider is fewer instructions, but needs aligned rows",
+        meaning: "bytes per memory access: wider accesses are fewer instructions and need aligned rows",
         settings: |c| Access::WIDTHS.map(|bytes| c.with_vector_bytes(bytes)).to_vec(),
         value: |c| c.vector_bytes().to_string(),
     },

@@ -23,49 +23,49 @@ const FIRST: Config = Config {
 const LEVERS: [Lever<Config>; 8] = [
     Lever {
         name: "rows",
-        meaning: "query rows a block, 64 a warpgroup: more share each tile, and leave each other fewer registers",
+        meaning: "query rows per block (Q tile), 64 per warpgroup: more rows share each K block, with fewer registers each",
         settings: |c| ROWS.map(|rows| Config { rows, ..c }).to_vec(),
         value: |c| c.rows.to_string(),
     },
     Lever {
         name: "cols",
-        meaning: "keys a tile: more are fewer turns, for registers and shared memory",
+        meaning: "keys per tile (K block): more keys need fewer iterations, and more registers and shared memory",
         settings: |c| COLS.step_by(16).map(|cols| Config { cols, ..c }).collect(),
         value: |c| c.cols.to_string(),
     },
     Lever {
         name: "stages",
-        meaning: "tiles of keys, and of values, in flight or in use",
+        meaning: "tiles of K, and of V, in shared memory: more tiles hide latency and take more memory",
         settings: |c| STAGES.map(|stages| Config { stages, ..c }).to_vec(),
         value: |c| c.stages.to_string(),
     },
     Lever {
         name: "cluster",
-        meaning: "blocks that share each tile of K and V, copied once for all: less traffic, but they wait for each other",
+        meaning: "blocks that share each copy of K and V (multicast): less traffic, but they wait for each other",
         settings: |c| CLUSTERS.map(|cluster| Config { cluster, ..c }).to_vec(),
         value: |c| c.cluster.to_string(),
     },
     Lever {
         name: "take_turns",
-        meaning: "warpgroups take turns at the tensor cores, or chance decides",
+        meaning: "whether warpgroups take turns at the tensor cores (ping-pong)",
         settings: |c| [false, true].map(|take_turns| Config { take_turns, ..c }).to_vec(),
         value: |c| c.take_turns.to_string(),
     },
     Lever {
         name: "rescale",
-        meaning: "when the references of the rows are raised: at every tile, when far off, after the fact",
+        meaning: "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact",
         settings: |c| Rescale::ALL.map(|rescale| Config { rescale, ..c }).to_vec(),
         value: |c| c.rescale.name().to_string(),
     },
     Lever {
         name: "splits",
-        meaning: "parts that the keys of a tile of rows are dealt out in: more for every SM to do, for a second launch",
+        meaning: "blocks that share the keys of a Q tile (split-KV): more blocks, but a second launch",
         settings: |c| SPLITS.map(|splits| Config { splits, ..c }).to_vec(),
         value: |c| c.splits.to_string(),
     },
     Lever {
         name: "q_in_registers",
-        meaning: "Q goes to registers once, and is not read from shared memory for each tile of keys",
+        meaning: "whether Q, or a part of it, stays in registers, or is read from shared memory for every tile",
         settings: |c| {
             [false, true]
                 .map(|q_in_registers| Config { q_in_registers, ..c })

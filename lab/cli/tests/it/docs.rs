@@ -64,7 +64,11 @@ fn pages() -> Vec<PathBuf> {
 
 /// A line as a command of this program, without the comment; `None` of anything else.
 fn of_line(line: &str) -> Option<String> {
-    let line = line.split("  #").next().unwrap_or(line).trim();
+    let mut line = line.split("  #").next().unwrap_or(line).trim();
+    // `FLASHCORE_PLANS=draft.json flashcore bench …`
+    while let Some((_, rest)) = line.split_once(' ').filter(|(word, _)| word.contains('=')) {
+        line = rest;
+    }
     if line == "flashcore" || line.starts_with("flashcore ") {
         return Some(line.to_string());
     }

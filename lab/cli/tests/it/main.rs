@@ -4,6 +4,7 @@ mod bad_input;
 mod checked;
 mod closed_pipe;
 mod common;
+mod docs;
 mod measured;
 mod output;
 mod problem_files;

@@ -292,13 +292,13 @@ const TILES_KV: [usize; 12] = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
 pub const CPU_LEVERS: [kernels::Lever<CpuConfig>; 2] = [
     kernels::Lever {
         name: "tile_q",
-        meaning: "query rows a thread takes at a time: more stream K and V less often, fewer share out better",
+        meaning: "query rows that a thread takes at a time: more rows stream K and V less often, fewer share better",
         settings: |c| TILES_Q.map(|tile_q| CpuConfig { tile_q, ..c }).to_vec(),
         value: |c| c.tile_q.to_string(),
     },
     kernels::Lever {
         name: "tile_kv",
-        meaning: "keys between two updates of the softmax: the tile of scores should stay in the nearest cache",
+        meaning: "keys between two updates of the softmax: the tile of scores should stay in the first-level cache",
         settings: |c| TILES_KV.map(|tile_kv| CpuConfig { tile_kv, ..c }).to_vec(),
         value: |c| c.tile_kv.to_string(),
     },
