@@ -22,12 +22,12 @@ use crate::{cost, machine, memory, simulated};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///
-/// Shows the plan, the row of a plan table that chose it if one did, configs that were refused and why, the launch, the ledger of shared memory byte
-/// by byte, registers where an offline ptxas is found (FLASHCORE_PTXAS, or on PATH), how many
-/// blocks fit on an SM, and the time that the cost model predicts on the card, with its interval
-/// and what binds it. With --ptx it prints the PTX and nothing else.
+/// Shows the plan, the row of a plan table if one chose it, configs that were refused and why, the
+/// launch, shared memory byte by byte, registers where an offline ptxas is found (FLASHCORE_PTXAS, or
+/// on PATH), how many blocks fit on an SM, and the time that the cost model predicts on the card,
+/// with its interval and what binds it. --ptx prints the PTX and nothing else.
 ///
-/// A FILE.ptx or FILE.cubin in place of a problem is explained too, whoever made it: registers, spills, shared
+/// A FILE.ptx or FILE.cubin in place of a problem is a foreign kernel: its registers, spills, shared
 /// memory by symbol, and whether the card can launch it.
 #[derive(Args)]
 #[command(
@@ -36,7 +36,7 @@ use crate::{cost, machine, memory, simulated};
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// Kernel by id (`list kernels`), in place of the one that would be chosen
+    /// Kernel by id (`list levers` explains ids), in place of the one that would be chosen
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]

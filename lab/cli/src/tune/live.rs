@@ -230,7 +230,7 @@ impl Watcher for Live {
         // Trials of before are not told of: what was noisy then may be quiet now.
         if self.shown && trial.number >= self.before && !self.said_noise && is_noisy(&history.trials()[self.before..]) {
             self.said_noise = true;
-            self.bar.suspend(|| anstream::eprint!("{}", style::wrap(NOISE, 2)));
+            self.bar.suspend(|| style::eprint(&style::wrap(NOISE, 2)));
         }
     }
 

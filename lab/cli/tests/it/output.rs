@@ -113,7 +113,7 @@ fn the_first_run_is_true_and_quick() {
         "FlashCore 0.1.0",
         "cpu ",
         "Attention on cpu · B1 H8/8 Sq512 Skv512 D64 fp16 full",
-        "correct   yes: at most",
+        "correct yes: at most",
         " median, ",
         "FLOP/s",
         "on an NVIDIA L4 (sm_89); in the reports their",
