@@ -7,7 +7,6 @@ use clap::Args;
 use flashcore::{Context, DType, Device};
 use flashcore_bench::python::{All, Job, Python, Wanted};
 use flashcore_bench::standing::Standing;
-use flashcore_bench::store::default_path;
 use flashcore_bench::{
     BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
     Sweep, Watcher, kernels_of, problems, sweep, table,
@@ -16,6 +15,7 @@ use flashcore_tune::worker::{Compilers, Deadlines, compilers_for};
 use indicatif::ProgressBar;
 use serde_json::json;
 
+use crate::evidence::StoreArgs;
 use crate::failure::{Failure, Outcome};
 use crate::kernels;
 use crate::machine;
@@ -160,31 +160,6 @@ impl ProtocolArgs {
     fn sweep(&self, keep: usize) -> Sweep {
         let budget_ms = self.budget.map_or(Sweep::default().budget_ms, |seconds| seconds * 1e3);
         Sweep { keep, budget_ms }
-    }
-}
-
-/// Where evidence is kept.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Evidence")]
-pub(crate) struct StoreArgs {
-    /// The evidence folder, in place of this host's in the XDG data folder
-    #[arg(long, value_name = "FOLDER")]
-    store: Option<PathBuf>,
-    /// Keep nothing
-    #[arg(long, conflicts_with = "store")]
-    no_store: bool,
-}
-
-impl StoreArgs {
-    /// The folder, if evidence is kept.
-    pub(crate) fn path(&self) -> Result<Option<PathBuf>, Failure> {
-        if self.no_store {
-            return Ok(None);
-        }
-        let path = self.store.clone().or_else(default_path);
-        let missing = || Failure::usage("there is no place for evidence: neither XDG_DATA_HOME nor HOME is set");
-        path.map(Some)
-            .ok_or_else(|| missing().help("name a folder with --store, or pass --no-store"))
     }
 }
 

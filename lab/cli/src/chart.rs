@@ -7,8 +7,8 @@ use flashcore_bench::chart::{Grid, Ladder, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
 use serde::Deserialize;
 
-use crate::bench::{StoreArgs, mode};
-use crate::evidence::{opened, report};
+use crate::bench::mode;
+use crate::evidence::{StoreArgs, opened, report};
 use crate::failure::Failure;
 use crate::style;
 

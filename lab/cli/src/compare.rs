@@ -6,7 +6,8 @@ use flashcore_bench::compare::{Comparison, Side, compare};
 use flashcore_bench::{Options, Request, table};
 use serde_json::json;
 
-use crate::bench::{ProtocolArgs, StoreArgs, bench, cases, share, standings_text};
+use crate::bench::{ProtocolArgs, bench, cases, share, standings_text};
+use crate::evidence::StoreArgs;
 use crate::failure::{Failure, Outcome};
 use crate::machine;
 use crate::style;

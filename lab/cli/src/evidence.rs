@@ -5,11 +5,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use flashcore_bench::store::Selector;
+use flashcore_bench::store::{Selector, default_path};
 use flashcore_bench::{Report, Store, table};
 use serde_json::json;
 
-use crate::bench::{StoreArgs, standings, standings_text};
+use crate::bench::{standings, standings_text};
 use crate::chart::{self, ChartArgs};
 use crate::failure::{Failure, Outcome};
 use crate::style;
@@ -22,6 +22,31 @@ pub(crate) struct EvidenceArgs {
     what: Option<What>,
     #[command(flatten)]
     keep: StoreArgs,
+}
+
+/// Where evidence is kept.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Evidence")]
+pub(crate) struct StoreArgs {
+    /// The evidence folder, in place of this host's in the XDG data folder
+    #[arg(long, value_name = "FOLDER")]
+    store: Option<PathBuf>,
+    /// Keep nothing
+    #[arg(long, conflicts_with = "store")]
+    no_store: bool,
+}
+
+impl StoreArgs {
+    /// The folder, if evidence is kept.
+    pub(crate) fn path(&self) -> Result<Option<PathBuf>, Failure> {
+        if self.no_store {
+            return Ok(None);
+        }
+        let path = self.store.clone().or_else(default_path);
+        let missing = || Failure::usage("there is no place for evidence: neither XDG_DATA_HOME nor HOME is set");
+        path.map(Some)
+            .ok_or_else(|| missing().help("name a folder with --store, or pass --no-store"))
+    }
 }
 
 #[derive(Subcommand)]

@@ -74,20 +74,12 @@ impl Store {
     /// # Errors
     /// [`BenchError::OldStore`] for a store of an earlier build, which has to be converted.
     pub fn open(path: &Path) -> Result<Store, BenchError> {
-        let store = Store {
-            path: path.to_path_buf(),
-        };
-        let old = store.older();
-        if let Some(old) = [Some(path.to_path_buf()), old.filter(|_| !path.exists())]
-            .into_iter()
-            .flatten()
-            .find(|path| is_sqlite(path))
-        {
-            return Err(BenchError::OldStore {
-                path: old.display().to_string(),
-            });
+        if is_sqlite(path) {
+            return Err(old_store(path));
         }
-        Ok(store)
+        Ok(Store {
+            path: path.to_path_buf(),
+        })
     }
 
     /// The folder or file.
@@ -105,8 +97,12 @@ impl Store {
     /// The selected runs, oldest first, and what is wrong with the files that cannot be read.
     ///
     /// # Errors
-    /// [`BenchError::Store`] if the folder or file itself cannot be read.
+    /// [`BenchError::Store`] if the folder or file itself cannot be read; [`BenchError::OldStore`] if there is no folder, and in
+    /// its place the store of an earlier build.
     pub fn list(&self, selector: &Selector) -> Result<(Vec<RunRow>, Vec<BenchError>), BenchError> {
+        if let Some(old) = self.older().filter(|_| !self.path.exists()) {
+            return Err(old_store(&old));
+        }
         let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
         for path in self.files()? {
             match std::fs::read(&path).map_err(|error| failed(&path, error)) {
@@ -195,6 +191,12 @@ fn is_sqlite(path: &Path) -> bool {
     std::fs::File::open(path)
         .and_then(|mut file| file.read_exact(&mut start))
         .is_ok_and(|()| start == SQLITE)
+}
+
+fn old_store(path: &Path) -> BenchError {
+    BenchError::OldStore {
+        path: path.display().to_string(),
+    }
 }
 
 fn failed(path: &Path, error: impl std::fmt::Display) -> BenchError {

@@ -99,7 +99,7 @@ fn charts_are_drawn_from_evidence() {
         "evidence --no-store chart ratio {of_export} --baseline cpu/m64n64"
     ));
     assert!(
-        ratio.contains("Speed beside cpu/m64n64") && ratio.contains("over 2 shapes"),
+        ratio.contains("Speed beside cpu/m64n64") && ratio.contains("over 5 shapes"),
         "{ratio}"
     );
 
