@@ -10,13 +10,13 @@ use std::collections::{BTreeSet, HashMap};
 use crate::error::{BuildError, BuildErrorKind, BuildErrors};
 use crate::inst::{BulkInst, Inst, Object, Operand, Special};
 use crate::kernel::{Kernel, Node, Param, ParamKind};
-use crate::pointer::GlobalPtr;
 use crate::shared::Ledger;
 use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
-use crate::types::{Assignable, Element, Literal, Reg, RegClass, Scalar, ScalarType};
+use crate::types::{Assignable, Literal, Reg, RegClass, Scalar};
 use crate::value::{Source, Val, Var};
 
 mod control;
+mod params;
 mod roles;
 
 use control::check_aligned;
@@ -210,55 +210,6 @@ impl KernelBuilder {
         }
         self.state.borrow_mut().min_blocks_per_sm = Some(blocks);
     }
-
-    /// Declares a read-only pointer parameter.
-    #[track_caller]
-    pub fn param_ptr<E: Element>(&self, name: &str) -> GlobalPtr<'_, E> {
-        self.pointer(name, E::TYPE, false)
-    }
-
-    /// Declares a pointer parameter that the kernel may write through.
-    #[track_caller]
-    pub fn param_ptr_mut<E: Element>(&self, name: &str) -> GlobalPtr<'_, E> {
-        self.pointer(name, E::TYPE, true)
-    }
-
-    /// Declares a number parameter.
-    #[track_caller]
-    pub fn param<T: Literal>(&self, name: &str) -> Val<'_, T> {
-        let (dst, _) = self.declare_param(name, ParamKind::Value(T::TYPE), T::TYPE.class());
-        Val::from_reg(self, dst)
-    }
-
-    #[track_caller]
-    fn pointer<E: Element>(&self, name: &str, element: ScalarType, writable: bool) -> GlobalPtr<'_, E> {
-        let kind = ParamKind::Pointer { element, writable };
-        let (dst, index) = self.declare_param(name, kind, RegClass::B64);
-        GlobalPtr::new(Val::from_reg(self, dst), index)
-    }
-
-    #[track_caller]
-    pub(crate) fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
-        let valid = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !valid || self.state.borrow().params.iter().any(|p| p.name == name) {
-            self.error(BuildErrorKind::Operand(format!(
-                "`{name}` is no name for a parameter here; use letters, digits and `_`, each name once"
-            )));
-        }
-        let index = {
-            let mut state = self.state.borrow_mut();
-            state.params.push(Param {
-                name: name.to_string(),
-                kind,
-            });
-            state.params.len() as u32 - 1
-        };
-        let dst = self.reg(class);
-        self.emit(Inst::Param { dst, index });
-        (dst, index)
-    }
-
-    // ---- Values -------------------------------------------------------------------------------
 
     /// A constant as a value.
     pub fn constant<T: Literal>(&self, value: T) -> Val<'_, T> {

@@ -1,0 +1,58 @@
+//! Parameters of a kernel.
+
+use super::KernelBuilder;
+use crate::error::BuildErrorKind;
+use crate::inst::Inst;
+use crate::kernel::{Param, ParamKind};
+use crate::pointer::GlobalPtr;
+use crate::types::{Element, Literal, Reg, RegClass, ScalarType};
+use crate::value::Val;
+
+impl KernelBuilder {
+    /// Declares a read-only pointer parameter.
+    #[track_caller]
+    pub fn param_ptr<E: Element>(&self, name: &str) -> GlobalPtr<'_, E> {
+        self.pointer(name, E::TYPE, false)
+    }
+
+    /// Declares a pointer parameter that the kernel may write through.
+    #[track_caller]
+    pub fn param_ptr_mut<E: Element>(&self, name: &str) -> GlobalPtr<'_, E> {
+        self.pointer(name, E::TYPE, true)
+    }
+
+    /// Declares a number parameter.
+    #[track_caller]
+    pub fn param<T: Literal>(&self, name: &str) -> Val<'_, T> {
+        let (dst, _) = self.declare_param(name, ParamKind::Value(T::TYPE), T::TYPE.class());
+        Val::from_reg(self, dst)
+    }
+
+    #[track_caller]
+    fn pointer<E: Element>(&self, name: &str, element: ScalarType, writable: bool) -> GlobalPtr<'_, E> {
+        let kind = ParamKind::Pointer { element, writable };
+        let (dst, index) = self.declare_param(name, kind, RegClass::B64);
+        GlobalPtr::new(Val::from_reg(self, dst), index)
+    }
+
+    #[track_caller]
+    pub(crate) fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
+        let valid = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !valid || self.state.borrow().params.iter().any(|p| p.name == name) {
+            self.error(BuildErrorKind::Operand(format!(
+                "`{name}` is no name for a parameter here; use letters, digits and `_`, each name once"
+            )));
+        }
+        let index = {
+            let mut state = self.state.borrow_mut();
+            state.params.push(Param {
+                name: name.to_string(),
+                kind,
+            });
+            state.params.len() as u32 - 1
+        };
+        let dst = self.reg(class);
+        self.emit(Inst::Param { dst, index });
+        (dst, index)
+    }
+}
