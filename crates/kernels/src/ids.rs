@@ -84,7 +84,8 @@ pub fn lever_parts<C: Copy + PartialEq>(space: &Space<C>, print: fn(&C) -> Strin
                     values.push((value, Vec::new()));
                 }
                 for part in id_parts(&print(&setting)) {
-                    if owns(index, part) && !values[at].1.iter().any(|known| known == part) {
+                    let is_new = !values[at].1.iter().any(|known| known == part);
+                    if is_new && owns(index, part) && occurs(space, print, setting, part) {
                         values[at].1.push(part.to_string());
                     }
                 }
@@ -95,6 +96,13 @@ pub fn lever_parts<C: Copy + PartialEq>(space: &Space<C>, print: fn(&C) -> Strin
             }
         })
         .collect()
+}
+
+/// Whether an allowed config near this one, at most two levers away, has a part in its id: not all values go together.
+fn occurs<C: Copy + PartialEq>(space: &Space<C>, print: fn(&C) -> String, config: C, part: &str) -> bool {
+    let settings = |config: C| space.levers.iter().flat_map(move |lever| (lever.settings)(config));
+    let has = |config: &C| (space.allowed)(config) && id_parts(&print(config)).contains(&part);
+    has(&config) || settings(config).any(|one| has(&one) || settings(one).any(|two| has(&two)))
 }
 
 /// The number that follows letters in an id: empty where there is none, `None` where the letters are not in it.
