@@ -106,7 +106,7 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(sum, simd.transmute_f32s_u32s(power))
 }
 
-/// `tanh(x)` with relative error at most 1e-6: `(1 - t) / (1 + t)` with `t = e^(-2|x|)` and the sign
+/// `tanh(x)` with relative error at most 1e-6: `(1 - t) / (1 + t)`, `t = e^(-2|x|)`, with the sign
 /// of `x`. Below 1/4, where `1 - t` loses digits, the Taylor series up to `x^9`. A soft cap
 /// multiplies the result by the cap, so the relative error counts.
 #[inline(always)]

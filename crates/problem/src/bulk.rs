@@ -1,5 +1,5 @@
-//! Loops over whole tensors that would dominate a measurement on the host: counting what an output holds, and drawing
-//! normal inputs. They are here, and not in the bench, because this crate is built for speed.
+//! Loops over whole tensors whose speed matters for benchmarks: counting the contents of an output
+//! and generating normal inputs. They are in this crate because it is compiled with optimisation.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,18 +10,18 @@ use crate::{DType, POISON, TensorView};
 /// Counts over an output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Census {
-    /// Elements.
+    /// Number of elements.
     pub elements: usize,
-    /// Those that are poison still.
+    /// Elements that still hold the poison.
     pub unwritten: usize,
-    /// Those that are NaN, and no poison.
+    /// NaN elements other than poison.
     pub nan: usize,
-    /// Those that are 0.
+    /// Zero elements.
     pub zeros: usize,
 }
 
 impl Census {
-    /// Counts the heads of one row of one batch.
+    /// Counts all heads of one row of one batch.
     ///
     /// ```
     /// use flashcore_problem::bulk::Census;
@@ -40,7 +40,7 @@ impl Census {
         census
     }
 
-    /// The sums of both.
+    /// The sum of two counts.
     pub fn and(self, other: Census) -> Census {
         Census {
             elements: self.elements + other.elements,
@@ -59,7 +59,7 @@ impl Census {
             let zero = element.iter().all(|&byte| byte == 0);
             self.unwritten += usize::from(poison);
             self.zeros += usize::from(zero);
-            // Large exponents only: the rest cannot be NaN in any dtype.
+            // Only large exponents can be NaN in any dtype.
             if !poison && !zero && element[size - 1] & 0x7f >= 0x7c {
                 self.nan += usize::from(view.get(b, s, h, d).is_nan());
             }
@@ -67,7 +67,8 @@ impl Census {
     }
 }
 
-/// Fills bytes with normal numbers of a dtype, the `i`-th divided by `scale(i)` where there are scales.
+/// Fills bytes with normal numbers of a dtype. The `i`-th is divided by `scale(i)` if there are
+/// scales.
 pub fn fill_normal(dtype: DType, bytes: &mut [u8], rng: &mut Rng, scale: Option<&dyn Fn(usize) -> f32>) {
     for (i, element) in bytes.chunks_exact_mut(dtype.size_bytes()).enumerate() {
         let divisor = scale.map_or(1.0, |scale| scale(i));

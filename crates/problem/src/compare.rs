@@ -192,9 +192,8 @@ pub fn compare_lse(
     let mut tally = Tally::new(tolerance);
     for (i, (&got, &want)) in lse.iter().zip(&reference.lse).enumerate() {
         let index = [i / ns / nh, i % ns, i / ns % nh, 0];
-        let unwritten = got.to_ne_bytes() == [POISON; 4];
         let slack = reference.slack.as_ref().and_then(|slack| slack.lse.get(i));
-        tally.element(index, f64::from(got), want, slack.copied().unwrap_or(0.0), unwritten);
+        tally.float(index, got, want, slack.copied().unwrap_or(0.0));
     }
     Ok(tally.finish())
 }
@@ -223,9 +222,8 @@ pub fn compare_lse_rows(
             });
         }
         let got = lse[(b * nh + h) * ns + s];
-        let unwritten = got.to_ne_bytes() == [POISON; 4];
         let slack = row.slack.as_ref().map_or(0.0, |slack| slack.lse);
-        tally.element([b, s, h, 0], f64::from(got), row.lse, slack, unwritten);
+        tally.float([b, s, h, 0], got, row.lse, slack);
     }
     Ok(tally.finish())
 }
@@ -260,8 +258,7 @@ pub fn compare_stage(
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
         let (key, row) = (i % nk, i / nk);
         let index = [row / ns / nh, row % ns, row / ns % nh, key];
-        let unwritten = got.to_ne_bytes() == [POISON; 4];
-        tally.element(index, f64::from(got), want, 0.0, unwritten);
+        tally.float(index, got, want, 0.0);
     }
     Ok(tally.finish())
 }
@@ -318,6 +315,11 @@ impl Tally {
             let got = read_element(dtype, row, d);
             self.element([b, s, h, d], f64::from(got), want, slack, !written);
         }
+    }
+
+    fn float(&mut self, index: [usize; 4], got: f32, want: f64, slack: f64) {
+        let unwritten = got.to_ne_bytes() == [POISON; 4];
+        self.element(index, f64::from(got), want, slack, unwritten);
     }
 
     /// Adds an element. `slack` is allowed in addition to the tolerance.

@@ -154,7 +154,8 @@ impl Problem {
     pub fn kv_offset(&self) -> i32 {
         self.kv_offset
     }
-    /// Factor on `Q·Kᵀ`; `1/√head_dim` unless set. At most [`MAX_SOFTMAX_SCALE`](crate::MAX_SOFTMAX_SCALE).
+    /// Factor on `Q·Kᵀ`: `1/√head_dim` unless set, at most
+    /// [`MAX_SOFTMAX_SCALE`](crate::MAX_SOFTMAX_SCALE).
     pub fn softmax_scale(&self) -> f32 {
         self.softmax_scale
     }

@@ -1,26 +1,26 @@
-//! Statistics of timings: quantiles, the median absolute deviation, bootstrap intervals of a median and of a
-//! ratio paired by round.
+//! Statistics of timings: quantiles, median absolute deviation, and bootstrap intervals of a median
+//! and of a ratio paired by round.
 //!
-//! Nothing is thrown away: an outlier is a run that happened. Medians are used because they do not mind.
+//! Outliers are kept, because they are real runs. Medians are robust against them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::rng::Rng;
 
-/// Rounds below which resampling the rounds says little: with `n` of them, no interval made of their values
-/// holds the median with more than `1 − 2^(1−n)`, and 8 is the first `n` where that reaches 99 %.
+/// Minimum number of rounds for a bootstrap. No interval between `n` values contains the median
+/// with a probability above `1 − 2^(1−n)`, and 8 is the first `n` where that reaches 99 %.
 pub const BOOTSTRAP_ROUNDS: usize = 8;
-/// Rounds below which nothing is said at all.
+/// Minimum number of rounds for any interval.
 pub const FEWEST_ROUNDS: usize = 3;
-/// Resamples for a stored interval. Its ends move by a few hundredths of its width between seeds.
+/// Resamples for a stored interval. Its ends vary between seeds by a few hundredths of its width.
 pub const RESAMPLES: usize = 2000;
 
-/// A range that holds the true value with some confidence.
+/// A confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Lower end.
     pub lo: f64,
-    /// Upper end. JSON has no infinity: it writes null, which is read as one.
+    /// Upper end. JSON has no infinity: it is written as null, and null is read as infinity.
     #[serde(deserialize_with = "end")]
     pub hi: f64,
 }
@@ -30,7 +30,7 @@ fn end<'d, D: serde::Deserializer<'d>>(read: D) -> Result<f64, D::Error> {
 }
 
 impl Interval {
-    /// Says nothing: from 0 to infinity.
+    /// No information: from 0 to infinity.
     pub const UNKNOWN: Interval = Interval {
         lo: 0.0,
         hi: f64::INFINITY,
@@ -41,14 +41,14 @@ impl Interval {
         (self.hi - self.lo) / (2.0 * value)
     }
 
-    /// Whether `value` lies inside.
+    /// Whether `value` is inside.
     pub fn contains(&self, value: f64) -> bool {
         (self.lo..=self.hi).contains(&value)
     }
 }
 
-/// Quantile `q` (0 to 1) of sorted values, interpolated between neighbours (type 7 of Hyndman and Fan, the
-/// one of NumPy and R). NaN where there are none.
+/// Quantile `q` (0 to 1) of sorted values with linear interpolation (type 7 of Hyndman and Fan, as
+/// in NumPy and R). NaN without values.
 pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else {
         return f64::NAN;
@@ -66,30 +66,30 @@ pub fn sorted(values: &[f64]) -> Vec<f64> {
     values
 }
 
-/// The median; NaN where there are no values.
+/// The median; NaN without values.
 pub fn median(values: &[f64]) -> f64 {
     quantile(&sorted(values), 0.5)
 }
 
-/// Median of the distances from the median.
+/// The median of the distances from the median.
 pub fn median_absolute_deviation(values: &[f64]) -> f64 {
     let centre = median(values);
     let distances: Vec<f64> = values.iter().map(|value| (value - centre).abs()).collect();
     median(&distances)
 }
 
-/// What a set of timings looks like. All of it in the unit of the values (µs a run, everywhere here).
+/// Summary of timings, in the unit of the values (µs per run in this project).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Values.
+    /// Number of values.
     pub count: usize,
     /// Smallest.
     pub min: f64,
-    /// A tenth of the values is smaller.
+    /// 10 % quantile.
     pub p10: f64,
     /// The median.
     pub p50: f64,
-    /// A tenth of the values is larger.
+    /// 90 % quantile.
     pub p90: f64,
     /// Largest.
     pub max: f64,
@@ -100,7 +100,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises values; `None` where there are none.
+    /// Summarises values; `None` without values.
     pub fn of(values: &[f64], confidence: f64) -> Option<Summary> {
         let ordered = sorted(values);
         let (&min, &max) = (ordered.first()?, ordered.last()?);
@@ -117,23 +117,23 @@ impl Summary {
     }
 }
 
-/// How much time one subject takes relative to another: below 1, it is faster.
+/// Time of a subject relative to a baseline; below 1 the subject is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// Median over the rounds of subject / baseline. Both were timed in each round within milliseconds, so a
-    /// drift or a step of the clock that hits both cancels; the quotient of the two medians does not have
-    /// that property when the clock has two favourite speeds.
+    /// Median over the rounds of subject / baseline. Each round times both within milliseconds, so
+    /// drift or a clock change affects both and cancels. The quotient of the medians lacks this
+    /// property if the clock alternates between two speeds.
     pub value: f64,
-    /// Bootstrap interval of the value, resampling rounds.
+    /// Bootstrap interval of the value over rounds.
     pub interval: Interval,
-    /// The quotient of the medians, for comparison. Far from `value` means that the clock moved.
+    /// The quotient of the medians. A large difference from `value` means that the clock changed.
     pub of_medians: f64,
-    /// Rounds in which both were timed.
+    /// Rounds that timed both.
     pub rounds: usize,
 }
 
 impl Ratio {
-    /// The ratio of `subject` to `baseline`, whose elements are of the same rounds.
+    /// The ratio of `subject` to `baseline`; elements with the same index are from the same round.
     pub fn paired(subject: &[f64], baseline: &[f64], confidence: f64, resamples: usize) -> Option<Ratio> {
         let ratios: Vec<f64> = subject.iter().zip(baseline).map(|(s, b)| s / b).collect();
         if ratios.is_empty() {
@@ -148,13 +148,14 @@ impl Ratio {
         })
     }
 
-    /// Whether a search should accept the subject in place of the baseline: at least `gain` faster (0.03 for
-    /// the usual 3 %) by the value, and faster at all by the whole interval.
+    /// Whether a search should accept the subject: at least `gain` faster by the value (usually
+    /// 0.03), and faster by the whole interval.
     pub fn accepts(&self, gain: f64) -> bool {
         self.value <= 1.0 - gain && self.interval.hi < 1.0
     }
 
-    /// The ratio of medians of values that were not measured side by side: each side is resampled by itself.
+    /// The ratio of medians of values from separate measurements. Each side is resampled
+    /// independently.
     pub fn unpaired(subject: &[f64], baseline: &[f64], confidence: f64, resamples: usize) -> Option<Ratio> {
         let rounds = subject.len().min(baseline.len());
         if rounds == 0 {
@@ -186,13 +187,13 @@ impl Ratio {
     }
 }
 
-/// Fixed, so that the same samples give the same interval wherever it is computed.
+/// Constant, so that the same samples always give the same interval.
 const SEED: u64 = 0x5eed;
 
 /// Bootstrap interval of the median (percentile method).
 ///
-/// With fewer than [`BOOTSTRAP_ROUNDS`] values it is their range, extended by its own width either way; with
-/// fewer than [`FEWEST_ROUNDS`] it is [`Interval::UNKNOWN`].
+/// With fewer than [`BOOTSTRAP_ROUNDS`] values it is their range, extended by its width on both
+/// sides; with fewer than [`FEWEST_ROUNDS`] it is [`Interval::UNKNOWN`].
 pub fn median_interval(values: &[f64], confidence: f64, resamples: usize) -> Interval {
     if values.len() < FEWEST_ROUNDS {
         return Interval::UNKNOWN;
@@ -222,7 +223,7 @@ fn percentile_interval(confidence: f64, resamples: usize, mut draw: impl FnMut()
     }
 }
 
-/// The median of as many values drawn with replacement.
+/// The median of a resample with replacement.
 fn resampled_median(values: &[f64], scratch: &mut [f64], rng: &mut Rng) -> f64 {
     for slot in scratch.iter_mut() {
         *slot = values[rng.below(values.len())];
@@ -241,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_those_of_numpy() {
+    fn quantiles_match_numpy() {
         // numpy.quantile([1, 2, 4, 8, 16], [0.1, 0.5, 0.9])
         let values = [1.0, 2.0, 4.0, 8.0, 16.0];
         let got = [0.1, 0.5, 0.9].map(|q| quantile(&values, q));
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_that_says_nothing_survives_a_file() {
+    fn unknown_interval_round_trips_through_json() {
         let text = serde_json::to_string(&Interval::UNKNOWN).unwrap();
         assert_eq!(serde_json::from_str::<Interval>(&text).unwrap(), Interval::UNKNOWN);
     }
@@ -269,7 +270,7 @@ mod tests {
         assert!(Summary::of(&[], 0.95).is_none());
     }
 
-    /// How often the interval of the median of normal values holds the true median.
+    /// How often the interval of the median contains the true median of normal values.
     fn coverage(n: usize, confidence: f64) -> f64 {
         let mut rng = Rng::new(n as u64);
         let trials = 1000;
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_hold_the_truth_as_often_as_they_say() {
+    fn interval_coverage_matches_confidence() {
         for (n, confidence, least) in [(5, 0.99, 0.97), (8, 0.95, 0.92), (21, 0.95, 0.92), (40, 0.99, 0.975)] {
             let held = coverage(n, confidence);
             assert!(held >= least, "{n} values at {confidence}: {held}");
@@ -291,15 +292,15 @@ mod tests {
     }
 
     #[test]
-    fn too_few_values_say_nothing() {
+    fn too_few_values_give_an_unknown_interval() {
         assert_eq!(median_interval(&[5.0, 5.0], 0.99, 100), Interval::UNKNOWN);
         let few = median_interval(&[9.0, 10.0, 11.0], 0.99, 100);
         assert_eq!(few, Interval { lo: 7.0, hi: 13.0 });
     }
 
     #[test]
-    fn a_clock_with_two_speeds_does_not_move_a_paired_ratio() {
-        // Half of the rounds run 6 % slower, for both; the subject is 2 % slower than the baseline throughout.
+    fn paired_ratio_is_robust_against_two_clock_speeds() {
+        // Half of the rounds run 6 % slower for both; the subject is 2 % slower in every round.
         let mut rng = Rng::new(1);
         let (mut subject, mut baseline) = (Vec::new(), Vec::new());
         for round in 0..40 {
@@ -311,7 +312,8 @@ mod tests {
         let ratio = Ratio::paired(&subject, &baseline, 0.99, RESAMPLES).unwrap();
         assert!((ratio.value - 1.02).abs() < 0.002, "{ratio:?}");
         assert!(ratio.interval.relative_half_width(ratio.value) < 0.003, "{ratio:?}");
-        // Resampled apart, the medians hop between the two speeds and the interval is ten times as wide.
+        // Resampled independently, the medians switch between the two speeds, and the interval is
+        // ten times as wide.
         let apart = Ratio::unpaired(&subject, &baseline, 0.99, RESAMPLES).unwrap();
         assert!(apart.interval.relative_half_width(apart.value) > 0.03, "{apart:?}");
     }

@@ -1,8 +1,8 @@
-//! [`Progress`]: how far a run is, for those who wait for it.
+//! [`Progress`]: the progress of a running simulation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks that have been simulated. Share one with a run ([`SimOptions`](crate::SimOptions)) and read it
+/// Number of simulated blocks. Share it with a run ([`SimOptions`](crate::SimOptions)) and read it
 /// from another thread.
 #[derive(Debug, Default)]
 pub struct Progress {
@@ -10,7 +10,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Blocks simulated so far, of all runs that share this.
+    /// Blocks simulated so far by all runs that share this value.
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Relaxed)
     }

@@ -44,10 +44,10 @@ pub struct SimOptions {
     /// Runs only the block with this linear index (x fastest), for example to count its work. An
     /// index outside the grid runs nothing.
     pub only_block: Option<u64>,
-    /// Runs only this many blocks from the first, in whole clusters: to look at a part of a large launch. Buffers then
-    /// hold a part of the results.
+    /// Simulates only this many blocks from the first, in whole clusters. The buffers then hold
+    /// partial results.
     pub first_blocks: Option<u64>,
-    /// Counts the blocks that are done while the run goes on.
+    /// Counts finished blocks during the run.
     pub progress: Option<Arc<Progress>>,
 }
 
