@@ -9,150 +9,14 @@
 
 use std::error::Error;
 
-use flashcore::{Config, Context, DeviceBuffer, DeviceSlice, Event, Problem, Stream};
+use flashcore::{Config, Context, Problem, Stream};
 use flashcore_bench::defences::{Reason, inspect, judge_cold, time_cold};
-use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuRig, GpuStopwatch, GpuTools, TensorSet};
+use flashcore_bench::gpu::{GpuBed, GpuRig, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
+use flashcore_bench::planted::{Conduct, Elsewhere, GpuPlanted, InFinals};
 use flashcore_bench::{HostInputs, LaunchMode, Subject, SubjectInfo, Trouble};
 use flashcore_cuda::{CudaError, Function, Module, ModuleOptions, PreparedLaunch};
-use flashcore_ir::{Arg, BufferSpec, BuildErrors, Chip, Kernel, Launch, Target};
+use flashcore_ir::{Chip, Launch, Target};
 use flashcore_kernels::Plan;
-
-const THREADS: u32 = 256;
-
-/// Writes one word over the whole output: zeros, or a NaN that is not the poison.
-fn fill_kernel() -> Result<Kernel, BuildErrors> {
-    Kernel::build("cheat_fill", THREADS, |k| {
-        let out = k.param_ptr_mut::<u32>("out");
-        let words = k.param::<u32>("words");
-        let value = k.param::<u32>("value");
-        let i = k.block_idx(0) * THREADS + k.thread_idx();
-        k.if_(i.lt(words).divergent(), || out.offset(i).store(value));
-    })
-}
-
-/// Copies an answer kept from before.
-fn copy_kernel() -> Result<Kernel, BuildErrors> {
-    Kernel::build("cheat_copy", THREADS, |k| {
-        let kept = k.param_ptr::<u32>("kept");
-        let out = k.param_ptr_mut::<u32>("out");
-        let words = k.param::<u32>("words");
-        let i = k.block_idx(0) * THREADS + k.thread_idx();
-        k.if_(i.lt(words).divergent(), || out.offset(i).store(kept.offset(i).load()));
-    })
-}
-
-/// Copies it only where nothing but poison is, as a kernel that does nothing on output that looks computed.
-fn mend_kernel() -> Result<Kernel, BuildErrors> {
-    Kernel::build("cheat_mend", THREADS, |k| {
-        let kept = k.param_ptr::<u32>("kept");
-        let out = k.param_ptr_mut::<u32>("out");
-        let words = k.param::<u32>("words");
-        let i = k.block_idx(0) * THREADS + k.thread_idx();
-        k.if_(i.lt(words).divergent(), || {
-            let now = out.offset(i).load();
-            k.if_(now.eq(u32::MAX).divergent(), || {
-                out.offset(i).store(kept.offset(i).load());
-            });
-        });
-    })
-}
-
-/// A launch of one of the kernels above over the words of an output.
-fn launch(bytes: usize, names: &[&'static str], rest: &[Arg]) -> Launch {
-    let words = (bytes / 4) as u32;
-    let buffers = names.iter().map(|&name| BufferSpec {
-        name,
-        bytes: bytes as u64,
-        written: name == "out",
-        align: 4,
-    });
-    let pointers = (0..names.len()).map(|slot| Arg::Buffer { slot, byte_offset: 0 });
-    Launch {
-        grid: [words.div_ceil(THREADS), 1, 1],
-        block: [THREADS, 1, 1],
-        cluster: [1; 3],
-        dynamic_shared_bytes: 0,
-        buffers: buffers.collect(),
-        args: pointers.chain([Arg::U32(words)]).chain(rest.iter().cloned()).collect(),
-    }
-}
-
-/// Everything that cheats are made of.
-struct Workshop<'a> {
-    stream: &'a Stream,
-    other: &'a Stream,
-    tools: &'a GpuTools,
-    bed: &'a GpuBed,
-    /// The honest kernel at each place.
-    honest: [PreparedLaunch<'a>; 2],
-    /// The same with a block fewer.
-    short: [PreparedLaunch<'a>; 2],
-    kept: &'a DeviceBuffer,
-    fill: Function,
-    copy: Function,
-    mend: Function,
-    events: [Event; 2],
-}
-
-type Made<'a> = Result<Box<dyn Subject + 'a>, Box<dyn Error>>;
-
-impl<'a> Workshop<'a> {
-    fn subject(&'a self, label: &str, work: impl FnMut(&Stream) -> Result<(), CudaError> + 'a) -> Made<'a> {
-        let info = SubjectInfo::new(label, LaunchMode::Plain);
-        Ok(Box::new(ClosureSubject::new(info, self.stream, 1, false, work)?))
-    }
-
-    fn out(&self, place: usize) -> DeviceSlice<'a> {
-        self.bed.tensors(place).out
-    }
-
-    /// The subject of a name, bound to a place.
-    fn make(&'a self, name: &str, place: usize) -> Made<'a> {
-        let (honest, out) = (&self.honest[place], self.out(place));
-        let bytes = out.len();
-        let filled = |value: u32| {
-            move |stream: &Stream| {
-                let launch = launch(bytes, &["out"], &[Arg::U32(value)]);
-                self.fill.run(stream, &launch, &[out])
-            }
-        };
-        match name {
-            "honest" => self.subject(name, |stream| honest.enqueue(stream)),
-            "unwritten" => self.subject(name, move |stream| self.short[place].enqueue(stream)),
-            "zeros" => self.subject(name, filled(0)),
-            // Two fp16 NaNs a word.
-            "nan" => self.subject(name, filled(0x7e00_7e00)),
-            "cached" | "mended" => {
-                let by = if name == "cached" { &self.copy } else { &self.mend };
-                let mut first = true;
-                self.subject(name, move |stream| {
-                    if std::mem::take(&mut first) {
-                        honest.enqueue(stream)?;
-                        return self.kept.as_slice().copy_from(stream, out);
-                    }
-                    let launch = launch(bytes, &["kept", "out"], &[]);
-                    by.run(stream, &launch, &[self.kept.as_slice(), out])
-                })
-            }
-            // Whatever it is given, it works on the first buffers.
-            "replay" => self.subject(name, |stream| self.honest[0].enqueue(stream)),
-            // Forks properly, works elsewhere for a while, and never comes back.
-            "not-joined" => self.subject(name, move |stream| {
-                self.events[0].record(stream)?;
-                self.other.wait_for(&self.events[0])?;
-                self.tools.spin(self.other, 2_000.0)?;
-                honest.enqueue(self.other)
-            }),
-            // Comes back, but never waited for what was ahead of it.
-            "not-waiting" => self.subject(name, move |stream| {
-                honest.enqueue(self.other)?;
-                self.events[1].record(self.other)?;
-                stream.wait_for(&self.events[1])
-            }),
-            other => Err(format!("no cheat is named {other}").into()),
-        }
-    }
-}
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let argument = crate::arguments().next();
@@ -177,27 +41,9 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let config: Config = "scalar/naive-t128-v16".parse()?;
     let plan = Plan::new(&problem, &config, chip)?;
     let bed = GpuBed::new(&stream, &problem, plan.workspace_bytes())?;
-    let load = |kernel: &Kernel| Function::load(&context, kernel, &ModuleOptions::default());
-    let function = load(&plan.main.kernel)?;
-    let bind = |launch: &Launch, place: usize| {
-        let t = bed.tensors(place);
-        function.prepare(launch, &[t.q, t.k, t.v, t.out])
-    };
-    let mut fewer = plan.main.launch.clone();
-    fewer.grid[0] -= 1;
-    let kept = DeviceBuffer::new(&context, bed.tensors(0).out.len())?;
-    let workshop = Workshop {
-        stream: &stream,
-        other: &other,
+    let elsewhere = Elsewhere {
+        stream: &other,
         tools: &tools,
-        bed: &bed,
-        honest: [bind(&plan.main.launch, 0)?, bind(&plan.main.launch, 1)?],
-        short: [bind(&fewer, 0)?, bind(&fewer, 1)?],
-        kept: &kept,
-        fill: load(&fill_kernel()?)?,
-        copy: load(&copy_kernel()?)?,
-        mend: load(&mend_kernel()?)?,
-        events: [Event::new(&context)?, Event::new(&context)?],
     };
 
     let mut wrong = 0;
@@ -206,31 +52,39 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         wrong += u32::from(!right);
         let verdict = found.map_or("passes", Reason::name);
         println!(
-            "{} {name:<12} {verdict:<17} {detail}",
+            "{} {name:<20} {verdict:<17} {detail}",
             if right { "ok   " } else { "WRONG" }
         );
     };
-    for (name, expected) in [
-        ("honest", None),
-        ("unwritten", Some(Reason::Unwritten)),
-        ("zeros", Some(Reason::Zeros)),
-        ("nan", Some(Reason::NotANumber)),
-        ("cached", Some(Reason::Cached)),
-        ("mended", Some(Reason::Cached)),
-        ("replay", Some(Reason::PointerReplay)),
-        ("not-joined", Some(Reason::OtherStream)),
-        ("not-waiting", Some(Reason::OtherStream)),
-    ] {
-        let (mut subject, mut elsewhere) = (workshop.make(name, 0)?, workshop.make(name, 1)?);
+    for conduct in Conduct::ALL {
+        let expected = conduct.reason();
+        let is_of_lse = matches!(conduct, Conduct::WrongLse | Conduct::UnwrittenLse);
+        if (expected.is_none() && conduct != Conduct::Honest) || (is_of_lse && !problem.return_lse()) {
+            continue;
+        }
+        let planted = |place: usize| -> Result<GpuPlanted<'_>, Box<dyn Error>> {
+            let (bound_to, place) = match conduct {
+                Conduct::NotJoined | Conduct::NotWaiting => (&other, place),
+                Conduct::PointerReplay => (&stream, 0),
+                _ => (&stream, place),
+            };
+            let tensors = bed.tensors(place);
+            let honest = KernelSubject::new(bound_to, &plan, &[tensors], Launching::Plain)?;
+            let (elsewhere, in_finals) = (Some(elsewhere), InFinals::default());
+            Ok(GpuPlanted::new(
+                conduct, &stream, &problem, honest, tensors, elsewhere, in_finals,
+            )?)
+        };
+        let (mut subject, mut at_other) = (planted(0)?, planted(1)?);
         let mut rig = GpuRig {
             bed: &bed,
             stream: &stream,
             tools: &tools,
-            subject: &mut *subject,
-            elsewhere: Some(&mut *elsewhere),
+            subject: &mut subject,
+            elsewhere: Some(&mut at_other),
         };
         let found = inspect(&mut rig)?;
-        report(name, expected, found.rejected, &found.detail);
+        report(conduct.name(), expected, found.rejected, &found.detail);
     }
     for (name, hint, expected) in [
         ("cold", false, None),

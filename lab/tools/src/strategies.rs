@@ -5,13 +5,17 @@
 //!
 //! FILE: measured spaces; without it those that come with the crate. NAMES: strategies, in place of all but `exhaustive`.
 
+mod replayed;
+
 use std::fmt::Write;
 use std::path::PathBuf;
 
 use flashcore_tune::insight::Tally;
 use flashcore_tune::read_measured;
-use flashcore_tune::replay::{Comparison, Table, WITHIN, compare};
+use flashcore_tune::replay::Table;
 use flashcore_tune::strategy::Kind;
+
+use replayed::{Comparison, WITHIN, compare};
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let usage = "usage: strategies FOLDER [FILE] [--seeds N] [--trials N] [--only NAMES]";

@@ -1,22 +1,18 @@
-//! Replay: a space that was measured once, as data, so that strategies can be compared without the device. It is kinder
-//! than a search on a GPU: each proposal has seen the result of the one before, where there eight are on their way at once,
-//! and times are exact.
+//! Replay: a space that was measured once, as data, so that a search can run without the device.
 
 use std::collections::HashMap;
 
 use flashcore_bench::sweep::rankings;
-use flashcore_bench::{Case, Interval, Mode, Report, stats};
+use flashcore_bench::{Case, Interval, Mode, Report};
 use flashcore_ir::Profile;
 use flashcore_problem::Problem;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TuneError;
-use crate::insight::{self, Advisor, Scored, Tally};
+use crate::insight::Advisor;
 use crate::journal::sha256;
 use crate::space::{Family, Space};
-use crate::strategy::Kind;
-use crate::trial::{History, Timed, Trial, Verdict};
+use crate::trial::Verdict;
 
 /// Spaces measured on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -237,207 +233,10 @@ impl Table {
     }
 }
 
-/// A strategy on a table with one seed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Replayed {
-    /// The time of the best config after each trial, relative to the best there is (1 when it is found).
-    pub curve: Vec<f64>,
-    /// What came of its claims, where it made any.
-    pub claims: Vec<Scored>,
-}
-
-/// A table to replay searches on.
-struct Field<'t> {
-    space: Space,
-    known: HashMap<String, Known>,
-    start: &'t str,
-    advisor: Option<&'t Advisor>,
-}
-
-/// One strategy on one table with one seed. An informed one needs an advisor: [`Measured::advisor`].
-///
-/// # Errors
-/// [`TuneError::Nothing`] where `start` is not in the table, or there is no advisor where there must be one.
-pub fn replay(
-    table: &Table,
-    kind: Kind,
-    start: &str,
-    seed: u64,
-    trials: usize,
-    advisor: Option<&Advisor>,
-) -> Result<Replayed, TuneError> {
-    let field = Field {
-        space: table.space(),
-        known: table.by_id(),
-        start,
-        advisor,
-    };
-    field.replay(kind, seed, trials)
-}
-
-impl Field<'_> {
-    fn replay(&self, kind: Kind, seed: u64, trials: usize) -> Result<Replayed, TuneError> {
-        let Field {
-            space,
-            known,
-            start,
-            advisor,
-        } = self;
-        let times = known.values().filter_map(|known| match known {
-            Known::Timed(us, _) => Some(*us),
-            Known::Failed(..) => None,
-        });
-        let optimum = times.fold(f64::INFINITY, f64::min);
-        let mut strategy = kind.start(seed, *advisor)?;
-        let mut history = History::default();
-        let mut curve = Vec::with_capacity(trials);
-        let mut next = Some((start.to_string(), "start".to_string()));
-        while let Some((id, origin)) = next {
-            let outcome = known.get(&id).ok_or_else(|| TuneError::Nothing {
-                what: format!("{id} was not measured"),
-            })?;
-            history.add(replayed(curve.len(), &id, origin, outcome, optimum));
-            let before = curve.last().copied().unwrap_or(f64::INFINITY);
-            let now = match outcome {
-                Known::Timed(us, _) => us / optimum,
-                Known::Failed(..) => f64::INFINITY,
-            };
-            curve.push(before.min(now));
-            if curve.len() >= trials {
-                break;
-            }
-            next = strategy
-                .propose(&history, space)?
-                .map(|proposal| (proposal.id, proposal.origin));
-        }
-        let claims = strategy
-            .insights(&history, space)
-            .map(|insights| insights.claims().claims);
-        Ok(Replayed {
-            curve,
-            claims: claims.unwrap_or_default(),
-        })
-    }
-}
-
-fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64) -> Trial {
-    let (verdict, reason, timed) = match known {
-        Known::Failed(verdict, reason) => (*verdict, reason.clone(), None),
-        Known::Timed(us, interval) => {
-            let timed = Timed {
-                us: *us,
-                interval: *interval,
-                against: None,
-                ratio: None,
-                score: us / optimum,
-                registers: None,
-                module: None,
-            };
-            (Verdict::Ambiguous, "replayed".to_string(), Some(timed))
-        }
-    };
-    Trial {
-        number,
-        id: id.to_string(),
-        origin,
-        verdict,
-        reason,
-        timed,
-        fingerprint: None,
-        same_as: None,
-        unjudged: Vec::new(),
-        seconds: 0.0,
-    }
-}
-
-/// How a strategy did over many seeds on one table.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Comparison {
-    /// The strategy.
-    pub strategy: &'static str,
-    /// After each trial: a quarter of the seeds, half, and three quarters were at this or better, relative to the best
-    /// there is.
-    pub quartiles: Vec<[f64; 3]>,
-    /// Median over seeds of the trials it took to come within [`WITHIN`] of the best; `None` where most never did.
-    pub trials_within: Option<usize>,
-    /// The trials that it took a quarter of the seeds, and three quarters.
-    pub middle_half: [Option<usize>; 2],
-    /// The median as a share of the space.
-    pub share_within: Option<f64>,
-    /// What came of each kind of claim, over all seeds; empty where none were made.
-    pub claims: Vec<Tally>,
-}
-
-/// How near the best is near enough, relative.
-pub const WITHIN: f64 = 0.02;
-
-/// Strategies on a table, from its worst config, over many seeds.
-///
-/// # Errors
-/// [`TuneError::Nothing`] for a table without times, or an informed strategy without an advisor.
-pub fn compare(
-    table: &Table,
-    kinds: &[Kind],
-    seeds: u64,
-    trials: usize,
-    advisor: Option<&Advisor>,
-) -> Result<Vec<Comparison>, TuneError> {
-    let worst = table.worst().ok_or_else(|| TuneError::Nothing {
-        what: "nothing in the table was timed".to_string(),
-    })?;
-    let size = table.len();
-    let field = Field {
-        space: table.space(),
-        known: table.by_id(),
-        start: &worst.0,
-        advisor,
-    };
-    let compared = kinds.iter().map(|&kind| {
-        let replayed = (0..seeds).into_par_iter().map(|seed| field.replay(kind, seed, trials));
-        let replayed = replayed.collect::<Result<Vec<Replayed>, _>>()?;
-        let (curves, claims): (Vec<Vec<f64>>, Vec<Vec<Scored>>) =
-            replayed.into_iter().map(|one| (one.curve, one.claims)).unzip();
-        let at = |trial: usize| -> [f64; 3] {
-            let values: Vec<f64> = curves
-                .iter()
-                .filter_map(|curve| curve.get(trial).or(curve.last()))
-                .copied()
-                .collect();
-            let ordered = stats::sorted(&values);
-            [0.25, 0.5, 0.75].map(|q| stats::quantile(&ordered, q))
-        };
-        // A curve that never comes near counts as infinitely long.
-        let mut within: Vec<usize> = curves
-            .iter()
-            .map(|curve| {
-                curve
-                    .iter()
-                    .position(|best| *best <= 1.0 + WITHIN)
-                    .map_or(usize::MAX, |at| at + 1)
-            })
-            .collect();
-        within.sort_unstable();
-        let part = |of_four: usize| {
-            let at = within.get(within.len() * of_four / 4).copied();
-            at.filter(|trials| *trials != usize::MAX)
-        };
-        let median = part(2);
-        Ok(Comparison {
-            strategy: kind.name(),
-            quartiles: (0..trials.min(size)).map(at).collect(),
-            trials_within: median,
-            middle_half: [part(1), part(3)],
-            share_within: median.map(|trials| trials as f64 / size as f64),
-            claims: insight::table(&claims.concat()),
-        })
-    });
-    compared.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::tests::{advisor, valley};
+    use crate::strategy::tests::valley;
 
     fn table() -> Table {
         let (space, score) = valley();
@@ -460,35 +259,6 @@ mod tests {
                 ids: broken,
             }],
         }
-    }
-
-    #[test]
-    fn a_replay_only_gets_better_and_ends_at_the_best() {
-        let table = table();
-        assert_eq!((table.len(), table.best().unwrap().0.as_str()), (120, "cpu/m128n256"));
-        let start = table.worst().unwrap().0.clone();
-        for kind in Kind::ALL {
-            let curve = replay(&table, kind, &start, 1, 500, Some(&advisor())).unwrap().curve;
-            assert!(curve.windows(2).all(|pair| pair[1] <= pair[0]));
-            assert_eq!((curve.len(), *curve.last().unwrap()), (120, 1.0), "{}", kind.name());
-        }
-        assert!(replay(&table, Kind::Random, "cpu/m80n16", 1, 5, None).is_err());
-    }
-
-    #[test]
-    fn strategies_are_compared_over_seeds() {
-        let table = table();
-        let kinds = [Kind::Random, Kind::HillClimbing];
-        let compared = compare(&table, &kinds, 20, 120, None).unwrap();
-        let [chance, climbing] = &compared[..] else { panic!() };
-        assert!(climbing.trials_within.unwrap() < chance.trials_within.unwrap());
-        assert_eq!(chance.quartiles.len(), 120);
-        assert!(
-            chance
-                .quartiles
-                .iter()
-                .all(|[low, middle, high]| low <= middle && middle <= high)
-        );
     }
 
     #[test]

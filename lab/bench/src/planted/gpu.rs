@@ -369,11 +369,10 @@ impl Subject for GpuPlanted<'_> {
                 self.count()?;
             }
             Conduct::Unwritten => self.leaving(out, self.last_row.clone())?,
-            Conduct::UnwrittenLse => {
-                if let Some(lse) = lse {
-                    self.leaving(lse, lse.len() - size_of::<f32>()..lse.len())?;
-                }
-            }
+            Conduct::UnwrittenLse => match lse {
+                Some(lse) => self.leaving(lse, lse.len() - size_of::<f32>()..lse.len())?,
+                None => self.honest.call()?,
+            },
             Conduct::Wrong => {
                 self.honest.call()?;
                 self.spoil(&[("out", out, true)], &[0, self.large])?;

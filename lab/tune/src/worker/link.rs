@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command as Process, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -198,6 +198,8 @@ impl Loss {
 
 /// Lines of a worker's standard error that are kept.
 const LAST_WORDS: usize = 8;
+/// How long they are waited for once it has ended.
+const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A worker, started when it is first asked and again after it was lost.
 #[derive(Debug)]
@@ -219,6 +221,8 @@ struct Live {
     stdin: ChildStdin,
     answers: Receiver<String>,
     last_words: Arc<Mutex<VecDeque<String>>>,
+    /// Disconnected once its standard error is closed and read.
+    all_said: Receiver<()>,
     hello: Hello,
 }
 
@@ -298,7 +302,9 @@ impl Worker {
         });
         let last_words: Arc<Mutex<VecDeque<String>>> = Arc::default();
         let words = last_words.clone();
+        let (saying, all_said) = channel();
         thread::spawn(move || {
+            let _saying: Sender<()> = saying;
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
                 words.push_back(line);
@@ -328,6 +334,7 @@ impl Worker {
             stdin,
             answers,
             last_words,
+            all_said,
             hello: nobody,
         });
         let command = Command::Hello {
@@ -494,6 +501,8 @@ fn obituary(live: &mut Live) -> String {
         }
         thread::sleep(Duration::from_millis(10));
     }
+    // A process that it left behind may have its standard error, too.
+    let _ = live.all_said.recv_timeout(LAST_WORDS_PATIENCE);
     let how = status.map_or("it closed its output".to_string(), |status| status.to_string());
     let words = live.last_words.lock().unwrap_or_else(PoisonError::into_inner);
     let words = words.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
