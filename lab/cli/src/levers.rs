@@ -18,8 +18,11 @@ fn families() -> [Family; 5] {
     ]
 }
 
+/// Levers of a config: name and value.
+type Values = Vec<(&'static str, String)>;
+
 /// The family of an id, and its levers with their values in it.
-fn read(id: &str) -> Result<(Family, Vec<(&'static str, String)>), Failure> {
+fn read(id: &str) -> Result<(Family, Values), Failure> {
     let family = families()
         .into_iter()
         .find(|family| id.split('/').next() == Some(family.name));
