@@ -207,17 +207,25 @@ fn every_cheat_is_rejected_for_its_own_reason() {
 /// The same on a real rig, of all that the host can do without ending the process.
 #[test]
 fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
-    let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).return_lse(true);
-    let bed = CpuBed::new(&problem.build().unwrap()).unwrap();
+    let bed = |lse: bool| {
+        let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).return_lse(lse);
+        CpuBed::new(&problem.build().unwrap()).unwrap()
+    };
+    // What copies an answer copies no log-sum-exp, which would give it away for another reason.
+    let (plain, with_lse) = (bed(false), bed(true));
     let not_here = [Conduct::OneOutside, Conduct::NotJoined, Conduct::NotWaiting];
     for conduct in Conduct::ALL {
         let reason = conduct.reason();
         if (reason.is_none() && conduct != Conduct::Honest) || not_here.contains(&conduct) {
             continue;
         }
-        let subject = |place| CpuPlanted::new(&bed, conduct, bed.problem(), place, InFinals::default());
+        let bed = match conduct {
+            Conduct::UnwrittenLse | Conduct::WrongLse => &with_lse,
+            _ => &plain,
+        };
+        let subject = |place| CpuPlanted::new(bed, conduct, bed.problem(), place, InFinals::default());
         let mut rig = CpuRig {
-            bed: &bed,
+            bed,
             subject: &mut subject(0),
             elsewhere: Some(&mut subject(1)),
         };
