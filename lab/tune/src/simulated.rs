@@ -81,7 +81,7 @@ mod tests {
 
         // Scores are capped so far out that ordinary ones are as they were.
         let capped = |asked: &Problem| {
-            let builder = Problem::builder().batch(asked.batch()).heads(1, 1).softcap(2000.0);
+            let builder = Problem::builder().batch(asked.batch()).heads(1, 1).softcap(1000.0);
             let builder = builder.seq_len_q(asked.seq_len_q()).seq_len_kv(asked.seq_len_kv());
             let mut plan = honest(&builder.head_dim(32).build().unwrap())?;
             plan.problem = asked.clone();
