@@ -97,7 +97,7 @@ pub(crate) fn shapes(bench: &Bench) -> Outcome {
         }),
         &["2048 threads", "1024"],
     )?;
-    refused(prove(LaunchShape::linear(1, 512)), &["512 threads", "allows 256"])?;
+    refused(prove(LaunchShape::linear(1, 512)), &["512 threads", "at most 256"])?;
     refused(
         prove(LaunchShape {
             grid: [1, 65_536, 1],
@@ -436,7 +436,7 @@ pub(crate) fn kernel_language(bench: &Bench) -> Outcome {
     };
     refused(
         function.run(&bench.stream, &wide, &[data.as_slice()]),
-        &["256 threads", "allows 128"],
+        &["256 threads", "at most 128"],
     )?;
     let lines = ModuleOptions {
         line_info: true,
