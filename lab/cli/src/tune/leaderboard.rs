@@ -308,23 +308,24 @@ pub(crate) fn summary(history: &History, seconds: Option<f64>) -> String {
 /// Most failures that are listed without --all.
 const FAILURES: usize = 8;
 
-/// Candidates that failed, with their reasons: one line for what failed alike.
+/// Candidates that failed, with their reasons: one line for reasons that differ in names and numbers only.
 pub(crate) fn failures(history: &History) -> String {
-    let mut alike: Vec<(Verdict, &str, Vec<&str>)> = Vec::new();
+    let mut alike: Vec<(Verdict, String, &str, Vec<&str>)> = Vec::new();
     for Trial {
         verdict, reason, id, ..
     } in history.trials().iter().filter(|trial| !trial.verdict.is_timed())
     {
+        let kind = without_names_and_numbers(reason);
         match alike
             .iter_mut()
-            .find(|(of, why, _)| (of, *why) == (verdict, reason.as_str()))
+            .find(|(of, of_kind, ..)| (&*of, &*of_kind) == (verdict, &kind))
         {
             Some((.., ids)) => ids.push(id),
-            None => alike.push((*verdict, reason, vec![id])),
+            None => alike.push((*verdict, kind, reason, vec![id])),
         }
     }
     let mut text = String::new();
-    for (verdict, reason, ids) in alike.iter().take(FAILURES) {
+    for (verdict, _, reason, ids) in alike.iter().take(FAILURES) {
         let more = match ids.len() {
             1 => String::new(),
             all => format!(" and {} more", all - 1),
@@ -340,6 +341,14 @@ pub(crate) fn failures(history: &History) -> String {
         text.push_str(&style::field("", &more));
     }
     text
+}
+
+/// A reason without its `names` and numbers: eleven kernels that spill have one reason.
+fn without_names_and_numbers(reason: &str) -> String {
+    let outside_names = reason.split('`').step_by(2);
+    outside_names
+        .flat_map(|text| text.split(|c: char| c.is_ascii_digit()))
+        .collect()
 }
 
 /// Every candidate, a line each: what reads it may be a program.
@@ -414,14 +423,17 @@ mod tests {
             .unwrap()
         };
         let mut history = History::default();
-        history.add(trial(0, "zeros"));
-        history.add(trial(1, "zeros"));
+        history.add(trial(0, "kernel `a_b3` spills 40 B"));
+        history.add(trial(1, "kernel `a_b2` spills 104 B"));
         for number in 2..=FAILURES {
-            history.add(trial(number, &format!("reason {number}")));
+            history.add(trial(number, &format!("reason {}", "x".repeat(number))));
         }
         let plain = |history: &History| anstream::adapter::strip_str(&failures(history)).to_string();
         let text = plain(&history);
-        assert!(text.contains("WRONG cpu/m0n16 and 1 more: zeros"), "{text}");
+        assert!(
+            text.contains("WRONG cpu/m0n16 and 1 more: kernel `a_b3` spills 40 B"),
+            "{text}"
+        );
         assert_eq!(text.lines().count(), FAILURES);
         history.add(trial(FAILURES + 1, "one too many"));
         let text = plain(&history);
