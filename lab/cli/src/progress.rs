@@ -55,7 +55,7 @@ pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String) -> Shown {
             let text = line(&what, progress.blocks(), total, started.elapsed());
             match &spinner {
                 Some(spinner) => spinner.say(text),
-                None => anstream::eprintln!("{text}"),
+                None => style::eprint(&format!("{text}\n")),
             }
         }
     });

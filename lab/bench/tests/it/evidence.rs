@@ -167,7 +167,14 @@ fn an_export_comes_back_the_same_and_only_once() {
             .unwrap()
             .ends_with("round,position,runs,total_us,run_us")
     );
-    assert!(csv.lines().all(|line| line.split(',').count() == 18), "{csv}");
+    // The name of this machine's CPU may hold a comma; what is in quotes is one field.
+    let commas = |line: &str| {
+        line.split('"')
+            .step_by(2)
+            .map(|text| text.matches(',').count())
+            .sum::<usize>()
+    };
+    assert!(csv.lines().all(|line| commas(line) == 17), "{csv}");
 
     // Other schema versions, and things that are no export, are refused and leave nothing behind.
     let text = String::from_utf8(text).unwrap();

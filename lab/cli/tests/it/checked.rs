@@ -180,7 +180,7 @@ fn foreign_kernels_are_simulated() {
     }
     let arguments = check("partials", "");
     assert!(
-        arguments.stderr.contains("`out` (a pointer that it writes through)"),
+        arguments.words().contains("`out` (a pointer that it writes through)"),
         "{}",
         arguments.stderr
     );

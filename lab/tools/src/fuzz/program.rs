@@ -234,7 +234,7 @@ impl Program {
     /// The program of a seed.
     ///
     /// ```
-    /// use crate::fuzz::Program;
+    /// use flashcore_tools::fuzz::Program;
     /// assert_eq!(Program::random(7), Program::random(7));
     /// assert_ne!(Program::random(7).steps, Program::random(8).steps);
     /// ```

@@ -317,7 +317,7 @@ pub fn compile(context: &Context, programs: &[Prepared]) -> Result<Vec<Module>, 
 /// Kernels for one architecture as one text.
 ///
 /// ```
-/// use crate::fuzz::{Program, run};
+/// use flashcore_tools::fuzz::{Program, run};
 /// let kernels = [1, 2].map(|seed| Program::random(seed).emit().unwrap().kernel);
 /// let text = run::joined(&kernels);
 /// assert_eq!(text.matches(".visible .entry").count(), 2);

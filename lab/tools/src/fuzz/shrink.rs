@@ -5,8 +5,8 @@ use crate::fuzz::program::{Program, Step};
 /// Tries a failing program in smaller forms, at most `trials` of them, and returns the smallest that still fails.
 ///
 /// ```
-/// use crate::fuzz::program::{Op, Program};
-/// use crate::fuzz::shrink::shrink;
+/// use flashcore_tools::fuzz::program::{Op, Program};
+/// use flashcore_tools::fuzz::shrink::shrink;
 /// let divides = |program: &Program| program.any_op(|op| op == Op::UDiv);
 /// let program = (0..).map(Program::random).find(divides).unwrap();
 /// let small = shrink(&program, 1000, divides);

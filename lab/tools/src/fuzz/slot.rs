@@ -64,7 +64,7 @@ impl Slot {
     /// How the same words are compared where sums of products are known to the last bit.
     ///
     /// ```
-    /// use crate::fuzz::Slot;
+    /// use flashcore_tools::fuzz::Slot;
     /// assert_eq!(Slot::Product { magnitude: 0, steps: 1 }.with_exact_sums(), Slot::F32);
     /// ```
     pub fn with_exact_sums(self) -> Slot {
@@ -91,7 +91,7 @@ impl Slot {
     /// The word with every NaN made the same one.
     ///
     /// ```
-    /// use crate::fuzz::Slot;
+    /// use flashcore_tools::fuzz::Slot;
     /// assert_eq!(Slot::F32.canonical(0xffc0_0001), 0x7fff_ffff);
     /// assert_eq!(Slot::F16x2.canonical(0xfe00_3c00), 0x7fff_3c00);
     /// assert_eq!(Slot::Bits.canonical(0xffc0_0001), 0xffc0_0001);

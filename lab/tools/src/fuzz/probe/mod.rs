@@ -137,7 +137,7 @@ impl Probe {
     /// As [`Probe::simulate`].
     ///
     /// ```
-    /// use crate::fuzz::probe::{What, banks};
+    /// use flashcore_tools::fuzz::probe::{What, banks};
     /// let probes = banks::all()?;
     /// let column = probes.iter().find(|probe| probe.name == "floats_plain").ok_or("no such probe")?;
     /// let counts = column.counts()?;

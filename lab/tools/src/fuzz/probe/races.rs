@@ -25,7 +25,7 @@ impl Race {
     /// None: it is written to build.
     ///
     /// ```
-    /// let race = crate::fuzz::probe::races::all().remove(0);
+    /// let race = flashcore_tools::fuzz::probe::races::all().remove(0);
     /// let report = race.racy()?.simulate(0)?;
     /// assert!(report.findings.iter().any(|finding| finding.kind.name() == race.kind));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -40,7 +40,7 @@ impl Race {
     /// None: it is written to build.
     ///
     /// ```
-    /// let race = crate::fuzz::probe::races::all().remove(0);
+    /// let race = flashcore_tools::fuzz::probe::races::all().remove(0);
     /// assert!(race.clean()?.simulate(0)?.is_clean());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
