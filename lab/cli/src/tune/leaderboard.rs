@@ -318,7 +318,7 @@ pub(crate) fn failures(history: &History) -> String {
         let kind = without_names_and_numbers(reason);
         match alike
             .iter_mut()
-            .find(|(of, of_kind, ..)| (&*of, &*of_kind) == (verdict, &kind))
+            .find(|(of, of_kind, ..)| (*of, of_kind.as_str()) == (*verdict, kind.as_str()))
         {
             Some((.., ids)) => ids.push(id),
             None => alike.push((*verdict, kind, reason, vec![id])),
