@@ -2,6 +2,7 @@
 //! lying are a line each.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flashcore_bench::{
     DeviceIdentity, Interval, LaunchMode, Measured, Measurement, Mode, Ratio, Stop, SubjectInfo, Summary, Verdict,
@@ -80,8 +81,11 @@ pub(crate) fn hello_of(device: &DeviceIdentity) -> String {
     })))
 }
 
+/// Another file at each call: tests of one process run at once, and two of them may have chosen one name.
 fn file(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("flashcore-fake-{name}-{}.sh", std::process::id()))
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("flashcore-fake-{name}-{}-{call}.sh", std::process::id()))
 }
 
 /// A kernel beside the best, and how long it takes relative to that: the answer to `time` as it stands between braces.
