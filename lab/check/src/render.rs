@@ -88,7 +88,7 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
             Some(blocks) => {
                 let all = report.steps.iter().map(|step| step.blocks).max().unwrap_or(0);
                 format!(
-                    "{good}clean{good:#} in {blocks} of {all} blocks under {schedules}; the answer was not compared"
+                    "{good}clean{good:#} in {blocks} of {all} blocks under {schedules}; the output was not compared"
                 )
             }
         },

@@ -126,7 +126,7 @@ pub struct CheckReport {
     pub differs_under: Option<u64>,
     /// The plan's steps.
     pub steps: Vec<StepSize>,
-    /// Most blocks of a step that were simulated, where a step has more: its answer was not compared.
+    /// Most blocks of a step that were simulated, where a step has more: its output was not compared.
     pub only_blocks: Option<u64>,
     /// Instructions executed under the first schedule, by class, all steps together.
     pub counts: Counts,

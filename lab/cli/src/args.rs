@@ -10,7 +10,7 @@ use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{NAMED_PROBLEMS, ProblemBuilder};
 
 use crate::failure::Failure;
-use crate::machine;
+use crate::{in_place, machine};
 
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
@@ -124,8 +124,7 @@ impl ProblemArgs {
     /// The file that stands in the problem's place, if one does: foreign kernels.
     pub(crate) fn file(&self) -> Option<&Path> {
         let path = Path::new(&self.name);
-        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-        matches!(extension.as_str(), "ptx" | "cubin").then_some(path)
+        in_place::is_of_kernels(path).then_some(path)
     }
 
     /// What the problem is called: its name, or its shape where flags changed it.

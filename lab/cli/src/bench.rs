@@ -17,6 +17,7 @@ use serde_json::json;
 
 use crate::evidence::StoreArgs;
 use crate::failure::{Failure, Outcome};
+use crate::in_place;
 use crate::kernels;
 use crate::machine;
 use crate::style::{self, BAD, GOOD};
@@ -468,6 +469,7 @@ impl From<BenchError> for Failure {
     fn from(error: BenchError) -> Failure {
         match error {
             BenchError::Flashcore(error) => (*error).into(),
+            BenchError::UnknownProblems { ref given, .. } if let Some(failure) = in_place::of_name(given) => failure,
             BenchError::UnknownProblems { .. }
             | BenchError::ProblemFile { .. }
             | BenchError::BadOption { .. }

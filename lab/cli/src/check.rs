@@ -1,21 +1,20 @@
 //! `flashcore check`: proves a plan, runs it under the simulator, says what is wrong with it.
 
-use std::path::Path;
 use std::sync::Arc;
 
+use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, Command, FromArgMatches};
+use flashcore_check::CheckOptions;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
-use flashcore_check::{CheckOptions, foreign};
 use flashcore_kernels::{Config, Plan, StopAfter};
 
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
-use crate::foreign::{RunArgs, Runs, not_ptx};
+use crate::foreign::{RunArgs, Runs};
+use crate::given::Given;
 use crate::style::{self, HEAD};
 use crate::watch::{self, WatchArgs};
-use crate::{explain, memory, museum, simulated};
+use crate::{kernels, memory, museum, simulated};
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
 ///
@@ -57,7 +56,8 @@ pub(crate) struct CheckArgs {
     /// Seed of the first schedule, as a finding names it
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "How")]
     schedule: u64,
-    /// Simulate only the first N blocks of a large grid, in whole clusters; the answer is then not compared
+    /// Simulate only the first N blocks of a large grid, in whole clusters; the output is not
+    /// compared
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "numerics", help_heading = "How")]
     blocks: Option<u64>,
     /// Plant a mistake in the kernel first, to see it found: drop-barrier, drop-warp-barrier, stride-one,
@@ -81,67 +81,6 @@ const OF_SCHEDULES: &[&str] = &["schedules", "schedule", "json"];
 /// Flags about a FILE.ptx.
 const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "entry"];
 
-/// The flags that stand on the command line, by their field's name.
-#[derive(Clone, Debug, Default)]
-struct Given(Vec<String>);
-
-impl Args for Given {
-    fn augment_args(command: Command) -> Command {
-        command
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        command
-    }
-}
-
-impl FromArgMatches for Given {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Given, clap::Error> {
-        let is_given = |id: &&clap::Id| matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
-        // The positional name, the flag of all subcommands, and groups, which are named as types are.
-        let is_flag = |id: &&clap::Id| {
-            !matches!(id.as_str(), "name" | "color") && !id.as_str().starts_with(|c: char| c.is_ascii_uppercase())
-        };
-        let given = matches.ids().filter(is_given).filter(is_flag);
-        Ok(Given(given.map(ToString::to_string).collect()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Given::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl Given {
-    /// Refuses every flag but these.
-    fn allow(&self, allowed: &[&str], subject: &str) -> Result<(), Failure> {
-        match self.0.iter().find(|given| !allowed.contains(&given.as_str())) {
-            None => Ok(()),
-            Some(given) => {
-                let allowed: Vec<String> = allowed.iter().map(|id| flag(id)).collect();
-                let message = format!("{} is not for {subject}; it takes {}", flag(given), allowed.join(", "));
-                Err(Failure::usage(message))
-            }
-        }
-    }
-
-    /// Refuses these flags.
-    fn refuse(&self, refused: &[&str], subject: &str) -> Result<(), Failure> {
-        match self.0.iter().find(|given| refused.contains(&given.as_str())) {
-            None => Ok(()),
-            Some(given) => Err(Failure::usage(format!(
-                "{} is not for {subject}: it is about a FILE.ptx in place of a problem",
-                flag(given)
-            ))),
-        }
-    }
-}
-
-/// A flag as it is written.
-fn flag(id: &str) -> String {
-    format!("--{}", id.replace('_', "-"))
-}
-
 pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     let name = args.problem.name();
     let runs = Runs {
@@ -160,18 +99,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
         args.given.allow(OF_SCHEDULES, "museum/NAME in place of a problem")?;
         return museum::check(name, &runs, args.json);
     }
-    args.given.refuse(OF_FILES, "a problem")?;
-    let file = Path::new(name);
-    if file.is_file() {
-        let bytes = std::fs::read(file).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
-        if let Some(what) = foreign::binary_kind(&bytes) {
-            return Err(not_ptx(file, what));
-        }
-    }
+    args.given.refuse(OF_FILES, "a FILE.ptx")?;
     let problem = args.problem.problem()?;
     let mut card = card();
     card.sms = args.sms.unwrap_or(card.sms);
-    let config: Option<Config> = args.kernel.as_deref().map(explain::gpu_kernel).transpose()?;
+    let config: Option<Config> = args.kernel.as_deref().map(kernels::gpu).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;
     if let Some(stop) = args.stop_after {
         plan = Plan::with_stage(&problem, &plan.config, card.chip(), stop).map_err(Failure::failed)?;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore::{KernelId, Plans, Problem};
+use flashcore::{Plans, Problem};
 use flashcore_bench::micro::DeviceRates;
 use flashcore_check::registers::{self, Registers};
 use flashcore_check::saves::{Saving, savings};
@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 use crate::args::{Card, ProblemArgs};
 use crate::failure::{Failure, Outcome};
 use crate::foreign::{self, ForeignArgs};
+use crate::given::Given;
 use crate::style::{self, DIM, HEAD};
-use crate::{cost, machine, memory, simulated};
+use crate::{cost, kernels, machine, memory, simulated};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///
@@ -34,6 +35,9 @@ use crate::{cost, machine, memory, simulated};
     after_help = "Exit codes: 0 explained, 1 no kernel serves the problem or the one asked for is refused, 2 usage"
 )]
 pub(crate) struct ExplainArgs {
+    // First: reading the other fields takes their values out of the matches.
+    #[command(flatten)]
+    given: Given,
     #[command(flatten)]
     problem: ProblemArgs,
     /// Kernel by id (`list levers` explains ids), in place of the one that would be chosen
@@ -71,28 +75,20 @@ pub(crate) struct ExplainArgs {
     foreign: ForeignArgs,
 }
 
-/// The GPU config of an id.
-pub(crate) fn gpu_kernel(id: &str) -> Result<Config, Failure> {
-    match id.parse::<KernelId>()? {
-        KernelId::Gpu(config) => Ok(config),
-        KernelId::Cpu(config) => Err(Failure::usage(format!(
-            "{config} runs on the CPU; this is about GPU kernels, such as scalar/tiled-m32n32-w4-v16"
-        ))),
-    }
-}
+/// Flags about a FILE.ptx or FILE.cubin.
+const OF_FILES: &[&str] = &["smem", "threads", "opted_in", "claim", "entry"];
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
     if let Some(file) = args.problem.file() {
+        let allowed = [&["profile", "json"], OF_FILES].concat();
+        args.given
+            .allow(&allowed, "a FILE.ptx or FILE.cubin in place of a problem")?;
         let card = args.profile.unwrap_or_else(Card::default);
         return foreign::run(file, &args.foreign, card, args.json);
     }
-    if args.foreign.is_given() {
-        return Err(Failure::usage(
-            "--smem, --threads, --opted-in, --claim and --entry are about a FILE.ptx or FILE.cubin in place of a problem",
-        ));
-    }
+    args.given.refuse(OF_FILES, "a FILE.ptx or FILE.cubin")?;
     let problem = args.problem.problem()?;
-    let config = args.kernel.as_deref().map(gpu_kernel).transpose()?;
+    let config = args.kernel.as_deref().map(kernels::gpu).transpose()?;
     let card = args.profile.unwrap_or_else(Card::default);
     let choice = simulated::plan(&problem, card, config)?;
     // Whoever asks for a kernel by name asks no table.

@@ -7,6 +7,7 @@ use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
 
 use crate::args::similar_problems;
+use crate::in_place;
 use crate::style::{self, BAD, GOOD};
 use crate::tune::interrupt::INTERRUPTED;
 
@@ -109,6 +110,9 @@ impl Failure {
 impl From<ProblemError> for Failure {
     fn from(error: ProblemError) -> Failure {
         if let ProblemError::UnknownName { given, .. } = &error {
+            if let Some(failure) = in_place::of_name(given) {
+                return failure;
+            }
             let help = match similar_problems(given).as_slice() {
                 [] => "`flashcore list problems` shows them with their shapes".to_string(),
                 names => format!("did you mean {}?", names.join(", ")),

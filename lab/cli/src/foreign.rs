@@ -1,11 +1,11 @@
 //! `flashcore explain FILE.ptx|FILE.cubin`: what kernels that something else made take, and whether a card can
 //! launch them; `flashcore check FILE.ptx`: what they do wrong.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::path::Path;
 
 use clap::Args;
-use flashcore_check::foreign::{self, Asked, ForeignKernel, ForeignLaunch, Form, Given, Problem, Verdict};
+use flashcore_check::foreign::{self, Asked, ForeignKernel, ForeignLaunch, Form, Given, Problem, RunError, Verdict};
 use flashcore_check::registers::Unknown;
 use flashcore_check::render::{self, Palette};
 use flashcore_check::{CheckOptions, Found};
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::args::Card;
 use crate::failure::{Failure, Outcome};
+use crate::in_place;
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 
 /// The launch that is asked about.
@@ -87,10 +88,9 @@ impl RunArgs {
     /// Proves the launch of a kernel of a file on a card, then runs it under the simulator, and shows what is
     /// found.
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
-        let wrong = |error: String| Failure::failed(format!("{}: {error}", file.display()));
         let text = ptx_of(file)?;
-        let kernels = foreign::read(text.as_bytes()).map_err(|error| wrong(error.to_string()))?;
-        let picked = foreign::pick(&kernels, self.entry.as_deref()).map_err(|error| wrong(error.to_string()))?;
+        let kernels = foreign::read(text.as_bytes()).map_err(|error| wrong(file, error))?;
+        let picked = foreign::pick(&kernels, self.entry.as_deref()).map_err(|error| wrong(file, error))?;
         let [kernel] = picked.as_slice() else {
             let names: Vec<&str> = picked.iter().map(|kernel| kernel.name.as_str()).collect();
             return Err(Failure::usage(format!(
@@ -107,14 +107,19 @@ impl RunArgs {
             opted_in: self.opted_in,
             claims: Vec::new(),
         };
+        if foreign::threads_of(kernel, &asked).is_none() {
+            let message = format!("{}: `{}` does not declare its threads", file.display(), kernel.name);
+            return Err(Failure::usage(message).help("give the threads of a block with --threads N"));
+        }
         let mut kernel = (*kernel).clone();
         // Without an assembler the registers are not known, and not judged.
-        let _ = foreign::assemble(&mut kernel, &text, card.target);
+        let unknown = foreign::assemble(&mut kernel, &text, card.target).err();
         let checked = Checked {
             problems: foreign::judge(&kernel, &asked, card.target),
             found: Vec::new(),
             name: file.display().to_string(),
-            kernel: kernel.name,
+            kernel,
+            unknown,
         };
         if checked.is_refused() {
             return Ok(checked.show(card, runs, as_json));
@@ -129,9 +134,12 @@ impl RunArgs {
             max_instructions: CheckOptions::default().max_instructions,
         };
         let spinner = style::spinner("simulating");
-        let found = foreign::run(&text, &checked.kernel, &checked.name, &launch);
+        let found = foreign::run(&text, &checked.kernel.name, &checked.name, &launch);
         drop(spinner);
-        let found = found.map_err(|error| wrong(error.to_string()))?;
+        let found = found.map_err(|error| match error {
+            RunError::Ptx(_) | RunError::Simulator(_) => Failure::failed(format!("{}: {error}", file.display())),
+            _ => wrong(file, error).help("an --arg for each parameter, in order: `flashcore check --help`"),
+        })?;
         Ok(Checked { found, ..checked }.show(card, runs, as_json))
     }
 }
@@ -146,28 +154,25 @@ pub(crate) struct Runs {
 
 /// The text of a PTX file; otherwise what the file is.
 fn ptx_of(file: &Path) -> Result<String, Failure> {
-    let bytes = std::fs::read(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
+    let bytes = std::fs::read(file).map_err(|error| wrong(file, error))?;
     match foreign::binary_kind(&bytes) {
-        None => String::from_utf8(bytes).map_err(|error| Failure::failed(format!("{}: {error}", file.display()))),
-        Some(what) => Err(not_ptx(file, what)),
+        None => String::from_utf8(bytes).map_err(|error| wrong(file, error)),
+        Some(what) => Err(in_place::binary(file, what)),
     }
 }
 
-/// A file that `check` cannot run, and what it is.
-pub(crate) fn not_ptx(file: &Path, what: &str) -> Failure {
-    let message = format!("{} is {what}; check runs PTX, which is text", file.display());
-    let help = match what.starts_with("a cubin") {
-        true => "`flashcore explain FILE.cubin` says what it takes; nvcc -ptx makes PTX of the source",
-        false => "nvcc -ptx makes PTX; `cuobjdump -ptx` takes it out of programs and libraries",
-    };
-    Failure::failed(message).help(help)
+/// A file, or a name or an argument for it, that makes no sense.
+fn wrong(file: &Path, error: impl Display) -> Failure {
+    Failure::usage(format!("{}: {error}", file.display()))
 }
 
 /// What came of a kernel of a file.
 struct Checked {
     /// The file.
     name: String,
-    kernel: String,
+    kernel: ForeignKernel,
+    /// Why its registers are not known.
+    unknown: Option<Unknown>,
     /// What is wrong with the launch.
     problems: Vec<Problem>,
     /// What the simulator found.
@@ -188,7 +193,9 @@ impl Checked {
         if as_json {
             style::print_json(&json!({
                 "file": self.name,
-                "kernel": self.kernel,
+                "kernel": self.kernel.name,
+                "registers": self.kernel.registers,
+                "unknown": self.unknown.as_ref().map(ToString::to_string),
                 "profile": card.name(),
                 "target": card.target.name(),
                 "verdict": match (is_refused, is_clean) {
@@ -213,7 +220,11 @@ impl Checked {
                 style::count(self.found.len() as u64, "finding")
             ),
         };
-        let mut out = format!("{HEAD}{}{HEAD:#} of {}\n", self.kernel, self.name);
+        let mut out = format!("{HEAD}{}{HEAD:#} of {}\n", self.kernel.name, self.name);
+        out.push_str(&style::field(
+            "registers",
+            &registers(&self.kernel, self.unknown.as_ref()),
+        ));
         out.push_str(&style::field("verdict", &verdict));
         for problem in &self.problems {
             out.push('\n');
@@ -234,11 +245,6 @@ impl Checked {
 }
 
 impl ForeignArgs {
-    /// Whether any of these flags was given.
-    pub(crate) fn is_given(&self) -> bool {
-        self.smem.is_some() || self.threads.is_some() || self.opted_in || !self.claim.is_empty() || self.entry.is_some()
-    }
-
     fn asked(&self) -> Asked {
         Asked {
             grid: None,
@@ -259,10 +265,13 @@ struct Explained {
 }
 
 pub(crate) fn run(file: &Path, args: &ForeignArgs, card: Card, as_json: bool) -> Result<Outcome, Failure> {
-    let wrong = |error: String| Failure::failed(format!("{}: {error}", file.display()));
-    let bytes = std::fs::read(file).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
-    let kernels = foreign::read(&bytes).map_err(|error| wrong(error.to_string()))?;
-    let picked = foreign::pick(&kernels, args.entry.as_deref()).map_err(|error| wrong(error.to_string()))?;
+    let bytes = std::fs::read(file).map_err(|error| wrong(file, error))?;
+    match foreign::binary_kind(&bytes) {
+        Some(what) if !what.starts_with("a cubin") => return Err(in_place::binary(file, what)),
+        _ => {}
+    }
+    let kernels = foreign::read(&bytes).map_err(|error| wrong(file, error))?;
+    let picked = foreign::pick(&kernels, args.entry.as_deref()).map_err(|error| wrong(file, error))?;
     let asked = args.asked();
     let explained: Vec<Explained> = picked
         .into_iter()
@@ -303,6 +312,21 @@ fn explain(mut kernel: ForeignKernel, bytes: &[u8], asked: &Asked, card: Card) -
     }
 }
 
+/// Registers a thread and what it spills, or why they are not known.
+fn registers(kernel: &ForeignKernel, unknown: Option<&Unknown>) -> String {
+    let Some(registers) = kernel.registers else {
+        return unknown.map_or("not known".to_string(), ToString::to_string);
+    };
+    let local = match (kernel.spilled_bytes, kernel.stack_bytes) {
+        (Some(0), _) => ", no spills".to_string(),
+        (Some(bytes), _) => format!(", {bytes} B spilled"),
+        (None, Some(bytes)) => format!(", {bytes} B of stack (spills and arrays)"),
+        (None, None) => String::new(),
+    };
+    let by = kernel.compiler.as_deref().unwrap_or("the file");
+    format!("{registers} a thread{local} ({by})")
+}
+
 impl Explained {
     fn shared(&self, asked: &Asked) -> u64 {
         self.kernel.static_shared + u64::from(asked.dynamic_shared)
@@ -330,7 +354,7 @@ impl Explained {
             &format!("{form}; {count} of {bytes} B together"),
         ));
         text.push_str(&style::field("threads", &self.threads(asked)));
-        text.push_str(&style::field("registers", &self.registers()));
+        text.push_str(&style::field("registers", &registers(kernel, self.unknown.as_ref())));
         let limits = card.target.limits();
         text.push_str(&style::field(
             "shared",
@@ -375,24 +399,6 @@ impl Explained {
             Some(threads) => format!("{threads} asked for, {declared}"),
             None => declared,
         }
-    }
-
-    fn registers(&self) -> String {
-        let kernel = &self.kernel;
-        let Some(registers) = kernel.registers else {
-            return self
-                .unknown
-                .as_ref()
-                .map_or("not known".to_string(), ToString::to_string);
-        };
-        let local = match (kernel.spilled_bytes, kernel.stack_bytes) {
-            (Some(0), _) => ", no spills".to_string(),
-            (Some(bytes), _) => format!(", {bytes} B spilled"),
-            (None, Some(bytes)) => format!(", {bytes} B of stack (spills and arrays)"),
-            (None, None) => String::new(),
-        };
-        let by = kernel.compiler.as_deref().unwrap_or("the file");
-        format!("{registers} a thread{local} ({by})")
     }
 
     fn verdict(&self) -> String {

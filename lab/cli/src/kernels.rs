@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore::Device;
+use flashcore::{Device, KernelId};
 use flashcore_bench::KERNEL_WORDS;
 use flashcore_check::foreign;
 use flashcore_kernels::{Config, ladder};
@@ -21,6 +21,16 @@ fn of_the_cpu() -> Vec<String> {
     let tiles = [32, 64, 128];
     let config = |tile_q| flashcore_cpu::CpuConfig { tile_q, tile_kv: 128 }.to_string();
     tiles.map(config).to_vec()
+}
+
+/// The GPU config of an id.
+pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
+    match id.parse::<KernelId>()? {
+        KernelId::Gpu(config) => Ok(config),
+        KernelId::Cpu(config) => Err(Failure::usage(format!(
+            "{config} runs on the CPU; this is about GPU kernels, such as scalar/tiled-m32n32-w4-v16"
+        ))),
+    }
 }
 
 /// Ids that `flashcore list kernels` shows.

@@ -13,6 +13,8 @@ mod explain;
 mod failure;
 mod first_run;
 mod foreign;
+mod given;
+mod in_place;
 mod kernels;
 mod levers;
 mod list;

@@ -11,11 +11,16 @@ use crate::style::{self, DIM, HEAD};
 /// How the names of pieces begin on a command line.
 pub(crate) const PREFIX: &str = "museum/";
 
+/// The piece of a name.
+pub(crate) fn piece(name: &str) -> Result<&'static Piece, Failure> {
+    flashcore_check::museum::piece(name).ok_or_else(|| {
+        Failure::usage(format!("the museum has no piece `{name}`")).help("`flashcore list museum` shows them all")
+    })
+}
+
 /// Runs a piece, and shows what it gives.
 pub(crate) fn check(name: &str, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
-    let piece = flashcore_check::museum::piece(name).ok_or_else(|| {
-        Failure::usage(format!("the museum has no piece `{name}`")).help("`flashcore list museum` shows them all")
-    })?;
+    let piece = piece(name)?;
     let mut all = Shown::default();
     for schedule in (0..runs.schedules.max(1)).map(|n| runs.first + u64::from(n)) {
         let shown = piece.show(schedule).map_err(Failure::failed)?;

@@ -14,6 +14,8 @@ use crate::style;
 /// Seconds between plain lines; 0 for none.
 const VARIABLE: &str = "FLASHCORE_PROGRESS";
 const SECONDS: u64 = 30;
+/// The first plain line comes after so much time at most: it says that the command is at work.
+const FIRST: Duration = Duration::from_secs(5);
 /// Between updates on a terminal.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -51,7 +53,9 @@ pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String) -> Shown {
     let (stop, stopped) = mpsc::channel::<()>();
     let started = Instant::now();
     let thread = std::thread::spawn(move || {
-        while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        let mut wait = interval.min(FIRST);
+        while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+            wait = interval;
             let text = line(&what, progress.blocks(), total, started.elapsed());
             match &spinner {
                 Some(spinner) => spinner.say(text),

@@ -36,13 +36,11 @@ const FORMAT_LONG: u8 = 0x04;
 type Elf<'a> = ElfFile64<'a, LittleEndian>;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
-    let header = FileHeader64::<LittleEndian>::parse(bytes)
-        .map_err(|_| ForeignError::NoCubin(format!("this is {}", binary_kind(bytes).unwrap_or("no ELF file"))))?;
+    let no_cubin = || ForeignError::NoCubin(format!("this is {}", binary_kind(bytes).unwrap_or("no ELF file")));
+    let header = FileHeader64::<LittleEndian>::parse(bytes).map_err(|_| no_cubin())?;
     let endian = LittleEndian;
-    let machine = header.e_machine(endian).0;
-    if machine != EM_CUDA {
-        let what = format!("this ELF file is for machine {machine}, not for CUDA ({EM_CUDA})");
-        return Err(ForeignError::NoCubin(what));
+    if header.e_machine(endian).0 != EM_CUDA {
+        return Err(no_cubin());
     }
     let flags = header.e_flags(endian).0;
     let sm = match header.e_ident().abi_version {

@@ -270,6 +270,14 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
             };
             help.push_str(&format!("; or save {excess} B{}", levers(kernel, excess)));
         }
+        LaunchRefusal::Required {
+            what: "block",
+            required: [x, y, z],
+            ..
+        } => {
+            let threads = u64::from(x) * u64::from(y) * u64::from(z);
+            help = format!("launch it with {threads} threads a block (`--threads {threads}`)");
+        }
         LaunchRefusal::Zero { what: "block", .. } => help = "launch at least one warp".to_string(),
         _ => {}
     }

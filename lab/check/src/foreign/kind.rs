@@ -34,7 +34,11 @@ pub fn binary_kind(bytes: &[u8]) -> Option<&'static str> {
     if let Some((_, what)) = SIGNATURES.iter().find(|(first, _)| bytes.starts_with(first)) {
         return Some(what);
     }
-    let is_text = std::str::from_utf8(bytes).is_ok_and(|text| !text.trim_end_matches('\0').contains('\0'));
+    // Zeros at the end are those of a string in C; a file of zeros alone is no text.
+    let is_text = std::str::from_utf8(bytes).is_ok_and(|text| {
+        let ended = text.trim_end_matches('\0');
+        !ended.contains('\0') && ended.is_empty() == text.is_empty()
+    });
     (!is_text).then_some("a binary file of unknown format")
 }
 
@@ -75,5 +79,6 @@ mod tests {
         assert_eq!(binary_kind(b""), None);
         // Drivers hand out PTX with a zero at its end.
         assert_eq!(binary_kind(b".version 8.0\n\0"), None);
+        assert_eq!(binary_kind(&[0; 512]), Some("a binary file of unknown format"));
     }
 }

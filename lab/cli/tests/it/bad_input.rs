@@ -8,7 +8,22 @@ const USAGE: &[(&str, &str)] = &[
     ("explain no/such/file.ptx", "no/such/file.ptx: No such file"),
     ("device --rates x.json --measure", "cannot be used with"),
     ("device --device cpu", "`cpu`: only GPUs are measured, as in cuda:0"),
-    ("explain --smem 100", "are about a FILE.ptx or FILE.cubin"),
+    (
+        "explain --smem 100",
+        "--smem is not for a problem: it is about a FILE.ptx or FILE.cubin",
+    ),
+    ("explain x.ptx --heads 3", "--heads is not for a FILE.ptx or FILE.cubin"),
+    ("explain x.ptx --causal", "--causal is not for a FILE.ptx or FILE.cubin"),
+    (
+        "explain x.cubin --dtype bf16 --window 1,1",
+        "is not for a FILE.ptx or FILE.cubin in place of a problem; it takes --profile, --json, --smem, --threads",
+    ),
+    (
+        "explain x.ptx --kernel mma/m64",
+        "--kernel is not for a FILE.ptx or FILE.cubin",
+    ),
+    ("explain x.ptx --saves 3", "--saves is not for a FILE.ptx or FILE.cubin"),
+    ("explain x.ptx --svg x", "--svg is not for a FILE.ptx or FILE.cubin"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
     ("check --grid 1", "--grid is not for a problem: it is about a FILE.ptx"),
     ("check x.ptx --arg buf:many", "`buf:many` is no argument"),
@@ -38,6 +53,12 @@ const USAGE: &[(&str, &str)] = &[
     ),
     ("check tiny --blocks 0", "0 is not in 1.."),
     ("check museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
+    ("run museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
+    (
+        "explain museum/static-m64",
+        "museum/static-m64 is a piece of the museum, not a problem help: `flashcore check museum/static-m64` runs it",
+    ),
+    ("run no/such/file.ptx", "no/such/file.ptx: No such file"),
     // Shapes that make no sense.
     (
         "run --head-dim 7",

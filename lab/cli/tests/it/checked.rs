@@ -160,6 +160,11 @@ fn foreign_kernels_are_simulated() {
         let clean = check(name, rest);
         assert_eq!(clean.code, 0, "{name}: {}{}", clean.stdout, clean.stderr);
         assert!(clean.stdout.contains("clean under 3 schedules"), "{}", clean.stdout);
+        // Nothing was judged that needs registers, and the report says so.
+        assert!(clean.words().contains("registers not known here"), "{}", clean.stdout);
+        let report: Value = serde_json::from_str(&check(name, &format!("{rest} --json")).stdout).unwrap();
+        assert_eq!(report["registers"], Value::Null);
+        assert!(report["unknown"].as_str().unwrap().contains("not known"), "{report}");
     }
     // A buffer that is too small, shared memory that was not asked for.
     let short = check("partials", "--arg buf:508");
@@ -178,12 +183,98 @@ fn foreign_kernels_are_simulated() {
     for part in ["error[no-such-instruction]", "cp.async.cg of 8 bytes; it copies 16"] {
         assert!(unknown.stdout.contains(part), "{}{}", unknown.stdout, unknown.stderr);
     }
-    let arguments = check("partials", "");
-    assert!(
-        arguments.words().contains("`out` (a pointer that it writes through)"),
-        "{}",
-        arguments.stderr
+}
+
+/// A launch that is not described, and a file that holds no kernels, are mistakes of usage: nothing was found.
+#[test]
+fn launches_that_make_no_sense_are_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let text = b".version 7.0 .target sm_80 .entry k(.param .u64 out) { ret; }";
+    let own = file("own.ptx", text);
+    let partials = concat!(env!("CARGO_MANIFEST_DIR"), "/../check/museum/partials.ptx");
+    let cases = [
+        (
+            format!("{own} --arg buf:4"),
+            "give the threads of a block with --threads N",
+        ),
+        (partials.to_string(), "`out` (a pointer that it writes through)"),
+        (
+            format!("{partials} --arg 7"),
+            "argument 1 is of another kind than `out`",
+        ),
+        (format!("{own} --entry zz"), "no kernel is named `zz`; there are k"),
+        (file("empty.ptx", b""), "empty.ptx: "),
+        (file("zeros.ptx", &[0; 64]), "is a binary file of unknown format"),
+    ];
+    for (arguments, message) in cases {
+        let told = flashcore(&format!("check {arguments}"));
+        assert!(
+            told.code == 2 && told.words().contains(message),
+            "{arguments}: {} {}",
+            told.code,
+            told.words()
+        );
+    }
+    let threads = flashcore(&format!("check {own} --arg 7 --threads 32"));
+    assert_eq!(threads.code, 0, "{}", threads.stderr);
+    let required = file(
+        "exact.ptx",
+        b".version 7.0 .target sm_80 .entry k() .reqntid 128 { ret; }",
     );
+    let refused = flashcore(&format!("check {required} --threads 64"));
+    assert!(
+        refused.code == 1
+            && refused
+                .words()
+                .contains("launch it with 128 threads a block (`--threads 128`)"),
+        "{}",
+        refused.words()
+    );
+}
+
+/// What is there under the name of a problem and is none, by every command that takes a problem.
+#[test]
+fn files_in_place_of_a_problem_say_what_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let text = ".version 7.0 .target sm_80 .entry k() { ret; }";
+    let ptx = file("own.ptx", text);
+    let (bare, renamed) = (file("own", text), file("own.txt", text));
+    let notes = file("notes.md", "nothing of use\n");
+    let place = folder.path().to_str().unwrap();
+    let cases = [
+        (format!("run {ptx}"), "is PTX: it holds kernels, not a problem"),
+        (
+            format!("tune {ptx} --device cpu"),
+            "is PTX: it holds kernels, not a problem",
+        ),
+        (
+            format!("bench {ptx} --device cpu --no-store"),
+            "is PTX: it holds kernels, not a problem",
+        ),
+        (format!("check {bare}"), "help: name it FILE.ptx: "),
+        (format!("explain {renamed}"), "help: name it FILE.ptx: "),
+        (format!("check {notes}"), "is text that holds neither problems nor PTX"),
+        (format!("check {place}"), "is a folder, not a problem"),
+    ];
+    for (arguments, message) in cases {
+        let told = flashcore(&arguments);
+        assert!(
+            told.code == 2 && told.words().contains(message) && !told.words().contains("known names"),
+            "{arguments}: {} {}",
+            told.code,
+            told.words()
+        );
+    }
 }
 
 /// Launches that fail on a GPU are refused before the simulator runs them: bytes, limit and remedy are said.
@@ -285,14 +376,32 @@ fn binaries_in_place_of_a_problem_are_named() {
         if what == "an ELF " && !cfg!(target_os = "linux") {
             continue;
         }
-        let told = flashcore(&format!("check {file}"));
-        let said: Vec<&str> = told.stderr.split_whitespace().collect();
-        assert!(
-            told.code == 1 && said.join(" ").contains(&format!("is {what}")),
-            "{file}: {}",
-            told.stderr
-        );
+        for command in ["check", "explain", "run"] {
+            let told = flashcore(&format!("{command} {file}"));
+            let is_explained = command == "explain" && what.starts_with("a cubin");
+            assert!(
+                is_explained || told.code == 2 && told.words().contains(&format!("is {what}")),
+                "{command} {file}: {}",
+                told.words()
+            );
+        }
     }
+    // By any name: `explain` reads what the file holds.
+    let program = folder.join("program.ptx");
+    std::fs::write(
+        &program,
+        [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 11], &[62, 0], &[0; 44]].concat(),
+    )
+    .unwrap();
+    let told = flashcore(&format!("explain {}", program.display()));
+    assert!(
+        told.code == 2
+            && told
+                .words()
+                .contains("is an ELF program, library or object file for x86-64"),
+        "{}",
+        told.words()
+    );
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -302,7 +411,7 @@ fn a_part_of_the_grid_is_checked() {
     let words = "check tiny --profile l4 --kernel scalar/tiled-m16n16-w4-v16 --seq 512";
     let part = format!("{words} --blocks 3");
     assert!(
-        shown(&part).contains("clean in 3 of 32 blocks under 1 schedule; the answer was not compared"),
+        shown(&part).contains("clean in 3 of 32 blocks under 1 schedule; the output was not compared"),
         "{}",
         shown(&part)
     );

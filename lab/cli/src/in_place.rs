@@ -1,0 +1,69 @@
+//! What stands in a problem's place that is no problem: files of kernels, other files, folders, pieces of the museum.
+
+use std::path::Path;
+
+use flashcore_check::foreign;
+
+use crate::failure::Failure;
+use crate::museum;
+
+/// What a name is that no problem has, and what to do with it; `None` where it names nothing that is there.
+pub(crate) fn of_name(name: &str) -> Option<Failure> {
+    if name.starts_with(museum::PREFIX) {
+        return Some(match museum::piece(name) {
+            Ok(_) => Failure::usage(format!("{name} is a piece of the museum, not a problem"))
+                .help(format!("`flashcore check {name}` runs it")),
+            Err(failure) => failure,
+        });
+    }
+    let path = Path::new(name);
+    if path.is_dir() {
+        return Some(
+            Failure::usage(format!("{name} is a folder, not a problem"))
+                .help("name a file in it: FILE.toml and FILE.json hold problems, FILE.ptx holds kernels"),
+        );
+    }
+    if !path.exists() && !is_of_kernels(path) {
+        return None;
+    }
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) => return Some(Failure::usage(format!("{name}: {error}"))),
+    };
+    if let Some(what) = foreign::binary_kind(&bytes) {
+        return Some(binary(path, what));
+    }
+    if foreign::read(&bytes).is_err() {
+        return Some(
+            Failure::usage(format!("{name} is text that holds neither problems nor PTX"))
+                .help("FILE.toml and FILE.json hold problems; `flashcore list problems` shows those that have names"),
+        );
+    }
+    let file = match is_of_kernels(path) {
+        true => name.to_string(),
+        false => format!("{name}.ptx"),
+    };
+    let rename = if is_of_kernels(path) { "" } else { "name it FILE.ptx: " };
+    Some(
+        Failure::usage(format!("{name} is PTX: it holds kernels, not a problem")).help(format!(
+            "{rename}`flashcore check {file}` runs them under the simulator, `flashcore explain {file}` says what they take"
+        )),
+    )
+}
+
+/// Whether a file is one of kernels by its name.
+pub(crate) fn is_of_kernels(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| ["ptx", "cubin"].contains(&extension.to_ascii_lowercase().as_str()))
+}
+
+/// A binary file where a problem or PTX is needed, and what it is.
+pub(crate) fn binary(file: &Path, what: &str) -> Failure {
+    let help = match what.starts_with("a cubin") {
+        true => "`flashcore explain FILE.cubin` says what it takes; nvcc -ptx makes PTX of the source",
+        false => {
+            "`flashcore check FILE.ptx` runs PTX: nvcc -ptx makes it, `cuobjdump -ptx` takes it out of programs and libraries"
+        }
+    };
+    Failure::usage(format!("{} is {what}, neither a problem nor PTX", file.display())).help(help)
+}
