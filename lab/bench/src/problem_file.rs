@@ -2,14 +2,17 @@
 
 use std::path::Path;
 
-use flashcore_problem::{DType, Layout, Mask, NAMED_PROBLEMS, Problem};
+use flashcore_problem::{DType, Layout, Mask, NAMED_PROBLEMS, Problem, ProblemError};
 use serde::Deserialize;
 
 use crate::error::BenchError;
 use crate::problems::Case;
 
+mod place;
+
 /// What to write into an empty file.
-const EXAMPLE: &str = "`[[problems]]`, then `heads = 8` and `seq = 4096` on lines of their own";
+const TOML_EXAMPLE: &str = "`[[problems]]`, then `heads = 8` and `seq = 4096` on separate lines";
+const JSON_EXAMPLE: &str = "`[{\"heads\": 8, \"seq\": 4096}]`";
 
 /// The file's only table: `problems`, one entry each. JSON may be the list alone.
 #[derive(Deserialize)]
@@ -68,13 +71,7 @@ pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
         reason,
     };
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
-    let entries = parse(&text, path.ends_with(".toml")).map_err(bad)?;
-    let case = |(index, entry): (usize, Entry)| {
-        let name = entry.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
-        let built = entry.case(dtype);
-        built.map_err(|reason| bad(format!("problem {}{name}: {reason}", index + 1)))
-    };
-    let cases: Vec<Case> = entries.into_iter().enumerate().map(case).collect::<Result<_, _>>()?;
+    let cases = cases(&text, path.ends_with(".toml"), dtype).map_err(bad)?;
     match wanted {
         None => Ok(cases),
         Some(wanted) => match cases.iter().find(|case| case.name == wanted) {
@@ -110,21 +107,42 @@ fn names(cases: &[Case]) -> String {
     names.join(", ")
 }
 
+/// The problems of a file's text, or the first mistake with its line and key.
+fn cases(text: &str, is_toml: bool, dtype: Option<DType>) -> Result<Vec<Case>, String> {
+    let mut cases = Vec::new();
+    let mut named: Vec<String> = Vec::new();
+    for (index, entry) in parse(text, is_toml)?.into_iter().enumerate() {
+        let at = |wrong: Wrong| place::of_value(text, is_toml, index, &wrong.keys, &wrong.reason);
+        if let Some(name) = &entry.name {
+            if named.contains(name) {
+                return Err(at(Wrong::new(
+                    &["name"],
+                    format!("an earlier problem is named `{name}`; each name may occur once"),
+                )));
+            }
+            named.push(name.clone());
+        }
+        cases.push(entry.case(dtype).map_err(at)?);
+    }
+    Ok(cases)
+}
+
 /// The entries of a file's text, or the first mistake with its line.
 fn parse(text: &str, is_toml: bool) -> Result<Vec<Entry>, String> {
     if text.trim().is_empty() {
-        return Err(format!("line 1: the file is empty; write {EXAMPLE}"));
+        let example = if is_toml { TOML_EXAMPLE } else { JSON_EXAMPLE };
+        return Err(format!("line 1: the file is empty; write {example}"));
     }
     let problems = match is_toml {
         true => toml::from_str::<Keyed>(text)
             .map(|keyed| keyed.problems)
-            .map_err(|error| of_toml(text, &error))?,
+            .map_err(|error| place::of_toml(text, &error))?,
         false if text.trim_start().starts_with('[') => {
-            serde_json::from_str(text).map_err(|error| of_json(text, &error))?
+            serde_json::from_str(text).map_err(|error| place::of_json(text, &error))?
         }
         false => {
             serde_json::from_str::<Keyed>(text)
-                .map_err(|error| of_json(text, &error))?
+                .map_err(|error| place::of_json(text, &error))?
                 .problems
         }
     };
@@ -134,72 +152,83 @@ fn parse(text: &str, is_toml: bool) -> Result<Vec<Entry>, String> {
     }
 }
 
-fn of_toml(text: &str, error: &toml::de::Error) -> String {
-    let at = error.span().map_or(0, |span| span.start).min(text.len());
-    let before = text.get(..at).unwrap_or_default();
-    let line = before.matches('\n').count() + 1;
-    // The key stands before the last `=` up to the end of this line.
-    let end = text
-        .get(at..)
-        .and_then(|rest| rest.find('\n'))
-        .map_or(text.len(), |length| at + length);
-    let keys = text.get(..end).unwrap_or_default().lines().rev();
-    let key = keys
-        .filter_map(|line| line.split_once('='))
-        .map(|(key, _)| key.trim())
-        .next();
-    located(line, key, error.message())
+/// A value that makes no sense, and the keys that may hold it: the first of them that the file has is named.
+struct Wrong {
+    keys: Vec<&'static str>,
+    reason: String,
 }
 
-fn of_json(text: &str, error: &serde_json::Error) -> String {
-    let line_start: usize = text
-        .split_inclusive('\n')
-        .take(error.line().saturating_sub(1))
-        .map(str::len)
-        .sum();
-    let before = text.get(..line_start + error.column()).unwrap_or(text);
-    let message = error.to_string();
-    let message = message
-        .rsplit_once(" at line ")
-        .map_or(message.as_str(), |(message, _)| message);
-    located(error.line().max(1), last_key(before), message)
-}
-
-/// `line 3, key heads: …`. A message that names the key already, as that of an unknown key, is left as it is.
-fn located(line: usize, key: Option<&str>, message: &str) -> String {
-    let message = message
-        .trim_end()
-        .replace('\n', " ")
-        .replace("unknown field", "unknown key");
-    match key.filter(|_| !message.contains("unknown key") && !message.contains("missing field")) {
-        Some(key) => format!("line {line}, key `{key}`: {message}"),
-        None => format!("line {line}: {message}"),
-    }
-}
-
-/// The last key in a beginning of a JSON text: the last string that a colon follows.
-fn last_key(text: &str) -> Option<&str> {
-    let (mut key, mut rest) = (None, text);
-    while let Some(open) = rest.find('"') {
-        let string = &rest[open + 1..];
-        let mut escaped = false;
-        let close = string.find(|c: char| {
-            let ends = c == '"' && !escaped;
-            escaped = c == '\\' && !escaped;
-            ends
-        })?;
-        rest = &string[close + 1..];
-        if rest.trim_start().starts_with(':') {
-            key = Some(&string[..close]);
+impl Wrong {
+    fn new(keys: &[&'static str], reason: String) -> Wrong {
+        Wrong {
+            keys: keys.to_vec(),
+            reason,
         }
     }
-    key
+
+    /// Of a problem that is refused: its fields are called as in the file.
+    fn of_problem(error: &ProblemError) -> Wrong {
+        let field = match error {
+            ProblemError::ZeroSize { field } | ProblemError::HeadDim { field, .. } => field,
+            ProblemError::Value { field, .. } => field,
+            ProblemError::HeadGroups { .. } => "kv_heads",
+            ProblemError::TooLarge { what, .. } => what.as_str(),
+            _ => "",
+        };
+        let (keys, called): (&[&'static str], _) = match field {
+            "batch" => (&["batch"], "batch"),
+            "heads" => (&["heads"], "heads"),
+            "kv_heads" => (&["kv_heads", "heads"], "kv_heads"),
+            "seq_len_q" => (&["seq_q", "seq"], "the number of query rows"),
+            "seq_len_kv" => (&["seq_kv", "seq"], "the number of keys"),
+            "head_dim" => (&["head_dim"], "head_dim"),
+            "head_dim_v" => (&["head_dim_v", "head_dim"], "head_dim_v"),
+            "softmax_scale" => (&["scale"], "scale"),
+            "softcap" => (&["softcap"], "softcap"),
+            other => (&[], other),
+        };
+        let reason = error.to_string();
+        match reason.strip_prefix(field) {
+            Some(rest) => Wrong::new(keys, format!("{called}{rest}")),
+            None => Wrong::new(keys, reason),
+        }
+    }
 }
+
 impl Entry {
-    fn case(self, dtype: Option<DType>) -> Result<Case, String> {
+    /// Refuses keys that contradict each other.
+    fn check_keys(&self) -> Result<(), Wrong> {
+        let twice = |key, other: &str| {
+            Err(Wrong::new(
+                &[key],
+                format!("it contradicts `{other}`; give one of the two"),
+            ))
+        };
+        match self {
+            Entry {
+                seq: Some(_),
+                seq_q: Some(_),
+                ..
+            } => twice("seq_q", "seq"),
+            Entry {
+                seq: Some(_),
+                seq_kv: Some(_),
+                ..
+            } => twice("seq_kv", "seq"),
+            Entry {
+                causal: Some(true),
+                window: Some(_),
+                ..
+            } => twice("window", "causal"),
+            _ => Ok(()),
+        }
+    }
+
+    fn case(self, dtype: Option<DType>) -> Result<Case, Wrong> {
+        self.check_keys()?;
         let base = match &self.like {
             None => None,
-            Some(name) => Some(Problem::named(name).map_err(|error| error.to_string())?),
+            Some(name) => Some(Problem::named(name).map_err(|error| Wrong::new(&["like"], error.to_string()))?),
         };
         let mut builder = match &self.like {
             None => Problem::builder(),
@@ -214,7 +243,12 @@ impl Entry {
         }
         let of_file = self
             .dtype
-            .map(|name| DType::from_name(&name).ok_or(format!("no dtype is named `{name}`")))
+            .map(|name| {
+                DType::from_name(&name).ok_or_else(|| {
+                    let known = DType::ALL.map(DType::name).join(", ");
+                    Wrong::new(&["dtype"], format!("no dtype is named `{name}`; allowed: {known}"))
+                })
+            })
             .transpose()?;
         macro_rules! set {
             ($($given:expr => $method:ident),* $(,)?) => {
@@ -238,9 +272,12 @@ impl Entry {
             None => builder,
             Some("bshd") => builder.layout(Layout::bshd),
             Some("bhsd") => builder.layout(Layout::bhsd),
-            Some(other) => return Err(format!("no layout is named `{other}`; allowed: bshd, bhsd")),
+            Some(other) => {
+                let reason = format!("no layout is named `{other}`; allowed: bshd, bhsd");
+                return Err(Wrong::new(&["layout"], reason));
+            }
         };
-        let problem = builder.build().map_err(|error| error.to_string())?;
+        let problem = builder.build().map_err(|error| Wrong::of_problem(&error))?;
         Ok(Case {
             name: self.name.unwrap_or_else(|| problem.to_string()),
             problem,
@@ -254,18 +291,11 @@ mod tests {
 
     /// What is wrong with a file's text.
     fn wrong(text: &str, is_toml: bool) -> String {
-        match parse(text, is_toml) {
-            Err(why) => why,
-            Ok(entries) => {
-                let why = entries.into_iter().find_map(|entry| entry.case(None).err());
-                why.expect("a mistake")
-            }
-        }
+        super::cases(text, is_toml, None).expect_err("a mistake")
     }
 
     fn cases(text: &str, is_toml: bool) -> Vec<Case> {
-        let entries = parse(text, is_toml).unwrap();
-        entries.into_iter().map(|entry| entry.case(None).unwrap()).collect()
+        super::cases(text, is_toml, None).unwrap()
     }
 
     #[test]
@@ -331,12 +361,65 @@ mod tests {
                 "line 3, key `seq`: invalid type: string \"long\"",
             ),
             ("{\"problems\": [{\"na\\\"me\": 1}]}", "line 1: unknown key"),
-            ("[{\"heads\": 8", "line 1, key `heads`: EOF"),
+            ("[{\"heads\": 8", "line 1: EOF"),
+            ("[{\"heads\": 4,}]", "line 1: trailing comma"),
+            ("{}", "line 1: the key `problems` is missing"),
         ] {
             let why = wrong(text, false);
             assert!(why.starts_with(expected), "{text:?}: {why}");
         }
-        assert!(wrong(r#"[{"name": "x", "dtype": "int8"}]"#, false).contains("no dtype is named `int8`"));
+        assert!(wrong("", true).contains("write `[[problems]]`") && wrong("", false).contains("write `[{"));
+        for text in ["[[problems]]\nseq = \"x\"\n", "problems = [1]\n", "problems = 1\n"] {
+            let why = wrong(text, true);
+            assert!(!why.contains("usize") && !why.contains("struct"), "{why}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_named_with_key_and_line() {
+        for (line, expected) in [
+            (
+                "dtype = \"fp17\"",
+                "dtype`: no dtype is named `fp17`; allowed: f32, fp16",
+            ),
+            ("scale = 1e7", "scale`: scale is 10000000; it must be"),
+            ("seq = 0", "seq`: the number of query rows is 0"),
+            ("seq_kv = 0", "seq_kv`: the number of keys is 0"),
+            ("softcap = 0.0", "softcap`: softcap is 0"),
+            ("like = \"missio\"", "like`: "),
+            ("layout = \"x\"", "layout`: no layout is named `x`"),
+            ("head_dim = 300", "head_dim`: head_dim is 300"),
+            ("kv_heads = 2", "kv_heads`: 3 query heads are not a multiple"),
+            ("name = \"first\"", "name`: an earlier problem is named `first`"),
+        ] {
+            let toml = format!("[[problems]]\nname = \"first\"\nseq = 8\n\n[[problems]]\nheads = 3\n{line}\n");
+            let why = wrong(&toml, true);
+            assert!(why.starts_with(&format!("line 7, key `{expected}")), "{line}: {why}");
+            let (key, value) = line.split_once(" = ").unwrap();
+            let json = format!("[\n{{\"name\": \"first\", \"seq\": 8}},\n{{\"heads\": 3,\n\"{key}\": {value}}}]");
+            for (text, at) in [(format!("{{\"problems\":\n{json}}}"), 5), (json, 4)] {
+                let why = wrong(&text, false);
+                assert!(why.starts_with(&format!("line {at}, key `{expected}")), "{text}: {why}");
+            }
+        }
+        let inline = "problems = [\n  { seq = 8 },\n  { seq = 8, softcap = -1.0 },\n]\n";
+        assert!(wrong(inline, true).starts_with("line 3, key `softcap`: "));
+    }
+
+    #[test]
+    fn keys_that_contradict_each_other_are_refused() {
+        for (keys, expected) in [
+            ("seq = 8\nseq_q = 4", "line 3, key `seq_q`: it contradicts `seq`"),
+            ("seq_kv = 8\nseq = 4", "line 2, key `seq_kv`: it contradicts `seq`"),
+            (
+                "causal = true\nwindow = [1, 1]",
+                "line 3, key `window`: it contradicts `causal`",
+            ),
+        ] {
+            let why = wrong(&format!("[[problems]]\n{keys}\n"), true);
+            assert!(why.starts_with(expected), "{why}");
+        }
+        assert_eq!(cases("[[problems]]\ncausal = false\nwindow = [1, 1]\n", true).len(), 1);
     }
 
     #[test]

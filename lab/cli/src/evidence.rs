@@ -196,7 +196,14 @@ pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Resul
     let mut recorded = store.measurements(run)?;
     if let Some(label) = baseline {
         if !recorded.iter().any(|recorded| recorded.has(label)) {
-            return Err(Failure::usage(format!("no subject of that run is called `{label}`")));
+            let mut subjects: Vec<&str> = Vec::new();
+            for subject in recorded.iter().flat_map(|recorded| recorded.labels()) {
+                if !subjects.contains(&subject) {
+                    subjects.push(subject);
+                }
+            }
+            return Err(Failure::usage(format!("no subject of that run is called `{label}`"))
+                .help(format!("it has {}", subjects.join(", "))));
         }
         recorded = recorded
             .into_iter()

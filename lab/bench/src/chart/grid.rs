@@ -112,7 +112,7 @@ impl Grid {
         let mut about = vec![summary(&standing)];
         about.extend(identity(report));
         Ok(Grid {
-            title: format!("Speed beside {base}"),
+            title: format!("Speed compared with {base}"),
             about,
             rows: rows(&columns, shapes),
             columns,

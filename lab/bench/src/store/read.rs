@@ -251,6 +251,14 @@ impl Draft {
 }
 
 impl Recorded {
+    /// The labels of the subjects, in the order of the measurement.
+    pub fn labels(&self) -> impl Iterator<Item = &str> {
+        self.measurement
+            .subjects
+            .iter()
+            .map(|subject| subject.info.label.as_str())
+    }
+
     /// Whether a subject has this label, or one that begins so.
     pub fn has(&self, label: &str) -> bool {
         let mut subjects = self.measurement.subjects.iter();

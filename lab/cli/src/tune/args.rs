@@ -32,7 +32,7 @@ pub(crate) struct TuneArgs {
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
     pub(crate) proposer: Option<String>,
-    /// Trials or time of the search: 200, 90s, 5m, 1h; finals and peers come after it
+    /// Trials (a bare number: 200) or time (90s, 5m, 1h) of the search; finals and peers come after it
     #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
     pub(crate) budget: Budget,
     /// The first candidate, in place of what the library would run

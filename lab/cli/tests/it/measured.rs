@@ -99,7 +99,7 @@ fn charts_are_drawn_from_evidence() {
         "evidence --no-store chart ratio {of_export} --baseline cpu/m64n64"
     ));
     assert!(
-        ratio.contains("Speed beside cpu/m64n64") && ratio.contains("over 5 shapes"),
+        ratio.contains("Speed compared with cpu/m64n64") && ratio.contains("over 5 shapes"),
         "{ratio}"
     );
 
@@ -112,6 +112,10 @@ fn charts_are_drawn_from_evidence() {
         (
             format!("evidence --no-store chart lines {of_export} --mode cold"),
             "mode is cold",
+        ),
+        (
+            format!("evidence --no-store chart ratio {of_export} --baseline nope"),
+            "it has cpu/",
         ),
         (
             format!("evidence --no-store chart ratio {of_export}"),

@@ -116,7 +116,7 @@ fn the_first_run_is_true_and_quick() {
         "correct yes: at most",
         " median, ",
         "FLOP/s",
-        "on an NVIDIA L4 (sm_89); in the reports their",
+        "on an NVIDIA L4 (sm_89); in the reports that this project began with, their",
         "The GPU kernel under the simulator · planned for NVIDIA L4 (sm_89)",
         "clean under 1 schedule",
         " blocks of ",

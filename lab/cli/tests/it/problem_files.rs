@@ -54,6 +54,11 @@ fn every_subcommand_names_key_and_line_of_a_mistake() {
             "[{\"heads\": 8,\n  \"seq\": \"long\"}]",
             "type.json: line 2, key `seq`: invalid type",
         ),
+        (
+            "value.toml",
+            "[[problems]]\nheads = 8\ndtype = \"fp17\"\n",
+            "value.toml: line 3, key `dtype`: no dtype is named `fp17`; allowed: f32, fp16",
+        ),
         ("empty.toml", "", "empty.toml: line 1: the file is empty"),
     ] {
         let path = file(name, text);

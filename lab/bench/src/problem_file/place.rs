@@ -1,0 +1,126 @@
+//! Where in a problem file a mistake is: its line and its key.
+
+use toml::de::DeTable;
+
+/// What TOML's reader says, with line and key.
+pub(super) fn of_toml(text: &str, error: &toml::de::Error) -> String {
+    let at = error.span().map_or(0, |span| span.start).min(text.len());
+    // The key stands before the last `=` up to the end of this line.
+    let end = text
+        .get(at..)
+        .and_then(|rest| rest.find('\n'))
+        .map_or(text.len(), |length| at + length);
+    let keys = text.get(..end).unwrap_or_default().lines().rev();
+    let key = keys
+        .filter_map(|line| line.split_once('='))
+        .map(|(key, _)| key.trim())
+        .next();
+    located(line_of(text, at), key, error.message())
+}
+
+/// What JSON's reader says, with line and, unless the syntax is wrong, key.
+pub(super) fn of_json(text: &str, error: &serde_json::Error) -> String {
+    let line_start: usize = text
+        .split_inclusive('\n')
+        .take(error.line().saturating_sub(1))
+        .map(str::len)
+        .sum();
+    let before = text.get(..line_start + error.column()).unwrap_or(text);
+    let message = error.to_string();
+    let message = message
+        .rsplit_once(" at line ")
+        .map_or(message.as_str(), |(message, _)| message);
+    let key = keys(before).last().map(|key| key.name).filter(|_| error.is_data());
+    located(error.line().max(1), key, message)
+}
+
+/// A value of the problem `index` that makes no sense, with the line of the first of `keys` that this problem has.
+/// The text is one that could be read.
+pub(super) fn of_value(text: &str, is_toml: bool, index: usize, keys: &[&str], reason: &str) -> String {
+    let place = if is_toml { in_toml } else { in_json };
+    match keys.iter().find_map(|key| Some((*key, place(text, index, key)?))) {
+        Some((key, at)) => located(line_of(text, at), Some(key), reason),
+        None => format!("problem {}: {reason}", index + 1),
+    }
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.get(..at).unwrap_or_default().matches('\n').count() + 1
+}
+
+/// `line 3, key heads: …`. A message that names the key already, as that of an unknown key, is left as it is. Names of
+/// Rust's types become words.
+fn located(line: usize, key: Option<&str>, message: &str) -> String {
+    let mut message = message.trim_end().replace('\n', " ");
+    for (rust, words) in [
+        ("unknown field", "unknown key"),
+        ("missing field `problems`", "the key `problems` is missing"),
+        ("expected usize", "expected a whole number from 0 on"),
+        ("expected u32", "expected a whole number from 0 to 4294967295"),
+        ("expected f32", "expected a number"),
+        ("expected struct Entry", "expected a problem with keys such as `heads`"),
+        (
+            "expected struct Keyed",
+            "expected an object with the key `problems`, or a list",
+        ),
+    ] {
+        message = message.replace(rust, words);
+    }
+    match key.filter(|_| !message.contains("unknown key") && !message.contains("is missing")) {
+        Some(key) => format!("line {line}, key `{key}`: {message}"),
+        None => format!("line {line}: {message}"),
+    }
+}
+
+/// Where a key of the problem `index` is in a TOML text.
+fn in_toml(text: &str, index: usize, key: &str) -> Option<usize> {
+    let table = DeTable::parse(text).ok()?;
+    let problem = table.get_ref().get("problems")?.get_ref().get(index)?;
+    let (name, _) = problem.get_ref().as_table()?.get_key_value(key)?;
+    Some(name.span().start)
+}
+
+/// Where a key of the problem `index` is in a JSON text. The file's first object is problem 0 in a list, and holds the
+/// list otherwise; a problem holds no object.
+fn in_json(text: &str, index: usize, key: &str) -> Option<usize> {
+    let object = index + if text.trim_start().starts_with('[') { 1 } else { 2 };
+    let found = keys(text)
+        .into_iter()
+        .find(|found| found.object == object && found.name == key);
+    found.map(|found| found.at)
+}
+
+/// A key in a JSON text.
+struct Key<'a> {
+    name: &'a str,
+    /// Where it begins.
+    at: usize,
+    /// How many objects begin before it.
+    object: usize,
+}
+
+/// The keys in a beginning of a JSON text: the strings that a colon follows.
+fn keys(text: &str) -> Vec<Key<'_>> {
+    let (mut keys, mut object, mut from) = (Vec::new(), 0, 0);
+    while let Some(open) = text[from..].find('"').map(|open| from + open) {
+        object += text[from..open].matches('{').count();
+        let mut escaped = false;
+        let close = text[open + 1..].find(|c: char| {
+            let ends = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            ends
+        });
+        let Some(close) = close.map(|close| open + 1 + close) else {
+            break;
+        };
+        from = close + 1;
+        if text[from..].trim_start().starts_with(':') {
+            keys.push(Key {
+                name: &text[open + 1..close],
+                at: open,
+                object,
+            });
+        }
+    }
+    keys
+}
