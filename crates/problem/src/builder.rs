@@ -130,13 +130,13 @@ impl ProblemBuilder {
         self
     }
     /// Factor on `Q·Kᵀ`. Default: `1/√head_dim`.
-    /// Above 0 and at most [`MAX_SOFTMAX_SCALE`](crate::MAX_SOFTMAX_SCALE).
+    /// Above 0 and at most [`MAX_SOFTMAX_SCALE`].
     pub fn softmax_scale(mut self, scale: f32) -> Self {
         self.softmax_scale = Some(scale);
         self
     }
     /// Applies `cap·tanh(s/cap)` to scaled scores.
-    /// The cap is one of [`SOFTCAPS`](crate::SOFTCAPS).
+    /// The cap is one of [`SOFTCAPS`].
     pub fn softcap(mut self, cap: f32) -> Self {
         self.problem.softcap = Some(cap);
         self

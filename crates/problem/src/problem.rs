@@ -155,7 +155,7 @@ impl Problem {
         self.kv_offset
     }
     /// Factor on `Q·Kᵀ`: `1/√head_dim` unless set, at most
-    /// [`MAX_SOFTMAX_SCALE`](crate::MAX_SOFTMAX_SCALE).
+    /// [`MAX_SOFTMAX_SCALE`].
     pub fn softmax_scale(&self) -> f32 {
         self.softmax_scale
     }
