@@ -135,7 +135,11 @@ impl fmt::Display for Problem {
         also(offsets != (0, 0), format!("off({},{})", offsets.0, offsets.1));
         also(
             self.softmax_scale != Problem::default_scale(self.head_dim),
-            format!("scale{}", self.softmax_scale),
+            match self.softmax_scale {
+                // Debug switches to an exponent where a decimal fraction would be long.
+                scale if scale < 1e-4 => format!("scale{scale:?}"),
+                scale => format!("scale{scale}"),
+            },
         );
         also(
             self.softcap.is_some(),

@@ -77,6 +77,12 @@ pub enum BenchError {
         /// The version supported.
         supported: u32,
     },
+    /// A file that holds no evidence.
+    #[error("{path} is not an evidence file: its first line is not the header of a run")]
+    NotEvidence {
+        /// The file.
+        path: String,
+    },
     /// The evidence store of an earlier build.
     #[error(
         "{path} is the evidence store of an earlier build (SQLite); convert it once: \
@@ -86,12 +92,20 @@ pub enum BenchError {
         /// The file.
         path: String,
     },
-    /// The evidence store failed.
+    /// The evidence store cannot be read or written.
+    #[error("evidence store {path}: {source}")]
+    StoreAccess {
+        /// The file or folder.
+        path: String,
+        /// The error of the file system.
+        source: std::io::Error,
+    },
+    /// The evidence store has an invalid line or file.
     #[error("evidence store {path}: {reason}")]
     Store {
         /// The file.
         path: String,
-        /// What the file system said, or what is wrong with a line.
+        /// What is wrong with it.
         reason: String,
     },
     /// The numbers of a chart cannot be read.
@@ -138,7 +152,7 @@ impl BenchError {
     /// Whether the machine is at fault rather than the question.
     pub fn is_environment(&self) -> bool {
         match self {
-            BenchError::Device { .. } | BenchError::Store { .. } => true,
+            BenchError::Device { .. } | BenchError::Store { .. } | BenchError::StoreAccess { .. } => true,
             BenchError::Flashcore(error) => error.is_environment(),
             _ => false,
         }

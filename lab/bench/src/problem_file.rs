@@ -166,8 +166,9 @@ impl Wrong {
         }
     }
 
-    /// Of a problem that is refused: its fields are called as in the file.
-    fn of_problem(error: &ProblemError) -> Wrong {
+    /// Of a refused problem, with fields named as in the file. A number that is a product of several keys is reported at the
+    /// largest of them: the first of `sizes`.
+    fn of_problem(error: &ProblemError, sizes: Vec<&'static str>, name: Option<&str>) -> Wrong {
         let field = match error {
             ProblemError::ZeroSize { field } | ProblemError::HeadDim { field, .. } => field,
             ProblemError::Value { field, .. } => field,
@@ -188,6 +189,11 @@ impl Wrong {
             other => (&[], other),
         };
         let reason = error.to_string();
+        if keys.is_empty() && matches!(error, ProblemError::TooLarge { .. }) {
+            let problem = name.map_or("this problem".to_string(), |name| format!("problem `{name}`"));
+            let reason = format!("{reason}; it is the product of sizes of {problem}: make this one smaller");
+            return Wrong { keys: sizes, reason };
+        }
         match reason.strip_prefix(field) {
             Some(rest) => Wrong::new(keys, format!("{called}{rest}")),
             None => Wrong::new(keys, reason),
@@ -224,8 +230,25 @@ impl Entry {
         }
     }
 
+    /// The keys of sizes, the largest value first.
+    fn sizes(&self) -> Vec<&'static str> {
+        let mut sizes = [
+            ("batch", self.batch),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("seq", self.seq),
+            ("seq_q", self.seq_q),
+            ("seq_kv", self.seq_kv),
+            ("head_dim", self.head_dim),
+            ("head_dim_v", self.head_dim_v),
+        ];
+        sizes.sort_by_key(|(_, value)| std::cmp::Reverse(*value));
+        sizes.map(|(key, _)| key).to_vec()
+    }
+
     fn case(self, dtype: Option<DType>) -> Result<Case, Wrong> {
         self.check_keys()?;
+        let sizes = self.sizes();
         let base = match &self.like {
             None => None,
             Some(name) => Some(Problem::named(name).map_err(|error| Wrong::new(&["like"], error.to_string()))?),
@@ -277,7 +300,8 @@ impl Entry {
                 return Err(Wrong::new(&["layout"], reason));
             }
         };
-        let problem = builder.build().map_err(|error| Wrong::of_problem(&error))?;
+        let problem = builder.build();
+        let problem = problem.map_err(|error| Wrong::of_problem(&error, sizes, self.name.as_deref()))?;
         Ok(Case {
             name: self.name.unwrap_or_else(|| problem.to_string()),
             problem,
@@ -386,6 +410,10 @@ mod tests {
             ("seq = 0", "seq`: the number of query rows is 0"),
             ("seq_kv = 0", "seq_kv`: the number of keys is 0"),
             ("softcap = 0.0", "softcap`: softcap is 0"),
+            (
+                "batch = 1073741824",
+                "batch`: the number of elements of q is 26388279066624; at most 2147483648 is supported; it is the product",
+            ),
             ("like = \"missio\"", "like`: "),
             ("layout = \"x\"", "layout`: no layout is named `x`"),
             ("head_dim = 300", "head_dim`: head_dim is 300"),

@@ -74,6 +74,19 @@ pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String 
     out
 }
 
+/// A whole number with separated thousands: `33,280`.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
 /// One line on what it comes to.
 pub fn summary(report: &CheckReport, palette: Palette) -> String {
     let Palette { good, bad, .. } = palette;
@@ -87,6 +100,7 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
             None => format!("{good}clean{good:#} under {schedules}"),
             Some(blocks) => {
                 let all = report.steps.iter().map(|step| step.blocks).max().unwrap_or(0);
+                let (blocks, all) = (thousands(blocks), thousands(all));
                 format!(
                     "{good}clean{good:#} in {blocks} of {all} blocks under {schedules}; the output was not compared"
                 )

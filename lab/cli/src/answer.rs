@@ -86,12 +86,16 @@ impl Timing {
 }
 
 impl Answer {
-    /// Whether the output is right, its time, the device, then the kernel and how it was timed.
-    pub(crate) fn text(&self, problem: &Problem, device: &str) -> String {
+    /// Whether the output is right, its time, the time predicted on a GPU if there is none, the device, then the kernel and
+    /// how it was timed.
+    pub(crate) fn text(&self, problem: &Problem, device: &str, predicted: Option<&str>) -> String {
         let mut text = gate_fields(&self.gate);
         if let Some(timing) = &self.timing {
             let rate = style::flops(problem.flops() / timing.median() * 1e6);
             text.push_str(&style::field("time", &format!("{}; {rate}", timing.line())));
+        }
+        if let Some(predicted) = predicted {
+            text.push_str(&style::field("predicted", predicted));
         }
         text.push_str(&style::field("device", device));
         text.push_str(&style::field("kernel", &self.plan.kernel().to_string()));

@@ -474,8 +474,11 @@ impl From<BenchError> for Failure {
             | BenchError::ProblemFile { .. }
             | BenchError::BadOption { .. }
             | BenchError::Schema { .. }
+            | BenchError::NotEvidence { .. }
             | BenchError::OldStore { .. }
             | BenchError::NothingInCommon { .. } => Failure::usage(error),
+            BenchError::StoreAccess { .. } => Failure::environment(error)
+                .help("name another folder with --store; `bench` and `compare` keep nothing with --no-store"),
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),
         }

@@ -76,6 +76,14 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
         }
         ChartArgs::Ratio { what, baseline } => {
             let report = of_run(keep, &what.run, baseline.as_deref())?;
+            if report
+                .results
+                .iter()
+                .all(|result| result.measurement.subjects.len() < 2)
+            {
+                return Err(Failure::usage("that run timed one kernel; a ratio needs two")
+                    .help("`flashcore bench --kernel ID,ID` times two in the same rounds; `--peers all` adds peers"));
+            }
             let base = match baseline {
                 Some(_) => report.main_baseline(),
                 None => report.main_peer(),

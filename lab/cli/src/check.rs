@@ -86,11 +86,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     let runs = Runs {
         schedules: args.schedules,
         first: args.schedule,
+        blocks: args.blocks,
     };
     let card = || args.profile.unwrap_or_else(Card::default);
     if let Some(file) = args.problem.file() {
         args.given.allow(
-            &[OF_SCHEDULES, OF_FILES, &["profile"]].concat(),
+            &[OF_SCHEDULES, OF_FILES, &["profile", "blocks"]].concat(),
             "a FILE.ptx in place of a problem",
         )?;
         return args.foreign.check(file, card(), &runs, args.json);
@@ -100,6 +101,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
         return museum::check(name, &runs, args.json);
     }
     args.given.refuse(OF_FILES, "a FILE.ptx")?;
+    args.given.require("trace", watch::OF_TRACES)?;
     let problem = args.problem.problem()?;
     let mut card = card();
     card.sms = args.sms.unwrap_or(card.sms);

@@ -146,13 +146,10 @@ pub(crate) fn text(outcome: &Outcome, problem: &Problem, card: Card) -> String {
 pub(crate) fn sentence(outcome: &Outcome, problem: &Problem, card: Card) -> String {
     let prediction = match outcome {
         Ok(prediction) => prediction,
-        Err(why) => return format!("not predicted: {why}"),
+        Err(why) => return format!("not on {}: {why}", card.title()),
     };
     let [time, low, high] = [prediction.micros, prediction.low_micros, prediction.high_micros].map(style::micros);
-    let mut text = format!(
-        "predicted {HEAD}{time}{HEAD:#} ({low} to {high}) on an {}",
-        card.title()
-    );
+    let mut text = format!("{HEAD}{time}{HEAD:#} ({low} to {high}) on an {}", card.title());
     if is_theirs(problem, card) {
         let [_, (theirs, kernel), (slowest, _), _, (fastest, _)] = REPORTS;
         text.push_str(&format!(

@@ -29,10 +29,10 @@ pub(crate) struct EvidenceArgs {
 #[command(next_help_heading = "Evidence")]
 pub(crate) struct StoreArgs {
     /// The evidence folder, in place of this host's in the XDG data folder
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", global = true)]
     store: Option<PathBuf>,
     /// Keep nothing
-    #[arg(long, conflicts_with = "store")]
+    #[arg(long, conflicts_with = "store", global = true)]
     no_store: bool,
 }
 
@@ -147,13 +147,17 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
     }
     let mut text = style::wrap(&store.path().display().to_string(), 2);
     for run in &runs {
+        let torn = match run.torn_bytes {
+            0 => String::new(),
+            bytes => format!(", last line torn: {} dropped", style::count(bytes as u64, "byte")),
+        };
         text.push_str(&format!(
-            "{:<24} {:<22} {:<22} {:>3} measurements {:>7} samples{}\n",
+            "{:<24} {:<22} {:<22} {:>16} {:>15}{}{torn}\n",
             run.key,
             run.identity.revision,
             run.identity.device.name.chars().take(22).collect::<String>(),
-            run.measurements,
-            style::whole(run.samples.into()),
+            style::count(run.measurements.into(), "measurement"),
+            style::count(run.samples.into(), "sample"),
             if run.finished { "" } else { ", cut off" }
         ));
     }
@@ -188,9 +192,13 @@ fn show(store: &Store, name: &str, baseline: Option<&str>, as_json: bool) -> Res
 pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Result<Report, Failure> {
     let runs = store.runs(&selector(name))?;
     let Some(run) = runs.last() else {
+        if store.runs(&Selector::All)?.is_empty() {
+            return Err(Failure::usage(format!("{} has no run yet", store.path().display()))
+                .help("`flashcore bench` makes one; --store FOLDER names another store"));
+        }
         return Err(
-            Failure::usage(format!("no run is called `{name}`, by key or by revision"))
-                .help("`flashcore evidence` lists them"),
+            Failure::usage(format!("no run has a key or a revision that begins with `{name}`"))
+                .help("`flashcore evidence` lists the runs"),
         );
     };
     let mut recorded = store.measurements(run)?;

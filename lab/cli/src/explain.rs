@@ -19,7 +19,7 @@ use crate::failure::{Failure, Outcome};
 use crate::foreign::{self, ForeignArgs};
 use crate::given::Given;
 use crate::style::{self, DIM, HEAD};
-use crate::{cost, kernels, machine, memory, simulated};
+use crate::{cost, in_place, kernels, machine, memory, museum, simulated};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///
@@ -85,6 +85,11 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
             .allow(&allowed, "a FILE.ptx or FILE.cubin in place of a problem")?;
         let card = args.profile.unwrap_or_else(Card::default);
         return foreign::run(file, &args.foreign, card, args.json);
+    }
+    if args.problem.name().starts_with(museum::PREFIX)
+        && let Some(failure) = in_place::of_name(args.problem.name())
+    {
+        return Err(failure);
     }
     args.given.refuse(OF_FILES, "a FILE.ptx or FILE.cubin")?;
     let problem = args.problem.problem()?;

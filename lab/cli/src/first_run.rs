@@ -18,16 +18,16 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
     let has_gpu = matches!(device, Device::Cuda(_));
     let spinner = style::spinner("computing");
     let answer = answer::compute(device, &problem, None, InputKind::Normal, 0)?;
+    let predicted = (!has_gpu).then(|| without_gpu::predicted(&problem));
     drop(spinner);
     style::print(&format!(
         "\n{HEAD}Attention on {}{HEAD:#} {DIM}· {problem}{DIM:#}\n{}",
         answer.device,
-        answer.text(&problem, &machine::line_of(&answer.device))
+        answer.text(&problem, &machine::line_of(&answer.device), predicted.as_deref())
     ));
     let mut outcome = run::outcome(&answer);
 
     if !has_gpu {
-        style::print(&without_gpu::predicted(&problem));
         let card = Card::default();
         let plan = simulated::plan(&problem, card, None)?.plan;
         let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;

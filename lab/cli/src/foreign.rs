@@ -3,6 +3,7 @@
 
 use std::fmt::{Display, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::Args;
 use flashcore_check::foreign::{self, Asked, ForeignKernel, ForeignLaunch, Form, Given, Problem, RunError, Verdict};
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 use crate::args::Card;
 use crate::failure::{Failure, Outcome};
 use crate::in_place;
+use crate::progress;
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 
 /// The launch that is asked about.
@@ -22,10 +24,10 @@ use crate::style::{self, BAD, DIM, GOOD, HEAD};
 #[command(next_help_heading = "Of a FILE.ptx or FILE.cubin in place of a problem")]
 pub(crate) struct ForeignArgs {
     /// Bytes of dynamic shared memory that the host asks for
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     smem: Option<u32>,
     /// Threads a block [default: what the kernel declares]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     threads: Option<u32>,
     /// The host opts in to more than 48 KB (cudaFuncSetAttribute) before it launches
     #[arg(long)]
@@ -36,6 +38,12 @@ pub(crate) struct ForeignArgs {
     /// This kernel of the file alone
     #[arg(long, value_name = "NAME")]
     entry: Option<String>,
+}
+
+/// A number of threads or bytes.
+fn number(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| format!("write a whole number from 0 to {}, e.g. 128", u32::MAX))
 }
 
 fn claim(text: &str) -> Result<(String, u64), String> {
@@ -54,10 +62,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "X,Y,Z", value_parser = grid)]
     grid: Option<Grid>,
     /// Threads a block [default: what the kernel declares]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     threads: Option<u32>,
     /// Bytes of dynamic shared memory
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     smem: Option<u32>,
     /// The host opts in to more than 48 KB (cudaFuncSetAttribute) before it launches
     #[arg(long)]
@@ -117,6 +125,7 @@ impl RunArgs {
         let checked = Checked {
             problems: foreign::judge(&kernel, &asked, card.target),
             found: Vec::new(),
+            simulated: None,
             name: file.display().to_string(),
             kernel,
             unknown,
@@ -132,10 +141,23 @@ impl RunArgs {
             seed: runs.first,
             schedules: runs.schedules,
             max_instructions: CheckOptions::default().max_instructions,
+            blocks: runs.blocks,
+            progress: Some(Arc::default()),
         };
-        let spinner = style::spinner("simulating");
+        let all = grid.iter().map(|&n| u64::from(n)).product::<u64>();
+        let total = runs.blocks.map_or(all, |most| most.min(all));
+        let checked = Checked {
+            simulated: (total < all).then_some([total, all]),
+            ..checked
+        };
+        let shown = progress::show(
+            launch.progress.clone().unwrap_or_default(),
+            total * u64::from(runs.schedules),
+            checked.kernel.name.clone(),
+            None,
+        );
         let found = foreign::run(&text, &checked.kernel.name, &checked.name, &launch);
-        drop(spinner);
+        drop(shown);
         let found = found.map_err(|error| match error {
             RunError::Ptx(_) | RunError::Simulator(_) => Failure::failed(format!("{}: {error}", file.display())),
             _ => wrong(file, error).help("an --arg for each parameter, in order: `flashcore check --help`"),
@@ -150,6 +172,8 @@ pub(crate) struct Runs {
     pub(crate) schedules: u32,
     /// Seed of the first.
     pub(crate) first: u64,
+    /// Blocks of the grid to simulate, where not all of them.
+    pub(crate) blocks: Option<u64>,
 }
 
 /// The text of a PTX file; otherwise what the file is.
@@ -177,6 +201,8 @@ struct Checked {
     problems: Vec<Problem>,
     /// What the simulator found.
     found: Vec<Found>,
+    /// How many blocks of how many were simulated, where not all of them.
+    simulated: Option<[u64; 2]>,
 }
 
 impl Checked {
@@ -205,10 +231,14 @@ impl Checked {
                 },
                 "problems": self.problems,
                 "findings": self.found,
+                "only_blocks": self.simulated.map(|[blocks, _]| blocks),
             }));
             return outcome;
         }
-        let count = style::count(u64::from(runs.schedules), "schedule");
+        let mut count = style::count(u64::from(runs.schedules), "schedule");
+        if let Some([blocks, all]) = self.simulated.map(|counts| counts.map(style::whole)) {
+            count.push_str(&format!(" in {blocks} of {all} blocks"));
+        }
         let verdict = match (is_refused, is_clean) {
             (true, _) => format!(
                 "{BAD}refused{BAD:#}: it cannot be launched so on {}, and was not simulated",

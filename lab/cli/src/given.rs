@@ -49,6 +49,16 @@ impl Given {
         }
     }
 
+    /// Refuses these flags without another one, which they are about.
+    pub(crate) fn require(&self, other: &str, flags: &[&str]) -> Result<(), Failure> {
+        match self.0.iter().find(|given| flags.contains(&given.as_str())) {
+            Some(given) if !self.0.iter().any(|given| given == other) => {
+                Err(Failure::usage(format!("{} needs {}", flag(given), flag(other))))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses these flags where a problem is named: they are about such a file.
     pub(crate) fn refuse(&self, refused: &[&str], file: &str) -> Result<(), Failure> {
         match self.0.iter().find(|given| refused.contains(&given.as_str())) {

@@ -11,8 +11,14 @@ use crate::museum;
 pub(crate) fn of_name(name: &str) -> Option<Failure> {
     if name.starts_with(museum::PREFIX) {
         return Some(match museum::piece(name) {
-            Ok(_) => Failure::usage(format!("{name} is a piece of the museum, not a problem"))
-                .help(format!("`flashcore check {name}` runs it")),
+            Ok(piece) => {
+                let explains = match is_of_kernels(Path::new(piece.file)) {
+                    true => format!("; `flashcore explain {}` explains its file", piece.file),
+                    false => String::new(),
+                };
+                Failure::usage(format!("{name} is a piece of the museum, not a problem"))
+                    .help(format!("`flashcore check {name}` runs it{explains}"))
+            }
             Err(failure) => failure,
         });
     }

@@ -36,8 +36,9 @@ impl Drop for Shown {
     }
 }
 
-/// Shows how many of `total` blocks of `what` are simulated.
-pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String) -> Shown {
+/// Shows how many of `total` blocks of `what` are simulated. `estimate` is the time in seconds that all of them take,
+/// roughly; it is shown until the first block is done.
+pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String, estimate: Option<f64>) -> Shown {
     let is_terminal = std::io::stderr().is_terminal();
     let interval = match is_terminal {
         true => Some(TICK),
@@ -56,7 +57,7 @@ pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String) -> Shown {
         let mut wait = interval.min(FIRST);
         while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
             wait = interval;
-            let text = line(&what, progress.blocks(), total, started.elapsed());
+            let text = line(&what, progress.blocks(), total, started.elapsed(), estimate);
             match &spinner {
                 Some(spinner) => spinner.say(text),
                 None => style::eprint(&format!("{text}\n")),
@@ -75,17 +76,20 @@ fn interval(variable: Option<&str>) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds))
 }
 
-/// What is said after so much time.
-fn line(what: &str, done: u64, total: u64, elapsed: Duration) -> String {
+/// The progress after so much time.
+fn line(what: &str, done: u64, total: u64, elapsed: Duration, estimate: Option<f64>) -> String {
     if done >= total {
         return format!("simulated {what}; comparing with float64");
     }
     let blocks = format!("{} of {} blocks", style::whole(done), style::whole(total));
-    if done == 0 {
-        return format!("simulating {what}: {blocks}");
+    match (done, estimate) {
+        (0, None) => format!("simulating {what}: {blocks}"),
+        (0, Some(seconds)) => format!("simulating {what}: {blocks}, very roughly {} in all", span(seconds)),
+        _ => {
+            let left = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
+            format!("simulating {what}: {blocks}, about {} left", span(left))
+        }
     }
-    let left = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
-    format!("simulating {what}: {blocks}, about {} left", span(left))
 }
 
 /// Seconds in the unit that reads best.
@@ -103,8 +107,15 @@ mod tests {
 
     #[test]
     fn a_line_has_blocks_and_an_estimate() {
-        let line = |done, seconds| line("mma/x", done, 4096, Duration::from_secs(seconds));
-        assert_eq!(line(0, 5), "simulating mma/x: 0 of 4,096 blocks");
+        let line = |done, seconds| line("mma/x", done, 4096, Duration::from_secs(seconds), Some(600.0));
+        assert_eq!(
+            line(0, 5),
+            "simulating mma/x: 0 of 4,096 blocks, very roughly 10 min in all"
+        );
+        assert_eq!(
+            super::line("k", 0, 9, Duration::from_secs(5), None),
+            "simulating k: 0 of 9 blocks"
+        );
         assert_eq!(
             line(1024, 30),
             "simulating mma/x: 1,024 of 4,096 blocks, about 90 s left"

@@ -78,7 +78,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         style::print_json(&answer.json(&problem));
     } else {
         let head = format!("{HEAD}{problem}{HEAD:#} on {}\n", answer.device);
-        style::print(&(head + &answer.text(&problem, &machine::line_of(&answer.device))));
+        style::print(&(head + &answer.text(&problem, &machine::line_of(&answer.device), None)));
     }
     Ok(outcome(&answer))
 }

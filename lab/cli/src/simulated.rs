@@ -51,10 +51,25 @@ pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, 
         progress: Some(progress.clone()),
         ..options.clone()
     };
-    let shown = progress::show(progress, options.total_blocks(plan), plan.config.to_string());
+    let total = options.total_blocks(plan);
+    let shown = progress::show(progress, total, plan.config.to_string(), Some(estimate(plan, total)));
     let report = check_plan(plan, &options).map_err(Failure::failed);
     drop(shown);
     report
+}
+
+/// Seconds that a simulation of so many blocks takes, roughly: enough to know seconds from hours before the first block
+/// is done.
+fn estimate(plan: &Plan, blocks: u64) -> f64 {
+    /// Operations of attention a second that a host thread simulates, with tensor cores and without.
+    const RATES: [f64; 2] = [0.35e9, 0.08e9];
+    let rate = match plan.config {
+        Config::Mma(_) | Config::Wgmma(_) => RATES[0],
+        _ => RATES[1],
+    };
+    let all: u64 = plan.steps().map(|step| step.launch.blocks()).sum();
+    let flops = plan.problem.flops() * blocks as f64 / all.max(1) as f64;
+    flops / rate / rayon::current_num_threads() as f64
 }
 
 /// The options of one schedule on these inputs.

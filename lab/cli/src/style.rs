@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
+pub(crate) use flashcore_check::render::thousands as whole;
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
 /// A heading.
@@ -94,19 +95,6 @@ pub(crate) fn eprint(text: &str) {
 /// Prints a value as indented JSON.
 pub(crate) fn print_json(value: &serde_json::Value) {
     print(&format!("{value:#}\n"));
-}
-
-/// A whole number with its thousands apart: `33,280`.
-pub(crate) fn whole(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 /// So many things: `1 block`, `1,024 blocks`.

@@ -19,22 +19,25 @@ pub(crate) struct WatchArgs {
     #[arg(long, value_name = "LINE[:VALUE]")]
     trace: Option<String>,
     /// Of this block
-    #[arg(long, value_name = "X,Y,Z", default_value = "0,0,0", value_parser = block, requires = "trace")]
+    #[arg(long, value_name = "X,Y,Z", default_value = "0,0,0", value_parser = block)]
     block: Block,
     /// Of this warp of it
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "trace")]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     warp: u32,
     /// Of this lane alone
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..32), requires = "trace")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..32))]
     lane: Option<u32>,
     /// At most so many values, from the first
-    #[arg(long, value_name = "N", default_value_t = 32, requires = "trace")]
+    #[arg(long, value_name = "N", default_value_t = 32)]
     limit: usize,
     /// Print the largest error of each stage (scores, probabilities, output), and the first NaN and infinity with
     /// their lines, in place of checking
     #[arg(long, conflicts_with_all = ["trace", "stop_after", "plant"])]
     numerics: bool,
 }
+
+/// Flags about `--trace`.
+pub(crate) const OF_TRACES: &[&str] = &["block", "warp", "lane", "limit"];
 
 #[derive(Clone, Copy, Debug)]
 struct Block([u32; 3]);

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use super::read::RunRow;
-use super::{Selector, Store, failed, split};
+use super::{Selector, Store, failed, inaccessible, split};
 use crate::error::BenchError;
 
 /// What an import brought.
@@ -99,9 +99,10 @@ impl Store {
     /// Adds the runs of a file that are not there yet. Every line is checked before the first run is added.
     ///
     /// # Errors
-    /// [`BenchError::Schema`] for a file of another schema version or of something else; [`BenchError::Store`].
+    /// [`BenchError::Schema`] for a file of another schema version, [`BenchError::NotEvidence`] for any other file;
+    /// [`BenchError::Store`] and [`BenchError::StoreAccess`].
     pub fn import_jsonl(&self, file: &Path) -> Result<Imported, BenchError> {
-        let bytes = std::fs::read(file).map_err(|error| failed(file, error))?;
+        let bytes = std::fs::read(file).map_err(inaccessible(file))?;
         let mut runs = Vec::new();
         for range in split(&bytes) {
             let run = RunRow::scan(file, &bytes, range)?.ok_or_else(|| failed(file, "it has no whole line"))?;
@@ -123,7 +124,7 @@ impl Store {
                 continue;
             }
             let to = self.path().join(format!("{}.jsonl", run.key));
-            flashcore_cuda::files::write_whole(&to, &run.whole_lines()?).map_err(|error| failed(&to, error))?;
+            flashcore_cuda::files::write_whole(&to, &run.whole_lines()?).map_err(inaccessible(&to))?;
             imported.runs += 1;
             imported.samples += run.samples;
         }

@@ -105,7 +105,7 @@ impl Store {
         }
         let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
         for path in self.files()? {
-            match std::fs::read(&path).map_err(|error| failed(&path, error)) {
+            match std::fs::read(&path).map_err(inaccessible(&path)) {
                 Ok(bytes) => {
                     for range in split(&bytes) {
                         match RunRow::scan(&path, &bytes, range) {
@@ -152,11 +152,11 @@ impl Store {
         let entries = match std::fs::read_dir(&self.path) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(failed(&self.path, error)),
+            Err(error) => return Err(inaccessible(&self.path)(error)),
         };
         let mut files = Vec::new();
         for entry in entries {
-            let path = entry.map_err(|error| failed(&self.path, error))?.path();
+            let path = entry.map_err(inaccessible(&self.path))?.path();
             if path.extension().is_some_and(|extension| extension == "jsonl") {
                 files.push(path);
             }
@@ -203,5 +203,12 @@ fn failed(path: &Path, error: impl std::fmt::Display) -> BenchError {
     BenchError::Store {
         path: path.display().to_string(),
         reason: error.to_string(),
+    }
+}
+
+fn inaccessible(path: &Path) -> impl Fn(std::io::Error) -> BenchError + '_ {
+    |source| BenchError::StoreAccess {
+        path: path.display().to_string(),
+        source,
     }
 }

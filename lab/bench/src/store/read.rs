@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::failed;
 use super::line::{AnyHeader, Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCHEMA_VERSION};
+use super::{failed, inaccessible};
 use crate::defences::Inspection;
 use crate::error::BenchError;
 use crate::identity::RunIdentity;
@@ -80,22 +80,18 @@ impl RunRow {
             found,
             supported: SCHEMA_VERSION,
         };
+        let not_evidence = || BenchError::NotEvidence {
+            path: path.display().to_string(),
+        };
         match serde_json::from_slice(first) {
             Ok(AnyHeader { run }) if run.format == FORMAT && run.schema == SCHEMA_VERSION => {}
             Ok(AnyHeader { run }) if run.format == FORMAT => return Err(refused(run.schema.to_string())),
-            _ => {
-                // Exports of schema 1 and 2 had a header without a run.
-                let old = first.starts_with(b"{\"header\":");
-                let found = if old {
-                    "2 or older"
-                } else {
-                    "none: its first line is no header"
-                };
-                return Err(refused(found.to_string()));
-            }
+            // Exports of schema 1 and 2 had a header without a run.
+            _ if first.starts_with(b"{\"header\":") => return Err(refused("2 or older".to_string())),
+            _ => return Err(not_evidence()),
         }
         let Line::Run(header) = parse(path, number, first)? else {
-            return Err(refused("none: its first line is no header".to_string()));
+            return Err(not_evidence());
         };
         let mut run = RunRow {
             key: header.key.into_owned(),
@@ -119,7 +115,7 @@ impl RunRow {
 
     /// The bytes of its whole lines.
     pub(super) fn whole_lines(&self) -> Result<Vec<u8>, BenchError> {
-        let bytes = std::fs::read(&self.path).map_err(|error| failed(&self.path, error))?;
+        let bytes = std::fs::read(&self.path).map_err(inaccessible(&self.path))?;
         // A file that was cut since it was scanned has fewer.
         let end = self.range.end.min(bytes.len());
         let part = bytes.get(self.range.start..end).unwrap_or_default();
@@ -142,7 +138,7 @@ impl RunRow {
 
     /// Its measurements, in the order made.
     pub(super) fn read(&self) -> Result<Vec<Recorded>, BenchError> {
-        let bytes = std::fs::read(&self.path).map_err(|error| failed(&self.path, error))?;
+        let bytes = std::fs::read(&self.path).map_err(inaccessible(&self.path))?;
         let range = self.range.start.min(bytes.len())..self.range.end.min(bytes.len());
         let mut drafts: Vec<Draft> = Vec::new();
         for (number, line) in lines(&bytes, range).0.skip(1) {

@@ -9,7 +9,7 @@ use std::time::UNIX_EPOCH;
 use std::borrow::Cow::Borrowed;
 
 use super::line::{Begun, Ended, Entered, FORMAT, Header, Left, Line, SCHEMA_VERSION};
-use super::{Store, failed};
+use super::{Store, failed, inaccessible};
 use crate::defences::Inspection;
 use crate::error::BenchError;
 use crate::identity::{RunIdentity, SubjectInfo};
@@ -32,7 +32,8 @@ impl Store {
     /// device.
     ///
     /// # Errors
-    /// [`BenchError::Store`]: the store is a file, or the file system refuses. All methods of [`RunWriter`] return the same.
+    /// [`BenchError::Store`] if the store is a file; [`BenchError::StoreAccess`] if the file system refuses. All methods of
+    /// [`RunWriter`] return the same.
     pub fn begin_run(
         &self,
         identity: &RunIdentity,
@@ -46,14 +47,14 @@ impl Store {
                 "this is a file; runs are written to a folder: name one with --store",
             ));
         }
-        std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        std::fs::create_dir_all(folder).map_err(inaccessible(folder))?;
         let nanos = UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
         let key = format!("{nanos:x}-{:x}", std::process::id());
         let path = folder.join(format!("{key}.jsonl"));
         // Two runs of one process in one nanosecond would have one key: the second is refused, not mixed in.
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
         let run = RunWriter {
-            file: file.map_err(|error| failed(&path, error))?,
+            file: file.map_err(inaccessible(&path))?,
             path,
             measurements: Cell::new(0),
         };
@@ -162,8 +163,6 @@ impl RunWriter {
     fn line(&self, line: &Line<'_>) -> Result<(), BenchError> {
         let mut bytes = serde_json::to_vec(line).map_err(|error| failed(&self.path, error))?;
         bytes.push(b'\n');
-        (&self.file)
-            .write_all(&bytes)
-            .map_err(|error| failed(&self.path, error))
+        (&self.file).write_all(&bytes).map_err(inaccessible(&self.path))
     }
 }

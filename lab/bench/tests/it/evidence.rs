@@ -187,7 +187,7 @@ fn an_export_comes_back_the_same_and_only_once() {
     for (text, found) in [
         (newer.as_str(), "schema 9; this build reads 3"),
         (older, "convert_evidence.py"),
-        ("{\"a\":1}\n", "no header"),
+        ("{\"a\":1}\n", "is not an evidence file"),
         ("", "no whole line"),
         (&evil, "is no key"),
         (&torn, "no whole line"),

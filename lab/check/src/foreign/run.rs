@@ -1,9 +1,11 @@
 //! Runs a kernel of a PTX text under the simulator.
 
+use std::sync::Arc;
+
 use flashcore_ir::ptx::read::{PtxError, PtxModule, ReadAs};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ParamKind, ScalarType};
 use flashcore_problem::rng::Rng;
-use flashcore_sim::{SimError, SimOptions, simulate};
+use flashcore_sim::{Progress, SimError, SimOptions, simulate};
 use half::f16;
 use thiserror::Error;
 
@@ -92,7 +94,7 @@ impl std::str::FromStr for Given {
 }
 
 /// A launch of a kernel of a text.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ForeignLaunch {
     /// Blocks along x, y, z.
     pub grid: [u32; 3],
@@ -108,6 +110,10 @@ pub struct ForeignLaunch {
     pub schedules: u32,
     /// Instructions a warp may execute before it counts as caught in a loop.
     pub max_instructions: u64,
+    /// Simulate only this many blocks from the first, in whole clusters.
+    pub blocks: Option<u64>,
+    /// Counts the blocks that are done, of all schedules together.
+    pub progress: Option<Arc<Progress>>,
 }
 
 /// Why a kernel of a text cannot be run.
@@ -176,6 +182,8 @@ pub enum RunError {
 ///     seed: 0,
 ///     schedules: 1,
 ///     max_instructions: 1000,
+///     blocks: None,
+///     progress: None,
 /// };
 /// assert!(run(text, "fill", "fill.ptx", &launch("buf:128"))?.is_empty());
 /// let found = run(text, "fill", "fill.ptx", &launch("buf:124"))?;
@@ -207,6 +215,8 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
         let options = SimOptions {
             seed: schedule,
             max_instructions: asked.max_instructions,
+            first_blocks: asked.blocks,
+            progress: asked.progress.clone(),
             uninitialized: uninitialized.clone(),
             ..SimOptions::default()
         };
@@ -336,6 +346,8 @@ mod tests {
             seed: 0,
             schedules: 1,
             max_instructions: 1000,
+            blocks: None,
+            progress: None,
         };
         run(text, "fill", "fill.ptx", &launch)
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use flashcore_bench::problem_file;
 use flashcore_problem::Tolerance;
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::Claims;
@@ -12,6 +13,7 @@ use flashcore_tune::{Beside, History, Trial, Verdict, times_as_long};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use crate::args::case;
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, BAD, DIM, GOOD, HEAD};
 use crate::tune::args::OUTSIDE;
@@ -32,7 +34,7 @@ use crate::tune::peers;
     after_help = "Exit codes: 0 done, 1 no such run, or one of those listed cannot be read, 2 usage, 3 the run cannot be read"
 )]
 pub(crate) struct LeaderboardArgs {
-    /// A run's folder, or the name of a problem: its latest run
+    /// A run's folder, or a problem (a name, or a file as FILE.toml:NAME): its latest run
     #[arg(value_name = "RUN|PROBLEM")]
     run: Option<String>,
     /// Every candidate that was tried, each with what came of it and why
@@ -48,10 +50,10 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         return overview::run(found()?, args.json);
     };
     let path = PathBuf::from(wanted);
-    let folder = if path.is_dir() {
-        path
-    } else {
-        latest(&found()?, wanted)?
+    let folder = match path.is_dir() {
+        true => path,
+        false if problem_file::is_file(wanted) => latest(&found()?, &case(wanted)?.name)?,
+        false => latest(&found()?, wanted)?,
     };
     let header = read_header(&folder)?;
     let mut history = History::default();
@@ -103,14 +105,21 @@ fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
     let real = found.runs.iter().filter(of_case).find(|(_, header)| header.is_real());
     let latest = real.or_else(|| found.runs.iter().find(of_case));
     latest.map(|(folder, _)| folder.clone()).ok_or_else(|| {
-        let failure = Failure::failed(format!("`{case}` is no folder, and no run of such a problem is kept"));
-        match found.unreadable.len() {
-            0 => failure,
-            some => failure.help(format!(
+        let mut cases: Vec<&str> = found.runs.iter().map(|(_, header)| header.case.as_str()).collect();
+        cases.sort_unstable();
+        cases.dedup();
+        let help = match (cases.is_empty(), found.unreadable.len()) {
+            (true, 0) => "there is no run yet: `flashcore tune` makes one".to_string(),
+            (false, 0) => format!("there are runs of {}", cases.join(", ")),
+            (_, some) => format!(
                 "{} cannot be read: `flashcore leaderboard` says which, and why",
                 style::count(some as u64, "run")
-            )),
-        }
+            ),
+        };
+        Failure::failed(format!(
+            "`{case}` is no folder, and there is no run of a problem of that name"
+        ))
+        .help(help)
     })
 }
 

@@ -122,7 +122,7 @@ fn said(found: &Kept, tour: bool, case: &Case) -> String {
         text.push_str(&leaderboard::headline(header, board, &found.history));
     }
     if tour {
-        text.push_str(&without_gpu::predicted(&case.problem));
+        text.push_str(&style::field("predicted", &without_gpu::predicted(&case.problem)));
     }
     text.push_str(&leaderboard::summary(&found.history, Some(found.seconds)));
     text.push_str(&found.board.as_ref().map(leaderboard::text).unwrap_or_default());

@@ -21,14 +21,13 @@ const LEAST_LENGTH: usize = 96;
 /// What the card would take that kernels are planned for, beside what the reports took on it.
 pub(crate) fn predicted(problem: &Problem) -> String {
     let card = Card::default();
-    let said = match simulated::plan(problem, card, None) {
+    match simulated::plan(problem, card, None) {
         Ok(choice) => {
             let outcome = cost::predict(&choice.plan, card, &vec![None; choice.plan.steps().count()], None);
             cost::sentence(&outcome, problem, card)
         }
-        Err(why) => format!("no kernel: {}", why.message()),
-    };
-    style::field(card.name(), &said)
+        Err(why) => format!("no kernel on {}: {}", card.title(), why.message()),
+    }
 }
 
 /// The kernel that a card would use for a problem, under the simulator, on a shape that takes seconds.

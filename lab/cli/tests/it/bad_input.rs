@@ -43,6 +43,14 @@ const USAGE: &[(&str, &str)] = &[
         "--kernel is not for museum/NAME",
     ),
     ("check tiny --opted-in", "--opted-in is not for a problem"),
+    ("check tiny --block 1,0,0", "--block needs --trace"),
+    ("check x.ptx --block 1,0,0", "--block is not for a FILE.ptx"),
+    (
+        "check x.ptx --threads abc",
+        "invalid value 'abc' for '--threads <N>': write a whole number from 0 to 4294967295, e.g. 128",
+    ),
+    ("explain x.ptx --smem 64k", "write a whole number from 0 to 4294967295"),
+    ("check museum/no-opt-in --blocks 3", "--blocks is not for museum/NAME"),
     (
         "check tiny --trace kernel --block 99,99,99",
         "block 99,99,99 warp 0 is outside the grid",
@@ -56,7 +64,13 @@ const USAGE: &[(&str, &str)] = &[
     ("run museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
     (
         "explain museum/static-m64",
-        "museum/static-m64 is a piece of the museum, not a problem help: `flashcore check museum/static-m64` runs it",
+        "museum/static-m64 is a piece of the museum, not a problem help: `flashcore check museum/static-m64` runs it; \
+         `flashcore explain lab/check/museum/static-m64.ptx` explains its file",
+    ),
+    (
+        "explain museum/shuffle-as-fence --smem 100",
+        "museum/shuffle-as-fence is a piece of the museum, not a problem help: `flashcore check museum/shuffle-as-fence` \
+         runs it",
     ),
     ("run no/such/file.ptx", "no/such/file.ptx: No such file"),
     // Shapes that make no sense.

@@ -51,6 +51,17 @@ fn conflicts_in_shared_memory_are_shown_by_line() {
 }
 
 #[test]
+fn large_and_tiny_numbers_are_readable() {
+    let report = shown("check tiny --batch 2000 --blocks 3 --profile l4 --kernel scalar/naive-t64-v16");
+    assert!(report.contains("clean in 3 of 2,000 blocks"), "{report}");
+    let tiny = shown("check tiny --scale 1e-30");
+    assert!(
+        tiny.starts_with("B1 H1/1 Sq32 Skv32 D16 fp16 full scale1e-30 for "),
+        "{tiny}"
+    );
+}
+
+#[test]
 fn stages_are_compared_in_place_of_the_answer() {
     for (stage, kernel) in [
         ("scores", "scalar/tiled-m16n16-w4-v16"),
@@ -183,6 +194,20 @@ fn foreign_kernels_are_simulated() {
     for part in ["error[no-such-instruction]", "cp.async.cg of 8 bytes; it copies 16"] {
         assert!(unknown.stdout.contains(part), "{}{}", unknown.stdout, unknown.stderr);
     }
+}
+
+#[test]
+fn the_first_blocks_of_a_foreign_kernel_are_simulated() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own.ptx");
+    let text = ".version 7.0 .target sm_80 .entry k() .maxntid 32, 1, 1 { ret; }";
+    std::fs::write(&path, text).unwrap();
+    let check = |rest: &str| shown(&format!("check {} --grid 2000 {rest}", path.display()));
+    assert!(!check("").contains("2,000"), "{}", check(""));
+    let some = check("--blocks 3");
+    assert!(some.contains("under 1 schedule in 3 of 2,000 blocks"), "{some}");
+    let report: Value = serde_json::from_str(&check("--blocks 3 --json")).unwrap();
+    assert_eq!(report["only_blocks"], 3);
 }
 
 /// A launch that is not described, and a file that holds no kernels, are mistakes of usage: nothing was found.

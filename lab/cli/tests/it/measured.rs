@@ -103,6 +103,11 @@ fn charts_are_drawn_from_evidence() {
         "{ratio}"
     );
 
+    shown_whatever_is_noted(&format!(
+        "bench tiny --device cpu --peers none --store {} --kernel cpu/m16n16 --budget 0.01",
+        at("one")
+    ));
+    shown(&format!("evidence export --store {} -o {}", at("one"), at("one.jsonl")));
     for (arguments, said) in [
         (
             // Two batches of one shape would be one point.
@@ -118,8 +123,12 @@ fn charts_are_drawn_from_evidence() {
             "it has cpu/",
         ),
         (
-            format!("evidence --no-store chart ratio {of_export}"),
+            format!("evidence chart ratio {of_export} --no-store"),
             "no peer was timed in that run",
+        ),
+        (
+            format!("evidence chart ratio {} --store {store}", at("one.jsonl")),
+            "that run timed one kernel; a ratio needs two help: `flashcore bench --kernel ID,ID`",
         ),
         (
             format!("evidence --no-store chart ladder {of_export} --problem x"),
@@ -136,6 +145,61 @@ fn charts_are_drawn_from_evidence() {
             ran.code == 2 && ran.words().contains(said),
             "{arguments}\n{}",
             ran.stderr
+        );
+    }
+}
+
+#[test]
+fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("notes.md"), "# Notes\n").expect("a file");
+    std::fs::write(
+        at("old.jsonl"),
+        "{\"header\":{\"format\":\"flashcore-evidence\",\"schema\":2}}\n",
+    )
+    .expect("a file");
+    for (arguments, code, said) in [
+        (
+            format!("evidence show latest --store {}", at("empty")),
+            2,
+            "empty has no run yet help: `flashcore bench` makes one",
+        ),
+        (
+            format!("evidence chart lines --store {}", at("empty")),
+            2,
+            "empty has no run yet help: `flashcore bench` makes one",
+        ),
+        (
+            format!("evidence chart lines {}", at("notes.md")),
+            2,
+            "notes.md is not an evidence file",
+        ),
+        (
+            format!("evidence chart lines {}", at("old.jsonl")),
+            2,
+            "`python3 scripts/convert_evidence.py` converts",
+        ),
+        (
+            format!(
+                "bench tiny --device cpu --peers none --kernel cpu/m16n16 --budget 0.01 --store {}",
+                at("notes.md/x")
+            ),
+            3,
+            "help: name another folder with --store; `bench` and `compare` keep nothing with --no-store",
+        ),
+    ] {
+        let ran = flashcore(&arguments);
+        assert!(
+            ran.code == code && ran.words().contains(said),
+            "{arguments}: {} {}",
+            ran.code,
+            ran.words()
+        );
+        assert_eq!(
+            ran.words().contains("convert_evidence"),
+            arguments.contains("old.jsonl"),
+            "{arguments}"
         );
     }
 }
@@ -168,7 +232,10 @@ fn a_bench_that_was_killed_is_shown_as_cut_off() {
         assert!(shown_again.contains(part), "{part}\n{shown_again}");
     }
     assert!(!shown_again.contains("time budget spent"), "{shown_again}");
-    assert!(shown(&format!("evidence --store {store}")).contains("cut off"));
+    let list = words(&shown(&format!("evidence list --store {store}")));
+    for part in ["1 measurement ", ", cut off, last line torn: 9 bytes dropped"] {
+        assert!(list.contains(part), "{part}\n{list}");
+    }
     let listed = &json(&format!("evidence --store {store} list --json"))["runs"][0];
     assert_eq!((&listed["finished"], &listed["torn_bytes"]), (&false.into(), &9.into()));
     std::fs::remove_dir_all(folder).expect("removed");

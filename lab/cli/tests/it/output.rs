@@ -126,7 +126,15 @@ fn the_first_run_is_true_and_quick() {
         assert!(ran.words().contains(part.trim()), "{part}\n{}", ran.stdout);
     }
     // What a user wants to know comes first.
-    let order = ["correct ", "time ", "device ", "kernel ", "l4 ", "simulator", "Devices"];
+    let order = [
+        "\n  correct ",
+        "\n  time ",
+        "\n  predicted ",
+        "\n  device ",
+        "\n  kernel ",
+        "simulator",
+        "\nDevices",
+    ];
     let places: Vec<_> = order.iter().map(|part| ran.stdout.find(part)).collect();
     assert!(places.is_sorted(), "{places:?}\n{}", ran.stdout);
     // The reason for having no GPU is given once.

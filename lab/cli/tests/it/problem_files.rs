@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::common::flashcore;
+use crate::common::{command, flashcore, run};
 
 /// Every subcommand that takes a problem, with `FILE` in its place.
 const COMMANDS: [&str; 6] = [
@@ -41,6 +41,33 @@ fn every_subcommand_takes_a_file() {
     std::fs::remove_file(toml).expect("removed");
 }
 
+/// A search of a problem of a file is found by the file, or by the problem's name.
+#[test]
+fn the_leaderboard_takes_a_file() {
+    let home = tempfile::tempdir().expect("a folder");
+    let own = home.path().join("own.toml");
+    std::fs::write(
+        &own,
+        "[[problems]]\nname = \"mine\"\nseq = 32\n\n[[problems]]\nname = \"other\"\n",
+    )
+    .expect("a file");
+    let flashcore = |arguments: &str| {
+        let arguments = arguments.replace("FILE", &own.display().to_string());
+        run(command(&arguments).env("XDG_DATA_HOME", home.path()))
+    };
+    let tuned = flashcore("tune FILE:mine --device cpu --budget 1 --no-plan --peers none --json");
+    assert_eq!(tuned.code, 0, "{}", tuned.stderr);
+    for problem in ["FILE:mine", "mine"] {
+        let shown = flashcore(&format!("leaderboard {problem} --json"));
+        let shown: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
+        assert_eq!(shown["run"]["case"], "mine", "{problem}");
+    }
+    let none = flashcore("leaderboard FILE:other");
+    assert!(none.words().contains("there are runs of mine"), "{}", none.stderr);
+    let several = flashcore("leaderboard FILE");
+    assert!(several.words().contains("one of mine, other"), "{}", several.stderr);
+}
+
 #[test]
 fn every_subcommand_names_key_and_line_of_a_mistake() {
     for (name, text, said) in [
@@ -58,6 +85,12 @@ fn every_subcommand_names_key_and_line_of_a_mistake() {
             "value.toml",
             "[[problems]]\nheads = 8\ndtype = \"fp17\"\n",
             "value.toml: line 3, key `dtype`: no dtype is named `fp17`; allowed: f32, fp16",
+        ),
+        (
+            "large.toml",
+            "[[problems]]\nname = \"huge\"\nbatch = 65536\nheads = 65536\nseq = 66000\n",
+            "large.toml: line 5, key `seq`: the number of elements of q is 18141941858304000; at most 2147483648 is supported; \
+             it is the product of sizes of problem `huge`",
         ),
         ("empty.toml", "", "empty.toml: line 1: the file is empty"),
     ] {

@@ -19,7 +19,7 @@ const COLOURS: [(&str, &str, &str); 4] = [
 /// Width of the chart, of the space for the scale, of that for the names right of a panel, and around everything.
 const WIDTH: f64 = 900.0;
 const SCALE: f64 = 38.0;
-const NAMES: f64 = 104.0;
+const NAMES: f64 = 120.0;
 const EDGE: f64 = 16.0;
 /// Height of the heading, of a panel's plot, of its title above and its scale below, and of the notes.
 const HEAD: f64 = 66.0;

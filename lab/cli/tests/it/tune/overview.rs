@@ -43,6 +43,12 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
         all["unfinished"][0]["go_on"].as_str().unwrap().contains(&go_on),
         "{all:#}"
     );
+    let none = flashcore("leaderboard nope", &home).output().unwrap();
+    let none = words(&String::from_utf8(none.stderr).unwrap());
+    assert!(
+        none.contains("no run of a problem of that name help: there are runs of tiny"),
+        "{none}"
+    );
     let shown = flashcore("leaderboard tiny", &home).output().unwrap();
     let shown = words(&String::from_utf8(shown.stdout).unwrap());
     assert!(
