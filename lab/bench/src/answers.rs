@@ -1,4 +1,4 @@
-//! Inputs on the host and the right answers for them, quickly enough for problems of a hundred million elements.
+//! Inputs on the host and the right answers for them, fast enough for problems of a hundred million elements.
 
 use std::collections::BTreeMap;
 
@@ -12,66 +12,53 @@ use crate::error::BenchError;
 
 /// Operations up to which every element of the answer is computed: some tenths of a second.
 const WHOLE_FLOPS: f64 = 1e9;
-/// Heads that rows are taken from where the answer is computed in some rows.
+/// Heads from which rows are taken where only some rows of the answer are computed.
 const ROW_HEADS: usize = 8;
-/// Rows of each of them: the first, the last and others between.
+/// Rows of each of these heads: the first, the last and others between.
 const ROWS_A_HEAD: usize = 16;
-/// Elements up to which inputs are drawn as everywhere else; above it on all cores.
+/// Elements up to which inputs are those of [`Inputs::generate`]; above it, they are drawn on all cores.
 const FEW_ELEMENTS: usize = 4 << 20;
 /// Elements drawn at a time.
 const CHUNK: usize = 1 << 16;
-/// No normal number drawn is larger ([`Rng::normal`]).
+/// Bound of the magnitude of the normal numbers drawn ([`Rng::normal`]).
 const LARGEST: f32 = 6.0;
 
-/// Q, K and V of a problem on the host, standard normal.
-#[derive(Clone, Debug)]
-pub struct HostInputs {
-    /// Queries.
-    pub q: Tensor,
-    /// Keys.
-    pub k: Tensor,
-    /// Values.
-    pub v: Tensor,
-}
-
-impl HostInputs {
-    /// The inputs of a seed.
-    pub fn draw(problem: &Problem, seed: u64) -> HostInputs {
-        let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
-        let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
-        let dense = layouts.iter().all(|layout| layout.span() == layout.num_elements());
-        if few || !dense {
-            let Inputs { q, k, v } = Inputs::generate(problem, InputKind::Normal, seed);
-            return HostInputs { q, k, v };
+/// The inputs of a kind and seed: the same in every process. Large normal inputs are drawn on all cores, and differ from
+/// those of [`Inputs::generate`].
+pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
+    let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
+    let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
+    let dense = layouts.iter().all(|layout| layout.span() == layout.num_elements());
+    if few || !dense || kind != InputKind::Normal {
+        return Inputs::generate(problem, kind, seed);
+    }
+    let draw = |tensor, layout: &Layout, stream: u64| {
+        // As far apart as those of `Inputs::generate`, so that using the wrong one changes the output.
+        let mut rng = Rng::stream(seed, 100 + stream);
+        let scale = |_| LARGEST / E4M3_MAX * (1.0 + 15.0 * rng.unit());
+        let scales: Vec<f32> = (0..problem.num_scales()).map(scale).collect();
+        let drawn = draw_dense(problem.dtype(), layout, &scales, seed, stream);
+        if scales.is_empty() {
+            return drawn;
         }
-        let draw = |tensor, layout: &Layout, stream: u64| {
-            // As far apart as those of `Inputs`, so that a wrong one shows.
-            let mut rng = Rng::stream(seed, 100 + stream);
-            let scale = |_| LARGEST / E4M3_MAX * (1.0 + 15.0 * rng.unit());
-            let scales: Vec<f32> = (0..problem.num_scales()).map(scale).collect();
-            let drawn = draw_dense(problem.dtype(), layout, &scales, seed, stream);
-            if scales.is_empty() {
-                return drawn;
-            }
-            drawn
-                .with_scales(tensor, scales)
-                .unwrap_or_else(|error| unreachable!("scales drawn for a problem are its own: {error}"))
-        };
-        HostInputs {
-            q: draw("q", layouts[0], 1),
-            k: draw("k", layouts[1], 2),
-            v: draw("v", layouts[2], 3),
-        }
+        drawn
+            .with_scales(tensor, scales)
+            .unwrap_or_else(|error| unreachable!("scales drawn for a problem fit it: {error}"))
+    };
+    Inputs {
+        q: draw("q", layouts[0], 1),
+        k: draw("k", layouts[1], 2),
+        v: draw("v", layouts[2], 3),
     }
 }
 
-/// A dense tensor of normal numbers, the same for any number of threads; each divided by the scale of its batch and
-/// head, where there are scales.
+/// A dense tensor of normal numbers, the same for any number of threads. Where there are scales, each number is divided
+/// by the scale of its batch and head.
 fn draw_dense(dtype: DType, layout: &Layout, scales: &[f32], seed: u64, stream: u64) -> Tensor {
     let mut tensor = Tensor::filled(dtype, *layout, 0);
     let size = dtype.size_bytes();
     let [batch, _, heads, _] = layout.shape;
-    // Of a dense tensor the place says the index.
+    // In a dense tensor the offset determines the index.
     let along = |at: usize, dim: usize| at / (layout.strides[dim].max(1) as usize) % layout.shape[dim];
     let scale_heads = scales.len() / batch;
     let scale = |at: usize| scales[along(at, 0) * scale_heads + along(at, 2) * scale_heads / heads];
@@ -98,22 +85,22 @@ impl Answers {
     /// Computes the answer for the inputs of a seed.
     ///
     /// # Errors
-    /// What the reference says of the problem.
-    pub fn add(&mut self, problem: &Problem, seed: u64, inputs: &HostInputs) -> Result<(), BenchError> {
+    /// A problem that the reference refuses.
+    pub fn add(&mut self, problem: &Problem, seed: u64, inputs: &Inputs) -> Result<(), BenchError> {
         self.by_seed.insert(seed, expected(problem, seed, inputs)?);
         Ok(())
     }
 
-    /// Computes the answers for several seeds, whose inputs `draw` makes: small ones beside each other, large ones one after
-    /// the other, so that one set of inputs is in memory and all cores are at it.
+    /// Computes the answers for several seeds, whose inputs `draw` makes. Small problems are computed in parallel, large
+    /// ones one after the other, so that only one set of inputs is in memory.
     ///
     /// # Errors
-    /// What the reference says of the problem.
+    /// A problem that the reference refuses.
     pub fn add_all(
         &mut self,
         problem: &Problem,
         seeds: &[u64],
-        draw: impl Fn(u64) -> HostInputs + Sync,
+        draw: impl Fn(u64) -> Inputs + Sync,
     ) -> Result<(), BenchError> {
         let answer = |&seed: &u64| Ok((seed, expected(problem, seed, &draw(seed))?));
         let answers: Result<Vec<_>, BenchError> = match is_small(problem) {
@@ -124,7 +111,7 @@ impl Answers {
         Ok(())
     }
 
-    /// The answer of a seed. One that was never added has no rows, which nothing equals.
+    /// The answer for a seed. For a seed that was not added it has no rows.
     pub fn of(&self, seed: u64) -> &Expected {
         static NOTHING: Expected = Expected::Rows(Vec::new());
         self.by_seed.get(&seed).unwrap_or(&NOTHING)
@@ -136,13 +123,13 @@ fn is_small(problem: &Problem) -> bool {
     problem.flops() <= WHOLE_FLOPS
 }
 
-fn expected(problem: &Problem, seed: u64, inputs: &HostInputs) -> Result<Expected, BenchError> {
+fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Expected, BenchError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     if is_small(problem) {
         return Ok(Expected::Whole(reference(problem, &q, &k, &v)?));
     }
     let rows = sampled_rows(problem, seed);
-    // A head a task: widening its keys is most of the work.
+    // One head per task: converting its keys to float64 is most of the work.
     let found: Result<Vec<_>, _> = rows
         .par_iter()
         .map(|rows| reference_rows(problem, &q, &k, &v, rows))
@@ -179,8 +166,11 @@ mod tests {
             .head_dim(64)
             .build()
             .unwrap();
-        let (one, two) = (HostInputs::draw(&problem, 1), HostInputs::draw(&problem, 2));
-        assert_eq!(one.q.bytes(), HostInputs::draw(&problem, 1).q.bytes());
+        let (one, two) = (
+            draw(&problem, InputKind::Normal, 1),
+            draw(&problem, InputKind::Normal, 2),
+        );
+        assert_eq!(one.q.bytes(), draw(&problem, InputKind::Normal, 1).q.bytes());
         assert_ne!(one.q.bytes(), two.q.bytes());
         assert_ne!(one.q.bytes(), one.k.bytes());
         let values: Vec<f64> = (0..4096).map(|s| f64::from(one.v.view().get(0, s, 3, 5))).collect();
@@ -194,7 +184,7 @@ mod tests {
         for layout in [Layout::bshd, Layout::bhsd] {
             let build = Problem::builder().batch(3).heads(16, 4).seq_len(512).head_dim(128);
             let problem = build.dtype(DType::E4M3).layout(layout).build().unwrap();
-            let inputs = HostInputs::draw(&problem, 1);
+            let inputs = draw(&problem, InputKind::Normal, 1);
             let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
             problem.check_inputs(&q, &k, &v).unwrap();
             assert!(q.scales().unwrap().windows(2).all(|w| w[0] != w[1]));
@@ -219,11 +209,11 @@ mod tests {
             .build()
             .unwrap();
         for (problem, seeds) in [(small, vec![3, 9, 4]), (large, vec![2])] {
-            let draw = |seed| HostInputs::draw(&problem, seed);
+            let of_seed = |seed| draw(&problem, InputKind::Normal, seed);
             let (mut together, mut each) = (Answers::default(), Answers::default());
-            together.add_all(&problem, &seeds, draw).unwrap();
+            together.add_all(&problem, &seeds, of_seed).unwrap();
             for &seed in &seeds {
-                each.add(&problem, seed, &draw(seed)).unwrap();
+                each.add(&problem, seed, &of_seed(seed)).unwrap();
             }
             let shown = |answers: &Answers| format!("{:?}", answers.by_seed);
             assert_eq!(together.by_seed.len(), seeds.len());

@@ -1,73 +1,33 @@
-//! One problem of a bench: subjects are inspected, measured in every mode, inspected again; in a sweep they are
-//! screened first, and the best go on.
+//! One problem of a bench: candidates are inspected, measured in every mode, and inspected again. In a sweep they are
+//! screened first, and the best are measured.
 
-use crate::defences::{Inspection, Rig, inspect, inspect_again, look_once};
+use crate::bed::{Drawn, Moment, Workbench};
+use crate::defences::Inspection;
 use crate::error::BenchError;
 use crate::identity::SubjectInfo;
-use crate::measure::{Measured, Measurement, Observer, Sample, measure};
+use crate::measure::{Measured, Measurement, Observer, Sample};
 use crate::options::{Mode, Options};
 use crate::peers::Absent;
 use crate::problems::Case;
 use crate::protocol::Stop;
 use crate::report::CaseResult;
 use crate::session::{Session, Watcher};
+use crate::stand::left_out;
 use crate::store::RunWriter;
-use crate::subject::{Stopwatch, Subject, Trouble};
+use crate::subject::Trouble;
 use crate::sweep::Sweep;
-use crate::telemetry::{Reading, Telemetry};
+use crate::telemetry::Reading;
 
-/// A subject that would be timed.
-pub(crate) struct Contender<'a> {
-    /// Bound to place 0, where it is timed.
-    pub(crate) subject: Box<dyn Subject + 'a>,
-    /// Bound to place 1, if it can be.
-    pub(crate) elsewhere: Option<Box<dyn Subject + 'a>>,
-}
-
-/// What a device brings to measure one problem.
-pub(crate) struct Gear<'g> {
-    pub(crate) inspect: &'g Inspect<'g>,
-    pub(crate) stopwatch: &'g mut dyn Stopwatch,
-    pub(crate) telemetry: &'g mut dyn Telemetry,
-    pub(crate) watcher: &'g mut dyn Watcher,
-}
-
-/// Inspects a subject, bound to place 0 and perhaps to place 1, on the rig of its device.
-pub(crate) type Inspect<'m> =
-    dyn Fn(Moment, &mut (dyn Subject + '_), Option<&mut (dyn Subject + '_)>) -> Result<Inspection, Trouble> + 'm;
-
-/// When a subject is inspected, and so how closely.
-#[derive(Clone, Copy)]
-pub(crate) enum Moment {
-    /// Before it is screened in a sweep: one look at its answer.
-    Screening,
-    /// Before it is measured.
-    Before,
-    /// After it was measured.
-    Afterwards,
-}
-
-impl Moment {
-    pub(crate) fn inspect(self, rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
-        match self {
-            Moment::Screening => look_once(rig),
-            Moment::Before => inspect(rig),
-            Moment::Afterwards => inspect_again(rig),
-        }
-    }
-}
-
-/// The subjects of a problem: those that take part, place by place, and those that do not.
-#[derive(Default)]
+/// The candidates of a problem: those that take part, and those that do not.
 struct Field<'a> {
-    subjects: Vec<Box<dyn Subject + 'a>>,
-    elsewhere: Vec<Option<Box<dyn Subject + 'a>>>,
+    bench: Workbench<'a>,
+    /// Of those on the workbench.
     inspections: Vec<Option<Inspection>>,
     rejected: Vec<(SubjectInfo, Inspection)>,
     absent: Vec<Absent>,
 }
 
-/// A result, and where it lies in the store.
+/// A result, and its place in the store.
 type Kept = (Option<usize>, CaseResult);
 
 impl Session<'_> {
@@ -78,97 +38,95 @@ impl Session<'_> {
     pub(crate) fn case(
         &mut self,
         case: &Case,
-        contenders: Vec<Contender<'_>>,
+        bench: Workbench<'_>,
         absent: Vec<Absent>,
-        gear: &mut Gear<'_>,
+        drawn: &Drawn,
     ) -> Result<(), BenchError> {
         let mut field = Field {
+            inspections: vec![None; bench.subjects.len()],
+            bench,
+            rejected: Vec::new(),
             absent,
-            ..Field::default()
         };
-        for contender in contenders {
-            let screened = self.request.sweep.is_some() && contender.subject.info().is_ours();
-            let moment = if screened { Moment::Screening } else { Moment::Before };
-            self.admit(contender, moment, &mut field, gear)?;
-        }
+        let request = self.request;
+        let sweep = request.sweep.as_ref();
+        self.inspect(&mut field, drawn, |info| match sweep {
+            Some(_) if info.is_ours() => Some(Moment::Screening),
+            _ => Some(Moment::Before),
+        })?;
         for missing in &field.absent {
-            gear.watcher.inspected(&missing.label, &missing.reason);
+            self.watcher.inspected(&missing.label, &missing.reason);
         }
-        if field.subjects.is_empty() {
-            self.note(format!("{}: nothing is left to time", case.name), gear.watcher);
+        if field.bench.subjects.is_empty() {
+            self.note(format!("{}: nothing is left to time", case.name));
         }
         let mut results = Vec::new();
         let mut options = self.request.options.clone();
-        if let Some(sweep) = &self.request.sweep {
-            let screening = sweep.screening(&options, field.subjects.len());
-            results.push(self.measure(case, Mode::Screen, &screening, &mut field, gear)?);
-            field = self.keep(sweep, field, &mut results, gear)?;
-            options = sweep.final_round(&options, field.subjects.len());
+        if let Some(sweep) = sweep {
+            let screening = sweep.screening(&options, field.bench.subjects.len());
+            results.push(self.measure(case, Mode::Screen, &screening, &mut field)?);
+            self.keep(sweep, &mut field, drawn, &mut results)?;
+            options = sweep.final_round(&options, field.bench.subjects.len());
         }
-        // Where screening leaves nothing, its result has said all there is.
-        if self.request.sweep.is_none() || !field.subjects.is_empty() {
-            for &mode in &self.request.modes {
-                results.push(self.measure(case, mode, &options, &mut field, gear)?);
+        // Where screening leaves no candidate, its result is the whole result.
+        if sweep.is_none() || !field.bench.subjects.is_empty() {
+            for &mode in &request.modes {
+                results.push(self.measure(case, mode, &options, &mut field)?);
             }
         }
-        self.inspect_afterwards(&mut field, &mut results, gear)?;
+        if request.inspect {
+            self.inspect_afterwards(&mut field, drawn, &mut results)?;
+        }
         for (_, result) in results {
-            gear.watcher.result(&result);
+            self.watcher.result(&result);
             self.report.results.push(result);
         }
         Ok(())
     }
 
-    /// Inspects a subject and finds its place in the field.
-    fn admit<'a>(
-        &self,
-        mut contender: Contender<'a>,
-        moment: Moment,
-        field: &mut Field<'a>,
-        gear: &mut Gear<'_>,
+    /// Inspects candidates at the moment that `moment` gives, and removes those that do not pass.
+    fn inspect(
+        &mut self,
+        field: &mut Field<'_>,
+        drawn: &Drawn,
+        moment: impl Fn(&SubjectInfo) -> Option<Moment>,
     ) -> Result<(), BenchError> {
-        let info = contender.subject.info().clone();
-        let mut inspection = None;
-        if self.request.inspect {
-            let elsewhere = contender
-                .elsewhere
-                .as_deref_mut()
-                .map(|subject| subject as &mut dyn Subject);
-            match (gear.inspect)(moment, &mut *contender.subject, elsewhere) {
+        let mut keeps = vec![true; field.bench.subjects.len()];
+        for (index, keep) in keeps.iter_mut().enumerate() {
+            let info = field.bench.subjects[index].info().clone();
+            let Some(moment) = moment(&info).filter(|_| self.request.inspect) else {
+                continue;
+            };
+            match field.bench.inspect(index, drawn, moment) {
                 Ok(found) => {
-                    gear.watcher.inspected(&info.label, &found.to_string());
+                    self.watcher.inspected(&info.label, &found.to_string());
+                    *keep = found.passed();
+                    field.inspections[index] = Some(found.clone());
                     if !found.passed() {
                         field.rejected.push((info, found));
-                        return Ok(());
                     }
-                    inspection = Some(found);
                 }
                 Err(trouble) => {
                     lost(&info.label, &trouble)?;
-                    field.absent.push(Absent {
-                        label: info.label,
-                        reason: trouble.message,
-                    });
-                    return Ok(());
+                    field.absent.push(left_out(&info.label, &trouble));
+                    *keep = false;
                 }
             }
         }
-        field.subjects.push(contender.subject);
-        field.elsewhere.push(contender.elsewhere);
-        field.inspections.push(inspection);
+        field.retain(|index| keeps[index]);
         Ok(())
     }
 
-    /// Measures the field in one mode.
+    /// Measures the candidates in one mode.
     fn measure(
-        &self,
+        &mut self,
         case: &Case,
         mode: Mode,
         options: &Options,
         field: &mut Field<'_>,
-        gear: &mut Gear<'_>,
     ) -> Result<Kept, BenchError> {
-        let infos: Vec<SubjectInfo> = field.subjects.iter().map(|subject| subject.info().clone()).collect();
+        let subjects = field.bench.subjects.iter();
+        let infos: Vec<SubjectInfo> = subjects.map(|subject| subject.info().clone()).collect();
         let baseline = self.baseline(&infos);
         let timed = infos.iter().cloned().zip(field.inspections.iter().cloned());
         let rejected = field
@@ -180,7 +138,7 @@ impl Session<'_> {
         let place = kept
             .map(|run| run.begin_measurement(case, mode, baseline, &rows))
             .transpose()?;
-        let mut measurement = if field.subjects.is_empty() {
+        let mut measurement = if infos.is_empty() {
             Measurement {
                 mode,
                 turns: None,
@@ -193,19 +151,12 @@ impl Session<'_> {
         } else {
             let mut recorder = Recorder {
                 kept,
-                watcher: gear.watcher,
+                watcher: &mut *self.watcher,
                 mode,
                 infos: &infos,
             };
-            measure(
-                options,
-                mode,
-                &mut field.subjects,
-                baseline,
-                gear.stopwatch,
-                gear.telemetry,
-                &mut recorder,
-            )?
+            let telemetry = &mut *self.telemetry;
+            field.bench.time(options, mode, baseline, telemetry, &mut recorder)?
         };
         let never_timed = field.rejected.iter().map(|(info, found)| Measured {
             info: info.clone(),
@@ -225,54 +176,39 @@ impl Session<'_> {
         Ok((place, result))
     }
 
-    /// After screening: the subjects that are kept, ours now inspected as closely as any that is measured.
-    fn keep<'a>(
-        &self,
+    /// After screening: keeps the best candidates, and inspects ours as closely as any that is measured.
+    fn keep(
+        &mut self,
         sweep: &Sweep,
-        field: Field<'a>,
+        field: &mut Field<'_>,
+        drawn: &Drawn,
         results: &mut [Kept],
-        gear: &mut Gear<'_>,
-    ) -> Result<Field<'a>, BenchError> {
-        let kept = results
-            .last()
-            .map(|(_, screened)| sweep.kept(&screened.measurement))
-            .unwrap_or_default();
-        // Whoever was rejected or absent stands in the result of the screening.
-        let mut finalists = Field::default();
-        let places = field.subjects.into_iter().zip(field.elsewhere).zip(field.inspections);
-        for (index, ((subject, elsewhere), inspection)) in places.enumerate() {
-            if !kept.contains(&index) {
-                continue;
-            }
-            if subject.info().is_ours() {
-                self.admit(Contender { subject, elsewhere }, Moment::Before, &mut finalists, gear)?;
-            } else {
-                finalists.subjects.push(subject);
-                finalists.elsewhere.push(elsewhere);
-                finalists.inspections.push(inspection);
-            }
-        }
-        for (info, found) in &finalists.rejected {
+    ) -> Result<(), BenchError> {
+        let screened = results.last().map(|(_, screened)| sweep.kept(&screened.measurement));
+        let kept = screened.unwrap_or_default();
+        field.retain(|index| kept.contains(&index));
+        // Rejected and absent candidates are in the result of the screening.
+        field.rejected.clear();
+        field.absent.clear();
+        self.inspect(field, drawn, |info| info.is_ours().then_some(Moment::Before))?;
+        for (info, found) in &field.rejected {
             self.reject(&info.label, found, results)?;
         }
-        Ok(finalists)
+        Ok(())
     }
 
     fn inspect_afterwards(
-        &self,
+        &mut self,
         field: &mut Field<'_>,
+        drawn: &Drawn,
         results: &mut [Kept],
-        gear: &mut Gear<'_>,
     ) -> Result<(), BenchError> {
-        if !self.request.inspect {
-            return Ok(());
-        }
-        for subject in &mut field.subjects {
-            let label = subject.info().label.clone();
-            match (gear.inspect)(Moment::Afterwards, &mut **subject, None) {
+        for index in 0..field.bench.subjects.len() {
+            let label = field.bench.subjects[index].info().label.clone();
+            match field.bench.inspect(index, drawn, Moment::Afterwards) {
                 Ok(found) if found.passed() => {}
                 Ok(found) => {
-                    gear.watcher.inspected(&label, &found.to_string());
+                    self.watcher.inspected(&label, &found.to_string());
                     self.reject(&label, &found, results)?;
                 }
                 Err(trouble) => lost(&label, &trouble)?,
@@ -281,7 +217,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Takes the numbers away from a subject that turned out to be wrong, wherever it has any.
+    /// Removes the numbers of a candidate that turned out to be wrong from all results.
     fn reject(&self, label: &str, found: &Inspection, results: &mut [Kept]) -> Result<(), BenchError> {
         for (place, result) in results {
             let mut subjects = result.measurement.subjects.iter();
@@ -305,7 +241,16 @@ impl Session<'_> {
     }
 }
 
-/// A lost device ends the bench; other trouble costs one subject.
+impl Field<'_> {
+    /// Removes the candidates for whose place `keep` is false.
+    fn retain(&mut self, keep: impl Fn(usize) -> bool) {
+        self.bench.retain(&keep);
+        let mut index = 0..;
+        self.inspections.retain(|_| index.next().is_some_and(&keep));
+    }
+}
+
+/// A lost device ends the bench; other trouble costs one candidate.
 fn lost(label: &str, trouble: &Trouble) -> Result<(), BenchError> {
     if !trouble.fatal {
         return Ok(());

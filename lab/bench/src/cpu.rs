@@ -1,16 +1,16 @@
 //! Measuring on the host: the CPU backend's configs, against each other and against peers.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 
 use flashcore_cpu::{CpuConfig, Options as CpuOptions, attention_with};
-use flashcore_problem::{POISON, Problem, Tensor};
+use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor};
 
-use crate::answers::{Answers, HostInputs};
-use crate::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Rig};
-use crate::error::BenchError;
+use crate::answers::draw;
+use crate::bed::Bed;
+use crate::defences::{INSPECTION_SEEDS, Output};
 use crate::host_clock::{called, now_us};
 use crate::identity::{LaunchMode, SubjectInfo};
+use crate::peers::{PeerPlace, PeerTensors};
 use crate::subject::{Stopwatch, Subject, Trouble};
 
 /// Memory written to flush the last-level cache, bytes: more than hosts have.
@@ -26,34 +26,19 @@ struct Place {
     lse: Vec<f32>,
 }
 
-/// Everything that inspecting subjects of one problem on the host takes.
+/// Two sets of tensors of a problem in host memory.
 #[derive(Debug)]
 pub struct CpuBed {
     problem: Problem,
     places: RefCell<[Place; 2]>,
-    masters: BTreeMap<u64, HostInputs>,
-    answers: Answers,
+    snapshot: RefCell<Option<Tensor>>,
 }
 
 impl CpuBed {
-    /// Draws inputs and computes what is right.
-    ///
-    /// # Errors
-    /// What the reference says of the problem.
-    pub fn new(problem: &Problem) -> Result<CpuBed, BenchError> {
-        let mut bed = CpuBed::blind(problem);
-        for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
-            let inputs = HostInputs::draw(problem, seed);
-            bed.answers.add(problem, seed, &inputs)?;
-            bed.masters.insert(seed, inputs);
-        }
-        Ok(bed)
-    }
-
-    /// Draws inputs and knows no answers: for a process that is to run kernels while another one judges them.
-    pub fn blind(problem: &Problem) -> CpuBed {
+    /// Allocates the tensors and fills them with normal inputs.
+    pub fn new(problem: &Problem) -> CpuBed {
         let place = |seed: u64| {
-            let HostInputs { q, k, v } = HostInputs::draw(problem, seed);
+            let Inputs { q, k, v } = draw(problem, InputKind::Normal, seed);
             Place {
                 q,
                 k,
@@ -65,57 +50,19 @@ impl CpuBed {
         CpuBed {
             problem: problem.clone(),
             places: RefCell::new([place(INSPECTION_SEEDS[0]), place(INSPECTION_SEEDS[1])]),
-            masters: BTreeMap::new(),
-            answers: Answers::default(),
+            snapshot: RefCell::default(),
         }
     }
 
-    /// The problem.
-    pub fn problem(&self) -> &Problem {
-        &self.problem
-    }
-
-    /// Copies inputs into a place, into the same memory: subjects hold its address.
-    pub fn load(&self, place: usize, inputs: &HostInputs) {
-        let place = &mut self.places.borrow_mut()[place % 2];
-        let to = [&mut place.q, &mut place.k, &mut place.v];
-        for (to, from) in to.into_iter().zip([&inputs.q, &inputs.k, &inputs.v]) {
-            to.copy_from(from);
-        }
-    }
-
-    /// Does something with Q and the output of a place.
+    /// Calls `act` with Q and the output of a place.
     pub fn with_place<T>(&self, place: usize, act: impl FnOnce(&Tensor, &mut Tensor) -> T) -> T {
         let Place { q, out, .. } = &mut self.places.borrow_mut()[place % 2];
         act(q, out)
     }
 
-    /// Does something with the log-sum-exp of a place: no elements where the problem asks for none.
+    /// Calls `act` with the log-sum-exp of a place; it is empty where the problem asks for none.
     pub fn with_lse<T>(&self, place: usize, act: impl FnOnce(&mut [f32]) -> T) -> T {
         act(&mut self.places.borrow_mut()[place % 2].lse)
-    }
-
-    /// Fills the output and the log-sum-exp of a place with poison.
-    pub fn poison(&self, place: usize) {
-        self.with_place(place, |_, out| out.bytes_mut().fill(POISON));
-        self.with_lse(place, |lse| lse.fill(f32::from_ne_bytes([POISON; 4])));
-    }
-
-    /// Addresses and sizes in bytes of q, k, v and out of the place that is timed, for peers.
-    pub fn addresses(&self) -> [(u64, usize); 4] {
-        let places = self.places.borrow();
-        let Place { q, k, v, out, .. } = &places[0];
-        [q, k, v, out].map(|tensor| (tensor.bytes().as_ptr().addr() as u64, tensor.bytes().len()))
-    }
-
-    /// Addresses of the scales of q, k and v, where the problem has them.
-    pub fn scales(&self) -> Option<[u64; 3]> {
-        let places = self.places.borrow();
-        let Place { q, k, v, .. } = &places[0];
-        match [q, k, v].map(|tensor| tensor.scales()) {
-            [Some(q), Some(k), Some(v)] => Some([q, k, v].map(|scales| scales.as_ptr().addr() as u64)),
-            _ => None,
-        }
     }
 
     fn run(&self, config: CpuConfig, place: usize) -> Result<(), Trouble> {
@@ -182,73 +129,67 @@ impl Subject for CpuSubject<'_> {
     }
 }
 
-/// A subject on a [`CpuBed`]. A call has ended when it returns, so a snapshot is what is there.
-pub struct CpuRig<'r, 's, 't> {
-    /// The tensors.
-    pub bed: &'r CpuBed,
-    /// The subject, bound to place 0.
-    pub subject: &'r mut (dyn Subject + 's),
-    /// The same bound to place 1, if it can be.
-    pub elsewhere: Option<&'r mut (dyn Subject + 't)>,
-}
-
-impl Rig for CpuRig<'_, '_, '_> {
+/// A call has ended when it returns, so nothing is queued.
+impl Bed for CpuBed {
     fn problem(&self) -> &Problem {
-        &self.bed.problem
+        &self.problem
     }
 
-    fn expected(&self, seed: u64) -> &Expected {
-        self.bed.answers.of(seed)
-    }
-
-    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
-        if let Some(inputs) = self.bed.masters.get(&seed) {
-            self.bed.load(place, inputs);
+    /// Copies into the same memory: candidates hold its address.
+    fn load(&self, place: usize, inputs: &Inputs) -> Result<(), Trouble> {
+        let place = &mut self.places.borrow_mut()[place % 2];
+        let to = [&mut place.q, &mut place.k, &mut place.v];
+        for (to, from) in to.into_iter().zip([&inputs.q, &inputs.k, &inputs.v]) {
+            to.copy_from(from);
         }
-        match place {
-            0 => self.subject.inputs_changed(),
-            _ => Ok(()),
-        }
-    }
-
-    fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        self.bed.poison(place);
         Ok(())
     }
 
-    fn pause(&mut self) -> Result<(), Trouble> {
+    fn poison(&self, place: usize) -> Result<(), Trouble> {
+        self.with_place(place, |_, out| out.bytes_mut().fill(POISON));
+        self.with_lse(place, |lse| lse.fill(f32::from_ne_bytes([POISON; 4])));
         Ok(())
     }
 
-    fn run(&mut self, place: usize) -> Result<bool, Trouble> {
-        match (place, &mut self.elsewhere) {
-            (0, _) => self.subject.call()?,
-            (_, Some(subject)) => subject.call()?,
-            (_, None) => return Ok(false),
+    fn pause(&self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn snapshot(&self, place: usize) -> Result<(), Trouble> {
+        let copy = self.with_place(place, |_, out| out.clone());
+        self.snapshot.replace(Some(copy));
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
+        match what {
+            Output::Final => self.with_place(place, |_, out| look(out)),
+            Output::Snapshot => match &*self.snapshot.borrow() {
+                Some(snapshot) => look(snapshot),
+                None => return Err(Trouble::new("there is no snapshot")),
+            },
         }
-        Ok(true)
-    }
-
-    fn snapshot(&mut self, _place: usize) -> Result<(), Trouble> {
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<(), Trouble> {
-        Ok(())
+    fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        let lse = self.with_lse(place, |lse| lse.to_vec());
+        Ok(Some(lse).filter(|lse| !lse.is_empty()))
     }
 
-    fn read(&mut self, place: usize, _what: Output) -> Result<Tensor, Trouble> {
-        if place == 0
-            && let Some(answer) = self.subject.answer()?
-        {
-            return Ok(answer);
-        }
-        Ok(self.bed.with_place(place, |_, out| out.clone()))
-    }
-
-    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        let computes = self.bed.problem.return_lse() && self.subject.info().is_ours();
-        Ok(computes.then(|| self.bed.with_lse(place, |lse| lse.to_vec())))
+    fn peer_tensors(&self) -> PeerTensors {
+        let places = self.places.borrow();
+        let Place { q, k, v, out, .. } = &places[0];
+        let tensors = [q, k, v, out].map(|tensor| (tensor.bytes().as_ptr().addr() as u64, tensor.bytes().len()));
+        let scales = match [q, k, v].map(Tensor::scales) {
+            [Some(q), Some(k), Some(v)] => Some([q, k, v].map(|scales| scales.as_ptr().addr() as u64)),
+            _ => None,
+        };
+        PeerTensors::new(PeerPlace::Cpu, &self.problem, tensors, scales)
     }
 }
 

@@ -8,6 +8,7 @@ use flashcore_problem::{
     compare_lse_rows, compare_rows,
 };
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 pub use flashcore_problem::bulk::Census;
 
@@ -15,87 +16,54 @@ pub use crate::inspection::{Inspection, Reason};
 use crate::stats::median;
 use crate::subject::{Stopwatch, Subject, Trouble};
 
-/// Buffers and the subject bound to them. Whatever is put into the stream happens in order, except what a
-/// subject puts elsewhere.
+/// A candidate bound to buffers on a device. The judge may be in another process than the candidate.
 pub trait Rig {
-    /// What is asked.
+    /// The problem.
     fn problem(&self) -> &Problem;
 
     /// The right answer for the inputs of a seed.
     fn expected(&self, seed: u64) -> &Expected;
 
-    /// Puts into the stream: the inputs of a seed go into the buffers of a place (0, or 1 for another set of
-    /// addresses), over what was there.
-    ///
-    /// # Errors
-    /// What the device said; also for all others.
-    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble>;
-
-    /// Puts into the stream: the output of a place becomes poison, and so does its log-sum-exp, where there is one.
-    ///
-    /// # Errors
-    /// As [`load`](Rig::load).
-    fn poison(&mut self, place: usize) -> Result<(), Trouble>;
-
-    /// Puts a pause of a few milliseconds into the stream.
-    ///
-    /// # Errors
-    /// As [`load`](Rig::load).
-    fn pause(&mut self) -> Result<(), Trouble>;
-
-    /// Calls the subject exactly as it is timed, bound to a place; `false` if it cannot be bound there, as is the
-    /// case for functions of other libraries.
-    ///
-    /// # Errors
-    /// As [`load`](Rig::load).
-    fn run(&mut self, place: usize) -> Result<bool, Trouble>;
-
-    /// Puts into the stream: a copy of the output of a place, as it is then.
-    ///
-    /// # Errors
-    /// As [`load`](Rig::load).
-    fn snapshot(&mut self, place: usize) -> Result<(), Trouble>;
-
-    /// Waits until the whole device, and not just the stream, has nothing left to do.
-    ///
-    /// # Errors
-    /// As [`load`](Rig::load).
-    fn finish(&mut self) -> Result<(), Trouble>;
-
-    /// The output of a place as it is now, or as the last snapshot has it.
-    ///
-    /// # Errors
-    /// As [`load`](Rig::load).
-    fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble>;
-
-    /// What the output of a place is like, and how it compares with the right answer for a seed: as much of
-    /// [`read`](Rig::read) as judging takes. A rig whose outputs are far away looks at them there.
-    ///
-    /// # Errors
-    /// As [`load`](Rig::load).
-    fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
-        let out = self.read(place, what)?;
-        Ok(Seen {
-            census: census(&out.view()),
-            comparison: self.expected(seed).compare(self.problem(), &out.view())?,
-        })
-    }
-
-    /// The log-sum-exp of a place as it is now; `None` where the problem asks for none, or the subject computes none, as
+    /// Runs the candidate once, exactly as it is timed. `false` if it cannot be bound to that place, as is the case for
     /// functions of other libraries.
     ///
     /// # Errors
-    /// As [`load`](Rig::load).
-    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
+    /// A device error. The other methods report the same.
+    fn run(&mut self, run: &Run) -> Result<bool, Trouble>;
 
-    /// What was written beside the tensors that a subject was given, in a sentence; `None` where nothing was, and where
-    /// the host's own bounds checks see to that.
+    /// Counts over the output of a place, and compares it with the right answer for a seed.
     ///
     /// # Errors
-    /// As [`load`](Rig::load).
-    fn outside(&mut self) -> Result<Option<String>, Trouble> {
-        Ok(None)
-    }
+    /// A device error.
+    fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble>;
+
+    /// The log-sum-exp of a place; `None` where the problem asks for none, or the candidate computes none, as functions
+    /// of other libraries.
+    ///
+    /// # Errors
+    /// A device error.
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
+
+    /// What was written outside the tensors that the candidate was given, in a sentence.
+    ///
+    /// # Errors
+    /// A device error.
+    fn outside(&mut self) -> Result<Option<String>, Trouble>;
+}
+
+/// One run of a candidate and the work around it, in this order: load inputs, pause, poison the outputs (and wait for
+/// that, unless there was a pause), run, copy the output aside in the stream, wait for the whole device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// Which set of tensors: 0, or 1 for the same tensors at other addresses.
+    pub place: usize,
+    /// Seed of the inputs to load first; `None` keeps the inputs that are there.
+    pub load: Option<u64>,
+    /// Fill the outputs of both places with poison.
+    pub poison: bool,
+    /// Put a pause of a few milliseconds ahead of the poison, so that a candidate that does not wait for its stream runs
+    /// before the poison is written.
+    pub pause: bool,
 }
 
 /// Which output to read.
@@ -107,13 +75,26 @@ pub enum Output {
     Snapshot,
 }
 
-/// What an output is like.
+/// What was seen of an output.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// All of it.
+    /// Counts over all elements.
     pub census: Census,
-    /// As far as the right answer is known, in every element or in some rows.
+    /// The comparison with the right answer, in every element or in some rows.
     pub comparison: Comparison,
+}
+
+impl Seen {
+    /// Looks at a whole output.
+    ///
+    /// # Errors
+    /// An output that does not fit the problem.
+    pub fn of(problem: &Problem, expected: &Expected, out: &Tensor) -> Result<Seen, Trouble> {
+        Ok(Seen {
+            census: census(&out.view()),
+            comparison: expected.compare(problem, &out.view())?,
+        })
+    }
 }
 
 /// The right answer, whole or in some rows.
@@ -162,153 +143,142 @@ pub const INSPECTION_SEEDS: [u64; 3] = [101, 102, 103];
 /// The seed that [`inspect_again`] asks inputs for.
 pub const AFTERWARDS_SEED: u64 = 104;
 
-/// Inspects a subject before it is timed.
+/// A rejection: the reason, and a sentence on what was seen.
+type Rejection = (Reason, String);
+
+/// Inspects a candidate before it is timed.
 ///
 /// # Errors
-/// What the device said; a subject that faults is no finding but an error.
+/// A device error; a candidate that faults is an error and no finding.
 pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
-    let [first, second, third] = INSPECTION_SEEDS;
-    let mut found = Inspection {
-        rejected: None,
-        detail: String::new(),
-        max_abs: 0.0,
-        skipped: Vec::new(),
-    };
-    // Fresh inputs, poisoned output; what the stream calls ended, and what is there when everything has ended.
-    rig.load(0, first)?;
-    rig.poison(0)?;
-    rig.finish()?;
-    rig.run(0)?;
-    rig.snapshot(0)?;
-    rig.finish()?;
-    if let Some(rejection) = judge(rig, 0, Output::Final, first, None, &mut found)? {
-        return Ok(reject(found, rejection));
-    }
-    if judge(rig, 0, Output::Snapshot, first, None, &mut found)?.is_some() {
-        return Ok(reject(
-            found,
-            (
-                Reason::OtherStream,
-                "the output was right a moment after the stream had ended, and not yet when it ended; join every \
-                 stream it uses to the one it is given"
-                    .to_string(),
-            ),
-        ));
-    }
-    // The other way round: what does not wait for the stream has run before the poison gets there.
-    rig.pause()?;
-    rig.poison(0)?;
-    rig.run(0)?;
-    rig.snapshot(0)?;
-    rig.finish()?;
-    if judge(rig, 0, Output::Snapshot, first, None, &mut found)?.is_some() {
-        return Ok(reject(
-            found,
-            (
-                Reason::OtherStream,
-                "it ran before the work that was ahead of it in the stream; make every stream it uses wait for the \
-                 one it is given"
-                    .to_string(),
-            ),
-        ));
-    }
-    // New inputs at the same addresses, and the old answer left in the output.
-    rig.load(0, second)?;
-    rig.run(0)?;
-    rig.finish()?;
-    if let Some(rejection) = judge(rig, 0, Output::Final, second, Some(first), &mut found)? {
-        return Ok(reject(found, rejection));
-    }
-    // Other addresses altogether.
-    rig.load(1, third)?;
-    rig.poison(0)?;
-    rig.poison(1)?;
-    rig.finish()?;
-    if rig.run(1)? {
-        rig.finish()?;
-        if let Some((reason, detail)) = judge(rig, 1, Output::Final, third, Some(second), &mut found)? {
-            let elsewhere = !is_poison(&rig.read(0, Output::Final)?);
-            let rejection = match (elsewhere, reason) {
-                (true, _) => (
-                    Reason::PointerReplay,
-                    "given other buffers, it wrote to the first ones; take every address from the arguments"
-                        .to_string(),
-                ),
-                (false, Reason::Unwritten) => (
-                    Reason::PointerReplay,
-                    format!("given other buffers, it did not write them; {detail}"),
-                ),
-                (false, reason) => (reason, format!("given other buffers: {detail}")),
-            };
-            return Ok(reject(found, rejection));
+    inspection(rig, "on fresh inputs", |rig, found| {
+        let [first, second, third] = INSPECTION_SEEDS;
+        let late = |how: &str| Some((Reason::OtherStream, how.to_string()));
+        // Fresh inputs, poisoned output: the output when the stream had ended, and when the device was idle.
+        let run = Run {
+            poison: true,
+            ..Run::default()
+        };
+        rig.run(&Run {
+            load: Some(first),
+            ..run
+        })?;
+        if let Some(rejection) = judge(rig, 0, Output::Final, first, None, found)? {
+            return Ok(Some(rejection));
         }
-    } else {
-        found.skipped.push("other addresses".to_string());
-    }
-    if let Some(outside) = rig.outside()? {
-        return Ok(reject(found, (Reason::OutOfBounds, outside)));
-    }
-    found.detail = format!("largest error {:.1e} against float64 on fresh inputs", found.max_abs);
-    Ok(found)
+        if judge(rig, 0, Output::Snapshot, first, None, found)?.is_some() {
+            return Ok(late(
+                "the output was right a moment after the stream had ended, and not yet when it ended; join every stream it \
+                 uses to the one it is given",
+            ));
+        }
+        // The other way round: a candidate that does not wait for the stream has run before the poison is written.
+        rig.run(&Run { pause: true, ..run })?;
+        if judge(rig, 0, Output::Snapshot, first, None, found)?.is_some() {
+            return Ok(late(
+                "it ran before the work that was ahead of it in the stream; make every stream it uses wait for the one it \
+                 is given",
+            ));
+        }
+        // New inputs at the same addresses, and the old answer left in the output.
+        rig.run(&Run {
+            load: Some(second),
+            ..Run::default()
+        })?;
+        if let Some(rejection) = judge(rig, 0, Output::Final, second, Some(first), found)? {
+            return Ok(Some(rejection));
+        }
+        // Other addresses.
+        let at_other = Run {
+            place: 1,
+            load: Some(third),
+            ..run
+        };
+        if !rig.run(&at_other)? {
+            found.skipped.push("other addresses".to_string());
+            return Ok(None);
+        }
+        let Some((reason, detail)) = judge(rig, 1, Output::Final, third, Some(second), found)? else {
+            return Ok(None);
+        };
+        let census = rig.look(0, Output::Final, third)?.census;
+        Ok(Some(match (census.unwritten < census.elements, reason) {
+            (true, _) => (
+                Reason::PointerReplay,
+                "given other buffers, it wrote to the first ones; take every address from the arguments".to_string(),
+            ),
+            (false, Reason::Unwritten) => (
+                Reason::PointerReplay,
+                format!("given other buffers, it did not write them; {detail}"),
+            ),
+            (false, reason) => (reason, format!("given other buffers: {detail}")),
+        }))
+    })
 }
 
-/// Looks once whether a subject's answer is right, on fresh inputs over a poisoned output: for kernels that are only
-/// screened. It finds what is wrong, not what cheats.
+/// Looks once whether a candidate's output is right, on fresh inputs over a poisoned output: for kernels that are only
+/// screened. It finds wrong kernels, not cheating ones.
 ///
 /// # Errors
 /// As [`inspect`].
 pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
-    let mut found = Inspection {
-        rejected: None,
-        detail: String::new(),
-        max_abs: 0.0,
-        skipped: vec!["all but one look at the answer".to_string()],
-    };
-    let seed = INSPECTION_SEEDS[0];
-    rig.load(0, seed)?;
-    rig.poison(0)?;
-    rig.finish()?;
-    rig.run(0)?;
-    rig.finish()?;
-    if let Some(rejection) = judge(rig, 0, Output::Final, seed, None, &mut found)? {
-        return Ok(reject(found, rejection));
-    }
-    if let Some(outside) = rig.outside()? {
-        return Ok(reject(found, (Reason::OutOfBounds, outside)));
-    }
-    found.detail = format!("largest error {:.1e} against float64, looked at once", found.max_abs);
-    Ok(found)
+    inspection(rig, "in one look", |rig, found| {
+        found.skipped.push("all but one look at the answer".to_string());
+        let seed = INSPECTION_SEEDS[0];
+        rig.run(&Run {
+            load: Some(seed),
+            poison: true,
+            ..Run::default()
+        })?;
+        judge(rig, 0, Output::Final, seed, None, found)
+    })
 }
 
-/// Inspects a subject after it was timed, on inputs it has not seen: with the last output still in place, and over poison.
+/// Inspects a candidate after it was timed, on inputs it has not seen: with the last output still in place, and over
+/// poison.
 ///
 /// # Errors
 /// As [`inspect`].
 pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
+    inspection(rig, "after timing", |rig, found| {
+        let (seed, last) = (AFTERWARDS_SEED, INSPECTION_SEEDS[1]);
+        rig.run(&Run {
+            load: Some(seed),
+            ..Run::default()
+        })?;
+        if let Some(rejection) = judge(rig, 0, Output::Final, seed, Some(last), found)? {
+            return Ok(Some(rejection));
+        }
+        // Again over poison: the right answer may have been in place, written by another candidate.
+        rig.run(&Run {
+            poison: true,
+            pause: true,
+            ..Run::default()
+        })?;
+        judge(rig, 0, Output::Final, seed, None, found)
+    })
+}
+
+/// An inspection by `look`, and last a look at the guards around the tensors.
+fn inspection(
+    rig: &mut dyn Rig,
+    when: &str,
+    look: impl FnOnce(&mut dyn Rig, &mut Inspection) -> Result<Option<Rejection>, Trouble>,
+) -> Result<Inspection, Trouble> {
     let mut found = Inspection {
         rejected: None,
         detail: String::new(),
         max_abs: 0.0,
         skipped: Vec::new(),
     };
-    rig.load(0, AFTERWARDS_SEED)?;
-    rig.run(0)?;
-    rig.finish()?;
-    let last = INSPECTION_SEEDS[1];
-    if let Some(rejection) = judge(rig, 0, Output::Final, AFTERWARDS_SEED, Some(last), &mut found)? {
-        return Ok(reject(found, rejection));
+    let mut rejection = look(rig, &mut found)?;
+    if rejection.is_none() {
+        rejection = rig.outside()?.map(|outside| (Reason::OutOfBounds, outside));
     }
-    // The same over poison: another subject's answer to these inputs may have been in place.
-    rig.poison(0)?;
-    rig.run(0)?;
-    rig.finish()?;
-    if let Some(rejection) = judge(rig, 0, Output::Final, AFTERWARDS_SEED, None, &mut found)? {
-        return Ok(reject(found, rejection));
+    found.detail = format!("largest error {:.1e} against float64 {when}", found.max_abs);
+    if let Some((reason, detail)) = rejection {
+        (found.rejected, found.detail) = (Some(reason), detail);
     }
-    if let Some(outside) = rig.outside()? {
-        return Ok(reject(found, (Reason::OutOfBounds, outside)));
-    }
-    found.detail = format!("largest error {:.1e} against float64 after timing", found.max_abs);
     Ok(found)
 }
 
@@ -359,7 +329,7 @@ pub const PERSISTING_MARGIN: f64 = 0.15;
 
 /// Judges the time of a run after a flush of L2 (`flushed_us`) beside that of runs that rotate through more memory
 /// than L2 holds (`rotating_us`): whatever is cold is cold both ways.
-pub fn judge_cold(flushed_us: f64, rotating_us: f64) -> Option<(Reason, String)> {
+pub fn judge_cold(flushed_us: f64, rotating_us: f64) -> Option<Rejection> {
     (flushed_us < rotating_us * (1.0 - PERSISTING_MARGIN)).then(|| {
         (
             Reason::PersistingCache,
@@ -371,14 +341,6 @@ pub fn judge_cold(flushed_us: f64, rotating_us: f64) -> Option<(Reason, String)>
     })
 }
 
-fn reject(found: Inspection, (reason, detail): (Reason, String)) -> Inspection {
-    Inspection {
-        rejected: Some(reason),
-        detail,
-        ..found
-    }
-}
-
 /// What is wrong with an output, if anything. `stale` is the seed of earlier inputs.
 fn judge(
     rig: &mut dyn Rig,
@@ -387,7 +349,7 @@ fn judge(
     seed: u64,
     stale: Option<u64>,
     found: &mut Inspection,
-) -> Result<Option<(Reason, String)>, Trouble> {
+) -> Result<Option<Rejection>, Trouble> {
     let Seen { census, comparison } = rig.look(place, what, seed)?;
     if comparison.passed && census.unwritten == 0 && census.nan == 0 {
         found.max_abs = found.max_abs.max(comparison.max_abs);
@@ -425,12 +387,7 @@ fn is_answer_of(rig: &mut dyn Rig, place: usize, what: Output, stale: Option<u64
 }
 
 /// What is wrong with a log-sum-exp, if anything. That it was not looked at is noted.
-fn judge_lse(
-    rig: &mut dyn Rig,
-    place: usize,
-    seed: u64,
-    found: &mut Inspection,
-) -> Result<Option<(Reason, String)>, Trouble> {
+fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection) -> Result<Option<Rejection>, Trouble> {
     if !rig.problem().return_lse() {
         return Ok(None);
     }
@@ -468,8 +425,4 @@ pub fn census(view: &TensorView<'_>) -> Census {
     counted
         .map(|row| Census::of_row(view, row / rows, row % rows))
         .reduce(Census::default, Census::and)
-}
-
-fn is_poison(out: &Tensor) -> bool {
-    out.bytes().iter().all(|&byte| byte == POISON)
 }

@@ -149,6 +149,12 @@ pub enum BenchError {
 }
 
 impl BenchError {
+    /// Whether a kernel faulted, so that the device's context is lost.
+    pub fn is_fault(&self) -> bool {
+        matches!(self, BenchError::Flashcore(error)
+            if matches!(**error, flashcore::Error::Cuda(flashcore_cuda::CudaError::Fault(_))))
+    }
+
     /// Whether the machine is at fault rather than the question.
     pub fn is_environment(&self) -> bool {
         match self {

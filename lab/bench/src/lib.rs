@@ -22,7 +22,7 @@
 //! ```
 
 mod answers;
-mod candidates;
+pub mod bed;
 mod case;
 pub mod chart;
 pub mod compare;
@@ -46,16 +46,18 @@ mod report;
 pub mod selfcheck;
 mod session;
 pub mod simulate;
+mod stand;
 pub mod standing;
 pub mod store;
 mod subject;
 pub mod sweep;
 pub mod table;
 mod telemetry;
+pub mod trial;
 mod verdict;
 
-pub use answers::{Answers, HostInputs};
-pub use candidates::{KERNEL_WORDS, kernels_of};
+pub use answers::{Answers, draw};
+pub use bed::{Bed, Workbench};
 pub use error::BenchError;
 pub use flashcore_problem::stats;
 pub use identity::{
@@ -69,9 +71,11 @@ pub use problems::Case;
 pub use protocol::{Batch, Protocol, Purpose, Step, Stop};
 pub use report::{CaseResult, Report, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, SeedsShape};
 pub use session::{Request, Watcher, run};
+pub use stand::{Built, KERNEL_WORDS, Stand, kernels_of};
 pub use stats::{Interval, Ratio, Summary};
 pub use store::Store;
 pub use subject::{Stopwatch, Subject, Trouble};
 pub use sweep::Sweep;
 pub use telemetry::{NvmlTelemetry, Reading, Telemetry};
+pub use trial::{Failure, Trial, Tried};
 pub use verdict::{THRESHOLD, Verdict};

@@ -3,7 +3,7 @@
 //! The bench runs inside the peers' process, not the other way round: a binding (Python's, say) calls
 //! [`run`](crate::run) with a [`PeerSource`] that makes subjects of its functions.
 
-use flashcore_problem::{DType, Layout};
+use flashcore_problem::{DType, Layout, Problem};
 
 use crate::problems::Case;
 use crate::subject::Subject;
@@ -52,6 +52,36 @@ pub struct PeerTensors {
     pub scales: Option<PeerScales>,
     /// The output that all subjects share: a peer that writes elsewhere gives [`Subject::answer`].
     pub out: PeerTensor,
+}
+
+impl PeerTensors {
+    /// The tensors of a problem at these addresses (with bytes) of q, k, v and out, and of the scales of q, k and v.
+    pub(crate) fn new(
+        place: PeerPlace,
+        problem: &Problem,
+        [q, k, v, out]: [(u64, usize); 4],
+        scales: Option<[u64; 3]>,
+    ) -> PeerTensors {
+        let tensor = |(address, bytes), dtype, layout: &Layout| PeerTensor {
+            address,
+            bytes,
+            dtype,
+            layout: *layout,
+        };
+        PeerTensors {
+            place,
+            q: tensor(q, problem.dtype(), problem.q_layout()),
+            k: tensor(k, problem.dtype(), problem.k_layout()),
+            v: tensor(v, problem.dtype(), problem.v_layout()),
+            scales: scales.map(|[q, k, v]| PeerScales {
+                shape: [problem.batch(), problem.num_kv_heads()],
+                q,
+                k,
+                v,
+            }),
+            out: tensor(out, problem.out_dtype(), problem.o_layout()),
+        }
+    }
 }
 
 /// Addresses of the scales of e4m3 tensors, each f32 `[batch, num_kv_heads]`, dense, beside their tensors.

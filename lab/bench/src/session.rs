@@ -1,24 +1,22 @@
 //! A whole bench: problems, kernels and peers on a device, inspected, measured, stored.
 
-use flashcore::{Attention, Device, PlanDevice, PlanTarget, Plans};
-use flashcore_cuda::{DeviceSlice, Stream};
-
+use flashcore::{Attention, Device, InputKind};
 use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
 
-use crate::candidates::{compiled, cpu_configs, peer_tensors, plans};
-use crate::case::{Contender, Gear};
-use crate::cpu::{CpuBed, CpuRig, CpuStopwatch, CpuSubject};
+use crate::answers::draw;
+use crate::bed::{Drawn, Workbench};
+use crate::defences::INSPECTION_SEEDS;
 use crate::error::BenchError;
-use crate::gpu::{self, GpuBed, GpuRig, GpuStopwatch, GpuTools, KernelSubject, Launching};
-use crate::identity::{DeviceIdentity, RunIdentity};
-use crate::measure::{Measured, Sample};
+use crate::gpu::{self, Launching};
+use crate::identity::RunIdentity;
+use crate::measure::Sample;
 use crate::options::{Mode, Options};
-use crate::peers::{Absent, PeerPlace, PeerSource};
+use crate::peers::PeerSource;
 use crate::problems::Case;
 use crate::report::{CaseResult, Report};
+use crate::stand::{Stand, built, left_out};
 use crate::store::{RunWriter, Store};
-use crate::subject::Subject;
 use crate::sweep::Sweep;
 use crate::telemetry::{NvmlTelemetry, Telemetry};
 
@@ -110,9 +108,81 @@ pub fn run(
             what: "no problem or no mode was given".to_string(),
         });
     }
-    match device {
-        Device::Cpu => run_cpu(request, peers, store, watcher),
-        Device::Cuda(context) => run_cuda(&Stream::new(context)?, request, peers, store, watcher),
+    let stand = Stand::new(device)?;
+    let floor = match &stand.gpu {
+        Some((stream, tools)) => gpu::floor(tools, stream)?.summary,
+        None => None,
+    };
+    let floor_us = floor.map(|summary| summary.p50);
+    let identity = RunIdentity::now(stand.identity());
+    let kept = store
+        .map(|store| store.begin_run(&identity, &request.options, floor_us))
+        .transpose()?;
+    let uuid = identity.device.uuid.clone();
+    let mut session = Session {
+        request,
+        kept,
+        report: Report::new(identity, request.options.clone(), floor_us),
+        telemetry: Box::new(()),
+        watcher,
+    };
+    for absence in peers.absences() {
+        session.note(absence);
+    }
+    if stand.gpu.is_some() {
+        match NvmlTelemetry::open(&uuid) {
+            Ok(nvml) => session.telemetry = Box::new(nvml),
+            Err(absence) => session.note(absence),
+        }
+    }
+    let attention = Attention::new(device.clone());
+    for note in attention.plans()?.notes() {
+        session.note(note.to_string());
+    }
+    let launching = match request.plain {
+        true => Launching::Plain,
+        false => Launching::Graph,
+    };
+    let cache = KernelCache::default();
+    for (index, case) in request.cases.iter().enumerate() {
+        session.watcher.case(case, index, request.cases.len());
+        let (kernels, mut absent) = built(request, &case.problem, &attention, &cache);
+        let opened = stand.open(&case.problem, &kernels, launching, |bench, failed| {
+            // Peers live for as long as this closure runs, which is shorter than the tensors.
+            let mut bench = bench;
+            let failed = failed.iter().map(|(id, error)| left_out(&id.to_string(), error));
+            absent.extend(failed);
+            let drawn = inputs(&bench, request.inspect)?;
+            for peer in peers.peers(case, &bench.bed.peer_tensors()) {
+                match peer {
+                    Ok(subject) => bench.add(subject, None),
+                    Err(missing) => absent.push(missing),
+                }
+            }
+            Ok(session.case(case, bench, absent, &drawn))
+        });
+        match opened {
+            Ok(Ok(measured)) => measured?,
+            Ok(Err(error)) | Err(error) => session.note(format!("{} was left out: {error}", case.name)),
+        }
+    }
+    // A run that ends by an error stays without its closing line.
+    if let Some(run) = session.kept {
+        run.finish()?;
+    }
+    Ok(session.report)
+}
+
+/// Loads normal inputs into both places, and computes the right answers if candidates are inspected.
+fn inputs(bench: &Workbench<'_>, inspect: bool) -> Result<Drawn, BenchError> {
+    let problem = bench.bed.problem();
+    for (place, seed) in INSPECTION_SEEDS.into_iter().take(2).enumerate() {
+        let loaded = bench.bed.load(place, &draw(problem, InputKind::Normal, seed));
+        loaded.map_err(|trouble| trouble.of("loading inputs"))?;
+    }
+    match inspect {
+        true => Drawn::new(problem),
+        false => Ok(Drawn::default()),
     }
 }
 
@@ -122,203 +192,15 @@ pub(crate) struct Session<'s> {
     /// The run in the evidence store, if evidence is kept.
     pub(crate) kept: Option<RunWriter>,
     pub(crate) report: Report,
+    pub(crate) telemetry: Box<dyn Telemetry>,
+    pub(crate) watcher: &'s mut dyn Watcher,
 }
 
-impl<'s> Session<'s> {
-    fn begin(
-        request: &'s Request,
-        device: DeviceIdentity,
-        floor: Option<Measured>,
-        store: Option<&Store>,
-        peers: &dyn PeerSource,
-        watcher: &mut dyn Watcher,
-    ) -> Result<Session<'s>, BenchError> {
-        let identity = RunIdentity::now(device);
-        let floor_us = floor.and_then(|floor| floor.summary).map(|summary| summary.p50);
-        let kept = store
-            .map(|store| store.begin_run(&identity, &request.options, floor_us))
-            .transpose()?;
-        let mut report = Report::new(identity, request.options.clone(), floor_us);
-        report.notes.extend(peers.absences());
-        for note in &report.notes {
-            watcher.note(note);
-        }
-        Ok(Session { request, kept, report })
-    }
-
-    /// Closes the run in the store. One that ends by an error stays without its closing line.
-    fn finish(self) -> Result<Report, BenchError> {
-        if let Some(run) = self.kept {
-            run.finish()?;
-        }
-        Ok(self.report)
-    }
-
-    pub(crate) fn note(&mut self, note: String, watcher: &mut dyn Watcher) {
+impl Session<'_> {
+    pub(crate) fn note(&mut self, note: String) {
         if !self.report.notes.contains(&note) {
-            watcher.note(&note);
+            self.watcher.note(&note);
             self.report.notes.push(note);
-        }
-    }
-}
-
-fn run_cuda(
-    stream: &Stream,
-    request: &Request,
-    peers: &mut dyn PeerSource,
-    store: Option<&Store>,
-    watcher: &mut dyn Watcher,
-) -> Result<Report, BenchError> {
-    let info = stream.context().info().clone();
-    let chip = info.chip();
-    let tools = GpuTools::new(stream)?;
-    let floor = gpu::floor(&tools, stream)?;
-    let device = DeviceIdentity::cuda(&info);
-    let uuid = device.uuid.clone();
-    let mut session = Session::begin(request, device, Some(floor), store, peers, watcher)?;
-    let mut nvml = NvmlTelemetry::open(&uuid);
-    if let Err(absence) = &nvml {
-        session.note(absence.clone(), watcher);
-    }
-    let mut nothing = ();
-    let telemetry: &mut dyn Telemetry = match &mut nvml {
-        Ok(nvml) => nvml,
-        Err(_) => &mut nothing,
-    };
-    let tables = Plans::load(&PlanTarget::Device(PlanDevice::cuda(&info))).map_err(flashcore::Error::from)?;
-    for note in tables.notes() {
-        session.note(note.to_string(), watcher);
-    }
-    let kernels = KernelCache::default();
-    for (index, case) in request.cases.iter().enumerate() {
-        watcher.case(case, index, request.cases.len());
-        let (plans, mut absent) = plans(request, &case.problem, chip, &tables, &kernels);
-        let (plans, not_compiled) = compiled(stream.context(), plans);
-        absent.extend(not_compiled);
-        let workspace = plans
-            .iter()
-            .map(flashcore_kernels::Plan::workspace_bytes)
-            .max()
-            .unwrap_or(0);
-        let bed = match request.inspect {
-            true => GpuBed::new(stream, &case.problem, workspace),
-            false => GpuBed::blind(stream, &case.problem, workspace),
-        };
-        let bed = match bed {
-            Ok(bed) => bed,
-            Err(error) => {
-                session.note(format!("{} was left out: {error}", case.name), watcher);
-                continue;
-            }
-        };
-        let launching = if request.plain {
-            Launching::Plain
-        } else {
-            Launching::Graph
-        };
-        let mut contenders = Vec::new();
-        for plan in &plans {
-            let bound =
-                |place| KernelSubject::new(stream, plan, &[bed.tensors(place), bed.tensors(1 - place)], launching);
-            match bound(0).and_then(|subject| Ok((subject, bound(1)?))) {
-                Ok((subject, elsewhere)) => contenders.push(Contender {
-                    subject: Box::new(subject),
-                    elsewhere: Some(Box::new(elsewhere)),
-                }),
-                Err(error) => absent.push(Absent {
-                    label: plan.config.to_string(),
-                    reason: error.to_string(),
-                }),
-            }
-        }
-        let tensors = bed.tensors(0);
-        let raw = |slice: DeviceSlice<'_>| (slice.address(), slice.len());
-        let place = PeerPlace::Cuda {
-            ordinal: info.ordinal,
-            stream: stream.as_raw(),
-        };
-        let addresses = [raw(tensors.q), raw(tensors.k), raw(tensors.v), raw(tensors.out)];
-        let scales = tensors
-            .scales
-            .map(|scales| [scales.q, scales.k, scales.v].map(DeviceSlice::address));
-        let tensors = peer_tensors(place, &case.problem, addresses, scales);
-        add_peers(peers.peers(case, &tensors), &mut contenders, &mut absent);
-        let mut stopwatch = GpuStopwatch::new(&tools, stream);
-        let mut gear = Gear {
-            inspect: &|moment, subject, elsewhere| {
-                moment.inspect(&mut GpuRig {
-                    bed: &bed,
-                    stream,
-                    tools: &tools,
-                    subject,
-                    elsewhere,
-                })
-            },
-            stopwatch: &mut stopwatch,
-            telemetry: &mut *telemetry,
-            watcher: &mut *watcher,
-        };
-        session.case(case, contenders, absent, &mut gear)?;
-    }
-    session.finish()
-}
-
-fn run_cpu(
-    request: &Request,
-    peers: &mut dyn PeerSource,
-    store: Option<&Store>,
-    watcher: &mut dyn Watcher,
-) -> Result<Report, BenchError> {
-    let mut session = Session::begin(request, DeviceIdentity::cpu(), None, store, peers, watcher)?;
-    let attention = Attention::new(Device::Cpu);
-    for note in attention.plans()?.notes() {
-        session.note(note.to_string(), watcher);
-    }
-    for (index, case) in request.cases.iter().enumerate() {
-        watcher.case(case, index, request.cases.len());
-        let bed = match request.inspect {
-            true => CpuBed::new(&case.problem)?,
-            false => CpuBed::blind(&case.problem),
-        };
-        let (configs, mut absent) = cpu_configs(request, &case.problem, &attention);
-        let mut contenders: Vec<Contender<'_>> = configs
-            .into_iter()
-            .map(|config| Contender {
-                subject: Box::new(CpuSubject::new(&bed, config, 0)),
-                elsewhere: Some(Box::new(CpuSubject::new(&bed, config, 1))),
-            })
-            .collect();
-        let tensors = peer_tensors(PeerPlace::Cpu, &case.problem, bed.addresses(), bed.scales());
-        add_peers(peers.peers(case, &tensors), &mut contenders, &mut absent);
-        let mut gear = Gear {
-            inspect: &|moment, subject, elsewhere| {
-                moment.inspect(&mut CpuRig {
-                    bed: &bed,
-                    subject,
-                    elsewhere,
-                })
-            },
-            stopwatch: &mut CpuStopwatch::default(),
-            telemetry: &mut (),
-            watcher: &mut *watcher,
-        };
-        session.case(case, contenders, absent, &mut gear)?;
-    }
-    session.finish()
-}
-
-fn add_peers<'a>(
-    peers: Vec<Result<Box<dyn Subject + 'a>, Absent>>,
-    contenders: &mut Vec<Contender<'a>>,
-    absent: &mut Vec<Absent>,
-) {
-    for peer in peers {
-        match peer {
-            Ok(subject) => contenders.push(Contender {
-                subject,
-                elsewhere: None,
-            }),
-            Err(missing) => absent.push(missing),
         }
     }
 }

@@ -4,6 +4,7 @@
 use flashcore_problem::Tensor;
 use thiserror::Error;
 
+use crate::error::BenchError;
 use crate::identity::SubjectInfo;
 
 /// A subject or a clock could not do what it was asked.
@@ -22,6 +23,19 @@ impl Trouble {
         Trouble {
             message: message.into(),
             fatal: false,
+        }
+    }
+
+    /// The error of this candidate, or of the device if that is lost.
+    pub(crate) fn of(self, label: &str) -> BenchError {
+        match self.fatal {
+            true => BenchError::Device {
+                reason: format!("while {label} ran: {self}"),
+            },
+            false => BenchError::Subject {
+                subject: label.to_string(),
+                reason: self.message,
+            },
         }
     }
 }

@@ -1,12 +1,10 @@
-//! Computes a problem on a device, compares the output with float64, and only then times it as `bench` does.
+//! The trial of one kernel, as `flashcore run` shows it.
 
-use flashcore::{
-    Attention, Device, DeviceBuffer, DeviceTensors, InputKind, Inputs, KernelId, PlanSummary, Problem, ScaleBuffers,
-    Stream, Tensor,
-};
-use flashcore_bench::{Case, LaunchMode, Measured, Options, Request, Summary};
-use flashcore_check::{Gate, gate};
-use flashcore_problem::{POISON, Tolerance};
+use flashcore::{Attention, Device, InputKind, KernelId, PlanSummary, Problem};
+use flashcore_bench::trial::{Outcome, Trial, Tried};
+use flashcore_bench::{LaunchMode, Measured, Mode, Options, Summary};
+use flashcore_check::Gate;
+use flashcore_problem::Tolerance;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -159,35 +157,38 @@ pub(crate) fn gate_fields(gate: &Gate) -> String {
     )
 }
 
-/// Computes, checks and times a problem. Times are of standard normal inputs, whatever `kind` is.
+/// Judges and times a problem on a device. Times are of standard normal inputs, whatever `inputs` is.
 pub(crate) fn compute(
     device: Device,
     problem: &Problem,
     kernel: Option<KernelId>,
-    kind: InputKind,
+    inputs: InputKind,
     seed: u64,
 ) -> Result<Answer, Failure> {
     let attention = match kernel {
         Some(kernel) => Attention::with_kernel(device, kernel)?,
         None => Attention::new(device),
     };
-    let plan = attention.plan(problem)?;
-    let inputs = Inputs::generate(problem, kind, seed);
-    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    let mut lse = problem
-        .return_lse()
-        .then(|| vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()]);
-    match attention.device() {
-        Device::Cpu => {
-            let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-            attention.forward(problem, q, k, v, &mut out.view_mut(), lse.as_deref_mut())?;
-        }
-        Device::Cuda(_) => on_cuda(&attention, &plan, problem, &inputs, &mut out, &mut lse)?,
-    }
-    let gate = gate(problem, &inputs, &out, lse.as_deref(), seed)?;
-    let timing = match gate.passed() {
-        true => Some(time(&attention, problem, &plan)?),
-        false => None,
+    let options = match attention.device() {
+        Device::Cpu => Options::for_cpu(),
+        Device::Cuda(_) => Options::default(),
+    };
+    let options = Options {
+        budget_ms: BUDGET_MS,
+        ..options
+    };
+    let trial = Trial {
+        inputs,
+        seed,
+        check: None,
+        time: Some((Mode::Hot, options)),
+    };
+    let Tried { plan, gate, outcome } = trial.run(&attention, problem)?;
+    let (gate, timing) = match (gate, outcome) {
+        (Some(gate), Outcome::Timed(measured)) => (gate, Timing::of(&measured)),
+        (Some(gate), _) if !gate.passed() => (gate, None),
+        (_, Outcome::Failed(_, error)) => return Err(error.into()),
+        (_, Outcome::Right | Outcome::Timed(_)) => return Err(Failure::failed("the output was not judged")),
     };
     Ok(Answer {
         device: attention.device().to_string(),
@@ -195,85 +196,5 @@ pub(crate) fn compute(
         plan,
         gate,
         timing,
-    })
-}
-
-/// Runs once on a GPU and copies the output back.
-fn on_cuda(
-    attention: &Attention,
-    plan: &PlanSummary,
-    problem: &Problem,
-    inputs: &Inputs,
-    out: &mut Tensor,
-    lse: &mut Option<Vec<f32>>,
-) -> Result<(), Failure> {
-    let Device::Cuda(context) = attention.device() else {
-        return Err(Failure::failed("a CUDA plan without a CUDA device"));
-    };
-    let stream = Stream::new(&context)?;
-    let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
-    let scales = ScaleBuffers::upload(&stream, [&inputs.q.view(), &inputs.k.view(), &inputs.v.view()])?;
-    let (q, k, v) = (
-        upload(inputs.q.bytes())?,
-        upload(inputs.k.bytes())?,
-        upload(inputs.v.bytes())?,
-    );
-    let device_out = upload(out.bytes())?;
-    let device_lse = match lse {
-        Some(lse) => Some(DeviceBuffer::from_host(&stream, lse)?),
-        None => None,
-    };
-    let workspace_bytes = match plan {
-        PlanSummary::Gpu(choice) => choice.plan.workspace_bytes(),
-        PlanSummary::Cpu(_) => 0,
-    };
-    let workspace = DeviceBuffer::new(&context, workspace_bytes as usize)?;
-    let tensors = DeviceTensors {
-        q: q.as_slice(),
-        k: k.as_slice(),
-        v: v.as_slice(),
-        out: device_out.as_slice(),
-        lse: device_lse.as_ref().map(DeviceBuffer::as_slice),
-        scales: scales.as_ref().map(ScaleBuffers::as_slices),
-        workspace: Some(workspace.as_slice()),
-    };
-    attention.forward_on(&stream, problem, &tensors)?;
-    device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
-    if let (Some(lse), Some(device)) = (lse.as_mut(), &device_lse) {
-        *lse = device.to_vec::<f32>(&stream)?;
-    }
-    Ok(stream.synchronize()?)
-}
-
-/// Times the kernel of a plan as `bench` does. The output was judged before, so the bench need not.
-fn time(attention: &Attention, problem: &Problem, plan: &PlanSummary) -> Result<Timing, Failure> {
-    let device = attention.device();
-    let options = match device {
-        Device::Cpu => Options::for_cpu(),
-        Device::Cuda(_) => Options::default(),
-    };
-    let request = Request {
-        cases: vec![Case {
-            name: problem.to_string(),
-            problem: problem.clone(),
-        }],
-        kernels: vec![plan.kernel().to_string()],
-        options: Options {
-            budget_ms: BUDGET_MS,
-            ..options
-        },
-        inspect: false,
-        ..Request::default()
-    };
-    let report = flashcore_bench::run(&device, &request, &mut (), None, &mut ())?;
-    let result = report.results.first();
-    let subject = result.and_then(|result| result.measurement.subjects.first());
-    subject.and_then(Timing::of).ok_or_else(|| {
-        let trouble = subject.and_then(|subject| subject.trouble.clone());
-        let absent = result
-            .and_then(|result| result.absent.first())
-            .map(|(_, why)| why.clone());
-        let why = trouble.or(absent).unwrap_or_else(|| report.notes.join("; "));
-        Failure::failed(format!("{} could not be timed: {why}", plan.kernel()))
     })
 }

@@ -9,11 +9,12 @@
 
 use std::error::Error;
 
-use flashcore::{Config, Context, Problem, Stream};
-use flashcore_bench::defences::{Reason, inspect, judge_cold, time_cold};
-use flashcore_bench::gpu::{GpuBed, GpuRig, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
+use flashcore::{Config, Context, InputKind, Problem, Stream};
+use flashcore_bench::bed::{Drawn, Moment, Workbench};
+use flashcore_bench::defences::{Reason, judge_cold, time_cold};
+use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
 use flashcore_bench::planted::{Conduct, Elsewhere, GpuPlanted, InFinals};
-use flashcore_bench::{HostInputs, LaunchMode, Subject, SubjectInfo, Trouble};
+use flashcore_bench::{LaunchMode, Subject, SubjectInfo, Trouble, draw};
 use flashcore_cuda::{CudaError, Function, Module, ModuleOptions, PreparedLaunch};
 use flashcore_ir::{Chip, Launch, Target};
 use flashcore_kernels::Plan;
@@ -40,7 +41,8 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let chip = context.info().chip();
     let config: Config = "scalar/naive-t128-v16".parse()?;
     let plan = Plan::new(&problem, &config, chip)?;
-    let bed = GpuBed::new(&stream, &problem, plan.workspace_bytes())?;
+    let bed = GpuBed::new(&stream, &tools, &problem, plan.workspace_bytes())?;
+    let drawn = Drawn::new(&problem)?;
     let elsewhere = Elsewhere {
         stream: &other,
         tools: &tools,
@@ -75,15 +77,10 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
                 conduct, &stream, &problem, honest, tensors, elsewhere, in_finals,
             )?)
         };
-        let (mut subject, mut at_other) = (planted(0)?, planted(1)?);
-        let mut rig = GpuRig {
-            bed: &bed,
-            stream: &stream,
-            tools: &tools,
-            subject: &mut subject,
-            elsewhere: Some(&mut at_other),
-        };
-        let found = inspect(&mut rig)?;
+        let (subject, at_other) = (planted(0)?, planted(1)?);
+        let mut bench = Workbench::new(&bed, GpuStopwatch::new(&tools, &stream));
+        bench.add(Box::new(subject), Some(Box::new(at_other)));
+        let found = bench.inspect(0, &drawn, Moment::Before)?;
         report(conduct.name(), expected, found.rejected, &found.detail);
     }
     for (name, hint, expected) in [
@@ -126,7 +123,7 @@ fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f6
     let function = module.function(plan.main.kernel.name())?;
     let bytes = flashcore_bench::problems::least_bytes(problem);
     let count = (2.5 * f64::from(stream.context().info().l2_bytes) / bytes).ceil() as usize;
-    let inputs = HostInputs::draw(problem, 1);
+    let inputs = draw(problem, InputKind::Normal, 1);
     let sets = (0..count)
         .map(|_| {
             let set = TensorSet::new(stream, problem, 0)?;

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::error::Error;
 
 use flashcore_bench::gpu::{PreparedPlan, TensorSet};
-use flashcore_bench::{Case, HostInputs, problems};
+use flashcore_bench::{Case, draw, problems};
 use flashcore_cuda::{Context, Function, ModuleOptions, Stream};
 use flashcore_kernels::{Config, KernelCache, Plan, select};
-use flashcore_problem::{POISON, Problem, Tensor};
+use flashcore_problem::{InputKind, POISON, Problem, Tensor};
 
 /// Differing runs that are told of.
 const SHOWN: usize = 3;
@@ -72,7 +72,7 @@ impl Answer {
 fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: usize) -> Result<bool, Box<dyn Error>> {
     let problem = &case.problem;
     let set = TensorSet::new(stream, problem, plan.workspace_bytes())?;
-    set.upload(stream, &HostInputs::draw(problem, 7))?;
+    set.upload(stream, &draw(problem, InputKind::Normal, 7))?;
     let load = |kernel| Function::load(context, kernel, &ModuleOptions::default());
     let functions = plan
         .steps()

@@ -10,12 +10,12 @@
 
 use std::error::Error;
 
-use flashcore::{Config, Context, Stream};
+use flashcore::{Config, Context, InputKind, Stream};
 use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, PreparedPlan};
 use flashcore_bench::selfcheck::{PLANTED, SelfCheck, selfcheck};
 use flashcore_bench::simulate::{Noise, SimulatedGpu};
 use flashcore_bench::stats::median;
-use flashcore_bench::{LaunchMode, Mode, Options, Subject, SubjectInfo, measure, problems};
+use flashcore_bench::{Bed, LaunchMode, Mode, Options, Subject, SubjectInfo, draw, measure, problems};
 use flashcore_cuda::{Function, ModuleOptions};
 
 use flashcore_kernels::{KernelCache, Plan, Step, select};
@@ -69,7 +69,10 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
         Some(id) => Plan::with_cache(&case.problem, &id.parse::<Config>()?, chip, &kernels)?,
         None => select(&case.problem, chip, 16, &kernels)?.plan,
     };
-    let bed = GpuBed::new(&stream, &case.problem, plan.workspace_bytes())?;
+    let bed = GpuBed::new(&stream, &tools, &case.problem, plan.workspace_bytes())?;
+    for place in 0..2 {
+        bed.load(place, &draw(&case.problem, InputKind::Normal, place as u64))?;
+    }
     let subject = |place: usize, launching| KernelSubject::new(&stream, &plan, &[bed.tensors(place)], launching);
 
     // How long a run takes decides how long the chain and the planted kernel are.

@@ -339,7 +339,6 @@ impl Examiner<'_> {
             scratch: &self.scratch,
             number,
             kernel,
-            steps: Vec::new(),
             canvas: &mut self.canvas,
             stop: None,
         };

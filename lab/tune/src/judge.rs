@@ -1,7 +1,7 @@
 //! What is right: inputs that no candidate has seen, and their answers, in a process that runs no candidates.
 
-use flashcore_bench::Answers;
 use flashcore_bench::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS};
+use flashcore_bench::{Answers, draw};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
     Comparison, InputKind, Problem, ProblemError, Reference, Tensor, Tolerance, compare, compare_lse, reference,
@@ -10,7 +10,6 @@ use rayon::prelude::*;
 
 use crate::error::TuneError;
 use crate::remote::{Written, floats};
-use crate::worker::draw;
 
 /// Sets of inputs drawn for a run. Each candidate is judged by four of them.
 const POOL: usize = 6;

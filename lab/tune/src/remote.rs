@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use flashcore_bench::Trouble;
-use flashcore_bench::defences::{Expected, Output, Rig, Seen, census};
+use flashcore_bench::defences::{Expected, Output, Rig, Run, Seen};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::error::TuneError;
@@ -22,8 +22,6 @@ pub(crate) struct RemoteRig<'r> {
     pub(crate) number: usize,
     /// Its place among the kernels that are open.
     pub(crate) kernel: usize,
-    /// What is to be done before the worker is asked anything else.
-    pub(crate) steps: Vec<Step>,
     /// Rows of outputs that were looked at are put here, to be compared.
     pub(crate) canvas: &'r mut Option<Tensor>,
     /// Why the worker has no answer, which says more than the trouble does.
@@ -39,25 +37,6 @@ impl RemoteRig<'_> {
         };
         self.stop = Some(stop);
         Err(Trouble::new("the worker is lost"))
-    }
-
-    /// Sends the steps that were taken since it was last asked.
-    fn send_steps(&mut self) -> Result<(), Trouble> {
-        let steps = std::mem::take(&mut self.steps);
-        match steps.is_empty() {
-            true => Ok(()),
-            false => self.ask(&Command::Steps { steps }).map(drop),
-        }
-    }
-
-    fn step(&mut self, step: Step) -> Result<(), Trouble> {
-        self.steps.push(step);
-        Ok(())
-    }
-
-    fn read_as(&mut self, place: usize, what: What, form: Form) -> Result<Said, Trouble> {
-        self.send_steps()?;
-        self.ask(&Command::Read { place, what, form })
     }
 
     /// What the worker has written. Where that cannot be read no kernel is to blame.
@@ -78,48 +57,29 @@ impl Rig for RemoteRig<'_> {
         self.judge.expected(self.judge.seed(seed, self.number))
     }
 
-    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
-        self.step(Step::Load {
-            place,
-            kind: InputKind::Normal.name().to_string(),
-            seed: self.judge.seed(seed, self.number),
-        })
-    }
-
-    fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        self.step(Step::Poison { place })
-    }
-
-    fn pause(&mut self) -> Result<(), Trouble> {
-        self.step(Step::Pause)
-    }
-
-    fn run(&mut self, place: usize) -> Result<bool, Trouble> {
-        let kernel = self.kernel;
-        self.step(Step::Run { kernel, place })?;
-        Ok(true)
-    }
-
-    fn snapshot(&mut self, place: usize) -> Result<(), Trouble> {
-        self.step(Step::Snapshot { place })
-    }
-
-    fn finish(&mut self) -> Result<(), Trouble> {
-        self.step(Step::Finish)?;
-        self.send_steps()
-    }
-
-    fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble> {
-        let file = self.scratch.to_path_buf();
-        self.read_as(place, named(what), Form::Bytes { file })?;
-        let problem = self.judge.problem();
-        let mut tensor = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        let bytes = self.fetched()?;
-        if bytes.len() != tensor.bytes().len() {
-            return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));
+    fn run(&mut self, run: &Run) -> Result<bool, Trouble> {
+        let Run { place, load, .. } = *run;
+        let mut steps = Vec::new();
+        if let Some(seed) = load {
+            steps.push(Step::Load {
+                place,
+                kind: InputKind::Normal.name().to_string(),
+                seed: self.judge.seed(seed, self.number),
+            });
         }
-        tensor.bytes_mut().copy_from_slice(&bytes);
-        Ok(tensor)
+        if run.pause {
+            steps.push(Step::Pause);
+        }
+        if run.poison {
+            steps.extend([Step::Poison { place: 0 }, Step::Poison { place: 1 }]);
+        }
+        if run.poison && !run.pause {
+            steps.push(Step::Finish);
+        }
+        let kernel = self.kernel;
+        steps.extend([Step::Run { kernel, place }, Step::Snapshot { place }, Step::Finish]);
+        self.ask(&Command::Steps { steps })?;
+        Ok(true)
     }
 
     /// Of an answer that is known in some rows only those rows come from the worker: a whole output of a large problem takes
@@ -128,19 +88,28 @@ impl Rig for RemoteRig<'_> {
         let judge = self.judge;
         let expected = judge.expected(judge.seed(seed, self.number));
         let problem = judge.problem();
+        let what = match what {
+            Output::Final => What::Output,
+            Output::Snapshot => What::Snapshot,
+        };
+        let file = self.scratch.to_path_buf();
         let Expected::Rows(rows) = expected else {
-            let out = self.read(place, what)?;
-            return Ok(Seen {
-                census: census(&out.view()),
-                comparison: expected.compare(problem, &out.view())?,
-            });
+            let form = Form::Bytes { file };
+            self.ask(&Command::Read { place, what, form })?;
+            let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
+            let bytes = self.fetched()?;
+            if bytes.len() != out.bytes().len() {
+                return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));
+            }
+            out.bytes_mut().copy_from_slice(&bytes);
+            return Seen::of(problem, expected, &out);
         };
         let rows: Vec<[usize; 3]> = rows.iter().map(|row| row.index).collect();
         let form = Form::Rows {
             rows: rows.clone(),
-            file: self.scratch.to_path_buf(),
+            file,
         };
-        let said = self.read_as(place, named(what), form)?;
+        let said = self.ask(&Command::Read { place, what, form })?;
         let Said::Looked(census) = said else {
             return Err(Trouble::new(format!("asked what an output is like, it said {said:?}")));
         };
@@ -160,26 +129,19 @@ impl Rig for RemoteRig<'_> {
             return Ok(None);
         }
         let file = self.scratch.to_path_buf();
-        self.read_as(place, What::Lse, Form::Bytes { file })?;
+        let (what, form) = (What::Lse, Form::Bytes { file });
+        self.ask(&Command::Read { place, what, form })?;
         let bytes = self.fetched()?;
         Ok(Some(floats(&bytes)))
     }
 
     fn outside(&mut self) -> Result<Option<String>, Trouble> {
-        self.send_steps()?;
         match self.ask(&Command::Outside)? {
             Said::Outside(outside) => Ok(outside),
             other => Err(Trouble::new(format!(
                 "asked what was written outside, it said {other:?}"
             ))),
         }
-    }
-}
-
-fn named(what: Output) -> What {
-    match what {
-        Output::Final => What::Output,
-        Output::Snapshot => What::Snapshot,
     }
 }
 

@@ -2,6 +2,7 @@
 //! candidates are judged by some; two kernels of different make disagree where one of them is wrong, and then a few rows
 //! of float64 say which.
 
+use flashcore_bench::draw;
 use flashcore_problem::{
     Comparison, InputKind, POISON, Problem, ProblemError, Tensor, Tolerance, compare_lse_rows, compare_rows,
     reference_rows,
@@ -10,7 +11,6 @@ use rayon::prelude::*;
 
 use crate::error::TuneError;
 use crate::remote::{Written, floats};
-use crate::worker::draw;
 
 /// Rows that differ, of which float64 looks at so many: those that differ most.
 const MOST_ROWS: usize = 64;

@@ -2,6 +2,7 @@
 //! than each of them, or is the host where the host is not the device; where there is neither, there is no witness.
 
 use flashcore::KernelId;
+use flashcore_bench::draw;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{InputKind, Problem, Tensor};
 
@@ -9,7 +10,6 @@ use crate::error::TuneError;
 use crate::gate::Gatekeeper;
 use crate::remote::Written;
 use crate::space::Family;
-use crate::worker::draw;
 
 /// Configs drawn of a family to find one that serves.
 const DRAWN: usize = 50;

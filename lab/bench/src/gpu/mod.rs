@@ -1,12 +1,12 @@
 //! Measuring on a CUDA device. Nothing above these modules touches a driver.
 
+mod bed;
 mod guarded;
-mod rig;
 mod scores;
 mod subject;
 mod tools;
 
-pub use rig::{GpuBed, GpuRig, TensorSet};
+pub use bed::{GpuBed, TensorSet};
 pub use scores::{ScoreTimes, time_scores};
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
 pub use tools::{GpuStopwatch, GpuTools, empty_kernel, one_warp, spin_kernel};

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
-use flashcore_bench::Trouble;
-use flashcore_bench::cpu::{CpuBed, CpuRig};
+use flashcore_bench::bed::{Bed, Drawn, Moment, Workbench};
+use flashcore_bench::cpu::{CpuBed, CpuStopwatch};
 use flashcore_bench::defences::{
-    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, inspect, inspect_again, judge_cold, look_once,
-    time_cold,
+    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, Run, Seen, inspect, inspect_again, judge_cold,
+    look_once, time_cold,
 };
 use flashcore_bench::planted::{Conduct, CpuPlanted, InFinals};
 use flashcore_bench::simulate::{Noise, SimulatedGpu, SimulatedSubject};
-use flashcore_bench::{Subject, SubjectInfo};
+use flashcore_bench::{Subject, SubjectInfo, Trouble};
 use flashcore_cpu::attention;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor, reference};
 
@@ -22,15 +22,12 @@ struct FakeRig {
     loaded: [u64; 2],
     out: [Tensor; 2],
     lse: [Vec<f32>; 2],
-    snapshots: [Tensor; 2],
+    snapshot: Tensor,
     conduct: Conduct,
     runs: u32,
     kept: Option<Tensor>,
     /// Answers that another stream has yet to write, by place.
     elsewhere: Vec<(usize, Tensor)>,
-    /// The stream is busy with a pause: what does not wait for it runs before what comes next.
-    paused: bool,
-    ahead: Vec<usize>,
 }
 
 impl FakeRig {
@@ -49,7 +46,7 @@ impl FakeRig {
             loaded: [INSPECTION_SEEDS[0]; 2],
             out: [blank(), blank()],
             lse: [vec![0.0; 80], vec![0.0; 80]],
-            snapshots: [blank(), blank()],
+            snapshot: blank(),
             problem: problem.clone(),
             inputs,
             expected,
@@ -57,8 +54,6 @@ impl FakeRig {
             runs: 0,
             kept: None,
             elsewhere: Vec::new(),
-            paused: false,
-            ahead: Vec::new(),
         }
     }
 
@@ -87,24 +82,17 @@ impl Rig for FakeRig {
         &self.expected[&seed]
     }
 
-    fn load(&mut self, place: usize, seed: u64) -> Result<(), Trouble> {
-        self.loaded[place] = seed;
-        Ok(())
-    }
-
-    fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        // Something that does not wait for the stream has got here first if the stream is paused.
-        self.out[place].bytes_mut().fill(POISON);
-        self.lse[place].fill(f32::from_ne_bytes([POISON; 4]));
-        Ok(())
-    }
-
-    fn pause(&mut self) -> Result<(), Trouble> {
-        self.paused = true;
-        Ok(())
-    }
-
-    fn run(&mut self, place: usize) -> Result<bool, Trouble> {
+    fn run(&mut self, run: &Run) -> Result<bool, Trouble> {
+        let place = run.place;
+        if let Some(seed) = run.load {
+            self.loaded[place] = seed;
+        }
+        if run.poison {
+            self.out.iter_mut().for_each(|out| out.bytes_mut().fill(POISON));
+            self.lse
+                .iter_mut()
+                .for_each(|lse| lse.fill(f32::from_ne_bytes([POISON; 4])));
+        }
         self.runs += 1;
         let answer = self.answer(place);
         let size = answer.bytes().len();
@@ -134,10 +122,8 @@ impl Rig for FakeRig {
             Conduct::PointerReplay => self.out[0] = self.answer(0),
             Conduct::NotJoined => self.elsewhere.push((place, answer)),
             Conduct::NotWaiting => {
-                // During a pause it has run long before, and the poison came after it.
-                if self.paused {
-                    self.ahead.push(place);
-                } else {
+                // It has run during the pause, and the poison was written after it.
+                if !run.pause {
                     self.out[place] = answer;
                 }
             }
@@ -152,27 +138,19 @@ impl Rig for FakeRig {
             }
             other => panic!("{other} is not played here"),
         }
-        Ok(true)
-    }
-
-    fn snapshot(&mut self, place: usize) -> Result<(), Trouble> {
-        self.snapshots[place] = self.out[place].clone();
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<(), Trouble> {
+        self.snapshot = self.out[place].clone();
         for (place, answer) in self.elsewhere.drain(..) {
             self.out[place] = answer;
         }
-        self.paused = false;
-        Ok(())
+        Ok(true)
     }
 
-    fn read(&mut self, place: usize, what: Output) -> Result<Tensor, Trouble> {
-        Ok(match what {
-            Output::Final => self.out[place].clone(),
-            Output::Snapshot => self.snapshots[place].clone(),
-        })
+    fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
+        let out = match what {
+            Output::Final => &self.out[place],
+            Output::Snapshot => &self.snapshot,
+        };
+        Seen::of(&self.problem, &self.expected[&seed], out)
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
@@ -209,7 +187,7 @@ fn every_cheat_is_rejected_for_its_own_reason() {
 fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
     let bed = |lse: bool| {
         let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).return_lse(lse);
-        CpuBed::new(&problem.build().unwrap()).unwrap()
+        CpuBed::new(&problem.build().unwrap())
     };
     // What copies an answer copies no log-sum-exp, which would give it away for another reason.
     let (plain, with_lse) = (bed(false), bed(true));
@@ -224,12 +202,10 @@ fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
             _ => &plain,
         };
         let subject = |place| CpuPlanted::new(bed, conduct, bed.problem(), place, InFinals::default());
-        let mut rig = CpuRig {
-            bed,
-            subject: &mut subject(0),
-            elsewhere: Some(&mut subject(1)),
-        };
-        let found = inspect(&mut rig).unwrap();
+        let mut bench = Workbench::new(bed, CpuStopwatch::default());
+        bench.add(Box::new(subject(0)), Some(Box::new(subject(1))));
+        let drawn = Drawn::new(bed.problem()).unwrap();
+        let found = bench.inspect(0, &drawn, Moment::Before).unwrap();
         assert_eq!(found.rejected, reason, "{conduct:?}: {found}");
     }
 }
@@ -264,7 +240,7 @@ fn what_turns_lazy_while_it_is_timed_is_caught_afterwards() {
     let mut rig = FakeRig::new(Conduct::LazyLater);
     assert!(inspect(&mut rig).unwrap().passed());
     for _ in 0..20 {
-        rig.run(0).unwrap();
+        rig.run(&Run::default()).unwrap();
     }
     let found = inspect_again(&mut rig).unwrap();
     assert!(!found.passed(), "{found}");

@@ -1,16 +1,15 @@
 //! What a worker works on: the host, a GPU, or a replay of what was measured once. Each opens kernels as a
 //! [`Workbench`], or something that answers for one.
 
-use std::cell::RefCell;
-
 use flashcore::KernelId;
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
+use flashcore_bench::defences::Output;
 use flashcore_bench::planted::{Conduct, CpuPlanted, InFinals};
 use flashcore_bench::{
-    BenchError, DeviceIdentity, HostInputs, Measured as MeasuredSubject, Measurement, Mode, Options, Ratio, Stop,
-    Stopwatch, Subject, SubjectInfo, Summary, Trouble, measure,
+    BenchError, DeviceIdentity, Measured as MeasuredSubject, Measurement, Mode, Options, Ratio, Stop, Subject,
+    SubjectInfo, Summary, Trouble, Workbench,
 };
-use flashcore_problem::{Problem, Tensor};
+use flashcore_problem::{Inputs, Problem, Tensor};
 
 use super::protocol::{Failed, Opened};
 use crate::replay::{Known, Table};
@@ -46,60 +45,40 @@ pub(super) trait Device {
 /// Kernels that are open.
 pub(super) trait Bench {
     fn opened(&self) -> Vec<Opened>;
-    fn load(&mut self, place: usize, inputs: &HostInputs) -> Result<(), Trouble>;
+    fn load(&mut self, place: usize, inputs: &Inputs) -> Result<(), Trouble>;
     fn poison(&mut self, place: usize) -> Result<(), Trouble>;
     fn pause(&mut self) -> Result<(), Trouble>;
     fn run(&mut self, kernel: usize, place: usize) -> Result<(), Trouble>;
     fn snapshot(&mut self, place: usize) -> Result<(), Trouble>;
     fn finish(&mut self) -> Result<(), Trouble>;
     /// Shows an output, which need not be copied for that.
-    fn see(&mut self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
+    fn see(&mut self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
     fn outside(&mut self) -> Result<Option<String>, Trouble>;
     fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError>;
 }
 
-/// Tensors at both places, and the queue that work on them goes into.
-pub(super) trait Bed {
-    fn load(&self, place: usize, inputs: &HostInputs) -> Result<(), Trouble>;
-    fn poison(&self, place: usize) -> Result<(), Trouble>;
-    fn pause(&self) -> Result<(), Trouble>;
-    fn snapshot(&self, place: usize) -> Result<(), Trouble>;
-    fn finish(&self) -> Result<(), Trouble>;
-    /// Shows an output, which need not be copied for that.
-    fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
-    /// The log-sum-exp, where the problem asks for it.
-    fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
-    /// What was written beside the tensors. The host's kernels cannot: a write outside ends the process.
-    fn outside(&self) -> Result<Option<String>, Trouble> {
-        Ok(None)
-    }
-}
-
-/// Subjects on a bed.
-pub(super) struct Workbench<'a> {
-    pub(super) bed: &'a dyn Bed,
-    /// By place, then by kernel.
-    pub(super) subjects: [Vec<Box<dyn Subject + 'a>>; 2],
-    pub(super) stopwatch: Box<dyn Stopwatch + 'a>,
+/// Kernels on a workbench.
+pub(super) struct OnWorkbench<'a> {
+    pub(super) bench: Workbench<'a>,
     /// Set once these are timed as finalists are.
     pub(super) in_finals: InFinals,
 }
 
-impl Workbench<'_> {
-    fn subject(&mut self, kernel: usize, place: usize) -> Result<&mut dyn Subject, Trouble> {
-        let subjects = &mut self.subjects[place % 2];
-        let count = subjects.len();
-        match subjects.get_mut(kernel) {
-            Some(subject) => Ok(&mut **subject),
-            None => Err(Trouble::new(format!("kernel {kernel} of {count} that are open"))),
-        }
+impl<'a> OnWorkbench<'a> {
+    fn subject(&mut self, kernel: usize, place: usize) -> Result<&mut Box<dyn Subject + 'a>, Trouble> {
+        let count = self.bench.subjects.len();
+        let subject = match place {
+            0 => self.bench.subjects.get_mut(kernel),
+            _ => self.bench.elsewhere.get_mut(kernel).and_then(Option::as_mut),
+        };
+        subject.ok_or_else(|| Trouble::new(format!("kernel {kernel} of {count} that are open")))
     }
 }
 
-impl Bench for Workbench<'_> {
+impl Bench for OnWorkbench<'_> {
     fn opened(&self) -> Vec<Opened> {
-        let infos = self.subjects[0].iter().map(|subject| subject.info());
+        let infos = self.bench.subjects.iter().map(|subject| subject.info());
         infos
             .map(|info| Opened {
                 id: info.label.clone(),
@@ -109,16 +88,16 @@ impl Bench for Workbench<'_> {
             .collect()
     }
 
-    fn load(&mut self, place: usize, inputs: &HostInputs) -> Result<(), Trouble> {
-        self.bed.load(place, inputs)
+    fn load(&mut self, place: usize, inputs: &Inputs) -> Result<(), Trouble> {
+        self.bench.bed.load(place, inputs)
     }
 
     fn poison(&mut self, place: usize) -> Result<(), Trouble> {
-        self.bed.poison(place)
+        self.bench.bed.poison(place)
     }
 
     fn pause(&mut self) -> Result<(), Trouble> {
-        self.bed.pause()
+        self.bench.bed.pause()
     }
 
     fn run(&mut self, kernel: usize, place: usize) -> Result<(), Trouble> {
@@ -126,91 +105,34 @@ impl Bench for Workbench<'_> {
     }
 
     fn snapshot(&mut self, place: usize) -> Result<(), Trouble> {
-        self.bed.snapshot(place)
+        self.bench.bed.snapshot(place)
     }
 
     fn finish(&mut self) -> Result<(), Trouble> {
-        self.bed.finish()
+        self.bench.bed.finish()
     }
 
-    fn see(&mut self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
-        self.bed.see(place, snapshot, look)
+    fn see(&mut self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
+        self.bench.bed.see(place, what, look)
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        self.bed.read_lse(place)
+        self.bench.bed.read_lse(place)
     }
 
     fn outside(&mut self) -> Result<Option<String>, Trouble> {
-        self.bed.outside()
+        self.bench.bed.outside()
     }
 
     fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError> {
         // Candidates are screened, and finalists are not.
         self.in_finals.set(self.in_finals.get() || mode != Mode::Screen);
-        let subjects = &mut self.subjects[0];
-        measure(
-            options,
-            mode,
-            subjects,
-            baseline,
-            &mut *self.stopwatch,
-            &mut (),
-            &mut (),
-        )
+        self.bench.time(options, mode, baseline, &mut (), &mut ())
     }
 }
 
 /// The host.
 pub(super) struct Cpu;
-
-struct CpuPlaces {
-    bed: CpuBed,
-    kept: RefCell<Option<Tensor>>,
-}
-
-impl Bed for CpuPlaces {
-    fn load(&self, place: usize, inputs: &HostInputs) -> Result<(), Trouble> {
-        self.bed.load(place, inputs);
-        Ok(())
-    }
-
-    fn poison(&self, place: usize) -> Result<(), Trouble> {
-        self.bed.poison(place);
-        Ok(())
-    }
-
-    fn pause(&self) -> Result<(), Trouble> {
-        Ok(())
-    }
-
-    fn snapshot(&self, place: usize) -> Result<(), Trouble> {
-        let copy = self.bed.with_place(place, |_, out| out.clone());
-        self.kept.replace(Some(copy));
-        Ok(())
-    }
-
-    fn finish(&self) -> Result<(), Trouble> {
-        Ok(())
-    }
-
-    fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
-        if !snapshot {
-            self.bed.with_place(place, |_, out| look(out));
-            return Ok(());
-        }
-        match &*self.kept.borrow() {
-            Some(kept) => look(kept),
-            None => return Err(Trouble::new("there is no snapshot")),
-        }
-        Ok(())
-    }
-
-    fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        let lse = self.bed.with_lse(place, |lse| lse.to_vec());
-        Ok(Some(lse).filter(|lse| !lse.is_empty()))
-    }
-}
 
 impl Device for Cpu {
     fn identity(&self) -> DeviceIdentity {
@@ -219,39 +141,32 @@ impl Device for Cpu {
 
     fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>)) {
         let in_finals = InFinals::default();
-        let places = CpuPlaces {
-            bed: CpuBed::blind(problem),
-            kept: RefCell::new(None),
-        };
+        let bed = CpuBed::new(problem);
         let subject = |id: &String, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {
             if let Some(conduct) = Conduct::of_id(id) {
                 conduct
                     .build()
                     .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
-                let planted = CpuPlanted::new(&places.bed, conduct, problem, place, in_finals.clone());
+                let planted = CpuPlanted::new(&bed, conduct, problem, place, in_finals.clone());
                 return Ok(Box::new(planted));
             }
             match id.parse() {
-                Ok(KernelId::Cpu(config)) => Ok(Box::new(CpuSubject::new(&places.bed, config, place))),
+                Ok(KernelId::Cpu(config)) => Ok(Box::new(CpuSubject::new(&bed, config, place))),
                 Ok(KernelId::Gpu(_)) => Err(failed(Verdict::Refused, Some(id), "it runs on a GPU")),
                 Err(error) => Err(failed(Verdict::Refused, Some(id), error)),
             }
         };
-        let at = |place: usize| {
-            kernels
-                .iter()
-                .map(|id| subject(id, place))
-                .collect::<Result<Vec<_>, _>>()
-        };
-        match at(0).and_then(|first| Ok([first, at(1)?])) {
-            Ok(subjects) => work(Ok(&mut Workbench {
-                bed: &places,
-                subjects,
-                stopwatch: Box::new(CpuStopwatch::default()),
-                in_finals: in_finals.clone(),
-            })),
-            Err(failed) => work(Err(failed)),
+        let mut bench = Workbench::new(&bed, CpuStopwatch::default());
+        for id in kernels {
+            match subject(id, 0).and_then(|first| Ok((first, subject(id, 1)?))) {
+                Ok((first, second)) => bench.add(first, Some(second)),
+                Err(failed) => return work(Err(failed)),
+            }
         }
+        work(Ok(&mut OnWorkbench {
+            bench,
+            in_finals: in_finals.clone(),
+        }));
     }
 }
 
@@ -324,7 +239,7 @@ impl Bench for Replayed {
         self.rows.iter().map(opened).collect()
     }
 
-    fn load(&mut self, _place: usize, _inputs: &HostInputs) -> Result<(), Trouble> {
+    fn load(&mut self, _place: usize, _inputs: &Inputs) -> Result<(), Trouble> {
         Err(no_answers())
     }
 
@@ -348,7 +263,7 @@ impl Bench for Replayed {
         Ok(())
     }
 
-    fn see(&mut self, _place: usize, _snapshot: bool, _look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
+    fn see(&mut self, _place: usize, _what: Output, _look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
         Err(no_answers())
     }
 

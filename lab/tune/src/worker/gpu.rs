@@ -1,23 +1,19 @@
 //! A GPU as a worker's device.
 
-use std::cell::RefCell;
-
-use flashcore::{DeviceTensors, KernelId};
-use flashcore_bench::gpu::{GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
+use flashcore::KernelId;
+use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
 use flashcore_bench::micro::{device, rates};
 use flashcore_bench::planted::{Conduct, GpuPlanted, InFinals};
-use flashcore_bench::{BenchError, DeviceIdentity, HostInputs, Subject, Trouble};
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Function, ModuleOptions, Stream};
+use flashcore_bench::{BenchError, DeviceIdentity, Failure, Subject, Workbench};
+use flashcore_cuda::{Context, Function, ModuleOptions, Stream};
 use flashcore_ir::Chip;
 use flashcore_kernels::{KernelCache, Plan, select};
-use flashcore_problem::{Problem, Tensor};
+use flashcore_problem::Problem;
 
-use super::devices::{Bed, Bench, Device, Workbench, failed};
+use super::devices::{Bench, Device, OnWorkbench, failed};
 use super::protocol::Failed;
 use crate::trial::Verdict;
 
-/// Pause put ahead of a kernel that may not wait for the stream, µs.
-const PAUSE_US: f64 = 3_000.0;
 /// Rate that chains of graphs are sized by, operations a microsecond: a guess within some times of any card's.
 const USUAL_RATE: f64 = 3e8;
 /// Length that a chain should have, µs.
@@ -71,94 +67,17 @@ impl Gpu {
     }
 }
 
-/// What an error of the driver makes of a candidate.
-fn of_cuda(id: &str, error: &CudaError) -> Failed {
-    let verdict = match error {
-        CudaError::Compile(_) | CudaError::Module(_) | CudaError::NoSuchKernel { .. } => Verdict::BuildFailed,
-        _ => Verdict::LaunchFailed,
+/// What an error makes of a candidate.
+fn of_bench(id: &str, error: &BenchError) -> Failed {
+    let verdict = match Failure::of(error) {
+        Failure::Refused => Verdict::Refused,
+        Failure::BuildFailed => Verdict::BuildFailed,
+        Failure::LaunchFailed => Verdict::LaunchFailed,
+        Failure::Findings | Failure::Wrong => Verdict::Wrong,
     };
     Failed {
-        fatal: matches!(error, CudaError::Fault(_)),
+        fatal: error.is_fault(),
         ..failed(verdict, Some(id), error)
-    }
-}
-
-fn of_bench(id: &str, error: &BenchError) -> Failed {
-    match error {
-        BenchError::Flashcore(inner) => match &**inner {
-            flashcore::Error::Cuda(cuda) => of_cuda(id, cuda),
-            _ => failed(Verdict::Refused, Some(id), error),
-        },
-        BenchError::Attributes { .. } => failed(Verdict::BuildFailed, Some(id), error),
-        _ => failed(Verdict::LaunchFailed, Some(id), error),
-    }
-}
-
-/// Tensors at both places.
-struct GpuPlaces<'a> {
-    gpu: &'a Gpu,
-    problem: &'a Problem,
-    sets: &'a [TensorSet; 2],
-    kept: DeviceBuffer,
-    /// Where outputs that are shown are copied to: fresh memory of that size takes longer than the copy.
-    shown: RefCell<Option<Tensor>>,
-}
-
-impl<'a> GpuPlaces<'a> {
-    fn tensors(&self, place: usize) -> DeviceTensors<'a> {
-        self.sets[place % 2].tensors()
-    }
-
-    fn output(&self, place: usize, snapshot: bool) -> DeviceSlice<'_> {
-        match snapshot {
-            true => self.kept.as_slice(),
-            false => self.tensors(place).out,
-        }
-    }
-}
-
-impl Bed for GpuPlaces<'_> {
-    fn load(&self, place: usize, inputs: &HostInputs) -> Result<(), Trouble> {
-        Ok(self.sets[place % 2].upload(&self.gpu.stream, inputs)?)
-    }
-
-    fn poison(&self, place: usize) -> Result<(), Trouble> {
-        Ok(self.sets[place % 2].poison(&self.gpu.stream)?)
-    }
-
-    fn pause(&self) -> Result<(), Trouble> {
-        Ok(self.gpu.tools.spin(&self.gpu.stream, PAUSE_US)?)
-    }
-
-    fn snapshot(&self, place: usize) -> Result<(), Trouble> {
-        let out = self.tensors(place).out;
-        Ok(self.kept.as_slice().copy_from(&self.gpu.stream, out)?)
-    }
-
-    fn finish(&self) -> Result<(), Trouble> {
-        Ok(self.gpu.context.synchronize()?)
-    }
-
-    fn see(&self, place: usize, snapshot: bool, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
-        let mut shown = self.shown.borrow_mut();
-        let out = shown.get_or_insert_with(|| Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout()));
-        self.output(place, snapshot)
-            .copy_to_host(&self.gpu.stream, out.bytes_mut())?;
-        look(out);
-        Ok(())
-    }
-
-    fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        Ok(self.sets[place % 2].read_lse(&self.gpu.stream)?)
-    }
-
-    fn outside(&self) -> Result<Option<String>, Trouble> {
-        for set in self.sets {
-            if let Some(outside) = set.outside(&self.gpu.stream)? {
-                return Ok(Some(outside));
-            }
-        }
-        Ok(None)
     }
 }
 
@@ -194,26 +113,14 @@ impl Device for Gpu {
             Err(failed) => return work(Err(failed)),
         };
         let workspace = plans.iter().map(Plan::workspace_bytes).max().unwrap_or(0);
-        let allocate = || -> Result<([TensorSet; 2], DeviceBuffer), BenchError> {
-            let set = || TensorSet::new(&self.stream, problem, workspace);
-            let bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
-            Ok(([set()?, set()?], DeviceBuffer::new(&self.context, bytes)?))
-        };
-        let (sets, kept) = match allocate() {
-            Ok(allocated) => allocated,
+        let bed = match GpuBed::new(&self.stream, &self.tools, problem, workspace) {
+            Ok(bed) => bed,
             Err(error) => return work(Err(of_bench("tensors", &error))),
-        };
-        let places = GpuPlaces {
-            gpu: self,
-            problem,
-            sets: &sets,
-            kept,
-            shown: RefCell::default(),
         };
         let in_finals = InFinals::default();
         let chain = (CHAIN_US * USUAL_RATE / problem.flops()).ceil().clamp(1.0, MAX_CHAIN) as u32;
         let subject = |plan: &Plan, id: &String, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {
-            let tensors = [places.tensors(place), places.tensors(1 - place)];
+            let tensors = [bed.tensors(place), bed.tensors(1 - place)];
             let bound = KernelSubject::new(&self.stream, plan, &tensors, Launching::GraphOf(chain));
             let honest = bound.map_err(|error| of_bench(id, &error))?;
             match Conduct::of_id(id) {
@@ -232,20 +139,16 @@ impl Device for Gpu {
                 }
             }
         };
-        let at = |place: usize| {
-            let pairs = plans.iter().zip(kernels);
-            pairs
-                .map(|(plan, id)| subject(plan, id, place))
-                .collect::<Result<Vec<_>, _>>()
-        };
-        match at(0).and_then(|first| Ok([first, at(1)?])) {
-            Ok(subjects) => work(Ok(&mut Workbench {
-                bed: &places,
-                subjects,
-                stopwatch: Box::new(GpuStopwatch::new(&self.tools, &self.stream)),
-                in_finals: in_finals.clone(),
-            })),
-            Err(failed) => work(Err(failed)),
+        let mut bench = Workbench::new(&bed, GpuStopwatch::new(&self.tools, &self.stream));
+        for (plan, id) in plans.iter().zip(kernels) {
+            match subject(plan, id, 0).and_then(|first| Ok((first, subject(plan, id, 1)?))) {
+                Ok((first, second)) => bench.add(first, Some(second)),
+                Err(failed) => return work(Err(failed)),
+            }
         }
+        work(Ok(&mut OnWorkbench {
+            bench,
+            in_finals: in_finals.clone(),
+        }));
     }
 }

@@ -17,5 +17,4 @@ mod serve;
 
 pub use compilers::{Compilers, compilers_for};
 pub use link::{Deadlines, Loss, Program, Worker};
-pub(crate) use serve::draw;
 pub use serve::serve;

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use flashcore_bench::defences::census;
-use flashcore_bench::{BenchError, HostInputs, Trouble, executable, revision};
+use flashcore_bench::defences::{Output, census};
+use flashcore_bench::{BenchError, Trouble, draw, executable, revision};
 use flashcore_cuda::Context;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 use rayon::prelude::*;
@@ -56,13 +56,13 @@ const RECENT_BYTES: usize = 8 << 30;
 /// Inputs drawn of late.
 #[derive(Default)]
 struct Recent {
-    drawn: VecDeque<((Problem, InputKind, u64), HostInputs)>,
+    drawn: VecDeque<((Problem, InputKind, u64), Inputs)>,
     /// How many were drawn.
     count: usize,
 }
 
 impl Recent {
-    fn get(&mut self, problem: &Problem, kind: InputKind, seed: u64) -> &HostInputs {
+    fn get(&mut self, problem: &Problem, kind: InputKind, seed: u64) -> &Inputs {
         let key = (problem.clone(), kind, seed);
         let found = self.drawn.iter().position(|(known, _)| *known == key);
         let entry = match found.and_then(|at| self.drawn.remove(at)) {
@@ -73,7 +73,7 @@ impl Recent {
             }
         };
         self.drawn.truncate(RECENT_INPUTS - 1);
-        let bytes = |inputs: &HostInputs| [&inputs.q, &inputs.k, &inputs.v].map(|tensor| tensor.bytes().len());
+        let bytes = |inputs: &Inputs| [&inputs.q, &inputs.k, &inputs.v].map(|tensor| tensor.bytes().len());
         let mut kept = 0;
         self.drawn.retain(|(_, inputs)| {
             kept += bytes(inputs).iter().sum::<usize>();
@@ -82,15 +82,6 @@ impl Recent {
         self.drawn.push_front(entry);
         &self.drawn[0].1
     }
-}
-
-/// The inputs of a kind and seed: the same in parent and worker.
-pub(crate) fn draw(problem: &Problem, kind: InputKind, seed: u64) -> HostInputs {
-    if kind == InputKind::Normal {
-        return HostInputs::draw(problem, seed);
-    }
-    let Inputs { q, k, v } = Inputs::generate(problem, kind, seed);
-    HostInputs { q, k, v }
 }
 
 struct Session<W> {
@@ -294,7 +285,11 @@ fn read(bench: &mut dyn Bench, place: usize, what: What, form: &Form) -> Result<
         return Ok(bytes(&values));
     }
     let mut found = Err(Trouble::new("nothing was read"));
-    bench.see(place, what == What::Snapshot, &mut |out| {
+    let output = match what {
+        What::Snapshot => Output::Snapshot,
+        _ => Output::Final,
+    };
+    bench.see(place, output, &mut |out| {
         found = match form {
             Form::Rows { rows, file } => {
                 bytes_of_rows(out, rows).map(|bytes| written(file, &bytes, Said::Looked(census(&out.view()))))

@@ -1,0 +1,272 @@
+//! Tensors of a problem on a device, and candidates bound to them.
+
+use std::collections::BTreeMap;
+
+use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
+
+use crate::answers::{Answers, draw};
+use crate::defences::{
+    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Inspection, Output, Rig, Run, Seen, inspect, inspect_again, look_once,
+};
+use crate::error::BenchError;
+use crate::measure::{Measurement, Observer, measure};
+use crate::options::{Mode, Options};
+use crate::peers::PeerTensors;
+use crate::subject::{Stopwatch, Subject, Trouble};
+use crate::telemetry::Telemetry;
+
+/// Two sets of tensors of a problem ("places"), and the queue that work on them goes into. Candidates are timed at
+/// place 0; place 1 has the same tensors at other addresses.
+pub trait Bed {
+    /// The problem.
+    fn problem(&self) -> &Problem;
+
+    /// Copies inputs into a place, over what was there, in the queue.
+    ///
+    /// # Errors
+    /// A device error. The other methods report the same.
+    fn load(&self, place: usize, inputs: &Inputs) -> Result<(), Trouble>;
+
+    /// Fills the output and the log-sum-exp of a place with poison, in the queue.
+    ///
+    /// # Errors
+    /// A device error.
+    fn poison(&self, place: usize) -> Result<(), Trouble>;
+
+    /// Puts a pause of a few milliseconds into the queue.
+    ///
+    /// # Errors
+    /// A device error.
+    fn pause(&self) -> Result<(), Trouble>;
+
+    /// Copies the output of a place aside, in the queue.
+    ///
+    /// # Errors
+    /// A device error.
+    fn snapshot(&self, place: usize) -> Result<(), Trouble>;
+
+    /// Waits until the whole device, not only the queue, is idle.
+    ///
+    /// # Errors
+    /// A device error.
+    fn finish(&self) -> Result<(), Trouble>;
+
+    /// Shows the output of a place, or the last snapshot. The host's tensors are shown without a copy.
+    ///
+    /// # Errors
+    /// A device error, or a snapshot that was never taken.
+    fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
+
+    /// The log-sum-exp of a place; `None` where the problem asks for none.
+    ///
+    /// # Errors
+    /// A device error.
+    fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
+
+    /// What was written outside the tensors, in a sentence. On the host, bounds checks end the process instead.
+    ///
+    /// # Errors
+    /// A device error.
+    fn outside(&self) -> Result<Option<String>, Trouble> {
+        Ok(None)
+    }
+
+    /// The tensors of place 0, for peers.
+    fn peer_tensors(&self) -> PeerTensors;
+}
+
+/// Inputs for the seeds that inspections ask for, and the right answers.
+#[derive(Debug, Default)]
+pub struct Drawn {
+    inputs: BTreeMap<u64, Inputs>,
+    answers: Answers,
+}
+
+impl Drawn {
+    /// Draws the inputs and computes the answers in float64.
+    ///
+    /// # Errors
+    /// A problem that the reference refuses.
+    pub fn new(problem: &Problem) -> Result<Drawn, BenchError> {
+        let mut drawn = Drawn::default();
+        for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
+            let inputs = draw(problem, InputKind::Normal, seed);
+            drawn.answers.add(problem, seed, &inputs)?;
+            drawn.inputs.insert(seed, inputs);
+        }
+        Ok(drawn)
+    }
+}
+
+/// How closely a candidate is inspected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Before it is screened in a sweep: one look at its output.
+    Screening,
+    /// Before it is timed.
+    Before,
+    /// After it was timed.
+    Afterwards,
+}
+
+/// Candidates bound to one bed, and the clock that times them.
+pub struct Workbench<'a> {
+    /// The tensors.
+    pub bed: &'a dyn Bed,
+    /// The candidates, bound to place 0.
+    pub subjects: Vec<Box<dyn Subject + 'a>>,
+    /// The same candidates bound to place 1, where they can be: functions of other libraries cannot.
+    pub elsewhere: Vec<Option<Box<dyn Subject + 'a>>>,
+    /// The clock.
+    pub stopwatch: Box<dyn Stopwatch + 'a>,
+}
+
+impl<'a> Workbench<'a> {
+    /// A workbench without candidates.
+    pub fn new(bed: &'a dyn Bed, stopwatch: impl Stopwatch + 'a) -> Workbench<'a> {
+        Workbench {
+            bed,
+            subjects: Vec::new(),
+            elsewhere: Vec::new(),
+            stopwatch: Box::new(stopwatch),
+        }
+    }
+
+    /// Adds a candidate.
+    pub fn add(&mut self, subject: Box<dyn Subject + 'a>, elsewhere: Option<Box<dyn Subject + 'a>>) {
+        self.subjects.push(subject);
+        self.elsewhere.push(elsewhere);
+    }
+
+    /// Removes the candidates for whose place `keep` is false.
+    pub fn retain(&mut self, keep: impl Fn(usize) -> bool) {
+        for index in (0..self.subjects.len()).rev().filter(|&index| !keep(index)) {
+            self.subjects.remove(index);
+            self.elsewhere.remove(index);
+        }
+    }
+
+    /// Runs a candidate as `run` says; `inputs` are loaded first. `false` if it cannot be bound to that place.
+    ///
+    /// # Errors
+    /// A device error, or a candidate that is not there.
+    pub fn run(&mut self, candidate: usize, run: &Run, inputs: Option<&Inputs>) -> Result<bool, Trouble> {
+        let count = self.subjects.len();
+        let Some(subject) = self.subjects.get_mut(candidate) else {
+            return Err(Trouble::new(format!("kernel {candidate} of {count} that are open")));
+        };
+        if let Some(inputs) = inputs {
+            self.bed.load(run.place, inputs)?;
+            if run.place == 0 {
+                subject.inputs_changed()?;
+            }
+        }
+        if run.pause {
+            self.bed.pause()?;
+        }
+        if run.poison {
+            self.bed.poison(0)?;
+            self.bed.poison(1)?;
+        }
+        if run.poison && !run.pause {
+            self.bed.finish()?;
+        }
+        match (run.place, &mut self.elsewhere[candidate]) {
+            (0, _) => subject.call()?,
+            (_, Some(subject)) => subject.call()?,
+            (_, None) => return Ok(false),
+        }
+        self.bed.snapshot(run.place)?;
+        self.bed.finish()?;
+        Ok(true)
+    }
+
+    /// Inspects a candidate.
+    ///
+    /// # Errors
+    /// A device error, or a candidate that cannot be run.
+    pub fn inspect(&mut self, candidate: usize, drawn: &Drawn, moment: Moment) -> Result<Inspection, Trouble> {
+        let rig = &mut LocalRig {
+            bench: self,
+            candidate,
+            drawn,
+        };
+        match moment {
+            Moment::Screening => look_once(rig),
+            Moment::Before => inspect(rig),
+            Moment::Afterwards => inspect_again(rig),
+        }
+    }
+
+    /// Times the candidates against each other.
+    ///
+    /// # Errors
+    /// As [`measure()`].
+    pub fn time(
+        &mut self,
+        options: &Options,
+        mode: Mode,
+        baseline: usize,
+        telemetry: &mut dyn Telemetry,
+        observer: &mut dyn Observer,
+    ) -> Result<Measurement, BenchError> {
+        let stopwatch = &mut *self.stopwatch;
+        measure(
+            options,
+            mode,
+            &mut self.subjects,
+            baseline,
+            stopwatch,
+            telemetry,
+            observer,
+        )
+    }
+}
+
+/// A candidate of a workbench in this process.
+struct LocalRig<'r, 'a> {
+    bench: &'r mut Workbench<'a>,
+    candidate: usize,
+    drawn: &'r Drawn,
+}
+
+impl Rig for LocalRig<'_, '_> {
+    fn problem(&self) -> &Problem {
+        self.bench.bed.problem()
+    }
+
+    fn expected(&self, seed: u64) -> &Expected {
+        self.drawn.answers.of(seed)
+    }
+
+    fn run(&mut self, run: &Run) -> Result<bool, Trouble> {
+        let inputs = run.load.and_then(|seed| self.drawn.inputs.get(&seed));
+        self.bench.run(self.candidate, run, inputs)
+    }
+
+    fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
+        let expected = self.drawn.answers.of(seed);
+        let problem = self.bench.bed.problem();
+        if place == 0
+            && let Some(answer) = self.bench.subjects[self.candidate].answer()?
+        {
+            return Seen::of(problem, expected, &answer);
+        }
+        let mut seen = Err(Trouble::new("the output was not shown"));
+        self.bench
+            .bed
+            .see(place, what, &mut |out| seen = Seen::of(problem, expected, out))?;
+        seen
+    }
+
+    fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
+        match self.bench.subjects[self.candidate].info().is_ours() {
+            true => self.bench.bed.read_lse(place),
+            false => Ok(None),
+        }
+    }
+
+    fn outside(&mut self) -> Result<Option<String>, Trouble> {
+        self.bench.bed.outside()
+    }
+}

@@ -1,0 +1,255 @@
+//! Devices that candidates are opened on, and the kernels that a bench opens there.
+
+use std::fmt::Display;
+
+use flashcore::{Attention, Context, Device, KernelId};
+use flashcore_cpu::{CpuConfig, default_config};
+use flashcore_cuda::Stream;
+use flashcore_kernels::{KernelCache, Plan, near, select};
+use flashcore_problem::Problem;
+use rayon::prelude::*;
+
+use crate::bed::Workbench;
+use crate::cpu::{CpuBed, CpuStopwatch, CpuSubject};
+use crate::error::BenchError;
+use crate::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
+use crate::identity::DeviceIdentity;
+use crate::peers::Absent;
+use crate::problems::Case;
+use crate::session::Request;
+
+/// Words that stand for kernels, problem by problem, and their meaning.
+pub const KERNEL_WORDS: [(&str, &str); 3] = [
+    (
+        "default",
+        "what the library uses: a row of a plan table, or what heuristics choose",
+    ),
+    ("heuristics", "what heuristics choose, whatever the plan tables say"),
+    (
+        "near",
+        "what heuristics choose, and kernels that differ from it a little",
+    ),
+];
+
+/// A kernel that was built for a problem.
+#[derive(Clone, Debug)]
+pub enum Built {
+    /// For the host.
+    Cpu(CpuConfig),
+    /// For a GPU.
+    Gpu(Box<Plan>),
+}
+
+impl Built {
+    /// The kernel's id.
+    pub fn kernel(&self) -> KernelId {
+        match self {
+            Built::Cpu(config) => KernelId::Cpu(*config),
+            Built::Gpu(plan) => KernelId::Gpu(plan.config),
+        }
+    }
+}
+
+/// A device on which candidates are opened, judged and timed.
+#[derive(Debug)]
+pub struct Stand {
+    /// The stream that all work goes into, and the bench's kernels; `None` on the host.
+    pub gpu: Option<(Stream, GpuTools)>,
+}
+
+impl Stand {
+    /// Takes a device.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(device: &Device) -> Result<Stand, BenchError> {
+        let gpu = match device {
+            Device::Cpu => None,
+            Device::Cuda(context) => {
+                let stream = Stream::new(context)?;
+                let tools = GpuTools::new(&stream)?;
+                Some((stream, tools))
+            }
+        };
+        Ok(Stand { gpu })
+    }
+
+    /// The device.
+    pub fn identity(&self) -> DeviceIdentity {
+        match &self.gpu {
+            None => DeviceIdentity::cpu(),
+            Some((stream, _)) => DeviceIdentity::cuda(stream.context().info()),
+        }
+    }
+
+    /// Allocates the tensors of a problem, compiles kernels and binds them to both places, and gives the workbench to
+    /// `work`, with the kernels that could not be opened. GPU kernels are launched as `launching` says.
+    ///
+    /// # Errors
+    /// Tensors that cannot be allocated, or a kernel of another device.
+    pub fn open<T>(
+        &self,
+        problem: &Problem,
+        kernels: &[Built],
+        launching: Launching,
+        work: impl FnOnce(Workbench<'_>, Vec<(KernelId, BenchError)>) -> T,
+    ) -> Result<T, BenchError> {
+        let mut failed = Vec::new();
+        let Some((stream, tools)) = &self.gpu else {
+            let bed = CpuBed::new(problem);
+            let mut bench = Workbench::new(&bed, CpuStopwatch::default());
+            for kernel in kernels {
+                match kernel {
+                    Built::Cpu(config) => bench.add(
+                        Box::new(CpuSubject::new(&bed, *config, 0)),
+                        Some(Box::new(CpuSubject::new(&bed, *config, 1))),
+                    ),
+                    Built::Gpu(_) => return Err(other_device(kernel, "cpu", "a CUDA device")),
+                }
+            }
+            return Ok(work(bench, failed));
+        };
+        let mut plans = Vec::new();
+        for kernel in kernels {
+            match kernel {
+                Built::Gpu(plan) => plans.push(&**plan),
+                Built::Cpu(_) => return Err(other_device(kernel, "cuda", "the device cpu")),
+            }
+        }
+        let workspace = plans.iter().map(|plan| plan.workspace_bytes()).max().unwrap_or(0);
+        let bed = GpuBed::new(stream, tools, problem, workspace)?;
+        let mut bench = Workbench::new(&bed, GpuStopwatch::new(tools, stream));
+        // One after the other: the driver compiles one module at a time in a process.
+        for plan in plans {
+            let bound =
+                |place| KernelSubject::new(stream, plan, &[bed.tensors(place), bed.tensors(1 - place)], launching);
+            match bound(0).and_then(|subject| Ok((subject, bound(1)?))) {
+                Ok((subject, elsewhere)) => bench.add(Box::new(subject), Some(Box::new(elsewhere))),
+                Err(error) => failed.push((KernelId::Gpu(plan.config), error)),
+            }
+        }
+        Ok(work(bench, failed))
+    }
+}
+
+fn other_device(kernel: &Built, device: &str, suggestion: &'static str) -> BenchError {
+    BenchError::from(flashcore::Error::KernelOfOtherDevice {
+        kernel: kernel.kernel().to_string(),
+        device: device.to_string(),
+        suggestion,
+    })
+}
+
+/// The kernels to time on a problem, each once, built on all cores; and those that cannot be built.
+pub(crate) fn built(
+    request: &Request,
+    problem: &Problem,
+    attention: &Attention,
+    cache: &KernelCache,
+) -> (Vec<Built>, Vec<Absent>) {
+    let device = attention.device();
+    let words = match (&device, request.kernels.as_slice()) {
+        (Device::Cpu, []) => &["near".to_string()],
+        (Device::Cuda(_), []) => &["default".to_string()],
+        (_, words) => words,
+    };
+    let mut ids: Vec<Result<KernelId, Absent>> = Vec::new();
+    for word in words {
+        match ids_of(word, problem, attention, cache) {
+            // Labels are unique within a measurement.
+            Ok(found) => found.into_iter().map(Ok).for_each(|id| {
+                if !ids.contains(&id) {
+                    ids.push(id);
+                }
+            }),
+            Err(reason) => ids.push(Err(left_out(word, &reason))),
+        }
+    }
+    let build = |id: &Result<KernelId, Absent>| match (id, &device) {
+        (Err(missing), _) => Err(missing.clone()),
+        (Ok(KernelId::Gpu(config)), Device::Cuda(context)) => {
+            let plan = Plan::with_cache(problem, config, context.info().chip(), cache);
+            let plan = plan.map(|plan| Built::Gpu(Box::new(plan)));
+            plan.map_err(|refusal| left_out(&config.to_string(), &refusal))
+        }
+        (Ok(KernelId::Cpu(config)), Device::Cpu) => Ok(Built::Cpu(*config)),
+        (Ok(id @ KernelId::Cpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on the CPU; ask for the device cpu")),
+        (Ok(id @ KernelId::Gpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on a GPU; ask for a CUDA device")),
+    };
+    let all: Vec<Result<Built, Absent>> = ids.par_iter().map(build).collect();
+    let (mut kernels, mut absent) = (Vec::new(), Vec::new());
+    for one in all {
+        match one {
+            Ok(kernel) => kernels.push(kernel),
+            Err(missing) => absent.push(missing),
+        }
+    }
+    (kernels, absent)
+}
+
+/// The kernels that a word of [`KERNEL_WORDS`] or an id stands for.
+fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCache) -> Result<Vec<KernelId>, String> {
+    match (word, attention.device()) {
+        ("default", _) => match attention.plan(problem) {
+            Ok(plan) => Ok(vec![plan.kernel()]),
+            Err(error) => Err(error.to_string()),
+        },
+        ("heuristics", Device::Cuda(context)) => {
+            // Allocations of the bench begin at multiples of 256 bytes, so an alignment of 16 holds.
+            let choice = select(problem, context.info().chip(), 16, cache);
+            let choice = choice.map(|choice| vec![KernelId::Gpu(choice.plan.config)]);
+            choice.map_err(|error| error.to_string())
+        }
+        ("near", Device::Cuda(context)) => {
+            let configs = near(problem, context.info().chip(), cache);
+            Ok(configs.into_iter().map(KernelId::Gpu).collect())
+        }
+        ("heuristics" | "near", Device::Cpu) => {
+            let config = default_config(problem, rayon::current_num_threads());
+            let mut configs = vec![config];
+            if word == "near" {
+                configs.extend(cpu_neighbours(config));
+            }
+            Ok(configs.into_iter().map(KernelId::Cpu).collect())
+        }
+        (id, _) => match id.parse() {
+            Ok(id) => Ok(vec![id]),
+            Err(error) => Err(format!("{error}")),
+        },
+    }
+}
+
+/// The kernels that a request times on a GPU, problem by problem, with words for kernels replaced by ids. For compiling
+/// them beforehand.
+///
+/// # Errors
+/// Plan tables that are named and cannot be read.
+pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, Vec<String>)>, BenchError> {
+    let attention = Attention::new(Device::Cuda(context.clone()));
+    attention.plans()?;
+    let cache = KernelCache::default();
+    let ids = |case: &Case| {
+        let (kernels, _) = built(request, &case.problem, &attention, &cache);
+        let ids = kernels.iter().map(|built| built.kernel().to_string()).collect();
+        (case.problem.clone(), ids)
+    };
+    Ok(request.cases.iter().map(ids).collect())
+}
+
+pub(crate) fn left_out(label: &str, reason: &dyn Display) -> Absent {
+    Absent {
+        label: label.to_string(),
+        reason: reason.to_string(),
+    }
+}
+
+/// A config of the host with other rows, and one with fewer keys.
+fn cpu_neighbours(config: CpuConfig) -> impl Iterator<Item = CpuConfig> {
+    let tile_q = match config.tile_q {
+        64.. => config.tile_q / 2,
+        _ => config.tile_q * 2,
+    };
+    let tile_kv = config.tile_kv / 2;
+    let neighbours = [CpuConfig { tile_q, ..config }, CpuConfig { tile_kv, ..config }];
+    neighbours.into_iter().filter(|config| config.check().is_ok())
+}
