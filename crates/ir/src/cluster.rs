@@ -20,7 +20,7 @@ impl KernelBuilder {
     ///     k.cluster_barrier();
     ///     let theirs = tile.at(0, k.lane()).in_block(k.cluster_rank() ^ 1);
     ///     out.offset(k.block_idx(0) * 32 + k.lane()).store(theirs.load());
-    ///     k.cluster_barrier(); // nobody ends while the other still reads
+    ///     k.cluster_barrier(); // no block exits while the other still reads
     /// })?;
     /// assert_eq!(kernel.cluster(), Some(2));
     /// # Ok::<(), flashcore_ir::BuildErrors>(())
@@ -33,7 +33,7 @@ impl KernelBuilder {
                 "a cluster of {blocks} blocks; 1 to 8 are possible everywhere"
             )));
         }
-        self.state.borrow_mut().cluster = Some(blocks);
+        self.state.borrow_mut().kernel.cluster = Some(blocks);
     }
 
     /// Rank of this block in its cluster.
@@ -98,11 +98,6 @@ impl<'k, E: Element> SharedPtr<'k, E> {
             addr: self.addr.operand(),
             rank: rank.operand(),
         }));
-        ClusterPtr {
-            addr: Val::from_reg(k, dst),
-            bytes: self.bytes,
-            buffer: self.buffer,
-            of: self.of,
-        }
+        ClusterPtr::new(Val::from_reg(k, dst), self.bytes, self.object)
     }
 }

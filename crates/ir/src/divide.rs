@@ -4,7 +4,7 @@ use std::ops;
 
 use crate::inst::{BinOp, Operand};
 use crate::types::{Integer, ScalarType};
-use crate::value::{Source, Val, Var, binary};
+use crate::value::{Source, Val, Var};
 
 macro_rules! divisions {
     ($($tr:ident $method:ident $op:ident;)*) => {$(
@@ -22,7 +22,7 @@ macro_rules! divisions {
             /// As for [`Val`].
             #[track_caller]
             fn $method(self, rhs: R) -> Val<'k, T> {
-                divide(Val::from_reg(self.k, self.reg), BinOp::$op, rhs.operand())
+                divide(self.now(), BinOp::$op, rhs.operand())
             }
         }
     )*};
@@ -31,35 +31,30 @@ divisions! { Div div Div; Rem rem Rem; }
 
 #[track_caller]
 fn divide<'k, T: Integer>(a: Val<'k, T>, op: BinOp, b: Operand) -> Val<'k, T> {
-    let k = a.k;
-    let imm = |bits: u64| Operand::Imm(bits);
+    let imm = |bits: u32| Operand::Imm(u64::from(bits));
     let quotient = match (T::TYPE, b) {
         (ScalarType::U32, Operand::Imm(d)) if d.is_power_of_two() => match op {
-            BinOp::Rem => return binary(k, BinOp::And, a.operand, imm(d - 1)),
-            _ => return binary(k, BinOp::Shr, a.operand, imm(u64::from(d.trailing_zeros()))),
+            BinOp::Rem => return a.bin(BinOp::And, Operand::Imm(d - 1)),
+            _ => return a.bin(BinOp::Shr, imm(d.trailing_zeros())),
         },
         (ScalarType::S32, Operand::Imm(d)) if (d as u32 as i32) > 1 && (d as u32).is_power_of_two() => {
             // Rounded toward zero: negative numbers get one less than the divisor first.
-            let log = u64::from((d as u32).trailing_zeros());
-            let sign: Val<'k, T> = binary(k, BinOp::Shr, a.operand, imm(31));
-            let bias: Val<'k, T> = binary(k, BinOp::And, sign.operand, imm(d - 1));
-            let sum: Val<'k, T> = binary(k, BinOp::Add, a.operand, bias.operand);
-            binary(k, BinOp::Shr, sum.operand, imm(log))
+            let sign = a.bin(BinOp::Shr, imm(31));
+            let bias = sign.bin(BinOp::And, Operand::Imm(d - 1));
+            let sum = a.bin(BinOp::Add, bias.operand());
+            sum.bin(BinOp::Shr, imm((d as u32).trailing_zeros()))
         }
         (ScalarType::U32, Operand::Imm(d)) => match magic(d as u32) {
-            Some((factor, log)) => {
-                let high: Val<'k, T> = binary(k, BinOp::MulHi, a.operand, imm(u64::from(factor)));
-                binary(k, BinOp::Shr, high.operand, imm(u64::from(log)))
-            }
-            None => return binary(k, op, a.operand, b),
+            Some((factor, log)) => a.bin(BinOp::MulHi, imm(factor)).bin(BinOp::Shr, imm(log)),
+            None => return a.bin(op, b),
         },
-        _ => return binary(k, op, a.operand, b),
+        _ => return a.bin(op, b),
     };
     if op == BinOp::Div {
         return quotient;
     }
-    let product: Val<'k, T> = binary(k, BinOp::Mul, quotient.operand, b);
-    binary(k, BinOp::Sub, a.operand, product.operand)
+    let product = quotient.bin(BinOp::Mul, b);
+    a.bin(BinOp::Sub, product.operand())
 }
 
 /// Factor and shift with which `x / d = (x · factor >> 32) >> shift` for every 32-bit `x`, if a 32-bit factor

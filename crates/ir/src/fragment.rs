@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
 use crate::inst::{Inst, MmaAcc, MmaInput, Operand};
-use crate::types::{Element, F16x2, Reg, RegClass, Scalar};
+use crate::types::{Assignable, Element, F16x2, Reg, RegClass, Scalar};
 use crate::value::{Source, Val, Var};
 
 /// Where each element of a small matrix lives: the map (lane, register, element in register) → (row, column).
@@ -115,8 +115,8 @@ pub struct AOperand<E> {
     pub(crate) of: PhantomData<E>,
 }
 
-/// Operands A of the products of one row block, one for each step of k, in registers of their own: they are
-/// written again and again, and products read them where they are.
+/// Operands A of the products of one row block, one for each step of k, in fixed registers that are
+/// written repeatedly and that products read in place.
 #[derive(Clone, Copy, Debug)]
 pub struct AVars<'k, E> {
     k: &'k KernelBuilder,
@@ -132,21 +132,35 @@ pub struct BOperand<E> {
     of: PhantomData<E>,
 }
 
-/// f32 accumulators of a warp: 16 rows × `8 · tiles` columns.
+/// Accumulators of a warp: 16 rows × `8 · tiles` columns, in f32.
+///
+/// [`AccF16`] has pairs of fp16 instead. It has twice the rate on consumer cards, and is less exact:
+/// each product is added with an 11-bit significand.
 #[derive(Clone, Copy, Debug)]
-pub struct Acc<'k> {
+pub struct Acc<'k, T = f32> {
     k: &'k KernelBuilder,
     pub(crate) first: Reg,
     tiles: u32,
+    of: PhantomData<T>,
 }
 
-/// fp16 accumulators of a warp: 16 rows × `8 · tiles` columns. Twice the rate of f32 ones on consumer
-/// cards, and less exact: each product is added with an 11-bit significand.
-#[derive(Clone, Copy, Debug)]
-pub struct AccF16<'k> {
-    k: &'k KernelBuilder,
-    first: Reg,
-    tiles: u32,
+/// fp16 accumulators of a warp.
+pub type AccF16<'k> = Acc<'k, F16x2>;
+
+/// What accumulators hold.
+pub trait Accumulated: Assignable {
+    /// What the instruction calls it.
+    const ACC: MmaAcc;
+    /// How a tile of 8 columns is laid out.
+    const LAYOUT: FragmentLayout;
+}
+impl Accumulated for f32 {
+    const ACC: MmaAcc = MmaAcc::F32;
+    const LAYOUT: FragmentLayout = MMA_M16N8_ACC_F32;
+}
+impl Accumulated for F16x2 {
+    const ACC: MmaAcc = MmaAcc::F16;
+    const LAYOUT: FragmentLayout = MMA_M16N8_ACC_F16;
 }
 
 /// Element types that the tensor cores multiply.
@@ -182,8 +196,21 @@ impl KernelBuilder {
 
     /// The same without a first value.
     pub fn acc_unwritten(&self, name: &str, tiles: u32) -> Acc<'_> {
-        let first = self.unwritten_regs(RegClass::F32, 4 * tiles, name);
-        Acc { k: self, first, tiles }
+        self.accumulators(name, tiles)
+    }
+
+    /// fp16 accumulators for 16 rows × `8 · tiles` columns, set to zero.
+    #[track_caller]
+    pub fn acc_f16(&self, name: &str, tiles: u32) -> AccF16<'_> {
+        let acc: AccF16<'_> = self.accumulators(name, tiles);
+        acc.zero();
+        acc
+    }
+
+    fn accumulators<T: Accumulated>(&self, name: &str, tiles: u32) -> Acc<'_, T> {
+        let (k, of) = (self, PhantomData);
+        let first = self.unwritten_regs(T::TYPE.class(), T::LAYOUT.regs * tiles, name);
+        Acc { k, first, tiles, of }
     }
 
     /// Registers for operands A of `steps` steps of k (32 bytes each), not written yet.
@@ -195,15 +222,6 @@ impl KernelBuilder {
             steps,
             of: PhantomData,
         }
-    }
-
-    /// fp16 accumulators for 16 rows × `8 · tiles` columns, set to zero.
-    #[track_caller]
-    pub fn acc_f16(&self, name: &str, tiles: u32) -> AccF16<'_> {
-        let first = self.unwritten_regs(RegClass::B32, 2 * tiles, name);
-        let acc = AccF16 { k: self, first, tiles };
-        acc.zero();
-        acc
     }
 
     /// Gathers four words into operand A, in the order of [`MMA_M16K16_A`].
@@ -224,52 +242,34 @@ impl KernelBuilder {
         }
     }
 
-    /// Words in contiguous registers: as they are if they are so already, else copied.
+    /// Words in contiguous registers.
     #[track_caller]
     pub(crate) fn gather<T: Scalar>(&self, words: &[Val<'_, T>]) -> Reg {
-        if let Operand::Reg(first) = words[0].operand() {
-            let mut places = words.iter().enumerate();
-            if places.all(|(i, w)| w.operand() == Operand::Reg(first.plus(i as u32))) {
-                return first;
-            }
-        }
-        let first = self.regs(RegClass::B32, words.len() as u32);
-        for (i, word) in words.iter().enumerate() {
-            self.emit(Inst::Mov {
-                dst: first.plus(i as u32),
-                src: word.operand(),
-            });
-        }
-        first
+        let operands: Vec<Operand> = words.iter().map(|word| word.operand()).collect();
+        self.contiguous(RegClass::B32, &operands)
     }
 
     /// `acc[tile] += a · b` on the tensor cores: 16×16 by 16×8.
     #[track_caller]
     pub fn mma<E: MmaElement>(&self, acc: Acc<'_>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
-        if !self.has_tile(tile, acc.tiles) {
-            return;
-        }
-        let d = acc.first.plus(4 * tile);
-        self.emit(Inst::Mma {
-            input: E::INPUT,
-            acc: MmaAcc::F32,
-            d,
-            a: a.first,
-            b: b.first,
-            c: d,
-        });
+        self.product(acc, tile, a, b);
     }
 
     /// `acc[tile] += a · b` with fp16 accumulators.
     #[track_caller]
     pub fn mma_f16(&self, acc: AccF16<'_>, tile: u32, a: AOperand<half::f16>, b: BOperand<half::f16>) {
+        self.product(acc, tile, a, b);
+    }
+
+    #[track_caller]
+    fn product<E: MmaElement, T: Accumulated>(&self, acc: Acc<'_, T>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
         if !self.has_tile(tile, acc.tiles) {
             return;
         }
-        let d = acc.first.plus(2 * tile);
+        let d = acc.first.plus(T::LAYOUT.regs * tile);
         self.emit(Inst::Mma {
-            input: MmaInput::F16,
-            acc: MmaAcc::F16,
+            input: E::INPUT,
+            acc: T::ACC,
             d,
             a: a.first,
             b: b.first,
@@ -294,8 +294,8 @@ impl<'k, E: Element> AVars<'k, E> {
         self.steps
     }
 
-    /// Word `i` of a lane: word `i % 4` of step `i / 4`, in the order of [`MMA_M16K16_A`]. So word `i` of 16-bit elements holds
-    /// what registers `2i` and `2i + 1` of accumulators over the same columns do.
+    /// Word `i` of a lane: word `i % 4` of step `i / 4`, in the order of [`MMA_M16K16_A`]. Word `i` of
+    /// 16-bit elements holds the elements of registers `2i` and `2i + 1` of accumulators over the same columns.
     pub fn word(&self, i: u32) -> Var<'k, E::Word> {
         Var::from_reg(self.k, self.first.plus(i))
     }
@@ -311,7 +311,7 @@ impl<'k, E: Element> AVars<'k, E> {
     }
 }
 
-impl<'k> AccF16<'k> {
+impl<'k, T: Accumulated> Acc<'k, T> {
     /// Tiles of 8 columns.
     pub fn tiles(&self) -> u32 {
         self.tiles
@@ -320,19 +320,20 @@ impl<'k> AccF16<'k> {
     /// Sets every element to zero.
     #[track_caller]
     pub fn zero(&self) {
-        for i in 0..2 * self.tiles {
-            self.k.emit(Inst::Mov {
-                dst: self.first.plus(i),
-                src: Operand::Imm(0),
-            });
+        for i in 0..T::LAYOUT.regs * self.tiles {
+            let (dst, src) = (self.first.plus(i), Operand::Imm(0));
+            self.k.emit(Inst::Mov { dst, src });
         }
     }
 
-    /// Register `i` of a lane: register `i % 2` of [`MMA_M16N8_ACC_F16`] in tile `i / 2`.
-    pub fn var(&self, i: u32) -> Var<'k, F16x2> {
+    /// Register `i` of a lane. With f32 it is register `i % 4` of [`MMA_M16N8_ACC_F32`] in tile `i / 4`,
+    /// with fp16 register `i % 2` of [`MMA_M16N8_ACC_F16`] in tile `i / 2`.
+    pub fn var(&self, i: u32) -> Var<'k, T> {
         Var::from_reg(self.k, self.first.plus(i))
     }
+}
 
+impl AccF16<'_> {
     /// The accumulators as operands A of the next product, one for each 16 columns: the same
     /// registers in the same order, copied.
     #[track_caller]
@@ -346,25 +347,7 @@ impl<'k> AccF16<'k> {
     }
 }
 
-impl<'k> Acc<'k> {
-    /// Tiles of 8 columns.
-    pub fn tiles(&self) -> u32 {
-        self.tiles
-    }
-
-    /// Sets every element to zero.
-    #[track_caller]
-    pub fn zero(&self) {
-        for i in 0..4 * self.tiles {
-            self.var(i).set(0.0);
-        }
-    }
-
-    /// Register `i` of a lane: register `i % 4` of [`MMA_M16N8_ACC_F32`] in tile `i / 4`.
-    pub fn var(&self, i: u32) -> Var<'k, f32> {
-        Var::from_reg(self.k, self.first.plus(i))
-    }
-
+impl Acc<'_> {
     /// The accumulators rounded to `E` as operands A of the next product, one for each 16 columns.
     #[track_caller]
     pub fn to_a<E: MmaElement>(&self) -> Vec<AOperand<E>> {

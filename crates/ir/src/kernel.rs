@@ -119,6 +119,25 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// A kernel without parameters, memory and instructions.
+    pub(crate) fn empty(name: String, threads: u32) -> Kernel {
+        Kernel {
+            name,
+            params: Vec::new(),
+            threads,
+            min_blocks_per_sm: None,
+            cluster: None,
+            ledger: Ledger::default(),
+            body: Vec::new(),
+            num_regs: [0; 5],
+            maybe_unwritten: BTreeSet::new(),
+            names: Vec::new(),
+            traces: Vec::new(),
+            sites: Vec::new(),
+            frames: Vec::new(),
+        }
+    }
+
     /// Entry name in PTX.
     pub fn name(&self) -> &str {
         &self.name
@@ -178,7 +197,7 @@ impl Kernel {
     }
 
     /// The lines that led to an instruction, outermost first: the kernel's own line, then each verb's.
-    /// The verb named beside a line is the one that line is in.
+    /// Each line comes with the verb that it is part of.
     pub fn backtrace(&self, id: SiteId) -> Vec<(SourceLine, Option<&'static str>)> {
         let site = self.site(id);
         let mut lines = Vec::new();
@@ -216,14 +235,14 @@ impl Kernel {
         walk(&self.body, visit);
     }
 
-    /// The same kernel with another body: for planting mistakes on purpose, to see whether they are
-    /// found. Nothing is checked; registers, sites and parameters stay those of this kernel.
+    /// The same kernel with another body, for planting mistakes. Nothing is checked; registers, sites
+    /// and parameters stay those of this kernel.
     pub fn with_body(&self, body: Vec<Node>) -> Kernel {
         Kernel { body, ..self.clone() }
     }
 
-    /// The same kernel with another body and with labels for the traces in it that come after its own: for watching
-    /// values without writing the kernel anew.
+    /// The same kernel with another body and with labels for its new traces, which are numbered after
+    /// those of this kernel.
     pub fn with_traces(&self, body: Vec<Node>, labels: impl IntoIterator<Item = String>) -> Kernel {
         let mut kernel = self.with_body(body);
         kernel.traces.extend(labels);

@@ -7,7 +7,7 @@
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
 use crate::inst::{Address, ClusterInst, Inst, MbarInst, Object, Operand, Scope};
-use crate::shared::{BufferId, SharedBuffer, Swizzle};
+use crate::shared::{BufferId, SharedBuffer};
 use crate::types::{RegClass, ScalarType};
 use crate::value::{Source, Val};
 
@@ -61,23 +61,9 @@ impl KernelBuilder {
         let count = count.clamp(1, 1024);
         let declared_at = self.site();
         let mut state = self.state.borrow_mut();
-        let buffer = state.ledger.enter(SharedBuffer {
-            name: name.to_string(),
-            element: ScalarType::B64,
-            stages: 1,
-            rows: 1,
-            cols: count,
-            slab_cols: count,
-            row_stride: count,
-            swizzle: Swizzle::None,
-            align: 16,
-            offset: 0,
-            bytes: count * BYTES,
-            gap_before: 0,
-            reuses: None,
-            declared_at,
-        });
-        let offset = state.ledger.get(buffer).offset;
+        let row = SharedBuffer::row(name, ScalarType::B64, count * BYTES, 16, declared_at);
+        let buffer = state.kernel.ledger.enter(row);
+        let offset = state.kernel.ledger.get(buffer).offset;
         MBarriers {
             k: self,
             buffer,

@@ -3,7 +3,7 @@
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
 use crate::inst::{Address, AtomOp, Cache, Inst, Operand, Space, StoreSource};
-use crate::pointer::{ClusterPtr, GlobalPtr, SharedPtr};
+use crate::pointer::{AddressSpace, GlobalPtr, Ptr, SharedPtr};
 use crate::types::{BF16x2, Element, F16x2, RegClass, Scalar, ScalarType};
 use crate::value::{Source, Val};
 
@@ -72,175 +72,161 @@ impl Widen for half::bf16 {
     }
 }
 
-macro_rules! accesses {
-    ($ptr:ident, $space:ident) => {
-        impl<'k, E: Element> $ptr<'k, E> {
-            /// Loads one element.
-            #[track_caller]
-            pub fn load(self) -> Val<'k, E> {
-                self.load_with(Cache::Default)
-            }
+impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
+    /// Loads one element.
+    #[track_caller]
+    pub fn load(self) -> Val<'k, E> {
+        self.load_with(Cache::Default)
+    }
 
-            /// Loads one element with a cache hint (global memory only).
-            #[track_caller]
-            pub fn load_with(self, cache: Cache) -> Val<'k, E> {
-                const { assert!(E::BYTES >= 2, "8-bit elements are loaded as words of four") };
-                let k = self.addr.builder();
-                let dst = k.reg(E::TYPE.class());
-                k.emit(Inst::Ld {
-                    space: Space::$space,
-                    dst,
-                    count: 1,
-                    addr: self.address(0),
-                    cache,
-                });
-                Val::from_reg(k, dst)
-            }
+    /// Loads one element with a cache hint (global memory only).
+    #[track_caller]
+    pub fn load_with(self, cache: Cache) -> Val<'k, E> {
+        const { assert!(E::BYTES >= 2, "8-bit elements are loaded as words of four") };
+        let k = self.addr.builder();
+        let dst = k.reg(E::TYPE.class());
+        k.emit(Inst::Ld {
+            space: S::SPACE,
+            dst,
+            count: 1,
+            addr: self.address(),
+            cache,
+        });
+        Val::from_reg(k, dst)
+    }
 
-            /// Stores one element.
-            #[track_caller]
-            pub fn store(self, value: impl Source<'k, E>) {
-                self.store_with(value, Cache::Default);
-            }
+    /// Stores one element.
+    #[track_caller]
+    pub fn store(self, value: impl Source<'k, E>) {
+        self.store_with(value, Cache::Default);
+    }
 
-            /// Stores one element with a cache hint (global memory only).
-            #[track_caller]
-            pub fn store_with(self, value: impl Source<'k, E>, cache: Cache) {
-                const { assert!(E::BYTES >= 2, "8-bit elements are stored as words of four") };
-                store(
-                    self.addr.builder(),
-                    Space::$space,
-                    E::TYPE,
-                    &[value.operand()],
-                    self.address(0),
-                    cache,
-                );
-            }
+    /// Stores one element with a cache hint (global memory only).
+    #[track_caller]
+    pub fn store_with(self, value: impl Source<'k, E>, cache: Cache) {
+        const { assert!(E::BYTES >= 2, "8-bit elements are stored as words of four") };
+        store(
+            self.addr.builder(),
+            S::SPACE,
+            E::TYPE,
+            &[value.operand()],
+            self.address(),
+            cache,
+        );
+    }
 
-            /// Loads 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
-            #[track_caller]
-            pub fn load_words(self, count: u32, cache: Cache) -> Vec<Val<'k, E::Word>> {
-                let k = self.addr.builder();
-                let dst = k.regs(<E::Word as Scalar>::TYPE.class(), count);
-                k.emit(Inst::Ld {
-                    space: Space::$space,
-                    dst,
-                    count,
-                    addr: self.address(0),
-                    cache,
-                });
-                (0..count).map(|i| Val::from_reg(k, dst.plus(i))).collect()
-            }
+    /// Loads 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
+    #[track_caller]
+    pub fn load_words(self, count: u32, cache: Cache) -> Vec<Val<'k, E::Word>> {
+        let k = self.addr.builder();
+        let dst = k.regs(<E::Word as Scalar>::TYPE.class(), count);
+        k.emit(Inst::Ld {
+            space: S::SPACE,
+            dst,
+            count,
+            addr: self.address(),
+            cache,
+        });
+        (0..count).map(|i| Val::from_reg(k, dst.plus(i))).collect()
+    }
 
-            /// Stores 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
-            #[track_caller]
-            pub fn store_words(self, words: &[Val<'k, E::Word>], cache: Cache) {
-                let k = self.addr.builder();
-                let operands: Vec<Operand> = words.iter().map(|w| w.operand()).collect();
-                store(
-                    k,
-                    Space::$space,
-                    <E::Word as Scalar>::TYPE,
-                    &operands,
-                    self.address(0),
-                    cache,
-                );
-            }
-        }
-
-        impl<'k, E: Widen> $ptr<'k, E> {
-            /// Loads `count` consecutive elements as f32, in accesses of at most `vector_bytes`, to which the
-            /// address must be aligned (or to the element, where that is larger).
-            #[track_caller]
-            pub fn load_f32s(self, count: u32, vector_bytes: u32, cache: Cache) -> Vec<Val<'k, f32>> {
-                // Loops rather than iterators: a closure would hide the caller's line.
-                let mut values = Vec::new();
-                for (words, _) in accesses(count, E::PER_WORD, vector_bytes) {
-                    let at = self.plus(values.len() as i32);
-                    if words == 0 {
-                        values.push(E::widen_one(at.load_with(cache)));
-                        continue;
-                    }
-                    for word in at.load_words(words, cache) {
-                        values.extend(E::widen(word));
-                    }
-                }
-                values
-            }
-
-            /// Stores f32 values as consecutive elements, rounded to nearest even, in accesses of at most
-            /// `vector_bytes`, to which the address must be aligned (or to the element, where that is larger).
-            #[track_caller]
-            pub fn store_f32s(self, values: &[Val<'k, f32>], vector_bytes: u32, cache: Cache) {
-                let mut done = 0;
-                for (words, elements) in accesses(values.len() as u32, E::PER_WORD, vector_bytes) {
-                    let at = self.plus(done as i32);
-                    let now = &values[done..done + elements as usize];
-                    done += elements as usize;
-                    if words == 0 {
-                        at.store_with(E::narrow_one(now[0]), cache);
-                        continue;
-                    }
-                    let mut packed = Vec::new();
-                    for word in now.chunks(E::PER_WORD as usize) {
-                        packed.push(E::narrow(word));
-                    }
-                    at.store_words(&packed, cache);
-                }
-            }
-        }
-
-        impl<'k, E: Element> $ptr<'k, E> {
-            /// Atomically adds to one element, without asking for the old value (`red`).
-            #[track_caller]
-            pub fn reduce_add(self, value: impl Source<'k, E>) {
-                self.reduce(AtomOp::Add, value);
-            }
-
-            /// Atomically replaces one element by `op` of it and `value`, without asking for the old one (`red`).
-            #[track_caller]
-            pub fn reduce(self, op: AtomOp, value: impl Source<'k, E>) {
-                self.atom(op, value, false);
-            }
-
-            /// Atomically replaces one element by `op` of it and `value`, and returns the old one (`atom`).
-            #[track_caller]
-            pub fn atomic(self, op: AtomOp, value: impl Source<'k, E>) -> Val<'k, E> {
-                let k = self.addr.builder();
-                match self.atom(op, value, true) {
-                    Some(old) => old,
-                    None => Val::from_reg(k, k.reg(E::TYPE.class())),
-                }
-            }
-
-            #[track_caller]
-            fn atom(self, op: AtomOp, value: impl Source<'k, E>, returns: bool) -> Option<Val<'k, E>> {
-                let k = self.addr.builder();
-                if E::BYTES != 4 {
-                    k.error(BuildErrorKind::Operand(format!(
-                        "atomics work on 4-byte elements; {} has {}",
-                        E::NAME,
-                        E::BYTES
-                    )));
-                    return None;
-                }
-                let dst = returns.then(|| k.reg(E::TYPE.class()));
-                k.emit(Inst::Atom {
-                    op,
-                    ty: E::TYPE,
-                    space: Space::$space,
-                    dst,
-                    addr: self.address(0),
-                    value: value.operand(),
-                });
-                dst.map(|dst| Val::from_reg(k, dst))
-            }
-        }
-    };
+    /// Stores 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
+    #[track_caller]
+    pub fn store_words(self, words: &[Val<'k, E::Word>], cache: Cache) {
+        let k = self.addr.builder();
+        let operands: Vec<Operand> = words.iter().map(|w| w.operand()).collect();
+        store(k, S::SPACE, <E::Word as Scalar>::TYPE, &operands, self.address(), cache);
+    }
 }
-accesses!(GlobalPtr, Global);
-accesses!(SharedPtr, Shared);
-accesses!(ClusterPtr, Cluster);
+
+impl<'k, S: AddressSpace, E: Widen> Ptr<'k, S, E> {
+    /// Loads `count` consecutive elements as f32, in accesses of at most `vector_bytes`, to which the
+    /// address must be aligned (or to the element, where that is larger).
+    #[track_caller]
+    pub fn load_f32s(self, count: u32, vector_bytes: u32, cache: Cache) -> Vec<Val<'k, f32>> {
+        // Loops rather than iterators: a closure would hide the caller's line.
+        let mut values = Vec::new();
+        for (words, _) in accesses(count, E::PER_WORD, vector_bytes) {
+            let at = self.plus(values.len() as i32);
+            if words == 0 {
+                values.push(E::widen_one(at.load_with(cache)));
+                continue;
+            }
+            for word in at.load_words(words, cache) {
+                values.extend(E::widen(word));
+            }
+        }
+        values
+    }
+
+    /// Stores f32 values as consecutive elements, rounded to nearest even, in accesses of at most
+    /// `vector_bytes`, to which the address must be aligned (or to the element, where that is larger).
+    #[track_caller]
+    pub fn store_f32s(self, values: &[Val<'k, f32>], vector_bytes: u32, cache: Cache) {
+        let mut done = 0;
+        for (words, elements) in accesses(values.len() as u32, E::PER_WORD, vector_bytes) {
+            let at = self.plus(done as i32);
+            let now = &values[done..done + elements as usize];
+            done += elements as usize;
+            if words == 0 {
+                at.store_with(E::narrow_one(now[0]), cache);
+                continue;
+            }
+            let mut packed = Vec::new();
+            for word in now.chunks(E::PER_WORD as usize) {
+                packed.push(E::narrow(word));
+            }
+            at.store_words(&packed, cache);
+        }
+    }
+}
+
+impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
+    /// Atomically adds to one element, without asking for the old value (`red`).
+    #[track_caller]
+    pub fn reduce_add(self, value: impl Source<'k, E>) {
+        self.reduce(AtomOp::Add, value);
+    }
+
+    /// Atomically replaces one element by `op` of it and `value`, without asking for the old one (`red`).
+    #[track_caller]
+    pub fn reduce(self, op: AtomOp, value: impl Source<'k, E>) {
+        self.atom(op, value, false);
+    }
+
+    /// Atomically replaces one element by `op` of it and `value`, and returns the old one (`atom`).
+    #[track_caller]
+    pub fn atomic(self, op: AtomOp, value: impl Source<'k, E>) -> Val<'k, E> {
+        let k = self.addr.builder();
+        match self.atom(op, value, true) {
+            Some(old) => old,
+            None => Val::from_reg(k, k.reg(E::TYPE.class())),
+        }
+    }
+
+    #[track_caller]
+    fn atom(self, op: AtomOp, value: impl Source<'k, E>, returns: bool) -> Option<Val<'k, E>> {
+        let k = self.addr.builder();
+        if E::BYTES != 4 {
+            k.error(BuildErrorKind::Operand(format!(
+                "atomics work on 4-byte elements; {} has {}",
+                E::NAME,
+                E::BYTES
+            )));
+            return None;
+        }
+        let dst = returns.then(|| k.reg(E::TYPE.class()));
+        k.emit(Inst::Atom {
+            op,
+            ty: E::TYPE,
+            space: S::SPACE,
+            dst,
+            addr: self.address(),
+            value: value.operand(),
+        });
+        dst.map(|dst| Val::from_reg(k, dst))
+    }
+}
 
 /// How `count` elements are accessed, in order: as (words, elements), or (0, 1) for a single element
 /// that fills no word.
@@ -271,26 +257,7 @@ fn store(k: &KernelBuilder, space: Space, ty: ScalarType, values: &[Operand], ad
         [Operand::Imm(bits), rest @ ..] if rest.iter().all(|v| *v == Operand::Imm(*bits)) => {
             StoreSource::Imm(ty, *bits)
         }
-        _ => {
-            // A vector store takes contiguous registers; already contiguous ones are stored as they are.
-            let run = values.iter().enumerate().all(|(i, v)| match (values[0], v) {
-                (Operand::Reg(first), Operand::Reg(reg)) => *reg == first.plus(i as u32),
-                _ => false,
-            });
-            match values[0] {
-                Operand::Reg(first) if run => StoreSource::Regs(first),
-                _ => {
-                    let first = k.regs(ty.class(), values.len() as u32);
-                    for (i, &src) in values.iter().enumerate() {
-                        k.emit(Inst::Mov {
-                            dst: first.plus(i as u32),
-                            src,
-                        });
-                    }
-                    StoreSource::Regs(first)
-                }
-            }
-        }
+        _ => StoreSource::Regs(k.contiguous(ty.class(), values)),
     };
     k.emit(Inst::St {
         space,
@@ -315,8 +282,8 @@ impl KernelBuilder {
         src_bytes: Option<Val<'k, u32>>,
     ) {
         self.emit(Inst::CpAsync {
-            dst: dst.address(0),
-            src: src.address(0),
+            dst: dst.address(),
+            src: src.address(),
             bytes: 16,
             src_bytes: src_bytes.map(|v| v.operand()),
             cache: Cache::L2,
@@ -334,8 +301,8 @@ impl KernelBuilder {
         src_bytes: Option<Val<'k, u32>>,
     ) {
         self.emit(Inst::CpAsync {
-            dst: dst.address(0),
-            src: src.address(0),
+            dst: dst.address(),
+            src: src.address(),
             bytes,
             src_bytes: src_bytes.map(|v| v.operand()),
             cache: Cache::Default,
@@ -371,7 +338,7 @@ impl KernelBuilder {
             dst,
             count,
             transposed,
-            addr: row.address(0),
+            addr: row.address(),
         });
         (0..count).map(|i| Val::from_reg(self, dst.plus(i))).collect()
     }
@@ -391,7 +358,7 @@ impl KernelBuilder {
             src: self.gather(words),
             count: words.len() as u32,
             transposed,
-            addr: row.address(0),
+            addr: row.address(),
         });
     }
 }

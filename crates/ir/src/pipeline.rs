@@ -1,9 +1,9 @@
-//! [`Pipeline`]: a ring of stages that one side fills and the other reads, and the only place where counts,
-//! phases and offsets of its mbarriers are worked out.
+//! [`Pipeline`]: a ring of stages that one side fills and the other reads. It alone computes the
+//! counts, phases and offsets of its mbarriers.
 //!
 //! Each stage has two mbarriers: *full*, which ends its phase when the announced bytes have landed, and
 //! *empty*, which ends its phase when every reader has released the stage. A cursor walks the ring on
-//! each side; the phase of a side is the parity of how often it has come round.
+//! each side; the phase of a side is the parity of its rounds.
 
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
@@ -50,12 +50,12 @@ pub struct Pipeline<'k> {
     blocks: u32,
 }
 
-/// Where a side of a pipeline stands.
+/// The position of a side of a pipeline.
 #[derive(Clone, Copy, Debug)]
 struct Cursor<'k> {
     pipeline: Pipeline<'k>,
-    /// Stages passed since the first, where there is a power of two of them: both the stage and the phase follow from
-    /// that. Otherwise the stage.
+    /// With a power of two of stages, the stages passed since the first, which give both the stage and
+    /// the phase; otherwise the stage.
     place: Var<'k, u32>,
     /// Stages from one of its stages to the next.
     step: u32,
@@ -94,7 +94,7 @@ impl KernelBuilder {
     /// kernel made for one. The whole block executes it, before any pipeline is used.
     #[track_caller]
     pub fn start_pipelines(&self, pipelines: &[Pipeline<'_>]) {
-        let clustered = self.state.borrow().cluster.is_some_and(|blocks| blocks > 1);
+        let clustered = self.state.borrow().kernel.cluster.is_some_and(|blocks| blocks > 1);
         self.verb("start_pipelines", || {
             self.if_(self.thread_idx().eq(0).divergent(), || {
                 for pipeline in pipelines {
@@ -119,7 +119,7 @@ impl<'k> Pipeline<'k> {
     /// free when the readers of every block have released it.
     #[track_caller]
     pub fn across_cluster(self) -> Self {
-        let cluster = self.k.state.borrow().cluster;
+        let cluster = self.k.state.borrow().kernel.cluster;
         match cluster {
             Some(blocks) => Pipeline { blocks, ..self },
             None => {
@@ -217,7 +217,7 @@ impl<'k> Filler<'k> {
         self.0.stage()
     }
 
-    /// Waits until every reader has released the stage. The first time round nobody has to.
+    /// Waits until every reader has released the stage; in the first round it does not wait.
     #[track_caller]
     pub fn acquire(&self) {
         let cursor = self.0;
@@ -271,10 +271,11 @@ impl<'k> Reader<'k> {
         cursor.pipeline.full.at(cursor.stage()).test(cursor.phase())
     }
 
-    /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp is done with
-    /// the stage. One lane says so for all: lanes that read it with loads must have met (`sync_warp`), and before that, where
-    /// bulk copies fill it, have fenced their loads ([`KernelBuilder::fence_proxy_async`]), which an arrival does not wait
-    /// for. Products that read it must have been waited for.
+    /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp no longer
+    /// reads the stage. One lane arrives for all. Before that, lanes that read the stage with loads must
+    /// have synchronised (`sync_warp`), and if bulk copies fill it, must have executed
+    /// [`KernelBuilder::fence_proxy_async`] first, since an arrival does not wait for loads. Products
+    /// that read it must have been waited for.
     #[track_caller]
     pub fn release(&self) {
         self.release_stage(self.0.stage());

@@ -60,7 +60,7 @@ impl Swizzle {
         }
     }
 
-    /// The alignment a buffer needs for the permutation to be a function of its own offsets.
+    /// The alignment that makes the permutation a function of offsets in the buffer.
     pub const fn alignment(self) -> u32 {
         match self {
             Swizzle::None => 16,
@@ -108,6 +108,27 @@ pub struct SharedBuffer {
 }
 
 impl SharedBuffer {
+    /// A buffer of one row of `bytes`, to be entered into a ledger.
+    pub(crate) fn row(name: &str, element: ScalarType, bytes: u32, align: u32, declared_at: SiteId) -> SharedBuffer {
+        let cols = (bytes / element.bytes()).max(1);
+        SharedBuffer {
+            name: name.to_string(),
+            element,
+            stages: 1,
+            rows: 1,
+            cols,
+            slab_cols: cols,
+            row_stride: cols,
+            swizzle: Swizzle::None,
+            align,
+            offset: 0,
+            bytes,
+            gap_before: 0,
+            reuses: None,
+            declared_at,
+        }
+    }
+
     /// Bytes from one stage to the next.
     pub fn stage_bytes(&self) -> u32 {
         self.bytes / self.stages

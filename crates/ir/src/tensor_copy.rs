@@ -107,7 +107,7 @@ impl<'k> TensorMap<'k> {
         let outer = self.boxes.rank as usize - 1;
         if rows.len() != outer {
             self.k.error(BuildErrorKind::Operand(format!(
-                "a box at {} coordinates; its tensor map has {outer} beside the columns",
+                "a box at {} coordinates; its tensor map has {outer} without the columns",
                 rows.len()
             )));
         }
@@ -317,6 +317,6 @@ impl<'k, E: Element> SharedTile<'k, E> {
     }
 
     fn name(&self) -> String {
-        self.k.state.borrow().ledger.get(self.id).name.clone()
+        self.k.state.borrow().kernel.ledger.get(self.id).name.clone()
     }
 }

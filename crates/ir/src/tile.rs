@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
-use crate::inst::{BinOp, Inst, Operand};
+use crate::inst::{BinOp, Object, Operand};
 use crate::pointer::SharedPtr;
 use crate::shared::{BufferId, SharedBuffer, Swizzle};
 use crate::types::{Element, RegClass, ScalarType};
@@ -117,7 +117,7 @@ impl KernelBuilder {
 
     /// Declares shared memory statically instead of asking for it at launch (at most 48 KB).
     pub fn static_shared_memory(&self) {
-        self.state.borrow_mut().ledger.is_static = true;
+        self.state.borrow_mut().kernel.ledger.is_static = true;
     }
 
     /// The shape, if it has elements and not more than any GPU might hold: others break the sums to come.
@@ -160,7 +160,7 @@ impl KernelBuilder {
         let declared_at = self.site();
         let mut state = self.state.borrow_mut();
         if let Some(other) = reuses {
-            let taken = state.ledger.get(other);
+            let taken = state.kernel.ledger.get(other);
             if taken.bytes < bytes || !taken.offset.is_multiple_of(align) {
                 let message = format!(
                     "tile `{name}` needs {bytes} bytes aligned to {align}; `{}`, which it reuses, has {} bytes at offset {}",
@@ -171,7 +171,7 @@ impl KernelBuilder {
                 state = self.state.borrow_mut();
             }
         }
-        let id = state.ledger.enter(SharedBuffer {
+        let id = state.kernel.ledger.enter(SharedBuffer {
             name: name.to_string(),
             element: E::TYPE,
             stages: shape.stages,
@@ -187,7 +187,7 @@ impl KernelBuilder {
             reuses,
             declared_at,
         });
-        let offset = state.ledger.get(id).offset;
+        let offset = state.kernel.ledger.get(id).offset;
         SharedTile {
             k: self,
             id,
@@ -342,12 +342,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
             Operand::Reg(reg) => Val::from_reg(self.k, reg),
             Operand::Imm(_) => Val::from_reg(self.k, self.k.in_register(RegClass::B32, addr)),
         };
-        SharedPtr {
-            addr,
-            bytes: self.offset as i32,
-            buffer: self.id,
-            of: PhantomData,
-        }
+        SharedPtr::new(addr, self.offset as i32, Object::Shared(self.id))
     }
 
     /// The start of the slab that a column is in, from `base` on, and its column there.
@@ -383,27 +378,11 @@ impl<'k, E: Element> SharedTile<'k, E> {
             (a, Operand::Imm(0)) => return self.binary(BinOp::Mul, a, Operand::Imm(u64::from(factor))),
             _ => {}
         }
-        let dst = self.k.reg(RegClass::B32);
-        self.k.emit(Inst::Fma {
-            ty: ScalarType::U32,
-            dst,
-            a,
-            b: Operand::Imm(u64::from(factor)),
-            c,
-        });
-        Operand::Reg(dst)
+        self.k.mad::<u32>(a, Operand::Imm(u64::from(factor)), c).operand()
     }
 
     #[track_caller]
     fn binary(&self, op: BinOp, a: Operand, b: Operand) -> Operand {
-        let dst = self.k.reg(RegClass::B32);
-        self.k.emit(Inst::Bin {
-            op,
-            ty: ScalarType::U32,
-            dst,
-            a,
-            b,
-        });
-        Operand::Reg(dst)
+        self.k.bin::<u32>(op, ScalarType::U32, a, b).operand()
     }
 }

@@ -6,31 +6,26 @@
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-/// The kind of register a value lives in, as PTX declares them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RegClass {
-    /// One bit a lane.
-    Pred,
-    /// 16 bits.
-    B16,
-    /// 32 bits, untyped: integers and packed pairs of halves.
-    B32,
-    /// 64 bits: addresses and wide integers.
-    B64,
-    /// 32-bit floating point.
-    F32,
+use crate::named::named;
+
+named! {
+    /// The kind of register a value lives in, as PTX declares them.
+    #[derive(PartialOrd, Ord)]
+    RegClass {
+        /// One bit a lane.
+        Pred = "pred",
+        /// 16 bits.
+        B16 = "b16",
+        /// 32 bits, untyped: integers and packed pairs of halves.
+        B32 = "b32",
+        /// 64 bits: addresses and wide integers.
+        B64 = "b64",
+        /// 32-bit floating point.
+        F32 = "f32",
+    }
 }
 
 impl RegClass {
-    /// Every class.
-    pub const ALL: [RegClass; 5] = [
-        RegClass::Pred,
-        RegClass::B16,
-        RegClass::B32,
-        RegClass::B64,
-        RegClass::F32,
-    ];
-
     /// Bytes a lane (a predicate counts as one).
     pub const fn bytes(self) -> u32 {
         match self {
@@ -38,6 +33,28 @@ impl RegClass {
             RegClass::B16 => 2,
             RegClass::B32 | RegClass::F32 => 4,
             RegClass::B64 => 8,
+        }
+    }
+
+    /// The prefix of its registers' names.
+    pub const fn prefix(self) -> &'static str {
+        match self {
+            RegClass::Pred => "p",
+            RegClass::B16 => "h",
+            RegClass::B32 => "r",
+            RegClass::B64 => "rd",
+            RegClass::F32 => "f",
+        }
+    }
+
+    /// The type of its bits.
+    pub const fn scalar(self) -> ScalarType {
+        match self {
+            RegClass::Pred => ScalarType::Pred,
+            RegClass::B16 => ScalarType::B16,
+            RegClass::B32 => ScalarType::B32,
+            RegClass::B64 => ScalarType::B64,
+            RegClass::F32 => ScalarType::F32,
         }
     }
 }
@@ -61,41 +78,43 @@ impl Reg {
     }
 }
 
-/// How an instruction reads the bits of its operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ScalarType {
-    /// A predicate.
-    Pred,
-    /// 16 untyped bits.
-    B16,
-    /// 32 untyped bits.
-    B32,
-    /// 64 untyped bits.
-    B64,
-    /// Unsigned 32-bit integer.
-    U32,
-    /// Signed 32-bit integer.
-    S32,
-    /// Unsigned 64-bit integer.
-    U64,
-    /// Signed 64-bit integer.
-    S64,
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16.
-    BF16,
-    /// Two IEEE binary16, the first in the low half.
-    F16x2,
-    /// Two bfloat16, the first in the low half.
-    BF16x2,
-    /// 8-bit floating point, 4 bits of exponent and 3 of mantissa, no infinities. Lives in memory only.
-    E4M3,
-    /// Two e4m3, the first in the low byte.
-    E4M3x2,
-    /// Four e4m3, the first in the lowest byte.
-    E4M3x4,
+named! {
+    /// How an instruction reads the bits of its operands.
+    #[derive(Serialize, Deserialize)]
+    ScalarType {
+        /// A predicate.
+        Pred = "pred",
+        /// 16 untyped bits.
+        B16 = "b16",
+        /// 32 untyped bits.
+        B32 = "b32",
+        /// 64 untyped bits.
+        B64 = "b64",
+        /// Unsigned 32-bit integer.
+        U32 = "u32",
+        /// Signed 32-bit integer.
+        S32 = "s32",
+        /// Unsigned 64-bit integer.
+        U64 = "u64",
+        /// Signed 64-bit integer.
+        S64 = "s64",
+        /// IEEE binary32.
+        F32 = "f32",
+        /// IEEE binary16.
+        F16 = "f16",
+        /// bfloat16.
+        BF16 = "bf16",
+        /// Two IEEE binary16, the first in the low half.
+        F16x2 = "f16x2",
+        /// Two bfloat16, the first in the low half.
+        BF16x2 = "bf16x2",
+        /// 8-bit floating point, 4 bits of exponent and 3 of mantissa, no infinities. Lives in memory only.
+        E4M3 = "e4m3",
+        /// Two e4m3, the first in the low byte.
+        E4M3x2 = "e4m3x2",
+        /// Four e4m3, the first in the lowest byte.
+        E4M3x4 = "e4m3x4",
+    }
 }
 
 impl ScalarType {
@@ -138,26 +157,9 @@ impl ScalarType {
         )
     }
 
-    /// The PTX type suffix without its dot.
-    pub const fn ptx(self) -> &'static str {
-        match self {
-            ScalarType::Pred => "pred",
-            ScalarType::B16 => "b16",
-            ScalarType::B32 => "b32",
-            ScalarType::B64 => "b64",
-            ScalarType::U32 => "u32",
-            ScalarType::S32 => "s32",
-            ScalarType::U64 => "u64",
-            ScalarType::S64 => "s64",
-            ScalarType::F32 => "f32",
-            ScalarType::F16 => "f16",
-            ScalarType::BF16 => "bf16",
-            ScalarType::F16x2 => "f16x2",
-            ScalarType::BF16x2 => "bf16x2",
-            ScalarType::E4M3 => "e4m3",
-            ScalarType::E4M3x2 => "e4m3x2",
-            ScalarType::E4M3x4 => "e4m3x4",
-        }
+    /// The type of a PTX suffix without its dot.
+    pub fn from_ptx(name: &str) -> Option<ScalarType> {
+        ScalarType::ALL.into_iter().find(|ty| ty.ptx() == name)
     }
 }
 

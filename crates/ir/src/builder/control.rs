@@ -2,12 +2,12 @@
 //! execute together stand where it is together.
 
 use super::KernelBuilder;
+use super::value::{Source, Val};
 use crate::error::{BuildError, BuildErrorKind};
 use crate::inst::Cmp;
 use crate::kernel::{Condition, Node};
 use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
 use crate::types::{Integer, Ordered, RegClass};
-use crate::value::{Source, Val};
 
 /// A predicate declared uniform or divergent, as control flow needs it.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +136,7 @@ impl KernelBuilder {
         let end = Val::<T>::from_operand(self, end.operand());
         let site = self.site();
         let block = self.open_block();
-        let done = counter.compare(Cmp::Ge, end);
+        let done = counter.now().compare(Cmp::Ge, end);
         LoopScope { k: self, block }.break_if(Cond { pred: done, uniform });
         body(counter.get());
         counter.add_assign(self.constant(step));
@@ -156,10 +156,10 @@ impl KernelBuilder {
                 called_at,
                 parent,
             };
-            let next = FrameId(state.frames.len() as u32);
+            let next = FrameId(state.kernel.frames.len() as u32);
             let id = *state.frame_ids.entry(frame).or_insert(next);
             if id == next {
-                state.frames.push(frame);
+                state.kernel.frames.push(frame);
             }
             state.frame = Some(id);
             parent

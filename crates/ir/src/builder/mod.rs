@@ -5,23 +5,24 @@
 //! reported together when the kernel is finished.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use crate::error::{BuildError, BuildErrorKind, BuildErrors};
-use crate::inst::{BulkInst, Inst, Object, Operand, Special};
-use crate::kernel::{Kernel, Node, Param, ParamKind};
-use crate::shared::Ledger;
+use crate::inst::{Inst, Object, Operand, Slot, Special};
+use crate::kernel::{Kernel, Node, ParamKind};
 use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
 use crate::types::{Assignable, Literal, Reg, RegClass, Scalar};
-use crate::value::{Source, Val, Var};
 
 mod control;
 mod params;
+pub mod pointer;
 mod roles;
+pub mod value;
 
 use control::check_aligned;
 pub use control::{Cond, LoopScope};
 pub use roles::Role;
+use value::{Source, Val, Var};
 
 /// Where a kernel is written down. See [`Kernel::build`].
 #[derive(Debug)]
@@ -31,23 +32,13 @@ pub struct KernelBuilder {
 
 #[derive(Debug)]
 pub(crate) struct State {
-    name: String,
-    params: Vec<Param>,
-    threads: u32,
-    pub(crate) min_blocks_per_sm: Option<u32>,
-    pub(crate) cluster: Option<u32>,
-    pub(crate) ledger: Ledger,
+    /// What is finished of it: all but the body.
+    pub(crate) kernel: Kernel,
     shared_base: Option<Reg>,
     open: Vec<OpenBlock>,
     block_parents: Vec<usize>,
-    num_regs: [u32; 5],
     defined_in: [Vec<usize>; 5],
-    maybe_unwritten: BTreeSet<(RegClass, u32)>,
-    names: Vec<(Reg, u32, String)>,
-    traces: Vec<String>,
-    sites: Vec<Site>,
     site_ids: HashMap<Site, SiteId>,
-    frames: Vec<Frame>,
     frame_ids: HashMap<Frame, FrameId>,
     frame: Option<FrameId>,
     errors: Vec<BuildError>,
@@ -96,8 +87,8 @@ impl State {
     }
 
     fn new_reg(&mut self, class: RegClass) -> Reg {
-        let index = self.num_regs[class as usize];
-        self.num_regs[class as usize] += 1;
+        let index = self.kernel.num_regs[class as usize];
+        self.kernel.num_regs[class as usize] += 1;
         let block = self.current_block();
         self.defined_in[class as usize].push(block);
         Reg { class, index }
@@ -122,38 +113,22 @@ impl KernelBuilder {
     fn new(name: String, threads: u32) -> KernelBuilder {
         let k = KernelBuilder {
             state: RefCell::new(State {
-                name,
-                params: Vec::new(),
-                threads,
-                min_blocks_per_sm: None,
-                cluster: None,
-                ledger: Ledger::default(),
+                kernel: Kernel::empty(name.clone(), threads),
                 shared_base: None,
                 open: vec![OpenBlock {
                     id: 0,
                     nodes: Vec::new(),
                 }],
                 block_parents: vec![0],
-                num_regs: [0; 5],
                 defined_in: Default::default(),
-                maybe_unwritten: BTreeSet::new(),
-                names: Vec::new(),
-                traces: Vec::new(),
-                sites: Vec::new(),
                 site_ids: HashMap::new(),
-                frames: Vec::new(),
                 frame_ids: HashMap::new(),
                 frame: None,
                 errors: Vec::new(),
             }),
         };
-        let name_ok = {
-            let state = k.state.borrow();
-            state.name.starts_with(|c: char| c.is_ascii_alphabetic())
-                && state.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        };
-        if !name_ok {
-            let name = k.state.borrow().name.clone();
+        let has_valid_chars = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !has_valid_chars || !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
             k.error(BuildErrorKind::Operand(format!(
                 "`{name}` is not a kernel name; use letters, digits and `_`, beginning with a letter"
             )));
@@ -169,35 +144,21 @@ impl KernelBuilder {
     fn finish(self) -> Result<Kernel, BuildErrors> {
         let mut state = self.state.into_inner();
         let body = state.open.pop().map(|block| block.nodes).unwrap_or_default();
-        check_aligned(&body, &state.sites, None, &mut state.errors);
+        check_aligned(&body, &state.kernel.sites, None, &mut state.errors);
         if !state.errors.is_empty() {
             return Err(BuildErrors {
-                kernel: state.name,
+                kernel: state.kernel.name,
                 errors: state.errors,
             });
         }
-        Ok(Kernel {
-            name: state.name,
-            params: state.params,
-            threads: state.threads,
-            min_blocks_per_sm: state.min_blocks_per_sm,
-            cluster: state.cluster,
-            ledger: state.ledger,
-            body,
-            num_regs: state.num_regs,
-            maybe_unwritten: state.maybe_unwritten,
-            names: state.names,
-            traces: state.traces,
-            sites: state.sites,
-            frames: state.frames,
-        })
+        Ok(Kernel { body, ..state.kernel })
     }
 
     // ---- The kernel as a whole ----------------------------------------------------------------
 
     /// Threads a block.
     pub fn threads(&self) -> u32 {
-        self.state.borrow().threads
+        self.state.borrow().kernel.threads
     }
 
     /// Asks the compiler to leave room for this many blocks an SM (`.minnctapersm`).
@@ -208,7 +169,7 @@ impl KernelBuilder {
                 "0 blocks an SM; at least 1 must fit".to_string(),
             ));
         }
-        self.state.borrow_mut().min_blocks_per_sm = Some(blocks);
+        self.state.borrow_mut().kernel.min_blocks_per_sm = Some(blocks);
     }
 
     /// A constant as a value.
@@ -280,8 +241,8 @@ impl KernelBuilder {
         let src = self.in_register(T::TYPE.class(), value.operand());
         let label = {
             let mut state = self.state.borrow_mut();
-            state.traces.push(label.to_string());
-            state.traces.len() as u32 - 1
+            state.kernel.traces.push(label.to_string());
+            state.kernel.traces.len() as u32 - 1
         };
         self.emit(Inst::Trace { label, src });
     }
@@ -331,9 +292,10 @@ impl KernelBuilder {
         let first = self.regs(class, count);
         let mut state = self.state.borrow_mut();
         state
+            .kernel
             .maybe_unwritten
             .extend((0..count).map(|i| (class, first.index + i)));
-        state.names.push((first, count, name.to_string()));
+        state.kernel.names.push((first, count, name.to_string()));
         first
     }
 
@@ -348,6 +310,24 @@ impl KernelBuilder {
                 dst
             }
         }
+    }
+
+    /// Contiguous registers with these values: theirs if they are contiguous already, else copies.
+    #[track_caller]
+    pub(crate) fn contiguous(&self, class: RegClass, values: &[Operand]) -> Reg {
+        if let Operand::Reg(first) = values[0]
+            && (0u32..)
+                .zip(values)
+                .all(|(i, value)| *value == Operand::Reg(first.plus(i)))
+        {
+            return first;
+        }
+        let first = self.regs(class, values.len() as u32);
+        for (i, &src) in (0u32..).zip(values) {
+            let dst = first.plus(i);
+            self.emit(Inst::Mov { dst, src });
+        }
+        first
     }
 
     /// The register that holds the address of shared memory's first byte, set once at the top.
@@ -379,10 +359,13 @@ impl KernelBuilder {
         if let Some(problem) = inst.impossible() {
             self.error(BuildErrorKind::Operand(problem));
         }
-        if let Inst::St { addr, .. } | Inst::Atom { addr, .. } | Inst::Bulk(BulkInst::Store { map: addr, .. }) = &inst
-            && let Object::Param(index) = addr.object
-        {
-            self.check_writable(index);
+        for written in inst.clone().slots() {
+            if let Slot::Memory(addr, _, access) | Slot::TensorBox(addr, _, access) = written
+                && let Object::Param(index) = addr.object
+                && access.writes()
+            {
+                self.check_writable(index);
+            }
         }
         let site = self.site();
         self.push(Node::Inst { inst, site });
@@ -392,7 +375,7 @@ impl KernelBuilder {
     fn check_writable(&self, index: u32) {
         let read_only = {
             let state = self.state.borrow();
-            let param = &state.params[index as usize];
+            let param = &state.kernel.params[index as usize];
             let declare = match param.kind {
                 ParamKind::Pointer { writable: false, .. } => Some("param_ptr_mut"),
                 ParamKind::TensorMap { writable: false, .. } => Some("param_tensor_map_mut"),
@@ -432,10 +415,10 @@ impl KernelBuilder {
             line: SourceLine::caller(),
             frame: state.frame,
         };
-        let next = SiteId(state.sites.len() as u32);
+        let next = SiteId(state.kernel.sites.len() as u32);
         let id = *state.site_ids.entry(site).or_insert(next);
         if id == next {
-            state.sites.push(site);
+            state.kernel.sites.push(site);
         }
         id
     }

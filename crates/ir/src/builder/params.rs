@@ -1,12 +1,12 @@
 //! Parameters of a kernel.
 
 use super::KernelBuilder;
+use super::pointer::GlobalPtr;
+use super::value::Val;
 use crate::error::BuildErrorKind;
-use crate::inst::Inst;
+use crate::inst::{Inst, Object};
 use crate::kernel::{Param, ParamKind};
-use crate::pointer::GlobalPtr;
 use crate::types::{Element, Literal, Reg, RegClass, ScalarType};
-use crate::value::Val;
 
 impl KernelBuilder {
     /// Declares a read-only pointer parameter.
@@ -32,24 +32,24 @@ impl KernelBuilder {
     fn pointer<E: Element>(&self, name: &str, element: ScalarType, writable: bool) -> GlobalPtr<'_, E> {
         let kind = ParamKind::Pointer { element, writable };
         let (dst, index) = self.declare_param(name, kind, RegClass::B64);
-        GlobalPtr::new(Val::from_reg(self, dst), index)
+        GlobalPtr::new(Val::from_reg(self, dst), 0, Object::Param(index))
     }
 
     #[track_caller]
     pub(crate) fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
         let valid = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !valid || self.state.borrow().params.iter().any(|p| p.name == name) {
+        if !valid || self.state.borrow().kernel.params.iter().any(|p| p.name == name) {
             self.error(BuildErrorKind::Operand(format!(
                 "`{name}` is no name for a parameter here; use letters, digits and `_`, each name once"
             )));
         }
         let index = {
             let mut state = self.state.borrow_mut();
-            state.params.push(Param {
+            state.kernel.params.push(Param {
                 name: name.to_string(),
                 kind,
             });
-            state.params.len() as u32 - 1
+            state.kernel.params.len() as u32 - 1
         };
         let dst = self.reg(class);
         self.emit(Inst::Param { dst, index });

@@ -2,13 +2,13 @@
 
 use super::KernelBuilder;
 use super::control::Cond;
+use super::value::Val;
 use crate::error::BuildErrorKind;
 use crate::inst::Inst;
 use crate::kernel::Node;
 use crate::target::Target;
-use crate::value::Val;
 
-/// What some of a block's warps do.
+/// The work of some of a block's warps.
 pub struct Role<'a> {
     name: &'static str,
     warps: u32,
@@ -35,11 +35,11 @@ impl<'a> Role<'a> {
 }
 
 impl KernelBuilder {
-    /// Lets the block's warps part for good: each role takes the next warps, in order, and all together
-    /// take every one.
+    /// Splits the block's warps for the rest of the kernel: each role takes the next warps, in order, and
+    /// together they take all.
     ///
-    /// Roles that say how many registers they need share out the block's pool: what the launch gives
-    /// each thread, times the threads. More than that does not build.
+    /// Roles with a number of registers divide the block's pool, which is what the launch gives each
+    /// thread, times the threads. Roles that need more do not build.
     ///
     /// ```
     /// use flashcore_ir::{Kernel, Role};
@@ -116,10 +116,10 @@ impl KernelBuilder {
             return;
         }
         // Without it the compiler may aim at two blocks an SM, and the pool is another.
-        if self.state.borrow().min_blocks_per_sm != Some(1) {
+        if self.state.borrow().kernel.min_blocks_per_sm != Some(1) {
             self.error(BuildErrorKind::Operand(
-                "roles with registers in a kernel that does not say `min_blocks_per_sm(1)`: registers are handed out \
-                 of a pool that the compiler sizes by it"
+                "roles with registers in a kernel without `min_blocks_per_sm(1)`, by which the compiler sizes the pool \
+                 of registers"
                     .to_string(),
             ));
         }
@@ -153,7 +153,7 @@ impl KernelBuilder {
     }
 }
 
-/// Registers a thread that the launch gives a block that has an SM of its own.
+/// Registers a thread at launch, for a block that has an SM to itself.
 fn launch_registers(threads: u32) -> u32 {
     Target::Sm90a.limits().launch_registers(threads)
 }

@@ -3,7 +3,6 @@
 
 use super::{Address, Operand};
 use crate::target::Requirement;
-use crate::types::Reg;
 
 /// What the L2 cache is told of the lines that a bulk copy reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,6 +14,17 @@ pub enum L2Hint {
     EvictFirst,
     /// They will be read again soon: keys and values.
     EvictLast,
+}
+
+impl L2Hint {
+    /// The cache policy that `createpolicy` makes for all lines of a copy (CUTLASS, `TMA::CacheHintSm90`).
+    pub(super) const fn policy(self) -> Option<u64> {
+        match self {
+            L2Hint::None => None,
+            L2Hint::EvictFirst => Some(0x12f0_0000_0000_0000),
+            L2Hint::EvictLast => Some(0x14f0_0000_0000_0000),
+        }
+    }
 }
 
 /// A bulk copy or what belongs to one. `map` addresses a tensor map, `at` are coordinates of the box's
@@ -48,38 +58,14 @@ pub enum BulkInst {
 }
 
 impl BulkInst {
-    pub(super) fn visit_regs(&self, read: &mut dyn FnMut(&Operand), _write: &mut dyn FnMut(Reg, u32)) {
-        match self {
-            BulkInst::Load {
-                dst,
-                map,
-                at,
-                bar,
-                multicast,
-                ..
-            } => {
-                [dst, map, bar].iter().for_each(|address| read(&address.base));
-                at.iter().for_each(&mut *read);
-                if let Some(mask) = multicast {
-                    read(mask);
-                }
-            }
-            BulkInst::Store { map, at, src } => {
-                [map, src].iter().for_each(|address| read(&address.base));
-                at.iter().for_each(read);
-            }
-            BulkInst::Prefetch { map } => read(&map.base),
-            BulkInst::Commit | BulkInst::Wait { .. } => {}
-        }
-    }
-
     pub(super) fn impossible(&self) -> Option<String> {
         match self {
-            BulkInst::Load { at, .. } | BulkInst::Store { at, .. } if !(1..=5).contains(&at.len()) => Some(format!(
-                "a box at {} coordinates; a tensor map has 1 to 5 dimensions",
-                at.len()
-            )),
-            _ => None,
+            BulkInst::Load { at, .. } | BulkInst::Store { at, .. } => {
+                let is_possible = (1..=5).contains(&at.len());
+                let why = || format!("a box at {} coordinates; a tensor map has 1 to 5 dimensions", at.len());
+                (!is_possible).then(why)
+            }
+            BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. } => None,
         }
     }
 
@@ -87,7 +73,11 @@ impl BulkInst {
         match self {
             // ptxas advises against it where later architectures might have to run it.
             BulkInst::Load { multicast: Some(_), .. } => Requirement::arch_specific((8, 0), 90),
-            _ => Requirement::new((8, 0), 90),
+            BulkInst::Load { multicast: None, .. }
+            | BulkInst::Store { .. }
+            | BulkInst::Prefetch { .. }
+            | BulkInst::Commit
+            | BulkInst::Wait { .. } => Requirement::new((8, 0), 90),
         }
     }
 }

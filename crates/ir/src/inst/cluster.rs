@@ -18,21 +18,6 @@ pub enum ClusterInst {
 }
 
 impl ClusterInst {
-    pub(super) fn visit_regs(&self, read: &mut dyn FnMut(&Operand), write: &mut dyn FnMut(Reg, u32)) {
-        if let ClusterInst::Mapa { dst, addr, rank } = self {
-            read(addr);
-            read(rank);
-            write(*dst, 1);
-        }
-    }
-
-    pub(super) fn is_aligned(&self) -> bool {
-        match self {
-            ClusterInst::Mapa { .. } => false,
-            ClusterInst::Arrive { aligned, .. } | ClusterInst::Wait { aligned } => *aligned,
-        }
-    }
-
     pub(super) fn requires(&self) -> Requirement {
         match self {
             ClusterInst::Mapa { .. } => Requirement::new((7, 8), 90),

@@ -32,53 +32,24 @@ pub enum MbarInst {
 }
 
 impl MbarInst {
-    pub(super) fn visit_regs(&self, read: &mut dyn FnMut(&Operand), write: &mut dyn FnMut(Reg, u32)) {
-        match self {
-            MbarInst::Init { addr, .. } => read(&addr.base),
-            MbarInst::Arrive { addr, tx, .. } => {
-                read(&addr.base);
-                if let Some(tx) = tx {
-                    read(tx);
-                }
-            }
-            MbarInst::ExpectTx { addr, tx } => {
-                read(&addr.base);
-                read(tx);
-            }
-            MbarInst::Test { dst, addr, parity, .. } => {
-                read(&addr.base);
-                read(parity);
-                write(*dst, 1);
-            }
-        }
-    }
-
     pub(super) fn impossible(&self) -> Option<String> {
         match self {
             // PTX ISA, `mbarrier.init`: the count is 1 to 2^20 - 1.
-            MbarInst::Init { arrivals, .. } if !(1..1 << 20).contains(arrivals) => {
-                Some(format!("an mbarrier of {arrivals} arrivals; 1 to 1048575 are possible"))
-            }
-            MbarInst::Arrive { scope, .. } | MbarInst::Test { scope, .. } if *scope == Scope::Device => {
-                Some("an mbarrier orders threads of a block or of a cluster, not of the device".to_string())
-            }
-            _ => None,
+            MbarInst::Init { arrivals, .. } => (!(1..1 << 20).contains(arrivals))
+                .then(|| format!("an mbarrier of {arrivals} arrivals; 1 to 1048575 are possible")),
+            MbarInst::Arrive { scope, .. } | MbarInst::Test { scope, .. } => (*scope == Scope::Device)
+                .then(|| "an mbarrier orders threads of a block or of a cluster, not of the device".to_string()),
+            MbarInst::ExpectTx { .. } => None,
         }
     }
 
     pub(super) fn requires(&self) -> Requirement {
-        match self {
-            MbarInst::Init { .. } => Requirement::new((7, 8), 90),
-            MbarInst::Test {
-                scope: Scope::Block, ..
-            } => Requirement::new((7, 8), 90),
-            MbarInst::Arrive {
-                tx: None,
-                remote: false,
-                scope: Scope::Block,
-                ..
-            } => Requirement::new((7, 8), 90),
-            MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. } | MbarInst::Test { .. } => Requirement::new((8, 0), 90),
-        }
+        let is_first = match self {
+            MbarInst::Init { .. } => true,
+            MbarInst::Test { scope, .. } => *scope == Scope::Block,
+            MbarInst::Arrive { tx, remote, scope, .. } => tx.is_none() && !remote && *scope == Scope::Block,
+            MbarInst::ExpectTx { .. } => false,
+        };
+        Requirement::new(if is_first { (7, 8) } else { (8, 0) }, 90)
     }
 }

@@ -1,11 +1,9 @@
 //! The instructions: machine instructions, grouped by shape.
 //!
-//! An instruction is four things: its builder method (`ops`, `memory`, `sync`, `fragment`), its PTX
-//! spelling ([`crate::ptx`]), what it requires of a target ([`Inst::requires`]), and its meaning in
-//! the simulator. Each is an exhaustive `match`, so a new variant does not compile until all four
-//! are written.
-
-use std::cell::RefCell;
+//! Every property of an instruction is an exhaustive `match`, so a new variant does not compile
+//! until each is written: its operands ([`Inst::slots`]), its opcode ([`crate::ptx`]), what it
+//! requires of a target ([`Inst::requires`]), which fields exclude each other
+//! ([`Inst::impossible`]), and in the lab its meaning and its cost.
 
 use crate::types::{Reg, ScalarType};
 
@@ -14,6 +12,7 @@ mod cluster;
 mod mbarrier;
 mod ops;
 mod rules;
+mod slots;
 mod wgmma;
 
 pub use bulk::{BulkInst, L2Hint};
@@ -22,6 +21,7 @@ pub use mbarrier::MbarInst;
 pub use ops::{
     Address, AtomOp, BinOp, Cache, Cmp, Cvt, MmaAcc, MmaInput, Object, Scope, ShflMode, Space, Special, UnOp, VoteMode,
 };
+pub use slots::{Access, Slot};
 pub use wgmma::{Descriptor, Major, WgmmaA, WgmmaInput, WgmmaInst};
 
 /// A register or an immediate. How the bits are read is the instruction's business.
@@ -254,156 +254,6 @@ impl StoreSource {
         match self {
             StoreSource::Regs(reg) => reg.class.bytes(),
             StoreSource::Imm(ty, _) => ty.bytes(),
-        }
-    }
-}
-
-impl Inst {
-    /// Calls `reads` for every register the instruction reads and `writes` for every one it writes.
-    /// Runs of registers are given as `(first, count)`.
-    pub fn visit_regs(&self, mut reads: impl FnMut(Reg, u32), mut writes: impl FnMut(Reg, u32)) {
-        let mut read = |operand: &Operand| {
-            if let Operand::Reg(reg) = operand {
-                reads(*reg, 1);
-            }
-        };
-        match self {
-            Inst::Mov { dst, src } | Inst::Cvt { dst, src, .. } => {
-                read(src);
-                writes(*dst, 1);
-            }
-            Inst::Un { dst, a, .. } => {
-                read(a);
-                writes(*dst, 1);
-            }
-            Inst::Bin { dst, a, b, .. } | Inst::Setp { dst, a, b, .. } => {
-                read(a);
-                read(b);
-                writes(*dst, 1);
-            }
-            Inst::CvtPack { dst, lo, hi, .. } | Inst::Pack { dst, lo, hi } => {
-                read(lo);
-                read(hi);
-                writes(*dst, 1);
-            }
-            Inst::Fma { dst, a, b, c, .. } | Inst::MadWide { dst, a, b, c, .. } | Inst::Lop3 { dst, a, b, c, .. } => {
-                read(a);
-                read(b);
-                read(c);
-                writes(*dst, 1);
-            }
-            Inst::Prmt { dst, a, b, selector } => {
-                read(a);
-                read(b);
-                read(selector);
-                writes(*dst, 1);
-            }
-            Inst::Unpack { lo, hi, src } => {
-                read(src);
-                writes(*lo, 1);
-                writes(*hi, 1);
-            }
-            Inst::Selp { dst, cond, a, b, .. } => {
-                read(a);
-                read(b);
-                reads(*cond, 1);
-                writes(*dst, 1);
-            }
-            Inst::Special { dst, .. } | Inst::Param { dst, .. } | Inst::SharedBase { dst } => writes(*dst, 1),
-            Inst::Ld { dst, count, addr, .. } | Inst::LdMatrix { dst, count, addr, .. } => {
-                read(&addr.base);
-                writes(*dst, *count);
-            }
-            Inst::St { src, count, addr, .. } => {
-                read(&addr.base);
-                if let StoreSource::Regs(reg) = src {
-                    reads(*reg, *count);
-                }
-            }
-            Inst::CpAsync {
-                dst, src, src_bytes, ..
-            } => {
-                read(&dst.base);
-                read(&src.base);
-                if let Some(bytes) = src_bytes {
-                    read(bytes);
-                }
-            }
-            Inst::Mma { acc, d, a, b, c, .. } => {
-                let registers = match acc {
-                    MmaAcc::F32 => 4,
-                    MmaAcc::F16 => 2,
-                };
-                reads(*a, 4);
-                reads(*b, 2);
-                reads(*c, registers);
-                writes(*d, registers);
-            }
-            Inst::Shfl { dst, src, lane, .. } => {
-                read(src);
-                read(lane);
-                writes(*dst, 1);
-            }
-            Inst::Vote { dst, pred, .. } => {
-                reads(*pred, 1);
-                writes(*dst, 1);
-            }
-            Inst::Redux { dst, src, .. } => {
-                read(src);
-                writes(*dst, 1);
-            }
-            Inst::Atom { dst, addr, value, .. } => {
-                read(&addr.base);
-                read(value);
-                if let Some(dst) = dst {
-                    writes(*dst, 1);
-                }
-            }
-            Inst::StMatrix { src, count, addr, .. } => {
-                read(&addr.base);
-                reads(*src, *count);
-            }
-            Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } => read(id),
-            Inst::Elect { dst } => writes(*dst, 1),
-            Inst::TrapIf { pred } => reads(*pred, 1),
-            Inst::Trace { src, .. } => reads(*src, 1),
-            Inst::Mbar(inst) => inst.visit_regs(&mut read, &mut writes),
-            Inst::Bulk(inst) => inst.visit_regs(&mut read, &mut writes),
-            Inst::Cluster(inst) => inst.visit_regs(&mut read, &mut writes),
-            Inst::Wgmma(inst) => {
-                let reads = RefCell::new(reads);
-                let mut read = |operand: &Operand| {
-                    if let Operand::Reg(reg) = operand {
-                        reads.borrow_mut()(*reg, 1);
-                    }
-                };
-                inst.visit_regs(&mut read, &mut |reg, n| reads.borrow_mut()(reg, n), &mut writes);
-            }
-            Inst::FenceProxyAsync
-            | Inst::FenceMbarrierInit
-            | Inst::SetMaxRegs { .. }
-            | Inst::DependencyWait
-            | Inst::DependencyTrigger
-            | Inst::CpAsyncCommit
-            | Inst::CpAsyncWait { .. }
-            | Inst::BarWarp { .. }
-            | Inst::Fence { .. } => {}
-        }
-    }
-
-    /// Whether every lane of the warp must execute it together (`.aligned` in PTX): such an
-    /// instruction under a divergent condition does not build.
-    pub fn is_aligned(&self) -> bool {
-        match self {
-            Inst::Mma { .. }
-            | Inst::LdMatrix { .. }
-            | Inst::StMatrix { .. }
-            | Inst::BarSync { .. }
-            | Inst::BarArrive { .. }
-            | Inst::SetMaxRegs { .. }
-            | Inst::Wgmma(_) => true,
-            Inst::Cluster(inst) => inst.is_aligned(),
-            _ => false,
         }
     }
 }

@@ -1,19 +1,21 @@
 //! Asynchronous products of a warpgroup (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
 
 use super::Operand;
+use crate::named::named;
 use crate::shared::BufferId;
 use crate::target::Requirement;
 use crate::types::Reg;
 
-/// Input type of a warpgroup's product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WgmmaInput {
-    /// fp16, 16 of k.
-    F16,
-    /// bf16, 16 of k.
-    BF16,
-    /// fp8 with 4 bits of exponent and 3 of mantissa, 32 of k.
-    E4M3,
+named! {
+    /// Input type of a warpgroup's product.
+    WgmmaInput {
+        /// fp16, 16 of k.
+        F16 = "f16",
+        /// bf16, 16 of k.
+        BF16 = "bf16",
+        /// fp8 with 4 bits of exponent and 3 of mantissa, 32 of k.
+        E4M3 = "e4m3",
+    }
 }
 
 impl WgmmaInput {
@@ -82,33 +84,10 @@ pub enum WgmmaInst {
 }
 
 impl WgmmaInst {
-    pub(super) fn visit_regs(
-        &self,
-        read: &mut dyn FnMut(&Operand),
-        reads: &mut dyn FnMut(Reg, u32),
-        write: &mut dyn FnMut(Reg, u32),
-    ) {
-        if let WgmmaInst::Mma {
-            n, d, a, b, accumulate, ..
-        } = self
-        {
-            match a {
-                WgmmaA::Shared(descriptor) => read(&descriptor.bits),
-                WgmmaA::Regs(first) => reads(*first, 4),
-            }
-            read(&b.bits);
-            read(accumulate);
-            // Where nothing is accumulated the old contents do not matter.
-            if *accumulate != Operand::Imm(0) {
-                reads(*d, n / 2);
-            }
-            write(*d, n / 2);
-        }
-    }
-
     pub(super) fn impossible(&self) -> Option<String> {
-        let WgmmaInst::Mma { input, n, a, b, .. } = self else {
-            return None;
+        let (input, n, a, b) = match self {
+            WgmmaInst::Mma { input, n, a, b, .. } => (input, n, a, b),
+            WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. } => return None,
         };
         if !n.is_multiple_of(8) || !(8..=256).contains(n) {
             return Some(format!(

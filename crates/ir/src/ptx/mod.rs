@@ -10,13 +10,12 @@ use crate::kernel::{Condition, Kernel, Node, ParamKind};
 use crate::site::SiteId;
 use crate::types::RegClass;
 
-mod names;
+mod opcode;
 pub mod read;
 mod spell;
-mod spell_async;
 
-use names::{param_type, reg_name, register_file};
-use spell::spell;
+pub use opcode::opcode as mnemonic;
+use spell::{reg_name, spell};
 
 /// Name of the array that shared memory is addressed from.
 const SHARED_SYMBOL: &str = "shared_memory";
@@ -32,16 +31,6 @@ impl Kernel {
     pub fn to_ptx_with_lines(&self) -> String {
         Writer::new(self, true).kernel()
     }
-}
-
-/// The instruction's mnemonic, for messages.
-pub fn mnemonic(inst: &Inst) -> String {
-    let text = spell(inst, &|_| String::new());
-    text.split_whitespace()
-        .next()
-        .unwrap_or_default()
-        .trim_end_matches(';')
-        .to_string()
 }
 
 struct Writer<'a> {
@@ -102,7 +91,9 @@ impl<'a> Writer<'a> {
                 // 128 bytes that the kernel never reads itself.
                 ParamKind::TensorMap { .. } => format!("\t.param .align 64 .b8 param_{}[128]", p.name),
                 ParamKind::Pointer { .. } | ParamKind::Value(_) => {
-                    format!("\t.param .{} param_{}", param_type(p.scalar()), p.name)
+                    let ty = p.scalar();
+                    let ty = if ty.is_half() { ty.class().ptx() } else { ty.ptx() };
+                    format!("\t.param .{ty} param_{}", p.name)
                 }
             })
             .collect();
@@ -118,7 +109,7 @@ impl<'a> Writer<'a> {
         for class in RegClass::ALL {
             let count = kernel.num_regs(class);
             if count > 0 {
-                let (prefix, ty) = register_file(class);
+                let (ty, prefix) = (class.ptx(), class.prefix());
                 let _ = writeln!(text, "\t.reg .{ty} %{prefix}<{count}>;");
             }
         }
@@ -198,23 +189,24 @@ impl<'a> Writer<'a> {
     }
 
     fn spell(&self, inst: &Inst) -> String {
+        if let Inst::Trace { label, src } = inst {
+            // On one line whatever the label: a comment ends with it.
+            let label = self.kernel.traces[*label as usize].escape_debug();
+            return format!("// trace {label}: {}", reg_name(*src));
+        }
         let params = &self.kernel.params;
-        match inst {
-            // A pointer parameter is generic; global accesses want it in their own space.
-            Inst::Param { dst, index } if matches!(params[*index as usize].kind, ParamKind::Pointer { .. }) => {
-                let (dst, name) = (reg_name(*dst), &params[*index as usize].name);
-                format!("ld.param.u64 {dst}, [param_{name}];\n\tcvta.to.global.u64 {dst}, {dst};")
+        let text = spell(inst, &|index| params[index as usize].name.clone());
+        let Inst::Param { dst, index } = inst else {
+            return text;
+        };
+        let (dst, param) = (reg_name(*dst), &params[*index as usize]);
+        match param.kind {
+            ParamKind::Value(_) => text,
+            // A pointer parameter is generic; global accesses need it in their own space.
+            ParamKind::Pointer { .. } => format!("{text}\n\tcvta.to.global.u64 {dst}, {dst};"),
+            ParamKind::TensorMap { .. } => {
+                format!("mov.b64 {dst}, param_{};\n\tcvta.param.u64 {dst}, {dst};", param.name)
             }
-            Inst::Param { dst, index } if matches!(params[*index as usize].kind, ParamKind::TensorMap { .. }) => {
-                let (dst, name) = (reg_name(*dst), &params[*index as usize].name);
-                format!("mov.b64 {dst}, param_{name};\n\tcvta.param.u64 {dst}, {dst};")
-            }
-            Inst::Trace { label, src } => {
-                // On one line whatever the label: a comment ends with it.
-                let label = self.kernel.traces[*label as usize].escape_debug();
-                format!("// trace {label}: {}", reg_name(*src))
-            }
-            _ => spell(inst, &|index| params[index as usize].name.clone()),
         }
     }
 }

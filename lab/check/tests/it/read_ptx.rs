@@ -275,7 +275,7 @@ fn what_is_not_understood_is_named_with_its_line() {
         ("sin.approx.f32 %f1, %f2;", "line 7: `sin.approx.f32`"),
         ("add.f64 %d1, %d1, %d1;", "line 7: `add.f64`"),
         ("ld.global.u8 %r1, [%rd1];", "2, 4 and 8 bytes"),
-        ("ld.u32 %r1, [%rd1];", "global and shared memory are known"),
+        ("ld.u32 %r1, [%rd1];", "global and shared memory"),
         ("ld.global.u32 %r1, [%rd2];", "neither from a parameter"),
         ("st.shared.u32 [%rd1], %r1;", "another kind of memory"),
         ("cp.async.cg.shared.global [s], [%rd1], 8;", "it copies 16"),
@@ -285,8 +285,8 @@ fn what_is_not_understood_is_named_with_its_line() {
             "line 8: this jump",
         ),
         ("bra nowhere;", "no such label"),
-        ("shfl.sync.down.b32 %r1|%p1, %r2, 1, 31, -1;", "a register must stand"),
-        ("setp.ne.f32 %p1, %f1, %f2;", "neu is known"),
+        ("shfl.sync.down.b32 %r1|%p1, %r2, 1, 31, -1;", "a register is needed"),
+        ("setp.ne.f32 %p1, %f1, %f2;", "use setp.neu"),
     ] {
         let error = PtxModule::read(&body(text)).unwrap().kernel("k", &options);
         let error = error.map(|kernel| kernel.to_ptx()).unwrap_err().to_string();

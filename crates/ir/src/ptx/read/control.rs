@@ -154,7 +154,7 @@ impl Control<'_> {
             return Ok(at + 1);
         }
         let Some(test) = test else {
-            return Err(wrong("it is neither the end of an if nor that of a loop"));
+            return Err(wrong("it ends neither an if nor a loop"));
         };
         if let Some(exit) = exit
             && (self.same_place(exit, target) || self.same_place(target, exit))
@@ -170,7 +170,7 @@ impl Control<'_> {
         };
         if target <= at || target > to {
             return Err(wrong(
-                "it leaves more than one structure at once; only if, if/else and loops left at their top level are read",
+                "it leaves more than one structure; supported are if, if/else and loops that are left at their top level",
             ));
         }
         let holds = Test {
@@ -202,7 +202,7 @@ impl Control<'_> {
         Ok(next)
     }
 
-    /// The condition of a test; negated ones get a register of their own.
+    /// The condition of a test; a negated one is computed into a new register.
     fn condition(&mut self, test: Test, uniform: bool, site: SiteId, nodes: &mut Vec<Node>) -> Condition {
         let pred = match test.negated {
             false => test.pred,

@@ -1,7 +1,8 @@
 //! What a PTX text declares: version, target, shared memory, kernels and their limits.
 
+use super::forms::forms;
 use super::statement::{Statement, Written};
-use crate::inst::{Address, Cache, Inst, Object, Operand};
+use crate::inst::Inst;
 use crate::proof::KernelFacts;
 
 /// A PTX text.
@@ -50,7 +51,7 @@ pub struct PtxParam {
 }
 
 /// A kernel.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PtxEntry {
     /// Its name.
     pub name: String,
@@ -68,7 +69,7 @@ pub struct PtxEntry {
     pub required_cluster: Option<[u32; 3]>,
     /// Shared memory declared in its body.
     pub shared: Vec<SharedSymbol>,
-    /// Functions that it calls, which may use shared memory of their own.
+    /// Functions that it calls, which may use more shared memory.
     pub calls: Vec<String>,
     /// Line of its `.entry`.
     pub line: u32,
@@ -92,14 +93,14 @@ impl PtxModule {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// The shared memory that a kernel has: its own, and that of the module that it names. A kernel that calls
-    /// functions is taken to have all of the module's.
+    /// The shared memory of a kernel: what it declares, and what it names of the module's. A kernel that
+    /// calls functions is assumed to use all of the module's.
     pub fn shared_of<'a>(&'a self, entry: &'a PtxEntry) -> impl Iterator<Item = &'a SharedSymbol> {
         let named = |symbol: &&SharedSymbol| !entry.calls.is_empty() || entry.named.contains(&symbol.name);
         self.shared.iter().filter(named).chain(&entry.shared)
     }
 
-    /// What the launch proof knows of a kernel: all that the text declares. Its registers are not known.
+    /// The facts of a kernel for the launch proof: all that the text declares, without its registers.
     ///
     /// ```
     /// use flashcore_ir::ptx::read::PtxModule;
@@ -146,8 +147,8 @@ impl PtxEntry {
         self.required_threads.or(self.max_threads).map(product)
     }
 
-    /// Copies of sizes that no architecture has, by line: `cp.async.cg` copies 16 bytes, `cp.async.ca` 4, 8 or 16
-    /// (PTX ISA, `cp.async`).
+    /// Copies of sizes that no architecture has, by line: `cp.async.cg` copies 16 bytes,
+    /// `cp.async.ca` 4, 8 or 16 (PTX ISA, `cp.async`).
     ///
     /// ```
     /// use flashcore_ir::ptx::read::PtxModule;
@@ -160,28 +161,13 @@ impl PtxEntry {
         let mut found = Vec::new();
         for statement in &self.body {
             let Statement::Inst(inst) = statement else { continue };
-            let cache = match inst.opcode.split('.').nth(2) {
-                Some("cg") if inst.opcode.starts_with("cp.async.") => Cache::L2,
-                Some("ca") if inst.opcode.starts_with("cp.async.") => Cache::Default,
-                _ => continue,
-            };
-            let Some(&Written::Number(bytes)) = inst.operands.get(2) else {
+            let Some(mut copy) = forms(&inst.opcode).first().cloned() else {
                 continue;
             };
-            // Where it goes from and to does not matter.
-            let nowhere = Address {
-                base: Operand::Imm(0),
-                offset: 0,
-                object: Object::Param(0),
-            };
-            let copy = Inst::CpAsync {
-                dst: nowhere,
-                src: nowhere,
-                bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
-                src_bytes: None,
-                cache,
-            };
-            found.extend(copy.impossible().map(|why| (inst.line, why)));
+            if let (Inst::CpAsync { bytes, .. }, Some(&Written::Number(given))) = (&mut copy, inst.operands.get(2)) {
+                *bytes = u32::try_from(given).unwrap_or(u32::MAX);
+                found.extend(copy.impossible().map(|why| (inst.line, why)));
+            }
         }
         found
     }

@@ -1,26 +1,25 @@
 //! A kernel of a PTX text as a [`Kernel`], so that the simulator runs it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
-use crate::inst::{Inst, Object, Space};
+use crate::inst::{Inst, Object};
 use crate::kernel::{Kernel, Param, ParamKind};
-use crate::shared::{Ledger, SharedBuffer, Swizzle};
+use crate::shared::{Ledger, SharedBuffer};
 use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
 use crate::types::{Reg, RegClass, ScalarType};
 
 use super::control::{Item, Test, structured};
-use super::decode::scalar;
 use super::objects::{addresses, origins, resolve};
 use super::operands::Reader;
 use super::statement::{Statement, Written, WrittenInst};
 use super::{PtxEntry, PtxError, PtxModule, SharedSymbol};
 
-/// What the text does not say.
+/// What the text does not contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadAs {
-    /// What findings call the file.
+    /// The file's name in findings.
     pub file: String,
-    /// Threads a block; where nothing is said, those that the kernel requires, or the most that it allows.
+    /// Threads a block; if `None`, those that the kernel requires, or the most that it allows.
     pub threads: Option<u32>,
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: u32,
@@ -31,11 +30,12 @@ const COLUMN: u32 = 1;
 
 impl PtxModule {
     /// A kernel of the text, if it uses only what the kernel language has: the instructions that
-    /// [`Kernel::to_ptx`] prints and what compilers print for the same, 32-bit addresses of shared symbols, pointers
-    /// that stem from one parameter each, and jumps that make `if`, `if`/`else` and loops left at their top level.
+    /// [`Kernel::to_ptx`] prints and what compilers print for the same, 32-bit addresses of shared
+    /// symbols, pointers that derive from one parameter each, and jumps that make `if`, `if`/`else`
+    /// and loops that are left at their top level.
     ///
-    /// Its shared symbols become the buffers of its ledger, and its lines those of `.loc` where there are any, with the
-    /// text's own line beside them.
+    /// Its shared symbols become the buffers of its ledger. An instruction's line is that of `.loc` if
+    /// there is one, followed by the line of the text.
     ///
     /// ```
     /// use flashcore_ir::ptx::read::{PtxModule, ReadAs};
@@ -64,14 +64,14 @@ impl PtxModule {
             line: entry.line,
         };
         let threads = options.threads.or(entry.threads_allowed());
-        let threads = threads.ok_or_else(|| unknown("it does not declare how many threads it has; say how many"))?;
+        let threads = threads.ok_or_else(|| unknown("it does not declare its number of threads; give one"))?;
         if !entry.calls.is_empty() {
             return Err(unknown("it calls functions"));
         }
         let cluster = match entry.required_cluster {
             None | Some([1, 1, 1]) => None,
             Some([blocks, 1, 1]) => Some(blocks),
-            Some(_) => return Err(unknown("clusters along x alone are known")),
+            Some(_) => return Err(unknown("only clusters along x are supported")),
         };
         let ledger = ledger(self.shared_of(entry), options.dynamic_shared);
         let mut reader = Reader {
@@ -89,42 +89,32 @@ impl PtxModule {
         resolve_objects(&mut items, &mut reader, &sites)?;
         let mut num_regs = reader.num_regs;
         let mut new_pred = || {
-            let index = num_regs[RegClass::Pred as usize];
-            num_regs[RegClass::Pred as usize] += 1;
-            Reg {
-                class: RegClass::Pred,
-                index,
-            }
+            let (class, count) = (RegClass::Pred, &mut num_regs[RegClass::Pred as usize]);
+            *count += 1;
+            let index = *count - 1;
+            Reg { class, index }
         };
         let body = structured(&items, &mut new_pred)?;
-        let names: Vec<(Reg, u32, String)> = reader
-            .registers
-            .iter()
-            .map(|(name, reg)| (*reg, 1, name.clone()))
-            .collect();
+        let named = |(name, reg): (&String, &Reg)| (*reg, 1, name.clone());
+        let names: Vec<(Reg, u32, String)> = reader.registers.iter().map(named).collect();
         Ok(Kernel {
-            name: entry.name.clone(),
             params: reader.params,
-            threads,
             min_blocks_per_sm: entry.min_blocks_per_sm,
             cluster,
             ledger: ledger.clone(),
             body,
             num_regs,
-            // Nobody says which are written first: the simulator finds out.
-            maybe_unwritten: names
-                .iter()
-                .map(|(reg, _, _)| (reg.class, reg.index))
-                .collect::<BTreeSet<_>>(),
+            // The simulator finds reads before the first write.
+            maybe_unwritten: names.iter().map(|(reg, _, _)| (reg.class, reg.index)).collect(),
             names,
-            traces: Vec::new(),
             sites: sites.sites,
             frames: sites.frames,
+            ..Kernel::empty(entry.name.clone(), threads)
         })
     }
 }
 
-/// Symbols as buffers of one row, in the order they are declared; what the launch sizes comes last.
+/// Symbols as buffers of one row, in order of declaration; those that the launch sizes come last.
 fn ledger<'a>(symbols: impl Iterator<Item = &'a SharedSymbol>, dynamic_shared: u32) -> Ledger {
     let mut symbols: Vec<&SharedSymbol> = symbols.collect();
     symbols.sort_by_key(|symbol| symbol.is_dynamic);
@@ -137,8 +127,8 @@ fn ledger<'a>(symbols: impl Iterator<Item = &'a SharedSymbol>, dynamic_shared: u
             true => dynamic_shared,
             false => u32::try_from(symbol.bytes).unwrap_or(u32::MAX),
         };
-        // Of bytes the words are what findings count in.
-        let declared = symbol.declared.split('[').next().and_then(scalar);
+        // Findings count bytes in words.
+        let declared = symbol.declared.split('[').next().and_then(ScalarType::from_ptx);
         let element = declared.filter(|ty| ty.bytes() > 1 && bytes.is_multiple_of(ty.bytes()));
         let element = element.unwrap_or(if bytes.is_multiple_of(4) {
             ScalarType::B32
@@ -150,23 +140,8 @@ fn ledger<'a>(symbols: impl Iterator<Item = &'a SharedSymbol>, dynamic_shared: u
         } else {
             element
         };
-        let cols = (bytes / element.bytes()).max(1);
-        ledger.enter(SharedBuffer {
-            name: symbol.name.clone(),
-            element,
-            stages: 1,
-            rows: 1,
-            cols,
-            slab_cols: cols,
-            row_stride: cols,
-            swizzle: Swizzle::None,
-            align: symbol.align.max(1),
-            offset: 0,
-            bytes,
-            gap_before: 0,
-            reuses: None,
-            declared_at: SiteId(0),
-        });
+        let align = symbol.align.max(1);
+        ledger.enter(SharedBuffer::row(&symbol.name, element, bytes, align, SiteId(0)));
     }
     ledger
 }
@@ -176,7 +151,7 @@ fn params(entry: &PtxEntry) -> Vec<Param> {
     let known = |ty: &str| match ty {
         "b32" => Some(ScalarType::U32),
         "b64" => Some(ScalarType::U64),
-        _ => scalar(ty),
+        _ => ScalarType::from_ptx(ty),
     };
     entry
         .params
@@ -199,8 +174,7 @@ struct Sites<'a> {
     frames: Vec<Frame>,
 }
 
-/// Lines of source name files of the running program, which live as long as it does; those of a text that was read
-/// are given that life, once a text.
+/// A path with the lifetime of the program, as [`SourceLine`] needs it; leaked once per text.
 fn kept(path: &str) -> &'static str {
     Box::leak(path.to_string().into_boxed_str())
 }
@@ -271,7 +245,7 @@ fn read_items(entry: &PtxEntry, reader: &mut Reader<'_>, sites: &mut Sites<'_>) 
             }
         }
     }
-    // The return at the end is what the end means.
+    // The last return is the end of the kernel.
     if let Some(Item::Jump {
         to: None, test: None, ..
     }) = items.last()
@@ -284,7 +258,7 @@ fn read_items(entry: &PtxEntry, reader: &mut Reader<'_>, sites: &mut Sites<'_>) 
 fn declare(reader: &mut Reader<'_>, ty: &str, name: &str, count: Option<u32>) {
     let class = match ty {
         "u16" | "s16" => Some(RegClass::B16),
-        _ => scalar(ty).map(ScalarType::class),
+        _ => ScalarType::from_ptx(ty).map(ScalarType::class),
     };
     // Registers of other types are refused where they are used.
     let Some(class) = class else { return };
@@ -323,14 +297,14 @@ fn read_inst(inst: &WrittenInst, reader: &mut Reader<'_>, site: SiteId, items: &
                 guard: None,
                 site,
             }),
-            _ => return Err(super::operands::wrong(inst, "`@p trap` is known")),
+            _ => return Err(super::operands::error(inst, "only `@p trap` is supported")),
         },
         _ => {
             reader.decode(inst)?;
             let read = reader.out.drain(..).chain(reader.after.drain(..));
             for read in read {
                 if let Some(why) = read.impossible() {
-                    return Err(super::operands::wrong(inst, &why));
+                    return Err(super::operands::error(inst, &why));
                 }
                 items.push(Item::Inst {
                     inst: read,
@@ -362,22 +336,16 @@ fn resolve_objects(items: &mut [Item], reader: &mut Reader<'_>, sites: &Sites<'_
                 line: sites.line_of(*site),
             });
         }
-        let is_written = matches!(
-            inst,
-            Inst::St {
-                space: Space::Global,
-                ..
-            } | Inst::Atom {
-                space: Space::Global,
-                ..
-            }
-        );
-        let element = match inst {
-            Inst::Ld { dst, .. } if dst.class == RegClass::F32 => ScalarType::F32,
-            Inst::Ld { dst, .. } if dst.class == RegClass::B16 => ScalarType::B16,
+        let loaded = match inst {
+            Inst::Ld { dst, .. } => dst.class.scalar(),
             _ => ScalarType::B32,
         };
-        for (address, _) in addresses(inst) {
+        let element = if loaded == ScalarType::B64 {
+            ScalarType::B32
+        } else {
+            loaded
+        };
+        for (address, _, access) in addresses(inst) {
             let Object::Param(index) = address.object else { continue };
             let Some(param) = reader.params.get_mut(index as usize) else {
                 continue;
@@ -385,11 +353,11 @@ fn resolve_objects(items: &mut [Item], reader: &mut Reader<'_>, sites: &Sites<'_
             param.kind = match param.kind {
                 ParamKind::Pointer { element, writable } => ParamKind::Pointer {
                     element,
-                    writable: writable || is_written,
+                    writable: writable || access.writes(),
                 },
                 _ => ParamKind::Pointer {
                     element,
-                    writable: is_written,
+                    writable: access.writes(),
                 },
             };
         }

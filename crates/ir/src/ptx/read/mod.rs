@@ -1,5 +1,5 @@
-//! Reads PTX that something else wrote: what it declares, kernel by kernel, and kernels themselves as far as they use
-//! instructions that the kernel language has ([`PtxModule::kernel`]).
+//! Reads PTX from other compilers: what it declares, kernel by kernel, and kernels that use only
+//! instructions of the kernel language ([`PtxModule::kernel`]).
 //!
 //! ```
 //! use flashcore_ir::ptx::read::PtxModule;
@@ -19,7 +19,7 @@ mod body;
 mod control;
 mod declare;
 mod decode;
-mod decode_memory;
+mod forms;
 mod kernel;
 mod lex;
 mod objects;
@@ -43,28 +43,28 @@ pub enum PtxError {
         /// Its line.
         line: u32,
     },
-    /// Something else stands where something must.
+    /// Another token than the one that is needed.
     #[error("line {line}: expected {expected}, found {found}")]
     Expected {
-        /// What must stand here.
+        /// What is needed here.
         expected: String,
-        /// What does.
+        /// What the text has.
         found: String,
         /// Its line.
         line: u32,
     },
-    /// Something that is PTX, and that this reader does not make a kernel of.
-    #[error("line {line}: {what} is not understood: {why}")]
+    /// Valid PTX that this reader does not support.
+    #[error("line {line}: {what} is not supported: {why}")]
     NotUnderstood {
         /// An instruction, a jump, a declaration.
         what: String,
-        /// Why not, or what is understood.
+        /// Why not, or what is supported.
         why: String,
         /// Its line.
         line: u32,
     },
     /// A text without `.version` and `.target`.
-    #[error("this is no PTX: it has no {0} directive")]
+    #[error("not PTX: it has no {0} directive")]
     NoPtx(&'static str),
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::inst::{Address, Inst, Object, Operand, Space};
-use crate::types::Reg;
+use crate::inst::{Access, Address, Inst, Object, Operand, Slot, Space};
+use crate::types::{Reg, RegClass};
 
 use super::operands::UNKNOWN;
 
@@ -21,15 +21,15 @@ pub(super) fn origins(insts: &[&Inst], bases: &HashMap<Reg, Object>) -> HashMap<
     loop {
         let mut is_new = false;
         for inst in insts {
-            let (mut reads, mut writes) = (Vec::new(), Vec::new());
-            if matches!(
-                inst,
-                Inst::Ld { .. } | Inst::Atom { .. } | Inst::LdMatrix { .. } | Inst::Setp { .. }
-            ) {
-                // What is loaded from an address is none.
+            // What is loaded from an address is not an address.
+            if addresses(&mut (*inst).clone()).next().is_some() {
                 continue;
             }
+            let (mut reads, mut writes) = (Vec::new(), Vec::new());
             inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
+            // Nor is a predicate, and a selection does not take the origin of its condition.
+            reads.retain(|(reg, _)| reg.class != RegClass::Pred);
+            writes.retain(|(reg, _)| reg.class != RegClass::Pred);
             let found = reads
                 .iter()
                 .filter_map(|(reg, _)| origins.get(reg).copied())
@@ -52,21 +52,17 @@ fn join(a: Origin, b: Origin) -> Origin {
     if a == b { a } else { Origin::Many }
 }
 
-/// The addresses of an instruction, and whether each is one of global memory.
-pub(super) fn addresses(inst: &mut Inst) -> Vec<(&mut Address, bool)> {
-    match inst {
-        Inst::Ld { space, addr, .. } | Inst::St { space, addr, .. } | Inst::Atom { space, addr, .. } => {
-            vec![(addr, *space == Space::Global)]
-        }
-        Inst::LdMatrix { addr, .. } | Inst::StMatrix { addr, .. } => vec![(addr, false)],
-        Inst::CpAsync { dst, src, .. } => vec![(dst, false), (src, true)],
-        _ => Vec::new(),
-    }
+/// The addresses of an instruction, their spaces and what is done there.
+pub(super) fn addresses(inst: &mut Inst) -> impl Iterator<Item = (&mut Address, Space, Access)> {
+    inst.slots().into_iter().filter_map(|slot| match slot {
+        Slot::Memory(addr, space, access) => Some((addr, space, access)),
+        _ => None,
+    })
 }
 
 /// Gives each address of an instruction its object, or says why there is none.
 pub(super) fn resolve(inst: &mut Inst, origins: &HashMap<Reg, Origin>) -> Result<(), &'static str> {
-    for (address, is_global) in addresses(inst) {
+    for (address, space, _) in addresses(inst) {
         if address.object == UNKNOWN {
             let Operand::Reg(reg) = address.base else {
                 return Err("its address is a number");
@@ -77,7 +73,7 @@ pub(super) fn resolve(inst: &mut Inst, origins: &HashMap<Reg, Origin>) -> Result
                 None => return Err("its address stems neither from a parameter nor from a shared symbol"),
             };
         }
-        if is_global != matches!(address.object, Object::Param(_)) {
+        if (space == Space::Global) != matches!(address.object, Object::Param(_)) {
             return Err("its address is of another kind of memory");
         }
     }

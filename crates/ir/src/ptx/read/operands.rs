@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use crate::inst::{Address, Inst, Object, Operand};
+use crate::inst::{Access, Address, Inst, Object, Operand, Slot, StoreSource};
 use crate::kernel::Param;
 use crate::shared::Ledger;
 use crate::types::{Reg, RegClass, ScalarType};
 
 use super::PtxError;
+use super::decode::special;
 use super::statement::{Written, WrittenInst};
 
 /// Addresses are given their objects when all is read.
@@ -39,65 +40,108 @@ impl Reader<'_> {
     pub(super) fn reg(&self, inst: &WrittenInst, at: usize) -> Result<Reg, PtxError> {
         match inst.operands.get(at) {
             Some(written) => self.reg_of(inst, written),
-            None => Err(wrong(inst, &format!("it has no operand number {}", at + 1))),
+            None => Err(error(inst, &format!("it has no operand number {}", at + 1))),
         }
     }
 
     pub(super) fn reg_of(&self, inst: &WrittenInst, written: &Written) -> Result<Reg, PtxError> {
         let Written::Name(name) = written else {
-            return Err(wrong(inst, "a register must stand where something else does"));
+            return Err(error(inst, "a register is needed in place of another operand"));
         };
         let found = self.registers.get(name).copied();
         found.ok_or_else(|| {
-            wrong(
-                inst,
-                &format!("`{name}` is no register of a known type (f64 and 8-bit ones are not)"),
-            )
+            let why = format!("`{name}` is not a register of a supported type (f64 and 8-bit ones are not)");
+            error(inst, &why)
         })
     }
 
+    /// A register as wide as those of a class.
+    fn reg_like(&self, inst: &WrittenInst, written: &Written, class: RegClass) -> Result<Reg, PtxError> {
+        let reg = self.reg_of(inst, written)?;
+        if reg.class.bytes() == class.bytes() {
+            return Ok(reg);
+        }
+        let why = format!(
+            "a register of {} B where the instruction takes {} B",
+            reg.class.bytes(),
+            class.bytes()
+        );
+        Err(error(inst, &why))
+    }
+
+    /// Fills an operand of an instruction with what the text has in its place.
+    pub(super) fn fill(&mut self, inst: &WrittenInst, slot: Slot<'_>, written: &Written) -> Result<(), PtxError> {
+        match (slot, written) {
+            (Slot::Regs(first, count, access) | Slot::Matrices(first, count, access), _) => {
+                *first = self.run(inst, written, first.class, count, access)?;
+            }
+            (Slot::Stored(StoreSource::Regs(first), count), _)
+                if is_all(written, |it| matches!(it, Written::Name(_))) =>
+            {
+                *first = self.run(inst, written, first.class, count, Access::Read)?;
+            }
+            (Slot::Stored(source, count), _) => *source = self.stored(inst, written, source, count)?,
+            (Slot::Halves(lo, hi), Written::List(list)) if list.len() == 2 => {
+                *lo = self.reg_like(inst, &list[0], lo.class)?;
+                *hi = self.reg_like(inst, &list[1], hi.class)?;
+            }
+            (Slot::Pair(lo, hi, ty), Written::List(list)) if list.len() == 2 => {
+                *lo = self.value(inst, &list[0], ty)?;
+                *hi = self.value(inst, &list[1], ty)?;
+            }
+            (Slot::Value(value, ty), _) => *value = self.value(inst, written, ty)?,
+            (Slot::Memory(addr, ..), _) => *addr = self.address(inst, written)?,
+            (Slot::Number(number) | Slot::Mask(number), Written::Number(bits)) => *number = *bits as u32,
+            (Slot::Table(table), Written::Number(bits)) => *table = *bits as u8,
+            (Slot::Fixed(expected), Written::Number(bits)) if *bits as u32 == expected as u32 => {}
+            (Slot::Fixed(expected), _) => {
+                return Err(error(
+                    inst,
+                    &format!("only {expected:#x} is supported in place of another operand"),
+                ));
+            }
+            (Slot::Elected(pred), Written::Pair(_, second)) => *pred = self.reg_like(inst, second, pred.class)?,
+            (Slot::Special(which), Written::Name(name)) => {
+                *which = special(name).ok_or_else(|| error(inst, &format!("`{name}` is not a special register")))?;
+            }
+            _ => return Err(error(inst, "a number or a list is needed in place of another operand")),
+        }
+        Ok(())
+    }
+
     /// A register or an immediate of a type.
-    pub(super) fn value(&self, inst: &WrittenInst, at: usize, ty: ScalarType) -> Result<Operand, PtxError> {
-        let Some(written) = inst.operands.get(at) else {
-            return Err(wrong(inst, &format!("it has no operand number {}", at + 1)));
-        };
+    fn value(&self, inst: &WrittenInst, written: &Written, ty: ScalarType) -> Result<Operand, PtxError> {
         Ok(match written {
             Written::Number(bits) => Operand::Imm(narrowed(*bits, ty)),
             Written::Float { bits, width: 32 } => Operand::Imm(*bits),
             Written::Float { bits, .. } if ty == ScalarType::F32 => {
                 Operand::Imm(u64::from((f64::from_bits(*bits) as f32).to_bits()))
             }
-            _ => Operand::Reg(self.reg_of(inst, written)?),
+            _ => Operand::Reg(self.reg_like(inst, written, ty.class())?),
         })
     }
 
-    /// A whole number.
-    pub(super) fn number(&self, inst: &WrittenInst, at: usize) -> Result<u32, PtxError> {
-        match inst.operands.get(at) {
-            Some(Written::Number(bits)) => Ok(*bits as u32),
-            _ => Err(wrong(inst, "a number must stand where a register does, or nothing")),
-        }
-    }
-
-    /// An address in brackets; a symbol's gets a register of its own.
-    pub(super) fn address(&mut self, inst: &WrittenInst, at: usize) -> Result<Address, PtxError> {
-        let Some(Written::Address(base, offset)) = inst.operands.get(at) else {
-            return Err(wrong(inst, "it has no address where one must stand"));
+    /// An address in brackets; a symbol's is read into a new register.
+    fn address(&mut self, inst: &WrittenInst, written: &Written) -> Result<Address, PtxError> {
+        let Written::Address(base, offset) = written else {
+            return Err(error(inst, "an address is needed in place of another operand"));
         };
-        let offset = i32::try_from(*offset).map_err(|_| wrong(inst, "its offset does not fit into 32 bits"))?;
-        let address = |base, offset, object| Address { base, offset, object };
-        match &**base {
-            Written::Name(name) => {
-                if let Some((object, start)) = self.symbol(name) {
-                    let reg = self.fresh(RegClass::B32, 1);
-                    self.out.push(Inst::SharedBase { dst: reg });
-                    return Ok(address(Operand::Reg(reg), offset + start as i32, object));
-                }
-                let reg = self.reg_of(inst, base)?;
-                Ok(address(Operand::Reg(reg), offset, UNKNOWN))
-            }
-            _ => Err(wrong(inst, "its address is neither a register nor a shared symbol")),
-        }
+        let offset = i32::try_from(*offset).map_err(|_| error(inst, "its offset does not fit into 32 bits"))?;
+        let Written::Name(name) = &**base else {
+            return Err(error(inst, "its address is neither a register nor a shared symbol"));
+        };
+        let Some((object, start)) = self.symbol(name) else {
+            let base = Operand::Reg(self.reg_of(inst, base)?);
+            return Ok(Address {
+                base,
+                offset,
+                object: UNKNOWN,
+            });
+        };
+        let dst = self.fresh(RegClass::B32, 1);
+        self.out.push(Inst::SharedBase { dst });
+        let (base, offset) = (Operand::Reg(dst), offset + start as i32);
+        Ok(Address { base, offset, object })
     }
 
     /// The shared buffer of a symbol, and its first byte.
@@ -108,59 +152,87 @@ impl Reader<'_> {
         Some((Object::Shared(crate::shared::BufferId(id)), buffer.offset))
     }
 
-    /// Registers that are read, contiguous: copied where they are not so already.
-    pub(super) fn sources(&mut self, inst: &WrittenInst, at: usize) -> Result<(Reg, u32), PtxError> {
-        let regs = self.list(inst, at)?;
-        if let Some(first) = contiguous(&regs) {
-            return Ok((first, regs.len() as u32));
+    /// Contiguous registers: those of the text, or fresh ones that are copied from or to them.
+    fn run(
+        &mut self,
+        inst: &WrittenInst,
+        written: &Written,
+        class: RegClass,
+        count: u32,
+        access: Access,
+    ) -> Result<Reg, PtxError> {
+        let items = items(written);
+        if items.len() != count as usize {
+            return Err(error(inst, &format!("{} registers; {count} are needed", items.len())));
         }
-        let first = self.fresh(regs[0].class, regs.len() as u32);
+        let regs = items.iter().map(|item| self.reg_like(inst, item, class));
+        let regs = regs.collect::<Result<Vec<Reg>, PtxError>>()?;
+        if regs.iter().any(|reg| reg.class != regs[0].class) {
+            return Err(error(inst, "its list has registers of different types"));
+        }
+        if (0u32..).zip(&regs).all(|(i, reg)| *reg == regs[0].plus(i)) {
+            return Ok(regs[0]);
+        }
+        let first = self.fresh(regs[0].class, count);
         for (i, &reg) in (0u32..).zip(&regs) {
+            let run = first.plus(i);
+            match access {
+                Access::Read => self.out.push(Inst::Mov {
+                    dst: run,
+                    src: Operand::Reg(reg),
+                }),
+                Access::Write | Access::Update => self.after.push(Inst::Mov {
+                    dst: reg,
+                    src: Operand::Reg(run),
+                }),
+            }
+        }
+        Ok(first)
+    }
+
+    /// What a store writes where immediates are among it.
+    fn stored(
+        &mut self,
+        inst: &WrittenInst,
+        written: &Written,
+        source: &StoreSource,
+        count: u32,
+    ) -> Result<StoreSource, PtxError> {
+        let ty = match source {
+            StoreSource::Regs(first) => first.class.scalar(),
+            StoreSource::Imm(ty, _) => *ty,
+        };
+        let values = items(written).iter().map(|item| self.value(inst, item, ty));
+        let values = values.collect::<Result<Vec<Operand>, PtxError>>()?;
+        if values.len() != count as usize {
+            return Err(error(inst, &format!("{} values; {count} are needed", values.len())));
+        }
+        if let Operand::Imm(bits) = values[0]
+            && values.iter().all(|other| *other == values[0])
+        {
+            return Ok(StoreSource::Imm(ty, bits));
+        }
+        let first = self.fresh(ty.class(), count);
+        for (i, &src) in (0u32..).zip(&values) {
             self.out.push(Inst::Mov {
                 dst: first.plus(i),
-                src: Operand::Reg(reg),
+                src,
             });
         }
-        Ok((first, regs.len() as u32))
-    }
-
-    /// Registers that are written, contiguous: copied out of others where they are not so already.
-    pub(super) fn results(&mut self, inst: &WrittenInst, at: usize) -> Result<(Reg, u32), PtxError> {
-        let regs = self.list(inst, at)?;
-        if let Some(first) = contiguous(&regs) {
-            return Ok((first, regs.len() as u32));
-        }
-        let first = self.fresh(regs[0].class, regs.len() as u32);
-        for (i, &reg) in (0u32..).zip(&regs) {
-            self.after.push(Inst::Mov {
-                dst: reg,
-                src: Operand::Reg(first.plus(i)),
-            });
-        }
-        Ok((first, regs.len() as u32))
-    }
-
-    fn list(&self, inst: &WrittenInst, at: usize) -> Result<Vec<Reg>, PtxError> {
-        let regs = match inst.operands.get(at) {
-            Some(Written::List(list)) => list
-                .iter()
-                .map(|written| self.reg_of(inst, written))
-                .collect::<Result<Vec<Reg>, PtxError>>()?,
-            _ => vec![self.reg(inst, at)?],
-        };
-        match regs.first() {
-            Some(first) if regs.iter().all(|reg| reg.class == first.class) => Ok(regs),
-            _ => Err(wrong(inst, "its list has registers of different kinds, or none")),
-        }
+        Ok(StoreSource::Regs(first))
     }
 }
 
-fn contiguous(regs: &[Reg]) -> Option<Reg> {
-    let first = *regs.first()?;
-    (0u32..)
-        .zip(regs)
-        .all(|(i, reg)| *reg == first.plus(i))
-        .then_some(first)
+/// The items of a list, or the one operand.
+fn items(written: &Written) -> &[Written] {
+    match written {
+        Written::List(list) => list,
+        one => std::slice::from_ref(one),
+    }
+}
+
+fn is_all(written: &Written, is: impl Fn(&Written) -> bool) -> bool {
+    items(written).iter().all(is)
 }
 
 /// Bits of a number in a type.
@@ -173,8 +245,8 @@ fn narrowed(bits: u64, ty: ScalarType) -> u64 {
     }
 }
 
-/// That an instruction is not understood.
-pub(super) fn wrong(inst: &WrittenInst, why: &str) -> PtxError {
+/// That an instruction is not supported.
+pub(super) fn error(inst: &WrittenInst, why: &str) -> PtxError {
     PtxError::NotUnderstood {
         what: format!("`{}`", inst.opcode),
         why: why.to_string(),

@@ -287,18 +287,8 @@ impl<'a> Parser<'a> {
         let name = self.name("the kernel's name")?.to_string();
         let mut entry = PtxEntry {
             name,
-            params: Vec::new(),
-            max_threads: None,
-            required_threads: None,
-            min_blocks_per_sm: None,
-            max_registers: None,
-            required_cluster: None,
-            shared: Vec::new(),
-            calls: Vec::new(),
             line,
-            body: Vec::new(),
-            end: line,
-            named: Vec::new(),
+            ..PtxEntry::default()
         };
         if self.takes('(') && !self.takes(')') {
             loop {

@@ -8,8 +8,10 @@ use crate::support;
 
 use std::collections::BTreeSet;
 
+use flashcore_ir::inst::ClusterInst;
 use flashcore_ir::ptx::mnemonic;
-use flashcore_ir::{Kernel, Reg, RegClass};
+use flashcore_ir::ptx::read::{PtxModule, ReadAs};
+use flashcore_ir::{Inst, Kernel, Reg, RegClass};
 use forms::{all_forms, form};
 use support::assemble_everywhere;
 
@@ -32,12 +34,29 @@ fn ptxas_takes_them_all() {
 }
 
 #[test]
+fn what_is_printed_reads_back() {
+    // A trace is printed as a comment, and the type of an exchanged immediate is not printed.
+    let is_exact = |kernel: &&Kernel| kernel.traces().is_empty() && kernel.name() != "atomics";
+    for kernel in kernels::kernels().iter().filter(is_exact) {
+        let options = ReadAs {
+            file: "kernel.ptx".to_string(),
+            threads: None,
+            dynamic_shared: kernel.ledger().total_bytes(),
+        };
+        let module = PtxModule::read(&kernel.to_ptx()).expect("PTX");
+        let again = module.kernel(kernel.name(), &options);
+        let again = again.unwrap_or_else(|error| panic!("{kernel}: {error}"));
+        assert_eq!(again.to_ptx(), kernel.to_ptx());
+    }
+}
+
+#[test]
 fn each_needs_the_least_that_has_it() {
     for kernel in &kernels() {
         let required = kernel.requires();
         let expected = match kernel.name() {
             "packed_bf16_sm90" => ((7, 8), 90, false),
-            "mbarriers" | "clusters" => ((8, 0), 90, false),
+            "mbarriers" | "clusters" | "bulk_copies" => ((8, 0), 90, false),
             "tensor_copies" | "wgmma" | "wgmma_widths" | "fp8" | "small_things" => ((8, 0), 90, true),
             _ => ((7, 0), 80, false),
         };
@@ -154,13 +173,17 @@ fn parameters_are_declared_in_order() {
 }
 
 #[test]
-fn aligned_is_what_ptx_calls_aligned() {
+fn aligned_instructions_are_known() {
     for kernel in &kernels() {
         kernel.for_each_inst(&mut |inst, _| {
-            let mnemonic = mnemonic(inst);
-            // `bar.sync` and `bar.arrive` are short for `barrier.….aligned`.
-            let aligned = mnemonic.contains(".aligned") || mnemonic == "bar.sync" || mnemonic == "bar.arrive";
-            assert_eq!(inst.is_aligned(), aligned, "{mnemonic}");
+            let (mnemonic, aligned) = (mnemonic(inst), inst.is_aligned());
+            let expected = match inst {
+                Inst::Mma { .. } | Inst::LdMatrix { .. } | Inst::StMatrix { .. } | Inst::Wgmma(_) => true,
+                Inst::BarSync { .. } | Inst::BarArrive { .. } | Inst::SetMaxRegs { .. } => true,
+                Inst::Cluster(ClusterInst::Arrive { aligned, .. } | ClusterInst::Wait { aligned }) => *aligned,
+                _ => false,
+            };
+            assert_eq!(aligned, expected, "{mnemonic}");
             assert_eq!(inst.impossible(), None, "{mnemonic}");
         });
     }

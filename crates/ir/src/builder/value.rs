@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops;
 
-use crate::builder::KernelBuilder;
+use super::KernelBuilder;
 use crate::error::BuildErrorKind;
 use crate::inst::{BinOp, Cmp, Inst, Operand, UnOp};
 use crate::types::{Bits, Integer, Literal, Numeric, Ordered, Reg, RegClass, Scalar, ScalarType, Signed};
@@ -121,32 +121,22 @@ impl<'k, T: Scalar> Var<'k, T> {
     /// Its value now; later assignments do not change what was read.
     #[track_caller]
     pub fn get(self) -> Val<'k, T> {
-        let dst = self.k.reg(T::TYPE.class());
-        self.k.emit(Inst::Mov {
-            dst,
-            src: Operand::Reg(self.reg),
-        });
+        let (dst, src) = (self.k.reg(T::TYPE.class()), Operand::Reg(self.reg));
+        self.k.emit(Inst::Mov { dst, src });
         Val::from_reg(self.k, dst)
     }
 
     /// Assigns.
     #[track_caller]
     pub fn set(self, value: impl Source<'k, T>) {
-        self.k.emit(Inst::Mov {
-            dst: self.reg,
-            src: value.operand(),
-        });
+        let (dst, src) = (self.reg, value.operand());
+        self.k.emit(Inst::Mov { dst, src });
     }
 
     #[track_caller]
     fn assign(self, op: BinOp, value: impl Source<'k, T>) {
-        self.k.emit(Inst::Bin {
-            op,
-            ty: T::TYPE,
-            dst: self.reg,
-            a: Operand::Reg(self.reg),
-            b: value.operand(),
-        });
+        let (ty, dst, a, b) = (T::TYPE, self.reg, Operand::Reg(self.reg), value.operand());
+        self.k.emit(Inst::Bin { op, ty, dst, a, b });
     }
 }
 
@@ -169,39 +159,58 @@ impl<'k, T: Numeric> Var<'k, T> {
     /// `self = a · b + self`, rounded once.
     #[track_caller]
     pub fn fma_assign(self, a: impl Source<'k, T>, b: impl Source<'k, T>) {
-        self.k.emit(Inst::Fma {
-            ty: T::TYPE,
-            dst: self.reg,
-            a: a.operand(),
-            b: b.operand(),
-            c: Operand::Reg(self.reg),
-        });
+        let (ty, dst, c) = (T::TYPE, self.reg, Operand::Reg(self.reg));
+        let (a, b) = (a.operand(), b.operand());
+        self.k.emit(Inst::Fma { ty, dst, a, b, c });
     }
 }
 
-#[track_caller]
-pub(crate) fn binary<'k, T: Scalar>(k: &'k KernelBuilder, op: BinOp, a: Operand, b: Operand) -> Val<'k, T> {
-    let dst = k.reg(T::TYPE.class());
-    k.emit(Inst::Bin {
-        op,
-        ty: T::TYPE,
-        dst,
-        a,
-        b,
-    });
-    Val::from_reg(k, dst)
+impl KernelBuilder {
+    /// `a op b` in a new register; `ty` is that of the operands.
+    #[track_caller]
+    pub(crate) fn bin<T: Scalar>(&self, op: BinOp, ty: ScalarType, a: Operand, b: Operand) -> Val<'_, T> {
+        let dst = self.reg(T::TYPE.class());
+        self.emit(Inst::Bin { op, ty, dst, a, b });
+        Val::from_reg(self, dst)
+    }
+
+    /// `a · b + c` in a new register.
+    #[track_caller]
+    pub(crate) fn mad<T: Scalar>(&self, a: Operand, b: Operand, c: Operand) -> Val<'_, T> {
+        let (ty, dst) = (T::TYPE, self.reg(T::TYPE.class()));
+        self.emit(Inst::Fma { ty, dst, a, b, c });
+        Val::from_reg(self, dst)
+    }
+
+    /// `a · b + c` of two unsigned 32-bit factors and a 64-bit sum.
+    #[track_caller]
+    pub(crate) fn mad_wide(&self, a: Operand, b: Operand, c: Operand) -> Val<'_, u64> {
+        let (ty, dst) = (ScalarType::U32, self.reg(RegClass::B64));
+        self.emit(Inst::MadWide { ty, dst, a, b, c });
+        Val::from_reg(self, dst)
+    }
 }
 
-#[track_caller]
-fn unary<'k, T: Scalar>(v: Val<'k, T>, op: UnOp) -> Val<'k, T> {
-    let dst = v.k.reg(T::TYPE.class());
-    v.k.emit(Inst::Un {
-        op,
-        ty: T::TYPE,
-        dst,
-        a: v.operand,
-    });
-    Val::from_reg(v.k, dst)
+impl<'k, T: Scalar> Val<'k, T> {
+    /// `self op b`.
+    #[track_caller]
+    pub(crate) fn bin(self, op: BinOp, b: Operand) -> Val<'k, T> {
+        self.k.bin(op, T::TYPE, self.operand, b)
+    }
+
+    #[track_caller]
+    fn un(self, op: UnOp) -> Val<'k, T> {
+        let (ty, dst, a) = (T::TYPE, self.k.reg(T::TYPE.class()), self.operand);
+        self.k.emit(Inst::Un { op, ty, dst, a });
+        Val::from_reg(self.k, dst)
+    }
+}
+
+impl<'k, T: Scalar> Var<'k, T> {
+    /// The variable as an operand, read where it is used.
+    pub(crate) fn now(self) -> Val<'k, T> {
+        Val::from_reg(self.k, self.reg)
+    }
 }
 
 macro_rules! operators {
@@ -210,14 +219,14 @@ macro_rules! operators {
             type Output = Val<'k, T>;
             #[track_caller]
             fn $method(self, rhs: R) -> Val<'k, T> {
-                binary(self.k, BinOp::$op, self.operand, rhs.operand())
+                self.bin(BinOp::$op, rhs.operand())
             }
         }
         impl<'k, T: $bound, R: Source<'k, T>> ops::$tr<R> for Var<'k, T> {
             type Output = Val<'k, T>;
             #[track_caller]
             fn $method(self, rhs: R) -> Val<'k, T> {
-                binary(self.k, BinOp::$op, Operand::Reg(self.reg), rhs.operand())
+                self.now().bin(BinOp::$op, rhs.operand())
             }
         }
     )*};
@@ -239,7 +248,7 @@ macro_rules! shifts {
             type Output = Val<'k, T>;
             #[track_caller]
             fn $method(self, rhs: R) -> Val<'k, T> {
-                binary(self.k, BinOp::$op, self.operand, rhs.operand())
+                self.bin(BinOp::$op, rhs.operand())
             }
         }
     )*};
@@ -250,14 +259,14 @@ impl<'k, T: Numeric> ops::Neg for Val<'k, T> {
     type Output = Val<'k, T>;
     #[track_caller]
     fn neg(self) -> Val<'k, T> {
-        unary(self, UnOp::Neg)
+        self.un(UnOp::Neg)
     }
 }
 impl<'k, T: Bits> ops::Not for Val<'k, T> {
     type Output = Val<'k, T>;
     #[track_caller]
     fn not(self) -> Val<'k, T> {
-        unary(self, UnOp::Not)
+        self.un(UnOp::Not)
     }
 }
 
@@ -265,25 +274,17 @@ impl<'k, T: Numeric> Val<'k, T> {
     /// The smaller of the two; of a number and NaN, the number.
     #[track_caller]
     pub fn min(self, other: impl Source<'k, T>) -> Val<'k, T> {
-        binary(self.k, BinOp::Min, self.operand, other.operand())
+        self.bin(BinOp::Min, other.operand())
     }
     /// The larger of the two; of a number and NaN, the number.
     #[track_caller]
     pub fn max(self, other: impl Source<'k, T>) -> Val<'k, T> {
-        binary(self.k, BinOp::Max, self.operand, other.operand())
+        self.bin(BinOp::Max, other.operand())
     }
     /// `self · b + c`: floats round once, integers keep the low half.
     #[track_caller]
     pub fn fma(self, b: impl Source<'k, T>, c: impl Source<'k, T>) -> Val<'k, T> {
-        let dst = self.k.reg(T::TYPE.class());
-        self.k.emit(Inst::Fma {
-            ty: T::TYPE,
-            dst,
-            a: self.operand,
-            b: b.operand(),
-            c: c.operand(),
-        });
-        Val::from_reg(self.k, dst)
+        self.k.mad(self.operand, b.operand(), c.operand())
     }
 }
 
@@ -291,21 +292,16 @@ impl<'k, T: Signed> Val<'k, T> {
     /// Absolute value; the smallest integer stays as it is.
     #[track_caller]
     pub fn abs(self) -> Val<'k, T> {
-        unary(self, UnOp::Abs)
+        self.un(UnOp::Abs)
     }
 }
 
 impl<'k, T: Ordered> Val<'k, T> {
     #[track_caller]
-    fn compare(self, cmp: Cmp, other: impl Source<'k, T>) -> Val<'k, bool> {
-        let dst = self.k.reg(RegClass::Pred);
-        self.k.emit(Inst::Setp {
-            cmp,
-            ty: T::TYPE,
-            dst,
-            a: self.operand,
-            b: other.operand(),
-        });
+    pub(super) fn compare(self, cmp: Cmp, other: impl Source<'k, T>) -> Val<'k, bool> {
+        let (ty, dst) = (T::TYPE, self.k.reg(RegClass::Pred));
+        let (a, b) = (self.operand, other.operand());
+        self.k.emit(Inst::Setp { cmp, ty, dst, a, b });
         Val::from_reg(self.k, dst)
     }
     /// `self < other`.
@@ -340,13 +336,6 @@ impl<'k, T: Ordered> Val<'k, T> {
     }
 }
 
-impl<'k, T: Ordered> Var<'k, T> {
-    #[track_caller]
-    pub(crate) fn compare(self, cmp: Cmp, other: impl Source<'k, T>) -> Val<'k, bool> {
-        Val::<T>::from_reg(self.k, self.reg).compare(cmp, other)
-    }
-}
-
 impl<'k> Val<'k, bool> {
     /// `if self { a } else { b }`, a lane each.
     #[track_caller]
@@ -358,14 +347,9 @@ impl<'k> Val<'k, bool> {
             )
         };
         let cond = self.k.in_register(RegClass::Pred, self.operand);
-        let dst = self.k.reg(T::TYPE.class());
-        self.k.emit(Inst::Selp {
-            ty: T::TYPE,
-            dst,
-            cond,
-            a: a.operand(),
-            b: b.operand(),
-        });
+        let (ty, dst) = (T::TYPE, self.k.reg(T::TYPE.class()));
+        let (a, b) = (a.operand(), b.operand());
+        self.k.emit(Inst::Selp { ty, dst, cond, a, b });
         Val::from_reg(self.k, dst)
     }
 }
@@ -374,17 +358,17 @@ impl<'k> Val<'k, f32> {
     /// 2^self (`ex2.approx.ftz`).
     #[track_caller]
     pub fn exp2(self) -> Val<'k, f32> {
-        unary(self, UnOp::Ex2)
+        self.un(UnOp::Ex2)
     }
     /// log2(self) (`lg2.approx.ftz`).
     #[track_caller]
     pub fn log2(self) -> Val<'k, f32> {
-        unary(self, UnOp::Lg2)
+        self.un(UnOp::Lg2)
     }
     /// 1/self (`rcp.approx.ftz`).
     #[track_caller]
     pub fn recip(self) -> Val<'k, f32> {
-        unary(self, UnOp::Rcp)
+        self.un(UnOp::Rcp)
     }
 }
 
@@ -392,12 +376,12 @@ impl<'k> Val<'k, u32> {
     /// Number of set bits.
     #[track_caller]
     pub fn count_ones(self) -> Val<'k, u32> {
-        unary(self, UnOp::Popc)
+        self.un(UnOp::Popc)
     }
     /// Number of leading zeros.
     #[track_caller]
     pub fn leading_zeros(self) -> Val<'k, u32> {
-        unary(self, UnOp::Clz)
+        self.un(UnOp::Clz)
     }
     /// Any bitwise function of three values: bit `4·a + 2·b + c` of `table` is the result for bits a, b, c.
     ///
@@ -443,18 +427,10 @@ impl<'k, T: Integer> Val<'k, T> {
     /// The high half of the product.
     #[track_caller]
     pub fn mul_hi(self, b: impl Source<'k, T>) -> Val<'k, T> {
-        binary(self.k, BinOp::MulHi, self.operand, b.operand())
+        self.bin(BinOp::MulHi, b.operand())
     }
     #[track_caller]
     fn wide<U: Scalar>(self, ty: ScalarType, b: impl Source<'k, T>) -> Val<'k, U> {
-        let dst = self.k.reg(RegClass::B64);
-        self.k.emit(Inst::Bin {
-            op: BinOp::MulWide,
-            ty,
-            dst,
-            a: self.operand,
-            b: b.operand(),
-        });
-        Val::from_reg(self.k, dst)
+        self.k.bin(BinOp::MulWide, ty, self.operand, b.operand())
     }
 }

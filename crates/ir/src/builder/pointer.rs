@@ -1,0 +1,124 @@
+//! Pointers of a kernel being written: an address, and the object it is meant to stay in.
+
+use std::marker::PhantomData;
+
+use super::value::{Source, Val};
+use crate::inst::{Address, BinOp, Object, Operand, Space};
+use crate::types::{Element, Scalar, ScalarType};
+
+/// A kind of memory that pointers point to.
+pub trait AddressSpace: Copy + 'static {
+    /// The type of its addresses.
+    type Addr: Scalar;
+    /// What instructions call it.
+    const SPACE: Space;
+}
+
+/// Device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Global;
+/// The block's shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared;
+/// The shared memory of any block of the cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Cluster;
+
+impl AddressSpace for Global {
+    type Addr = u64;
+    const SPACE: Space = Space::Global;
+}
+impl AddressSpace for Shared {
+    type Addr = u32;
+    const SPACE: Space = Space::Shared;
+}
+impl AddressSpace for Cluster {
+    type Addr = u32;
+    const SPACE: Space = Space::Cluster;
+}
+
+/// The address of an element of `E`.
+#[derive(Debug)]
+pub struct Ptr<'k, S: AddressSpace, E> {
+    pub(crate) addr: Val<'k, S::Addr>,
+    pub(crate) bytes: i32,
+    pub(crate) object: Object,
+    pub(crate) of: PhantomData<E>,
+}
+
+/// A pointer to global memory, behind a kernel parameter.
+pub type GlobalPtr<'k, E> = Ptr<'k, Global, E>;
+/// A pointer to shared memory, in a buffer of the ledger.
+pub type SharedPtr<'k, E> = Ptr<'k, Shared, E>;
+/// A pointer to the shared memory of any block of the cluster: its address carries the block's rank.
+/// Made by [`SharedPtr::in_block`](Ptr::in_block).
+pub type ClusterPtr<'k, E> = Ptr<'k, Cluster, E>;
+
+impl<S: AddressSpace, E> Clone for Ptr<'_, S, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S: AddressSpace, E> Copy for Ptr<'_, S, E> {}
+
+impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
+    pub(crate) fn new(addr: Val<'k, S::Addr>, bytes: i32, object: Object) -> Self {
+        let of = PhantomData;
+        Ptr {
+            addr,
+            bytes,
+            object,
+            of,
+        }
+    }
+
+    /// The memory operand of an access.
+    pub(crate) fn address(self) -> Address {
+        let (base, offset, object) = (self.addr.operand(), self.bytes, self.object);
+        Address { base, offset, object }
+    }
+
+    fn at(self, addr: Val<'k, S::Addr>) -> Self {
+        Ptr { addr, ..self }
+    }
+
+    /// A constant number of elements further on: an immediate of the access, no instruction.
+    pub fn plus(self, elements: i32) -> Self {
+        Ptr {
+            bytes: self.bytes + elements * E::BYTES as i32,
+            ..self
+        }
+    }
+}
+
+impl<'k, E: Element> GlobalPtr<'k, E> {
+    /// `elements` further on; 32 unsigned bits, widened before they are scaled.
+    #[track_caller]
+    pub fn offset(self, elements: impl Source<'k, u32>) -> Self {
+        let (k, bytes) = (self.addr.builder(), Operand::Imm(u64::from(E::BYTES)));
+        self.at(k.mad_wide(elements.operand(), bytes, self.addr.operand()))
+    }
+
+    /// `bytes` further on: for steps worked out once and taken many times.
+    #[track_caller]
+    pub fn advance(self, bytes: impl Source<'k, u64>) -> Self {
+        self.at(self.addr + Val::<u64>::from_operand(self.addr.builder(), bytes.operand()))
+    }
+
+    /// `index · stride` elements further on, in 64 bits; for tensor strides.
+    #[track_caller]
+    pub fn offset_strided(self, index: impl Source<'k, u32>, stride: impl Source<'k, u32>) -> Self {
+        let k = self.addr.builder();
+        let product: Val<'k, u64> = k.bin(BinOp::MulWide, ScalarType::U32, index.operand(), stride.operand());
+        self.advance(product << E::BYTES.trailing_zeros())
+    }
+}
+
+impl<'k, E: Element> SharedPtr<'k, E> {
+    /// `elements` further on. Not for swizzled tiles, whose neighbours are not adjacent.
+    #[track_caller]
+    pub fn offset(self, elements: impl Source<'k, u32>) -> Self {
+        let elements = Val::<u32>::from_operand(self.addr.builder(), elements.operand());
+        self.at(elements.fma(E::BYTES, self.addr))
+    }
+}
