@@ -1,4 +1,4 @@
-//! The leaderboard: finalists beside the first candidate, timed against each other.
+//! The leaderboard: the finalists and the first candidate, timed against each other.
 
 use flashcore_bench::{Interval, Measurement, Ratio};
 use serde::{Deserialize, Serialize};
@@ -8,27 +8,28 @@ use crate::trial::{History, Verdict};
 /// A run's leaderboard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Board {
-    /// The first candidate: the default, where none was named.
+    /// The first candidate: the default, unless another one was named.
     pub start: String,
-    /// Why the first candidate is nothing to compare with, or to use: what became of it at the gates.
+    /// Why the first candidate failed, so that it is not compared with and not used.
     pub start_failed: Option<String>,
-    /// What times are relative to: the first candidate, or the best of the search where that one failed.
+    /// The config that times are relative to: the first candidate, or the best of the search if the
+    /// first failed.
     pub against: String,
-    /// The best first. The first candidate is among them, unless it failed.
+    /// The best first. The first candidate is among them unless it failed.
     pub rows: Vec<BoardRow>,
-    /// Finalists that did not come through the finals, in the order in which they were found out.
+    /// Finalists that failed in the finals, in the order of their failures.
     pub struck: Vec<Struck>,
-    /// The kernel that every row of the finalists' answers was held against; `None` where there was none.
+    /// The kernel that every row of the finalists' outputs was compared with, if any.
     pub witness: Option<String>,
-    /// Whether these times are from head to head; otherwise they are those of the search, and why it is so.
+    /// Whether the times are from the finals. Otherwise they are the search's, and why.
     #[serde(with = "plain")]
     pub head_to_head: Result<(), String>,
-    /// Whether a kernel wins only after the simulator looked at it: those for GPUs.
+    /// Whether a kernel can win only if the simulator finds nothing: on GPUs.
     pub simulates: bool,
-    /// The config to use: the best that is faster than the first by the gain that counts, else the first. Where the
-    /// first failed, the best that did not; `None` where none is left.
+    /// The config to use: the best that is faster than the first by the gain that counts, else the
+    /// first. If the first failed, the best that did not; `None` if none is left.
     pub winner: Option<String>,
-    /// Least gain that counts.
+    /// Smallest gain that counts.
     pub gain: f64,
 }
 
@@ -41,58 +42,52 @@ pub struct BoardRow {
     pub us: f64,
     /// Interval of the median, µs.
     pub interval: Interval,
-    /// Time relative to [`Board::against`]; `None` for that one, and where it is not known.
+    /// Time relative to [`Board::against`]; `None` for that one, and if it is unknown.
     pub ratio: Option<Ratio>,
-    /// Of one that was ahead by what counts: the ratio of the first meeting, of all finalists. Then it met the first candidate
-    /// once more, by itself, and that is what counts: who leads among several has had luck, too.
+    /// For a winner: its ratio among all finalists. It was then timed against the first candidate
+    /// alone, and that ratio counts, because the leader of several is also the luckiest.
     #[serde(default)]
     pub first_ratio: Option<Ratio>,
-    /// What that says, as in the search.
+    /// Verdict on the ratio, as in the search.
     pub verdict: Option<Verdict>,
-    /// What the simulator found on small problems, of kernels for GPUs: nothing, or what. `None` where it did not look.
+    /// The simulator's finding on small problems, or that there is none. `None` if it did not run.
     #[serde(with = "plain::option")]
     pub simulated: Option<Result<(), String>>,
 }
 
-/// A finalist that did not come through the finals.
+/// A finalist that failed in the finals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Struck {
     /// The config.
     pub id: String,
-    /// What came of it.
+    /// The verdict.
     pub verdict: Verdict,
     /// Why: one sentence.
     pub reason: String,
 }
 
-impl Struck {
-    /// What is said of the first candidate where it is that one.
-    pub(crate) fn told(&self) -> String {
-        format!("{} in the finals: {}", self.verdict, self.reason)
-    }
-}
-
-/// What a board is about, whatever its rows are.
-#[derive(Clone, Debug)]
-pub(crate) struct About {
-    /// The first candidate.
-    pub(crate) start: String,
-    /// Why it failed, if it did.
-    pub(crate) start_failed: Option<String>,
-    /// As [`Board::struck`].
-    pub(crate) struck: Vec<Struck>,
-    /// As [`Board::witness`].
-    pub(crate) witness: Option<String>,
-    /// As [`Board::simulates`].
-    pub(crate) simulates: bool,
-    /// Least gain that counts.
-    pub(crate) gain: f64,
-}
-
 impl Board {
-    /// Ranks finalists that were timed against the first of them.
-    pub(crate) fn of_finals(measurement: &Measurement, about: About) -> Option<Board> {
-        let against = measurement.subjects.get(measurement.baseline)?.info.label.clone();
+    /// A board without rows.
+    pub(crate) fn new(start: &str, start_failed: Option<String>, simulates: bool, gain: f64) -> Board {
+        Board {
+            start: start.to_string(),
+            start_failed,
+            against: start.to_string(),
+            rows: Vec::new(),
+            struck: Vec::new(),
+            witness: None,
+            head_to_head: Ok(()),
+            simulates,
+            winner: None,
+            gain,
+        }
+    }
+
+    /// The board with finalists that were timed against one of them.
+    pub(crate) fn of_finals(mut self, measurement: &Measurement) -> Board {
+        if let Some(baseline) = measurement.subjects.get(measurement.baseline) {
+            self.against = baseline.info.label.clone();
+        }
         let rows = measurement.subjects.iter().filter_map(|subject| {
             let summary = subject.summary?;
             Some(BoardRow {
@@ -101,21 +96,24 @@ impl Board {
                 interval: summary.interval,
                 ratio: subject.ratio,
                 first_ratio: None,
-                verdict: subject.ratio.map(|ratio| Verdict::of(&ratio, about.gain)),
+                verdict: subject.ratio.map(|ratio| Verdict::of(&ratio, self.gain)),
                 simulated: None,
             })
         });
-        let rows = rows.collect();
-        Some(Board::new(about, against, rows, Ok(())))
+        self.rows = rows.collect();
+        self.rank();
+        self.elect();
+        self
     }
 
-    /// Ranks by the search's own times, where there was no head to head.
-    pub(crate) fn of_history(history: &History, about: About, why: String, keep: usize) -> Board {
+    /// The board with the search's own times, because there are none from finals.
+    pub(crate) fn of_history(mut self, history: &History, why: String, keep: usize) -> Board {
         let mut ranked = history.ranked();
-        ranked.retain(|trial| !about.struck.iter().any(|struck| struck.id == trial.id));
-        let rows = ranked.iter().filter_map(|trial| {
+        ranked.retain(|trial| !self.is_struck(&trial.id));
+        let rows = ranked.iter().enumerate().filter_map(|(place, trial)| {
             let timed = trial.timed.as_ref()?;
-            Some(BoardRow {
+            // The first is kept whatever its place, since others must beat it.
+            (place < keep || trial.id == self.start).then(|| BoardRow {
                 id: trial.id.clone(),
                 us: timed.us,
                 interval: timed.interval,
@@ -125,56 +123,29 @@ impl Board {
                 simulated: None,
             })
         });
-        let mut kept: Vec<BoardRow> = rows.clone().take(keep).collect();
-        // Whatever its place: it is what others must beat.
-        if !kept.iter().any(|row| row.id == about.start) {
-            kept.extend(rows.skip(keep).find(|row| row.id == about.start));
-        }
-        let against = about.start.clone();
-        Board::new(about, against, kept, Err(why))
+        self.rows = rows.collect();
+        self.head_to_head = Err(why);
+        self.elect();
+        self
     }
 
-    fn new(about: About, against: String, rows: Vec<BoardRow>, head_to_head: Result<(), String>) -> Board {
-        let About {
-            start,
-            start_failed,
-            struck,
-            witness,
-            simulates,
-            gain,
-        } = about;
-        let mut board = Board {
-            start,
-            start_failed,
-            against,
-            rows,
-            struck,
-            witness,
-            head_to_head,
-            simulates,
-            winner: None,
-            gain,
-        };
-        board.rank();
-        board.elect();
-        board
+    pub(crate) fn is_struck(&self, id: &str) -> bool {
+        self.struck.iter().any(|struck| struck.id == id)
     }
 
     fn rank(&mut self) {
         let key = |row: &BoardRow| row.ratio.map_or(1.0, |ratio| ratio.value);
-        if self.head_to_head.is_ok() {
-            self.rows.sort_by(|a, b| key(a).total_cmp(&key(b)));
-        }
+        self.rows.sort_by(|a, b| key(a).total_cmp(&key(b)));
     }
 
-    /// The winner, where it met what it won against only once.
+    /// The winner, if it was timed against [`Board::against`] only once.
     pub(crate) fn unconfirmed(&self) -> Option<&str> {
         let winner = self.winner.as_deref().filter(|winner| *winner != self.against)?;
         let row = self.rows.iter().find(|row| row.id == winner)?;
         (self.head_to_head.is_ok() && row.first_ratio.is_none()).then_some(winner)
     }
 
-    /// What a second meeting of a row with what it won against said, and who wins now. Without a ratio it has won nothing.
+    /// Records a row's second ratio and elects again. Without a ratio the row has no gain.
     pub(crate) fn confirm(&mut self, id: &str, again: Option<Ratio>) {
         let gain = self.gain;
         for row in self.rows.iter_mut().filter(|row| row.id == id) {
@@ -186,18 +157,18 @@ impl Board {
         self.elect();
     }
 
-    /// Takes a row out that was found out in its second meeting.
+    /// Removes a candidate that failed, and elects again.
     pub(crate) fn strike(&mut self, struck: Struck) {
         self.rows.retain(|row| row.id != struck.id);
         if struck.id == self.start {
-            self.start_failed = Some(struck.told());
+            self.start_failed = Some(format!("{} in the finals: {}", struck.verdict, struck.reason));
         }
         self.struck.push(struck);
         self.elect();
     }
 
-    /// Chooses the winner anew. Nobody wins whom the simulator has something against, or did not look at where it
-    /// must.
+    /// Elects the winner. A kernel cannot win if the simulator found something, or if it must run
+    /// and did not.
     pub(crate) fn elect(&mut self) {
         let mut clean = self.rows.iter().filter(|row| self.is_clean(row));
         let winner = match self.first() {
@@ -214,19 +185,20 @@ impl Board {
         }
     }
 
-    /// The first candidate, if it came through.
+    /// The first candidate, if it did not fail.
     fn first(&self) -> Option<&BoardRow> {
         let mut rows = self.rows.iter().filter(|_| self.start_failed.is_none());
         rows.find(|row| row.id == self.start && self.is_clean(row))
     }
 
-    /// A row's time relative to that of [`Board::against`]; `None` for that one, and where it is not known.
+    /// A row's time relative to that of [`Board::against`]; `None` for that one, and if it is
+    /// unknown.
     pub(crate) fn ratio_of(&self, id: &str) -> Option<Ratio> {
         self.rows.iter().find(|row| row.id == id)?.ratio
     }
 
-    /// The winner's gain over the first candidate, relative, and its interval; `None` where the first one stands or
-    /// failed, and where nothing won.
+    /// The winner's relative gain over the first candidate and its interval; `None` if the first
+    /// one won or failed, and if nothing won.
     pub fn gain_of_winner(&self) -> Option<(f64, Interval)> {
         self.first()?;
         let ratio = self.ratio_of(self.winner.as_ref()?)?;
@@ -237,14 +209,14 @@ impl Board {
         Some((1.0 - ratio.value, interval))
     }
 
-    /// Whether the first candidate, which is what is used where nobody tunes, did not come through: at a gate, or
-    /// under the simulator.
+    /// Whether the first candidate failed, at a gate or under the simulator. It is what the library
+    /// runs without tuning.
     pub fn is_start_bad(&self) -> bool {
         self.first().is_none()
     }
 }
 
-/// Results as files have them: `{"ok": true, "why": null}`, or `{"ok": false, "why": "..."}`.
+/// Results as JSON: `{"ok": true, "why": null}`, or `{"ok": false, "why": "..."}`.
 mod plain {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -255,39 +227,38 @@ mod plain {
         why: Option<String>,
     }
 
-    impl Plain {
-        fn of(result: &Result<(), String>) -> Plain {
-            Plain {
-                ok: result.is_ok(),
-                why: result.clone().err(),
-            }
+    fn plain(result: &Result<(), String>) -> Plain {
+        Plain {
+            ok: result.is_ok(),
+            why: result.clone().err(),
         }
+    }
 
-        fn result(self) -> Result<(), String> {
-            match self.ok {
-                true => Ok(()),
-                false => Err(self.why.unwrap_or_default()),
-            }
+    fn result(plain: Plain) -> Result<(), String> {
+        if plain.ok {
+            Ok(())
+        } else {
+            Err(plain.why.unwrap_or_default())
         }
     }
 
     pub(super) fn serialize<S: Serializer>(result: &Result<(), String>, to: S) -> Result<S::Ok, S::Error> {
-        Plain::of(result).serialize(to)
+        plain(result).serialize(to)
     }
 
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Result<(), String>, D::Error> {
-        Ok(Plain::deserialize(from)?.result())
+        Plain::deserialize(from).map(result)
     }
 
     pub(super) mod option {
-        use super::{Deserialize, Deserializer, Plain, Serialize, Serializer};
+        use super::{Deserialize, Deserializer, Plain, Serialize, Serializer, plain, result};
 
-        pub(crate) fn serialize<S: Serializer>(result: &Option<Result<(), String>>, to: S) -> Result<S::Ok, S::Error> {
-            result.as_ref().map(Plain::of).serialize(to)
+        pub(crate) fn serialize<S: Serializer>(of: &Option<Result<(), String>>, to: S) -> Result<S::Ok, S::Error> {
+            of.as_ref().map(plain).serialize(to)
         }
 
         pub(crate) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<Result<(), String>>, D::Error> {
-            Ok(Option::<Plain>::deserialize(from)?.map(Plain::result))
+            Ok(Option::<Plain>::deserialize(from)?.map(result))
         }
     }
 }
@@ -314,29 +285,22 @@ mod tests {
         }
     }
 
-    fn about(start_failed: Option<&str>, simulates: bool) -> About {
-        About {
-            start: "start".to_string(),
-            start_failed: start_failed.map(str::to_string),
-            struck: Vec::new(),
-            witness: None,
-            simulates,
-            gain: 0.03,
-        }
-    }
-
-    fn board(about: About, against: &str, rows: &[BoardRow]) -> Board {
-        Board::new(about, against.to_string(), rows.to_vec(), Ok(()))
+    fn board(start_failed: Option<&str>, simulates: bool, against: &str, rows: &[BoardRow]) -> Board {
+        let mut board = Board::new("start", start_failed.map(str::to_string), simulates, 0.03);
+        (board.against, board.rows) = (against.to_string(), rows.to_vec());
+        board.rank();
+        board.elect();
+        board
     }
 
     #[test]
-    fn the_winner_is_faster_by_what_counts_and_clean() {
+    fn the_winner_is_clean_and_faster_by_the_gain_that_counts() {
         let rows = [
             row("start", None),
             row("b", Some([0.90, 0.92])),
             row("a", Some([0.85, 0.87])),
         ];
-        let mut found = board(about(None, false), "start", &rows);
+        let mut found = board(None, false, "start", &rows);
         assert_eq!(
             found.rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(),
             ["a", "b", "start"]
@@ -347,23 +311,23 @@ mod tests {
         found.elect();
         assert_eq!(found.winner.as_deref(), Some("b"));
         let close = [row("start", None), row("b", Some([0.975, 0.985]))];
-        let found = board(about(None, false), "start", &close);
+        let found = board(None, false, "start", &close);
         assert_eq!((found.winner.as_deref(), found.gain_of_winner()), (Some("start"), None));
         assert!(!found.is_start_bad());
     }
 
     #[test]
-    fn a_first_candidate_that_failed_wins_nothing() {
+    fn a_first_candidate_that_failed_does_not_win() {
         let rest = [row("b", None), row("c", Some([1.1, 1.2]))];
-        let found = board(about(Some("WRONG: zeros"), false), "b", &rest);
-        // Faster than what? There is a config to use, and no gain to claim.
+        let found = board(Some("WRONG: zeros"), false, "b", &rest);
+        // There is a config to use, and nothing that it could gain over.
         assert_eq!((found.winner.as_deref(), found.gain_of_winner()), (Some("b"), None));
         assert!(found.is_start_bad());
-        let nothing = board(about(Some("WRONG: zeros"), false), "b", &[]);
+        let nothing = board(Some("WRONG: zeros"), false, "b", &[]);
         assert_eq!(nothing.winner, None);
-        // Timed, but the simulator has something against it.
+        // It was timed, but the simulator found something.
         let rows = [row("start", None), row("b", Some([1.1, 1.2]))];
-        let mut found = board(about(None, true), "start", &rows);
+        let mut found = board(None, true, "start", &rows);
         found.rows[0].simulated = Some(Err("a race".to_string()));
         found.rows[1].simulated = Some(Ok(()));
         found.elect();
@@ -372,9 +336,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_simulator_did_not_see_does_not_win_where_it_must() {
+    fn a_kernel_that_was_not_simulated_does_not_win_on_a_gpu() {
         let rows = [row("start", None), row("b", Some([0.90, 0.92]))];
-        let mut found = board(about(None, true), "start", &rows);
+        let mut found = board(None, true, "start", &rows);
         assert_eq!(found.winner, None);
         for row in &mut found.rows {
             row.simulated = (row.id == "start").then_some(Ok(()));
@@ -384,18 +348,18 @@ mod tests {
     }
 
     #[test]
-    fn without_a_head_to_head_the_first_stands_whatever_its_place() {
+    fn without_finals_the_first_candidate_wins() {
         let mut history = History::default();
         for (number, (id, score)) in [("start", 1.0), ("b", 0.5), ("c", 0.6)].into_iter().enumerate() {
-            history.add(crate::trial::tests::trial(number, id, Some(score)));
+            history.add(crate::tests::trial(number, id, Some(score)));
         }
-        let found = Board::of_history(&history, about(None, false), "lost".to_string(), 2);
+        let found = Board::new("start", None, false, 0.03).of_history(&history, "lost".to_string(), 2);
         assert_eq!(found.rows.len(), 3);
         assert_eq!(found.winner.as_deref(), Some("start"));
     }
 
     #[test]
-    fn results_are_plain_in_files() {
+    fn results_are_objects_in_json() {
         let clean = BoardRow {
             simulated: Some(Ok(())),
             ..row("a", None)

@@ -1,5 +1,5 @@
-//! [`DefaultKernel`]: what the library runs for a problem where nobody names a kernel. A search begins at it, and says what
-//! it gained over it.
+//! [`DefaultKernel`]: the kernel that the library chooses for a problem. A search begins at it and
+//! reports its gain over it.
 
 use std::fmt;
 
@@ -11,35 +11,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TuneError;
 
-/// What the library runs for a problem on a device, and what chose it.
+/// The kernel that the library chooses for a problem on a device, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefaultKernel {
     /// The kernel.
     pub kernel: String,
-    /// The row of a plan table that has it: where it stands, and its evidence. `None`: heuristics chose it.
+    /// The row of a plan table that has it, with its evidence. `None`: heuristics chose it.
     pub row: Option<String>,
-    /// What heuristics choose, whatever the tables say.
+    /// The heuristics' choice, whatever the tables have.
     pub heuristics: String,
 }
 
 impl DefaultKernel {
-    /// For a problem on a device with these tables. What a GPU's own compiler would have to spill is not known here: the
-    /// library passes that over, and a search finds it out with its first trial.
-    ///
-    /// ```
-    /// use flashcore::{PlanDevice, Plans, Problem};
-    /// use flashcore_tune::DefaultKernel;
-    /// let device = PlanDevice { name: "NVIDIA H100".to_string(), target: "sm_90a".to_string(), units: 132 };
-    /// let default = DefaultKernel::of(&Problem::named("mission")?, &device, &Plans::none())?;
-    /// assert!(default.row.is_none() && default.kernel == default.heuristics);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// For a problem on a device with these tables. Whether a GPU's compiler spills a kernel is not
+    /// known here: the library skips such a kernel, and a search finds out in its first trial.
     ///
     /// # Errors
-    /// [`TuneError::Nothing`] where nothing serves the problem there.
+    /// [`TuneError::Nothing`] if nothing serves the problem there.
     pub fn of(problem: &Problem, device: &PlanDevice, plans: &Plans) -> Result<DefaultKernel, TuneError> {
-        let heuristics = heuristics(problem, device).map_err(|what| TuneError::Nothing { what })?;
-        let (kernel, row) = chosen(problem, device, plans)?;
+        let nothing = |what: String| TuneError::Nothing { what };
+        let heuristics = heuristics(problem, device).map_err(nothing)?;
+        let (kernel, row) = match chip_of(device).map_err(nothing)? {
+            Some(chip) => {
+                let rows = plans.suggestions(problem);
+                let choice = select_among(problem, chip, ALIGNMENT, &rows, &KernelCache::default());
+                let choice = choice.map_err(|error| nothing(error.to_string()))?;
+                (KernelId::Gpu(choice.plan.config), choice.suggestion)
+            }
+            None => {
+                let choice = Attention::with_plans(Device::Cpu, plans.clone()).plan(problem)?;
+                (choice.kernel(), choice.row())
+            }
+        };
         let row = row.and_then(|place| Some(plans.rows(problem).get(place)?.why()));
         Ok(DefaultKernel {
             kernel: kernel.to_string(),
@@ -48,7 +51,7 @@ impl DefaultKernel {
         })
     }
 
-    /// What chose it, in a clause: `heuristics`, or `row 1 of` a table with its evidence.
+    /// What chose it: `heuristics`, or `row 1 of` a table with its evidence.
     pub fn by(&self) -> &str {
         self.row.as_deref().unwrap_or("heuristics")
     }
@@ -63,10 +66,10 @@ impl fmt::Display for DefaultKernel {
     }
 }
 
-/// Of memory of one's own, bytes.
+/// Alignment of allocated memory, bytes.
 const ALIGNMENT: u32 = 16;
 
-/// Architecture and SMs of a GPU, `None` of a host.
+/// Architecture and SMs of a GPU; `None` for a host.
 fn chip_of(device: &PlanDevice) -> Result<Option<Chip>, String> {
     match (device.is_gpu(), Target::from_name(&device.target)) {
         (false, _) => Ok(None),
@@ -78,32 +81,7 @@ fn chip_of(device: &PlanDevice) -> Result<Option<Chip>, String> {
     }
 }
 
-/// What the library runs for a problem on a device with these tables, and which of the rows for it has that, by its place in
-/// [`Plans::rows`]; `None` where heuristics chose.
-///
-/// # Errors
-/// [`TuneError::Nothing`] where nothing serves the problem there.
-pub(crate) fn chosen(
-    problem: &Problem,
-    device: &PlanDevice,
-    plans: &Plans,
-) -> Result<(KernelId, Option<usize>), TuneError> {
-    let nothing = |what: String| TuneError::Nothing { what };
-    match chip_of(device).map_err(nothing)? {
-        Some(chip) => {
-            let rows = plans.suggestions(problem);
-            let choice = select_among(problem, chip, ALIGNMENT, &rows, &KernelCache::default());
-            let choice = choice.map_err(|error| nothing(error.to_string()))?;
-            Ok((KernelId::Gpu(choice.plan.config), choice.suggestion))
-        }
-        None => {
-            let choice = Attention::with_plans(Device::Cpu, plans.clone()).plan(problem)?;
-            Ok((choice.kernel(), choice.row()))
-        }
-    }
-}
-
-/// What heuristics choose for a problem on a device.
+/// The heuristics' choice for a problem on a device.
 ///
 /// # Errors
 /// Why nothing serves it there.
@@ -126,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_goes_before_heuristics_and_is_named() {
+    fn a_row_precedes_heuristics_and_is_named() {
         let device = PlanDevice {
             name: "NVIDIA H200".to_string(),
             target: "sm_90a".to_string(),
@@ -153,7 +131,7 @@ mod tests {
             (pinned.kernel.as_str(), pinned.by()),
             (default.heuristics.as_str(), "heuristics")
         );
-        // No row is for it.
+        // No row matches it.
         let other = Problem::named("tiny").unwrap();
         let default = DefaultKernel::of(&other, &device, &shipped).unwrap();
         assert_eq!(

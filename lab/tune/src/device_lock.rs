@@ -1,5 +1,5 @@
-//! One search runs candidates on a device at a time. Searches of a user that share a device take it in turns, candidate by
-//! candidate: what runs at the same time as a kernel makes it slower, and may spare what it is timed against.
+//! The lock of a device. A user's searches on one device alternate, candidate by candidate, because
+//! a kernel that runs at the same time would disturb the times.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -11,54 +11,44 @@ use flashcore_bench::DeviceIdentity;
 use crate::interrupt::Interrupt;
 use crate::runs;
 
-/// How long a search that had the device leaves it to others.
+/// How long a search leaves the device to others after a candidate.
 const YIELD: Duration = Duration::from_millis(5);
-/// How often a search that waits tries the lock: more often than others yield.
+/// Interval at which a waiting search tries the lock; shorter than [`YIELD`].
 const LOOK_UP: Duration = Duration::from_millis(1);
-/// How long the lock may be waited for without a word: longer than candidates take, unless they are very large.
+/// Wait after which [`Waits::Long`] is reported: longer than most candidates take.
 const LATE: Duration = Duration::from_secs(20);
 
-/// The lock of a device that other processes may search on, too.
-///
-/// ```
-/// # use flashcore_bench::DeviceIdentity;
-/// use flashcore_tune::{DeviceLock, Interrupt};
-/// # let folder = std::env::temp_dir().join(format!("flashcore-lock-doc-{}", std::process::id()));
-/// let lock = DeviceLock::on(&DeviceIdentity::cpu(), Some(&folder));
-/// let held = lock.wait(&Interrupt::default(), &mut |waits| eprintln!("{waits:?}"));
-/// assert!(held.is_some()); // and until it is dropped no other process has it
-/// # drop(held);
-/// # std::fs::remove_dir_all(&folder).unwrap();
-/// ```
+/// The lock of a device that other processes may search on.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceLock(Option<PathBuf>);
 
-/// A device, until it is dropped or its process ends.
+/// A held device, released when it is dropped or the process ends.
 #[derive(Debug)]
 pub struct Held(Option<File>);
 
-/// How long a search waits for a device.
+/// A wait for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// Another search has it at this moment.
+    /// Another search has it.
     Begun,
-    /// Another search has had it for long.
+    /// Another search has had it for 20 s.
     Long,
 }
 
-/// The folder of the locks of a user's devices; `None` where there is no place for runs either.
+/// The folder of a user's device locks; `None` if there is no data folder.
 pub fn folder() -> Option<PathBuf> {
     runs::folder().map(|runs| runs.with_file_name("tune-devices"))
 }
 
 impl DeviceLock {
-    /// On a device, shared with those who keep their locks in the same folder; with none where there is no folder.
+    /// For a device, shared with searches that use the same folder; not shared without a folder.
     pub fn on(device: &DeviceIdentity, folder: Option<&Path>) -> DeviceLock {
         DeviceLock(folder.map(|folder| folder.join(format!("{}.lock", device.uuid))))
     }
 
-    /// Waits for the device; `None` if the search is interrupted first. Says when it begins to wait, and once more when
-    /// that takes long. A lock file that cannot be opened is no reason not to search.
+    /// Waits for the device; `None` if the search is interrupted first. Reports when it begins to
+    /// wait, and when that takes long. If the lock file cannot be opened, the search continues
+    /// without it.
     pub fn wait(&self, interrupt: &Interrupt, told: &mut dyn FnMut(Waits)) -> Option<Held> {
         let open = |path: &PathBuf| {
             std::fs::create_dir_all(path.parent()?).ok()?;
@@ -93,7 +83,7 @@ impl DeviceLock {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(file) = &self.0 {
-            // Where it cannot be unlocked, closing it does so.
+            // If this fails, closing the file unlocks it.
             let _ = file.unlock();
             thread::sleep(YIELD);
         }
@@ -111,11 +101,11 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_and_everybody_in_the_end() {
+    fn one_search_at_a_time_has_a_device() {
         let folder = std::env::temp_dir().join(format!("flashcore-device-lock-{}", std::process::id()));
         let lock = DeviceLock::on(&DeviceIdentity::cpu(), Some(&folder));
         let first = wait(&lock);
-        // Whoever is interrupted waits no longer.
+        // An interrupted search stops waiting.
         let interrupt = Interrupt::default();
         interrupt.ask();
         assert!(lock.wait(&interrupt, &mut |_| {}).is_none());
@@ -127,7 +117,7 @@ mod tests {
                 let _second = lock.wait(&Interrupt::default(), told);
                 sender.send("has it".to_string()).unwrap();
             });
-            // On another device nobody waits.
+            // On another device there is no wait.
             let other = DeviceIdentity {
                 uuid: "another".to_string(),
                 ..DeviceIdentity::cpu()
@@ -138,7 +128,7 @@ mod tests {
             assert_eq!(news.recv().unwrap(), "has it");
         });
         assert!(wait(&DeviceLock::default()).is_some());
-        // One that can have it has it, whether it is interrupted or not.
+        // A free device is taken even after an interrupt.
         assert!(lock.wait(&interrupt, &mut |_| {}).is_some());
         std::fs::remove_dir_all(&folder).unwrap();
     }

@@ -1,8 +1,8 @@
-//! What can go wrong with a search itself. What goes wrong with a candidate is its verdict.
+//! Errors of a search. A candidate that fails has a verdict instead.
 
 use thiserror::Error;
 
-/// Why a search cannot begin or go on. Each message says what was given and what to do.
+/// Why a search cannot begin or continue. Each message says what was given and what to do.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TuneError {
@@ -11,9 +11,9 @@ pub enum TuneError {
     BadOption {
         /// The option.
         option: &'static str,
-        /// What was given.
+        /// The given value.
         given: String,
-        /// What is allowed.
+        /// The allowed values.
         allowed: String,
     },
     /// There is nothing to search.
@@ -22,24 +22,24 @@ pub enum TuneError {
         /// What is missing.
         what: String,
     },
-    /// A file that cannot be read, written or understood.
+    /// A file that cannot be read, written or parsed.
     #[error("{path}: {reason}")]
     File {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// Why.
         reason: String,
     },
-    /// A run that cannot be taken up again.
+    /// A run that cannot be resumed.
     #[error("{path} cannot be resumed: {what} was {then} and is {now} here; begin a new run")]
     Resume {
         /// The run's folder.
         path: String,
         /// What differs.
         what: &'static str,
-        /// What it was.
+        /// The earlier value.
         then: String,
-        /// What it is.
+        /// The value now.
         now: String,
     },
     /// A worker cannot be started, or does not speak the protocol.
@@ -50,21 +50,21 @@ pub enum TuneError {
         /// What happened.
         reason: String,
     },
-    /// An outside proposer that is gone, or says what cannot be understood.
+    /// An outside proposer that has ended or sent a line that is no answer.
     #[error("proposer `{command}`: {reason}")]
     Proposer {
-        /// How it was started.
+        /// The command that started it.
         command: String,
         /// What happened.
         reason: String,
     },
-    /// Measuring failed as a whole.
+    /// An error of the bench.
     #[error(transparent)]
     Bench(#[from] flashcore_bench::BenchError),
 }
 
 impl TuneError {
-    /// Whether the machine is at fault rather than the question.
+    /// Whether the machine is to blame, and not the request.
     pub fn is_environment(&self) -> bool {
         match self {
             TuneError::Worker { .. } | TuneError::File { .. } => true,

@@ -1,77 +1,73 @@
-//! The gates that need the device, in order: compile, right answers on shapes and inputs that are hard, inspection as in
-//! any bench, the same answer twice, the clock, and the answer again.
-
-use std::path::PathBuf;
+//! The gates that need the device, in order: compilation, outputs on adversarial shapes and inputs,
+//! the inspection of any bench, equal outputs of two runs, timing, and another inspection.
 
 use flashcore_bench::defences::{Inspection, Rig, inspect, inspect_again};
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
-use flashcore_problem::{InputKind, Problem, Tensor};
+use flashcore_problem::{InputKind, Problem};
 
 use crate::device_lock::{DeviceLock, Held, Waits};
 use crate::error::TuneError;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
-use crate::remote::{RemoteRig, Written};
+use crate::remote::{Remote, RemoteRig, Written, over_poison};
 use crate::trial::{Timed, Verdict, times_as_long};
-use crate::worker::protocol::{Command, Form, Opened, Said, Step, What};
-use crate::worker::{Compilers, Loss, Worker};
+use crate::worker::protocol::{Opened, What};
+use crate::worker::{Compilers, Stop};
 
-/// How candidates are timed, and what counts.
+/// How candidates are timed, and the gain that counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
-    /// While searching: brief.
+    /// During the search: brief.
     pub screen: Options,
     /// Finalists against each other.
     pub finals: Options,
-    /// Least gain that is accepted, relative.
+    /// Smallest gain that is accepted, relative.
     pub gain: f64,
 }
 
-/// Least gain that counts, relative: that of the project's first reports.
+/// Default of [`Timing::gain`].
 const GAIN: f64 = 0.03;
 
 impl Timing {
-    /// For the host, whose runs are long and whose clock is disturbed by others.
+    /// For the host, where runs are long and other programs disturb the clock.
     pub fn for_cpu() -> Timing {
-        let screen = Options {
-            warm_up_max_us: 40_000.0,
-            warm_up_min_us: 10_000.0,
-            min_rounds: 8,
-            max_rounds: 30,
-            budget_ms: 500.0,
-            precision: 0.01,
-            ..Options::for_cpu()
-        };
         Timing {
+            screen: Options {
+                warm_up_max_us: 40_000.0,
+                warm_up_min_us: 10_000.0,
+                min_rounds: 8,
+                max_rounds: 30,
+                budget_ms: 500.0,
+                precision: 0.01,
+                ..Options::for_cpu()
+            },
             finals: Options {
                 budget_ms: 6_000.0,
                 max_rounds: 60,
                 ..Options::for_cpu()
             },
-            screen,
             gain: GAIN,
         }
     }
 
     /// For a GPU.
     pub fn for_gpu() -> Timing {
-        let screen = Options {
-            warm_up_min_us: 4_000.0,
-            warm_up_max_us: 20_000.0,
-            min_rounds: 8,
-            max_rounds: 24,
-            budget_ms: 300.0,
-            ..Options::default()
-        };
         Timing {
-            screen,
+            screen: Options {
+                warm_up_min_us: 4_000.0,
+                warm_up_max_us: 20_000.0,
+                min_rounds: 8,
+                max_rounds: 24,
+                budget_ms: 300.0,
+                ..Options::default()
+            },
             finals: Options::default(),
             gain: GAIN,
         }
     }
 }
 
-/// The best so far, that candidates are timed against.
+/// The best candidate so far, which others are timed against.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Best {
     pub(crate) id: String,
@@ -80,18 +76,18 @@ pub(crate) struct Best {
     pub(crate) us: f64,
 }
 
-/// What came of an examination.
+/// Result of an examination.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Found {
     pub(crate) verdict: Verdict,
     pub(crate) reason: String,
     pub(crate) timed: Option<Timed>,
-    /// What it was not judged by, and why.
+    /// Shapes that it was not judged on, with reasons.
     pub(crate) unjudged: Vec<String>,
 }
 
 impl Found {
-    /// One that was not timed.
+    /// A candidate that was not timed.
     pub(crate) fn failed(verdict: Verdict, reason: String) -> Found {
         Found {
             verdict,
@@ -102,83 +98,60 @@ impl Found {
     }
 }
 
-/// Why a candidate's examination ended early: its verdict, or something that is no candidate's fault.
-pub(crate) enum Stop {
-    Verdict(Verdict, String),
-    /// Its worker died, or lost its device.
-    Died(String),
-    Broken(TuneError),
-}
-
-impl From<TuneError> for Stop {
-    fn from(error: TuneError) -> Stop {
-        Stop::Broken(error)
-    }
-}
-
-impl From<Loss> for Stop {
-    fn from(loss: Loss) -> Stop {
-        let (verdict, reason) = loss.verdict();
-        match loss {
-            Loss::Died { .. } => Stop::Died(reason),
-            Loss::Failed(failed) if failed.fatal => Stop::Died(reason),
-            _ => Stop::Verdict(verdict, reason),
-        }
-    }
-}
-
 /// How often a candidate whose worker dies is tried.
-pub(crate) const ATTEMPTS: usize = 2;
+const ATTEMPTS: usize = 2;
 
 /// Examines candidates with one worker.
 pub(crate) struct Examiner<'j> {
     pub(crate) judge: &'j Judge,
-    pub(crate) worker: Worker,
-    /// Who compiles ahead of it.
+    pub(crate) remote: Remote,
+    /// Processes that compile ahead of the worker.
     pub(crate) compilers: Option<&'j Compilers>,
     pub(crate) timing: &'j Timing,
-    /// File that outputs go through.
-    pub(crate) scratch: PathBuf,
-    /// Where rows of its outputs are compared; kept, since it is as large as an output.
-    pub(crate) canvas: Option<Tensor>,
-    /// Shared with other searches on its device.
+    /// Shared with other searches on the device.
     pub(crate) lock: DeviceLock,
-    /// Asked to end, it begins with no further candidate.
+    /// Once it is set, no further candidate is begun.
     pub(crate) interrupt: Interrupt,
 }
 
 impl Examiner<'_> {
-    /// Sends one candidate through the gates. The device is held meanwhile.
+    /// Sends one candidate through the gates. The caller holds the device.
     ///
     /// # Errors
-    /// What is no candidate's fault: a worker that cannot be started any more, a scratch file that cannot be read.
+    /// Errors that no candidate causes: a worker that cannot be started any more, a scratch file
+    /// that cannot be read.
     pub(crate) fn examine(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, TuneError> {
-        let failed = |verdict, reason| Ok(Found::failed(verdict, reason));
-        // A worker may die of something else: a candidate is blamed when it does so every time.
-        let mut last = String::new();
-        for _ in 0..ATTEMPTS {
-            match self.gates(number, id, best) {
-                Ok(found) => return Ok(found),
-                Err(Stop::Verdict(verdict, reason)) => return failed(verdict, reason),
-                Err(Stop::Broken(error)) => return Err(error),
-                Err(Stop::Died(reason)) => last = reason,
-            }
-        }
-        failed(
-            Verdict::LaunchFailed,
-            format!("{ATTEMPTS} times out of {ATTEMPTS}: {last}"),
-        )
+        let found = self.attempt(|this| this.gates(number, id, best))?;
+        Ok(found.unwrap_or_else(|(verdict, reason)| Found::failed(verdict, reason)))
     }
 
-    /// Begins to compile candidates that come later, where something is compiled at all.
+    /// Does something that may kill the worker. A worker may also die for other reasons, so the
+    /// candidate is blamed only if it dies in each attempt.
+    pub(crate) fn attempt<T>(
+        &mut self,
+        mut act: impl FnMut(&mut Self) -> Result<T, Stop>,
+    ) -> Result<Result<T, (Verdict, String)>, TuneError> {
+        let mut last = String::new();
+        for _ in 0..ATTEMPTS {
+            match act(self) {
+                Ok(done) => return Ok(Ok(done)),
+                Err(Stop::Died(reason)) => last = reason,
+                Err(stop) => return stop.blamed().map(Err),
+            }
+        }
+        let reason = format!("{ATTEMPTS} times out of {ATTEMPTS}: {last}");
+        Ok(Err((Verdict::LaunchFailed, reason)))
+    }
+
+    /// Begins to compile later candidates, if there is anything to compile.
     pub(crate) fn ahead(&self, kernels: Vec<String>) {
         if let Some(compilers) = self.compilers {
             compilers.begin(self.judge.problem(), kernels);
         }
     }
 
-    /// Waits until a candidate is compiled, as far as that was begun, and for the device; `None` if the search is
-    /// interrupted first.
+    /// Waits until a candidate is compiled, and for the device; `None` if the search is interrupted
+    /// first.
     pub(crate) fn ready(&self, id: &str, told: &mut dyn FnMut(&str, Waits)) -> Option<Held> {
         if let Some(compilers) = self.compilers {
             compilers.wait_for(id);
@@ -186,32 +159,32 @@ impl Examiner<'_> {
         self.hold(told)
     }
 
-    /// Waits for the device, and tells which it waits for.
+    /// Waits for the device, and reports that it waits.
     pub(crate) fn hold(&self, told: &mut dyn FnMut(&str, Waits)) -> Option<Held> {
-        self.lock
-            .wait(&self.interrupt, &mut |waits| told(self.worker.device(), waits))
+        let device = self.remote.worker.device();
+        self.lock.wait(&self.interrupt, &mut |waits| told(device, waits))
     }
 
     fn gates(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, Stop> {
-        let computes = self.worker.hello()?.computes;
+        let computes = self.remote.computes()?;
         let unjudged = match computes {
             true => self.adversaries(id)?,
             false => Vec::new(),
         };
-        // A candidate is timed against the best, and the first one by itself.
+        // A candidate is timed against the best, and the first one alone.
         let mut kernels = vec![id.to_string()];
         kernels.extend(best.filter(|best| best.id != id).map(|best| best.id.clone()));
-        let opened = self.open_beside(&mut kernels)?;
+        let opened = self.open_with_best(&mut kernels)?;
         if computes {
             self.inspected(0, number, inspect)?;
             self.twice()?;
         }
-        let measurement = self.time_beside(&mut kernels)?;
+        let measurement = self.time_with_best(&mut kernels)?;
         let mut found = judged(&measurement, id, best, self.timing.gain)?;
-        // A clock that was disturbed once makes anything faster, and the best is the one whose luck was best: what is
-        // accepted is timed once more, and that counts.
+        // A disturbed clock can make anything faster once, and the best of many is the luckiest. So
+        // a candidate that is faster is timed again, and the second time counts.
         if found.verdict == Verdict::Faster {
-            let again = self.time_beside(&mut kernels)?;
+            let again = self.time_with_best(&mut kernels)?;
             let first = std::mem::replace(&mut found, judged(&again, id, best, self.timing.gain)?);
             if found.verdict != Verdict::Faster {
                 let once = first.timed.and_then(|timed| timed.ratio);
@@ -230,66 +203,55 @@ impl Examiner<'_> {
         Ok(found)
     }
 
-    /// Opens a candidate and the best beside it. Where that fails, the candidate by itself: it is blamed for what it does
-    /// alone, and the best is taken out of `kernels` where it was that one.
-    fn open_beside(&mut self, kernels: &mut Vec<String>) -> Result<Vec<Opened>, Stop> {
-        match self.open(self.judge.problem(), kernels) {
+    /// Opens kernels for the problem.
+    pub(crate) fn open(&mut self, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
+        self.remote.open(self.judge.problem(), kernels)
+    }
+
+    /// Opens a candidate and the best. If that fails, opens the candidate alone, so that it is
+    /// blamed only for its own failures, and removes the best from `kernels`.
+    fn open_with_best(&mut self, kernels: &mut Vec<String>) -> Result<Vec<Opened>, Stop> {
+        match self.open(kernels) {
             Err(Stop::Verdict(..) | Stop::Died(_)) if kernels.len() > 1 => {
                 kernels.truncate(1);
-                self.open(self.judge.problem(), kernels)
+                self.open(kernels)
             }
             opened => opened,
         }
     }
 
-    /// Times an open candidate beside the best. Where that fails and it is the best that is at fault, the candidate by itself,
-    /// and the best is taken out of `kernels`.
-    fn time_beside(&mut self, kernels: &mut Vec<String>) -> Result<Measurement, Stop> {
-        match self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen) {
-            Err(stop) if kernels.len() > 1 && !self.stands_alone(&kernels[1], &stop)? => {
+    fn screen(&mut self, kernels: &[String]) -> Result<Measurement, Stop> {
+        self.remote.time(kernels.len() - 1, Mode::Screen, &self.timing.screen)
+    }
+
+    /// Times an open candidate against the best. If that fails and the best is to blame, times the
+    /// candidate alone, and removes the best from `kernels`.
+    fn time_with_best(&mut self, kernels: &mut Vec<String>) -> Result<Measurement, Stop> {
+        match self.screen(kernels) {
+            Err(stop @ (Stop::Verdict(..) | Stop::Died(_))) if kernels.len() > 1 => {
+                if self.works_alone(&kernels[1])? {
+                    return Err(stop);
+                }
                 kernels.truncate(1);
-                self.open(self.judge.problem(), kernels)?;
-                self.time(0, Mode::Screen, &self.timing.screen)
+                self.open(kernels)?;
+                self.screen(kernels)
             }
             measured => measured,
         }
     }
 
-    /// Whether a kernel can be timed by itself: after a failure beside a candidate, so that the candidate is not blamed for
-    /// what the best does. A candidate stays to blame wherever the best is not.
-    fn stands_alone(&mut self, id: &str, failure: &Stop) -> Result<bool, TuneError> {
-        if let Stop::Broken(_) = failure {
-            return Ok(true);
-        }
-        let alone = self.open(self.judge.problem(), &[id.to_string()]);
-        match alone.and_then(|_| self.time(0, Mode::Screen, &self.timing.screen)) {
+    /// Whether a kernel can be timed alone.
+    fn works_alone(&mut self, id: &str) -> Result<bool, TuneError> {
+        let alone = [id.to_string()];
+        match self.open(&alone).and_then(|_| self.screen(&alone)) {
             Ok(measurement) => Ok(measurement.subjects.iter().all(|subject| subject.summary.is_some())),
-            Err(Stop::Broken(error)) => Err(error),
-            Err(Stop::Verdict(..) | Stop::Died(_)) => Ok(false),
+            Err(stop) => stop.blamed().map(|_| false),
         }
     }
 
-    pub(crate) fn ask(&mut self, command: &Command) -> Result<Said, Stop> {
-        Ok(self.worker.ask(command)??)
-    }
-
-    /// Opens kernels: what is known of each, in order.
-    pub(crate) fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
-        let command = Command::Open {
-            problem: problem.clone(),
-            kernels: kernels.to_vec(),
-        };
-        match self.ask(&command)? {
-            Said::Opened(opened) => Ok(opened),
-            other => Err(Stop::Verdict(
-                Verdict::LaunchFailed,
-                format!("asked to open kernels, its worker said {other:?}"),
-            )),
-        }
-    }
-
-    /// Other shapes and hard inputs. A shape that the candidate does not serve is passed over and returned with the
-    /// reason; one that serves none is not let through unseen.
+    /// Judges outputs on other shapes and adversarial inputs. A shape that the candidate does not
+    /// serve is skipped and returned with the reason. A candidate that serves none is refused,
+    /// since nothing could judge it.
     fn adversaries(&mut self, id: &str) -> Result<Vec<String>, Stop> {
         let judge = self.judge;
         let mut open: Option<&Problem> = None;
@@ -300,7 +262,7 @@ impl Examiner<'_> {
                 continue;
             }
             if open != Some(&case.problem) {
-                match self.open(&case.problem, &[id.to_string()]) {
+                match self.remote.open(&case.problem, &[id.to_string()]) {
                     Ok(_) => open = Some(&case.problem),
                     Err(Stop::Verdict(Verdict::Refused, why)) => {
                         refused = Some(&case.problem);
@@ -310,23 +272,19 @@ impl Examiner<'_> {
                     Err(stop) => return Err(stop),
                 }
             }
-            let written = self.answer(0, case.kind, case.seed)?;
-            let verdict = case
-                .judge(&written)
-                .map_err(|error| TuneError::from(flashcore::Error::from(error)))?;
+            let written = self.output(0, case.kind, case.seed)?;
+            let verdict = case.judge(&written).map_err(flashcore::Error::from);
+            let verdict = verdict.map_err(TuneError::from)?;
             verdict.map_err(|wrong| Stop::Verdict(Verdict::Wrong, wrong))?;
         }
         if open.is_none() && !unjudged.is_empty() {
-            let reason = format!(
-                "nothing to judge it by: it serves no small shape; {}",
-                unjudged.join("; ")
-            );
+            let reason = format!("it serves no small shape to judge it on; {}", unjudged.join("; "));
             return Err(Stop::Verdict(Verdict::Refused, reason));
         }
         Ok(unjudged)
     }
 
-    /// An inspection of an open kernel as in any bench, on inputs of this run.
+    /// The inspection of any bench on an open kernel, with inputs of this run.
     pub(crate) fn inspected(
         &mut self,
         kernel: usize,
@@ -335,11 +293,9 @@ impl Examiner<'_> {
     ) -> Result<(), Stop> {
         let mut rig = RemoteRig {
             judge: self.judge,
-            worker: &mut self.worker,
-            scratch: &self.scratch,
+            remote: &mut self.remote,
             number,
             kernel,
-            canvas: &mut self.canvas,
             stop: None,
         };
         let found = look(&mut rig);
@@ -353,90 +309,41 @@ impl Examiner<'_> {
         }
     }
 
-    /// The same inputs twice, those that inspection left: not a bit may differ. Outputs are digested where they are.
+    /// Runs the inspection's last inputs twice: the outputs must have equal bits.
     fn twice(&mut self) -> Result<(), Stop> {
-        let mut runs = Vec::new();
-        for _ in 0..2 {
-            self.compute(0, None)?;
-            runs.push((self.digest(What::Output)?, self.digest(What::Lse)?));
-            self.nothing_outside()?;
-        }
-        if runs[0] == runs[1] {
+        let mut run = || {
+            self.remote.run(0, InputKind::Normal, over_poison(None))?;
+            let digests = (self.remote.digest(What::Output)?, self.remote.digest(What::Lse)?);
+            self.nothing_outside("")?;
+            Ok::<_, Stop>(digests)
+        };
+        let (one, other) = (run()?, run()?);
+        if one == other {
             return Ok(());
         }
-        let what = if runs[0].0 == runs[1].0 {
-            "log-sum-exp"
-        } else {
-            "output"
-        };
+        let what = if one.0 == other.0 { "log-sum-exp" } else { "output" };
         let reason = format!("two runs on the same inputs differ in the {what}");
         Err(Stop::Verdict(Verdict::Unstable, reason))
     }
 
-    /// Runs an open kernel over poison, on inputs of a kind and seed or on those that are there.
-    fn compute(&mut self, kernel: usize, inputs: Option<(InputKind, u64)>) -> Result<(), Stop> {
-        let place = 0;
-        let load = inputs.map(|(kind, seed)| Step::Load {
-            place,
-            kind: kind.name().to_string(),
-            seed,
-        });
-        let then = [Step::Poison { place }, Step::Run { kernel, place }, Step::Finish];
-        let steps = load.into_iter().chain(then).collect();
-        self.ask(&Command::Steps { steps }).map(drop)
+    /// The whole output of an open kernel for inputs of a kind and seed. It must write nothing
+    /// outside of it.
+    pub(crate) fn output(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
+        let written = self.remote.output(kernel, kind, seed)?;
+        self.nothing_outside("")?;
+        Ok(written)
     }
 
-    /// What an open kernel writes for inputs of a kind and seed. Nothing may be written outside of it.
-    pub(crate) fn answer(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
-        self.compute(kernel, Some((kind, seed)))?;
-        let (out, lse) = (self.bytes(What::Output)?, self.bytes(What::Lse)?);
-        self.nothing_outside()?;
-        Ok(Written { out, lse })
-    }
-
-    fn bytes(&mut self, what: What) -> Result<Vec<u8>, Stop> {
-        let form = Form::Bytes {
-            file: self.scratch.clone(),
-        };
-        self.ask(&Command::Read { place: 0, what, form })?;
-        Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
-    }
-
-    fn digest(&mut self, what: What) -> Result<String, Stop> {
-        let form = Form::Digest;
-        match self.ask(&Command::Read { place: 0, what, form })? {
-            Said::Digest(digest) => Ok(digest),
-            other => {
-                let reason = format!("asked for a digest, its worker said {other:?}");
-                Err(Stop::Verdict(Verdict::LaunchFailed, reason))
-            }
-        }
-    }
-
-    fn nothing_outside(&mut self) -> Result<(), Stop> {
-        match self.ask(&Command::Outside)? {
-            Said::Outside(Some(outside)) => Err(Stop::Verdict(Verdict::Wrong, outside)),
-            _ => Ok(()),
-        }
-    }
-
-    pub(crate) fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, Stop> {
-        let command = Command::Time {
-            baseline,
-            mode,
-            options: options.clone(),
-        };
-        match self.ask(&command)? {
-            Said::Measured(measurement) => Ok(*measurement),
-            other => Err(Stop::Verdict(
-                Verdict::LaunchFailed,
-                format!("asked for times, its worker said {other:?}"),
-            )),
+    /// Fails if anything was written outside the tensors; `when` begins the reason.
+    pub(crate) fn nothing_outside(&mut self, when: &str) -> Result<(), Stop> {
+        match self.remote.outside()? {
+            Some(outside) => Err(Stop::Verdict(Verdict::Wrong, format!("{when}{outside}"))),
+            None => Ok(()),
         }
     }
 }
 
-/// What a measurement says about its first subject.
+/// The result of a measurement for its first subject.
 fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -> Result<Found, Stop> {
     let subject = &measurement.subjects[0];
     let Some(summary) = subject.summary else {
@@ -449,11 +356,11 @@ fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -
             let reason = format!("{} the time of {}", times_as_long(ratio.value, ratio.interval), best.id);
             (Verdict::of(ratio, gain), reason, ratio.value * base_score)
         }
-        // The best is at fault, and no candidate is blamed for it. Two clocks at two times decide nothing.
+        // The best is to blame. Times from two moments do not compare, so nothing is decided.
         (None, Some(best)) if best.id != id => (
             Verdict::Ambiguous,
             format!(
-                "{} could not be timed beside it; it took {:.2} µs then, this one {:.2} by itself",
+                "{} could not be timed with it; it took {:.2} µs then, this one {:.2} µs alone",
                 best.id, best.us, summary.p50
             ),
             base_score * summary.p50 / best.us,

@@ -1,5 +1,5 @@
-//! The first gates, before anything is compiled: refusals, what is known to fail about a launch, and whether the same
-//! machine program was tried before.
+//! The gates before compilation: refusals, the launch proof, and the identity of the machine
+//! program.
 
 use flashcore::KernelId;
 use flashcore_ir::Chip;
@@ -11,16 +11,16 @@ use flashcore_problem::rng::Rng;
 use crate::space::{Family, Fingerprint, Space, fingerprint};
 use crate::worker::planted::{self, Conduct};
 
-/// Says of a config what can be said without a device.
+/// Checks configs without a device.
 #[derive(Clone, Debug)]
 pub struct Gatekeeper {
-    problem: Problem,
+    pub(crate) problem: Problem,
     /// The architecture; `None` for the host.
-    chip: Option<Chip>,
+    pub(crate) chip: Option<Chip>,
 }
 
 impl Gatekeeper {
-    /// For a problem on an architecture, or on the host where there is none.
+    /// For a problem on an architecture, or on the host if there is none.
     pub fn new(problem: &Problem, chip: Option<Chip>) -> Gatekeeper {
         Gatekeeper {
             problem: problem.clone(),
@@ -28,18 +28,7 @@ impl Gatekeeper {
         }
     }
 
-    /// Whether a config may be launched, and what its machine program is.
-    ///
-    /// ```
-    /// use flashcore_ir::Target;
-    /// use flashcore_problem::Problem;
-    /// use flashcore_tune::Gatekeeper;
-    /// let gate = Gatekeeper::new(&Problem::named("mission")?, Some(Target::Sm89.into()));
-    /// assert!(gate.look("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy").is_ok());
-    /// let refused = gate.look("mma/m128n256-w4x1-s5-b1-qreg-xor-lazy").unwrap_err();
-    /// assert!(refused.contains("registers") || refused.contains("shared memory"), "{refused}");
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
-    /// ```
+    /// Whether a config may be launched, and its machine program's identity.
     ///
     /// # Errors
     /// Why not, in a sentence with numbers and remedy.
@@ -47,16 +36,13 @@ impl Gatekeeper {
         if Conduct::of_id(id).is_some() {
             return Ok(None);
         }
-        let config = match (
-            id.parse().map_err(|error: flashcore::Error| error.to_string())?,
-            self.chip,
-        ) {
+        let kernel = id.parse().map_err(|error: flashcore::Error| error.to_string())?;
+        let (config, chip) = match (kernel, self.chip) {
             (KernelId::Cpu(_), None) => return Ok(None),
             (KernelId::Gpu(config), Some(chip)) => (config, chip),
             (KernelId::Cpu(_), Some(_)) => return Err("it runs on the host; the device is a GPU".to_string()),
             (KernelId::Gpu(_), None) => return Err("it runs on a GPU; the device is the host".to_string()),
         };
-        let (config, chip) = config;
         let plan = Plan::with_cache(&self.problem, &config, chip, &KernelCache::default())
             .map_err(|refusal| refusal.to_string())?;
         for step in plan.steps() {
@@ -67,8 +53,8 @@ impl Gatekeeper {
         Ok(Some(fingerprint(&plan)))
     }
 
-    /// The families worth searching: for the host its own, for a GPU those that tensor cores serve, or `scalar` where
-    /// they serve none.
+    /// The families worth searching: the host's own, or on a GPU those with tensor cores, or
+    /// `scalar` if none of those serves.
     pub fn families(&self) -> Vec<Family> {
         if self.chip.is_none() {
             return vec![Family::cpu()];
@@ -81,8 +67,8 @@ impl Gatekeeper {
         families
     }
 
-    /// Why no config of a family serves the problem; `None` where one does. Among so many drawn, as refusals go by whole
-    /// families or by levers that do not fit.
+    /// Why no config of a family serves the problem; `None` if one does. A sample suffices, since a
+    /// refusal concerns a whole family or levers that do not fit.
     pub(crate) fn why_not(&self, family: &Family) -> Option<String> {
         const DRAWN: usize = 100;
         let mut rng = Rng::new(1);
@@ -93,7 +79,7 @@ impl Gatekeeper {
         last
     }
 
-    /// The space of these families. `torture` adds candidates that are known to be bad.
+    /// The space of these families. `torture` adds planted candidates.
     pub fn space(&self, mut families: Vec<Family>, torture: bool) -> Space {
         if torture {
             families.push(planted::family());
@@ -110,7 +96,7 @@ mod tests {
     use flashcore_problem::DType;
 
     #[test]
-    fn what_a_space_proposes_can_be_launched() {
+    fn proposals_of_a_space_can_be_launched() {
         let problem = Problem::named("mission").unwrap();
         for (target, families) in [
             (Some(Target::Sm89.into()), vec!["mma"]),
@@ -137,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_is_of_the_program_and_its_launch() {
+    fn a_fingerprint_identifies_program_and_launch() {
         let gate = Gatekeeper::new(&Problem::named("mission").unwrap(), Some(Target::Sm90a.into()));
         let look = |id: &str| gate.look(id).unwrap().unwrap();
         let config = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy";
@@ -150,6 +136,11 @@ mod tests {
     fn kernels_of_another_device_are_refused() {
         let problem = Problem::named("mission").unwrap();
         let refused = |target, id: &str| Gatekeeper::new(&problem, target).look(id).unwrap_err();
+        let too_large = refused(Some(Target::Sm89.into()), "mma/m128n256-w4x1-s5-b1-qreg-xor-lazy");
+        assert!(
+            too_large.contains("registers") || too_large.contains("shared memory"),
+            "{too_large}"
+        );
         assert!(refused(None, "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy").contains("GPU"));
         assert!(refused(Some(Target::Sm89.into()), "cpu/m64n64").contains("host"));
         assert!(refused(None, "what").contains("no kernel is named"));

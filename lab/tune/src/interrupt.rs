@@ -1,28 +1,20 @@
-//! [`Interrupt`]: asks a search to end before its limits.
+//! [`Interrupt`]: ends a search before its limits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Asks a search to end: candidates that are with a worker are finished and kept, and no more are proposed. Clones ask the
-/// same search, from any thread.
-///
-/// ```
-/// use flashcore_tune::Interrupt;
-/// let interrupt = Interrupt::default();
-/// let of_the_search = interrupt.clone();
-/// interrupt.ask();
-/// assert!(of_the_search.is_asked());
-/// ```
+/// Ends a search: running candidates are finished and kept, and no more are proposed. Clones share
+/// the flag and may be used from any thread.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Asks. Whether nobody had asked before.
+    /// Sets the flag. Returns whether it was not set before.
     pub fn ask(&self) -> bool {
         !self.0.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether somebody has asked.
+    /// Whether the flag is set.
     pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

@@ -1,5 +1,5 @@
-//! A run's folder: what the run is, and a line for each trial, kept as it happens. A run that was cut off at any moment
-//! can be taken up again from it.
+//! A run's folder: the run's identity, and a line for each trial, written as soon as it is judged.
+//! A run that was killed at any moment can be resumed from it.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use flashcore_bench::DeviceIdentity;
+use flashcore_cuda::files::write_whole;
 use flashcore_problem::Problem;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -17,26 +19,24 @@ use crate::error::TuneError;
 use crate::space::Space;
 use crate::trial::Trial;
 
-/// Version of the folder's form.
+/// Version of the folder's files.
 pub const SCHEMA: u32 = 3;
 
-/// File names in a run's folder.
+/// Files in a run's folder.
 pub(crate) const RUN: &str = "run.json";
 const TRIALS: &str = "trials.jsonl";
-const SECONDS: &str = "seconds.json";
-/// The leaderboard.
+pub(crate) const SECONDS: &str = "seconds.json";
 pub(crate) const BOARD: &str = "board.json";
-/// What was claimed about candidates, and what came of it.
 pub(crate) const CLAIMS: &str = "claims.json";
-/// What a run came to: so until a trial is added.
-const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::beside::FILE, SECONDS];
+/// Results of a run, which hold until a trial is added.
+const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::peers::FILE, SECONDS];
 
-/// How long a run's lock is waited for.
+/// How long to wait for the lock of a run.
 const LOCK_PATIENCE: Duration = Duration::from_millis(300);
-/// How often it is tried meanwhile.
+/// Interval at which it is tried.
 const LOCK_LOOK_UP: Duration = Duration::from_millis(10);
 
-/// What a run is. Another run is resumed only where all of it is the same.
+/// Identity of a run. A run is resumed only if all of it but the time is equal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// [`SCHEMA`].
@@ -45,35 +45,35 @@ pub struct Header {
     pub case: String,
     /// The problem.
     pub problem: Problem,
-    /// The devices, one a worker.
+    /// The devices, one for each worker.
     pub devices: Vec<DeviceIdentity>,
     /// Git revision of the build.
     pub revision: String,
-    /// SHA-256 of the program: builds of a modified tree have one revision.
+    /// SHA-256 of the program. Builds of a modified tree have equal revisions.
     #[serde(default)]
     pub executable: String,
-    /// SHA-256 of what may be proposed: families, levers, values; of a replay of what was measured, too.
+    /// SHA-256 of the space: families, levers, values, and the times of a replay.
     pub space: String,
     /// The strategy.
     pub strategy: String,
     /// Its seed.
     pub seed: u64,
-    /// Whether the devices compute. A replay does not: its times say nothing of any machine here.
+    /// Whether the devices compute. A replay does not; its times say nothing about this machine.
     pub computes: bool,
-    /// Seed of the inputs, drawn anew for each run unless one was named; `None` where nothing is computed.
+    /// Seed of the inputs, drawn for each run unless it was given; `None` if nothing is computed.
     pub inputs: Option<u64>,
-    /// Whether candidates that are known to be bad are among those tried.
+    /// Whether planted candidates are among those tried.
     pub torture: bool,
     /// The first candidate.
     pub start: String,
-    /// What the library ran for the problem when the run began; `None` of a replay.
+    /// The kernel that the library ran for the problem when the run began; `None` for a replay.
     #[serde(default)]
     pub default: Option<DefaultKernel>,
-    /// What predictions and claims rest on: `profile`, or the SHA-256 of rates measured on the device; `None` where nothing
-    /// is predicted.
+    /// Source of the rates for predictions and claims: `profile`, or the SHA-256 of measured rates;
+    /// `None` if nothing is predicted.
     #[serde(default)]
     pub rates: Option<String>,
-    /// Candidates that are proposed before the results of the first of them are looked at.
+    /// Candidates that are proposed before the first of them is judged.
     pub window: usize,
     /// Seconds since 1970 (UTC) when it began.
     pub started_at: u64,
@@ -85,7 +85,7 @@ pub(crate) fn digest(space: &Space) -> String {
     sha256(&(counted + space.measured().unwrap_or_default()))
 }
 
-/// SHA-256 of a text, as hexadecimal digits.
+/// SHA-256 of a text as hexadecimal digits.
 pub(crate) fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -96,102 +96,77 @@ impl Header {
         self.default.as_ref().filter(|default| default.kernel == self.start)
     }
 
-    /// Whether the run says something of the devices that it names.
+    /// Whether the run says something about its devices.
     pub fn is_real(&self) -> bool {
         self.computes && !self.torture
     }
 
-    /// The first thing in which another run differs, and how.
-    fn differs(&self, other: &Header) -> Option<(&'static str, String, String)> {
-        let devices = |header: &Header| {
-            let one = |device: &DeviceIdentity| {
-                let DeviceIdentity {
-                    device,
-                    name,
-                    uuid,
-                    // It is compared by itself.
-                    driver: _,
-                    architecture,
-                    units,
-                    l2_bytes,
-                } = device;
-                format!("{device} {name} ({uuid}, {architecture}, {units} units, {l2_bytes} B of L2)")
-            };
-            header.devices.iter().map(one).collect::<Vec<_>>().join(", ")
+    /// What must be equal for a run to be resumed, shortened for messages.
+    fn identity(&self) -> [(&'static str, String); 13] {
+        let join = |of: fn(&DeviceIdentity) -> String| self.devices.iter().map(of).collect::<Vec<_>>().join(", ");
+        let short = |text: &str| text.chars().take(12).collect();
+        let device = |it: &DeviceIdentity| {
+            let units = format!("{} units, {} B of L2", it.units, it.l2_bytes);
+            format!("{} {} ({}, {}, {units})", it.device, it.name, it.uuid, it.architecture)
         };
-        let drivers = |header: &Header| {
-            let drivers = header.devices.iter().map(|device| device.driver.clone());
-            drivers.collect::<Vec<_>>().join(", ")
-        };
-        let what = |what, of: &dyn Fn(&Header) -> String| {
-            let (then, now) = (of(self), of(other));
-            (then != now).then_some((what, then, now))
-        };
-        what("the form of its folder", &|h| h.schema.to_string())
-            .or_else(|| what("the device", &devices))
-            .or_else(|| what("the driver", &drivers))
-            .or_else(|| what("the source", &|h| h.revision.clone()))
-            .or_else(|| what("the program", &|h| h.executable.chars().take(12).collect()))
-            .or_else(|| what("the space", &|h| h.space.chars().take(12).collect()))
-            .or_else(|| what("the problem", &|h| h.problem.to_string()))
-            .or_else(|| what("the strategy", &|h| h.strategy.clone()))
-            .or_else(|| what("the seed", &|h| h.seed.to_string()))
-            .or_else(|| what("the seed of the inputs", &|h| format!("{:?}", h.inputs)))
-            .or_else(|| what("the first candidate", &|h| h.start.clone()))
-            .or_else(|| {
-                what("what predictions rest on", &|h| {
-                    h.rates.as_deref().unwrap_or("nothing").chars().take(12).collect()
-                })
-            })
-            .or_else(|| what("the window", &|h| h.window.to_string()))
+        [
+            ("the schema of its folder", self.schema.to_string()),
+            ("the device", join(device)),
+            ("the driver", join(|it| it.driver.clone())),
+            ("the source", self.revision.clone()),
+            ("the program", short(&self.executable)),
+            ("the space", short(&self.space)),
+            ("the problem", self.problem.to_string()),
+            ("the strategy", self.strategy.clone()),
+            ("the seed", self.seed.to_string()),
+            ("the seed of the inputs", format!("{:?}", self.inputs)),
+            ("the first candidate", self.start.clone()),
+            ("the source of rates", short(self.rates.as_deref().unwrap_or("nothing"))),
+            ("the window", self.window.to_string()),
+        ]
     }
 }
 
-/// A run's folder, open for more trials. Only one process at a time has it.
+/// A run's folder, open for more trials. It is locked against other processes.
 #[derive(Debug)]
 pub(crate) struct Journal {
     folder: PathBuf,
     trials: File,
-    /// Whether the folder may have what the trials so far came to.
+    /// Whether the folder may have results of the trials so far.
     may_have_results: bool,
 }
 
 impl Journal {
-    /// Begins a run in a folder, which must have none yet.
+    /// Begins a run in a folder, which must have none.
     pub(crate) fn begin(folder: &Path, header: &Header) -> Result<Journal, TuneError> {
         std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
-        let path = folder.join(RUN);
-        if path.exists() {
+        if folder.join(RUN).exists() {
             return Err(TuneError::BadOption {
                 option: "folder",
                 given: folder.display().to_string(),
-                allowed: "one without a run; there is a run here already, which --resume takes up".to_string(),
+                allowed: "one without a run; this one has a run, which --resume continues".to_string(),
             });
         }
         let journal = Journal::open(folder)?;
-        // Whole or not at all: a run that was cut off here has not begun.
-        write_whole(&path, &to_json(header)?)?;
+        // Written last: a run that is killed before has not begun.
+        journal.keep(RUN, header)?;
         Ok(journal)
     }
 
-    /// Takes a run up again: its trials so far.
+    /// Resumes a run. Returns its trials so far.
     pub(crate) fn resume(folder: &Path, header: &Header) -> Result<(Journal, Vec<Trial>), TuneError> {
-        let then = read_header(folder)?;
-        if let Some((what, then, now)) = then.differs(header) {
-            return Err(TuneError::Resume {
-                path: folder.display().to_string(),
-                what,
-                then,
-                now,
-            });
+        let pairs = read_header(folder)?.identity().into_iter().zip(header.identity());
+        for ((what, then), (_, now)) in pairs {
+            if then != now {
+                let path = folder.display().to_string();
+                return Err(TuneError::Resume { path, what, then, now });
+            }
         }
         let journal = Journal::open(folder)?;
         let (trials, whole) = parse_trials(folder)?;
-        // A line that was cut off is not there.
-        journal
-            .trials
-            .set_len(whole)
-            .map_err(|error| TuneError::file(folder, error))?;
+        // Removes a line that was cut off.
+        let cut = journal.trials.set_len(whole);
+        cut.map_err(|error| TuneError::file(folder, error))?;
         Ok((journal, trials))
     }
 
@@ -199,8 +174,8 @@ impl Journal {
         let path = folder.join(TRIALS);
         let file = OpenOptions::new().create(true).append(true).read(true).open(&path);
         let trials = file.map_err(|error| TuneError::file(&path, error))?;
-        // A process that this one starts has all its files until it becomes another program, and so the lock of a run that
-        // ended in between: that is over in milliseconds.
+        // A child process inherits this process's files until its `exec`, and with them the lock of
+        // a run that ended meanwhile. That takes milliseconds.
         let mut patience = LOCK_PATIENCE;
         loop {
             match trials.try_lock() {
@@ -209,9 +184,9 @@ impl Journal {
                     patience = patience.saturating_sub(LOCK_LOOK_UP);
                 }
                 Err(TryLockError::WouldBlock) => {
-                    return Err(TuneError::file(&path, "another process is at this run"));
+                    return Err(TuneError::file(&path, "another process has this run open"));
                 }
-                // A file system without locks: then it is the user's to see that only one is.
+                // On a file system without locks the user must see to it.
                 Ok(()) | Err(TryLockError::Error(_)) => break,
             }
         }
@@ -222,13 +197,12 @@ impl Journal {
         })
     }
 
-    /// Where it is.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Keeps a trial. It is on the disk when this returns. What the trials before it came to is gone first: a run that is cut
-    /// off from here on has no leaderboard, rather than one that does not know its last trials.
+    /// Stores a trial; it is on disk when this returns. Results of the earlier trials are removed
+    /// first, so that a run that is killed later has no leaderboard that ignores its last trials.
     pub(crate) fn add(&mut self, trial: &Trial) -> Result<(), TuneError> {
         if self.may_have_results {
             for name in RESULTS {
@@ -242,100 +216,72 @@ impl Journal {
         }
         let mut line = serde_json::to_string(trial).map_err(|error| TuneError::file(&self.folder, error))?;
         line.push('\n');
-        let written = self
-            .trials
-            .write_all(line.as_bytes())
-            .and_then(|()| self.trials.sync_data());
+        let written = self.trials.write_all(line.as_bytes());
+        let written = written.and_then(|()| self.trials.sync_data());
         written.map_err(|error| TuneError::file(&self.folder, error))
     }
 
-    /// Keeps how long the run took so far, for [`read_seconds`].
-    pub(crate) fn keep_seconds(&self, seconds: f64) -> Result<(), TuneError> {
-        self.keep(SECONDS, &seconds)
-    }
-
-    /// Keeps a file beside the trials.
+    /// Stores a file next to the trials.
     pub(crate) fn keep(&self, name: &str, value: &impl Serialize) -> Result<(), TuneError> {
         write_json(&self.folder.join(name), value)
     }
 }
 
-/// The leaderboard of the run in a folder: that of all its trials. `None` while there is none, as of a run that was cut off;
-/// and where it cannot be read, for then a run that is taken up again makes it anew.
-pub fn read_board(folder: &Path) -> Option<Board> {
-    board_of(folder).ok().flatten()
-}
-
-/// The same for those who are to be told of a file that cannot be read.
+/// The leaderboard of the run in a folder, of all its trials. `None` while there is none, as in a
+/// run that was killed.
 ///
 /// # Errors
 /// [`TuneError::File`].
 pub fn board_of(folder: &Path) -> Result<Option<Board>, TuneError> {
     let path = folder.join(BOARD);
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(TuneError::file(&path, error)),
-    };
-    let board = serde_json::from_str(&text).map_err(|error| {
-        let reason =
-            format!("it is no leaderboard: {error}; take it away, and the run, taken up again, holds its finals anew");
-        TuneError::file(&path, reason)
-    })?;
-    Ok(Some(board))
+    match read_json(&path) {
+        Ok(board) => Ok(Some(board)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            let remedy = "remove it and resume the run, which repeats its finals";
+            Err(TuneError::file(
+                &path,
+                format!("it is no leaderboard: {error}; {remedy}"),
+            ))
+        }
+    }
 }
 
-/// Seconds that the run in a folder has taken, from its beginning to the end of its finals, over all the times that it was
-/// taken up. Of a part that was killed only what its trials took is in it; `None` while the run goes on, and where it was killed.
+/// Seconds that the run in a folder has taken, from its beginning to the end of its finals, over
+/// all its parts. Parts that were killed count only their trials. `None` while the run is not
+/// finished.
 pub fn read_seconds(folder: &Path) -> Option<f64> {
-    let text = std::fs::read_to_string(folder.join(SECONDS)).ok()?;
-    let seconds: f64 = serde_json::from_str(&text).ok()?;
+    let seconds: f64 = read_json(&folder.join(SECONDS)).ok()?;
     (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
 }
 
-/// Writes a value as a file that is there whole or not at all.
+/// Reads a JSON file.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> std::io::Result<T> {
+    Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+}
+
+/// Writes a JSON file, whole or not at all.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), TuneError> {
-    write_whole(path, &to_json(value)?)
+    let text = serde_json::to_string_pretty(value).map_err(|error| TuneError::file(path, error))?;
+    write_whole(path, text.as_bytes()).map_err(|error| TuneError::file(path, error))
 }
 
-fn to_json(value: &impl Serialize) -> Result<String, TuneError> {
-    serde_json::to_string_pretty(value).map_err(|error| TuneError::File {
-        path: RUN.to_string(),
-        reason: error.to_string(),
-    })
-}
-
-/// Writes a file so that it is there whole or not at all.
-pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), TuneError> {
-    let beside = path.with_extension("new");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&beside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    write().map_err(|error| TuneError::file(path, error))
-}
-
-/// What the run in a folder is.
+/// The identity of the run in a folder.
 ///
 /// # Errors
-/// [`TuneError::File`] where there is none that can be read.
+/// [`TuneError::File`] if there is none that can be read.
 pub fn read_header(folder: &Path) -> Result<Header, TuneError> {
+    #[derive(Deserialize)]
+    struct Version {
+        schema: u32,
+    }
     let path = folder.join(RUN);
-    let text = std::fs::read_to_string(&path).map_err(|error| TuneError::file(&path, error))?;
-    let form: Form = serde_json::from_str(&text).map_err(|error| TuneError::file(&path, error))?;
-    if form.schema != SCHEMA {
-        let reason = format!("a run in form {}, and this program knows form {SCHEMA}", form.schema);
+    let version: Version = read_json(&path).map_err(|error| TuneError::file(&path, error))?;
+    if version.schema != SCHEMA {
+        let reason = format!("a run with schema {}; this program reads {SCHEMA}", version.schema);
         return Err(TuneError::file(&path, reason));
     }
-    serde_json::from_str(&text).map_err(|error| TuneError::file(&path, error))
-}
-
-/// What every version of a header has.
-#[derive(Deserialize)]
-struct Form {
-    schema: u32,
+    read_json(&path).map_err(|error| TuneError::file(&path, error))
 }
 
 /// The trials of the run in a folder, in order.
@@ -346,7 +292,7 @@ pub fn read_trials(folder: &Path) -> Result<Vec<Trial>, TuneError> {
     Ok(parse_trials(folder)?.0)
 }
 
-/// The trials, and how many bytes of the file are whole lines.
+/// The trials, and the number of bytes in whole lines.
 fn parse_trials(folder: &Path) -> Result<(Vec<Trial>, u64), TuneError> {
     let path = folder.join(TRIALS);
     let text = std::fs::read(&path).map_err(|error| TuneError::file(&path, error))?;
@@ -362,14 +308,13 @@ fn parse_trials(folder: &Path) -> Result<(Vec<Trial>, u64), TuneError> {
             let reason = format!("line {} has trial {}, not {}", number + 1, trial.number, trials.len());
             return Err(TuneError::file(&path, reason));
         }
-        // What no search writes: somebody changed the file.
+        // No search writes this: the file was edited.
         if Duration::try_from_secs_f64(trial.seconds).is_err() || trial.verdict.is_timed() != trial.timed.is_some() {
+            let timed = if trial.timed.is_some() { "timed" } else { "not timed" };
+            let Trial { seconds, verdict, .. } = trial;
             let reason = format!(
-                "line {}: a trial of {} s that is {} and was {}timed",
-                number + 1,
-                trial.seconds,
-                trial.verdict,
-                if trial.timed.is_some() { "" } else { "not " },
+                "line {}: a trial of {seconds} s that is {verdict} and was {timed}",
+                number + 1
             );
             return Err(TuneError::file(&path, reason));
         }
@@ -379,4 +324,4 @@ fn parse_trials(folder: &Path) -> Result<(Vec<Trial>, u64), TuneError> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -1,4 +1,5 @@
-//! What is right: inputs that no candidate has seen, and their answers, in a process that runs no candidates.
+//! Inputs that no candidate has seen and their reference outputs, in a process that runs no
+//! candidate.
 
 use flashcore_bench::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS};
 use flashcore_bench::{Answers, draw};
@@ -11,12 +12,12 @@ use rayon::prelude::*;
 use crate::error::TuneError;
 use crate::remote::{Written, floats};
 
-/// Sets of inputs drawn for a run. Each candidate is judged by four of them.
+/// Sets of inputs for a run. Each candidate is judged on four of them.
 const POOL: usize = 6;
 
-/// Inputs and answers for one run.
+/// Inputs and reference outputs of one run.
 #[derive(Debug)]
-pub struct Judge {
+pub(crate) struct Judge {
     problem: Problem,
     /// Seeds of the pool.
     pool: Vec<u64>,
@@ -25,7 +26,7 @@ pub struct Judge {
     cases: Vec<Adversary>,
 }
 
-/// A small problem of another shape with inputs that break kernels which are nearly right.
+/// A small problem of another shape with adversarial inputs.
 #[derive(Debug)]
 pub(crate) struct Adversary {
     pub(crate) problem: Problem,
@@ -35,11 +36,11 @@ pub(crate) struct Adversary {
 }
 
 impl Judge {
-    /// Draws inputs by a seed, and computes the answers in float64.
+    /// Draws inputs by a seed and computes their outputs in float64.
     ///
     /// # Errors
-    /// What the reference says of the problem.
-    pub fn new(problem: &Problem, seed: u64) -> Result<Judge, TuneError> {
+    /// The reference's error.
+    pub(crate) fn new(problem: &Problem, seed: u64) -> Result<Judge, TuneError> {
         let mut rng = Rng::stream(seed, 11);
         let pool: Vec<u64> = (0..POOL).map(|_| rng.next_u64() >> 8).collect();
         let mut answers = Answers::default();
@@ -72,8 +73,8 @@ impl Judge {
         })
     }
 
-    /// For devices that compute no answers: there is nothing to judge.
-    pub fn of_nothing(problem: &Problem) -> Judge {
+    /// For devices that compute nothing.
+    pub(crate) fn of_nothing(problem: &Problem) -> Judge {
         Judge {
             problem: problem.clone(),
             pool: vec![0; POOL],
@@ -83,48 +84,49 @@ impl Judge {
         }
     }
 
-    /// What is asked.
-    pub fn problem(&self) -> &Problem {
+    /// The problem of the run.
+    pub(crate) fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// The small problems that cases are on.
+    /// The small problems of the cases.
     pub(crate) fn shapes(&self) -> Vec<&Problem> {
         let mut shapes: Vec<&Problem> = self.cases.iter().map(|case| &case.problem).collect();
         shapes.dedup();
         shapes
     }
 
-    /// Cases of other shapes, those of one shape after each other.
+    /// Cases of other shapes, grouped by shape.
     pub(crate) fn cases(&self) -> &[Adversary] {
         &self.cases
     }
 
-    /// The seed of the run's own inputs that stands for one that inspections ask for, for this candidate.
+    /// The seed of the run's inputs that a candidate gets in place of a seed of an inspection.
     pub(crate) fn seed(&self, role: u64, number: usize) -> u64 {
         let roles = INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]);
         let role = roles.into_iter().position(|known| known == role).unwrap_or(0);
         self.pool[(number + role) % POOL]
     }
 
-    /// Which of the run's inputs a candidate meets in the finals: others than it was examined with, as far as there are.
+    /// Number that selects a candidate's inputs in the finals: others than in its trial, as far as
+    /// there are any.
     pub(crate) fn number_of_finals(&self, number: usize) -> usize {
         number + POOL / 2
     }
 
-    /// Seed of inputs that no candidate was given before the finals.
+    /// Seed of inputs that no candidate gets before the finals.
     pub(crate) fn seed_of_finals(&self) -> u64 {
         self.of_finals
     }
 
-    /// The answer for a seed of [`seed`](Judge::seed).
+    /// The reference output for a seed of [`seed`](Judge::seed).
     pub(crate) fn expected(&self, seed: u64) -> &Expected {
         self.answers.of(seed)
     }
 }
 
 impl Adversary {
-    /// Whether what was written is right; what is wrong with it where it is not.
+    /// Whether an output is right; the inner error says what is wrong.
     pub(crate) fn judge(&self, written: &Written) -> Result<Result<(), String>, ProblemError> {
         let problem = &self.problem;
         let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
@@ -147,8 +149,7 @@ impl Adversary {
     }
 }
 
-/// Small problems of odd sizes that differ from one in lengths only, and so have the same kernels, each with kinds of
-/// inputs.
+/// Small problems of odd sizes with the same kernels as a problem, each with kinds of inputs.
 fn shapes(problem: &Problem) -> Result<Vec<(Problem, Vec<InputKind>)>, TuneError> {
     let group = problem.group_size();
     let few_rows = problem.seq_len_q().min(16);

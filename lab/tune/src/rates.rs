@@ -1,5 +1,5 @@
-//! What a search does first on a GPU that was never measured: a worker measures what it gives, so that predictions rest on
-//! more than the card's profile.
+//! Measures the rates of a GPU before its first search, so that predictions do not depend on the
+//! card's profile alone.
 
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
@@ -7,13 +7,14 @@ use flashcore_ir::Profile;
 
 use crate::setup::gpu;
 use crate::worker::protocol::Command;
-use crate::worker::{Deadlines, Program, Worker};
+use crate::worker::{Deadlines, Program, Stop, Worker};
 
-/// The name of a GPU that has a profile and no rates that hold, so that measuring it pays; `None` of any other device.
+/// The name of a GPU that has a profile and no valid rates, so that measuring it pays; `None` for
+/// other devices.
 pub fn unmeasured(device: &str) -> Option<String> {
     device.strip_prefix("cuda:")?;
     let info = gpu(device).ok()?;
-    // Without a profile nothing predicts, and without a place for them rates cannot be kept.
+    // Without a profile nothing predicts, and without a folder rates cannot be stored.
     Profile::of_device(&info.name, info.multiprocessors)?;
     let identity = DeviceIdentity::cuda(&info);
     rates::path(&identity)?;
@@ -23,23 +24,18 @@ pub fn unmeasured(device: &str) -> Option<String> {
     }
 }
 
-/// Has a worker measure what a GPU gives and keep it for the device. Whatever goes wrong there costs predictions only.
+/// Has a worker measure a GPU's rates and store them. An error costs only predictions.
 ///
 /// # Errors
 /// Why it was not measured, in a sentence.
 pub fn measure(program: &Program, device: &str) -> Result<(), String> {
     let mut worker = Worker::new(program.clone(), device, Deadlines::default());
-    match worker.ask(&Command::Rates) {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(loss)) => Err(loss.verdict().1),
-        Err(error) => Err(error.to_string()),
-    }
+    worker.ask(&Command::Rates).map_err(Stop::reason)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::fake::Fake;
 
     #[test]
     fn the_host_and_replays_are_not_measured() {
@@ -48,8 +44,10 @@ mod tests {
         assert_eq!(unmeasured("cuda:99"), None);
     }
 
+    #[cfg(unix)]
     #[test]
-    fn what_goes_wrong_while_measuring_is_said() {
+    fn errors_while_measuring_are_reported() {
+        use crate::tests::fake::Fake;
         let measured = |name: &str, first: &str| {
             let fake = Fake {
                 first: first.to_string(),

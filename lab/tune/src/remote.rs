@@ -1,50 +1,150 @@
-//! A rig whose buffers and kernels are in a worker, and whose right answers are here: so that nothing a candidate does to
-//! its process reaches them.
+//! Kernels and tensors in a worker, whose reference outputs are in this process, where no candidate
+//! can reach them.
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use flashcore_bench::Trouble;
-use flashcore_bench::defences::{Expected, Output, Rig, Run, Seen};
+use flashcore_bench::defences::{Census, Expected, Output, Rig, Run, Seen};
+use flashcore_bench::{Measurement, Mode, Options, Trouble};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::error::TuneError;
-use crate::examine::Stop;
 use crate::judge::Judge;
-use crate::worker::Worker;
-use crate::worker::protocol::{Command, Form, Said, Step, What};
+use crate::worker::protocol::{Command, Form, Opened, What};
+use crate::worker::{Stop, Worker};
 
-/// The rig of [`flashcore_bench::defences`], whose buffers and kernels are in a worker and whose answers are here.
+/// A worker, and the file through which it passes outputs. The file is removed on drop.
+pub(crate) struct Remote {
+    pub(crate) worker: Worker,
+    scratch: PathBuf,
+    /// Where rows of outputs are placed for comparison; as large as an output, so it is kept.
+    canvas: Option<Tensor>,
+}
+
+/// What a kernel wrote, as bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Written {
+    /// The output, in the problem's layout.
+    pub(crate) out: Vec<u8>,
+    /// The log-sum-exp, f32; empty if none is requested.
+    pub(crate) lse: Vec<u8>,
+}
+
+impl Remote {
+    pub(crate) fn new(worker: Worker, scratch: PathBuf) -> Remote {
+        Remote {
+            worker,
+            scratch,
+            canvas: None,
+        }
+    }
+
+    /// Whether it computes outputs.
+    pub(crate) fn computes(&mut self) -> Result<bool, TuneError> {
+        Ok(self.worker.hello()?.computes)
+    }
+
+    /// Opens kernels.
+    pub(crate) fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
+        self.worker.ask(&Command::Open {
+            problem: problem.clone(),
+            kernels: kernels.to_vec(),
+        })
+    }
+
+    /// Runs an open kernel once.
+    pub(crate) fn run(&mut self, kernel: usize, kind: InputKind, run: Run) -> Result<(), Stop> {
+        let kind = kind.name().to_string();
+        self.worker.ask(&Command::Run { kernel, kind, run })
+    }
+
+    /// The whole output of an open kernel for inputs of a kind and seed.
+    pub(crate) fn output(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
+        self.run(kernel, kind, over_poison(Some(seed)))?;
+        let (out, lse) = (self.bytes(0, What::Output)?, self.bytes(0, What::Lse)?);
+        Ok(Written { out, lse })
+    }
+
+    fn bytes(&mut self, place: usize, what: What) -> Result<Vec<u8>, Stop> {
+        let file = self.scratch.clone();
+        let form = Form::Bytes { file };
+        let () = self.worker.ask(&Command::Read { place, what, form })?;
+        self.fetch()
+    }
+
+    /// Counts over an output, and some of its rows.
+    fn rows(&mut self, place: usize, what: What, rows: Vec<[usize; 3]>) -> Result<(Census, Vec<u8>), Stop> {
+        let file = self.scratch.clone();
+        let form = Form::Rows { rows, file };
+        let census = self.worker.ask(&Command::Read { place, what, form })?;
+        Ok((census, self.fetch()?))
+    }
+
+    /// The file that the worker has written.
+    fn fetch(&self) -> Result<Vec<u8>, Stop> {
+        Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
+    }
+
+    /// Digest of a tensor at place 0.
+    pub(crate) fn digest(&mut self, what: What) -> Result<String, Stop> {
+        let (place, form) = (0, Form::Digest);
+        self.worker.ask(&Command::Read { place, what, form })
+    }
+
+    /// What was written outside the tensors.
+    pub(crate) fn outside(&mut self) -> Result<Option<String>, Stop> {
+        self.worker.ask(&Command::Outside)
+    }
+
+    /// Times all open kernels.
+    pub(crate) fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, Stop> {
+        let options = options.clone();
+        self.worker.ask(&Command::Time {
+            baseline,
+            mode,
+            options,
+        })
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // It does not exist if no output was read.
+        let _ = std::fs::remove_file(&self.scratch);
+    }
+}
+
+/// A run at place 0 over poison, on new inputs or on those that are there.
+pub(crate) fn over_poison(load: Option<u64>) -> Run {
+    Run {
+        load,
+        poison: true,
+        ..Run::default()
+    }
+}
+
+/// The rig of [`flashcore_bench::defences`] for an open kernel of a worker.
 pub(crate) struct RemoteRig<'r> {
     pub(crate) judge: &'r Judge,
-    pub(crate) worker: &'r mut Worker,
-    pub(crate) scratch: &'r Path,
-    /// Which of the inputs drawn for the run it gets.
+    pub(crate) remote: &'r mut Remote,
+    /// Number that selects inputs from those drawn for the run.
     pub(crate) number: usize,
-    /// Its place among the kernels that are open.
+    /// The kernel's position among those that are open.
     pub(crate) kernel: usize,
-    /// Rows of outputs that were looked at are put here, to be compared.
-    pub(crate) canvas: &'r mut Option<Tensor>,
-    /// Why the worker has no answer, which says more than the trouble does.
+    /// Why the worker has no result, which says more than the trouble that the rig returns.
     pub(crate) stop: Option<Stop>,
 }
 
 impl RemoteRig<'_> {
-    fn ask(&mut self, command: &Command) -> Result<Said, Trouble> {
-        let stop = match self.worker.ask(command) {
-            Ok(Ok(said)) => return Ok(said),
-            Ok(Err(loss)) => Stop::from(loss),
-            Err(error) => Stop::Broken(error),
-        };
-        self.stop = Some(stop);
-        Err(Trouble::new("the worker is lost"))
+    fn kept<T>(&mut self, result: Result<T, Stop>) -> Result<T, Trouble> {
+        result.map_err(|stop| {
+            self.stop = Some(stop);
+            Trouble::new("the worker has no result")
+        })
     }
 
-    /// What the worker has written. Where that cannot be read no kernel is to blame.
-    fn fetched(&mut self) -> Result<Vec<u8>, Trouble> {
-        std::fs::read(self.scratch).map_err(|error| {
-            self.stop = Some(Stop::Broken(TuneError::file(self.scratch, error)));
-            Trouble::new("the worker's file cannot be read")
-        })
+    fn poisoned(&self) -> Tensor {
+        let problem = self.judge.problem();
+        Tensor::poisoned(problem.out_dtype(), *problem.o_layout())
     }
 }
 
@@ -58,32 +158,13 @@ impl Rig for RemoteRig<'_> {
     }
 
     fn run(&mut self, run: &Run) -> Result<bool, Trouble> {
-        let Run { place, load, .. } = *run;
-        let mut steps = Vec::new();
-        if let Some(seed) = load {
-            steps.push(Step::Load {
-                place,
-                kind: InputKind::Normal.name().to_string(),
-                seed: self.judge.seed(seed, self.number),
-            });
-        }
-        if run.pause {
-            steps.push(Step::Pause);
-        }
-        if run.poison {
-            steps.extend([Step::Poison { place: 0 }, Step::Poison { place: 1 }]);
-        }
-        if run.poison && !run.pause {
-            steps.push(Step::Finish);
-        }
-        let kernel = self.kernel;
-        steps.extend([Step::Run { kernel, place }, Step::Snapshot { place }, Step::Finish]);
-        self.ask(&Command::Steps { steps })?;
-        Ok(true)
+        let load = run.load.map(|seed| self.judge.seed(seed, self.number));
+        let ran = self.remote.run(self.kernel, InputKind::Normal, Run { load, ..*run });
+        self.kept(ran).map(|()| true)
     }
 
-    /// Of an answer that is known in some rows only those rows come from the worker: a whole output of a large problem takes
-    /// longer to bring here than everything else that is done about a candidate.
+    /// If the reference has only some rows, only those come from the worker: copying a whole output
+    /// of a large problem takes longer than everything else in a trial.
     fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
         let judge = self.judge;
         let expected = judge.expected(judge.seed(seed, self.number));
@@ -92,12 +173,10 @@ impl Rig for RemoteRig<'_> {
             Output::Final => What::Output,
             Output::Snapshot => What::Snapshot,
         };
-        let file = self.scratch.to_path_buf();
         let Expected::Rows(rows) = expected else {
-            let form = Form::Bytes { file };
-            self.ask(&Command::Read { place, what, form })?;
-            let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-            let bytes = self.fetched()?;
+            let bytes = self.remote.bytes(place, what);
+            let bytes = self.kept(bytes)?;
+            let mut out = self.poisoned();
             if bytes.len() != out.bytes().len() {
                 return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));
             }
@@ -105,22 +184,15 @@ impl Rig for RemoteRig<'_> {
             return Seen::of(problem, expected, &out);
         };
         let rows: Vec<[usize; 3]> = rows.iter().map(|row| row.index).collect();
-        let form = Form::Rows {
-            rows: rows.clone(),
-            file,
-        };
-        let said = self.ask(&Command::Read { place, what, form })?;
-        let Said::Looked(census) = said else {
-            return Err(Trouble::new(format!("asked what an output is like, it said {said:?}")));
-        };
-        let bytes = self.fetched()?;
-        let canvas = self
-            .canvas
-            .get_or_insert_with(|| Tensor::poisoned(problem.out_dtype(), *problem.o_layout()));
-        put_rows(canvas, &rows, &bytes)?;
+        let found = self.remote.rows(place, what, rows.clone());
+        let (census, bytes) = self.kept(found)?;
+        let mut canvas = self.remote.canvas.take().unwrap_or_else(|| self.poisoned());
+        put_rows(&mut canvas, &rows, &bytes)?;
+        let comparison = expected.compare(problem, &canvas.view());
+        self.remote.canvas = Some(canvas);
         Ok(Seen {
             census,
-            comparison: expected.compare(problem, &canvas.view())?,
+            comparison: comparison?,
         })
     }
 
@@ -128,31 +200,24 @@ impl Rig for RemoteRig<'_> {
         if !self.judge.problem().return_lse() {
             return Ok(None);
         }
-        let file = self.scratch.to_path_buf();
-        let (what, form) = (What::Lse, Form::Bytes { file });
-        self.ask(&Command::Read { place, what, form })?;
-        let bytes = self.fetched()?;
-        Ok(Some(floats(&bytes)))
+        let bytes = self.remote.bytes(place, What::Lse);
+        Ok(Some(floats(&self.kept(bytes)?)))
     }
 
     fn outside(&mut self) -> Result<Option<String>, Trouble> {
-        match self.ask(&Command::Outside)? {
-            Said::Outside(outside) => Ok(outside),
-            other => Err(Trouble::new(format!(
-                "asked what was written outside, it said {other:?}"
-            ))),
-        }
+        let outside = self.remote.outside();
+        self.kept(outside)
     }
 }
 
-/// Puts rows that lie one after the other where they belong.
+/// Copies rows that lie one after another to their places.
 fn put_rows(canvas: &mut Tensor, rows: &[[usize; 3]], bytes: &[u8]) -> Result<(), Trouble> {
     let layout = *canvas.layout();
-    let of_row = layout.shape[3] * canvas.dtype().size_bytes();
+    let size = canvas.dtype().size_bytes();
+    let of_row = layout.shape[3] * size;
     if bytes.len() != rows.len() * of_row {
         return Err(Trouble::new(format!("{} rows have {} bytes", rows.len(), bytes.len())));
     }
-    let size = canvas.dtype().size_bytes();
     for (&[b, h, s], row) in rows.iter().zip(bytes.chunks_exact(of_row)) {
         let at = layout.offset(b, s, h, 0) * size;
         canvas.bytes_mut()[at..at + of_row].copy_from_slice(row);
@@ -160,16 +225,7 @@ fn put_rows(canvas: &mut Tensor, rows: &[[usize; 3]], bytes: &[u8]) -> Result<()
     Ok(())
 }
 
-/// What a kernel wrote, as bytes.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Written {
-    /// The output, in the problem's layout.
-    pub(crate) out: Vec<u8>,
-    /// The log-sum-exp, f32; no bytes where none is asked for.
-    pub(crate) lse: Vec<u8>,
-}
-
-/// The values of a log-sum-exp's bytes.
+/// The values of a log-sum-exp.
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     let (whole, _) = bytes.as_chunks::<4>();
     whole.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()

@@ -1,4 +1,4 @@
-//! Replay: a space that was measured once, as data, so that a search can run without the device.
+//! A space that was measured once, so that a search can run without the device.
 
 use std::collections::HashMap;
 
@@ -17,33 +17,33 @@ use crate::trial::Verdict;
 /// Spaces measured on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Version of this file's form: 1.
+    /// Version of the file: 1.
     pub schema: u32,
-    /// Where, when and with what it was measured.
+    /// Device, time and program of the measurement.
     pub identity: flashcore_bench::RunIdentity,
-    /// A space a problem.
+    /// The space of each problem.
     pub tables: Vec<Table>,
 }
 
 /// A space measured on one problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// The problem, and its name.
+    /// The problem and its name.
     pub case: Case,
-    /// Candidates that were timed.
+    /// Timed candidates.
     pub timed: Vec<Row>,
-    /// Candidates that were not, by the reason: they are part of the space, and cost a search a trial.
+    /// Candidates that failed, by reason. They belong to the space and cost a search a trial.
     pub failed: Vec<Failed>,
 }
 
-/// A candidate's time: id, median of a run in µs, the ends of its interval.
+/// A candidate's id, median time in µs, and the ends of its interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row(pub String, pub f64, pub f64, pub f64);
 
 /// Candidates that failed for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Failed {
-    /// What came of them.
+    /// The verdict.
     pub verdict: Verdict,
     /// Why.
     pub reason: String,
@@ -51,7 +51,7 @@ pub struct Failed {
     pub ids: Vec<String>,
 }
 
-/// What is known of a candidate: its time, or why it has none.
+/// A candidate's time, or why it has none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Known {
     /// Median and interval, µs.
@@ -61,10 +61,10 @@ pub enum Known {
 }
 
 impl Measured {
-    /// The spaces that this crate brings along: measured on an H200.
+    /// The spaces in this crate, measured on an H200.
     ///
     /// # Errors
-    /// Never, unless the file in the repository is broken.
+    /// Only if the file in the repository is broken.
     pub fn shipped() -> Result<Measured, TuneError> {
         Measured::read(include_str!("../data/h200-space.json"), "the shipped space")
     }
@@ -72,7 +72,7 @@ impl Measured {
     /// Reads a file's text; `name` is for messages.
     ///
     /// # Errors
-    /// [`TuneError::File`] where it is no such file, or of another schema.
+    /// [`TuneError::File`] if it is no such file, or has another schema.
     pub fn read(text: &str, name: &str) -> Result<Measured, TuneError> {
         let bad = |reason: String| TuneError::File {
             path: name.to_string(),
@@ -88,7 +88,7 @@ impl Measured {
         Ok(measured)
     }
 
-    /// What looks at candidates of a problem on the card that was measured; `None` where nothing models that card.
+    /// An advisor for a problem on the measured card; `None` if that card has no model.
     pub fn advisor(&self, problem: &Problem) -> Option<Advisor> {
         let device = &self.identity.device;
         let profile = Profile::of_device(&device.name, device.units)?;
@@ -98,7 +98,7 @@ impl Measured {
     /// The screened part of sweeps ([`flashcore_bench::sweep`]) on one device.
     ///
     /// # Errors
-    /// [`TuneError::Nothing`] where there is no sweep, or no report.
+    /// [`TuneError::Nothing`] if there is no sweep or no report.
     pub fn of_sweeps(reports: &[Report]) -> Result<Measured, TuneError> {
         let nothing = |what: &str| TuneError::Nothing { what: what.to_string() };
         let first = reports.first().ok_or_else(|| nothing("no report was given"))?;
@@ -114,10 +114,10 @@ impl Measured {
     }
 }
 
-/// Version of the file's form.
+/// Version of the file.
 const SCHEMA: u32 = 1;
 
-/// Rounds a time to what is known of it.
+/// Rounds a time to nanoseconds.
 fn rounded(us: f64) -> f64 {
     (us * 1e3).round() / 1e3
 }
@@ -147,7 +147,7 @@ fn tables(report: &Report) -> Vec<Table> {
                 } else {
                     Verdict::BuildFailed
                 };
-                // The kernel's name is in the message; without it many messages are one.
+                // Without the kernel's name many messages are equal.
                 let reason = reason
                     .split_whitespace()
                     .filter(|word| !word.contains("_d"))
@@ -195,7 +195,7 @@ impl Table {
         self.timed.iter().max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// What is known, by id.
+    /// Times and failures by id.
     pub fn by_id(&self) -> HashMap<String, Known> {
         let timed = self
             .timed
@@ -208,35 +208,27 @@ impl Table {
         timed.chain(failed).collect()
     }
 
-    /// SHA-256 of all that was measured: ids, times, failures and their reasons.
+    /// SHA-256 of ids, times, failures and their reasons.
     pub(crate) fn digest(&self) -> String {
         sha256(&serde_json::to_string(self).unwrap_or_default())
     }
 
-    /// The space of what was measured.
+    /// The space of the measured configs.
     pub fn space(&self) -> Space {
-        // In the order of the file: hash maps have none.
+        // In the order of the file, since hash maps have none.
         let timed = self.timed.iter().map(|row| row.0.clone());
         let failed = self.failed.iter().flat_map(|group| group.ids.iter().cloned());
         let ids: Vec<String> = timed.chain(failed).collect();
-        let families = [
-            Family::mma(),
-            Family::wgmma(),
-            Family::scalar(),
-            Family::ladder(),
-            Family::cpu(),
-        ];
-        let there = families
-            .into_iter()
-            .filter(|family| ids.iter().any(|id| family.owns(id)));
-        Space::of_list(there.collect(), ids)
+        let mut families = Vec::from(Family::all());
+        families.retain(|family| ids.iter().any(|id| family.owns(id)));
+        Space::of_list(families, ids)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategy::tests::valley;
+    use crate::tests::valley;
 
     fn table() -> Table {
         let (space, score) = valley();

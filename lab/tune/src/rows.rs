@@ -1,6 +1,6 @@
-//! Every row of two answers beside each other. Comparing all rows with float64 takes minutes on a large problem, so
-//! candidates are judged by some; two kernels of different make disagree where one of them is wrong, and then a few rows
-//! of float64 say which.
+//! Comparison of every row of two outputs. Comparing all rows with float64 takes minutes on a large
+//! problem, so candidates are judged by some rows. Two kernels of different families disagree where
+//! one is wrong; float64 decides those rows.
 
 use flashcore_bench::draw;
 use flashcore_problem::{
@@ -12,19 +12,13 @@ use rayon::prelude::*;
 use crate::error::TuneError;
 use crate::remote::{Written, floats};
 
-/// Rows that differ, of which float64 looks at so many: those that differ most.
+/// Most rows that are computed in float64: those that differ most.
 const MOST_ROWS: usize = 64;
 
 /// A row, as batch, head, query.
 type Row = [usize; 3];
 
-/// A row that is wrong.
-pub(crate) struct Wrong {
-    pub(crate) row: Row,
-    pub(crate) found: Comparison,
-}
-
-/// What was written, as values; what is missing is poison.
+/// The values of an output; missing bytes are poison.
 fn values(problem: &Problem, written: &Written) -> (Tensor, Vec<f32>) {
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let common = written.out.len().min(out.bytes().len());
@@ -34,7 +28,7 @@ fn values(problem: &Problem, written: &Written) -> (Tensor, Vec<f32>) {
     (out, lse)
 }
 
-/// Rows in which two answers differ by more than the tolerance, the largest difference first.
+/// Rows in which two outputs differ by more than the tolerance, the largest difference first.
 pub(crate) fn differing(problem: &Problem, one: &Written, other: &Written) -> Vec<Row> {
     if one == other {
         return Vec::new();
@@ -44,9 +38,9 @@ pub(crate) fn differing(problem: &Problem, one: &Written, other: &Written) -> Ve
     let (one, other) = (one.view(), other.view());
     let [batch, rows, heads, columns] = problem.o_layout().shape;
     let beyond = |x: f64, y: f64| match (x - y).abs() - tolerance.allowed(y) {
-        // Equal infinities are: of a row that sees no key.
+        // Also equal infinities, of a row without a visible key.
         _ if x == y => f64::NEG_INFINITY,
-        // A NaN is as far off as can be.
+        // A NaN differs most.
         beyond if beyond.is_nan() => f64::INFINITY,
         beyond => beyond,
     };
@@ -68,30 +62,30 @@ pub(crate) fn differing(problem: &Problem, one: &Written, other: &Written) -> Ve
     found.into_iter().map(|(_, row)| row).collect()
 }
 
-/// Judges an answer to normal inputs of a seed in these rows by float64: the first that is wrong.
+/// Compares rows of an output for normal inputs of a seed with float64: the first that is wrong.
 ///
 /// # Errors
-/// What the reference says of the problem.
+/// The reference's error.
 pub(crate) fn arbitrate(
     problem: &Problem,
     seed: u64,
     rows: &[Row],
-    answer: &Written,
-) -> Result<Option<Wrong>, TuneError> {
+    output: &Written,
+) -> Result<Option<(Row, Comparison)>, TuneError> {
     let inputs = draw(problem, InputKind::Normal, seed);
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let (out, lse) = values(problem, answer);
+    let (out, lse) = values(problem, output);
     let tolerance = Tolerance::of(problem.dtype());
-    let judge = |&row: &Row| -> Result<Option<Wrong>, ProblemError> {
+    let judge = |&row: &Row| -> Result<Option<(Row, Comparison)>, ProblemError> {
         let right = reference_rows(problem, &q, &k, &v, &[row])?;
         let mut found = compare_rows(problem, &out.view(), &right, tolerance)?;
         if found.passed && problem.return_lse() {
             found = compare_lse_rows(problem, &lse, &right, tolerance)?;
         }
-        Ok((!found.passed).then_some(Wrong { row, found }))
+        Ok((!found.passed).then_some((row, found)))
     };
     let rows = &rows[..rows.len().min(MOST_ROWS)];
-    let found: Result<Vec<Option<Wrong>>, ProblemError> = rows.par_iter().map(judge).collect();
+    let found: Result<Vec<_>, ProblemError> = rows.par_iter().map(judge).collect();
     Ok(found.map_err(flashcore::Error::from)?.into_iter().flatten().next())
 }
 
@@ -99,7 +93,7 @@ pub(crate) fn arbitrate(
 mod tests {
     use super::*;
 
-    /// What the host computes, with its log-sum-exp.
+    /// The host's output and log-sum-exp.
     fn right(problem: &Problem, seed: u64) -> (Tensor, Vec<f32>) {
         let inputs = draw(problem, InputKind::Normal, seed);
         let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
@@ -117,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_element_far_out_is_found_and_the_right_one_is_not_blamed() {
+    fn one_wrong_element_is_found_and_the_right_output_is_not_blamed() {
         let problem = Problem::builder().batch(2).heads(4, 2).seq_len(300).head_dim(32);
         let problem = problem.return_lse(true).build().unwrap();
         let (out, lse) = right(&problem, 9);
@@ -131,12 +125,12 @@ mod tests {
             for (one, other) in [(&wrong, &right), (&right, &wrong)] {
                 assert_eq!(differing(&problem, one, other), [row]);
             }
-            let found = arbitrate(&problem, 9, &[row], &wrong).unwrap().unwrap();
-            assert_eq!((found.row, found.found.failures), (row, 1));
+            let (at, found) = arbitrate(&problem, 9, &[row], &wrong).unwrap().unwrap();
+            assert_eq!((at, found.failures), (row, 1));
         }
         assert!(arbitrate(&problem, 9, &[row], &right).unwrap().is_none());
         assert!(differing(&problem, &right, &right).is_empty());
-        // An answer that is cut off differs in what is not there.
+        // A truncated output differs in the missing rows.
         let mut cut = right.clone();
         cut.out.truncate(100);
         assert!(!differing(&problem, &cut, &right).is_empty());

@@ -1,4 +1,4 @@
-//! Where runs are kept: a folder each, in the user's data folder.
+//! The folders of runs, in the user's data folder.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -6,31 +6,25 @@ use std::path::{Path, PathBuf};
 use crate::error::TuneError;
 use crate::journal::{Header, RUN, read_header};
 
-/// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME`, or in `~/.local/share`; `None` where there is neither.
+/// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME` or in `~/.local/share`; `None` if
+/// there is neither.
 pub fn folder() -> Option<PathBuf> {
     Some(flashcore_cuda::files::data_folder()?.join("tune"))
 }
 
-/// A new run's folder in a folder of runs, named by the problem, the device and a number. It is created, so that of two runs
-/// that begin at once each has its own.
+/// Creates the folder of a new run in a folder of runs, named by problem, device and a number. Runs
+/// that begin at once get different folders.
 ///
 /// # Errors
-/// [`TuneError::File`] where it cannot be created.
+/// [`TuneError::File`] if it cannot be created.
 pub fn new_folder(runs: &Path, case: &str, device: &str) -> Result<PathBuf, TuneError> {
-    let part = |text: &str| -> String {
-        let keep = |c: char| {
-            if c.is_ascii_alphanumeric() || "-_.".contains(c) {
-                c
-            } else {
-                '-'
-            }
-        };
-        text.chars().map(keep).collect()
+    let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let part = |text: &str| text.replace(|c| !is_kept(c), "-");
+    let device = if device.starts_with("replay:") {
+        "replay"
+    } else {
+        device
     };
-    let device = device
-        .split_once(':')
-        .filter(|(kind, _)| *kind == "replay")
-        .map_or(device, |(kind, _)| kind);
     let base = format!("{}-{}", part(case), part(device));
     std::fs::create_dir_all(runs).map_err(|error| TuneError::file(runs, error))?;
     let mut number = 1_u64;
@@ -44,24 +38,19 @@ pub fn new_folder(runs: &Path, case: &str, device: &str) -> Result<PathBuf, Tune
     }
 }
 
-/// All runs in a folder of runs, the latest first. What is no run, or cannot be read, is passed over.
-pub fn all(runs: &Path) -> Vec<(PathBuf, Header)> {
-    look(runs).map_or_else(|_| Vec::new(), |found| found.runs)
-}
-
-/// What there is in a folder of runs.
+/// The contents of a folder of runs.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The runs, the latest first.
     pub runs: Vec<(PathBuf, Header)>,
-    /// Runs that cannot be read, by name, and why.
+    /// Runs that cannot be read, in the order of their names, and why.
     pub unreadable: Vec<(PathBuf, TuneError)>,
 }
 
-/// Looks at all runs in a folder of runs. Folders in which none has begun are passed over.
+/// Reads all runs in a folder of runs. Folders in which no run has begun are skipped.
 ///
 /// # Errors
-/// [`TuneError::File`] where the folder is there and cannot be read.
+/// [`TuneError::File`] if the folder exists and cannot be read.
 pub fn look(runs: &Path) -> Result<Found, TuneError> {
     let entries = match std::fs::read_dir(runs) {
         Ok(entries) => entries,
@@ -86,20 +75,16 @@ pub fn look(runs: &Path) -> Result<Found, TuneError> {
 /// The latest run of a problem on these devices.
 ///
 /// # Errors
-/// [`TuneError::Nothing`] where there is none.
+/// [`TuneError::Nothing`] if there is none.
 pub fn latest(runs: &Path, case: &str, devices: &[String]) -> Result<PathBuf, TuneError> {
     let is_this = |header: &Header| {
         let on = header.devices.iter().map(|device| device.device.as_str());
         header.case == case && on.eq(devices.iter().map(String::as_str))
     };
-    let mut runs_there = all(runs).into_iter();
-    let found = runs_there.find(|(_, header)| is_this(header));
+    let there = look(runs).unwrap_or_default();
+    let found = there.runs.into_iter().find(|(_, header)| is_this(header));
     found.map(|(path, _)| path).ok_or_else(|| TuneError::Nothing {
-        what: format!(
-            "no run of {case} on {} is kept in {}",
-            devices.join(", "),
-            runs.display()
-        ),
+        what: format!("no run of {case} on {} is in {}", devices.join(", "), runs.display()),
     })
 }
 
@@ -108,25 +93,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_free_and_folders_that_are_no_runs_are_passed_over() {
+    fn new_folders_are_unique_and_are_no_runs() {
         let runs = std::env::temp_dir().join(format!("flashcore-runs-{}", std::process::id()));
         let new = |case, device| new_folder(&runs, case, device).unwrap();
         assert!(new("d128 s1024/x", "cuda:0").ends_with("d128-s1024-x-cuda-0-1"));
         assert!(new("d128 s1024/x", "cuda:0").ends_with("d128-s1024-x-cuda-0-2"));
         assert!(new("mission", "replay:/a/b.json").ends_with("mission-replay-1"));
-        assert!(all(&runs).is_empty());
+        assert!(look(&runs).unwrap().runs.is_empty());
         let error = latest(&runs, "mission", &["cpu".to_string()]).unwrap_err();
         assert!(error.to_string().contains("mission on cpu"));
         std::fs::remove_dir_all(&runs).unwrap();
     }
 
     #[test]
-    fn a_run_that_cannot_be_read_is_found() {
+    fn an_unreadable_run_is_reported() {
         let runs = std::env::temp_dir().join(format!("flashcore-runs-unreadable-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&runs);
         assert!(look(&runs).unwrap().unreadable.is_empty());
         let broken = new_folder(&runs, "mission", "cpu").unwrap();
-        // Of one that has not begun nothing is said.
+        // A run that has not begun is not reported.
         new_folder(&runs, "mission", "cpu").unwrap();
         std::fs::write(broken.join(RUN), "{").unwrap();
         let found = look(&runs).unwrap();
@@ -143,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_begin_at_once_have_folders_of_their_own() {
+    fn runs_that_begin_at_once_have_different_folders() {
         let runs = std::env::temp_dir().join(format!("flashcore-runs-at-once-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&runs);
         let together = std::sync::Barrier::new(8);

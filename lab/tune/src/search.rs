@@ -1,9 +1,9 @@
-//! The loop of a search. Trials are numbered as they are proposed and looked at in that order, whichever worker is done
-//! first: what is proposed next depends on results alone and never on which came sooner, so that a run that was cut off
-//! proposes the same again.
+//! The loop of a search. Trials are numbered when they are proposed and judged in that order,
+//! whichever worker finishes first. So proposals depend on results alone, and a resumed run
+//! proposes the same candidates again.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,10 @@ use crate::space::{Fingerprint, Space};
 use crate::strategy::{Proposal, Strategy};
 use crate::trial::{History, Trial, Verdict};
 
-/// How often a search that waits for its workers sees whether it is to end.
+/// Interval at which a search that waits for its workers checks for an interrupt.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
-/// A candidate on its way to a worker.
+/// A candidate for a worker.
 #[derive(Clone)]
 struct Job {
     number: usize,
@@ -28,11 +28,11 @@ struct Job {
     best: Option<Best>,
 }
 
-/// What a worker's thread tells.
+/// A message from a worker's thread.
 enum News {
     /// A candidate's result.
     Done {
-        /// Which worker.
+        /// The worker.
         by: usize,
         number: usize,
         found: Result<Found, TuneError>,
@@ -42,16 +42,17 @@ enum News {
     Waits(String, Waits),
 }
 
-/// Where candidates are examined.
+/// The workers' queues.
+#[derive(Default)]
 struct Crew {
-    /// A queue a worker; `None` of one that is lost.
+    /// By worker; `None` for one that is lost.
     queues: Vec<Option<Sender<Job>>>,
-    /// What is with which worker, by number.
+    /// The worker of each candidate, by number.
     given: BTreeMap<usize, (usize, Job)>,
 }
 
 impl Crew {
-    /// Gives a candidate to the one of those who are left that has the fewest.
+    /// Gives a candidate to the remaining worker with the fewest candidates.
     fn give(&mut self, job: Job) {
         let left = (0..self.queues.len()).filter(|&at| self.queues[at].is_some());
         let has = |worker: &usize| self.given.values().filter(|(by, _)| by == worker).count();
@@ -59,13 +60,14 @@ impl Crew {
             return;
         };
         if let Some(queue) = &self.queues[to] {
-            // A worker that is gone has said why, and then this one is given to another.
+            // A worker that is gone has reported why; then `lose` gives the candidate to another
+            // one.
             let _ = queue.send(job.clone());
         }
         self.given.insert(job.number, (to, job));
     }
 
-    /// Gives what a lost worker had to the others. Whether there are any.
+    /// Gives the candidates of a lost worker to the others. Returns whether there are any.
     fn lose(&mut self, lost: usize) -> bool {
         self.queues[lost] = None;
         let of_it = self.given.values().filter(|(by, _)| *by == lost);
@@ -75,47 +77,51 @@ impl Crew {
     }
 }
 
-/// A proposal whose result was not looked at yet.
+/// A proposal that is not judged yet.
 struct Pending {
     proposal: Proposal,
     fingerprint: Option<Fingerprint>,
     same_as: Option<String>,
 }
 
-/// What is known of a pending proposal.
+/// The result of a pending proposal.
 enum Known {
     Found(Found, f64),
     /// From the journal.
     Before(Box<Trial>),
-    /// That of an earlier candidate with the same machine program, which has one by the time this one is looked at.
+    /// That of an earlier candidate with the same machine program, which is judged before this one.
     Twin,
 }
 
-/// What the first gate says of a config: why not, or what its machine program is.
+/// The first gate: a config's machine program, or why it is refused.
 pub(crate) type Look<'s> = dyn Fn(&str) -> Result<Option<Fingerprint>, String> + 's;
 
-/// A search on its way.
+/// A search.
 pub(crate) struct Search<'s> {
     space: &'s Space,
     gate: Option<&'s Look<'s>>,
     header: &'s Header,
-    journal: Journal,
-    /// Trials of the run that is taken up again, not looked at yet.
+    pub(crate) journal: Journal,
+    /// Trials of a resumed run that are not judged again yet.
     before: VecDeque<Trial>,
-    /// What they took.
+    /// Time that they took.
     spent: Duration,
-    trials: usize,
-    time: Duration,
-    history: History,
+    /// Most trials.
+    pub(crate) trials: usize,
+    /// Most time.
+    pub(crate) time: Duration,
+    /// Ends the search before its limits.
+    pub(crate) interrupt: Interrupt,
+    pub(crate) history: History,
     pending: BTreeMap<usize, Pending>,
     results: BTreeMap<usize, Known>,
     exhausted: bool,
-    /// Why what proposes is gone, if it is.
-    gone: Option<String>,
-    interrupt: Interrupt,
+    /// Why an outside proposer is gone, if that ended the search.
+    pub(crate) proposer_gone: Option<String>,
 }
 
 impl<'s> Search<'s> {
+    /// A search without limits.
     pub(crate) fn new(
         space: &'s Space,
         gate: Option<&'s Look<'s>>,
@@ -132,50 +138,32 @@ impl<'s> Search<'s> {
             before: before.into(),
             trials: usize::MAX,
             time: Duration::MAX,
+            interrupt: Interrupt::default(),
             history: History::default(),
             pending: BTreeMap::new(),
             results: BTreeMap::new(),
             exhausted: false,
-            gone: None,
-            interrupt: Interrupt::default(),
+            proposer_gone: None,
         }
     }
 
-    /// Ends it after so many trials, or so much time.
-    pub(crate) fn limit(&mut self, trials: usize, time: Duration) {
-        (self.trials, self.time) = (trials, time);
-    }
-
-    /// Ends it when that is asked.
-    pub(crate) fn ends_by(&mut self, interrupt: Interrupt) {
-        self.interrupt = interrupt;
-    }
-
-    /// What was found, the journal, and why nothing proposes any more where that ended it.
-    pub(crate) fn end(self) -> (History, Journal, Option<String>) {
-        (self.history, self.journal, self.gone)
-    }
-
-    /// Searches with these workers until a limit or the end of the space; returns those that are left. One that is lost for good
-    /// costs its part of the speed where there are others.
+    /// Searches with these workers until a limit or the end of the space, and returns the workers
+    /// that are left. If one is lost, the others continue.
     ///
     /// # Errors
-    /// What ends the search; what was found before is kept.
+    /// The error that ends the search. Earlier results are kept.
     pub(crate) fn go<'e>(
         &mut self,
         strategy: &mut dyn Strategy,
         examiners: Vec<Examiner<'e>>,
         watcher: &mut dyn Watcher,
     ) -> Result<Vec<Examiner<'e>>, TuneError> {
-        let began = Instant::now();
         let halt = Interrupt::default();
-        let names: Vec<String> = examiners.iter().map(|one| one.worker.device().to_string()).collect();
+        let device = |examiner: &Examiner<'_>| examiner.remote.worker.device().to_string();
+        let names: Vec<String> = examiners.iter().map(device).collect();
         thread::scope(|scope| {
             let (sender, news) = channel();
-            let mut crew = Crew {
-                queues: Vec::new(),
-                given: BTreeMap::new(),
-            };
+            let mut crew = Crew::default();
             let mut threads = Vec::new();
             for (by, examiner) in examiners.into_iter().enumerate() {
                 let (queue, jobs) = channel();
@@ -183,108 +171,109 @@ impl<'s> Search<'s> {
                 let (sender, halt) = (sender.clone(), halt.clone());
                 threads.push(scope.spawn(move || work(examiner, by, &jobs, &sender, &halt)));
             }
-            let outcome = loop {
-                match self.fill(strategy, &mut crew, began) {
-                    Ok(()) => {}
-                    Err(TuneError::Proposer { .. }) if self.is_interrupted_too() => break Ok(()),
-                    // What was tried is worth its finals.
-                    Err(error @ TuneError::Proposer { .. }) => {
-                        self.exhausted = true;
-                        self.gone = Some(error.to_string());
-                    }
-                    Err(error) => break Err(error),
-                }
-                if self.interrupt.is_asked() {
-                    break Ok(());
-                }
-                if self.pending.is_empty() {
-                    break Ok(());
-                }
-                // One at a time: then what is proposed next has seen exactly the trials before it.
-                if let Some(result) = self.results.remove(&self.history.trials().len()) {
-                    if let Err(error) = self.commit(result, watcher) {
-                        break Err(error);
-                    }
-                    continue;
-                }
-                match news.recv_timeout(LOOK_UP) {
-                    Ok(News::Done {
-                        number,
-                        found: Ok(found),
-                        seconds,
-                        ..
-                    }) => {
-                        crew.given.remove(&number);
-                        self.results.insert(number, Known::Found(found, seconds));
-                    }
-                    Ok(News::Done {
-                        by,
-                        found: Err(error @ TuneError::Worker { .. }),
-                        ..
-                    }) => {
-                        if !crew.lose(by) {
-                            break Err(error);
-                        }
-                        watcher.lost(&names[by], &error.to_string());
-                    }
-                    Ok(News::Done { found: Err(error), .. }) => break Err(error),
-                    Ok(News::Waits(device, waits)) => watcher.waits(&device, waits),
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => {
-                        break Err(TuneError::Nothing {
-                            what: "every worker is gone".to_string(),
-                        });
-                    }
-                }
-            };
-            // Workers end when their queues do; what is left in them is of no interest where there was an error.
+            let mut outcome = self.drive(strategy, &mut crew, &news, &names, watcher);
+            // Threads end when their queues are closed. After an error they skip the rest.
             if outcome.is_err() {
                 halt.ask();
             }
-            let lost: Vec<bool> = crew.queues.iter().map(Option::is_none).collect();
+            let is_left: Vec<bool> = crew.queues.iter().map(Option::is_some).collect();
             drop(crew);
-            let mut left = Vec::new();
-            for (thread, is_lost) in threads.into_iter().zip(lost) {
-                match thread.join() {
-                    Ok(examiner) if !is_lost => left.push(examiner),
-                    Ok(_) => {}
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-            // What was at hand is kept as far as it is next; the rest is proposed again.
-            let mut outcome = outcome;
+            let join = |thread: thread::ScopedJoinHandle<'_, Examiner<'e>>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            let joined: Vec<Examiner<'e>> = threads.into_iter().map(join).collect();
+            let left = joined.into_iter().zip(is_left).filter(|(_, is_left)| *is_left);
+            let left = left.map(|(examiner, _)| examiner).collect();
+            // Results that are next are kept; the other candidates are proposed again.
             for one in news.try_iter() {
-                match one {
-                    News::Done {
-                        number,
-                        found: Ok(found),
-                        seconds,
-                        ..
-                    } => {
-                        self.results.insert(number, Known::Found(found, seconds));
-                    }
-                    News::Done { found: Err(error), .. } => outcome = outcome.and(Err(error)),
-                    News::Waits(..) => {}
+                let News::Done {
+                    number, found, seconds, ..
+                } = one
+                else {
+                    continue;
+                };
+                match found {
+                    Ok(found) => drop(self.results.insert(number, Known::Found(found, seconds))),
+                    Err(error) => outcome = outcome.and(Err(error)),
                 }
             }
-            while let Some(result) = self.results.remove(&self.history.trials().len()) {
+            while let Some(result) = self.next_result() {
                 outcome = outcome.and(self.commit(result, watcher));
             }
             outcome.map(|()| left)
         })
     }
 
-    /// Whether the interrupt that ended a program which proposes is one for this search too. It may come a moment later.
+    fn drive(
+        &mut self,
+        strategy: &mut dyn Strategy,
+        crew: &mut Crew,
+        news: &Receiver<News>,
+        names: &[String],
+        watcher: &mut dyn Watcher,
+    ) -> Result<(), TuneError> {
+        let began = Instant::now();
+        loop {
+            match self.fill(strategy, crew, began) {
+                Err(TuneError::Proposer { .. }) if self.is_interrupted_too() => return Ok(()),
+                // The candidates so far still get their finals.
+                Err(error @ TuneError::Proposer { .. }) => {
+                    self.exhausted = true;
+                    self.proposer_gone = Some(error.to_string());
+                }
+                filled => filled?,
+            }
+            if self.interrupt.is_asked() || self.pending.is_empty() {
+                return Ok(());
+            }
+            // One at a time, so that each proposal has seen exactly the trials before it.
+            if let Some(result) = self.next_result() {
+                self.commit(result, watcher)?;
+                continue;
+            }
+            match news.recv_timeout(LOOK_UP) {
+                Ok(News::Done {
+                    number,
+                    found: Ok(found),
+                    seconds,
+                    ..
+                }) => {
+                    crew.given.remove(&number);
+                    self.results.insert(number, Known::Found(found, seconds));
+                }
+                Ok(News::Done {
+                    by,
+                    found: Err(error @ TuneError::Worker { .. }),
+                    ..
+                }) => {
+                    if !crew.lose(by) {
+                        return Err(error);
+                    }
+                    watcher.lost(&names[by], &error.to_string());
+                }
+                Ok(News::Done { found: Err(error), .. }) => return Err(error),
+                Ok(News::Waits(device, waits)) => watcher.waits(&device, waits),
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn next_result(&mut self) -> Option<Known> {
+        self.results.remove(&self.history.trials().len())
+    }
+
+    /// Whether the interrupt that ended an outside proposer is also for this search. It may arrive
+    /// a moment later.
     fn is_interrupted_too(&self) -> bool {
         thread::sleep(LOOK_UP);
         self.interrupt.is_asked()
     }
 
-    /// Proposes as many candidates as may be on their way.
+    /// Proposes as many candidates as the window allows.
     fn fill(&mut self, strategy: &mut dyn Strategy, crew: &mut Crew, began: Instant) -> Result<(), TuneError> {
         loop {
             let number = self.history.trials().len() + self.pending.len();
-            // Until one was timed there is nothing to compare others with.
+            // Others are compared with the first, so it is tried alone.
             let best = self.best();
             let window = if best.is_some() { self.header.window } else { 1 };
             let spent = self.spent.saturating_add(began.elapsed());
@@ -304,90 +293,83 @@ impl<'s> Search<'s> {
                 fingerprint: None,
                 same_as: None,
             };
-            match before {
+            let known = match before {
                 Some(trial) => {
                     (pending.fingerprint, pending.same_as) = (trial.fingerprint.clone(), trial.same_as.clone());
-                    self.results.insert(number, Known::Before(Box::new(trial)));
+                    Some(Known::Before(Box::new(trial)))
                 }
-                None => match self.look(&mut pending) {
-                    Some(known) => {
-                        self.results.insert(number, known);
-                    }
-                    None => crew.give(Job {
-                        number,
-                        id: pending.proposal.id.clone(),
-                        best,
-                    }),
-                },
+                None => self.look(&mut pending),
+            };
+            match known {
+                Some(known) => drop(self.results.insert(number, known)),
+                None => crew.give(Job {
+                    number,
+                    id: pending.proposal.id.clone(),
+                    best,
+                }),
             }
             self.pending.insert(number, pending);
         }
     }
 
-    /// The next proposal; of a run that is taken up again it must be the one that was made then.
+    /// The next proposal. In a resumed run it must be the one that was made then.
     fn propose(
         &self,
         strategy: &mut dyn Strategy,
         number: usize,
         before: Option<&Trial>,
     ) -> Result<Option<Proposal>, TuneError> {
-        let of_before = |trial: &Trial| Proposal {
-            id: trial.id.clone(),
-            origin: trial.origin.clone(),
-        };
         if let Some(trial) = before.filter(|_| !strategy.is_replayable()) {
-            return Ok(Some(of_before(trial)));
+            return Ok(Some(Proposal::new(&trial.id, &trial.origin)));
         }
-        // A row may be older than the heuristics beside it.
+        // If the default is a row, it may be older than the heuristics.
         let heuristics = self.header.begins_at_default().map(|default| &default.heuristics);
         let heuristics = heuristics.filter(|id| !self.history.is_seen(id) && self.space.admits(id).is_ok());
         let proposal = match (number, heuristics) {
-            (0, _) => Some(Proposal::new(self.header.start.clone(), "the first")),
-            (1, Some(id)) => Some(Proposal::new(id.clone(), "what heuristics choose")),
+            (0, _) => Some(Proposal::new(&self.header.start, "the first")),
+            (1, Some(id)) => Some(Proposal::new(id, "chosen by heuristics")),
             _ => strategy.propose(&self.history, self.space)?,
         };
-        match (before, &proposal) {
-            (Some(then), now) if now.as_ref().map(|now| &now.id) != Some(&then.id) => Err(TuneError::Resume {
+        let now = proposal.as_ref().map(|now| &now.id);
+        match before {
+            Some(then) if now != Some(&then.id) => Err(TuneError::Resume {
                 path: self.journal.folder().display().to_string(),
                 what: "a proposal",
                 then: then.id.clone(),
-                now: now.as_ref().map_or("none".to_string(), |now| now.id.clone()),
+                now: now.map_or("none".to_string(), String::clone),
             }),
             _ => Ok(proposal),
         }
     }
 
-    /// What can be said of a proposal without a worker.
+    /// The result of a proposal that needs no worker.
     fn look(&self, pending: &mut Pending) -> Option<Known> {
         let id = &pending.proposal.id;
-        let refused = |reason: String| Known::Found(Found::failed(Verdict::Refused, reason), 0.0);
-        // The first is there to be compared with, whatever families are searched.
+        let refused = |reason: String| Some(Known::Found(Found::failed(Verdict::Refused, reason), 0.0));
+        // The first is compared with, whatever families are searched.
         if !self.history.trials().is_empty()
             && let Err(reason) = self.space.admits(id)
         {
-            return Some(refused(reason));
+            return refused(reason);
         }
         match self.gate?(id) {
-            Err(reason) => return Some(refused(reason)),
+            Err(reason) => return refused(reason),
             Ok(fingerprint) => pending.fingerprint = fingerprint,
         }
-        let fingerprint = pending.fingerprint.as_ref()?;
-        // The first of them, among those that were tried and those on their way.
+        let fingerprint = Some(pending.fingerprint.as_ref()?);
+        // The first candidate with the same program, tried or pending.
         let mut tried = self.history.trials().iter();
-        let tried = tried.find(|trial| trial.same_as.is_none() && trial.fingerprint.as_ref() == Some(fingerprint));
-        let first = tried.map(|trial| trial.id.clone()).or_else(|| {
-            let mut on_the_way = self.pending.values();
-            let twin =
-                on_the_way.find(|other| other.same_as.is_none() && other.fingerprint.as_ref() == Some(fingerprint));
-            twin.map(|other| other.proposal.id.clone())
-        });
-        pending.same_as = Some(first?);
+        let tried = tried.find(|trial| trial.same_as.is_none() && trial.fingerprint.as_ref() == fingerprint);
+        let mut others = self.pending.values();
+        let other = others.find(|other| other.same_as.is_none() && other.fingerprint.as_ref() == fingerprint);
+        let first = tried.map(|trial| &trial.id).or(other.map(|other| &other.proposal.id));
+        pending.same_as = Some(first?.clone());
         Some(Known::Twin)
     }
 
-    /// The result of a candidate whose machine program is that of an earlier one.
-    fn of_twin(&self, id: &str) -> Option<Found> {
-        let same = self.history.trial(id)?;
+    /// The result of an earlier candidate with the same machine program.
+    fn of_twin(&self, first: Option<&str>) -> Option<Found> {
+        let same = self.history.trial(first?)?;
         Some(Found {
             verdict: same.verdict,
             reason: format!("the same machine program as {}", same.id),
@@ -399,40 +381,33 @@ impl<'s> Search<'s> {
     /// Adds the next trial to the history.
     fn commit(&mut self, result: Known, watcher: &mut dyn Watcher) -> Result<(), TuneError> {
         let number = self.history.trials().len();
-        let Some(Pending {
-            proposal,
-            fingerprint,
-            same_as,
-        }) = self.pending.remove(&number)
-        else {
+        let Some(pending) = self.pending.remove(&number) else {
             return Ok(());
         };
-        let result = match (result, &same_as) {
-            (Known::Twin, Some(first)) => match self.of_twin(first) {
-                Some(found) => Known::Found(found, 0.0),
-                None => Known::Twin,
-            },
-            (result, _) => result,
-        };
-        let trial = match result {
-            // It was begun before this one, and trials are looked at in that order.
+        let found = match result {
+            Known::Before(trial) => Err(*trial),
+            Known::Found(found, seconds) => Ok((found, seconds)),
             Known::Twin => {
-                return Err(TuneError::Nothing {
-                    what: format!("{} is the same as a candidate that has no result", proposal.id),
-                });
+                let found = self.of_twin(pending.same_as.as_deref());
+                let found = found.ok_or_else(|| TuneError::Nothing {
+                    what: format!("{} equals a candidate without a result", pending.proposal.id),
+                })?;
+                Ok((found, 0.0))
             }
-            Known::Before(trial) => *trial,
-            Known::Found(found, seconds) => {
+        };
+        let trial = match found {
+            Err(before) => before,
+            Ok((found, seconds)) => {
                 let trial = Trial {
                     number,
-                    id: proposal.id,
-                    origin: proposal.origin,
+                    id: pending.proposal.id,
+                    origin: pending.proposal.origin,
                     verdict: found.verdict,
                     reason: found.reason,
                     timed: found.timed,
                     unjudged: found.unjudged,
-                    fingerprint,
-                    same_as,
+                    fingerprint: pending.fingerprint,
+                    same_as: pending.same_as,
                     seconds,
                 };
                 self.journal.add(&trial)?;
@@ -444,7 +419,7 @@ impl<'s> Search<'s> {
         Ok(())
     }
 
-    /// What candidates are timed against.
+    /// The candidate that others are timed against.
     fn best(&self) -> Option<Best> {
         let trial = self.history.best()?;
         let timed = trial.timed.as_ref()?;
@@ -456,13 +431,14 @@ impl<'s> Search<'s> {
     }
 }
 
-/// What trials took by so many workers at once; as long as can be said where that is too long to say.
+/// The time that trials took on several workers, or the maximum if it is too long to represent.
 fn time_of(trials: &[Trial], workers: usize) -> Duration {
     let seconds = trials.iter().map(|trial| trial.seconds).sum::<f64>();
     Duration::try_from_secs_f64(seconds / workers.max(1) as f64).unwrap_or(Duration::MAX)
 }
 
-/// A worker's thread: examines what is in its queue, and has the rest compiled meanwhile. One that is lost is lost for good.
+/// A worker's thread: examines the candidates in its queue while the next ones are compiled. It
+/// ends if the worker is lost.
 fn work<'e>(
     mut examiner: Examiner<'e>,
     by: usize,
@@ -472,25 +448,18 @@ fn work<'e>(
 ) -> Examiner<'e> {
     let mut queue: VecDeque<Job> = VecDeque::new();
     loop {
-        let mut new = Vec::new();
-        while let Ok(job) = jobs.try_recv() {
-            new.push(job.id.clone());
-            queue.push_back(job);
+        if queue.is_empty() {
+            queue.extend(jobs.recv().ok());
         }
+        queue.extend(jobs.try_iter());
         if examiner.interrupt.is_asked() || halt.is_asked() {
             return examiner;
         }
         let Some(job) = queue.pop_front() else {
-            match jobs.recv() {
-                Ok(job) => {
-                    queue.push_back(job);
-                    continue;
-                }
-                Err(_) => return examiner,
-            }
+            return examiner;
         };
         let began = Instant::now();
-        examiner.ahead(new);
+        examiner.ahead(queue.iter().map(|job| job.id.clone()).collect());
         let told = &mut |device: &str, waits| drop(news.send(News::Waits(device.to_string(), waits)));
         let Some(held) = examiner.ready(&job.id, told) else {
             return examiner;

@@ -1,4 +1,4 @@
-//! What a search begins with on a device: its space, its first candidate, its clock.
+//! What a search begins with on a device: space, first candidate, timing.
 
 use flashcore::{DeviceInfo, PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
@@ -18,55 +18,56 @@ use crate::worker::planted;
 /// What a search begins with.
 #[derive(Clone)]
 pub struct Setup {
-    /// What may be proposed.
+    /// The configs that may be proposed.
     pub space: Space,
-    /// The architecture; `None` for the host and for replays.
+    /// The architecture; `None` for the host and replays.
     pub chip: Option<Chip>,
-    /// The first candidate: the default, or the slowest one of a replay.
+    /// The first candidate: the default, or the slowest config of a replay.
     pub start: String,
-    /// What the library runs where nobody tunes; `None` of a replay.
+    /// The kernel that the library runs without tuning; `None` for a replay.
     pub default: Option<DefaultKernel>,
     /// How candidates are timed.
     pub timing: Timing,
-    /// Candidates proposed ahead.
+    /// Candidates to propose ahead.
     pub window: usize,
-    /// What makes claims about candidates. `None` on the host, whose kernels nothing models, and for cards without a
-    /// profile.
+    /// The source of predictions and claims. `None` on the host, whose kernels have no model, and
+    /// for cards without a profile.
     pub advisor: Option<Advisor>,
-    /// Why its predictions rest on the card's profile and on nothing that was measured on it, or why there are none; and
-    /// what to do about it.
+    /// Why predictions use the card's profile and no measured rates, or why there are none, with
+    /// the remedy.
     pub rates_note: Option<String>,
-    /// What is wrong with plan tables and rows that were passed over.
+    /// Errors of plan tables and rows that were skipped.
     pub plan_notes: Vec<String>,
 }
 
-/// Of a card whose rates are its profile's.
+/// Note for a card without measured rates.
 const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was never measured; `flashcore device --measure` \
-     does so in some seconds, once";
+     does so once, in some seconds";
 
-/// Of a card that nothing models.
+/// Note for a card without a model.
 fn no_profile(name: &str) -> String {
     format!(
-        "there is no profile of {name}, so that nothing predicts times or makes claims, whatever was measured on it; \
-         `flashcore list profiles` has those there are"
+        "there is no profile of {name}, so there are no predictions and no claims; \
+         `flashcore list profiles` shows the profiles"
     )
 }
 
-/// Candidates that a GPU's worker compiles while one is timed.
+/// Candidates that are compiled while one is timed on a GPU.
 const GPU_WINDOW: usize = 8;
 
 impl Setup {
-    /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for what this crate brings along). `families`
-    /// are those to search, by name; none means those worth searching. `torture` adds candidates known to be bad.
+    /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for the space in this crate).
+    /// `families` are names of the families to search; empty means those worth searching. `torture`
+    /// adds planted candidates.
     ///
     /// # Errors
-    /// A device or family that is not there, a problem that nothing serves.
+    /// An unknown device or family, a problem that nothing serves.
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
         if let Some(file) = device.strip_prefix("replay:") {
             let of_replay = |option, given: String| TuneError::BadOption {
                 option,
                 given,
-                allowed: "none on a replay, whose space is what was measured".to_string(),
+                allowed: "none on a replay, whose space is fixed".to_string(),
             };
             if !families.is_empty() {
                 return Err(of_replay("family", families.join(",")));
@@ -81,21 +82,21 @@ impl Setup {
             "cpu" => (None, PlanDevice::cpu()),
             device => {
                 let info = gpu(device)?;
-                if let Some(profile) = Profile::of_device(&info.name, info.multiprocessors) {
-                    let by_profile = Advisor::new(problem, profile);
-                    advisor = Some(match rates::kept(&DeviceIdentity::cuda(&info)) {
-                        Ok(Some(rates)) => by_profile.measured(rates.card()),
-                        Ok(None) => {
-                            rates_note = Some(NEVER_MEASURED.to_string());
-                            by_profile
-                        }
-                        Err(stale) => {
-                            rates_note = Some(format!("predicted with the profile's rates: {stale}"));
-                            by_profile
-                        }
-                    });
-                } else {
-                    rates_note = Some(no_profile(&info.name));
+                match Profile::of_device(&info.name, info.multiprocessors) {
+                    None => rates_note = Some(no_profile(&info.name)),
+                    Some(profile) => {
+                        let by_profile = Advisor::new(problem, profile);
+                        advisor = Some(match rates::kept(&DeviceIdentity::cuda(&info)) {
+                            Ok(Some(rates)) => by_profile.measured(rates.card()),
+                            rates => {
+                                let why = rates
+                                    .err()
+                                    .map(|stale| format!("predicted with the profile's rates: {stale}"));
+                                rates_note = why.or_else(|| Some(NEVER_MEASURED.to_string()));
+                                by_profile
+                            }
+                        });
+                    }
                 }
                 (Some(info.chip()), PlanDevice::cuda(&info))
             }
@@ -108,26 +109,23 @@ impl Setup {
             chip,
             start: default.kernel.clone(),
             default: Some(default),
-            timing: if chip.is_some() {
-                Timing::for_gpu()
-            } else {
-                Timing::for_cpu()
-            },
-            window: if chip.is_some() { GPU_WINDOW } else { 1 },
+            timing: chip.map_or_else(Timing::for_cpu, |_| Timing::for_gpu()),
+            window: chip.map_or(1, |_| GPU_WINDOW),
             advisor,
             rates_note,
             plan_notes: plans.notes().iter().map(ToString::to_string).collect(),
         })
     }
 
-    /// Of a space that was measured once. It begins at the slowest config that works: the hardest place.
+    /// For a space that was measured once. It begins at the slowest config that works, the hardest
+    /// start.
     fn replay(file: &str, problem: &Problem) -> Result<Setup, TuneError> {
-        let measured = read(file)?;
+        let measured = read_measured(file)?;
         let names: Vec<&str> = measured.tables.iter().map(|table| table.case.name.as_str()).collect();
         let known = names.join(", ");
         let is_this = |table: &&Table| table.case.problem == *problem;
         let nothing = || TuneError::Nothing {
-            what: format!("{problem} was not measured there; measured were {known}"),
+            what: format!("{problem} was not measured there; it has {known}"),
         };
         let table = measured.tables.iter().find(is_this).ok_or_else(nothing)?;
         let start = table.worst().ok_or_else(nothing)?.0.clone();
@@ -145,11 +143,11 @@ impl Setup {
     }
 }
 
-/// A file of measured spaces, or the shipped one.
+/// Reads a file of measured spaces, or the shipped one for `shipped`.
 ///
 /// # Errors
 /// [`TuneError::File`].
-pub fn read(file: &str) -> Result<Measured, TuneError> {
+pub fn read_measured(file: &str) -> Result<Measured, TuneError> {
     if file == "shipped" {
         return Measured::shipped();
     }
@@ -158,7 +156,7 @@ pub fn read(file: &str) -> Result<Measured, TuneError> {
     Measured::read(&text, file)
 }
 
-/// What the driver says of a GPU that kernels are made for. Looks at the driver without taking the device.
+/// The driver's data about a supported GPU. Does not take the device.
 pub(crate) fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
     let devices: Vec<DeviceInfo> = flashcore_cuda::devices().map_err(flashcore::Error::from)?;
     let ordinal: Option<u32> = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
@@ -169,22 +167,16 @@ pub(crate) fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
         Some(info.clone())
     });
     found.ok_or_else(|| {
-        let there = devices
-            .iter()
-            .map(|info| format!("cuda:{} ({})", info.ordinal, info.name));
+        let gpu = |info: &DeviceInfo| format!(", cuda:{} ({})", info.ordinal, info.name);
         TuneError::BadOption {
             option: "device",
             given: device.to_string(),
-            allowed: ["cpu".to_string(), "replay:FILE".to_string()]
-                .into_iter()
-                .chain(there)
-                .collect::<Vec<_>>()
-                .join(", "),
+            allowed: "cpu, replay:FILE".to_string() + &devices.iter().map(gpu).collect::<String>(),
         }
     })
 }
 
-/// Families of these names; those worth searching where there is none. Each serves the problem on the device.
+/// The families with these names, or those worth searching. Each serves the problem on the device.
 fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError> {
     if names.is_empty() {
         return Ok(gate.families());
@@ -195,20 +187,14 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
         allowed,
     };
     let family = |name: &String| {
-        let family = match name.as_str() {
-            "mma" => Family::mma(),
-            "wgmma" => Family::wgmma(),
-            "scalar" => Family::scalar(),
-            "ladder" => Family::ladder(),
-            "cpu" => Family::cpu(),
-            // Nothing but what is known to be bad.
-            planted::NAME => return Ok(planted::family()),
-            _ => {
-                let known = "mma, wgmma, scalar, ladder on a GPU; cpu on the host";
-                return Err(bad(name, known.to_string()));
-            }
-        };
-        // A search of nothing would say that nothing is faster.
+        // The planted candidates alone.
+        if name == planted::NAME {
+            return Ok(planted::family());
+        }
+        let known = "mma, wgmma, scalar, ladder on a GPU; cpu on the host";
+        let family = Family::all().into_iter().find(|family| family.name == name.as_str());
+        let family = family.ok_or_else(|| bad(name, known.to_string()))?;
+        // A search without candidates would report that none is faster.
         match gate.why_not(&family) {
             None => Ok(family),
             Some(why) => Err(bad(
@@ -237,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_said() {
+    fn unknown_devices_and_families_are_refused() {
         let problem = Problem::named("mission").unwrap();
         let family = Setup::new("cpu", &problem, &["tensor".to_string()], false)
             .err()

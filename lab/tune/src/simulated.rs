@@ -1,4 +1,4 @@
-//! Finalists under the simulator: what a GPU forgives, or shows once in a thousand runs, is a finding here.
+//! Finalists under the simulator, which finds errors that a GPU tolerates or rarely shows.
 
 use flashcore_check::{CheckOptions, check_plan};
 use flashcore_ir::Chip;
@@ -9,13 +9,13 @@ use rayon::prelude::*;
 use crate::board::Board;
 use crate::judge::Judge;
 
-/// Seed of the first schedule. Each set of inputs runs under schedules of its own.
+/// Seed of the first schedule. Each set of inputs runs under other schedules.
 const FIRST_SCHEDULE: u64 = 1;
-/// Schedules for each set of inputs: with eight sets, sixteen for a kernel.
+/// Schedules for each set of inputs: 16 for a kernel, with eight sets.
 const SCHEDULES: u32 = 2;
 
-/// Runs the kernels of a leaderboard under the simulator, on the small problems and the hard inputs that candidates are
-/// judged by, and elects anew.
+/// Runs the kernels of a leaderboard under the simulator, on the small problems and adversarial
+/// inputs that candidates are judged on, and elects again.
 pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
     board.rows.par_iter_mut().for_each(|row| {
         row.simulated = row
@@ -28,7 +28,7 @@ pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
     board
 }
 
-/// What the simulator finds on the shapes that there is a plan for; `None` where there is none.
+/// The simulator's finding on the shapes that have a plan; `None` if none has.
 fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option<Result<(), String>> {
     let mut looked = None;
     let normal = judge
@@ -71,7 +71,7 @@ mod tests {
     use crate::gate::Gatekeeper;
 
     #[test]
-    fn what_shows_on_hard_inputs_only_is_found() {
+    fn an_error_on_adversarial_inputs_alone_is_found() {
         let problem = Problem::builder().heads(1, 1).seq_len(64).head_dim(32).build().unwrap();
         let judge = Judge::new(&problem, 3).unwrap();
         let config = "scalar/tiled-m16n16-w4-v16".parse().unwrap();
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(judge_plans(&judge, honest), Some(Ok(())));
         assert_eq!(judge_plans(&judge, |_: &Problem| None), None);
 
-        // Scores are capped so far out that ordinary ones are as they were.
+        // The cap is so high that it hardly changes ordinary scores.
         let capped = |asked: &Problem| {
             let builder = Problem::builder().batch(asked.batch()).heads(1, 1).softcap(1000.0);
             let builder = builder.seq_len_q(asked.seq_len_q()).seq_len_kv(asked.seq_len_kv());
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn e4m3_goes_through_the_gates_that_need_no_device() {
+    fn e4m3_passes_the_gates_that_need_no_device() {
         let builder = Problem::builder().heads(2, 1).seq_len(128).head_dim(64);
         let problem = builder.dtype(DType::E4M3).build().unwrap();
         let chip = Chip::from(Profile::named("h200").unwrap());
@@ -116,18 +116,8 @@ mod tests {
             verdict: None,
             simulated: None,
         };
-        let board = Board {
-            start: id.clone(),
-            start_failed: None,
-            against: id.clone(),
-            rows: vec![row],
-            struck: Vec::new(),
-            witness: None,
-            head_to_head: Ok(()),
-            simulates: true,
-            winner: Some(id),
-            gain: 0.03,
-        };
+        let mut board = Board::new(&id, None, true, 0.03);
+        board.rows = vec![row];
         let board = look(board, &judge, chip);
         assert_eq!(board.rows[0].simulated, Some(Ok(())));
     }

@@ -1,5 +1,6 @@
-//! Who may witness in the finals: a kernel whose whole answer the finalists' are held against. It is of another family
-//! than each of them, or is the host where the host is not the device; where there is neither, there is no witness.
+//! The witness of the finals: a kernel whose whole output the finalists' outputs are compared with.
+//! It is of another family than each of them, or the host if the device is a GPU. If neither
+//! serves, there is no witness.
 
 use flashcore::KernelId;
 use flashcore_bench::draw;
@@ -11,51 +12,38 @@ use crate::gate::Gatekeeper;
 use crate::remote::Written;
 use crate::space::Family;
 
-/// Configs drawn of a family to find one that serves.
+/// Configs to draw from a family to find one that serves.
 const DRAWN: usize = 50;
-/// Longest that the host may take for its answer, and what a core of it does at least: seconds, operations a second.
+/// Longest time for the host's output, seconds, and lowest rate of a core, operations per second.
 const HOST_SECONDS: f64 = 10.0;
 const HOST_RATE: f64 = 10e9;
 
-/// A witness to ask.
+/// A possible witness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Candidate {
-    /// A kernel, on the device.
+    /// A kernel on the device.
     Kernel(String),
-    /// This process, by the kernel of the CPU that the library would use.
+    /// This process, with the CPU kernel that the library would choose.
     Host(String),
 }
 
-/// Which witnesses there are.
-pub(crate) struct Witnesses<'a> {
-    pub(crate) problem: &'a Problem,
-    pub(crate) gate: Gatekeeper,
-    /// Whether candidates run on a GPU, so that the host's kernels are of another family.
-    pub(crate) on_gpu: bool,
+/// Witnesses for these finalists, in the order of preference. `gate` checks kernels for the problem
+/// on the device.
+pub(crate) fn witnesses(gate: &Gatekeeper, finalists: &[String]) -> Vec<Candidate> {
+    let (mut rng, scalar) = (Rng::new(1), Family::scalar());
+    let mut drawn = (0..DRAWN).map(|_| scalar.sample(&mut rng));
+    let kernel = drawn.find(|id| may_witness(id, finalists) && gate.look(id).is_ok());
+    // The host, if the device is a GPU and the host is fast enough.
+    let threads = rayon::current_num_threads();
+    let is_fast = gate.problem.flops() <= HOST_SECONDS * HOST_RATE * threads as f64;
+    let config = flashcore_cpu::default_config(&gate.problem, threads);
+    let host = (gate.chip.is_some() && is_fast).then(|| Candidate::Host(KernelId::Cpu(config).to_string()));
+    kernel.map(Candidate::Kernel).into_iter().chain(host).collect()
 }
 
-impl Witnesses<'_> {
-    /// Those for these finalists, in the order in which they are to be asked.
-    pub(crate) fn of(&self, finalists: &[String]) -> Vec<Candidate> {
-        let (mut rng, scalar) = (Rng::new(1), Family::scalar());
-        let mut drawn = (0..DRAWN).map(|_| scalar.sample(&mut rng));
-        let kernel = drawn.find(|id| self.may(id, finalists) && self.gate.look(id).is_ok());
-        let host = self.host().map(Candidate::Host);
-        kernel.map(Candidate::Kernel).into_iter().chain(host).collect()
-    }
-
-    /// Whether a kernel may witness for these finalists.
-    pub(crate) fn may(&self, witness: &str, finalists: &[String]) -> bool {
-        finalists.iter().all(|id| family(id) != family(witness))
-    }
-
-    /// The host's kernel, where it is not the device itself and soon done.
-    fn host(&self) -> Option<String> {
-        let threads = rayon::current_num_threads();
-        let most = HOST_SECONDS * HOST_RATE * threads as f64;
-        let config = flashcore_cpu::default_config(self.problem, threads);
-        (self.on_gpu && self.problem.flops() <= most).then(|| KernelId::Cpu(config).to_string())
-    }
+/// Whether a kernel may be the witness for these finalists.
+pub(crate) fn may_witness(witness: &str, finalists: &[String]) -> bool {
+    finalists.iter().all(|id| family(id) != family(witness))
 }
 
 /// The family of an id.
@@ -63,17 +51,17 @@ fn family(id: &str) -> &str {
     id.split_once('/').map_or(id, |(family, _)| family)
 }
 
-/// What the host computes for normal inputs of a seed.
+/// The host's output for normal inputs of a seed.
 ///
 /// # Errors
-/// What the host's kernel says of the problem.
-pub(crate) fn answer_of_host(problem: &Problem, seed: u64) -> Result<Written, TuneError> {
+/// The CPU kernel's error.
+pub(crate) fn output_of_host(problem: &Problem, seed: u64) -> Result<Written, TuneError> {
     let inputs = draw(problem, InputKind::Normal, seed);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut lse = vec![0.0_f32; if problem.return_lse() { problem.lse_len() } else { 0 }];
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let asked = problem.return_lse().then_some(&mut lse[..]);
-    flashcore_cpu::attention(problem, q, k, v, &mut out.view_mut(), asked).map_err(flashcore::Error::from)?;
+    let requested = problem.return_lse().then_some(&mut lse[..]);
+    flashcore_cpu::attention(problem, q, k, v, &mut out.view_mut(), requested).map_err(flashcore::Error::from)?;
     Ok(Written {
         out: out.bytes().to_vec(),
         lse: lse.iter().flat_map(|value| value.to_ne_bytes()).collect(),
@@ -88,19 +76,18 @@ mod tests {
     use super::*;
     use crate::rows;
 
-    /// Who is asked in the finals of a problem on an H200, or on the host.
+    /// Witnesses for the finals of a problem on an H200, or on the host.
     fn asked(problem: &Problem, finalists: &[&str], on_gpu: bool) -> Vec<Candidate> {
         let chip = Chip {
             target: Target::Sm90a,
             sms: 132,
         };
         let gate = Gatekeeper::new(problem, on_gpu.then_some(chip));
-        let witnesses = Witnesses { problem, gate, on_gpu };
         let finalists: Vec<String> = finalists.iter().map(ToString::to_string).collect();
-        let asked = witnesses.of(&finalists);
+        let asked = witnesses(&gate, &finalists);
         for candidate in &asked {
             let (Candidate::Kernel(id) | Candidate::Host(id)) = candidate;
-            assert!(witnesses.may(id, &finalists), "{id} is of a finalist's family");
+            assert!(may_witness(id, &finalists), "{id} is of a finalist's family");
         }
         asked
     }
@@ -131,19 +118,19 @@ mod tests {
     }
 
     #[test]
-    fn the_host_answers_e4m3_as_float64_does() {
+    fn the_host_computes_e4m3_as_float64_does() {
         let problem = Problem::builder()
             .heads(4, 2)
             .seq_len(130)
             .head_dim(64)
             .dtype(DType::E4M3);
         let problem = problem.return_lse(true).build().unwrap();
-        let answer = answer_of_host(&problem, 5).unwrap();
+        let output = output_of_host(&problem, 5).unwrap();
         let every: Vec<[usize; 3]> = (0..64).map(|at| [0, at % 4, at * 2]).collect();
-        assert!(rows::arbitrate(&problem, 5, &every, &answer).unwrap().is_none());
-        let mut spoiled = answer_of_host(&problem, 5).unwrap();
+        assert!(rows::arbitrate(&problem, 5, &every, &output).unwrap().is_none());
+        let mut spoiled = output_of_host(&problem, 5).unwrap();
         spoiled.out[1] ^= 0x40;
         assert!(rows::arbitrate(&problem, 5, &every, &spoiled).unwrap().is_some());
-        assert_eq!(rows::differing(&problem, &spoiled, &answer), [[0, 0, 0]]);
+        assert_eq!(rows::differing(&problem, &spoiled, &output), [[0, 0, 0]]);
     }
 }

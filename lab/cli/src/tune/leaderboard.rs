@@ -9,7 +9,7 @@ use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::Claims;
 use flashcore_tune::journal::{Header, board_of, read_header, read_seconds, read_trials};
 use flashcore_tune::runs::{self, Found};
-use flashcore_tune::{Beside, History, Trial, Verdict, times_as_long};
+use flashcore_tune::{History, PeerComparison, Trial, Verdict, times_as_long};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         history.add(trial);
     }
     let board = board_of(&folder)?;
-    let beside = board.as_ref().and_then(|board| Beside::read(&folder, board));
+    let beside = board.as_ref().and_then(|board| PeerComparison::read(&folder, board));
     let claims: Option<Claims> = kept_in(&folder, "claims.json");
     let seconds = read_seconds(&folder);
     if args.json {

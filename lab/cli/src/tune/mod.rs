@@ -24,7 +24,7 @@ use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program, compilers_for};
-use flashcore_tune::{Beside, Gatekeeper, Outcome as Found, Request, Setup, TuneError, device_lock, runs};
+use flashcore_tune::{Gatekeeper, Outcome as Found, PeerComparison, Request, Setup, TuneError, device_lock, runs};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
@@ -134,13 +134,13 @@ fn said(found: &Kept, tour: bool, case: &Case) -> String {
 }
 
 /// What stood beside the winner before, where that is still all there is to say.
-fn kept_beside(found: &Kept) -> Option<Beside> {
+fn kept_beside(found: &Kept) -> Option<PeerComparison> {
     let board = found.board.as_ref().filter(|_| found.nothing_new)?;
-    Beside::read(&found.folder, board).filter(|beside| beside.missing.is_none())
+    PeerComparison::read(&found.folder, board).filter(|beside| beside.missing.is_none())
 }
 
 /// What a search found, with the same keys whatever became of it; `null` where there is nothing to say.
-fn json_of(found: &Kept, beside: Option<&Beside>, plan: Option<&plan::Kept>) -> Value {
+fn json_of(found: &Kept, beside: Option<&PeerComparison>, plan: Option<&plan::Kept>) -> Value {
     json!({
         "run": found.header,
         "trials": found.history.trials(),

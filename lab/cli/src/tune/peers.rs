@@ -5,7 +5,7 @@ use std::path::Path;
 use flashcore::Device;
 use flashcore_bench::store::default_path;
 use flashcore_bench::{Case, Options, Report, table};
-use flashcore_tune::{Beside, DeviceLock, Interrupt, Outcome as Found, device_lock};
+use flashcore_tune::{DeviceLock, Interrupt, Outcome as Found, PeerComparison, device_lock};
 
 use crate::bench::{bench_here, bench_in, find_peers};
 use crate::failure::Failure;
@@ -15,12 +15,18 @@ use crate::tune::live::say_waits;
 /// Measures the winner of a search beside the default and peers, and keeps that in the run's folder. `None` where there is
 /// nothing that the leaderboard does not say. Where measuring or keeping fails, that is said: the search is over, and what it
 /// found stands.
-pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String], folder: &Path) -> Option<Beside> {
+pub(crate) fn compare(
+    found: &Found,
+    case: &Case,
+    device: &str,
+    peers: &[String],
+    folder: &Path,
+) -> Option<PeerComparison> {
     let board = found.board.as_ref()?;
-    let mut beside = Beside::of(&found.header, board)?;
+    let mut beside = PeerComparison::of(&found.header, board)?;
     let spinner = style::spinner("winner, default and peers, side by side");
     let python = find_peers(peers);
-    let is_said = beside.is_said_by(board);
+    let is_said = beside.is_covered_by(board);
     match (python, is_said) {
         (Ok(None), true) => return None,
         (Err(missing), true) => beside.missing = Some(missing),
@@ -64,7 +70,7 @@ pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]
 }
 
 /// What was measured, as in any bench, and what it comes to.
-pub(crate) fn text(beside: &Beside) -> String {
+pub(crate) fn text(beside: &PeerComparison) -> String {
     let report = beside.report.as_ref();
     let mut text = match report {
         Some(_) => format!("\n{HEAD}Beside the default and peers{HEAD:#}\n"),

@@ -1,10 +1,10 @@
-use flashcore_problem::Problem;
+use std::path::PathBuf;
 
 use super::*;
-use crate::worker::Deadlines;
-use crate::worker::fake::{Fake, measured_at};
+use crate::tests::fake::{Fake, measured_at};
+use crate::worker::{Deadlines, Worker};
 
-/// What becomes of a candidate beside the best, with a worker that does this first.
+/// The result of a candidate that is timed against the best, with a worker that does this first.
 fn examined(name: &str, first: &str) -> Found {
     let problem = Problem::named("tiny").unwrap();
     let (judge, timing) = (Judge::of_nothing(&problem), Timing::for_cpu());
@@ -14,11 +14,12 @@ fn examined(name: &str, first: &str) -> Found {
     };
     let mut examiner = Examiner {
         judge: &judge,
-        worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
+        remote: Remote::new(
+            Worker::new(fake.program(name), "cpu", Deadlines::default()),
+            PathBuf::new(),
+        ),
         compilers: None,
         timing: &timing,
-        scratch: PathBuf::new(),
-        canvas: None,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
     };
@@ -31,22 +32,22 @@ fn examined(name: &str, first: &str) -> Found {
 }
 
 #[test]
-fn what_the_best_does_is_not_the_candidates_fault() {
+fn a_candidate_is_not_blamed_for_the_best() {
     let failed = r#""failed":{"verdict":"LAUNCH_FAILED","kernel":"cpu/m16n16","reason":"gone","fatal":false}"#;
     let of_best = [
         ("opens-not", format!("*'\"open\"'*'m16n16'*) said='{failed}';;")),
         ("dies", "*'\"open\"'*'m16n16'*) exit 3;;".to_string()),
-        // It opens, and then dies of being timed.
+        // It opens, and dies while it is timed.
         (
             "dies-later",
-            "*'\"open\"'*'[\"cpu/m16n16'*) open=7; said='\"opened\":[]';; *'\"time\"'*[27]) exit 3;;".to_string(),
+            "*'\"open\"'*'[\"cpu/m16n16'*) open=7; said='\"ok\":[]';; *'\"time\"'*[27]) exit 3;;".to_string(),
         ),
     ];
     for (name, first) in of_best {
         let found = examined(name, &first);
         assert_eq!(found.verdict, Verdict::Ambiguous, "{name}: {}", found.reason);
         assert!(
-            found.reason.contains("cpu/m16n16 could not be timed beside it"),
+            found.reason.contains("cpu/m16n16 could not be timed with it"),
             "{}",
             found.reason
         );
@@ -56,12 +57,12 @@ fn what_the_best_does_is_not_the_candidates_fault() {
 }
 
 #[test]
-fn what_the_candidate_does_is() {
+fn a_candidate_is_blamed_for_its_own_failures() {
     let of_it = [
         ("its-open", "*'\"open\"'*'m32n32'*) exit 3;;"),
         (
             "its-time",
-            "*'\"open\"'*'[\"cpu/m32n32'*1) open=7; said='\"opened\":[]';; *'\"time\"'*[27]) exit 3;;",
+            "*'\"open\"'*'[\"cpu/m32n32'*1) open=7; said='\"ok\":[]';; *'\"time\"'*[27]) exit 3;;",
         ),
     ];
     for (name, first) in of_it {
@@ -73,21 +74,17 @@ fn what_the_candidate_does_is() {
 }
 
 #[test]
-fn what_the_best_does_the_second_time_is_not_the_candidates_fault_either() {
+fn a_candidate_is_not_blamed_for_the_best_in_its_second_timing() {
     // Twice as fast; then the best ends the process, alone too.
-    let script = "*'\"open\"'*'[\"cpu/m16n16'*) open=7; said='\"opened\":[]';; *'\"time\"'*7) exit 3;;\n\
+    let script = "*'\"open\"'*'[\"cpu/m16n16'*) open=7; said='\"ok\":[]';; *'\"time\"'*7) exit 3;;\n\
          *'\"time\"'*2) [ -n \"$n\" ] && exit 3; n=1; said='FIRST';;";
     let found = examined("second-time", &script.replace("FIRST", &measured_at(0.5)));
     assert_eq!(found.verdict, Verdict::Ambiguous, "{}", found.reason);
-    assert!(
-        found.reason.contains("could not be timed beside it"),
-        "{}",
-        found.reason
-    );
+    assert!(found.reason.contains("could not be timed with it"), "{}", found.reason);
 }
 
 #[test]
-fn what_is_faster_once_is_not_accepted() {
+fn a_candidate_that_is_faster_once_is_not_accepted() {
     // Half the time of the best, and then as long.
     let once = "*'\"time\"'*2) if [ -z \"$n\" ]; then n=1; said='FIRST'; else said='SECOND'; fi;;";
     let script = once

@@ -1,19 +1,21 @@
 use std::path::PathBuf;
 
+use flashcore_problem::Problem;
+
 use super::*;
 use crate::Timing;
-use crate::gate::Gatekeeper;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
-use crate::trial::tests::trial;
-use crate::worker::fake::{Fake, met};
+use crate::remote::Remote;
+use crate::tests::fake::{Fake, met};
+use crate::tests::trial;
 use crate::worker::{Deadlines, Worker};
 
 const START: &str = "cpu/m16n16";
 const A: &str = "cpu/m32n32";
 const B: &str = "cpu/m48n48";
 
-/// The board of finals between [`START`], [`A`] and [`B`] by a worker that answers so, and with the winner confirmed.
+/// The board of finals between [`START`], [`A`] and [`B`] by a worker with these answers.
 fn held(name: &str, first: String) -> Board {
     let trials = [(START, 1.0), (A, 0.8), (B, 0.9)].into_iter().enumerate();
     let trials = trials.map(|(number, (id, score))| trial(number, id, Some(score)));
@@ -27,50 +29,32 @@ fn held_after(name: &str, first: String, trials: Vec<Trial>, keep: usize) -> Boa
     let fake = Fake { first, ..Fake::new() };
     let mut examiner = Examiner {
         judge: &judge,
-        worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
+        remote: Remote::new(
+            Worker::new(fake.program(name), "cpu", Deadlines::default()),
+            PathBuf::new(),
+        ),
         compilers: None,
         timing: &timing,
-        scratch: PathBuf::new(),
-        canvas: None,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
     };
     let mut history = History::default();
     trials.into_iter().for_each(|trial| history.add(trial));
-    let about = About {
-        start: START.to_string(),
-        start_failed: None,
-        struck: Vec::new(),
-        witness: None,
-        simulates: false,
-        gain: 0.03,
-    };
-    let witnesses = Witnesses {
-        problem: &problem,
-        gate: Gatekeeper::new(&problem, None),
-        on_gpu: false,
-    };
-    decide(
-        &history,
-        &mut examiner,
-        about,
-        keep,
-        &witnesses,
-        &|board| board,
-        &mut (),
-    )
-    .unwrap()
-    .unwrap()
+    let board = Board::new(START, None, false, 0.03);
+    let gate = Gatekeeper::new(&problem, None);
+    let simulated = |board| board;
+    let held = hold(&history, &mut examiner, board, keep, &gate, &simulated, &mut ());
+    held.unwrap().unwrap()
 }
 
-/// Lines of a worker's `case`: which kernels were opened last, and what `time` says then.
+/// Lines of a worker's `case`: the kernels that were opened last, and the answer to `time` then.
 fn on_time(meetings: &[(&[&str], String)]) -> String {
     let list = |ids: &[&str]| ids.join("\\\",\\\"");
     let mut lines = String::new();
     for (number, (ids, _)) in meetings.iter().enumerate() {
         let open = number + 11;
         lines += &format!(
-            "*'\"open\"'*'[\"{}\"]'*) open={open}; said='\"opened\":[]';;\n",
+            "*'\"open\"'*'[\"{}\"]'*) open={open}; said='\"ok\":[]';;\n",
             list(ids).replace('\\', "")
         );
     }
@@ -85,7 +69,7 @@ fn says(finalists: &[(&str, f64)]) -> String {
 }
 
 #[test]
-fn a_lead_that_does_not_come_again_is_none() {
+fn a_gain_that_is_not_confirmed_does_not_win() {
     let board = held(
         "lead",
         on_time(&[
@@ -108,7 +92,7 @@ fn a_lead_that_does_not_come_again_is_none() {
 }
 
 #[test]
-fn one_that_ends_its_worker_among_all_is_struck_and_the_others_meet() {
+fn a_finalist_that_kills_its_worker_is_struck_and_the_others_are_timed() {
     let dies = || "exit 3".to_string();
     let board = held(
         "dies",
@@ -125,7 +109,7 @@ fn one_that_ends_its_worker_among_all_is_struck_and_the_others_meet() {
 }
 
 #[test]
-fn where_nobody_is_to_blame_there_are_no_finals() {
+fn a_failure_that_no_finalist_causes_ends_the_finals() {
     let board = held(
         "nobody",
         on_time(&[
@@ -136,11 +120,16 @@ fn where_nobody_is_to_blame_there_are_no_finals() {
         ]),
     );
     assert!(board.struck.is_empty(), "{board:?}");
-    assert!(board.head_to_head.unwrap_err().ends_with("by whom is not known"));
+    assert!(
+        board
+            .head_to_head
+            .unwrap_err()
+            .ends_with("which finalist caused it is not known")
+    );
 }
 
 #[test]
-fn what_was_accepted_meets_whatever_its_place() {
+fn the_last_accepted_candidate_is_a_finalist() {
     let accepted = Trial {
         verdict: Verdict::Faster,
         ..trial(3, "cpu/m64n64", Some(0.95))
@@ -167,7 +156,7 @@ fn what_was_accepted_meets_whatever_its_place() {
 }
 
 #[test]
-fn a_first_candidate_that_is_found_out_in_the_second_meeting_is_struck() {
+fn a_first_candidate_that_fails_in_the_confirmation_is_struck() {
     let dies = || "exit 3".to_string();
     let first = on_time(&[
         (&[START, A, B], says(&[(START, 1.0), (A, 0.8), (B, 0.9)])),
@@ -191,41 +180,42 @@ fn a_first_candidate_that_is_found_out_in_the_second_meeting_is_struck() {
     assert_eq!(board.gain_of_winner(), None);
 }
 
-/// Every row of a finalist's answer is held against the witness's; where they differ, float64 says who is wrong.
+/// Every row of a finalist's output is compared with the witness's; float64 decides which is wrong.
 #[test]
 fn one_wrong_row_is_found_by_the_witness() {
     let problem = Problem::named("tiny").unwrap();
     let (judge, timing, seed) = (Judge::of_nothing(&problem), Timing::for_cpu(), 5);
-    let right = answer_of_host(&problem, seed).unwrap();
+    let right = output_of_host(&problem, seed).unwrap();
     let mut wrong = right.clone();
     let row = problem.o_layout().offset(0, 5, 0, 0) * problem.out_dtype().size_bytes();
     wrong.out[row + 1] ^= 0x40;
     let folder = std::env::temp_dir().join(format!("flashcore-agrees-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (given, scratch) = (folder.join("given"), folder.join("scratch"));
-    let done = r#"said='"done":null'"#;
+    let done = r#"said='"ok":null'"#;
     let first = format!(
-        "*'\"lse\"'*) : > {to}; {done};;\n*'\"read\"'*) cp {from} {to}; {done};;\n*'\"outside\"'*) said='\"outside\":null';;",
+        "*'\"lse\"'*) : > {to}; {done};;\n*'\"read\"'*) cp {from} {to}; {done};;\n*'\"outside\"'*) said='\"ok\":null';;",
         from = given.display(),
         to = scratch.display()
     );
     let fake = Fake { first, ..Fake::new() };
     let mut examiner = Examiner {
         judge: &judge,
-        worker: Worker::new(fake.program("agrees"), "cpu", Deadlines::default()),
+        remote: Remote::new(
+            Worker::new(fake.program("agrees"), "cpu", Deadlines::default()),
+            scratch,
+        ),
         compilers: None,
         timing: &timing,
-        scratch,
-        canvas: None,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
     };
-    let mut agrees = |answer: &Written, of_witness: &Written| {
-        std::fs::write(&given, &answer.out).unwrap();
+    let mut agrees = |output: &Written, of_witness: &Written| {
+        std::fs::write(&given, &output.out).unwrap();
         let witness = Witness {
             id: "scalar/x".to_string(),
             seed,
-            answer: of_witness.clone(),
+            output: of_witness.clone(),
         };
         match examiner.agrees(0, &witness) {
             Ok(()) => Ok(()),

@@ -1,24 +1,24 @@
-//! [`Claim`]: one change of a lever that something speaks for or against, with what is expected of it.
+//! [`Claim`]: the expected effect of one change of a lever, and why.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a claim rests on.
+/// The reason for a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClaimKind {
-    /// Accesses to shared memory meet in banks.
+    /// Bank conflicts in shared memory.
     BankConflicts,
-    /// Accesses to global memory touch more sectors than their bytes need.
+    /// Accesses to global memory use more sectors than necessary.
     Uncoalesced,
-    /// A change that would need more registers than there are: it would not build.
+    /// The change needs more registers than there are, so it would not build.
     Spills,
-    /// Registers keep further blocks off an SM.
+    /// Registers limit the blocks on an SM.
     Registers,
-    /// Shared memory keeps further blocks off an SM.
+    /// Shared memory limits the blocks on an SM.
     Room,
-    /// The last wave of blocks leaves much of the card idle.
+    /// Much of the card is idle in the last wave of blocks.
     Waves,
     /// Passes over shared memory bind.
     SharedMemory,
@@ -26,32 +26,16 @@ pub enum ClaimKind {
     L2,
     /// Exponentials, arithmetic or issue slots bind.
     Arithmetic,
-    /// Tensor cores bind: tiles that are computed in vain.
+    /// Tensor cores bind, with products that are masked.
     TensorCores,
-    /// Nothing binds but waiting for results.
+    /// Latency binds.
     Latency,
-    /// Starting kernels binds.
+    /// Launch overhead binds.
     Launch,
 }
 
 impl ClaimKind {
-    /// Every kind.
-    pub const ALL: [ClaimKind; 12] = [
-        ClaimKind::BankConflicts,
-        ClaimKind::Uncoalesced,
-        ClaimKind::Spills,
-        ClaimKind::Registers,
-        ClaimKind::Room,
-        ClaimKind::Waves,
-        ClaimKind::SharedMemory,
-        ClaimKind::L2,
-        ClaimKind::Arithmetic,
-        ClaimKind::TensorCores,
-        ClaimKind::Latency,
-        ClaimKind::Launch,
-    ];
-
-    /// As it stands in tables and files: `bank-conflicts`.
+    /// Its name in tables and files, such as `bank-conflicts`.
     pub const fn name(self) -> &'static str {
         match self {
             ClaimKind::BankConflicts => "bank-conflicts",
@@ -69,7 +53,7 @@ impl ClaimKind {
         }
     }
 
-    /// Whether this kind says that a change would not build; all others expect a time.
+    /// Whether this kind expects that a change does not build; all others expect a time.
     pub const fn is_warning(self) -> bool {
         matches!(self, ClaimKind::Spills)
     }
@@ -81,26 +65,27 @@ impl fmt::Display for ClaimKind {
     }
 }
 
-/// One change of a lever, and what is expected of it.
+/// One change of a lever, and its expected effect.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
     /// The config it is about.
     pub about: String,
-    /// What it rests on.
+    /// The reason.
     pub kind: ClaimKind,
-    /// The same in words, with numbers.
+    /// The reason in words, with numbers.
     pub evidence: String,
-    /// The kernel's line it is about, such as `crates/kernels/src/mma/warp.rs:212`, where it is about one.
+    /// The line of the kernel, such as `crates/kernels/src/mma/warp.rs:212`, if there is one.
     pub line: Option<String>,
     /// The lever.
     pub lever: String,
     /// Its value in the config.
     pub from: String,
-    /// The value proposed, or warned of.
+    /// The proposed value.
     pub to: String,
-    /// The config with that value: the claim comes true or not when it is tried.
+    /// The config with that value. Its trial scores the claim.
     pub proposes: String,
-    /// Expected change of the time, per cent: -8 is 8 % faster. `None`: expected not to build.
+    /// Expected change of the time, per cent; -8 is 8 % faster. `None`: it is expected not to
+    /// build.
     pub expected: Option<f64>,
 }
 
@@ -118,36 +103,28 @@ impl fmt::Display for Claim {
     }
 }
 
-/// What came of a claim when its change was tried.
+/// Result of a claim whose change was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Score {
-    /// At least half of what was expected; of a warning: it did not build.
+    /// At least half of the expected gain; for a warning: it did not build.
     CameTrue,
-    /// Less than that; of a warning: it built.
+    /// Less than that; for a warning: it built.
     DidNot,
-    /// The other way, beyond what noise explains.
+    /// Slower, by more than the noise.
     SignWrong,
-    /// It has no time: the change failed at a gate.
+    /// The change failed at a gate and has no time.
     Failed,
 }
 
-/// Part of the expected change that has to be measured.
+/// Share of the expected change that must be measured.
 const PART: f64 = 0.5;
-/// Change that noise explains, per cent.
+/// Change within the noise, per cent.
 const NOISE: f64 = 1.0;
 
 impl Score {
-    /// Scores an expectation by the measured change, both in per cent; `None` is a candidate that has no time.
-    ///
-    /// ```
-    /// use flashcore_tune::insight::Score;
-    /// assert_eq!(Score::of(Some(-8.0), Some(-5.0)), Score::CameTrue);
-    /// assert_eq!(Score::of(Some(-8.0), Some(-2.0)), Score::DidNot);
-    /// assert_eq!(Score::of(Some(-8.0), Some(3.0)), Score::SignWrong);
-    /// assert_eq!(Score::of(Some(-8.0), None), Score::Failed);
-    /// assert_eq!((Score::of(None, None), Score::of(None, Some(2.0))), (Score::CameTrue, Score::DidNot));
-    /// ```
+    /// Scores an expectation by the measured change, both in per cent; `None` is a candidate that
+    /// has no time.
     pub fn of(expected: Option<f64>, measured: Option<f64>) -> Score {
         match (expected, measured) {
             (None, None) => Score::CameTrue,
@@ -157,5 +134,22 @@ impl Score {
             (Some(_), Some(measured)) if measured > NOISE => Score::SignWrong,
             _ => Score::DidNot,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Score;
+
+    #[test]
+    fn half_of_the_expectation_comes_true() {
+        assert_eq!(Score::of(Some(-8.0), Some(-5.0)), Score::CameTrue);
+        assert_eq!(Score::of(Some(-8.0), Some(-2.0)), Score::DidNot);
+        assert_eq!(Score::of(Some(-8.0), Some(3.0)), Score::SignWrong);
+        assert_eq!(Score::of(Some(-8.0), None), Score::Failed);
+        assert_eq!(
+            (Score::of(None, None), Score::of(None, Some(2.0))),
+            (Score::CameTrue, Score::DidNot)
+        );
     }
 }

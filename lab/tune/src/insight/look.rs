@@ -1,5 +1,5 @@
-//! [`Advisor`]: looks at a candidate without running it on a device. The simulator runs a few of its blocks, the cost
-//! model holds them against the card.
+//! [`Advisor`]: observes a candidate without a device. The simulator runs a few of its blocks, and
+//! the cost model predicts its time on the card.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,43 +10,43 @@ use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
 use flashcore_sim::{Class, MemorySite};
 use rayon::prelude::*;
-use sha2::{Digest, Sha256};
 
 use super::rules::is_to_spill;
+use crate::journal::sha256;
 
-/// Accesses of a line that take more than they need.
+/// Accesses of a line that use more passes or sectors than necessary.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Waste {
     pub(super) line: String,
-    /// Passes or sectors, and the fewest there could be.
+    /// Passes or sectors, and the necessary number.
     pub(super) took: u64,
     pub(super) fewest: u64,
-    /// Part of all passes or sectors that is beyond the fewest, of all lines.
+    /// Share of unnecessary passes or sectors, of all lines.
     pub(super) beyond: f64,
 }
 
-/// What can be seen of a candidate without running it.
+/// Observations of a candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Look {
     /// Predicted time, µs.
     pub(super) micros: f64,
     pub(super) binds: Bound,
-    /// What each thing that can bind takes, µs.
+    /// Time of each possible bound, µs.
     terms: Vec<(Bound, f64)>,
-    /// How many times as long as the next the binding one takes.
+    /// Ratio of the binding time to the next.
     pub(super) lead: f64,
-    /// The line that asks most of what binds, and its part of it.
+    /// The line with most of the binding time, and its share.
     pub(super) hottest: Option<(String, f64)>,
-    /// How the step that does the work fits on the card.
+    /// Occupancy of the main step.
     pub(super) fit: StepFit,
-    /// Registers that its values need at a time, and what its launch leaves the compiler, where that is the limit.
+    /// Registers that its values need, and those that its launch leaves, if that is the limit.
     pub(super) registers: Option<(u32, u32)>,
     pub(super) conflicts: Option<Waste>,
     pub(super) scattered: Option<Waste>,
 }
 
 impl Look {
-    /// What something that can bind takes, µs.
+    /// Time of a possible bound, µs.
     pub(super) fn micros_of(&self, bound: Bound) -> f64 {
         let term = self.terms.iter().find(|(other, _)| *other == bound);
         term.map_or(0.0, |(_, micros)| *micros)
@@ -92,7 +92,7 @@ impl Look {
     }
 }
 
-/// What accesses of these classes take beyond the fewest, and the line with most of it.
+/// Unnecessary passes or sectors of these classes, and the line with most of them.
 fn waste(memory: &[MemorySite], classes: &[Class]) -> Option<Waste> {
     let of_class = || memory.iter().filter(|site| classes.contains(&site.class));
     let beyond = |site: &MemorySite| site.transactions.saturating_sub(site.ideal);
@@ -110,36 +110,27 @@ fn waste(memory: &[MemorySite], classes: &[Class]) -> Option<Waste> {
     })
 }
 
-/// What the cost model says of a candidate before anybody has compiled it.
+/// Prediction for a candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Predicted {
     /// Its time, µs.
     pub micros: f64,
-    /// Whether it is likely to spill, and so not to build: [`is_to_spill`].
+    /// Whether it is likely to spill, so that it does not build: [`is_to_spill`].
     pub spills: bool,
 }
 
-/// Looks at candidates for a problem on a card. Clones share what was seen.
+/// Observes candidates for a problem on a card. Clones share the observations.
 #[derive(Clone, Debug)]
 pub struct Advisor {
     problem: Problem,
     profile: &'static Profile,
-    /// What was measured on the card, in place of its profile's rates.
+    /// Measured rates, in place of the profile's.
     measured: Option<MeasuredCard>,
     seen: Arc<Mutex<HashMap<String, Option<Arc<Look>>>>>,
 }
 
 impl Advisor {
     /// For a problem on a card.
-    ///
-    /// ```
-    /// use flashcore_ir::Profile;
-    /// use flashcore_problem::Problem;
-    /// use flashcore_tune::insight::Advisor;
-    /// let advisor = Advisor::new(&Problem::named("mission")?, Profile::named("h200").unwrap());
-    /// assert_eq!(advisor.profile().name, "h200");
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
-    /// ```
     pub fn new(problem: &Problem, profile: &'static Profile) -> Advisor {
         Advisor {
             problem: problem.clone(),
@@ -149,7 +140,7 @@ impl Advisor {
         }
     }
 
-    /// The same with what was measured on the card in place of its profile's rates; nothing that was seen is kept.
+    /// The same with measured rates in place of the profile's, without the earlier observations.
     #[must_use]
     pub fn measured(self, card: MeasuredCard) -> Advisor {
         Advisor {
@@ -159,28 +150,15 @@ impl Advisor {
         }
     }
 
-    /// What predictions rest on: `profile`, or the SHA-256 of what was measured on the card.
+    /// Source of the rates: `profile`, or the SHA-256 of measured rates.
     pub fn rates(&self) -> String {
         match &self.measured {
             None => "profile".to_string(),
-            Some(card) => {
-                let digits = Sha256::digest(format!("{card:?}"));
-                digits.iter().map(|byte| format!("{byte:02x}")).collect()
-            }
+            Some(card) => sha256(&format!("{card:?}")),
         }
     }
 
-    /// Predictions, each made once, on all cores. `None`: no plan, or nothing models its cost.
-    ///
-    /// ```
-    /// use flashcore_ir::Profile;
-    /// use flashcore_problem::Problem;
-    /// use flashcore_tune::insight::Advisor;
-    /// let advisor = Advisor::new(&Problem::named("tiny")?, Profile::named("l4").unwrap());
-    /// let predicted = advisor.predict(&["scalar/naive-t128-v16".to_string(), "cpu/m64n64".to_string()]);
-    /// assert!(predicted[0].is_some_and(|one| one.micros > 1.0 && !one.spills) && predicted[1].is_none());
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
-    /// ```
+    /// Predicts candidates on all cores, each once. `None`: no plan, or no model of its cost.
     pub fn predict(&self, ids: &[String]) -> Vec<Option<Predicted>> {
         let predicted = |look: Arc<Look>| Predicted {
             micros: look.micros,
@@ -194,12 +172,7 @@ impl Advisor {
         &self.problem
     }
 
-    /// The card.
-    pub fn profile(&self) -> &'static Profile {
-        self.profile
-    }
-
-    /// What is seen of candidates, each looked at once, on all cores. `None`: no plan, or nothing models its cost.
+    /// Observes candidates on all cores, each once. `None`: no plan, or no model of its cost.
     pub(super) fn look(&self, ids: &[String]) -> Vec<Option<Arc<Look>>> {
         let seen = || self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let mut new: Vec<&String> = ids.iter().filter(|id| !seen().contains_key(*id)).collect();

@@ -1,5 +1,5 @@
-//! What speaks for which change: from what is seen of a candidate to levers worth turning. Whether a change pays, and by
-//! how much, the cost model says of the candidate it leads to; a rule alone makes no claim.
+//! Rules from observations of a candidate to changes that may pay. The cost model predicts the
+//! changed candidate; a rule alone makes no claim.
 
 use flashcore_check::cost::{Bound, Resource};
 
@@ -7,22 +7,15 @@ use super::claim::{Claim, ClaimKind};
 use super::look::{Advisor, Look, Waste};
 use crate::space::Space;
 
-/// Where a lever is to be turned: to the next value that may be proposed, in the lever's order, or the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    Up,
-    Down,
-}
-
-use Turn::{Down, Up};
-
-/// What speaks for some changes.
+/// A reason for some changes.
 #[derive(Clone, Debug)]
 struct Reason {
     kind: ClaimKind,
     evidence: String,
     line: Option<String>,
-    turns: &'static [(&'static str, Turn)],
+    /// Levers, each followed by `+` for its next value or `-` for the one before, in the lever's
+    /// order and among those that may be proposed.
+    turns: &'static str,
 }
 
 /// A change of one lever.
@@ -34,22 +27,21 @@ struct Change {
     id: String,
 }
 
-/// Least gain that is claimed, per cent: smaller ones are lost in noise.
+/// Smallest gain that is claimed, per cent; smaller ones are within the noise.
 const LEAST: f64 = 2.0;
-/// Part of passes or sectors beyond the fewest from which on it is worth a word.
+/// Share of unnecessary passes or sectors from which on there is a reason.
 const WASTEFUL: f64 = 0.05;
-/// Part of the card that is busy over all waves, below which waves are to blame.
+/// Share of the card that is busy over all waves, below which waves are a reason.
 const BUSY: f64 = 0.85;
 /// Waves beyond which the last one matters little.
 const MANY_WAVES: f64 = 6.0;
-/// Part of its registers that a candidate's values need, from which on more may be too many.
+/// Share of its registers that a candidate's values need, above which a change may spill.
 const FULL: f64 = 0.5;
-/// How far the estimate of registers may be off, as a part of them: on most of 48 kernels that an assembler looked at
-/// (docs/cost-model.md).
+/// Relative error of the estimated registers, for most of 48 kernels (docs/cost-model.md).
 const OFF_BY: f64 = 0.1;
 
-/// The claims about a candidate. `registers` are those the compiler gave its threads, where somebody knows; `tried` says
-/// of which candidates the outcome is known already, so that nothing is to be claimed about them.
+/// The claims about a candidate. `registers` are the compiler's per thread, if known. Candidates
+/// that are `tried` need no claim.
 pub(super) fn claims(
     about: &str,
     registers: Option<u32>,
@@ -62,20 +54,14 @@ pub(super) fn claims(
     };
     let mut asked: Vec<(Reason, Change)> = Vec::new();
     for reason in reasons(&look, registers) {
-        let changes = reason
-            .turns
-            .iter()
-            .filter_map(|&(lever, turn)| change(about, lever, turn, space));
-        asked.extend(
-            changes
-                .filter(|change| !tried(&change.id))
-                .map(|change| (reason.clone(), change)),
-        );
+        let changes = reason.turns.split(' ').filter_map(|turn| change(about, turn, space));
+        let untried = changes.filter(|change| !tried(&change.id));
+        asked.extend(untried.map(|change| (reason.clone(), change)));
     }
     let ids: Vec<String> = asked.iter().map(|(_, change)| change.id.clone()).collect();
     let mut claims: Vec<Claim> = Vec::new();
     for ((reason, change), after) in asked.into_iter().zip(advisor.look(&ids)) {
-        // A change that several reasons name is the first one's.
+        // If several reasons name a change, the first one counts.
         let is_new = claims.iter().all(|claim| claim.proposes != change.id);
         if let Some(after) = after.filter(|_| is_new) {
             claims.extend(claim(about, &look, reason, change, &after));
@@ -84,12 +70,12 @@ pub(super) fn claims(
     claims
 }
 
-/// What is claimed of a change: that it does not build, that it pays by so much, or nothing.
+/// The claim about a change: that it does not build, that it pays, or none.
 fn claim(about: &str, before: &Look, reason: Reason, change: Change, after: &Look) -> Option<Claim> {
     let percent = 100.0 * (after.micros / before.micros - 1.0);
     let (kind, evidence, line, expected) = match spills(before, after) {
         Some(evidence) => (ClaimKind::Spills, evidence, None, None),
-        None if percent <= -LEAST && reason.kind.is_answered(before, after) => {
+        None if percent <= -LEAST && reason.kind.is_reduced(before, after) => {
             (reason.kind, reason.evidence, reason.line, Some(percent))
         }
         None => return None,
@@ -115,24 +101,19 @@ fn spills(before: &Look, after: &Look) -> Option<String> {
         .then(|| format!("its values would need {needed} registers a thread where {left} are left"))
 }
 
-/// Whether a kernel whose values need so many registers a thread, where its launch leaves so many
-/// ([`registers`](flashcore_check::cost::Observation::registers)), is likely to spill: it needs more than there are, by
-/// more than the estimate may be off. What is estimated of a kernel near it that was `built` is corrected by that it was.
-///
-/// ```
-/// use flashcore_tune::insight::is_to_spill;
-/// assert!(is_to_spill((290, 255), None) && !is_to_spill((261, 255), None));
-/// assert!(!is_to_spill((290, 255), Some((280, 255))));
-/// ```
+/// Whether a kernel is likely to spill, by the registers per thread that its values need and those
+/// that its launch leaves ([`registers`](flashcore_check::cost::Observation::registers)): it needs
+/// more, by more than the error of the estimate. The estimate of a similar kernel that was `built`
+/// corrects it.
 pub fn is_to_spill(registers: (u32, u32), built: Option<(u32, u32)>) -> bool {
     let part = |(needed, left): (u32, u32)| f64::from(needed) / f64::from(left);
     part(registers) > built.map_or(1.0, part).max(1.0) + OFF_BY
 }
 
 impl ClaimKind {
-    /// Whether a change takes away what the claim is about: a change that pays for other reasons is no claim of this
-    /// kind.
-    fn is_answered(self, before: &Look, after: &Look) -> bool {
+    /// Whether a change reduces the claim's subject. A change that pays for other reasons is no
+    /// claim of this kind.
+    fn is_reduced(self, before: &Look, after: &Look) -> bool {
         let blocks = |look: &Look| look.fit.occupancy.blocks_per_sm;
         match self {
             ClaimKind::Spills => false,
@@ -150,22 +131,24 @@ impl ClaimKind {
     }
 }
 
-/// Part of accesses beyond the fewest there could be.
+/// Share of unnecessary passes or sectors.
 fn beyond(waste: &Option<Waste>) -> f64 {
     waste.as_ref().map_or(0.0, |waste| waste.beyond)
 }
 
-/// Part of the card that is busy over all waves of blocks.
+/// Share of the card that is busy over all waves of blocks.
 fn busy(look: &Look) -> f64 {
     look.fit.waves / look.fit.waves.ceil().max(1.0)
 }
 
-fn change(about: &str, lever: &'static str, turn: Turn, space: &Space) -> Option<Change> {
+/// A turn such as `stages+`, if the lever has such a value.
+fn change(about: &str, turn: &'static str, space: &Space) -> Option<Change> {
+    let (lever, up) = turn.split_at(turn.len() - 1);
     let mut settings = space.turned(about, lever);
     let at = settings.iter().position(|(_, id)| id == about)?;
-    let to = match turn {
-        Up => at + 1,
-        Down => at.checked_sub(1)?,
+    let to = match up {
+        "+" => at + 1,
+        _ => at.checked_sub(1)?,
     };
     let from = settings[at].0.clone();
     (to < settings.len()).then(|| {
@@ -174,7 +157,7 @@ fn change(about: &str, lever: &'static str, turn: Turn, space: &Space) -> Option
     })
 }
 
-/// What speaks for changes, the most particular first.
+/// Reasons for changes, the most specific first.
 fn reasons(look: &Look, registers: Option<u32>) -> Vec<Reason> {
     let mut reasons = Vec::new();
     let mut add = |kind, evidence: String, line: Option<&str>, turns| {
@@ -187,35 +170,20 @@ fn reasons(look: &Look, registers: Option<u32>) -> Vec<Reason> {
     };
     let wasteful = |waste: &&Waste| waste.beyond >= WASTEFUL;
     if let Some(waste) = look.conflicts.as_ref().filter(wasteful) {
-        let evidence = format!(
-            "{} passes over shared memory where {} would do",
-            waste.took, waste.fewest
-        );
-        add(
-            ClaimKind::BankConflicts,
-            evidence,
-            Some(&waste.line),
-            &[("swizzled", Up)],
-        );
+        let evidence = format!("{} passes over shared memory, of {} needed", waste.took, waste.fewest);
+        add(ClaimKind::BankConflicts, evidence, Some(&waste.line), "swizzled+");
     }
     if let Some(waste) = look.scattered.as_ref().filter(wasteful) {
-        let evidence = format!(
-            "{} sectors of global memory where {} would do",
-            waste.took, waste.fewest
-        );
-        add(
-            ClaimKind::Uncoalesced,
-            evidence,
-            Some(&waste.line),
-            &[("vector_bytes", Up), ("tile", Up)],
-        );
+        let evidence = format!("{} sectors of global memory, of {} needed", waste.took, waste.fewest);
+        let turns = "vector_bytes+ tile+";
+        add(ClaimKind::Uncoalesced, evidence, Some(&waste.line), turns);
     }
     let fit = &look.fit;
     let blocks = match fit.occupancy.blocks_per_sm {
         1 => "one block".to_string(),
         blocks => format!("{blocks} blocks"),
     };
-    // Room for more is of use where more are waiting.
+    // Room for more blocks on an SM is useful if more are waiting.
     let waiting = fit.waves > 1.0;
     if waiting && fit.occupancy.limited_by == "registers" {
         let (count, whose) = match registers {
@@ -223,102 +191,52 @@ fn reasons(look: &Look, registers: Option<u32>) -> Vec<Reason> {
             None => (fit.registers, "estimated"),
         };
         let evidence = format!("{count} registers a thread ({whose}) leave room for {blocks} an SM");
-        let turns = &[("min_blocks", Up), ("cols", Down), ("rows", Down)];
-        add(ClaimKind::Registers, evidence, None, turns);
+        add(ClaimKind::Registers, evidence, None, "min_blocks+ cols- rows-");
     }
     if waiting && fit.occupancy.limited_by == "shared memory" {
         let evidence = format!("shared memory leaves room for {blocks} an SM");
-        let turns = &[("stages", Down), ("cols", Down), ("rows", Down)];
-        add(ClaimKind::Room, evidence, None, turns);
+        add(ClaimKind::Room, evidence, None, "stages- cols- rows-");
     }
     if fit.waves <= MANY_WAVES && busy(look) < BUSY {
-        let evidence = format!(
-            "{:.2} waves of blocks keep {:.0} % of the card busy",
-            fit.waves,
-            100.0 * busy(look)
-        );
-        let turns = &[
-            ("rows", Down),
-            ("rows", Up),
-            ("splits", Up),
-            ("cluster", Down),
-            ("tile", Down),
-        ];
-        add(ClaimKind::Waves, evidence, None, turns);
+        let (waves, busy) = (fit.waves, 100.0 * busy(look));
+        let evidence = format!("{waves:.2} waves of blocks keep {busy:.0} % of the card busy");
+        add(ClaimKind::Waves, evidence, None, "rows- rows+ splits+ cluster- tile-");
     }
     let (kind, turns) = binding(look.binds);
     let mut evidence = format!("{} binds, {:.1} times the next", look.binds.title(), look.lead);
     if let Some((_, share)) = &look.hottest {
         evidence.push_str(&format!(", {:.0} % of it", 100.0 * share));
     }
-    add(
-        kind,
-        evidence,
-        look.hottest.as_ref().map(|(line, _)| line.as_str()),
-        turns,
-    );
-    if look
-        .registers
-        .is_some_and(|(needed, left)| f64::from(needed) > FULL * f64::from(left))
-    {
-        // Changes that take more registers: of those that would need too many is warned.
-        add(ClaimKind::Spills, String::new(), None, &HUNGRY);
+    let line = look.hottest.as_ref().map(|(line, _)| line.as_str());
+    add(kind, evidence, line, turns);
+    let is_full = |(needed, left): (u32, u32)| f64::from(needed) > FULL * f64::from(left);
+    if look.registers.is_some_and(is_full) {
+        // Changes that need more registers: those that need too many get a warning.
+        let turns = "cols+ rows+ warps- q_in_registers+ min_blocks+";
+        add(ClaimKind::Spills, String::new(), None, turns);
     }
     reasons
 }
 
-/// Changes that take more registers.
-const HUNGRY: [(&str, Turn); 5] = [
-    ("cols", Up),
-    ("rows", Up),
-    ("warps", Down),
-    ("q_in_registers", Up),
-    ("min_blocks", Up),
-];
-
-/// What may help where something binds.
-fn binding(bound: Bound) -> (ClaimKind, &'static [(&'static str, Turn)]) {
+/// Changes that may help if this binds.
+fn binding(bound: Bound) -> (ClaimKind, &'static str) {
     match bound {
-        Bound::Resource(Resource::Shared) => {
-            let turns = &[
-                ("q_in_registers", Up),
-                ("warps", Down),
-                ("kv_warps", Down),
-                ("rows", Up),
-                ("cols", Up),
-                ("tile", Up),
-            ];
-            (ClaimKind::SharedMemory, turns)
-        }
-        // Fewer bytes, and nothing else worse. Larger tiles and clusters save bytes too, but of 206 that were proposed for
-        // that 14 paid: they leave fewer blocks, or blocks that wait for each other, and bytes were not what bound.
-        Bound::Resource(Resource::L2 | Resource::Dram) => (ClaimKind::L2, &[("pack_heads", Up), ("tile", Up)]),
+        Bound::Resource(Resource::Shared) => (
+            ClaimKind::SharedMemory,
+            "q_in_registers+ warps- kv_warps- rows+ cols+ tile+",
+        ),
+        // Changes that save bytes at no other cost. Larger tiles and clusters save bytes too, but
+        // of 206 such claims 14 came true: they leave fewer blocks, or blocks that wait for each
+        // other.
+        Bound::Resource(Resource::L2 | Resource::Dram) => (ClaimKind::L2, "pack_heads+ tile+"),
         Bound::Resource(Resource::Mufu | Resource::Fma | Resource::Alu | Resource::Issue) => {
-            let turns = &[
-                ("rescale", Up),
-                ("cols", Up),
-                ("rows", Up),
-                ("warps", Down),
-                ("vector_bytes", Up),
-                ("kind", Up),
-            ];
-            (ClaimKind::Arithmetic, turns)
+            (ClaimKind::Arithmetic, "rescale+ cols+ rows+ warps- vector_bytes+ kind+")
         }
-        Bound::Resource(Resource::Tensor) => (ClaimKind::TensorCores, &[("cols", Down), ("rows", Down), ("rows", Up)]),
-        Bound::Latency => {
-            let turns = &[
-                ("min_blocks", Up),
-                ("stages", Up),
-                ("cols", Up),
-                ("rows", Up),
-                ("rows", Down),
-                ("warps", Up),
-                ("kv_warps", Up),
-                ("cluster", Down),
-                ("splits", Up),
-            ];
-            (ClaimKind::Latency, turns)
-        }
-        Bound::Launch => (ClaimKind::Launch, &[("splits", Down)]),
+        Bound::Resource(Resource::Tensor) => (ClaimKind::TensorCores, "cols- rows- rows+"),
+        Bound::Latency => (
+            ClaimKind::Latency,
+            "min_blocks+ stages+ cols+ rows+ rows- warps+ kv_warps+ cluster- splits+",
+        ),
+        Bound::Launch => (ClaimKind::Launch, "splits-"),
     }
 }

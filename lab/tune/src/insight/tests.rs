@@ -3,7 +3,7 @@ use flashcore_problem::{Mask, Problem};
 
 use super::*;
 use crate::space::Family;
-use crate::trial::tests::trial;
+use crate::tests::{made_up, trial};
 
 /// Sixteen sequences of sixteen heads, so that the card has more than one wave of blocks.
 fn problem(keys: usize) -> Problem {
@@ -32,7 +32,8 @@ fn claims(problem: &Problem, id: &str) -> Vec<Claim> {
     rules::claims(id, None, &advisor, &space(), &|_| false)
 }
 
-/// Holds that a claim of a kind is made about a config, with a lever and a line, and none about another.
+/// Asserts that a claim of a kind is made about one config, with a lever and a line, and not about
+/// another.
 fn kind(problem: &Problem, kind: ClaimKind, must: &str, lever: [&str; 3], line: &str, must_not: &str) {
     let made = claims(problem, must);
     let claim = made.iter().find(|claim| claim.kind == kind && claim.lever == lever[0]);
@@ -52,7 +53,7 @@ fn kind(problem: &Problem, kind: ClaimKind, must: &str, lever: [&str; 3], line: 
 }
 
 #[test]
-fn the_simulator_speaks_of_banks_and_sectors() {
+fn the_simulator_finds_bank_conflicts_and_sectors() {
     kind(
         &problem(16),
         ClaimKind::BankConflicts,
@@ -72,14 +73,15 @@ fn the_simulator_speaks_of_banks_and_sectors() {
 }
 
 #[test]
-fn the_compiler_speaks_of_registers() {
+fn registers_make_claims() {
     kind(
         &problem(256),
         ClaimKind::Spills,
         "mma/m64n64-w2x1-s4-b2-qreg-xor-bold",
         ["cols", "64", "128"],
         "",
-        // One of its changes takes 261 registers where 255 are left, which is within what the estimate is off by.
+        // One of its changes takes 261 registers where 255 are left, which is within what the
+        // estimate is off by.
         "mma/m32n64-w1x2-s2-b1-qreg-xor-lazy",
     );
     kind(
@@ -93,7 +95,7 @@ fn the_compiler_speaks_of_registers() {
 }
 
 #[test]
-fn the_ledger_and_the_grid_speak_of_room() {
+fn occupancy_and_waves_make_claims() {
     kind(
         &problem(256),
         ClaimKind::Room,
@@ -114,7 +116,7 @@ fn the_ledger_and_the_grid_speak_of_room() {
 }
 
 #[test]
-fn the_cost_model_speaks_of_what_binds() {
+fn the_binding_resource_makes_claims() {
     kind(
         &problem(256),
         ClaimKind::SharedMemory,
@@ -167,30 +169,15 @@ fn the_cost_model_speaks_of_what_binds() {
 }
 
 #[test]
-fn nothing_is_claimed_of_the_host_nor_of_what_has_no_plan() {
+fn configs_without_a_plan_or_a_model_have_no_claims() {
     let mission = Problem::named("mission").unwrap();
     for id in ["cpu/m64n64", "planted/hangs", "mma/m128n256-w4x1-s5-b1-qreg-xor-lazy"] {
         assert_eq!(claims(&mission, id), [], "{id}");
     }
 }
 
-/// A claim about `from` that `to` is so much faster, per cent; `None` that it does not build.
-pub(crate) fn made_up(from: &str, to: &str, kind: ClaimKind, expected: Option<f64>) -> Claim {
-    Claim {
-        about: from.to_string(),
-        kind,
-        evidence: "made up".to_string(),
-        line: None,
-        lever: "tile_q".to_string(),
-        from: "64".to_string(),
-        to: "128".to_string(),
-        proposes: to.to_string(),
-        expected,
-    }
-}
-
 #[test]
-fn claims_are_scored_by_the_trial_that_makes_their_change() {
+fn claims_are_scored_by_the_trial_of_their_change() {
     let advisor = Advisor::new(&problem(256), Profile::named("h200").unwrap());
     let mut insights = Insights::new(advisor);
     let mut history = History::default();
@@ -233,7 +220,7 @@ fn claims_are_scored_by_the_trial_that_makes_their_change() {
     // -8, -2 and +10 per cent.
     assert!(room.measured.unwrap().abs() < 1e-9);
     assert_eq!((room.trust(), insights.trust(ClaimKind::Room)), (2.0 / 6.0, 2.0 / 6.0));
-    // Of which nothing is known yet, half is believed.
+    // A kind without trials has a trust of one half.
     assert_eq!(insights.trust(ClaimKind::Latency), 0.5);
 }
 
@@ -249,7 +236,7 @@ fn the_same_history_makes_the_same_claims_however_it_is_followed() {
         ("mma/m64n32-w2x1-s4-b2-qsh-xor-bold", Some(1.2)),
         ("wgmma/m64n48-s4-free-eager", Some(0.8)),
         ("mma/m64n64-w2x1-s3-b2-qreg-xor-bold", None),
-        // Too slow for offspring, and of no niche of its own.
+        // Too slow for offspring, and not the fastest of its niche.
         ("mma/m64n64-w2x2-s3-b2-qsh-xor-bold", Some(1.5)),
     ];
     for (number, (id, score)) in ids.into_iter().enumerate() {
@@ -261,7 +248,7 @@ fn the_same_history_makes_the_same_claims_however_it_is_followed() {
     assert_eq!(claims, at_once.claims());
     assert!(claims.claims.iter().any(|scored| scored.score == Some(Score::CameTrue)));
     assert!(claims.claims.iter().all(|scored| scored.claim.about != ids[5].0));
-    // Nothing is claimed of a change whose outcome was known when the claim was made.
+    // A change that was already tried has no claim.
     let late = claims.claims.iter().filter(|scored| scored.claim.about == ids[1].0);
     assert!(late.clone().count() > 0 && late.clone().all(|scored| scored.claim.proposes != ids[0].0));
     let text = serde_json::to_string(&claims).unwrap();
@@ -269,8 +256,9 @@ fn the_same_history_makes_the_same_claims_however_it_is_followed() {
 }
 
 #[test]
-fn what_spilled_in_searches_on_an_h200_is_told_before_it_is_built() {
-    // Of the first eight of two searches of before this rule: `git show 1f6798e:evidence/h200/tune/run-mission.txt`, and run-measured.txt there.
+fn kernels_that_spilled_on_an_h200_are_predicted_to_spill() {
+    // Of the first eight of two searches of before this rule: `git show
+    // 1f6798e:evidence/h200/tune/run-mission.txt`, and run-measured.txt there.
     let spilled = [
         "mma/m32n128-w2x4-s2-b3-qsh-xor-eager",
         "mma/m32n128-w2x4-s4-b3-qsh-xor-eager",
@@ -299,4 +287,15 @@ fn what_spilled_in_searches_on_an_h200_is_told_before_it_is_built() {
     assert_eq!(told(&spilled), [true; 6]);
     assert_eq!(told(&built), [false; 4]);
     assert_eq!(told(&wrongly), [true; 2]);
+}
+
+#[test]
+fn predictions_and_tables_have_what_is_known() {
+    let advisor = Advisor::new(&Problem::named("tiny").unwrap(), Profile::named("l4").unwrap());
+    let predicted = advisor.predict(&["scalar/naive-t128-v16".to_string(), "cpu/m64n64".to_string()]);
+    assert!(predicted[0].is_some_and(|one| one.micros > 1.0 && !one.spills) && predicted[1].is_none());
+    assert!(is_to_spill((290, 255), None) && !is_to_spill((261, 255), None));
+    assert!(!is_to_spill((290, 255), Some((280, 255))));
+    let lines = Tally::table(&[]);
+    assert!(lines.len() == 1 && lines[0].starts_with("kind ") && lines[0].ends_with(" measured"));
 }

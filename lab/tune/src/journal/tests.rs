@@ -1,38 +1,8 @@
 use super::*;
-use crate::trial::tests::trial;
-
-/// A run of random search on the host.
-pub(crate) fn header() -> Header {
-    Header {
-        schema: SCHEMA,
-        case: "tiny".to_string(),
-        problem: Problem::named("tiny").unwrap(),
-        devices: vec![DeviceIdentity::cpu()],
-        revision: "abc".to_string(),
-        executable: "1111".to_string(),
-        space: "0123456789abcdef".to_string(),
-        strategy: "elite".to_string(),
-        seed: 1,
-        computes: true,
-        inputs: Some(7),
-        torture: false,
-        start: "cpu/m16n16".to_string(),
-        default: None,
-        rates: Some("profile".to_string()),
-        window: 1,
-        started_at: 5,
-    }
-}
-
-/// A folder that is not there.
-pub(crate) fn folder(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("flashcore-journal-{name}-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
-    folder
-}
+use crate::tests::{folder, header, trial};
 
 #[test]
-fn trials_survive_and_a_line_that_was_cut_off_does_not() {
+fn trials_survive_and_a_truncated_line_does_not() {
     let folder = folder("cut");
     let mut journal = Journal::begin(&folder, &header()).unwrap();
     let trials = [trial(0, "a", Some(1.0)), trial(1, "b", None)];
@@ -56,31 +26,31 @@ fn trials_survive_and_a_line_that_was_cut_off_does_not() {
         Journal::begin(&folder, &header())
             .unwrap_err()
             .to_string()
-            .contains("already")
+            .contains("which --resume continues")
     );
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
-fn what_a_run_came_to_is_gone_with_the_next_trial_and_not_before() {
+fn results_are_removed_by_the_next_trial_and_not_before() {
     let folder = folder("results");
     let mut journal = Journal::begin(&folder, &header()).unwrap();
     journal.add(&trial(0, "a", Some(1.0))).unwrap();
     RESULTS.iter().for_each(|name| journal.keep(name, &1.5).unwrap());
     drop(journal);
     let is_there = || RESULTS.map(|name| folder.join(name).exists());
-    // Taken up again, and nothing was left to do.
+    // Resumed with nothing left to do.
     drop(Journal::resume(&folder, &header()).unwrap());
     assert_eq!(is_there(), [true; 4]);
     let (mut journal, _) = Journal::resume(&folder, &header()).unwrap();
     journal.add(&trial(1, "b", Some(1.0))).unwrap();
     assert_eq!(is_there(), [false; 4]);
-    assert_eq!((read_seconds(&folder), read_board(&folder)), (None, None));
+    assert_eq!((read_seconds(&folder), board_of(&folder).unwrap()), (None, None));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
-fn a_line_that_no_search_writes_is_an_error() {
+fn an_edited_line_is_an_error() {
     let folder = folder("corrupt");
     drop(Journal::begin(&folder, &header()).unwrap());
     for change in [
@@ -98,13 +68,13 @@ fn a_line_that_no_search_writes_is_an_error() {
 }
 
 #[test]
-fn a_run_of_something_else_is_not_resumed() {
+fn another_run_is_not_resumed() {
     let folder = folder("other");
     drop(Journal::begin(&folder, &header()).unwrap());
     type Change = fn(&mut Header);
     let changes: [(&str, Change); 12] = [
         ("the device was", |h| h.devices[0].uuid = "other".to_string()),
-        // The same host, bound to fewer of its processors; a card that is split into parts.
+        // The same host with fewer processors, and a card that is split into parts.
         ("the device was", |h| h.devices[0].units += 1),
         ("the device was", |h| h.devices[0].architecture = "sm_80".to_string()),
         ("the device was", |h| h.devices[0].l2_bytes += 1),
@@ -114,7 +84,7 @@ fn a_run_of_something_else_is_not_resumed() {
         ("the program was 1111 and is 2222 here", |h| {
             h.executable = "2222".to_string()
         }),
-        ("what predictions rest on was profile and is 3333 here", |h| {
+        ("the source of rates was profile and is 3333 here", |h| {
             h.rates = Some("3333".to_string())
         }),
         ("the seed was 1 and is 2", |h| h.seed = 2),
@@ -132,9 +102,9 @@ fn a_run_of_something_else_is_not_resumed() {
         ..header()
     };
     assert!(Journal::resume(&folder, &later).is_ok());
-    // A folder of an older form is said to be one, and not to lack something.
+    // For an older schema the message names it, and no missing field.
     std::fs::write(folder.join(RUN), r#"{"schema": 1, "case": "tiny"}"#).unwrap();
     let error = Journal::resume(&folder, &later).unwrap_err().to_string();
-    assert!(error.contains("in form 1"), "{error}");
+    assert!(error.contains("with schema 1"), "{error}");
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -1,14 +1,14 @@
-//! Rows in the file of a device's plan table, put and dropped under a lock.
+//! Storing and removing rows of a device's plan table, under a lock.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 use flashcore::{PlanDevice, PlanError, PlanRow, PlanTable, read_table};
+use flashcore_cuda::files::write_whole;
 use serde::Serialize;
 
 use crate::error::TuneError;
-use crate::journal::write_whole;
 
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,27 +28,20 @@ impl fmt::Display for Place {
 }
 
 /// The file of a device's table in a folder of tables.
-///
-/// ```
-/// use flashcore::PlanDevice;
-/// let device = PlanDevice { name: "NVIDIA H200".to_string(), target: "sm_90a".to_string(), units: 132 };
-/// let file = flashcore_tune::plans::file_of(std::path::Path::new("plans"), &device);
-/// assert_eq!(file.to_str(), Some("plans/nvidia-h200-132.json"));
-/// ```
 pub fn file_of(folder: &Path, device: &PlanDevice) -> PathBuf {
-    let words = device.name.split(|c: char| !c.is_ascii_alphanumeric());
-    let words: Vec<String> = words
-        .filter(|word| !word.is_empty())
-        .map(str::to_ascii_lowercase)
-        .collect();
+    let name = device.name.to_ascii_lowercase();
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
     folder.join(format!("{}-{}.json", words.join("-"), device.units))
 }
 
-/// Puts a row into the table of a device. It replaces a row for the same problems. Several processes may do this at
-/// once: each waits for the others, and readers see the old table or the new one.
+/// Stores a row in the table of a device. It replaces a row for the same problems. Several
+/// processes may do this at once: each waits for the others, and readers see the old table or the
+/// new one.
 ///
 /// # Errors
-/// [`TuneError::File`]: the folder cannot be written, or the file is not a table of this device; it is left as it is.
+/// [`TuneError::File`] if the folder cannot be written, or the file is not a table of this device.
+/// The file is not changed then.
 pub fn put(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<Place, TuneError> {
     let file = file_of(folder, device);
     std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
@@ -65,7 +58,8 @@ pub fn put(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<Place, Tu
     })
 }
 
-/// Whether [`put`] would succeed, to be asked before a long search. Creates the folder and changes no table.
+/// Whether [`put`] would succeed, for a check before a long search. Creates the folder and changes
+/// no table.
 ///
 /// # Errors
 /// As [`put`].
@@ -74,19 +68,19 @@ pub fn can_put(folder: &Path, device: &PlanDevice) -> Result<(), TuneError> {
     std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
     let _lock = locked(&file)?;
     table_of(&file, device)?;
-    // The lock may be there from before, in a folder where no new file can be written.
+    // An existing lock file does not show that a new file can be written.
     let new = file.with_extension("new");
     let written = File::create(&new).and_then(|_| std::fs::remove_file(&new));
     written.map_err(|error| TuneError::file(&new, error))
 }
 
-/// Drops the row with a number, from 1, from the table in a file. Numbers change as rows come and go: with a kernel,
-/// only a row that has it is dropped.
+/// Removes the row with a number, from 1, from the table in a file. Numbers change when rows
+/// change, so with a kernel only a row that has it is removed.
 ///
 /// # Errors
-/// [`TuneError::File`], a number that no row has, and a row with another kernel.
+/// [`TuneError::File`], a number without a row, and a row with another kernel.
 pub fn drop_row(file: &Path, number: usize, kernel: Option<&str>) -> Result<Place, TuneError> {
-    // Without a table there is nothing to lock.
+    // Without a table no lock file is created.
     read(file)?;
     let _lock = locked(file)?;
     let mut table = read(file)?;
@@ -106,7 +100,7 @@ pub fn drop_row(file: &Path, number: usize, kernel: Option<&str>) -> Result<Plac
         return Err(TuneError::BadOption {
             option: "the kernel",
             given: kernel.to_string(),
-            allowed: format!("{there}, which row {number} has by now; `flashcore plans` shows all rows"),
+            allowed: format!("{there}, which row {number} has now; `flashcore plans` shows all rows"),
         });
     }
     table.entries.remove(number - 1);
@@ -118,9 +112,9 @@ pub fn drop_row(file: &Path, number: usize, kernel: Option<&str>) -> Result<Plac
     })
 }
 
-/// Waits until no other process changes a table, and keeps them away until the file is dropped.
+/// Locks a table until the returned file is dropped.
 fn locked(file: &Path) -> Result<File, TuneError> {
-    // The table's file is replaced, so a lock on it would be on the old one.
+    // The table's file is replaced, so the lock needs a file that is not.
     let lock = file.with_extension("lock");
     let open = OpenOptions::new().create(true).truncate(false).write(true).open(&lock);
     let open = open.map_err(|error| TuneError::file(&lock, error))?;
@@ -128,7 +122,7 @@ fn locked(file: &Path) -> Result<File, TuneError> {
     Ok(open)
 }
 
-/// The table in a file, which must be of this device; an empty one where there is no file.
+/// The table in a file, which must be of this device; an empty one if there is no file.
 fn table_of(file: &Path, device: &PlanDevice) -> Result<PlanTable, TuneError> {
     if !file.exists() {
         return Ok(PlanTable::new(device.clone()));
@@ -141,7 +135,8 @@ fn table_of(file: &Path, device: &PlanDevice) -> Result<PlanTable, TuneError> {
     Ok(table)
 }
 
-/// The table in a file. The library's error names the file, and so does this crate's: it is named once.
+/// The table in a file. Both the library's error and this crate's have the file name; one is
+/// dropped.
 fn read(file: &Path) -> Result<PlanTable, TuneError> {
     let why = |error| match error {
         PlanError::Unreadable { reason, .. } => reason,
@@ -161,11 +156,11 @@ fn read(file: &Path) -> Result<PlanTable, TuneError> {
     }
 }
 
-/// Writes a table so that readers see all of it or none.
+/// Writes a table, whole or not at all.
 ///
 /// # Errors
 /// [`TuneError::File`].
 pub fn write(file: &Path, table: &PlanTable) -> Result<(), TuneError> {
     let text = table.to_json().map_err(|error| TuneError::file(file, error))?;
-    write_whole(file, &text)
+    write_whole(file, text.as_bytes()).map_err(|error| TuneError::file(file, error))
 }

@@ -1,4 +1,4 @@
-//! From measurements to plan tables: which winners become rows, and how rows get into [a file](put).
+//! From measurements to plan tables: which winners become rows, and how rows are [stored](put).
 
 mod file;
 #[cfg(test)]
@@ -18,25 +18,25 @@ use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::journal::Header;
 
-/// Least gain of a row that is made from a report: measured head to head, the interval clear of none.
+/// Smallest gain of a row from a report, with an interval that excludes no gain.
 pub const LEAST_GAIN: f64 = 0.01;
 
-/// What came of a problem that was measured.
+/// The result for a measured problem.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judged {
     /// The problem.
     pub problem: Problem,
-    /// What heuristics choose, or the first candidate of a search.
+    /// The heuristics' choice, or the first candidate of a search.
     pub heuristics: String,
-    /// The fastest measured with it, how much faster it was, and the interval of that.
+    /// The fastest measured with it, its gain, and the interval of the gain.
     pub best: Option<(String, f64, [f64; 2])>,
-    /// The row that it makes, if it makes one.
+    /// The row, if there is one.
     pub row: Option<PlanRow>,
-    /// Why there is a row, or none.
+    /// Why there is a row or none.
     pub why: String,
 }
 
-/// The device of a table, as a measurement names it.
+/// A measurement's device as the device of a table.
 pub fn device_of(identity: &DeviceIdentity) -> PlanDevice {
     let number = || identity.architecture.strip_prefix("sm_")?.parse::<u32>().ok();
     let target = number().and_then(|number| Target::for_capability(number / 10, number % 10));
@@ -47,18 +47,18 @@ pub fn device_of(identity: &DeviceIdentity) -> PlanDevice {
     }
 }
 
-/// What heuristics choose for a problem on a device, as a measurement names it.
+/// The heuristics' choice for a problem on a measurement's device.
 ///
 /// # Errors
-/// Why nothing serves it there.
+/// Why nothing serves the problem there.
 pub fn heuristics(problem: &Problem, device: &DeviceIdentity) -> Result<KernelId, String> {
     crate::default::heuristics(problem, &device_of(device))
 }
 
-/// A row for a problem: `ratio` is the kernel's time relative to that of `against`.
+/// A row for a problem; `ratio` is the kernel's time relative to that of `against`.
 ///
 /// # Errors
-/// Why there is none: a problem that no table is for, or an id that is none.
+/// Why there is none: tables exclude the problem, or the id is invalid.
 pub fn row(
     problem: &Problem,
     kernel: &str,
@@ -81,15 +81,15 @@ pub fn row(
     })
 }
 
-/// The gain that a ratio of times is, and its interval, to four digits.
+/// The gain of a ratio of times and its interval, to four digits.
 fn gain_of(ratio: &Ratio) -> (f64, [f64; 2]) {
     let gain = |ratio: f64| ((1.0 - ratio) * 1e4).round() / 1e4;
     (gain(ratio.value), [gain(ratio.interval.hi), gain(ratio.interval.lo)])
 }
 
-/// What the measurements of a report make of its problems: a row where the fastest kernel is at least [`LEAST_GAIN`]
-/// faster than what heuristics choose, in the same rounds of the hot mode, and the interval is clear of none.
-/// Screenings and other modes are passed over.
+/// The results of a report's measurements in hot mode. A problem has a row if the fastest kernel is
+/// at least [`LEAST_GAIN`] faster than the heuristics' choice in the same rounds, with an interval
+/// that excludes no gain.
 pub fn of_report(report: &Report) -> Vec<Judged> {
     let hot = report
         .results
@@ -116,11 +116,11 @@ fn of_result(result: &CaseResult, run: &RunIdentity) -> Judged {
             return Err(why);
         }
         if !is_base {
-            return Err("not measured against what heuristics choose: make that the baseline".to_string());
+            return Err("not measured against the heuristics' choice: make that the baseline".to_string());
         }
-        let (kernel, ratio) = best.ok_or("only what heuristics choose was measured")?;
+        let (kernel, ratio) = best.ok_or("only the heuristics' choice was measured")?;
         if 1.0 - ratio.value < LEAST_GAIN || ratio.interval.hi >= 1.0 {
-            return Err("nothing was clearly faster than what heuristics choose".to_string());
+            return Err("nothing was clearly faster than the heuristics' choice".to_string());
         }
         let when = (run.revision.as_str(), run.started_at);
         self::row(problem, kernel, &heuristics, &ratio, &run.device, when)
@@ -142,16 +142,16 @@ fn judged(problem: &Problem, row: Result<PlanRow, String>, against: &str, best: 
     }
 }
 
-/// What a search's leaderboard makes of its problem: a row for a winner other than the default.
+/// The row of a search's winner, if it is not the default.
 ///
 /// # Errors
 /// Why there is none, in a clause.
 pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     if !header.computes {
-        return Err("it is a replay: its times say nothing of this machine".to_string());
+        return Err("it is a replay, whose times are not from this machine".to_string());
     }
     if header.torture {
-        return Err("planted candidates were among those tried".to_string());
+        return Err("planted candidates were tried".to_string());
     }
     let device = header.devices.first().ok_or("the run names no device")?;
     let Some(default) = header.begins_at_default() else {
@@ -164,15 +164,15 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     };
     if board.is_start_bad() {
         return Err(format!(
-            "{}, which is the default, failed: there is nothing to be faster than",
+            "{}, which is the default, failed, so there is no gain over it",
             default.kernel
         ));
     }
     let winner = board.winner.as_deref().ok_or("nothing won")?;
     if winner == board.start {
         return Err(match &default.row {
-            None => format!("{} is used without one, and nothing was faster", default.kernel),
-            Some(row) => format!("{} is used already, and nothing was faster; {row}", default.kernel),
+            None => format!("{} is used without a row, and nothing was faster", default.kernel),
+            Some(row) => format!("{} is already used, and nothing was faster; {row}", default.kernel),
         });
     }
     let met = &board.head_to_head;
@@ -184,14 +184,15 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     row(&header.problem, winner, &board.start, &ratio, device, when)
 }
 
-/// The same as a judgement, as of a report: for a table that is made of runs, which need not say what heuristics say.
+/// The result of a search for a table from runs, which omits rows that equal the heuristics'
+/// choice.
 pub fn judge_board(header: &Header, board: &Board) -> Judged {
     let by_heuristics = |row: &PlanRow| {
         let default = header.default.as_ref();
         default.is_some_and(|default| default.heuristics == row.kernel.to_string())
     };
     let row = of_board(header, board).and_then(|row| match by_heuristics(&row) {
-        true => Err("faster than a row, and what heuristics choose".to_string()),
+        true => Err("faster than a row, but the heuristics' choice".to_string()),
         false => Ok(row),
     });
     let winner = board.winner.as_deref().filter(|_| !board.is_start_bad());
@@ -199,21 +200,21 @@ pub fn judge_board(header: &Header, board: &Board) -> Judged {
     judged(&header.problem, row, &board.start, best)
 }
 
-/// What became of a search's winner in the user's tables.
+/// A search's winner in the user's tables.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Kept {
-    /// Where the row is.
+    /// The row's place.
     #[serde(flatten)]
     pub place: Place,
     /// The row.
     pub row: PlanRow,
-    /// What the library runs for the problem now, where `FLASHCORE_PLANS` is not set. It is another kernel where a
-    /// table that is read earlier has a row for the problem.
+    /// The kernel that the library chooses for the problem now if `FLASHCORE_PLANS` is not set. It
+    /// is another one if an earlier table has a row for the problem.
     pub used: DefaultKernel,
 }
 
-/// Puts the row of a search's winner ([`of_board`]) into the user's table for the device, in a folder of tables. It
-/// replaces a row for the same problems.
+/// Stores the row of a search's winner ([`of_board`]) in the user's table for the device, in a
+/// folder of tables. It replaces a row for the same problems.
 ///
 /// # Errors
 /// As [`put`].

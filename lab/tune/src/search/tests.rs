@@ -1,11 +1,14 @@
+use std::path::Path;
+
 use flashcore_bench::DeviceIdentity;
 
 use super::*;
 use crate::examine::Timing;
-use crate::journal::tests::{folder, header};
 use crate::judge::Judge;
+use crate::remote::Remote;
 use crate::space::Family;
-use crate::worker::fake::{Fake, hello_of};
+use crate::tests::fake::{Fake, hello_of};
+use crate::tests::{folder, header};
 use crate::worker::{Deadlines, Worker};
 
 /// Proposes these.
@@ -17,7 +20,7 @@ impl Strategy for List {
     }
 }
 
-/// Which devices were lost.
+/// The devices that were lost.
 #[derive(Default)]
 struct Lost(Vec<String>);
 
@@ -27,7 +30,7 @@ impl Watcher for Lost {
     }
 }
 
-/// The trials of a search through these with a fake worker, and what ended it.
+/// The trials of a search with a fake worker, and its result.
 fn searched(
     name: &str,
     strategy: &mut dyn Strategy,
@@ -38,7 +41,8 @@ fn searched(
     (trials, outcome.map(drop))
 }
 
-/// The same with several workers, by what each does first; how many of them are left.
+/// The same with several workers, by what each does first. The result is the number of workers
+/// left.
 fn searched_by(
     name: &str,
     strategy: &mut dyn Strategy,
@@ -53,35 +57,35 @@ fn searched_by(
     let look = |id: &str| Ok(Some(Fingerprint(id.split('n').next().unwrap_or(id).to_string())));
     let journal = Journal::begin(&folder, &header).unwrap();
     let (judge, timing) = (Judge::of_nothing(&header.problem), Timing::for_cpu());
-    let examiner = |(at, first): (usize, &&str)| {
-        let fake = Fake {
-            first: (*first).to_string(),
-            ..Fake::new()
-        };
-        Examiner {
-            judge: &judge,
-            worker: Worker::new(
-                fake.program(&format!("{name}-{at}")),
-                &format!("fake:{at}"),
-                Deadlines::default(),
-            ),
-            compilers: None,
-            timing: &timing,
-            scratch: folder.join("output"),
-            canvas: None,
-            lock: crate::device_lock::DeviceLock::default(),
-            interrupt: Interrupt::default(),
-        }
-    };
-    let examiners = workers.iter().enumerate().map(examiner).collect();
+    let one = |(at, first): (usize, &&str)| examiner(&judge, &timing, &folder, &format!("{name}-{at}"), first);
+    let examiners = workers.iter().enumerate().map(one).collect();
     let mut search = Search::new(&space, Some(&look), &header, journal, Vec::new());
     let outcome = search.go(strategy, examiners, watcher).map(|left| left.len());
-    let (history, ..) = search.end();
     std::fs::remove_dir_all(&folder).unwrap();
-    (history.trials().to_vec(), outcome)
+    (search.history.trials().to_vec(), outcome)
 }
 
-/// Proposes these, and then fails.
+/// An examiner with a fake worker on the device `fake:N`, where the name ends with N.
+fn examiner<'j>(judge: &'j Judge, timing: &'j Timing, folder: &Path, name: &str, first: &str) -> Examiner<'j> {
+    let fake = Fake {
+        first: first.to_string(),
+        ..Fake::new()
+    };
+    let device = format!("fake:{}", name.rsplit('-').next().unwrap_or_default());
+    Examiner {
+        judge,
+        remote: Remote::new(
+            Worker::new(fake.program(name), &device, Deadlines::default()),
+            folder.join("output"),
+        ),
+        compilers: None,
+        timing,
+        lock: crate::device_lock::DeviceLock::default(),
+        interrupt: Interrupt::default(),
+    }
+}
+
+/// Proposes these, then fails.
 struct Dies(VecDeque<&'static str>, fn() -> TuneError);
 
 impl Strategy for Dies {
@@ -92,7 +96,7 @@ impl Strategy for Dies {
 }
 
 #[test]
-fn what_was_proposed_before_a_proposer_died_is_tried() {
+fn proposals_of_a_proposer_that_died_are_tried() {
     let gone = || TuneError::Proposer {
         command: "gone".to_string(),
         reason: "it has ended".to_string(),
@@ -104,21 +108,31 @@ fn what_was_proposed_before_a_proposer_died_is_tried() {
 }
 
 #[test]
-fn after_an_error_nobody_examines_what_is_left() {
+fn an_error_of_a_strategy_ends_the_search() {
     let broken = || TuneError::Nothing {
         what: "made up".to_string(),
     };
     let mut dies = Dies(["cpu/m32n16", "cpu/m64n16", "cpu/m48n16", "cpu/m80n16"].into(), broken);
-    let began = Instant::now();
-    // Each takes a second.
-    let (trials, outcome) = searched("broken", &mut dies, "*'\"time\"'*2) sleep 1; said='\"done\":null';;", 8);
+    let (trials, outcome) = searched("broken", &mut dies, "", 8);
     assert!(outcome.is_err());
-    // The first, and the one at hand if it had begun.
-    assert!((1..=2).contains(&trials.len()), "{trials:?}");
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(!trials.is_empty(), "{trials:?}");
 }
 
-/// A worker that dies of its first candidate and cannot be started again.
+#[test]
+fn a_halted_worker_examines_no_further_candidate() {
+    let (judge, timing) = (Judge::of_nothing(&header().problem), Timing::for_cpu());
+    let examiner = examiner(&judge, &timing, &folder("halted"), "halted", "");
+    let (queue, jobs) = channel();
+    (0..3).for_each(|number| queue.send(job(number)).unwrap());
+    let (sender, news) = channel();
+    let halt = Interrupt::default();
+    halt.ask();
+    let examiner = work(examiner, 0, &jobs, &sender, &halt);
+    assert!(news.try_recv().is_err());
+    assert_eq!(examiner.remote.worker.started(), 0);
+}
+
+/// A worker that dies at its first candidate and cannot be started again.
 fn mortal(name: &str) -> String {
     let dead = std::env::temp_dir().join(format!("flashcore-dead-{name}-{}", std::process::id()));
     let _ = std::fs::remove_file(&dead);
@@ -159,19 +173,19 @@ fn a_device_that_is_lost_for_good_costs_no_candidate() {
 
 #[test]
 fn a_file_that_cannot_be_written_is_no_candidates_fault() {
-    let full = "*'\"kernels\":[\"cpu/m64n16'*) open=7; said='\"opened\":[]';;\n\
+    let full = "*'\"kernels\":[\"cpu/m64n16'*) open=7; said='\"ok\":[]';;\n\
          *'\"time\"'*7) said='\"unwritten\":{\"file\":\"out.bin\",\"reason\":\"no space left\"}';;";
     let mut list = List(["cpu/m32n16", "cpu/m64n16", "cpu/m48n16"].into());
     let (trials, outcome) = searched("full", &mut list, full, 1);
     let error = outcome.unwrap_err();
     assert_eq!(error.to_string(), "out.bin: no space left");
-    // What was found before is kept, and nothing of the one at hand.
+    // Earlier results are kept, and the running candidate has none.
     let kept: Vec<&str> = trials.iter().map(|trial| trial.id.as_str()).collect();
     assert_eq!(kept[1..], ["cpu/m32n16"]);
 }
 
 #[test]
-fn equal_programs_are_one_even_when_both_are_on_their_way() {
+fn equal_programs_are_examined_once_even_if_both_are_pending() {
     for window in [1, 8] {
         let mut list = List(["cpu/m32n16", "cpu/m32n32", "cpu/m64n16", "cpu/m32n64"].into());
         let (trials, outcome) = searched(&format!("twins-{window}"), &mut list, "", window);
@@ -190,17 +204,20 @@ fn equal_programs_are_one_even_when_both_are_on_their_way() {
     }
 }
 
+fn job(number: usize) -> Job {
+    Job {
+        number,
+        id: format!("cpu/m{number}n16"),
+        best: None,
+    }
+}
+
 #[test]
-fn the_one_with_the_fewest_candidates_gets_the_next() {
+fn the_worker_with_the_fewest_candidates_gets_the_next() {
     let (queues, _held): (Vec<_>, Vec<_>) = (0..3).map(|_| channel()).map(|(to, jobs)| (Some(to), jobs)).unzip();
     let mut crew = Crew {
         queues,
         given: BTreeMap::new(),
-    };
-    let job = |number| Job {
-        number,
-        id: number.to_string(),
-        best: None,
     };
     (0..6).for_each(|number| crew.give(job(number)));
     let whose = |crew: &Crew| crew.given.values().map(|(by, _)| *by).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! A family as a search sees it: levers by name, configs by id.
+//! A family for a search: levers by name, configs by id.
 
 use std::fmt;
 
@@ -12,53 +12,54 @@ use serde::Serialize;
 
 use crate::worker::planted::{self, Conduct};
 
-/// A lever, as data.
+/// A lever as data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeverInfo {
     /// Its name.
     pub name: &'static str,
-    /// What it trades for what.
+    /// What it trades.
     pub meaning: &'static str,
     /// Its values.
     pub values: Vec<String>,
-    /// For each value, the parts of an id that say so: none where ids leave the value out.
+    /// For each value, the parts of an id that express it; none if ids omit the value.
     pub in_ids: Vec<Vec<String>>,
 }
 
 /// A family of kernels and its levers.
 pub struct Family {
-    /// Its name, which its ids begin with.
+    /// Its name, with which its ids begin.
     pub name: &'static str,
     /// Its levers.
     pub levers: Vec<LeverInfo>,
-    /// What keeps combinations out, a sentence each.
+    /// Why combinations are excluded, a sentence each.
     pub constraints: &'static [&'static str],
-    ops: Box<dyn Ops>,
+    pub(super) ops: Box<dyn Ops>,
 }
 
 impl fmt::Debug for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Family")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_tuple("Family").field(&self.name).finish()
     }
 }
 
-/// What a search does with a family, on ids.
-trait Ops: Send + Sync {
+/// Operations on a family's configs by id. None of them for the id of another family.
+pub(super) trait Ops: Send + Sync {
     fn owns(&self, id: &str) -> bool;
     fn configs(&self) -> Box<dyn Iterator<Item = String>>;
     fn sample(&self, rng: &mut Rng) -> String;
+    /// Configs that differ in one lever.
     fn neighbours(&self, id: &str) -> Vec<String>;
+    /// A config that differs in this number of levers.
     fn mutate(&self, id: &str, levers: usize, rng: &mut Rng) -> Option<String>;
     fn crossover(&self, a: &str, b: &str, rng: &mut Rng) -> Option<String>;
     fn values(&self, id: &str) -> Vec<(&'static str, String)>;
+    /// Each value of a lever, and the config with it.
     fn settings(&self, id: &str, lever: &str) -> Vec<(String, String)>;
-    /// Rows times columns of the tile, for niches.
+    /// Rows times columns of the tile of scores, for niches.
     fn tile(&self, id: &str) -> usize;
 }
 
-/// A space of configs of one type, and how they go by ids.
+/// A space of configs of one type, with their conversion to and from ids.
 struct Typed<C: 'static> {
     space: &'static kernels::Space<C>,
     print: fn(&C) -> String,
@@ -96,11 +97,11 @@ impl<C: Copy + PartialEq + Send + Sync> Ops for Typed<C> {
     }
 
     fn values(&self, id: &str) -> Vec<(&'static str, String)> {
-        let Some(config) = (self.parse)(id) else {
-            return Vec::new();
-        };
+        let config = (self.parse)(id);
         let levers = self.space.levers.iter();
-        levers.map(|lever| (lever.name, (lever.value)(&config))).collect()
+        levers
+            .filter_map(|lever| Some((lever.name, (lever.value)(config.as_ref()?))))
+            .collect()
     }
 
     fn settings(&self, id: &str, lever: &str) -> Vec<(String, String)> {
@@ -121,10 +122,15 @@ impl<C: Copy + PartialEq + Send + Sync> Ops for Typed<C> {
 }
 
 impl Family {
-    fn new<C: Copy + PartialEq + Send + Sync>(name: &'static str, typed: Typed<C>) -> Family {
-        let space = typed.space;
-        let parts = lever_parts(space, typed.print);
-        let levers = space.levers.iter().zip(parts).map(|(lever, parts)| {
+    fn new<C: Copy + PartialEq + Send + Sync>(
+        name: &'static str,
+        space: &'static kernels::Space<C>,
+        print: fn(&C) -> String,
+        parse: fn(&str) -> Option<C>,
+        tile: fn(&C) -> usize,
+    ) -> Family {
+        let levers = space.levers.iter().zip(lever_parts(space, print));
+        let levers = levers.map(|(lever, parts)| {
             let (values, in_ids) = parts.values.into_iter().unzip();
             LeverInfo {
                 name: lever.name,
@@ -133,6 +139,12 @@ impl Family {
                 in_ids,
             }
         });
+        let typed = Typed {
+            space,
+            print,
+            parse,
+            tile,
+        };
         Family {
             name,
             levers: levers.collect(),
@@ -141,102 +153,79 @@ impl Family {
         }
     }
 
+    /// Every family whose kernels have ids.
+    pub fn all() -> [Family; 5] {
+        [
+            Family::mma(),
+            Family::wgmma(),
+            Family::scalar(),
+            Family::ladder(),
+            Family::cpu(),
+        ]
+    }
+
     /// Family `mma`.
     pub fn mma() -> Family {
-        Family::new(
-            mma::NAME,
-            Typed {
-                space: &mma::SPACE,
-                print: |config| Config::Mma(*config).to_string(),
-                parse: |id| match id.parse() {
-                    Ok(Config::Mma(config)) => Some(config),
-                    _ => None,
-                },
-                tile: |config| (config.rows * config.cols) as usize,
-            },
-        )
+        let parse = |id: &str| match id.parse() {
+            Ok(Config::Mma(config)) => Some(config),
+            _ => None,
+        };
+        let print = |config: &mma::Config| Config::Mma(*config).to_string();
+        let tile = |config: &mma::Config| (config.rows * config.cols) as usize;
+        Family::new(mma::NAME, &mma::SPACE, print, parse, tile)
     }
 
     /// Family `wgmma`.
     pub fn wgmma() -> Family {
-        Family::new(
-            wgmma::NAME,
-            Typed {
-                space: &wgmma::SPACE,
-                print: |config| Config::Wgmma(*config).to_string(),
-                parse: |id| match id.parse() {
-                    Ok(Config::Wgmma(config)) => Some(config),
-                    _ => None,
-                },
-                tile: |config| (config.rows * config.cols) as usize,
-            },
-        )
+        let parse = |id: &str| match id.parse() {
+            Ok(Config::Wgmma(config)) => Some(config),
+            _ => None,
+        };
+        let print = |config: &wgmma::Config| Config::Wgmma(*config).to_string();
+        let tile = |config: &wgmma::Config| (config.rows * config.cols) as usize;
+        Family::new(wgmma::NAME, &wgmma::SPACE, print, parse, tile)
     }
 
     /// Family `scalar`.
     pub fn scalar() -> Family {
-        Family::new(
-            scalar::NAME,
-            Typed {
-                space: &scalar::SPACE,
-                print: |config| Config::Scalar(*config).to_string(),
-                parse: |id| match id.parse() {
-                    Ok(Config::Scalar(config)) => Some(config),
-                    _ => None,
-                },
-                tile: |config| match config {
-                    scalar::Config::Naive(_) => 0,
-                    scalar::Config::Tiled(levers) => (levers.rows * levers.cols) as usize,
-                },
-            },
-        )
+        let parse = |id: &str| match id.parse() {
+            Ok(Config::Scalar(config)) => Some(config),
+            _ => None,
+        };
+        let print = |config: &scalar::Config| Config::Scalar(*config).to_string();
+        let tile = |config: &scalar::Config| match config {
+            scalar::Config::Naive(_) => 0,
+            scalar::Config::Tiled(levers) => (levers.rows * levers.cols) as usize,
+        };
+        Family::new(scalar::NAME, &scalar::SPACE, print, parse, tile)
     }
 
     /// Family `ladder`.
     pub fn ladder() -> Family {
-        Family::new(
-            ladder::NAME,
-            Typed {
-                space: &ladder::SPACE,
-                print: |config| Config::Ladder(*config).to_string(),
-                parse: |id| match id.parse() {
-                    Ok(Config::Ladder(config)) => Some(config),
-                    _ => None,
-                },
-                tile: |config| (config.rows() * config.cols) as usize,
-            },
-        )
+        let parse = |id: &str| match id.parse() {
+            Ok(Config::Ladder(config)) => Some(config),
+            _ => None,
+        };
+        let print = |config: &ladder::Config| Config::Ladder(*config).to_string();
+        let tile = |config: &ladder::Config| (config.rows() * config.cols) as usize;
+        Family::new(ladder::NAME, &ladder::SPACE, print, parse, tile)
     }
 
     /// The host's kernels.
     pub fn cpu() -> Family {
-        Family::new(
-            "cpu",
-            Typed {
-                space: &CPU_SPACE,
-                print: CpuConfig::to_string,
-                parse: |id| match id.parse() {
-                    Ok(KernelId::Cpu(config)) => Some(config),
-                    _ => None,
-                },
-                tile: |config| config.tile_q * config.tile_kv,
-            },
-        )
+        let parse = |id: &str| match id.parse() {
+            Ok(KernelId::Cpu(config)) => Some(config),
+            _ => None,
+        };
+        let tile = |config: &CpuConfig| config.tile_q * config.tile_kv;
+        Family::new("cpu", &CPU_SPACE, CpuConfig::to_string, parse, tile)
     }
 
     pub(crate) fn planted(space: &'static kernels::Space<Conduct>) -> Family {
-        Family::new(
-            planted::NAME,
-            Typed {
-                space,
-                print: Conduct::to_string,
-                parse: Conduct::of_id,
-                tile: |_| 0,
-            },
-        )
+        Family::new(planted::NAME, space, Conduct::to_string, Conduct::of_id, |_| 0)
     }
 
-    /// Whether an id names a config of this family whose levers go together.
+    /// Whether an id is a config of this family whose levers are compatible.
     pub fn owns(&self, id: &str) -> bool {
         self.ops.owns(id)
     }
@@ -246,59 +235,33 @@ impl Family {
         self.ops.configs()
     }
 
+    /// A random config.
     pub(crate) fn sample(&self, rng: &mut Rng) -> String {
         self.ops.sample(rng)
     }
 
-    pub(super) fn neighbours(&self, id: &str) -> Vec<String> {
-        self.ops.neighbours(id)
-    }
-
-    pub(super) fn mutate(&self, id: &str, levers: usize, rng: &mut Rng) -> Option<String> {
-        self.ops.mutate(id, levers, rng)
-    }
-
-    pub(super) fn crossover(&self, a: &str, b: &str, rng: &mut Rng) -> Option<String> {
-        self.ops.crossover(a, b, rng)
-    }
-
-    /// Each lever with its value in a config of the family; nothing where the id is none.
+    /// The value of each lever in a config; empty if the id is none of the family.
     pub fn values(&self, id: &str) -> Vec<(&'static str, String)> {
         self.ops.values(id)
     }
-
-    pub(super) fn settings(&self, id: &str, lever: &str) -> Vec<(String, String)> {
-        self.ops.settings(id, lever)
-    }
-
-    /// Family and class of tile: by elements of the tile of scores.
-    pub(super) fn niche(&self, id: &str) -> String {
-        let class = match self.ops.tile(id) {
-            0 => "none",
-            1..=2048 => "small",
-            2049..=8192 => "medium",
-            _ => "large",
-        };
-        format!("{}, {class} tiles", self.name)
-    }
 }
 
-/// Values of [`CpuConfig::tile_q`] that are searched.
+/// Searched values of [`CpuConfig::tile_q`].
 const TILES_Q: [usize; 10] = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512];
-/// Values of [`CpuConfig::tile_kv`] that are searched.
+/// Searched values of [`CpuConfig::tile_kv`].
 const TILES_KV: [usize; 12] = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
 
 /// Levers of the host's kernels.
-pub const CPU_LEVERS: [kernels::Lever<CpuConfig>; 2] = [
+const CPU_LEVERS: [kernels::Lever<CpuConfig>; 2] = [
     kernels::Lever {
         name: "tile_q",
-        meaning: "query rows that a thread takes at a time: more rows stream K and V less often, fewer share better",
+        meaning: "query rows that a thread takes at a time: more rows stream K and V less often, fewer rows balance better",
         settings: |c| TILES_Q.map(|tile_q| CpuConfig { tile_q, ..c }).to_vec(),
         value: |c| c.tile_q.to_string(),
     },
     kernels::Lever {
         name: "tile_kv",
-        meaning: "keys between two updates of the softmax: the tile of scores should stay in the first-level cache",
+        meaning: "keys between two updates of the softmax: the tile of scores should stay in the L1 cache",
         settings: |c| TILES_KV.map(|tile_kv| CpuConfig { tile_kv, ..c }).to_vec(),
         value: |c| c.tile_kv.to_string(),
     },

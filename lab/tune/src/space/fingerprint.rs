@@ -1,30 +1,17 @@
-//! What makes two candidates one: the same machine program, launched the same way.
+//! Identity of a candidate's machine program and launch.
 
 use flashcore_kernels::Plan;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// SHA-256 over the PTX of every step of a plan, without debug lines and without the kernel's name, and its launches;
-/// 64 hexadecimal digits.
+/// SHA-256 of the PTX of every step of a plan, without debug lines and kernel names, and of its
+/// launches, as 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Fingerprint(pub String);
 
 /// The fingerprint of a plan.
-///
-/// ```
-/// use flashcore_ir::Target;
-/// use flashcore_kernels::Plan;
-/// use flashcore_problem::Problem;
-/// use flashcore_tune::space::fingerprint;
-/// let problem = Problem::named("mission")?;
-/// let of = |id: &str| Ok::<_, Box<dyn std::error::Error>>(fingerprint(&Plan::new(&problem, &id.parse()?, Target::Sm90a)?));
-/// let [two, three] = ["mma/m64n64-w4x1-s2-b2-qreg-xor-lazy", "mma/m64n64-w4x1-s3-b2-qreg-xor-lazy"];
-/// assert_eq!(of(two)?, of(two)?);
-/// assert_ne!(of(two)?, of(three)?);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn fingerprint(plan: &Plan) -> Fingerprint {
+pub(crate) fn fingerprint(plan: &Plan) -> Fingerprint {
     let mut hash = Sha256::new();
     for step in plan.steps() {
         let ptx = step.kernel.to_ptx().replace(step.kernel.name(), "kernel");
@@ -44,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_does_not_count_and_a_launch_does() {
+    fn names_are_ignored_and_launches_are_not() {
         let problem = Problem::named("mission").unwrap();
         let config = "mma/m64n64-w4x1-s2-b2-qreg-xor-lazy".parse().unwrap();
         let plan = Plan::new(&problem, &config, Target::Sm90a).unwrap();

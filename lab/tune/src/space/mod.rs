@@ -1,4 +1,4 @@
-//! [`Space`]: what a search may propose for a problem on a device. Candidates go by their ids.
+//! [`Space`]: the configs that a search may propose for a problem on a device, by id.
 
 mod family;
 mod fingerprint;
@@ -9,51 +9,38 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flashcore_problem::rng::Rng;
 use serde::Serialize;
 
-pub use family::{CPU_LEVERS, Family, LeverInfo};
-pub use fingerprint::{Fingerprint, fingerprint};
+pub use family::{Family, LeverInfo};
+pub use fingerprint::Fingerprint;
+pub(crate) use fingerprint::fingerprint;
 
-/// Whether a candidate may be proposed, or why not.
+/// Whether a config may be proposed, or why not.
 type Admit = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 
-/// Families with their levers, and what a problem and a device leave of them.
+/// Families, restricted to what a problem and a device allow.
 #[derive(Clone)]
 pub struct Space {
     families: Vec<Arc<Family>>,
     admit: Arc<Admit>,
-    /// All that may be proposed, where that is a list.
+    /// All configs that may be proposed, if they are a list.
     listed: Option<Arc<Vec<String>>>,
-    /// What was measured of it, if it is one that is only replayed.
+    /// Identity of the measured times, if it is a replay's.
     measured: Option<Arc<str>>,
     known: Arc<Mutex<HashMap<String, Result<(), String>>>>,
 }
 
-/// What a space is made of, for people and for files.
+/// A family of a space, for output and files.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Counted {
-    /// The family.
-    pub family: &'static str,
-    /// Its levers.
-    pub levers: Vec<LeverInfo>,
-    /// What keeps combinations out, a sentence each.
-    pub constraints: &'static [&'static str],
-    /// Configs whose levers go together, whatever the problem.
-    pub configs: usize,
+pub(crate) struct Counted {
+    family: &'static str,
+    levers: Vec<LeverInfo>,
+    constraints: &'static [&'static str],
+    /// Number of configs whose levers are compatible, for any problem.
+    configs: usize,
 }
 
 impl Space {
-    /// A space of these families, of which `admit` says whether a config may be proposed, such as
-    /// [`Gatekeeper`](crate::Gatekeeper) or a table of what was measured. It is asked once for each config.
-    ///
-    /// ```
-    /// use flashcore_problem::rng::Rng;
-    /// use flashcore_tune::space::{Family, Space};
-    /// let even = |id: &str| if id.contains("-s2") { Ok(()) } else { Err("two stages only".to_string()) };
-    /// let space = Space::new(vec![Family::wgmma()], even);
-    /// let id = space.sample(&mut Rng::new(1)).unwrap();
-    /// assert!(id.starts_with("wgmma/") && id.contains("-s2"));
-    /// assert!(space.neighbours(&id).iter().all(|other| other.contains("-s2")));
-    /// assert_eq!(space.admits("wgmma/m128n128-s3-turns-lazy").unwrap_err(), "two stages only");
-    /// ```
+    /// A space of these families. `admit` decides whether a config may be proposed and is called
+    /// once for each config; [`Gatekeeper`](crate::Gatekeeper) does this for a problem on a device.
     pub fn new(families: Vec<Family>, admit: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static) -> Space {
         Space {
             families: families.into_iter().map(Arc::new).collect(),
@@ -64,21 +51,13 @@ impl Space {
         }
     }
 
-    /// A space of just these configs, such as those that were measured once. Samples are drawn evenly from the list.
-    ///
-    /// ```
-    /// use flashcore_problem::rng::Rng;
-    /// use flashcore_tune::space::{Family, Space};
-    /// let ids = ["cpu/m64n64", "cpu/m64n128"].map(str::to_string);
-    /// let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
-    /// assert_eq!(space.neighbours("cpu/m64n64"), ["cpu/m64n128"]);
-    /// assert!(space.admits("cpu/m32n32").is_err());
-    /// ```
+    /// A space of just these configs, such as measured ones. Samples are drawn uniformly from the
+    /// list.
     pub fn of_list(families: Vec<Family>, ids: Vec<String>) -> Space {
         let there: HashSet<String> = ids.iter().cloned().collect();
         let listed = move |id: &str| match there.contains(id) {
             true => Ok(()),
-            false => Err("it is not among those that can be tried here".to_string()),
+            false => Err("it is not among the measured configs".to_string()),
         };
         Space {
             listed: Some(Arc::new(ids)),
@@ -86,7 +65,7 @@ impl Space {
         }
     }
 
-    /// The same space, to be replayed from what was measured of it: that is part of what it is.
+    /// The same space for a replay of measured times, which become part of its identity.
     pub(crate) fn replaying(self, measured: String) -> Space {
         Space {
             measured: Some(measured.into()),
@@ -94,7 +73,7 @@ impl Space {
         }
     }
 
-    /// What was measured of it, if it is one that is only replayed.
+    /// Identity of the measured times, if it is a replay's.
     pub(crate) fn measured(&self) -> Option<&str> {
         self.measured.as_deref()
     }
@@ -104,13 +83,13 @@ impl Space {
         self.families.iter().map(Arc::as_ref)
     }
 
-    /// The family of a config, if it is one of this space's.
+    /// The family of a config, if it is in this space.
     pub fn family_of(&self, id: &str) -> Option<&Family> {
         self.families().find(|family| family.owns(id))
     }
 
-    /// What it is made of.
-    pub fn count(&self) -> Vec<Counted> {
+    /// Its families, levers and sizes.
+    pub(crate) fn count(&self) -> Vec<Counted> {
         let count = |family: &Family| Counted {
             family: family.name,
             levers: family.levers.clone(),
@@ -137,13 +116,7 @@ impl Space {
         answer
     }
 
-    /// Every config, family by family, whether or not it may be proposed: nobody is asked.
-    ///
-    /// ```
-    /// use flashcore_tune::space::{Family, Space};
-    /// let none = Space::new(vec![Family::cpu()], |_| Err("not one".to_string()));
-    /// assert_eq!((none.configs().count(), none.all().count()), (120, 0));
-    /// ```
+    /// Every config, family by family, whether or not it may be proposed.
     pub fn configs(&self) -> Box<dyn Iterator<Item = String> + '_> {
         match &self.listed {
             Some(listed) => Box::new(listed.iter().cloned()),
@@ -151,7 +124,7 @@ impl Space {
         }
     }
 
-    /// Every config that may be proposed, family by family. Asks about all of them: for small spaces.
+    /// Every config that may be proposed, family by family. Checks all of them: for small spaces.
     pub fn all(&self) -> Box<dyn Iterator<Item = String> + '_> {
         Box::new(
             self.configs()
@@ -159,8 +132,8 @@ impl Space {
         )
     }
 
-    /// A config that may be proposed: from a list evenly, otherwise a family drawn evenly, then one of its configs.
-    /// `None` where a thousand draws find none.
+    /// A random config that may be proposed: uniform from a list, otherwise a uniform family, then
+    /// one of its configs. `None` if a thousand draws find none.
     pub fn sample(&self, rng: &mut Rng) -> Option<String> {
         if let Some(listed) = &self.listed {
             return rng.pick(listed).cloned();
@@ -170,60 +143,62 @@ impl Space {
         drawn.find(|id| self.admits(id).is_ok())
     }
 
-    /// The configs that differ in one lever and may be proposed.
+    /// Configs that differ in one lever and may be proposed.
     pub fn neighbours(&self, id: &str) -> Vec<String> {
-        let around = self.family_of(id).map(|family| family.neighbours(id));
+        let around = self.family_of(id).map(|family| family.ops.neighbours(id));
         let mut around = around.unwrap_or_default();
         around.retain(|other| self.admits(other).is_ok());
         around
     }
 
-    /// A config that differs in so many levers and may be proposed; `None` where none that was drawn may.
+    /// A random config that differs in this number of levers and may be proposed; `None` if none
+    /// that was drawn may.
     pub fn mutate(&self, id: &str, levers: usize, rng: &mut Rng) -> Option<String> {
         let family = self.family_of(id)?;
-        let mut drawn = (0..TRIES).filter_map(|_| family.mutate(id, levers, rng));
+        let mut drawn = (0..TRIES).filter_map(|_| family.ops.mutate(id, levers, rng));
         drawn.find(|mutant| self.admits(mutant).is_ok())
     }
 
-    /// A mixture of two configs of one family that may be proposed and is neither; `None` where there is none among
-    /// those drawn, or the families differ.
+    /// A random mixture of two configs of one family that may be proposed and is neither; `None` if
+    /// none was drawn, or the families differ.
     pub fn crossover(&self, a: &str, b: &str, rng: &mut Rng) -> Option<String> {
         let family = self.family_of(a).filter(|family| family.owns(b))?;
-        let mut drawn = (0..TRIES).filter_map(|_| family.crossover(a, b, rng));
+        let mut drawn = (0..TRIES).filter_map(|_| family.ops.crossover(a, b, rng));
         drawn.find(|child| child != a && child != b && self.admits(child).is_ok())
     }
 
-    /// What a config's niche is called: its family, and how large a tile it has.
+    /// A config's niche: its family and the size class of its tile of scores.
     pub fn niche(&self, id: &str) -> String {
-        self.family_of(id).map_or("none".to_string(), |family| family.niche(id))
+        let Some(family) = self.family_of(id) else {
+            return "none".to_string();
+        };
+        let class = match family.ops.tile(id) {
+            0 => "none",
+            1..=2048 => "small",
+            2049..=8192 => "medium",
+            _ => "large",
+        };
+        format!("{}, {class} tiles", family.name)
     }
 
-    /// Each lever's name and its value in a config.
+    /// The value of each lever in a config.
     pub fn values(&self, id: &str) -> Vec<(&'static str, String)> {
         self.family_of(id).map(|family| family.values(id)).unwrap_or_default()
     }
 
-    /// A config with one lever at each of its values in the lever's order, those that may be proposed and itself: value
-    /// and id. None where its family has no such lever.
-    ///
-    /// ```
-    /// use flashcore_tune::space::{Family, Space};
-    /// let space = Space::new(vec![Family::mma()], |_| Ok(()));
-    /// let turned = space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "q_in_registers");
-    /// assert_eq!(turned[1], ("true".to_string(), "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".to_string()));
-    /// assert!(space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "cluster").is_empty());
-    /// ```
+    /// The values of a lever in its order, each with the id of the config that has it, for those
+    /// that may be proposed and the config itself. Empty if its family has no such lever.
     pub fn turned(&self, id: &str, lever: &str) -> Vec<(String, String)> {
-        let settings = self.family_of(id).map(|family| family.settings(id, lever));
+        let settings = self.family_of(id).map(|family| family.ops.settings(id, lever));
         let mut settings = settings.unwrap_or_default();
         settings.retain(|(_, other)| other == id || self.admits(other).is_ok());
         settings
     }
 }
 
-/// Draws before a sample is given up.
+/// Draws for a sample.
 const DRAWS: usize = 1000;
-/// Draws before a mutation or a mixture is given up.
+/// Draws for a mutation or a mixture.
 const TRIES: usize = 32;
 
 #[cfg(test)]
@@ -231,7 +206,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_admitted_is_never_proposed() {
+    fn a_list_and_a_lever_restrict_the_neighbours() {
+        let ids = ["cpu/m64n64", "cpu/m64n128"].map(str::to_string);
+        let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
+        assert_eq!(space.neighbours("cpu/m64n64"), ["cpu/m64n128"]);
+        assert!(space.admits("cpu/m32n32").is_err());
+        let none = Space::new(vec![Family::cpu()], |_| Err("not one".to_string()));
+        assert_eq!((none.configs().count(), none.all().count()), (120, 0));
+        let space = Space::new(vec![Family::mma()], |_| Ok(()));
+        let turned = space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "q_in_registers");
+        let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".to_string();
+        assert_eq!(turned[1], ("true".to_string(), id));
+        assert!(space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "cluster").is_empty());
+    }
+
+    #[test]
+    fn configs_that_are_not_admitted_are_never_proposed() {
         let odd = |id: &str| match id.len() % 2 {
             0 => Err("even".to_string()),
             _ => Ok(()),
@@ -253,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_is_asked_about_once() {
+    fn a_config_is_checked_once() {
         let asked = Arc::new(Mutex::new(0));
         let counter = asked.clone();
         let space = Space::new(vec![Family::cpu()], move |_| {

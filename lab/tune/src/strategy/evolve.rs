@@ -1,6 +1,7 @@
-//! Evolution, in the population forms of EvoEngineer (Guo et al. 2025): a single best, an elite, and niches.
+//! Evolution, in the population forms of EvoEngineer (Guo et al. 2025): a single best, an elite,
+//! and niches.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use flashcore_problem::rng::Rng;
 
@@ -11,14 +12,14 @@ use crate::insight::{Advisor, Claim, Insights};
 use crate::space::Space;
 use crate::trial::{History, Trial};
 
-/// Who may have offspring.
+/// The parents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Population {
     /// The fastest so far.
     Single,
     /// The three fastest.
     Elite,
-    /// The fastest of each niche: of each family and class of tile.
+    /// The fastest of each niche: each family and class of tile.
     Niches,
 }
 
@@ -33,45 +34,45 @@ impl Population {
     }
 }
 
-/// How many make the elite.
+/// Size of the elite.
 const ELITE: usize = 3;
-/// Proposals that are drawn from each family before anyone has offspring, where there are several families: that of a
-/// bad first candidate is not to be searched through before another was looked at.
+/// Random configs of each family before the first offspring, if there are several families, so that
+/// the search is not confined to the family of a bad first candidate.
 const FOUNDERS: usize = 4;
-/// Share of proposals that are drawn from the whole space, so that no family is never tried.
+/// Share of random proposals from the whole space, so that every family is tried.
 const IMMIGRANTS: f32 = 0.1;
-/// Share of offspring that are mixtures of two parents, where there are two.
+/// Share of offspring that are mixtures of two parents, if there are two.
 const MIXTURES: f32 = 0.25;
-/// Share of mutants that differ in two levers: one lever alone cannot leave some valleys, such as a larger tile that
-/// needs fewer stages.
+/// Share of mutants that differ in two levers. One lever cannot leave some local minima, such as a
+/// larger tile that needs fewer stages.
 const TWO_LEVERS: f32 = 0.4;
-/// In niches: share of parents that are the fastest of all.
+/// With niches: share of parents that are the fastest of all.
 const FASTEST: f32 = 0.5;
-/// Offspring drawn before one is taken from the whole space.
+/// Draws of offspring before a random config is proposed.
 const TRIES: usize = 40;
 
-/// Share of mutants that are drawn as if there were no claims: what nobody claims is tried, too.
+/// Share of mutants that ignore claims, so that changes without a claim are tried.
 const UNWEIGHED: f32 = 0.3;
-/// What a claim that is wholly believed adds to the weight of its change, where one without a claim has 1: for an
-/// expected gain of [`GAIN`], and in proportion to it up to twice as much.
+/// What a claim with full trust and an expected gain of [`GAIN`] adds to the weight of its change.
+/// A change without a claim has weight 1. In proportion to the gain, up to twice as much.
 const BOOST: f64 = 20.0;
 /// See [`BOOST`]; per cent.
 const GAIN: f64 = 10.0;
 
 /// Evolution.
 #[derive(Debug)]
-pub struct Evolution {
+pub(super) struct Evolution {
     population: Population,
     rng: Rng,
-    /// How many founders were proposed.
+    /// Number of founders proposed.
     founders: usize,
-    /// What mutations are weighed by, if they are.
+    /// The claims that weight mutations, if any.
     insights: Option<Insights>,
 }
 
 impl Evolution {
-    /// With a seed. What was tried before is the first generation.
-    pub fn new(population: Population, seed: u64) -> Evolution {
+    /// The trials before are the first generation.
+    pub(super) fn new(population: Population, seed: u64) -> Evolution {
         Evolution {
             population,
             rng: Rng::stream(seed, 3),
@@ -80,21 +81,22 @@ impl Evolution {
         }
     }
 
-    /// The same, with mutations weighed by claims about the parents, as far as claims of their kinds came true.
+    /// The same, with mutations weighted by claims about the parents and by the trust in their
+    /// kinds.
     #[must_use]
-    pub fn informed(mut self, advisor: Advisor) -> Evolution {
+    pub(super) fn informed(mut self, advisor: Advisor) -> Evolution {
         self.insights = Some(Insights::new(advisor));
         self
     }
 
-    /// The same without founders: somebody else has looked around.
+    /// The same without founders.
     #[must_use]
     pub(super) fn settled(mut self) -> Evolution {
         self.founders = usize::MAX;
         self
     }
 
-    /// A founder: drawn from the families in turn.
+    /// A founder: a random config of each family in turn.
     fn founder(&mut self, history: &History, space: &Space) -> Option<Proposal> {
         let families: Vec<&str> = space.families().map(|family| family.name).collect();
         while families.len() > 1 && self.founders < FOUNDERS * families.len() {
@@ -109,17 +111,17 @@ impl Evolution {
         None
     }
 
-    /// Those who may have offspring, the fastest first.
+    /// The parents, the fastest first.
     fn parents<'h>(&self, history: &'h History, space: &Space) -> Vec<&'h Trial> {
         let mut ranked = history.ranked();
-        // One of several with the same machine program.
+        // Only the first of several with the same machine program.
         ranked.retain(|trial| trial.same_as.is_none());
         match self.population {
             Population::Single => ranked.truncate(1),
             Population::Elite => ranked.truncate(ELITE),
             Population::Niches => {
-                let mut filled = BTreeMap::new();
-                ranked.retain(|trial| filled.insert(space.niche(&trial.id), ()).is_none());
+                let mut filled = BTreeSet::new();
+                ranked.retain(|trial| filled.insert(space.niche(&trial.id)));
             }
         }
         ranked
@@ -158,8 +160,7 @@ impl Evolution {
     }
 }
 
-/// The weight of a change among the others of its parent, which have 1 where nothing is claimed of them. `trust` is in
-/// claims of that kind.
+/// The weight of a change with a claim; `trust` is that in the claim's kind.
 fn weight(claim: &Claim, trust: f64) -> f64 {
     match claim.expected {
         Some(percent) => 1.0 + BOOST * trust * (-percent / GAIN).clamp(0.0, 2.0),
@@ -167,7 +168,7 @@ fn weight(claim: &Claim, trust: f64) -> f64 {
     }
 }
 
-/// A config that differs in one lever, drawn by weight, and the claim that speaks for it.
+/// A config that differs in one lever, drawn by weight, and its claim.
 fn weighed<'i>(
     parent: &str,
     insights: &'i Insights,
@@ -223,17 +224,17 @@ impl Strategy for Evolution {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::insight::ClaimKind;
-    use crate::insight::tests::made_up;
-    use crate::strategy::tests::{advisor, valley};
-    use crate::trial::tests::trial;
+    use crate::tests::{advisor, made_up, trial, valley};
 
     const PARENT: &str = "cpu/m64n64";
     const CLAIMED: &str = "cpu/m96n64";
 
-    /// How often the claimed change is drawn, and how many others are, after claims of its kind came true so often, or
-    /// did not.
+    /// Share of draws of the claimed change, and the number of distinct draws, after this many
+    /// claims of its kind came true or did not.
     fn share(kind: ClaimKind, came_true: usize, did_not: usize) -> (f64, usize) {
         let (space, _) = valley();
         let (mut history, mut insights) = (History::default(), Insights::new(advisor()));
@@ -269,7 +270,7 @@ mod tests {
             never.0 < 0.6 * unknown.0 && unknown.0 < 0.8 * always.0,
             "{never:?} {unknown:?} {always:?}"
         );
-        // All of the twenty others are drawn yet.
+        // All of the twenty others are still drawn.
         assert!([never, unknown, always].iter().all(|(_, others)| *others == 20));
         let [trusted, doubted] = [(20, 0), (0, 20)].map(|(yes, no)| share(ClaimKind::Spills, yes, no));
         assert!(trusted.0 < 0.02 && doubted.0 > 0.03, "{trusted:?} {doubted:?}");

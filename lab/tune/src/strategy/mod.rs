@@ -1,5 +1,5 @@
-//! Strategies: what to try next. Each is seeded, and proposes the same after the same history, so that a run that was
-//! cut off can be taken up again.
+//! Strategies decide what to try next. Each is seeded and proposes the same after the same history,
+//! so that a run can be resumed.
 
 mod evolve;
 mod outside;
@@ -14,17 +14,18 @@ use crate::insight::{Advisor, Insights};
 use crate::space::Space;
 use crate::trial::History;
 
-pub use evolve::{Evolution, Population};
-pub use outside::{Outside, Question, Reply};
-pub use ranked::{Predict, Ranked};
-pub use simple::{Exhaustive, HillClimbing, RandomSearch};
+use evolve::Evolution;
+pub use evolve::Population;
+pub use outside::Outside;
+use ranked::Ranked;
+use simple::{Exhaustive, HillClimbing, RandomSearch};
 
-/// A candidate, and where it comes from.
+/// A candidate and why it is proposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
     /// The config.
     pub id: String,
-    /// Where it comes from, in a few words.
+    /// Why it is proposed, in a few words.
     pub origin: String,
 }
 
@@ -39,50 +40,49 @@ impl Proposal {
 
 /// Proposes candidates.
 pub trait Strategy {
-    /// The next candidate, which the history has not seen; `None` when there is nothing left to try.
+    /// The next candidate, which is not in the history; `None` if nothing is left to try.
     ///
     /// # Errors
-    /// Only of an outside proposer: it is gone, or says what cannot be understood.
+    /// An outside proposer that has ended or sent a line that is no answer.
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError>;
 
-    /// How long the next proposal may take: what is left of the search's time. One that thinks in this process needs no
-    /// telling.
+    /// Limits the next proposal to the time left for the search. Only outside proposers use it.
     fn hurry(&mut self, left: Duration) {
         let _ = left;
     }
 
-    /// Whether it proposes the same after the same history. One that does not is told of the trials of a run that is
-    /// taken up again, and not asked for them.
+    /// Whether it proposes the same after the same history. Otherwise a resumed run does not ask it
+    /// for the earlier proposals.
     fn is_replayable(&self) -> bool {
         true
     }
 
-    /// What was claimed about the trials of a history, and what came of it; `None` where it makes no claims.
+    /// Claims about the trials of a history and their scores; `None` if it makes no claims.
     fn insights(&mut self, history: &History, space: &Space) -> Option<&Insights> {
         let _ = (history, space);
         None
     }
 }
 
-/// Which strategy.
+/// A strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Every config in order.
     Exhaustive,
-    /// Configs drawn evenly.
+    /// Random configs.
     Random,
-    /// The nearest better config, again and again, from a new start when there is none.
+    /// The next better neighbour, and a new start if there is none.
     HillClimbing,
     /// Evolution.
     Evolution(Population),
-    /// Evolution with mutations weighed by claims.
+    /// Evolution with mutations weighted by claims.
     Informed(Population),
-    /// The best by prediction first, then evolution with mutations weighed by claims.
+    /// The best by prediction first, then evolution with mutations weighted by claims.
     Ranked,
 }
 
 impl Kind {
-    /// Every strategy that needs nothing from outside.
+    /// Every strategy in this process.
     pub const ALL: [Kind; 10] = [
         Kind::Exhaustive,
         Kind::Random,
@@ -96,7 +96,8 @@ impl Kind {
         Kind::Ranked,
     ];
 
-    /// `exhaustive`, `random`, `hill`, `single`, `elite`, `niches`, the last three `+insights`, `ranked`.
+    /// `exhaustive`, `random`, `hill`, `single`, `elite`, `niches`, the last three `+insights`,
+    /// `ranked`.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Exhaustive => "exhaustive",
@@ -110,28 +111,12 @@ impl Kind {
         }
     }
 
-    /// What it does, in a line.
-    pub const fn about(self) -> &'static str {
-        match self {
-            Kind::Exhaustive => "every config in order",
-            Kind::Random => "configs drawn evenly",
-            Kind::HillClimbing => "the next better neighbour, and a new start where there is none",
-            Kind::Evolution(Population::Single) => "evolution: one or two levers of the best",
-            Kind::Evolution(Population::Elite) => {
-                "evolution: one or two levers of the best three, and mixtures of them"
-            }
-            Kind::Evolution(Population::Niches) => "evolution: the best of each family and class of tile",
-            Kind::Informed(_) => "the same, with levers weighed by claims of simulator, compiler and cost model",
-            Kind::Ranked => "the best eight of a part of the space by predicted time, then as elite+insights",
-        }
-    }
-
     /// Whether it needs an [`Advisor`].
     pub const fn is_informed(self) -> bool {
         matches!(self, Kind::Informed(_) | Kind::Ranked)
     }
 
-    /// The strategy, seeded. An informed one is given an advisor.
+    /// The seeded strategy. An informed one needs an advisor.
     ///
     /// # Errors
     /// [`TuneError::Nothing`] for an informed one without an advisor.
@@ -139,8 +124,8 @@ impl Kind {
         let needed = |without: &str| {
             advisor.cloned().ok_or_else(|| TuneError::Nothing {
                 what: format!(
-                    "nothing here models what a kernel costs, so there are no claims and no predictions; `{without}` \
-                     searches without"
+                    "nothing here models the cost of kernels, so there are no claims and no predictions; `{without}` \
+                     searches without them"
                 ),
             })
         };
@@ -180,33 +165,11 @@ impl FromStr for Kind {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::collections::BTreeSet;
 
-    use flashcore_ir::Profile;
-    use flashcore_problem::Problem;
-
     use super::*;
-    use crate::space::Family;
-    use crate::trial::tests::trial;
-
-    /// The host's space, and a landscape on it with one valley, at m128n256.
-    pub(crate) fn valley() -> (Space, impl Fn(&str) -> Option<f64>) {
-        let space = Space::new(vec![Family::cpu()], |_| Ok(()));
-        let score = |id: &str| {
-            let sizes = id.strip_prefix("cpu/m")?.split_once('n')?;
-            let (rows, cols): (f64, f64) = (sizes.0.parse().ok()?, sizes.1.parse().ok()?);
-            // What is very large does not work.
-            let works = rows * cols < 200_000.0;
-            works.then(|| 1.0 + (rows / 128.0).log2().abs() + (cols / 256.0).log2().abs())
-        };
-        (space, score)
-    }
-
-    /// An advisor for the mission on an L4, which has nothing to say about the host's kernels.
-    pub(crate) fn advisor() -> Advisor {
-        Advisor::new(&Problem::named("mission").unwrap(), Profile::named("l4").unwrap())
-    }
+    use crate::tests::{advisor, trial, valley};
 
     /// Runs a strategy for so many trials: the ids in order.
     fn run(kind: Kind, seed: u64, trials: usize) -> Vec<String> {

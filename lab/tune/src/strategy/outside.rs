@@ -1,13 +1,10 @@
-//! An outside proposer: any program that reads what was tried and answers with configs, a JSON
-//! object a line. A language model can sit there; whatever it proposes goes through the same
-//! gates. `docs/tune-protocols.md` has the protocol.
+//! An outside proposer: a program that reads the trials and answers with configs, one JSON object a
+//! line. It can ask a language model. Its proposals go through the same gates.
+//! `docs/tune-protocols.md` has the protocol.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
@@ -15,61 +12,55 @@ use serde::{Deserialize, Serialize};
 use super::{Proposal, Strategy};
 use crate::error::TuneError;
 use crate::insight::{Advisor, Claim, Insights, Tally};
+use crate::partner::{Partner, Silence};
 use crate::space::{Counted, Space};
 use crate::trial::{History, Trial};
 
-/// What the proposer is told, a line at a time.
+/// A question to the proposer, one line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Question<'a> {
-    /// What is asked and what may be proposed: in the first line only.
+struct Question<'a> {
+    /// In the first line only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub about: Option<About<'a>>,
+    about: Option<About<'a>>,
     /// Trials since the line before.
-    pub trials: &'a [Trial],
-    /// The fastest config so far.
-    pub best: Option<&'a str>,
-    /// What the fastest configs are made of, and what is beside them.
-    pub fastest: &'a [Fast],
-    /// Proposals that were not taken since the line before, and why.
-    pub turned_down: &'a [(String, String)],
-    /// What is claimed about the fastest configs, of changes that nobody has tried.
-    pub claims: &'a [Claim],
-    /// What came of each kind of claim so far.
-    pub record: &'a [Tally],
+    trials: &'a [Trial],
+    best: Option<&'a str>,
+    fastest: &'a [Fast],
+    /// Proposals since the line before that were not accepted, and why.
+    turned_down: &'a [(String, String)],
+    /// Claims about the fastest configs whose change was not tried.
+    claims: &'a [Claim],
+    /// Results of each kind of claim so far.
+    record: &'a [Tally],
 }
 
-/// A fast config by its levers, so that nobody has to read ids or to make any.
+/// A fast config by its levers, so that a proposer need not parse or build ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Fast {
-    /// The config.
-    pub id: String,
-    /// The value of each lever.
-    pub levers: BTreeMap<&'static str, String>,
+struct Fast {
+    id: String,
+    levers: BTreeMap<&'static str, String>,
     /// Configs that differ in one lever, may be proposed, and were not.
-    pub neighbours: Vec<Neighbour>,
+    neighbours: Vec<Neighbour>,
 }
 
-/// A config that differs from another in one lever.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Neighbour {
-    /// The lever.
-    pub lever: &'static str,
-    /// Its value here.
-    pub to: String,
-    /// The config.
-    pub id: String,
+struct Neighbour {
+    lever: &'static str,
+    /// Its value in this config.
+    to: String,
+    id: String,
 }
 
 impl Fast {
     fn of(id: &str, history: &History, space: &Space) -> Fast {
         let levers = space.values(id);
-        let beside = levers.iter().flat_map(|&(lever, _)| {
+        let near = levers.iter().flat_map(|&(lever, _)| {
             let turned = space.turned(id, lever).into_iter();
             turned.map(move |(to, id)| Neighbour { lever, to, id })
         });
         Fast {
             id: id.to_string(),
-            neighbours: beside
+            neighbours: near
                 .filter(|near| near.id != id && !history.is_seen(&near.id))
                 .collect(),
             levers: levers.into_iter().collect(),
@@ -77,70 +68,44 @@ impl Fast {
     }
 }
 
-/// What a search is about.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct About<'a> {
-    /// The problem.
-    pub problem: &'a Problem,
-    /// The device's name.
-    pub device: &'a str,
-    /// Families and levers.
-    pub space: Vec<Counted>,
+struct About<'a> {
+    problem: &'a Problem,
+    device: &'a str,
+    space: Vec<Counted>,
 }
 
-/// What the proposer answers, in one line.
+/// The proposer's answer, one line.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reply {
-    /// Ids of configs to try, in order. None ends the search.
-    pub propose: Vec<String>,
-    /// Why these.
+struct Reply {
+    /// Ids of configs to try, in order. An empty list ends the search.
+    propose: Vec<String>,
     #[serde(default)]
-    pub why: String,
+    why: String,
 }
 
-/// The fastest so many configs are those of which more is told: claims, levers, what is beside them.
+/// Number of fastest configs whose claims, levers and neighbours a question has.
 const FASTEST: usize = 3;
-/// Lines in a row without one config that is new, before the proposer is taken to be stuck.
+/// Answers in a row without a new config after which the proposer is considered stuck.
 const PATIENCE: usize = 20;
 
-/// Claims of changes that are not on their way either: those have no score yet.
+/// Claims whose change is not pending either; a pending change has no score yet.
 fn untried<'c>(claims: impl Iterator<Item = &'c Claim>, history: &History) -> impl Iterator<Item = &'c Claim> {
     claims.filter(|claim| !history.is_seen(&claim.proposes))
 }
 
-/// How long one that has closed its output may take to end.
-const LAST_BREATH: Duration = Duration::from_millis(500);
-/// How often it is looked up meanwhile whether it has ended.
-const LOOK_UP: Duration = Duration::from_millis(10);
-/// Most characters of a line that is no answer that are shown.
+/// Most characters of a line that an error message quotes.
 const SHOWN: usize = 200;
 
-/// Longest line that is read, bytes.
-const LONGEST: u64 = 1 << 20;
-
-/// The next line of an answer, without its end.
-fn next_line(output: &mut impl BufRead) -> std::io::Result<Option<String>> {
-    let mut line = Vec::new();
-    let read = output.by_ref().take(LONGEST).read_until(b'\n', &mut line)?;
-    let is_whole = line.pop_if(|last| *last == b'\n').is_some();
-    if !is_whole && read as u64 == LONGEST {
-        return Err(std::io::Error::other(format!("a line is longer than {LONGEST} B")));
-    }
-    let text = String::from_utf8(line).map_err(std::io::Error::other)?;
-    Ok((read > 0).then_some(text))
-}
-
-/// A proposer in a process of its own.
+/// A proposer in a child process.
 #[derive(Debug)]
 pub struct Outside {
     command: String,
-    child: Child,
-    /// Lines that are written to it by a thread, since one that does not read would hold up the search.
-    questions: Sender<String>,
-    lines: Receiver<std::io::Result<String>>,
+    /// `None` after it has ended.
+    partner: Option<Partner>,
     deadline: Duration,
-    /// What is left of the search's time.
+    /// Time left for the search.
     left: Duration,
     problem: Problem,
     device: String,
@@ -152,7 +117,8 @@ pub struct Outside {
 }
 
 impl Outside {
-    /// Starts a program, its words separated by blanks; an answer may take `deadline`.
+    /// Starts a program, given with its arguments as words separated by blanks. `deadline` limits
+    /// the time for an answer.
     ///
     /// # Errors
     /// [`TuneError::Proposer`] if it cannot be started.
@@ -163,39 +129,10 @@ impl Outside {
         };
         let mut words = command.split_whitespace();
         let program = words.next().ok_or_else(|| failed("name a program".to_string()))?;
-        let mut child = Command::new(program)
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| failed(format!("it cannot be started: {error}")))?;
-        let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(failed("it has no standard input or output".to_string()));
-        };
-        let (questions, asked) = channel::<String>();
-        thread::spawn(move || {
-            for line in asked {
-                if stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush()).is_err() {
-                    break;
-                }
-            }
-        });
-        // One that writes more than it is asked for waits, and so does what it writes.
-        let (sender, lines) = sync_channel(1);
-        thread::spawn(move || {
-            let mut output = BufReader::new(stdout);
-            while let Some(line) = next_line(&mut output).transpose() {
-                let is_over = line.is_err();
-                if sender.send(line).is_err() || is_over {
-                    break;
-                }
-            }
-        });
+        let partner = Partner::start(Command::new(program).args(words)).map_err(failed)?;
         Ok(Outside {
             command: command.to_string(),
-            child,
-            questions,
-            lines,
+            partner: Some(partner),
             deadline,
             left: Duration::MAX,
             problem: problem.clone(),
@@ -208,7 +145,7 @@ impl Outside {
         })
     }
 
-    /// The same, told of claims about the fastest configs, too.
+    /// The same, with claims about the fastest configs in its questions.
     #[must_use]
     pub fn informed(mut self, advisor: Advisor) -> Outside {
         self.insights = Some(Insights::new(advisor));
@@ -222,7 +159,7 @@ impl Outside {
         }
     }
 
-    /// Its answer; `None` where the search's time is over first.
+    /// Its answer; `None` if the time of the search ends first.
     fn ask(&mut self, history: &History, space: &Space) -> Result<Option<Reply>, TuneError> {
         let ranked = history.ranked();
         let (mut claims, mut record) = (Vec::new(), Vec::new());
@@ -248,23 +185,20 @@ impl Outside {
             claims: &claims,
             record: &record,
         };
-        let mut line = serde_json::to_string(&question).map_err(|error| self.failed(error))?;
-        line.push('\n');
-        // Whoever is gone or reads nothing is found out by what it writes, or does not.
-        let _ = self.questions.send(line);
+        let line = serde_json::to_string(&question).map_err(|error| self.failed(error))?;
         (self.introduced, self.told) = (true, history.trials().len());
         self.turned_down.clear();
-        let answer = match self.lines.recv_timeout(self.deadline.min(self.left)) {
-            Ok(Ok(line)) => line,
-            Ok(Err(error)) => return Err(self.failed(format!("what it writes cannot be read: {error}"))),
-            Err(RecvTimeoutError::Timeout) if self.left < self.deadline => return Ok(None),
-            Err(RecvTimeoutError::Timeout) => {
+        let Some(partner) = &mut self.partner else {
+            return Ok(None);
+        };
+        let answer = match partner.ask(line, self.deadline.min(self.left)) {
+            Ok(line) => line,
+            Err(Silence::Timeout) if self.left < self.deadline => return Ok(None),
+            Err(Silence::Timeout) => {
                 return Err(self.failed(format!("no answer within {} s", self.deadline.as_secs())));
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                let how = self.how_it_ended();
-                return Err(self.failed(format!("{how} without an answer")));
-            }
+            Err(Silence::Ended(how)) => return Err(self.failed(format!("{how} without an answer"))),
+            Err(Silence::Unreadable(error)) => return Err(self.failed(format!("its output cannot be read: {error}"))),
         };
         serde_json::from_str(&answer).map(Some).map_err(|error| {
             let what = if error.is_data() { "no answer" } else { "no JSON" };
@@ -275,26 +209,12 @@ impl Outside {
         })
     }
 
-    /// What became of it once it writes no more.
-    fn how_it_ended(&mut self) -> String {
-        let looked_at = Instant::now();
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return format!("it ended ({status})"),
-                Ok(None) if looked_at.elapsed() < LAST_BREATH => thread::sleep(LOOK_UP),
-                Ok(None) | Err(_) => return "it closed its output".to_string(),
-            }
-        }
-    }
-}
-
-impl Outside {
-    /// The next one that is new.
+    /// The next config that is new.
     fn next(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
         for _ in 0..PATIENCE {
             while let Some((id, why)) = self.queue.pop_front() {
                 if !history.is_seen(&id) {
-                    // What the space refuses is tried all the same: the verdict is REFUSED, with its reason.
+                    // A config that the space refuses becomes a trial with its reason.
                     return Ok(Some(Proposal::new(id, why)));
                 }
                 self.turned_down.push((id, "it was tried before".to_string()));
@@ -311,12 +231,6 @@ impl Outside {
         }
         Err(self.failed(format!("{PATIENCE} answers in a row had no config that was new")))
     }
-
-    /// Ends it. It is this process's own child; it may have ended already.
-    fn end(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Strategy for Outside {
@@ -324,7 +238,7 @@ impl Strategy for Outside {
         let next = self.next(history, space);
         // It is not asked again.
         if !matches!(next, Ok(Some(_))) {
-            self.end();
+            self.partner = None;
         }
         next
     }
@@ -341,12 +255,6 @@ impl Strategy for Outside {
         let insights = self.insights.as_mut()?;
         insights.follow(history, space);
         Some(insights)
-    }
-}
-
-impl Drop for Outside {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 

@@ -1,6 +1,6 @@
-//! The best by prediction first: a part of the space is drawn and ordered by the time that the cost model predicts, so
-//! are configs beside the first eight of it; the first eight of all are timed, and evolution goes on from the best of them.
-//! What is likely to spill would not build: it comes after everything else.
+//! The best by prediction first: random configs and neighbours of the best eight of them are
+//! ordered by the time that the cost model predicts. The first eight are timed, and evolution
+//! continues from them. Configs that are likely to spill, which would not build, come last.
 
 use flashcore_kernels::Config;
 use flashcore_problem::rng::Rng;
@@ -12,49 +12,35 @@ use crate::insight::{Advisor, Insights, Predicted};
 use crate::space::Space;
 use crate::trial::History;
 
-/// Configs drawn, whose times are predicted, and as many beside the first of those.
+/// Random configs whose times are predicted, and as many neighbours.
 const DRAWN: usize = 96;
-/// The fewest, where a prediction takes long.
+/// The fewest, if a prediction takes long.
 const FEWEST: usize = 24;
-/// Keys up to which all of [`DRAWN`] are.
+/// Keys up to which [`DRAWN`] configs are drawn.
 const KEYS: usize = 1024;
-/// Those of them that are timed first.
+/// Number of configs that are timed first.
 const FIRST: usize = 8;
-/// Most of these that are pairs of blocks: the model takes them for better than they are (`docs/cost-model.md`), and on
-/// long problems all eight would be.
+/// Most of these that are clusters of two blocks. The model overrates them (`docs/cost-model.md`),
+/// so that on long problems all eight would be clusters.
 const MOST_PAIRS: usize = 4;
-/// Draws for each config that is to be found.
+/// Draws for each config.
 const DRAWS_EACH: usize = 10;
 
-/// Predicts of configs how long they take; `None` where there is no prediction.
-pub type Predict = Box<dyn Fn(&[String]) -> Vec<Option<Predicted>> + Send>;
+/// Predicts times of configs; `None` if there is no prediction.
+pub(super) type Predict = Box<dyn Fn(&[String]) -> Vec<Option<Predicted>> + Send>;
 
-/// Ranks before it times.
-pub struct Ranked {
+/// Times configs in the order of their predictions, then continues with evolution.
+pub(super) struct Ranked {
     predict: Predict,
     drawn: usize,
     rng: Rng,
-    /// The best by prediction, and what is predicted of them; `None` until they were asked for.
+    /// The best by prediction; `None` before the first proposal.
     first: Option<std::vec::IntoIter<(String, Predicted)>>,
     then: Evolution,
 }
 
 impl Ranked {
-    /// With a seed.
-    ///
-    /// ```
-    /// use flashcore_tune::insight::Predicted;
-    /// use flashcore_tune::space::{Family, Space};
-    /// use flashcore_tune::strategy::{Ranked, Strategy};
-    /// use flashcore_tune::History;
-    /// let space = Space::of_list(vec![Family::cpu()], ["cpu/m64n64", "cpu/m64n128"].map(str::to_string).to_vec());
-    /// let one = |id: &String| Some(Predicted { micros: id.len() as f64, spills: false });
-    /// let predict = move |ids: &[String]| ids.iter().map(one).collect();
-    /// let mut ranked = Ranked::new(1, Box::new(predict));
-    /// let first = ranked.propose(&History::default(), &space).unwrap().unwrap();
-    /// assert_eq!((first.id.as_str(), first.origin.as_str()), ("cpu/m64n64", "predicted 10.0 µs"));
-    /// ```
-    pub fn new(seed: u64, predict: Predict) -> Ranked {
+    pub(super) fn new(seed: u64, predict: Predict) -> Ranked {
         Ranked {
             predict,
             drawn: DRAWN,
@@ -64,47 +50,35 @@ impl Ranked {
         }
     }
 
-    /// The same for a problem of so many keys: a prediction takes the longer the more there are, up to seconds of a core, and time
-    /// that is not spent on predictions is left for trials.
-    ///
-    /// ```
-    /// use flashcore_tune::strategy::Ranked;
-    /// let predict = |ids: &[String]| vec![None; ids.len()];
-    /// assert_eq!(Ranked::new(1, Box::new(predict)).for_keys(2048).drawn(), 48);
-    /// assert_eq!(Ranked::new(1, Box::new(predict)).for_keys(1 << 20).drawn(), 24);
-    /// ```
+    /// The same for a problem with this number of keys. A prediction for many keys takes up to
+    /// seconds of a core, so fewer configs are drawn.
     #[must_use]
-    pub fn for_keys(self, keys: usize) -> Ranked {
+    pub(super) fn for_keys(self, keys: usize) -> Ranked {
         let drawn = (DRAWN * KEYS / keys.max(KEYS)).max(FEWEST);
         Ranked { drawn, ..self }
     }
 
-    /// How many configs are drawn; as many beside the best of them are looked at, too.
-    pub fn drawn(&self) -> usize {
-        self.drawn
-    }
-
-    /// The same, with the mutations of its evolution weighed by claims.
+    /// The same, with the mutations of its evolution weighted by claims.
     #[must_use]
-    pub fn informed(mut self, advisor: Advisor) -> Ranked {
+    pub(super) fn informed(mut self, advisor: Advisor) -> Ranked {
         self.then = self.then.informed(advisor);
         self
     }
 
-    /// The first of those drawn and of those beside them.
+    /// The best of random configs and their neighbours.
     fn rank(&mut self, space: &Space) -> Vec<(String, Predicted)> {
         let drawn = self.draw(space);
         let mut ranked = self.ordered(&drawn);
         let first = ranked.iter().take(FIRST);
-        let mut beside: Vec<String> = Vec::new();
+        let mut neighbours: Vec<String> = Vec::new();
         for near in first.flat_map(|(id, _)| space.neighbours(id)) {
-            if !drawn.contains(&near) && !beside.contains(&near) {
-                beside.push(near);
+            if !drawn.contains(&near) && !neighbours.contains(&near) {
+                neighbours.push(near);
             }
         }
-        shuffle(&mut beside, &mut self.rng);
-        beside.truncate(self.drawn);
-        ranked.extend(self.ordered(&beside));
+        shuffle(&mut neighbours, &mut self.rng);
+        neighbours.truncate(self.drawn);
+        ranked.extend(self.ordered(&neighbours));
         sort(&mut ranked);
         let mut pairs = 0;
         ranked.retain(|(id, _)| {
@@ -115,7 +89,7 @@ impl Ranked {
         ranked
     }
 
-    /// Different configs of the space.
+    /// Distinct random configs.
     fn draw(&mut self, space: &Space) -> Vec<String> {
         let mut drawn: Vec<String> = Vec::new();
         for _ in 0..self.drawn * DRAWS_EACH {
@@ -131,7 +105,7 @@ impl Ranked {
         drawn
     }
 
-    /// Those of which there is a prediction, the best first.
+    /// The configs with a prediction, the best first.
     fn ordered(&self, ids: &[String]) -> Vec<(String, Predicted)> {
         let all = ids.iter().zip((self.predict)(ids));
         let mut ranked: Vec<_> = all
@@ -142,13 +116,13 @@ impl Ranked {
     }
 }
 
-/// Whether its blocks work in clusters.
+/// Whether its blocks form clusters.
 fn is_pair(id: &str) -> bool {
     matches!(id.parse(), Ok(Config::Wgmma(config)) if config.cluster > 1)
 }
 
-/// What is to build before what is to spill, the fastest first; equals by name, so that the order does not depend on who
-/// was drawn when.
+/// Sorts by whether a config is likely to spill, time, and id, so that the order of the draws does
+/// not matter.
 fn sort(ranked: &mut [(String, Predicted)]) {
     ranked.sort_by(|(a, of_a), (b, of_b)| {
         let spills = of_a.spills.cmp(&of_b.spills);
@@ -166,7 +140,7 @@ impl Strategy for Ranked {
         self.first = Some(first);
         match next {
             Some((id, Predicted { micros, spills })) => {
-                let but = if spills { ", and to spill" } else { "" };
+                let but = if spills { ", likely to spill" } else { "" };
                 Ok(Some(Proposal::new(id, format!("predicted {micros:.1} µs{but}"))))
             }
             None => self.then.propose(history, space),
@@ -182,14 +156,14 @@ impl Strategy for Ranked {
 mod tests {
     use super::*;
     use crate::space::Family;
-    use crate::strategy::tests::valley;
-    use crate::trial::tests::trial;
+    use crate::tests::{trial, valley};
 
     fn builds(micros: f64) -> Predicted {
         Predicted { micros, spills: false }
     }
 
-    /// Runs it for so many trials on a valley whose depth is predicted, but for `noise` on top: the ids in order.
+    /// Runs it for a number of trials on the valley with these predictions. Returns the ids in
+    /// order.
     fn run(seed: u64, trials: usize, predict: impl Fn(&str) -> Option<f64> + Send + 'static) -> Vec<String> {
         let (space, score) = valley();
         let one = move |id: &String| predict(id).map(builds);
@@ -208,6 +182,16 @@ mod tests {
     }
 
     #[test]
+    fn many_keys_draw_fewer_configs() {
+        let drawn = |keys| {
+            Ranked::new(1, Box::new(|ids| vec![None; ids.len()]))
+                .for_keys(keys)
+                .drawn
+        };
+        assert_eq!([1024, 2048, 1 << 20].map(drawn), [96, 48, 24]);
+    }
+
+    #[test]
     fn the_best_by_prediction_come_first_and_evolution_follows() {
         let (_, score) = valley();
         let tried = run(1, 40, move |id| score(id));
@@ -222,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_of_blocks_get_half_of_the_places() {
+    fn clusters_get_at_most_half_of_the_places() {
         let stages = (2..=6).flat_map(|s| ["-c2", ""].map(|pair| format!("wgmma/m128n64-s{s}{pair}-turns-lazy")));
         let space = Space::of_list(vec![Family::wgmma()], stages.collect());
         let pairs_first = |id: &String| Some(builds(if is_pair(id) { 1.0 } else { 2.0 }));
@@ -232,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_spill_comes_after_everything_else() {
+    fn configs_that_are_likely_to_spill_come_last() {
         let ids = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512].map(|rows| format!("cpu/m{rows}n64"));
         let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
         // The wider the faster, but the widest four spill.
@@ -254,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn predictions_that_are_wrong_or_missing_only_delay() {
+    fn wrong_or_missing_predictions_only_delay() {
         let (_, score) = valley();
         // The deepest are predicted the highest.
         let misled = run(3, 120, move |id| score(id).map(|score| -score));

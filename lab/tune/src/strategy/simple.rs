@@ -9,9 +9,8 @@ use crate::trial::History;
 
 /// Every config of the space, in its order.
 #[derive(Debug, Default)]
-pub struct Exhaustive {
-    /// Ids that were not looked at yet, whether or not they may be proposed: asking about all of them first, each planned
-    /// and proved, would take minutes before the first trial.
+pub(super) struct Exhaustive {
+    /// Ids left, whether or not they may be proposed: checking all of them takes minutes.
     left: Option<std::vec::IntoIter<String>>,
 }
 
@@ -25,15 +24,14 @@ impl Strategy for Exhaustive {
     }
 }
 
-/// Configs drawn evenly, none twice.
+/// Random configs, none twice.
 #[derive(Debug)]
-pub struct RandomSearch {
+pub(super) struct RandomSearch {
     rng: Rng,
 }
 
 impl RandomSearch {
-    /// With a seed.
-    pub fn new(seed: u64) -> RandomSearch {
+    pub(super) fn new(seed: u64) -> RandomSearch {
         RandomSearch {
             rng: Rng::stream(seed, 1),
         }
@@ -46,10 +44,10 @@ impl Strategy for RandomSearch {
     }
 }
 
-/// Draws before the whole space is looked through for what is left.
+/// Draws before the whole space is searched for an untried config.
 const DRAWS: usize = 200;
 
-/// A config that was not tried yet, drawn; `None` where all were.
+/// A random config that was not tried; `None` if all were.
 pub(super) fn fresh(history: &History, space: &Space, rng: &mut Rng) -> Option<String> {
     for _ in 0..DRAWS {
         if let Some(id) = space.sample(rng).filter(|id| !history.is_seen(id)) {
@@ -61,21 +59,21 @@ pub(super) fn fresh(history: &History, space: &Space, rng: &mut Rng) -> Option<S
         .find(|id| !history.is_seen(id) && space.admits(id).is_ok())
 }
 
-/// Goes from a config to the first neighbour that is faster, and where none is, begins anew elsewhere.
+/// Moves to the first neighbour that is faster, and starts again elsewhere if there is none.
 #[derive(Debug)]
-pub struct HillClimbing {
+pub(super) struct HillClimbing {
     rng: Rng,
-    /// Where it stands.
+    /// The current config.
     at: Option<String>,
-    /// Neighbours to be tried yet, the next one last.
+    /// Untried neighbours, the next one last.
     around: Vec<String>,
-    /// Trials looked at.
+    /// Number of trials seen.
     seen: usize,
 }
 
 impl HillClimbing {
-    /// With a seed. It begins at the first config that was timed.
-    pub fn new(seed: u64) -> HillClimbing {
+    /// Begins at the first config that was timed.
+    pub(super) fn new(seed: u64) -> HillClimbing {
         HillClimbing {
             rng: Rng::stream(seed, 2),
             at: None,
@@ -109,11 +107,11 @@ impl Strategy for HillClimbing {
         self.seen = history.trials().len();
         while let Some(id) = self.around.pop() {
             if !history.is_seen(&id) {
-                let origin = format!("beside {}", self.at.as_deref().unwrap_or("nothing"));
+                let origin = format!("a neighbour of {}", self.at.as_deref().unwrap_or("nothing"));
                 return Ok(Some(Proposal::new(id, origin)));
             }
         }
-        // Nothing better around: a new start, whatever its score.
+        // No neighbour is better: a new start, whatever its score.
         self.at = None;
         Ok(fresh(history, space, &mut self.rng).map(|id| Proposal::new(id, "a new start")))
     }
@@ -134,7 +132,7 @@ mod tests {
     use crate::space::Family;
 
     #[test]
-    fn a_large_space_is_not_asked_about_before_the_first_trial() {
+    fn a_large_space_is_not_checked_before_the_first_trial() {
         let asked = Arc::new(AtomicUsize::new(0));
         let counter = asked.clone();
         let space = Space::new(vec![Family::mma()], move |_| {
@@ -149,7 +147,7 @@ mod tests {
             history.begin(&next.id);
         }
         assert_eq!(asked.load(Ordering::Relaxed), 3);
-        // Nor near the end, where draws find nothing new: only about what is new.
+        // Nor near the end, when draws find nothing new: only the new config is checked.
         let mut rng = Rng::new(1);
         let left = space.configs().last().unwrap();
         space

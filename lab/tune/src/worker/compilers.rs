@@ -1,69 +1,49 @@
-//! Processes that compile kernels before they are opened. A driver compiles one kernel at a time in a process (32 kernels
-//! on an H200: 7.1 s by one thread, 7.7 s by sixteen), and keeps what it compiled on disk for all of them.
+//! Processes that compile kernels before they are opened. A driver compiles one kernel at a time in
+//! a process (32 kernels on an H200: 7.1 s by one thread, 7.7 s by sixteen), and its disk cache
+//! serves all processes.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use flashcore_problem::Problem;
 
-use super::link::{Deadlines, Program, Worker};
+use super::deadlines::Deadlines;
+use super::link::{Program, Worker};
 use super::protocol::Command;
 
-/// Processes worth having for `kernels` kernels on this machine: each takes a context on the device, and half a second to
-/// start.
+/// Useful number of processes for `kernels` kernels on this machine: each takes a context on the
+/// device, and half a second to start.
 pub fn compilers_for(kernels: usize) -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     (kernels / 4).clamp(1, cores)
 }
 
-/// Workers that only compile, for devices of one kind. They start at once: what is to be compiled comes soon, and a process
-/// takes a second to have its device where several start together.
-///
-/// ```no_run
-/// # use flashcore_tune::worker::{Compilers, Deadlines, Program};
-/// # fn go(program: Program, problem: flashcore_problem::Problem) {
-/// let compilers = Compilers::new(&program, &["cuda:0".to_string()], Deadlines::default(), 4);
-/// compilers.begin(&problem, ["mma/m128n64-w4-s2-xor".to_string()]);
-/// compilers.wait_for("mma/m128n64-w4-s2-xor");
-/// # }
-/// ```
+/// Workers that only compile, for devices of one kind. They start at once, because a process needs
+/// a second to take its device when several start together.
 #[derive(Debug)]
 pub struct Compilers {
-    tasks: Sender<Task>,
+    tasks: Sender<(Problem, String)>,
     shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Task {
-    problem: Problem,
-    kernel: String,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    kernels: Mutex<Kernels>,
+    /// Every requested kernel, and whether it is compiled.
+    kernels: Mutex<BTreeMap<String, bool>>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct Kernels {
-    /// Every one that was asked for: each is compiled once.
-    begun: BTreeSet<String>,
-    /// Those not done yet.
-    open: BTreeSet<String>,
-}
-
 impl Shared {
-    fn kernels(&self) -> MutexGuard<'_, Kernels> {
+    fn kernels(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Compilers {
-    /// As many processes as `count`, at least one, on devices such as `cuda:0` in turns: what one of them compiles serves
-    /// all, and their contexts are made beside each other.
+    /// Starts `count` processes, at least one, on devices such as `cuda:0` in turn. One process's
+    /// modules serve all.
     pub fn new(program: &Program, devices: &[String], deadlines: Deadlines, count: usize) -> Compilers {
         let (tasks, queue) = channel();
         let queue = Arc::new(Mutex::new(queue));
@@ -76,56 +56,50 @@ impl Compilers {
         Compilers { tasks, shared }
     }
 
-    /// Begins to compile what was not asked for before, in this order. What does not compile says so when it is opened.
+    /// Begins to compile kernels that were not requested before, in this order. Errors are reported
+    /// when a kernel is opened.
     pub fn begin(&self, problem: &Problem, kernels: impl IntoIterator<Item = String>) {
         let mut known = self.shared.kernels();
         for kernel in kernels {
-            if !known.begun.insert(kernel.clone()) {
+            if known.contains_key(&kernel) {
                 continue;
             }
-            known.open.insert(kernel.clone());
-            let problem = problem.clone();
-            // Without a device nobody compiles, and nobody is to be waited for.
-            if let Err(unsent) = self.tasks.send(Task { problem, kernel }) {
-                known.open.remove(&unsent.0.kernel);
-            }
+            // Without a process nothing compiles, and nothing is to be waited for.
+            let sent = self.tasks.send((problem.clone(), kernel.clone()));
+            known.insert(kernel, sent.is_err());
         }
     }
 
-    /// Waits for one kernel, if it was begun.
+    /// Waits for one kernel, if it was requested.
     pub fn wait_for(&self, kernel: &str) {
-        let known = self.shared.kernels();
-        let busy = |known: &mut Kernels| known.open.contains(kernel);
-        drop(self.shared.changed.wait_while(known, busy));
+        let is_open = |known: &mut BTreeMap<String, bool>| known.get(kernel) == Some(&false);
+        drop(self.shared.changed.wait_while(self.shared.kernels(), is_open));
     }
 
-    /// Waits for all that were begun; is told after each how many are left.
+    /// Waits for all requested kernels. `left` receives the number that remains.
     pub fn wait(&self, mut left: impl FnMut(usize)) {
-        let mut known = self.shared.kernels();
-        while !known.open.is_empty() {
-            left(known.open.len());
-            known = match self.shared.changed.wait(known) {
-                Ok(known) => known,
-                Err(poisoned) => poisoned.into_inner(),
-            };
-        }
+        let is_open = |known: &mut BTreeMap<String, bool>| {
+            let open = known.values().filter(|is_done| !**is_done).count();
+            if open > 0 {
+                left(open);
+            }
+            open > 0
+        };
+        drop(self.shared.changed.wait_while(self.shared.kernels(), is_open));
     }
 }
 
-/// A thread's work: one kernel after the other, until nobody asks any more.
-fn compile(mut worker: Worker, queue: &Mutex<Receiver<Task>>, shared: &Shared) {
-    // Where it cannot be started now, that is tried again with each kernel.
+/// A thread that compiles one kernel after another until the queue is closed.
+fn compile(mut worker: Worker, queue: &Mutex<Receiver<(Problem, String)>>, shared: &Shared) {
+    // If it cannot be started now, each kernel tries again.
     let _ = worker.hello();
     loop {
         let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Task { problem, kernel }) = task else { return };
-        let command = Command::Compile {
-            problem,
-            kernels: vec![kernel.clone()],
-        };
-        // What is lost here is compiled again, and its reason given, where it is opened.
-        let _ = worker.ask(&command);
-        shared.kernels().open.remove(&kernel);
+        let Ok((problem, kernel)) = task else { return };
+        let kernels = vec![kernel.clone()];
+        // After an error the kernel is compiled again when it is opened, which reports the reason.
+        let _ = worker.ask::<()>(&Command::Compile { problem, kernels });
+        shared.kernels().insert(kernel, true);
         shared.changed.notify_all();
     }
 }
@@ -135,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_waited_for_where_nobody_compiles() {
+    fn without_a_process_no_kernel_is_waited_for() {
         let program = Program {
             path: "none".into(),
             args: Vec::new(),

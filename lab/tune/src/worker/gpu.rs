@@ -10,18 +10,19 @@ use flashcore_ir::Chip;
 use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::Problem;
 
-use super::devices::{Bench, Device, OnWorkbench, failed};
+use super::devices::{Device, Open, buildable};
 use super::protocol::Failed;
 use crate::trial::Verdict;
 
-/// Rate that chains of graphs are sized by, operations a microsecond: a guess within some times of any card's.
+/// Rate by which the length of graph chains is chosen, operations per µs. A rough guess for any
+/// card.
 const USUAL_RATE: f64 = 3e8;
-/// Length that a chain should have, µs.
+/// Intended duration of a chain, µs.
 const CHAIN_US: f64 = 200.0;
 /// Longest chain.
 const MAX_CHAIN: f64 = 64.0;
 
-/// Kernels kept at most, beside those of the plan at hand.
+/// Most kernels to keep, in addition to those of the current plan.
 const KEPT_KERNELS: usize = 64;
 
 /// A GPU that a worker has taken.
@@ -30,7 +31,7 @@ pub(super) struct Gpu {
     stream: Stream,
     tools: GpuTools,
     chip: Chip,
-    /// Of late: a candidate is opened for several shapes, and the best beside each candidate.
+    /// Recent kernels: a candidate is opened for several shapes, and the best with each candidate.
     kernels: KernelCache,
 }
 
@@ -46,28 +47,27 @@ impl Gpu {
         })
     }
 
-    /// The plan of an id; of a planted one, that of the kernel it is made from.
+    /// The plan of an id. A planted candidate has that of the kernel that it modifies.
     fn plan(&self, problem: &Problem, id: &str) -> Result<Plan, Failed> {
+        let refused = |reason: String| Failed::new(Verdict::Refused, Some(id), reason);
         self.kernels.forget_beyond(KEPT_KERNELS);
         if let Some(conduct) = Conduct::of_id(id) {
-            conduct
-                .build()
-                .map_err(|reason| failed(Verdict::BuildFailed, Some(id), reason))?;
+            buildable(conduct, id)?;
             let choice = select(problem, self.chip, 16, &self.kernels);
             return choice
                 .map(|choice| choice.plan)
-                .map_err(|error| failed(Verdict::Refused, Some(id), error));
+                .map_err(|error| refused(error.to_string()));
         }
         match id.parse() {
             Ok(KernelId::Gpu(config)) => Plan::with_cache(problem, &config, self.chip, &self.kernels)
-                .map_err(|refusal| failed(Verdict::Refused, Some(id), refusal)),
-            Ok(KernelId::Cpu(_)) => Err(failed(Verdict::Refused, Some(id), "it runs on the CPU")),
-            Err(error) => Err(failed(Verdict::Refused, Some(id), error)),
+                .map_err(|refusal| refused(refusal.to_string())),
+            Ok(KernelId::Cpu(_)) => Err(refused("it runs on the CPU".to_string())),
+            Err(error) => Err(refused(flashcore::Error::to_string(&error))),
         }
     }
 }
 
-/// What an error makes of a candidate.
+/// What an error of the bench means for a candidate.
 fn of_bench(id: &str, error: &BenchError) -> Failed {
     let verdict = match Failure::of(error) {
         Failure::Refused => Verdict::Refused,
@@ -75,10 +75,7 @@ fn of_bench(id: &str, error: &BenchError) -> Failed {
         Failure::LaunchFailed => Verdict::LaunchFailed,
         Failure::Findings | Failure::Wrong => Verdict::Wrong,
     };
-    Failed {
-        fatal: error.is_fault(),
-        ..failed(verdict, Some(id), error)
-    }
+    Failed::new(verdict, Some(id), error).fatal(error.is_fault())
 }
 
 impl Device for Gpu {
@@ -95,7 +92,7 @@ impl Device for Gpu {
 
     fn compile(&self, problem: &Problem, kernels: &[String]) {
         for id in kernels {
-            // What fails here fails again, with its reason, when it is opened.
+            // An error here occurs again when the kernel is opened, and is reported then.
             let Ok(plan) = self.plan(problem, id) else { continue };
             for step in plan.steps() {
                 let _ = Function::load(&self.context, &step.kernel, &ModuleOptions::default());
@@ -103,52 +100,29 @@ impl Device for Gpu {
         }
     }
 
-    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Result<&mut dyn Bench, Failed>)) {
-        let plans = kernels
-            .iter()
-            .map(|id| self.plan(problem, id))
-            .collect::<Result<Vec<_>, _>>();
-        let plans = match plans {
-            Ok(plans) => plans,
-            Err(failed) => return work(Err(failed)),
-        };
+    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed> {
+        let plans = kernels.iter().map(|id| self.plan(problem, id));
+        let plans = plans.collect::<Result<Vec<_>, _>>()?;
         let workspace = plans.iter().map(Plan::workspace_bytes).max().unwrap_or(0);
-        let bed = match GpuBed::new(&self.stream, &self.tools, problem, workspace) {
-            Ok(bed) => bed,
-            Err(error) => return work(Err(of_bench("tensors", &error))),
-        };
+        let bed = GpuBed::new(&self.stream, &self.tools, problem, workspace);
+        let bed = bed.map_err(|error| of_bench("tensors", &error))?;
         let in_finals = InFinals::default();
         let chain = (CHAIN_US * USUAL_RATE / problem.flops()).ceil().clamp(1.0, MAX_CHAIN) as u32;
-        let subject = |plan: &Plan, id: &String, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {
+        let bind = |kernel: usize, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {
+            let id = kernels[kernel].as_str();
+            let failed = |error: BenchError| of_bench(id, &error);
             let tensors = [bed.tensors(place), bed.tensors(1 - place)];
-            let bound = KernelSubject::new(&self.stream, plan, &tensors, Launching::GraphOf(chain));
-            let honest = bound.map_err(|error| of_bench(id, &error))?;
-            match Conduct::of_id(id) {
-                None => Ok(Box::new(honest)),
-                Some(conduct) => {
-                    let planted = GpuPlanted::new(
-                        conduct,
-                        &self.stream,
-                        problem,
-                        honest,
-                        tensors[0],
-                        None,
-                        in_finals.clone(),
-                    );
-                    Ok(Box::new(planted.map_err(|error| of_bench(id, &error))?))
-                }
-            }
+            let launching = Launching::GraphOf(chain);
+            let honest = KernelSubject::new(&self.stream, &plans[kernel], &tensors, launching).map_err(failed)?;
+            let Some(conduct) = Conduct::of_id(id) else {
+                return Ok(Box::new(honest));
+            };
+            let in_finals = in_finals.clone();
+            let planted = GpuPlanted::new(conduct, &self.stream, problem, honest, tensors[0], None, in_finals);
+            Ok(Box::new(planted.map_err(failed)?))
         };
-        let mut bench = Workbench::new(&bed, GpuStopwatch::new(&self.tools, &self.stream));
-        for (plan, id) in plans.iter().zip(kernels) {
-            match subject(plan, id, 0).and_then(|first| Ok((first, subject(plan, id, 1)?))) {
-                Ok((first, second)) => bench.add(first, Some(second)),
-                Err(failed) => return work(Err(failed)),
-            }
-        }
-        work(Ok(&mut OnWorkbench {
-            bench,
-            in_finals: in_finals.clone(),
-        }));
+        let bench = Workbench::new(&bed, GpuStopwatch::new(&self.tools, &self.stream));
+        work(Open::bind(bench, kernels.len(), in_finals.clone(), bind)?);
+        Ok(())
     }
 }

@@ -1,20 +1,22 @@
-//! Workers: one child process a device, so that a candidate that hangs, crashes or wrecks the device costs one
-//! candidate and nothing else. The worker runs kernels and the clock; the right answers are in the parent, which judges.
+//! Workers: one child process for each device, so that a candidate that hangs, crashes or loses the
+//! device costs one trial. The worker runs and times kernels. The parent has the reference outputs
+//! and judges.
 //!
-//! - [`protocol`]: what is said between the two, a JSON object a line.
-//! - [`serve()`]: the worker's side. - [`Worker`]: the parent's side.
-//! - [`Compilers`]: workers that only compile, ahead of the one that runs.
+//! - [`serve()`]: the worker's side of the protocol in `docs/tune-protocols.md`.
+//! - [`Compilers`]: workers that only compile.
 
 mod compilers;
+mod deadlines;
 mod devices;
-#[cfg(all(test, unix))]
-pub(crate) mod fake;
 mod gpu;
 mod link;
 pub mod planted;
-pub mod protocol;
+pub(crate) mod protocol;
+mod replayed;
 mod serve;
 
 pub use compilers::{Compilers, compilers_for};
-pub use link::{Deadlines, Loss, Program, Worker};
+pub use deadlines::Deadlines;
+pub use link::Program;
+pub(crate) use link::{Stop, Worker};
 pub use serve::serve;

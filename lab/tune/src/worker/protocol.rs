@@ -1,271 +1,162 @@
-//! What a parent and a worker say to each other: a JSON object a line, one answer for each command, in order. Described
-//! for other programs in `docs/tune-protocols.md`.
+//! The protocol between a parent and a worker: one JSON object a line, one answer for each command,
+//! in order. `docs/tune-protocols.md` describes its fields.
 
 use std::path::PathBuf;
 
-use flashcore_bench::defences::Census;
-use flashcore_bench::{Attributes, DeviceIdentity, Measurement, Mode, Options};
+use flashcore_bench::defences::Run;
+use flashcore_bench::{Attributes, DeviceIdentity, Mode, Options};
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::trial::Verdict;
 
-/// Version of the protocol. Raised with every change that an older program would not understand.
-pub const PROTOCOL: u32 = 6;
+/// Version of the protocol. Every change that an older program would not understand raises it.
+pub(crate) const PROTOCOL: u32 = 7;
 
-/// A command and its number.
+/// A command and its number, which the answer has too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ask {
-    /// Counted up by the parent; the answer has the same.
-    pub id: u64,
-    /// The command.
+pub(crate) struct Ask {
+    pub(crate) id: u64,
     #[serde(flatten)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
-/// What a worker can be told to do. Places are 0, where candidates are timed, and 1, another set of addresses.
+/// A command for a worker. A place is 0, where candidates are timed, or 1, other addresses. Kernels
+/// are config ids in `Compile` and `Open`; later commands refer to their positions in `Open`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub enum Command {
-    /// Take a device. The first command, and given once. Answer: `hello`.
-    Hello {
-        /// [`PROTOCOL`] of the parent.
-        protocol: u32,
-        /// `cpu`, `cuda:N`, or `replay:FILE`.
-        device: String,
-    },
-    /// Measure what the device gives, by microbenchmarks, and keep that for it. Answer: `done`.
+pub(crate) enum Command {
+    /// Take a device. The first command, sent once. Result: [`Hello`].
+    Hello { protocol: u32, device: String },
+    /// Measure the device's rates with microbenchmarks and store them.
     Rates,
-    /// Compile these into the driver's cache, and open nothing. Answer: `done`; what does not compile says so when it is
-    /// opened.
-    Compile {
-        /// The problem.
-        problem: Problem,
-        /// Config ids.
-        kernels: Vec<String>,
-    },
-    /// Compile kernels, allocate tensors, bind the kernels to both places. What was open before is closed.
-    /// Answer: `opened`.
-    Open {
-        /// The problem.
-        problem: Problem,
-        /// Config ids; the commands below go by their places here.
-        kernels: Vec<String>,
-    },
-    /// Do these, one after the other. Answer: `done`.
-    Steps {
-        /// The steps.
-        steps: Vec<Step>,
-    },
-    /// Give what was written to a place. Answer: by the form.
-    Read {
-        /// The place.
-        place: usize,
-        /// Which of what was written.
-        what: What,
-        /// In which form.
-        form: Form,
-    },
-    /// Look whether anything was written outside of the tensors. Answer: `outside`.
+    /// Compile kernels into the driver's cache. Errors are reported when a kernel is opened.
+    Compile { problem: Problem, kernels: Vec<String> },
+    /// Compile kernels, allocate tensors, and bind the kernels to both places. Closes what was open
+    /// before. Result: a list of [`Opened`].
+    Open { problem: Problem, kernels: Vec<String> },
+    /// Run a kernel once, as it is timed. `run.load` is the seed of inputs of this kind.
+    Run { kernel: usize, kind: String, run: Run },
+    /// Read a tensor at a place. The form determines the result.
+    Read { place: usize, what: What, form: Form },
+    /// Check the memory around the tensors. Result: what was written there, or null.
     Outside,
-    /// Time all open kernels against each other. Answer: `measured`.
+    /// Time all open kernels. Result: a [`Measurement`](flashcore_bench::Measurement).
     Time {
-        /// The kernel that others are compared with.
         baseline: usize,
-        /// How.
         mode: Mode,
-        /// The settings.
         options: Options,
     },
 }
 
-/// What is done with kernels and tensors that are open.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Step {
-    /// Put inputs into a place.
-    Load {
-        /// The place.
-        place: usize,
-        /// [`InputKind`](flashcore_problem::InputKind) by name.
-        kind: String,
-        /// Seed of the inputs.
-        seed: u64,
-    },
-    /// Fill the output of a place, and its log-sum-exp, with poison.
-    Poison {
-        /// The place.
-        place: usize,
-    },
-    /// Put a pause of some milliseconds into the stream.
-    Pause,
-    /// Enqueue one call of a kernel, as it is timed.
-    Run {
-        /// The kernel.
-        kernel: usize,
-        /// The place.
-        place: usize,
-    },
-    /// Copy the output of a place, in the stream.
-    Snapshot {
-        /// The place.
-        place: usize,
-    },
-    /// Wait until the device has nothing left to do.
-    Finish,
-}
-
-/// Which of what a kernel wrote.
+/// A tensor that a kernel wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
+pub(crate) enum What {
     /// The output, in the problem's layout.
     Output,
-    /// The output as the last snapshot has it.
+    /// The output as of the end of the stream.
     Snapshot,
-    /// The log-sum-exp, f32 `[batch, heads, seq_q]` as the machine has them; nothing where the problem asks for none.
+    /// The log-sum-exp, f32 `[batch, heads, seq_q]` in native byte order; empty if the problem
+    /// requests none.
     Lse,
 }
 
-/// In which form it is given.
+/// The form in which a tensor is read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Form {
-    /// All its bytes, in a file. Answer: `done`.
-    Bytes {
-        /// The file.
-        file: PathBuf,
-    },
-    /// Counts over the whole output, and some of its rows in a file, one after the other: of a large output no more is
-    /// judged. Answer: `looked`.
-    Rows {
-        /// Rows, as batch, head, query.
-        rows: Vec<[usize; 3]>,
-        /// The file.
-        file: PathBuf,
-    },
-    /// A number that is the same for the same bytes. Answer: `digest`.
+pub(crate) enum Form {
+    /// All bytes, in a file.
+    Bytes { file: PathBuf },
+    /// Some rows (batch, head, query) in a file, one after another. Result: a
+    /// [`Census`](flashcore_bench::defences::Census) of the whole output.
+    Rows { rows: Vec<[usize; 3]>, file: PathBuf },
+    /// Result: a digest as hexadecimal digits.
     Digest,
 }
 
-impl Command {
-    /// What is done, for messages.
-    pub const fn stage(&self) -> Stage {
-        match self {
-            Command::Hello { .. } | Command::Rates => Stage::Start,
-            Command::Compile { .. } | Command::Open { .. } => Stage::Compile,
-            Command::Steps { .. } | Command::Read { .. } | Command::Outside => Stage::Run,
-            Command::Time { .. } => Stage::Time,
-        }
-    }
-}
-
-/// Part of a candidate's way, each with a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// Taking the device.
-    Start,
-    /// Compiling and binding.
-    Compile,
-    /// Running for its answer.
-    Run,
-    /// Timing.
-    Time,
-}
-
-impl Stage {
-    /// `starting`, `compiling`, `running`, `timing`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Stage::Start => "starting",
-            Stage::Compile => "compiling",
-            Stage::Run => "running",
-            Stage::Time => "timing",
-        }
-    }
-}
-
-/// An answer, with the number of its command.
+/// An answer with the number of its command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Answer {
-    /// The command's.
-    pub id: u64,
-    /// What came of it.
+pub(crate) struct Answer {
+    pub(crate) id: u64,
     #[serde(flatten)]
-    pub said: Said,
+    pub(crate) said: Said,
 }
 
-/// What a worker answers.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
-    /// It is done.
-    Done(()),
-    /// The device is taken.
-    Hello(Box<Hello>),
-    /// Kernels are ready: what is known of each, in order.
-    Opened(Vec<Opened>),
-    /// What was written outside of the tensors: nothing, or what.
-    Outside(Option<String>),
-    /// What an output is like.
-    Looked(Census),
-    /// A number for what was written, as hexadecimal digits.
-    Digest(String),
-    /// What was measured.
-    Measured(Box<Measurement>),
-    /// It cannot be done.
+pub(crate) enum Said {
+    /// The command was executed; the value depends on the command.
+    Ok(Value),
+    /// The command failed.
     Failed(Failed),
-    /// A file cannot be written, for which no kernel is to blame.
-    Unwritten(Unwritten),
+    /// A file cannot be written. No kernel is to blame.
+    Unwritten { file: PathBuf, reason: String },
 }
 
-/// A file that a worker cannot write.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unwritten {
-    /// The file.
-    pub file: PathBuf,
-    /// What the system says.
-    pub reason: String,
+impl Said {
+    /// The result of a command that was executed.
+    pub(crate) fn ok(value: impl Serialize) -> Said {
+        match serde_json::to_value(value) {
+            Ok(value) => Said::Ok(value),
+            Err(error) => Said::Failed(Failed::new(Verdict::LaunchFailed, None, error)),
+        }
+    }
 }
 
-/// Who the worker is.
+/// Identity of a worker and its device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Hello {
-    /// [`PROTOCOL`] of the worker.
-    pub protocol: u32,
+pub(crate) struct Hello {
+    pub(crate) protocol: u32,
     /// Git revision of its build.
-    pub revision: String,
-    /// SHA-256 of its program.
-    #[serde(default)]
-    pub executable: String,
-    /// The device.
-    pub device: DeviceIdentity,
-    /// Whether it computes answers. A replay does not: there is nothing to judge.
-    pub computes: bool,
+    pub(crate) revision: String,
+    /// SHA-256 of its executable.
+    pub(crate) executable: String,
+    pub(crate) device: DeviceIdentity,
+    /// Whether it computes outputs. A replay does not, so it is not judged.
+    pub(crate) computes: bool,
 }
 
-/// A kernel that is ready.
+/// An open kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Opened {
+pub(crate) struct Opened {
     /// The config.
-    pub id: String,
-    /// Identity of the loaded module; `None` where nothing is compiled.
-    pub module: Option<String>,
-    /// What the driver says of it.
-    pub attributes: Option<Attributes>,
+    pub(crate) id: String,
+    /// Identity of the loaded module; `None` if nothing is compiled.
+    pub(crate) module: Option<String>,
+    /// The driver's data about it.
+    pub(crate) attributes: Option<Attributes>,
 }
 
-/// Why a command cannot be done.
+/// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failed {
-    /// What that makes of the candidate.
-    pub verdict: Verdict,
-    /// The kernel it is about, where it is about one.
-    pub kernel: Option<String>,
+pub(crate) struct Failed {
+    /// The verdict for the candidate.
+    pub(crate) verdict: Verdict,
+    /// The kernel that failed, if it was one.
+    pub(crate) kernel: Option<String>,
     /// One sentence.
-    pub reason: String,
-    /// The device is lost: this worker is of no more use.
-    pub fatal: bool,
+    pub(crate) reason: String,
+    /// Whether the device is lost, so that this worker cannot be used any more.
+    pub(crate) fatal: bool,
+}
+
+impl Failed {
+    pub(crate) fn new(verdict: Verdict, kernel: Option<&str>, reason: impl ToString) -> Failed {
+        Failed {
+            verdict,
+            kernel: kernel.map(str::to_string),
+            reason: reason.to_string(),
+            fatal: false,
+        }
+    }
+
+    /// The same with `fatal` set or not.
+    pub(crate) fn fatal(self, fatal: bool) -> Failed {
+        Failed { fatal, ..self }
+    }
 }
 
 #[cfg(test)]
@@ -273,35 +164,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_what_the_document_says() {
+    fn lines_match_the_document() {
+        let (kernel, kind, run) = (1, "normal".to_string(), Run::default());
         let ask = Ask {
             id: 7,
-            command: Command::Steps {
-                steps: vec![Step::Run { kernel: 1, place: 0 }, Step::Finish],
-            },
+            command: Command::Run { kernel, kind, run },
         };
         let line = serde_json::to_string(&ask).unwrap();
+        let run = r#""run":{"place":0,"load":null,"poison":false,"pause":false}"#;
         assert_eq!(
             line,
-            r#"{"id":7,"do":"steps","steps":[{"run":{"kernel":1,"place":0}},"finish"]}"#
+            format!(r#"{{"id":7,"do":"run","kernel":1,"kind":"normal",{run}}}"#)
         );
         assert_eq!(serde_json::from_str::<Ask>(&line).unwrap(), ask);
         for (said, text) in [
-            (Said::Done(()), r#"{"id":7,"done":null}"#),
+            (Said::ok(()), r#"{"id":7,"ok":null}"#),
             (
-                Said::Failed(Failed {
-                    verdict: Verdict::BuildFailed,
-                    kernel: None,
-                    reason: "it spills".to_string(),
-                    fatal: false,
-                }),
+                Said::Failed(Failed::new(Verdict::BuildFailed, None, "it spills")),
                 r#"{"id":7,"failed":{"verdict":"BUILD_FAILED","kernel":null,"reason":"it spills","fatal":false}}"#,
             ),
             (
-                Said::Unwritten(Unwritten {
+                Said::Unwritten {
                     file: "out.bin".into(),
                     reason: "the disk is full".to_string(),
-                }),
+                },
                 r#"{"id":7,"unwritten":{"file":"out.bin","reason":"the disk is full"}}"#,
             ),
         ] {

@@ -1,4 +1,4 @@
-//! The worker's side: reads commands, does them one after the other, answers.
+//! The worker's side: reads commands, executes them in order, and answers each.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
@@ -8,22 +8,23 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use flashcore_bench::defences::{Output, census};
-use flashcore_bench::{BenchError, Trouble, draw, executable, revision};
+use flashcore_bench::{BenchError, Trouble, Workbench, draw, executable, revision};
 use flashcore_cuda::Context;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 use rayon::prelude::*;
 
-use super::devices::{Bench, Cpu, Device, Replay, failed};
+use super::devices::{Cpu, Device, Open};
 use super::gpu::Gpu;
-use super::protocol::{Answer, Ask, Command, Failed, Form, Hello, PROTOCOL, Said, Step, Unwritten, What};
-use crate::replay::Measured;
+use super::protocol::{Answer, Ask, Command, Failed, Form, Hello, PROTOCOL, Said, What};
+use super::replayed::Replay;
+use crate::setup::read_measured;
 use crate::trial::Verdict;
 
-/// Serves a parent on these streams until the input ends, or until `gone` is called because it did while a command was
-/// going on: then nobody waits for the answer any more, and a kernel that never ends would keep the process.
+/// Serves a parent on these streams until the input ends. `gone` is called when it ends, so that
+/// the caller can exit even while a kernel never ends.
 ///
 /// # Errors
-/// What the output says when it cannot be written.
+/// The output cannot be written.
 pub fn serve(
     input: impl Read + Send + 'static,
     output: impl Write,
@@ -31,8 +32,7 @@ pub fn serve(
 ) -> std::io::Result<()> {
     let (sender, lines) = channel();
     thread::spawn(move || {
-        for line in BufReader::new(input).lines() {
-            let Ok(line) = line else { break };
+        for line in BufReader::new(input).lines().map_while(Result::ok) {
             if sender.send(line).is_err() {
                 return;
             }
@@ -48,16 +48,16 @@ pub fn serve(
     session.run()
 }
 
-/// Input sets kept, so that what is loaded again is not drawn again: all that a candidate meets in a run and in the finals.
+/// Sets of inputs to keep: all that a candidate gets in a run and in its finals.
 const RECENT_INPUTS: usize = 16;
-/// Bytes of them at most, beside the one that is loaded.
+/// Most bytes of them, in addition to the loaded one.
 const RECENT_BYTES: usize = 8 << 30;
 
-/// Inputs drawn of late.
+/// Inputs that were drawn recently.
 #[derive(Default)]
 struct Recent {
     drawn: VecDeque<((Problem, InputKind, u64), Inputs)>,
-    /// How many were drawn.
+    /// Number of sets drawn so far.
     count: usize,
 }
 
@@ -91,15 +91,13 @@ struct Session<W> {
 }
 
 impl<W: Write> Session<W> {
-    /// The next command; what cannot be read is answered and passed over. `None` at the end.
+    /// The next command; `None` at the end of the input. A line that is no command is answered and
+    /// skipped.
     fn next(&mut self) -> std::io::Result<Option<Ask>> {
         while let Ok(line) = self.lines.recv() {
             match serde_json::from_str(&line) {
                 Ok(ask) => return Ok(Some(ask)),
-                Err(error) => {
-                    let reason = format!("`{line}` is no command: {error}");
-                    self.answer(0, Said::Failed(failed(Verdict::Refused, None, reason)))?;
-                }
+                Err(error) => self.answer(0, refused(format!("`{line}` is no command: {error}")))?,
             }
         }
         Ok(None)
@@ -112,11 +110,35 @@ impl<W: Write> Session<W> {
     }
 
     fn run(&mut self) -> std::io::Result<()> {
-        let device = loop {
-            let Some(ask) = self.next()? else { return Ok(()) };
+        let Some(device) = self.take()? else { return Ok(()) };
+        let mut next = self.next()?;
+        while let Some(Ask { id, command }) = next {
+            next = match command {
+                Command::Open { problem, kernels } => {
+                    let mut after = Ok(None);
+                    let work = &mut |open: Open<'_>| after = self.work(id, &*device, &problem, open);
+                    match device.open(&problem, &kernels, work) {
+                        Ok(()) => after?,
+                        Err(failed) => {
+                            self.answer(id, Said::Failed(failed))?;
+                            self.next()?
+                        }
+                    }
+                }
+                command => {
+                    self.answer(id, of_device(&*device, &command))?;
+                    self.next()?
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Waits for the first command and takes the device; `None` at the end of the input.
+    fn take(&mut self) -> std::io::Result<Option<Box<dyn Device>>> {
+        while let Some(ask) = self.next()? {
             let Command::Hello { protocol, device } = &ask.command else {
-                let reason = "the first command is `hello`";
-                self.answer(ask.id, Said::Failed(failed(Verdict::Refused, None, reason)))?;
+                self.answer(ask.id, refused("the first command is `hello`"))?;
                 continue;
             };
             match take(*protocol, device) {
@@ -128,171 +150,126 @@ impl<W: Write> Session<W> {
                         device: device.identity(),
                         computes: device.computes(),
                     };
-                    self.answer(ask.id, Said::Hello(Box::new(hello)))?;
-                    break device;
+                    self.answer(ask.id, Said::ok(hello))?;
+                    return Ok(Some(device));
                 }
                 Err(reason) => {
-                    let refused = Failed {
-                        fatal: true,
-                        ..failed(Verdict::Refused, None, reason)
-                    };
-                    self.answer(ask.id, Said::Failed(refused))?;
-                }
-            }
-        };
-        let mut pending = None;
-        loop {
-            let ask = match pending.take() {
-                Some(ask) => ask,
-                None => match self.next()? {
-                    Some(ask) => ask,
-                    None => return Ok(()),
-                },
-            };
-            match ask.command {
-                Command::Open { problem, kernels } => {
-                    let mut outcome = Ok(None);
-                    device.open(&problem, &kernels, &mut |bench| {
-                        outcome = self.work(ask.id, &*device, &problem, bench);
-                    });
-                    match outcome? {
-                        Some(next) => pending = Some(next),
-                        None => return Ok(()),
-                    }
-                }
-                Command::Compile { problem, kernels } => {
-                    device.compile(&problem, &kernels);
-                    self.answer(ask.id, Said::Done(()))?;
-                }
-                Command::Rates => self.answer(ask.id, rates(&*device))?,
-                Command::Hello { .. } => {
-                    let reason = "a device is taken already";
-                    self.answer(ask.id, Said::Failed(failed(Verdict::Refused, None, reason)))?;
-                }
-                _ => {
-                    let reason = "nothing is open";
-                    self.answer(ask.id, Said::Failed(failed(Verdict::Refused, None, reason)))?;
+                    let failed = Failed::new(Verdict::Refused, None, reason).fatal(true);
+                    self.answer(ask.id, Said::Failed(failed))?;
                 }
             }
         }
+        Ok(None)
     }
 
-    /// Works on what is open, until something else is to be opened: that command is returned.
+    /// Executes commands on open kernels. Returns the command that opens others.
     fn work(
         &mut self,
         id: u64,
         device: &dyn Device,
         problem: &Problem,
-        bench: Result<&mut dyn Bench, Failed>,
+        mut open: Open<'_>,
     ) -> std::io::Result<Option<Ask>> {
-        let bench = match bench {
-            Ok(bench) => bench,
-            Err(failed) => {
-                self.answer(id, Said::Failed(failed))?;
-                return self.next();
-            }
-        };
-        self.answer(id, Said::Opened(bench.opened()))?;
+        self.answer(id, Said::ok(open.opened()))?;
         while let Some(ask) = self.next()? {
-            let said = match ask.command {
-                Command::Open { .. } | Command::Hello { .. } => return Ok(Some(ask)),
-                Command::Compile { problem, kernels } => {
-                    device.compile(&problem, &kernels);
-                    Said::Done(())
-                }
+            let said = match &ask.command {
+                Command::Open { .. } => return Ok(Some(ask)),
                 Command::Time {
                     baseline,
                     mode,
                     options,
-                } => match bench.time(baseline, mode, &options) {
-                    Ok(measurement) => Said::Measured(Box::new(measurement)),
-                    Err(error) => Said::Failed(Failed {
-                        fatal: matches!(error, BenchError::Device { .. }),
-                        ..failed(Verdict::LaunchFailed, None, error)
-                    }),
+                } => match open.time(*baseline, *mode, options) {
+                    Ok(measurement) => Said::ok(measurement),
+                    Err(error) => {
+                        let fatal = matches!(error, BenchError::Device { .. });
+                        Said::Failed(Failed::new(Verdict::LaunchFailed, None, error).fatal(fatal))
+                    }
                 },
-                Command::Rates => rates(device),
-                Command::Steps { steps } => {
-                    let mut steps = steps.into_iter();
-                    said(
-                        steps
-                            .try_for_each(|step| self.step(problem, bench, step))
-                            .map(Said::Done),
-                    )
+                command => match open.bench() {
+                    Ok(bench) => self.on_bench(device, problem, bench, command),
+                    Err(trouble) => Err(trouble),
                 }
-                Command::Read { place, what, form } => said(read(bench, place, what, &form)),
-                Command::Outside => said(bench.outside().map(Said::Outside)),
+                .unwrap_or_else(|trouble| {
+                    let fatal = trouble.fatal;
+                    Said::Failed(Failed::new(Verdict::LaunchFailed, None, trouble).fatal(fatal))
+                }),
             };
             self.answer(ask.id, said)?;
         }
         Ok(None)
     }
 
-    fn step(&mut self, problem: &Problem, bench: &mut dyn Bench, step: Step) -> Result<(), Trouble> {
-        match step {
-            Step::Load { place, kind, seed } => {
-                let kind = InputKind::from_name(&kind)
-                    .ok_or_else(|| Trouble::new(format!("`{kind}` is no kind of inputs")))?;
-                bench.load(place, self.inputs.get(problem, kind, seed))
+    /// Executes a command on open kernels that compute.
+    fn on_bench(
+        &mut self,
+        device: &dyn Device,
+        problem: &Problem,
+        bench: &mut Workbench<'_>,
+        command: &Command,
+    ) -> Result<Said, Trouble> {
+        Ok(match command {
+            Command::Run { kernel, kind, run } => {
+                let kind =
+                    InputKind::from_name(kind).ok_or_else(|| Trouble::new(format!("`{kind}` is no kind of inputs")))?;
+                let inputs = run.load.map(|seed| self.inputs.get(problem, kind, seed));
+                bench.run(*kernel, run, inputs)?;
+                Said::ok(())
             }
-            Step::Poison { place } => bench.poison(place),
-            Step::Pause => bench.pause(),
-            Step::Run { kernel, place } => bench.run(kernel, place),
-            Step::Snapshot { place } => bench.snapshot(place),
-            Step::Finish => bench.finish(),
-        }
-    }
-}
-
-/// Measures what a device gives.
-fn rates(device: &dyn Device) -> Said {
-    match device.rates() {
-        Ok(()) => Said::Done(()),
-        Err(reason) => Said::Failed(failed(Verdict::Refused, None, reason)),
-    }
-}
-
-/// An answer, or the trouble there was.
-fn said(found: Result<Said, Trouble>) -> Said {
-    found.unwrap_or_else(|trouble| {
-        Said::Failed(Failed {
-            fatal: trouble.fatal,
-            ..failed(Verdict::LaunchFailed, None, trouble)
+            Command::Read { place, what, form } => read(bench, *place, *what, form)?,
+            Command::Outside => Said::ok(bench.bed.outside()?),
+            command => of_device(device, command),
         })
-    })
+    }
 }
 
-/// Writes a file, and then there is this to say.
+fn refused(reason: impl ToString) -> Said {
+    Said::Failed(Failed::new(Verdict::Refused, None, reason))
+}
+
+/// Executes a command that needs no open kernel.
+fn of_device(device: &dyn Device, command: &Command) -> Said {
+    match command {
+        Command::Compile { problem, kernels } => {
+            device.compile(problem, kernels);
+            Said::ok(())
+        }
+        Command::Rates => device.rates().map_or_else(refused, Said::ok),
+        Command::Hello { .. } => refused("a device is already taken"),
+        _ => refused("nothing is open"),
+    }
+}
+
+/// Writes a file and returns the result of doing so.
 fn written(file: &Path, bytes: &[u8], then: Said) -> Said {
     match std::fs::write(file, bytes) {
         Ok(()) => then,
-        Err(error) => Said::Unwritten(Unwritten {
+        Err(error) => Said::Unwritten {
             file: file.to_path_buf(),
             reason: error.to_string(),
-        }),
+        },
     }
 }
 
-/// Gives what was written to a place.
-fn read(bench: &mut dyn Bench, place: usize, what: What, form: &Form) -> Result<Said, Trouble> {
+/// Reads what was written to a place.
+fn read(bench: &Workbench<'_>, place: usize, what: What, form: &Form) -> Result<Said, Trouble> {
     let bytes = |bytes: &[u8]| match form {
-        Form::Bytes { file } | Form::Rows { file, .. } => written(file, bytes, Said::Done(())),
-        Form::Digest => Said::Digest(digest(bytes)),
+        Form::Bytes { file } | Form::Rows { file, .. } => written(file, bytes, Said::ok(())),
+        Form::Digest => Said::ok(digest(bytes)),
     };
     if what == What::Lse {
-        let lse = bench.read_lse(place)?;
+        let lse = bench.bed.read_lse(place)?;
         let values: Vec<u8> = lse.iter().flatten().flat_map(|value| value.to_ne_bytes()).collect();
         return Ok(bytes(&values));
     }
     let mut found = Err(Trouble::new("nothing was read"));
     let output = match what {
         What::Snapshot => Output::Snapshot,
-        _ => Output::Final,
+        What::Output | What::Lse => Output::Final,
     };
-    bench.see(place, output, &mut |out| {
+    bench.bed.see(place, output, &mut |out| {
         found = match form {
             Form::Rows { rows, file } => {
-                bytes_of_rows(out, rows).map(|bytes| written(file, &bytes, Said::Looked(census(&out.view()))))
+                bytes_of_rows(out, rows).map(|bytes| written(file, &bytes, Said::ok(census(&out.view()))))
             }
             Form::Bytes { .. } | Form::Digest => Ok(bytes(out.bytes())),
         };
@@ -300,7 +277,7 @@ fn read(bench: &mut dyn Bench, place: usize, what: What, form: &Form) -> Result<
     found
 }
 
-/// The elements of rows, one row after the other.
+/// The elements of rows, one row after another.
 fn bytes_of_rows(out: &Tensor, rows: &[[usize; 3]]) -> Result<Vec<u8>, Trouble> {
     let (layout, size) = (out.layout(), out.dtype().size_bytes());
     let [batch, queries, heads, columns] = layout.shape;
@@ -315,10 +292,10 @@ fn bytes_of_rows(out: &Tensor, rows: &[[usize; 3]]) -> Result<Vec<u8>, Trouble> 
     Ok(bytes)
 }
 
-/// Bytes that one core looks at: of fewer, waking another takes longer.
+/// Bytes per task of a digest. With fewer, starting a task takes longer than hashing.
 const DIGESTED_BYTES: usize = 1 << 20;
 
-/// A number that is the same for the same bytes, as hexadecimal digits.
+/// A digest as hexadecimal digits.
 fn digest(bytes: &[u8]) -> String {
     let of_part = |part: &[u8]| {
         let mut hasher = DefaultHasher::new();
@@ -338,14 +315,8 @@ fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
     if device == "cpu" {
         return Ok(Box::new(Cpu));
     }
-    if let Some(path) = device.strip_prefix("replay:") {
-        let measured = match path {
-            "shipped" => Measured::shipped(),
-            path => std::fs::read_to_string(path)
-                .map_err(|error| format!("{path}: {error}"))
-                .map(|text| Measured::read(&text, path))?,
-        };
-        let measured = measured.map_err(|error| error.to_string())?;
+    if let Some(file) = device.strip_prefix("replay:") {
+        let measured = read_measured(file).map_err(|error| error.to_string())?;
         let mut identity = measured.identity.device;
         identity.device = device.to_string();
         return Ok(Box::new(Replay {
@@ -361,142 +332,4 @@ fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a worker answers to these lines.
-    fn answers(lines: &[String]) -> Vec<Answer> {
-        let input = std::io::Cursor::new(lines.join("\n").into_bytes());
-        let mut output = Vec::new();
-        serve(input, &mut output, || {}).unwrap();
-        let text = String::from_utf8(output).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
-    fn ask(id: u64, command: Command) -> String {
-        serde_json::to_string(&Ask { id, command }).unwrap()
-    }
-
-    #[test]
-    fn a_session_on_the_host() {
-        let problem = Problem::named("tiny").unwrap();
-        let file = std::env::temp_dir().join(format!("flashcore-serve-{}", std::process::id()));
-        let hello = Command::Hello {
-            protocol: PROTOCOL,
-            device: "cpu".to_string(),
-        };
-        let open = |id: &str| Command::Open {
-            problem: problem.clone(),
-            kernels: vec![id.to_string()],
-        };
-        let steps = |steps: &[Step]| Command::Steps { steps: steps.to_vec() };
-        let run = |kernel| Step::Run { kernel, place: 0 };
-        let computed = steps(&[
-            Step::Load {
-                place: 0,
-                kind: "normal".to_string(),
-                seed: 5,
-            },
-            Step::Poison { place: 0 },
-            run(0),
-            Step::Finish,
-        ]);
-        let read = |what, form| Command::Read { place: 0, what, form };
-        let bytes = |file: &Path| Form::Bytes {
-            file: file.to_path_buf(),
-        };
-        // A folder is no file.
-        let unwritable = std::env::temp_dir();
-        let rows = Form::Rows {
-            rows: vec![[0, 0, 0]],
-            file: unwritable.clone(),
-        };
-        let nowhere = [
-            read(What::Output, bytes(&unwritable)),
-            read(What::Lse, bytes(&unwritable)),
-            read(What::Output, rows),
-        ];
-        let digest = || read(What::Output, Form::Digest);
-        let commands = [
-            hello,
-            steps(&[Step::Finish]),
-            open("mma/x"),
-            open("cpu/m16n16"),
-            computed,
-        ]
-        .into_iter()
-        .chain([read(What::Output, bytes(&file)), digest(), steps(&[run(0)]), digest()])
-        .chain([
-            steps(&[Step::Poison { place: 0 }]),
-            digest(),
-            steps(&[run(3)]),
-            Command::Rates,
-        ])
-        .chain(nowhere);
-        let mut lines: Vec<String> = commands
-            .enumerate()
-            .map(|(id, command)| ask(id as u64, command))
-            .collect();
-        lines.push("what?".to_string());
-        let answers = answers(&lines);
-        assert_eq!(answers.len(), 17);
-        assert!(matches!(&answers[0].said, Said::Hello(hello) if hello.computes && hello.device.device == "cpu"));
-        for (at, reason) in [
-            (1, "nothing is open"),
-            (2, "no kernel"),
-            (11, "kernel 3 of 1"),
-            (12, "only GPUs"),
-            (16, "what?"),
-        ] {
-            assert!(
-                matches!(&answers[at].said, Said::Failed(failed) if failed.reason.contains(reason)),
-                "{answers:?}"
-            );
-        }
-        assert!(matches!(&answers[3].said, Said::Opened(opened) if opened[0].id == "cpu/m16n16"));
-        for done in [4, 5, 7, 9] {
-            assert_eq!(answers[done].said, Said::Done(()), "{done}");
-        }
-        // The same answer twice, and another one.
-        assert!(matches!(&answers[6].said, Said::Digest(_)), "{answers:?}");
-        assert!(answers[6].said == answers[8].said && answers[6].said != answers[10].said);
-        let is_unwritten = |said: &Said| matches!(said, Said::Unwritten(unwritten) if unwritten.file == unwritable);
-        assert!(
-            answers[13..16].iter().all(|answer| is_unwritten(&answer.said)),
-            "{answers:?}"
-        );
-        let mut out = flashcore_problem::Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        out.bytes_mut().copy_from_slice(&std::fs::read(&file).unwrap());
-        std::fs::remove_file(&file).unwrap();
-        let inputs = Inputs::generate(&problem, InputKind::Normal, 5);
-        assert!(
-            flashcore_check::gate(&problem, &inputs, &out, None, 0)
-                .unwrap()
-                .passed()
-        );
-    }
-
-    #[test]
-    fn what_a_run_loads_is_drawn_once() {
-        let (small, large) = (Problem::named("tiny").unwrap(), Problem::named("mission").unwrap());
-        let mut recent = Recent::default();
-        for candidate in 0..8u64 {
-            for (at, kind) in InputKind::ALL.into_iter().enumerate().skip(1) {
-                recent.get(&small, kind, at as u64);
-            }
-            for role in 0..4 {
-                recent.get(&large, InputKind::Normal, (candidate + role) % 6);
-            }
-        }
-        assert_eq!(recent.count, InputKind::ALL.len() - 1 + 6);
-    }
-
-    #[test]
-    fn another_protocol_and_no_device_are_refused() {
-        for (protocol, device, said) in [(99, "cpu", "speaks 6"), (PROTOCOL, "tpu", "no device")] {
-            let device = device.to_string();
-            let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
-            assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));
-        }
-    }
-}
+mod tests;

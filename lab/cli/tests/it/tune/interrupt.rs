@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flashcore_tune::Verdict;
-use flashcore_tune::worker::planted::{Conduct, deserved};
+use flashcore_tune::worker::planted::Conduct;
 
 use super::{DEADLINE, children, environment, flashcore, folder, json, kept, said_of, trials, words};
 
@@ -89,7 +89,7 @@ fn the_first_one_keeps_what_was_at_hand_and_says_how_to_go_on() {
         let trial = trials.iter().find(|trial| trial.id == conduct.to_string()).unwrap();
         assert_eq!(
             trial.verdict,
-            deserved(conduct, false).unwrap_or(trial.verdict),
+            super::deserved(conduct).unwrap_or(trial.verdict),
             "{conduct}"
         );
     }

@@ -4,9 +4,14 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use flashcore_bench::DeviceIdentity;
+use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
+use flashcore_tune::plans;
+use flashcore_tune::space::Family;
+use serde_json::{Map, Value};
 
-use super::{DEADLINE, children, environment, essence, flashcore, folder, json, kept, table, trials, words};
+use super::{DEADLINE, children, environment, essence, flashcore, folder, json, kept, made_up, table, trials, words};
 
 /// More trials than are made before a search is killed.
 const MANY: usize = 10_000;
@@ -103,6 +108,11 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
 #[test]
 fn trials_with_a_clock_outlive_kills_to_the_byte() {
     let home = folder("killed-cpu");
+    // Runs are long by the made-up clock, so that a measurement needs few of them.
+    let default = plans::heuristics(&Problem::named("tiny").unwrap(), &DeviceIdentity::cpu()).unwrap();
+    let ids = Family::cpu().configs().chain([default.to_string()]);
+    let times: Map<String, Value> = ids.map(|id| (id, 50_000.0.into())).collect();
+    made_up(&home, &times.into());
     let run = home.join("run");
     let typed = format!(
         "tune tiny --device cpu --strategy elite --seed 3 --json --folder {} --budget",

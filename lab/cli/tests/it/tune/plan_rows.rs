@@ -44,7 +44,7 @@ fn a_winner_is_what_is_used_from_then_on() {
         .unwrap();
     let said = String::from_utf8(other.stderr).unwrap();
     assert!(
-        other.status.code() == Some(2) && words(&said).contains("has by now"),
+        other.status.code() == Some(2) && words(&said).contains("has now"),
         "{said}"
     );
     let dropped = flashcore(&format!("plans --drop {place}"), &home).output().unwrap();

@@ -1,50 +1,20 @@
+use std::time::Duration;
+
 use flashcore_bench::{DeviceIdentity, Mode, Options};
+use flashcore_problem::Problem;
+use serde_json::Value;
 
 use super::*;
-use crate::worker::fake::{Fake, hello_of};
+use crate::tests::fake::{Fake, hello_of};
 
-fn problem(seq: usize) -> Problem {
-    Problem::builder()
-        .heads(32, 32)
-        .seq_len(seq)
-        .head_dim(128)
-        .build()
-        .unwrap()
-}
-
-fn steps(step: Step) -> Command {
-    Command::Steps { steps: vec![step] }
-}
-
-fn finish_step() -> Command {
-    steps(Step::Finish)
+fn run() -> Command {
+    Command::Outside
 }
 
 #[test]
-fn a_large_problem_is_given_the_time_that_it_needs() {
-    let usual = Deadlines::default();
-    let finish = |seq: usize, device: &str| {
-        let needs = Needs::of(&problem(seq), 2, device);
-        usual.of(&finish_step(), &needs)
-    };
-    assert!(finish(64, "cpu") < usual.run + Duration::from_secs(1));
-    // 4.4 T operations.
-    let cores = thread::available_parallelism().map_or(1, usize::from) as u64;
-    assert!(finish(16384, "cpu") > usual.run + Duration::from_secs(4_000 / cores));
-    assert!(finish(16384, "cuda:0") < Duration::from_secs(60));
-    let load = steps(Step::Load {
-        place: 0,
-        kind: "normal".to_string(),
-        seed: 1,
-    });
-    let needs = Needs::of(&problem(16384), 2, "cuda:0");
-    assert!(usual.of(&load, &needs) > usual.run + Duration::from_secs(10));
-}
-
-#[test]
-fn a_worker_that_hangs_is_ended_at_every_stage() {
+fn a_worker_that_hangs_is_killed_at_every_stage() {
     let open = Command::Open {
-        problem: problem(16),
+        problem: Problem::named("tiny").unwrap(),
         kernels: vec!["cpu/m16n16".to_string()],
     };
     let time = Command::Time {
@@ -63,16 +33,16 @@ fn a_worker_that_hangs_is_ended_at_every_stage() {
         time: Duration::from_millis(500),
     };
     let cases = [
-        ("open", &open, Stage::Compile),
-        ("time", &time, Stage::Time),
-        ("steps", &finish_step(), Stage::Run),
+        ("open", &open, "compiling"),
+        ("time", &time, "timing"),
+        ("outside", &run(), "running"),
     ];
-    for (word, command, at) in cases {
+    for (word, command, doing) in cases {
         let first = format!("*'\"do\":\"{word}\"'*) read -r never < /dev/zero;;");
         let fake = Fake { first, ..Fake::new() };
         let mut worker = Worker::new(fake.program(&format!("hangs-{word}")), "cpu", short);
-        match worker.ask(command).unwrap() {
-            Err(Loss::Hung { stage, .. }) => assert_eq!(stage, at),
+        match worker.ask::<Value>(command) {
+            Err(Stop::Verdict(Verdict::Hung, why)) => assert!(why.contains(doing), "{why}"),
             other => panic!("{word}: {other:?}"),
         }
         assert_eq!(worker.process(), None);
@@ -90,20 +60,20 @@ fn a_worker_that_hangs_is_ended_at_every_stage() {
 }
 
 #[test]
-fn a_worker_that_comes_back_as_another_is_refused() {
+fn a_worker_that_restarts_as_another_one_is_refused() {
     let died = std::env::temp_dir().join(format!("flashcore-another-{}", std::process::id()));
     let _ = std::fs::remove_file(&died);
     let mut other = DeviceIdentity::cpu();
     other.driver = "581.1".to_string();
     let (now, then) = (hello_of(&other), hello_of(&DeviceIdentity::cpu()));
     let first = format!(
-        "*'\"steps\"'*) touch {0}; exit 3;;\n*'\"hello\"'*) if [ -e {0} ]; then said='{now}'; else said='{then}'; fi;;",
+        "*'\"outside\"'*) touch {0}; exit 3;;\n*'\"hello\"'*) if [ -e {0} ]; then said='{now}'; else said='{then}'; fi;;",
         died.display()
     );
     let fake = Fake { first, ..Fake::new() };
     let mut worker = Worker::new(fake.program("another"), "cpu", Deadlines::default());
-    assert!(matches!(worker.ask(&finish_step()), Ok(Err(Loss::Died { .. }))));
-    let error = worker.ask(&finish_step()).unwrap_err().to_string();
+    assert!(matches!(worker.ask::<()>(&run()), Err(Stop::Died(_))));
+    let error = worker.ask::<()>(&run()).unwrap_err().reason();
     assert!(
         error.contains("is not what it was") && error.contains("driver 581.1) now"),
         "{error}"

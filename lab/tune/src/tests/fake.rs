@@ -1,5 +1,5 @@
-//! For tests: a worker whose every answer is written down beforehand. It is a shell script, so that hanging, dying and
-//! lying are a line each.
+//! A worker with prepared answers. It is a shell script, so that hanging, dying and lying take one
+//! line each.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,14 +9,15 @@ use flashcore_bench::{
     executable, revision,
 };
 
-use super::link::Program;
-use super::protocol::{Hello, Opened, PROTOCOL, Said};
+use crate::worker::Program;
+use crate::worker::protocol::{Hello, Opened, PROTOCOL, Said};
 
 /// What a fake worker does.
 pub(crate) struct Fake {
-    /// Who it says it is.
+    /// Its identity.
     pub(crate) device: DeviceIdentity,
-    /// Lines of a shell's `case`, on the whole command, asked before the usual answers: they set `said`, or worse.
+    /// Lines of a shell's `case` on the whole command, before the usual answers. They set `said`,
+    /// or exit.
     pub(crate) first: String,
 }
 
@@ -37,7 +38,7 @@ impl Fake {
                 module: None,
                 attributes: None,
             };
-            Said::Opened(vec![one; count])
+            Said::ok(vec![one; count])
         };
         let script = format!(
             "open=1\nwhile read -r line; do\nid=${{line#*:}}; id=${{id%%,*}}\n\
@@ -51,9 +52,9 @@ impl Fake {
             hello_of(&self.device),
             quoted(&opened(1)),
             quoted(&opened(2)),
-            quoted(&measured(1)),
-            quoted(&measured(2)),
-            quoted(&Said::Done(())),
+            quoted(&Said::ok(measured(1, 0.5))),
+            quoted(&Said::ok(measured(2, 0.5))),
+            quoted(&Said::ok(())),
         );
         std::fs::write(&path, script).unwrap();
         Program {
@@ -64,61 +65,51 @@ impl Fake {
     }
 }
 
-/// A member of an object, as it stands between braces.
+/// A member of an object, without the braces.
 fn quoted(said: &Said) -> String {
     let text = serde_json::to_string(said).unwrap();
     text[1..text.len() - 1].to_string()
 }
 
-/// The answer to `hello` of a device that computes nothing.
+/// The answer to `hello` of a device that computes nothing, without the braces.
 pub(crate) fn hello_of(device: &DeviceIdentity) -> String {
-    quoted(&Said::Hello(Box::new(Hello {
+    quoted(&Said::ok(Hello {
         protocol: PROTOCOL,
         revision: revision().to_string(),
         executable: executable().to_string(),
         device: device.clone(),
         computes: false,
-    })))
+    }))
 }
 
-/// Another file at each call: tests of one process run at once, and two of them may have chosen one name.
+/// Another file at each call, since tests run at once and may use the same name.
 fn file(name: &str) -> PathBuf {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let call = CALLS.fetch_add(1, Ordering::Relaxed);
     std::env::temp_dir().join(format!("flashcore-fake-{name}-{}-{call}.sh", std::process::id()))
 }
 
-/// A kernel beside the best, and how long it takes relative to that: the answer to `time` as it stands between braces.
+/// The answer to `time` for a kernel that takes `ratio` times as long as the best, without the
+/// braces.
 pub(crate) fn measured_at(ratio: f64) -> String {
-    quoted(&measured_as(2, ratio))
+    quoted(&Said::ok(measured(2, ratio)))
 }
 
-/// One kernel of 10 µs, or it and another that takes twice as long.
-pub(crate) fn measured(subjects: usize) -> Said {
-    measured_as(subjects, 0.5)
-}
-
-/// Finalists in a meeting, the first of them as what others are held against, and how long each takes relative to it: the
-/// answer to `time` as it stands between braces.
+/// The answer to `time` for finalists with their ratios to the first of them, without the braces.
 pub(crate) fn met(finalists: &[(&str, f64)]) -> String {
-    let Said::Measured(mut measurement) = measured(1) else {
-        unreachable!("it is what was asked for")
-    };
+    let mut measurement = measured(1, 0.5);
     let one = measurement.subjects.remove(0);
     measurement.subjects = finalists
         .iter()
         .enumerate()
-        .map(|(index, (id, value))| {
-            let ratio = (index > 0).then_some(ratio(*value));
-            Measured {
-                info: SubjectInfo::new((*id).to_string(), LaunchMode::Host),
-                ratio,
-                ..one.clone()
-            }
+        .map(|(index, (id, value))| Measured {
+            info: SubjectInfo::new((*id).to_string(), LaunchMode::Host),
+            ratio: (index > 0).then_some(ratio(*value)),
+            ..one.clone()
         })
         .collect();
     (measurement.mode, measurement.baseline) = (Mode::Hot, 0);
-    quoted(&Said::Measured(measurement))
+    quoted(&Said::ok(measurement))
 }
 
 fn ratio(value: f64) -> Ratio {
@@ -133,7 +124,8 @@ fn ratio(value: f64) -> Ratio {
     }
 }
 
-fn measured_as(subjects: usize, value: f64) -> Said {
+/// One kernel of 10 µs, or one and another of 20 µs with this ratio.
+fn measured(subjects: usize, value: f64) -> Measurement {
     let interval = Interval { lo: 9.9, hi: 10.1 };
     let subject = |index: usize| {
         let us = 10.0 * (index + 1) as f64;
@@ -156,7 +148,7 @@ fn measured_as(subjects: usize, value: f64) -> Said {
             trouble: None,
         }
     };
-    Said::Measured(Box::new(Measurement {
+    Measurement {
         mode: Mode::Screen,
         turns: None,
         baseline: subjects - 1,
@@ -164,5 +156,5 @@ fn measured_as(subjects: usize, value: f64) -> Said {
         stop: Stop::Rounds,
         rounds: 9,
         readings: Vec::new(),
-    }))
+    }
 }

@@ -1,0 +1,165 @@
+//! A child process that reads questions and writes answers, one line each: a worker or an outside
+//! proposer.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest line that is read, bytes.
+const LONGEST: u64 = 1 << 20;
+/// Number of lines of standard error that an error message quotes.
+const LAST_WORDS: usize = 8;
+/// How long to wait for the rest of standard error once the output is closed.
+const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a process that has closed its output may take to exit.
+const LAST_BREATH: Duration = Duration::from_millis(500);
+/// Interval at which its exit is polled.
+const LOOK_UP: Duration = Duration::from_millis(10);
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) enum Silence {
+    /// The deadline passed.
+    Timeout,
+    /// The process closed its output. What is known of its end.
+    Ended(String),
+    /// The output cannot be read.
+    Unreadable(io::Error),
+}
+
+/// A running child process. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Partner {
+    child: Child,
+    /// Lines for a thread that writes them: a process that does not read must not block the caller.
+    questions: Sender<String>,
+    answers: Receiver<io::Result<String>>,
+    /// Lines of its standard error, if that is piped.
+    errors: Option<Receiver<io::Result<String>>>,
+}
+
+impl Partner {
+    /// Starts a process. The caller decides about standard error.
+    ///
+    /// # Errors
+    /// Why it cannot be started, in a clause.
+    pub(crate) fn start(command: &mut Command) -> Result<Partner, String> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("it cannot be started: {error}"))?;
+        let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("it has no standard input or output".to_string());
+        };
+        let (questions, asked) = channel::<String>();
+        thread::spawn(move || {
+            for line in asked {
+                if writeln!(stdin, "{line}").and_then(|()| stdin.flush()).is_err() {
+                    break;
+                }
+            }
+        });
+        // The bound stops a process that writes more than it was asked for.
+        let (sender, answers) = sync_channel(1);
+        thread::spawn(move || read_lines(stdout, |line| sender.send(line).is_ok()));
+        let errors = child.stderr.take().map(|stderr| {
+            let (sender, errors) = channel();
+            thread::spawn(move || read_lines(stderr, |line| sender.send(line).is_ok()));
+            errors
+        });
+        Ok(Partner {
+            child,
+            questions,
+            answers,
+            errors,
+        })
+    }
+
+    /// Sends a line and waits for one.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn ask(&mut self, line: String, deadline: Duration) -> Result<String, Silence> {
+        // If the process is gone or reads nothing, its output tells.
+        let _ = self.questions.send(line);
+        match self.answers.recv_timeout(deadline) {
+            Ok(line) => line.map_err(Silence::Unreadable),
+            Err(RecvTimeoutError::Timeout) => Err(Silence::Timeout),
+            Err(RecvTimeoutError::Disconnected) => Err(Silence::Ended(self.how_it_ended())),
+        }
+    }
+
+    /// The process id.
+    #[cfg(test)]
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How a process ended that has closed its output, and the end of its standard error.
+    fn how_it_ended(&mut self) -> String {
+        let since = Instant::now();
+        let how = loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => break format!("it ended ({status})"),
+                Ok(None) if since.elapsed() < LAST_BREATH => thread::sleep(LOOK_UP),
+                Ok(None) | Err(_) => break "it closed its output".to_string(),
+            }
+        };
+        let until = Instant::now() + LAST_WORDS_PATIENCE;
+        let mut words: VecDeque<String> = VecDeque::new();
+        // A grandchild may keep standard error open, so the end is not waited for without a limit.
+        let next = || {
+            let left = until.saturating_duration_since(Instant::now());
+            self.errors.as_ref()?.recv_timeout(left).ok()?.ok()
+        };
+        for line in std::iter::from_fn(next) {
+            words.push_back(line);
+            if words.len() > LAST_WORDS {
+                words.pop_front();
+            }
+        }
+        match words.is_empty() {
+            true => how,
+            false => format!("{how}; {}", Vec::from(words).join(" ")),
+        }
+    }
+
+    /// Kills the process. It may have ended already.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Reads lines until the end, an error, or until `take` returns false.
+fn read_lines(stream: impl Read, mut take: impl FnMut(io::Result<String>) -> bool) {
+    let mut stream = BufReader::new(stream);
+    while let Some(line) = next_line(&mut stream).transpose() {
+        let is_over = line.is_err();
+        if !take(line) || is_over {
+            break;
+        }
+    }
+}
+
+/// The next line without its end.
+fn next_line(stream: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    let read = stream.by_ref().take(LONGEST).read_until(b'\n', &mut line)?;
+    let is_whole = line.pop_if(|last| *last == b'\n').is_some();
+    if !is_whole && read as u64 == LONGEST {
+        return Err(io::Error::other(format!("a line is longer than {LONGEST} B")));
+    }
+    let text = String::from_utf8(line).map_err(io::Error::other)?;
+    Ok((read > 0).then_some(text))
+}

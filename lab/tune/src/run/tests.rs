@@ -1,0 +1,114 @@
+use flashcore_problem::Problem;
+
+use super::*;
+use crate::space::Family;
+use crate::strategy::Kind;
+use crate::tests::fake::{Fake, hello_of};
+
+/// A run with these workers; `name` is the folder's.
+fn request(name: &str, devices: &[&str], program: Program) -> Request {
+    let folder = std::env::temp_dir().join(format!("flashcore-run-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    Request {
+        case: Case {
+            name: "tiny".to_string(),
+            problem: Problem::named("tiny").unwrap(),
+        },
+        devices: devices.iter().map(ToString::to_string).collect(),
+        strategy: Kind::Random.start(1, None).unwrap(),
+        strategy_name: "random".to_string(),
+        seed: 1,
+        inputs: None,
+        space: Space::new(vec![Family::cpu()], |_| Ok(())),
+        chip: None,
+        start: "cpu/m16n16".to_string(),
+        default: None,
+        rates: None,
+        trials: 3,
+        time: Duration::MAX,
+        finalists: 1,
+        window: 1,
+        compilers: 1,
+        folder,
+        resume: false,
+        program,
+        deadlines: Deadlines::default(),
+        timing: Timing::for_cpu(),
+        locks: None,
+        interrupt: Interrupt::default(),
+    }
+}
+
+#[test]
+fn a_run_without_devices_is_an_error() {
+    let error = run(request("none", &[], Fake::new().program("none")), &mut ()).unwrap_err();
+    assert!(error.to_string().contains("devices is an empty list"), "{error}");
+}
+
+#[test]
+fn devices_of_different_kinds_are_refused() {
+    // The answer depends on the device in the command.
+    let mut other = DeviceIdentity::cpu();
+    other.units += 1;
+    let hello = format!(r#"*'"device":"other"'*) said='{}';;"#, hello_of(&other));
+    let fake = Fake {
+        first: hello,
+        ..Fake::new()
+    };
+    let program = fake.program("kinds");
+    let error = run(request("kinds", &["cpu", "other"], program), &mut ()).unwrap_err();
+    assert!(error.to_string().contains("devices of one kind"), "{error}");
+    let mut twin = DeviceIdentity::cpu();
+    (twin.device, twin.uuid) = ("cuda:1".to_string(), "another".to_string());
+    assert!(of_one_kind(&[DeviceIdentity::cpu(), twin]).is_ok());
+}
+
+#[test]
+fn a_run_with_a_fake_worker_ends_in_a_leaderboard() {
+    let first = request("fake", &["cpu"], Fake::new().program("fake"));
+    let folder = first.folder.clone();
+    let found = run(first, &mut ()).unwrap();
+    assert_eq!(found.history.trials().len(), 3);
+    assert!(found.board.is_some());
+    assert_eq!(read_seconds(&folder), Some(found.seconds));
+    // Resumed, it takes longer.
+    let again = Request {
+        trials: 4,
+        resume: true,
+        folder: folder.clone(),
+        ..request("fake-again", &["cpu"], Fake::new().program("fake-again"))
+    };
+    let again = run(again, &mut ()).unwrap();
+    assert!(again.seconds > found.seconds && !again.nothing_new);
+    assert_eq!(read_seconds(&folder), Some(again.seconds));
+    // With nothing left to do, even with a smaller budget, the result is the earlier one.
+    struct NoFinals;
+    impl Watcher for NoFinals {
+        fn finals(&mut self, finalists: &[String]) {
+            panic!("finals of {finalists:?} are held again");
+        }
+    }
+    for (trials, time) in [(4, Duration::MAX), (2, Duration::MAX), (usize::MAX, Duration::ZERO)] {
+        let idle = Request {
+            trials,
+            time,
+            resume: true,
+            folder: folder.clone(),
+            ..request("fake-idle", &["cpu"], Fake::new().program("fake-idle"))
+        };
+        let idle = run(idle, &mut NoFinals).unwrap();
+        assert!(idle.nothing_new && idle.history.trials().len() == 4);
+        assert_eq!((&idle.board, idle.seconds), (&again.board, again.seconds));
+    }
+    // A run that was killed in its finals holds them.
+    std::fs::remove_file(folder.join(BOARD)).unwrap();
+    let after = Request {
+        trials: 4,
+        resume: true,
+        folder: folder.clone(),
+        ..request("fake-after", &["cpu"], Fake::new().program("fake-after"))
+    };
+    let after = run(after, &mut ()).unwrap();
+    assert!(after.board.is_some() && !after.nothing_new && after.history.trials().len() == 4);
+    std::fs::remove_dir_all(&folder).unwrap();
+}

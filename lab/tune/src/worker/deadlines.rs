@@ -1,0 +1,147 @@
+//! How long each command may take.
+
+use std::thread;
+use std::time::Duration;
+
+use flashcore_problem::Problem;
+
+use super::protocol::Command;
+
+/// How long each stage may take, in addition to what the size of the problem needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// Taking the device.
+    pub start: Duration,
+    /// Compiling.
+    pub compile: Duration,
+    /// One command while an output is computed.
+    pub run: Duration,
+    /// Timing, in addition to its budget.
+    pub time: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Deadlines {
+        Deadlines {
+            start: Duration::from_secs(60),
+            compile: Duration::from_secs(120),
+            run: Duration::from_secs(10),
+            time: Duration::from_secs(20),
+        }
+    }
+}
+
+/// Operations per second of the slowest candidates worth waiting for: on a core of the host, on a
+/// GPU.
+const SLOW_CORE: f64 = 1e9;
+const SLOW_GPU: f64 = 1e11;
+/// Lowest rate at which inputs are drawn and tensors copied, bytes per second.
+const SLOW_BYTES: f64 = 50e6;
+/// Fewest runs for timing a kernel, including warm-up.
+const LEAST_RUNS: f64 = 16.0;
+/// Longest time that the size of a problem may add.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Time that the size of the open problem needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Needs {
+    /// One run.
+    run: Duration,
+    /// Drawing inputs, or copying an output.
+    bytes: Duration,
+    /// Timing all open kernels.
+    time: Duration,
+}
+
+impl Needs {
+    pub(super) fn of(problem: &Problem, kernels: usize, device: &str) -> Needs {
+        let rate = match device.starts_with("cuda:") {
+            true => SLOW_GPU,
+            false => SLOW_CORE * thread::available_parallelism().map_or(1, usize::from) as f64,
+        };
+        let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).map_or(LONGEST, |needed| needed.min(LONGEST));
+        let tensors = [
+            problem.q_layout(),
+            problem.k_layout(),
+            problem.v_layout(),
+            problem.o_layout(),
+        ];
+        let elements: usize = tensors.iter().map(|layout| layout.span()).sum();
+        let run = problem.flops() / rate;
+        Needs {
+            run: seconds(run),
+            bytes: seconds(elements as f64 * 4.0 / SLOW_BYTES),
+            time: seconds(run * LEAST_RUNS * kernels as f64),
+        }
+    }
+}
+
+impl Deadlines {
+    /// Deadlines for a user's limit on one run. The others are extended in proportion if the limit
+    /// is longer than the default, and never shortened: compiling does not get faster.
+    pub fn of_run(run: Duration) -> Deadlines {
+        let usual = Deadlines::default();
+        let times = (run.as_secs_f64() / usual.run.as_secs_f64()).max(1.0);
+        Deadlines {
+            start: usual.start.mul_f64(times),
+            compile: usual.compile.mul_f64(times),
+            run,
+            time: usual.time.mul_f64(times),
+        }
+    }
+
+    /// What a command does, for messages, and how long it may take.
+    pub(super) fn of(&self, command: &Command, needs: &Needs) -> (&'static str, Duration) {
+        match command {
+            Command::Hello { .. } | Command::Rates => ("starting", self.start),
+            Command::Compile { .. } | Command::Open { .. } => ("compiling", self.compile),
+            // A run may load inputs, poison both outputs and copy one.
+            Command::Run { .. } => ("running", self.run + needs.run + 4 * needs.bytes),
+            Command::Read { .. } | Command::Outside => ("running", self.run + needs.bytes),
+            Command::Time { options, .. } => {
+                // Warm-up comes on top of the rounds, and so does the round that exceeds the
+                // budget.
+                let budget = options.budget_ms / 1e3 + options.warm_up_max_us * 4.0 / 1e6;
+                let budget = Duration::from_secs_f64(budget.clamp(0.0, 3600.0));
+                ("timing", self.time + needs.time + budget)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_bench::defences::Run;
+
+    use super::*;
+
+    fn problem(seq: usize) -> Problem {
+        let problem = Problem::builder().heads(32, 32).seq_len(seq).head_dim(128);
+        problem.build().unwrap()
+    }
+
+    #[test]
+    fn a_longer_limit_extends_all_deadlines() {
+        let usual = Deadlines::default();
+        let [short, long] = [2, 20].map(|seconds| Deadlines::of_run(Duration::from_secs(seconds)));
+        assert_eq!((short.run.as_secs(), short.compile), (2, usual.compile));
+        assert_eq!((long.run.as_secs(), long.compile), (20, 2 * usual.compile));
+    }
+
+    #[test]
+    fn a_large_problem_gets_more_time() {
+        let usual = Deadlines::default();
+        let of = |seq: usize, device: &str| {
+            let (kernel, kind, run) = (0, "normal".to_string(), Run::default());
+            let run = Command::Run { kernel, kind, run };
+            usual.of(&run, &Needs::of(&problem(seq), 2, device)).1
+        };
+        assert!(of(64, "cpu") < usual.run + Duration::from_secs(1));
+        // 4.4 T operations.
+        let cores = thread::available_parallelism().map_or(1, usize::from) as u64;
+        assert!(of(16384, "cpu") > usual.run + Duration::from_secs(4_000 / cores));
+        // 44 s for a run, and 86 s for 268 M elements that are copied.
+        let on_gpu = of(16384, "cuda:0");
+        assert!(on_gpu > usual.run + Duration::from_secs(120) && on_gpu < Duration::from_secs(240));
+    }
+}
