@@ -18,7 +18,6 @@ pub mod random;
 pub mod reference;
 pub mod rng;
 pub mod slack;
-pub mod stats;
 pub mod tensor;
 
 pub use builder::ProblemBuilder;

@@ -21,6 +21,7 @@
 //! # Ok::<(), flashcore_bench::BenchError>(())
 //! ```
 
+mod agreement;
 mod answers;
 pub mod bed;
 mod case;
@@ -48,6 +49,7 @@ mod session;
 pub mod simulate;
 mod stand;
 pub mod standing;
+pub mod stats;
 pub mod store;
 mod subject;
 pub mod sweep;
@@ -56,10 +58,10 @@ mod telemetry;
 pub mod trial;
 mod verdict;
 
+pub use agreement::Agreement;
 pub use answers::{Answers, draw};
 pub use bed::{Bed, Workbench};
 pub use error::BenchError;
-pub use flashcore_problem::stats;
 pub use identity::{
     Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, date, executable, host_name,
     revision, set_revision,

@@ -10,7 +10,8 @@
 
 use std::error::Error;
 
-use flashcore_check::cost::{Agreement, MeasuredCard, Observation, Prediction, Resource};
+use flashcore_bench::Agreement;
+use flashcore_check::cost::{MeasuredCard, Observation, Prediction, Resource};
 use flashcore_check::registers;
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan, Step};

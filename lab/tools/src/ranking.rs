@@ -9,8 +9,9 @@
 use std::path::Path;
 use std::time::Instant;
 
+use flashcore_bench::Agreement;
 use flashcore_bench::micro::DeviceRates;
-use flashcore_check::cost::{Agreement, MeasuredCard, Observation};
+use flashcore_check::cost::{MeasuredCard, Observation};
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;

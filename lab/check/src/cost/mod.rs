@@ -23,7 +23,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod agreement;
 mod calibration;
 mod lines;
 mod measured;
@@ -36,7 +35,6 @@ mod sm;
 mod span;
 mod work;
 
-pub use agreement::Agreement;
 pub use calibration::{Clocks, LAUNCH_MICROS, Trust};
 pub use lines::LineShare;
 pub use measured::MeasuredCard;

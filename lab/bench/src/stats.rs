@@ -3,9 +3,8 @@
 //!
 //! Outliers are kept, because they are real runs. Medians are robust against them.
 
+use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
-
-use crate::rng::Rng;
 
 /// Minimum number of rounds for a bootstrap. No interval between `n` values contains the median
 /// with a probability above `1 − 2^(1−n)`, and 8 is the first `n` where that reaches 99 %.
