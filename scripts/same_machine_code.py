@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Says whether two folders of PTX hold the same kernels: what a change of the sources must not change.
+
+usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--all] [--ptxas PATH]
+       scripts/same_machine_code.py --test
+
+OLD and NEW are folders that `flashcore-tools dump-ptx` wrote before and after the change. Kernels go by
+their paths; a kernel whose name changed is found by its text.
+
+A kernel is the same if its PTX is, once registers, labels, parameters and the entry are numbered by
+first use, and if offline ptxas makes the same machine code of both. Equal files are not assembled,
+unless --all asks for it. --sass-only accepts other PTX as long as the machine code is the same: for
+changes that reorder or drop instructions on which ptxas decides by itself.
+
+ptxas is --ptxas, $FLASHCORE_PTXAS, or .bin/ptxas (scripts/get-ptxas.sh).
+
+Exit code: 0 all the same, 1 something differs, 2 wrong usage, 3 no ptxas.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# A register, a label, or a name of the entry and its parameters. Special registers (%tid) have no number.
+NAMES = re.compile(r"(?P<register>%[a-z]+)\d+\b|\$\w+|\b\w+_param_\w+|\b(?:L|LBB|BB)\d\w*")
+COUNTS = re.compile(r"^\s*\.reg\s.*$", re.MULTILINE)
+COMMENTS = re.compile(r"//.*$", re.MULTILINE)
+
+
+def renumbered(text):
+    """PTX with comments and counts of registers dropped, and every name numbered by its first use."""
+    text = COUNTS.sub("", COMMENTS.sub("", text))
+    entry = re.search(r"\.entry\s+(\w+)", text)
+    parameters = re.findall(r"\.param\s[^,)]*?(\w+)(?:\[\d+\])?\s*[,)\n]", text)
+    named = {name: f"parameter{n}" for n, name in enumerate(dict.fromkeys(parameters))}
+    if entry:
+        named[entry[1]] = "entry"
+        text = re.sub(r"\b\w+\b", lambda word: named.get(word[0], word[0]), text)
+    numbers, counts = {}, {}
+
+    def number(match):
+        kind = match["register"] or "name"
+        if match[0] not in numbers:
+            counts[kind] = counts.get(kind, 0) + 1
+            numbers[match[0]] = f"{kind}#{counts[kind]}"
+        return numbers[match[0]]
+
+    return re.sub(r"\s+", " ", NAMES.sub(number, text)).strip()
+
+
+def machine_code(elf):
+    """The .text sections of a cubin (64-bit ELF), in their order, without names."""
+    table, = struct.unpack_from("<Q", elf, 40)
+    size, count, names = struct.unpack_from("<HHH", elf, 58)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]
+
+    def name(header):
+        start = headers[names][4] + header[0]
+        return elf[start : elf.index(b"\0", start)]
+
+    return [elf[h[4] : h[4] + h[5]] for h in headers if name(h).startswith(b".text")]
+
+
+def assembled(ptxas, path):
+    """A hash of the machine code that ptxas makes of a file for the target in its text, or its error."""
+    target = re.search(r"^\.target\s+(sm_\d+[af]?)", path.read_text(), re.MULTILINE)[1]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        command = [ptxas, "-arch", target, str(path), "-o", cubin.name]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode != 0:
+            return (run.stdout + run.stderr).replace(str(path), "FILE")
+        code = machine_code(pathlib.Path(cubin.name).read_bytes())
+    return hashlib.sha256(b"".join(code)).hexdigest()
+
+
+def pairs(old, new):
+    """(path, old file, new file) of each kernel, and the names that only one folder has."""
+    files = [{path.relative_to(top): path for path in top.rglob("*.ptx")} for top in (old, new)]
+    both = [(name, files[0][name], files[1][name]) for name in sorted(files[0].keys() & files[1].keys())]
+    lone = [{name: files[i][name] for name in files[i].keys() - files[1 - i].keys()} for i in (0, 1)]
+    by_text = {}
+    for name, path in lone[1].items():
+        by_text.setdefault((name.parent, renumbered(path.read_text())), (name, path))
+    for name, path in sorted(lone[0].items()):
+        found = by_text.pop((name.parent, renumbered(path.read_text())), None)
+        if found:
+            both.append((name, path, found[1]))
+            del lone[0][name], lone[1][found[0]]
+    return both, sorted(map(str, lone[0])), sorted(map(str, lone[1]))
+
+
+def verdict(args, pair):
+    _, old, new = pair
+    same_file = old.read_bytes() == new.read_bytes()
+    if same_file and not args.all:
+        return "same file"
+    same_ptx = same_file or renumbered(old.read_text()) == renumbered(new.read_text())
+    if not same_ptx and not args.sass_only:
+        return "other PTX"
+    if assembled(args.ptxas, old) != assembled(args.ptxas, new):
+        return "other machine code"
+    return "same PTX and machine code" if same_ptx else "same machine code, other PTX"
+
+
+def test():
+    kernel = """.version 8.0
+.visible .entry {name}(
+    .param .u64 {name}_param_0, .param .u32 scale
+)
+{{
+    .reg .b32 %r<{count}>; // counts
+    ld.param.u32 %r{a}, [scale];
+    add.s32 %r{b}, %r{a}, %r{a};
+    @%p{a} bra $L{a};
+$L{a}:
+    mov.u32 %r{a}, %tid.x;
+}}"""
+    text = lambda **names: renumbered(kernel.format(**names))
+    one = text(name="one", count=9, a=7, b=8)
+    assert one == text(name="two", count=3, a=1, b=2), one
+    assert "%tid.x" in one and "parameter1" in one and "%r#1" in one, one
+    assert one != renumbered(kernel.format(name="one", count=9, a=7, b=7)), "one register for two"
+    assert one != one.replace("add.s32", "sub.s32")
+    names = b"\0.text.kernel\0.strtab\0"
+    elf = bytearray(64) + b"CODE" + names
+    struct.pack_into("<Q", elf, 40, len(elf))
+    struct.pack_into("<HHH", elf, 58, 64, 2, 1)
+    for name, offset, size in [(1, 64, 4), (14, 68, len(names))]:
+        elf += struct.pack("<IIQQQQ", name, 1, 0, 0, offset, size).ljust(64, b"\0")
+    assert machine_code(bytes(elf)) == [b"CODE"]
+    print("ok")
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1][7:])
+    parser.add_argument("folders", nargs="*", type=pathlib.Path)
+    parser.add_argument("--sass-only", action="store_true")
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--test", action="store_true")
+    parser.add_argument("--ptxas", default=os.environ.get("FLASHCORE_PTXAS", str(ROOT / ".bin/ptxas")))
+    args = parser.parse_args()
+    if args.test:
+        return test()
+    if len(args.folders) != 2 or not all(folder.is_dir() for folder in args.folders):
+        parser.error("two folders of PTX are needed")
+    if not os.access(args.ptxas, os.X_OK):
+        print(f"no ptxas at {args.ptxas}: scripts/get-ptxas.sh fetches it", file=sys.stderr)
+        sys.exit(3)
+    both, only_old, only_new = pairs(*args.folders)
+    counts, differs = {}, []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for pair, found in zip(both, pool.map(lambda pair: verdict(args, pair), both)):
+            counts[found] = counts.get(found, 0) + 1
+            if found.startswith("other"):
+                differs.append(f"{pair[0]}: {found}")
+    differs += [f"{name}: only in {args.folders[0]}" for name in only_old]
+    differs += [f"{name}: only in {args.folders[1]}" for name in only_new]
+    for line in differs:
+        print(line)
+    print("; ".join(f"{n} {found}" for found, n in sorted(counts.items())) or "no kernels")
+    sys.exit(1 if differs or not both else 0)
+
+
+if __name__ == "__main__":
+    main()
