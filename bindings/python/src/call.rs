@@ -1,4 +1,4 @@
-//! A call, from its tensors to its answer.
+//! One call: from the caller's tensors to the output.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -15,7 +15,8 @@ use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
 
-/// The `Attention` of a device and a kernel, made once: it holds the compiled kernels and recent plans.
+/// The `Attention` of a device and a kernel, made once: it holds the compiled kernels and recent
+/// plans.
 pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>) -> PyResult<Arc<Attention>> {
     type Known = Vec<(Place, Option<KernelId>, Arc<Attention>)>;
     static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
@@ -52,7 +53,7 @@ pub(crate) struct Call<'py> {
     pub(crate) v: Tensor,
     scales: Scales,
     stream: Option<CallStream>,
-    /// The library q belongs to; it allocates the answer.
+    /// The library q belongs to; it allocates the output.
     framework: Framework<'py>,
     /// The library's object for `stream`, where that is not its current one.
     foreign_stream: Option<Bound<'py, PyAny>>,
@@ -118,7 +119,7 @@ impl<'py> Call<'py> {
             && out.dtype != q.dtype.output()
         {
             return Err(type_(format!(
-                "out holds {} and q {}; the answer is {}, so give out= of that",
+                "out holds {} and q {}; the output is {}, so give out= of that",
                 out.dtype,
                 q.dtype,
                 q.dtype.output()
@@ -139,7 +140,7 @@ impl<'py> Call<'py> {
         Ok((call, out))
     }
 
-    /// How the answer is laid out where it is allocated here: dense, in q's own order of dimensions.
+    /// The layout of an output that is allocated here: dense, in q's order of dimensions.
     fn new_out_layout(&self) -> Layout {
         let [b, s, h, _] = self.q.layout.shape;
         let shape = [b, s, h, self.v.layout.shape[3]];
@@ -156,7 +157,7 @@ impl<'py> Call<'py> {
         s > 1 && h > 1 && head_stride > seq_stride
     }
 
-    /// What the tensors and options ask.
+    /// The problem that the tensors and options describe.
     pub(crate) fn problem(&self, options: &Options, out: Option<&Tensor>) -> PyResult<Problem> {
         let (q, k, v) = (&self.q.layout, &self.k.layout, &self.v.layout);
         let out = out.map_or_else(|| self.new_out_layout(), |out| out.layout);
@@ -188,13 +189,13 @@ impl<'py> Call<'py> {
         1 << (q | k | v | 16).trailing_zeros()
     }
 
-    /// Checks that writing `out=` harms nothing. The problem has checked all layouts.
+    /// Checks that `out=` is writable and overlaps no input. The problem has checked all layouts.
     fn check_out(&self, out: &Tensor) -> PyResult<()> {
         out.check_writable()?;
         for input in [&self.q, &self.k, &self.v] {
             if out.overlaps(input) {
                 return Err(value(format!(
-                    "out shares memory with {name}: both lie between the same addresses; give out= memory of its own",
+                    "out shares memory with {name}: both lie between the same addresses; give out= separate memory",
                     name = input.name
                 )));
             }
@@ -202,7 +203,7 @@ impl<'py> Call<'py> {
         Ok(())
     }
 
-    /// Allocates the answer the way q's library does.
+    /// Allocates the output the way q's library does.
     fn new_out(&self, like: &Bound<'py, PyAny>, axes: Axes) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
         let shape = axes.reorder(self.new_out_layout().shape);
         let swapped = self.heads_outside_seq() != (axes == Axes::Bhsd);
@@ -240,16 +241,17 @@ impl<'py> Call<'py> {
         lse: Option<&mut Tensor>,
     ) -> PyResult<()> {
         let to_py = |error: flashcore::ProblemError| raise(error.into());
-        // SAFETY: the tensors lie in host memory and the problem has checked their layouts. That no other thread
-        // writes to them during the call is the caller's part, as with every library that lets go of the lock.
+        // SAFETY: the tensors lie in host memory and the problem has checked their layouts. That no
+        // other thread writes to them during the call is the caller's part, as with every library
+        // that lets go of the lock.
         let (q, k, v) = unsafe { (self.q.view(), self.k.view(), self.v.view()) };
         let ones = vec![1.0; problem.num_scales()];
         let (q, k, v) = (q.map_err(to_py)?, k.map_err(to_py)?, v.map_err(to_py)?);
         // SAFETY: scales are on the tensors' device, which is the host; else as above.
         let [q, k, v] = unsafe { self.scales.attach([q, k, v], &ones) }?;
         let (name, dtype, layout) = (out.name, out.dtype, out.layout);
-        // SAFETY: as above; `check_out` has checked that it is writable and shares no memory with the inputs, or it
-        // was allocated for this call.
+        // SAFETY: as above; `check_out` has checked that it is writable and shares no memory with
+        // the inputs, or it was allocated for this call.
         let mut out = TensorViewMut::new(name, dtype, layout, unsafe { out.bytes_mut() }).map_err(to_py)?;
         // SAFETY: allocated for this call.
         let lse = lse.map(|lse| bytemuck::try_cast_slice_mut(unsafe { lse.bytes_mut() }));
@@ -273,8 +275,9 @@ impl<'py> Call<'py> {
     ) -> PyResult<()> {
         let stream = &call_stream.stream;
         let context = stream.context();
-        // SAFETY: DLPack says that the memory is there while the handle lives. After the call it is given back while
-        // the work may still run: libraries that free in stream order may do that, with all others the call waits.
+        // SAFETY: DLPack says that the memory is there while the handle lives. After the call it is
+        // given back while the work may still run: libraries that free in stream order may do that,
+        // with all others the call waits.
         let slice = |tensor: &Tensor| unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) };
         let mut tensors = DeviceTensors {
             q: slice(&self.q),
@@ -314,40 +317,41 @@ impl<'py> Call<'py> {
 
 /// Computes softmax(scale * q @ k.T, masked) @ v for every batch and head.
 ///
-/// Tensors are [batch, seq, heads, head_dim] of float16, bfloat16, float32 or float8_e4m3fn, with any strides but the last, which is
-/// 1: slices and permutations are read where they lie. They may belong to PyTorch, JAX, CuPy, NumPy or whatever else
-/// speaks DLPack, all on one device: CPU tensors are computed on all cores, CUDA tensors on the GPU they are on. k and
-/// v may have fewer heads than q (each serves as many of q's), and v another head_dim.
+/// Tensors are [batch, seq, heads, head_dim] of float16, bfloat16, float32 or float8_e4m3fn, with
+/// any strides but the last, which is 1: slices and permutations are not copied. They may belong to
+/// PyTorch, JAX, CuPy, NumPy or any other library with DLPack, all on one device: CPU tensors are
+/// computed on all cores, CUDA tensors on their GPU. k and v may have fewer heads than q (each
+/// serves an equal number of q's heads), and v another head_dim.
 ///
 /// Args:
-///     causal: a query sees no key after its own position. The last query is at the last key, as FlashAttention has
-///         it since 2.1; PyTorch's is_causal puts the first query at the first key instead, which differs where the
-///         lengths do.
-///     window: (left, right), how many keys before and after its position a query sees; None for no limit. With
-///         causal, right is 0.
+///     causal: a query attends to no key after its position. The mask is aligned bottom-right (the last query at the
+///         last key), as in FlashAttention since 2.1. PyTorch's is_causal is aligned top-left.
+///     window: (left, right), how many keys before and after its position a query attends to; None for no limit.
+///         With causal, right is 0.
 ///     softcap: scaled scores s become softcap * tanh(s / softcap).
 ///     scale: the factor on q @ k.T; 1 / sqrt(head_dim) unless given.
-///     q_scale, k_scale, v_scale: for float8_e4m3fn tensors, float32 [batch, kv_heads], dense, on the tensors' device: an
-///         element of q stands for itself times the scale of its batch and of the K/V head that serves it; likewise k
-///         and v. Finite and above 0, which is checked on the CPU only. 1 unless given. The answer is bfloat16.
-///     out: a tensor to write the answer to, in memory of its own. Otherwise it is allocated by q's library (for
-///         other libraries than PyTorch, CuPy and NumPy by NumPy on the CPU, and on CUDA devices not at all).
+///     q_scale, k_scale, v_scale: for float8_e4m3fn tensors, float32 [batch, kv_heads], dense, on the tensors' device.
+///         An element's value is the element times the scale of its batch and K/V head. Finite and above 0, which is
+///         checked on the CPU only. 1 unless given. The output is bfloat16.
+///     out: a tensor for the output, which shares no memory with an input. Otherwise q's library allocates it: PyTorch,
+///         CuPy or NumPy; for other libraries NumPy on the CPU, and on CUDA devices out is required.
 ///     return_lse: return (out, lse), with the natural logarithm of each row's sum of exponentials, float32
-///         [batch, heads, seq_q]; it is -inf for rows that see no key, whose answer is zero.
-///     kernel: the id of the kernel to use; chosen unless given. `plan` tells what is chosen, and why.
-///     layout: "bshd", or "bhsd" for tensors [batch, heads, seq, head_dim] as PyTorch's SDPA has them.
+///         [batch, heads, seq_q]; -inf for fully masked rows, whose output is zero.
+///     kernel: the id of the kernel to use; chosen unless given. `plan` returns which is chosen, and why.
+///     layout: "bshd", or "bhsd" for tensors [batch, heads, seq, head_dim] as in PyTorch's SDPA.
 ///     stream: for CUDA tensors, the stream to run on: a stream object, or a cudaStream_t as an integer, which must
 ///         outlive the work. Unless given, PyTorch's or CuPy's current stream, and for other libraries the legacy
 ///         default stream.
 ///
-/// The call returns once the work is in the stream, and can be captured into a CUDA graph after a first call has
-/// compiled the kernel. For CUDA tensors of other libraries than PyTorch and CuPy it waits for the work, since they
-/// may use the memory again as soon as it returns. Only the forward pass is computed: PyTorch tensors that require a
-/// gradient are refused unless gradients are off (torch.no_grad()).
+/// The call returns once the work is in the stream. It can be captured into a CUDA graph after a
+/// first call has compiled the kernel. For CUDA tensors of libraries other than PyTorch and CuPy it
+/// waits for the work, since they may reuse the memory as soon as it returns. Only the forward pass
+/// is computed: PyTorch tensors that require a gradient are refused unless gradients are off
+/// (torch.no_grad()).
 ///
 /// Raises:
-///     TypeError: something is no tensor or number, or holds something else than the four dtypes, or not the same.
-///     ValueError: shapes, strides, devices or options that cannot be, or that no kernel serves.
+///     TypeError: an argument is not a tensor or number, or the dtypes are not one of the four, or differ.
+///     ValueError: invalid shapes, strides, devices or options, or a problem that no kernel serves.
 ///     RuntimeError: the device or its driver failed.
 #[pyfunction]
 #[pyo3(signature = (

@@ -11,7 +11,7 @@ pub(crate) fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let cpu = PyDict::new(py);
     cpu.set_item("device", "cpu")?;
     list.append(cpu)?;
-    // Where there is no driver or no device, why_not_cuda says so; an answer without CUDA is an answer.
+    // Where there is no driver or no device, why_not_cuda says so; a list without CUDA is valid.
     for ordinal in 0.. {
         let device = match py.detach(|| Device::cuda(ordinal)) {
             Ok(device) => device,

@@ -1,5 +1,5 @@
-//! Errors as Python has them: what the caller got wrong is a `ValueError` or `TypeError`, what the machine
-//! got wrong a `RuntimeError`.
+//! Errors as Python has them: what the caller got wrong is a `ValueError` or `TypeError`, what the
+//! machine got wrong a `RuntimeError`.
 
 use flashcore::{Error, ProblemError};
 use pyo3::PyErr;

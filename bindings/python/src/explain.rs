@@ -10,10 +10,13 @@ use crate::options::Options;
 
 /// How `attention` would compute this call, as a dict; nothing is computed or compiled.
 ///
-/// It has problem, device, kernel, why, row (of a plan table that chose the kernel: the table's name and a number; None
-/// where heuristics did), notes (on plan tables that cannot be used) and flops (of the two products, over visible keys only), and on a GPU also
-/// target, grid, block, cluster, shared_bytes (a block), workspace_bytes, before and then (the names of kernels that run
-/// before and after the one described) and considered: pairs of a kernel and why it was refused (None: chosen). Takes the arguments of `attention` that matter for it and raises what it would raise.
+/// It has problem, device, kernel, why, row (of a plan table that chose the kernel: the table's
+/// name and a number; None where heuristics did), notes (on plan tables that cannot be used) and
+/// flops (of the two products, over visible keys only), and on a GPU also target, grid, block,
+/// cluster, shared_bytes (a block), workspace_bytes, before and then (the names of kernels that run
+/// before and after the one described) and considered: pairs of a kernel and why it was refused
+/// (None: chosen). Takes the arguments of `attention` that matter for it and raises what it would
+/// raise.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, *, causal=false, window=None, softcap=None, scale=None, return_lse=false, kernel=None, layout="bshd",

@@ -1,5 +1,5 @@
-//! What is known of PyTorch, CuPy and NumPy beyond DLPack: their current stream, their allocator, and
-//! PyTorch's gradients. They are looked up only where the program has imported them already.
+//! PyTorch, CuPy and NumPy beyond DLPack: their current stream, their allocator, and PyTorch's
+//! gradients. They are looked up only if the program has already imported them.
 
 use flashcore::DType;
 use pyo3::prelude::*;
@@ -76,8 +76,8 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// The handle of the library's current stream on a device; the legacy default stream where it has none that
-    /// is known here.
+    /// The handle of the library's current stream on a device; the legacy default stream where it
+    /// has none that is known here.
     pub(crate) fn current_stream(&self, ordinal: u32) -> PyResult<usize> {
         match self {
             Framework::Torch(torch) => torch
@@ -96,7 +96,8 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// Whether memory that the library takes back is used again only by work that comes later on the same stream.
+    /// Whether memory that the library takes back is used again only by work that comes later on
+    /// the same stream.
     pub(crate) fn frees_in_stream_order(&self) -> bool {
         matches!(self, Framework::Torch(_) | Framework::CuPy(_))
     }
@@ -120,8 +121,9 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// Memory of the library's own, not initialised, on `like`'s device; `swapped`: dense with axes 1 and 2 swapped.
-    /// `stream` is the stream it will be used on, where that is not the library's current one.
+    /// Uninitialised memory of the library, on `like`'s device; `swapped`: dense with axes 1 and 2
+    /// swapped. `stream` is the stream it will be used on, where that is not the library's current
+    /// one.
     pub(crate) fn empty(
         &self,
         like: &Bound<'py, PyAny>,
@@ -141,7 +143,7 @@ impl<'py> Framework<'py> {
         let allocate = |module: &Bound<'py, PyAny>| {
             let Ok(dtype) = module.getattr(dtype) else {
                 return Err(value(format!(
-                    "{module} has no {dtype} to allocate the answer in; give out=, a tensor of a library that has"
+                    "{module} has no {dtype} to allocate the output in; give out=, a tensor of a library that has it"
                 )));
             };
             kwargs.set_item("dtype", dtype)?;
@@ -169,12 +171,12 @@ impl<'py> Framework<'py> {
             (_, Place::Cpu) => match py.import("numpy") {
                 Ok(numpy) => allocate(numpy.as_any()),
                 Err(_) => Err(value(
-                    "memory for the answer is allocated by PyTorch or NumPy on the CPU, and neither is here; install NumPy, \
+                    "memory for the output is allocated by PyTorch or NumPy on the CPU, and neither is here; install NumPy, \
                      or give out= and leave out return_lse",
                 )),
             },
             (_, Place::Cuda(_)) => Err(value(format!(
-                "memory for the answer on {place} is allocated by PyTorch or CuPy, and q belongs to neither; give out=, \
+                "memory for the output on {place} is allocated by PyTorch or CuPy, and q belongs to neither; give out=, \
                  and leave out return_lse"
             ))),
         }?;
@@ -185,7 +187,8 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// Tells the library that its tensor is used on another stream, so that its memory is not used again too early.
+    /// Tells the library that its tensor is used on another stream, so that its memory is not used
+    /// again too early.
     pub(crate) fn used_on(&self, tensor: &Bound<'py, PyAny>, stream: &Bound<'py, PyAny>) -> PyResult<()> {
         if torch_of(tensor).is_some() {
             tensor.call_method1("record_stream", (stream,))?;
@@ -194,7 +197,8 @@ impl<'py> Framework<'py> {
     }
 }
 
-/// PyTorch tensors that ask for gradients are refused while gradients are recorded, and detached otherwise.
+/// PyTorch tensors that ask for gradients are refused while gradients are recorded, and detached
+/// otherwise.
 pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let Some(torch) = torch_of(object) else {
         return Ok(object.clone());
@@ -211,7 +215,8 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
     object.call_method0("detach")
 }
 
-/// A PyTorch tensor of float8_e4m3fn as one of bytes, in the same memory: not every release exports it through DLPack.
+/// A PyTorch tensor of float8_e4m3fn as one of bytes, in the same memory: not every release exports
+/// it through DLPack.
 pub(crate) fn fp8_as_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some(torch) = torch_of(object) else {
         return Ok(None);

@@ -1,9 +1,9 @@
-//! `flashcore` for Python: attention on any tensor that speaks DLPack, without copies.
+//! `flashcore` for Python: attention on any tensor with DLPack, without copies.
 //!
-//! One call reads as the modules do: [`options`] turns keyword arguments into what is asked, [`tensor`]
-//! imports the tensors, [`scales`] those of fp8 tensors, [`stream`] finds the CUDA stream, [`frameworks`] knows PyTorch, CuPy and NumPy well
-//! enough to allocate answers their way, and [`call`] states the problem and runs it. `bench` is the measuring
-//! protocol for functions that live in Python.
+//! A call goes through the modules in this order: [`options`] parses keyword arguments, [`tensor`]
+//! imports the tensors and [`scales`] the scales of fp8 tensors, [`stream`] finds the CUDA stream,
+//! [`frameworks`] allocates the output with PyTorch, CuPy or NumPy, and [`call`] builds the problem
+//! and runs it. `bench` is the measuring protocol for Python functions.
 
 #![allow(unsafe_code)] // DLPack hands over raw pointers; each block says why it may be believed.
 
@@ -21,7 +21,8 @@ mod tensor;
 
 use pyo3::prelude::*;
 
-/// The compiled half of the package `flashcore`; `python/flashcore/__init__.py` documents what it exports.
+/// The compiled half of the package `flashcore`; `python/flashcore/__init__.py` documents what it
+/// exports.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

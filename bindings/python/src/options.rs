@@ -1,4 +1,4 @@
-//! Keyword arguments as what is asked.
+//! Parses keyword arguments.
 
 use std::str::FromStr;
 
@@ -36,7 +36,7 @@ impl Axes {
     }
 }
 
-/// What is asked besides the tensors.
+/// The arguments besides the tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) mask: Mask,

@@ -60,7 +60,8 @@ impl Scales {
         Ok(())
     }
 
-    /// Views of q, k and v in host memory, with their scales if they are e4m3; `ones` for those left out.
+    /// Views of q, k and v in host memory, with their scales if they are e4m3; `ones` for those
+    /// left out.
     ///
     /// # Safety
     /// As [`Scale::host_values`].
@@ -89,8 +90,9 @@ impl Scales {
             return Ok(None);
         }
         let slice = |scale: &Option<Scale>| match scale {
-            // SAFETY: as for the call's tensors: DLPack says that the memory is there while the handle lives, and work that
-            // runs after it is given back is the library's stream order, or waited for.
+            // SAFETY: as for the call's tensors: DLPack says that the memory is there while the
+            // handle lives, and work that runs after it is given back is the library's stream
+            // order, or waited for.
             Some(scale) => Ok(unsafe { DeviceSlice::from_raw(context, scale.address(), scale.bytes()) }),
             None => ones(context, problem.num_scales()),
         };
@@ -103,7 +105,8 @@ impl Scales {
     }
 }
 
-/// As many ones on a device, made once and kept for the life of the process: graphs may hold their address.
+/// As many ones on a device, made once and kept for the life of the process: graphs may hold their
+/// address.
 fn ones(context: &Context, count: usize) -> PyResult<DeviceSlice<'static>> {
     static KEPT: Mutex<Vec<&'static DeviceBuffer>> = Mutex::new(Vec::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,5 @@
-//! The CUDA stream a call runs on, and the order between it and the streams that filled the tensors.
+//! The CUDA stream a call runs on, and the order between it and the streams that filled the
+//! tensors.
 
 use std::ffi::c_void;
 
@@ -19,15 +20,16 @@ pub(crate) struct CallStream {
 impl CallStream {
     /// The stream of this handle.
     pub(crate) fn new(context: &Context, handle: usize) -> PyResult<CallStream> {
-        // SAFETY: the handle is a framework's current stream, or one the caller named as `stream=`, whose
-        // documentation asks that it exists and outlives the work put into it.
+        // SAFETY: the handle is a framework's current stream, or one the caller named as `stream=`,
+        // whose documentation asks that it exists and outlives the work put into it.
         let stream = unsafe { Stream::from_raw(context, handle) };
         Ok(CallStream {
             stream: stream.map_err(|error| raise(error.into()))?,
         })
     }
 
-    /// The stream as `__dlpack__(stream=...)` writes it: 1 is the legacy default stream, and 0 is not allowed.
+    /// The stream as `__dlpack__(stream=...)` writes it: 1 is the legacy default stream, and 0 is
+    /// not allowed.
     pub(crate) fn dlpack_number(&self) -> usize {
         self.stream.as_raw().max(1)
     }
@@ -38,8 +40,8 @@ impl CallStream {
     }
 }
 
-// SAFETY: the stream is alive (see `new`), belongs to the device that all tensors of the call were found on, and
-// is written as DLPack wants CUDA streams written.
+// SAFETY: the stream is alive (see `new`), belongs to the device that all tensors of the call were
+// found on, and is written as DLPack wants CUDA streams written.
 unsafe impl DlpackStream for CallStream {
     fn as_python_arg(&self, _py: Python<'_>, _device: DLDevice) -> PyResult<StreamArg> {
         Ok(cuda(std::ptr::without_provenance_mut(self.stream.as_raw())))
@@ -62,7 +64,8 @@ unsafe impl DlpackStream for CallStream {
     }
 }
 
-/// The handle of what was given as `stream=`: a number, or a stream object of CUDA Python, PyTorch or CuPy.
+/// The handle of what was given as `stream=`: a number, or a stream object of CUDA Python, PyTorch
+/// or CuPy.
 pub(crate) fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     if let Ok(handle) = stream.extract::<usize>() {
         return Ok(handle);

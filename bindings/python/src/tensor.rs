@@ -1,4 +1,5 @@
-//! Tensors of other libraries, imported through DLPack: where they are, what they hold, how they are laid out.
+//! Tensors of other libraries, imported through DLPack: where they are, what they hold, how they
+//! are laid out.
 
 use std::fmt;
 
@@ -31,7 +32,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// A tensor whose place is known and whose memory is not yet asked for: that takes a stream of its place.
+/// A tensor whose place is known and whose memory is not yet asked for: that takes a stream of its
+/// place.
 pub(crate) struct Request<'py> {
     pub(crate) name: &'static str,
     object: Bound<'py, PyAny>,
@@ -47,7 +49,8 @@ impl<'py> Request<'py> {
         let fp8 = bytes.is_some();
         let object = bytes.as_ref().unwrap_or(object);
         let request = ImportRequest::new(object.as_borrowed()).map_err(|error| refused(name, object, error))?;
-        // Bare capsules and objects without `__dlpack_device__` do not tell their device before they are consumed.
+        // Bare capsules and objects without `__dlpack_device__` do not tell their device before
+        // they are consumed.
         let Ok(device) = request.device() else {
             return Err(type_(format!(
                 "{name} is a {}; it must be a tensor: any object with __dlpack__ and __dlpack_device__ (of PyTorch, JAX, \
@@ -64,7 +67,8 @@ impl<'py> Request<'py> {
         })
     }
 
-    /// Takes hold of the memory; work put into the stream from now on finds the tensor's values there.
+    /// Takes hold of the memory; work put into the stream from now on finds the tensor's values
+    /// there.
     pub(crate) fn import(self, stream: Option<&CallStream>, axes: Axes) -> PyResult<Tensor> {
         let (name, place, fp8) = (self.name, self.place, self.fp8);
         Tensor::new(name, self.take_hold(stream)?, place, axes, fp8)
@@ -166,7 +170,8 @@ impl Tensor {
         self.address() < end(other) && other.address() < end(self)
     }
 
-    /// Checks that the tensor may be written: it is neither read-only nor a copy that nobody would see.
+    /// Checks that the tensor may be written: it is neither read-only nor a copy that nobody would
+    /// see.
     pub(crate) fn check_writable(&self) -> PyResult<()> {
         let flags = self.handle.flags();
         let why = if flags.contains(DlpackFlags::READ_ONLY) {
@@ -185,11 +190,12 @@ impl Tensor {
     /// A tensor in host memory, to be read.
     ///
     /// # Safety
-    /// The layout has been checked ([`Layout::check`]), the tensor lies in host memory, and nothing writes to it
-    /// while the view lives.
+    /// The layout has been checked ([`Layout::check`]), the tensor lies in host memory, and nothing
+    /// writes to it while the view lives.
     pub(crate) unsafe fn view(&self) -> Result<TensorView<'_>, ProblemError> {
-        // SAFETY: by DLPack's contract `first` begins an allocation that holds every element the shape and strides
-        // reach, for as long as `handle` lives; strides are not negative, so that is `span_bytes` from `first` on.
+        // SAFETY: by DLPack's contract `first` begins an allocation that holds every element the
+        // shape and strides reach, for as long as `handle` lives; strides are not negative, so that
+        // is `span_bytes` from `first` on.
         let bytes = unsafe { std::slice::from_raw_parts(self.first, self.span_bytes()) };
         TensorView::new(self.name, self.dtype, self.layout, bytes)
     }
@@ -273,22 +279,24 @@ impl Scale {
         if self.first.is_null() {
             return &[];
         }
-        // SAFETY: by DLPack's contract `first` begins an allocation that holds as many elements as the shape says, dense,
-        // for as long as the handle lives; `new` has checked dtype, strides and alignment.
+        // SAFETY: by DLPack's contract `first` begins an allocation that holds as many elements as
+        // the shape says, dense, for as long as the handle lives; `new` has checked dtype, strides
+        // and alignment.
         unsafe { std::slice::from_raw_parts(self.first.cast(), self.bytes() / size_of::<f32>()) }
     }
 }
 
-/// The first element's address. Offset without a claim that it stays inside: device pointers are only numbers to the
-/// host.
+/// The first element's address. Offset without a claim that it stays inside: device pointers are
+/// only numbers to the host.
 fn first_byte(name: &str, data: *const std::ffi::c_void, byte_offset: u64) -> PyResult<*mut u8> {
     let offset =
         usize::try_from(byte_offset).map_err(|_| value(format!("{name}'s byte offset {byte_offset} is too large")))?;
     Ok(data.cast_mut().cast::<u8>().wrapping_add(offset))
 }
 
-/// A layout with canonical strides where a dimension has one index: DLPack lets producers write anything there
-/// (PyTorch writes 1), and kernels that want aligned rows would be refused for a stride that is never used.
+/// A layout with canonical strides where a dimension has one index: DLPack lets producers write
+/// anything there (PyTorch writes 1), and kernels that want aligned rows would be refused for a
+/// stride that is never used.
 fn layout_of(shape: [i64; 4], strides: [i64; 4]) -> Layout {
     // `validate` has refused negative sizes.
     let shape = shape.map(|n| usize::try_from(n).unwrap_or(0));

@@ -104,7 +104,7 @@ BAD = [
     ("zero", {"q_scale": 0 * SCALE}, ValueError, ["scale 0 of q is 0", "above 0"]),
     ("NaN", {"k_scale": SCALE * np.nan}, ValueError, ["scale 0 of k is NaN", "finite"]),
     ("mixed tensors", {"k": HALF}, TypeError, ["k holds fp16 and q e4m3"]),
-    ("out", {"out": np.zeros((2, 40, 4, 64), np.float16)}, TypeError, ["out holds fp16", "the answer is bf16"]),
+    ("out", {"out": np.zeros((2, 40, 4, 64), np.float16)}, TypeError, ["out holds fp16", "the output is bf16"]),
     ("no out", {"out": None}, ValueError, ["no bfloat16", "out="]),
 ]
 

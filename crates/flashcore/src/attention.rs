@@ -94,15 +94,14 @@ impl PlanSummary {
 ///
 /// The first call for a new kernel compiles it (0.1–0.5 s, or under a millisecond from the driver's
 /// disk cache); [`warmup`](Attention::warmup) does that ahead of time. Problems that differ only in
-/// lengths, strides, mask or scale share a kernel. A new problem for a kernel that is there costs its plan, and
-/// for family `wgmma` a copy to the device of the list of which block computes what, 32 B a tile of rows; both are kept
-/// for the last 64 problems.
+/// lengths, strides, mask or scale share a kernel. A new problem for a compiled kernel costs its
+/// plan and, for family `wgmma`, a copy of the scheduler's work list to the device (32 B per tile
+/// of rows). Both are kept for the last 64 problems.
 #[derive(Debug)]
 pub struct Attention {
     backend: Backend,
-    plans: Plans,
-    /// Why there are no plans where a file was named that is none: every question is answered with it.
-    unusable: Option<PlanError>,
+    /// The plan tables, or why the file that `FLASHCORE_PLANS` names cannot be used.
+    plans: Result<Plans, PlanError>,
 }
 
 #[derive(Debug)]
@@ -112,19 +111,16 @@ enum Backend {
 }
 
 impl Attention {
-    /// Attention on a device, with kernels chosen for each problem: by the plan tables for the device
-    /// ([`Plans::load`]), and by heuristics where they have no row.
+    /// Attention on a device, with kernels chosen for each problem: by the plan tables for the
+    /// device ([`Plans::load`]), and by heuristics where they have no row.
     ///
-    /// Tables are read here, once. Where `FLASHCORE_PLANS` names a file that cannot be used, this succeeds and
-    /// every call that needs a kernel fails with [`Error::Plans`].
+    /// Tables are read here, once. Where `FLASHCORE_PLANS` names a file that cannot be used, this
+    /// succeeds and every call that needs a kernel fails with [`Error::Plans`].
     pub fn new(device: Device) -> Attention {
-        let (plans, unusable) = match Plans::load(&PlanTarget::from(&device)) {
-            Ok(plans) => (plans, None),
-            Err(error) => (Plans::none(), Some(error)),
-        };
+        let plans = Plans::load(&PlanTarget::from(&device));
         Attention {
-            unusable,
-            ..Attention::with_plans(device, plans)
+            plans,
+            ..Attention::with_plans(device, Plans::none())
         }
     }
 
@@ -143,12 +139,12 @@ impl Attention {
         };
         Attention {
             backend,
-            plans,
-            unusable: None,
+            plans: Ok(plans),
         }
     }
 
-    /// Attention on a device with one kernel for everything; problems it does not serve are refused.
+    /// Attention on a device with one kernel for everything; problems it does not serve are
+    /// refused.
     ///
     /// # Errors
     /// [`Error::KernelOfOtherDevice`].
@@ -171,23 +167,20 @@ impl Attention {
         };
         Ok(Attention {
             backend,
-            plans: Plans::none(),
-            unusable: None,
+            plans: Ok(Plans::none()),
         })
     }
 
-    /// The plan tables it asks; none where it was made for one kernel.
+    /// The plan tables that it uses; none where it was made for one kernel.
     ///
     /// # Errors
     /// [`Error::Plans`] where a file was named that cannot be used.
     pub fn plans(&self) -> Result<&Plans, Error> {
-        match &self.unusable {
-            None => Ok(&self.plans),
-            Some(error) => Err(error.clone().into()),
-        }
+        self.plans.as_ref().map_err(|error| error.clone().into())
     }
 
-    /// The levers for a problem on the CPU. Rows hold for as many threads as they were measured with.
+    /// The levers for a problem on the CPU. Rows hold for as many threads as they were measured
+    /// with.
     fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
         let chosen = |config, why: &str, row| CpuChoice {
             config,
@@ -224,24 +217,24 @@ impl Attention {
         self.plan_aligned(problem, 16)
     }
 
-    /// The same for tensors whose first elements lie at multiples of `alignment` bytes only, such as slices
-    /// of somebody else's ([`DeviceTensors::alignment`]).
+    /// The same for tensors whose first elements are aligned to only `alignment` bytes, such as
+    /// slices of other tensors ([`DeviceTensors::alignment`]).
     ///
     /// # Errors
     /// As [`Attention::plan`].
     pub fn plan_aligned(&self, problem: &Problem, alignment: u32) -> Result<PlanSummary, Error> {
         match &self.backend {
             Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu(problem, *config)?)),
-            Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(
-                problem,
-                alignment,
-                self.plans()?,
-            )?))),
+            Backend::Cuda(cuda) => {
+                let choice = cuda.choose(problem, alignment, self.plans()?)?;
+                Ok(PlanSummary::Gpu(Box::new(choice)))
+            }
         }
     }
 
-    /// Bytes of workspace that [`forward_on`](Attention::forward_on) needs for tensors aligned so
-    /// ([`DeviceTensors::alignment`]); 0 for most plans. Compiles the kernel if it is the first time it is needed.
+    /// Bytes of workspace that [`forward_on`](Attention::forward_on) needs for tensors of this
+    /// [alignment](DeviceTensors::alignment); 0 for most plans. Compiles the kernel at its first
+    /// use.
     ///
     /// # Errors
     /// As [`Attention::plan`], and failures of the compiler.
@@ -252,8 +245,8 @@ impl Attention {
         }
     }
 
-    /// Compiles what these problems need and puts their tables on the device, so that no later call waits for a compiler,
-    /// and calls can be captured. Nothing to do on the CPU.
+    /// Compiles what these problems need and copies their tables to the device, so that no later
+    /// call waits for a compiler, and calls can be captured. Does nothing on the CPU.
     ///
     /// # Errors
     /// The first problem that cannot be computed, and why.
@@ -267,11 +260,11 @@ impl Attention {
         Ok(())
     }
 
-    /// Computes attention on tensors in host memory, and returns when the answer is there.
+    /// Computes attention on tensors in host memory, and returns when the output is there.
     ///
     /// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts; `lse` is given exactly
     /// where the problem asks for it, `[batch, num_heads, seq_len_q]`. On a GPU this copies the
-    /// inputs there and the answer back; for tensors already there use [`Attention::forward_on`].
+    /// inputs there and the output back; for tensors already there use [`Attention::forward_on`].
     ///
     /// # Errors
     /// Tensors that are not the problem's, a problem no kernel serves, or a failure of the device.
@@ -303,7 +296,8 @@ impl Attention {
     /// problem is [warm](Attention::warmup). A fault shows at the stream's next synchronisation.
     ///
     /// # Errors
-    /// Buffers missing, too small or of another device, scales for tensors that have none, a problem no kernel serves, or a launch that cannot work.
+    /// Buffers that are missing, too small or of another device, scales for tensors that have none,
+    /// a problem that no kernel serves, or a launch that cannot work.
     pub fn forward_on(&self, stream: &Stream, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
         match &self.backend {
             Backend::Cpu(_) => Err(Error::NotOnCuda {

@@ -1,4 +1,5 @@
-//! Attention on a CUDA device: plans and compiled kernels kept ready, launches, copies for host tensors.
+//! Attention on a CUDA device: plans and compiled kernels kept ready, launches, copies for host
+//! tensors.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,8 +12,8 @@ use flashcore_problem::{Problem, TensorView, TensorViewMut};
 use crate::tensors::{DeviceTensors, ScaleBuffers};
 use crate::{Error, Plans};
 
-/// Problems whose plan is kept at hand, with its tables on the device. A server sees few shapes at a time; planning anew
-/// costs microseconds, and a copy where the plan has a table that is not there any more.
+/// Problems whose plans are kept, with their tables on the device. A server sees few shapes at a
+/// time; a new plan costs microseconds, and a copy if its table is no longer on the device.
 const RECENT_PLANS: usize = 64;
 
 /// A plan and the compiled kernels of its steps.
@@ -59,21 +60,16 @@ impl CudaAttention {
         let Some(config) = self.config else {
             let judge = |plan: &Plan| match self.load(plan) {
                 Ok(functions) => Ok(Ok(functions)),
-                // Another kernel may do, where this driver's compiler does not take one or makes something unfit of it.
+                // Another kernel may work where this driver's compiler refuses one or makes it
+                // spill.
                 Err(refusal @ (CudaError::Module(_) | CudaError::Compile(_))) => Ok(Err(Refusal::Compiler {
                     message: refusal.to_string(),
                 })),
                 Err(error) => Err(error),
             };
             let rows = plans.suggestions(problem);
-            return Ok(select_with(
-                problem,
-                self.chip,
-                alignment,
-                &rows,
-                &self.kernels,
-                judge,
-            )??);
+            let chosen = select_with(problem, self.chip, alignment, &rows, &self.kernels, judge);
+            return Ok(chosen??);
         };
         let plan = Plan::with_cache(problem, &config, self.chip, &self.kernels).map_err(|refusal| Error::Refused {
             kernel: config.to_string(),
@@ -89,13 +85,15 @@ impl CudaAttention {
         Ok((choice, functions))
     }
 
-    /// Compiled kernels of a plan's steps. Modules are kept by identity in their context, so a kernel is compiled once.
+    /// Compiled kernels of a plan's steps. Modules are kept by identity in their context, so a
+    /// kernel is compiled once.
     fn load(&self, plan: &Plan) -> Result<Vec<Function>, CudaError> {
         let load = |step: &Step| Function::load(&self.context, &step.kernel, &ModuleOptions::default());
         plan.steps().map(load).collect()
     }
 
-    /// The plan and compiled kernel for a problem whose tensors start at multiples of `alignment` bytes.
+    /// The plan and compiled kernel for a problem whose tensors start at multiples of `alignment`
+    /// bytes.
     pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {
         let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = recent().iter().find(|(p, a, _)| *a == alignment && p == problem) {

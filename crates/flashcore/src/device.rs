@@ -20,7 +20,8 @@ pub enum Device {
 impl Device {
     /// The first CUDA device that kernels are made for, else the CPU.
     ///
-    /// Which one it is can be read off the value; [`Device::why_not_cuda`] says why it is not a GPU.
+    /// Which one it is can be read off the value; [`Device::why_not_cuda`] says why it is not a
+    /// GPU.
     pub fn best() -> Device {
         let count = flashcore_cuda::devices().map_or(0, |devices| devices.len() as u32);
         (0..count)

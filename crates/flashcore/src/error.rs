@@ -6,7 +6,8 @@ use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
 use flashcore_problem::ProblemError;
 use thiserror::Error;
 
-/// Why attention was not computed. Each message says what was given, what is allowed, and what to do.
+/// Why attention was not computed. Each message says what was given, what is allowed, and what to
+/// do.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -87,7 +88,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the machine is at fault rather than the question: no driver, no such device, a driver too old.
+    /// Whether the machine is at fault rather than the question: no driver, no such device, a
+    /// driver too old.
     pub fn is_environment(&self) -> bool {
         match self {
             Error::Cuda(error) => error.is_environment(),

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! fp8: Q, K and V of [`DType::E4M3`] come with a scale for each batch and K/V head
-//! ([`TensorView::with_scales`], [`DeviceScales`]); the answer is bf16. [`quantise()`] makes such tensors.
+//! ([`TensorView::with_scales`], [`DeviceScales`]); the output is bf16. [`quantise()`] makes such
+//! tensors.
 //!
 //! ```
 //! use flashcore::{Attention, DType, Device, Layout, Problem, Tensor, absmax_scales, quantise};
@@ -34,7 +35,8 @@
 //!
 //! [`Attention::forward`] takes tensors in host memory; [`Attention::forward_on`] takes tensors in
 //! device memory and the caller's own stream, allocates nothing and waits for nothing. Both are
-//! `Send + Sync`. Kernels are chosen by [plan tables](Plans) and heuristics. The library holds no database, opens no network connection and prints nothing.
+//! `Send + Sync`. Kernels are chosen by [plan tables](Plans) and heuristics. The library has no
+//! database, opens no network connection and prints nothing.
 
 mod attention;
 mod cuda;

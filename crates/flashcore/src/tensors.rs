@@ -12,20 +12,22 @@ pub struct DeviceTensors<'a> {
     pub k: DeviceSlice<'a>,
     /// `[batch, seq_len_kv, num_kv_heads, head_dim_v]`.
     pub v: DeviceSlice<'a>,
-    /// Written: `[batch, seq_len_q, num_heads, head_dim_v]`, of [`Problem::out_dtype`](crate::Problem::out_dtype).
+    /// Written: `[batch, seq_len_q, num_heads, head_dim_v]`, of
+    /// [`Problem::out_dtype`](crate::Problem::out_dtype).
     pub out: DeviceSlice<'a>,
     /// Written where the problem asks for it: f32 `[batch, num_heads, seq_len_q]`.
     pub lse: Option<DeviceSlice<'a>>,
     /// The scales of Q, K and V where they are e4m3, and only then.
     pub scales: Option<DeviceScales<'a>>,
-    /// As many bytes as the plan asks for ([`Plan::workspace_bytes`](crate::Plan::workspace_bytes)), starting at a
-    /// multiple of 16; most plans ask for none. What it holds does not matter.
+    /// As many bytes as the plan asks for
+    /// ([`Plan::workspace_bytes`](crate::Plan::workspace_bytes)), starting at a multiple of 16;
+    /// most plans ask for none. What it holds does not matter.
     pub workspace: Option<DeviceSlice<'a>>,
 }
 
-/// Scales of e4m3 tensors in device memory, each f32 `[batch, num_kv_heads]`, dense. An element stands for itself
-/// times the scale of its batch and K/V head ([`TensorView::with_scales`]). Scales are finite and above 0; that is
-/// not checked here.
+/// Scales of e4m3 tensors in device memory, each f32 `[batch, num_kv_heads]`, dense. An element
+/// stands for itself times the scale of its batch and K/V head ([`TensorView::with_scales`]).
+/// Scales are finite and above 0; that is not checked here.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceScales<'a> {
     /// Of Q; a head of Q has the scale of the K/V head that serves it.
@@ -37,13 +39,15 @@ pub struct DeviceScales<'a> {
 }
 
 impl<'a> DeviceTensors<'a> {
-    /// What the addresses of Q, K, V and O are all multiples of, in bytes, at most 16: plans depend on it.
+    /// What the addresses of Q, K, V and O are all multiples of, in bytes, at most 16: plans depend
+    /// on it.
     pub fn alignment(&self) -> u32 {
         let addresses = [self.q, self.k, self.v, self.out].map(DeviceSlice::address);
         1 << (addresses[0] | addresses[1] | addresses[2] | addresses[3] | 16).trailing_zeros()
     }
 
-    /// The memory of a launch's buffer, by the buffer's name; `None` where it was not given, or no buffer is called so.
+    /// The memory of a launch's buffer, by the buffer's name; `None` where it was not given, or no
+    /// buffer is called so.
     pub fn named(&self, buffer: &str) -> Option<DeviceSlice<'a>> {
         match buffer {
             "q" => Some(self.q),

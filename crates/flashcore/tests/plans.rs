@@ -1,4 +1,5 @@
-//! Plan tables: which row serves which problem, which table is asked first, and what is said of what cannot be used.
+//! Plan tables: which row serves which problem, which table is asked first, and what is said of
+//! what cannot be used.
 
 use std::path::PathBuf;
 
@@ -178,7 +179,8 @@ fn the_users_tables_come_before_the_shipped_one_and_settings_pin() {
     assert_eq!(Plans::find(&PlanSetting::User, None, &target), Err(PlanError::NoFolder));
 }
 
-/// What is wrong with files, as a note where they lie in the user's folder and as an error where they are named.
+/// What is wrong with files, as a note where they lie in the user's folder and as an error where
+/// they are named.
 #[test]
 fn files_that_cannot_be_used_are_told_of_and_spoil_nothing() {
     let folder = Folder::new();
@@ -276,7 +278,8 @@ fn the_host_asks_its_table_and_answers_the_same() {
         "{}",
         summary.why()
     );
-    // Measured with other threads it says nothing; nor of another problem; nor where a kernel is named.
+    // Measured with other threads it says nothing; nor of another problem; nor where a kernel is
+    // named.
     assert_eq!(attention(threads + 1).plan(&problem).unwrap().row(), None);
     let longer = Problem::builder().heads(4, 4).seq_len(300).build().unwrap();
     assert_eq!(asked.plan(&longer).unwrap().row(), None);
@@ -303,8 +306,8 @@ fn an_error_of_a_table_is_one_of_the_library() {
     assert!(!error.is_environment() && error.to_string().contains("XDG_DATA_HOME"));
 }
 
-/// Each row of the tables that are shipped can be planned for its own problem, says something that heuristics do not, and
-/// was measured against what they choose today: its gain is one over that.
+/// Each row of the tables that are shipped can be planned for its own problem, says something that
+/// heuristics do not, and was measured against what they choose today: its gain is one over that.
 #[test]
 fn shipped_tables_can_be_used_row_by_row() {
     let kernels = KernelCache::default();

@@ -48,8 +48,8 @@ impl Default for ProblemBuilder {
 }
 
 /// Starts from the fields of another problem. If all four layouts are [`Layout::bshd`], or all are
-/// [`Layout::bhsd`], they follow later changes of the shape. Other layouts and packed sequences stay
-/// as they are.
+/// [`Layout::bhsd`], they follow later changes of the shape. Other layouts and packed sequences
+/// stay as they are.
 impl From<&Problem> for ProblemBuilder {
     fn from(problem: &Problem) -> ProblemBuilder {
         let layouts = [problem.q, problem.k, problem.v, problem.o];

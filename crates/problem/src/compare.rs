@@ -62,7 +62,7 @@ pub struct Worst {
 }
 
 /// Result of a comparison. Prints as one line.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
     /// Elements compared.
     pub elements: usize,
@@ -287,18 +287,7 @@ impl Tally {
     fn new(tolerance: Tolerance) -> Tally {
         Tally {
             tolerance,
-            found: Comparison {
-                elements: 0,
-                max_abs: 0.0,
-                max_rel: 0.0,
-                of_allowed: 0.0,
-                frobenius: 0.0,
-                worst: None,
-                failures: 0,
-                nan: 0,
-                unwritten: 0,
-                passed: false,
-            },
+            found: Comparison::default(),
             worst_excess: f64::NEG_INFINITY,
             error_squared: 0.0,
             want_squared: 0.0,

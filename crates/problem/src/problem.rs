@@ -70,6 +70,50 @@ pub struct Problem {
     pub(crate) var_len: Option<VarLen>,
 }
 
+/// A method for each field that returns its value.
+macro_rules! getters {
+    ($($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
+        impl Problem {
+            $($(#[$doc])*
+            pub fn $field(&self) -> $type {
+                self.$field
+            })*
+        }
+    };
+}
+
+getters! {
+    /// Sequences in the batch.
+    batch: usize;
+    /// Query heads.
+    num_heads: usize;
+    /// Key/value heads; `num_heads` is a multiple of it.
+    num_kv_heads: usize;
+    /// Query rows per sequence.
+    seq_len_q: usize;
+    /// Key/value rows per sequence.
+    seq_len_kv: usize;
+    /// Columns of Q and K.
+    head_dim: usize;
+    /// Columns of V and O.
+    head_dim_v: usize;
+    /// Element type of Q, K and V; that of O is [`out_dtype`](Self::out_dtype).
+    dtype: DType;
+    /// Which keys each row attends to.
+    mask: Mask;
+    /// Position of query row 0 in its sequence, added to the mask's diagonal.
+    q_offset: i32;
+    /// Position of key 0 in its sequence, subtracted from the mask's diagonal.
+    kv_offset: i32;
+    /// Factor on `Q·Kᵀ`: `1/√head_dim` unless set, at most
+    /// [`MAX_SOFTMAX_SCALE`].
+    softmax_scale: f32;
+    /// `Some(c)`: `c·tanh(s/c)` is applied to scaled scores before the mask.
+    softcap: Option<f32>;
+    /// Whether the log-sum-exp is requested: f32 `[batch, heads, seq_len_q]`, natural logarithm.
+    return_lse: bool;
+}
+
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         Problem::serialize(self, serializer)
@@ -94,41 +138,9 @@ impl Problem {
         1.0 / (head_dim as f32).sqrt()
     }
 
-    /// Sequences in the batch.
-    pub fn batch(&self) -> usize {
-        self.batch
-    }
-    /// Query heads.
-    pub fn num_heads(&self) -> usize {
-        self.num_heads
-    }
-    /// Key/value heads; `num_heads` is a multiple of it.
-    pub fn num_kv_heads(&self) -> usize {
-        self.num_kv_heads
-    }
     /// Query heads per K/V head (1: MHA; `num_heads`: MQA).
     pub fn group_size(&self) -> usize {
         self.num_heads / self.num_kv_heads
-    }
-    /// Query rows per sequence.
-    pub fn seq_len_q(&self) -> usize {
-        self.seq_len_q
-    }
-    /// Key/value rows per sequence.
-    pub fn seq_len_kv(&self) -> usize {
-        self.seq_len_kv
-    }
-    /// Columns of Q and K.
-    pub fn head_dim(&self) -> usize {
-        self.head_dim
-    }
-    /// Columns of V and O.
-    pub fn head_dim_v(&self) -> usize {
-        self.head_dim_v
-    }
-    /// Element type of Q, K and V; that of O is [`out_dtype`](Self::out_dtype).
-    pub fn dtype(&self) -> DType {
-        self.dtype
     }
     /// Element type of O: bf16 for e4m3, otherwise that of Q, K and V.
     pub fn out_dtype(&self) -> DType {
@@ -141,31 +153,6 @@ impl Problem {
             DType::E4M3 => self.batch * self.num_kv_heads,
             _ => 0,
         }
-    }
-    /// Which keys each row attends to.
-    pub fn mask(&self) -> Mask {
-        self.mask
-    }
-    /// Position of query row 0 in its sequence, added to the mask's diagonal.
-    pub fn q_offset(&self) -> i32 {
-        self.q_offset
-    }
-    /// Position of key 0 in its sequence, subtracted from the mask's diagonal.
-    pub fn kv_offset(&self) -> i32 {
-        self.kv_offset
-    }
-    /// Factor on `Q·Kᵀ`: `1/√head_dim` unless set, at most
-    /// [`MAX_SOFTMAX_SCALE`].
-    pub fn softmax_scale(&self) -> f32 {
-        self.softmax_scale
-    }
-    /// `Some(c)`: `c·tanh(s/c)` is applied to scaled scores before the mask.
-    pub fn softcap(&self) -> Option<f32> {
-        self.softcap
-    }
-    /// Whether the log-sum-exp is requested: f32 `[batch, heads, seq_len_q]`, natural logarithm.
-    pub fn return_lse(&self) -> bool {
-        self.return_lse
     }
     /// Layout of Q, `[batch, seq_len_q, num_heads, head_dim]`.
     pub fn q_layout(&self) -> &Layout {

@@ -13,14 +13,10 @@ pub struct RandomLimits {
     pub max_work: u64,
     /// Maximum batch.
     pub max_batch: usize,
-    /// Maximum query heads.
-    pub max_heads: usize,
     /// Maximum head_dim. Generated values are multiples of 8.
     pub max_head_dim: usize,
     /// Dtypes to choose from; empty means f32, fp16 and bf16.
     pub dtypes: &'static [DType],
-    /// Also generate packed QKV, padded and broadcast strides.
-    pub strided: bool,
     /// Also generate padding that is not a multiple of 8 elements, so that rows are not 16-byte
     /// aligned.
     pub odd_strides: bool,
@@ -35,10 +31,8 @@ impl Default for RandomLimits {
             max_seq: 640,
             max_work: 50_000_000,
             max_batch: 3,
-            max_heads: 12,
             max_head_dim: 256,
             dtypes: &[],
-            strided: true,
             odd_strides: true,
             head_dim_v: false,
         }
@@ -47,6 +41,9 @@ impl Default for RandomLimits {
 
 /// Number of mask kinds. Seed modulo this number selects the kind.
 const MASK_KINDS: u64 = 7;
+
+/// Maximum query heads.
+const MAX_HEADS: usize = 12;
 
 /// Minimum length of both sequences in a long problem.
 const LONG: usize = 256;
@@ -147,7 +144,7 @@ fn draw_sizes(rng: &mut Rng, limits: &RandomLimits) -> Sizes {
         };
         let rows = sizes.batch * num_kv_heads * group_size * seq_len_q;
         let work = rows as u64 * (seq_len_kv * sizes.head_dim) as u64;
-        if work <= limits.max_work && num_kv_heads * group_size <= limits.max_heads {
+        if work <= limits.max_work && num_kv_heads * group_size <= MAX_HEADS {
             return sizes;
         }
     }
@@ -210,8 +207,7 @@ fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, head_dim_v:
         [sizes.batch, sizes.seq_len_kv, sizes.num_kv_heads, head_dim_v],
         [sizes.batch, sizes.seq_len_q, num_heads, head_dim_v],
     ];
-    let kinds = if limits.strided { 5 } else { 2 };
-    match rng.below(kinds) {
+    match rng.below(5) {
         0 => shapes.map(Layout::bshd),
         1 => shapes.map(Layout::bhsd),
         2 => {
@@ -288,10 +284,8 @@ mod tests {
             max_seq: 300,
             max_work: 3_000_000,
             max_batch: 2,
-            max_heads: 4,
             max_head_dim: 64,
             dtypes: &[DType::BF16],
-            strided: false,
             odd_strides: false,
             head_dim_v: false,
         };
@@ -303,7 +297,10 @@ mod tests {
                 p.seq_len_q() <= 300 && p.seq_len_kv() <= 300 && p.head_dim() <= 64,
                 "{p}"
             );
-            assert!(p.batch() <= 2 && p.num_heads() <= 4 && p.dtype() == DType::BF16, "{p}");
+            assert!(
+                p.batch() <= 2 && p.num_heads() <= MAX_HEADS && p.dtype() == DType::BF16,
+                "{p}"
+            );
         }
     }
 

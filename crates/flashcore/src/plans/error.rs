@@ -2,7 +2,8 @@
 
 use thiserror::Error;
 
-/// Why a plan table, or a row of one, is not used. Each message names the file, what is wrong, and what to do.
+/// Why a plan table, or a row of one, is not used. Each message names the file, what is wrong, and
+/// what to do.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlanError {

@@ -9,17 +9,18 @@ use flashcore_cpu::SimdLevel;
 use super::{PlanDevice, PlanTarget};
 use crate::Device;
 
-/// Where the user's plan tables lie: `flashcore/plans` in `$XDG_DATA_HOME`, or in `~/.local/share`; `None` where there
-/// is neither.
+/// Where the user's plan tables lie: `flashcore/plans` in `$XDG_DATA_HOME`, or in `~/.local/share`;
+/// `None` where there is neither.
 pub fn user_plans_folder() -> Option<PathBuf> {
     Some(flashcore_cuda::files::data_folder()?.join("plans"))
 }
 
-/// Environment variable that names the CPU, for machines whose system does not, and for tests that must not depend on
-/// the machine.
+/// Environment variable that names the CPU, for machines whose system does not, and for tests that
+/// must not depend on the machine.
 pub const CPU_NAME_VARIABLE: &str = "FLASHCORE_CPU_NAME";
 
-/// The model of the CPU: [`CPU_NAME_VARIABLE`] if it is set, else as Linux has it, else the architecture. Read once.
+/// The model of the CPU: [`CPU_NAME_VARIABLE`] if it is set, else as Linux has it, else the
+/// architecture. Read once.
 ///
 /// ```
 /// assert!(!flashcore::cpu_name().is_empty());
@@ -31,7 +32,8 @@ pub fn cpu_name() -> &'static str {
         if let Some(given) = one_line(&given) {
             return given;
         }
-        // The first processor's lines are enough; the whole file takes the longer the more there are.
+        // The first processor's lines are enough; the whole file takes the longer the more there
+        // are.
         let mut start = String::new();
         let read = std::fs::File::open("/proc/cpuinfo").map(|file| file.take(4096).read_to_string(&mut start));
         drop(read);

@@ -1,7 +1,8 @@
 //! [`Plans`]: tables of measured kernels, and which of them a device uses.
 //!
-//! A kernel is looked for in the user's tables for the device, then in the table shipped for it; where no row is for
-//! the problem, or its kernel is refused, heuristics choose. `FLASHCORE_PLANS` pins one of the three, or a file.
+//! A kernel is looked up in the user's tables for the device, then in the table shipped for it. If
+//! no row serves the problem, or its kernel is refused, heuristics choose. `FLASHCORE_PLANS` pins
+//! one of the three, or a file.
 
 mod error;
 mod here;
@@ -19,11 +20,11 @@ pub use table::{PLAN_FORMAT, PlanClass, PlanDevice, PlanEntry, PlanRow, PlanTabl
 
 use crate::KernelId;
 
-/// The variable that pins what kernels are chosen by.
+/// The environment variable that pins the tables ([`PlanSetting`]).
 pub const PLANS_VARIABLE: &str = "FLASHCORE_PLANS";
 
-/// Tables that come with the library: name and number of SMs of the GPU, the name of the table, its text. Tables of
-/// GPUs by other names are not even read.
+/// Tables that come with the library: name and number of SMs of the GPU, the name of the table, its
+/// text. Tables of other GPUs are not parsed.
 const SHIPPED: [(&str, u32, &str, &str); 1] = [(
     "NVIDIA H200",
     132,
@@ -31,7 +32,7 @@ const SHIPPED: [(&str, u32, &str, &str); 1] = [(
     include_str!("../../data/plans/h200.json"),
 )];
 
-/// What kernels are chosen by.
+/// Which tables choose kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PlanSetting {
     /// The user's tables, then the shipped ones, then heuristics.
@@ -48,7 +49,7 @@ pub enum PlanSetting {
 }
 
 impl PlanSetting {
-    /// What a value of `FLASHCORE_PLANS` asks for: `shipped`, `user`, `none`, or a file; nothing is the usual.
+    /// Parses a value of `FLASHCORE_PLANS`: `shipped`, `user`, `none`, or a file. Empty is `Usual`.
     ///
     /// ```
     /// use flashcore::PlanSetting;
@@ -65,7 +66,7 @@ impl PlanSetting {
         }
     }
 
-    /// What the environment asks for.
+    /// The setting of the environment.
     pub fn from_env() -> PlanSetting {
         let value = std::env::var_os(PLANS_VARIABLE).unwrap_or_default();
         match value.to_str() {
@@ -75,12 +76,13 @@ impl PlanSetting {
     }
 }
 
-/// The device that tables are looked for.
+/// The device whose tables are used.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanTarget {
-    /// A device that is there: a table is for it if name, architecture and units are the same.
+    /// A device of this machine: a table is for it if name, architecture and units are equal.
     Device(PlanDevice),
-    /// A card that need not be there: a table is for it if it was measured on such a card.
+    /// A card, which this machine need not have: a table is for it if it was measured on such a
+    /// card.
     Card(&'static Profile),
 }
 
@@ -117,27 +119,27 @@ pub struct NamedTable {
     pub table: PlanTable,
 }
 
-/// A row that is for a problem.
+/// A row that serves a problem.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoundRow<'a> {
     /// The file, or what the shipped table is called.
     pub table: &'a str,
     /// The device it was measured on.
     pub device: &'a PlanDevice,
-    /// Which row of it, from 1.
+    /// The row's number, from 1.
     pub number: usize,
     /// The row.
     pub row: &'a PlanRow,
 }
 
 impl FoundRow<'_> {
-    /// Where it stands and what it was measured to gain.
+    /// Table, row number and evidence, in one clause.
     pub fn why(&self) -> String {
         format!("row {} of {}: {}", self.number, self.table, self.row.evidence())
     }
 }
 
-/// The tables that a device uses, in the order in which they are asked.
+/// The tables that a device uses, in order of precedence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plans {
     tables: Vec<NamedTable>,
@@ -150,14 +152,14 @@ impl Plans {
         Plans::default()
     }
 
-    /// These tables in this order, whatever device they are of.
+    /// These tables in this order, for any device.
     pub fn of_tables(tables: Vec<NamedTable>) -> Plans {
         let mut plans = Plans::none();
         tables.into_iter().for_each(|table| plans.add(table));
         plans
     }
 
-    /// What the environment gives a device: [`PlanSetting::from_env`], and the user's tables in
+    /// The tables for a device: of [`PlanSetting::from_env`], with the user's tables in
     /// [`user_plans_folder`].
     ///
     /// # Errors
@@ -166,13 +168,13 @@ impl Plans {
         Plans::find(&PlanSetting::from_env(), user_plans_folder().as_deref(), target)
     }
 
-    /// What a setting gives a device, where the user's tables lie in `folder`.
+    /// The tables for a device under a setting, with the user's tables in `folder`.
     ///
-    /// A table or row in the user's folder that cannot be used is passed over and [noted](Plans::notes); tables of
-    /// other devices there are none of this one's business.
+    /// Tables and rows in the user's folder that cannot be used are skipped and
+    /// [noted](Plans::notes); tables of other devices are skipped.
     ///
     /// # Errors
-    /// What is wrong with a file that the setting names, be it a single row; `user` without a folder.
+    /// A file that the setting names is invalid, also in a single row; `user` without a folder.
     pub fn find(setting: &PlanSetting, folder: Option<&Path>, target: &PlanTarget) -> Result<Plans, PlanError> {
         let mut plans = Plans::none();
         match setting {
@@ -241,52 +243,53 @@ impl Plans {
         }
     }
 
-    /// The tables, in the order in which they are asked.
+    /// The tables, in order of precedence.
     pub fn tables(&self) -> &[NamedTable] {
         &self.tables
     }
 
-    /// What is wrong with tables and rows that were passed over.
+    /// Why tables and rows were skipped.
     pub fn notes(&self) -> &[PlanError] {
         &self.notes
     }
 
-    /// The rows for a problem, in the order in which they are to be tried: one a table at most.
+    /// The rows that serve a problem, in order of precedence: at most one per table.
     pub fn rows(&self, problem: &Problem) -> Vec<FoundRow<'_>> {
-        // Nothing to look up: the usual case.
+        // The usual case, without the cost of a class.
         if self.tables.iter().all(|named| named.table.entries.is_empty()) {
             return Vec::new();
         }
         let Some(class) = PlanClass::of(problem) else {
             return Vec::new();
         };
-        let mut rows = Vec::new();
-        for named in &self.tables {
-            rows.extend(named.table.row_for(&class).map(|(number, row)| FoundRow {
-                table: &named.name,
-                device: &named.table.device,
+        let rows = self.tables.iter().filter_map(|NamedTable { name, table }| {
+            let (number, row) = table.row_for(&class)?;
+            Some(FoundRow {
+                table: name,
+                device: &table.device,
                 number,
                 row,
-            }));
-        }
-        rows
+            })
+        });
+        rows.collect()
     }
 
-    /// The same as suggestions to [`select_among`](flashcore_kernels::select_among), place by place.
+    /// The same as suggestions to [`select_among`](flashcore_kernels::select_among), in the same
+    /// order.
     pub fn suggestions(&self, problem: &Problem) -> Vec<Suggestion> {
         let suggest = |found: FoundRow<'_>| match found.row.kernel {
             KernelId::Gpu(config) => Some(Suggestion {
                 config,
                 why: found.why(),
             }),
-            // Not in the table of a GPU.
+            // Tables of GPUs have none.
             KernelId::Cpu(_) => None,
         };
         self.rows(problem).into_iter().filter_map(suggest).collect()
     }
 }
 
-/// The files in a folder of tables, by name. A folder that is not there has none.
+/// The files in a folder of tables, sorted by name; none if there is no such folder.
 pub fn table_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
@@ -311,10 +314,10 @@ pub fn read_table(path: &Path) -> Result<NamedTable, PlanError> {
     Ok(NamedTable { name, table })
 }
 
-/// The tables that come with the library, for every device there is one for.
+/// All tables that come with the library.
 ///
 /// # Errors
-/// As [`PlanTable::parse`]; tests see to it that there are none.
+/// As [`PlanTable::parse`]; tests parse them.
 pub fn shipped_tables() -> Result<Vec<NamedTable>, PlanError> {
     let parse = |(_, _, title, text): (&str, u32, &str, &str)| {
         Ok(NamedTable {

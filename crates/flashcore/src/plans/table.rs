@@ -1,4 +1,5 @@
-//! [`PlanTable`]: which kernel was measured to be the fastest for which problems, on one device, as plain data.
+//! [`PlanTable`]: which kernel was measured to be the fastest for which problems, on one device, as
+//! plain data.
 
 use std::fmt;
 
@@ -12,7 +13,8 @@ use crate::KernelId;
 /// The form of tables that this build reads and writes.
 pub const PLAN_FORMAT: u64 = 1;
 
-/// Lengths are served in steps of so many rows or keys: no tile of any family comes or goes between two steps.
+/// Lengths are served in steps of so many rows or keys: no tile of any family comes or goes between
+/// two steps.
 const STEP: usize = 64;
 /// And by rows that are longer by at most this part of their length.
 const SLACK: usize = 16;
@@ -43,8 +45,8 @@ impl fmt::Display for PlanDevice {
     }
 }
 
-/// The problems that a row is for: those of the measured problem's dtype, columns, mask, batch and heads, and of its
-/// lengths or slightly shorter ones ([`PlanClass::serves`]).
+/// The problems that a row is for: those of the measured problem's dtype, columns, mask, batch and
+/// heads, and of its lengths or slightly shorter ones ([`PlanClass::serves`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanClass {
@@ -74,14 +76,15 @@ pub struct PlanClass {
     /// Whether the log-sum-exp is asked for.
     #[serde(default)]
     pub lse: bool,
-    /// Whether tensors lie as `[batch, heads, seq, head_dim]`, rather than `[batch, seq, heads, head_dim]`.
+    /// Whether tensors lie as `[batch, heads, seq, head_dim]`, rather than `[batch, seq, heads,
+    /// head_dim]`.
     #[serde(default)]
     pub bhsd: bool,
 }
 
 impl PlanClass {
-    /// The class of a problem; `None` for those that no table is for: with tensors that are not dense, offsets of
-    /// the mask, or packed sequences.
+    /// The class of a problem; `None` for those that no table is for: with tensors that are not
+    /// dense, offsets of the mask, or packed sequences.
     ///
     /// ```
     /// use flashcore::{PlanClass, Problem};
@@ -124,10 +127,11 @@ impl PlanClass {
         })
     }
 
-    /// By how many rows and keys a problem of `other`'s class is shorter; `None` where this row is not for it.
+    /// By how many rows and keys a problem of `other`'s class is shorter; `None` where this row is
+    /// not for it.
     ///
-    /// All but the lengths must be the same. A length is served where it is the row's, or less than 64 shorter with as
-    /// many tiles of 64, and by a sixteenth at most.
+    /// All but the lengths must be the same. A length is served where it is the row's, or less than
+    /// 64 shorter with as many tiles of 64, and by a sixteenth at most.
     ///
     /// ```
     /// use flashcore::{PlanClass, Problem};
@@ -190,9 +194,11 @@ pub struct PlanRow {
     /// The kernel, by id.
     #[serde(serialize_with = "to_text", deserialize_with = "kernel_of_id")]
     pub kernel: KernelId,
-    /// The kernel that was used before it, chosen by heuristics or by an earlier row, by id. It need not exist any more.
+    /// The kernel that was used before it, chosen by heuristics or by an earlier row, by id. It
+    /// need not exist any more.
     pub against: String,
-    /// How much faster the kernel was than that one, head to head, as a share of the time: 0.03 is 3 %.
+    /// How much faster the kernel was than that one, head to head, as a share of the time: 0.03 is
+    /// 3 %.
     pub gain: f64,
     /// Interval of the gain, at 99 %.
     pub interval: [f64; 2],
@@ -264,7 +270,8 @@ impl PlanTable {
         }
     }
 
-    /// The table of a file's text; `file` is its name for messages. A row that cannot be used does not spoil the others.
+    /// The table of a file's text; `file` is its name for messages. A row that cannot be used does
+    /// not spoil the others.
     ///
     /// # Errors
     /// [`PlanError::NotATable`] and [`PlanError::Format`].
