@@ -1,9 +1,10 @@
-//! The driver's own disk cache of compiled kernels: where it is, how large it may grow, how full it is and
-//! whether it can be written. A first launch takes 0.2–0.5 s a kernel without it and 0.2 ms with it, so
-//! that a cache which is switched off, full or read-only is worth a sentence.
+//! The driver's own disk cache of compiled kernels: where it is, how large it may grow, how full it
+//! is and whether it can be written. A first launch takes 0.2–0.5 s a kernel without it and 0.2 ms
+//! with it, so that a cache which is switched off, full or read-only is worth a sentence.
 //!
 //! The driver reads `CUDA_CACHE_PATH`, `CUDA_CACHE_MAXSIZE` and `CUDA_CACHE_DISABLE` itself (CUDA
-//! programming guide, *CUDA environment variables*) when it is initialised; this module only reports.
+//! programming guide, *CUDA environment variables*) when it is initialised; this module only
+//! reports.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 const DEFAULT_LIMIT: u64 = 1 << 30;
 /// The largest limit the driver accepts, bytes.
 const LARGEST_LIMIT: u64 = 4 << 30;
-/// Files looked at before giving up on an exact size; a full cache of small kernels has about this many.
+/// Files looked at before giving up on an exact size; a full cache of small kernels has about this
+/// many.
 const MOST_FILES: usize = 200_000;
 
 /// State of the driver's disk cache.
@@ -34,8 +36,8 @@ pub struct CacheReport {
     pub notes: Vec<String>,
 }
 
-/// Reports on the driver's disk cache as the environment of this process sets it. Needs no driver. Never
-/// fails: what is wrong is among the notes.
+/// Reports on the driver's disk cache as the environment of this process sets it. Needs no driver.
+/// Never fails: what is wrong is among the notes.
 pub fn cache_report() -> CacheReport {
     report(|name| std::env::var_os(name))
 }
@@ -126,8 +128,9 @@ fn folder_bytes(folder: &Path) -> u64 {
     bytes
 }
 
-/// Whether a file can be made in the folder, or in the nearest folder above that exists. Tried rather than
-/// read from permission bits, which say little to root, on network disks, and under read-only mounts.
+/// Whether a file can be made in the folder, or in the nearest folder above that exists. Tried
+/// rather than read from permission bits, which say little to root, on network disks, and under
+/// read-only mounts.
 fn is_writable(folder: &Path) -> bool {
     let Some(existing) = folder.ancestors().find(|folder| folder.is_dir()) else {
         return false;

@@ -1,7 +1,8 @@
-//! A device's primary context: the one that PyTorch, candle and the CUDA runtime use too, so that memory
-//! and streams can be shared with them without copies.
+//! A device's primary context: the one that PyTorch, candle and the CUDA runtime use too, so that
+//! memory and streams can be shared with them without copies.
 
 use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -13,15 +14,15 @@ use crate::status::is_fault;
 use crate::sys::{CUcontext, CUctx_st, CUdevice};
 use crate::table::TableCache;
 
-/// Kernels remembered as possible causes of a fault. Faults are reported late but not that late: nobody
-/// reads a longer list.
+/// Kernels remembered as possible causes of a fault. Faults are reported late but not that late:
+/// nobody reads a longer list.
 const MOST_SUSPECTS: usize = 16;
 
-/// The primary context of one device. Cheap to clone; all clones, and all contexts made for the same
-/// device while one is alive, are the same context with the same modules.
+/// The primary context of one device. Cheap to clone; all clones, and all contexts made for the
+/// same device while one is alive, are the same context with the same modules.
 ///
-/// Every operation makes the context current for its own duration and puts back what was current before,
-/// on whatever thread it is called from.
+/// Every operation makes the context current for its own duration and puts back what was current
+/// before, on whatever thread it is called from.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -68,8 +69,8 @@ impl Context {
     /// The primary context of the device of that number (see [`devices`](crate::devices)).
     ///
     /// # Errors
-    /// [`CudaError::NoDriver`] and its like where there is no device; [`CudaError::NoSuchDevice`] for a
-    /// number too high.
+    /// [`CudaError::NoDriver`] and its like where there is no device; [`CudaError::NoSuchDevice`]
+    /// for a number too high.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         static ALIVE: Mutex<Option<HashMap<u32, Weak<Inner>>>> = Mutex::new(None);
         let driver = driver()?;
@@ -79,7 +80,7 @@ impl Context {
             return Ok(Self { inner });
         }
         let info = DeviceInfo::query(driver, ordinal)?;
-        let device = driver.device(ordinal)?;
+        let device = driver.device(ordinal as c_int)?;
         let home = Home {
             driver,
             context: Handle(driver.primary_context_retain(device)?),
@@ -124,8 +125,8 @@ impl Context {
         Ok(())
     }
 
-    /// Drops the compiled modules that nobody holds any more; returns how many. For tuners, which load
-    /// thousands.
+    /// Drops the compiled modules that nobody holds any more; returns how many. For tuners, which
+    /// load thousands.
     pub fn forget_unused_modules(&self) -> usize {
         self.inner.modules.forget_unused()
     }
@@ -189,7 +190,8 @@ struct Restore(&'static Driver);
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        // Popping fails only if someone else emptied the thread's stack meanwhile; nothing is left to undo.
+        // Popping fails only if someone else emptied the thread's stack meanwhile; nothing is left
+        // to undo.
         let _ = self.0.context_pop();
     }
 }
@@ -214,10 +216,7 @@ impl Eq for Context {}
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context")
-            .field("ordinal", &self.ordinal())
-            .field("name", &self.info().name)
-            .finish()
+        write!(f, "Context(device {}, {})", self.ordinal(), self.info().name)
     }
 }
 

@@ -8,8 +8,8 @@ use flashcore_ir::ptx::read::PtxError;
 use crate::status::status;
 use crate::tensor_map::TensorMapRefusal;
 
-/// Any failure of this crate. Each message says what was tried, what the driver answered or which limit
-/// was passed, and what to do.
+/// Any failure of this crate. Each message says what was tried, what the driver returned or which
+/// limit was passed, and what to do.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -24,7 +24,8 @@ pub enum CudaError {
         /// The loader's own words.
         detail: String,
     },
-    /// There is a driver library, and it cannot be loaded: it is damaged, may not be read, or needs another one.
+    /// There is a driver library, and it cannot be loaded: it is damaged, may not be read, or needs
+    /// another one.
     #[error(
         "the NVIDIA driver library cannot be loaded: {detail} (looked for {looked_for}); install the driver again, or take \
          the folder of that file out of LD_LIBRARY_PATH"
@@ -141,7 +142,7 @@ pub enum CudaError {
     /// The legacy default stream cannot be captured.
     #[error("the legacy default stream cannot be captured into a graph; use a stream of your own")]
     CaptureDefaultStream,
-    /// PTX or a kernel name with a zero byte in it.
+    /// PTX or a kernel name that contains a zero byte.
     #[error("{what} contains a zero byte; it must be plain text")]
     ZeroByte {
         /// Which text.
@@ -156,17 +157,6 @@ impl From<CallError> for CudaError {
 }
 
 impl CudaError {
-    /// The driver's status code behind this error, where there is one.
-    pub fn code(&self) -> Option<u32> {
-        match self {
-            CudaError::Call(call) => Some(call.code),
-            CudaError::Fault(fault) => Some(fault.call.code),
-            CudaError::Compile(compile) => Some(compile.call.code),
-            CudaError::LaunchFailed(failure) => Some(failure.call.code),
-            _ => None,
-        }
-    }
-
     /// Whether the environment (driver, device, container) is at fault, rather than the request.
     pub fn is_environment(&self) -> bool {
         matches!(
@@ -178,8 +168,9 @@ impl CudaError {
         )
     }
 
-    /// Whether there is simply no GPU here: no driver was found, or it sees no device. Anything else is something that is
-    /// there and fails, of which somebody who falls back to the host should be told.
+    /// Whether there is no GPU: no driver was found, or it sees no device. Any other error means
+    /// that a GPU or driver is there and fails, and whoever falls back to the host should report
+    /// it.
     ///
     /// ```
     /// use flashcore_cuda::CudaError;
@@ -192,7 +183,11 @@ impl CudaError {
 }
 
 /// A driver call that did not succeed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{call}({arguments}) failed: {name} ({code}){}",
+    status(*code).map_or_else(String::new, |status| format!(": {}; {}", status.meaning, status.remedy))
+)]
 pub struct CallError {
     /// The driver function.
     pub call: &'static str,
@@ -204,27 +199,22 @@ pub struct CallError {
     pub name: String,
 }
 
-impl fmt::Display for CallError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}({}) failed: {} ({})",
-            self.call, self.arguments, self.name, self.code
-        )?;
-        match status(self.code) {
-            Some(status) => write!(f, ": {}; {}", status.meaning, status.remedy),
-            None => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for CallError {}
-
-/// A kernel faulted while it ran. Faults surface at a later call, so the kernels launched since the last
-/// synchronisation are all under suspicion.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A kernel faulted while it ran. Faults surface at a later call, so the kernels launched since the
+/// last synchronisation are all suspects.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{}: {} ({}){}. The CUDA context of device {ordinal} is unusable from now on and every later call in this process \
+     will fail: end the process. What to do: {}. (Reported by {}({}).)",
+    suspects(kernels),
+    call.name,
+    call.code,
+    status(call.code).map_or_else(String::new, |status| format!(": {}", status.meaning)),
+    status(call.code).map_or("find the line with `flashcore check` or run with `--device sim`", |status| status.remedy),
+    call.call,
+    call.arguments
+)]
 pub struct Fault {
-    /// Kernels under suspicion, the newest last; empty where none was launched through this crate.
+    /// The suspects, the newest last; empty where none was launched through this crate.
     pub kernels: Vec<String>,
     /// The device.
     pub ordinal: u32,
@@ -232,39 +222,16 @@ pub struct Fault {
     pub call: CallError,
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kernels.as_slice() {
-            [] => write!(f, "work that FlashCore did not launch faulted")?,
-            [one] => write!(f, "kernel `{one}` faulted")?,
-            many => write!(
-                f,
-                "one of the kernels {} faulted (launched in this order since the last synchronisation)",
-                coalesced(many.iter().map(|kernel| format!("`{kernel}`")))
-            )?,
-        }
-        write!(f, ": {} ({})", self.call.name, self.call.code)?;
-        if let Some(status) = status(self.call.code) {
-            write!(f, ": {}", status.meaning)?;
-        }
-        write!(
-            f,
-            ". The CUDA context of device {} is unusable from now on and every later call in this process will fail: \
-             end the process.",
-            self.ordinal
-        )?;
-        match status(self.call.code) {
-            Some(status) => write!(f, " What to do: {}", status.remedy)?,
-            None => write!(
-                f,
-                " What to do: find the line with `flashcore check` or run with `--device sim`"
-            )?,
-        }
-        write!(f, ". (Reported by {}({}).)", self.call.call, self.call.arguments)
+fn suspects(kernels: &[String]) -> String {
+    match kernels {
+        [] => "work that FlashCore did not launch faulted".to_string(),
+        [one] => format!("kernel `{one}` faulted"),
+        many => format!(
+            "one of the kernels {} faulted (launched in this order since the last synchronisation)",
+            coalesced(many.iter().map(|kernel| format!("`{kernel}`")))
+        ),
     }
 }
-
-impl std::error::Error for Fault {}
 
 /// A list in which equal neighbours stand once, with their number before them.
 pub(crate) fn coalesced<T: PartialEq + fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
@@ -283,7 +250,8 @@ pub(crate) fn coalesced<T: PartialEq + fmt::Display>(names: impl IntoIterator<It
 }
 
 /// The driver's compiler refused the PTX.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{call}{}{}", log("error", error_log), log("information", info_log))]
 pub struct CompileError {
     /// The failed call.
     pub call: CallError,
@@ -293,19 +261,12 @@ pub struct CompileError {
     pub info_log: String,
 }
 
-impl fmt::Display for CompileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.call)?;
-        for (name, log) in [("error", &self.error_log), ("information", &self.info_log)] {
-            if !log.trim().is_empty() {
-                write!(f, "\n{name} log of the driver's compiler:\n{}", log.trim_end())?;
-            }
-        }
-        Ok(())
+fn log(name: &str, text: &str) -> String {
+    match text.trim().is_empty() {
+        true => String::new(),
+        false => format!("\n{name} log of the driver's compiler:\n{}", text.trim_end()),
     }
 }
-
-impl std::error::Error for CompileError {}
 
 /// Why a module that compiled must not be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -341,7 +302,8 @@ pub enum ModuleRefusal {
 }
 
 /// The driver refused a launch that had passed the launch proof.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("kernel `{kernel}` was not launched: {call}{}{explanation}", if explanation.is_empty() { "" } else { ". " })]
 pub struct LaunchFailure {
     /// The kernel's name.
     pub kernel: String,
@@ -350,18 +312,6 @@ pub struct LaunchFailure {
     /// What in this launch is likely to be the reason, with numbers.
     pub explanation: String,
 }
-
-impl fmt::Display for LaunchFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kernel `{}` was not launched: {}", self.kernel, self.call)?;
-        if !self.explanation.is_empty() {
-            write!(f, ". {}", self.explanation)?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for LaunchFailure {}
 
 #[cfg(test)]
 mod tests {

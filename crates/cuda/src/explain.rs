@@ -1,17 +1,17 @@
 //! Explaining launches that passed the launch proof and were refused by the driver all the same.
 
+use flashcore_ir::Limits;
 use flashcore_ir::proof::{KernelFacts, LaunchShape, registers_per_block};
 
-use crate::device::DeviceLimits;
 use crate::function::FunctionAttributes;
 
-/// Says, for a launch that passed the proof and was refused with `INVALID_VALUE`, what was checked and
-/// what is left.
+/// Says, for a launch that passed the proof and was refused with `INVALID_VALUE`, what was checked
+/// and what is left.
 pub(crate) fn invalid_value(
     shape: &LaunchShape,
     facts: &KernelFacts,
     attributes: &FunctionAttributes,
-    limits: &DeviceLimits,
+    limits: &Limits,
 ) -> String {
     let parameters = match &facts.parameter_bytes {
         Some(bytes) => format!("{} parameters of {:?} B were matched", bytes.len(), bytes),
@@ -24,35 +24,35 @@ pub(crate) fn invalid_value(
          memory {} static + {} dynamic ≤ {} B; {parameters}. Left are: a stream of another context, a cluster {:?} that \
          no GPC can hold, and more than {} B of dynamic shared memory without opt-in",
         shape.grid,
-        limits.max_grid,
+        limits.grid,
         shape.block,
-        limits.max_block,
+        limits.block,
         shape.threads(),
         attributes.max_threads_per_block,
         attributes.static_shared_bytes,
         shape.dynamic_shared_bytes,
-        limits.shared_bytes_per_block_optin,
+        limits.shared_per_block,
         shape.cluster,
         limits
-            .shared_bytes_per_block
+            .static_shared_per_block
             .saturating_sub(attributes.static_shared_bytes),
     )
 }
 
-/// Says, for a launch refused with `LAUNCH_OUT_OF_RESOURCES` or `INVALID_CLUSTER_SIZE`, what a block takes
-/// and what there is.
-pub(crate) fn out_of_resources(shape: &LaunchShape, attributes: &FunctionAttributes, limits: &DeviceLimits) -> String {
+/// Says, for a launch refused with `LAUNCH_OUT_OF_RESOURCES` or `INVALID_CLUSTER_SIZE`, what a
+/// block takes and what there is.
+pub(crate) fn out_of_resources(shape: &LaunchShape, attributes: &FunctionAttributes, limits: &Limits) -> String {
     let threads = shape.threads();
     let shared = u64::from(attributes.static_shared_bytes) + u64::from(shape.dynamic_shared_bytes);
     let mut text = format!(
         "A block takes {} of {} registers ({threads} threads × {}) and {} of {} B of shared memory ({} of them reserved \
          by the system)",
-        registers_per_block(threads, attributes.registers, &limits.for_proof()),
-        limits.registers_per_block,
+        registers_per_block(threads, attributes.registers, limits),
+        limits.registers_per_sm,
         attributes.registers,
-        shared + u64::from(limits.shared_bytes_reserved_per_block),
-        limits.shared_bytes_per_multiprocessor,
-        limits.shared_bytes_reserved_per_block,
+        shared + u64::from(limits.shared_reserved_per_block),
+        limits.shared_per_sm,
+        limits.shared_reserved_per_block,
     );
     if shape.cluster != [1, 1, 1] {
         let blocks: u64 = shape.cluster.iter().map(|&n| u64::from(n)).product();
@@ -67,7 +67,7 @@ pub(crate) fn out_of_resources(shape: &LaunchShape, attributes: &FunctionAttribu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::tests::h200;
+    use flashcore_ir::Target;
 
     fn kernel() -> FunctionAttributes {
         FunctionAttributes {
@@ -84,7 +84,7 @@ mod tests {
             dynamic_shared_bytes: 200_000,
             ..LaunchShape::linear(4, 384)
         };
-        let text = out_of_resources(&shape, &kernel(), &h200());
+        let text = out_of_resources(&shape, &kernel(), &Target::Sm90a.limits());
         for part in [
             "64512 of 65536 registers",
             "384 threads × 168",
@@ -97,7 +97,7 @@ mod tests {
             parameter_bytes: Some(vec![8, 4]),
             ..KernelFacts::default()
         };
-        let text = invalid_value(&shape, &facts, &kernel(), &h200());
+        let text = invalid_value(&shape, &facts, &kernel(), &Target::Sm90a.limits());
         for part in ["2 parameters of [8, 4] B", "384 ≤ 384 threads", "opt-in"] {
             assert!(text.contains(part), "{part} is missing from: {text}");
         }

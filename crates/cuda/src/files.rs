@@ -8,15 +8,15 @@ fn set(name: &str) -> Option<PathBuf> {
     value.map(PathBuf::from)
 }
 
-/// Where this user's data of FlashCore lie: `flashcore` in `$XDG_DATA_HOME`, or in `~/.local/share`. `None` where neither
-/// `XDG_DATA_HOME` nor `HOME` is set.
+/// Where this user's data of FlashCore lie: `flashcore` in `$XDG_DATA_HOME`, or in
+/// `~/.local/share`. `None` where neither `XDG_DATA_HOME` nor `HOME` is set.
 pub fn data_folder() -> Option<PathBuf> {
     let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
     Some(data.join("flashcore"))
 }
 
-/// Writes a file so that a reader finds the old one, the new one, and nothing in between; creates its folder. The bytes are
-/// on disk before the name is.
+/// Writes a file so that a reader finds the old one, the new one, and nothing in between; creates
+/// its folder. The bytes are on disk before the name is.
 ///
 /// # Errors
 /// What the file system says. The unfinished file is removed.

@@ -1,6 +1,6 @@
 //! Kernels: their attributes, their launches.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 use std::ptr;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::error::{CallError, CudaError, LaunchFailure};
 use crate::explain;
 use crate::memory::DeviceSlice;
 use crate::module::Module;
-use crate::raw::{Handle, LaunchCall};
+use crate::raw::{Handle, LaunchCall, unsigned};
 use crate::status::is_fault;
 use crate::stream::Stream;
 use crate::sys::{CUfunc_st, CUmodule, function_attribute as attribute, status};
@@ -32,8 +32,6 @@ pub enum KernelArg<'a> {
     I32(i32),
     /// A 64-bit unsigned integer.
     U64(u64),
-    /// A 64-bit signed integer.
-    I64(i64),
     /// A 32-bit float.
     F32(f32),
     /// A tensor map, passed by value.
@@ -45,7 +43,7 @@ impl KernelArg<'_> {
     fn bytes(&self) -> u64 {
         match self {
             Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
-            Self::Slice(_) | Self::U64(_) | Self::I64(_) => 8,
+            Self::Slice(_) | Self::U64(_) => 8,
             Self::TensorMap(_) => 128,
         }
     }
@@ -57,7 +55,6 @@ impl KernelArg<'_> {
             Self::U32(value) => ptr::from_ref(value).cast(),
             Self::I32(value) => ptr::from_ref(value).cast(),
             Self::U64(value) => ptr::from_ref(value).cast(),
-            Self::I64(value) => ptr::from_ref(value).cast(),
             Self::F32(value) => ptr::from_ref(value).cast(),
             Self::TensorMap(map) => ptr::from_ref(&map.0).cast(),
         };
@@ -76,19 +73,15 @@ pub struct FunctionAttributes {
     pub local_bytes: u32,
     /// Static shared memory a block, bytes.
     pub static_shared_bytes: u32,
-    /// Constant memory, bytes.
-    pub constant_bytes: u32,
     /// The most threads a block of this kernel may have on this device.
     pub max_threads_per_block: u32,
     /// Architecture of the machine code: 90 for sm_90.
     pub binary_version: u32,
-    /// Virtual architecture it was compiled from: 80 for `.target sm_80`. (NVIDIA's manual calls it the PTX
-    /// version.)
-    pub ptx_version: u32,
 }
 
 impl FunctionAttributes {
-    /// What the launch proof knows of a kernel: what its PTX declares, and what the driver made of it.
+    /// What the launch proof knows of a kernel: what its PTX declares, and what the driver made of
+    /// it.
     pub(crate) fn facts(&self, declared: KernelFacts) -> KernelFacts {
         let most = self.max_threads_per_block;
         KernelFacts {
@@ -133,15 +126,13 @@ impl LoadedFunction {
             let handle = driver.module_function(module, &symbol)?;
             // Only saves the first launch from loading; if it fails, that launch will say so.
             let _ = driver.function_load(handle);
-            let get = |attribute| driver.function_attribute(handle, attribute);
+            let get = |attribute| driver.function_attribute(attribute, handle).map(unsigned);
             let attributes = FunctionAttributes {
                 registers: get(attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
                 local_bytes: get(attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
                 static_shared_bytes: get(attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
-                constant_bytes: get(attribute::CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES)?,
                 max_threads_per_block: get(attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
                 binary_version: get(attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
-                ptx_version: get(attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
             };
             Ok((handle, attributes))
         })?;
@@ -184,8 +175,8 @@ impl Function {
     /// # Errors
     /// [`CudaError::Launch`] with the limit that is passed.
     pub fn prove(&self, shape: &LaunchShape) -> Result<(), CudaError> {
-        let limits = self.module.context().info().limits.for_proof();
-        let refusals = proof::prove(shape, &self.loaded().facts, &limits, "this device");
+        let limits = &self.module.context().info().limits;
+        let refusals = proof::prove(shape, &self.loaded().facts, limits, "this device");
         refusals
             .into_iter()
             .next()
@@ -199,8 +190,9 @@ impl Function {
         refusal.map_or(Ok(()), |refusal| Err(self.refuse(refusal)))
     }
 
-    /// Puts the tables of a launch on the device ([`flashcore_ir::Arg::Table`]), and keeps them there while the answer lives: then
-    /// [`prepare`](Self::prepare) finds them, which may be while a stream is captured.
+    /// Puts the tables of a launch ([`flashcore_ir::Arg::Table`]) on the device and keeps them
+    /// there while the returned value lives, so that [`prepare`](Self::prepare) finds them also
+    /// while a stream is captured.
     ///
     /// # Errors
     /// A call error: `OUT_OF_MEMORY`, or that this thread captures a stream.
@@ -213,12 +205,14 @@ impl Function {
     /// Enqueues the kernel. Returns at once; a fault shows at a later synchronisation.
     ///
     /// # Errors
-    /// [`CudaError::Launch`] if the launch cannot work; [`CudaError::LaunchFailed`] with an explanation if
-    /// the driver refuses it; [`CudaError::OtherDevice`] for a stream or memory of another device.
+    /// [`CudaError::Launch`] if the launch cannot work; [`CudaError::LaunchFailed`] with an
+    /// explanation if the driver refuses it; [`CudaError::OtherDevice`] for a stream or memory of
+    /// another device.
     ///
     /// # Safety
-    /// The kernel, run with these arguments, touches only memory that is alive until it ends and that the
-    /// caller means it to touch. (Numbers and sizes of arguments are checked against its PTX.)
+    /// The kernel, run with these arguments, touches only memory that is alive until it ends and
+    /// that the caller means it to touch. (Numbers and sizes of arguments are checked against its
+    /// PTX.)
     #[allow(unsafe_code)]
     pub unsafe fn launch(
         &self,
@@ -244,10 +238,19 @@ impl Function {
         self.prove_arguments(arguments)?;
         self.opt_in(shape)?;
 
-        let call = self.call(shape, stream);
+        let call = LaunchCall {
+            function: loaded.handle.0,
+            grid: shape.grid,
+            block: shape.block,
+            cluster: shape.cluster,
+            dynamic_shared_bytes: shape.dynamic_shared_bytes,
+            programmatic_dependent: shape.programmatic_dependent,
+            stream: stream.handle(),
+        };
         let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
-        // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size was just
-        // compared with the kernel's parameter where the PTX could be read; the rest is the caller's promise.
+        // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
+        // was just compared with the kernel's parameter where the PTX could be read; the rest is
+        // the caller's promise.
         let launched = context
             .home()
             .call(|driver| unsafe { driver.launch(&call, &mut values) });
@@ -256,45 +259,18 @@ impl Function {
         Ok(())
     }
 
-    /// Blocks of this kernel that fit on one multiprocessor at once.
-    ///
-    /// # Errors
-    /// [`CudaError::Launch`] if the shape cannot be launched at all.
-    pub fn occupancy(&self, shape: &LaunchShape) -> Result<u32, CudaError> {
-        self.prove(shape)?;
-        self.opt_in(shape)?;
-        // The proof keeps threads within u32.
-        let threads = shape.threads() as u32;
-        let handle = self.loaded().handle.0;
-        self.module
-            .context()
-            .call(|driver| driver.occupancy_blocks(handle, threads, shape.dynamic_shared_bytes))
-    }
-
-    /// Clusters of this shape that fit on the device at once.
-    ///
-    /// # Errors
-    /// [`CudaError::Launch`] if the shape cannot be launched at all.
-    pub fn cluster_occupancy(&self, shape: &LaunchShape) -> Result<u32, CudaError> {
-        self.prove(shape)?;
-        self.opt_in(shape)?;
-        let context = self.module.context();
-        let stream = Stream::legacy_default(context);
-        context.call(|driver| driver.occupancy_clusters(&self.call(shape, &stream)))
-    }
-
-    /// Raises the function's limits where this shape is past the defaults: dynamic shared memory and,
-    /// above 8 blocks, the size of a cluster.
+    /// Raises the function's limits where this shape is past the defaults: dynamic shared memory
+    /// and, above 8 blocks, the size of a cluster.
     fn opt_in(&self, shape: &LaunchShape) -> Result<(), CudaError> {
         let loaded = self.loaded();
         let context = self.module.context();
         let bytes = shape.dynamic_shared_bytes;
-        let limits = context.info().limits.for_proof();
-        if proof::prove_without_opt_in(shape, &loaded.facts, &limits, "this device").is_some() {
+        let limits = &context.info().limits;
+        if proof::prove_without_opt_in(shape, &loaded.facts, limits, "this device").is_some() {
             let mut opted_in = lock(&loaded.opted_in);
             if bytes > *opted_in {
                 let name = attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                context.call(|driver| driver.set_function_attribute(loaded.handle.0, name, bytes))?;
+                context.call(|driver| driver.set_function_attribute(loaded.handle.0, name, bytes as c_int))?;
                 *opted_in = bytes;
             }
         }
@@ -303,18 +279,6 @@ impl Function {
             context.call(|driver| driver.set_function_attribute(loaded.handle.0, name, 1))?;
         }
         Ok(())
-    }
-
-    fn call(&self, shape: &LaunchShape, stream: &Stream) -> LaunchCall {
-        LaunchCall {
-            function: self.loaded().handle.0,
-            grid: shape.grid,
-            block: shape.block,
-            cluster: shape.cluster,
-            dynamic_shared_bytes: shape.dynamic_shared_bytes,
-            programmatic_dependent: shape.programmatic_dependent,
-            stream: stream.handle(),
-        }
     }
 
     pub(crate) fn refuse(&self, refusal: LaunchRefusal) -> CudaError {

@@ -1,4 +1,5 @@
-//! Graphs: a sequence of launches recorded once and replayed with one call, for a few microseconds less each.
+//! Graphs: a sequence of launches recorded once and replayed with one call, for a few microseconds
+//! less each.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -8,13 +9,14 @@ use crate::error::{CudaError, coalesced};
 use crate::module::LoadedModule;
 use crate::raw::Handle;
 use crate::stream::{Captured, Stream};
-use crate::sys::{CUgraph_st, CUgraphExec_st};
+use crate::sys::{CUgraph_st, CUgraphExec_st, capture_mode};
 use crate::table::DeviceTable;
 
 /// Work captured from a stream, ready to be replayed.
 ///
-/// A graph holds device addresses as numbers: the buffers used inside must live, unmoved, for as long as it
-/// is replayed. The modules of its kernels stay loaded by themselves, and tables of launches stay on the device.
+/// A graph holds device addresses as numbers: the buffers used inside must live, unmoved, for as
+/// long as it is replayed. The modules of its kernels stay loaded by themselves, and tables of
+/// launches stay on the device.
 pub struct Graph {
     /// The driver does not synchronise calls on one executable graph; the lock does.
     exec: Mutex<Handle<CUgraphExec_st>>,
@@ -31,14 +33,17 @@ impl Graph {
     /// Compile modules, allocate and copy before: none of that can be captured.
     ///
     /// # Errors
-    /// [`CudaError::CaptureDefaultStream`] for the legacy default stream; the error of `work`, if it fails;
-    /// otherwise what the driver says.
+    /// [`CudaError::CaptureDefaultStream`] for the legacy default stream; the error of `work`, if
+    /// it fails; otherwise what the driver says.
     pub fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<(), CudaError>) -> Result<Self, CudaError> {
         if stream.is_legacy_default() {
             return Err(CudaError::CaptureDefaultStream);
         }
         let context = stream.context().clone();
-        context.call(|driver| driver.capture_begin(stream.handle()))?;
+        // Forbids unsafe calls to this thread only: other threads of the process may go on
+        // allocating.
+        let mode = capture_mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        context.call(|driver| driver.capture_begin(stream.handle(), mode))?;
         stream.note_capture(Some(Captured::default()));
         let mut capture = Capture { stream, open: true };
         let worked = work(stream);
@@ -50,7 +55,7 @@ impl Graph {
         // The error inside the capture says more than the invalidated capture that follows from it.
         worked?;
         let template = template?;
-        let exec = context.call(|driver| driver.graph_instantiate(template.graph.0))?;
+        let exec = context.call(|driver| driver.graph_instantiate(template.graph.0, 0))?;
         drop(template);
 
         Ok(Self {
@@ -103,7 +108,8 @@ impl Graph {
     }
 }
 
-/// What a graph is called where its kernels are named: a kernel that is in it many times in a row is named once.
+/// What a graph is called where its kernels are named: a kernel that is in it many times in a row
+/// is named once.
 fn label(kernels: &[Arc<str>]) -> String {
     format!("graph of {}", coalesced(kernels))
 }

@@ -1,10 +1,10 @@
-//! Reading the log of the driver's compiler: registers, stack, spills, and the warnings that mean a slow
-//! kernel. The same text comes from `ptxas -v`, so the tests use what that printed.
+//! Reading the log of the driver's compiler: registers, stack, spills, and the warnings that mean a
+//! slow kernel. The same text comes from `ptxas -v`, so the tests use what that printed.
 
 /// What the compiler's log says about a module.
 ///
-/// The log is complete after a fresh compilation and nearly empty when the module came from the driver's
-/// disk cache; [`JitLog::is_complete`] tells which.
+/// The log is complete after a fresh compilation and nearly empty when the module came from the
+/// driver's disk cache; [`JitLog::is_complete`] tells which.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JitLog {
@@ -13,8 +13,6 @@ pub struct JitLog {
     /// Lines with a performance warning of the C75xx family: wgmma serialised, registers not set as
     /// asked, waits injected. A kernel that carries one is not the kernel that was written.
     pub performance_warnings: Vec<String>,
-    /// Other warning lines.
-    pub other_warnings: Vec<String>,
 }
 
 /// What the compiler's log says about one kernel.
@@ -23,20 +21,10 @@ pub struct JitLog {
 pub struct KernelLog {
     /// The kernel's name.
     pub name: String,
-    /// The architecture compiled for, such as `sm_90a`.
-    pub architecture: String,
     /// Registers a thread.
     pub registers: Option<u32>,
-    /// Barriers a block.
-    pub barriers: Option<u32>,
-    /// Stack frame a thread, bytes.
-    pub stack_bytes: Option<u32>,
-    /// Spill stores a thread, bytes.
-    pub spill_store_bytes: Option<u32>,
-    /// Spill loads a thread, bytes.
-    pub spill_load_bytes: Option<u32>,
-    /// Static shared memory a block, bytes.
-    pub shared_bytes: Option<u32>,
+    /// Bytes of spill stores and loads a thread.
+    pub spills: Option<(u32, u32)>,
 }
 
 impl JitLog {
@@ -46,15 +34,10 @@ impl JitLog {
         for line in log.lines().map(str::trim).filter(|line| !line.is_empty()) {
             if is_performance_warning(line) {
                 out.performance_warnings.push(without_prefix(line).to_string());
-            } else if line.contains("warning") {
-                out.other_warnings.push(without_prefix(line).to_string());
-            } else if let Some(rest) = after(line, "Compiling entry function '") {
-                let mut quoted = rest.split('\'');
-                let name = quoted.next().unwrap_or_default().to_string();
-                let architecture = quoted.nth(1).unwrap_or_default().to_string();
+            } else if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+                let name = rest.split('\'').next().unwrap_or_default().to_string();
                 out.kernels.push(KernelLog {
                     name,
-                    architecture,
                     ..KernelLog::default()
                 });
             } else if let Some(kernel) = out.kernels.last_mut() {
@@ -79,32 +62,15 @@ impl KernelLog {
     fn read(&mut self, line: &str) {
         // "256 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" and
         // "Used 168 registers, used 1 barriers, 49152 bytes smem, 400 bytes cmem[0]".
-        for part in without_prefix(line).split(',').map(str::trim) {
-            let part = part.trim_start_matches("Used ").trim_start_matches("used ");
-            let Some((number, unit)) = part.split_once(' ') else {
-                continue;
-            };
-            let Ok(number) = number.parse::<u32>() else { continue };
-            match unit {
-                "registers" => self.registers = Some(number),
-                "barriers" => self.barriers = Some(number),
-                "bytes stack frame" => self.stack_bytes = Some(number),
-                "bytes spill stores" => self.spill_store_bytes = Some(number),
-                "bytes spill loads" => self.spill_load_bytes = Some(number),
-                "bytes smem" => self.shared_bytes = Some(number),
-                _ => {}
-            }
-        }
+        let number = |unit: &str| {
+            let mut parts = without_prefix(line).split(',').map(str::trim);
+            parts.find_map(|part| part.trim_start_matches("Used ").strip_suffix(unit)?.trim().parse().ok())
+        };
+        self.registers = self.registers.or(number("registers"));
+        self.spills = self
+            .spills
+            .or(number("bytes spill stores").zip(number("bytes spill loads")));
     }
-
-    /// Bytes of spill stores and loads a thread, where the log has both.
-    pub fn spills(&self) -> Option<(u32, u32)> {
-        Some((self.spill_store_bytes?, self.spill_load_bytes?))
-    }
-}
-
-fn after<'a>(line: &'a str, mark: &str) -> Option<&'a str> {
-    line.find(mark).map(|at| &line[at + mark.len()..])
 }
 
 /// Drops `ptxas info    : ` or `info    : `.
@@ -150,12 +116,7 @@ ptxas info    : Used 30 registers";
         let log = JitLog::parse(LOCAL);
         assert!(log.is_complete());
         let kernel = log.kernel("local_array").unwrap();
-        assert_eq!(kernel.architecture, "sm_80");
-        assert_eq!(kernel.registers, Some(8));
-        assert_eq!(kernel.barriers, Some(0));
-        assert_eq!(kernel.stack_bytes, Some(256));
-        assert_eq!(kernel.spills(), Some((0, 0)));
-        assert_eq!(kernel.shared_bytes, None);
+        assert_eq!((kernel.registers, kernel.spills), (Some(8), Some((0, 0))));
         assert_eq!(log.kernel("other"), None);
     }
 
@@ -172,10 +133,10 @@ info    : Function properties for second
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 info    : Used 32 registers",
         );
-        assert_eq!(log.kernel("first").unwrap().spills(), Some((12, 20)));
-        assert_eq!(log.kernel("first").unwrap().shared_bytes, Some(1024));
+        assert_eq!(log.kernel("first").unwrap().spills, Some((12, 20)));
+        assert_eq!(log.kernel("first").unwrap().registers, Some(255));
         assert_eq!(log.kernel("second").unwrap().registers, Some(32));
-        assert_eq!(log.kernel("second").unwrap().spills(), Some((0, 0)));
+        assert_eq!(log.kernel("second").unwrap().spills, Some((0, 0)));
     }
 
     #[test]
@@ -200,7 +161,7 @@ info    : Used 32 registers",
             assert!(JitLog::parse(line).performance_warnings.is_empty(), "{line}");
         }
         let other = JitLog::parse("ptxas warning : Value of threads per SM for entry k is out of range");
-        assert_eq!(other.other_warnings.len(), 1);
+        assert!(other.performance_warnings.is_empty());
     }
 
     #[test]

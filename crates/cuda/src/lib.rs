@@ -1,13 +1,13 @@
-//! The CUDA driver for FlashCore: finding it, compiling and caching kernels, memory, launches, events,
-//! graphs, tensor maps.
+//! The CUDA driver for FlashCore: finding it, compiling and caching kernels, memory, launches,
+//! events, graphs, tensor maps.
 //!
-//! Only the driver is needed (`libcuda.so.1`, release 525 or newer), found when the first device is asked
-//! for. There is no toolkit, no nvcc and no link-time dependency; where there is no driver, every call
-//! returns [`CudaError::NoDriver`] and nothing panics.
+//! Only the driver is needed (`libcuda.so.1`, release 525 or newer), found when the first device is
+//! asked for. There is no toolkit, no nvcc and no link-time dependency; where there is no driver,
+//! every call returns [`CudaError::NoDriver`] and nothing panics.
 //!
-//! Three layers, each in its own modules: `sys` declares the driver's functions, `raw` makes every foreign
-//! call and turns its status into an error with the call's name and arguments, and the types below own what
-//! the driver hands out.
+//! Three layers, each in its own modules: `sys` declares the driver's functions, `raw` makes every
+//! foreign call and turns its status into an error with the call's name and arguments, and the
+//! types below own what the driver hands out.
 //!
 //! ```no_run
 //! use flashcore_cuda::{Context, DeviceBuffer, KernelArg, LaunchShape, Module, ModuleOptions, Stream};
@@ -50,7 +50,7 @@ mod verdict;
 
 pub use cache::{CacheReport, cache_report};
 pub use context::Context;
-pub use device::{DeviceInfo, DeviceLimits, DeviceUuid, devices};
+pub use device::{DeviceInfo, DeviceUuid, devices};
 pub use error::{CallError, CompileError, CudaError, Fault, LaunchFailure, ModuleRefusal};
 pub use flashcore_ir::proof::{LaunchRefusal, LaunchShape};
 pub use function::{Function, FunctionAttributes, KernelArg};
@@ -61,7 +61,6 @@ pub use memory::{DeviceBuffer, DeviceSlice};
 pub use module::{Module, ModuleOptions, ModuleReport};
 pub use nvml::Nvml;
 pub use plan::PreparedLaunch;
-pub use status::{Status, status};
 pub use stream::{Event, Stream};
 pub use table::HeldTables;
 pub use tensor_map::{TensorMap, TensorMapRefusal};

@@ -1,4 +1,4 @@
-//! Device memory: owned buffers, and borrowed pieces of anybody's memory.
+//! Device memory: owned buffers, and borrowed slices of any device memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,7 +7,8 @@ use std::ops::Range;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use crate::context::Context;
-use crate::error::CudaError;
+use crate::error::{CallError, CudaError};
+use crate::raw::Driver;
 use crate::stream::Stream;
 use crate::sys::CUdeviceptr;
 
@@ -53,8 +54,8 @@ impl DeviceBuffer {
     /// Copies the whole buffer to the host as values of `T`, after the work in the stream.
     ///
     /// # Errors
-    /// [`CudaError::Size`] if the buffer is not a whole number of `T`; [`CudaError::Fault`] if a kernel
-    /// ahead in the stream faulted.
+    /// [`CudaError::Size`] if the buffer is not a whole number of `T`; [`CudaError::Fault`] if a
+    /// kernel ahead in the stream faulted.
     pub fn to_vec<T: AnyBitPattern + NoUninit>(&self, stream: &Stream) -> Result<Vec<T>, CudaError> {
         let size = size_of::<T>().max(1);
         let count = self.len / size;
@@ -81,7 +82,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// The address alone, 0 where there are no bytes: freeing them is then the caller's.
+    /// The address alone, 0 for an empty buffer; the caller must free it.
     pub(crate) fn into_address(mut self) -> CUdeviceptr {
         std::mem::take(&mut self.address)
     }
@@ -123,10 +124,11 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// A piece of device memory that someone else owns: part of a [`DeviceBuffer`], or another library's tensor.
+/// A slice of device memory with another owner: part of a [`DeviceBuffer`], or another library's
+/// tensor.
 ///
-/// Unlike a Rust slice it does not keep others from writing: device memory is shared by whatever runs there,
-/// and the order is that of the streams.
+/// Unlike a Rust slice it does not prevent other writes: device memory is shared by all work on the
+/// device, ordered by streams.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DeviceSlice<'a> {
     address: CUdeviceptr,
@@ -139,8 +141,9 @@ impl<'a> DeviceSlice<'a> {
     /// Memory of another library, such as a PyTorch tensor's (`tensor.data_ptr()`).
     ///
     /// # Safety
-    /// `bytes` bytes from `address` on are device memory of the context's device, and stay allocated for
-    /// the lifetime `'a` that the caller picks and for as long as work enqueued with them runs.
+    /// `bytes` bytes from `address` on are device memory of the context's device, and stay
+    /// allocated for the lifetime `'a` that the caller picks and for as long as work enqueued with
+    /// them runs.
     #[allow(unsafe_code)]
     pub unsafe fn from_raw(context: &Context, address: u64, bytes: usize) -> Self {
         Self {
@@ -195,14 +198,10 @@ impl<'a> DeviceSlice<'a> {
     /// # Errors
     /// [`CudaError::Size`] unless there are exactly as many bytes as the slice has.
     pub fn copy_from_host(self, stream: &Stream, from: &[u8]) -> Result<(), CudaError> {
-        self.check_device(stream.context().ordinal(), "the memory")?;
         self.check_len("copying to the device", from.len())?;
-        if from.is_empty() {
-            return Ok(());
-        }
-        stream
-            .context()
-            .call(|driver| driver.copy_to_device(self.address, from, stream.handle()))?;
+        self.call(stream, |driver| {
+            driver.copy_to_device(self.address, from, stream.handle())
+        })?;
         stream.finished();
         Ok(())
     }
@@ -213,14 +212,8 @@ impl<'a> DeviceSlice<'a> {
     /// [`CudaError::Size`] unless there is room for exactly as many bytes as the slice has;
     /// [`CudaError::Fault`] if a kernel ahead in the stream faulted.
     pub fn copy_to_host(self, stream: &Stream, to: &mut [u8]) -> Result<(), CudaError> {
-        self.check_device(stream.context().ordinal(), "the memory")?;
         self.check_len("copying to the host", to.len())?;
-        if to.is_empty() {
-            return Ok(());
-        }
-        stream
-            .context()
-            .call(|driver| driver.copy_to_host(to, self.address, stream.handle()))?;
+        self.call(stream, |driver| driver.copy_to_host(to, self.address, stream.handle()))?;
         stream.finished();
         Ok(())
     }
@@ -230,15 +223,11 @@ impl<'a> DeviceSlice<'a> {
     /// # Errors
     /// [`CudaError::Size`] unless both have the same length.
     pub fn copy_from(self, stream: &Stream, from: DeviceSlice<'_>) -> Result<(), CudaError> {
-        self.check_device(stream.context().ordinal(), "the memory copied to")?;
         from.check_device(stream.context().ordinal(), "the memory copied from")?;
         self.check_len("copying on the device", from.len)?;
-        if self.is_empty() {
-            return Ok(());
-        }
-        stream
-            .context()
-            .call(|driver| driver.copy_on_device(self.address, from.address, self.len, stream.handle()))
+        self.call(stream, |driver| {
+            driver.copy_on_device(self.address, from.address, self.len, stream.handle())
+        })
     }
 
     /// Enqueues setting each byte to `value`.
@@ -246,13 +235,19 @@ impl<'a> DeviceSlice<'a> {
     /// # Errors
     /// Any failure of the driver.
     pub fn fill(self, stream: &Stream, value: u8) -> Result<(), CudaError> {
+        self.call(stream, |driver| {
+            driver.fill(self.address, value, self.len, stream.handle())
+        })
+    }
+
+    /// Runs a driver call on this memory, which must be on the stream's device; without bytes there
+    /// is none to make.
+    fn call(self, stream: &Stream, call: impl FnOnce(&Driver) -> Result<(), CallError>) -> Result<(), CudaError> {
         self.check_device(stream.context().ordinal(), "the memory")?;
         if self.is_empty() {
             return Ok(());
         }
-        stream
-            .context()
-            .call(|driver| driver.fill(self.address, value, self.len, stream.handle()))
+        stream.context().call(|driver| call(driver))
     }
 
     pub(crate) fn check_device(self, expected: u32, what: &'static str) -> Result<(), CudaError> {
@@ -271,7 +266,8 @@ impl<'a> DeviceSlice<'a> {
         &self.address
     }
 
-    /// A slice that points nowhere, on device 0: for tests of what happens before the driver is asked.
+    /// A slice that points nowhere, on device 0: for tests of what happens before the driver is
+    /// asked.
     #[cfg(test)]
     pub(crate) fn pretend(address: u64, len: usize) -> Self {
         Self {
@@ -291,12 +287,6 @@ impl<'a> DeviceSlice<'a> {
             given: given as u64,
             expected: self.len as u64,
         })
-    }
-}
-
-impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
-    fn from(buffer: &'a DeviceBuffer) -> Self {
-        buffer.as_slice()
     }
 }
 

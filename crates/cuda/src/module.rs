@@ -1,7 +1,7 @@
 //! Modules: PTX compiled by the driver, judged before use, and kept for the process.
 //!
-//! The driver keeps its own cache on disk (see [`cache_report`](crate::cache_report)); what is kept here is
-//! the loaded module, so that asking twice costs a hash.
+//! The driver keeps its own cache on disk (see [`cache_report`](crate::cache_report)); what is kept
+//! here is the loaded module, so that asking twice costs a hash.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -16,42 +16,25 @@ use crate::error::{CompileError, CudaError, ModuleRefusal};
 use crate::function::{Function, FunctionAttributes, LoadedFunction};
 use crate::identity::ModuleIdentity;
 use crate::jit_log::JitLog;
-use crate::raw::{Handle, JitOutcome, JitRequest};
+use crate::raw::Handle;
 use crate::status::is_fault;
 use crate::sys::CUmod_st;
 use crate::verdict::WarningMemory;
 
-/// How to compile a module and what to accept. The default accepts only modules without local memory and
-/// without performance warnings.
+/// How to compile a module and what to accept. The default accepts only modules without local
+/// memory and without performance warnings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct ModuleOptions {
-    /// Accept kernels that spill or keep arrays in local memory: for tests, and for rungs that show why not.
+    /// Accept kernels that spill or keep arrays in local memory: for tests, and for rungs that show
+    /// why not.
     pub allow_local_memory: bool,
     /// Accept kernels that drew a C75xx warning: for tests, and for rungs that show why not.
     pub allow_performance_warnings: bool,
     /// Keep `.loc` lines for profilers and debuggers.
     pub line_info: bool,
-    /// Most registers a thread (`CU_JIT_MAX_REGISTERS`); the kernel's own `.maxntid` bound also holds.
-    pub max_registers: Option<u32>,
-    /// Optimisation level 0 to 4 (`CU_JIT_OPTIMIZATION_LEVEL`); the default is 4.
-    pub optimization_level: Option<u32>,
-    /// Compile now, past the cache of this process and of the driver, so that the log is complete and the
-    /// compile time real.
+    /// Compile now, past the cache of this process and of the driver, so that the log is complete
+    /// and the compile time real.
     pub recompile: bool,
-}
-
-impl ModuleOptions {
-    /// The options that change machine code, for the identity.
-    fn code_options(&self) -> String {
-        let mut text = String::new();
-        if let Some(registers) = self.max_registers {
-            text.push_str(&format!("max_registers={registers};"));
-        }
-        if let Some(level) = self.optimization_level {
-            text.push_str(&format!("optimization_level={level};"));
-        }
-        text
-    }
 }
 
 /// What is known about a loaded module.
@@ -79,7 +62,7 @@ pub struct ModuleReport {
 /// A compiled module, loaded on one device. Cheap to clone.
 #[derive(Clone)]
 pub struct Module {
-    // Before the context: dropping it unloads, which needs the context.
+    // Declared before the context, which unloading needs.
     loaded: Arc<LoadedModule>,
     context: Context,
 }
@@ -88,16 +71,16 @@ impl Module {
     /// Compiles and loads PTX, or finds it already loaded.
     ///
     /// # Errors
-    /// [`CudaError::Compile`] with the compiler's log; [`CudaError::Module`] for a kernel that spills or
-    /// drew performance warnings, unless `options` allow it; [`CudaError::ZeroByte`].
+    /// [`CudaError::Compile`] with the compiler's log; [`CudaError::Module`] for a kernel that
+    /// spills or drew performance warnings, unless `options` allow it; [`CudaError::ZeroByte`].
     pub fn load(context: &Context, ptx: &str, options: &ModuleOptions) -> Result<Self, CudaError> {
         let info = context.info();
         let release = info.driver_release.as_deref().unwrap_or("");
         let driver = format!("{release}/{}", info.cuda_version);
-        let identity = ModuleIdentity::new(ptx, &info.architecture(), &driver, &options.code_options());
+        let identity = ModuleIdentity::new(ptx, &info.architecture(), &driver);
 
         let loaded = if options.recompile {
-            // The driver's cache goes by the whole text, so a comment makes a new one.
+            // The driver's cache compares the whole text, so a new comment makes it compile.
             static SERIAL: AtomicU64 = AtomicU64::new(0);
             let since_epoch = std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
             let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -108,7 +91,10 @@ impl Module {
                 LoadedModule::load(context, ptx, identity, options)
             })?
         };
-        loaded.judge(options)?;
+        loaded
+            .report
+            .judge(options)
+            .map_err(|refusal| CudaError::Module(Box::new(refusal)))?;
         Ok(Self {
             loaded,
             context: context.clone(),
@@ -120,21 +106,12 @@ impl Module {
     /// # Errors
     /// [`CudaError::NoSuchKernel`] lists those there are.
     pub fn function(&self, name: &str) -> Result<Function, CudaError> {
-        match self
-            .loaded
-            .functions
-            .iter()
-            .position(|function| &*function.name == name)
-        {
+        let functions = &self.loaded.functions;
+        match functions.iter().position(|function| &*function.name == name) {
             Some(index) => Ok(Function::new(self.clone(), index)),
             None => Err(CudaError::NoSuchKernel {
                 name: name.to_string(),
-                known: self
-                    .loaded
-                    .functions
-                    .iter()
-                    .map(|function| function.name.to_string())
-                    .collect(),
+                known: functions.iter().map(|function| function.name.to_string()).collect(),
             }),
         }
     }
@@ -161,10 +138,7 @@ impl Module {
 
 impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Module")
-            .field("identity", &self.identity())
-            .field("context", &self.context)
-            .finish()
+        write!(f, "{:?} on device {}", self.identity(), self.context.ordinal())
     }
 }
 
@@ -184,27 +158,15 @@ impl LoadedModule {
         options: &ModuleOptions,
     ) -> Result<Self, CudaError> {
         let text = CString::new(ptx).map_err(|_| CudaError::ZeroByte { what: "the PTX" })?;
-        let request = JitRequest {
-            line_info: options.line_info,
-            max_registers: options.max_registers,
-            optimization_level: options.optimization_level,
-        };
-        let JitOutcome {
-            module,
-            info_log,
-            error_log,
-            truncated,
-            compile_ms,
-            load_ms,
-        } = context.call(|driver| Ok(driver.module_load(&text, &request)))?;
-        let handle = match module {
+        let outcome = context.call(|driver| Ok(driver.module_load(&text, options.line_info)))?;
+        let handle = match outcome.module {
             Ok(handle) => handle,
             Err(call) if is_fault(call.code) => return Err(context.judge(call)),
             Err(call) => {
                 return Err(CudaError::Compile(Box::new(CompileError {
                     call,
-                    error_log,
-                    info_log,
+                    error_log: outcome.error_log,
+                    info_log: outcome.info_log,
                 })));
             }
         };
@@ -216,10 +178,10 @@ impl LoadedModule {
             report: ModuleReport {
                 identity,
                 compiled: false,
-                compile_ms,
-                load_ms,
-                log: JitLog::parse(&info_log),
-                log_text: info_log,
+                compile_ms: outcome.compile_ms,
+                load_ms: outcome.load_ms,
+                log: JitLog::parse(&outcome.info_log),
+                log_text: outcome.info_log,
                 functions: Vec::new(),
                 notes: Vec::new(),
             },
@@ -237,20 +199,13 @@ impl LoadedModule {
             .map(|function| (function.name.to_string(), function.attributes))
             .collect();
         report.compiled = report.log.is_complete();
-        if truncated {
+        if outcome.truncated {
             report
                 .notes
                 .push("the compiler's log is longer than its buffer; its end is missing".to_string());
         }
         report.settle_warnings(&WarningMemory::of_user());
         Ok(loaded)
-    }
-
-    /// Refuses what the options do not allow.
-    fn judge(&self, options: &ModuleOptions) -> Result<(), CudaError> {
-        self.report
-            .judge(options)
-            .map_err(|refusal| CudaError::Module(Box::new(refusal)))
     }
 }
 
@@ -265,6 +220,7 @@ impl ModuleReport {
         }
     }
 
+    /// Refuses what the options do not allow.
     fn judge(&self, options: &ModuleOptions) -> Result<(), ModuleRefusal> {
         if !options.allow_local_memory
             && let Some((kernel, attributes)) = self
@@ -276,7 +232,7 @@ impl ModuleReport {
                 kernel: kernel.clone(),
                 local_bytes: attributes.local_bytes,
                 registers: attributes.registers,
-                spills: self.log.kernel(kernel).and_then(|log| log.spills()),
+                spills: self.log.kernel(kernel).and_then(|log| log.spills),
             });
         }
         if !options.allow_performance_warnings && !self.log.performance_warnings.is_empty() {
@@ -295,9 +251,10 @@ impl Drop for LoadedModule {
     }
 }
 
-/// Identity, and whether line information was asked for, which changes the module but not its code.
+/// The identity, and whether the module has line information, which changes the module but not its
+/// code.
 type Key = (ModuleIdentity, bool);
-/// Holds a module once it is loaded; its lock makes others wait who ask for the same one.
+/// A module once it is loaded. The lock makes other callers wait for the same module.
 type Slot = Arc<Mutex<Option<Arc<LoadedModule>>>>;
 
 /// The modules of one context.
@@ -352,7 +309,7 @@ mod tests {
         };
         let log = JitLog::parse(log);
         ModuleReport {
-            identity: ModuleIdentity::new("ret;", "sm_90", "580", ""),
+            identity: ModuleIdentity::new("ret;", "sm_90", "580"),
             compiled: log.is_complete(),
             compile_ms: 0.0,
             load_ms: 0.0,
@@ -402,37 +359,5 @@ mod tests {
             ..ModuleOptions::default()
         };
         assert!(warned.judge(&allow).is_ok());
-    }
-
-    #[test]
-    fn options_that_change_code_change_the_identity_and_others_do_not() {
-        let base = ModuleOptions::default();
-        let same = ModuleOptions {
-            allow_local_memory: true,
-            line_info: true,
-            recompile: true,
-            ..base
-        };
-        assert_eq!(base.code_options(), same.code_options());
-        assert_ne!(
-            base.code_options(),
-            ModuleOptions {
-                max_registers: Some(64),
-                ..base
-            }
-            .code_options()
-        );
-        assert_ne!(
-            ModuleOptions {
-                max_registers: Some(2),
-                ..base
-            }
-            .code_options(),
-            ModuleOptions {
-                optimization_level: Some(2),
-                ..base
-            }
-            .code_options()
-        );
     }
 }

@@ -1,5 +1,5 @@
-//! NVIDIA's management library (NVML): clocks, power and temperature of a device. Loaded when it is there, like the
-//! driver; eight of its functions are used.
+//! NVIDIA's management library (NVML): clocks, power and temperature of a device. Loaded when it is
+//! there, like the driver; eight of its functions are used.
 
 #![allow(unsafe_code)]
 
@@ -39,7 +39,8 @@ pub struct Nvml {
     device: Handle,
 }
 
-// SAFETY: NVML is thread-safe (NVML API reference, "Thread safety"), and a device handle is a name without state.
+// SAFETY: NVML is thread-safe (NVML API reference, "Thread safety"), and a device handle is a name
+// without state.
 unsafe impl Send for Nvml {}
 
 impl Nvml {
@@ -70,7 +71,8 @@ impl Nvml {
         let name = CString::new(uuid).map_err(|_| format!("NVML has no {uuid:?}"))?;
         type ByUuid = unsafe extern "C" fn(*const c_char, *mut Handle) -> Return;
         let mut device = std::ptr::null_mut();
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetHandleByUUID(const char*, nvmlDevice_t*)`; both outlive the call.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetHandleByUUID(const char*, nvmlDevice_t*)`; both
+        // outlive the call.
         let code = unsafe {
             match nvml.library.get::<ByUuid>(b"nvmlDeviceGetHandleByUUID\0") {
                 Ok(find) => find(name.as_ptr(), &raw mut device),
@@ -109,12 +111,13 @@ impl Nvml {
         self.kind(b"nvmlDeviceGetTemperature\0", TEMPERATURE_GPU)
     }
 
-    /// Why clocks are below their highest, such as `SW_POWER_CAP`. An idle device is no reason. `None` where it cannot be
-    /// read.
+    /// Why clocks are below their highest, such as `SW_POWER_CAP`. An idle device is no reason.
+    /// `None` where it cannot be read.
     pub fn throttle_reasons(&self) -> Option<Vec<&'static str>> {
         type Reasons = unsafe extern "C" fn(Handle, *mut c_ulonglong) -> Return;
         let mut bits = 0;
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t, unsigned long long*)`.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t, unsigned
+        // long long*)`.
         let code = unsafe {
             let read = self
                 .library
@@ -154,7 +157,8 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: `nvmlReturn_t nvmlShutdown(void)`. Where starting failed there is nothing to shut down, and it says so.
+        // SAFETY: `nvmlReturn_t nvmlShutdown(void)`. Where starting failed there is nothing to shut
+        // down, and it says so.
         unsafe {
             if let Ok(shutdown) = self.library.get::<unsafe extern "C" fn() -> Return>(b"nvmlShutdown\0") {
                 shutdown();

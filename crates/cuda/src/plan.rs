@@ -1,5 +1,5 @@
-//! Kernels of the kernel language on the driver: a `Kernel` is loaded, a `Launch` is run with the buffers
-//! its caller brings. The simulator takes the same two values.
+//! Kernels of the kernel language on the driver: a `Kernel` is loaded, a `Launch` is run with the
+//! buffers its caller brings. The simulator takes the same two values.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ impl Function {
     /// `buffers[slot]` is what the launch calls slot `slot`; more may be given than it needs.
     ///
     /// # Errors
-    /// [`CudaError::Launch`] for a buffer that is missing, too small or not aligned, arguments that do not
-    /// match the kernel, or a shape that the device cannot launch; [`CudaError::TensorMap`].
+    /// [`CudaError::Launch`] for a buffer that is missing, too small or not aligned, arguments that
+    /// do not match the kernel, or a shape that the device cannot launch; [`CudaError::TensorMap`].
     pub fn prepare<'a>(&self, launch: &Launch, buffers: &[DeviceSlice<'a>]) -> Result<PreparedLaunch<'a>, CudaError> {
         let refuse = |refusal| self.refuse(refusal);
         let given: Vec<(u64, u64)> = buffers.iter().map(|b| (b.address(), b.len() as u64)).collect();
@@ -91,7 +91,8 @@ impl Function {
     }
 }
 
-/// A launch whose buffers and arguments are settled: enqueueing it again costs the driver call alone.
+/// A launch whose buffers and arguments are settled: enqueueing it again costs the driver call
+/// alone.
 #[derive(Debug, Clone)]
 pub struct PreparedLaunch<'a> {
     // Before the function, which keeps the context that freeing them needs.
@@ -104,31 +105,21 @@ pub struct PreparedLaunch<'a> {
 impl PreparedLaunch<'_> {
     /// Enqueues the kernel. Returns at once; a fault shows at a later synchronisation.
     ///
-    /// Safe to call with kernels that are not proved: what a kernel can reach is this process's device
-    /// memory, none of which Rust refers to. A faulty kernel can spoil its results or lose the context; the
-    /// simulator is there to find that out first.
+    /// Safe to call with kernels that are not proved: what a kernel can reach is this process's
+    /// device memory, none of which Rust refers to. A faulty kernel can spoil its results or lose
+    /// the context; the simulator is there to find that out first.
     ///
     /// # Errors
     /// [`CudaError::LaunchFailed`] with an explanation if the driver refuses it;
     /// [`CudaError::OtherDevice`] for a stream of another device.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         #[allow(unsafe_code)]
-        // SAFETY: every buffer is at least as long as the launch says the kernel touches, and borrowed by
-        // this value; argument sizes are those of the kernel's parameters.
+        // SAFETY: every buffer is at least as long as the launch says the kernel touches, and
+        // borrowed by this value; argument sizes are those of the kernel's parameters.
         unsafe {
             self.function.launch(stream, &self.shape, &self.arguments)?;
         }
         stream.hold(&self.tables)
-    }
-
-    /// The kernel.
-    pub fn function(&self) -> &Function {
-        &self.function
-    }
-
-    /// The launch's shape.
-    pub fn shape(&self) -> &LaunchShape {
-        &self.shape
     }
 }
 
@@ -167,7 +158,7 @@ mod tests {
             data.offset(k.thread_idx()).store(k.constant(1.0f32));
         })
         .unwrap();
-        let identity = |ptx: &str| crate::identity::ModuleIdentity::new(ptx, "sm_90", "580", "");
+        let identity = |ptx: &str| crate::identity::ModuleIdentity::new(ptx, "sm_90", "580");
         assert_ne!(kernel.to_ptx(), kernel.to_ptx_with_lines());
         assert_eq!(identity(&kernel.to_ptx()), identity(&kernel.to_ptx_with_lines()));
     }

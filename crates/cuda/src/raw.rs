@@ -1,32 +1,35 @@
-//! The driver's functions as fallible Rust: one method a call, each failure a [`CallError`] that carries
-//! the call, its arguments and its meaning.
+//! The driver's functions as fallible Rust: one method a call, each failure a [`CallError`] that
+//! carries the call, its arguments and its meaning.
 //!
-//! All of this crate's foreign calls are made here and in `raw/`, so that there is one place to read for
-//! soundness. Two rules make these methods safe to call from the owning types, and they are what each
-//! `SAFETY` comment leans on:
+//! All of this crate's foreign calls are made here and in `raw/`, so that there is one place to
+//! read for soundness. Two rules make these methods safe to call from the owning types, and they
+//! are what each `SAFETY` comment leans on:
 //!
-//! 1. **Live handles.** A context, stream, event, module, function or graph handle reaches this module only
-//!    from the owning type that made it and destroys it in `drop`, or from an `unsafe` constructor whose
-//!    caller vouched for it. Device addresses are numbers to the driver, checked there.
-//! 2. **Pointers outlive the call.** Every pointer handed over is to a local or to a slice borrowed for the
-//!    call, and the driver keeps none of them. Copies to and from host memory wait for their end.
+//! 1. **Live handles.** A context, stream, event, module, function or graph handle reaches this
+//!    module only from the owning type that made it and destroys it in `drop`, or from an `unsafe`
+//!    constructor whose caller vouched for it. Device addresses are numbers to the driver, checked
+//!    there.
+//! 2. **Pointers outlive the call.** Every pointer handed over is to a local or to a slice borrowed
+//!    for the call, and the driver keeps none of them. Copies to and from host memory wait for
+//!    their end.
 
 #![allow(unsafe_code)]
 
-mod capture;
 mod jit;
 mod launch;
-mod stream;
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::{fmt, ptr};
 
 use crate::error::{CallError, CudaError};
 use crate::status;
-use crate::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUgraph, CUgraphExec, CUresult, CUstream, Table};
+use crate::sys::{
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUresult, CUstream,
+    Table,
+};
 
-pub(crate) use jit::{JitOutcome, JitRequest};
 pub(crate) use launch::{LaunchCall, TensorMapCall};
 
 type CallResult<T> = Result<T, CallError>;
@@ -43,8 +46,9 @@ impl<T> Clone for Handle<T> {
 
 impl<T> Copy for Handle<T> {}
 
-// SAFETY: a handle is an opaque number to us, never dereferenced here. The driver's functions may be called
-// from any thread (CUDA driver API, *Thread safety*); graphs are the exception, and `graph` locks them.
+// SAFETY: a handle is an opaque number to us, never dereferenced here. The driver's functions may
+// be called from any thread (CUDA driver API, *Thread safety*); graphs are the exception, and
+// `graph` locks them.
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above; sharing a handle shares a number.
 unsafe impl<T> Sync for Handle<T> {}
@@ -64,23 +68,15 @@ pub(crate) struct Driver {
     _library: libloading::Library,
 }
 
-impl fmt::Debug for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver")
-            .field("cuda_version", &self.cuda_version)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The process's driver. The first call loads and initialises it; a failure is remembered, because the
-/// driver does not recover from one within a process.
+/// The process's driver. The first call loads and initialises it; a failure is remembered, because
+/// the driver does not recover from one within a process.
 pub(crate) fn driver() -> Result<&'static Driver, CudaError> {
     static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
     DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
 }
 
-/// What it means that none of [`LIBRARIES`] could be loaded, by what the loader said of each: that there is none, unless it
-/// said something else of one.
+/// The error for a driver that did not load, from the loader's message for each of [`LIBRARIES`]:
+/// the first message that is not "no such file" makes the driver broken; otherwise there is none.
 fn not_loaded(failed: &[String]) -> CudaError {
     let looked_for = LIBRARIES.join(", ");
     let is_there = |(name, detail): &(&&str, &String)| !is_missing(name, detail);
@@ -97,10 +93,11 @@ fn not_loaded(failed: &[String]) -> CudaError {
     }
 }
 
-/// Whether the loader says that it found no such library. Where it names another one, that is what this one needs.
+/// Whether the loader's message says that this library does not exist. A message that names another
+/// library means that this one needs it.
 fn is_missing(name: &str, detail: &str) -> bool {
     if cfg!(windows) {
-        // It does not say which one is missing.
+        // The message does not say which one is missing.
         return true;
     }
     detail.contains(name) && detail.to_lowercase().contains("no such file")
@@ -111,7 +108,8 @@ impl Driver {
         let mut found = None;
         let mut failed = Vec::new();
         for name in LIBRARIES {
-            // SAFETY: loading runs the library's initialisers; NVIDIA's driver library is made for that.
+            // SAFETY: loading runs the library's initialisers; NVIDIA's driver library is made for
+            // that.
             match unsafe { libloading::Library::new(*name) } {
                 Ok(library) => {
                     found = Some(library);
@@ -126,16 +124,15 @@ impl Driver {
             return Err(not_loaded(&failed));
         };
 
-        // SAFETY: the library was found under the driver's name, and is kept beside the table for as long.
-        let table = unsafe { Table::load(&library) }.map_err(|missing| CudaError::DriverTooOld {
+        let too_old = |symbol| CudaError::DriverTooOld {
             found: crate::device::driver_release().unwrap_or_else(|| "version unknown".to_string()),
-            symbol: missing.0,
-        })?;
+            symbol,
+        };
+        // SAFETY: the library was found under the driver's name, and stays loaded as long as the
+        // table is used.
+        let table = unsafe { Table::load(&library) }.map_err(too_old)?;
         if table.cuEventElapsedTime.or(table.cuEventElapsedTime_v2).is_none() {
-            return Err(CudaError::DriverTooOld {
-                found: crate::device::driver_release().unwrap_or_else(|| "version unknown".to_string()),
-                symbol: "cuEventElapsedTime",
-            });
+            return Err(too_old("cuEventElapsedTime"));
         }
 
         let mut driver = Self {
@@ -195,102 +192,17 @@ impl Driver {
         }
     }
 
-    // Devices.
-
-    pub(crate) fn device_count(&self) -> CallResult<u32> {
-        let mut count = 0;
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuDeviceGetCount)(&mut count) };
-        self.check("cuDeviceGetCount", code, String::new)?;
-        Ok(count.max(0).unsigned_abs())
-    }
-
-    pub(crate) fn device(&self, ordinal: u32) -> CallResult<CUdevice> {
-        let mut device = 0;
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuDeviceGet)(&mut device, ordinal as c_int) };
-        self.check("cuDeviceGet", code, || format!("ordinal={ordinal}"))?;
-        Ok(device)
-    }
+    // Calls whose result is not their first argument, or whose arguments need more than their
+    // names.
 
     pub(crate) fn device_name(&self, device: CUdevice) -> CallResult<String> {
         let mut name = [0u8; 256];
-        // SAFETY: rule 2; the length is the buffer's, and the driver ends the name with a zero byte.
+        // SAFETY: rule 2; the length is the buffer's, and the driver ends the name with a zero
+        // byte.
         let code = unsafe { (self.table.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as c_int, device) };
         self.check("cuDeviceGetName", code, || format!("device={device}"))?;
         Ok(jit::text(&name).0)
     }
-
-    pub(crate) fn device_uuid(&self, device: CUdevice) -> CallResult<[u8; 16]> {
-        let mut uuid = sys::CUuuid_st { bytes: [0; 16] };
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuDeviceGetUuid_v2)(&mut uuid, device) };
-        self.check("cuDeviceGetUuid_v2", code, || format!("device={device}"))?;
-        Ok(uuid.bytes.map(|byte| byte as u8))
-    }
-
-    pub(crate) fn device_attribute(&self, device: CUdevice, attribute: u32) -> CallResult<u32> {
-        let mut value = 0;
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuDeviceGetAttribute)(&mut value, attribute, device) };
-        self.check("cuDeviceGetAttribute", code, || {
-            format!("attribute={attribute}, device={device}")
-        })?;
-        Ok(value.max(0).unsigned_abs())
-    }
-
-    pub(crate) fn device_total_memory(&self, device: CUdevice) -> CallResult<u64> {
-        let mut bytes = 0;
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuDeviceTotalMem_v2)(&mut bytes, device) };
-        self.check("cuDeviceTotalMem_v2", code, || format!("device={device}"))?;
-        Ok(bytes as u64)
-    }
-
-    // Contexts.
-
-    pub(crate) fn primary_context_retain(&self, device: CUdevice) -> CallResult<CUcontext> {
-        let mut context = ptr::null_mut();
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuDevicePrimaryCtxRetain)(&mut context, device) };
-        self.check("cuDevicePrimaryCtxRetain", code, || format!("device={device}"))?;
-        Ok(context)
-    }
-
-    pub(crate) fn primary_context_release(&self, device: CUdevice) -> CallResult<()> {
-        // SAFETY: takes a number; the driver counts retains and releases.
-        let code = unsafe { (self.table.cuDevicePrimaryCtxRelease_v2)(device) };
-        self.check("cuDevicePrimaryCtxRelease_v2", code, || format!("device={device}"))
-    }
-
-    pub(crate) fn context_current(&self) -> CallResult<CUcontext> {
-        let mut context = ptr::null_mut();
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuCtxGetCurrent)(&mut context) };
-        self.check("cuCtxGetCurrent", code, String::new)?;
-        Ok(context)
-    }
-
-    pub(crate) fn context_push(&self, context: CUcontext) -> CallResult<()> {
-        // SAFETY: rule 1.
-        let code = unsafe { (self.table.cuCtxPushCurrent_v2)(context) };
-        self.check("cuCtxPushCurrent_v2", code, || format!("context={context:p}"))
-    }
-
-    pub(crate) fn context_pop(&self) -> CallResult<()> {
-        let mut context = ptr::null_mut();
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuCtxPopCurrent_v2)(&mut context) };
-        self.check("cuCtxPopCurrent_v2", code, String::new)
-    }
-
-    pub(crate) fn context_synchronize(&self) -> CallResult<()> {
-        // SAFETY: takes nothing.
-        let code = unsafe { (self.table.cuCtxSynchronize)() };
-        self.check("cuCtxSynchronize", code, String::new)
-    }
-
-    // Memory.
 
     /// Free and total device memory, bytes.
     pub(crate) fn memory_info(&self) -> CallResult<(u64, u64)> {
@@ -299,14 +211,6 @@ impl Driver {
         let code = unsafe { (self.table.cuMemGetInfo_v2)(&mut free, &mut total) };
         self.check("cuMemGetInfo_v2", code, String::new)?;
         Ok((free as u64, total as u64))
-    }
-
-    pub(crate) fn memory_alloc(&self, bytes: usize) -> CallResult<CUdeviceptr> {
-        let mut pointer = 0;
-        // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuMemAlloc_v2)(&mut pointer, bytes) };
-        self.check("cuMemAlloc_v2", code, || format!("bytes={bytes}"))?;
-        Ok(pointer)
     }
 
     pub(crate) fn memory_free(&self, pointer: CUdeviceptr) -> CallResult<()> {
@@ -359,41 +263,122 @@ impl Driver {
         })
     }
 
-    // Graphs.
-
-    pub(crate) fn graph_instantiate(&self, graph: CUgraph) -> CallResult<CUgraphExec> {
-        let mut exec = ptr::null_mut();
+    pub(crate) fn stream_context(&self, stream: CUstream) -> CallResult<CUcontext> {
+        let mut context = ptr::null_mut();
         // SAFETY: rules 1 and 2.
-        let code = unsafe { (self.table.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) };
-        self.check("cuGraphInstantiateWithFlags", code, || {
-            format!("graph={graph:p}, flags=0")
-        })?;
-        Ok(exec)
+        let code = unsafe { (self.table.cuStreamGetCtx)(stream, &mut context) };
+        self.check("cuStreamGetCtx", code, || format!("stream={stream:p}"))?;
+        Ok(context)
     }
 
-    pub(crate) fn graph_upload(&self, exec: CUgraphExec, stream: CUstream) -> CallResult<()> {
-        // SAFETY: rule 1.
-        let code = unsafe { (self.table.cuGraphUpload)(exec, stream) };
-        self.check("cuGraphUpload", code, || format!("exec={exec:p}, stream={stream:p}"))
+    /// Whether the stream is being captured, by this library or by another.
+    pub(crate) fn stream_is_captured(&self, stream: CUstream) -> CallResult<bool> {
+        let mut status = sys::capture_status::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: rules 1 and 2.
+        let code = unsafe { (self.table.cuStreamIsCapturing)(stream, &mut status) };
+        self.check("cuStreamIsCapturing", code, || format!("stream={stream:p}"))?;
+        Ok(status != sys::capture_status::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    pub(crate) fn graph_launch(&self, exec: CUgraphExec, stream: CUstream) -> CallResult<()> {
-        // SAFETY: rule 1.
-        let code = unsafe { (self.table.cuGraphLaunch)(exec, stream) };
-        self.check("cuGraphLaunch", code, || format!("exec={exec:p}, stream={stream:p}"))
+    pub(crate) fn capture_end(&self, stream: CUstream) -> CallResult<CUgraph> {
+        let mut graph = ptr::null_mut();
+        // SAFETY: rules 1 and 2.
+        let code = unsafe { (self.table.cuStreamEndCapture)(stream, &mut graph) };
+        self.check("cuStreamEndCapture", code, || format!("stream={stream:p}"))?;
+        Ok(graph)
     }
 
-    pub(crate) fn graph_exec_destroy(&self, exec: CUgraphExec) -> CallResult<()> {
-        // SAFETY: rule 1; called once, from the owner's drop.
-        let code = unsafe { (self.table.cuGraphExecDestroy)(exec) };
-        self.check("cuGraphExecDestroy", code, || format!("exec={exec:p}"))
+    /// Milliseconds between two recorded events, to about half a microsecond.
+    pub(crate) fn event_elapsed(&self, start: CUevent, end: CUevent) -> CallResult<f32> {
+        // `load` made sure that the driver has one of the two.
+        let (name, call) = match (self.table.cuEventElapsedTime_v2, self.table.cuEventElapsedTime) {
+            (Some(call), _) => ("cuEventElapsedTime_v2", call),
+            (None, Some(call)) => ("cuEventElapsedTime", call),
+            (None, None) => return Ok(0.0),
+        };
+        let mut milliseconds = 0.0;
+        // SAFETY: rules 1 and 2.
+        let code = unsafe { call(&mut milliseconds, start, end) };
+        self.check(name, code, || format!("start={start:p}, end={end:p}"))?;
+        Ok(milliseconds)
     }
+}
 
-    pub(crate) fn graph_destroy(&self, graph: CUgraph) -> CallResult<()> {
-        // SAFETY: rule 1; called once, by who ended the capture.
-        let code = unsafe { (self.table.cuGraphDestroy)(graph) };
-        self.check("cuGraphDestroy", code, || format!("graph={graph:p}"))
+/// A call's arguments as `name=value, …`.
+macro_rules! named {
+    ($($arg:ident),*) => {{
+        let named: &[(&str, &dyn fmt::Debug)] = &[$((stringify!($arg), &$arg)),*];
+        named.iter().map(|(name, value)| format!("{name}={value:?}")).collect::<Vec<_>>().join(", ")
+    }};
+}
+
+/// Methods for driver functions whose arguments are numbers and live handles: `method(arguments) =
+/// function`, and `method(arguments) -> result = function` where the driver writes the result
+/// through a pointer that it takes first.
+macro_rules! calls {
+    (
+        actions { $($action:ident($($aarg:ident: $aty:ty),*) = $afunction:ident;)* }
+        queries { $($query:ident($($qarg:ident: $qty:ty),*) -> $result:ty = $qfunction:ident;)* }
+    ) => {
+        impl Driver {
+            $(pub(crate) fn $action(&self, $($aarg: $aty),*) -> CallResult<()> {
+                // SAFETY: rule 1; what destroys a handle is called once, from its owner's drop.
+                let code = unsafe { (self.table.$afunction)($($aarg),*) };
+                self.check(stringify!($afunction), code, || named!($($aarg),*))
+            })*
+
+            $(pub(crate) fn $query(&self, $($qarg: $qty),*) -> CallResult<$result> {
+                let mut result = MaybeUninit::<$result>::zeroed();
+                // SAFETY: rules 1 and 2.
+                let code = unsafe { (self.table.$qfunction)(result.as_mut_ptr(), $($qarg),*) };
+                self.check(stringify!($qfunction), code, || named!($($qarg),*))?;
+                // SAFETY: results are numbers, plain bytes and pointers, of which all zeros is a
+                // value.
+                Ok(unsafe { result.assume_init() })
+            })*
+        }
+    };
+}
+
+calls! {
+    actions {
+        primary_context_release(device: CUdevice) = cuDevicePrimaryCtxRelease_v2;
+        context_push(context: CUcontext) = cuCtxPushCurrent_v2;
+        context_synchronize() = cuCtxSynchronize;
+        stream_destroy(stream: CUstream) = cuStreamDestroy_v2;
+        stream_synchronize(stream: CUstream) = cuStreamSynchronize;
+        stream_wait_event(stream: CUstream, event: CUevent, flags: c_uint) = cuStreamWaitEvent;
+        capture_begin(stream: CUstream, mode: c_uint) = cuStreamBeginCapture_v2;
+        event_destroy(event: CUevent) = cuEventDestroy_v2;
+        event_record(event: CUevent, stream: CUstream) = cuEventRecord;
+        event_synchronize(event: CUevent) = cuEventSynchronize;
+        graph_upload(exec: CUgraphExec, stream: CUstream) = cuGraphUpload;
+        graph_launch(exec: CUgraphExec, stream: CUstream) = cuGraphLaunch;
+        graph_exec_destroy(exec: CUgraphExec) = cuGraphExecDestroy;
+        graph_destroy(graph: CUgraph) = cuGraphDestroy;
+        module_unload(module: CUmodule) = cuModuleUnload;
+        set_function_attribute(function: CUfunction, attribute: c_uint, value: c_int) = cuFuncSetAttribute;
     }
+    queries {
+        device_count() -> c_int = cuDeviceGetCount;
+        device(ordinal: c_int) -> CUdevice = cuDeviceGet;
+        device_uuid(device: CUdevice) -> sys::CUuuid_st = cuDeviceGetUuid_v2;
+        device_attribute(attribute: c_uint, device: CUdevice) -> c_int = cuDeviceGetAttribute;
+        device_total_memory(device: CUdevice) -> usize = cuDeviceTotalMem_v2;
+        primary_context_retain(device: CUdevice) -> CUcontext = cuDevicePrimaryCtxRetain;
+        context_current() -> CUcontext = cuCtxGetCurrent;
+        context_pop() -> CUcontext = cuCtxPopCurrent_v2;
+        memory_alloc(bytes: usize) -> CUdeviceptr = cuMemAlloc_v2;
+        stream_create(flags: c_uint, priority: c_int) -> CUstream = cuStreamCreateWithPriority;
+        event_create(flags: c_uint) -> CUevent = cuEventCreate;
+        graph_instantiate(graph: CUgraph, flags: c_ulonglong) -> CUgraphExec = cuGraphInstantiateWithFlags;
+        function_attribute(attribute: c_uint, function: CUfunction) -> c_int = cuFuncGetAttribute;
+    }
+}
+
+/// A count or size that the driver gives as a signed number.
+pub(crate) fn unsigned(value: c_int) -> u32 {
+    value.max(0).unsigned_abs()
 }
 
 #[cfg(all(test, not(windows)))]

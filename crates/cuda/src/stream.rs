@@ -7,18 +7,19 @@ use crate::context::{Context, lock};
 use crate::error::CudaError;
 use crate::module::LoadedModule;
 use crate::raw::Handle;
-use crate::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUevent_st, CUstream, CUstream_st};
+use crate::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUevent_st, CUstream, CUstream_st, event_flag, stream_flag};
 use crate::table::DeviceTable;
 
 /// A queue of work on a device: what is put in runs in order.
 ///
-/// Streams made here do not synchronise with the legacy default stream. To work together with another
-/// library, use the stream that it uses: [`Stream::from_raw`].
+/// Streams made here do not synchronise with the legacy default stream. To work together with
+/// another library, use the stream that it uses: [`Stream::from_raw`].
 pub struct Stream {
     handle: Handle<CUstream_st>,
     owned: bool,
     context: Context,
-    /// While the stream is captured: the kernels put in so far, the modules they live in, and tables they read.
+    /// While the stream is captured: the kernels put in so far, the modules they live in, and
+    /// tables they read.
     capture: Mutex<Option<Captured>>,
 }
 
@@ -36,30 +37,26 @@ impl Stream {
     /// # Errors
     /// Any failure of the driver.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let handle = context.call(|driver| driver.stream_create(0))?;
+        let handle = context.call(|driver| driver.stream_create(stream_flag::CU_STREAM_NON_BLOCKING, 0))?;
         Ok(Self::wrap(context, handle, true))
     }
 
-    /// The legacy default stream, which PyTorch and the CUDA runtime use unless told otherwise. It cannot be
-    /// captured into a graph.
+    /// The legacy default stream, which PyTorch and the CUDA runtime use unless told otherwise. It
+    /// cannot be captured into a graph.
     pub fn legacy_default(context: &Context) -> Self {
         Self::wrap(context, std::ptr::without_provenance_mut(CU_STREAM_LEGACY), false)
     }
 
-    /// The per-thread default stream of whichever thread uses it.
-    pub fn per_thread_default(context: &Context) -> Self {
-        Self::wrap(context, std::ptr::without_provenance_mut(CU_STREAM_PER_THREAD), false)
-    }
-
-    /// Another library's stream, such as `torch.cuda.current_stream().cuda_stream`. It stays theirs: it is
-    /// not destroyed here. `0` means the legacy default stream.
+    /// Another library's stream, such as `torch.cuda.current_stream().cuda_stream`. It stays
+    /// theirs: it is not destroyed here. `0` means the legacy default stream.
     ///
     /// # Errors
-    /// [`CudaError::ForeignStream`] if it was made in another context than the device's primary one.
+    /// [`CudaError::ForeignStream`] if it was made in another context than the device's primary
+    /// one.
     ///
     /// # Safety
-    /// `handle` is 0, 1, 2 or a `CUstream` (`cudaStream_t`) that exists and is not destroyed while this
-    /// value lives.
+    /// `handle` is 0, 1, 2 or a `CUstream` (`cudaStream_t`) that exists and is not destroyed while
+    /// this value lives.
     #[allow(unsafe_code)]
     pub unsafe fn from_raw(context: &Context, handle: usize) -> Result<Self, CudaError> {
         let stream: CUstream = std::ptr::without_provenance_mut(handle);
@@ -104,25 +101,13 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether all work put in so far has ended.
-    ///
-    /// # Errors
-    /// [`CudaError::Fault`] if a kernel faulted.
-    pub fn is_done(&self) -> Result<bool, CudaError> {
-        let done = self.context.call(|driver| driver.stream_is_done(self.handle.0))?;
-        if done {
-            self.finished();
-        }
-        Ok(done)
-    }
-
     /// Lets the work put in from now on wait for an event recorded on any stream.
     ///
     /// # Errors
     /// Any failure of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.context
-            .call(|driver| driver.stream_wait_event(self.handle.0, event.handle.0))
+            .call(|driver| driver.stream_wait_event(self.handle.0, event.handle.0, 0))
     }
 
     pub(crate) fn handle(&self) -> CUstream {
@@ -137,7 +122,8 @@ impl Stream {
     /// A kernel of `module` was put in.
     pub(crate) fn enqueued(&self, kernel: &Arc<str>, module: &Arc<LoadedModule>) {
         match lock(&self.capture).as_mut() {
-            // Captured work does not run now, so it is no suspect; the graph keeps its module loaded.
+            // Captured work does not run now, so it is no suspect; the graph keeps its module
+            // loaded.
             Some(captured) => {
                 captured.kernels.push(kernel.clone());
                 if !captured.modules.iter().any(|known| Arc::ptr_eq(known, module)) {
@@ -204,7 +190,7 @@ impl Event {
     /// # Errors
     /// Any failure of the driver.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let handle = context.call(|driver| driver.event_create())?;
+        let handle = context.call(|driver| driver.event_create(event_flag::CU_EVENT_DEFAULT))?;
         Ok(Self {
             handle: Handle(handle),
             context: context.clone(),
@@ -235,18 +221,11 @@ impl Event {
         self.context.call(|driver| driver.event_synchronize(self.handle.0))
     }
 
-    /// Whether the event has happened.
-    ///
-    /// # Errors
-    /// [`CudaError::Fault`] if a kernel faulted.
-    pub fn is_done(&self) -> Result<bool, CudaError> {
-        self.context.call(|driver| driver.event_is_done(self.handle.0))
-    }
-
     /// Milliseconds from this event to `end`, to about half a microsecond. Both must have happened.
     ///
     /// # Errors
-    /// A call error: `NOT_READY` if one has not happened yet, `INVALID_HANDLE` if one was never recorded.
+    /// A call error: `NOT_READY` if one has not happened yet, `INVALID_HANDLE` if one was never
+    /// recorded.
     pub fn elapsed_ms(&self, end: &Event) -> Result<f32, CudaError> {
         self.context
             .call(|driver| driver.event_elapsed(self.handle.0, end.handle.0))

@@ -1,10 +1,11 @@
-//! Tables of launches ([`flashcore_ir::Table`]) on the device: there once for all launches that read the same numbers,
-//! for as long as someone holds them, and somewhat longer.
+//! Tables of launches ([`flashcore_ir::Table`]) on the device: there once for all launches that
+//! read the same numbers, for as long as someone holds them, and somewhat longer.
 //!
-//! A table is held by what was made ready with it ([`PreparedLaunch`](crate::PreparedLaunch), [`HeldTables`]) and by
-//! graphs that captured it. One that nobody holds any more stays until those come to [`MOST_UNUSED_BYTES`] together:
-//! freeing waits for the device, and a shape may come back. A stream that another library captures gives no hold on its
-//! graph, so tables that go into it stay as long as the context.
+//! A table is held by what was made ready with it ([`PreparedLaunch`](crate::PreparedLaunch),
+//! [`HeldTables`]) and by graphs that captured it. One that nobody holds any more stays until those
+//! come to [`MOST_UNUSED_BYTES`] together: freeing waits for the device, and a shape may come back.
+//! A stream that another library captures gives no hold on its graph, so tables that go into it
+//! stay as long as the context.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +19,8 @@ use crate::memory::DeviceBuffer;
 use crate::stream::Stream;
 use crate::sys::CUdeviceptr;
 
-/// Bytes of tables that nobody holds before they are freed, all at once. One of 4,096 tiles takes 128 KiB.
+/// Bytes of tables that nobody holds before they are freed, all at once. One of 4,096 tiles takes
+/// 128 KiB.
 const MOST_UNUSED_BYTES: usize = 16 << 20;
 
 /// A table on the device; freed when it is dropped.
@@ -44,7 +46,8 @@ impl DeviceTable {
 impl Drop for DeviceTable {
     fn drop(&mut self) {
         if self.address != 0 {
-            // As for buffers: it waits for the work that uses it, and a lost context has freed everything.
+            // As for buffers: it waits for the work that uses it, and a lost context has freed
+            // everything.
             let _ = self.home.call(|driver| driver.memory_free(self.address));
         }
     }
@@ -56,8 +59,8 @@ impl fmt::Debug for DeviceTable {
     }
 }
 
-/// Keeps the tables of launches on the device while it lives, so that later calls find them there, also while a stream
-/// is captured. See [`Function::hold_tables`](crate::Function::hold_tables).
+/// Keeps the tables of launches on the device while it lives, so that later calls find them there,
+/// also while a stream is captured. See [`Function::hold_tables`](crate::Function::hold_tables).
 #[derive(Debug, Clone)]
 pub struct HeldTables {
     // Before the context: freeing needs it.
@@ -71,16 +74,6 @@ impl HeldTables {
             tables,
             _context: context.clone(),
         }
-    }
-
-    /// How many there are: none for most kernels.
-    pub fn len(&self) -> usize {
-        self.tables.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.tables.is_empty()
     }
 }
 
@@ -111,8 +104,8 @@ impl<T> Default for Cache<T> {
 }
 
 impl<T> Cache<T> {
-    /// The table that is there, or what `upload` makes of it. Then, where those that nobody holds come to too much,
-    /// they go.
+    /// The table that is there, or what `upload` makes of it. Then, where those that nobody holds
+    /// come to too much, they go.
     fn get_or_upload<E>(&self, table: &Table, upload: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         let mut by_table = lock(&self.by_table);
         if let Some(found) = by_table.get(table) {

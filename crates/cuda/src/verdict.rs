@@ -1,9 +1,9 @@
 //! Remembering which modules the compiler warned about.
 //!
-//! Warnings are printed when a kernel is compiled, not when the driver finds it in its disk cache. Without a
-//! memory of our own, a module refused in one process would be accepted by the next. Only refusals are
-//! stored, so the folder is nearly always empty; a file can only make a module be refused, so it needs no
-//! protection beyond the user's own folder.
+//! Warnings are printed when a kernel is compiled, not when the driver finds it in its disk cache.
+//! Without a memory of our own, a module refused in one process would be accepted by the next. Only
+//! refusals are stored, so the folder is nearly always empty; a file can only make a module be
+//! refused, so it needs no protection beyond the user's own folder.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     fn identity() -> ModuleIdentity {
-        ModuleIdentity::new("ret;", "sm_90", "580", "")
+        ModuleIdentity::new("ret;", "sm_90", "580")
     }
 
     #[test]

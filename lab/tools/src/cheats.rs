@@ -1,11 +1,4 @@
-//! Kernels that cheat, on a real GPU, each to be rejected for its own reason.
-//!
-//! usage: cheats [PROBLEM | --ptx]
-//!
-//! The problem is an fp16 one, `mission` where none is named. `--ptx` prints the kernel that keeps lines in L2, for an
-//! offline assembler; that needs no GPU.
-//!
-//! Exits with 1 if any cheat passes, or is rejected for another reason than its own, or honest work is rejected.
+//! Kernels that cheat, on a GPU: the bench must reject each for the right reason.
 
 use std::error::Error;
 
@@ -15,27 +8,30 @@ use flashcore_bench::defences::{Reason, judge_cold, time_cold};
 use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
 use flashcore_bench::planted::{Conduct, Elsewhere, GpuPlanted, InFinals};
 use flashcore_bench::{LaunchMode, Subject, SubjectInfo, Trouble, draw};
-use flashcore_cuda::{CudaError, Function, Module, ModuleOptions, PreparedLaunch};
-use flashcore_ir::{Chip, Launch, Target};
+use flashcore_cuda::{Module, ModuleOptions, PreparedLaunch};
+use flashcore_ir::{Chip, Target};
 use flashcore_kernels::Plan;
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let argument = crate::arguments().next();
-    if argument.as_deref() == Some("--ptx") {
-        print!(
-            "{}",
-            with_hints(&decode_plan(Target::Sm90a.into())?.main.kernel.to_ptx())
-        );
-        return Ok(());
+/// Runs kernels that cheat; fails if one passes, is rejected for a wrong reason, or an honest one
+/// is rejected.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// An fp16 problem.
+    #[arg(default_value = "mission")]
+    problem: String,
+    /// Print the kernel that keeps lines in L2, for an offline assembler; needs no GPU.
+    #[arg(long)]
+    ptx: bool,
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    if options.ptx {
+        let plan = decode_plan(Target::Sm90a.into())?;
+        print!("{}", with_hints(&plan.main.kernel.to_ptx()));
+        return crate::verdict(true);
     }
-    let problem = Problem::named(argument.as_deref().unwrap_or("mission"))?;
-    let context = match Context::new(0) {
-        Ok(context) => context,
-        Err(error) => {
-            println!("cheats need a GPU: {error}");
-            return Ok(());
-        }
-    };
+    let problem = Problem::named(&options.problem)?;
+    let context = Context::new(0)?;
     let (stream, other) = (Stream::new(&context)?, Stream::new(&context)?);
     let tools = GpuTools::new(&stream)?;
     let chip = context.info().chip();
@@ -94,12 +90,11 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     }
     if wrong > 0 {
         println!("{wrong} wrong");
-        std::process::exit(1);
     }
-    Ok(())
+    crate::verdict(wrong == 0)
 }
 
-/// Decode over 8 MB of K and V: small beside L2, and all there is to read.
+/// Decode over 8 MB of K and V: all that the kernel reads, and much less than L2 holds.
 fn decode_plan(chip: Chip) -> Result<Plan, Box<dyn Error>> {
     let problem = Problem::builder()
         .heads(32, 32)
@@ -110,7 +105,8 @@ fn decode_plan(chip: Chip) -> Result<Plan, Box<dyn Error>> {
     Ok(Plan::new(&problem, &"scalar/naive-t64-v16".parse()?, chip)?)
 }
 
-/// Times a decode kernel cold in both ways; with `hint`, its loads ask L2 to keep the lines through anything.
+/// Times a decode kernel cold in both ways; with `hint`, its loads ask L2 to keep the lines through
+/// anything.
 fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f64, f64), Box<dyn Error>> {
     let plan = decode_plan(chip)?;
     let problem = &plan.problem;
@@ -133,8 +129,11 @@ fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f6
         .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
     let launches = sets
         .iter()
-        .map(|set| bound(&function, &plan.main.launch, set))
-        .collect::<Result<Vec<_>, CudaError>>()?;
+        .map(|set| {
+            let t = set.tensors();
+            function.prepare(&plan.main.launch, &[t.q, t.k, t.v, t.out])
+        })
+        .collect::<Result<Vec<_>, _>>()?;
     let subject = |launches| Sets {
         info: SubjectInfo::new("decode", LaunchMode::Plain),
         stream,
@@ -143,12 +142,6 @@ fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f6
     let (mut flushed, mut rotating) = (subject(launches[..1].to_vec()), subject(launches));
     let mut stopwatch = GpuStopwatch::new(tools, stream);
     Ok(time_cold(&mut stopwatch, &mut flushed, &mut rotating)?)
-}
-
-/// A launch bound to a set of tensors.
-fn bound<'a>(function: &Function, launch: &Launch, set: &'a TensorSet) -> Result<PreparedLaunch<'a>, CudaError> {
-    let t = set.tensors();
-    function.prepare(launch, &[t.q, t.k, t.v, t.out])
 }
 
 /// A kernel on many sets of inputs.

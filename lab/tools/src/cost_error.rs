@@ -1,21 +1,32 @@
-//! Holds the cost model against measured times: `cargo run -p flashcore-tools -- cost-error FILE...`.
-//!
-//! A file is either the CSV of `flashcore bench` (columns `problem`, `mode`, `subject`, `p50_us`, `shape`;
-//! hot rows of our own kernels are taken) or lines of `problem kernel microseconds`, where the kernel is an
-//! id, or one without its family and access width as in `lab/check/data/scalar-times.txt`. Times are those
-//! of `--profile` (h200 where it is not given). Registers come from `FLASHCORE_PTXAS`.
-//!
-//! With `--kernels`, a line for each kernel; `--json` gives one object. `--measured FILE` predicts once more with rates
-//! that were measured on the card (what `flashcore device --json` prints), with all of them and with each alone.
+//! The cost model against measured times.
 
 use std::error::Error;
+use std::path::PathBuf;
 
 use flashcore_bench::Agreement;
-use flashcore_check::cost::{MeasuredCard, Observation, Prediction, Resource};
+use flashcore_check::cost::{Observation, Prediction, Resource};
 use flashcore_check::registers;
 use flashcore_ir::Profile;
-use flashcore_kernels::{Config, KernelCache, Plan, Step};
-use flashcore_problem::{DType, Mask, NAMED_PROBLEMS, Problem};
+use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_problem::{DType, Mask, Problem};
+
+/// Compares the cost model with measured times.
+///
+/// A file is either the CSV of `flashcore bench` (columns `problem`, `mode`, `subject`, `p50_us`,
+/// `shape`; hot rows of our own kernels are taken) or lines of `problem kernel microseconds`, where
+/// the kernel is an id, or one without its family and access width as in
+/// `lab/check/data/scalar-times.txt`. Registers come from `FLASHCORE_PTXAS`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// The card that the times are of.
+    #[arg(long, default_value = "h200")]
+    profile: String,
+    /// Print a line for each kernel.
+    #[arg(long)]
+    kernels: bool,
+}
 
 /// A measured time.
 struct Measured {
@@ -25,63 +36,27 @@ struct Measured {
     micros: f64,
 }
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = crate::arguments();
-    let (mut files, mut profile, mut kernels, mut json) = (Vec::new(), "h200".to_string(), false, false);
-    let mut card = None;
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--kernels" => kernels = true,
-            "--json" => json = true,
-            "--profile" => profile = arguments.next().ok_or("--profile needs a card")?,
-            "--measured" => card = Some(read_card(&arguments.next().ok_or("--measured needs a file")?)?),
-            file => files.push(file.to_string()),
-        }
-    }
-    if files.is_empty() {
-        return Err("give a file of measured times, such as lab/check/data/scalar-times.txt".into());
-    }
-    let profile = Profile::named(&profile)
-        .ok_or_else(|| format!("no card is named `{profile}`; there are {}", Profile::names()))?;
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    let name = &options.profile;
+    let profile =
+        Profile::named(name).ok_or_else(|| format!("no card is named `{name}`; there are {}", Profile::names()))?;
     let mut measured = Vec::new();
-    for file in &files {
-        let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    for file in &options.files {
+        let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         measured.extend(read(&text));
     }
-    let (mut rows, mut observations) = (Vec::new(), Vec::new());
     let cache = KernelCache::default();
-    for case in &measured {
+    let predict = |case: &Measured| -> Result<Prediction, Box<dyn Error>> {
         let plan = Plan::with_cache(&case.shape, &case.config, profile.target, &cache)?;
-        let offline = |step: &Step| registers::offline(&step.kernel, profile.target).ok();
-        let known: Vec<Option<u32>> = plan.steps().map(|step| Some(offline(step)?.per_thread)).collect();
-        let observed = Observation::with_cache(&plan, &cache)?;
-        let prediction = observed.predict(profile, &known);
-        rows.push((case, prediction));
-        observations.push((observed, known));
-    }
-    let of = |problem: Option<&str>| {
-        let chosen = rows
-            .iter()
-            .filter(|(case, _)| problem.is_none_or(|name| case.problem == name));
-        Agreement::of(&chosen.map(|(case, p)| (p.micros, case.micros)).collect::<Vec<_>>())
+        let offline = plan
+            .steps()
+            .map(|step| registers::offline(&step.kernel, profile.target));
+        let known: Vec<Option<u32>> = offline.map(|found| Some(found.ok()?.per_thread)).collect();
+        Ok(Observation::with_cache(&plan, &cache)?.predict(profile, &known))
     };
-    let mut names: Vec<&str> = Vec::new();
-    for case in &measured {
-        if !names.contains(&case.problem.as_str()) {
-            names.push(&case.problem);
-        }
-    }
-    let all = of(None).ok_or("the files hold no time of a kernel of ours")?;
-    if json {
-        let within = |name: &&str| serde_json::json!({ "problem": name, "agreement": of(Some(name)) });
-        let problems: Vec<serde_json::Value> = names.iter().map(within).collect();
-        println!(
-            "{}",
-            serde_json::json!({ "profile": profile.name, "all": all, "problems": problems })
-        );
-        return Ok(());
-    }
-    if kernels {
+    let predictions = measured.iter().map(predict).collect::<Result<Vec<_>, _>>()?;
+    let rows: Vec<_> = measured.iter().zip(&predictions).collect();
+    if options.kernels {
         for (case, prediction) in &rows {
             println!("{}", line(case, prediction));
         }
@@ -91,82 +66,31 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         "{:<24} kernels  Spearman  measured/predicted: median   10 %   90 %  regret",
         profile.name
     );
-    let row = |name: &str, a: &Agreement| {
-        format!(
-            "{name:<24} {:>7}  {:>8.3}  {:>26.3}  {:>5.2}  {:>5.2}",
-            a.count, a.spearman, a.median_ratio, a.p10_ratio, a.p90_ratio
-        )
-    };
-    for name in &names {
-        if let Some(a) = of(Some(name)).filter(|a| a.count > 1) {
-            println!("{}  {:>5.1}%", row(name, &a), 100.0 * a.regret);
-        }
-    }
-    println!("{}", row("all", &all));
-    for (what, card) in card.iter().flat_map(variants) {
-        let predict = |(observed, known): &(Observation, Vec<Option<u32>>)| {
-            observed.predict_measured(profile, Some(&card), known).micros
-        };
-        let pairs: Vec<(f64, f64)> = observations
-            .iter()
-            .zip(&rows)
-            .map(|(observed, (case, _))| (predict(observed), case.micros))
-            .collect();
-        let within = names.iter().filter_map(|name| {
-            let chosen = pairs.iter().zip(&rows).filter(|(_, (case, _))| case.problem == *name);
-            Agreement::of(&chosen.map(|(pair, _)| *pair).collect::<Vec<_>>()).filter(|a| a.count > 2)
-        });
-        if let Some(a) = Agreement::of(&pairs) {
+    let print = |name: &str, rows: &[&(&Measured, &Prediction)]| {
+        let pairs: Vec<(f64, f64)> = rows.iter().map(|(case, p)| (p.micros, case.micros)).collect();
+        if let Some(a) = Agreement::of(&pairs).filter(|a| a.count > 1) {
             println!(
-                "{}  within problems {:.3}",
-                row(&what, &a),
-                median(within.map(|a| a.spearman))
+                "{name:<24} {:>7}  {:>8.3}  {:>26.3}  {:>5.2}  {:>5.2}  {:>5.1}%",
+                a.count,
+                a.spearman,
+                a.median_ratio,
+                a.p10_ratio,
+                a.p90_ratio,
+                100.0 * a.regret
             );
         }
-    }
-    Ok(())
-}
-
-/// The middle of some numbers; NaN where there are none.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.filter(|value| !value.is_nan()).collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// A card's measured rates, as `flashcore device --json` prints them.
-fn read_card(file: &str) -> Result<MeasuredCard, Box<dyn Error>> {
-    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
-    let value: serde_json::Value = serde_json::from_str(&text)?;
-    let card = value
-        .get("card")
-        .ok_or_else(|| format!("{file}: there is no `card` in it"))?;
-    Ok(serde_json::from_value(card.clone())?)
-}
-
-/// None of a card's rates, all of them, all but the clock, and each alone.
-fn variants(card: &MeasuredCard) -> Vec<(String, MeasuredCard)> {
-    let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(card) else {
-        return Vec::new();
     };
-    let mut variants = vec![
-        ("none measured".to_string(), MeasuredCard::default()),
-        ("all measured".to_string(), card.clone()),
-        (
-            "all but mhz".to_string(),
-            MeasuredCard {
-                mhz: None,
-                ..card.clone()
-            },
-        ),
-    ];
-    for (name, value) in fields.iter().filter(|(_, value)| value.is_number()) {
-        let alone = serde_json::json!({ "source": card.source, name: value });
-        if let Ok(alone) = serde_json::from_value(alone) {
-            variants.push((format!("  {name}"), alone));
-        }
+    let mut names: Vec<&str> = measured.iter().map(|case| case.problem.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        print(
+            name,
+            &rows.iter().filter(|(case, _)| case.problem == name).collect::<Vec<_>>(),
+        );
     }
-    variants
+    print("all", &rows.iter().collect::<Vec<_>>());
+    crate::verdict(!rows.is_empty())
 }
 
 /// One kernel: measured, predicted, ratio, and what each resource alone would take.
@@ -187,33 +111,24 @@ fn line(case: &Measured, prediction: &Prediction) -> String {
     line
 }
 
-/// The measured times in a file; lines that hold none are passed over.
+/// The measured times in a file; other lines are skipped.
 fn read(text: &str) -> Vec<Measured> {
     let header: Vec<&str> = text.lines().next().unwrap_or_default().split(',').collect();
-    let column = |name: &str| header.iter().position(|field| *field == name);
-    match (
-        column("problem"),
-        column("mode"),
-        column("subject"),
-        column("p50_us"),
-        column("shape"),
-    ) {
-        (Some(problem), Some(mode), Some(subject), Some(p50), Some(shape)) => text
-            .lines()
-            .skip(1)
-            .map(|line| line.split(',').collect::<Vec<_>>())
-            .filter(|fields| fields.get(mode) == Some(&"hot"))
-            .filter_map(|fields| {
-                Some(Measured {
-                    problem: fields.get(problem)?.to_string(),
-                    shape: shape_of(fields.get(shape)?)?,
-                    config: fields.get(subject)?.parse().ok()?,
-                    micros: fields.get(p50)?.parse().ok()?,
-                })
-            })
-            .collect(),
-        _ => text.lines().filter_map(from_words).collect(),
+    if !header.contains(&"p50_us") {
+        return text.lines().filter_map(from_words).collect();
     }
+    let from_csv = |line: &str| {
+        let fields: Vec<&str> = line.split(',').collect();
+        let field = |name: &str| fields.get(header.iter().position(|column| *column == name)?).copied();
+        (field("mode")? == "hot").then_some(())?;
+        Some(Measured {
+            problem: field("problem")?.to_string(),
+            shape: shape_of(field("shape")?)?,
+            config: field("subject")?.parse().ok()?,
+            micros: field("p50_us")?.parse().ok()?,
+        })
+    };
+    text.lines().skip(1).filter_map(from_csv).collect()
 }
 
 fn from_words(line: &str) -> Option<Measured> {
@@ -226,12 +141,7 @@ fn from_words(line: &str) -> Option<Measured> {
     };
     Some(Measured {
         problem: problem.to_string(),
-        shape: NAMED_PROBLEMS
-            .iter()
-            .find(|named| named.name == problem)?
-            .builder()
-            .build()
-            .ok()?,
+        shape: Problem::named(problem).ok()?,
         config: id.parse().ok()?,
         micros: words.get(2)?.parse().ok()?,
     })
@@ -245,13 +155,7 @@ fn shape_of(shape: &str) -> Option<Problem> {
         words.iter().find_map(digits)
     };
     let heads = words.iter().find_map(|word| word.strip_prefix('H')?.split_once('/'))?;
-    let dtype = match *words.get(5)? {
-        "fp16" => DType::F16,
-        "bf16" => DType::BF16,
-        "e4m3" => DType::E4M3,
-        "f32" => DType::F32,
-        _ => return None,
-    };
+    let dtype = DType::from_name(words.get(5)?)?;
     let mask = match *words.get(6)? {
         "full" => Mask::FULL,
         "causal" => Mask::CAUSAL,

@@ -1,20 +1,4 @@
-//! Writes the PTX of the kernels that a release is assembled with, one file each.
-//!
-//! usage: cargo run -p flashcore-tools -- dump-ptx FOLDER [--full]
-//!
-//! - FOLDER: what is assembled for every target and must be clean. Of family `scalar` every tile and warp count at the
-//!   usual head sizes, and every dtype, access width and option on the default tile; of family `mma` keys split across
-//!   blocks, with the kernels that merge them; the ladder; builds that stop after a stage.
-//! - FOLDER/sm_NN: what is assembled for that target and must be clean: of families `mma` and `wgmma` every default there, and
-//!   the kernels of the plan tables that are shipped; of `wgmma` keys split across blocks.
-//! - FOLDER/varied/sm_NN: what may need more registers than there are. No formula says so before the compiler has
-//!   tried; the driver layer then refuses to load it, and another config is taken. The defaults with log-sum-exp,
-//!   with and without soft cap, and of `mma` every lever at each of its values, one at a time, about a default.
-//!
-//! What refuses its problem has a line in refused.txt of the folder it would be in: problem, config, reason.
-//!
-//! Of the last, a seventh is written, and of the head sizes and dtypes of defaults one each in turn, so that
-//! it takes a minute; --full writes all.
+//! Writes the PTX of the kernels that a release is assembled with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -25,41 +9,58 @@ use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar, wgmma};
 use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
 
-use crate::plan_rows::{PlanRow, plan_rows};
-use crate::proposed::{HEAD_DIMS, proposed};
+use crate::shipped::{HEAD_DIMS, PlanRow, plan_rows, proposed};
 
-pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut args = crate::arguments();
-    let usage = "usage: dump-ptx FOLDER [--full]";
-    let folder = PathBuf::from(args.next().ok_or(usage)?);
-    let full = match args.next().as_deref() {
-        None => false,
-        Some("--full") => true,
-        Some(_) => return Err(usage.into()),
-    };
+/// Writes the PTX of the kernels that a release is assembled with, one file each.
+///
+/// FOLDER has what is assembled for every target and must be clean: of family `scalar` every tile
+/// and warp count at the usual head sizes, and every dtype, access width and option on the default
+/// tile; of family `mma` split-KV, with the combine kernels; the ladder; builds that stop after a
+/// stage.
+///
+/// FOLDER/sm_NN has what is assembled for that target and must be clean: the defaults of families
+/// `mma` and `wgmma`, the kernels of the shipped plan tables, and split-KV of `wgmma`.
+///
+/// FOLDER/varied/sm_NN has what may need more registers than there are, which only the compiler can
+/// tell (the driver layer then refuses to load it, and another config is chosen): the defaults with
+/// log-sum-exp, with and without soft cap, and every lever of `mma` at each of its values, one at a
+/// time.
+///
+/// What refuses its problem has a line in refused.txt of its folder.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    folder: PathBuf,
+    /// Write all. Otherwise a seventh of `varied` is written, and defaults at one head size and
+    /// dtype each in turn, which takes a minute.
+    #[arg(long)]
+    full: bool,
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    let Options { folder, full } = options;
     let mut everywhere = Kernels::default();
     scalar_kernels(&mut everywhere);
     ladder_kernels(&mut everywhere);
     split_kernels(&mut everywhere);
     stage_kernels(&mut everywhere)?;
-    everywhere.write(&folder)?;
+    everywhere.write(folder)?;
     let rows = plan_rows()?;
     for target in TARGETS {
         let mut defaults = Kernels::default();
         let mut varied = Kernels::default();
-        mma_kernels(&mut defaults, &mut varied, target, full);
+        mma_kernels(&mut defaults, &mut varied, target, *full);
         plan_kernels(
             &mut defaults,
             &mut varied,
             rows.iter().filter(|row| row.target == target),
         );
         if target == Target::Sm90a {
-            split_wgmma_kernels(&mut defaults, full);
+            split_wgmma_kernels(&mut defaults, *full);
         }
         defaults.write(&folder.join(target.name()))?;
         varied.write(&folder.join("varied").join(target.name()))?;
     }
-    Ok(())
+    crate::verdict(true)
 }
 
 /// Distinct kernels by name: problems that differ only in lengths and strides share one.
@@ -117,7 +118,7 @@ impl Kernels {
     }
 }
 
-/// Keys split across blocks in every way: warps along rows and along keys, each rule of rescaling, and enough splits
+/// Split-KV in every way: warps along rows and along keys, each rescale policy, and enough splits
 /// for each variant of `combine`.
 const SPLIT: [&str; 5] = [
     "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa-k33",
@@ -135,8 +136,8 @@ fn split_kernels(kernels: &mut Kernels) {
     }
 }
 
-/// The same of family `wgmma`, beside its defaults, with the largest head_dim that each goes to: one to three warpgroups, the
-/// other rules of rescaling, a cluster.
+/// Split-KV of family `wgmma` besides its defaults, with the largest head_dim of each: one to three
+/// warpgroups, the other rescale policies, a cluster.
 const SPLIT_WGMMA: [(&str, usize); 5] = [
     ("wgmma/m64n64-s3-free-lazy-k3", 256),
     ("wgmma/m128n64-s2-free-eager-k2", 256),
@@ -236,7 +237,7 @@ fn ladder_kernels(kernels: &mut Kernels) {
     }
 }
 
-/// Builds that stop after a stage: one config a family, with all there is on the way to a stage.
+/// Builds that stop after a stage: one config of each family, with every stage.
 fn stage_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>> {
     let softcapped = |problem: &Problem| problem.dtype() == DType::F16 && problem.softcap().is_some();
     for problem in problems().into_iter().filter(softcapped) {

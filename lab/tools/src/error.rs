@@ -1,14 +1,4 @@
-//! How far kernels are from float64 on standard normal inputs, beside PyTorch on the very same numbers.
-//!
-//! usage: error [DEVICE] [--seq N] [--heads N] [--head-dim N]... [--kernel ID]... [--torch PYTHON] [--json FILE]
-//!
-//! For fp16 and bf16, full and causal, at head sizes 64, 96, 128 and 256 (or those given): the Frobenius norm of the
-//! error over that of the answer, and the largest error, over at least 256 rows of every head: the first, the
-//! last, both sides of the edges of tiles, and others drawn. Kernels are those given, else the default. `--torch`
-//! names a Python with PyTorch; `scripts/attend_with_torch.py` runs in it, of which this program carries a copy.
-//!
-//! Exits with 1 where an error is above 3.5e-4 (fp16), 2.5e-3 (bf16), or 1.25 times that of PyTorch's
-//! FlashAttention-2.
+//! Errors of kernels and of PyTorch against float64, on the same standard normal inputs.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -17,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use flashcore::{
-    Attention, Comparison, DType, Device, InputKind, Inputs, Mask, Problem, Tensor, Tolerance, reference_rows,
+    Attention, Comparison, DType, Device, InputKind, Inputs, KernelId, Mask, Problem, Tensor, Tolerance, reference_rows,
 };
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, ReferenceRow, compare_rows};
@@ -28,43 +18,55 @@ use serde_json::{Value, json};
 const ROWS: usize = 256;
 /// Edges of tiles among them: every one of 64 rows would leave none to chance.
 const EDGES: usize = 64;
-/// Rows that a task computes the answers of.
+/// Rows whose reference a task computes.
 const TASK: usize = 32;
 /// The most that an error may be of FlashAttention-2's own.
 const ALLOWED_RATIO: f64 = 1.25;
 /// What PyTorch's FlashAttention-2 is called.
 const FA2: &str = "torch/flash";
 
-struct Asked {
+/// Compares kernels, and PyTorch on the same inputs, with float64.
+///
+/// For fp16 and bf16, full and causal: the Frobenius norm of the error over that of the output, and
+/// the largest error, over at least 256 rows of every head. Fails where an error is above 3.5e-4
+/// (fp16), 2.5e-3 (bf16), or 1.25 times that of PyTorch's FlashAttention-2.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[arg(default_value = "best")]
     device: Device,
+    #[arg(long = "seq", default_value_t = 4096)]
     seq_len: usize,
+    #[arg(long, default_value_t = 16)]
     heads: usize,
+    #[arg(long = "head-dim", default_values_t = [64, 96, 128, 256])]
     head_dims: Vec<usize>,
-    kernels: Vec<String>,
+    /// Kernels to compare, in place of the default.
+    #[arg(long = "kernel")]
+    kernels: Vec<KernelId>,
+    /// A Python with PyTorch, which runs `scripts/attend_with_torch.py` (this program has a copy).
+    #[arg(long)]
     torch: Option<String>,
+    /// Where to write a report.
+    #[arg(long)]
     json: Option<PathBuf>,
 }
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let asked = arguments()?;
-    let mut torch = asked
-        .torch
-        .as_deref()
-        .map(|python| Torch::start(python, &asked.device))
-        .transpose()?;
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    let start = |python: &String| Torch::start(python, &options.device);
+    let mut torch = options.torch.as_ref().map(start).transpose()?;
     let (mut cases, mut failed) = (Vec::new(), 0);
     println!(
         "{:<40} {:<42} {:>9} {:>9} {:>6}",
         "problem", "kernel", "frobenius", "max abs", "x FA2"
     );
-    for &head_dim in &asked.head_dims {
+    for &head_dim in &options.head_dims {
         for (dtype, allowed) in [(DType::F16, 3.5e-4), (DType::BF16, 2.5e-3)] {
             for mask in [Mask::FULL, Mask::CAUSAL] {
                 let builder = Problem::builder()
-                    .heads(asked.heads, asked.heads)
-                    .seq_len(asked.seq_len);
+                    .heads(options.heads, options.heads)
+                    .seq_len(options.seq_len);
                 let problem = builder.head_dim(head_dim).dtype(dtype).mask(mask).build()?;
-                let found = errors(&problem, &asked, torch.as_mut())?;
+                let found = errors(&problem, options, torch.as_mut())?;
                 let fa2 = found.get(FA2).map(|error| error.frobenius);
                 let mut errors = serde_json::Map::new();
                 for (kernel, Comparison { frobenius, max_abs, .. }) in &found {
@@ -81,74 +83,38 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
                     let error = json!({ "frobenius": frobenius, "max_abs": max_abs, "ratio_to_fa2": ratio });
                     errors.insert(kernel.clone(), error);
                 }
-                let rows = ROWS.min(asked.seq_len) * asked.heads;
+                let rows = ROWS.min(options.seq_len) * options.heads;
                 cases.push(json!({ "problem": problem.to_string(), "rows": rows, "errors": errors }));
             }
         }
     }
-    drop(torch);
     println!("{failed} of our errors too large");
-    if let Some(path) = &asked.json {
-        let device = match &asked.device {
-            Device::Cpu => "cpu".to_string(),
-            Device::Cuda(context) => context.info().name.clone(),
-        };
+    if let Some(path) = &options.json {
         let report = json!({
-            "device": device, "inputs": "standard normal", "against": "float64", "too_large": failed, "cases": cases,
+            "device": crate::device_name(&options.device), "inputs": "standard normal", "against": "float64",
+            "too_large": failed, "cases": cases,
         });
-        std::fs::write(path, format!("{report:#}\n"))?;
+        crate::write_json(path, &report)?;
     }
-    if failed > 0 {
-        std::process::exit(1);
-    }
-    Ok(())
-}
-
-fn arguments() -> Result<Asked, Box<dyn Error>> {
-    let mut asked = Asked {
-        device: Device::best(),
-        seq_len: 4096,
-        heads: 16,
-        head_dims: Vec::new(),
-        kernels: Vec::new(),
-        torch: None,
-        json: None,
-    };
-    let mut args = crate::arguments();
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value"));
-        match arg.as_str() {
-            "--seq" => asked.seq_len = value()?.parse()?,
-            "--heads" => asked.heads = value()?.parse()?,
-            "--head-dim" => asked.head_dims.push(value()?.parse()?),
-            "--kernel" => asked.kernels.push(value()?),
-            "--torch" => asked.torch = Some(value()?),
-            "--json" => asked.json = Some(value()?.into()),
-            device => asked.device = device.parse()?,
-        }
-    }
-    if asked.head_dims.is_empty() {
-        asked.head_dims = vec![64, 96, 128, 256];
-    }
-    Ok(asked)
+    crate::verdict(failed == 0)
 }
 
 /// Errors by kernel; PyTorch's backends come as `torch/flash` and the like.
 fn errors(
     problem: &Problem,
-    asked: &Asked,
+    options: &Options,
     torch: Option<&mut Torch>,
 ) -> Result<BTreeMap<String, Comparison>, Box<dyn Error>> {
     let inputs = Inputs::generate(problem, InputKind::Normal, 1);
-    let want = answers(problem, &inputs)?;
+    let want = wanted(problem, &inputs)?;
     let compared = |out: &Tensor| compare_rows(problem, &out.view(), &want, Tolerance::of(problem.dtype()));
     let mut found = BTreeMap::new();
-    let attentions = match asked.kernels.as_slice() {
-        [] => vec![Attention::new(asked.device.clone())],
+    let attentions = match options.kernels.as_slice() {
+        [] => vec![Attention::new(options.device.clone())],
         ids => ids
             .iter()
-            .map(|id| Attention::with_kernel(asked.device.clone(), id.parse()?))
-            .collect::<Result<_, flashcore::Error>>()?,
+            .map(|id| Attention::with_kernel(options.device.clone(), *id))
+            .collect::<Result<_, _>>()?,
     };
     for attention in attentions {
         let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
@@ -157,15 +123,15 @@ fn errors(
         found.insert(attention.plan(problem)?.kernel().to_string(), compared(&out)?);
     }
     if let Some(torch) = torch {
-        for (name, out) in torch.answers(problem, &inputs)? {
+        for (name, out) in torch.outputs(problem, &inputs)? {
             found.insert(name, compared(&out)?);
         }
     }
     Ok(found)
 }
 
-/// What is right, in rows of every head.
-fn answers(problem: &Problem, inputs: &Inputs) -> Result<Vec<ReferenceRow>, Box<dyn Error>> {
+/// The reference, in rows of every head.
+fn wanted(problem: &Problem, inputs: &Inputs) -> Result<Vec<ReferenceRow>, Box<dyn Error>> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let mut indices = Vec::new();
     for head in 0..problem.num_heads() {
@@ -177,7 +143,8 @@ fn answers(problem: &Problem, inputs: &Inputs) -> Result<Vec<ReferenceRow>, Box<
     Ok(found?.concat())
 }
 
-/// Rows to compare: the first, the last, both sides of edges of tiles all over the sequence, and others drawn.
+/// Rows to compare: the first, the last, both sides of edges of tiles all over the sequence, and
+/// others drawn.
 fn rows(seq_len: usize, seed: u64) -> Vec<usize> {
     let last = seq_len - 1;
     let mut rows = vec![0, last];
@@ -194,11 +161,11 @@ fn rows(seq_len: usize, seed: u64) -> Vec<usize> {
     rows
 }
 
-/// PyTorch in a process of its own, which answers problems that lie in a folder.
+/// A process with PyTorch. It reads problems from a folder and writes outputs there.
 struct Torch {
     process: Child,
-    asks: ChildStdin,
-    says: BufReader<ChildStdout>,
+    requests: ChildStdin,
+    replies: BufReader<ChildStdout>,
     /// With the script in it; removed at the end.
     folder: tempfile::TempDir,
 }
@@ -219,20 +186,19 @@ impl Torch {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut process = command.spawn().map_err(|error| format!("{python}: {error}"))?;
-        let (Some(asks), Some(says)) = (process.stdin.take(), process.stdout.take()) else {
+        let (Some(requests), Some(replies)) = (process.stdin.take(), process.stdout.take()) else {
             return Err("no pipes to PyTorch's process".into());
         };
-        let says = BufReader::new(says);
         Ok(Torch {
             process,
-            asks,
-            says,
+            requests,
+            replies: BufReader::new(replies),
             folder,
         })
     }
 
-    /// What each backend that serves the problem answers.
-    fn answers(&mut self, problem: &Problem, inputs: &Inputs) -> Result<Vec<(String, Tensor)>, Box<dyn Error>> {
+    /// The output of each backend that serves the problem.
+    fn outputs(&mut self, problem: &Problem, inputs: &Inputs) -> Result<Vec<(String, Tensor)>, Box<dyn Error>> {
         let mut description = json!({
             "dtype": problem.dtype().to_string(),
             "causal": problem.mask().window_right == Some(0),
@@ -243,13 +209,13 @@ impl Torch {
             description[name] = Value::from(tensor.layout().shape.to_vec());
         }
         std::fs::write(self.folder.path().join("problem.json"), description.to_string())?;
-        writeln!(self.asks, "{}", self.folder.path().display())?;
+        writeln!(self.requests, "{}", self.folder.path().display())?;
         let mut line = String::new();
-        if self.says.read_line(&mut line)? == 0 {
-            return Err("PyTorch's process has ended without an answer; its own message is above".into());
+        if self.replies.read_line(&mut line)? == 0 {
+            return Err("PyTorch's process has ended without an output; its own message is above".into());
         }
         let backends: BTreeMap<String, Option<String>> = serde_json::from_str(&line)?;
-        let mut answers = Vec::new();
+        let mut outputs = Vec::new();
         for (backend, refusal) in backends {
             if let Some(refusal) = refusal {
                 eprintln!("torch/{backend} does not serve {problem}: {refusal}");
@@ -258,12 +224,12 @@ impl Torch {
             let bytes = std::fs::read(self.folder.path().join(format!("torch-{backend}.bin")))?;
             let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
             if bytes.len() != out.bytes_mut().len() {
-                return Err(format!("torch/{backend} answered {} bytes", bytes.len()).into());
+                return Err(format!("torch/{backend} wrote {} bytes", bytes.len()).into());
             }
             out.bytes_mut().copy_from_slice(&bytes);
-            answers.push((format!("torch/{backend}"), out));
+            outputs.push((format!("torch/{backend}"), out));
         }
-        Ok(answers)
+        Ok(outputs)
     }
 }
 

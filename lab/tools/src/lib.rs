@@ -1,123 +1,100 @@
-//! Tools for those who work on FlashCore: random programs and self-tests on a GPU, and what leaves evidence. One program,
-//! `flashcore-tools TOOL [ARGUMENT...]`, so that one link serves them all.
+//! Tools for those who work on FlashCore: random programs on the simulator and a GPU, measurements
+//! that leave evidence, and checks that are too long for CI. One program with subcommands, so that
+//! there is one link.
 
 use std::error::Error;
 use std::process::ExitCode;
 
-mod agreement;
+use clap::Parser;
+
 mod cheats;
 mod cost_error;
-mod cpu_bench;
 mod dump_ptx;
 mod error;
 pub mod fuzz;
-mod jit;
 mod measured_space;
 mod mutation;
 mod parity;
-mod plan_rows;
 mod probe;
-mod proposed;
 mod ranking;
 mod repeat;
 mod schedules;
 mod scores;
 mod selfcheck;
-mod selftest;
+mod shipped;
 mod sim_speed;
 mod strategies;
 
+/// How a tool ends: `FAILURE` where it ran and found something wrong.
 type Ran = Result<ExitCode, Box<dyn Error>>;
 
-/// A tool: its name, what it does, and its entry point.
-type Tool = (&'static str, &'static str, fn() -> Ran);
-
-fn done(ran: Result<(), Box<dyn Error>>) -> Ran {
-    ran.map(|()| ExitCode::SUCCESS)
+/// The end of a tool that ran.
+fn verdict(passed: bool) -> Ran {
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-const TOOLS: [Tool; 20] = [
-    (
-        "agreement",
-        "kernels on a GPU and under the simulator, bit by bit",
-        || done(agreement::main()),
-    ),
-    ("cheats", "kernels that cheat, and the defences of the bench", || {
-        done(cheats::main())
-    }),
-    ("cost-error", "the cost model against measured times", || {
-        done(cost_error::main())
-    }),
-    ("cpu-bench", "times attention on the CPU", || done(cpu_bench::main())),
-    (
-        "dump-ptx",
-        "writes the PTX of the kernels that a release is assembled with",
-        || done(dump_ptx::main()),
-    ),
-    ("error", "errors of kernels and of PyTorch against float64", || {
-        done(error::main())
-    }),
-    ("fuzz", "random programs, by the simulator and on a GPU", || {
-        Ok(fuzz::command::main())
-    }),
-    ("jit", "how long the driver compiles the kernels, and its cache", || {
-        done(jit::main())
-    }),
-    (
-        "measured-space",
-        "the configs of a space to be measured, and the space of its reports",
-        || done(measured_space::main()),
-    ),
-    (
-        "mutation",
-        "plants mistakes in kernels and counts how many are found",
-        || done(mutation::main()),
-    ),
-    ("parity", "kernels on a GPU against float64 on random problems", || {
-        done(parity::main())
-    }),
-    (
-        "probe",
-        "kernels to be watched by a profiler or a sanitizer",
-        probe::main,
-    ),
-    ("ranking", "how well predictions rank a measured space", || {
-        done(ranking::main())
-    }),
-    ("repeat", "one launch many times: the bits must be the same", || {
-        done(repeat::main())
-    }),
-    ("schedules", "every shipped kernel under many schedules", || {
-        done(schedules::main())
-    }),
-    ("scores", "times Q·Kᵀ by itself", || done(scores::main())),
-    ("selfcheck", "the bench against differences that are known", || {
-        done(selfcheck::main())
-    }),
-    ("selftest", "the driver layer on a GPU", || Ok(selftest::main())),
-    ("sim-speed", "how fast the simulator is", || done(sim_speed::main())),
-    ("strategies", "strategies of the search over 50 seeds", || {
-        done(strategies::main())
-    }),
-];
-
-/// Arguments of the tool: those after its name.
-pub(crate) fn arguments() -> impl Iterator<Item = String> {
-    std::env::args().skip(2)
+/// Tools for those who work on FlashCore.
+#[derive(Debug, Parser)]
+#[command(name = "flashcore-tools")]
+enum Tool {
+    Cheats(cheats::Options),
+    CostError(cost_error::Options),
+    DumpPtx(dump_ptx::Options),
+    Error(error::Options),
+    Fuzz(fuzz::command::Options),
+    MeasuredSpace(measured_space::Options),
+    Mutation(mutation::Options),
+    Parity(parity::Options),
+    #[command(subcommand)]
+    Probe(probe::Command),
+    Ranking(ranking::Options),
+    Repeat(repeat::Options),
+    Schedules(schedules::Options),
+    Scores(scores::Options),
+    Selfcheck(selfcheck::Options),
+    SimSpeed(sim_speed::Options),
+    Strategies(strategies::Options),
 }
 
-/// Runs the tool that the first argument of this process names.
+/// Runs the tool that the arguments of this process name.
 pub fn run() -> ExitCode {
-    let name = std::env::args().nth(1).unwrap_or_default();
-    let Some((_, _, tool)) = TOOLS.iter().find(|(known, ..)| *known == name) else {
-        eprintln!("usage: flashcore-tools TOOL [ARGUMENT...]\n");
-        for (name, what, _) in TOOLS {
-            eprintln!("  {name:16}{what}");
-        }
-        return ExitCode::from(2);
+    let ran = match Tool::parse() {
+        Tool::Cheats(options) => cheats::main(&options),
+        Tool::CostError(options) => cost_error::main(&options),
+        Tool::DumpPtx(options) => dump_ptx::main(&options),
+        Tool::Error(options) => error::main(&options),
+        Tool::Fuzz(options) => fuzz::command::main(&options),
+        Tool::MeasuredSpace(options) => measured_space::main(&options),
+        Tool::Mutation(options) => mutation::main(&options),
+        Tool::Parity(options) => parity::main(&options),
+        Tool::Probe(command) => probe::main(&command),
+        Tool::Ranking(options) => ranking::main(&options),
+        Tool::Repeat(options) => repeat::main(&options),
+        Tool::Schedules(options) => schedules::main(&options),
+        Tool::Scores(options) => scores::main(&options),
+        Tool::Selfcheck(options) => selfcheck::main(&options),
+        Tool::SimSpeed(options) => sim_speed::main(&options),
+        Tool::Strategies(options) => strategies::main(&options),
     };
-    tool().unwrap_or_else(|error| {
+    ran.unwrap_or_else(|error| {
         eprintln!("error: {error}");
-        ExitCode::FAILURE
+        ExitCode::from(2)
     })
+}
+
+/// Writes a report as indented JSON.
+fn write_json(path: &std::path::Path, report: &impl serde::Serialize) -> Result<(), Box<dyn Error>> {
+    Ok(std::fs::write(path, serde_json::to_string_pretty(report)? + "\n")?)
+}
+
+/// The device's name and driver, for reports.
+fn device_name(device: &flashcore::Device) -> String {
+    match device {
+        flashcore::Device::Cpu => "cpu".to_string(),
+        flashcore::Device::Cuda(context) => {
+            let info = context.info();
+            let release = info.driver_release.as_deref().unwrap_or("unknown");
+            format!("{}, driver {release}", info.name)
+        }
+    }
 }

@@ -1,10 +1,6 @@
-//! The space that was measured on an H200 for replays: its ids, and the file that it becomes.
-//!
-//! usage: measured-space PROBLEM > ids.txt
-//!        measured-space --of REPORT.json... > space.json
-//!
-//! PROBLEM: a named problem, or one of a set, such as d128-s1024 of `canonical`. What a plan refuses there on sm_90a
-//! is left out. `flashcore bench PROBLEM --kernel ids.txt --sweep --json > REPORT.json` measures them.
+//! The space that was measured on an H200 for replays: its ids, and the file made from its reports.
+
+use std::path::PathBuf;
 
 use flashcore_bench::{Report, problems};
 use flashcore_ir::Target;
@@ -12,14 +8,31 @@ use flashcore_kernels::{Config, KernelCache, Plan, mma, wgmma};
 use flashcore_problem::Problem;
 use flashcore_tune::replay::Measured;
 
-pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let args: Vec<String> = crate::arguments().collect();
-    let name = args
-        .first()
-        .ok_or("usage: measured-space PROBLEM, or --of REPORT.json...")?;
-    if name == "--of" {
-        return of_reports(&args[1..]);
-    }
+/// Lists the configs of a space to be measured, or makes the file of spaces from reports.
+///
+/// `flashcore bench PROBLEM --kernel IDS --sweep --json > REPORT.json` measures them
+/// (`scripts/measure-space.sh`).
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// A named problem, or one of a set, such as d128-s1024 of `canonical`: prints the ids that
+    /// sm_90a does not refuse.
+    #[arg(required_unless_present = "of")]
+    problem: Option<String>,
+    /// Print the file of spaces that sweeps' reports have measured.
+    #[arg(long, num_args = 1.., conflicts_with = "problem")]
+    of: Vec<PathBuf>,
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    let Some(name) = &options.problem else {
+        let mut reports = Vec::new();
+        for path in &options.of {
+            let mut printed: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
+            reports.push(serde_json::from_value::<Report>(printed["report"].take())?);
+        }
+        println!("{}", serde_json::to_string(&Measured::of_sweeps(&reports)?)?);
+        return crate::verdict(true);
+    };
     let of_sets = problems::cases("all", None)?
         .into_iter()
         .find(|case| case.name == *name);
@@ -37,18 +50,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{config}");
         }
     }
-    Ok(())
-}
-
-/// What sweeps' reports have measured, as a file of spaces.
-fn of_reports(paths: &[String]) -> Result<(), Box<dyn std::error::Error>> {
-    let mut reports = Vec::new();
-    for path in paths {
-        let mut printed: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
-        reports.push(serde_json::from_value::<Report>(printed["report"].take())?);
-    }
-    println!("{}", serde_json::to_string(&Measured::of_sweeps(&reports)?)?);
-    Ok(())
+    crate::verdict(true)
 }
 
 /// Levers that matter on such problems, at values that are neither hopeless nor for decoding.

@@ -1,21 +1,11 @@
 //! Random and adversarial problems on a device, each against the float64 reference.
-//!
-//! usage: parity [DEVICE] [PROBLEMS] [SEED] [JSON] [--inputs KIND] [--family NAME] [--dtype NAME]
-//!
-//! Every fourth problem takes the config that would be chosen; the others take one drawn from a family drawn
-//! at random, or from the one asked for, so that all of them are exercised. A config that refuses the problem, or that
-//! the device's compiler spills, is drawn again. Every third problem has adversarial inputs, unless one kind is asked
-//! for. With a family, problems are such as it serves: of a dtype and strides that it does not refuse. A problem of
-//! e4m3 that no kernel of the device serves (its rows are not at multiples of 16 bytes, say) is drawn again. Outputs
-//! start as poison, and gaps between rows must still hold it afterwards. Exits with 1 if anything is off.
-//!
-//! JSON has by family how many problems and kernels there were, the values that each lever had, the worst errors by
-//! dtype and inputs, and how many drawn kernels the compiler spilled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::sync::Mutex;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flashcore::{
     Attention, Comparison, Config, DType, Device, InputKind, Inputs, KernelId, Plan, Problem, Tensor, Tolerance,
     compare, compare_lse, reference,
@@ -26,105 +16,88 @@ use flashcore_kernels::{ladder, mma, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, RandomLimits, gaps_untouched, random_problem};
 use rayon::prelude::*;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let (mut positional, mut asked) = (Vec::new(), Asked::default());
-    let mut args = crate::arguments();
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            "--inputs" => {
-                let name = args.next().unwrap_or_default();
-                asked.inputs = Some(InputKind::from_name(&name).ok_or_else(|| {
-                    let known = InputKind::ALL.map(InputKind::name).join(", ");
-                    format!("no inputs are named `{name}`; known are {known}")
-                })?);
-            }
-            "--family" => {
-                let name = args.next().unwrap_or_default();
-                let family = Config::FAMILIES.into_iter().find(|family| *family == name);
-                asked.family = Some(family.ok_or_else(|| {
-                    format!("no family is named `{name}`; known are {}", Config::FAMILIES.join(", "))
-                })?);
-            }
-            "--dtype" => {
-                let name = args.next().unwrap_or_default();
-                asked.dtype = Some(DType::from_name(&name).ok_or_else(|| {
-                    let known = DType::ALL.map(DType::name).join(", ");
-                    format!("no dtype is named `{name}`; known are {known}")
-                })?);
-            }
-            _ => positional.push(arg),
-        }
-    }
-    let given = |index: usize, default: &'static str| positional.get(index).map_or(default, String::as_str);
-    let device: Device = given(0, "best").parse()?;
-    let problems: u64 = given(1, "200").parse()?;
-    let seed: u64 = given(2, "1").parse()?;
-    let json = positional.get(3);
-
-    let tally = Mutex::new(Tally::default());
-    // References are computed on all cores; the device takes what comes.
-    (0..problems).into_par_iter().for_each(|index| {
-        let result = one(&device, seed.wrapping_mul(1_000_003).wrapping_add(index), index, asked);
-        let mut tally = tally.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        match result {
-            Ok(outcome) => tally.add(outcome),
-            Err(error) => tally.failures.push(format!("problem {index}: {error}")),
-        }
-    });
-    let tally = tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    tally.print(&device, seed);
-    if let Some(path) = json {
-        std::fs::write(path, tally.to_json(&device, problems, seed))?;
-    }
-    if !tally.failures.is_empty() {
-        std::process::exit(1);
-    }
-    Ok(())
-}
-
-/// What a command line narrows the problems to.
-#[derive(Clone, Copy, Default)]
-struct Asked {
+/// Compares kernels with the float64 reference on random and adversarial problems; fails if
+/// anything is off.
+///
+/// Every fourth problem runs the config that would be chosen for it; the others run one drawn from
+/// a random family, so that all families are exercised. A config that refuses the problem, or that
+/// the device's compiler spills, is drawn again. Every third problem has adversarial inputs.
+/// Outputs start as poison, and gaps between rows must still hold it afterwards.
+///
+/// The report has, by family: problems, kernels, the values that each lever had, the worst errors
+/// by dtype and inputs, and how many drawn kernels the compiler spilled.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[arg(default_value = "best")]
+    device: Device,
+    #[arg(default_value_t = 200)]
+    problems: u64,
+    #[arg(default_value_t = 1)]
+    seed: u64,
+    /// Where to write the report.
+    json: Option<PathBuf>,
+    /// Inputs of every problem.
+    #[arg(long, value_parser = PossibleValuesParser::new(InputKind::ALL.map(InputKind::name))
+        .try_map(|name| InputKind::from_name(&name).ok_or("unknown inputs")))]
     inputs: Option<InputKind>,
-    family: Option<&'static str>,
+    /// Family of every kernel that is drawn; problems then have dtypes and strides that it serves.
+    #[arg(long, value_parser = PossibleValuesParser::new(Config::FAMILIES))]
+    family: Option<String>,
+    /// Dtype of every problem. A problem of e4m3 that no kernel of the device serves is drawn
+    /// again.
+    #[arg(long, value_parser = PossibleValuesParser::new(DType::ALL.map(DType::name))
+        .try_map(|name| DType::from_name(&name).ok_or("unknown dtype")))]
     dtype: Option<DType>,
 }
 
-impl Asked {
-    /// Tensor cores take 16-bit numbers, and these families copy 16 bytes at a time.
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    let Options {
+        device, problems, seed, ..
+    } = options;
+    let tally = Mutex::new(Tally::default());
+    // References are computed on all cores; the device takes what comes.
+    (0..*problems).into_par_iter().for_each(|index| {
+        let result = one(options, seed.wrapping_mul(1_000_003).wrapping_add(index), index);
+        let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        match result {
+            Ok(outcome) => tally.add(outcome),
+            Err(error) => tally.failed.push(format!("problem {index}: {error}")),
+        }
+    });
+    let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+    tally.print(device, *seed);
+    if let Some(path) = &options.json {
+        let mut report = json!({ "device": crate::device_name(device), "problems": problems, "seed": seed });
+        if let (Value::Object(report), Value::Object(found)) = (&mut report, serde_json::to_value(&tally)?) {
+            report.extend(found);
+        }
+        crate::write_json(path, &report)?;
+    }
+    crate::verdict(tally.failed.is_empty())
+}
+
+impl Options {
+    /// Problems that the family and the dtype serve: tensor cores take 16-bit numbers, and their
+    /// families copy 16 bytes at a time.
     fn limits(&self) -> RandomLimits {
+        const ALL: &[DType] = &DType::ALL;
         let all = RandomLimits {
             head_dim_v: true,
             ..RandomLimits::default()
         };
-        match (self.dtype, self.family) {
-            (Some(DType::E4M3), _) => RandomLimits {
-                dtypes: &[DType::E4M3],
-                odd_strides: false,
-                ..all
-            },
-            (Some(DType::F32), _) => RandomLimits {
-                dtypes: &[DType::F32],
-                ..all
-            },
-            (Some(DType::F16), _) => RandomLimits {
-                dtypes: &[DType::F16],
-                odd_strides: false,
-                ..all
-            },
-            (Some(DType::BF16), _) => RandomLimits {
-                dtypes: &[DType::BF16],
-                odd_strides: false,
-                ..all
-            },
-            (None, Some(ladder::NAME | mma::NAME | wgmma::NAME)) => RandomLimits {
-                dtypes: &[DType::F16, DType::BF16],
-                odd_strides: false,
-                ..all
-            },
-            _ => all,
+        let of_dtype = |dtype| ALL.iter().find(|known| **known == dtype).map(std::slice::from_ref);
+        let dtypes = match (self.dtype.and_then(of_dtype), self.family.as_deref()) {
+            (Some(dtypes), _) => dtypes,
+            (None, Some(ladder::NAME | mma::NAME | wgmma::NAME)) => &[DType::F16, DType::BF16],
+            (None, _) => return all,
+        };
+        RandomLimits {
+            dtypes,
+            odd_strides: dtypes == [DType::F32],
+            ..all
         }
     }
 }
@@ -138,38 +111,44 @@ struct Outcome {
     spilled: usize,
     /// Problems that were drawn before and that no kernel serves.
     redrawn: usize,
-    /// Some rows attend to nothing.
-    blind_rows: bool,
+    /// Some rows are fully masked.
+    masked_rows: bool,
 }
 
-/// A problem of the seed; of e4m3 the first of the seed's that the device serves, and how many it does not.
-fn served_problem(device: &Device, seed: u64, asked: Asked) -> Result<(Problem, usize), Box<dyn Error>> {
+/// A problem of the seed, and how many were drawn before it. With e4m3 it is the first that the
+/// device serves.
+fn served_problem(options: &Options, seed: u64) -> Result<(Problem, usize), Box<dyn Error>> {
     const TRIES: usize = 200;
     let mut seeds = Rng::new(seed);
-    let mut problem = random_problem(seed, &asked.limits())?;
-    if asked.dtype != Some(DType::E4M3) {
+    let mut problem = random_problem(seed, &options.limits())?;
+    if options.dtype != Some(DType::E4M3) {
         return Ok((problem, 0));
     }
-    let attention = Attention::new(device.clone());
+    let attention = Attention::new(options.device.clone());
     for refused in 0..TRIES {
         match attention.plan(&problem) {
-            Err(flashcore::Error::NoPlan(_)) => problem = random_problem(seeds.next_u64(), &asked.limits())?,
+            Err(flashcore::Error::NoPlan(_)) => problem = random_problem(seeds.next_u64(), &options.limits())?,
             _ => return Ok((problem, refused)),
         }
     }
-    Err(format!("none of {TRIES} problems is served on {device}; the last: {problem}").into())
+    Err(format!(
+        "none of {TRIES} problems is served on {}; the last: {problem}",
+        options.device
+    )
+    .into())
 }
 
-fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, Box<dyn Error>> {
-    let (problem, redrawn) = served_problem(device, seed, asked)?;
-    let kind = asked.inputs.unwrap_or(match index % 3 {
+fn one(options: &Options, seed: u64, index: u64) -> Result<Outcome, Box<dyn Error>> {
+    let device = &options.device;
+    let (problem, redrawn) = served_problem(options, seed)?;
+    let kind = options.inputs.unwrap_or(match index % 3 {
         2 => InputKind::ALL[(index / 3) as usize % InputKind::ALL.len()],
         _ => InputKind::Normal,
     });
     let (attention, spilled) = if index.is_multiple_of(4) {
         (Attention::new(device.clone()), 0)
     } else {
-        any_kernel(device, &problem, seed, asked.family)?
+        any_kernel(device, &problem, seed, options.family.as_deref())?
     };
     let kernel = attention.plan(&problem)?.kernel();
 
@@ -190,7 +169,8 @@ fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, 
     }
     gaps_untouched(&out.view()).map_err(|gap| fail(gap.to_string()))?;
     if problem.return_lse() {
-        // Scores are f32 whatever the dtype, but their inputs are not: the f32 tolerance holds for all.
+        // Scores are f32 whatever the dtype, but their inputs are not: the f32 tolerance holds for
+        // all.
         let result = compare_lse(&problem, &lse, &want, Tolerance { atol: 2e-5, rtol: 2e-5 })?;
         if !result.passed {
             return Err(fail(format!("log-sum-exp: {result}")).into());
@@ -203,17 +183,17 @@ fn one(device: &Device, seed: u64, index: u64, asked: Asked) -> Result<Outcome, 
         out: result,
         spilled,
         redrawn,
-        blind_rows: want.lse.contains(&f64::NEG_INFINITY),
+        masked_rows: want.lse.contains(&f64::NEG_INFINITY),
     })
 }
 
-/// A kernel of the device that serves the problem, drawn by the seed, of one family or of any; and how many drawn
-/// before it spilled.
+/// A kernel that serves the problem, drawn by the seed from one family or from all, and how many
+/// drawn before it spilled.
 fn any_kernel(
     device: &Device,
     problem: &Problem,
     seed: u64,
-    family: Option<&'static str>,
+    family: Option<&str>,
 ) -> Result<(Attention, usize), Box<dyn Error>> {
     const TRIES: usize = 1000;
     let Some(target) = device.target() else {
@@ -225,7 +205,7 @@ fn any_kernel(
     };
     let mut rng = Rng::new(seed);
     let mut spilled = 0;
-    // Where none of the family drawn serves the problem, others get their turn.
+    // Where no config of the drawn family serves the problem, another family is drawn.
     for _ in 0..Config::FAMILIES.len() {
         let drawn = Config::FAMILIES[rng.below(Config::FAMILIES.len())];
         for _ in 0..TRIES {
@@ -248,29 +228,43 @@ fn any_kernel(
             }
         }
     }
-    // Such as odd strides, which only one family serves.
+    // Few families serve odd strides, for example.
     Ok((Attention::new(device.clone()), spilled))
 }
 
-#[derive(Default)]
+#[derive(Default, Serialize)]
 struct Tally {
     passed: usize,
+    failed: Vec<String>,
     redrawn: usize,
-    groups: BTreeMap<String, usize>,
     families: BTreeMap<&'static str, Family>,
-    failures: Vec<String>,
+    /// Problems by mask, dtype, inputs and length.
+    counts: BTreeMap<String, usize>,
 }
 
 /// What was seen of a family.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 struct Family {
     problems: usize,
-    spilled: usize,
+    #[serde(serialize_with = "count")]
     kernels: BTreeSet<String>,
+    spilled: usize,
     /// Problems by the values of each lever.
     levers: BTreeMap<String, BTreeMap<String, usize>>,
-    /// Largest absolute and Frobenius error, and share of what is allowed, by dtype and inputs.
-    worst: BTreeMap<String, [f64; 3]>,
+    /// Largest errors by dtype and inputs.
+    worst: BTreeMap<String, Worst>,
+}
+
+#[derive(Default, Serialize)]
+struct Worst {
+    max_abs: f64,
+    frobenius: f64,
+    /// Share of what is allowed.
+    of_allowed: f64,
+}
+
+fn count<S: serde::Serializer>(kernels: &BTreeSet<String>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(kernels.len() as u64)
 }
 
 impl Tally {
@@ -291,11 +285,9 @@ impl Tally {
         }
         let worst = format!("{} {}", problem.dtype(), outcome.inputs);
         let worst = family.worst.entry(worst).or_default();
-        let seen = [out.max_abs, out.frobenius, out.of_allowed];
-        worst
-            .iter_mut()
-            .zip(seen)
-            .for_each(|(worst, seen)| *worst = worst.max(seen));
+        worst.max_abs = worst.max_abs.max(out.max_abs);
+        worst.frobenius = worst.frobenius.max(out.frobenius);
+        worst.of_allowed = worst.of_allowed.max(out.of_allowed);
 
         let mask = problem.mask().to_string();
         let long = problem.seq_len_q().min(problem.seq_len_kv()) >= 256;
@@ -304,14 +296,14 @@ impl Tally {
             &problem.dtype().to_string(),
             outcome.inputs.name(),
             if long { "S >= 256" } else { "S < 256" },
-            if outcome.blind_rows {
-                "rows that see nothing"
+            if outcome.masked_rows {
+                "fully masked rows"
             } else {
-                "rows that all see keys"
+                "no fully masked row"
             },
         ];
         for group in groups {
-            *self.groups.entry(group.to_string()).or_default() += 1;
+            *self.counts.entry(group.to_string()).or_default() += 1;
         }
     }
 
@@ -319,7 +311,7 @@ impl Tally {
         println!(
             "{} passed, {} failed on {device}, seed {seed}",
             self.passed,
-            self.failures.len()
+            self.failed.len()
         );
         if self.redrawn > 0 {
             println!("{} more problems were drawn that no kernel serves", self.redrawn);
@@ -330,55 +322,16 @@ impl Tally {
                 "{name}: {problems} problems, {} kernels, {spilled} more spilled",
                 family.kernels.len()
             );
-            for (case, [max_abs, frobenius, share]) in &family.worst {
+            for (case, worst) in &family.worst {
                 println!(
-                    "  {case:<24} worst max abs {max_abs:.2e}, worst frobenius {frobenius:.2e}, at most {share:.2} of what is allowed"
+                    "  {case:<24} worst max abs {:.2e}, worst frobenius {:.2e}, at most {:.2} of what is allowed",
+                    worst.max_abs, worst.frobenius, worst.of_allowed
                 );
             }
         }
-        for failure in self.failures.iter().take(20) {
+        for failure in self.failed.iter().take(20) {
             println!("FAIL {failure}");
         }
-    }
-
-    fn to_json(&self, device: &Device, problems: u64, seed: u64) -> String {
-        let device = match device {
-            Device::Cpu => "cpu".to_string(),
-            Device::Cuda(context) => {
-                let info = context.info();
-                format!(
-                    "{}, driver {}",
-                    info.name,
-                    info.driver_release.as_deref().unwrap_or("unknown")
-                )
-            }
-        };
-        let families: BTreeMap<_, _> = self
-            .families
-            .iter()
-            .map(|(name, family)| (name, family.to_json()))
-            .collect();
-        let report = json!({
-            "device": device, "problems": problems, "seed": seed, "passed": self.passed, "failed": self.failures,
-            "redrawn": self.redrawn,
-            "families": families, "counts": self.groups,
-        });
-        format!("{report:#}\n")
-    }
-}
-
-impl Family {
-    fn to_json(&self) -> Value {
-        let worst = self.worst.iter().map(|(case, [max_abs, frobenius, share])| {
-            (
-                case,
-                json!({ "max_abs": max_abs, "frobenius": frobenius, "of_allowed": share }),
-            )
-        });
-        json!({
-            "problems": self.problems, "kernels": self.kernels.len(), "spilled": self.spilled, "levers": self.levers,
-            "worst": worst.collect::<BTreeMap<_, _>>(),
-        })
     }
 }
 

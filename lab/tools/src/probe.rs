@@ -1,10 +1,4 @@
 //! Kernels made to be watched by a profiler or a sanitizer, and what the simulator says of them.
-//!
-//! usage: probe list           every probe with what the simulator says, as JSON
-//!        probe run NAME...    launches probes, each once; `banks` are all of those of banks, `attention` some
-//!                             attention kernels on the mission problem
-//!
-//! `scripts/agree_with_tools.py` runs it under ncu and compute-sanitizer. Exits with 3 where there is no GPU.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -15,7 +9,7 @@ use flashcore_ir::Target;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{InputKind, Inputs, POISON, Problem};
 
-/// Configs whose shared memory is looked at: conflicts planted by the absence of a swizzle among them.
+/// Configs whose shared memory is looked at; the one without a swizzle has conflicts.
 const ATTENTION: [&str; 6] = [
     "scalar/tiled-m32n32-w4-v16",
     "scalar/tiled-m64n32-w4-v4",
@@ -25,20 +19,29 @@ const ATTENTION: [&str; 6] = [
     "wgmma/m128n128-s2-turns-bold",
 ];
 
-pub(crate) fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let args: Vec<String> = crate::arguments().collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    match args.as_slice() {
-        ["list"] => list(),
-        ["run", names @ ..] if !names.is_empty() => run(names),
-        _ => {
-            eprintln!("error: usage: probe list | probe run NAME...");
-            Ok(ExitCode::from(2))
-        }
+/// Kernels to be watched by a profiler or a sanitizer. `scripts/agree_with_tools.py` runs them
+/// under ncu and compute-sanitizer.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Print every probe with what the simulator says, as JSON.
+    List,
+    /// Launch probes, each once. Exits with 3 where there is no GPU.
+    Run {
+        /// `banks` are all probes of banks, `attention` some attention kernels on the mission
+        /// problem.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+pub(crate) fn main(command: &Command) -> crate::Ran {
+    match command {
+        Command::List => list(),
+        Command::Run { names } => run(names),
     }
 }
 
-fn list() -> Result<ExitCode, Box<dyn Error>> {
+fn list() -> crate::Ran {
     let mut counted = Vec::new();
     for probe in banks::all()?.into_iter().chain(attention()?) {
         counted.push(serde_json::json!({
@@ -66,7 +69,7 @@ fn list() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run(names: &[&str]) -> Result<ExitCode, Box<dyn Error>> {
+fn run(names: &[String]) -> crate::Ran {
     let context = match Context::new(0) {
         Ok(context) => context,
         Err(error) => {
@@ -74,7 +77,7 @@ fn run(names: &[&str]) -> Result<ExitCode, Box<dyn Error>> {
             return Ok(ExitCode::from(3));
         }
     };
-    for &name in names {
+    for name in names {
         for probe in probes(name)? {
             probe.launch(&context)?;
             println!("{} ran", probe.name);

@@ -1,12 +1,6 @@
-//! How far a ranking by the cost model's predictions can be trusted: predicts every config of spaces that were measured
-//! once, and says where the truly best of each problem stands in the ranking, and which configs are taken to spill.
-//!
-//! usage: ranking FILE [--measured RATES] [--drawn N] [--configs]
-//!
-//! FILE: measured spaces. RATES: what `flashcore device` measured on the card. N: predict so many configs drawn at
-//! random, in place of all. With `--configs`, a line for each config: its id, its time and the predicted one, µs.
+//! How well the cost model's predictions rank the configs of spaces that were measured once.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use flashcore_bench::Agreement;
@@ -28,19 +22,27 @@ const RESAMPLES: u64 = 1000;
 /// Configs in such a part, as `--strategy ranked` draws them.
 const PART: usize = 96;
 
-pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let usage = "usage: ranking FILE [--measured RATES] [--drawn N] [--configs]";
-    let (mut file, mut card, mut most, mut configs) = (None, None, usize::MAX, false);
-    let mut args = crate::arguments();
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            "--measured" => card = Some(DeviceRates::read(Path::new(&args.next().ok_or(usage)?))?.card()),
-            "--drawn" => most = args.next().ok_or(usage)?.parse()?,
-            "--configs" => configs = true,
-            _ => file = Some(arg),
-        }
-    }
-    let measured = read_measured(&file.ok_or(usage)?)?;
+/// Predicts the configs of measured spaces: the rank of the truly best one, and which configs are
+/// predicted to spill.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Measured spaces.
+    file: String,
+    /// Rates that `flashcore device` measured on the card, to predict with as well.
+    #[arg(long)]
+    measured: Option<PathBuf>,
+    /// Predict this many configs, drawn at random, in place of all.
+    #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
+    drawn: usize,
+    /// Print a line for each config: its id, its time and the predicted one, µs.
+    #[arg(long)]
+    configs: bool,
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    let read = |path: &PathBuf| DeviceRates::read(path).map(|rates| rates.card());
+    let card = options.measured.as_ref().map(read).transpose()?;
+    let measured = read_measured(&options.file)?;
     let device = &measured.identity.device;
     let profile = Profile::of_device(&device.name, device.units).ok_or("no profile for the card")?;
     println!(
@@ -50,7 +52,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     for table in &measured.tables {
         let mut timed: Vec<&Row> = table.timed.iter().collect();
         shuffle(&mut timed, 1);
-        timed.truncate(most);
+        timed.truncate(options.drawn);
         let began = Instant::now();
         let observed: Vec<Option<Observation>> = timed
             .par_iter()
@@ -71,7 +73,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
         report("profile's", table, &timed, &observed, profile, None);
         spills(table, &timed, &observed, profile);
-        if configs {
+        if options.configs {
             for (row, observed) in timed.iter().zip(&observed) {
                 let micros = observed.as_ref().map(|observed| observed.predict(profile, &[]).micros);
                 println!("  {} {} {:.3}", row.0, row.1, micros.unwrap_or(f64::NAN));
@@ -81,7 +83,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
             report("measured", table, &timed, &observed, profile, Some(card));
         }
     }
-    Ok(())
+    crate::verdict(true)
 }
 
 fn shuffle<T>(items: &mut [T], seed: u64) {
@@ -175,8 +177,8 @@ fn fastest(pairs: &[(f64, f64)]) -> f64 {
     pairs.iter().map(|pair| pair.1).fold(f64::INFINITY, f64::min)
 }
 
-/// What the first eight by prediction of `part` configs drawn lose to the best there is, median over draws. Of eight
-/// drawn that is what chance loses.
+/// How much slower than the best is the fastest of the first eight by prediction, out of `part`
+/// drawn configs: median over draws. With eight drawn this is what chance loses.
 fn lost(pairs: &[(f64, f64)], part: usize, best: f64) -> f64 {
     let mut losses: Vec<f64> = (0..RESAMPLES)
         .map(|seed| {

@@ -1,71 +1,60 @@
-//! Runs kernels again and again on the same inputs: the answer must be the same, bit for bit. Whatever differs is a race.
-//!
-//! usage: repeat RUNS PROBLEM [KERNEL...]
-//!
-//! PROBLEM is a name, a suite or a JSON file of problems, as `flashcore bench` takes; without kernels it is the one that heuristics
-//! choose. Each run is two launches, one right after the other, into an output that is poison before. Log-sum-exps are compared
-//! where the problem asks for them. Prints how many runs differed from the first, and of the first few in which rows; exits
-//! with 1 if any did.
+//! Runs kernels many times on the same inputs: outputs must be equal bit for bit. A difference is a
+//! race.
 
 use std::collections::BTreeMap;
 use std::error::Error;
 
+use flashcore::Device;
 use flashcore_bench::gpu::{PreparedPlan, TensorSet};
 use flashcore_bench::{Case, draw, problems};
 use flashcore_cuda::{Context, Function, ModuleOptions, Stream};
 use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::{InputKind, POISON, Problem, Tensor};
 
-/// Differing runs that are told of.
+/// Differing runs that are printed.
 const SHOWN: usize = 3;
 /// Rows of each.
 const ROWS: usize = 8;
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let args: Vec<String> = crate::arguments().collect();
-    let [runs, problem, kernels @ ..] = args.as_slice() else {
-        return Err("usage: repeat RUNS PROBLEM [KERNEL...]".into());
-    };
-    let runs: usize = runs.parse()?;
+/// Runs kernels many times on the same inputs; fails if an output differs from the first in any
+/// bit.
+///
+/// Each run is two launches, one right after the other, into an output that is poison before.
+/// Log-sum-exps are compared where the problem has them.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    runs: usize,
+    /// A problem, a set or a file of them, as `flashcore bench` takes.
+    problems: String,
+    /// Kernels, in place of the one that heuristics choose.
+    kernels: Vec<Config>,
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
     let context = Context::new(0)?;
     let stream = Stream::new(&context)?;
-    println!(
-        "{}, driver {}",
-        context.info().name,
-        context.info().driver_release.as_deref().unwrap_or("?")
-    );
+    println!("{}", crate::device_name(&Device::Cuda(context.clone())));
     let mut any = false;
-    for case in &problems::cases(problem, None)? {
+    for case in &problems::cases(&options.problems, None)? {
         let chip = context.info().chip();
-        let plans = match kernels {
+        let plans = match options.kernels.as_slice() {
             [] => vec![select(&case.problem, chip, 16, &KernelCache::default())?.plan],
-            ids => {
-                let plan = |id: &String| -> Result<Plan, Box<dyn Error>> {
-                    Ok(Plan::new(&case.problem, &id.parse::<Config>()?, chip)?)
-                };
-                ids.iter().map(plan).collect::<Result<_, _>>()?
-            }
+            configs => configs
+                .iter()
+                .map(|config| Plan::new(&case.problem, config, chip))
+                .collect::<Result<_, _>>()?,
         };
         for plan in &plans {
-            any |= repeat(&context, &stream, case, plan, runs)?;
+            any |= repeat(&context, &stream, case, plan, options.runs)?;
         }
     }
-    if any {
-        std::process::exit(1);
-    }
-    Ok(())
+    crate::verdict(!any)
 }
 
 /// What a run leaves.
-struct Answer {
+struct Output {
     out: Tensor,
     lse: Option<Vec<u32>>,
-}
-
-impl Answer {
-    fn is(&self, other: &Answer) -> bool {
-        self.out.bytes() == other.out.bytes() && self.lse == other.lse
-    }
 }
 
 /// Whether any run differs from the first.
@@ -79,7 +68,7 @@ fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: us
         .map(|step| load(&step.kernel))
         .collect::<Result<Vec<_>, _>>()?;
     let prepared = PreparedPlan::new(plan, &functions, &set.tensors())?;
-    let run = || -> Result<Answer, Box<dyn Error>> {
+    let run = || -> Result<Output, Box<dyn Error>> {
         set.poison(stream)?;
         prepared.enqueue(stream)?;
         prepared.enqueue(stream)?;
@@ -88,13 +77,13 @@ fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: us
         set.tensors().out.copy_to_host(stream, out.bytes_mut())?;
         let lse = set.read_lse(stream)?;
         let lse = lse.map(|lse| lse.into_iter().map(f32::to_bits).collect());
-        Ok(Answer { out, lse })
+        Ok(Output { out, lse })
     };
     let first = run()?;
     let mut differing = 0;
     for number in 1..=runs {
         let again = run()?;
-        if again.is(&first) {
+        if again.out.bytes() == first.out.bytes() && again.lse == first.lse {
             continue;
         }
         differing += 1;
@@ -106,8 +95,8 @@ fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: us
     Ok(differing > 0)
 }
 
-/// Rows in which two answers differ, and by how many elements.
-fn difference(problem: &Problem, first: &Answer, again: &Answer) -> String {
+/// Rows in which two outputs differ, and by how many elements.
+fn difference(problem: &Problem, first: &Output, again: &Output) -> String {
     let [batch, rows, heads, columns] = problem.o_layout().shape;
     let (one, other) = (first.out.view(), again.out.view());
     let mut by_row: BTreeMap<[usize; 3], usize> = BTreeMap::new();

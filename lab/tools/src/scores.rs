@@ -1,23 +1,27 @@
-//! `Q·Kᵀ` by itself on a GPU: tensor cores against plain FMAs, scores written in the problem's dtype.
-//!
-//! usage: scores [PROBLEM]
-//!
-//! cuBLAS beside it: `python scripts/bench_matmul.py` times `torch.matmul` on the same shapes, in graphs of as many
-//! runs. Run both in one session, in turns: they are not interleaved.
-
-use std::error::Error;
+//! `Q·Kᵀ` by itself on a GPU: tensor cores against plain FMAs, scores written in the problem's
+//! dtype.
 
 use flashcore::{Context, Stream};
 use flashcore_bench::gpu::{GpuTools, time_scores};
-use flashcore_bench::{Options, problems};
+use flashcore_bench::{self as bench, problems};
 use flashcore_kernels::ladder::scores::Levers;
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let name = crate::arguments().next().unwrap_or("mission".to_string());
+/// Times Q·Kᵀ by itself.
+///
+/// For cuBLAS, `python scripts/bench_matmul.py` times `torch.matmul` on the same shapes, in graphs
+/// of as many runs. Run both in one session, in turns: they are not interleaved.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// A problem, a set or a file of them.
+    #[arg(default_value = "mission")]
+    problems: String,
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
     let context = Context::new(0)?;
     let stream = Stream::new(&context)?;
     let tools = GpuTools::new(&stream)?;
-    for case in problems::cases(&name, None)? {
+    for case in problems::cases(&options.problems, None)? {
         let problem = &case.problem;
         let found = time_scores(
             &stream,
@@ -25,7 +29,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             problem,
             &Levers::all(),
             Vec::new(),
-            &Options::default(),
+            &bench::Options::default(),
         )?;
         let pairs = (problem.lse_len() * problem.seq_len_kv()) as f64;
         println!("{problem} on {}", context.info().name);
@@ -52,5 +56,5 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             println!("  {:<24} {}", absent.label, absent.reason);
         }
     }
-    Ok(())
+    crate::verdict(true)
 }

@@ -1,12 +1,4 @@
-//! Is the instrument right on this GPU? A kernel against itself, and against itself slowed by 3 %, again and again.
-//!
-//! usage: selfcheck [TRIALS] [PROBLEM] [KERNEL]
-//!
-//! Turns are short, whatever the problem: hundreds of trials with steady ones would take an hour.
-//!
-//! Exits with 1 if more than 2 % of the verdicts on the same kernel are FASTER or SLOWER, or fewer than 95 % of the
-//! slowdowns are found. The slowdown is planted as a kernel that spins for 3 % of the time of each chain of runs.
-//! Without a GPU it runs on simulated ones.
+//! Is the bench right on this GPU? It compares a kernel with itself, and with itself slowed by 3 %.
 
 use std::error::Error;
 
@@ -15,24 +7,36 @@ use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, Kerne
 use flashcore_bench::selfcheck::{PLANTED, SelfCheck, selfcheck};
 use flashcore_bench::simulate::{Noise, SimulatedGpu};
 use flashcore_bench::stats::median;
-use flashcore_bench::{Bed, LaunchMode, Mode, Options, Subject, SubjectInfo, draw, measure, problems};
+use flashcore_bench::{self as bench, Bed, LaunchMode, Mode, Subject, SubjectInfo, draw, measure, problems};
 use flashcore_cuda::{Function, ModuleOptions};
 
 use flashcore_kernels::{KernelCache, Plan, Step, select};
 
-/// Least length of a chain, µs: a planted 3 % of it is then long beside what launching the planted kernel costs.
+/// Least length of a chain, µs: a planted 3 % of it is then long beside what launching the planted
+/// kernel costs.
 const CHAIN_US: f64 = 400.0;
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = crate::arguments();
-    let trials: u32 = args.next().as_deref().unwrap_or("100").parse()?;
-    let problem = args.next().unwrap_or("bert-base".to_string());
-    let kernel = args.next();
+/// Compares a kernel with itself, and with itself slowed by 3 %, again and again.
+///
+/// Fails if more than 2 % of the verdicts on the same kernel are FASTER or SLOWER, or fewer than 95
+/// % of the slowdowns are found. The slowdown is a kernel that spins for 3 % of the time of each
+/// chain of runs. Turns are short: hundreds of trials with steady ones would take an hour. Without
+/// a GPU it runs on simulated ones.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[arg(default_value_t = 100)]
+    trials: u32,
+    #[arg(default_value = "bert-base")]
+    problem: String,
+    kernel: Option<Config>,
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
     let found = match Context::new(0) {
-        Ok(context) => on_gpu(&context, trials, &problem, kernel.as_deref())?,
+        Ok(context) => on_gpu(&context, options)?,
         Err(error) => {
             println!("no GPU ({error}); simulated ones instead");
-            simulated(trials)?
+            simulated(options.trials)?
         }
     };
     let percent = |x: f64| format!("{:.1} %", x * 100.0);
@@ -41,10 +45,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     println!("false verdicts    {} (at most 2 %)", percent(found.false_verdicts()));
     println!("slowdowns found   {} (at least 95 %)", percent(found.found()));
     println!("slowdown measured {} (median)", percent(median(&found.measured)));
-    if !found.passed() {
-        std::process::exit(1);
-    }
-    Ok(())
+    crate::verdict(found.passed())
 }
 
 fn simulated(trials: u32) -> Result<SelfCheck, Box<dyn Error>> {
@@ -55,18 +56,18 @@ fn simulated(trials: u32) -> Result<SelfCheck, Box<dyn Error>> {
             gpu.subject("a", 80.0, 0.8, 4),
             gpu.subject("b", 80.0 * (1.0 + slowdown), 0.8, 4),
         ];
-        gpu.measure(&Options::default(), Mode::Screen, subjects)
+        gpu.measure(&bench::Options::default(), Mode::Screen, subjects)
     })?)
 }
 
-fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -> Result<SelfCheck, Box<dyn Error>> {
+fn on_gpu(context: &Context, options: &Options) -> Result<SelfCheck, Box<dyn Error>> {
     let stream = Stream::new(context)?;
     let tools = GpuTools::new(&stream)?;
-    let case = &problems::cases(problem, None)?[0];
+    let case = &problems::cases(&options.problem, None)?[0];
     let chip = context.info().chip();
     let kernels = KernelCache::default();
-    let plan = match kernel {
-        Some(id) => Plan::with_cache(&case.problem, &id.parse::<Config>()?, chip, &kernels)?,
+    let plan = match &options.kernel {
+        Some(config) => Plan::with_cache(&case.problem, config, chip, &kernels)?,
         None => select(&case.problem, chip, 16, &kernels)?.plan,
     };
     let bed = GpuBed::new(&stream, &tools, &case.problem, plan.workspace_bytes())?;
@@ -77,9 +78,9 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
 
     // How long a run takes decides how long the chain and the planted kernel are.
     let mut alone: Vec<Box<dyn Subject + '_>> = vec![Box::new(subject(0, Launching::Graph)?)];
-    let options = Options::default();
+    let settings = bench::Options::default();
     let mut stopwatch = GpuStopwatch::new(&tools, &stream);
-    let first = measure(&options, Mode::Screen, &mut alone, 0, &mut stopwatch, &mut (), &mut ())?;
+    let first = measure(&settings, Mode::Screen, &mut alone, 0, &mut stopwatch, &mut (), &mut ())?;
     let run_us = first.subjects[0].summary.ok_or("the kernel was not timed")?.p50;
     let chain = (CHAIN_US / run_us).ceil().max(1.0) as u32;
     let planted_us = PLANTED * f64::from(chain) * run_us;
@@ -93,7 +94,7 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
 
     let load = |step: &Step| Function::load(context, &step.kernel, &ModuleOptions::default());
     let functions = plan.steps().map(load).collect::<Result<Vec<_>, _>>()?;
-    Ok(selfcheck(trials, |number, slowdown| {
+    Ok(selfcheck(options.trials, |number, slowdown| {
         let other: Box<dyn Subject + '_> = if slowdown == 0.0 {
             Box::new(subject(1, Launching::GraphOf(chain))?.labelled("itself"))
         } else {
@@ -111,12 +112,12 @@ fn on_gpu(context: &Context, trials: u32, problem: &str, kernel: Option<&str>) -
             Box::new(subject(0, Launching::GraphOf(chain))?) as Box<dyn Subject + '_>,
             other,
         ];
-        let options = Options {
+        let settings = bench::Options {
             seed: u64::from(number) + 1,
-            ..Options::default()
+            ..bench::Options::default()
         };
         measure(
-            &options,
+            &settings,
             Mode::Screen,
             &mut subjects,
             0,

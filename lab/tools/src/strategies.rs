@@ -1,9 +1,4 @@
-//! Compares strategies on spaces that were measured once: how near the best after so many trials, from the slowest
-//! config that works, over 50 seeds. Writes the numbers as text.
-//!
-//! usage: strategies FOLDER [FILE] [--seeds N] [--trials N] [--only NAMES]
-//!
-//! FILE: measured spaces; without it those that come with the crate. NAMES: strategies, in place of all but `exhaustive`.
+//! Compares search strategies on spaces that were measured once.
 
 mod replayed;
 
@@ -17,25 +12,33 @@ use flashcore_tune::strategy::Kind;
 
 use replayed::{Comparison, WITHIN, compare};
 
-pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let usage = "usage: strategies FOLDER [FILE] [--seeds N] [--trials N] [--only NAMES]";
-    let (mut places, mut seeds, mut trials) = (Vec::new(), 50, 200);
-    let mut only: Vec<Kind> = Kind::ALL[1..].to_vec();
-    let mut args = crate::arguments();
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            "--seeds" => seeds = args.next().ok_or(usage)?.parse()?,
-            "--trials" => trials = args.next().ok_or(usage)?.parse()?,
-            "--only" => {
-                let names = args.next().ok_or(usage)?;
-                only = names.split(',').map(str::parse).collect::<Result<_, _>>()?;
-            }
-            _ => places.push(arg),
-        }
-    }
-    let folder = PathBuf::from(places.first().ok_or(usage)?);
-    let measured = read_measured(places.get(1).map_or("shipped", String::as_str))?;
-    std::fs::create_dir_all(&folder)?;
+/// Compares strategies: how near the best after how many trials, from the slowest config that
+/// works.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Where to write `strategies.txt`.
+    folder: PathBuf,
+    /// Measured spaces.
+    #[arg(default_value = "shipped")]
+    file: String,
+    #[arg(long, default_value_t = 50)]
+    seeds: u64,
+    #[arg(long, default_value_t = 200)]
+    trials: usize,
+    /// Strategies, in place of all but `exhaustive`.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Kind>,
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    let Options { seeds, trials, .. } = *options;
+    let only = match options.only.as_slice() {
+        // Exhaustive search has no seeds: it only shows how its families are ordered.
+        [] => &Kind::ALL[1..],
+        only => only,
+    };
+    let measured = read_measured(&options.file)?;
+    std::fs::create_dir_all(&options.folder)?;
     let device = &measured.identity.device;
     let mut text = format!(
         "measured on {} (driver {}), revision {}; replayed by revision {}; {seeds} seeds, up to {trials} trials, from the \
@@ -46,7 +49,6 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         flashcore_bench::revision()
     );
     for table in &measured.tables {
-        // Exhaustive search has no seeds, and says how its families are ordered.
         let advisor = measured.advisor(&table.case.problem);
         let kinds: Vec<Kind> = only
             .iter()
@@ -56,9 +58,9 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         let compared = compare(table, &kinds, seeds, trials, advisor.as_ref())?;
         write!(text, "\n{}", lines(table, &compared))?;
     }
-    std::fs::write(folder.join("strategies.txt"), &text)?;
+    std::fs::write(options.folder.join("strategies.txt"), &text)?;
     print!("{text}");
-    Ok(())
+    crate::verdict(true)
 }
 
 fn within(one: &Comparison) -> String {

@@ -1,6 +1,6 @@
 //! Modules: compiling PTX with the driver, and what it says about the result.
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 use std::time::Instant;
 
@@ -9,14 +9,6 @@ use crate::sys::{CUfunction, CUmodule, jit_option as option};
 
 /// Bytes for each of the compiler's two logs. A verbose log takes about 300 B a kernel.
 const LOG_BYTES: usize = 64 * 1024;
-
-/// What to ask of the driver's compiler beyond its defaults.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct JitRequest {
-    pub(crate) line_info: bool,
-    pub(crate) max_registers: Option<u32>,
-    pub(crate) optimization_level: Option<u32>,
-}
 
 /// What came of loading a module.
 #[derive(Debug)]
@@ -47,42 +39,30 @@ fn number(value: u32) -> *mut c_void {
 }
 
 impl Driver {
-    /// Compiles and loads PTX into the current context (`cuModuleLoadDataEx`; never `cuLink*`, which
-    /// compiles relocatable code: wgmma is serialised and setmaxnreg ignored).
-    pub(crate) fn module_load(&self, ptx: &CStr, request: &JitRequest) -> JitOutcome {
+    /// Compiles and loads PTX into the current context (`cuModuleLoadDataEx`; never `cuLink*`,
+    /// which compiles relocatable code: wgmma is serialised and setmaxnreg ignored).
+    pub(crate) fn module_load(&self, ptx: &CStr, line_info: bool) -> JitOutcome {
         let mut info = vec![0u8; LOG_BYTES];
         let mut error = vec![0u8; LOG_BYTES];
         let mut options = vec![
-            option::CU_JIT_WALL_TIME,
-            option::CU_JIT_INFO_LOG_BUFFER,
-            option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
-            option::CU_JIT_ERROR_LOG_BUFFER,
-            option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-            option::CU_JIT_LOG_VERBOSE,
+            (option::CU_JIT_WALL_TIME, ptr::null_mut()),
+            (option::CU_JIT_INFO_LOG_BUFFER, info.as_mut_ptr().cast()),
+            (option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, number(LOG_BYTES as u32)),
+            (option::CU_JIT_ERROR_LOG_BUFFER, error.as_mut_ptr().cast()),
+            (option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, number(LOG_BYTES as u32)),
+            (option::CU_JIT_LOG_VERBOSE, number(1)),
         ];
-        let mut values = vec![
-            ptr::null_mut(),
-            info.as_mut_ptr().cast::<c_void>(),
-            number(LOG_BYTES as u32),
-            error.as_mut_ptr().cast::<c_void>(),
-            number(LOG_BYTES as u32),
-            number(1),
-        ];
-        let mut ask = |name: u32, value: Option<u32>| {
-            if let Some(value) = value {
-                options.push(name);
-                values.push(number(value));
-            }
-        };
-        ask(option::CU_JIT_GENERATE_LINE_INFO, request.line_info.then_some(1));
-        ask(option::CU_JIT_MAX_REGISTERS, request.max_registers);
-        ask(option::CU_JIT_OPTIMIZATION_LEVEL, request.optimization_level);
+        if line_info {
+            options.push((option::CU_JIT_GENERATE_LINE_INFO, number(1)));
+        }
+        let (mut options, mut values): (Vec<u32>, Vec<*mut c_void>) = options.into_iter().unzip();
 
         let mut module = ptr::null_mut();
         let count = options.len() as u32;
         let started = Instant::now();
-        // SAFETY: rule 2 of `raw`; `options` and `values` have `count` entries each, the PTX ends in a zero
-        // byte, and both log buffers are as long as their sizes say and live until this function returns.
+        // SAFETY: rule 2 of `raw`; `options` and `values` have `count` entries each, the PTX ends
+        // in a zero byte, and both log buffers are as long as their sizes say and live until this
+        // function returns.
         let code = unsafe {
             (self.table.cuModuleLoadDataEx)(
                 &mut module,
@@ -113,12 +93,6 @@ impl Driver {
         }
     }
 
-    pub(crate) fn module_unload(&self, module: CUmodule) -> CallResult<()> {
-        // SAFETY: rule 1 of `raw`; called once, from the owner's drop.
-        let code = unsafe { (self.table.cuModuleUnload)(module) };
-        self.check("cuModuleUnload", code, || format!("module={module:p}"))
-    }
-
     pub(crate) fn module_function(&self, module: CUmodule, name: &CString) -> CallResult<CUfunction> {
         let mut function = ptr::null_mut();
         // SAFETY: rules 1 and 2 of `raw`.
@@ -129,7 +103,8 @@ impl Driver {
         Ok(function)
     }
 
-    /// Loads the function's code now rather than at its first launch; does nothing on drivers before 12.4.
+    /// Loads the function's code now rather than at its first launch; does nothing on drivers
+    /// before 12.4.
     pub(crate) fn function_load(&self, function: CUfunction) -> CallResult<()> {
         let Some(call) = self.table.cuFuncLoad else {
             return Ok(());
@@ -137,24 +112,6 @@ impl Driver {
         // SAFETY: rule 1 of `raw`.
         let code = unsafe { call(function) };
         self.check("cuFuncLoad", code, || format!("function={function:p}"))
-    }
-
-    pub(crate) fn function_attribute(&self, function: CUfunction, attribute: u32) -> CallResult<u32> {
-        let mut value = 0;
-        // SAFETY: rules 1 and 2 of `raw`.
-        let code = unsafe { (self.table.cuFuncGetAttribute)(&mut value, attribute, function) };
-        self.check("cuFuncGetAttribute", code, || {
-            format!("attribute={attribute}, function={function:p}")
-        })?;
-        Ok(value.max(0).unsigned_abs())
-    }
-
-    pub(crate) fn set_function_attribute(&self, function: CUfunction, attribute: u32, value: u32) -> CallResult<()> {
-        // SAFETY: rule 1 of `raw`.
-        let code = unsafe { (self.table.cuFuncSetAttribute)(function, attribute, value as c_int) };
-        self.check("cuFuncSetAttribute", code, || {
-            format!("function={function:p}, attribute={attribute}, value={value}")
-        })
     }
 }
 

@@ -7,33 +7,13 @@ use crate::fuzz::emit::Writer;
 use crate::fuzz::program::{Args, Op};
 use crate::fuzz::slot::{EX2_ULPS, RCP_ULPS, Slot};
 
+#[rustfmt::skip]
 const U32_CONSTANTS: [u32; 12] = [
-    0,
-    1,
-    2,
-    3,
-    31,
-    32,
-    33,
-    0xff,
-    0x5555_5555,
-    0x7fff_ffff,
-    0x8000_0000,
-    u32::MAX,
+    0, 1, 2, 3, 31, 32, 33, 0xff, 0x5555_5555, 0x7fff_ffff, 0x8000_0000, u32::MAX,
 ];
+#[rustfmt::skip]
 const F32_CONSTANTS: [f32; 12] = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    3.0,
-    1e-40,
-    f32::MIN_POSITIVE,
-    f32::MAX,
-    f32::INFINITY,
-    65504.0,
-    2049.0,
+    0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-40, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, 65504.0, 2049.0,
 ];
 const DIVISORS: [u32; 10] = [1, 2, 3, 5, 7, 10, 64, 641, 0x1_0000, 0x7fff_ffff];
 
@@ -184,7 +164,8 @@ impl<'k> Writer<'k, '_> {
             Op::XSub => set_x(x(a) - x(b)),
             Op::XMul => set_x(x(a) * x(b)),
             Op::XNeg => set_x(-x(a)),
-            // Halved, so that it is not the smallest number; max with a constant of a negated magnitude ptxas gets wrong.
+            // Halved, so that it is not the smallest number; max with a constant of a negated
+            // magnitude ptxas gets wrong.
             Op::XAbs => set_x((x(a) >> 1u32).abs()),
             Op::XMin => set_x(x(a).min(x(b))),
             Op::XMax => set_x(x(a).max(x(b))),
@@ -227,7 +208,8 @@ impl<'k> Writer<'k, '_> {
         true
     }
 
-    /// Approximations are compared and not computed with: later values would differ for good reason.
+    /// Approximations are compared and not computed with: later values would differ for good
+    /// reason.
     fn approximate(&self, slot: Slot, value: Val<'k, f32>) {
         self.observe(slot, value.reinterpret());
     }

@@ -1,9 +1,6 @@
-//! Runs random programs by the simulator and on a GPU, and reports where their answers differ.
-//!
-//! Exits with 0 where all agree, 1 where some do not, 2 on bad arguments, 3 where there is no GPU to run them on.
+//! Runs random programs on the simulator and on a GPU, and reports where their results differ.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,16 +10,16 @@ use crate::fuzz::Program;
 use crate::fuzz::corpus::{Corpus, Entry};
 use crate::fuzz::run::{Comparison, Prepared, RunError, compile, compile_one, sums_of};
 use crate::fuzz::shrink::shrink;
-use clap::Parser;
 use flashcore_cuda::{Context, Module, Stream};
 use flashcore_ir::Inst;
 use flashcore_ir::ptx::mnemonic;
 use rayon::prelude::*;
 
-/// Runs random programs by the simulator and on a GPU, and reports where their answers differ.
-#[derive(Debug, Parser)]
-#[command(name = "fuzz")]
-struct Options {
+/// Runs random programs on the simulator and on a GPU, and reports where their results differ.
+///
+/// Exits with 0 where all agree, 1 where some do not, 2 on bad arguments, 3 where there is no GPU.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
     /// Seed of the first program; the others follow.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -32,7 +29,7 @@ struct Options {
     /// Programs compiled together.
     #[arg(long, default_value_t = 40)]
     batch: u64,
-    /// The simulator alone, each program under two schedules, whose answers must be equal.
+    /// The simulator alone, each program under two schedules, whose results must be equal.
     #[arg(long)]
     sim_only: bool,
     /// Failures that are shrunk and printed; the rest are counted.
@@ -41,7 +38,7 @@ struct Options {
     /// Writes a summary.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Writes the GPU's answers, for a corpus.
+    /// Writes the GPU's results, for a corpus.
     #[arg(long, conflicts_with = "sim_only")]
     record: Option<PathBuf>,
     /// Prints the first program and its PTX, and runs nothing.
@@ -61,18 +58,7 @@ struct Outcome {
 /// Steps tried while a failure shrinks.
 const TRIALS: usize = 2000;
 
-pub(crate) fn main() -> ExitCode {
-    let options = Options::parse_from(std::iter::once("fuzz".to_string()).chain(crate::arguments()));
-    match run(&options) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
-}
-
-fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn main(options: &Options) -> crate::Ran {
     if options.print {
         let program = Program::random(options.seed);
         println!("{program:#?}\n{}", program.emit()?.kernel.to_ptx());
@@ -219,8 +205,8 @@ fn failure(context: Option<&Context>, program: &Program) -> Option<Failure> {
     }
 }
 
-/// The smallest program that fails as this one does. What the compiler or the driver refuses stays as it is: after
-/// a fault no program runs any more.
+/// The smallest program that fails as this one does. What the compiler or the driver refuses stays
+/// as it is: after a fault no program runs any more.
 fn smallest(context: Option<&Context>, program: Program) -> Program {
     match failure(context, &program) {
         Some(how @ (Failure::Mismatch | Failure::Finding)) => {
@@ -230,12 +216,7 @@ fn smallest(context: Option<&Context>, program: Program) -> Program {
     }
 }
 
-fn report(
-    options: &Options,
-    context: Option<&Context>,
-    outcomes: &[Outcome],
-    seconds: f64,
-) -> Result<ExitCode, Box<dyn Error>> {
+fn report(options: &Options, context: Option<&Context>, outcomes: &[Outcome], seconds: f64) -> crate::Ran {
     let device = context.map_or("the simulator, twice", |context| context.info().name.as_str());
     let driver = context
         .and_then(|context| context.info().driver_release.clone())
@@ -279,7 +260,7 @@ fn report(
             "seconds": seconds, "words_compared": total.words, "worst_of_bound": total.worst,
             "instructions": mnemonics, "failures": shown,
         });
-        std::fs::write(path, format!("{report:#}\n"))?;
+        crate::write_json(path, &report)?;
     }
     if let Some(path) = &options.record {
         let entries = outcomes.iter().filter_map(|outcome| outcome.entry.clone()).collect();
@@ -291,9 +272,5 @@ fn report(
         };
         std::fs::write(path, serde_json::to_string(&corpus)?.replace("},{", "},\n{") + "\n")?;
     }
-    Ok(if failures.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    crate::verdict(failures.is_empty())
 }

@@ -1,4 +1,5 @@
-//! A GPU's answers to some programs, small enough to be kept: what the simulator is held to where there is no GPU.
+//! A GPU's answers to some programs, small enough to be kept: what the simulator is held to where
+//! there is no GPU.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! From a program to a kernel: variables, branches and loops, outputs. What operations are, `arithmetic`, `memory`
-//! and `warp` say.
+//! From a program to a kernel: variables, branches and loops, outputs. What operations are,
+//! `arithmetic`, `memory` and `warp` say.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 use crate::fuzz::hopper::Hopper;
 use crate::fuzz::input::{Layout, POOL, SCRATCH, SUMS};
-use crate::fuzz::program::{Args, Decision, File, Op, Program, Rounds, Step};
+use crate::fuzz::program::{Args, Decision, File, Need, Op, Program, Rounds, Step};
 use crate::fuzz::slot::Slot;
 
 /// A program as a kernel, and what it stores.
@@ -64,6 +64,15 @@ struct Variables<'k> {
     b: Vec<Option<Var<'k, BF16x2>>>,
     /// Conditions as 0 or 1: a predicate is no variable.
     p: Vec<Option<Var<'k, u32>>>,
+}
+
+/// The variables of a type; `value` gives the first value of those that the program uses.
+fn first_values<'k, T: Assignable>(
+    k: &'k KernelBuilder,
+    file: File,
+    value: impl Fn(usize) -> Option<Val<'k, T>>,
+) -> Vec<Option<Var<'k, T>>> {
+    (0..file.count()).map(|i| Some(k.var(value(i)?))).collect()
 }
 
 /// Pointers to global memory.
@@ -178,38 +187,22 @@ impl<'k, 'p> Writer<'k, 'p> {
             let place = layout.first_word(file, index, part);
             wanted.contains(&(file, index)).then(|| first.plus(place as i32).load())
         };
-        fn var<'k, T: Assignable>(k: &'k KernelBuilder, value: Val<'k, T>) -> Var<'k, T> {
-            k.var(value)
-        }
         let wide = |file: File, i: usize| Some(word(file, i, 0)?.join(word(file, i, 1)?));
-        let indices = |file: File| 0..file.count();
         let variables = Variables {
-            u: indices(File::U).map(|i| Some(var(k, word(File::U, i, 0)?))).collect(),
-            s: indices(File::S)
-                .map(|i| Some(var(k, word(File::S, i, 0)?.reinterpret())))
-                .collect(),
-            w: indices(File::W).map(|i| Some(var(k, wide(File::W, i)?))).collect(),
-            x: indices(File::X)
-                .map(|i| Some(var(k, wide(File::X, i)?.reinterpret())))
-                .collect(),
-            f: indices(File::F)
-                .map(|i| Some(var(k, word(File::F, i, 0)?.reinterpret())))
-                .collect(),
-            h: indices(File::H)
-                .map(|i| Some(var(k, word(File::H, i, 0)?.reinterpret())))
-                .collect(),
-            b: indices(File::B)
-                .map(|i| Some(var(k, word(File::B, i, 0)?.reinterpret())))
-                .collect(),
-            p: indices(File::P)
-                .map(|i| Some(var(k, word(File::P, i, 0)? & 1u32)))
-                .collect(),
+            u: first_values(k, File::U, |i| word(File::U, i, 0)),
+            s: first_values(k, File::S, |i| Some(word(File::S, i, 0)?.reinterpret())),
+            w: first_values(k, File::W, |i| wide(File::W, i)),
+            x: first_values(k, File::X, |i| Some(wide(File::X, i)?.reinterpret())),
+            f: first_values(k, File::F, |i| Some(word(File::F, i, 0)?.reinterpret())),
+            h: first_values(k, File::H, |i| Some(word(File::H, i, 0)?.reinterpret())),
+            b: first_values(k, File::B, |i| Some(word(File::B, i, 0)?.reinterpret())),
+            p: first_values(k, File::P, |i| Some(word(File::P, i, 0)? & 1u32)),
         };
         let writer = Writer {
             k,
             program,
             global,
-            tiles: program.any_op(Op::uses_tiles).then(|| tiles(k, program)),
+            tiles: program.has_need(Need::Tiles).then(|| tiles(k, program)),
             hopper: Hopper::new(k, program),
             me,
             lane: k.lane(),
@@ -248,8 +241,9 @@ impl<'k, 'p> Writer<'k, 'p> {
         }
     }
 
-    /// A condition that a number chooses, to be voted on: with a word from memory, so that ptxas knows nothing of it. Where
-    /// it works a condition out, or takes it for a vote's own result, it gets the vote wrong.
+    /// A condition that a number chooses, to be voted on: with a word from memory, so that ptxas
+    /// knows nothing of it. Where it works a condition out, or takes it for a vote's own result, it
+    /// gets the vote wrong.
     pub(crate) fn unforeseen(&self, number: u32) -> Val<'k, bool> {
         let word = self.pool(self.global.pool_u, number, 1).load();
         (((self.u(number) ^ word) >> (number % 32)) & 1u32).eq(1)
@@ -344,7 +338,8 @@ impl<'k, 'p> Writer<'k, 'p> {
         pool.offset(self.aligned(number, POOL, count) * E::PER_WORD)
     }
 
-    /// A counter of the common ones that a variable chooses; each kind of reduction, 0 to 2, has its own.
+    /// A counter of the common ones that a variable chooses; each kind of reduction, 0 to 2, has
+    /// its own.
     pub(crate) fn sum(&self, number: u32, kind: u32) -> GlobalPtr<'k, u32> {
         let each = SUMS / 4;
         let counters = self.global.sums.offset(self.u(number) & (each - 1));

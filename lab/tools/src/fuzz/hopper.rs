@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 use crate::fuzz::emit::Writer;
 use crate::fuzz::input::{BOX_COLS, BOX_ROWS, POOL};
-use crate::fuzz::program::{Args, Op, Program};
+use crate::fuzz::program::{Args, Need, Op, Program};
 use crate::fuzz::slot::Slot;
 
 /// Threads of a warpgroup.
@@ -44,7 +44,8 @@ struct Boxes<'k> {
     stored: SharedTile<'k, f16>,
 }
 
-/// What is declared for Hopper's operations: at the top of a kernel, or for operands when they are first needed.
+/// What is declared for Hopper's operations: at the top of a kernel, or for operands when they are
+/// first needed.
 pub(crate) struct Hopper<'k> {
     halves: OnceCell<Operands<'k, f16>>,
     brains: OnceCell<Operands<'k, bf16>>,
@@ -66,7 +67,7 @@ fn swizzled(rows: u32, row_bytes: u32, element_bytes: u32) -> TileShape {
 impl<'k> Hopper<'k> {
     /// Declares what the program needs, parameters too, and makes its mbarriers.
     pub(crate) fn new(k: &'k KernelBuilder, program: &Program) -> Hopper<'k> {
-        let boxes = program.any_op(Op::is_tensor_copy).then(|| {
+        let boxes = program.has_need(Need::TensorMap).then(|| {
             let shape = match program.tiles >> 24 & 1 {
                 0 => TileShape::new(BOX_ROWS, BOX_COLS),
                 _ => swizzled(BOX_ROWS, 2 * BOX_COLS, 2),
@@ -124,7 +125,8 @@ impl<'k> Writer<'k, '_> {
         true
     }
 
-    // ---- Mbarriers and tensor copies --------------------------------------------------------------------
+    // ---- Mbarriers and tensor copies
+    // --------------------------------------------------------------------
 
     /// Each thread writes its row and arrives; when all have, each reads a row.
     fn arrive_and_wait(&self, &[d, a, b, c, ..]: &Args) {
@@ -158,7 +160,8 @@ impl<'k> Writer<'k, '_> {
         self.k.barrier();
     }
 
-    /// A box that the first threads fill, to the block's place in a tensor that ends within the last box.
+    /// A box that the first threads fill, to the block's place in a tensor that ends within the
+    /// last box.
     fn store_box(&self, &[_, a, ..]: &Args) {
         let (k, Some(boxes)) = (self.k, &self.hopper.boxes) else {
             return;
@@ -181,7 +184,8 @@ impl<'k> Writer<'k, '_> {
         k.barrier();
     }
 
-    // ---- Products ---------------------------------------------------------------------------------------
+    // ---- Products
+    // ---------------------------------------------------------------------------------------
 
     /// The tiles of operands, shaped as the program's choice says.
     fn product_tiles<'a, E: WgmmaElement>(&self, cell: &'a OnceCell<Operands<'k, E>>) -> &'a Operands<'k, E> {
@@ -350,9 +354,10 @@ impl<'k> Writer<'k, '_> {
             // Sums that overflow in one order need not in another.
             self.f(c).min(1e4).max(-1e4)
         };
-        // ptxas 12.0 and 13.0 take a value that accumulators begin with for still being in its register afterwards, if
-        // something else computes the same. An exchange is a value of its own, of which they must not see that lanes
-        // get their own, that all lanes have the same, or that another one is the same.
+        // ptxas 12.0 and 13.0 take a value that accumulators begin with for still being in its
+        // register afterwards, if something else computes the same. An exchange is a value of its
+        // own, of which they must not see that lanes get their own, that all lanes have the same,
+        // or that another one is the same.
         let beyond = (self.u(c) * (2 * self.next_place() as u32 + 1)) & 32u32;
         let first = (first + self.lane.to_f32()).shfl_idx(self.lane + beyond);
         let sizes = first.abs();
@@ -363,7 +368,8 @@ impl<'k> Writer<'k, '_> {
         accs
     }
 
-    /// Computes with eight columns, or where their sums are not exact, of so many steps, compares them.
+    /// Computes with eight columns, or where their sums are not exact, of so many steps, compares
+    /// them.
     fn results<E: WgmmaElement>(&self, [sums, sizes]: Two<Acc<'k>>, d: u32, n: u32, bounded: Option<u32>) {
         let first = n % sums.tiles() * 4;
         for i in 0..4 {

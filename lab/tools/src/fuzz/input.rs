@@ -1,4 +1,5 @@
-//! What a program starts with: first values of its variables, pools to load more from, words of its own.
+//! What a program starts with: first values of its variables, pools to load more from, words of its
+//! own.
 
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
 use flashcore_problem::POISON;
@@ -15,7 +16,8 @@ pub const SUMS: u32 = 32;
 
 /// Rows of a box that is copied.
 pub const BOX_ROWS: u32 = 8;
-/// Columns of a box and of the tensors that boxes are parts of: pool and place for boxes as rows of halves.
+/// Columns of a box and of the tensors that boxes are parts of: pool and place for boxes as rows of
+/// halves.
 pub const BOX_COLS: u32 = 32;
 /// Rows of the tensor that boxes are stored to: a second block's box is cut off.
 const OUT_ROWS: u32 = BOX_ROWS + 5;
@@ -149,27 +151,13 @@ fn half_word(bits: u32, choice: u64, edges: &[u16], mask: u32) -> u32 {
 
 const INT_EDGES: [u32; 10] = [0, 1, 2, 31, 32, u32::MAX, 0x8000_0000, 0x7fff_ffff, 0xffff, 0x0001_0000];
 
-/// ±0, ±∞, NaN, the largest, the smallest, the smallest subnormal, halfway between f16 and bf16 numbers, the largest
-/// e4m3 and past it, bounds of integers.
+/// ±0, ±∞, NaN, the largest, the smallest, the smallest subnormal, halfway between f16 and bf16
+/// numbers, the largest e4m3 and past it, bounds of integers.
+#[rustfmt::skip]
 const F32_EDGES: [u32; 18] = [
-    0x0000_0000,
-    0x8000_0000,
-    0x7f80_0000,
-    0xff80_0000,
-    0x7fff_ffff,
-    0x7f7f_ffff,
-    0x0080_0000,
-    0x0000_0001,
-    0x3f80_1000,
-    0x3f80_3000,
-    0x3f80_8000,
-    0x3f81_8000,
-    0x477f_e000,
-    0x477f_f000,
-    0x43e0_0000,
-    0x43e8_0001,
-    0x4f00_0000,
-    0xcf00_0001,
+    0x0000_0000, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7fff_ffff, 0x7f7f_ffff, 0x0080_0000, 0x0000_0001,
+    0x3f80_1000, 0x3f80_3000, 0x3f80_8000, 0x3f81_8000, 0x477f_e000, 0x477f_f000, 0x43e0_0000, 0x43e8_0001,
+    0x4f00_0000, 0xcf00_0001,
 ];
 const F16_EDGES: [u16; 12] = [
     0x0000, 0x8000, 0x7c00, 0xfc00, 0x7fff, 0x7bff, 0xfbff, 0x0400, 0x0001, 0x83ff, 0x3c00, 0xbc00,

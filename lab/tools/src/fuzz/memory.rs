@@ -1,4 +1,5 @@
-//! What operations on memory are that a lane does alone: on pools that nobody writes, on words and rows of its own.
+//! What operations on memory are that a lane does alone: on pools that nobody writes, on words and
+//! rows of its own.
 
 use flashcore_ir::inst::{AtomOp, Scope};
 use flashcore_ir::{Cache, SharedPtr};
@@ -89,7 +90,8 @@ impl<'k> Writer<'k, '_> {
         true
     }
 
-    /// The first of `count` words of this thread's row of the tile of halves; a number chooses where.
+    /// The first of `count` words of this thread's row of the tile of halves; a number chooses
+    /// where.
     fn own_h(&self, tiles: &Tiles<'k>, number: u32, count: u32) -> SharedPtr<'k, f16> {
         let col = self.aligned(number, tiles.h.cols() / 2, count) * 2u32;
         tiles.h.at(self.me, col)

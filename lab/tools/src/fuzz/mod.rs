@@ -1,8 +1,9 @@
 //! Random kernels, run by the simulator and by a GPU: the answers must agree.
 //!
-//! A [`Program`] is made from a seed and becomes a kernel by [`Program::emit`]. What is exact in IEEE arithmetic or
-//! in integers is compared bit by bit; what only approximates is compared within the bounds that [`Slot`] states, and
-//! not computed with. A program whose answers differ shrinks ([`shrink`]) to a small one that still shows it.
+//! A [`Program`] is made from a seed and becomes a kernel by [`Program::emit`]. What is exact in
+//! IEEE arithmetic or in integers is compared bit by bit; what only approximates is compared within
+//! the bounds that [`Slot`] states, and not computed with. A program whose answers differ shrinks
+//! ([`shrink`]) to a small one that still shows it.
 
 mod arithmetic;
 pub(crate) mod command;

@@ -1,7 +1,9 @@
-//! Random programs as data: what is generated from a seed, what shrinks, and what a kernel is written from.
+//! Random programs as data: what is generated from a seed, what shrinks, and what a kernel is
+//! written from.
 //!
-//! A program works on a fixed set of variables of each type. A step names them by numbers that are taken modulo
-//! how many there are, so any step may go away without changing what the others mean: that is how failures shrink.
+//! A program works on a fixed set of variables of each type. A step names them by numbers that are
+//! taken modulo how many there are, so any step may go away without changing what the others mean:
+//! that is how failures shrink.
 
 use flashcore_problem::rng::Rng;
 
@@ -16,10 +18,23 @@ pub enum Level {
     Block,
 }
 
+/// What a program must have for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Hopper (sm_90 or sm_90a).
+    Hopper,
+    /// A block that is one warpgroup, on Hopper.
+    Warpgroup,
+    /// Tensor maps, on Hopper.
+    TensorMap,
+    /// The threads' tiles in shared memory.
+    Tiles,
+}
+
 macro_rules! operations {
-    ($($level:ident { $($name:ident)* })*) => {
-        /// What a step does. The first letters say on which variables: U `u32`, S `i32`, W `u64`, X `i64`, F `f32`,
-        /// H pairs of f16, B pairs of bf16, P predicates.
+    ($($level:ident $(+ $need:ident)* { $($name:ident)* })*) => {
+        /// What a step does. The first letters say on which variables: U `u32`, S `i32`, W `u64`, X
+        /// `i64`, F `f32`, H pairs of f16, B pairs of bf16, P predicates.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[allow(missing_docs)] // the names are those of the builder's methods
         pub enum Op { $($($name,)*)* }
@@ -32,10 +47,16 @@ macro_rules! operations {
             pub fn level(self) -> Level {
                 match self { $($(Op::$name)|* => Level::$level,)* }
             }
+
+            /// What it needs.
+            pub fn needs(self) -> &'static [Need] {
+                match self { $($(Op::$name)|* => &[$(Need::$need),*],)* }
+            }
         }
     };
 }
 
+// The order is that of the seeds' programs: a new operation goes to the end.
 operations! {
     Lane {
         UAdd USub UMul UMad UMulHi UMin UMax UDiv URem UAnd UOr UXor UNot UShl UShr UPopc UClz ULop3 UPrmt UMulWide
@@ -45,84 +66,44 @@ operations! {
         XAdd XSub XMul XNeg XAbs XMin XMax XShr XDiv XSetp XFromS XFromW WFromX
         FAdd FSub FMul FFma FMin FMax FNeg FAbs FSetp FSelp FFromU FFromS FToU FToS FBits FFromBits
         HAdd HSub HMul HFma HMin HMax HNeg HAbs HPack HUnpack HSwap HFromF HBits HSelp
-        BAdd BSub BMul BFma BMin BMax BNeg BAbs BPack BUnpack BSwap BFromF BSelp
-        E4m3 E4m3Quad
+    }
+    Lane + Hopper { BAdd BSub BMul }
+    Lane { BFma BMin BMax BNeg BAbs BPack BUnpack BSwap BFromF BSelp }
+    Lane + Hopper { E4m3 E4m3Quad }
+    Lane {
         Ex2 Lg2 Rcp
         PAnd POr PXor PNot Special
         LoadU LoadS LoadF LoadH LoadB LoadHalf LoadBrain
         ScratchU ScratchS ScratchF AtomU AtomS AtomF RedAdd RedMax RedMin
-        TileStoreH TileLoadH TileStoreW TileLoadW TileHalf TileAtomW TileAtomF CopyH CopyW CopyGroups FenceBlock
-        FenceDevice
     }
+    Lane + Tiles {
+        TileStoreH TileLoadH TileStoreW TileLoadW TileHalf TileAtomW TileAtomF CopyH CopyW CopyGroups
+    }
+    Lane { FenceBlock FenceDevice }
     Warp {
         ShflBflyU ShflIdxU ShflDownF ShflUpS ShflIdxH ShflBflyB VoteAll VoteAny Ballot ReduxAdd ReduxSAdd ReduxMin
         ReduxSMin ReduxMax ReduxSMax ReduxAnd ReduxOr ReduxXor ReduceMax
-        MmaExact MmaExactBf16 MmaExactHalf MmaF16 MmaBf16 MmaHalfAcc Elect WarpReadH WarpReadW LdMatrix StMatrix SchedulingFence
+        MmaExact MmaExactBf16 MmaExactHalf MmaF16 MmaBf16 MmaHalfAcc
     }
-    Block {
-        BlockReadH BlockReadW NamedBarrier ArriveSync TileRed Dependency FenceCluster Mbarrier WgmmaExact WgmmaExactE4m3
-        WgmmaExactRegs WgmmaF16 WgmmaBf16 WgmmaRegs WgmmaE4m3 TensorLoad TensorStore
+    Warp + Hopper { Elect }
+    Warp + Tiles { WarpReadH WarpReadW LdMatrix }
+    Warp + Tiles + Hopper { StMatrix }
+    Warp { SchedulingFence }
+    Block + Tiles { BlockReadH BlockReadW }
+    Block { NamedBarrier }
+    Block + Tiles { ArriveSync TileRed }
+    Block + Hopper { Dependency FenceCluster }
+    Block + Tiles + Hopper { Mbarrier }
+    Block + Warpgroup {
+        WgmmaExact WgmmaExactE4m3 WgmmaExactRegs WgmmaF16 WgmmaBf16 WgmmaRegs WgmmaE4m3
     }
+    Block + TensorMap { TensorLoad TensorStore }
 }
 
 impl Op {
     /// Whether it needs Hopper (sm_90 or sm_90a).
     pub fn needs_hopper(self) -> bool {
-        use Op::*;
-        let others = [
-            BAdd,
-            BSub,
-            BMul,
-            E4m3,
-            E4m3Quad,
-            Elect,
-            StMatrix,
-            Dependency,
-            FenceCluster,
-            Mbarrier,
-        ];
-        others.contains(&self) || self.is_wgmma() || self.is_tensor_copy()
-    }
-
-    /// Whether it is a product of a warpgroup, for which a block must be one.
-    pub fn is_wgmma(self) -> bool {
-        use Op::*;
-        matches!(
-            self,
-            WgmmaExact | WgmmaExactE4m3 | WgmmaExactRegs | WgmmaF16 | WgmmaBf16 | WgmmaRegs | WgmmaE4m3
-        )
-    }
-
-    /// Whether it is a copy of a tensor box.
-    pub fn is_tensor_copy(self) -> bool {
-        matches!(self, Op::TensorLoad | Op::TensorStore)
-    }
-
-    /// Whether it works on the threads' tiles in shared memory.
-    pub fn uses_tiles(self) -> bool {
-        use Op::*;
-        matches!(
-            self,
-            TileStoreH
-                | TileLoadH
-                | TileStoreW
-                | TileLoadW
-                | TileHalf
-                | TileAtomW
-                | TileAtomF
-                | CopyH
-                | CopyW
-                | CopyGroups
-                | WarpReadH
-                | WarpReadW
-                | LdMatrix
-                | StMatrix
-                | BlockReadH
-                | BlockReadW
-                | ArriveSync
-                | TileRed
-                | Mbarrier
-        )
+        self.needs().iter().any(|need| *need != Need::Tiles)
     }
 }
 
@@ -178,6 +159,31 @@ pub enum Step {
         /// What is repeated.
         body: Vec<Step>,
     },
+}
+
+impl Step {
+    /// The steps within it: both branches, or a loop's body.
+    pub(super) fn inner(&self) -> [&[Step]; 2] {
+        match self {
+            Step::Do(..) => [&[], &[]],
+            Step::If { then, otherwise, .. } => [then, otherwise],
+            Step::Loop { body, .. } => [body, &[]],
+        }
+    }
+
+    /// The same with other steps within it.
+    pub(super) fn with_inner(&self, mut change: impl FnMut(&[Step]) -> Vec<Step>) -> Step {
+        let mut step = self.clone();
+        match &mut step {
+            Step::Do(..) => {}
+            Step::If { then, otherwise, .. } => {
+                *then = change(then);
+                *otherwise = change(otherwise);
+            }
+            Step::Loop { body, .. } => *body = change(body),
+        }
+        step
+    }
 }
 
 /// Types of variables, and how many there are of each.
@@ -264,17 +270,18 @@ impl Program {
     pub fn for_each_op(&self, visit: &mut impl FnMut(Op)) {
         fn walk(steps: &[Step], visit: &mut impl FnMut(Op)) {
             for step in steps {
-                match step {
-                    Step::Do(op, _) => visit(*op),
-                    Step::If { then, otherwise, .. } => {
-                        walk(then, visit);
-                        walk(otherwise, visit);
-                    }
-                    Step::Loop { body, .. } => walk(body, visit),
+                if let Step::Do(op, _) = step {
+                    visit(*op);
                 }
+                step.inner().into_iter().for_each(|steps| walk(steps, visit));
             }
         }
         walk(&self.steps, visit);
+    }
+
+    /// Whether any operation has a need.
+    pub fn has_need(&self, need: Need) -> bool {
+        self.any_op(|op| op.needs().contains(&need))
     }
 
     /// Whether any operation has a property.
@@ -293,7 +300,9 @@ struct Choice {
 
 impl Choice {
     fn allows(&self, op: Op, level: Level) -> bool {
-        op.level() <= level && (self.hopper || !op.needs_hopper()) && (self.warpgroup || !op.is_wgmma())
+        op.level() <= level
+            && (self.hopper || !op.needs_hopper())
+            && (self.warpgroup || !op.needs().contains(&Need::Warpgroup))
     }
 
     fn steps(&self, rng: &mut Rng, count: usize, level: Level, depth: u32) -> Vec<Step> {

@@ -1,9 +1,8 @@
 //! Runs programs by the simulator and on a GPU, and compares.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, Module, ModuleOptions, Stream};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, Module, ModuleOptions, Stream};
 use flashcore_ir::{BuildErrors, Kernel, Launch};
 use flashcore_sim::{SimError, SimOptions, TensorSums, simulate};
 use thiserror::Error;
@@ -26,7 +25,8 @@ pub struct Prepared {
     pub launch: Launch,
     /// What the buffers hold before.
     pub before: Buffers,
-    /// How the simulator computes sums of products: where it is as the GPU does, they are compared bit by bit.
+    /// How the simulator computes sums of products: where it is as the GPU does, they are compared
+    /// bit by bit.
     pub sums: TensorSums,
 }
 
@@ -40,7 +40,8 @@ pub enum RunError {
     /// The simulator refuses the launch: the same.
     #[error("the simulator does not take it: {0}")]
     Simulator(#[from] SimError),
-    /// The simulator finds something in a program that has no mistake: a false alarm, or a mistake of the generator.
+    /// The simulator finds something in a program that has no mistake: a false alarm, or a mistake
+    /// of the generator.
     #[error("the simulator finds: {0}")]
     Finding(String),
     /// The driver refuses it, or the launch fails.
@@ -48,30 +49,17 @@ pub enum RunError {
     Gpu(#[from] CudaError),
 }
 
-/// Where two answers differ by more than is allowed.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Where two results differ by more than is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[error(
+    "{:?} word {} of thread {} ({:?}): simulator {simulated:#010x}, GPU {:#010x}",
+    word.buffer, word.place, word.thread, word.slot, word.value
+)]
 pub struct Mismatch {
     /// The GPU's word.
     pub word: Word,
     /// The simulator's.
     pub simulated: u32,
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Word {
-            buffer,
-            place,
-            thread,
-            slot,
-            value,
-        } = self.word;
-        write!(
-            f,
-            "{buffer:?} word {place} of thread {thread} ({slot:?}): simulator {:#010x}, GPU {value:#010x}",
-            self.simulated
-        )
-    }
 }
 
 /// What a comparison of two answers came to.
@@ -136,19 +124,8 @@ impl Prepared {
     /// # Errors
     /// [`RunError::Gpu`].
     pub fn measure(&self, module: &Module, stream: &Stream) -> Result<Buffers, RunError> {
-        let device: Vec<DeviceBuffer> = self
-            .before
-            .iter()
-            .map(|bytes| DeviceBuffer::from_host(stream, bytes))
-            .collect::<Result<_, _>>()?;
-        let slices: Vec<_> = device.iter().map(DeviceBuffer::as_slice).collect();
-        module
-            .function(self.emitted.kernel.name())?
-            .run(stream, &self.launch, &slices)?;
-        Ok(device
-            .iter()
-            .map(|buffer| buffer.to_vec::<u8>(stream))
-            .collect::<Result<_, _>>()?)
+        let function = module.function(self.emitted.kernel.name())?;
+        Ok(launch_on(stream, &function, &self.launch, &self.before)?)
     }
 
     /// Every word of an answer, in an order that is the program's own.
@@ -258,6 +235,20 @@ impl Comparison {
     }
 }
 
+/// Launches a kernel on a GPU with these buffers, and returns what they hold after it.
+pub(crate) fn launch_on(
+    stream: &Stream,
+    function: &Function,
+    launch: &Launch,
+    before: &[Vec<u8>],
+) -> Result<Buffers, CudaError> {
+    let upload = |bytes: &Vec<u8>| DeviceBuffer::from_host(stream, bytes);
+    let device: Vec<DeviceBuffer> = before.iter().map(upload).collect::<Result<_, _>>()?;
+    let slices: Vec<_> = device.iter().map(DeviceBuffer::as_slice).collect();
+    function.run(stream, launch, &slices)?;
+    device.iter().map(|buffer| buffer.to_vec(stream)).collect()
+}
+
 /// How a GPU sums products: Hopper's way is known to the last bit.
 pub fn sums_of(context: Option<&Context>) -> TensorSums {
     match context.map(|context| context.info().compute_capability) {
@@ -287,7 +278,8 @@ pub fn compile_one(context: &Context, program: &Prepared) -> Result<Module, RunE
     )?)
 }
 
-/// Compiles the kernels of some programs, those for one architecture together; gives each its module.
+/// Compiles the kernels of some programs, those for one architecture together; gives each its
+/// module.
 ///
 /// # Errors
 /// [`RunError::Gpu`].

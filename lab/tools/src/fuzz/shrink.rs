@@ -2,7 +2,8 @@
 
 use crate::fuzz::program::{Program, Step};
 
-/// Tries a failing program in smaller forms, at most `trials` of them, and returns the smallest that still fails.
+/// Tries a failing program in smaller forms, at most `trials` of them, and returns the smallest
+/// that still fails.
 ///
 /// ```
 /// use flashcore_tools::fuzz::program::{Op, Program};
@@ -28,23 +29,15 @@ pub fn shrink(program: &Program, trials: usize, mut fails: impl FnMut(&Program) 
     };
     loop {
         let before = best.clone();
-        keep(
-            &mut best,
-            Program {
-                blocks: 1,
-                ..before.clone()
-            },
-        );
-        let fewer = Program {
-            threads: 32,
-            ..best.clone()
-        };
-        keep(&mut best, fewer);
-        let plain = Program {
-            tiles: 0,
-            ..best.clone()
-        };
-        keep(&mut best, plain);
+        for simplify in [
+            |program: &mut Program| program.blocks = 1,
+            |program: &mut Program| program.threads = 32,
+            |program: &mut Program| program.tiles = 0,
+        ] {
+            let mut simpler = best.clone();
+            simplify(&mut simpler);
+            keep(&mut best, simpler);
+        }
         // Runs of steps, long ones first.
         let mut run = best.outputs.len().max(count(&best.steps));
         while run > 0 {
@@ -87,40 +80,18 @@ pub fn shrink(program: &Program, trials: usize, mut fails: impl FnMut(&Program) 
 
 /// Steps, those within others too.
 fn count(steps: &[Step]) -> usize {
-    let inner = |step: &Step| match step {
-        Step::Do(..) => 0,
-        Step::If { then, otherwise, .. } => count(then) + count(otherwise),
-        Step::Loop { body, .. } => count(body),
-    };
+    let inner = |step: &Step| step.inner().into_iter().map(count).sum::<usize>();
     steps.iter().map(|step| 1 + inner(step)).sum()
 }
 
-/// The steps less those numbered from `first` on, `run` of them; `next` is the number of the next one met.
+/// The steps less those numbered from `first` on, `run` of them; `next` is the number of the next
+/// one met.
 fn without(steps: &[Step], first: usize, run: usize, next: &mut usize) -> Vec<Step> {
     let mut out = Vec::new();
     for step in steps {
         let number = *next;
         *next += 1;
-        let mut inner = |steps: &[Step]| without(steps, first, run, next);
-        let step = match step {
-            Step::Do(..) => step.clone(),
-            Step::If {
-                by,
-                args,
-                then,
-                otherwise,
-            } => Step::If {
-                by: *by,
-                args: *args,
-                then: inner(then),
-                otherwise: inner(otherwise),
-            },
-            Step::Loop { rounds, args, body } => Step::Loop {
-                rounds: *rounds,
-                args: *args,
-                body: inner(body),
-            },
-        };
+        let step = step.with_inner(|inner| without(inner, first, run, next));
         if !(first..first + run).contains(&number) {
             out.push(step);
         }
@@ -134,40 +105,10 @@ fn unwrapped(steps: &[Step], wanted: usize, next: &mut usize) -> Vec<Step> {
     for step in steps {
         let here = *next == wanted;
         *next += 1;
-        let mut inner = |steps: &[Step]| unwrapped(steps, wanted, next);
+        let step = step.with_inner(|inner| unwrapped(inner, wanted, next));
         match step {
-            Step::Do(..) => out.push(step.clone()),
-            Step::If {
-                by,
-                args,
-                then,
-                otherwise,
-            } => {
-                let (then, otherwise) = (inner(then), inner(otherwise));
-                if here {
-                    out.extend(then);
-                    out.extend(otherwise);
-                } else {
-                    out.push(Step::If {
-                        by: *by,
-                        args: *args,
-                        then,
-                        otherwise,
-                    });
-                }
-            }
-            Step::Loop { rounds, args, body } => {
-                let body = inner(body);
-                if here {
-                    out.extend(body);
-                } else {
-                    out.push(Step::Loop {
-                        rounds: *rounds,
-                        args: *args,
-                        body,
-                    });
-                }
-            }
+            Step::If { .. } | Step::Loop { .. } if here => out.extend(step.inner().concat()),
+            step => out.push(step),
         }
     }
     out

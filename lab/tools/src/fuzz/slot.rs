@@ -17,40 +17,44 @@ pub enum Slot {
     Ulps(u32),
     /// `lg2`: at most 2^-22 off for results within ±1, and 2^-22 of the result beyond (PTX ISA).
     Lg2,
-    /// A sum of products in f32: off by at most [`PRODUCT_BOUND`] a step of the sum of their magnitudes, which is in
-    /// another place of the simulator's output.
+    /// A sum of products in f32: off by at most [`PRODUCT_BOUND`] a step of the sum of their
+    /// magnitudes, which is in another place of the simulator's output.
     Product {
         /// That place.
         magnitude: usize,
         /// Instructions one after another that made it.
         steps: u32,
     },
-    /// The same of e4m3, whose sums hardware keeps in fewer bits: off by at most [`BYTE_PRODUCT_BOUND`] a step.
+    /// The same of e4m3, whose sums hardware keeps in fewer bits: off by at most
+    /// [`BYTE_PRODUCT_BOUND`] a step.
     ByteProduct {
         /// That place.
         magnitude: usize,
         /// Instructions one after another that made it.
         steps: u32,
     },
-    /// A pair of sums of products in f16: off by at most [`PRODUCT_BOUND`] of magnitudes in two other places, and by
-    /// the rounding to f16 on either side: 2^-10, and 2^-24 of subnormal sums.
+    /// A pair of sums of products in f16: off by at most [`PRODUCT_BOUND`] of magnitudes in two
+    /// other places, and by the rounding to f16 on either side: 2^-10, and 2^-24 of subnormal sums.
     HalfProduct {
         /// Those places.
         magnitudes: [usize; 2],
     },
 }
 
-/// `ex2.approx.ftz.f32` is at most 2 ulp off, and the simulator's value is the nearest to the exact one.
+/// `ex2.approx.ftz.f32` is at most 2 ulp off, and the simulator's value is the nearest to the exact
+/// one.
 pub const EX2_ULPS: u32 = 3;
 /// `rcp.approx.ftz.f32` is at most 1 ulp off.
 pub const RCP_ULPS: u32 = 2;
-/// What an instruction's sums of fp16 and bf16 products may differ by from exact ones, of the sum of magnitudes
-/// (`docs/simulator.md`). Of 17 terms each loses less than 2^-25 of the largest on Hopper, 2^-24 where one bit fewer is
-/// kept; the result less than 2^-23 of itself; where 16 products are two sums of 8, that twice: 22 · 2^-24 at most, and
-/// half an ulp for the simulator's own rounding. Magnitudes are those of normal numbers: subnormal operands count with
-/// the exponent of the smallest one.
+/// What an instruction's sums of fp16 and bf16 products may differ by from exact ones, of the sum
+/// of magnitudes (`docs/simulator.md`). Of 17 terms each loses less than 2^-25 of the largest on
+/// Hopper, 2^-24 where one bit fewer is kept; the result less than 2^-23 of itself; where 16
+/// products are two sums of 8, that twice: 22 · 2^-24 at most, and half an ulp for the simulator's
+/// own rounding. Magnitudes are those of normal numbers: subnormal operands count with the exponent
+/// of the smallest one.
 pub const PRODUCT_BOUND: f64 = 1.0 / (1u64 << 19) as f64;
-/// The same of e4m3: 33 terms of which each loses less than 2^-13 of the largest, and the result as much of itself.
+/// The same of e4m3: 33 terms of which each loses less than 2^-13 of the largest, and the result as
+/// much of itself.
 pub const BYTE_PRODUCT_BOUND: f64 = 34.0 / (1u64 << 13) as f64;
 /// The smallest normal f32: what sums of subnormal products may be flushed below.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
@@ -109,8 +113,8 @@ impl Slot {
         }
     }
 
-    /// The difference between the simulator's word and a GPU's, of what is allowed: more than 1 is a mismatch. `at`
-    /// gives the simulator's word at another place.
+    /// The difference between the simulator's word and a GPU's, of what is allowed: more than 1 is
+    /// a mismatch. `at` gives the simulator's word at another place.
     pub fn difference(self, simulated: u32, measured: u32, at: impl Fn(usize) -> u32) -> f64 {
         let (a, b) = (f32::from_bits(simulated), f32::from_bits(measured));
         let equal = |same: bool| if same { 0.0 } else { f64::INFINITY };

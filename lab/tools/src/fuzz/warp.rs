@@ -52,7 +52,8 @@ impl<'k> Writer<'k, '_> {
         true
     }
 
-    // ---- Products -------------------------------------------------------------------------------------
+    // ---- Products
+    // -------------------------------------------------------------------------------------
 
     fn products(&self, op: Op, &[d, a, b, c, n, _]: &Args) -> bool {
         match op {
@@ -103,7 +104,8 @@ impl<'k> Writer<'k, '_> {
         (0..2).for_each(|i| self.set_h(d + i, acc.var(i).get()));
     }
 
-    /// Magnitudes of f16 as tensor cores count them: subnormal ones with the exponent of the smallest normal one.
+    /// Magnitudes of f16 as tensor cores count them: subnormal ones with the exponent of the
+    /// smallest normal one.
     pub(crate) fn magnitude(&self, word: Val<'k, F16x2>) -> Val<'k, F16x2> {
         word.abs().max(self.k.constant(SMALLEST_HALVES).reinterpret::<F16x2>())
     }
@@ -119,7 +121,8 @@ impl<'k> Writer<'k, '_> {
         (number.reinterpret::<u32>() & BELOW_TWO).reinterpret()
     }
 
-    /// Of any numbers: sums may be off by a part of the sum of magnitudes, which a second product gives.
+    /// Of any numbers: sums may be off by a part of the sum of magnitudes, which a second product
+    /// gives.
     fn bounded_product<E: MmaElement>(
         &self,
         c: u32,
@@ -182,7 +185,8 @@ impl<'k> Writer<'k, '_> {
         (self.k.a_operand(left), self.k.b_operand(right))
     }
 
-    // ---- Rows of others ---------------------------------------------------------------------------------
+    // ---- Rows of others
+    // ---------------------------------------------------------------------------------
 
     /// What reads or writes rows of the same warp, between warp barriers.
     fn warp_rows(&self, op: Op, &[d, a, b, n, c, m]: &Args) -> bool {

@@ -1,10 +1,4 @@
-//! Plants mistakes in kernels, drawn over every operator and every place by a seed, and counts how many are found:
-//! `cargo run --release -p flashcore-tools -- mutation --seed 1 --count 150 --json FILE`.
-//!
-//! `--count` is of mistakes in each of four kernels, `--kernel TEXT` takes those alone whose id contains it. A mistake
-//! is found if the launch is refused, if the simulator has a finding on one of some twenty small problems, or if an
-//! answer differs from float64. Survivors are printed with the argument why they are harmless (`arguments.rs`), or
-//! that there is none. Exits with 1 where fewer than 95 of 100 are found or a survivor has no argument.
+//! Plants mistakes in kernels and counts how many are found.
 
 mod arguments;
 mod subjects;
@@ -13,6 +7,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use flashcore_check::mutate::mutations;
@@ -21,14 +16,29 @@ use serde::Serialize;
 use arguments::argument;
 use subjects::{Fate, SUBJECTS, Subject, fate, place, sample};
 
-/// Of 100 mistakes as many must be found.
+/// Mistakes of 100 that must be found.
 const REQUIRED: usize = 95;
 
-struct Options {
+/// Plants mistakes in four kernels, drawn over every operator and every place, and counts how many
+/// are found.
+///
+/// A mistake is found if the launch is refused, if the simulator has a finding on one of some
+/// twenty small problems, or if an output differs from float64. Survivors are printed with the
+/// argument why they are harmless (`mutation/arguments.rs`). Fails where fewer than 95 of 100 are
+/// found or a survivor has no argument.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Mistakes in each kernel.
+    #[arg(long, default_value_t = 150)]
     count: usize,
+    /// Kernels whose id contains this.
+    #[arg(long, default_value = "")]
     kernel: String,
-    json: Option<String>,
+    /// Where to write a report.
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 /// What is kept of a run.
@@ -67,14 +77,13 @@ struct Mutant {
     argument: Option<&'static str>,
 }
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let options = options()?;
+pub(crate) fn main(options: &Options) -> crate::Ran {
     let mut kernels = Vec::new();
     for subject in SUBJECTS
         .iter()
         .filter(|subject| subject.kernel.contains(&options.kernel))
     {
-        kernels.push(plant(subject, &options)?);
+        kernels.push(plant(subject, options)?);
     }
     let evidence = Evidence {
         seed: options.seed,
@@ -82,7 +91,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         kernels,
     };
     if let Some(file) = &options.json {
-        std::fs::write(file, serde_json::to_string_pretty(&evidence)?)?;
+        crate::write_json(file, &evidence)?;
     }
     let planted: usize = evidence.kernels.iter().map(|outcome| outcome.planted).sum();
     let survived: usize = evidence.kernels.iter().map(|outcome| outcome.survived).sum();
@@ -97,31 +106,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         "{} of {planted} mistakes found; of {survived} survivors {unargued} without an argument",
         planted - survived
     );
-    if (planted - survived) * 100 < REQUIRED * planted || unargued > 0 {
-        std::process::exit(1);
-    }
-    Ok(())
-}
-
-fn options() -> Result<Options, Box<dyn Error>> {
-    let mut options = Options {
-        seed: 1,
-        count: 150,
-        kernel: String::new(),
-        json: None,
-    };
-    let mut arguments = crate::arguments();
-    while let Some(argument) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
-        match argument.as_str() {
-            "--seed" => options.seed = value.parse()?,
-            "--count" => options.count = value.parse()?,
-            "--kernel" => options.kernel = value,
-            "--json" => options.json = Some(value),
-            other => return Err(format!("{other} is not known; known are --seed, --count, --kernel, --json").into()),
-        }
-    }
-    Ok(options)
+    crate::verdict((planted - survived) * 100 >= REQUIRED * planted && unargued == 0)
 }
 
 /// Plants a sample of mistakes in a kernel.

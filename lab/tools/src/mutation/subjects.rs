@@ -1,4 +1,5 @@
-//! The kernels that mistakes are planted in, the problems that are to show them, and the verdict on each.
+//! The kernels that mistakes are planted in, the problems that are to show them, and the verdict on
+//! each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,11 +12,12 @@ use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Layout, Mask, Problem, ProblemError};
 use serde::Serialize;
 
-/// Instructions after which a warp counts as caught in a loop: several times those of the longest problem here.
+/// Instructions after which a warp counts as caught in a loop: several times those of the longest
+/// problem here.
 const MAX_INSTRUCTIONS: u64 = 300_000;
 
-/// Factor on the usual scale with which scores of normal inputs differ so much that references rise by more than
-/// probabilities can hold, in one row and not in the next.
+/// Factor on the usual scale with which scores of normal inputs differ so much that references rise
+/// by more than probabilities can hold, in one row and not in the next.
 const SHARP: f32 = 20.0;
 
 /// A kernel to plant mistakes in.
@@ -30,7 +32,8 @@ pub(crate) struct Subject {
     head_dim: usize,
 }
 
-/// The default of the mission on the card that `flashcore check` takes, the default for f32, and two defaults of Hopper's.
+/// The default of the mission on the card that `flashcore check` takes, the default for f32, and
+/// two defaults of Hopper's.
 pub(crate) const SUBJECTS: [Subject; 4] = [
     Subject {
         name: "mma, the mission's default on an L4",
@@ -88,8 +91,9 @@ fn case(heads: usize, rows: usize, keys: usize, mask: Mask, scale: f32, inputs: 
     }
 }
 
-/// Together: tails of rows and keys, whole tiles, masked and whole tiles of keys, rows that see nothing, references that
-/// must rise, row by row. The quickest, and those that show most, come first.
+/// Together: tails of rows and keys, whole tiles, masked and whole tiles of keys, rows that see
+/// nothing, references that must rise, row by row. The quickest, and those that show most, come
+/// first.
 fn cases(persistent: bool) -> Vec<Case> {
     use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, Normal, RisingScores, SmallIntegers};
     let past = Mask::window(Some(5), Some(3));
@@ -119,7 +123,8 @@ fn cases(persistent: bool) -> Vec<Case> {
     ] {
         cases.push(case(2, 128, 520, Mask::window(Some(left), Some(right)), 1.0, Normal));
     }
-    // The same where the bounds are what decides if a reference must rise, in one half of a warp's rows or in the other.
+    // The same where the bounds are what decides if a reference must rise, in one half of a warp's
+    // rows or in the other.
     for rows in [8, 16, 24, 40, 128] {
         let last = Mask::window(Some(30), Some(3));
         cases.push(case(16, rows, 201, last, 4.0 * SHARP, Normal));
@@ -132,8 +137,8 @@ fn cases(persistent: bool) -> Vec<Case> {
         case(16, 192, 640, Mask::FULL, 8.0 * SHARP, Normal),
     ]);
     if persistent {
-        // Blocks with many tiles of rows: with keys for one turn, for two, for many; where the next tile is seen at
-        // once and where not, where a warpgroup has no rows in every other tile.
+        // Blocks with many tiles of rows: with keys for one turn, for two, for many; where the next
+        // tile is seen at once and where not, where a warpgroup has no rows in every other tile.
         cases.extend([
             case(48, 150, 100, Mask::FULL, 1.0, SmallIntegers),
             case(24, 150, 23, past, 1.0, Normal),
@@ -148,8 +153,8 @@ fn cases(persistent: bool) -> Vec<Case> {
 /// SMs that persistent kernels have here.
 const SMS: u32 = 3;
 
-/// Rows of each tensor lie otherwise, so that no stride can stand for another. Copies of 16 bytes need multiples of 8
-/// elements.
+/// Rows of each tensor lie otherwise, so that no stride can stand for another. Copies of 16 bytes
+/// need multiples of 8 elements.
 fn layouts(batch: usize, heads: usize, kv_heads: usize, rows: usize, keys: usize, head_dim: usize) -> [Layout; 4] {
     let dense = |seq, heads| [batch, seq, heads, head_dim];
     let apart = |shape: [usize; 4], gap: usize| {
@@ -221,7 +226,8 @@ impl Subject {
     }
 }
 
-/// `count` of a kernel's mutations: each time an operator is drawn, then a place of those it has left.
+/// `count` of a kernel's mutations: each time an operator is drawn, then a place of those it has
+/// left.
 pub(crate) fn sample(kernel: &Kernel, count: usize, seed: u64) -> Vec<Mutation> {
     let mut by_operator: BTreeMap<Operator, Vec<Mutation>> = BTreeMap::new();
     for mutation in mutations(kernel) {

@@ -1,4 +1,5 @@
-//! A sample of the mistakes that the tool plants: each that is not found has an argument why it is harmless.
+//! A sample of the mistakes that the tool plants: each that is not found has an argument why it is
+//! harmless.
 
 use super::arguments;
 use super::subjects::{Fate, SUBJECTS, fate, place, sample};

@@ -1,6 +1,7 @@
-//! Every default of every family, from the tables themselves, is clean on small problems. The tool runs
-//! all of them under a hundred schedules; here it is every fourth kernel under two, on a problem of a mask in turn, and what
-//! family `wgmma` and the plan tables choose for a head size under one.
+//! Every default of every family, from the tables themselves, is clean on small problems. The tool
+//! runs all of them under a hundred schedules; here it is every fourth kernel under two, on a
+//! problem of a mask in turn, and what family `wgmma` and the plan tables choose for a head size
+//! under one.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +10,7 @@ use flashcore_ir::Target;
 use flashcore_kernels::{Config, mma, wgmma};
 use flashcore_problem::{DType, Problem};
 
-use crate::plan_rows::plan_rows;
-use crate::proposed::{self, proposed};
-
-use super::shipped::{HEAD_DIMS, Shipped, shipped};
+use crate::shipped::{HEAD_DIMS, Shipped, plan_rows, proposed, shipped};
 
 const EVERY: usize = 4;
 
@@ -23,15 +21,15 @@ fn key(config: &Config, dtype: DType, head_dims: (usize, usize)) -> Chosen {
     (config.to_string(), dtype == DType::E4M3, head_dims)
 }
 
-/// What must run whatever the sample: each row of family `wgmma` at the head size that it is for, what the family chooses
-/// at each head size, and what plan tables choose.
+/// What must run whatever the sample: each row of family `wgmma` at the head size that it is for,
+/// what the family chooses at each head size, and what plan tables choose.
 fn must_run() -> BTreeSet<Chosen> {
     let mut must = BTreeSet::new();
     for dtype in [DType::F16, DType::E4M3] {
         for (config, head_dims) in wgmma::defaults(dtype) {
             must.insert(key(&Config::Wgmma(config), dtype, head_dims));
         }
-        for head_dims in HEAD_DIMS.into_iter().filter(|dims| proposed::HEAD_DIMS.contains(dims)) {
+        for head_dims in HEAD_DIMS {
             let shape = Problem::builder()
                 .head_dim(head_dims.0)
                 .head_dim_v(head_dims.1)

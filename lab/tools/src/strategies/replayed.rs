@@ -1,5 +1,6 @@
-//! Searches replayed on a table of measured times. It is kinder than a search on a GPU: each proposal has seen the result of
-//! the one before, where there eight are on their way at once, and times are exact.
+//! Searches replayed on a table of measured times. It is kinder than a search on a GPU: each
+//! proposal has seen the result of the one before, where there eight are on their way at once, and
+//! times are exact.
 
 use std::collections::HashMap;
 
@@ -13,7 +14,8 @@ use rayon::prelude::*;
 /// A strategy on a table with one seed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Replayed {
-    /// The time of the best config after each trial, relative to the best there is (1 when it is found).
+    /// The time of the best config after each trial, relative to the best there is (1 when it is
+    /// found).
     pub(super) curve: Vec<f64>,
     /// What came of its claims, where it made any.
     pub(super) claims: Vec<Scored>,
@@ -107,10 +109,11 @@ fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64
 pub(super) struct Comparison {
     /// The strategy.
     pub(super) strategy: &'static str,
-    /// After each trial: a quarter of the seeds, half, and three quarters were at this or better, relative to the best
-    /// there is.
+    /// After each trial: a quarter of the seeds, half, and three quarters were at this or better,
+    /// relative to the best there is.
     pub(super) quartiles: Vec<[f64; 3]>,
-    /// Median over seeds of the trials it took to come within [`WITHIN`] of the best; `None` where most never did.
+    /// Median over seeds of the trials it took to come within [`WITHIN`] of the best; `None` where
+    /// most never did.
     pub(super) trials_within: Option<usize>,
     /// The trials that it took a quarter of the seeds, and three quarters.
     pub(super) middle_half: [Option<usize>; 2],

@@ -1,4 +1,5 @@
-//! The generator makes programs without mistakes, and a difference between two answers is found and shrinks.
+//! The generator makes programs without mistakes, and a difference between two answers is found and
+//! shrinks.
 
 use flashcore_ir::inst::BinOp;
 use flashcore_ir::{Inst, Node, ScalarType};

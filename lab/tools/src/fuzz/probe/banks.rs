@@ -199,7 +199,8 @@ fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Result<
     Ok(probe.input(&table).output(32))
 }
 
-/// A tile of f32, written by rows and read by columns, in accesses of every width that its rows are aligned to.
+/// A tile of f32, written by rows and read by columns, in accesses of every width that its rows are
+/// aligned to.
 fn floats(name: &str, shape: TileShape) -> Result<Probe, BuildErrors> {
     let about = "32 × 32 f32: rows and columns, one, two and four at a time";
     let probe = Probe::new(&format!("floats_{name}"), about, 32, |k| {
@@ -235,7 +236,8 @@ fn floats(name: &str, shape: TileShape) -> Result<Probe, BuildErrors> {
     Ok(probe.output(32))
 }
 
-/// A tile of f16 as attention uses it: rows copied in, matrices loaded and stored, fragments stored.
+/// A tile of f16 as attention uses it: rows copied in, matrices loaded and stored, fragments
+/// stored.
 fn halves(name: &str, shape: TileShape) -> Result<Probe, BuildErrors> {
     let about = "a tile of f16: copies of rows, ldmatrix, stmatrix, fragments";
     let probe = Probe::new(&format!("halves_{name}"), about, 32, |k| {

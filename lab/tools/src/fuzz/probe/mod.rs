@@ -1,17 +1,20 @@
-//! Small kernels made to be watched: by the simulator, and on a GPU by a profiler or a sanitizer, whose word on them is
-//! compared.
+//! Small kernels made to be watched: by the simulator, and on a GPU by a profiler or a sanitizer,
+//! whose word on them is compared.
 //!
-//! [`banks`] are patterns of accesses to shared memory, whose passes over the banks ncu counts instruction by
-//! instruction. [`races`] are mistakes in synchronisation beside kernels without, which compute-sanitizer's racecheck
-//! judges. `examples/probe.rs` runs them, `scripts/agree_with_tools.py` asks the tools. The counts are in
-//! `tests/it/ncu-counts.json`, which CI holds the simulator to.
+//! [`banks`] are patterns of accesses to shared memory, whose passes over the banks ncu counts
+//! instruction by instruction. [`races`] are mistakes in synchronisation beside kernels without,
+//! which compute-sanitizer's racecheck judges. `flashcore-tools probe` runs them,
+//! `scripts/agree_with_tools.py` asks the tools. The counts are in `tests/it/ncu-counts.json`,
+//! which CI holds the simulator to.
 
 use std::collections::BTreeMap;
 
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
+use flashcore_cuda::{Context, CudaError, Function, ModuleOptions, Stream};
 use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, KernelBuilder, Launch};
 use flashcore_sim::{Class, SimError, SimOptions, SimReport, simulate};
 use serde::{Deserialize, Serialize};
+
+use crate::fuzz::run::launch_on;
 
 pub mod banks;
 pub mod races;
@@ -58,7 +61,8 @@ pub struct LineCount {
 }
 
 impl Probe {
-    /// A kernel of one block whose parameters are buffers, which [`Probe::input`] and [`Probe::output`] bring in order.
+    /// A kernel of one block whose parameters are buffers, which [`Probe::input`] and
+    /// [`Probe::output`] bring in order.
     ///
     /// # Errors
     /// As [`Kernel::build`].
@@ -174,14 +178,7 @@ impl Probe {
             allow_performance_warnings: true,
             ..ModuleOptions::default()
         };
-        let stream = Stream::new(context)?;
-        let buffers: Vec<DeviceBuffer> = self
-            .buffers
-            .iter()
-            .map(|bytes| DeviceBuffer::from_host(&stream, bytes))
-            .collect::<Result<_, _>>()?;
-        let slices: Vec<_> = buffers.iter().map(DeviceBuffer::as_slice).collect();
-        Function::load(context, &self.kernel, &options)?.run(&stream, &self.launch, &slices)?;
-        stream.synchronize()
+        let function = Function::load(context, &self.kernel, &options)?;
+        launch_on(&Stream::new(context)?, &function, &self.launch, &self.buffers).map(drop)
     }
 }

@@ -1,80 +1,12 @@
 //! Mistakes with what only Hopper has: mbarriers, tensor copies, products of a warpgroup.
 
-use flashcore_ir::{
-    BuildErrors, Cache, KernelBuilder, MBarrier, MBarriers, SharedTile, Swizzle, TensorMap, TileShape, Val,
-};
+use flashcore_ir::{Cache, KernelBuilder, MBarrier, MBarriers, SharedTile, Swizzle, TensorMap, TileShape, Val};
 use half::f16;
 
-use super::Probe;
-use super::races::{Race, row};
+use super::races::{Matrix, Output, Race, race, row};
 
 /// Rows and columns of boxes and of products' operands.
-const SIDE: u32 = 64;
-
-pub(super) fn all() -> Vec<Race> {
-    let race = |name, about, kind, build| Race {
-        name,
-        about,
-        kind,
-        build,
-    };
-    vec![
-        race(
-            "mbarrier_not_waited",
-            "a word is read before the mbarrier that announces it",
-            "race",
-            mbarrier_not_waited,
-        ),
-        race(
-            "mbarrier_parity",
-            "an mbarrier is waited for by the parity of the phase before",
-            "race",
-            mbarrier_parity,
-        ),
-        race(
-            "mbarrier_count",
-            "an mbarrier is made for two warps of the three that arrive",
-            "race",
-            mbarrier_count,
-        ),
-        race(
-            "tensor_copy_not_waited",
-            "a box is read before its copy has been waited for",
-            "missing-wait",
-            tensor_copy_not_waited,
-        ),
-        race(
-            "tensor_copy_early",
-            "the next box is copied over one that warps still read",
-            "race",
-            tensor_copy_early,
-        ),
-        race(
-            "tensor_store_reused",
-            "a tile is written anew while its store still reads it",
-            "race",
-            tensor_store_reused,
-        ),
-        race(
-            "tensor_store_unfenced",
-            "a tile is stored without a proxy fence since it was written",
-            "missing-fence",
-            tensor_store_unfenced,
-        ),
-        race(
-            "product_released_early",
-            "an operand is written anew while the product still reads it",
-            "race",
-            product_released_early,
-        ),
-        race(
-            "product_unfenced",
-            "an operand is multiplied without a proxy fence since it was written",
-            "missing-fence",
-            product_unfenced,
-        ),
-    ]
-}
+pub(super) const SIDE: u32 = 64;
 
 /// Two mbarriers for so many arrivals each, made known to everybody.
 fn mbarriers(k: &KernelBuilder, arrivals: u32) -> MBarriers<'_> {
@@ -86,70 +18,6 @@ fn mbarriers(k: &KernelBuilder, arrivals: u32) -> MBarriers<'_> {
     });
     k.barrier();
     bars
-}
-
-fn mbarrier_not_waited(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(name, about, 64, |k| {
-        let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
-        let bars = mbarriers(k, 32);
-        k.if_else(
-            t.lt(32).uniform(),
-            || {
-                words.at(0, t & 31u32).store(t);
-                bars.at(0).arrive();
-            },
-            || {
-                if clean {
-                    bars.at(0).wait(0);
-                }
-                let value = words.at(0, t & 31u32).load();
-                if !clean {
-                    bars.at(0).wait(0);
-                }
-                out.offset(t).store(value);
-            },
-        );
-    })?;
-    Ok(probe.output(64))
-}
-
-fn mbarrier_parity(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(name, about, 64, |k| {
-        let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
-        let bars = mbarriers(k, 64);
-        k.if_else(
-            t.lt(32).uniform(),
-            || {
-                words.at(0, t & 31u32).store(t);
-                bars.at(0).arrive();
-            },
-            || {
-                if clean {
-                    bars.at(0).arrive();
-                    bars.at(0).wait(0);
-                } else {
-                    // The phase before the first counts as ended, and the first lacks this warp: it passes at once.
-                    bars.at(0).wait(1);
-                    bars.at(0).arrive();
-                }
-                out.offset(t).store(words.at(0, t & 31u32).load());
-            },
-        );
-    })?;
-    Ok(probe.output(64))
-}
-
-fn mbarrier_count(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(name, about, 96, |k| {
-        let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 96), k.thread_idx());
-        // With too few arrivals expected the phase ends when two warps have come; the third one's do not end another.
-        let bars = mbarriers(k, if clean { 96 } else { 64 });
-        words.at(0, t).store(t);
-        bars.at(0).arrive();
-        bars.at(0).wait(0);
-        out.offset(t).store(words.at(0, (t + 32u32) % 96u32).load());
-    })?;
-    Ok(probe.output(96))
 }
 
 fn square<'k>(k: &'k KernelBuilder, name: &str) -> SharedTile<'k, f16> {
@@ -177,135 +45,181 @@ fn load_box<'k>(k: &'k KernelBuilder, tile: SharedTile<'k, f16>, from: TensorMap
     });
 }
 
-fn tensor_copy_not_waited(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(name, about, 128, |k| {
-        let tile = square(k, "tile");
-        let from = k.param_tensor_map("from", tile.tensor_box(&[SIDE]));
-        let (out, t) = (k.param_ptr_mut::<u32>("out"), k.thread_idx());
-        let bars = mbarriers(k, 1);
-        load_box(k, tile, from, 0, bars.at(0));
-        if clean {
-            bars.at(0).wait(0);
-        }
-        let word = word_of(tile, t);
-        if !clean {
-            bars.at(0).wait(0);
-        }
-        out.offset(t).store(word);
-    })?;
-    Ok(probe.matrix("from", SIDE, SIDE, false).output(128))
-}
-
-fn tensor_copy_early(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(name, about, 128, |k| {
-        let tile = square(k, "tile");
-        let from = k.param_tensor_map("from", tile.tensor_box(&[SIDE]));
-        let (out, t) = (k.param_ptr_mut::<u32>("out"), k.thread_idx());
-        let bars = mbarriers(k, 1);
-        load_box(k, tile, from, 0, bars.at(0));
-        bars.at(0).wait(0);
-        let first = word_of(tile, t);
+/// A product of two tiles that threads write, with a proxy fence before it or not; `after` stands
+/// between it and its wait.
+fn product<'k>(k: &'k KernelBuilder, fenced: bool, after: impl Fn(SharedTile<'k, f16>)) {
+    let (out, t) = (k.param_ptr_mut::<f32>("out"), k.thread_idx());
+    let (left, right) = (square(k, "left"), square(k, "right"));
+    write_row(k, left, 0x3c00_3c00);
+    write_row(k, right, 0x3c00_3c00);
+    if fenced {
         k.fence_proxy_async();
-        if clean {
-            k.barrier();
-        }
-        load_box(k, tile, from, SIDE, bars.at(1));
-        bars.at(1).wait(0);
-        out.offset(t).store(first + word_of(tile, t));
-    })?;
-    Ok(probe.matrix("from", 2 * SIDE, SIDE, false).output(128))
+    }
+    k.barrier();
+    let sums = k.acc_unwritten("sums", SIDE / 8);
+    k.wgmma_fence();
+    k.wgmma_ss(sums, left.k_major(), right.k_major(), false);
+    k.wgmma_commit();
+    after(right);
+    let sum = k.var(0.0f32);
+    for i in 0..SIDE / 2 {
+        sum.add_assign(sums.var(i).get());
+    }
+    out.offset(t).store(sum);
 }
 
-fn tensor_store_reused(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(name, about, 128, |k| {
-        let tile = square(k, "tile");
-        let to = k.param_tensor_map_mut("to", tile.tensor_box(&[SIDE]));
-        write_row(k, tile, 1);
-        k.fence_proxy_async();
-        k.barrier();
-        k.if_(k.thread_idx().eq(0).divergent(), || {
-            tile.store_tma(0u32, to.at(&[k.constant(0u32)]));
-            k.bulk_commit();
-            if clean {
-                k.bulk_wait_read(0);
-            }
-        });
-        k.barrier();
-        write_row(k, tile, 2);
-        k.fence_proxy_async();
-        k.barrier();
-        k.if_(k.thread_idx().eq(0).divergent(), || {
-            tile.store_tma(0u32, to.at(&[k.constant(SIDE)]));
-            k.bulk_commit();
-            k.bulk_wait(0);
-        });
-    })?;
-    Ok(probe.matrix("to", 2 * SIDE, SIDE, true))
-}
-
-fn tensor_store_unfenced(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(name, about, 128, |k| {
-        let tile = square(k, "tile");
-        let to = k.param_tensor_map_mut("to", tile.tensor_box(&[SIDE]));
-        write_row(k, tile, 1);
-        if clean {
-            k.fence_proxy_async();
-        }
-        k.barrier();
-        k.if_(k.thread_idx().eq(0).divergent(), || {
-            tile.store_tma(0u32, to.at(&[k.constant(0u32)]));
-            k.bulk_commit();
-            k.bulk_wait(0);
-        });
-    })?;
-    Ok(probe.matrix("to", SIDE, SIDE, true))
-}
-
-/// A product of two tiles that threads write; `fence` stands before it, `after` between it and its wait.
-fn product(
-    name: &str,
-    about: &str,
-    fence: impl Fn(&KernelBuilder),
-    after: impl Fn(&KernelBuilder, SharedTile<'_, f16>),
-) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(name, about, 128, |k| {
-        let (out, t) = (k.param_ptr_mut::<f32>("out"), k.thread_idx());
-        let (left, right) = (square(k, "left"), square(k, "right"));
-        write_row(k, left, 0x3c00_3c00);
-        write_row(k, right, 0x3c00_3c00);
-        fence(k);
-        k.barrier();
-        let sums = k.acc_unwritten("sums", SIDE / 8);
-        k.wgmma_fence();
-        k.wgmma_ss(sums, left.k_major(), right.k_major(), false);
-        k.wgmma_commit();
-        after(k, right);
-        let sum = k.var(0.0f32);
-        for i in 0..SIDE / 2 {
-            sum.add_assign(sums.var(i).get());
-        }
-        out.offset(t).store(sum);
-    })?;
-    Ok(probe.output(128))
-}
-
-fn product_released_early(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let fence = |k: &KernelBuilder| k.fence_proxy_async();
-    product(name, about, fence, |k, right| {
-        if clean {
-            k.wgmma_wait(0);
-            k.barrier();
-        }
-        write_row(k, right, 0);
-        k.wgmma_wait(0);
-    })
-}
-
-fn product_unfenced(name: &str, about: &str, clean: bool) -> Result<Probe, BuildErrors> {
-    let fence = |k: &KernelBuilder| {
-        if clean {
-            k.fence_proxy_async();
-        }
-    };
-    product(name, about, fence, |k, _| k.wgmma_wait(0))
+pub(super) fn all() -> Vec<Race> {
+    vec![
+        race("mbarrier_not_waited", "race")
+            .about("a word is read before the mbarrier that announces it")
+            .kernel(64, &[Output(64)], |k, clean| {
+                let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
+                let bars = mbarriers(k, 32);
+                k.if_else(
+                    t.lt(32).uniform(),
+                    || {
+                        words.at(0, t & 31u32).store(t);
+                        bars.at(0).arrive();
+                    },
+                    || {
+                        if clean {
+                            bars.at(0).wait(0);
+                        }
+                        let value = words.at(0, t & 31u32).load();
+                        if !clean {
+                            bars.at(0).wait(0);
+                        }
+                        out.offset(t).store(value);
+                    },
+                );
+            }),
+        race("mbarrier_parity", "race")
+            .about("an mbarrier is waited for by the parity of the phase before")
+            .kernel(64, &[Output(64)], |k, clean| {
+                let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
+                let bars = mbarriers(k, 64);
+                k.if_else(
+                    t.lt(32).uniform(),
+                    || {
+                        words.at(0, t & 31u32).store(t);
+                        bars.at(0).arrive();
+                    },
+                    || {
+                        if clean {
+                            bars.at(0).arrive();
+                            bars.at(0).wait(0);
+                        } else {
+                            // The phase before the first counts as ended, and the first lacks this
+                            // warp: it passes at once.
+                            bars.at(0).wait(1);
+                            bars.at(0).arrive();
+                        }
+                        out.offset(t).store(words.at(0, t & 31u32).load());
+                    },
+                );
+            }),
+        race("mbarrier_count", "race")
+            .about("an mbarrier is made for two warps of the three that arrive")
+            .kernel(96, &[Output(96)], |k, clean| {
+                let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 96), k.thread_idx());
+                // With too few arrivals expected the phase ends when two warps have come; the third
+                // one's do not end another.
+                let bars = mbarriers(k, if clean { 96 } else { 64 });
+                words.at(0, t).store(t);
+                bars.at(0).arrive();
+                bars.at(0).wait(0);
+                out.offset(t).store(words.at(0, (t + 32u32) % 96u32).load());
+            }),
+        race("tensor_copy_not_waited", "missing-wait")
+            .about("a box is read before its copy has been waited for")
+            .kernel(128, &[Matrix("from", SIDE, false), Output(128)], |k, clean| {
+                let tile = square(k, "tile");
+                let from = k.param_tensor_map("from", tile.tensor_box(&[SIDE]));
+                let (out, t) = (k.param_ptr_mut::<u32>("out"), k.thread_idx());
+                let bars = mbarriers(k, 1);
+                load_box(k, tile, from, 0, bars.at(0));
+                if clean {
+                    bars.at(0).wait(0);
+                }
+                let word = word_of(tile, t);
+                if !clean {
+                    bars.at(0).wait(0);
+                }
+                out.offset(t).store(word);
+            }),
+        race("tensor_copy_early", "race")
+            .about("the next box is copied over one that warps still read")
+            .kernel(128, &[Matrix("from", 2 * SIDE, false), Output(128)], |k, clean| {
+                let tile = square(k, "tile");
+                let from = k.param_tensor_map("from", tile.tensor_box(&[SIDE]));
+                let (out, t) = (k.param_ptr_mut::<u32>("out"), k.thread_idx());
+                let bars = mbarriers(k, 1);
+                load_box(k, tile, from, 0, bars.at(0));
+                bars.at(0).wait(0);
+                let first = word_of(tile, t);
+                k.fence_proxy_async();
+                if clean {
+                    k.barrier();
+                }
+                load_box(k, tile, from, SIDE, bars.at(1));
+                bars.at(1).wait(0);
+                out.offset(t).store(first + word_of(tile, t));
+            }),
+        race("tensor_store_reused", "race")
+            .about("a tile is written anew while its store still reads it")
+            .kernel(128, &[Matrix("to", 2 * SIDE, true)], |k, clean| {
+                let tile = square(k, "tile");
+                let to = k.param_tensor_map_mut("to", tile.tensor_box(&[SIDE]));
+                write_row(k, tile, 1);
+                k.fence_proxy_async();
+                k.barrier();
+                k.if_(k.thread_idx().eq(0).divergent(), || {
+                    tile.store_tma(0u32, to.at(&[k.constant(0u32)]));
+                    k.bulk_commit();
+                    if clean {
+                        k.bulk_wait_read(0);
+                    }
+                });
+                k.barrier();
+                write_row(k, tile, 2);
+                k.fence_proxy_async();
+                k.barrier();
+                k.if_(k.thread_idx().eq(0).divergent(), || {
+                    tile.store_tma(0u32, to.at(&[k.constant(SIDE)]));
+                    k.bulk_commit();
+                    k.bulk_wait(0);
+                });
+            }),
+        race("tensor_store_unfenced", "missing-fence")
+            .about("a tile is stored without a proxy fence since it was written")
+            .kernel(128, &[Matrix("to", SIDE, true)], |k, clean| {
+                let tile = square(k, "tile");
+                let to = k.param_tensor_map_mut("to", tile.tensor_box(&[SIDE]));
+                write_row(k, tile, 1);
+                if clean {
+                    k.fence_proxy_async();
+                }
+                k.barrier();
+                k.if_(k.thread_idx().eq(0).divergent(), || {
+                    tile.store_tma(0u32, to.at(&[k.constant(0u32)]));
+                    k.bulk_commit();
+                    k.bulk_wait(0);
+                });
+            }),
+        race("product_released_early", "race")
+            .about("an operand is written anew while the product still reads it")
+            .kernel(128, &[Output(128)], |k, clean| {
+                product(k, true, |right| {
+                    if clean {
+                        k.wgmma_wait(0);
+                        k.barrier();
+                    }
+                    write_row(k, right, 0);
+                    k.wgmma_wait(0);
+                })
+            }),
+        race("product_unfenced", "missing-fence")
+            .about("an operand is multiplied without a proxy fence since it was written")
+            .kernel(128, &[Output(128)], |k, clean| product(k, clean, |_| k.wgmma_wait(0))),
+    ]
 }

@@ -1,5 +1,5 @@
-//! Where there is no driver, everything says so and nothing panics. With one, `flashcore-tools selftest` is the
-//! test; these only say that they were skipped.
+//! Without a driver, every entry point returns an error and nothing panics. With one, these tests
+//! are skipped.
 
 use flashcore_cuda::{Context, CudaError, cache_report, devices};
 
@@ -18,7 +18,6 @@ fn discovery_names_what_was_looked_for_and_what_to_install() {
     }
     let error = devices().unwrap_err();
     assert!(error.is_environment());
-    assert_eq!(error.code(), None);
     let text = error.to_string();
     for part in ["no NVIDIA driver", "libcuda", "525", "--gpus all"] {
         assert!(text.contains(part) || cfg!(windows), "{part} is missing from: {text}");

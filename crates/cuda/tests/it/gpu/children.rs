@@ -1,14 +1,17 @@
-//! Checks in child processes: faults take the context with them, and the driver reads its environment once.
+//! Checks in child processes: faults take the context with them, and the driver reads its
+//! environment once.
 
 use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use flashcore_cuda::{CudaError, DeviceBuffer, KernelArg, LaunchShape, Module, ModuleOptions, cache_report, devices};
 
 use super::{Bench, Outcome, ensure, launches, ptx};
 
+/// Names the task of a child process.
+const TASK: &str = "FLASHCORE_CUDA_TEST_CHILD";
 /// A child that is not done by then hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -85,9 +88,11 @@ pub(crate) fn no_device(_: &Bench) -> Outcome {
     Ok(text.trim_end().to_string())
 }
 
-/// The child's side.
-pub(crate) fn run(task: &str) -> ExitCode {
-    let done = match task {
+/// The child's side: does nothing unless a test below started this process.
+#[test]
+fn child_process() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    let done: Outcome = match task.as_str() {
         "illegal" => fault(ptx::STRAY_STORE, "stray_store", &[KernelArg::U64(0x10)]),
         "misaligned" => misaligned(),
         "trap" => fault(ptx::STRAY_STORE, "stop_here", &[]),
@@ -103,14 +108,8 @@ pub(crate) fn run(task: &str) -> ExitCode {
         other => Err(format!("no child task {other:?}").into()),
     };
     match done {
-        Ok(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            println!("child failed: {error}");
-            ExitCode::FAILURE
-        }
+        Ok(text) => println!("{text}"),
+        Err(error) => panic!("{error}"),
     }
 }
 
@@ -166,7 +165,8 @@ fn warned() -> Outcome {
 fn child(task: &str, environment: &[(&str, PathBuf)]) -> Outcome {
     let mut command = Command::new(std::env::current_exe()?);
     command
-        .args(["selftest", "--child", task])
+        .args(["--exact", "gpu::children::child_process", "--nocapture"])
+        .env(TASK, task)
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit());
     for (name, value) in environment {

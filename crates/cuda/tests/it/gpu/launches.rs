@@ -49,7 +49,7 @@ pub(crate) fn arguments(bench: &Bench) -> Outcome {
         KernelArg::U32(0xdead_beef),
         KernelArg::I32(-2),
         KernelArg::U64(0x0123_4567_89ab_cdef),
-        KernelArg::I64(-3),
+        KernelArg::U64(-3i64 as u64),
         KernelArg::F32(1.5),
     ];
     // SAFETY: the kernel writes the buffer's five words.
@@ -63,7 +63,7 @@ pub(crate) fn arguments(bench: &Bench) -> Outcome {
         1.5f32.to_bits().into(),
     ];
     ensure!(echoed == expected, "{echoed:x?}, not {expected:x?}");
-    Ok("u32 i32 u64 i64 f32".to_string())
+    Ok("u32 i32 u64 f32".to_string())
 }
 
 pub(crate) fn wrong_arguments(bench: &Bench) -> Outcome {
@@ -113,7 +113,7 @@ pub(crate) fn shapes(bench: &Bench) -> Outcome {
         }),
         &["cluster"],
     )?;
-    let optin = bench.context.info().limits.shared_bytes_per_block_optin;
+    let optin = bench.context.info().limits.shared_per_block;
     refused(
         prove(LaunchShape {
             dynamic_shared_bytes: optin + 1,
@@ -125,7 +125,7 @@ pub(crate) fn shapes(bench: &Bench) -> Outcome {
 
 pub(crate) fn dynamic_shared(bench: &Bench) -> Outcome {
     let function = load(bench, ptx::DYNAMIC_SHARED, "dynamic_shared")?;
-    let optin = bench.context.info().limits.shared_bytes_per_block_optin;
+    let optin = bench.context.info().limits.shared_per_block;
     // Up, down and up again: the opt-in is remembered, and smaller launches still work.
     let sizes = [16, 49_152, 49_168, 4096, optin, 65_536];
     for bytes in sizes {
@@ -144,7 +144,7 @@ pub(crate) fn dynamic_shared(bench: &Bench) -> Outcome {
 }
 
 pub(crate) fn clusters(bench: &Bench) -> Outcome {
-    if !bench.context.info().limits.clusters {
+    if bench.context.info().limits.cluster_blocks == 1 {
         let shape = LaunchShape {
             cluster: [2, 1, 1],
             ..LaunchShape::linear(2, 32)
@@ -167,14 +167,7 @@ pub(crate) fn clusters(bench: &Bench) -> Outcome {
         let expected: Vec<u32> = (0..32).map(|block| 256 * size + block % size).collect();
         ensure!(ranks == expected, "cluster of {size}: {ranks:?}");
     }
-    let pair = LaunchShape {
-        cluster: [2, 1, 1],
-        ..LaunchShape::linear(32, 32)
-    };
-    Ok(format!(
-        "1, 2, 4, 8, 16; {} pairs fit at once",
-        function.cluster_occupancy(&pair)?
-    ))
+    Ok("1, 2, 4, 8, 16 blocks".to_string())
 }
 
 pub(crate) fn dependent(bench: &Bench) -> Outcome {
@@ -245,7 +238,8 @@ pub(crate) fn tensor_map(bench: &Bench) -> Outcome {
         grid: [tiles as u32, HEADS as u32, BATCH as u32],
         ..LaunchShape::linear(1, 128)
     };
-    // SAFETY: the kernel writes 4,096 B a block, which is what `out` has; the map covers the tensor.
+    // SAFETY: the kernel writes 4,096 B a block, which is what `out` has; the map covers the
+    // tensor.
     unsafe {
         let arguments = [KernelArg::TensorMap(map), KernelArg::Slice(out.as_slice())];
         function.launch(&bench.stream, &shape, &arguments)?;
@@ -276,30 +270,6 @@ pub(crate) fn tensor_map(bench: &Bench) -> Outcome {
         tiles * HEADS * BATCH,
         tiles * ROWS - SEQ
     ))
-}
-
-pub(crate) fn occupancy(bench: &Bench) -> Outcome {
-    let function = load(bench, ptx::DYNAMIC_SHARED, "dynamic_shared")?;
-    let limits = bench.context.info().limits;
-    let free = function.occupancy(&LaunchShape::linear(1, 1024))?;
-    ensure!(
-        free == limits.max_threads_per_multiprocessor / 1024,
-        "{free} blocks of 1,024 threads"
-    );
-    let half = limits.shared_bytes_per_multiprocessor / 2 - limits.shared_bytes_reserved_per_block;
-    let bound = |bytes| {
-        function.occupancy(&LaunchShape {
-            dynamic_shared_bytes: bytes,
-            ..LaunchShape::linear(1, 32)
-        })
-    };
-    ensure!(bound(half)? == 2, "two blocks should fit with {half} B each");
-    ensure!(
-        bound(half + 1024)? == 1,
-        "only one block should fit with {} B each",
-        half + 1024
-    );
-    Ok(format!("{free} by threads, 2 and 1 by shared memory"))
 }
 
 fn elapsed_ms(

@@ -1,4 +1,4 @@
-//! The kernels of the self-test, as literal PTX: this crate is tested without the kernel language.
+//! The kernels of these tests, as literal PTX: the driver is tested without the kernel language.
 
 /// `out[i] = a[i] + b[i]` for `i < n`.
 pub(crate) const VECTOR_ADD: &str = "
@@ -276,8 +276,8 @@ pub(crate) const DEPENDENT_INCREMENT: &str = "
 }
 ";
 
-/// One block copies the box at (0, 32·x, y, z) of a 4-D tensor with TMA and stores it as it lies in shared
-/// memory: 32 rows of 128 B.
+/// One block copies the box at (0, 32·x, y, z) of a 4-D tensor with TMA and stores it as it lies in
+/// shared memory: 32 rows of 128 B.
 pub(crate) const TENSOR_MAP: &str = "
 .version 8.0
 .target sm_90

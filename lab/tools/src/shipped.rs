@@ -1,15 +1,103 @@
-//! Every kernel that is chosen where nobody names one, from the tables of the families themselves and the plan tables that
-//! are shipped, with small problems.
+//! Every kernel that FlashCore chooses by itself, from the families' tables of defaults and the
+//! shipped plan tables.
 
 use std::error::Error;
 
+use flashcore::{KernelId, shipped_tables};
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, Plan, Refusal, ladder, mma, scalar, wgmma};
 use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};
 
-use crate::plan_rows::plan_rows;
+/// Head sizes, of Q and K and of V.
+pub(crate) const HEAD_DIMS: [(usize, usize); 8] = [
+    (48, 48),
+    (64, 64),
+    (72, 72),
+    (96, 96),
+    (128, 128),
+    (192, 128),
+    (192, 192),
+    (256, 256),
+];
 
-/// A kernel, and plans of the problems that it is to be clean on; or why it serves none of the kind.
+/// A row of a plan table: a kernel, and what it is chosen for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct PlanRow {
+    pub(crate) config: Config,
+    pub(crate) target: Target,
+    pub(crate) dtype: DType,
+    pub(crate) head_dim: usize,
+    pub(crate) head_dim_v: usize,
+}
+
+/// The rows for GPUs of all tables that are shipped, each kernel once for each of its dtypes and
+/// head sizes.
+pub(crate) fn plan_rows() -> Result<Vec<PlanRow>, Box<dyn Error>> {
+    let mut rows = Vec::new();
+    for named in shipped_tables()? {
+        for (_, row) in named.table.rows() {
+            let KernelId::Gpu(config) = row.kernel else { continue };
+            let target = &named.table.device.target;
+            let row = PlanRow {
+                config,
+                target: Target::from_name(target)
+                    .ok_or_else(|| format!("{}: no target is named {target}", named.name))?,
+                dtype: row.problem.dtype,
+                head_dim: row.problem.head_dim,
+                head_dim_v: row.problem.head_dim_v,
+            };
+            if !rows.contains(&row) {
+                rows.push(row);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Batch, heads, rows and keys of decoding, of small, medium and large problems, and of large ones
+/// with shorter rows.
+const SIZES: [[usize; 4]; 7] = [
+    [1, 8, 1, 8192],
+    [1, 4, 512, 512],
+    [2, 8, 1024, 1024],
+    [32, 32, 512, 512],
+    [16, 32, 1024, 1024],
+    [8, 32, 2048, 2048],
+    [8, 32, 4096, 4096],
+];
+
+/// The configs of families `mma` and `wgmma` that are chosen for a shape on a target, at any size
+/// and mask.
+pub(crate) fn proposed(shape: &ProblemBuilder, target: Target) -> Vec<Config> {
+    let mut taken = Vec::new();
+    for [batch, heads, rows, keys] in SIZES {
+        for mask in [Mask::FULL, Mask::CAUSAL] {
+            let builder = shape.clone().batch(batch).heads(heads, heads).mask(mask);
+            let Ok(problem) = builder.seq_len_q(rows).seq_len_kv(keys).build() else {
+                continue;
+            };
+            let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
+            let of_wgmma = wgmma::proposals(&problem, target)
+                .into_iter()
+                .map(|p| Config::Wgmma(p.config));
+            let of_mma = mma::proposals(&problem, target)
+                .into_iter()
+                .map(|p| Config::Mma(p.config));
+            for config in [of_wgmma.into_iter().find(fits), of_mma.into_iter().find(fits)]
+                .into_iter()
+                .flatten()
+            {
+                if !taken.contains(&config) {
+                    taken.push(config);
+                }
+            }
+        }
+    }
+    taken
+}
+
+/// A kernel, and plans of the problems that it is to be clean on; or why it serves none of the
+/// kind.
 pub(crate) struct Shipped {
     pub(crate) config: Config,
     pub(crate) target: Target,
@@ -33,21 +121,9 @@ impl Shipped {
     }
 }
 
-/// `head_dim` and `head_dim_v`.
-pub(crate) const HEAD_DIMS: [(usize, usize); 8] = [
-    (40, 40),
-    (64, 64),
-    (80, 80),
-    (96, 96),
-    (128, 128),
-    (192, 192),
-    (192, 128),
-    (256, 256),
-];
-
-/// A mask and a number of keys: the last are one tile of keys for any kernel, so that nothing but the change of tiles is in
-/// order with anything.
-const SEEN: [(Mask, usize); 5] = [
+/// A mask and a number of keys. The last are one K block for any kernel, so that nothing but the
+/// change of tiles orders anything.
+const CASES: [(Mask, usize); 5] = [
     (Mask::FULL, 140),
     (Mask::CAUSAL, 140),
     (Mask::window(Some(40), Some(3)), 140),
@@ -55,7 +131,8 @@ const SEEN: [(Mask, usize); 5] = [
     (Mask::FULL, 30),
 ];
 
-/// SMs of the card that plans are made for, so that a block (or a cluster) of a persistent kernel has several tiles.
+/// SMs of the card that plans are made for, so that a block (or a cluster) of a persistent kernel
+/// has several tiles.
 const SMS: u32 = 1;
 
 /// A config with the largest head_dim that it is for, a target and a dtype.
@@ -120,7 +197,7 @@ pub(crate) fn shipped() -> Result<Vec<Shipped>, Box<dyn Error>> {
     }
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for head_dims in HEAD_DIMS {
-            let Ok(problem) = sized(head_dims, dtype, 2, SEEN[0]).build() else {
+            let Ok(problem) = sized(head_dims, dtype, 2, CASES[0]).build() else {
                 continue;
             };
             for config in scalar::preferred_configs(&problem, 16) {
@@ -147,7 +224,7 @@ fn kernel(
     let pairs = matches!(config, Config::Wgmma(config) if config.cluster > 1);
     // A cluster takes two tiles at a time, of two heads of one on K and V.
     let heads = if pairs { 6 } else { 2 };
-    let of_heads = SEEN.map(|seen| sized(head_dims, dtype, heads, seen));
+    let of_heads = CASES.map(|case| sized(head_dims, dtype, heads, case));
     // Where heads share nothing it takes two tiles of rows, of which the last has none beside it.
     let of_rows = sized(head_dims, dtype, 2, (Mask::CAUSAL, 300))
         .heads(2, 2)

@@ -1,23 +1,35 @@
-//! Runs every shipped kernel on small problems under many schedules, and looks for findings, wrong answers, and answers
-//! that depend on the schedule: `cargo run --release -p flashcore-tools -- schedules --schedules 100 --json FILE`.
-//!
-//! The schedules of a kernel are shared out among its problems, each of another mask. `--kernel TEXT` takes those alone
-//! whose id contains it, `--of config` one kernel of each config, that of its largest head size. Exits with 1 if anything
-//! is found.
+//! Every shipped kernel on small problems under many schedules.
 
-mod shipped;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::error::Error;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_problem::DType;
 use serde::Serialize;
 
-use shipped::{Shipped, shipped};
+use crate::shipped::{Shipped, shipped};
+
+/// Runs every shipped kernel under many schedules; fails on a finding or a wrong output.
+///
+/// The schedules of a kernel are shared out among its problems, each with another mask.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[arg(long, default_value_t = 100)]
+    schedules: u32,
+    /// Kernels whose id contains this.
+    #[arg(long, default_value = "")]
+    kernel: String,
+    /// One kernel of each config, that of its largest head size.
+    #[arg(long)]
+    one_per_config: bool,
+    /// Where to write a report.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
 
 #[derive(Serialize)]
 struct Evidence {
@@ -38,31 +50,16 @@ struct Row {
     seconds: f64,
 }
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let (mut schedules, mut text, mut json, mut largest) = (100u32, String::new(), None, false);
-    let mut arguments = crate::arguments();
-    while let Some(argument) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
-        match argument.as_str() {
-            "--schedules" => schedules = value.parse()?,
-            "--kernel" => text = value,
-            "--json" => json = Some(value),
-            "--of" if value == "config" => largest = true,
-            other => {
-                return Err(
-                    format!("{other} is not known; known are --schedules, --kernel, --of config, --json").into(),
-                );
-            }
-        }
-    }
+pub(crate) fn main(options: &Options) -> crate::Ran {
     let mut rows = Vec::new();
     let mut all = shipped()?;
-    if largest {
+    if options.one_per_config {
         all = one_of_each_config(all);
     }
+    let schedules = options.schedules;
     for kernel in all
         .into_iter()
-        .filter(|kernel| kernel.config.to_string().contains(&text))
+        .filter(|kernel| kernel.config.to_string().contains(&options.kernel))
     {
         let started = Instant::now();
         let (mut verdict, mut ran, mut problems) = ("clean".to_string(), 0, 0);
@@ -71,12 +68,12 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             Ok(plans) => {
                 let each = schedules.div_ceil(plans.len() as u32);
                 for (i, plan) in plans.iter().enumerate() {
-                    let options = CheckOptions {
+                    let check = CheckOptions {
                         schedules: each,
                         first_schedule: u64::from(each) * i as u64,
                         ..CheckOptions::default()
                     };
-                    let report = check_plan(plan, &options)?;
+                    let report = check_plan(plan, &check)?;
                     ran += report.schedules.len();
                     problems += 1;
                     if report.verdict != Verdict::Clean {
@@ -107,20 +104,18 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         rows.len() - clean - refused
     );
     let failed = clean + refused < rows.len();
-    if let Some(file) = json {
+    if let Some(file) = &options.json {
         let evidence = Evidence {
             schedules,
             kernels: rows,
         };
-        std::fs::write(file, serde_json::to_string_pretty(&evidence)?)?;
+        crate::write_json(file, &evidence)?;
     }
-    if failed {
-        std::process::exit(1);
-    }
-    Ok(())
+    crate::verdict(!failed)
 }
 
-/// The last kernel that serves its problems of each config, in 16 and in 8 bits: head sizes go upwards.
+/// The last kernel that serves its problems of each config, in 16 and in 8 bits: head sizes go
+/// upwards.
 fn one_of_each_config(all: Vec<Shipped>) -> Vec<Shipped> {
     let mut last = BTreeMap::new();
     for kernel in all.into_iter().filter(|kernel| kernel.plans.is_ok()) {

@@ -62,20 +62,18 @@ pub(crate) fn streams(bench: &Bench) -> Outcome {
     // SAFETY: 0 is the legacy default stream.
     let zero = unsafe { Stream::from_raw(&bench.context, 0)? };
     let legacy = Stream::legacy_default(&bench.context);
-    let per_thread = Stream::per_thread_default(&bench.context);
     let function = Module::load(&bench.context, ptx::INCREMENT, &ModuleOptions::default())?.function("increment")?;
     let data = DeviceBuffer::from_host(&own, &[0u32; 100])?;
-    for stream in [&own, &borrowed, &zero, &legacy, &per_thread] {
+    for stream in [&own, &borrowed, &zero, &legacy] {
         let arguments = [KernelArg::Slice(data.as_slice()), KernelArg::U32(100)];
         // SAFETY: the kernel touches the buffer's 100 words.
         unsafe { function.launch(stream, &LaunchShape::linear(1, 256), &arguments)? };
         stream.synchronize()?;
-        ensure!(stream.is_done()?, "not done after synchronising");
     }
-    ensure!(data.to_vec::<u32>(&own)? == [5; 100], "five increments");
+    ensure!(data.to_vec::<u32>(&own)? == [4; 100], "four increments");
     drop(borrowed);
     own.synchronize()?;
-    Ok("5 kinds".to_string())
+    Ok("4 kinds".to_string())
 }
 
 pub(crate) fn waiting(bench: &Bench) -> Outcome {
@@ -93,15 +91,12 @@ pub(crate) fn waiting(bench: &Bench) -> Outcome {
         increment.launch(&first, &LaunchShape::linear(1, 64), &arguments)?;
     }
     event.record(&first)?;
-    ensure!(!event.is_done()?, "the event happened before the work ahead of it");
-    ensure!(!first.is_done()?, "the stream is done before its work");
     second.wait_for(&event)?;
     ensure!(
         data.to_vec::<u32>(&second)? == [1; 64],
         "the second stream did not wait"
     );
     event.synchronize()?;
-    ensure!(event.is_done()?, "the event did not happen");
     let never = Event::new(&bench.context)?;
     refused(never.elapsed_ms(&event), &["cuEventElapsedTime", "INVALID_HANDLE"])?;
     Ok("ordered".to_string())

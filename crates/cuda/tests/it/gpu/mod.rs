@@ -1,0 +1,151 @@
+//! What only a GPU can prove about this crate. Where there is none, each test is skipped and says
+//! why; `FLASHCORE_REQUIRE_GPU=1` makes that a failure. One test runs at a time, because some
+//! measure time or memory.
+//!
+//! On a machine without cargo, copy the test binary (`target/debug/deps/it-…`, which `cargo test -p
+//! flashcore-cuda --test it --no-run` prints) and run it there: `./it gpu --nocapture`.
+//!
+//! Tests that destroy the context, or need another environment, run in child processes.
+
+#![allow(unsafe_code)]
+
+mod children;
+mod graphs;
+mod launches;
+mod memory;
+mod modules;
+mod ptx;
+mod tables;
+
+use std::sync::Mutex;
+
+use flashcore_cuda::{Context, CudaError, Stream, devices};
+use flashcore_ir::Target;
+
+/// A check passes with a line worth reading, or fails with a reason.
+type Outcome = Result<String, Box<dyn std::error::Error>>;
+
+/// Fails the check unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)*) => {
+        let holds: bool = $condition;
+        if !holds {
+            return Err(format!($($text)*).into());
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// What most checks need.
+struct Bench {
+    context: Context,
+    stream: Stream,
+}
+
+impl Bench {
+    fn new() -> Result<Self, CudaError> {
+        let context = Context::new(0)?;
+        let stream = Stream::new(&context)?;
+        Ok(Self { context, stream })
+    }
+
+    fn is_hopper(&self) -> bool {
+        self.context.info().compute_capability == (9, 0)
+    }
+}
+
+/// Asserts that a result is an error whose message has all the parts; returns the message.
+fn refused<T>(result: Result<T, CudaError>, parts: &[&str]) -> Outcome {
+    let text = match result {
+        Ok(_) => return Err(format!("succeeded, but should have failed with {parts:?}").into()),
+        Err(error) => error.to_string(),
+    };
+    for part in parts {
+        ensure!(text.contains(part), "the message lacks {part:?}: {text}");
+    }
+    Ok(text)
+}
+
+/// Runs a check on device 0 and prints its line; skips it where there is no driver or device.
+fn run(check: fn(&Bench) -> Outcome) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _lock = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Err(error) = devices() {
+        assert!(std::env::var_os("FLASHCORE_REQUIRE_GPU").is_none(), "{error}");
+        eprintln!("skipped: {error}");
+        return;
+    }
+    match Bench::new().map_err(Into::into).and_then(|bench| check(&bench)) {
+        Ok(line) => println!("{line}"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+macro_rules! tests {
+    ($($name:ident = $check:path;)*) => {
+        $(#[test]
+        fn $name() {
+            run($check);
+        })*
+    };
+}
+
+tests! {
+    the_device_is_described = device_is_described;
+    memory_is_copied_filled_and_bounded = memory::copies;
+    memory_that_is_not_there_is_refused = memory::too_much;
+    streams_own_borrowed_default = memory::streams;
+    streams_wait_for_events = memory::waiting;
+    vector_add_at_odd_sizes = launches::vector_add;
+    arguments_arrive_as_they_were_given = launches::arguments;
+    wrong_arguments_are_refused = launches::wrong_arguments;
+    shapes_past_the_limits_are_refused = launches::shapes;
+    dynamic_shared_memory_to_the_last_byte = launches::dynamic_shared;
+    clusters = launches::clusters;
+    dependent_launches_keep_their_order = launches::dependent;
+    tensor_map_boxes_swizzle_zero_fill = launches::tensor_map;
+    events_agree_with_the_clock = launches::timing;
+    launch_overhead = launches::overhead;
+    eight_threads_at_once = launches::threads;
+    graph_replay_equals_launches = graphs::replay;
+    a_failed_capture_leaves_the_stream_usable = graphs::failed_capture;
+    a_kernel_of_the_kernel_language = launches::kernel_language;
+    tables_many_take_no_more_than_a_few = tables::bounded;
+    tables_graphs_keep_theirs = tables::of_graphs;
+    module_identity_caches_log = modules::identity;
+    module_bad_ptx_and_its_log = modules::bad_ptx;
+    module_static_shared_overflow = modules::static_overflow;
+    module_local_memory_is_refused = modules::local_memory;
+    module_performance_warnings_are_refused = modules::warnings;
+    warnings_outlive_the_process = children::warnings_are_remembered;
+    a_read_only_cache_folder_is_a_note = children::read_only_cache;
+    no_visible_device_is_a_typed_error = children::no_device;
+    illegal_address_names_the_kernel = children::illegal_address;
+    misaligned_address_names_the_kernel = children::misaligned_address;
+    trap_names_the_kernel = children::trap;
+}
+
+fn device_is_described(bench: &Bench) -> Outcome {
+    let info = bench.context.info();
+    ensure!(!info.name.is_empty() && info.multiprocessors > 0, "{info:?}");
+    ensure!(info.limits.threads_per_block == 1024, "{:?}", info.limits);
+    ensure!(info.limits.static_shared_per_block == 49_152, "{:?}", info.limits);
+    // A launch gets one verdict, whether it is proved for a card or for the device itself.
+    let known = Target::for_capability(info.compute_capability.0, info.compute_capability.1);
+    if let Some(target) = known {
+        ensure!(info.limits == target.limits(), "{:?}", info.limits);
+    }
+    refused(Context::new(4096), &["no CUDA device 4096"])?;
+    ensure!(Context::new(0)? == bench.context, "two contexts of one device differ");
+    let (free, total) = bench.context.memory()?;
+    ensure!(free > 0 && free <= total, "{free} of {total} B free");
+    Ok(format!(
+        "{} {} {}, CUDA {}, driver {}, {} MiB free",
+        info.name,
+        info.uuid,
+        info.architecture(),
+        info.cuda_version,
+        info.driver_release.as_deref().unwrap_or("not told"),
+        free >> 20
+    ))
+}
