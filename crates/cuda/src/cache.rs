@@ -65,7 +65,7 @@ fn report(env: impl Fn(&str) -> Option<OsString>) -> CacheReport {
     let writable = path.as_deref().is_some_and(is_writable);
 
     if disabled {
-        notes.push("CUDA_CACHE_DISABLE is set: every process compiles every kernel anew; unset it".to_string());
+        notes.push("CUDA_CACHE_DISABLE is set: every process compiles every kernel again; unset it".to_string());
     } else if path.is_none() {
         notes.push("no home folder: the driver cannot cache compiled kernels; set CUDA_CACHE_PATH".to_string());
     } else if !writable {

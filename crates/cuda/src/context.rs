@@ -14,8 +14,8 @@ use crate::status::is_fault;
 use crate::sys::{CUcontext, CUctx_st, CUdevice};
 use crate::table::TableCache;
 
-/// Kernels remembered as possible causes of a fault. Faults are reported late but not that late:
-/// nobody reads a longer list.
+/// Kernels remembered as possible causes of a fault. Faults are reported late, but a longer list
+/// would not help.
 const MOST_SUSPECTS: usize = 16;
 
 /// The primary context of one device. Cheap to clone; all clones, and all contexts made for the
@@ -125,7 +125,7 @@ impl Context {
         Ok(())
     }
 
-    /// Drops the compiled modules that nobody holds any more; returns how many. For tuners, which
+    /// Drops the compiled modules that only the cache holds; returns how many. For tuners, which
     /// load thousands.
     pub fn forget_unused_modules(&self) -> usize {
         self.inner.modules.forget_unused()

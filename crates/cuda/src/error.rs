@@ -39,7 +39,7 @@ pub enum CudaError {
     /// The driver is older than R525.
     #[error("the NVIDIA driver ({found}) is too old: it has no {symbol}; install version 525 (CUDA 12.0) or newer")]
     DriverTooOld {
-        /// The version found, as far as it can be told.
+        /// The version found, if the system reports it.
         found: String,
         /// The first function missing.
         symbol: &'static str,

@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn it_does_not_change_between_versions_of_this_crate() {
-        // Evidence written yesterday must still match: whoever changes this changes every stored
+        // Stored evidence must still match: a change here changes every stored
         // identity.
         assert_eq!(identity(PTX).hex().len(), 64);
         assert_eq!(identity(PTX).short(), identity(PTX).hex()[..12]);

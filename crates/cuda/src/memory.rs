@@ -240,8 +240,8 @@ impl<'a> DeviceSlice<'a> {
         })
     }
 
-    /// Runs a driver call on this memory, which must be on the stream's device; without bytes there
-    /// is none to make.
+    /// Runs a driver call on this memory, which must be on the stream's device. Empty memory needs
+    /// no call.
     fn call(self, stream: &Stream, call: impl FnOnce(&Driver) -> Result<(), CallError>) -> Result<(), CudaError> {
         self.check_device(stream.context().ordinal(), "the memory")?;
         if self.is_empty() {

@@ -1,4 +1,4 @@
-//! Modules: PTX compiled by the driver, judged before use, and kept for the process.
+//! Modules: PTX compiled by the driver, checked before use, and kept for the process.
 //!
 //! The driver keeps its own cache on disk (see [`cache_report`](crate::cache_report)); what is kept
 //! here is the loaded module, so that asking twice costs a hash.
@@ -282,7 +282,7 @@ impl ModuleCache {
     pub(crate) fn forget_unused(&self) -> usize {
         let mut slots = lock(&self.slots);
         let before = slots.len();
-        // A slot that someone is loading into right now is locked, or held beside the map.
+        // A slot that a thread is loading into is locked, or held outside of the map.
         slots.retain(|_, slot| {
             Arc::strong_count(slot) > 1
                 || slot

@@ -106,8 +106,8 @@ impl PreparedLaunch<'_> {
     /// Enqueues the kernel. Returns at once; a fault shows at a later synchronisation.
     ///
     /// Safe to call with kernels that are not proved: what a kernel can reach is this process's
-    /// device memory, none of which Rust refers to. A faulty kernel can spoil its results or lose
-    /// the context; the simulator is there to find that out first.
+    /// device memory, none of which Rust refers to. A faulty kernel can write wrong results or lose
+    /// the context; the simulator finds that first.
     ///
     /// # Errors
     /// [`CudaError::LaunchFailed`] with an explanation if the driver refuses it;

@@ -32,7 +32,7 @@ pub(crate) struct Captured {
 }
 
 impl Stream {
-    /// A new stream of its own.
+    /// A new stream.
     ///
     /// # Errors
     /// Any failure of the driver.
@@ -134,7 +134,7 @@ impl Stream {
         }
     }
 
-    /// A kernel that was put in reads these tables: whoever may run it again keeps them.
+    /// A kernel in the stream reads these tables: a graph that may run it again keeps them.
     pub(crate) fn hold(&self, tables: &[Arc<DeviceTable>]) -> Result<(), CudaError> {
         if tables.is_empty() {
             return Ok(());

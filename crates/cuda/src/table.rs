@@ -1,8 +1,8 @@
-//! Tables of launches ([`flashcore_ir::Table`]) on the device: there once for all launches that
-//! read the same numbers, for as long as someone holds them, and somewhat longer.
+//! Tables of launches ([`flashcore_ir::Table`]) on the device: one copy for all launches that read
+//! the same numbers.
 //!
-//! A table is held by what was made ready with it ([`PreparedLaunch`](crate::PreparedLaunch),
-//! [`HeldTables`]) and by graphs that captured it. One that nobody holds any more stays until those
+//! A table is held by what was prepared with it ([`PreparedLaunch`](crate::PreparedLaunch),
+//! [`HeldTables`]) and by graphs that captured it. A table without holders stays until such tables
 //! come to [`MOST_UNUSED_BYTES`] together: freeing waits for the device, and a shape may come back.
 //! A stream that another library captures gives no hold on its graph, so tables that go into it
 //! stay as long as the context.
@@ -19,7 +19,7 @@ use crate::memory::DeviceBuffer;
 use crate::stream::Stream;
 use crate::sys::CUdeviceptr;
 
-/// Bytes of tables that nobody holds before they are freed, all at once. One of 4,096 tiles takes
+/// Bytes of tables without holders at which all of them are freed. One of 4,096 tiles takes
 /// 128 KiB.
 const MOST_UNUSED_BYTES: usize = 16 << 20;
 
@@ -90,7 +90,7 @@ impl TableCache {
 /// Uploaded tables by what is in them.
 pub(crate) struct Cache<T> {
     by_table: Mutex<HashMap<Table, Arc<T>>>,
-    /// Tables whose addresses are where nobody here can follow them.
+    /// Tables whose addresses another library's graph may hold.
     for_good: Mutex<Vec<Arc<T>>>,
 }
 
@@ -104,8 +104,8 @@ impl<T> Default for Cache<T> {
 }
 
 impl<T> Cache<T> {
-    /// The table that is there, or what `upload` makes of it. Then, where those that nobody holds
-    /// come to too much, they go.
+    /// The table on the device, uploaded if it is not yet there. Tables without holders are then
+    /// freed if they exceed the limit.
     fn get_or_upload<E>(&self, table: &Table, upload: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         let mut by_table = lock(&self.by_table);
         if let Some(found) = by_table.get(table) {
@@ -113,7 +113,7 @@ impl<T> Cache<T> {
         }
         let uploaded = Arc::new(upload()?);
         by_table.insert(table.clone(), uploaded.clone());
-        // Only this lock's holder can take hold of one that nobody holds.
+        // Only under this lock can a table without holders get one.
         let unused = |held: &Arc<T>| Arc::strong_count(held) == 1;
         let bytes = by_table
             .iter()
@@ -139,7 +139,7 @@ impl<T> Cache<T> {
         }
     }
 
-    /// Drops those that nobody else holds.
+    /// Drops all tables without other holders.
     pub(crate) fn clear(&self) {
         lock(&self.for_good).clear();
         lock(&self.by_table).clear();

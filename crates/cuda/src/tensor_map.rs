@@ -1,7 +1,7 @@
 //! Tensor maps: the descriptors with which the Tensor Memory Accelerator of Hopper and later copies
 //! boxes of a strided tensor (PTX manual, *Tensors*; CUDA driver API, `cuTensorMapEncodeTiled`). A
-//! recipe of the kernel language is encoded as it is; each rule that the driver would answer with a
-//! bare `INVALID_VALUE` is checked first ([`TensorMapRecipe::check`]).
+//! recipe of the kernel language is encoded as it is; each rule whose violation the driver reports
+//! as a bare `INVALID_VALUE` is checked first ([`TensorMapRecipe::check`]).
 
 use flashcore_ir::launch::TensorMapProblem;
 use flashcore_ir::{BufferSpec, ScalarType, Swizzle, TensorMapRecipe};

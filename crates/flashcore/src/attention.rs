@@ -179,8 +179,8 @@ impl Attention {
         self.plans.as_ref().map_err(|error| error.clone().into())
     }
 
-    /// The levers for a problem on the CPU. Rows hold for as many threads as they were measured
-    /// with.
+    /// The levers for a problem on the CPU. A row applies only with the number of threads it was
+    /// measured with.
     fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
         let chosen = |config, why: &str, row| CpuChoice {
             config,

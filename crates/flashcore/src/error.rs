@@ -1,4 +1,4 @@
-//! What can go wrong between a question and its answer.
+//! Errors of the library.
 
 use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
@@ -6,15 +6,14 @@ use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
 use flashcore_problem::ProblemError;
 use thiserror::Error;
 
-/// Why attention was not computed. Each message says what was given, what is allowed, and what to
-/// do.
+/// Why attention was not computed. Messages say what was given, what is allowed, and what to do.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The problem or its tensors do not make sense.
+    /// The problem or its tensors are invalid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The CPU does not serve it.
+    /// The CPU does not serve the problem.
     #[error(transparent)]
     Cpu(#[from] CpuError),
     /// The driver or the device failed, or there is none.
@@ -88,8 +87,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the machine is at fault rather than the question: no driver, no such device, a
-    /// driver too old.
+    /// Whether the machine is at fault rather than the request: no driver, no such device, a driver
+    /// too old.
     pub fn is_environment(&self) -> bool {
         match self {
             Error::Cuda(error) => error.is_environment(),

@@ -7,11 +7,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{CausalAlign, DType, KeyRange, Layout, Mask, ProblemBuilder, ProblemError, TensorView, TensorViewMut};
 
-/// Largest factor on `Q·Kᵀ`. Answers are tested up to it, on every backend. Scores are kept in f32:
+/// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
 /// from about 1e7 their rounding alone takes P out of the range of fp16, and from 1e8 of f32.
 pub const MAX_SOFTMAX_SCALE: f32 = 1e5;
 
-/// The soft caps that answers are tested for. Larger ones lose digits of the scores in f32.
+/// The soft caps that outputs are tested for. Larger ones lose digits of the scores in f32.
 pub const SOFTCAPS: std::ops::RangeInclusive<f32> = 1e-5..=1e3;
 
 /// Upper limit of a tensor's span in elements: kernels use 32-bit indices.

@@ -39,10 +39,10 @@ pub struct ReferenceRow {
 /// use flashcore_problem::{InputKind, Inputs, Problem, reference};
 /// let problem = Problem::builder().seq_len(16).build()?;
 /// let inputs = Inputs::generate(&problem, InputKind::EqualRows, 1);
-/// let answer = reference(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
+/// let result = reference(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
 /// // Equal scores: the first output is the mean of V's first column.
 /// let mean = (0..16).map(|s| f64::from(inputs.v.view().get(0, s, 0, 0))).sum::<f64>() / 16.0;
-/// assert!((answer.out[0] - mean).abs() < 1e-12);
+/// assert!((result.out[0] - mean).abs() < 1e-12);
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 ///
@@ -56,7 +56,7 @@ pub fn reference(
 ) -> Result<Reference, ProblemError> {
     problem.check_inputs(q, k, v)?;
     let [batch, seq_len_q, num_heads, dim] = problem.o_layout().shape;
-    let mut answer = Reference {
+    let mut result = Reference {
         out: vec![0.0; batch * seq_len_q * num_heads * dim],
         lse: vec![f64::NEG_INFINITY; problem.lse_len()],
         slack: (problem.dtype() == DType::E4M3).then(|| Slack::none(problem)),
@@ -69,9 +69,9 @@ pub fn reference(
                     let found = attend(problem, &keys, q, [b, h, row]);
                     let at = ((b * seq_len_q + row) * num_heads + h) * dim;
                     let lse_at = (b * num_heads + h) * seq_len_q + row;
-                    answer.out[at..at + dim].copy_from_slice(&found.out);
-                    answer.lse[lse_at] = found.lse;
-                    if let (Some(all), Some(slack)) = (&mut answer.slack, found.slack) {
+                    result.out[at..at + dim].copy_from_slice(&found.out);
+                    result.lse[lse_at] = found.lse;
+                    if let (Some(all), Some(slack)) = (&mut result.slack, found.slack) {
                         all.out[at..at + dim].copy_from_slice(&slack.out);
                         all.lse[lse_at] = slack.lse;
                     }
@@ -79,7 +79,7 @@ pub fn reference(
             }
         }
     }
-    Ok(answer)
+    Ok(result)
 }
 
 /// Computes some rows, each given as `[batch, head, row]`, in the given order.
@@ -111,7 +111,7 @@ pub fn reference_rows(
     let mut order: Vec<usize> = (0..rows.len()).collect();
     let kv_head_of = |row: [usize; 3]| (row[0], row[1] / problem.group_size());
     order.sort_by_key(|&i| kv_head_of(rows[i]));
-    let mut answers: Vec<Option<ReferenceRow>> = vec![None; rows.len()];
+    let mut results: Vec<Option<ReferenceRow>> = vec![None; rows.len()];
     let mut widened: Option<((usize, usize), Keys)> = None;
     for i in order {
         let (b, kv_head) = kv_head_of(rows[i]);
@@ -119,10 +119,10 @@ pub fn reference_rows(
             Some((of, keys)) if of == (b, kv_head) => keys,
             _ => Keys::widen(k, v, b, kv_head),
         };
-        answers[i] = Some(attend(problem, &keys, q, rows[i]));
+        results[i] = Some(attend(problem, &keys, q, rows[i]));
         widened = Some(((b, kv_head), keys));
     }
-    Ok(answers.into_iter().flatten().collect())
+    Ok(results.into_iter().flatten().collect())
 }
 
 /// Scaled and soft-capped scores before the mask, dense
@@ -247,32 +247,32 @@ fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
 /// One row of O and its log-sum-exp.
 fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3]) -> ReferenceRow {
     let visible = problem.visible_keys(index[2]);
-    let mut answer = ReferenceRow {
+    let mut result = ReferenceRow {
         index,
         out: vec![0.0; problem.head_dim_v()],
         lse: f64::NEG_INFINITY,
         slack: None,
     };
     if visible.is_empty() {
-        return answer;
+        return result;
     }
     let (weights, sum, max) = softmax_terms(&scores(problem, keys, q, index, visible.clone()));
     let v_rows = &keys.v_rows[visible.clone()];
     for (weight, v_row) in weights.iter().zip(v_rows) {
-        for (o, v_element) in answer.out.iter_mut().zip(v_row) {
+        for (o, v_element) in result.out.iter_mut().zip(v_row) {
             *o += weight * v_element;
         }
     }
-    for o in &mut answer.out {
+    for o in &mut result.out {
         *o /= sum;
     }
-    answer.lse = max + sum.ln();
+    result.lse = max + sum.ln();
     if problem.dtype() == DType::E4M3 {
         // The rounding error of a score is relative to scale · Σ|q·k|.
         let mut magnitudes = dot_products(keys, q, index, visible, f64::abs);
         let scale = f64::from(problem.softmax_scale());
         magnitudes.iter_mut().for_each(|magnitude| *magnitude *= scale);
-        answer.slack = Some(RowSlack::of(&weights, sum, &magnitudes, v_rows, &answer.out));
+        result.slack = Some(RowSlack::of(&weights, sum, &magnitudes, v_rows, &result.out));
     }
-    answer
+    result
 }

@@ -181,7 +181,7 @@ fn with_hints(ptx: &str) -> String {
         } else {
             out.push_str(line);
             out.push('\n');
-            // The body of the kernel opens with a brace on a line of its own.
+            // The body of the kernel begins with a line that is an opening brace.
             if text == "{" {
                 out.push_str("\t.reg .b64 %keep;\n\tcreatepolicy.fractional.L2::evict_last.b64 %keep, 1.0;\n");
             }

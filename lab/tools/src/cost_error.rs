@@ -93,7 +93,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     crate::verdict(!rows.is_empty())
 }
 
-/// One kernel: measured, predicted, ratio, and what each resource alone would take.
+/// One kernel: measured and predicted time, their ratio, and the time of each resource alone.
 fn line(case: &Measured, prediction: &Prediction) -> String {
     let mut line = format!(
         "{} {} {:.1} {:.1} {:.3} latency {:.1}",

@@ -14,7 +14,7 @@ use flashcore_problem::{POISON, ReferenceRow, compare_rows};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-/// Rows of a head that are compared, where it has as many.
+/// Rows of a head that are compared (or all, if it has fewer).
 const ROWS: usize = 256;
 /// Edges of tiles among them: every one of 64 rows would leave none to chance.
 const EDGES: usize = 64;

@@ -58,7 +58,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         device, problems, seed, ..
     } = options;
     let tally = Mutex::new(Tally::default());
-    // References are computed on all cores; the device takes what comes.
+    // References are computed on all cores, in the order in which threads are free.
     (0..*problems).into_par_iter().for_each(|index| {
         let result = one(options, seed.wrapping_mul(1_000_003).wrapping_add(index), index);
         let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
@@ -259,7 +259,7 @@ struct Family {
 struct Worst {
     max_abs: f64,
     frobenius: f64,
-    /// Share of what is allowed.
+    /// Share of the allowed error.
     of_allowed: f64,
 }
 

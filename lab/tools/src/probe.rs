@@ -1,4 +1,4 @@
-//! Kernels made to be watched by a profiler or a sanitizer, and what the simulator says of them.
+//! Kernels for a profiler or a sanitizer to watch, with the simulator's findings.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ const ATTENTION: [&str; 6] = [
 /// under ncu and compute-sanitizer.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Print every probe with what the simulator says, as JSON.
+    /// Print every probe with the simulator's counts and findings, as JSON.
     List,
     /// Launch probes, each once. Exits with 3 where there is no GPU.
     Run {

@@ -12,8 +12,8 @@ use flashcore_cuda::{Function, ModuleOptions};
 
 use flashcore_kernels::{KernelCache, Plan, Step, select};
 
-/// Least length of a chain, µs: a planted 3 % of it is then long beside what launching the planted
-/// kernel costs.
+/// Least length of a chain, µs: a planted 3 % of it is then long compared with the launch of the
+/// planted kernel.
 const CHAIN_US: f64 = 400.0;
 
 /// Compares a kernel with itself, and with itself slowed by 3 %, again and again.

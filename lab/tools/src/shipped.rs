@@ -20,7 +20,7 @@ pub(crate) const HEAD_DIMS: [(usize, usize); 8] = [
     (256, 256),
 ];
 
-/// A row of a plan table: a kernel, and what it is chosen for.
+/// A row of a plan table: a kernel and its problems.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PlanRow {
     pub(crate) config: Config,
@@ -225,7 +225,7 @@ fn kernel(
     // A cluster takes two tiles at a time, of two heads of one on K and V.
     let heads = if pairs { 6 } else { 2 };
     let of_heads = CASES.map(|case| sized(head_dims, dtype, heads, case));
-    // Where heads share nothing it takes two tiles of rows, of which the last has none beside it.
+    // Where heads share no K and V, a pair is two tiles of rows, and the last tile has no partner.
     let of_rows = sized(head_dims, dtype, 2, (Mask::CAUSAL, 300))
         .heads(2, 2)
         .seq_len_q(300);

@@ -1,5 +1,4 @@
-//! [`PlanTable`]: which kernel was measured to be the fastest for which problems, on one device, as
-//! plain data.
+//! [`PlanTable`]: the kernels measured to be the fastest for problems on one device, as plain data.
 
 use std::fmt;
 
@@ -10,20 +9,20 @@ use serde_json::Value;
 use super::PlanError;
 use crate::KernelId;
 
-/// The form of tables that this build reads and writes.
+/// The format version of tables that this build reads and writes.
 pub const PLAN_FORMAT: u64 = 1;
 
-/// Lengths are served in steps of so many rows or keys: no tile of any family comes or goes between
-/// two steps.
+/// Granularity of the lengths that a row serves: within a step, every family has the same number of
+/// tiles.
 const STEP: usize = 64;
-/// And by rows that are longer by at most this part of their length.
+/// A row serves lengths that are shorter by at most this fraction.
 const SLACK: usize = 16;
 
 /// The device that a table was measured on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanDevice {
-    /// What the driver calls the GPU, or the model of the CPU.
+    /// The driver's name of the GPU, or the model of the CPU.
     pub name: String,
     /// The architecture: `sm_90a`; of a host with its vector instructions, `x86_64/avx512`.
     pub target: String,
@@ -73,7 +72,7 @@ pub struct PlanClass {
     /// Whether scores are capped.
     #[serde(default)]
     pub softcap: bool,
-    /// Whether the log-sum-exp is asked for.
+    /// Whether the log-sum-exp is returned.
     #[serde(default)]
     pub lse: bool,
     /// Whether tensors lie as `[batch, heads, seq, head_dim]`, rather than `[batch, seq, heads,
@@ -345,7 +344,7 @@ impl PlanTable {
     /// The table as a file's text: a line a row.
     ///
     /// # Errors
-    /// Only where a number of the evidence is none.
+    /// A number of the evidence is not finite.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         let line = |entry: &PlanEntry| match &entry.row {
             Ok(row) => serde_json::to_string(row),

@@ -117,23 +117,23 @@ fn one_batch(context: Option<&Context>, seeds: Vec<u64>) -> Vec<Outcome> {
     };
     let stream = Stream::new(context);
     for (prepared, module) in ready.iter().zip(modules) {
-        let answers = module.and_then(|module| match &stream {
+        let results = module.and_then(|module| match &stream {
             Ok(stream) => Ok((
                 prepared.simulate(prepared.program.seed)?,
                 prepared.measure(&module, stream)?,
             )),
             Err(error) => Err(RunError::Gpu(error.clone())),
         });
-        outcomes.push(Outcome::of(prepared, answers));
+        outcomes.push(Outcome::of(prepared, results));
     }
     context.forget_unused_modules();
     outcomes
 }
 
-type Answers = (Vec<Vec<u8>>, Vec<Vec<u8>>);
+type Results = (Vec<Vec<u8>>, Vec<Vec<u8>>);
 
-/// The simulator's answers under two schedules.
-fn twice(prepared: &Prepared) -> Result<Answers, RunError> {
+/// The simulator's results under two schedules.
+fn twice(prepared: &Prepared) -> Result<Results, RunError> {
     Ok((
         prepared.simulate(prepared.program.seed)?,
         prepared.simulate(!prepared.program.seed)?,
@@ -151,10 +151,10 @@ impl Outcome {
         }
     }
 
-    fn of(prepared: &Prepared, answers: Result<Answers, RunError>) -> Outcome {
+    fn of(prepared: &Prepared, results: Result<Results, RunError>) -> Outcome {
         let seed = prepared.program.seed;
-        let (simulated, measured) = match answers {
-            Ok(answers) => answers,
+        let (simulated, measured) = match results {
+            Ok(results) => results,
             Err(error) => return Outcome::failed(seed, &error),
         };
         let comparison = prepared.compare(&simulated, &measured);
@@ -188,7 +188,7 @@ enum Failure {
 fn failure(context: Option<&Context>, program: &Program) -> Option<Failure> {
     let outcome = || -> Result<Comparison, RunError> {
         let prepared = Prepared::new(program.clone(), sums_of(context))?;
-        let answers = match context {
+        let results = match context {
             None => twice(&prepared)?,
             Some(context) => {
                 let module = compile_one(context, &prepared)?;
@@ -196,7 +196,7 @@ fn failure(context: Option<&Context>, program: &Program) -> Option<Failure> {
                 (simulated, prepared.measure(&module, &Stream::new(context)?)?)
             }
         };
-        Ok(prepared.compare(&answers.0, &answers.1))
+        Ok(prepared.compare(&results.0, &results.1))
     };
     match outcome() {
         Ok(comparison) => comparison.mismatch.map(|_| Failure::Mismatch),

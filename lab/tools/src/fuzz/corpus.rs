@@ -1,5 +1,5 @@
-//! A GPU's answers to some programs, small enough to be kept: what the simulator is held to where
-//! there is no GPU.
+//! A GPU's recorded results of some programs, with which the simulator is compared where there is
+//! no GPU.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use flashcore_sim::TensorSums;
 use crate::fuzz::program::Program;
 use crate::fuzz::run::{Buffers, Prepared, Word};
 
-/// Answers of one GPU.
+/// Results of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Corpus {
     /// Its name.
@@ -21,7 +21,7 @@ pub struct Corpus {
     pub entries: Vec<Entry>,
 }
 
-/// A GPU's answer to one program.
+/// A GPU's result of one program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The program's seed.
@@ -34,7 +34,7 @@ pub struct Entry {
     pub near: Vec<u32>,
 }
 
-/// Threads of which one word of a place is kept.
+/// One word of a place is kept for this many threads.
 const EVERY: usize = 16;
 
 fn is_kept(word: &Word) -> bool {
@@ -42,7 +42,7 @@ fn is_kept(word: &Word) -> bool {
 }
 
 impl Entry {
-    /// Takes down an answer.
+    /// Records a result.
     pub fn of(prepared: &Prepared, after: &Buffers) -> Entry {
         let words = prepared.words(after);
         Entry {
@@ -57,10 +57,10 @@ impl Entry {
         }
     }
 
-    /// Holds the simulator to the answer.
+    /// Compares the simulator with the record.
     ///
     /// # Errors
-    /// What is not as it was, and what to do.
+    /// What differs, and what to do.
     pub fn check(&self, sums: TensorSums) -> Result<(), String> {
         let seed = self.seed;
         let program = Program::random(seed);

@@ -15,7 +15,7 @@ use crate::fuzz::input::{Layout, POOL, SCRATCH, SUMS};
 use crate::fuzz::program::{Args, Decision, File, Need, Op, Program, Rounds, Step};
 use crate::fuzz::slot::Slot;
 
-/// A program as a kernel, and what it stores.
+/// A program as a kernel, and the words that it stores.
 #[derive(Clone, Debug)]
 pub struct Emitted {
     /// The kernel.
@@ -122,7 +122,7 @@ macro_rules! variables {
             self.used.borrow_mut().insert((File::$file, index));
             match self.variables.$field[index] {
                 Some(var) => var,
-                // Not reached: what is used is there.
+                // Not reached: every variable that is used has a value.
                 None => self.k.var_unwritten("absent"),
             }
         }
@@ -287,7 +287,7 @@ impl<'k, 'p> Writer<'k, 'p> {
         debug_assert!(done, "{op:?} is not written");
     }
 
-    /// Stores a word of what is only compared, never computed with; returns its place.
+    /// Stores a word that is only compared, never computed with; returns its place.
     pub(crate) fn observe(&self, slot: Slot, value: Val<'k, u32>) -> usize {
         let place = {
             let mut slots = self.slots.borrow_mut();
@@ -328,7 +328,7 @@ impl<'k, 'p> Writer<'k, 'p> {
         }
     }
 
-    /// The first word of `count` that a number chooses in memory of `words`, aligned to as many.
+    /// The first of `count` words that a number chooses in memory of `words`, aligned to `count`.
     pub(crate) fn aligned(&self, number: u32, words: u32, count: u32) -> Val<'k, u32> {
         self.u(number) & (words - 1) & !(count - 1)
     }

@@ -266,7 +266,7 @@ impl<'k> Writer<'k, '_> {
         [word, word.abs()]
     }
 
-    /// Fills a tile and that of its magnitudes, word by word; a word is told its number.
+    /// Fills a tile and that of its magnitudes, word by word; `word` gets the index of each.
     fn fill<E: Element>(&self, tiles: &Two<SharedTile<'k, E>>, word: &impl Fn(Val<'k, u32>) -> Two<Val<'k, E::Word>>) {
         let [values, sizes] = tiles;
         let per_row = values.cols() / E::PER_WORD;
@@ -315,7 +315,7 @@ impl<'k> Writer<'k, '_> {
         k.barrier();
     }
 
-    /// A product of which A is in registers; exact ones are computed with.
+    /// A product with A in registers; results of exact ones are computed with.
     fn product_of_registers(&self, args: &Args, exact: bool) {
         let &[d, a, b, c, n, _] = args;
         let k = self.k;
@@ -345,7 +345,7 @@ impl<'k> Writer<'k, '_> {
         k.barrier();
     }
 
-    /// Accumulators of so many columns with first values, and others with their magnitudes.
+    /// Accumulators of `columns` columns with first values, and others with their magnitudes.
     fn accumulators(&self, columns: u32, c: u32, exact: bool) -> Two<Acc<'k>> {
         let accs = ["sums", "sizes"].map(|name| self.k.acc_unwritten(name, columns / 8));
         let first = if exact {
@@ -368,8 +368,8 @@ impl<'k> Writer<'k, '_> {
         accs
     }
 
-    /// Computes with eight columns, or where their sums are not exact, of so many steps, compares
-    /// them.
+    /// Computes with eight columns of an exact product; otherwise (`bounded` has the steps)
+    /// compares them.
     fn results<E: WgmmaElement>(&self, [sums, sizes]: Two<Acc<'k>>, d: u32, n: u32, bounded: Option<u32>) {
         let first = n % sums.tiles() * 4;
         for i in 0..4 {

@@ -1,5 +1,4 @@
-//! What operations on memory are that a lane does alone: on pools that nobody writes, on words and
-//! rows of its own.
+//! Memory operations of one lane: on read-only pools, and on its own words and rows.
 
 use flashcore_ir::inst::{AtomOp, Scope};
 use flashcore_ir::{Cache, SharedPtr};
@@ -181,7 +180,7 @@ impl<'k> Writer<'k, '_> {
                 k.cp_async_wait(0);
             }
             Op::CopyGroups => {
-                // Two groups, of which the first is read while the second may be under way.
+                // Two groups: the first is read while the second may still be in flight.
                 let first = tiles.w.at(self.me, 0);
                 let second = tiles.w.at(self.me, 4);
                 k.cp_async_l1(first, self.pool(self.global.pool_u, a, 4), 16, None);

@@ -1,8 +1,8 @@
-//! Random kernels, run by the simulator and by a GPU: the answers must agree.
+//! Random kernels, run by the simulator and by a GPU: the results must agree.
 //!
 //! A [`Program`] is made from a seed and becomes a kernel by [`Program::emit`]. What is exact in
-//! IEEE arithmetic or in integers is compared bit by bit; what only approximates is compared within
-//! the bounds that [`Slot`] states, and not computed with. A program whose answers differ shrinks
+//! IEEE arithmetic or in integers is compared bit by bit; approximations are compared within the
+//! bounds that [`Slot`] states, and not computed with. A program whose results differ shrinks
 //! ([`shrink`]) to a small one that still shows it.
 
 mod arithmetic;

@@ -1,8 +1,7 @@
-//! Random programs as data: what is generated from a seed, what shrinks, and what a kernel is
-//! written from.
+//! Random programs as data: generated from a seed, shrunk, and emitted as kernels.
 //!
 //! A program works on a fixed set of variables of each type. A step names them by numbers that are
-//! taken modulo how many there are, so any step may go away without changing what the others mean:
+//! taken modulo the number of variables, so a step can be removed without changing the others:
 //! that is how failures shrink.
 
 use flashcore_problem::rng::Rng;
@@ -10,7 +9,7 @@ use flashcore_problem::rng::Rng;
 /// How many lanes are sure to be together where a step stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Nobody else: lanes of a warp may have parted.
+    /// Only the lane itself: the warp may have diverged.
     Lane,
     /// All lanes of the warp.
     Warp,
@@ -219,7 +218,7 @@ impl File {
 pub struct Program {
     /// What it was made from; its inputs are too.
     pub seed: u64,
-    /// Whether it may use what only Hopper has.
+    /// Whether it may use Hopper's instructions.
     pub hopper: bool,
     /// Threads a block.
     pub threads: u32,

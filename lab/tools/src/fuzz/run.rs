@@ -19,7 +19,7 @@ pub type Buffers = Vec<Vec<u8>>;
 pub struct Prepared {
     /// The program.
     pub program: Program,
-    /// Its kernel and what that stores.
+    /// Its kernel and the words that it stores.
     pub emitted: Emitted,
     /// How to launch it.
     pub launch: Launch,
@@ -62,14 +62,14 @@ pub struct Mismatch {
     pub simulated: u32,
 }
 
-/// What a comparison of two answers came to.
+/// The outcome of a comparison of two results.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// The first mismatch.
     pub mismatch: Option<Mismatch>,
     /// Words compared.
     pub words: u64,
-    /// Of each way to compare with a bound, the largest difference of what is allowed.
+    /// For each bound, the largest difference as a share of it.
     pub worst: BTreeMap<&'static str, f64>,
 }
 
@@ -128,7 +128,7 @@ impl Prepared {
         Ok(launch_on(stream, &function, &self.launch, &self.before)?)
     }
 
-    /// Every word of an answer, in an order that is the program's own.
+    /// Every word of a result, in the program's order.
     pub fn words(&self, after: &[Vec<u8>]) -> Vec<Word> {
         let threads = (self.program.threads * self.program.blocks) as usize;
         let mut words = Vec::new();
@@ -165,13 +165,13 @@ impl Prepared {
         words
     }
 
-    /// Compares the simulator's answer with a GPU's.
+    /// Compares the simulator's result with a GPU's.
     pub fn compare(&self, simulated: &[Vec<u8>], measured: &[Vec<u8>]) -> Comparison {
         let measured = self.words(measured);
         self.compare_words(simulated, measured)
     }
 
-    /// Compares the simulator's answer with some words of a GPU's.
+    /// Compares the simulator's result with some words of a GPU's.
     pub fn compare_words(&self, simulated: &[Vec<u8>], measured: impl IntoIterator<Item = Word>) -> Comparison {
         let threads = (self.program.threads * self.program.blocks) as usize;
         let simulated: Vec<Vec<u32>> = simulated.iter().map(|bytes| to_words(bytes)).collect();
@@ -188,7 +188,7 @@ impl Prepared {
     }
 }
 
-/// One word of an answer.
+/// One word of a result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Word {
     /// The buffer it is in.
@@ -225,7 +225,7 @@ impl Comparison {
         }
     }
 
-    /// Takes in what another comparison came to.
+    /// Adds another comparison.
     pub fn merge(&mut self, other: &Comparison) {
         self.words += other.words;
         for (name, &difference) in &other.worst {
@@ -257,7 +257,7 @@ pub fn sums_of(context: Option<&Context>) -> TensorSums {
     }
 }
 
-/// What the modules here may do that those of the library may not: nobody waits for these.
+/// Modules here may spill and be slow, unlike those of the library.
 fn module_options() -> ModuleOptions {
     ModuleOptions {
         allow_local_memory: true,

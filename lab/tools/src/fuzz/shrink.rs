@@ -1,4 +1,4 @@
-//! Makes a program smaller for as long as it still shows what it showed.
+//! Makes a failing program smaller while it still fails.
 
 use crate::fuzz::program::{Program, Step};
 
@@ -61,7 +61,7 @@ pub fn shrink(program: &Program, trials: usize, mut fails: impl FnMut(&Program) 
             }
             run /= 2;
         }
-        // Branches and loops by what is in them.
+        // Branches and loops are replaced by their steps.
         let mut number = 0;
         while number < count(&best.steps) {
             let smaller = Program {
@@ -99,7 +99,7 @@ fn without(steps: &[Step], first: usize, run: usize, next: &mut usize) -> Vec<St
     out
 }
 
-/// The steps with the one of that number replaced by what is in it.
+/// The steps with the one of that number replaced by the steps in it.
 fn unwrapped(steps: &[Step], wanted: usize, next: &mut usize) -> Vec<Step> {
     let mut out = Vec::new();
     for step in steps {

@@ -1,4 +1,4 @@
-//! What a program's answer consists of, and how close two answers must be.
+//! The words of a program's result, and how close two results must be.
 
 use half::{bf16, f16};
 
@@ -13,7 +13,7 @@ pub enum Slot {
     F16x2,
     /// The same two bf16; NaNs are one.
     BF16x2,
-    /// `ex2` or `rcp`: at most so many f32 numbers apart, and subnormals are zeros.
+    /// `ex2` or `rcp`: at most this many f32 numbers apart; subnormals count as zero.
     Ulps(u32),
     /// `lg2`: at most 2^-22 off for results within ±1, and 2^-22 of the result beyond (PTX ISA).
     Lg2,
@@ -56,11 +56,11 @@ pub const PRODUCT_BOUND: f64 = 1.0 / (1u64 << 19) as f64;
 /// The same of e4m3: 33 terms of which each loses less than 2^-13 of the largest, and the result as
 /// much of itself.
 pub const BYTE_PRODUCT_BOUND: f64 = 34.0 / (1u64 << 13) as f64;
-/// The smallest normal f32: what sums of subnormal products may be flushed below.
+/// The smallest normal f32: smaller sums of products may be flushed to zero.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
 
 impl Slot {
-    /// Whether two answers must be equal, up to which NaN a NaN is.
+    /// Whether two results must be equal, except for the bits of a NaN.
     pub fn is_exact(self) -> bool {
         matches!(self, Slot::Bits | Slot::F32 | Slot::F16x2 | Slot::BF16x2)
     }
@@ -79,7 +79,7 @@ impl Slot {
         }
     }
 
-    /// What its bound is of, where it has one: for reports of how close answers came to it.
+    /// The name of its bound, if it has one: for reports of how close results came to it.
     pub fn bound_name(self) -> Option<&'static str> {
         match self {
             Slot::Bits | Slot::F32 | Slot::F16x2 | Slot::BF16x2 => None,

@@ -101,7 +101,7 @@ fn cases(persistent: bool) -> Vec<Case> {
         case(4, 45, 150, Mask::CAUSAL, 1.0, Normal),
         case(4, 130, 200, Mask::FULL, 1.0, SmallIntegers),
         case(2, 70, 197, Mask::FULL, 1.0, RisingScores),
-        // Fewer keys than a tile; tiles of rows that see nothing, before all keys and after them.
+        // Fewer keys than a tile; fully masked tiles of rows, before all keys and after them.
         case(4, 150, 23, past, 1.0, NegativeScores),
         case(4, 150, 23, past.top_left(), 1.0, Normal),
         case(2, 128, 64, Mask::FULL, 1.0, Normal),
@@ -110,7 +110,7 @@ fn cases(persistent: bool) -> Vec<Case> {
         case(2, 100, 300, Mask::FULL, 1.0, HugeLogit),
         case(2, 130, 130, Mask::CAUSAL, 1.0, EqualRows),
     ];
-    // Both bounds of a window at every column of a tile, whichever turn it has.
+    // Both bounds of a window at every column of a tile, in every K block.
     for (left, right) in [
         (80, 5),
         (94, 19),
@@ -181,7 +181,7 @@ pub(crate) enum Fate {
     Refused(String),
     /// A finding, by its kind.
     Found(String),
-    /// No finding, but a wrong answer, or another one under another schedule.
+    /// No finding, but a wrong output, or one that depends on the schedule.
     Wrong,
     /// Nothing showed it.
     Survived,

@@ -24,7 +24,7 @@ fn what_survives_has_an_argument() {
     }
 }
 
-/// The subjects are what would be chosen.
+/// The subjects are the kernels that would be chosen.
 #[test]
 fn the_kernels_are_defaults() {
     let mission = Problem::named("mission").unwrap();

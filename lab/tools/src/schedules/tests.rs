@@ -77,7 +77,7 @@ fn every_default_is_clean() {
             must.remove(&of(kernel));
         }
     }
-    // Each on all of its problems: a race may need a mask that leaves tiles one turn.
+    // Each on all of its problems: a race may need a mask that leaves tiles one K block.
     let all_of_them = must_run();
     for kernel in &all {
         let problems = kernel.plans.as_ref().map_or(0, Vec::len);

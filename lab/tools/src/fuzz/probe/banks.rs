@@ -74,7 +74,7 @@ fn is_permutation(offsets: &[u32; 32]) -> bool {
     different.len() == 32
 }
 
-/// By lane the number of the element of so many bytes that it asks for.
+/// For each lane, the index of the element (of `bytes` bytes) that it accesses.
 fn patterns(bytes: u32) -> Vec<(String, [u32; 32])> {
     let elements = 4 * WORDS / bytes;
     let by = |f: &dyn Fn(u32) -> u32| std::array::from_fn(|lane| f(lane as u32) % elements);

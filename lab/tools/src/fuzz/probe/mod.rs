@@ -2,8 +2,8 @@
 //! whose word on them is compared.
 //!
 //! [`banks`] are patterns of accesses to shared memory, whose passes over the banks ncu counts
-//! instruction by instruction. [`races`] are mistakes in synchronisation beside kernels without,
-//! which compute-sanitizer's racecheck judges. `flashcore-tools probe` runs them,
+//! instruction by instruction. [`races`] are mistakes in synchronisation and the same kernels
+//! without them, which compute-sanitizer's racecheck judges. `flashcore-tools probe` runs them,
 //! `scripts/agree_with_tools.py` asks the tools. The counts are in `tests/it/ncu-counts.json`,
 //! which CI holds the simulator to.
 
@@ -39,9 +39,9 @@ pub struct Probe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
-    /// Passes over the banks by what reads shared memory.
+    /// Passes over the banks by reads of shared memory.
     SharedReads,
-    /// Passes over the banks by what writes shared memory.
+    /// Passes over the banks by writes of shared memory.
     SharedWrites,
     /// Sectors of 32 bytes of global memory that are asked for.
     GlobalSectors,

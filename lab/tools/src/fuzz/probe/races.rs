@@ -107,7 +107,7 @@ pub(super) fn row<'k>(k: &'k KernelBuilder, name: &str, words: u32) -> SharedTil
     k.shared_tile(name, TileShape::new(1, words))
 }
 
-/// Each thread copies 16 bytes; what it reads is the word of the thread 64 further on.
+/// Each thread copies 16 bytes and reads those of the thread 64 further on.
 fn copied(k: &KernelBuilder, wait: impl Fn()) {
     let (input, out) = (k.param_ptr::<u32>("input"), k.param_ptr_mut::<u32>("out"));
     let (words, t) = (row(k, "words", 4 * THREADS), k.thread_idx());

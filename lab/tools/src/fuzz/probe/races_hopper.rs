@@ -1,4 +1,4 @@
-//! Mistakes with what only Hopper has: mbarriers, tensor copies, products of a warpgroup.
+//! Mistakes with Hopper's instructions: mbarriers, tensor copies, products of a warpgroup.
 
 use flashcore_ir::{Cache, KernelBuilder, MBarrier, MBarriers, SharedTile, Swizzle, TensorMap, TileShape, Val};
 use half::f16;
@@ -8,7 +8,7 @@ use super::races::{Matrix, Output, Race, race, row};
 /// Rows and columns of boxes and of products' operands.
 pub(super) const SIDE: u32 = 64;
 
-/// Two mbarriers for so many arrivals each, made known to everybody.
+/// Two mbarriers that expect `arrivals` each, visible to the whole block.
 fn mbarriers(k: &KernelBuilder, arrivals: u32) -> MBarriers<'_> {
     let bars = k.mbarriers("bars", 2);
     k.if_(k.thread_idx().eq(0).divergent(), || {
