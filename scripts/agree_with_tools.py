@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Holds the simulator against NVIDIA's tools: passes over shared memory against ncu, races against racecheck.
+"""Compares the simulator with NVIDIA's tools: passes over shared memory with ncu, races with racecheck.
 
 usage: agree_with_tools.py watch PROBE RAW.json     runs the tools, on a machine with a GPU
        agree_with_tools.py compare RAW.json OUT     writes OUT.json and OUT.md
-       agree_with_tools.py compare RAW.json OUT LIST.json     the same, with what `probe list` says now of the kernels
-                                                    that are the same
+       agree_with_tools.py compare RAW.json OUT LIST.json     the same, with the current output of
+                                                    `probe list` for the kernels that are equal
 
-PROBE is the built program `flashcore-tools`. ncu counts wavefronts for every instruction of the machine code;
-its line table says which Rust line an instruction is of.
+PROBE is the built program `flashcore-tools`. ncu counts wavefronts for every instruction of the
+machine code; its line table gives the Rust line of each instruction.
 """
 
 import concurrent.futures

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Assembles PTX files for every architecture they run on and refuses anything but clean code.
+"""Assembles PTX files for every architecture they run on and refuses any code that is not clean.
 
 usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--every N] [--may-spill PATTERN ...]
        [--ptxas PATH] [--json FILE] [--summary FILE] [--verbose]
 
-Every .ptx file below FOLDER goes through `ptxas -v` once a target, or, where its folder is named
-like a target, for that target only. A kernel fails on an error, on a spill, on a stack frame, and on
-any line that ptxas prints beyond its usual statistics: the notes on serialised wgmma come as mere
-information, and cost a factor of three.
+Every .ptx file below FOLDER goes through `ptxas -v` once per target, or, if its folder has the name
+of a target, for that target only. A kernel fails on an error, on a spill, on a stack frame, and on
+any line that ptxas prints beyond its usual statistics: it prints serialised wgmma, which costs a
+factor of three, only as information.
 
-Kernels below FOLDER/varied, and those that --may-spill names, may spill: that is listed, and does not fail. The driver
-layer refuses to load them.
+Kernels below FOLDER/varied, and those that --may-spill names, may spill: they are listed and do not
+fail. The driver layer refuses to load them.
 
-Targets are sm_80, sm_89, sm_90a and sm_120; --all takes every target of the project; of both, those
-that this ptxas knows. A kernel is not assembled for targets below its own. ptxas is --ptxas, $FLASHCORE_PTXAS, or .bin/ptxas.
+Targets are sm_80, sm_89, sm_90a and sm_120, or with --all every target of the project, as far as
+this ptxas knows them. A kernel is not assembled for targets below its own. ptxas is --ptxas,
+$FLASHCORE_PTXAS, or .bin/ptxas.
 
 --summary writes a small JSON file: for each target how many kernels are clean, what spilled and what failed, and how many
 configs refused to be written down, with an example of each reason (the refused.txt files of `dump-ptx`).

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Answers problems with PyTorch's attention, on inputs from files: for comparing errors on the very same numbers.
+"""Runs PyTorch's attention on inputs from files, to compare errors on the same numbers.
 
 usage: scripts/attend_with_torch.py [--device cuda]
 
-Each line of standard input names a folder. problem.json in it has `dtype` (fp16 or bf16), `q`, `k`, `v` (shapes [batch,
-seq, heads, head_dim]), `causal` and `scale`; q.bin, k.bin, v.bin have the elements, dense, in the machine's byte order.
-Every backend of SDPA that serves the problem leaves its output there as torch-NAME.bin in the same order. For each folder
-a line of JSON comes back: backends, with null or the reason why one does not serve it.
+Each line of standard input names a folder. problem.json in it has `dtype` (fp16 or bf16), `q`, `k`,
+`v` (shapes [batch, seq, heads, head_dim]), `causal` and `scale`; q.bin, k.bin, v.bin have the
+elements, dense, in the machine's byte order. Every backend of SDPA that serves the problem writes
+its output there as torch-NAME.bin in the same order. For each folder the script prints a line of
+JSON: each backend with null, or with the reason why it does not serve the problem.
 
 Exit code: 0 all lines read, 3 no PyTorch.
 """

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Ours beside the best peer of each shape, by groups of shapes, of what `flashcore bench --csv` wrote.
+"""Compares our kernels with the best peer of each shape, by groups of shapes, from `flashcore bench --csv`.
 
 usage: scripts/best_peer.py FILE.csv ...
 
-Two figures a group: of the ratios, and of the median times. A ratio is paired round by round: the median over rounds of a
-subject's time over the baseline's (fa3 in the evidence here). Where another peer than the baseline is the best, the figure is
-the quotient of two such ratios. Above 1 ours is faster. A later file's shape replaces an earlier one's; shapes with another
-head_dim of V are no shapes of the grid and are left out.
+Prints two figures per group: from the ratios, and from the median times. A ratio is paired round by
+round: the median over rounds of a subject's time over the baseline's (fa3 in the evidence here). If
+a peer other than the baseline is the best, the figure is the quotient of two such ratios. Above 1
+our kernel is faster. A later file's shape replaces an earlier one's. Shapes with another head_dim of
+V are not part of the grid and are left out.
 """
 
 import csv

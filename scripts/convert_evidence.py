@@ -4,10 +4,10 @@
     python3 scripts/convert_evidence.py ~/.local/share/flashcore/evidence/HOST.sqlite [FOLDER]
     python3 scripts/convert_evidence.py export-of-schema-2.jsonl FOLDER
 
-Reads the SQLite stores of schema 1 and 2, and exports of them. Without FOLDER, HOST.sqlite becomes the folder HOST, where
-`flashcore evidence` looks. Runs that are in the folder already are left alone. The old file is not changed; a store that was
-converted to the default folder is renamed to HOST.sqlite.converted, so that no command mentions it again. Needs only
-Python's standard library.
+Reads the SQLite stores of schema 1 and 2, and exports of them. Without FOLDER, HOST.sqlite becomes
+the folder HOST, where `flashcore evidence` looks. Runs that the folder already has are not changed,
+nor is the old file. A store that was converted to the default folder is renamed to
+HOST.sqlite.converted, so that no command mentions it again. Needs only Python's standard library.
 """
 
 import argparse

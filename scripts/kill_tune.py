@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Kills a search of `flashcore tune` with SIGKILL at random moments, search and workers, and takes it up again each time.
+"""Kills a search of `flashcore tune` and its workers with SIGKILL at random moments, and resumes it each time.
 
 usage: scripts/kill_tune.py FOLDER [--flashcore PATH] [--device cuda:0] [--problem mission] [--strategy NAME] [--kills 20]
                             [--trials 60] [--seed 1]
 
-First an undisturbed search in FOLDER/whole, then the same in FOLDER/killed. That one is let come to a leaderboard of its first
-few trials, and then three kinds of rounds take turns. Each waits for some new trials and then for a random part of a trial's
-time, or of the finals':
+First runs an undisturbed search in FOLDER/whole, then the same in FOLDER/killed. After that one has
+a leaderboard of its first few trials, three kinds of rounds alternate. Each waits for some new
+trials and then for a random part of the time of a trial, or of the finals:
 
   search  the search is killed among its trials
   worker  a worker is killed among the trials; the search must go on to more of them, and is killed later

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measures a plan table for this machine's device: what the one for the H200 was made by.
+"""Measures a plan table for this machine's device. The table of the H200 was made with it.
 
     scripts/measure_plans.py FOLDER [--flashcore PATH] [--device DEVICE] [--dtypes bf16,fp16] [--gain 0.008] PROBLEMS...
 
-PROBLEMS are sets, names or files as `flashcore bench` takes them. First the default and a dozen kernels near it are
-ranked, in the first dtype. Those that seem faster than the default by `--gain` become a draft. Then each is measured
-head to head with the default, in every dtype, and the table is made of that second measurement alone: the best of a
-dozen looks better than it is. FOLDER gets every report, what was found in words, and table.json.
+PROBLEMS are sets, names or files as `flashcore bench` takes them. First the default and a dozen
+kernels near it are ranked, in the first dtype. Those that seem faster than the default by `--gain`
+become a draft. Then each is measured head to head with the default, in every dtype. Only this second
+measurement makes the table, because the best of a dozen looks better than it is. FOLDER gets every
+report, a summary, and table.json.
 """
 import argparse
 import json

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """An example of an outside proposer for `flashcore tune --proposer 'python3 scripts/propose.py'`.
 
-Reads a JSON object a line (what was tried) and answers with one (what to try). It needs nothing but Python and always
-proposes the same after the same history: first the change that is claimed to pay most, as far as claims of its kind
-came true; then it changes one lever of the fastest config, or of the second or third where all beside the fastest was
-tried, the lever first whose turns have made a best config most often. It makes no ids of its own: it is told what is
-beside the fastest configs and may be proposed. docs/tune.md has the protocol.
+Reads one JSON object per line (what was tried) and writes one (what to try). It needs only Python
+and is deterministic: the same history gives the same proposals. It first proposes the change with
+the largest claimed gain, discounted by how often claims of that kind came true. Then it changes one
+lever of the fastest config (of the second or third if all neighbours of the fastest were tried),
+beginning with the lever whose changes most often made a new best config. It invents no ids: the
+search tells it the neighbours of the fastest configs that may be proposed. docs/tune.md has the
+protocol.
 """
 import json
 import sys

@@ -1,7 +1,7 @@
 #!/bin/bash
-# test-wheel.sh [WHEELS]: builds the Python wheel, installs it into an empty virtual environment and lets it answer
-# on the CPU with nothing but NumPy beside it, then runs the bindings' tests there. Leaves the wheel in the folder
-# WHEELS (default target/wheels). PYTHON names the interpreter (default python3, 3.9 or newer).
+# test-wheel.sh [WHEELS]: builds the Python wheel, installs it into an empty virtual environment, runs it
+# on the CPU with only NumPy installed, then runs the bindings' tests there. Leaves the wheel in the
+# folder WHEELS (default target/wheels). PYTHON names the interpreter (default python3, 3.9 or newer).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheels=$(mkdir -p "${1:-$root/target/wheels}" && cd "${1:-$root/target/wheels}" && pwd)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs test suites under settings that must not matter: the length of TMPDIR, the CPU's name, the number of threads, and
-# other load. Ten runs a suite; each setting is in five of them, each pair of settings in two or more.
+# Runs test suites under settings that must not matter: the length of TMPDIR, the CPU's name, the number
+# of threads, and other load. Ten runs per suite; each setting is in five of them, each pair in two or more.
 #
 #   scripts/test_anywhere.sh [SUITE...]     default: cli bench tune (packages flashcore-SUITE)
 #
-# Builds what is not built, as `cargo test --workspace` does. Prints a line a run and the output of each failure; writes
-# evidence/ci/anywhere.json. Exits with 1 if a run failed.
+# Builds first, as `cargo test --workspace` does. Prints a line per run and the output of each failure;
+# writes evidence/ci/anywhere.json. Exits with 1 if a run failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Runs `flashcore tune` on every shape of the canonical grid, Llama prefill and the mission, and says what it found.
+"""Runs `flashcore tune` on every shape of the canonical grid, Llama prefill and the mission, and reports the results.
 
 usage: scripts/tune_grid.py FOLDER [--flashcore PATH] [--dtype fp16|bf16] [--budget 12s] [--seconds N] [--only TEXT]
 
-A line of FOLDER/DTYPE.jsonl is a shape: what the library would have run, the best that was found, the ratio of their times in
-the finals with its interval (below 1: what was found is faster), and how many candidates were tried. A shape that has
-its line is not searched again, so a run that --seconds ended goes on where it stopped. Winners go to a plan table in
-FOLDER/data, which XDG_DATA_HOME names for these searches: nobody else's is touched. FOLDER/DTYPE.md has it all as a table.
+A line of FOLDER/DTYPE.jsonl is a shape: the kernel that the library would have run, the best that
+was found, the ratio of their times in the finals with its interval (below 1: the one found is
+faster), and how many candidates were tried. A shape that has its line is not searched again, so a
+run that --seconds ended can be resumed. Winners go to a plan table in FOLDER/data, which
+XDG_DATA_HOME names for these searches: the user's tables are not changed. FOLDER/DTYPE.md has all as
+a table.
 """
 
 import argparse

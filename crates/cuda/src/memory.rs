@@ -247,7 +247,7 @@ impl<'a> DeviceSlice<'a> {
         if self.is_empty() {
             return Ok(());
         }
-        stream.context().call(|driver| call(driver))
+        stream.context().call(call)
     }
 
     pub(crate) fn check_device(self, expected: u32, what: &'static str) -> Result<(), CudaError> {

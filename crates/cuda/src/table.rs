@@ -64,14 +64,14 @@ impl fmt::Debug for DeviceTable {
 #[derive(Debug, Clone)]
 pub struct HeldTables {
     // Before the context: freeing needs it.
-    tables: Vec<Arc<DeviceTable>>,
+    _tables: Vec<Arc<DeviceTable>>,
     _context: Context,
 }
 
 impl HeldTables {
     pub(crate) fn new(context: &Context, tables: Vec<Arc<DeviceTable>>) -> HeldTables {
         HeldTables {
-            tables,
+            _tables: tables,
             _context: context.clone(),
         }
     }
