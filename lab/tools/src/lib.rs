@@ -52,7 +52,8 @@ enum Tool {
     Schedules(schedules::Options),
     Scores(scores::Options),
     Selfcheck(selfcheck::Options),
-    SimSpeed(sim_speed::Options),
+    /// Times the simulator on kernels of the mission problem, with one host thread.
+    SimSpeed,
     Strategies(strategies::Options),
 }
 
@@ -73,7 +74,7 @@ pub fn run() -> ExitCode {
         Tool::Schedules(options) => schedules::main(&options),
         Tool::Scores(options) => scores::main(&options),
         Tool::Selfcheck(options) => selfcheck::main(&options),
-        Tool::SimSpeed(options) => sim_speed::main(&options),
+        Tool::SimSpeed => sim_speed::main(),
         Tool::Strategies(options) => strategies::main(&options),
     };
     ran.unwrap_or_else(|error| {

@@ -10,6 +10,7 @@ use std::time::Instant;
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_problem::DType;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::shipped::{Shipped, shipped};
 
@@ -29,12 +30,6 @@ pub(crate) struct Options {
     /// Where to write a report.
     #[arg(long)]
     json: Option<PathBuf>,
-}
-
-#[derive(Serialize)]
-struct Evidence {
-    schedules: u32,
-    kernels: Vec<Row>,
 }
 
 #[derive(Serialize)]
@@ -105,11 +100,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     );
     let failed = clean + refused < rows.len();
     if let Some(file) = &options.json {
-        let evidence = Evidence {
-            schedules,
-            kernels: rows,
-        };
-        crate::write_json(file, &evidence)?;
+        crate::write_json(file, &json!({ "schedules": schedules, "kernels": rows }))?;
     }
     crate::verdict(!failed)
 }

@@ -1,19 +1,15 @@
 //! The simulator's speed in lane-instructions per second on one core.
 
+#[allow(dead_code)] // its own `main`
+#[path = "../../../crates/ir/examples/hopper_attention.rs"]
+mod hopper_attention;
+
 use std::time::Instant;
 
-use flashcore_ir::Target;
-use flashcore_kernels::{Plan, Step};
+use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target};
+use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Problem};
-use flashcore_sim::{Class, SimOptions, simulate};
-
-/// Times the simulator on kernels of the mission problem, one host thread each.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    /// Print the lane-instructions of each class.
-    #[arg(long)]
-    mix: bool,
-}
+use flashcore_sim::{SimOptions, simulate};
 
 /// A kernel of each family, with the dtype of its problem.
 const KERNELS: [(&str, DType); 4] = [
@@ -23,7 +19,7 @@ const KERNELS: [(&str, DType); 4] = [
     ("wgmma/m128n128-s2-turns-bold", DType::F16),
 ];
 
-pub(crate) fn main(options: &Options) -> crate::Ran {
+pub(crate) fn main() -> crate::Ran {
     println!("M lane-instructions per second: by the clock, and by CPU time (the one to read on a busy machine)");
     println!(
         "{:<44} {:>12} {:>9} {:>9} {:>9}",
@@ -33,33 +29,58 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let mission = Problem::builder().heads(8, 8).seq_len(512).head_dim(64);
         let problem = mission.dtype(dtype).build()?;
         let plan = Plan::new(&problem, &id.parse()?, Target::Sm90a)?;
-        measure(id, &plan.main, options.mix)?;
+        measure(id, &plan.main.kernel, &plan.main.launch)?;
     }
+    let example = hopper_attention::attention()?;
+    let launch = example_launch(&example).ok_or("the example has four tensor maps")?;
+    measure("ir/examples/hopper_attention", &example, &launch)?;
     crate::verdict(true)
 }
 
+/// The example on the mission problem: 8 heads of 512 rows, contiguous.
+fn example_launch(kernel: &Kernel) -> Option<Launch> {
+    let (seq, heads, dim) = (512, 8, u64::from(hopper_attention::HEAD_DIM));
+    let row_bytes = 2 * dim;
+    let (mut args, mut buffers) = (Vec::new(), Vec::new());
+    for (slot, name) in ["q", "k", "v", "out"].into_iter().enumerate() {
+        let strides = vec![heads * row_bytes, row_bytes];
+        let recipe = kernel.tensor_box(name)?.recipe(slot, 0, vec![dim, seq, heads], strides);
+        args.push(Arg::TensorMap(recipe));
+        buffers.push(BufferSpec {
+            name,
+            bytes: seq * heads * row_bytes,
+            written: name == "out",
+            align: 16,
+        });
+    }
+    args.extend([Arg::U32(seq as u32), Arg::F32(0.18)]);
+    Some(Launch {
+        grid: [seq as u32 / hopper_attention::ROWS, heads as u32, 1],
+        block: [kernel.threads(), 1, 1],
+        cluster: [1, 1, 1],
+        dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        buffers,
+        args,
+    })
+}
+
 /// Runs a kernel until one second has passed, at least twice.
-fn measure(name: &str, step: &Step, mix: bool) -> Result<(), Box<dyn std::error::Error>> {
+fn measure(name: &str, kernel: &Kernel, launch: &Launch) -> Result<(), Box<dyn std::error::Error>> {
     let options = SimOptions {
         host_threads: 1,
         ..SimOptions::default()
     };
-    let buffers = step.launch.buffers.iter();
+    let buffers = launch.buffers.iter();
     let mut buffers: Vec<Vec<u8>> = buffers.map(|buffer| vec![0; buffer.bytes as usize]).collect();
     let (mut lanes, mut runs) = (0, 0);
     let (start, cpu) = (Instant::now(), cpu_seconds());
     while runs < 2 || start.elapsed().as_secs_f64() < 1.0 {
-        let report = simulate(&step.kernel, &step.launch, &mut buffers, &options)?;
+        let report = simulate(kernel, launch, &mut buffers, &options)?;
         if let Some(finding) = report.findings.first() {
             return Err(finding.to_string().into());
         }
         lanes += report.counts.total().lanes;
         runs += 1;
-        if mix && runs == 1 {
-            for class in Class::ALL {
-                println!("  {class:?}: {}", report.counts.get(class).lanes);
-            }
-        }
     }
     let seconds = start.elapsed().as_secs_f64();
     let rate = |seconds: f64| format!("{:.0}", lanes as f64 / seconds / 1e6);

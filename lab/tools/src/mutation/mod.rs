@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use flashcore_check::mutate::mutations;
 use serde::Serialize;
+use serde_json::json;
 
 use arguments::argument;
 use subjects::{Fate, SUBJECTS, Subject, fate, place, sample};
@@ -39,14 +40,6 @@ pub(crate) struct Options {
     /// Where to write a report.
     #[arg(long)]
     json: Option<PathBuf>,
-}
-
-/// What is kept of a run.
-#[derive(Serialize)]
-struct Evidence {
-    seed: u64,
-    count: usize,
-    kernels: Vec<Outcome>,
 }
 
 #[derive(Serialize)]
@@ -85,23 +78,15 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     {
         kernels.push(plant(subject, options)?);
     }
-    let evidence = Evidence {
-        seed: options.seed,
-        count: options.count,
-        kernels,
-    };
     if let Some(file) = &options.json {
-        crate::write_json(file, &evidence)?;
+        let report = json!({ "seed": options.seed, "count": options.count, "kernels": kernels });
+        crate::write_json(file, &report)?;
     }
-    let planted: usize = evidence.kernels.iter().map(|outcome| outcome.planted).sum();
-    let survived: usize = evidence.kernels.iter().map(|outcome| outcome.survived).sum();
+    let planted: usize = kernels.iter().map(|outcome| outcome.planted).sum();
+    let survived: usize = kernels.iter().map(|outcome| outcome.survived).sum();
     let unargued = |mutant: &&Mutant| mutant.killed == Fate::Survived && mutant.argument.is_none();
-    let unargued = evidence
-        .kernels
-        .iter()
-        .flat_map(|outcome| &outcome.mutants)
-        .filter(unargued);
-    let unargued = unargued.count();
+    let mutants = kernels.iter().flat_map(|outcome| &outcome.mutants);
+    let unargued = mutants.filter(unargued).count();
     println!(
         "{} of {planted} mistakes found; of {survived} survivors {unargued} without an argument",
         planted - survived
