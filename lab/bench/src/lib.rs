@@ -41,6 +41,7 @@ pub mod peers;
 pub mod planted;
 pub mod problem_file;
 pub mod problems;
+pub mod profile;
 mod protocol;
 pub mod python;
 mod report;

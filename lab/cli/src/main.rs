@@ -22,6 +22,7 @@ mod machine;
 mod memory;
 mod museum;
 mod plans;
+mod profile;
 mod progress;
 mod run;
 mod simulated;
@@ -63,6 +64,7 @@ Examples:
   flashcore list problems                          problems by name
   flashcore list levers                            what the parts of kernel ids mean
   flashcore bench mission --peers all              kernels and peers timed against each other
+  flashcore profile mission                        hardware counters (ncu), and the prediction
   flashcore tune mission --budget 5m               search the fastest correct kernel here
 
 Problems:
@@ -100,6 +102,7 @@ enum Command {
     Tune(tune::args::TuneArgs),
     Leaderboard(tune::leaderboard::LeaderboardArgs),
     Plans(plans::PlansArgs),
+    Profile(profile::ProfileArgs),
     Device(device::DeviceArgs),
     Worker(tune::worker::WorkerArgs),
 }
@@ -145,6 +148,7 @@ fn main() -> ExitCode {
         Some(Command::Tune(args)) => tune::run(&args),
         Some(Command::Leaderboard(args)) => tune::leaderboard::run(&args),
         Some(Command::Plans(args)) => plans::run(&args),
+        Some(Command::Profile(args)) => profile::run(&args),
         Some(Command::Device(args)) => device::run(&args),
         Some(Command::Worker(args)) => tune::worker::run(&args),
     };

@@ -1,0 +1,211 @@
+//! Finds and runs Nsight Compute.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::{COUNTERS, KernelProfile, csv};
+
+/// Names the `ncu` to use.
+const NCU_VARIABLE: &str = "FLASHCORE_NCU";
+
+/// Where toolkits put it, beside PATH.
+const USUAL: [&str; 2] = ["/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu"];
+
+/// Nsight Compute on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ncu {
+    path: PathBuf,
+    /// Its version, such as `2025.3.1.0`.
+    pub version: String,
+}
+
+/// Why there are no counters.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NcuError {
+    /// No such program.
+    #[error(
+        "Nsight Compute was not found ({tried}); it comes with the CUDA toolkit (package `nsight-compute-*`); \
+         {NCU_VARIABLE} names one"
+    )]
+    Missing {
+        /// What was tried.
+        tried: String,
+    },
+    /// The driver keeps counters from users.
+    #[error(
+        "the driver lets only administrators read counters (ERR_NVGPUCTRPERM): run as root, or load the driver with \
+         `options nvidia NVreg_RestrictProfilingToAdminUsers=0` (/etc/modprobe.d) and restart; in a container, add \
+         `--cap-add=SYS_ADMIN`"
+    )]
+    Permission,
+    /// The machine has no counters.
+    #[error("ncu cannot reach the counters of this machine: {reason}; virtual machines often hide them")]
+    Unreachable {
+        /// What ncu said.
+        reason: String,
+    },
+    /// It ran and failed.
+    #[error("ncu failed: {reason}")]
+    Failed {
+        /// Its own words, or the program's.
+        reason: String,
+    },
+}
+
+/// The arguments with which a program is profiled into a report: the counters that are needed and warp samples, clocks and
+/// caches left as they are, `skip` launches passed over and `count` profiled.
+pub fn arguments(report: &Path, skip: usize, count: usize) -> Vec<String> {
+    // What is derived comes with its section, and cannot be asked for by name.
+    let metrics = COUNTERS.iter().map(|counter| counter.metric);
+    let metrics: Vec<&str> = metrics.filter(|metric| !metric.starts_with("derived__")).collect();
+    vec![
+        // Clocks belong to the machine's owner, and warm caches are what `bench` measures by default.
+        "--clock-control=none".to_string(),
+        "--cache-control=none".to_string(),
+        "--section=SourceCounters".to_string(),
+        "--import-source=yes".to_string(),
+        format!("--metrics={}", metrics.join(",")),
+        format!("--launch-skip={skip}"),
+        format!("--launch-count={count}"),
+        "--force-overwrite".to_string(),
+        format!("--export={}", report.display()),
+    ]
+}
+
+impl Ncu {
+    /// The one that `FLASHCORE_NCU` names, else the one on PATH, else where toolkits put it.
+    ///
+    /// # Errors
+    /// [`NcuError::Missing`].
+    pub fn find() -> Result<Ncu, NcuError> {
+        let named = std::env::var_os(NCU_VARIABLE).filter(|name| !name.is_empty());
+        let candidates: Vec<OsString> = match named {
+            Some(name) => vec![name],
+            None => std::iter::once("ncu").chain(USUAL).map(OsString::from).collect(),
+        };
+        let found = candidates.iter().find_map(|path| Ncu::at(Path::new(path)));
+        found.ok_or_else(|| NcuError::Missing {
+            tried: candidates
+                .iter()
+                .map(|path| path.to_string_lossy())
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
+    }
+
+    fn at(path: &Path) -> Option<Ncu> {
+        let output = Command::new(path).arg("--version").stdin(Stdio::null()).output().ok()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let version = said.lines().find_map(|line| line.strip_prefix("Version "))?;
+        let version = version.split_whitespace().next()?.to_string();
+        Some(Ncu {
+            path: path.to_path_buf(),
+            version,
+        })
+    }
+
+    /// Runs a program under ncu, passes over its first `skip` launches and reads the counters of the `count` that follow.
+    ///
+    /// # Errors
+    /// [`NcuError`], which names the fix where there is one.
+    pub fn profile(&self, skip: usize, count: usize, program: &[&OsStr]) -> Result<Vec<KernelProfile>, NcuError> {
+        let folder = tempfile::tempdir().map_err(|error| NcuError::Failed {
+            reason: format!("no temporary folder: {error}"),
+        })?;
+        let report = folder.path().join("profile.ncu-rep");
+        self.run(&arguments(&report, skip, count), program)?;
+        let import = |page: &[&str]| {
+            let mut arguments: Vec<String> = vec![format!("--import={}", report.display()), "--csv".to_string()];
+            arguments.extend(page.iter().map(ToString::to_string));
+            self.run(&arguments, &[])
+        };
+        let raw = import(&["--page=raw", "--print-units=base"])?;
+        let mut profiles = csv::read(&raw).map_err(|reason| NcuError::Failed { reason })?;
+        // The source page does not say where one launch ends: lines are of the first, which does the work.
+        if let Some(first) = profiles.first_mut() {
+            let kernel = format!("--kernel-name=regex:^{}$", first.kernel);
+            first.lines = csv::lines(&import(&["--page=source", "--print-source=cuda,sass", &kernel])?);
+            return Ok(profiles);
+        }
+        Err(NcuError::Failed {
+            reason: "it saw no launch".to_string(),
+        })
+    }
+
+    fn run(&self, arguments: &[String], program: &[&OsStr]) -> Result<String, NcuError> {
+        let mut command = Command::new(&self.path);
+        command.args(arguments).args(program).stdin(Stdio::null());
+        let output = command.output().map_err(|error| NcuError::Failed {
+            reason: error.to_string(),
+        })?;
+        let (out, err) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        judge(&out, &err, output.status.success())?;
+        Ok(out.into_owned())
+    }
+}
+
+/// Whether a run of ncu succeeded, by what it printed.
+fn judge(out: &str, err: &str, succeeded: bool) -> Result<(), NcuError> {
+    let all = || out.lines().chain(err.lines());
+    if all().any(|line| line.contains("ERR_NVGPUCTRPERM")) {
+        return Err(NcuError::Permission);
+    }
+    if let Some(line) = all().find(|line| line.contains("Failed to initialize the profiler")) {
+        return Err(NcuError::Unreachable { reason: plain(line) });
+    }
+    if succeeded {
+        return Ok(());
+    }
+    let errors: Vec<String> = all().filter(|line| line.starts_with(ERROR)).map(plain).collect();
+    let last = || err.lines().chain(out.lines()).rfind(|line| !line.trim().is_empty());
+    Err(NcuError::Failed {
+        reason: match errors.is_empty() {
+            true => plain(last().unwrap_or("it printed no reason")),
+            false => errors.join("; "),
+        },
+    })
+}
+
+/// How a line begins in which ncu says what went wrong.
+const ERROR: &str = "==ERROR==";
+
+/// A line of ncu's without its mark.
+fn plain(line: &str) -> String {
+    line.trim_start_matches(ERROR).trim().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_fix() {
+        let said = "==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n";
+        let error = judge(said, "", false).unwrap_err();
+        assert_eq!(error, NcuError::Permission);
+        assert!(error.to_string().contains("NVreg_RestrictProfilingToAdminUsers=0"));
+        let said = "==ERROR== Failed to initialize the profiler: LibraryNotLoaded\n";
+        let error = judge(said, "", false).unwrap_err().to_string();
+        assert!(
+            error.contains("LibraryNotLoaded") && error.contains("virtual machines"),
+            "{error}"
+        );
+        let error = judge("", "cannot open cuda:7\n", false).unwrap_err().to_string();
+        assert_eq!(error, "ncu failed: cannot open cuda:7");
+        let said = "==ERROR== Failed to find metric x\n==ERROR== The application returned an error code (9).\n";
+        let error = judge(said, "", false).unwrap_err().to_string();
+        assert!(error.contains("Failed to find metric x; The application"), "{error}");
+        assert_eq!(judge("nothing\n", "", true), Ok(()));
+    }
+
+    #[test]
+    fn a_missing_tool_is_an_error_that_says_how_to_name_one() {
+        assert_eq!(Ncu::at(Path::new("/nowhere/ncu")), None);
+        let error = NcuError::Missing { tried: "ncu".into() }.to_string();
+        assert!(error.contains("FLASHCORE_NCU"), "{error}");
+    }
+}

@@ -1,0 +1,117 @@
+use super::*;
+
+/// Launches profiled on an H200 (driver 580.159, ncu 2025.3.1, 2026-11-22) with `--set full`, of which the columns that are
+/// read were kept: D64 full 8k, the mission, and the two kernels of a split decode.
+const H200: &str = include_str!("../../tests/data/ncu-h200.csv");
+
+#[test]
+fn a_raw_page_reads_as_profiles() {
+    let profiles = csv::read(H200).expect("a table");
+    let kernels: Vec<&str> = profiles.iter().map(|profile| profile.kernel.as_str()).collect();
+    assert_eq!(
+        kernels,
+        [
+            "wgmma_m192n128_s2_turns_bold_fp16_d64",
+            "mma_m32n128_w2x2_s5_b1_qreg_xor_lazy_fp16_d64",
+            "mma_m16n64_w1x4_s3_b2_qreg_xor_lazy_gqa_fp16_d128_split",
+            "combine_g1_fp16_d128"
+        ]
+    );
+    let long = &profiles[0];
+    assert_eq!(long.get("tensor"), Some(70.48));
+    assert_eq!(long.get("time_ns"), Some(1_722_240.0));
+    assert_eq!(long.get("registers"), Some(128.0));
+    assert_eq!(
+        (long.grid.as_str(), long.block.as_str()),
+        ("(132, 1, 1)", "(512, 1, 1)")
+    );
+    let all: f64 = long.stalls.values().sum();
+    assert!((all - 100.0).abs() < 1e-9, "{all}");
+    assert_eq!(long.waits()[0].0, "wait");
+    assert!(long.waits().iter().all(|(reason, _)| *reason != "selected"));
+    // Every counter is in the file: a metric that ncu renames is noticed here.
+    for counter in COUNTERS {
+        assert!(
+            profiles.iter().all(|profile| profile.get(counter.key).is_some()),
+            "{}",
+            counter.key
+        );
+    }
+}
+
+#[test]
+fn units_are_brought_to_base_and_quotes_are_undone() {
+    let text = "\"ID\",\"Kernel Name\",\"Grid Size\",\"Block Size\",\"gpu__time_duration.sum\",\"dram__bytes_read.sum\"\n\
+                \"\",\"\",\"\",\"\",\"us\",\"Mbyte\"\n\
+                \"0\",\"f<\"\"x\"\", 1>\",\"(1, 1, 1)\",\"(32, 1, 1)\",\"1,234.5\",\"2\"\n";
+    let profiles = csv::read(text).expect("a table");
+    assert_eq!(profiles[0].kernel, "f<\"x\", 1>");
+    assert_eq!(profiles[0].get("time_ns"), Some(1_234_500.0));
+    assert_eq!(profiles[0].get("dram_bytes"), Some(2e6));
+    assert_eq!(profiles[0].get("tensor"), None);
+}
+
+#[test]
+fn a_text_without_a_table_and_a_torn_row_are_refused() {
+    assert!(csv::read("hello\n").unwrap_err().contains("--page raw"));
+    let torn = "\"ID\",\"Kernel Name\"\n\"\",\"\"\n\"0\"\n";
+    assert!(csv::read(torn).unwrap_err().contains("row 1 has 1 columns"));
+}
+
+#[test]
+fn goals_apply_to_what_binds() {
+    let profiles = csv::read(H200).expect("a table");
+    let reached = |profile: &KernelProfile| -> Vec<(&str, Option<bool>)> {
+        let rows = verdicts(profile, &Goals::default());
+        rows.iter().map(|row| (row.key, row.reached)).collect()
+    };
+    assert_eq!(
+        reached(&profiles[0]),
+        [("sm_busy", Some(true)), ("tensor", Some(true)), ("dram", None)]
+    );
+    assert_eq!(reached(&profiles[1])[0], ("sm_busy", Some(false)));
+    // Decoding reads K and V once: device memory is what binds.
+    assert_eq!(
+        reached(&profiles[2]),
+        [("sm_busy", None), ("tensor", None), ("dram", Some(true))]
+    );
+    let strict = Goals {
+        sm: 71.0,
+        ..Goals::default()
+    };
+    assert_eq!(verdicts(&profiles[0], &strict)[0].reached, Some(false));
+}
+
+#[test]
+fn the_command_line_leaves_clocks_and_caches_alone() {
+    let arguments = arguments(std::path::Path::new("/tmp/p"), 3, 1);
+    assert!(arguments.contains(&"--clock-control=none".to_string()));
+    assert!(arguments.contains(&"--cache-control=none".to_string()));
+    assert!(arguments.contains(&"--launch-skip=3".to_string()));
+    assert!(
+        arguments
+            .iter()
+            .any(|argument| argument.starts_with("--metrics=") && argument.contains("sm__pipe_tensor"))
+    );
+}
+
+#[test]
+fn a_source_page_reads_as_lines_most_sampled_first() {
+    let text = "\"File Path\",\"crates/kernels/src/mma/warp.rs\"\n\"Function Name\",\"f\"\n\
+        \"Line No\",\"Source\",\"Address\",\"Source\",\"# Samples\",\"Instructions Executed\",\"L1 Wavefronts Shared Excessive\",\"L1 Wavefronts Shared\"\n\
+        \"10\",\"let a = b(\"\"c\"\");\",\"-\",\"-\",\"3\",\"1,024\",\"0\",\"2048\"\n\
+        \"\",\"\",\"0x10\",\"LDS R1, [R2]\",\"3\",\"1024\",\"0\",\"2048\"\n\
+        \"11\",\"d(a);\",\"-\",\"-\",\"7\",\"512\",\"64\",\"576\"\n";
+    let lines = csv::lines(text);
+    assert_eq!(lines.len(), 2);
+    assert_eq!(
+        (lines[0].line, lines[0].samples, lines[0].wavefronts_excess),
+        (11, 7.0, 64.0)
+    );
+    assert_eq!(lines[1].source, "let a = b(\"c\");");
+    assert_eq!(
+        (lines[1].file.as_str(), lines[1].instructions),
+        ("crates/kernels/src/mma/warp.rs", 1024.0)
+    );
+    assert!(csv::lines("no table").is_empty());
+}

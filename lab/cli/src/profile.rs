@@ -1,0 +1,375 @@
+//! `flashcore profile`: hardware counters of kernels, and what the cost model predicts of the same launches.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use flashcore::{Device, KernelId, Problem};
+use flashcore_bench::gpu::{GpuBed, PreparedPlan};
+use flashcore_bench::profile::{self, Goals, KernelProfile, Ncu, NcuError, Row, Verdict};
+use flashcore_bench::{DeviceIdentity, RunIdentity};
+use flashcore_check::cost::Prediction;
+use flashcore_cuda::{Function, ModuleOptions, Stream};
+use flashcore_kernels::Plan;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::args::{Card, ProblemArgs};
+use crate::failure::{Failure, Outcome};
+use crate::style::{self, BAD, DIM, GOOD, HEAD};
+use crate::{cost, kernels, machine, simulated};
+
+/// Read a kernel's hardware counters with Nsight Compute, beside what the cost model predicts
+///
+/// Runs each kernel once under `ncu`, with clocks and caches as they are: busy shares of the tensor cores, the
+/// exponential, FMA and ALU pipes, issue slots, shared memory, L2 and device memory, occupancy, registers,
+/// bank conflicts, and what warps wait for. The second column is the cost model's prediction of the same
+/// launch. Where there is no GPU or no ncu the predictions stand alone and the output says so. --from reads
+/// counters that were taken on another machine: `ncu --csv --page raw --set full PROGRAM > FILE.csv`.
+#[derive(Args)]
+#[command(after_help = "\
+Goals: SM >= 70 %, tensor cores >= 30 %; where device memory is busier than the SM, device memory >= 65 %
+
+Environment:
+  FLASHCORE_NCU   the ncu to use, in place of the one on PATH
+
+Exit codes: 0 profiled or predicted, 1 failed, 2 usage, 3 no such device or no permission")]
+pub(crate) struct ProfileArgs {
+    #[command(flatten)]
+    problem: ProblemArgs,
+    /// Kernels by id (`list levers` explains ids), in place of the one that would be chosen
+    #[arg(long, value_name = "IDS", value_delimiter = ',', help_heading = "How")]
+    kernel: Vec<String>,
+    /// best, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
+    device: String,
+    /// Card that the predictions are for (`list profiles`) [default: this machine's, else l4]
+    #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
+    profile: Option<Card>,
+    /// Counters that ncu printed as CSV elsewhere, in place of profiling here
+    #[arg(long, value_name = "FILE.csv", help_heading = "How", conflicts_with_all = ["kernel", "device"])]
+    from: Option<PathBuf>,
+    /// Least busy share of the SM, per cent
+    #[arg(long, value_name = "PERCENT", default_value_t = Goals::default().sm, help_heading = "Goals")]
+    goal_sm: f64,
+    /// Least busy share of device memory where it binds, per cent
+    #[arg(long, value_name = "PERCENT", default_value_t = Goals::default().dram, help_heading = "Goals")]
+    goal_dram: f64,
+    /// Least busy share of the tensor cores, per cent
+    #[arg(long, value_name = "PERCENT", default_value_t = Goals::default().tensor, help_heading = "Goals")]
+    goal_tensor: f64,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    /// A `Launch` as JSON, to be launched and nothing else: what runs under ncu
+    #[arg(long, hide = true)]
+    launch: Option<String>,
+}
+
+/// Rust lines that are shown of a kernel.
+const LINES: usize = 5;
+
+/// What runs under ncu.
+#[derive(Serialize, Deserialize)]
+struct Launch {
+    problem: Problem,
+    kernel: String,
+    device: String,
+}
+
+/// Launches before the one that is profiled: the first loads code, the others warm caches.
+const WARM_UP: usize = 3;
+
+/// What is known of one kernel of a plan.
+struct Profiled {
+    /// The config's id, or the kernel's name in a foreign profile.
+    label: String,
+    counters: Option<KernelProfile>,
+    prediction: Option<Prediction>,
+}
+
+pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
+    let goals = Goals {
+        sm: args.goal_sm,
+        dram: args.goal_dram,
+        tensor: args.goal_tensor,
+    };
+    for (flag, goal) in [
+        ("--goal-sm", goals.sm),
+        ("--goal-dram", goals.dram),
+        ("--goal-tensor", goals.tensor),
+    ] {
+        if !(0.0..=100.0).contains(&goal) {
+            return Err(Failure::usage(format!(
+                "{flag} {goal} is not a share: give per cent from 0 to 100"
+            )));
+        }
+    }
+    if let Some(file) = &args.from {
+        let profiled = read(file)?;
+        show(
+            args,
+            &profiled,
+            &goals,
+            &format!("counters of {}", file.display()),
+            None,
+        );
+        return Ok(Outcome::Clean);
+    }
+    if let Some(text) = &args.launch {
+        return launch(&serde_json::from_str(text)?);
+    }
+    let problem = args.problem.problem()?;
+    let device = machine::device(&args.device)?;
+    let (card, chosen) = plans(args, &problem, &device)?;
+    let mut profiled = Vec::new();
+    let mut missing = match &device {
+        Device::Cpu => Some("no GPU".to_string()),
+        Device::Cuda(_) => None,
+    };
+    let ncu = match missing {
+        Some(_) => None,
+        None => Ncu::find().map_err(|error| missing = Some(error.to_string())).ok(),
+    };
+    for plan in &chosen {
+        let registers: Vec<Option<u32>> = plan.steps().map(|_| None).collect();
+        let prediction = cost::predict(plan, card, &registers, cost::kept_rates(card).as_ref()).ok();
+        let label = plan.config.to_string();
+        let Some(ncu) = &ncu else {
+            profiled.push(Profiled {
+                label,
+                counters: None,
+                prediction,
+            });
+            continue;
+        };
+        let _spinner = style::spinner(&format!("ncu profiles {label}"));
+        let launch = Launch {
+            problem: problem.clone(),
+            kernel: label.clone(),
+            device: args.device.clone(),
+        };
+        let mut launches = counters(ncu, &launch, plan.steps().count())?.into_iter();
+        // The prediction is of the whole plan; of several kernels the first does the work.
+        profiled.push(Profiled {
+            label: label.clone(),
+            counters: launches.next(),
+            prediction,
+        });
+        profiled.extend(launches.map(|counters| Profiled {
+            label: format!("{label}: {}", counters.kernel),
+            counters: Some(counters),
+            prediction: None,
+        }));
+    }
+    let source = match (&ncu, &missing) {
+        (Some(ncu), _) => format!("counters by ncu {}, one launch, caches warm", ncu.version),
+        (None, why) => format!("predicted only ({})", why.as_deref().unwrap_or("no counters")),
+    };
+    let identity = match &device {
+        Device::Cuda(context) => Some(RunIdentity::now(DeviceIdentity::cuda(context.info()))),
+        Device::Cpu => None,
+    };
+    show(
+        args,
+        &profiled,
+        &goals,
+        &format!("{problem} on {}\n{source}", card.title()),
+        identity,
+    );
+    Ok(Outcome::Clean)
+}
+
+/// The card to predict for and the plans to profile on it.
+fn plans(args: &ProfileArgs, problem: &Problem, device: &Device) -> Result<(Card, Vec<Plan>), Failure> {
+    if let (Device::Cuda(_), Some(card)) = (device, args.profile) {
+        return Err(Failure::usage(format!(
+            "--profile {} is for predictions without a GPU; counters are of the card that is here",
+            card.name()
+        )));
+    }
+    let card = args.profile.unwrap_or_else(Card::default);
+    let ids: Vec<Option<String>> = match kernels::ids(&args.kernel)? {
+        ids if ids.is_empty() => vec![None],
+        ids => ids.into_iter().map(Some).collect(),
+    };
+    let plan = |id: &Option<String>| {
+        let config = id.as_deref().map(kernels::gpu).transpose()?;
+        Ok(simulated::plan(problem, card, config)?.plan)
+    };
+    Ok((card, ids.iter().map(plan).collect::<Result<_, Failure>>()?))
+}
+
+/// Runs this program under ncu, to launch a plan of so many kernels.
+fn counters(ncu: &Ncu, launch: &Launch, steps: usize) -> Result<Vec<KernelProfile>, Failure> {
+    let myself = std::env::current_exe().map_err(Failure::failed)?;
+    let text = serde_json::to_string(launch)?;
+    let program = [
+        myself.as_os_str(),
+        "profile".as_ref(),
+        "--launch".as_ref(),
+        text.as_ref(),
+    ];
+    ncu.profile(WARM_UP * steps, steps, &program).map_err(|error| {
+        let failure = match &error {
+            NcuError::Failed { .. } => Failure::failed(&error),
+            _ => Failure::environment(&error),
+        };
+        failure.help("without counters: `flashcore explain` predicts, --from FILE.csv reads a profile made elsewhere")
+    })
+}
+
+/// Launches a plan a few times on random inputs.
+fn launch(launch: &Launch) -> Result<Outcome, Failure> {
+    let (Device::Cuda(context), KernelId::Gpu(config)) = (&machine::device(&launch.device)?, launch.kernel.parse()?)
+    else {
+        return Err(Failure::usage("--launch takes a GPU kernel and a CUDA device"));
+    };
+    let stream = Stream::new(context)?;
+    let plan = Plan::new(&launch.problem, &config, context.info().chip()).map_err(Failure::failed)?;
+    let bed = GpuBed::blind(&stream, &launch.problem, plan.workspace_bytes()).map_err(Failure::failed)?;
+    let options = ModuleOptions {
+        line_info: true,
+        ..ModuleOptions::default()
+    };
+    let load = |step: &flashcore_kernels::Step| Function::load(context, &step.kernel, &options);
+    let functions = plan.steps().map(load).collect::<Result<Vec<_>, _>>()?;
+    let prepared = PreparedPlan::new(&plan, &functions, &bed.tensors(0)).map_err(Failure::failed)?;
+    for _ in 0..=WARM_UP {
+        prepared.enqueue(&stream)?;
+    }
+    stream.synchronize()?;
+    Ok(Outcome::Clean)
+}
+
+/// Counters of a file.
+fn read(file: &Path) -> Result<Vec<Profiled>, Failure> {
+    let failed = |reason: &dyn std::fmt::Display| Failure::usage(format!("{}: {reason}", file.display()));
+    let bytes = std::fs::read(file).map_err(|error| failed(&error))?;
+    let profiles = profile::csv::read(&String::from_utf8_lossy(&bytes)).map_err(|reason| failed(&reason))?;
+    let profiled = |counters: KernelProfile| Profiled {
+        label: counters.kernel.clone(),
+        counters: Some(counters),
+        prediction: None,
+    };
+    Ok(profiles.into_iter().map(profiled).collect())
+}
+
+fn show(args: &ProfileArgs, profiled: &[Profiled], goals: &Goals, title: &str, identity: Option<RunIdentity>) {
+    if args.json {
+        let kernels: Vec<Value> = profiled.iter().map(|kernel| kernel.json(goals)).collect();
+        style::print_json(&json!({ "title": title, "run": identity, "goals": goals, "kernels": kernels }));
+        return;
+    }
+    let mut text = format!("{HEAD}{title}{HEAD:#}\n");
+    for kernel in profiled {
+        text.push('\n');
+        text.push_str(&kernel.text(goals));
+    }
+    style::print(&text);
+}
+
+impl Profiled {
+    fn rows(&self) -> Vec<Row> {
+        profile::rows(self.counters.as_ref(), self.prediction.as_ref())
+    }
+
+    fn verdicts(&self, goals: &Goals) -> Vec<Verdict> {
+        self.counters
+            .as_ref()
+            .map_or_else(Vec::new, |counters| profile::verdicts(counters, goals))
+    }
+
+    fn json(&self, goals: &Goals) -> Value {
+        json!({
+            "kernel": self.label,
+            "rows": self.rows(),
+            "verdicts": self.verdicts(goals),
+            "counters": self.counters,
+            "prediction": self.prediction,
+        })
+    }
+
+    fn text(&self, goals: &Goals) -> String {
+        let mut text = format!("{HEAD}{}{HEAD:#}\n", self.label);
+        let time = |us: Option<f64>| us.map_or("-".to_string(), style::micros);
+        let measured = self
+            .counters
+            .as_ref()
+            .and_then(|counters| counters.get("time_ns"))
+            .map(|ns| ns / 1e3);
+        let predicted = self.prediction.as_ref().map(|prediction| prediction.micros);
+        text.push_str(&format!(
+            "  {DIM}{:<24}{:>12}{:>12}{DIM:#}\n",
+            "busy, % of the time", "measured", "predicted"
+        ));
+        for row in self.rows() {
+            let share = |share: Option<f64>| share.map_or("-".to_string(), |share| format!("{share:.1}"));
+            let verdict = self.verdicts(goals).into_iter().find(|verdict| verdict.key == row.key);
+            let goal = match verdict.and_then(|verdict| Some((verdict.goal, verdict.reached?))) {
+                None => String::new(),
+                Some((goal, true)) => format!("   {GOOD}goal {goal:.0} reached{GOOD:#}"),
+                Some((goal, false)) => format!("   {BAD}below the goal of {goal:.0}{BAD:#}"),
+            };
+            text.push_str(&format!(
+                "  {:<24}{:>12}{:>12}{goal}\n",
+                row.title,
+                share(row.measured),
+                share(row.predicted)
+            ));
+        }
+        text.push_str(&format!(
+            "  {:<24}{:>12}{:>12}\n",
+            "time",
+            time(measured),
+            time(predicted)
+        ));
+        let Some(counters) = &self.counters else { return text };
+        let whole = |key: &str| {
+            counters
+                .get(key)
+                .map_or("-".to_string(), |value| style::whole(value as u64))
+        };
+        text.push_str(&style::field(
+            "launch",
+            &format!(
+                "grid {}, block {}, {} registers a thread, {} B of dynamic shared memory a block",
+                counters.grid,
+                counters.block,
+                whole("registers"),
+                whole("shared_bytes")
+            ),
+        ));
+        text.push_str(&style::field(
+            "conflicts",
+            &format!(
+                "{} of {} shared-memory wavefronts",
+                whole("wavefronts_excess"),
+                whole("wavefronts")
+            ),
+        ));
+        let waits: Vec<String> = counters
+            .waits()
+            .iter()
+            .take(5)
+            .map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")))
+            .collect();
+        text.push_str(&style::field("waits", &waits.join(", ")));
+        let samples: f64 = counters.lines.iter().map(|line| line.samples).sum();
+        for (place, line) in counters.lines.iter().take(LINES).enumerate() {
+            let conflicts = match line.wavefronts_excess {
+                0.0 => String::new(),
+                excess => format!(", {} wavefronts by bank conflicts", style::whole(excess as u64)),
+            };
+            let at = format!(
+                "{:.0} % of samples, {} instructions{conflicts}: {}:{}  {}",
+                100.0 * line.samples / samples.max(1.0),
+                style::whole(line.instructions as u64),
+                line.file,
+                line.line,
+                line.source.trim()
+            );
+            text.push_str(&style::field(if place == 0 { "lines" } else { "" }, &at));
+        }
+        text
+    }
+}
