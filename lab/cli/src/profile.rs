@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore::{Device, KernelId, Problem};
-use flashcore_bench::gpu::{GpuBed, PreparedPlan};
-use flashcore_bench::profile::{self, Goals, KernelProfile, Ncu, NcuError, Row, Verdict};
+use flashcore::{Device, InputKind, Inputs, KernelId, Problem};
+use flashcore_bench::gpu::{PreparedPlan, TensorSet};
+use flashcore_bench::profile::{self, Goals, KernelProfile, LineProfile, Ncu, NcuError, Row, Verdict};
 use flashcore_bench::{DeviceIdentity, RunIdentity};
 use flashcore_check::cost::Prediction;
 use flashcore_cuda::{Function, ModuleOptions, Stream};
@@ -64,6 +64,9 @@ pub(crate) struct ProfileArgs {
     #[arg(long, hide = true)]
     launch: Option<String>,
 }
+
+/// Of the inputs that are profiled.
+const SEED: u64 = 1;
 
 /// Rust lines that are shown of a kernel.
 const LINES: usize = 5;
@@ -226,14 +229,15 @@ fn launch(launch: &Launch) -> Result<Outcome, Failure> {
     };
     let stream = Stream::new(context)?;
     let plan = Plan::new(&launch.problem, &config, context.info().chip()).map_err(Failure::failed)?;
-    let bed = GpuBed::blind(&stream, &launch.problem, plan.workspace_bytes()).map_err(Failure::failed)?;
+    let tensors = TensorSet::new(&stream, &launch.problem, plan.workspace_bytes()).map_err(Failure::failed)?;
+    tensors.upload(&stream, &Inputs::generate(&launch.problem, InputKind::Normal, SEED))?;
     let options = ModuleOptions {
         line_info: true,
         ..ModuleOptions::default()
     };
     let load = |step: &flashcore_kernels::Step| Function::load(context, &step.kernel, &options);
     let functions = plan.steps().map(load).collect::<Result<Vec<_>, _>>()?;
-    let prepared = PreparedPlan::new(&plan, &functions, &bed.tensors(0)).map_err(Failure::failed)?;
+    let prepared = PreparedPlan::new(&plan, &functions, &tensors.tensors()).map_err(Failure::failed)?;
     for _ in 0..=WARM_UP {
         prepared.enqueue(&stream)?;
     }
@@ -354,22 +358,33 @@ impl Profiled {
             .map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")))
             .collect();
         text.push_str(&style::field("waits", &waits.join(", ")));
-        let samples: f64 = counters.lines.iter().map(|line| line.samples).sum();
-        for (place, line) in counters.lines.iter().take(LINES).enumerate() {
-            let conflicts = match line.wavefronts_excess {
-                0.0 => String::new(),
-                excess => format!(", {} wavefronts by bank conflicts", style::whole(excess as u64)),
-            };
-            let at = format!(
-                "{:.0} % of samples, {} instructions{conflicts}: {}:{}  {}",
-                100.0 * line.samples / samples.max(1.0),
-                style::whole(line.instructions as u64),
-                line.file,
-                line.line,
-                line.source.trim()
-            );
-            text.push_str(&style::field(if place == 0 { "lines" } else { "" }, &at));
-        }
+        text.push_str(&lines(&counters.lines));
         text
     }
+}
+
+/// The lines at which warps were sampled most, one a row: share of the samples, instructions, place, source.
+fn lines(lines: &[LineProfile]) -> String {
+    let samples: f64 = lines.iter().map(|line| line.samples).sum();
+    let mut text = String::new();
+    if samples > 0.0 {
+        text.push_str(&format!("  {DIM}{:>9}{:>15}  line{DIM:#}\n", "samples", "instructions"));
+    }
+    for line in lines.iter().take(LINES).filter(|line| line.samples > 0.0) {
+        let conflicts = match line.wavefronts_excess {
+            0.0 => String::new(),
+            excess => format!(" ({} wavefronts by bank conflicts)", style::whole(excess as u64)),
+        };
+        let row = format!(
+            "  {:>7.0} %{:>15}  {}:{}{conflicts}  {}",
+            100.0 * line.samples / samples,
+            style::whole(line.instructions as u64),
+            line.file,
+            line.line,
+            line.source.trim()
+        );
+        text.extend(row.chars().take(style::width()));
+        text.push('\n');
+    }
+    text
 }

@@ -8,6 +8,7 @@ mod docs;
 mod measured;
 mod output;
 mod problem_files;
+mod profile;
 mod repository;
 mod revision;
 mod tune;

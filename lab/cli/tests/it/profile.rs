@@ -1,0 +1,62 @@
+//! `flashcore profile` where there is no GPU: predictions, counters of another machine, refusals.
+
+use crate::common::json::json;
+use crate::common::{assert_fits, flashcore, words};
+
+/// Launches profiled on an H200; `lab/bench` tests how they are read.
+const FROM: &str = "../bench/tests/data/ncu-h200.csv";
+
+fn from() -> String {
+    format!("{}/{FROM}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn without_a_gpu_predictions_stand_alone_and_say_so() {
+    let line = "profile mission --device cpu --profile h200";
+    let found = json(&format!("{line} --json"));
+    let kernel = &found["kernels"][0];
+    assert_eq!(kernel["kernel"], "mma/m32n128-w2x2-s5-b1-qreg-xor-lazy");
+    assert!(kernel["counters"].is_null() && kernel["verdicts"].as_array().is_some_and(Vec::is_empty));
+    let rows = kernel["rows"].as_array().expect("rows");
+    assert!(
+        rows.iter()
+            .any(|row| row["key"] == "tensor" && row["predicted"].as_f64() > Some(1.0))
+    );
+    assert!(rows.iter().all(|row| row["measured"].is_null()), "{rows:?}");
+    let text = flashcore(line).stdout;
+    assert!(words(&text).contains("predicted only (no GPU)"), "{text}");
+    assert_fits(line, &text);
+}
+
+#[test]
+fn counters_of_another_machine_are_read_and_judged() {
+    let line = format!("profile --from {}", from());
+    let found = json(&format!("{line} --json --goal-tensor 71"));
+    let kernels = found["kernels"].as_array().expect("kernels");
+    assert_eq!(kernels.len(), 4);
+    assert_eq!(kernels[0]["counters"]["counters"]["tensor"], 70.48);
+    let tensor = kernels[0]["verdicts"].as_array().expect("verdicts").iter();
+    let reached: Vec<_> = tensor.map(|verdict| verdict["reached"].as_bool()).collect();
+    assert_eq!(reached, [Some(true), Some(false), None]);
+    let text = flashcore(&line).stdout;
+    assert!(
+        text.contains("goal 70 reached") && text.contains("below the goal of 30"),
+        "{text}"
+    );
+    assert_fits(&line, &text);
+}
+
+#[test]
+fn goals_and_files_that_make_no_sense_are_refused() {
+    for (line, says) in [
+        ("profile --goal-sm 170", "give per cent from 0 to 100"),
+        ("profile --from /nowhere.csv", "/nowhere.csv"),
+        ("profile --kernel mma/m1", "mma/m1"),
+    ] {
+        let ran = flashcore(line);
+        assert!(ran.code == 2 && ran.words().contains(says), "{line}\n{}", ran.words());
+    }
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let ran = flashcore(&format!("profile --from {}", file.path().display()));
+    assert!(ran.code == 2 && ran.words().contains("--page raw"), "{}", ran.words());
+}
