@@ -1,14 +1,13 @@
-//! Watching values: what any lane has at any line, and where numbers stop being numbers.
+//! Shows the values of any lane at any line, and the first NaN or infinity.
 //!
-//! A kernel is a value, so watching is another kernel with traces after the instructions of interest; the simulator
-//! shows them, and nothing else changes.
+//! The kernel is copied with traces after the selected instructions, and the copy is simulated.
 
 use std::sync::Arc;
 
 use flashcore_ir::inst::{BinOp, Cvt, MmaAcc, StoreSource};
 use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass, ScalarType, SiteId, SourceLine};
 use flashcore_kernels::{Plan, StopAfter};
-use flashcore_sim::TraceRecord;
+use flashcore_sim::{Nonfinite, TraceRecord, nonfinite};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -16,18 +15,18 @@ use crate::check::{CheckError, CheckOptions, observe};
 use crate::gate::Gate;
 use crate::source;
 
-/// Which values to show.
+/// Selects values to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watch {
-    /// End of the file's path; any file where there is none.
+    /// End of the file's path; `None` for any file.
     pub file: Option<String>,
     /// The line: the kernel's own, or one within a verb.
     pub line: u32,
-    /// Part of a variable's name or of an instruction's; all values where there is none.
+    /// Part of the name of a variable or an instruction; `None` for all values.
     pub value: Option<String>,
 }
 
-/// What is wrong with `[FILE:]LINE[:VALUE]`.
+/// A text that is not `[FILE:]LINE[:VALUE]`.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("`{0}` names no line; write [FILE:]LINE[:VALUE], e.g. 120, warp.rs:120 or warp.rs:120:ex2")]
 pub struct NoLine(String);
@@ -71,54 +70,31 @@ impl Watch {
     }
 }
 
-/// A value that is watched.
+/// A traced value.
 #[derive(Clone, Debug, PartialEq)]
 struct Watched {
-    /// What it is called: the instruction, and the variable where it has a name.
+    /// The instruction, and the name of the variable if it has one.
     what: String,
     site: SiteId,
     ty: ScalarType,
 }
 
-/// A kernel that traces the values of a line, and how many there are.
-fn watching(kernel: &Kernel, watch: &Watch) -> (Kernel, usize) {
-    instrumented(kernel, &|inst, site| {
-        let at_line = kernel.backtrace(site).iter().any(|(line, _)| watch.is_at(*line));
-        if !at_line {
-            return Vec::new();
-        }
-        let values = written_or_read(inst).into_iter();
-        let named = values.map(|reg| (reg, called(kernel, inst, reg)));
-        named
-            .filter(|(_, what)| watch.names(what))
-            .map(|(reg, what)| (reg, what, ScalarType::B64))
-            .collect()
-    })
-    .into_counted()
-}
-
-/// What an instruction and a register of it are called.
+/// The name of an instruction and one of its registers.
 fn called(kernel: &Kernel, inst: &Inst, reg: Reg) -> String {
-    let op = flashcore_ir::ptx::mnemonic(inst);
-    let number = format!("{}{}", register_prefix(reg.class), reg.index);
-    match kernel.reg_name(reg) {
-        Some(name) => format!("{op} {number} ({name})"),
-        None => format!("{op} {number}"),
-    }
-}
-
-fn register_prefix(class: RegClass) -> &'static str {
-    match class {
+    let prefix = match reg.class {
         RegClass::Pred => "%p",
         RegClass::B16 => "%h",
         RegClass::B32 => "%r",
         RegClass::B64 => "%rd",
         RegClass::F32 => "%f",
-    }
+    };
+    let name = kernel.reg_name(reg).map_or(String::new(), |name| format!(" ({name})"));
+    format!("{} {prefix}{}{name}", flashcore_ir::ptx::mnemonic(inst), reg.index)
 }
 
-/// The registers that an instruction writes, or where it writes none those that it reads. None of an asynchronous
-/// product, whose registers nobody may touch yet; 16-bit registers cannot be traced.
+/// The registers that an instruction writes, or those it reads if it writes none. None for
+/// asynchronous products, whose registers must not be touched yet. 16-bit registers cannot be
+/// traced.
 fn written_or_read(inst: &Inst) -> Vec<Reg> {
     if matches!(inst, Inst::Wgmma(_) | Inst::Trace { .. }) {
         return Vec::new();
@@ -132,42 +108,31 @@ fn written_or_read(inst: &Inst) -> Vec<Reg> {
         .collect()
 }
 
-/// A kernel with traces in it.
-struct Instrumented {
-    kernel: Kernel,
-    watched: Vec<Watched>,
-}
+/// Selects the registers to trace after an instruction, with their types.
+type Choose<'a> = dyn Fn(&Inst, SiteId) -> Vec<(Reg, ScalarType)> + 'a;
 
-impl Instrumented {
-    fn into_counted(self) -> (Kernel, usize) {
-        (self.kernel, self.watched.len())
-    }
-}
-
-/// What to trace after an instruction: registers, what to call them, their types.
-type Choose<'a> = dyn Fn(&Inst, SiteId) -> Vec<(Reg, String, ScalarType)> + 'a;
-
-fn instrumented(kernel: &Kernel, choose: &Choose<'_>) -> Instrumented {
-    let first = kernel.traces().len() as u32;
+/// A kernel with traces, and the traced values.
+fn instrumented(kernel: &Kernel, choose: &Choose<'_>) -> (Kernel, Vec<Watched>) {
     let mut watched = Vec::new();
-    let body = with_traces(kernel.body(), choose, first, &mut watched);
+    let body = with_traces(kernel, kernel.body(), choose, &mut watched);
     let labels: Vec<String> = watched.iter().map(|watched: &Watched| watched.what.clone()).collect();
-    Instrumented {
-        kernel: kernel.with_traces(body, labels),
-        watched,
-    }
+    (kernel.with_traces(body, labels), watched)
 }
 
-fn with_traces(nodes: &[Node], choose: &Choose<'_>, first: u32, watched: &mut Vec<Watched>) -> Vec<Node> {
+fn with_traces(kernel: &Kernel, nodes: &[Node], choose: &Choose<'_>, watched: &mut Vec<Watched>) -> Vec<Node> {
     let mut out = Vec::with_capacity(nodes.len());
     for node in nodes {
         match node {
             Node::Inst { inst, site } => {
                 out.push(node.clone());
-                for (reg, what, ty) in choose(inst, *site) {
-                    let label = first + watched.len() as u32;
-                    watched.push(Watched { what, site: *site, ty });
-                    let inst = Inst::Trace { label, src: reg };
+                for (src, ty) in choose(inst, *site) {
+                    let label = (kernel.traces().len() + watched.len()) as u32;
+                    watched.push(Watched {
+                        what: called(kernel, inst, src),
+                        site: *site,
+                        ty,
+                    });
+                    let inst = Inst::Trace { label, src };
                     out.push(Node::Inst { inst, site: *site });
                 }
             }
@@ -178,12 +143,12 @@ fn with_traces(nodes: &[Node], choose: &Choose<'_>, first: u32, watched: &mut Ve
                 site,
             } => out.push(Node::If {
                 condition: *condition,
-                then: with_traces(then, choose, first, watched),
-                otherwise: with_traces(otherwise, choose, first, watched),
+                then: with_traces(kernel, then, choose, watched),
+                otherwise: with_traces(kernel, otherwise, choose, watched),
                 site: *site,
             }),
             Node::Loop { body, site } => out.push(Node::Loop {
-                body: with_traces(body, choose, first, watched),
+                body: with_traces(kernel, body, choose, watched),
                 site: *site,
             }),
             Node::BreakIf { .. } => out.push(node.clone()),
@@ -192,10 +157,11 @@ fn with_traces(nodes: &[Node], choose: &Choose<'_>, first: u32, watched: &mut Ve
     out
 }
 
-/// The values of a line, of one warp of one block, in the order in which they came.
+/// The values at a line in one warp of one block, in order of execution. `None` if nothing is at
+/// the line.
 ///
 /// # Errors
-/// Where the plan cannot be simulated.
+/// The plan cannot be simulated.
 ///
 /// ```
 /// use flashcore_check::CheckOptions;
@@ -217,9 +183,15 @@ pub fn trace_line(
     let mut watching_plan = plan.clone();
     let mut count = 0;
     for step in watching_plan.steps_mut() {
-        let (kernel, values) = watching(&step.kernel, watch);
-        step.kernel = Arc::new(kernel);
-        count += values;
+        let kernel = step.kernel.clone();
+        let (traced, watched) = instrumented(&kernel, &|inst, site| {
+            let at_line = kernel.backtrace(site).iter().any(|(line, _)| watch.is_at(*line));
+            let mut regs = if at_line { written_or_read(inst) } else { Vec::new() };
+            regs.retain(|&reg| watch.names(&called(&kernel, inst, reg)));
+            regs.into_iter().map(|reg| (reg, ScalarType::B64)).collect()
+        });
+        step.kernel = Arc::new(traced);
+        count += watched.len();
     }
     if count == 0 {
         return Ok(None);
@@ -233,7 +205,7 @@ pub fn trace_line(
     Ok(Some(traces.concat()))
 }
 
-/// The first value that is no number any more, or that is infinite where no mask is.
+/// The first NaN, or the first infinity that no mask made.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FirstNonfinite {
     /// `NaN` or `infinity`.
@@ -242,22 +214,22 @@ pub struct FirstNonfinite {
     pub instruction: String,
     /// The kernel's line, as `file:line`.
     pub at: String,
-    /// The line itself, where it is at hand.
+    /// The source line, if the file is found.
     pub source: Option<String>,
-    /// Who had it.
+    /// The block.
     pub block: [u32; 3],
     /// Warp of the block.
     pub warp: u32,
-    /// The first lane of it.
+    /// The first such lane.
     pub lane: u32,
 }
 
-/// What the numbers of a stage look like.
+/// Numerics of a stage.
 #[derive(Clone, Debug, Serialize)]
 pub struct StageNumerics {
     /// `scores`, `probabilities` or `output`.
     pub stage: &'static str,
-    /// Against float64.
+    /// Comparison with float64.
     pub gate: Gate,
     /// The first NaN, if there is one.
     pub first_nan: Option<FirstNonfinite>,
@@ -265,15 +237,15 @@ pub struct StageNumerics {
     pub first_infinity: Option<FirstNonfinite>,
 }
 
-/// Each stage of a plan: its largest error, and where its numbers stop being numbers. The stages before the output
-/// are those of builds that stop after them.
+/// The largest error and the first NaN and infinity of each stage of a plan. Stages before the
+/// output are computed by builds that stop after them.
 ///
 /// # Errors
-/// Where a stage cannot be built or simulated.
+/// A stage cannot be simulated.
 pub fn numerics(plan: &Plan, options: &CheckOptions) -> Result<Vec<StageNumerics>, CheckError> {
     let mut stages = Vec::new();
     for stop in StopAfter::ALL {
-        // A family that cannot stop there has no such stage to show.
+        // A family that cannot stop there has no such stage.
         if let Ok(stopped) = Plan::with_stage(&plan.problem, &plan.config, plan.target, stop) {
             stages.push(stage(stop.name(), &stopped, options)?);
         }
@@ -287,20 +259,17 @@ fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<Stag
     let mut by_step = Vec::new();
     for step in watching_plan.steps_mut() {
         let kernel = step.kernel.clone();
-        let instrumented = instrumented(&kernel, &|inst, _| {
-            let Some(ty) = float_result(inst) else {
-                return Vec::new();
-            };
-            let values = written_or_read(inst).into_iter();
-            values.map(|reg| (reg, called(&kernel, inst, reg), ty)).collect()
+        let (traced, watched) = instrumented(&kernel, &|inst, _| match float_result(inst) {
+            Some(ty) => written_or_read(inst).into_iter().map(|reg| (reg, ty)).collect(),
+            None => Vec::new(),
         });
-        step.kernel = Arc::new(instrumented.kernel);
-        by_step.push((kernel, instrumented.watched));
+        step.kernel = Arc::new(traced);
+        by_step.push((kernel, watched));
     }
     let types: Vec<Vec<ScalarType>> = by_step
         .iter()
         .map(|(kernel, watched)| {
-            // The kernel's own traces come first, and are not asked for.
+            // The kernel's own traces come first and are not shown.
             let own = kernel.traces().iter().map(|_| ScalarType::Pred);
             own.chain(watched.iter().map(|watched| watched.ty)).collect()
         })
@@ -317,18 +286,23 @@ fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<Stag
             let Some(watched) = (record.index as usize).checked_sub(own).and_then(|at| watched.get(at)) else {
                 continue;
             };
-            let (lane, is_nan) = culprit(&record, watched.ty);
-            let first = if is_nan { &mut first_nan } else { &mut first_infinity };
+            let there = (0..32).filter(|lane| record.lanes >> lane & 1 != 0);
+            let mut nonfinite = there.filter_map(|lane| Some((lane, nonfinite(watched.ty, record.bits[lane])?)));
+            let Some((lane, what)) = nonfinite.next() else { continue };
+            let (first, what) = match what {
+                Nonfinite::Nan => (&mut first_nan, "NaN"),
+                Nonfinite::Infinity => (&mut first_infinity, "infinity"),
+            };
             if first.is_none() {
                 let line = kernel.kernel_line(watched.site);
                 *first = Some(FirstNonfinite {
-                    what: if is_nan { "NaN" } else { "infinity" },
+                    what,
                     instruction: watched.what.clone(),
                     at: line.to_string(),
                     source: source::quote(line.file, line.line),
                     block: record.block,
                     warp: record.warp,
-                    lane,
+                    lane: lane as u32,
                 });
             }
         }
@@ -341,49 +315,79 @@ fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<Stag
     })
 }
 
-/// The first lane whose value is out of the ordinary, and whether it is a NaN.
-fn culprit(record: &TraceRecord, ty: ScalarType) -> (u32, bool) {
-    let there =
-        |lane: &u32| record.lanes >> lane & 1 != 0 && flashcore_sim::is_nonfinite(ty, record.bits[*lane as usize]);
-    let lane = (0..32).find(there).unwrap_or(0);
-    let bits = record.bits[lane as usize];
-    let half_is_nan = |bits: u64, exponent: u64, mantissa: u64| bits & exponent == exponent && bits & mantissa != 0;
-    let either =
-        |exponent, mantissa| half_is_nan(bits, exponent, mantissa) || half_is_nan(bits >> 16, exponent, mantissa);
-    let is_nan = match ty {
-        ScalarType::F32 => f32::from_bits(bits as u32).is_nan(),
-        ScalarType::F16 => half_is_nan(bits, 0x7c00, 0x03ff),
-        ScalarType::BF16 => half_is_nan(bits, 0x7f80, 0x007f),
-        ScalarType::F16x2 => either(0x7c00, 0x03ff),
-        ScalarType::BF16x2 => either(0x7f80, 0x007f),
-        _ => false,
-    };
-    (lane, is_nan)
-}
-
-/// The type of an instruction's result, where it computes floats or brings them from memory; moves and selections
-/// make none.
+/// The type of an instruction's result if it computes floats or moves them from or to memory.
 fn float_result(inst: &Inst) -> Option<ScalarType> {
     let float = |ty: ScalarType| {
         let is_float = matches!(ty, ScalarType::F32 | ScalarType::F16x2 | ScalarType::BF16x2);
         is_float.then_some(ty)
     };
+    let in_f32 = |class: RegClass| (class == RegClass::F32).then_some(ScalarType::F32);
     match inst {
-        Inst::Bin { op, ty, .. } if !matches!(op, BinOp::And | BinOp::Or | BinOp::Xor) => float(*ty),
-        Inst::Un { ty, .. } | Inst::Fma { ty, .. } | Inst::CvtPack { ty, .. } => float(*ty),
-        Inst::Cvt {
-            op: Cvt::F32FromF16 | Cvt::F32FromU32 | Cvt::F32FromS32,
+        Inst::Bin {
+            op: BinOp::And | BinOp::Or | BinOp::Xor,
             ..
-        } => Some(ScalarType::F32),
+        } => None,
+        Inst::Bin { ty, .. } | Inst::Un { ty, .. } | Inst::Fma { ty, .. } | Inst::CvtPack { ty, .. } => float(*ty),
+        Inst::Cvt { op, dst, .. } => match op {
+            Cvt::F32FromF16 | Cvt::F32FromU32 | Cvt::F32FromS32 => in_f32(dst.class),
+            Cvt::F16FromF32
+            | Cvt::BF16FromF32
+            | Cvt::F16x2FromE4M3x2
+            | Cvt::S32FromF32
+            | Cvt::U32FromF32
+            | Cvt::U64FromU32
+            | Cvt::S64FromS32
+            | Cvt::U32FromU64 => None,
+        },
         Inst::Mma { acc, .. } => Some(match acc {
             MmaAcc::F32 => ScalarType::F32,
             MmaAcc::F16 => ScalarType::F16x2,
         }),
-        Inst::Ld { dst, .. } if dst.class == RegClass::F32 => Some(ScalarType::F32),
-        Inst::St {
-            src: StoreSource::Regs(reg),
+        Inst::Ld { dst, .. }
+        | Inst::St {
+            src: StoreSource::Regs(dst),
             ..
-        } if reg.class == RegClass::F32 => Some(ScalarType::F32),
-        _ => None,
+        } => in_f32(dst.class),
+        // These move, select or exchange values, or compute no floats.
+        Inst::Mov { .. }
+        | Inst::MadWide { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::Lop3 { .. }
+        | Inst::Prmt { .. }
+        | Inst::Setp { .. }
+        | Inst::Selp { .. }
+        | Inst::Special { .. }
+        | Inst::Param { .. }
+        | Inst::SharedBase { .. }
+        | Inst::St {
+            src: StoreSource::Imm(..),
+            ..
+        }
+        | Inst::CpAsync { .. }
+        | Inst::CpAsyncCommit
+        | Inst::CpAsyncWait { .. }
+        | Inst::LdMatrix { .. }
+        | Inst::StMatrix { .. }
+        | Inst::Shfl { .. }
+        | Inst::Vote { .. }
+        | Inst::Redux { .. }
+        | Inst::BarSync { .. }
+        | Inst::BarArrive { .. }
+        | Inst::BarWarp { .. }
+        | Inst::Fence { .. }
+        | Inst::Atom { .. }
+        | Inst::FenceProxyAsync
+        | Inst::FenceMbarrierInit
+        | Inst::Elect { .. }
+        | Inst::TrapIf { .. }
+        | Inst::SetMaxRegs { .. }
+        | Inst::DependencyWait
+        | Inst::DependencyTrigger
+        | Inst::Mbar(_)
+        | Inst::Bulk(_)
+        | Inst::Wgmma(_)
+        | Inst::Cluster(_)
+        | Inst::Trace { .. } => None,
     }
 }

@@ -11,7 +11,7 @@ use crate::clock::{ActorId, ActorKind, Clock, Epoch, Stamp};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::program::At;
-use crate::record::Key;
+use crate::registers::{self, lanes};
 use crate::warp::Warp;
 
 /// Writer of a cell, epoch, and operation.
@@ -38,14 +38,14 @@ impl Cluster<'_> {
         let kind = actors.who(writer);
         for part in warp.knowledge_of(lanes) {
             let clock: &Clock = &part.clock;
-            for lane in (0..32).filter(|lane| part.lanes & lanes & (1 << lane) != 0) {
-                let me = mine + lane;
+            for lane in registers::lanes(part.lanes & lanes) {
+                let me = mine + lane as u32;
                 let copies = &self.copies[warp.index];
                 let (own, fenced) = match kind {
-                    ActorKind::Thread(thread) => (thread == me, warp.fenced[lane as usize] >= epoch),
+                    ActorKind::Thread(thread) => (thread == me, warp.fenced[lane] >= epoch),
                     ActorKind::Copy(thread) => (
                         thread == me && copies.has_waited(lane, epoch),
-                        warp.fenced_copies[lane as usize] >= epoch,
+                        warp.fenced_copies[lane] >= epoch,
                     ),
                     _ => (false, false),
                 };
@@ -137,13 +137,11 @@ impl Cluster<'_> {
         let clock = warp.clock(lane);
         for reader in self.shadow.reading_warps(self.machine.warps) {
             let (reads, pc) = self.shadow.readers(reader, cell);
-            let epoch = reads.epoch();
-            let is_fenced = |by: u32| {
-                let own = reader == warp.index && by == lane;
-                own && warp.fenced[lane as usize] >= epoch || clock.has_fenced(32 * reader as u32 + by, epoch)
+            let is_fenced = |by: usize| {
+                let own = reader == warp.index && by == lane as usize;
+                own && warp.fenced[by] >= reads.epoch() || clock.has_fenced((32 * reader + by) as u32, reads.epoch())
             };
-            let mut lanes = (0..32).filter(|by| reads.lanes() >> by & 1 != 0);
-            if let Some(by) = lanes.find(|&by| !is_fenced(by)) {
+            if let Some(by) = lanes(reads.lanes()).find(|&by| !is_fenced(by)) {
                 return Some((self.actor(reader, 1 << by), pc, ""));
             }
         }
@@ -154,42 +152,32 @@ impl Cluster<'_> {
     pub(crate) fn unordered_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Reader> {
         let machine = self.machine;
         let clock = warp.clock(lane);
-        for reader in 0..machine.warps {
+        for reader in 0..machine.readers() {
             let (reads, pc) = self.shadow.readers(reader, cell);
             if reads.lanes() == 0 {
                 continue;
             }
-            let mut lanes = reads.lanes() & clock.unknown_lanes(reader, reads.epoch());
-            if reader == warp.index {
-                lanes &= !(1 << lane);
-            }
+            let (by, lanes, what) = match machine.reader(reader) {
+                ActorKind::Warpgroup(group) => {
+                    // A warp's own products are ordered only after the warp has waited for them.
+                    let ordered = clock.knows(machine.actors.warpgroup(group), reads.epoch())
+                        || self.has_waited_for_products(warp, group, reads.epoch());
+                    let lanes = if ordered { 0 } else { u32::MAX };
+                    (4 * group as usize, lanes, "a product of the warpgroup of ")
+                }
+                ActorKind::Store(by) => {
+                    let first = machine.actors.store_of(32 * by);
+                    let lanes = reads.lanes() & clock.unknown_from(first, reads.epoch());
+                    (by as usize, lanes, "a store of ")
+                }
+                _ => {
+                    let mine = if reader == warp.index { 1 << lane } else { 0 };
+                    let lanes = reads.lanes() & !mine & clock.unknown_from(32 * reader as u32, reads.epoch());
+                    (reader, lanes, "")
+                }
+            };
             if lanes != 0 {
-                return Some((self.actor(reader, lanes), pc, ""));
-            }
-        }
-        if machine.actors.stores > 0 {
-            for by in 0..machine.warps {
-                let (reads, pc) = self.shadow.readers(machine.store_reader(by), cell);
-                if reads.lanes() == 0 {
-                    continue;
-                }
-                let lanes = reads.lanes() & clock.unknown_stores(by, reads.epoch());
-                if lanes != 0 {
-                    return Some((self.actor(by, lanes), pc, "a store of "));
-                }
-            }
-        }
-        for group in 0..machine.actors.warpgroups {
-            let (reads, pc) = self.shadow.readers(machine.product_reader(group as usize), cell);
-            let actor = machine.actors.warpgroup(group);
-            let lag = reads.lanes() != 0 && !clock.knows(actor, reads.epoch());
-            // A warp's own products are ordered only after the warp has waited for them.
-            if lag && !self.has_waited_for_products(warp, group, reads.epoch()) {
-                return Some((
-                    self.actor(4 * group as usize, u32::MAX),
-                    pc,
-                    "a product of the warpgroup of ",
-                ));
+                return Some((self.actor(by, lanes), pc, what));
             }
         }
         None
@@ -200,8 +188,7 @@ impl Cluster<'_> {
         let (place, mut details) = self.place(warp, at, cell, lanes);
         details.message = format!("reads {place}, which was never written");
         details.help = Some("write it first on every path, then a barrier");
-        let key = Key::new(FindingKind::NeverWritten, pc, None);
-        self.findings.report(self.machine, key, || details);
+        self.report(FindingKind::NeverWritten, pc, None, |_| details);
     }
 
     #[cold]
@@ -220,7 +207,7 @@ impl Cluster<'_> {
         let (place, mut details) = self.place(warp, at, cell, lanes);
         let (other, by) = self.name_writer(writer);
         let waited = match self.machine.actors.who(writer) {
-            ActorKind::Copy(thread) => self.copies[thread as usize / 32].has_waited(thread % 32, epoch),
+            ActorKind::Copy(thread) => self.copies[thread as usize / 32].has_waited(thread as usize % 32, epoch),
             _ => false,
         };
         let kind = match (what, self.machine.actors.who(writer)) {
@@ -253,8 +240,7 @@ impl Cluster<'_> {
             ),
         };
         details.other = Some(other);
-        let key = Key::new(kind, pc, Some(writer_pc));
-        self.findings.report(self.machine, key, || details);
+        self.report(kind, pc, Some(writer_pc), |_| details);
     }
 
     #[cold]
@@ -288,26 +274,23 @@ impl Cluster<'_> {
             ),
         };
         (details.message, details.help, details.other) = (message, Some(help), Some(reader));
-        let key = Key::new(kind, pc, Some(reader_pc));
-        self.findings.report(self.machine, key, || details);
+        self.report(kind, pc, Some(reader_pc), |_| details);
     }
 
     /// The actor for findings, and its name in messages.
     pub(crate) fn name_writer(&self, writer: ActorId) -> (Actor, String) {
+        let thread_of = |thread: u32, what: &str| {
+            let actor = self.actor(thread as usize / 32, 1 << (thread % 32));
+            (actor, format!("{what}warp {} lane {}", actor.warp, thread % 32))
+        };
         match self.machine.actors.who(writer) {
             ActorKind::Mbarrier(number) => {
                 let copier = self.mbarriers[number as usize].as_ref().and_then(|m| m.copier);
                 let name = format!("a copy that completes at {}", self.mbarrier_name(number));
                 (copier.unwrap_or_else(|| self.actor(0, 0)), name)
             }
-            ActorKind::Copy(thread) => {
-                let actor = self.actor(thread as usize / 32, 1 << (thread % 32));
-                (actor, format!("a copy of warp {} lane {}", actor.warp, thread % 32))
-            }
-            ActorKind::Thread(thread) | ActorKind::Store(thread) => {
-                let actor = self.actor(thread as usize / 32, 1 << (thread % 32));
-                (actor, format!("warp {} lane {}", actor.warp, thread % 32))
-            }
+            ActorKind::Copy(thread) => thread_of(thread, "a copy of "),
+            ActorKind::Thread(thread) | ActorKind::Store(thread) => thread_of(thread, ""),
             ActorKind::Warpgroup(_) | ActorKind::Upstream => (self.actor(0, 0), "another launch".to_string()),
         }
     }

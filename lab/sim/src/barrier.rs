@@ -5,10 +5,11 @@ use std::rc::Rc;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
+use crate::interpreter::Stop;
 use crate::machine::Machine;
 use crate::program::Row;
-use crate::record::{Details, Key};
-use crate::registers::FULL;
+use crate::record::Details;
+use crate::registers::{FULL, lanes};
 use crate::warp::{State, Wait, Warp};
 
 /// One of a block's 16 barriers.
@@ -25,12 +26,12 @@ pub(crate) struct Barrier {
 
 impl Cluster<'_> {
     /// The barrier number, which all lanes must share.
-    pub(crate) fn barrier_number(&mut self, warp: &Warp, pc: u32, id: Row) -> u8 {
-        let ids = warp.registers.get(&self.machine.constants, id);
+    fn barrier_number(&mut self, warp: &Warp, pc: u32, id: Row) -> u8 {
+        let ids: &[u32; 32] = warp.registers.get(&self.machine.constants, id);
         let first = ids[warp.active.trailing_zeros() as usize & 31];
-        let one = (0..32).all(|lane| warp.active >> lane & 1 == 0 || ids[lane] == first);
+        let one = lanes(warp.active).all(|lane| ids[lane] == first);
         if !one || first >= 16 {
-            self.report(FindingKind::BarrierMismatch, pc, |cluster| {
+            self.report(FindingKind::BarrierMismatch, pc, None, |cluster| {
                 let message = format!(
                     "all lanes of a warp must use one barrier from 0 to 15; the first lane uses {first}{}",
                     if one { "" } else { ", others differ" }
@@ -41,48 +42,40 @@ impl Cluster<'_> {
         first as u8 & 15
     }
 
-    /// A warp arrives. Returns whether this completes the barrier.
-    pub(crate) fn arrive(&mut self, warp: &mut Warp, pc: u32, id: u8, threads: u32, waits: bool) -> bool {
+    /// A warp arrives.
+    pub(crate) fn arrive(&mut self, warp: &mut Warp, pc: u32, id: Row, threads: u32, waits: bool) -> Stop {
+        let id = self.barrier_number(warp, pc, id);
         if warp.active != FULL {
             let missing = !warp.active;
-            self.report(FindingKind::MissingLanes, pc, |cluster| {
+            self.report(FindingKind::MissingLanes, pc, None, |cluster| {
                 let message =
                     format!("all lanes of a warp must execute a barrier together; lanes {missing:#010x} do not");
                 Details::new(message, cluster.actor(warp.index, warp.active))
             });
         }
         let barrier = &self.barriers[warp.rank][usize::from(id)];
-        if let Some(&(first, first_pc, _)) = barrier.who.first()
-            && barrier.expected != threads
-        {
-            let expected = barrier.expected;
-            let key = Key::new(FindingKind::BarrierMismatch, pc, Some(first_pc));
-            let (actor, other) = (self.actor(warp.index, FULL), self.actor(first, FULL));
-            self.findings.report(self.machine, key, || {
+        let expected = barrier.expected;
+        let first = barrier.who.first().filter(|_| expected != threads).copied();
+        let earlier = barrier.who.iter().find(|w| w.0 == warp.index).map(|w| w.1);
+        if let Some((first, first_pc, _)) = first {
+            self.report(FindingKind::BarrierMismatch, pc, Some(first_pc), |cluster| {
                 let message = format!(
                     "barrier {id} expects {threads} threads here and {expected} threads there; all uses of a \
                      barrier must name one thread count"
                 );
-                Details::new(message, actor).other(other)
+                Details::new(message, cluster.actor(warp.index, FULL)).other(cluster.actor(first, FULL))
             });
         }
-        if let Some(&(_, earlier, _)) = self.barriers[warp.rank][usize::from(id)]
-            .who
-            .iter()
-            .find(|w| w.0 == warp.index)
-        {
-            let key = Key::new(FindingKind::BarrierMismatch, pc, Some(earlier));
-            let actor = self.actor(warp.index, FULL);
-            self.findings.report(self.machine, key, || {
-                Details::new(
-                    format!(
-                        "warp {} arrives at barrier {id} a second time before the others have arrived",
-                        actor.warp
-                    ),
-                    actor,
-                )
-                .other(actor)
-                .help("let the warp wait until the waiting warps have passed the barrier")
+        if let Some(earlier) = earlier {
+            self.report(FindingKind::BarrierMismatch, pc, Some(earlier), |cluster| {
+                let actor = cluster.actor(warp.index, FULL);
+                let message = format!(
+                    "warp {} arrives at barrier {id} a second time before the others have arrived",
+                    actor.warp
+                );
+                Details::new(message, actor)
+                    .other(actor)
+                    .help("let the warp wait until the waiting warps have passed the barrier")
             });
         }
         // Take the clock now: waiting warps must not learn what this warp does after its arrival.
@@ -104,33 +97,35 @@ impl Cluster<'_> {
         if waits {
             warp.state = State::AtBarrier { id, pc };
         }
-        barrier.arrived >= barrier.expected
+        let released = barrier.arrived >= barrier.expected;
+        Stop::Barrier { id, released }
     }
 
     /// Adds the accesses of some lanes up to now to a clock, and their completed asynchronous
     /// operations.
-    pub(crate) fn publish(&self, clock: &mut Clock, warp: &Warp, lanes: u32) {
+    pub(crate) fn publish(&self, clock: &mut Clock, warp: &Warp, mask: u32) {
         let (actors, now) = (&self.machine.actors, self.epoch);
         let first = 32 * warp.index as u32;
-        clock.learn_threads(warp.index, lanes, now);
+        clock.learn_lanes(first, mask, &[now; 32]);
         if actors.copies > 0 {
             let finished = self.copies[warp.index].finished(now);
-            clock.learn_lanes(actors.copy_of(first), lanes, &finished);
+            clock.learn_lanes(actors.copy_of(first), mask, &finished);
         }
         if actors.stores > 0 {
             let stores = &self.stores[warp.index];
-            clock.learn_lanes(actors.store_of(first), lanes, &stores.reads_finished(now));
-            clock.learn_lanes(actors.store_writes_of(first), lanes, &stores.writes_finished(now));
+            clock.learn_lanes(actors.store_of(first), mask, &stores.reads_finished(now));
+            clock.learn_lanes(actors.store_writes_of(first), mask, &stores.writes_finished(now));
         }
         if actors.warpgroups > 0 {
             let finished = self.products_finished(warp, now);
             clock.learn(actors.warpgroup(warp.index as u32 / 4), finished);
         }
         if self.machine.program.uses_async_proxy {
-            for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
-                clock.learn_fenced(first + lane, warp.fenced[lane as usize]);
+            for lane in lanes(mask) {
+                let thread = first + lane as u32;
+                clock.learn_fenced(thread, warp.fenced[lane]);
                 if actors.copies > 0 {
-                    clock.learn_fenced(actors.copy_of(first + lane), warp.fenced_copies[lane as usize]);
+                    clock.learn_fenced(actors.copy_of(thread), warp.fenced_copies[lane]);
                 }
             }
         }
@@ -175,7 +170,7 @@ impl Cluster<'_> {
     #[cold]
     fn wrong_members(&mut self, warp: &Warp, pc: u32, members: u32, name: &'static str) {
         let (missing, unnamed) = (members & !warp.active, warp.active & !members);
-        self.report(FindingKind::MissingLanes, pc, |cluster| {
+        self.report(FindingKind::MissingLanes, pc, None, |cluster| {
             let message = if missing != 0 {
                 format!("`{name}` names lanes {missing:#010x}, which are not active")
             } else {
@@ -188,7 +183,7 @@ impl Cluster<'_> {
 
     /// Called when no warp can continue: reports a deadlock unless all warps have ended.
     pub(crate) fn check_end(&mut self, warps: &[Warp]) {
-        if self.findings.is_livelocked() {
+        if self.out.findings.is_livelocked() {
             return;
         }
         let waits = |warp: &Warp| match warp.state {
@@ -248,7 +243,6 @@ impl Cluster<'_> {
         }
         let message = format!("no warp can continue: {}", parts.join("; "));
         let other = waiting.iter().find(|w| w.1 != pc).copied();
-        let key = Key::new(kind, pc, other.map(|w| w.1));
         let help = match at {
             _ if kind == FindingKind::TransactionBytes => {
                 "announce exactly the bytes of all copies of a phase: whole boxes, in every destination block"
@@ -260,9 +254,12 @@ impl Cluster<'_> {
             }
             At::Elsewhere(_) => "check what the other warps wait for",
         };
-        let (actor, other) = (self.actor(first, FULL), other.map(|w| self.actor(w.0, FULL)));
-        self.findings
-            .report(machine, key, || Details::new(message, actor).other(other).help(help));
+        self.report(kind, pc, other.map(|w| w.1), |cluster| {
+            let other = other.map(|w| cluster.actor(w.0, FULL));
+            Details::new(message, cluster.actor(first, FULL))
+                .other(other)
+                .help(help)
+        });
     }
 }
 

@@ -6,13 +6,18 @@
 //! issuing thread, and waiting for the store's group synchronises with them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
+
+use flashcore_ir::Operand;
+use flashcore_ir::inst::{Address, BulkInst, Space};
 
 use crate::clock::{Epoch, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::machine::{TensorMap, map_address};
-use crate::program::{At, BoxCopy};
+use crate::program::At;
 use crate::record::Details;
+use crate::registers::lanes;
 use crate::shared_memory::POISON;
 use crate::traffic::Traffic;
 use crate::warp::Warp;
@@ -41,34 +46,22 @@ impl InFlight {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct BulkStores {
     /// Lane and epoch of stores whose reads (or writes) are not yet waited for, in order of issue.
-    reads: Vec<(u32, Epoch)>,
-    writes: Vec<(u32, Epoch)>,
+    reads: Vec<(usize, Epoch)>,
+    writes: Vec<(usize, Epoch)>,
     /// By lane: the closing epoch of each open group, oldest first; for reads and for writes.
     unread: [VecDeque<Epoch>; 32],
     unwritten: [VecDeque<Epoch>; 32],
     last_pc: u32,
 }
 
-impl Default for BulkStores {
-    fn default() -> BulkStores {
-        BulkStores {
-            reads: Vec::new(),
-            writes: Vec::new(),
-            unread: std::array::from_fn(|_| VecDeque::new()),
-            unwritten: std::array::from_fn(|_| VecDeque::new()),
-            last_pc: 0,
-        }
-    }
-}
-
 /// By lane: the epoch up to which nothing is in flight.
-fn finished(pending: &[(u32, Epoch)], now: Epoch) -> [Epoch; 32] {
+fn finished(pending: &[(usize, Epoch)], now: Epoch) -> [Epoch; 32] {
     let mut epochs = [now; 32];
     for &(lane, epoch) in pending.iter().rev() {
-        epochs[lane as usize] = epoch - 1;
+        epochs[lane] = epoch - 1;
     }
     epochs
 }
@@ -121,13 +114,13 @@ fn runs(map: &TensorMap, at: &[i32]) -> Vec<Run> {
 impl<'m> Cluster<'m> {
     /// The byte offset of a lane's box in the cluster's shared memory, if it is in bounds and
     /// aligned.
-    fn box_place(&mut self, warp: &Warp, pc: u32, lane: u32, at: At, bytes: u32, rank: usize) -> Option<u32> {
-        let base = warp.registers.get(&self.machine.constants, at.base)[lane as usize];
-        let offset = base
-            .wrapping_add(at.offset as u32)
+    fn box_place(&mut self, warp: &Warp, pc: u32, lane: usize, tile: &Address, bytes: u32, rank: usize) -> Option<u32> {
+        let base: [u32; 32] = warp.value(self.machine, tile.base);
+        let offset = base[lane]
+            .wrapping_add(tile.offset as u32)
             .wrapping_sub(warp.shared_start)
             .wrapping_sub(warp.shared_first);
-        let buffer = self.shared_buffer(at);
+        let buffer = self.shared_buffer(At::of(tile, Space::Shared));
         let relative = i64::from(offset as i32) - i64::from(buffer.offset);
         let out = relative < 0 || relative + i64::from(bytes) > i64::from(buffer.bytes);
         if !out && offset.is_multiple_of(SHARED_ALIGN) {
@@ -139,7 +132,7 @@ impl<'m> Cluster<'m> {
             FindingKind::Misaligned
         };
         let total = buffer.bytes;
-        self.report(kind, pc, |cluster| {
+        self.report(kind, pc, None, |cluster| {
             let end = relative + i64::from(bytes);
             let message = if out {
                 format!(
@@ -160,25 +153,58 @@ impl<'m> Cluster<'m> {
         None
     }
 
-    fn coordinates(&self, warp: &Warp, copy: &BoxCopy, lane: u32) -> Vec<i32> {
-        let constants = &self.machine.constants;
-        let at = copy.at.iter();
-        at.map(|&row| warp.registers.get(constants, row)[lane as usize] as i32)
-            .collect()
+    /// Executes a bulk instruction.
+    pub(crate) fn bulk(&mut self, warp: &mut Warp, pc: u32, inst: &BulkInst) {
+        match inst {
+            BulkInst::Load {
+                dst,
+                map,
+                at,
+                bar,
+                multicast,
+                ..
+            } => {
+                for lane in lanes(warp.active) {
+                    self.bulk_load(warp, pc, lane, (map, at), dst, bar, *multicast);
+                }
+            }
+            BulkInst::Store { map, at, src } => {
+                for lane in lanes(warp.active) {
+                    self.bulk_store(warp, pc, lane, (map, at), src);
+                }
+            }
+            // A prefetch makes later copies faster.
+            BulkInst::Prefetch { .. } => {}
+            BulkInst::Commit => {
+                let stores = &mut self.stores[warp.index];
+                for lane in lanes(warp.active) {
+                    stores.unread[lane].push_back(warp.epoch);
+                    stores.unwritten[lane].push_back(warp.epoch);
+                }
+                warp.epoch = self.next_epoch();
+            }
+            BulkInst::Wait { pending, read } => self.bulk_wait(warp, *pending, *read),
+        }
     }
 
-    /// Whether a lane's copy uses the tensor map of its parameter.
-    fn uses_its_map(&mut self, warp: &Warp, pc: u32, lane: u32, copy: &BoxCopy) -> bool {
+    fn coordinates(&self, warp: &Warp, lane: usize, at: &[Operand]) -> Vec<i32> {
+        let at = at.iter().map(|&x| warp.value::<u32>(self.machine, x)[lane] as i32);
+        at.collect()
+    }
+
+    /// Begins a lane's copy: the number of its parameter and its tensor map. Reports a copy that
+    /// uses the map of another parameter.
+    fn begin_copy(&mut self, warp: &Warp, pc: u32, lane: usize, map: &Address) -> Option<(usize, &'m TensorMap)> {
         let machine = self.machine;
-        let base = warp.registers.get64(&machine.constants, copy.map_base)[lane as usize];
-        let address = base.wrapping_add(copy.map_offset as u64);
-        if address == map_address(usize::from(copy.map)) {
-            return true;
+        let param = usize::from(At::of(map, Space::Global).object);
+        let address = warp.value::<u64>(machine, map.base)[lane].wrapping_add(map.offset as u64);
+        if address == map_address(param) {
+            return machine.maps[param].as_ref().map(|map| (param, map));
         }
         let params = machine.kernel.params();
         let other = (0..params.len()).find(|&index| machine.maps[index].is_some() && map_address(index) == address);
-        self.report(FindingKind::OutOfBounds, pc, |cluster| {
-            let name = params[usize::from(copy.map)].name.clone();
+        self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
+            let name = params[param].name.clone();
             let what = match other {
                 Some(index) => format!("tensor map `{}`", params[index].name),
                 None => format!("address {address:#x}, which is not a tensor map"),
@@ -186,14 +212,14 @@ impl<'m> Cluster<'m> {
             let message = format!("a copy declared to use tensor map `{name}` uses {what}");
             Details::new(message, cluster.actor(warp.index, 1 << lane)).object(name)
         });
-        false
+        None
     }
 
     /// Counts the sectors of a box; once for a multicast.
     fn count_box(&mut self, pc: u32, map: &TensorMap) {
-        if !self.traffic.is_empty() {
+        if !self.out.traffic.is_empty() {
             let sectors = u64::from(map.bytes.div_ceil(32));
-            self.traffic[pc as usize].add(Traffic {
+            self.out.traffic[pc as usize].add(Traffic {
                 requests: 1,
                 transactions: sectors,
                 ideal: sectors,
@@ -201,57 +227,62 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    pub(crate) fn bulk_load(&mut self, warp: &mut Warp, pc: u32, copy: u32) {
+    #[allow(clippy::too_many_arguments)]
+    fn bulk_load(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lane: usize,
+        (map, at): (&Address, &[Operand]),
+        tile: &Address,
+        bar: &Address,
+        multicast: Option<Operand>,
+    ) {
         let machine = self.machine;
-        let copy = &machine.program.copies[copy as usize];
-        let (Some(map), Some(bar)) = (&machine.maps[usize::from(copy.map)], copy.mbarrier) else {
+        let Some((param, map)) = self.begin_copy(warp, pc, lane, map) else {
             return;
         };
-        let map: &'m TensorMap = map;
-        for lane in (0..32u32).filter(|lane| warp.active >> lane & 1 != 0) {
-            if !self.uses_its_map(warp, pc, lane, copy) {
-                continue;
-            }
-            let ranks = match copy.multicast {
-                None => 1 << warp.rank,
-                Some(row) => warp.registers.get(&machine.constants, row)[lane as usize] & 0xffff,
-            };
-            if ranks >> machine.blocks != 0 || ranks == 0 {
-                self.report(FindingKind::OutOfBounds, pc, |cluster| {
-                    let message = format!(
-                        "a multicast to block mask {ranks:#x}; the cluster has {} blocks",
-                        machine.blocks
-                    );
-                    Details::new(message, cluster.actor(warp.index, 1 << lane))
-                });
-                continue;
-            }
-            self.check_dependency(warp, pc, lane);
-            self.count_box(pc, map);
-            let at = self.coordinates(warp, copy, lane);
-            let words = self.read_box(warp, pc, lane, copy.map, map, &at);
-            for rank in (0..machine.blocks).filter(|rank| ranks >> rank & 1 != 0) {
-                let Some(first) = self.box_place(warp, pc, lane, copy.shared, map.bytes, rank) else {
-                    continue;
-                };
-                let Some(place) = self.mbarrier_place(warp, pc, lane, bar, rank) else {
-                    continue;
-                };
-                self.start_load(warp, pc, lane, copy.shared, first, place, &words, map);
+        let ranks = match multicast {
+            None => 1 << warp.rank,
+            Some(mask) => warp.value::<u32>(machine, mask)[lane] & 0xffff,
+        };
+        if ranks >> machine.blocks != 0 || ranks == 0 {
+            self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
+                let blocks = machine.blocks;
+                let message = format!("a multicast to block mask {ranks:#x}; the cluster has {blocks} blocks");
+                Details::new(message, cluster.actor(warp.index, 1 << lane))
+            });
+            return;
+        }
+        self.check_dependency(warp, pc, lane as u32);
+        self.count_box(pc, map);
+        let at = self.coordinates(warp, lane, at);
+        let words = self.read_box(warp, pc, lane, param, map, &at);
+        for rank in lanes(ranks) {
+            if let Some(first) = self.box_place(warp, pc, lane, tile, map.bytes, rank)
+                && let Some(place) = self.mbarrier_place(warp, pc, lane, bar, rank)
+            {
+                self.start_load(warp, pc, lane, tile, first, place, &words, map);
             }
         }
     }
 
     /// The mbarrier that a lane names, in the block of a rank.
-    fn mbarrier_place(&mut self, warp: &Warp, pc: u32, lane: u32, bar: At, rank: usize) -> Option<u32> {
-        let base = *warp.registers.get(&self.machine.constants, bar.base);
-        let (offsets, mask) = self.shared_offsets(warp, pc, 1 << lane, &base, bar, 8);
-        if mask == 0 {
+    fn mbarrier_place(&mut self, warp: &Warp, pc: u32, lane: usize, bar: &Address, rank: usize) -> Option<u32> {
+        let base = warp.value(self.machine, bar.base);
+        let access = self.shared_access(warp, pc, 1 << lane, &base, At::of(bar, Space::Shared), 8);
+        if access.mask == 0 {
             return None;
         }
-        let mine = self.mbarrier_number(bar, offsets[lane as usize])? as usize;
+        let mine = self.mbarrier_number(access.at, access.offsets[lane])? as usize;
         let per_block = self.machine.mbarriers_per_block;
         Some((mine % per_block + rank * per_block) as u32)
+    }
+
+    /// The shadow cells of a box.
+    fn box_cells(&self, first: u32, map: &TensorMap) -> Range<usize> {
+        let shift = self.shadow.shift;
+        (first >> shift) as usize..((first + map.bytes) >> shift) as usize
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -259,14 +290,14 @@ impl<'m> Cluster<'m> {
         &mut self,
         warp: &Warp,
         pc: u32,
-        lane: u32,
-        tile: At,
+        lane: usize,
+        tile: &Address,
         first: u32,
         number: u32,
         words: &[u32],
         map: &TensorMap,
     ) {
-        if !self.usable(warp, pc, lane as usize, number) {
+        if !self.usable(warp, pc, lane, number) {
             return;
         }
         let epoch = self.next_epoch();
@@ -274,23 +305,21 @@ impl<'m> Cluster<'m> {
         let id = self.machine.actors.mbarrier(number);
         let rank = number as usize / self.machine.mbarriers_per_block;
         self.note_remote_as(warp, pc, rank, id, epoch);
-        let name = self.mbarrier_name(number);
         let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
             return;
         };
         mbarrier.copier = Some(actor);
-        let (phase, fenced) = (mbarrier.phase, mbarrier.fenced);
-        if !fenced {
-            self.report(FindingKind::MissingFence, pc, |_| {
-                Details::new(
-                    format!("a copy completes at mbarrier {name}, whose initialisation was not fenced"),
-                    actor,
-                )
-                .help("let the initialising thread execute `fence_mbarrier_init` before the barrier")
+        let phase = mbarrier.phase;
+        if !mbarrier.fenced {
+            self.report(FindingKind::MissingFence, pc, None, |cluster| {
+                let name = cluster.mbarrier_name(number);
+                let message = format!("a copy completes at mbarrier {name}, whose initialisation was not fenced");
+                Details::new(message, actor)
+                    .help("let the initialising thread execute `fence_mbarrier_init` before the barrier")
             });
         }
-        self.check_async_write(warp, pc, lane, tile, first, map.bytes);
-        let cells = (first >> self.shadow.shift) as usize..((first + map.bytes) >> self.shadow.shift) as usize;
+        self.check_async_write(warp, pc, lane as u32, At::of(tile, Space::Shared), first, map.bytes);
+        let cells = self.box_cells(first, map);
         self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, pc);
         let word = first as usize / 4;
         self.words[word..word + words.len()].fill(POISON);
@@ -307,8 +336,8 @@ impl<'m> Cluster<'m> {
     }
 
     /// The words of a box; zero outside the tensor.
-    fn read_box(&mut self, warp: &Warp, pc: u32, lane: u32, param: u16, map: &TensorMap, at: &[i32]) -> Vec<u32> {
-        let region = &self.machine.regions[usize::from(param)];
+    fn read_box(&mut self, warp: &Warp, pc: u32, lane: usize, param: usize, map: &TensorMap, at: &[i32]) -> Vec<u32> {
+        let region = &self.machine.regions[param];
         let mut bytes = vec![0u8; map.bytes as usize];
         for run in runs(map, at) {
             let row = &mut bytes[run.within..run.within + run.bytes];
@@ -316,7 +345,7 @@ impl<'m> Cluster<'m> {
                 // Reads 2 bytes at a time, like loads of the thread.
                 for (i, part) in row.chunks_mut(2).enumerate() {
                     let address = region.base + run.offset + 2 * i as u64;
-                    self.read_global_lane(warp, pc, lane, param, address, 1, part);
+                    self.read_global_lane(warp, pc, lane, param as u16, address, 1, part);
                 }
             } else {
                 let first = run.offset as usize;
@@ -336,92 +365,66 @@ impl<'m> Cluster<'m> {
         self.complete_bytes(copy.mbarrier, copy.bytes(), copy.epoch);
     }
 
-    pub(crate) fn bulk_store(&mut self, warp: &mut Warp, pc: u32, copy: u32) {
+    fn bulk_store(&mut self, warp: &Warp, pc: u32, lane: usize, (map, at): (&Address, &[Operand]), tile: &Address) {
         let machine = self.machine;
-        let copy = &machine.program.copies[copy as usize];
-        let Some(map) = &machine.maps[usize::from(copy.map)] else {
+        let Some((param, map)) = self.begin_copy(warp, pc, lane, map) else {
             return;
         };
-        let region = &machine.regions[usize::from(copy.map)];
-        for lane in (0..32u32).filter(|lane| warp.active >> lane & 1 != 0) {
-            if !self.uses_its_map(warp, pc, lane, copy) {
-                continue;
-            }
-            let Some(first) = self.box_place(warp, pc, lane, copy.shared, map.bytes, warp.rank) else {
-                continue;
-            };
-            self.check_dependency(warp, pc, lane);
-            self.count_box(pc, map);
-            let thread = (32 * warp.index) as u32 + lane;
-            let reader = machine.store_reader(warp.index);
-            self.check_async_read(warp, 1 << lane, pc, copy.shared, &[(first, map.bytes)]);
-            let epoch = warp.epoch;
-            let cells = (first >> self.shadow.shift) as usize..((first + map.bytes) >> self.shadow.shift) as usize;
-            self.shadow.note_reads(reader, cells, epoch, 1 << lane, pc);
-            let stores = &mut self.stores[warp.index];
-            stores.reads.push((lane, epoch));
-            stores.writes.push((lane, epoch));
-            stores.last_pc = pc;
-            let mut bytes = Vec::with_capacity(map.bytes as usize);
-            for i in 0..map.bytes / 4 {
-                let place = map.recipe.swizzle.apply(first + 4 * i);
-                bytes.extend(self.words[place as usize / 4].to_le_bytes());
-            }
-            let at = self.coordinates(warp, copy, lane);
-            for run in runs(map, &at) {
-                let row = &bytes[run.within..run.within + run.bytes];
-                for (i, part) in row.chunks(2).enumerate() {
-                    let writer = (WriterKind::Agent, machine.actors.store_writes_of(thread));
-                    self.write_lane(warp, pc, lane, region, run.offset + 2 * i as u64, part, writer);
-                }
-            }
-        }
-    }
-
-    /// `cp.async.bulk.commit_group` for the active lanes.
-    pub(crate) fn bulk_commit(&mut self, warp: &mut Warp) {
+        let Some(first) = self.box_place(warp, pc, lane, tile, map.bytes, warp.rank) else {
+            return;
+        };
+        self.check_dependency(warp, pc, lane as u32);
+        self.count_box(pc, map);
+        let (epoch, mask) = (warp.epoch, 1 << lane);
+        self.check_async_read(warp, mask, pc, At::of(tile, Space::Shared), &[(first, map.bytes)]);
+        let cells = self.box_cells(first, map);
+        self.shadow
+            .note_reads(machine.store_reader(warp.index), cells, epoch, mask, pc);
         let stores = &mut self.stores[warp.index];
-        for lane in (0..32).filter(|lane| warp.active >> lane & 1 != 0) {
-            stores.unread[lane].push_back(warp.epoch);
-            stores.unwritten[lane].push_back(warp.epoch);
+        stores.reads.push((lane, epoch));
+        stores.writes.push((lane, epoch));
+        stores.last_pc = pc;
+        let mut bytes = Vec::with_capacity(map.bytes as usize);
+        for i in 0..map.bytes / 4 {
+            let place = map.recipe.swizzle.apply(first + 4 * i);
+            bytes.extend(self.words[place as usize / 4].to_le_bytes());
         }
-        warp.epoch = self.next_epoch();
+        let at = self.coordinates(warp, lane, at);
+        let thread = (32 * warp.index + lane) as u32;
+        let writer = (WriterKind::Agent, machine.actors.store_writes_of(thread));
+        for run in runs(map, &at) {
+            let row = &bytes[run.within..run.within + run.bytes];
+            for (i, part) in row.chunks(2).enumerate() {
+                let offset = run.offset + 2 * i as u64;
+                self.write_lane(warp, pc, lane, &machine.regions[param], offset, part, writer);
+            }
+        }
     }
 
     /// `cp.async.bulk.wait_group`, or its `.read` form: waits until each active lane has at most
     /// `pending` open groups.
-    pub(crate) fn bulk_wait(&mut self, warp: &mut Warp, pending: u32, read: bool) {
-        let (actors, active) = (self.machine.actors, warp.active);
-        for lane in (0..32u32).filter(|lane| active >> lane & 1 != 0) {
+    fn bulk_wait(&mut self, warp: &mut Warp, pending: u32, read: bool) {
+        let actors = self.machine.actors;
+        for lane in lanes(warp.active) {
             let stores = &mut self.stores[warp.index];
-            let thread = (32 * warp.index) as u32 + lane;
-            let reached = |groups: &mut VecDeque<Epoch>, unfinished: &mut Vec<(u32, Epoch)>| {
-                let mut newest = None;
-                while groups.len() > pending as usize {
-                    newest = groups.pop_front();
-                }
-                if let Some(newest) = newest {
-                    unfinished.retain(|&(by, epoch)| by != lane || epoch > newest);
-                }
+            let thread = (32 * warp.index + lane) as u32;
+            let reached = |groups: &mut VecDeque<Epoch>, unfinished: &mut Vec<(usize, Epoch)>| {
+                let over = groups.len().saturating_sub(pending as usize);
+                let newest = groups.drain(..over).next_back();
+                unfinished.retain(|&(by, epoch)| by != lane || newest.is_none_or(|newest| epoch > newest));
                 newest
             };
-            let read_up_to = reached(&mut stores.unread[lane as usize], &mut stores.reads);
-            let written_up_to = if read {
-                None
-            } else {
-                reached(&mut stores.unwritten[lane as usize], &mut stores.writes)
+            let read_up_to = reached(&mut stores.unread[lane], &mut stores.reads);
+            let written_up_to = match read {
+                true => None,
+                false => reached(&mut stores.unwritten[lane], &mut stores.writes),
             };
-            if read_up_to.is_none() && written_up_to.is_none() {
-                continue;
+            if read_up_to.is_some() || written_up_to.is_some() {
+                warp.learn_each(1 << lane, |clock| {
+                    clock.learn(actors.store_of(thread), read_up_to.unwrap_or(0));
+                    clock.learn(actors.store_writes_of(thread), written_up_to.unwrap_or(0));
+                });
             }
-            warp.learn_each(1 << lane, |clock| {
-                if let Some(epoch) = read_up_to {
-                    clock.learn(actors.store_of(thread), epoch);
-                }
-                if let Some(epoch) = written_up_to {
-                    clock.learn(actors.store_writes_of(thread), epoch);
-                }
-            });
         }
     }
 
@@ -433,7 +436,7 @@ impl<'m> Cluster<'m> {
         }
         let lanes = stores.reads.iter().fold(0, |lanes, (lane, _)| lanes | 1 << lane);
         let pc = stores.last_pc;
-        self.report(FindingKind::MissingWait, pc, |cluster| {
+        self.report(FindingKind::MissingWait, pc, None, |cluster| {
             let message = "a bulk store may still read its tile when the block exits";
             Details::new(message, cluster.actor(warp.index, lanes))
                 .help("close its group (`bulk_commit`) and wait for it (`bulk_wait_read(0)`) before the exit")

@@ -13,6 +13,8 @@
 //! epoch up to which each actor's accesses are **fenced**. A fenced access is ordered through a
 //! proxy fence, so the async proxy sees it.
 
+use crate::registers::lanes;
+
 /// An actor, by its number in the [`Actors`] of a cluster.
 pub(crate) type ActorId = u32;
 
@@ -192,24 +194,11 @@ impl Clock {
         self.fenced.get(actor as usize).is_some_and(|&fenced| fenced >= epoch)
     }
 
-    /// Lanes of a warp whose accesses at `epoch` are not covered.
+    /// Which of 32 actors from `first` have accesses at `epoch` that are not covered, one bit each.
     #[inline(always)]
-    pub(crate) fn unknown_lanes(&self, warp: usize, epoch: Epoch) -> u32 {
-        self.unknown_from(32 * warp, epoch)
-    }
-
-    /// Lanes of a warp whose bulk-store reads at `epoch` are not covered.
-    pub(crate) fn unknown_stores(&self, warp: usize, epoch: Epoch) -> u32 {
-        self.unknown_from(self.actors.store_of(32 * warp as u32) as usize, epoch)
-    }
-
-    #[inline(always)]
-    fn unknown_from(&self, first: usize, epoch: Epoch) -> u32 {
-        let mut lanes = 0;
-        for (lane, known) in self.known[first..first + 32].iter().enumerate() {
-            lanes |= ((*known < epoch) as u32) << lane;
-        }
-        lanes
+    pub(crate) fn unknown_from(&self, first: ActorId, epoch: Epoch) -> u32 {
+        let known = self.known[first as usize..].iter().take(32).enumerate();
+        known.fold(0, |unknown, (i, &known)| unknown | ((known < epoch) as u32) << i)
     }
 
     pub(crate) fn join(&mut self, other: &Clock) {
@@ -241,17 +230,10 @@ impl Clock {
         }
     }
 
-    /// Covers lanes of a warp up to `epoch`.
-    pub(crate) fn learn_threads(&mut self, warp: usize, lanes: u32, epoch: Epoch) {
-        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
-            self.learn(32 * warp as u32 + lane, epoch);
-        }
-    }
-
-    /// Covers 32 actors from `first`, each up to its epoch, for the lanes in `lanes`.
-    pub(crate) fn learn_lanes(&mut self, first: ActorId, lanes: u32, epochs: &[Epoch; 32]) {
-        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
-            self.learn(first + lane, epochs[lane as usize]);
+    /// Covers 32 actors from `first`, each up to its epoch, for the lanes in `mask`.
+    pub(crate) fn learn_lanes(&mut self, first: ActorId, mask: u32, epochs: &[Epoch; 32]) {
+        for lane in lanes(mask) {
+            self.learn(first + lane as u32, epochs[lane]);
         }
     }
 
@@ -322,9 +304,9 @@ mod tests {
     fn learn_and_join() {
         let mut a = Clock::new(with_copies(64), false, 3);
         assert!(a.knows(5, 3) && !a.knows(5, 4));
-        a.learn_threads(0, 0b10_0000, 9);
+        a.learn_lanes(0, 0b10_0000, &[9; 32]);
         assert!(a.knows(5, 9) && !a.knows(4, 4));
-        assert_eq!(a.unknown_lanes(0, 4), !0b10_0000);
+        assert_eq!(a.unknown_from(0, 4), !0b10_0000);
         let mut b = Clock::new(with_copies(64), false, 3);
         b.learn_lanes(64 + 32, 1, &[7; 32]);
         a.join(&b);
@@ -345,7 +327,7 @@ mod tests {
     #[test]
     fn limits_are_the_oldest_known_epochs() {
         let mut clock = Clock::new(with_copies(32), false, 3);
-        clock.learn_threads(0, u32::MAX, 8);
+        clock.learn_lanes(0, u32::MAX, &[8; 32]);
         let limits = clock.limits();
         assert!(limits.cover(Stamp::new(8, WriterKind::Thread).0));
         assert!(limits.cover(Stamp::new(8, WriterKind::Atomic).0));
@@ -363,7 +345,7 @@ mod tests {
         // Reads are covered only up to the slowest reader.
         let mut clock = Clock::new(everything(), true, 3);
         for warp in 0..4 {
-            clock.learn_threads(warp, u32::MAX, 8);
+            clock.learn_lanes(32 * warp as u32, u32::MAX, &[8; 32]);
         }
         clock.learn(everything().warpgroup(0), 5);
         assert_eq!(clock.limits().epoch, 3);

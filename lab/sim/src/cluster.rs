@@ -45,38 +45,67 @@ pub(crate) struct Cluster<'m> {
     pub(crate) woken: bool,
     pub(crate) overlay: Overlay<'m>,
     pub(crate) atomics: Vec<AtomicRecord>,
+    pub(crate) out: Outcome,
+    /// The newest issued epoch.
+    pub(crate) epoch: Epoch,
+}
+
+/// Findings and counts of one or more clusters.
+pub(crate) struct Outcome {
     pub(crate) findings: Findings,
+    /// By operation.
     pub(crate) executed: Vec<Count>,
-    pub(crate) traces: Vec<TraceRecord>,
+    /// By operation; empty if memory accesses are not counted.
     pub(crate) traffic: Vec<Traffic>,
     /// By operation: cost of asynchronous copies at their destination.
     pub(crate) landings: Vec<Traffic>,
+    pub(crate) traces: Vec<TraceRecord>,
+    /// Of the first cluster.
     pub(crate) log: Log,
-    /// The newest issued epoch.
-    pub(crate) epoch: Epoch,
+}
+
+impl Outcome {
+    pub(crate) fn new(machine: &Machine<'_>) -> Outcome {
+        let ops = machine.program.ops.len();
+        let counted = if machine.options.memory_counts { ops } else { 0 };
+        Outcome {
+            findings: Findings::default(),
+            executed: vec![Count::default(); ops],
+            traffic: vec![Traffic::default(); counted],
+            landings: vec![Traffic::default(); counted],
+            traces: Vec::new(),
+            log: Log::default(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, cluster: u64, other: Outcome) {
+        if cluster == 0 {
+            self.log = other.log;
+        }
+        self.findings.merge(other.findings);
+        self.traces.extend(other.traces);
+        for (sum, count) in self.executed.iter_mut().zip(other.executed) {
+            sum.warps += count.warps;
+            sum.lanes += count.lanes;
+        }
+        let sums = self.traffic.iter_mut().chain(&mut self.landings);
+        for (sum, traffic) in sums.zip(other.traffic.into_iter().chain(other.landings)) {
+            sum.add(traffic);
+        }
+    }
 }
 
 pub(crate) struct ClusterResult {
     pub(crate) linear: u64,
     pub(crate) pages: Pages,
     pub(crate) atomics: Vec<AtomicRecord>,
-    pub(crate) findings: Findings,
-    pub(crate) executed: Vec<Count>,
-    pub(crate) traces: Vec<TraceRecord>,
-    pub(crate) traffic: Vec<Traffic>,
-    pub(crate) landings: Vec<Traffic>,
-    pub(crate) log: Log,
+    pub(crate) out: Outcome,
 }
 
 impl<'m> Cluster<'m> {
     pub(crate) fn new(machine: &'m Machine<'m>, overlay: Overlay<'m>, linear: u64) -> Cluster<'m> {
         let program = &machine.program;
         let shared_bytes = machine.shared_bytes * machine.blocks as u32;
-        let traffic = if machine.options.memory_counts {
-            program.ops.len()
-        } else {
-            0
-        };
         Cluster {
             machine,
             linear,
@@ -93,12 +122,7 @@ impl<'m> Cluster<'m> {
             woken: false,
             overlay,
             atomics: Vec::new(),
-            findings: Findings::default(),
-            executed: vec![Count::default(); program.ops.len()],
-            traces: Vec::new(),
-            traffic: vec![Traffic::default(); traffic],
-            landings: vec![Traffic::default(); traffic],
-            log: Log::default(),
+            out: Outcome::new(machine),
             epoch: 1,
         }
     }
@@ -126,19 +150,24 @@ impl<'m> Cluster<'m> {
     pub(crate) fn block(&mut self, warp: &mut Warp, pc: u32, wait: Wait) {
         warp.state = State::Blocked(wait);
         // The operation will be executed again.
-        let count = &mut self.executed[pc as usize];
+        let count = &mut self.out.executed[pc as usize];
         count.warps -= 1;
         count.lanes -= u64::from(warp.active.count_ones());
     }
 
-    /// Reports a finding without a second access.
+    /// Reports a finding; `other` is the operation of the second access.
     #[cold]
     #[inline(never)]
-    pub(crate) fn report(&mut self, kind: FindingKind, pc: u32, details: impl FnOnce(&Self) -> Details) {
-        let mut findings = std::mem::take(&mut self.findings);
-        let key = Key::new(kind, pc, None);
-        findings.report(self.machine, key, || details(self));
-        self.findings = findings;
+    pub(crate) fn report(
+        &mut self,
+        kind: FindingKind,
+        pc: u32,
+        other: Option<u32>,
+        details: impl FnOnce(&Self) -> Details,
+    ) {
+        let mut findings = std::mem::take(&mut self.out.findings);
+        findings.report(self.machine, Key { kind, pc, other }, || details(self));
+        self.out.findings = findings;
     }
 
     pub(crate) fn run(mut self) -> ClusterResult {
@@ -147,11 +176,8 @@ impl<'m> Cluster<'m> {
         let mut rng = Rng::new(machine.options.seed, self.linear);
         loop {
             if std::mem::take(&mut self.woken) {
-                for warp in &mut warps {
-                    if matches!(warp.state, State::Blocked(_)) {
-                        warp.state = State::Ready;
-                    }
-                }
+                let blocked = warps.iter_mut().filter(|warp| matches!(warp.state, State::Blocked(_)));
+                blocked.for_each(|warp| warp.state = State::Ready);
             }
             let ready: Vec<usize> = (0..warps.len()).filter(|&i| warps[i].state == State::Ready).collect();
             if !self.in_flight.is_empty() && (ready.is_empty() || rng.below(4) == 0) {
@@ -172,7 +198,7 @@ impl<'m> Cluster<'m> {
             let begin = if self.is_logged() { self.operations() } else { 0 };
             let stop = run_warp(&mut self, &mut warps[chosen], slice);
             if self.is_logged() {
-                self.log.turns.push(Turn {
+                self.out.log.turns.push(Turn {
                     span: (begin, self.operations()),
                     warp: chosen as u32,
                     at_barrier: matches!(stop, Stop::Barrier { .. }),
@@ -196,18 +222,13 @@ impl<'m> Cluster<'m> {
             linear: self.linear,
             pages: self.overlay.pages,
             atomics: self.atomics,
-            findings: self.findings,
-            executed: self.executed,
-            traces: self.traces,
-            traffic: self.traffic,
-            landings: self.landings,
-            log: self.log,
+            out: self.out,
         }
     }
 
     fn livelock(&mut self, warp: &Warp) {
         let budget = self.machine.options.max_instructions;
-        self.report(FindingKind::Livelock, warp.pc, |cluster| {
+        self.report(FindingKind::Livelock, warp.pc, None, |cluster| {
             let message = format!(
                 "{} has executed {budget} instructions without exiting: an endless loop, or a budget that is too small",
                 cluster.warp_name(warp.index)

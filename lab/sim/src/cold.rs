@@ -4,8 +4,9 @@ use flashcore_ir::RegClass;
 
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::program::{Row, TraceFile};
+use crate::program::Row;
 use crate::record::Details;
+use crate::registers::lanes;
 use crate::report::TraceRecord;
 use crate::trace;
 use crate::warp::Warp;
@@ -13,7 +14,7 @@ use crate::warp::Warp;
 #[cold]
 #[inline(never)]
 pub(crate) fn not_uniform(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, holds: u32) {
-    cluster.report(FindingKind::NotUniform, pc, |cluster| {
+    cluster.report(FindingKind::NotUniform, pc, None, |cluster| {
         let message = format!(
             "a condition declared uniform holds only in lanes {holds:#010x} of {:#010x}",
             warp.active
@@ -27,7 +28,7 @@ pub(crate) fn not_uniform(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, holds
 #[inline(never)]
 pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tracked: u32, lanes: u32) {
     let name = cluster.machine.program.tracked[tracked as usize].clone();
-    cluster.report(FindingKind::NeverWritten, pc, |cluster| {
+    cluster.report(FindingKind::NeverWritten, pc, None, |cluster| {
         let message = format!("reads register `{name}`, which these lanes have not written");
         Details::new(message, cluster.actor(warp.index, lanes))
             .object(name)
@@ -38,7 +39,7 @@ pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tra
 #[cold]
 #[inline(never)]
 pub(crate) fn division_by_zero(cluster: &mut Cluster<'_>, warp: usize, pc: u32, lanes: u32) {
-    cluster.report(FindingKind::DivisionByZero, pc, |cluster| {
+    cluster.report(FindingKind::DivisionByZero, pc, None, |cluster| {
         let message = "divides an integer by zero; PTX does not specify the result";
         Details::new(message, cluster.actor(warp, lanes))
     });
@@ -46,20 +47,19 @@ pub(crate) fn division_by_zero(cluster: &mut Cluster<'_>, warp: usize, pc: u32, 
 
 #[cold]
 #[inline(never)]
-pub(crate) fn record(cluster: &mut Cluster<'_>, warp: &Warp, label: u32, file: TraceFile, src: Row) {
-    let k = &cluster.machine.constants;
-    let r = &warp.registers;
-    let (class, bits) = match file {
-        TraceFile::Pred => {
+pub(crate) fn record(cluster: &mut Cluster<'_>, warp: &Warp, label: u32, class: RegClass, src: Row) {
+    let (k, r) = (&cluster.machine.constants, &warp.registers);
+    let (class, bits): (RegClass, Vec<u64>) = match class {
+        RegClass::Pred => {
             let pred = r.pred(src);
-            (
-                RegClass::Pred,
-                (0..32).map(|lane| u64::from(pred >> lane & 1)).collect(),
-            )
+            (class, (0..32).map(|lane| u64::from(pred >> lane & 1)).collect())
         }
-        TraceFile::Bits32 => (RegClass::B32, r.get(k, src).iter().map(|&x| u64::from(x)).collect()),
-        TraceFile::Float => (RegClass::F32, r.get(k, src).iter().map(|&x| u64::from(x)).collect()),
-        TraceFile::Bits64 => (RegClass::B64, r.get64(k, src).to_vec()),
+        RegClass::B64 => (class, r.get::<u64>(k, src).to_vec()),
+        RegClass::F32 => (class, r.get::<u32>(k, src).iter().map(|&x| u64::from(x)).collect()),
+        RegClass::B16 | RegClass::B32 => {
+            let bits = r.get::<u32>(k, src).iter().map(|&x| u64::from(x));
+            (RegClass::B32, bits.collect())
+        }
     };
     let actor = cluster.actor(warp.index, warp.active);
     let options = cluster.machine.options;
@@ -70,13 +70,12 @@ pub(crate) fn record(cluster: &mut Cluster<'_>, warp: &Warp, label: u32, file: T
         let Some(&ty) = options.nonfinite.get(label as usize) else {
             return;
         };
-        let bits: &Vec<u64> = &bits;
-        let there = (0..32).any(|lane| warp.active >> lane & 1 != 0 && trace::is_nonfinite(ty, bits[lane as usize]));
-        if !there || cluster.traces.iter().any(|record| record.index == label) {
+        let there = lanes(warp.active).any(|lane| trace::nonfinite(ty, bits[lane]).is_some());
+        if !there || cluster.out.traces.iter().any(|record| record.index == label) {
             return;
         }
     }
-    cluster.traces.push(TraceRecord {
+    cluster.out.traces.push(TraceRecord {
         index: label,
         label: cluster.machine.kernel.traces()[label as usize].clone(),
         block: actor.block,

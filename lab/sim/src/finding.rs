@@ -4,96 +4,54 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// The kind of an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum FindingKind {
-    /// An access outside its object.
-    OutOfBounds,
-    /// An address that is not a multiple of the access size.
-    Misaligned,
-    /// A write through a read-only parameter.
-    ReadOnly,
-    /// A load through the read-only cache from memory that the kernel writes.
-    ReadOnlyCache,
-    /// A read of memory or of a register that was never written.
-    NeverWritten,
-    /// Two unordered accesses to one byte, at least one of them a write.
-    Race,
-    /// An access to the destination of an asynchronous copy before waiting for it.
-    MissingWait,
-    /// Inconsistent use of a barrier, or a thread that exits while others wait at it.
-    BarrierMismatch,
-    /// Warps that wait for each other.
-    Deadlock,
-    /// A warp that does not terminate.
-    Livelock,
-    /// A condition declared uniform that differs between lanes.
-    NotUniform,
-    /// A member mask that does not match the active lanes, or an `.aligned` instruction in a
-    /// divergent warp.
-    MissingLanes,
-    /// An integer division by zero.
-    DivisionByZero,
-    /// Bytes that one block writes and another block reads or writes.
-    BlockRace,
-    /// An mbarrier that is uninitialised, initialised twice, or has too many arrivals.
-    Mbarrier,
-    /// A wait for a phase that the warp has already waited for.
-    WrongPhase,
-    /// The bytes of copies differ from those announced at their mbarrier.
-    TransactionBytes,
-    /// A missing fence: proxy fence, `wgmma.fence`, mbarrier-init fence, or release at cluster
-    /// scope.
-    MissingFence,
-    /// Registers accessed while a product uses them.
-    InFlight,
-    /// A matrix descriptor that does not match its tile.
-    Descriptor,
-    /// Warps of a warpgroup that execute different products.
-    Warpgroup,
-    /// An invalid register count, or one not set by the whole warpgroup.
-    Registers,
-    /// An access to a block of the cluster that may not have started or may have exited.
-    PeerLifetime,
-    /// An access to global memory before `griddepcontrol.wait`.
-    BeforeDependency,
-    /// A trap.
-    Trap,
+/// Declares [`FindingKind`] and the names of its variants from one table.
+macro_rules! kinds {
+    ($($kind:ident = $name:literal: $what:literal,)*) => {
+        /// The kind of an error.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        #[non_exhaustive]
+        pub enum FindingKind {
+            $(#[doc = $what] $kind,)*
+        }
+
+        impl FindingKind {
+            /// The name as printed in findings.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(FindingKind::$kind => $name,)*
+                }
+            }
+        }
+    };
 }
 
-impl FindingKind {
-    /// The name as printed in findings.
-    pub fn name(self) -> &'static str {
-        match self {
-            FindingKind::OutOfBounds => "out-of-bounds",
-            FindingKind::Misaligned => "misaligned",
-            FindingKind::ReadOnly => "read-only",
-            FindingKind::ReadOnlyCache => "read-only-cache",
-            FindingKind::NeverWritten => "never-written",
-            FindingKind::Race => "race",
-            FindingKind::MissingWait => "missing-wait",
-            FindingKind::BarrierMismatch => "barrier-mismatch",
-            FindingKind::Deadlock => "deadlock",
-            FindingKind::Livelock => "livelock",
-            FindingKind::NotUniform => "not-uniform",
-            FindingKind::MissingLanes => "missing-lanes",
-            FindingKind::DivisionByZero => "division-by-zero",
-            FindingKind::BlockRace => "block-race",
-            FindingKind::Mbarrier => "mbarrier",
-            FindingKind::WrongPhase => "wrong-phase",
-            FindingKind::TransactionBytes => "transaction-bytes",
-            FindingKind::MissingFence => "missing-fence",
-            FindingKind::InFlight => "in-flight",
-            FindingKind::Descriptor => "descriptor",
-            FindingKind::Warpgroup => "warpgroup",
-            FindingKind::Registers => "registers",
-            FindingKind::PeerLifetime => "peer-lifetime",
-            FindingKind::BeforeDependency => "before-dependency",
-            FindingKind::Trap => "trap",
-        }
-    }
+kinds! {
+    OutOfBounds = "out-of-bounds": "An access outside its object.",
+    Misaligned = "misaligned": "An address that is not a multiple of the access size.",
+    ReadOnly = "read-only": "A write through a read-only parameter.",
+    ReadOnlyCache = "read-only-cache": "A load through the read-only cache from memory that the kernel writes.",
+    NeverWritten = "never-written": "A read of memory or of a register that was never written.",
+    Race = "race": "Two unordered accesses to one byte, at least one of them a write.",
+    MissingWait = "missing-wait": "An access to the destination of an asynchronous copy before waiting for it.",
+    BarrierMismatch = "barrier-mismatch": "Inconsistent use of a barrier, or a thread that exits while others wait at it.",
+    Deadlock = "deadlock": "Warps that wait for each other.",
+    Livelock = "livelock": "A warp that does not terminate.",
+    NotUniform = "not-uniform": "A condition declared uniform that differs between lanes.",
+    MissingLanes = "missing-lanes": "A member mask that differs from the active lanes, or a divergent `.aligned` instruction.",
+    DivisionByZero = "division-by-zero": "An integer division by zero.",
+    BlockRace = "block-race": "Bytes that one block writes and another block reads or writes.",
+    Mbarrier = "mbarrier": "An mbarrier that is uninitialised, initialised twice, or has too many arrivals.",
+    WrongPhase = "wrong-phase": "A wait for a phase that the warp has already waited for.",
+    TransactionBytes = "transaction-bytes": "The bytes of copies differ from those announced at their mbarrier.",
+    MissingFence = "missing-fence": "A missing fence: proxy fence, `wgmma.fence`, mbarrier-init fence, or release at cluster scope.",
+    InFlight = "in-flight": "Registers accessed while a product uses them.",
+    Descriptor = "descriptor": "A matrix descriptor that does not match its tile.",
+    Warpgroup = "warpgroup": "Warps of a warpgroup that execute different products.",
+    Registers = "registers": "An invalid register count, or one not set by the whole warpgroup.",
+    PeerLifetime = "peer-lifetime": "An access to a block of the cluster that may not have started or may have exited.",
+    BeforeDependency = "before-dependency": "An access to global memory before `griddepcontrol.wait`.",
+    Trap = "trap": "A trap.",
 }
 
 /// A source line of the kernel.

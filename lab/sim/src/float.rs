@@ -3,6 +3,8 @@
 //!
 //! Source: PTX ISA, "Floating-Point Instructions" and "Half Precision Floating-Point Instructions".
 
+use crate::program::Half;
+
 /// The NaN that f32 arithmetic returns for every NaN input.
 pub(crate) const NAN_F32: u32 = 0x7fff_ffff;
 /// The canonical NaN of f16 and bf16.
@@ -122,12 +124,6 @@ pub(crate) fn f64_to_f16(value: f64) -> u32 {
     f32_to_f16(f64_to_f32_odd(value))
 }
 
-/// f64 to bf16, nearest even, single rounding.
-#[inline(always)]
-pub(crate) fn f64_to_bf16(value: f64) -> u32 {
-    f32_to_bf16(f64_to_f32_odd(value))
-}
-
 /// Sum rounded to odd, so that a later rounding to 16 bits does not round twice. The exponents of
 /// the operands can differ by more than f64's precision, and the lost bits decide ties. (On an H200
 /// plain f64 sums differed by one unit in 1 of 50 random bf16 programs.)
@@ -148,22 +144,23 @@ pub(crate) fn add_odd(a: f64, b: f64) -> f64 {
     f64::from_bits(if inexact_and_even { neighbour } else { bits })
 }
 
-/// Applies an operation to both f16 halves. Products are exact in f64; sums use [`add_odd`].
+/// Applies an operation to both halves of packed pairs. Products are exact in f64; sums use
+/// [`add_odd`].
 #[inline(always)]
-pub(crate) fn f16_halves(a: u32, b: u32, c: u32, op: impl Fn(f64, f64, f64) -> f64) -> u32 {
+pub(crate) fn halves(ty: Half, pairs: [u32; 3], op: impl Fn(f64, f64, f64) -> f64) -> u32 {
     let half = |shift: u32| {
-        let wide = |x: u32| f16_to_f32((x >> shift) & 0xffff) as f64;
-        f64_to_f16(op(wide(a), wide(b), wide(c)))
-    };
-    half(0) | half(16) << 16
-}
-
-/// As [`f16_halves`] for bf16.
-#[inline(always)]
-pub(crate) fn bf16_halves(a: u32, b: u32, c: u32, op: impl Fn(f64, f64, f64) -> f64) -> u32 {
-    let half = |shift: u32| {
-        let wide = |x: u32| bf16_to_f32((x >> shift) & 0xffff) as f64;
-        f64_to_bf16(op(wide(a), wide(b), wide(c)))
+        let [a, b, c] = pairs.map(|x| {
+            let bits = x >> shift & 0xffff;
+            f64::from(match ty {
+                Half::F16 => f16_to_f32(bits),
+                Half::BF16 => bf16_to_f32(bits),
+            })
+        });
+        let rounded = f64_to_f32_odd(op(a, b, c));
+        match ty {
+            Half::F16 => f32_to_f16(rounded),
+            Half::BF16 => f32_to_bf16(rounded),
+        }
     };
     half(0) | half(16) << 16
 }
@@ -194,9 +191,13 @@ fn one_nan(a: u32, b: u32, otherwise: u32) -> u32 {
     pick(nan_a & nan_b, NAN_F32, pick(nan_a, b, pick(nan_b, a, otherwise)))
 }
 
-/// `min` or `max` of both halves. `infinity` is the type's NaN threshold (`0x7c00` or `0x7f80`).
+/// `min` or `max` of both halves.
 #[inline(always)]
-pub(crate) fn halves_extreme(a: u32, b: u32, infinity: u32, largest: bool) -> u32 {
+pub(crate) fn halves_extreme(ty: Half, a: u32, b: u32, largest: bool) -> u32 {
+    let infinity = match ty {
+        Half::F16 => 0x7c00,
+        Half::BF16 => 0x7f80,
+    };
     let half = |shift: u32| {
         let (a, b) = ((a >> shift) & 0xffff, (b >> shift) & 0xffff);
         let (nan_a, nan_b) = (a & 0x7fff > infinity, b & 0x7fff > infinity);
@@ -275,6 +276,10 @@ fn flush_f(value: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn f64_to_bf16(value: f64) -> u32 {
+        f32_to_bf16(f64_to_f32_odd(value))
+    }
 
     #[test]
     fn powers_of_two_are_exact() {

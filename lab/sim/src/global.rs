@@ -29,7 +29,7 @@ pub(crate) struct AtomicRecord {
 }
 
 /// Last write and last reads of 2 bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cell {
     /// 0 if this block has not written the cell.
     pub(crate) stamp: u32,
@@ -42,19 +42,18 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    const UNTOUCHED: Cell = Cell {
-        stamp: 0,
-        writer: 0,
-        writer_pc: 0,
-        read_epoch: 0,
-        reader_warp: 0,
-        reader_lanes: 0,
-        reader_pc: 0,
-    };
-
     pub(crate) fn stamp(&self) -> Option<Stamp> {
         (self.stamp != 0).then_some(Stamp(self.stamp))
     }
+}
+
+/// A copy of a page of a buffer; zero after the buffer's end.
+pub(crate) fn copy_of(bytes: &[u8], page: u64) -> [u8; PAGE] {
+    let mut data = [0; PAGE];
+    let bytes = &bytes[((page as usize) << PAGE_SHIFT).min(bytes.len())..];
+    let len = bytes.len().min(PAGE);
+    data[..len].copy_from_slice(&bytes[..len]);
+    data
 }
 
 #[derive(Clone, Debug)]
@@ -93,19 +92,10 @@ impl<'m> Overlay<'m> {
         let number = offset >> PAGE_SHIFT;
         let (base, earlier) = (self.base, self.earlier);
         self.pages.entry((slot, number)).or_insert_with(|| {
-            let mut data = [0; PAGE];
-            match earlier.and_then(|merged| merged.data(slot, number)) {
-                Some(written) => data = *written,
-                None => {
-                    let start = (number as usize) << PAGE_SHIFT;
-                    let bytes = &base[slot][start.min(base[slot].len())..];
-                    let len = bytes.len().min(PAGE);
-                    data[..len].copy_from_slice(&bytes[..len]);
-                }
-            }
+            let written = earlier.and_then(|merged| merged.data(slot, number));
             Box::new(Page {
-                data,
-                cells: vec![Cell::UNTOUCHED; CELLS],
+                data: written.copied().unwrap_or_else(|| copy_of(base[slot], number)),
+                cells: vec![Cell::default(); CELLS],
             })
         })
     }

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::finding::Line;
-use crate::program::At;
 use crate::report::{Class, lines};
+use crate::shadow::SharedAccess;
 use crate::traffic;
 
 /// An access of a warp to shared memory.
@@ -69,17 +69,18 @@ impl Access {
 impl Cluster<'_> {
     /// Operations executed so far by all warps.
     pub(crate) fn operations(&self) -> u64 {
-        self.executed.iter().map(|count| count.warps).sum()
+        self.out.executed.iter().map(|count| count.warps).sum()
     }
 
     /// Counts an access to shared memory, and logs it on request.
     #[inline(always)]
-    pub(crate) fn count_shared(&mut self, pc: u32, warp: usize, at: At, offsets: &[u32; 32], lanes: u32, bytes: u32) {
-        if !self.traffic.is_empty() {
-            self.traffic[pc as usize].add(traffic::shared(offsets, lanes, bytes));
+    pub(crate) fn count_shared(&mut self, warp: usize, access: &SharedAccess) {
+        if !self.out.traffic.is_empty() {
+            let cost = traffic::shared(&access.offsets, access.mask, access.bytes);
+            self.out.traffic[access.pc as usize].add(cost);
         }
         if self.is_logged() {
-            self.log_access(pc, warp, at, offsets, lanes, bytes, false);
+            self.log_access(warp, access, false);
         }
     }
 
@@ -90,39 +91,28 @@ impl Cluster<'_> {
 
     #[cold]
     #[inline(never)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn log_access(
-        &mut self,
-        pc: u32,
-        warp: usize,
-        at: At,
-        offsets: &[u32; 32],
-        lanes: u32,
-        bytes: u32,
-        past_l1: bool,
-    ) {
-        if self.log.accesses.len() >= self.machine.options.log {
-            self.log.is_cut = true;
+    pub(crate) fn log_access(&mut self, warp: usize, access: &SharedAccess, past_l1: bool) {
+        if self.out.log.accesses.len() >= self.machine.options.log {
+            self.out.log.is_cut = true;
             return;
         }
-        let machine = self.machine;
-        let Some(buffer) = machine.kernel.ledger().buffers.get(usize::from(at.object)) else {
+        let (machine, pc) = (self.machine, access.pc as usize);
+        let buffer = self.shared_buffer(access.at);
+        let Some(&line) = lines(machine.kernel, machine.program.sites[pc]).first() else {
             return;
         };
-        let Some(&line) = lines(machine.kernel, machine.program.sites[pc as usize]).first() else {
-            return;
-        };
+        let within = |offset: u32| (offset % machine.shared_bytes).wrapping_sub(buffer.offset);
         let access = Access {
             time: self.operations(),
             warp: warp as u32,
             line,
-            class: machine.program.classes[pc as usize],
-            buffer: u32::from(at.object),
-            lanes,
-            bytes,
+            class: machine.program.classes[pc],
+            buffer: u32::from(access.at.object),
+            lanes: access.mask,
+            bytes: access.bytes,
             past_l1,
-            offsets: offsets.map(|offset| (offset % machine.shared_bytes).wrapping_sub(buffer.offset)),
+            offsets: access.offsets.map(within),
         };
-        self.log.accesses.push(access);
+        self.out.log.accesses.push(access);
     }
 }

@@ -2,38 +2,30 @@
 
 use std::collections::{HashMap, HashSet};
 
-use flashcore_ir::inst::{BulkInst, Inst, Object, Space, StoreSource};
-use flashcore_ir::{Kernel, Node, Operand, Reg, RegClass, SiteId};
+use flashcore_ir::inst::{Inst, WgmmaA, WgmmaInst};
+use flashcore_ir::{Condition, Kernel, Node, Operand, Reg, SiteId};
 
 use crate::assigned;
 use crate::error::SimError;
-use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row};
+use crate::program::{Branch, CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
 
-pub(crate) fn lower(kernel: &Kernel) -> Result<Program, SimError> {
+pub(crate) fn lower(kernel: &Kernel) -> Result<Program<'_>, SimError> {
     let unproven = assigned::unproven(kernel);
-    let rows = Rows::assign(kernel, &unproven)?;
-    let params = kernel.params().len();
     let mut lowering = Lowering {
         kernel,
         program: Program {
-            rows32: rows.rows32,
-            rows64: rows.rows64,
-            preds: rows.preds,
+            rows: Rows::assign(kernel, &unproven)?,
             granule_shift: 2,
-            stored: vec![false; params],
-            loaded: vec![false; params],
-            atomics: vec![false; params],
+            used: vec![Used::default(); kernel.params().len()],
             ..Program::default()
         },
-        rows,
         consts32: HashMap::new(),
         consts64: HashMap::new(),
         unproven,
         tracked: HashMap::new(),
         breaks: Vec::new(),
-        fragments: HashMap::new(),
         touched: HashSet::new(),
     };
     lowering.find_fragments();
@@ -52,22 +44,19 @@ pub(crate) fn lower(kernel: &Kernel) -> Result<Program, SimError> {
 
 pub(crate) struct Lowering<'a> {
     pub(crate) kernel: &'a Kernel,
-    pub(crate) program: Program,
-    rows: Rows,
+    pub(crate) program: Program<'a>,
     consts32: HashMap<u32, Row>,
     consts64: HashMap<u64, Row>,
     unproven: HashSet<Reg>,
     tracked: HashMap<Reg, u32>,
     /// For each open loop, the positions of its `BreakIf`s, whose target is not known yet.
     breaks: Vec<Vec<usize>>,
-    /// The fragment of each register that products use.
-    pub(crate) fragments: HashMap<Reg, u16>,
     /// Fragments read or written since products last started or ended.
     touched: HashSet<(u16, bool)>,
 }
 
-impl Lowering<'_> {
-    fn push(&mut self, op: Op, class: Class, site: SiteId) -> usize {
+impl<'a> Lowering<'a> {
+    fn push(&mut self, op: Op<'a>, class: Class, site: SiteId) -> usize {
         if class == Class::Control || matches!(op, Op::LoopBegin | Op::EndIf) {
             self.touched.clear();
         }
@@ -82,7 +71,7 @@ impl Lowering<'_> {
         self.program.nodes.push(self.program.ops.len() as u32);
     }
 
-    fn nodes(&mut self, nodes: &[Node]) -> Result<(), SimError> {
+    fn nodes(&mut self, nodes: &'a [Node]) -> Result<(), SimError> {
         for node in nodes {
             match node {
                 Node::Inst { inst, site } => self.inst(inst, *site)?,
@@ -93,33 +82,17 @@ impl Lowering<'_> {
                     site,
                 } => {
                     self.check_reads(&[(condition.pred, 1)], *site);
-                    let pred = self.rows.row(condition.pred);
-                    let uniform = condition.uniform;
+                    let mut branch = self.branch(condition);
                     self.note_node();
-                    let begin = self.push(
-                        Op::If {
-                            pred,
-                            uniform,
-                            otherwise: 0,
-                        },
-                        Class::Control,
-                        *site,
-                    );
+                    let begin = self.push(Op::If(branch), Class::Control, *site);
                     self.nodes(then)?;
-                    let mut to_end = None;
-                    if !otherwise.is_empty() {
-                        to_end = Some(self.push(Op::Else { end: 0 }, Class::Control, *site));
-                    }
-                    let otherwise_at = self.program.ops.len() as u32;
+                    let to_end = (!otherwise.is_empty()).then(|| self.push(Op::Else(0), Class::Control, *site));
+                    branch.target = self.program.ops.len() as u32;
+                    self.program.ops[begin] = Op::If(branch);
                     self.nodes(otherwise)?;
                     let end = self.push(Op::EndIf, Class::Structure, *site) as u32;
-                    self.program.ops[begin] = Op::If {
-                        pred,
-                        uniform,
-                        otherwise: otherwise_at,
-                    };
                     if let Some(at) = to_end {
-                        self.program.ops[at] = Op::Else { end };
+                        self.program.ops[at] = Op::Else(end);
                     }
                 }
                 Node::Loop { body, site } => {
@@ -128,23 +101,19 @@ impl Lowering<'_> {
                     let start = self.program.ops.len() as u32;
                     self.breaks.push(Vec::new());
                     self.nodes(body)?;
-                    self.push(Op::LoopEnd { start }, Class::Control, *site);
+                    self.push(Op::LoopEnd(start), Class::Control, *site);
                     let after = self.program.ops.len() as u32;
                     for at in self.breaks.pop().unwrap_or_default() {
-                        if let Op::BreakIf { end, .. } = &mut self.program.ops[at] {
-                            *end = after;
+                        if let Op::BreakIf(branch) = &mut self.program.ops[at] {
+                            branch.target = after;
                         }
                     }
                 }
                 Node::BreakIf { condition, site } => {
                     self.check_reads(&[(condition.pred, 1)], *site);
-                    let op = Op::BreakIf {
-                        pred: self.rows.row(condition.pred),
-                        uniform: condition.uniform,
-                        end: 0,
-                    };
+                    let branch = self.branch(condition);
                     self.note_node();
-                    let at = self.push(op, Class::Control, *site);
+                    let at = self.push(Op::BreakIf(branch), Class::Control, *site);
                     if let Some(breaks) = self.breaks.last_mut() {
                         breaks.push(at);
                     }
@@ -154,26 +123,23 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn inst(&mut self, inst: &Inst, site: SiteId) -> Result<(), SimError> {
+    fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
         self.check_reads(&reads, site);
-        self.note(inst);
-        match inst {
-            Inst::Wgmma(_) => self.touched.clear(),
-            _ => self.touch(&reads, &writes, site),
+        if matches!(inst, Inst::Wgmma(_)) {
+            self.touched.clear();
+        } else {
+            self.touch(&reads, &writes, site);
         }
         let (op, class) = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
             instruction: flashcore_ir::ptx::mnemonic(inst),
         })?;
         self.note_node();
         self.push(op, class, site);
-        for (first, n) in writes {
-            for reg in (0..n).map(|i| first.plus(i)) {
-                if self.unproven.contains(&reg) {
-                    let tracked = self.tracked(reg);
-                    self.push(Op::MarkWritten { tracked }, Class::Structure, site);
-                }
+        for reg in each(&writes) {
+            if let Some(tracked) = self.tracked(reg) {
+                self.push(Op::MarkWritten(tracked), Class::Structure, site);
             }
         }
         Ok(())
@@ -182,110 +148,81 @@ impl Lowering<'_> {
     /// Emits checks before an instruction that touches product registers. One check is enough until
     /// products start or end.
     fn touch(&mut self, reads: &[(Reg, u32)], writes: &[(Reg, u32)], site: SiteId) {
-        if self.fragments.is_empty() {
-            return;
-        }
         for (regs, write) in [(reads, false), (writes, true)] {
-            for reg in regs.iter().flat_map(|&(first, n)| (0..n).map(move |i| first.plus(i))) {
-                if let Some(&fragment) = self.fragments.get(&reg)
+            for reg in each(regs) {
+                if let Some(&fragment) = self.program.fragment_of.get(&reg)
                     && self.touched.insert((fragment, write))
                 {
-                    self.push(Op::Touch { fragment, write }, Class::Structure, site);
+                    self.push(Op::Touch(fragment, write), Class::Structure, site);
                 }
             }
         }
     }
 
     fn check_reads(&mut self, reads: &[(Reg, u32)], site: SiteId) {
-        for &(first, n) in reads {
-            for reg in (0..n).map(|i| first.plus(i)) {
-                if self.unproven.contains(&reg) {
-                    let tracked = self.tracked(reg);
-                    self.push(Op::CheckWritten { tracked }, Class::Structure, site);
-                }
+        for reg in each(reads) {
+            if let Some(tracked) = self.tracked(reg) {
+                self.push(Op::CheckWritten(tracked), Class::Structure, site);
             }
         }
     }
 
-    fn tracked(&mut self, reg: Reg) -> u32 {
-        if let Some(&index) = self.tracked.get(&reg) {
-            return index;
+    /// The number of a register whose reads are checked at run time; `None` for others.
+    fn tracked(&mut self, reg: Reg) -> Option<u32> {
+        if !self.unproven.contains(&reg) {
+            return None;
         }
-        let index = self.program.tracked.len() as u32;
-        let name = self.kernel.reg_name(reg).unwrap_or("a variable").to_string();
-        self.program.tracked.push(name);
-        self.tracked.insert(reg, index);
-        index
+        let names = &mut self.program.tracked;
+        Some(*self.tracked.entry(reg).or_insert_with(|| {
+            names.push(self.kernel.reg_name(reg).unwrap_or("a variable").to_string());
+            names.len() as u32 - 1
+        }))
     }
 
-    /// Records which memory features an instruction needs.
-    fn note(&mut self, inst: &Inst) {
-        let program = &mut self.program;
-        let param = |object: &Object| match object {
-            Object::Param(index) => Some(*index as usize),
-            Object::Shared(_) => None,
-        };
-        match inst {
-            Inst::Ld { space, dst, addr, .. } => {
-                if *space != Space::Global && dst.class == RegClass::B16 {
-                    program.granule_shift = 1;
-                }
-                if let Some(index) = param(&addr.object) {
-                    program.loaded[index] = true;
-                }
-            }
-            Inst::St { space, src, addr, .. } => {
-                let narrow = match src {
-                    StoreSource::Regs(reg) => reg.class == RegClass::B16,
-                    StoreSource::Imm(ty, _) => ty.bytes() == 2,
-                };
-                if *space != Space::Global && narrow {
-                    program.granule_shift = 1;
-                }
-                if let Some(index) = param(&addr.object) {
-                    program.stored[index] = true;
+    /// A branch whose target is set later.
+    fn branch(&self, condition: &Condition) -> Branch {
+        Branch {
+            pred: self.reg(condition.pred),
+            uniform: condition.uniform,
+            target: 0,
+        }
+    }
+
+    /// Numbers the fragments: the registers of one accumulator or of one operand A.
+    fn find_fragments(&mut self) {
+        let mut runs: Vec<(Reg, u32)> = Vec::new();
+        self.kernel.for_each_inst(&mut |inst, _| {
+            if let Inst::Wgmma(WgmmaInst::Mma { n, d, a, .. }) = inst {
+                runs.push((*d, n / 2));
+                if let WgmmaA::Regs(first) = a {
+                    runs.push((*first, 4));
                 }
             }
-            Inst::CpAsync { src, .. } => {
-                program.uses_cp_async = true;
-                if let Some(index) = param(&src.object) {
-                    program.loaded[index] = true;
+        });
+        // Merge overlapping runs into one fragment. In sorted order a run overlaps its predecessor
+        // or nothing.
+        runs.sort_by_key(|(reg, count)| (reg.class, reg.index, *count));
+        let mut merged: Vec<(Reg, u32)> = Vec::new();
+        for (reg, count) in runs {
+            match merged.last_mut() {
+                Some((first, n)) if first.class == reg.class && reg.index < first.index + *n => {
+                    *n = (*n).max(reg.index + count - first.index);
                 }
+                _ => merged.push((reg, count)),
             }
-            Inst::Bulk(BulkInst::Load { map, .. }) => {
-                program.uses_async_proxy = true;
-                if let Some(index) = param(&map.object) {
-                    program.loaded[index] = true;
-                }
-            }
-            Inst::Bulk(BulkInst::Store { map, .. }) => {
-                program.uses_async_proxy = true;
-                program.uses_bulk_stores = true;
-                if let Some(index) = param(&map.object) {
-                    program.stored[index] = true;
-                }
-            }
-            Inst::Bulk(BulkInst::Commit | BulkInst::Wait { .. }) => program.uses_bulk_stores = true,
-            Inst::Wgmma(_) => {
-                program.uses_async_proxy = true;
-                program.uses_products = true;
-            }
-            Inst::DependencyWait => program.uses_dependency = true,
-            Inst::SetMaxRegs { .. } => program.sets_registers = true,
-            Inst::Atom { dst, addr, .. } => {
-                if let Some(index) = param(&addr.object) {
-                    program.atomics[index] = true;
-                    program.returning_atomics |= dst.is_some();
-                }
-            }
-            _ => {}
+        }
+        for (number, run) in merged.iter().enumerate() {
+            let name = self.kernel.reg_name(run.0).unwrap_or("operand A");
+            self.program.fragments.push(name.to_string());
+            let regs = each(std::slice::from_ref(run)).map(|reg| (reg, number as u16));
+            self.program.fragment_of.extend(regs);
         }
     }
 
     // ---- Operands
 
     pub(crate) fn reg(&self, reg: Reg) -> Row {
-        self.rows.row(reg)
+        self.program.rows.row(reg)
     }
 
     /// The rows of `N` contiguous registers; entries past `count` repeat the first.
@@ -331,4 +268,9 @@ impl Lowering<'_> {
             Operand::Imm(_) => PRED_TRUE,
         }
     }
+}
+
+/// The registers of runs of contiguous registers.
+fn each(runs: &[(Reg, u32)]) -> impl Iterator<Item = Reg> {
+    runs.iter().flat_map(|&(first, n)| (0..n).map(move |i| first.plus(i)))
 }

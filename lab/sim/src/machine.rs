@@ -1,8 +1,9 @@
 //! [`Machine`]: a kernel and its launch, validated and decoded.
 
+use flashcore_ir::proof::{LaunchRefusal, prove_buffers, prove_launch};
 use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMapRecipe};
 
-use crate::clock::Actors;
+use crate::clock::{ActorKind, Actors};
 use crate::error::SimError;
 use crate::finding::Actor;
 use crate::lower::lower;
@@ -12,14 +13,6 @@ use crate::report::SimOptions;
 
 /// Address of the first byte of shared memory. Not zero, so that a zero address is out of bounds.
 pub(crate) const SHARED_BASE: u32 = 1024;
-
-/// Largest shared memory per block of any target: 227 KB (CUDA programming guide, compute
-/// capability 9.0).
-const MAX_SHARED_BYTES: u32 = 232_448;
-
-/// Largest number of blocks per cluster (CUDA programming guide: 16 as non-portable size, compute
-/// capability 9.0).
-const MAX_CLUSTER: u32 = 16;
 
 /// log2 of the address distance between the shared memories of neighbouring blocks in a cluster:
 /// the position of the rank.
@@ -48,11 +41,11 @@ pub(crate) struct Region {
 impl Region {
     /// Sets the region to a buffer of the launch, for the parameter `index`.
     fn bind_buffer(&mut self, launch: &Launch, index: usize, slot: usize, writable: bool) -> Result<(), SimError> {
-        let spec = launch.buffers.get(slot).ok_or(SimError::NoSuchSlot {
-            index,
-            slot,
-            slots: launch.buffers.len(),
-        })?;
+        let count = launch.buffers.len();
+        let spec = launch
+            .buffers
+            .get(slot)
+            .ok_or(LaunchRefusal::Slot { index, slot, count })?;
         if writable && !spec.written {
             return Err(SimError::BufferNotWritten {
                 name: self.name.clone(),
@@ -75,7 +68,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) launch: &'a Launch,
     pub(crate) options: &'a SimOptions,
-    pub(crate) program: Program,
+    pub(crate) program: Program<'a>,
     pub(crate) constants: Constants,
     pub(crate) args: Vec<u64>,
     /// By parameter; numbers have an empty region.
@@ -107,8 +100,8 @@ impl<'a> Machine<'a> {
         buffer_bytes: &[u64],
         options: &'a SimOptions,
     ) -> Result<Machine<'a>, SimError> {
-        check_shape(kernel, launch)?;
-        check_buffers(launch, buffer_bytes)?;
+        let given: Vec<(u64, u64)> = buffer_bytes.iter().map(|&bytes| (0, bytes)).collect();
+        check_launch(kernel, launch, &given)?;
         let program = lower(kernel)?;
         let (args, mut regions) = bind(kernel, launch)?;
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();
@@ -121,11 +114,10 @@ impl<'a> Machine<'a> {
             region.overlaid = region.written || uninitialized.get(region.slot) == Some(&true);
         }
         // Reductions into memory that no block reads are deferred until all blocks have finished.
-        let by_slot = |flags: &[bool], slot: usize| regions.iter().zip(flags).any(|(r, f)| *f && r.slot == slot);
-        let serial = program.returning_atomics
-            || regions.iter().zip(&program.atomics).any(|(region, atomic)| {
-                *atomic && (by_slot(&program.loaded, region.slot) || by_slot(&program.stored, region.slot))
-            });
+        let used = || regions.iter().zip(&program.used);
+        let is_accessed =
+            |slot: usize| used().any(|(region, used)| region.slot == slot && (used.loaded || used.stored));
+        let serial = program.returning_atomics || used().any(|(region, used)| used.atomic && is_accessed(region.slot));
         let blocks = launch.cluster.iter().product::<u32>() as usize;
         let warps = blocks * kernel.threads() as usize / 32;
         let mut count = 0;
@@ -151,7 +143,7 @@ impl<'a> Machine<'a> {
             actors,
             mbarriers,
             mbarriers_per_block: count as usize,
-            constants: Constants::new(&program),
+            constants: Constants::constants(&program),
             kernel,
             launch,
             options,
@@ -238,6 +230,15 @@ impl<'a> Machine<'a> {
         let stores = if self.actors.stores > 0 { self.warps } else { 0 };
         self.warps + stores + self.actors.warpgroups as usize
     }
+    /// The kind of a reader, with the number of its warp or warpgroup.
+    pub(crate) fn reader(&self, reader: usize) -> ActorKind {
+        let products = self.product_reader(0);
+        match reader {
+            _ if reader < self.warps => ActorKind::Thread(reader as u32),
+            _ if reader < products => ActorKind::Store((reader - self.warps) as u32),
+            _ => ActorKind::Warpgroup((reader - products) as u32),
+        }
+    }
     pub(crate) fn store_reader(&self, warp: usize) -> usize {
         self.warps + warp
     }
@@ -246,66 +247,18 @@ impl<'a> Machine<'a> {
     }
 }
 
-fn check_shape(kernel: &Kernel, launch: &Launch) -> Result<(), SimError> {
-    let [x, y, z] = launch.grid;
-    if x == 0 || y == 0 || z == 0 || x > i32::MAX as u32 || y > 65_535 || z > 65_535 {
-        return Err(SimError::Grid(launch.grid));
-    }
-    if launch.block != [kernel.threads(), 1, 1] {
-        return Err(SimError::Threads {
-            kernel: kernel.name().to_string(),
-            expected: kernel.threads(),
-            given: launch.block,
-        });
-    }
-    check_cluster(kernel, launch)?;
-    let ledger = kernel.ledger();
-    if ledger.total_bytes() > MAX_SHARED_BYTES {
-        return Err(SimError::SharedMemoryTooLarge {
-            needed: ledger.total_bytes(),
-            allowed: MAX_SHARED_BYTES,
-        });
-    }
-    let needed = if ledger.is_static { 0 } else { ledger.total_bytes() };
-    if launch.dynamic_shared_bytes < needed {
-        return Err(SimError::SharedMemory {
-            kernel: kernel.name().to_string(),
-            needed,
-            given: launch.dynamic_shared_bytes,
-        });
-    }
-    Ok(())
-}
-
-fn check_cluster(kernel: &Kernel, launch: &Launch) -> Result<(), SimError> {
-    let (given, grid) = (launch.cluster, launch.grid);
-    let blocks = given.iter().fold(1u32, |product, &n| product.saturating_mul(n));
-    let whole = grid.iter().zip(&given).all(|(grid, &n)| n > 0 && grid % n == 0);
-    let needed = kernel.cluster();
-    let other = needed.is_some_and(|needed| given != [needed, 1, 1]);
-    if !(1..=MAX_CLUSTER).contains(&blocks) || !whole || other {
-        return Err(SimError::Cluster { given, grid, needed });
-    }
-    Ok(())
-}
-
-fn check_buffers(launch: &Launch, buffer_bytes: &[u64]) -> Result<(), SimError> {
-    if buffer_bytes.len() != launch.buffers.len() {
-        return Err(SimError::BufferCount {
-            expected: launch.buffers.len(),
-            given: buffer_bytes.len(),
-        });
-    }
-    for (spec, &given) in launch.buffers.iter().zip(buffer_bytes) {
-        if given < spec.bytes {
-            return Err(SimError::BufferSize {
-                name: spec.name.to_string(),
-                expected: spec.bytes,
-                given,
-            });
-        }
-    }
-    Ok(())
+/// Holds a launch against the limits of Hopper, the largest of all targets.
+fn check_launch(kernel: &Kernel, launch: &Launch, buffers: &[(u64, u64)]) -> Result<(), LaunchRefusal> {
+    // Whether more than 48 KB may be declared statically depends on the compiler.
+    let matters = |refusal: &LaunchRefusal| match refusal {
+        LaunchRefusal::StaticShared { total, opt_in, .. } => *total > u64::from(*opt_in),
+        _ => true,
+    };
+    let mut refusals = prove_launch(kernel, launch, Target::Sm90a, None).into_iter();
+    let refusal = refusals
+        .find(matters)
+        .or_else(|| prove_buffers(&launch.buffers, buffers));
+    refusal.map_or(Ok(()), Err)
 }
 
 /// Address of a buffer's first byte. Aligned exactly as declared and no better, so that an access
@@ -356,26 +309,19 @@ fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>,
 /// Argument bits, and the memory behind each pointer and tensor map.
 fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), SimError> {
     let params = kernel.params();
-    if params.len() != launch.args.len() {
-        return Err(SimError::ArgumentCount {
-            kernel: kernel.name().to_string(),
-            expected: params.len(),
-            given: launch.args.len(),
-        });
-    }
     let (mut args, mut regions) = (Vec::new(), Vec::new());
     // Tables follow the buffers, in the order of the arguments.
     let mut table_slots = launch.buffers.len()..;
     for (index, (param, arg)) in params.iter().zip(&launch.args).enumerate() {
-        let mismatch = |given: &str| SimError::ArgumentType {
+        let mismatch = |given: &'static str| SimError::ArgumentType {
             index,
             name: param.name.clone(),
             expected: match param.kind {
-                ParamKind::Pointer { .. } => "pointer".to_string(),
-                ParamKind::Value(ty) => SimError::type_name(ty),
-                ParamKind::TensorMap { .. } => "tensor map".to_string(),
+                ParamKind::Pointer { .. } => "pointer",
+                ParamKind::Value(ty) => ty.ptx(),
+                ParamKind::TensorMap { .. } => "tensor map",
             },
-            given: given.to_string(),
+            given,
         };
         let mut region = Region {
             slot: usize::MAX,
@@ -388,9 +334,6 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
             name: param.name.clone(),
         };
         let bits = match (param.kind, arg) {
-            (ParamKind::Pointer { .. } | ParamKind::Value(_), Arg::TensorMap(_)) => {
-                return Err(mismatch("a tensor map"));
-            }
             (ParamKind::Pointer { element, writable }, Arg::Buffer { slot, byte_offset }) => {
                 region.bind_buffer(launch, index, *slot, writable)?;
                 region.element = element.bytes();
@@ -409,30 +352,25 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
                 region.element = element.bytes();
                 region.base
             }
-            (ParamKind::Pointer { .. } | ParamKind::Value(_), Arg::Table(_)) => return Err(mismatch("a table")),
             (ParamKind::TensorMap { writable, .. }, Arg::TensorMap(recipe)) => {
                 region.bind_buffer(launch, index, recipe.slot, writable)?;
                 region.element = recipe.element.bytes();
                 map_address(index)
             }
+            (ParamKind::Value(ScalarType::U32), Arg::U32(v)) => u64::from(*v),
+            (ParamKind::Value(ScalarType::S32), Arg::I32(v)) => u64::from(*v as u32),
+            // An i64 is passed as its bits.
+            (ParamKind::Value(ScalarType::U64 | ScalarType::S64), Arg::U64(v)) => *v,
+            (ParamKind::Value(ScalarType::F32), Arg::F32(v)) => u64::from(v.to_bits()),
             (ParamKind::TensorMap { .. }, _) => return Err(mismatch("not one")),
+            (_, Arg::TensorMap(_)) => return Err(mismatch("a tensor map")),
+            (_, Arg::Table(_)) => return Err(mismatch("a table")),
             (ParamKind::Pointer { .. }, _) => return Err(mismatch("a number")),
             (ParamKind::Value(_), Arg::Buffer { .. }) => return Err(mismatch("a buffer")),
-            (ParamKind::Value(ty), arg) => {
-                let (bits, given) = match arg {
-                    Arg::U32(v) => (u64::from(*v), ScalarType::U32),
-                    Arg::I32(v) => (u64::from(*v as u32), ScalarType::S32),
-                    Arg::U64(v) => (*v, ScalarType::U64),
-                    Arg::F32(v) => (u64::from(v.to_bits()), ScalarType::F32),
-                    Arg::Buffer { .. } | Arg::TensorMap(_) | Arg::Table(_) => return Err(mismatch("a buffer")),
-                };
-                // An i64 is passed as its bits.
-                let fits = ty == given || (ty == ScalarType::S64 && given == ScalarType::U64);
-                if !fits {
-                    return Err(mismatch(&SimError::type_name(given)));
-                }
-                bits
-            }
+            (ParamKind::Value(_), Arg::U32(_)) => return Err(mismatch(ScalarType::U32.ptx())),
+            (ParamKind::Value(_), Arg::I32(_)) => return Err(mismatch(ScalarType::S32.ptx())),
+            (ParamKind::Value(_), Arg::U64(_)) => return Err(mismatch(ScalarType::U64.ptx())),
+            (ParamKind::Value(_), Arg::F32(_)) => return Err(mismatch(ScalarType::F32.ptx())),
         };
         args.push(bits);
         regions.push(region);

@@ -4,11 +4,15 @@
 //! mbarrier are one actor; the end of a phase covers those that have landed. A lane that observes
 //! the end of a phase joins this clock.
 
+use flashcore_ir::Operand;
+use flashcore_ir::inst::{Address, MbarInst, Scope, Space};
+
 use crate::clock::{Clock, Epoch};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::program::{At, Row};
-use crate::record::{Details, Key};
+use crate::record::Details;
+use crate::registers::lanes;
 use crate::warp::{Wait, Warp};
 
 #[derive(Debug)]
@@ -36,13 +40,41 @@ pub(crate) struct Mbarrier {
 }
 
 impl Cluster<'_> {
+    /// Executes an instruction on an mbarrier. Returns false if the warp must retry.
+    pub(crate) fn mbarrier(&mut self, warp: &mut Warp, pc: u32, inst: &MbarInst) -> bool {
+        match *inst {
+            MbarInst::Init { ref addr, arrivals } => self.mbarrier_init(warp, pc, addr, arrivals),
+            MbarInst::Arrive {
+                ref addr,
+                remote,
+                scope,
+                tx,
+            } => {
+                let space = if remote { Space::Cluster } else { Space::Shared };
+                self.mbarrier_arrive(warp, pc, (addr, space), scope == Scope::Cluster, tx);
+            }
+            MbarInst::ExpectTx { ref addr, tx } => self.mbarrier_expect(warp, pc, addr, tx),
+            MbarInst::Test {
+                dst,
+                ref addr,
+                parity,
+                blocking,
+                ..
+            } => {
+                let d = self.machine.program.rows.row(dst);
+                return self.mbarrier_test(warp, pc, d, addr, parity, blocking);
+            }
+        }
+        true
+    }
+
     /// By lane: the number in the cluster of the mbarrier it names. Reports invalid addresses.
-    fn mbarriers_of(&mut self, warp: &Warp, pc: u32, at: At) -> [Option<u32>; 32] {
-        let base = *warp.registers.get(&self.machine.constants, at.base);
-        let (offsets, mask) = self.shared_offsets(warp, pc, warp.active, &base, at, 8);
+    fn mbarriers_of(&mut self, warp: &Warp, pc: u32, addr: &Address, space: Space) -> [Option<u32>; 32] {
+        let base = warp.value(self.machine, addr.base);
+        let access = self.shared_access(warp, pc, warp.active, &base, At::of(addr, space), 8);
         let mut numbers = [None; 32];
-        for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
-            numbers[lane] = self.mbarrier_number(at, offsets[lane]);
+        for lane in lanes(access.mask) {
+            numbers[lane] = self.mbarrier_number(access.at, access.offsets[lane]);
         }
         numbers
     }
@@ -67,21 +99,13 @@ impl Cluster<'_> {
         }
     }
 
-    pub(crate) fn mbarrier_init(&mut self, warp: &mut Warp, pc: u32, at: At, arrivals: u32) {
-        let numbers = self.mbarriers_of(warp, pc, at);
+    fn mbarrier_init(&mut self, warp: &Warp, pc: u32, addr: &Address, arrivals: u32) {
+        let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
             if let Some(old) = &self.mbarriers[number as usize] {
-                let first = old.made_by.2;
-                self.mbarrier_misuse(
-                    warp,
-                    pc,
-                    lane,
-                    number,
-                    Some(first),
-                    "is initialised a second time",
-                    HELP_MADE_TWICE,
-                );
+                let (first, what) = (old.made_by.2, "is initialised a second time");
+                self.mbarrier_misuse(warp, pc, lane, number, Some(first), what, HELP_MADE_TWICE);
             }
             self.mbarriers[number as usize] = Some(Mbarrier {
                 expected: arrivals,
@@ -113,15 +137,8 @@ impl Cluster<'_> {
     /// before.
     pub(crate) fn usable(&mut self, warp: &Warp, pc: u32, lane: usize, number: u32) -> bool {
         let Some(mbarrier) = &self.mbarriers[number as usize] else {
-            self.mbarrier_misuse(
-                warp,
-                pc,
-                lane,
-                number,
-                None,
-                "is used before its initialisation",
-                HELP_MAKE,
-            );
+            let what = "is used before its initialisation";
+            self.mbarrier_misuse(warp, pc, lane, number, None, what, HELP_MAKE);
             return false;
         };
         let (maker, epoch, made_at) = mbarrier.made_by;
@@ -145,25 +162,29 @@ impl Cluster<'_> {
         what: &str,
         help: &'static str,
     ) {
-        let name = self.mbarrier_name(number);
-        let actor = self.actor(warp.index, 1 << lane);
-        let other = self.mbarriers[number as usize].as_ref().map(|m| m.made_by.0);
-        let other = other.map(|thread| self.actor(thread as usize / 32, 1 << (thread % 32)));
-        let kind = FindingKind::Mbarrier;
-        let key = Key::new(kind, pc, other_pc);
-        self.findings.report(self.machine, key, || {
-            Details::new(format!("mbarrier {name} {what}"), actor)
-                .other(other_pc.and(other))
-                .object(name.clone())
+        self.report(FindingKind::Mbarrier, pc, other_pc, |cluster| {
+            let name = cluster.mbarrier_name(number);
+            let maker = cluster.mbarriers[number as usize].as_ref().map(|m| m.made_by.0);
+            let maker = maker.map(|thread| cluster.actor(thread as usize / 32, 1 << (thread % 32)));
+            Details::new(format!("mbarrier {name} {what}"), cluster.actor(warp.index, 1 << lane))
+                .other(other_pc.and(maker))
+                .object(name)
                 .help(help)
         });
     }
 
     /// Arrives once per active lane, first announcing bytes if there are any.
-    pub(crate) fn mbarrier_arrive(&mut self, warp: &mut Warp, pc: u32, at: At, cluster: bool, tx: Option<Row>) {
-        let numbers = self.mbarriers_of(warp, pc, at);
-        let bytes = tx.map(|tx| *warp.registers.get(&self.machine.constants, tx));
-        if at.remote && !cluster {
+    fn mbarrier_arrive(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        (addr, space): (&Address, Space),
+        cluster: bool,
+        tx: Option<Operand>,
+    ) {
+        let numbers = self.mbarriers_of(warp, pc, addr, space);
+        let bytes: Option<[u32; 32]> = tx.map(|tx| warp.value(self.machine, tx));
+        if space == Space::Cluster && !cluster {
             self.check_remote_release(warp, pc);
         }
         if cluster {
@@ -222,23 +243,21 @@ impl Cluster<'_> {
         phase: i64,
         expected: u32,
     ) {
-        let name = self.mbarrier_name(number);
-        let key = Key::new(FindingKind::Mbarrier, pc, last.map(|(_, pc)| pc));
-        self.findings.report(self.machine, key, || {
-            Details::new(
-                format!("arrives at mbarrier {name} too often: phase {phase} already has its {expected} arrivals"),
-                actor,
-            )
-            .other(last.map(|(actor, _)| actor))
-            .object(name.clone())
-            .help("initialise the mbarrier with the number of arrivals per phase, and arrive once per phase")
+        self.report(FindingKind::Mbarrier, pc, last.map(|(_, pc)| pc), |cluster| {
+            let name = cluster.mbarrier_name(number);
+            let message =
+                format!("arrives at mbarrier {name} too often: phase {phase} already has its {expected} arrivals");
+            Details::new(message, actor)
+                .other(last.map(|(actor, _)| actor))
+                .object(name)
+                .help("initialise the mbarrier with the number of arrivals per phase, and arrive once per phase")
         });
     }
 
     /// PTX ISA, `mbarrier.test_wait`: "the valid values of phaseParity operand are 0 and 1".
     #[cold]
-    fn no_parity(&mut self, warp: &Warp, pc: u32, lane: u32, parity: u32) {
-        self.report(FindingKind::WrongPhase, pc, |cluster| {
+    fn no_parity(&mut self, warp: &Warp, pc: u32, lane: usize, parity: u32) {
+        self.report(FindingKind::WrongPhase, pc, None, |cluster| {
             let message = format!("waits for a phase of parity {parity}; parity is 0 or 1");
             Details::new(message, cluster.actor(warp.index, 1 << lane))
                 .help("use the lowest bit of the number of rounds through the ring")
@@ -246,9 +265,9 @@ impl Cluster<'_> {
     }
 
     /// Announces bytes without arriving.
-    pub(crate) fn mbarrier_expect(&mut self, warp: &Warp, pc: u32, at: At, tx: Row) {
-        let numbers = self.mbarriers_of(warp, pc, at);
-        let bytes = *warp.registers.get(&self.machine.constants, tx);
+    fn mbarrier_expect(&mut self, warp: &Warp, pc: u32, addr: &Address, tx: Operand) {
+        let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
+        let bytes: [u32; 32] = warp.value(self.machine, tx);
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
             if self.usable(warp, pc, lane, number)
@@ -298,36 +317,34 @@ impl Cluster<'_> {
             .collect();
         let Some(&(_, actor, pc)) = late.first() else { return };
         let bytes: u32 = late.iter().map(|copy| copy.0).sum();
-        let name = self.mbarrier_name(number);
-        let key = Key::new(FindingKind::TransactionBytes, pc, None);
-        self.findings.report(self.machine, key, || {
+        self.report(FindingKind::TransactionBytes, pc, None, |cluster| {
+            let name = cluster.mbarrier_name(number);
             let message = format!(
                 "phase {phase} of mbarrier {name} ends before {bytes} bytes of its copies have landed: too few \
                  bytes were announced"
             );
             Details::new(message, actor)
-                .object(name.clone())
+                .object(name)
                 .help("announce all bytes of all copies of a phase, including zero-filled tails")
         });
     }
 
     /// Whether the phase of a parity has ended in every active lane. Returns false if a blocking
     /// test must retry.
-    pub(crate) fn mbarrier_test(
+    fn mbarrier_test(
         &mut self,
         warp: &mut Warp,
         pc: u32,
         d: Row,
-        at: At,
-        parity: Row,
+        addr: &Address,
+        parity: Operand,
         blocking: bool,
     ) -> bool {
-        let numbers = self.mbarriers_of(warp, pc, at);
-        let parities = *warp.registers.get(&self.machine.constants, parity);
+        let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
+        let parities: [u32; 32] = warp.value(self.machine, parity);
         let mut ended = 0;
-        let mut active = (0..32u32).filter(|lane| warp.active >> lane & 1 != 0);
-        if let Some(lane) = active.find(|&lane| parities[lane as usize] > 1) {
-            self.no_parity(warp, pc, lane, parities[lane as usize]);
+        if let Some(lane) = lanes(warp.active).find(|&lane| parities[lane] > 1) {
+            self.no_parity(warp, pc, lane, parities[lane]);
         }
         for (lane, number) in numbers.into_iter().enumerate() {
             let parity = parities[lane] & 1;
@@ -342,26 +359,16 @@ impl Cluster<'_> {
             if (mbarrier.phase & 1) as u32 != parity {
                 ended |= 1 << lane;
             } else if blocking && warp.active >> lane & 1 != 0 {
-                self.block(
-                    warp,
-                    pc,
-                    Wait::Phase {
-                        mbarrier: number,
-                        parity,
-                    },
-                );
+                let mbarrier = number;
+                self.block(warp, pc, Wait::Phase { mbarrier, parity });
                 return false;
             }
         }
         let ended = ended & warp.active;
         warp.registers.set_pred(d, warp.active, ended);
         let mut learned: Vec<(u32, u32)> = Vec::new();
-        for (lane, number) in numbers
-            .into_iter()
-            .enumerate()
-            .filter(|(lane, _)| ended >> lane & 1 != 0)
-        {
-            let Some(number) = number else { continue };
+        for lane in lanes(ended) {
+            let Some(number) = numbers[lane] else { continue };
             match learned.iter_mut().find(|(known, _)| *known == number) {
                 Some((_, lanes)) => *lanes |= 1 << lane,
                 None => learned.push((number, 1 << lane)),
@@ -395,21 +402,19 @@ impl Cluster<'_> {
         if seen < ended {
             return;
         }
-        let name = self.mbarrier_name(number);
-        let actor = self.actor(warp.index, lanes);
-        let key = Key::new(FindingKind::WrongPhase, pc, Some(earlier));
-        let which = match ended {
-            -1 => "because the phase before the first counts as ended".to_string(),
-            n => format!("by the end of phase {n}"),
-        };
-        self.findings.report(self.machine, key, || {
-            Details::new(
-                format!("waits at mbarrier {name} and passes at once {which}, for which this warp has already waited"),
-                actor,
-            )
-            .other(actor)
-            .object(name.clone())
-            .help("wait for the parity of the next phase: it flips at each round through the ring")
+        self.report(FindingKind::WrongPhase, pc, Some(earlier), |cluster| {
+            let name = cluster.mbarrier_name(number);
+            let which = match ended {
+                -1 => "because the phase before the first counts as ended".to_string(),
+                n => format!("by the end of phase {n}"),
+            };
+            let message =
+                format!("waits at mbarrier {name} and passes at once {which}, for which this warp has already waited");
+            let actor = cluster.actor(warp.index, lanes);
+            Details::new(message, actor)
+                .other(actor)
+                .object(name)
+                .help("wait for the parity of the next phase: it flips at each round through the ring")
         });
     }
 

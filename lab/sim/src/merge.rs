@@ -4,49 +4,37 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::atomic;
-use crate::clock::{ActorKind, Stamp};
+use crate::clock::ActorKind;
 use crate::finding::FindingKind;
-use crate::global::{AtomicRecord, CELLS, Cell, PAGE, PAGE_SHIFT, Pages};
+use crate::global::{AtomicRecord, CELLS, Cell, PAGE, PAGE_SHIFT, Pages, copy_of};
 use crate::machine::Machine;
 use crate::record::{Details, Findings, Key};
 use crate::written::Written;
 
-/// Last writer of 2 bytes.
-#[derive(Clone, Copy, Debug)]
+/// 2 bytes of global memory: slot, page, cell.
+type Place = (usize, u64, usize);
+
+/// An access to 2 bytes.
+#[derive(Clone, Copy, Debug, Default)]
 struct Owner {
-    /// Cluster number plus one; 0 if never written.
+    /// Cluster number plus one; 0 for no access.
     block: u64,
     pc: u32,
     thread: u32,
     atomic: bool,
 }
 
-const NEVER_WRITTEN: Owner = Owner {
-    block: 0,
-    pc: 0,
-    thread: 0,
-    atomic: false,
-};
-
 struct MergedPage {
     data: [u8; PAGE],
+    /// The last writer of each cell.
     owners: Vec<Owner>,
-}
-
-/// A block's read of 2 bytes that it had not written.
-struct ForeignRead {
-    slot: usize,
-    page: u64,
-    cell: usize,
-    block: u64,
-    pc: u32,
-    thread: u32,
 }
 
 #[derive(Default)]
 pub(crate) struct Merged {
     pages: HashMap<(usize, u64), MergedPage>,
-    reads: Vec<ForeignRead>,
+    /// Blocks' reads of bytes that they had not written.
+    reads: Vec<(Place, Owner)>,
 }
 
 impl Merged {
@@ -70,25 +58,23 @@ impl Merged {
         base: &[&[u8]],
         findings: &mut Findings,
     ) {
-        let block = linear + 1;
+        let by = |pc: u32, thread: u32, atomic: bool| Owner {
+            block: linear + 1,
+            pc,
+            thread,
+            atomic,
+        };
         let mut pages: Vec<_> = pages.into_iter().collect();
         pages.sort_by_key(|(at, _)| *at);
         for ((slot, number), page) in pages {
-            let wrote = page.cells.iter().any(|cell| cell.stamp().is_some());
             if !machine.serial {
                 let foreign = |cell: &Cell| cell.stamp().is_none() && cell.read_epoch != 0;
                 for (i, cell) in page.cells.iter().enumerate().filter(|(_, cell)| foreign(cell)) {
-                    self.reads.push(ForeignRead {
-                        slot,
-                        page: number,
-                        cell: i,
-                        block,
-                        pc: cell.reader_pc,
-                        thread: 32 * cell.reader_warp + cell.reader_lanes.trailing_zeros(),
-                    });
+                    let thread = 32 * cell.reader_warp + cell.reader_lanes.trailing_zeros();
+                    self.reads.push(((slot, number, i), by(cell.reader_pc, thread, false)));
                 }
             }
-            if !wrote {
+            if page.cells.iter().all(|cell| cell.stamp().is_none()) {
                 continue;
             }
             let merged = self.page(slot, number, base);
@@ -96,12 +82,7 @@ impl Merged {
             for (i, cell) in page.cells.iter().enumerate() {
                 let Some(stamp) = cell.stamp() else { continue };
                 let owner = &mut merged.owners[i];
-                let now = Owner {
-                    block,
-                    pc: cell.writer_pc,
-                    thread: cell.writer,
-                    atomic: Stamp::is_atomic(stamp),
-                };
+                let now = by(cell.writer_pc, cell.writer, stamp.is_atomic());
                 if owner.block != 0 && !(owner.atomic && now.atomic) && !machine.serial {
                     clash = clash.or(Some((i, *owner, now)));
                 }
@@ -109,7 +90,7 @@ impl Merged {
                 merged.data[2 * i..2 * i + 2].copy_from_slice(&page.data[2 * i..2 * i + 2]);
             }
             if let Some((cell, owner, now)) = clash {
-                report(machine, findings, (slot, number, cell), owner, now, "write");
+                report(machine, findings, (slot, number, cell), owner, now, true);
             }
         }
         for record in atomics {
@@ -119,52 +100,26 @@ impl Merged {
             let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
             let new = atomic::apply_global(record.op, record.ty, old, record.value);
             word.copy_from_slice(&new.to_le_bytes());
-            for owner in &mut merged.owners[within / 2..within / 2 + 2] {
-                *owner = Owner {
-                    block,
-                    pc: record.pc,
-                    thread: 0,
-                    atomic: true,
-                };
-            }
+            merged.owners[within / 2..within / 2 + 2].fill(by(record.pc, 0, true));
         }
     }
 
     fn page(&mut self, slot: usize, number: u64, base: &[&[u8]]) -> &mut MergedPage {
-        self.pages.entry((slot, number)).or_insert_with(|| {
-            let mut data = [0; PAGE];
-            let bytes = &base[slot][((number as usize) << PAGE_SHIFT).min(base[slot].len())..];
-            let len = bytes.len().min(PAGE);
-            data[..len].copy_from_slice(&bytes[..len]);
-            MergedPage {
-                data,
-                owners: vec![NEVER_WRITTEN; CELLS],
-            }
+        self.pages.entry((slot, number)).or_insert_with(|| MergedPage {
+            data: copy_of(base[slot], number),
+            owners: vec![Owner::default(); CELLS],
         })
     }
 
     /// Reports bytes that one block read and another wrote.
     pub(crate) fn check_reads(&self, machine: &Machine<'_>, findings: &mut Findings) {
-        for read in &self.reads {
-            let Some(page) = self.pages.get(&(read.slot, read.page)) else {
-                continue;
-            };
-            let owner = page.owners[read.cell];
-            if owner.block != 0 && owner.block != read.block {
-                let reader = Owner {
-                    block: read.block,
-                    pc: read.pc,
-                    thread: read.thread,
-                    atomic: false,
-                };
-                report(
-                    machine,
-                    findings,
-                    (read.slot, read.page, read.cell),
-                    owner,
-                    reader,
-                    "read",
-                );
+        for &(place, reader) in &self.reads {
+            let (slot, number, cell) = place;
+            if let Some(page) = self.pages.get(&(slot, number)) {
+                let owner = page.owners[cell];
+                if owner.block != 0 && owner.block != reader.block {
+                    report(machine, findings, place, owner, reader, false);
+                }
             }
         }
     }
@@ -195,12 +150,16 @@ impl Merged {
 fn report(
     machine: &Machine<'_>,
     findings: &mut Findings,
-    (slot, page, cell): (usize, u64, usize),
+    (slot, page, cell): Place,
     first: Owner,
     second: Owner,
-    does: &str,
+    both_write: bool,
 ) {
-    let key = Key::new(FindingKind::BlockRace, second.pc, Some(first.pc));
+    let key = Key {
+        kind: FindingKind::BlockRace,
+        pc: second.pc,
+        other: Some(first.pc),
+    };
     let actor = |owner: Owner| {
         // Writes of a bulk store count as writes of its thread.
         let thread = match machine.actors.who(owner.thread) {
@@ -213,12 +172,12 @@ fn report(
         let name = machine.launch.buffers[slot].name;
         let byte = ((page as usize) << PAGE_SHIFT) + 2 * cell;
         let (a, b) = (actor(second), actor(first));
-        let message = match does {
-            "write" => format!(
+        let message = match both_write {
+            true => format!(
                 "blocks {:?} and {:?} both write byte {byte} of buffer `{name}`",
                 b.block, a.block
             ),
-            _ => format!(
+            false => format!(
                 "block {:?} reads byte {byte} of buffer `{name}`, which block {:?} writes",
                 a.block, b.block
             ),

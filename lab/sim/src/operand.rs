@@ -1,13 +1,13 @@
 //! Shared-memory operands of warpgroup products: descriptors, addresses, and reads.
 
 use flashcore_ir::SharedBuffer;
-use flashcore_ir::inst::{Major, WgmmaInput};
+use flashcore_ir::inst::{Descriptor, Major, WgmmaInput};
 
 use crate::clock::Epoch;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::machine::SHARED_BASE;
-use crate::program::{At, Product, SharedOperand};
+use crate::program::At;
 use crate::record::Details;
 use crate::registers::FULL;
 use crate::tensor;
@@ -38,10 +38,9 @@ impl Layout {
 
 impl Cluster<'_> {
     /// Checks and records a warp's reads of operand chunks.
-    pub(crate) fn read_chunks(&mut self, warp: &Warp, pc: u32, buffer: u16, chunks: &[u32], epoch: Epoch) {
+    pub(crate) fn read_chunks(&mut self, warp: &Warp, pc: u32, operand: &Descriptor, chunks: &[u32], epoch: Epoch) {
         let at = At {
-            base: 0,
-            object: buffer,
+            object: operand.buffer.0 as u16,
             offset: 0,
             remote: false,
         };
@@ -63,13 +62,13 @@ impl Cluster<'_> {
         &mut self,
         warp: &Warp,
         pc: u32,
-        product: &Product,
-        operand: &SharedOperand,
+        input: WgmmaInput,
+        operand: &Descriptor,
         bits: u64,
         first: u32,
         count: u32,
     ) -> Option<Vec<u32>> {
-        let buffer = self.machine.kernel.ledger().buffers.get(usize::from(operand.buffer))?;
+        let buffer = self.machine.kernel.ledger().get(operand.buffer);
         let layout = Layout::of(bits);
         let span = self.check_layout(warp, pc, &layout, buffer, operand.major, first + count)?;
         // The hardware's address computation: offsets are added first, then bits are permuted.
@@ -86,7 +85,7 @@ impl Cluster<'_> {
                 }
             }
             Major::Mn => {
-                for k in 0..product.input.k() {
+                for k in 0..input.k() {
                     for byte in (2 * first..2 * (first + count)).step_by(CHUNK as usize) {
                         let slab = byte / span * layout.leading;
                         chunks.push(place(slab + k / 8 * layout.stride + k % 8 * span + byte % span));
@@ -97,7 +96,7 @@ impl Cluster<'_> {
         let (start, end) = (buffer.offset, buffer.offset + buffer.bytes);
         if let Some(&stray) = chunks.iter().find(|&&chunk| chunk < start || chunk + CHUNK > end) {
             let relative = i64::from(stray as i32) - i64::from(start);
-            self.report(FindingKind::OutOfBounds, pc, |cluster| {
+            self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
                 let message = format!(
                     "a product reads bytes {relative}..{} of shared buffer `{}`, which has {} bytes",
                     relative + i64::from(CHUNK),
@@ -156,7 +155,7 @@ impl Cluster<'_> {
             None
         };
         let Some(wrong) = wrong else { return Some(span) };
-        self.report(FindingKind::Descriptor, pc, |cluster| {
+        self.report(FindingKind::Descriptor, pc, None, |cluster| {
             let message = format!("a descriptor for shared buffer `{}` {wrong}", buffer.name);
             Details::new(message, cluster.actor(warp.index, FULL))
                 .object(buffer.name.clone())

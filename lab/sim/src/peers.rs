@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use flashcore_ir::inst::ClusterInst;
+use flashcore_ir::{Operand, Reg};
+
 use crate::clock::{ActorId, Clock, Epoch};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::machine::RANK_SHIFT;
-use crate::program::Row;
-use crate::record::{Details, Key};
-use crate::registers::FULL;
+use crate::record::Details;
+use crate::registers::{FULL, lanes};
 use crate::warp::{State, Wait, Warp};
 
 /// State shared by the blocks of a cluster.
@@ -38,16 +40,25 @@ impl Peers {
 }
 
 impl Cluster<'_> {
+    /// Executes a cluster instruction. Returns false if the warp must retry.
+    pub(crate) fn across_blocks(&mut self, warp: &mut Warp, pc: u32, inst: &ClusterInst) -> bool {
+        match *inst {
+            ClusterInst::Mapa { dst, addr, rank } => self.mapa(warp, pc, dst, addr, rank),
+            ClusterInst::Arrive { release, aligned } => self.cluster_arrive(warp, pc, release, aligned),
+            ClusterInst::Wait { aligned } => return self.cluster_wait(warp, pc, aligned),
+        }
+        true
+    }
+
     /// `mapa`: the corresponding address in the block of a rank.
-    pub(crate) fn mapa(&mut self, warp: &mut Warp, pc: u32, d: Row, addr: Row, rank: Row) {
-        let constants = &self.machine.constants;
-        let addresses = *warp.registers.get(constants, addr);
-        let ranks = *warp.registers.get(constants, rank);
-        let wrong = (0..32).filter(|&lane| ranks[lane] as usize >= self.machine.blocks);
-        let wrong = wrong.fold(0u32, |lanes, lane| lanes | 1 << lane) & warp.active;
+    fn mapa(&mut self, warp: &mut Warp, pc: u32, dst: Reg, addr: Operand, rank: Operand) {
+        let addresses: [u32; 32] = warp.value(self.machine, addr);
+        let ranks: [u32; 32] = warp.value(self.machine, rank);
+        let wrong = lanes(warp.active).filter(|&lane| ranks[lane] as usize >= self.machine.blocks);
+        let wrong = wrong.fold(0u32, |mask, lane| mask | 1 << lane);
         if wrong != 0 {
             let (rank, blocks) = (ranks[wrong.trailing_zeros() as usize], self.machine.blocks);
-            self.report(FindingKind::OutOfBounds, pc, |cluster| {
+            self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
                 let message = format!("the block of rank {rank} of a cluster of {blocks}");
                 Details::new(message, cluster.actor(warp.index, wrong))
             });
@@ -56,26 +67,26 @@ impl Cluster<'_> {
         for lane in 0..32 {
             mapped[lane] = addresses[lane] & ((1 << RANK_SHIFT) - 1) | ranks[lane] << RANK_SHIFT;
         }
+        let d = self.machine.program.rows.row(dst);
         warp.registers.set(d, warp.active, &mapped);
     }
 
     /// Arrives at the cluster barrier with all active lanes.
-    pub(crate) fn cluster_arrive(&mut self, warp: &mut Warp, pc: u32, release: bool, aligned: bool) {
+    fn cluster_arrive(&mut self, warp: &mut Warp, pc: u32, release: bool, aligned: bool) {
         if aligned {
             self.check_members(warp, pc, FULL, "barrier.cluster.arrive.aligned");
         }
-        let lanes = warp.active;
-        let twice = (0..32).any(|lane| lanes >> lane & 1 != 0 && warp.asynchronous.cluster_phase[lane] != 0);
-        if twice {
-            self.report(FindingKind::BarrierMismatch, pc, |cluster| {
+        let active = warp.active;
+        if lanes(active).any(|lane| warp.asynchronous.cluster_phase[lane] != 0) {
+            self.report(FindingKind::BarrierMismatch, pc, None, |cluster| {
                 let message = "arrives at the cluster barrier a second time without waiting";
-                Details::new(message, cluster.actor(warp.index, lanes))
+                Details::new(message, cluster.actor(warp.index, active))
             });
             return;
         }
         if release {
-            let mut clock = warp.joined(lanes);
-            self.publish(&mut clock, warp, lanes);
+            let mut clock = warp.joined(active);
+            self.publish(&mut clock, warp, active);
             match &mut self.peers.knowledge {
                 Some(knowledge) => knowledge.join(&clock),
                 None => self.peers.knowledge = Some(clock),
@@ -83,10 +94,10 @@ impl Cluster<'_> {
             warp.asynchronous.remote_store = None;
             warp.epoch = self.next_epoch();
         }
-        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
+        for lane in lanes(active) {
             warp.asynchronous.cluster_phase[lane] = self.peers.phase;
         }
-        self.peers.arrived += lanes.count_ones();
+        self.peers.arrived += active.count_ones();
         self.end_cluster_phase();
     }
 
@@ -104,42 +115,37 @@ impl Cluster<'_> {
 
     /// Waits for the phase of the cluster barrier that the active lanes arrived at. Returns false
     /// if the warp must retry.
-    pub(crate) fn cluster_wait(&mut self, warp: &mut Warp, pc: u32, aligned: bool) -> bool {
+    fn cluster_wait(&mut self, warp: &mut Warp, pc: u32, aligned: bool) -> bool {
         if aligned {
             self.check_members(warp, pc, FULL, "barrier.cluster.wait.aligned");
         }
-        let lanes = warp.active;
-        let came_to = |lane: usize| warp.asynchronous.cluster_phase[lane];
-        let phases = (0..32).filter(|lane| lanes >> lane & 1 != 0).map(came_to);
+        let active = warp.active;
+        let phases = lanes(active).map(|lane| warp.asynchronous.cluster_phase[lane]);
         let newest = phases.clone().max().unwrap_or(0);
         if phases.min().unwrap_or(0) == 0 {
-            self.report(FindingKind::BarrierMismatch, pc, |cluster| {
+            self.report(FindingKind::BarrierMismatch, pc, None, |cluster| {
                 let message = "waits at the cluster barrier without having arrived";
-                Details::new(message, cluster.actor(warp.index, lanes))
+                Details::new(message, cluster.actor(warp.index, active))
             });
         } else if newest >= self.peers.phase {
             self.block(warp, pc, Wait::Cluster);
             return false;
         }
-        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
+        for lane in lanes(active) {
             warp.asynchronous.cluster_phase[lane] = 0;
         }
         warp.asynchronous.peers_started = true;
         if let Some(released) = self.peers.released.clone() {
-            warp.learn_each(lanes, |clock| clock.join(&released));
+            warp.learn_each(active, |clock| clock.join(&released));
             warp.epoch = self.next_epoch();
         }
         true
     }
 
     /// Records that lanes access the shared memory of the block of a rank.
-    pub(crate) fn note_remote(&mut self, warp: &Warp, pc: u32, lanes: u32, rank: usize) {
-        if rank == warp.rank {
-            return;
-        }
-        for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
-            let thread = 32 * warp.index as u32 + lane;
-            self.note_remote_as(warp, pc, rank, thread, warp.epoch);
+    pub(crate) fn note_remote(&mut self, warp: &Warp, pc: u32, mask: u32, rank: usize) {
+        for lane in lanes(mask) {
+            self.note_remote_as(warp, pc, rank, (32 * warp.index + lane) as u32, warp.epoch);
         }
     }
 
@@ -150,7 +156,7 @@ impl Cluster<'_> {
         }
         self.peers.remote.insert((rank, actor, pc), epoch);
         if !warp.asynchronous.peers_started {
-            self.report(FindingKind::PeerLifetime, pc, |cluster| {
+            self.report(FindingKind::PeerLifetime, pc, None, |cluster| {
                 let message = format!("accesses shared memory of the block of rank {rank}, which may not have started");
                 Details::new(message, cluster.actor(warp.index, warp.active))
                     .help("put a cluster barrier before the first access to another block")
@@ -163,16 +169,13 @@ impl Cluster<'_> {
         let Some(store) = warp.asynchronous.remote_store.take() else {
             return;
         };
-        let actor = self.actor(warp.index, warp.active);
-        let key = Key::new(FindingKind::MissingFence, pc, Some(store));
-        self.findings.report(self.machine, key, || {
-            Details::new(
-                "signals a store to another block by an arrival of block scope, which does not order that store"
-                    .to_string(),
-                actor,
-            )
-            .other(actor)
-            .help("use `arrive_cluster` or a cluster barrier")
+        self.report(FindingKind::MissingFence, pc, Some(store), |cluster| {
+            let message =
+                "signals a store to another block by an arrival of block scope, which does not order that store";
+            let actor = cluster.actor(warp.index, warp.active);
+            Details::new(message, actor)
+                .other(actor)
+                .help("use `arrive_cluster` or a cluster barrier")
         });
     }
 
@@ -206,7 +209,7 @@ impl Cluster<'_> {
                 continue;
             }
             let (actor, _) = self.name_writer(by);
-            self.report(FindingKind::PeerLifetime, pc, |_| {
+            self.report(FindingKind::PeerLifetime, pc, None, |_| {
                 let message = format!(
                     "accesses shared memory of the block of rank {rank}, which may have exited: nothing makes it wait"
                 );
@@ -222,7 +225,7 @@ impl Cluster<'_> {
         if !self.machine.program.uses_dependency || warp.clock(lane).knows(self.machine.actors.upstream(), 1) {
             return;
         }
-        self.report(FindingKind::BeforeDependency, pc, |cluster| {
+        self.report(FindingKind::BeforeDependency, pc, None, |cluster| {
             let message =
                 "accesses global memory before `griddepcontrol.wait`: the previous launch may not have written it yet";
             Details::new(message, cluster.actor(warp.index, 1 << lane))

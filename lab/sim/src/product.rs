@@ -8,17 +8,31 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use flashcore_ir::inst::{Descriptor, WgmmaA, WgmmaInput, WgmmaInst};
+use flashcore_ir::{Operand, Reg};
+use pulp::Arch;
+
 use crate::async_state::Issued;
 use crate::clock::Epoch;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::program::{Product, ProductA, SharedOperand};
-use crate::record::{Details, Key};
+use crate::program::Row;
+use crate::record::Details;
 use crate::registers::FULL;
 use crate::tensor;
 use crate::tensor_sum::{HopperSum, TensorSums};
 use crate::traffic::Traffic;
 use crate::warp::{Wait, Warp};
+
+/// The operands of `wgmma.mma_async`.
+struct Product {
+    input: WgmmaInput,
+    n: u32,
+    d: Reg,
+    a: WgmmaA,
+    b: Descriptor,
+    accumulate: Operand,
+}
 
 /// A product that some warps of a warpgroup have issued.
 #[derive(Debug)]
@@ -43,16 +57,56 @@ pub(crate) struct Warpgroup {
 }
 
 impl Cluster<'_> {
-    pub(crate) fn wgmma(&mut self, warp: &mut Warp, pc: u32, product: u32) {
+    /// Executes a product instruction. Returns false if the warp must retry.
+    pub(crate) fn wgmma(&mut self, warp: &mut Warp, pc: u32, inst: &WgmmaInst) -> bool {
+        match *inst {
+            WgmmaInst::Mma {
+                input,
+                n,
+                d,
+                a,
+                b,
+                accumulate,
+            } => {
+                let product = Product {
+                    input,
+                    n,
+                    d,
+                    a,
+                    b,
+                    accumulate,
+                };
+                self.product(warp, pc, &product);
+            }
+            WgmmaInst::Fence => {
+                self.check_members(warp, pc, FULL, "wgmma.fence");
+                warp.asynchronous.has_fenced = true;
+                warp.asynchronous.fragments.iter_mut().for_each(|f| f.unfenced = false);
+            }
+            // Closes the group of products since the last commit.
+            WgmmaInst::Commit => {
+                self.check_members(warp, pc, FULL, "wgmma.commit_group");
+                let group = std::mem::take(&mut warp.asynchronous.open);
+                warp.asynchronous.groups.push_back(group);
+            }
+            WgmmaInst::Wait { pending } => return self.wgmma_wait(warp, pc, pending),
+        }
+        true
+    }
+
+    fn fragment(&self, reg: Reg) -> u16 {
+        self.machine.program.fragment_of[&reg]
+    }
+
+    fn product(&mut self, warp: &mut Warp, pc: u32, product: &Product) {
         self.check_members(warp, pc, FULL, "wgmma.mma_async");
         let machine = self.machine;
-        let product = &machine.program.products[product as usize];
         self.check_product_registers(warp, pc, product);
         let (group, place) = (warp.index / 4, warp.index % 4);
-        let bits = |operand: &SharedOperand| warp.registers.get64(&machine.constants, operand.bits)[0];
+        let bits = |operand: &Descriptor| warp.value::<u64>(machine, operand.bits)[0];
         let a = match &product.a {
-            ProductA::Shared(operand) => Some(bits(operand)),
-            ProductA::Regs { .. } => None,
+            WgmmaA::Shared(operand) => Some(bits(operand)),
+            WgmmaA::Regs(_) => None,
         };
         let b = bits(&product.b);
         let number = warp.asynchronous.products;
@@ -65,42 +119,51 @@ impl Cluster<'_> {
             self.warpgroups[group].open.push_back(shared);
         }
         let shared = &self.warpgroups[group].open[at];
+        let (epoch, matrix, chunks) = (shared.epoch, shared.matrix.clone(), shared.chunks.clone());
         if (shared.pc, shared.a, shared.b) != (pc, a, b) {
-            let other = shared.pc;
-            self.not_together(warp, pc, other);
+            self.report(FindingKind::Warpgroup, pc, Some(shared.pc), |cluster| {
+                let message = "warps of a warpgroup start different products";
+                Details::new(message, cluster.actor(warp.index, FULL))
+                    .other(cluster.actor(4 * group, FULL))
+                    .help("let all four warps execute the same products in the same order with the same descriptors")
+            });
         }
-        let (epoch, matrix, chunks) = {
-            let shared = &self.warpgroups[group].open[at];
-            (shared.epoch, shared.matrix.clone(), shared.chunks.clone())
-        };
-        self.read_chunks(warp, pc, product.b.buffer, &chunks, epoch);
+        self.read_chunks(warp, pc, &product.b, &chunks, epoch);
         let rows = match &product.a {
-            ProductA::Regs { rows, .. } => Some(tensor::operand_a(
-                &warp.registers,
-                &machine.constants,
-                rows,
-                product.input,
-            )),
-            ProductA::Shared(operand) => {
+            WgmmaA::Regs(first) => Some(tensor::operand_a(warp, machine, *first, product.input)),
+            WgmmaA::Shared(operand) => {
                 let first_row = 16 * place as u32;
-                self.shared_chunks(warp, pc, product, operand, a.unwrap_or(0), first_row, 16)
+                self.shared_chunks(warp, pc, product.input, operand, a.unwrap_or(0), first_row, 16)
                     .map(|chunks| {
-                        self.read_chunks(warp, pc, operand.buffer, &chunks, epoch);
+                        self.read_chunks(warp, pc, operand, &chunks, epoch);
                         self.gather(&chunks, product.input, operand.major, 16, true)
                     })
             }
         };
         if let (Some(rows), Some(matrix)) = (rows, matrix) {
-            let accumulate = warp.registers.pred(product.accumulate) & 1 != 0;
-            let k = product.input.k() as usize;
-            let hopper = (machine.options.tensor_sums == TensorSums::Hopper).then(|| HopperSum::of(product.input));
-            tensor::multiply(&mut warp.registers, &product.d, accumulate, (&rows, &matrix), k, hopper);
+            let d: Vec<Row> = (0..product.n / 2)
+                .map(|i| machine.program.rows.row(product.d.plus(i)))
+                .collect();
+            let accumulate = match product.accumulate {
+                Operand::Reg(reg) => warp.registers.pred(machine.program.rows.row(reg)) & 1 != 0,
+                Operand::Imm(bits) => bits != 0,
+            };
+            Arch::new().dispatch(tensor::Multiply {
+                r: &mut warp.registers,
+                d: &d,
+                accumulate,
+                a: &rows,
+                b: &matrix,
+                k: product.input.k() as usize,
+                hopper: (machine.options.tensor_sums == TensorSums::Hopper).then(|| HopperSum::of(product.input)),
+            });
         }
+        let d_fragment = self.fragment(product.d);
         let a_fragment = match product.a {
-            ProductA::Regs { fragment, .. } => Some(fragment),
-            ProductA::Shared(_) => None,
+            WgmmaA::Regs(first) => Some(self.fragment(first)),
+            WgmmaA::Shared(_) => None,
         };
-        let d = &mut warp.asynchronous.fragments[usize::from(product.d_fragment)];
+        let d = &mut warp.asynchronous.fragments[usize::from(d_fragment)];
         (d.writers, d.pc, d.n) = (d.writers + 1, pc, product.n);
         if let Some(a) = a_fragment {
             let a = &mut warp.asynchronous.fragments[usize::from(a)];
@@ -109,7 +172,7 @@ impl Cluster<'_> {
         warp.asynchronous.open.push(Issued {
             number,
             epoch,
-            d: product.d_fragment,
+            d: d_fragment,
             a: a_fragment,
         });
         let warpgroup = &mut self.warpgroups[group];
@@ -122,22 +185,22 @@ impl Cluster<'_> {
 
     fn begin_product(&mut self, warp: &Warp, pc: u32, product: &Product, a: Option<u64>, b: u64) -> Shared {
         let epoch = self.next_epoch();
-        if !self.traffic.is_empty() {
+        if !self.out.traffic.is_empty() {
             // A counts the rows of all four warps. Swizzled operands are read 128 bytes per pass;
             // ncu counts the same.
             let rows = product.n
                 + match product.a {
-                    ProductA::Shared(_) => 64,
-                    ProductA::Regs { .. } => 0,
+                    WgmmaA::Shared(_) => 64,
+                    WgmmaA::Regs(_) => 0,
                 };
             let passes = u64::from(rows * product.input.k() * product.input.bytes() / 128);
-            self.traffic[pc as usize].add(Traffic {
+            self.out.traffic[pc as usize].add(Traffic {
                 requests: 1,
                 transactions: passes,
                 ideal: passes,
             });
         }
-        let chunks = self.shared_chunks(warp, pc, product, &product.b, b, 0, product.n);
+        let chunks = self.shared_chunks(warp, pc, product.input, &product.b, b, 0, product.n);
         let matrix = chunks
             .as_ref()
             .map(|chunks| Rc::new(self.gather(chunks, product.input, product.b.major, product.n, false)));
@@ -153,34 +216,33 @@ impl Cluster<'_> {
 
     /// Checks the register rules: fenced after the last write, and not used by other products.
     fn check_product_registers(&mut self, warp: &Warp, pc: u32, product: &Product) {
-        let d = &warp.asynchronous.fragments[usize::from(product.d_fragment)];
+        let state = |fragment: u16| &warp.asynchronous.fragments[usize::from(fragment)];
+        let d = self.fragment(product.d);
         let a = match product.a {
-            ProductA::Regs { fragment, .. } => Some((fragment, &warp.asynchronous.fragments[usize::from(fragment)])),
-            ProductA::Shared(_) => None,
+            WgmmaA::Regs(first) => Some(self.fragment(first)),
+            WgmmaA::Shared(_) => None,
         };
-        let in_use = if d.readers > 0 || d.writers > 0 && d.n != product.n {
-            Some((product.d_fragment, d.pc))
-        } else {
-            a.filter(|(_, a)| a.writers > 0).map(|(fragment, a)| (fragment, a.pc))
+        let is_used = |&fragment: &u16| match fragment == d {
+            true => state(d).readers > 0 || state(d).writers > 0 && state(d).n != product.n,
+            false => state(fragment).writers > 0,
         };
-        let unfenced = if d.unfenced {
-            Some(product.d_fragment)
-        } else {
-            a.filter(|(_, a)| a.unfenced).map(|(fragment, _)| fragment)
-        };
-        let name = |fragment: u16| self.machine.program.fragments[usize::from(fragment)].clone();
-        if let Some((fragment, other)) = in_use {
-            let name = name(fragment);
-            let message = format!("starts a product on registers `{name}`, which a product in flight uses");
-            self.report_registers(warp, pc, Some(other), FindingKind::InFlight, message, name, HELP_WAIT);
-        } else if !warp.asynchronous.has_fenced || unfenced.is_some() {
-            let name = name(unfenced.unwrap_or(product.d_fragment));
-            let message = if warp.asynchronous.has_fenced {
-                format!("starts a product on registers `{name}`, which were written after the last `wgmma.fence`")
-            } else {
+        let mut fragments = [Some(d), a].into_iter().flatten();
+        let in_use = fragments.clone().find(is_used);
+        let unfenced = fragments.find(|&fragment| state(fragment).unfenced);
+        if let Some(fragment) = in_use {
+            let other = Some(state(fragment).pc);
+            self.report_registers(warp, pc, other, FindingKind::InFlight, fragment, |name| {
+                format!("starts a product on registers `{name}`, which a product in flight uses")
+            });
+        } else if !warp.asynchronous.has_fenced {
+            let fragment = unfenced.unwrap_or(d);
+            self.report_registers(warp, pc, None, FindingKind::MissingFence, fragment, |_| {
                 "starts a product before any `wgmma.fence`".to_string()
-            };
-            self.report_registers(warp, pc, None, FindingKind::MissingFence, message, name, HELP_FENCE);
+            });
+        } else if let Some(fragment) = unfenced {
+            self.report_registers(warp, pc, None, FindingKind::MissingFence, fragment, |name| {
+                format!("starts a product on registers `{name}`, which were written after the last `wgmma.fence`")
+            });
         }
     }
 
@@ -188,70 +250,43 @@ impl Cluster<'_> {
     #[inline(always)]
     pub(crate) fn touch(&mut self, warp: &mut Warp, pc: u32, fragment: u16, write: bool) {
         let state = &mut warp.asynchronous.fragments[usize::from(fragment)];
-        let (writers, readers, other) = (state.writers, state.readers, state.pc);
         state.unfenced |= write;
-        if writers > 0 || write && readers > 0 {
-            let name = self.machine.program.fragments[usize::from(fragment)].clone();
-            let does = if write { "writes" } else { "reads" };
-            let message = format!("{does} registers `{name}` while a product that uses them is in flight");
-            self.report_registers(warp, pc, Some(other), FindingKind::InFlight, message, name, HELP_WAIT);
+        if state.writers > 0 || write && state.readers > 0 {
+            let other = Some(state.pc);
+            self.report_registers(warp, pc, other, FindingKind::InFlight, fragment, |name| {
+                let does = if write { "writes" } else { "reads" };
+                format!("{does} registers `{name}` while a product that uses them is in flight")
+            });
         }
     }
 
     #[cold]
     #[inline(never)]
-    #[allow(clippy::too_many_arguments)]
     fn report_registers(
         &mut self,
         warp: &Warp,
         pc: u32,
         other: Option<u32>,
         kind: FindingKind,
-        message: String,
-        name: String,
-        help: &'static str,
+        fragment: u16,
+        message: impl FnOnce(&str) -> String,
     ) {
-        let actor = self.actor(warp.index, warp.active);
-        let key = Key::new(kind, pc, other);
-        self.findings.report(self.machine, key, || {
-            Details::new(message, actor)
+        self.report(kind, pc, other, |cluster| {
+            let name = &cluster.machine.program.fragments[usize::from(fragment)];
+            let actor = cluster.actor(warp.index, warp.active);
+            Details::new(message(name), actor)
                 .other(other.map(|_| actor))
-                .object(name)
-                .help(help)
+                .object(name.clone())
+                .help(match other {
+                    Some(_) => "wait for the product's group (`wgmma_commit`, `wgmma_wait`) first",
+                    None => "execute `wgmma_fence` between the last write to accumulators or operand A and the product",
+                })
         });
-    }
-
-    #[cold]
-    fn not_together(&mut self, warp: &Warp, pc: u32, other: u32) {
-        let actor = self.actor(warp.index, FULL);
-        let first = self.actor(warp.index / 4 * 4, FULL);
-        let key = Key::new(FindingKind::Warpgroup, pc, Some(other));
-        self.findings.report(self.machine, key, || {
-            Details::new("warps of a warpgroup start different products".to_string(), actor)
-                .other(first)
-                .help("let all four warps execute the same products in the same order with the same descriptors")
-        });
-    }
-
-    /// `wgmma.fence`.
-    pub(crate) fn wgmma_fence(&mut self, warp: &mut Warp, pc: u32) {
-        self.check_members(warp, pc, FULL, "wgmma.fence");
-        warp.asynchronous.has_fenced = true;
-        for fragment in &mut warp.asynchronous.fragments {
-            fragment.unfenced = false;
-        }
-    }
-
-    /// Closes the group of products since the last commit.
-    pub(crate) fn wgmma_commit(&mut self, warp: &mut Warp, pc: u32) {
-        self.check_members(warp, pc, FULL, "wgmma.commit_group");
-        let group = std::mem::take(&mut warp.asynchronous.open);
-        warp.asynchronous.groups.push_back(group);
     }
 
     /// Waits until at most `pending` groups are open. Returns false if the warp must retry because
     /// other warps of the warpgroup have not issued the products yet.
-    pub(crate) fn wgmma_wait(&mut self, warp: &mut Warp, pc: u32, pending: u32) -> bool {
+    fn wgmma_wait(&mut self, warp: &mut Warp, pc: u32, pending: u32) -> bool {
         let over = warp.asynchronous.groups.len().saturating_sub(pending as usize);
         let newest = warp.asynchronous.groups.iter().take(over).flatten().last().copied();
         let group = warp.index / 4;
@@ -311,13 +346,10 @@ impl Cluster<'_> {
         if warp.asynchronous.open.is_empty() && warp.asynchronous.groups.iter().all(Vec::is_empty) {
             return;
         }
-        self.report(FindingKind::MissingWait, pc, |cluster| {
+        self.report(FindingKind::MissingWait, pc, None, |cluster| {
             let message = "exits while its products are in flight";
             Details::new(message, cluster.actor(warp.index, FULL))
                 .help("close their group (`wgmma_commit`) and wait for it (`wgmma_wait(0)`)")
         });
     }
 }
-
-const HELP_WAIT: &str = "wait for the product's group (`wgmma_commit`, `wgmma_wait`) first";
-const HELP_FENCE: &str = "execute `wgmma_fence` between the last write to accumulators or operand A and the product";

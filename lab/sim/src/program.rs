@@ -4,12 +4,16 @@
 //! warp's register file. Immediates are constant rows, so operations do not distinguish operand
 //! kinds.
 
-use flashcore_ir::SiteId;
-use flashcore_ir::inst::{Major, Object, WgmmaInput};
+use std::collections::HashMap;
 
-pub(crate) use crate::op::Op;
-pub(crate) use crate::operations::{Bin32, Bin64, Number, PredOp, Tri32, Un32, Un64};
+use flashcore_ir::inst::{
+    Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, MbarInst, Object, ShflMode, Space, Special, UnOp,
+    VoteMode, WgmmaInput, WgmmaInst,
+};
+use flashcore_ir::{Reg, RegClass, ScalarType, SiteId};
+
 use crate::report::Class;
+use crate::rows::Rows;
 
 /// A row of 32 lanes in a register file; from [`CONST`] on, a row of constants.
 pub(crate) type Row = u16;
@@ -20,10 +24,135 @@ pub(crate) const CONST: Row = 0x8000;
 pub(crate) const PRED_FALSE: Row = 0;
 pub(crate) const PRED_TRUE: Row = 1;
 
-/// A memory operand: a row of addresses, a constant offset, and the object it must stay in.
+/// One operation. Rows are in the order of the instruction's operands, the destination first. Rare
+/// and expensive instructions stay as they are in the kernel; their operands are looked up when
+/// they run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op<'k> {
+    If(Branch),
+    /// Its target is the end of the structure.
+    Else(u32),
+    EndIf,
+    LoopBegin,
+    BreakIf(Branch),
+    /// Its target is the start of the body.
+    LoopEnd(u32),
+    Exit,
+    /// Reports lanes that read a tracked register before writing it.
+    CheckWritten(u32),
+    MarkWritten(u32),
+    /// An instruction other than a product accesses a fragment; `true` if it writes.
+    Touch(u16, bool),
+
+    Mov32([Row; 2]),
+    Mov64([Row; 2]),
+    /// An integer operation or an approximate function of f32.
+    Un32(UnOp, [Row; 2]),
+    AbsS64([Row; 2]),
+    Cvt(Cvt, [Row; 2]),
+    /// `true` if signed.
+    Int32(BinOp, bool, [Row; 3]),
+    Int64(BinOp, bool, [Row; 3]),
+    F32(FloatOp, [Row; 3]),
+    Halves(FloatOp, Half, [Row; 3]),
+    FmaF32([Row; 4]),
+    FmaHalves(Half, [Row; 4]),
+    Mad32([Row; 4]),
+    Mad64([Row; 4]),
+    /// `true` if signed.
+    MadWide(bool, [Row; 4]),
+    CvtPack(WgmmaInput, [Row; 3]),
+    Pack16([Row; 3]),
+    Pack64([Row; 3]),
+    Unpack16([Row; 3]),
+    Unpack64([Row; 3]),
+    Lop3(u8, [Row; 4]),
+    Prmt([Row; 4]),
+    Setp32(Cmp, Number, [Row; 3]),
+    Setp64(Cmp, Number, [Row; 3]),
+    Selp32([Row; 4]),
+    Selp64([Row; 4]),
+    PredAnd([Row; 3]),
+    PredOr([Row; 3]),
+    PredXor([Row; 3]),
+    Special(Special, Row),
+    Param32(u16, Row),
+    Param64(u16, Row),
+    SharedBase(Row),
+
+    LdShared(Access),
+    StShared(Access),
+    LdGlobal(Access, Cache),
+    StGlobal(Access),
+    LdMatrix(Matrix),
+    StMatrix(Matrix),
+    CpAsync(CpAsync),
+    CpAsyncCommit,
+    CpAsyncWait(u32),
+    AtomShared(Atom),
+    AtomGlobal(Atom),
+
+    Mma(Mma),
+    Shfl(ShflMode, [Row; 3], u32),
+    Vote(VoteMode, [Row; 2], u32),
+    Redux(BinOp, bool, [Row; 2], u32),
+    Elect(Row),
+    BarSync(Row, u32),
+    BarArrive(Row, u32),
+    BarWarp(u32),
+    /// A fence at cluster scope or wider. It orders the thread's own accesses, which the simulator
+    /// never reorders.
+    FenceCluster,
+    FenceProxyAsync,
+    FenceMbarrierInit,
+    TrapIf(Row),
+    /// `true` to raise.
+    SetMaxRegs(u32, bool),
+    DependencyWait,
+    Mbar(&'k MbarInst),
+    Bulk(&'k BulkInst),
+    Wgmma(&'k WgmmaInst),
+    Cluster(&'k ClusterInst),
+    Trace(u32, RegClass, Row),
+    /// An instruction without effect in the simulator.
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Branch {
+    pub(crate) pred: Row,
+    pub(crate) uniform: bool,
+    pub(crate) target: u32,
+}
+
+/// Arithmetic that all float types have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FloatOp {
+    Add,
+    Sub,
+    Mul,
+    Min,
+    Max,
+}
+
+/// The element type of a packed pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    F16,
+    BF16,
+}
+
+/// How a comparison interprets bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Number {
+    Unsigned,
+    Signed,
+    Float,
+}
+
+/// The object that a memory operand must stay in, and its constant offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
-    pub(crate) base: Row,
     pub(crate) object: u16,
     pub(crate) offset: i32,
     /// Whether the address may be in any block of the cluster.
@@ -31,50 +160,25 @@ pub(crate) struct At {
 }
 
 impl At {
-    pub(crate) fn object_of(object: Object) -> u16 {
-        match object {
-            Object::Param(index) => index as u16,
-            Object::Shared(id) => id.0 as u16,
+    pub(crate) fn of(addr: &Address, space: Space) -> At {
+        At {
+            object: match addr.object {
+                Object::Param(index) => index as u16,
+                Object::Shared(id) => id.0 as u16,
+            },
+            offset: addr.offset,
+            remote: space == Space::Cluster,
         }
     }
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct BoxCopy {
-    pub(crate) map: u16,
-    /// The address that the kernel passes for the tensor map.
-    pub(crate) map_base: Row,
-    pub(crate) map_offset: i32,
-    /// Coordinates, innermost first.
-    pub(crate) at: Vec<Row>,
-    pub(crate) shared: At,
-    /// The mbarrier that counts its bytes; `None` for a store.
-    pub(crate) mbarrier: Option<At>,
-    pub(crate) multicast: Option<Row>,
-}
-
+/// A load or a store.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SharedOperand {
-    pub(crate) bits: Row,
-    pub(crate) buffer: u16,
-    pub(crate) major: Major,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ProductA {
-    Shared(SharedOperand),
-    Regs { rows: [Row; 4], fragment: u16 },
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Product {
-    pub(crate) input: WgmmaInput,
-    pub(crate) n: u32,
-    pub(crate) d: Vec<Row>,
-    pub(crate) d_fragment: u16,
-    pub(crate) a: ProductA,
-    pub(crate) b: SharedOperand,
-    pub(crate) accumulate: Row,
+pub(crate) struct Access {
+    pub(crate) regs: [Row; 4],
+    pub(crate) width: Width,
+    pub(crate) base: Row,
+    pub(crate) at: At,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,17 +196,60 @@ impl Width {
     }
 }
 
+/// `ldmatrix` or `stmatrix`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum TraceFile {
-    Pred,
-    Bits32,
-    Float,
-    Bits64,
+pub(crate) struct Matrix {
+    pub(crate) regs: [Row; 4],
+    pub(crate) count: u8,
+    pub(crate) transposed: bool,
+    pub(crate) base: Row,
+    pub(crate) at: At,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpAsync {
+    pub(crate) to: Row,
+    pub(crate) dst: At,
+    pub(crate) from: Row,
+    pub(crate) src: At,
+    pub(crate) bytes: u32,
+    pub(crate) src_bytes: Option<Row>,
+    pub(crate) past_l1: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Atom {
+    pub(crate) op: AtomOp,
+    pub(crate) ty: ScalarType,
+    pub(crate) d: Option<Row>,
+    pub(crate) value: Row,
+    pub(crate) base: Row,
+    pub(crate) at: At,
+}
+
+/// `mma.sync`; f16 accumulators have two registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mma {
+    pub(crate) input: Half,
+    pub(crate) f16_accumulators: bool,
+    pub(crate) d: [Row; 4],
+    pub(crate) a: [Row; 4],
+    pub(crate) b: [Row; 2],
+    pub(crate) c: [Row; 4],
+}
+
+/// How the kernel accesses the memory of a parameter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Used {
+    pub(crate) loaded: bool,
+    /// Written by stores other than atomics.
+    pub(crate) stored: bool,
+    pub(crate) atomic: bool,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Program {
-    pub(crate) ops: Vec<Op>,
+pub(crate) struct Program<'k> {
+    pub(crate) ops: Vec<Op<'k>>,
     /// The source of each operation.
     pub(crate) sites: Vec<SiteId>,
     pub(crate) classes: Vec<Class>,
@@ -110,16 +257,13 @@ pub(crate) struct Program {
     pub(crate) nodes: Vec<u32>,
     pub(crate) consts32: Vec<u32>,
     pub(crate) consts64: Vec<u64>,
-    pub(crate) rows32: usize,
-    pub(crate) rows64: usize,
-    pub(crate) preds: usize,
+    pub(crate) rows: Rows,
     /// Names of the registers whose reads are checked at run time.
     pub(crate) tracked: Vec<String>,
     /// log2 of the bytes per shadow cell of shared memory: the narrowest access.
     pub(crate) granule_shift: u32,
-    pub(crate) copies: Vec<BoxCopy>,
-    pub(crate) products: Vec<Product>,
-    /// Names of the registers that products use.
+    /// The fragment of each register that products use, and the names of the fragments.
+    pub(crate) fragment_of: HashMap<Reg, u16>,
     pub(crate) fragments: Vec<String>,
     pub(crate) uses_cp_async: bool,
     pub(crate) uses_bulk_stores: bool,
@@ -127,11 +271,8 @@ pub(crate) struct Program {
     /// Whether bulk copies or products access shared memory.
     pub(crate) uses_async_proxy: bool,
     pub(crate) uses_dependency: bool,
-    pub(crate) sets_registers: bool,
-    /// By parameter: written by plain stores; loaded from; used by atomics.
-    pub(crate) stored: Vec<bool>,
-    pub(crate) loaded: Vec<bool>,
-    pub(crate) atomics: Vec<bool>,
+    /// By parameter.
+    pub(crate) used: Vec<Used>,
     /// Whether a global atomic returns the old value.
     pub(crate) returning_atomics: bool,
 }

@@ -9,7 +9,9 @@ use crate::clock::{ActorId, ActorKind, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::program::At;
-use crate::record::{Details, Key};
+use crate::record::Details;
+use crate::registers::lanes;
+use crate::shadow::SharedAccess;
 use crate::warp::Warp;
 
 /// Conflicts of one instruction with another instruction. Lanes are merged.
@@ -55,21 +57,10 @@ impl Cluster<'_> {
     /// Checks reads. `collective`: the result goes to the whole warp, so even a lane's own write
     /// must be ordered for the other lanes.
     #[inline(never)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn check_reads(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        mask: u32,
-        offsets: &[u32; 32],
-        cells: usize,
-        at: At,
-        collective: bool,
-    ) {
+    pub(crate) fn check_reads(&mut self, warp: &Warp, access: &SharedAccess, collective: bool) {
         let mut clashes = Clashes::default();
-        for lane in (0..32u32).filter(|lane| mask >> lane & 1 != 0) {
-            let first = (offsets[lane as usize] >> self.shadow.shift) as usize;
-            for cell in first..first + cells {
+        for lane in lanes(access.mask) {
+            for cell in self.shadow.cells(access, lane) {
                 if self.shadow.stamp(cell) == Stamp::NEVER {
                     clashes.add(Clash {
                         kind: FindingKind::NeverWritten,
@@ -79,47 +70,43 @@ impl Cluster<'_> {
                         cell,
                         what: What::NeverWritten,
                     });
-                } else if let Some(clash) = self.against_writer(warp, lane, cell, collective) {
+                } else if let Some(clash) = self.against_writer(warp, lane as u32, cell, collective) {
                     clashes.add(clash);
                 }
             }
         }
-        self.report_clashes(warp, pc, at, clashes, "reads");
+        self.report_clashes(warp, access, clashes, "reads");
     }
 
     #[inline(never)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn check_writes(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        mask: u32,
-        offsets: &[u32; 32],
-        cells: usize,
-        at: At,
-        kind: WriterKind,
-    ) {
+    pub(crate) fn check_writes(&mut self, warp: &Warp, access: &SharedAccess, kind: WriterKind) {
         let mut clashes = Clashes::default();
-        let limits = warp.who(pc).limits;
-        for lane in (0..32u32).filter(|lane| mask >> lane & 1 != 0) {
-            let first = (offsets[lane as usize] >> self.shadow.shift) as usize;
-            for cell in first..first + cells {
+        let limits = warp.who(access.pc).limits;
+        for lane in lanes(access.mask) {
+            for cell in self.shadow.cells(access, lane) {
                 let stamp = self.shadow.stamp(cell);
                 let both_atomic = kind == WriterKind::Atomic && stamp.is_atomic();
                 if stamp != Stamp::NEVER
                     && !both_atomic
-                    && let Some(clash) = self.against_writer(warp, lane, cell, false)
+                    && let Some(clash) = self.against_writer(warp, lane as u32, cell, false)
                 {
                     clashes.add(clash);
                 }
                 if self.shadow.newest_read(cell) > limits.epoch
-                    && let Some(clash) = self.against_readers(warp, lane, cell)
+                    && let Some((reader, other_pc, by)) = self.unordered_reader(warp, lane as u32, cell)
                 {
-                    clashes.add(clash);
+                    clashes.add(Clash {
+                        kind: FindingKind::Race,
+                        other_pc: Some(other_pc),
+                        other: Some(reader),
+                        lanes: 1 << lane,
+                        cell,
+                        what: if by.is_empty() { What::Read } else { What::ReadByAgent },
+                    });
                 }
             }
         }
-        self.report_clashes(warp, pc, at, clashes, "writes");
+        self.report_clashes(warp, access, clashes, "writes");
     }
 
     /// Checks an access against the last write of its cell.
@@ -152,7 +139,7 @@ impl Cluster<'_> {
         };
         let own = thread == Some(me) && !collective;
         let waited = thread.is_some_and(|thread| {
-            stamp.is_agent() && self.copies[thread as usize / 32].has_waited(thread % 32, stamp.epoch())
+            stamp.is_agent() && self.copies[thread as usize / 32].has_waited(thread as usize % 32, stamp.epoch())
         });
         if own && waited {
             return None;
@@ -177,23 +164,9 @@ impl Cluster<'_> {
         })
     }
 
-    /// Checks a write against the reads of its cell since the last write.
-    fn against_readers(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Clash> {
-        let (reader, other_pc, by) = self.unordered_reader(warp, lane, cell)?;
-        Some(Clash {
-            kind: FindingKind::Race,
-            other_pc: Some(other_pc),
-            other: Some(reader),
-            lanes: 1 << lane,
-            cell,
-            what: if by.is_empty() { What::Read } else { What::ReadByAgent },
-        })
-    }
-
-    fn report_clashes(&mut self, warp: &Warp, pc: u32, at: At, clashes: Clashes, does: &str) {
+    fn report_clashes(&mut self, warp: &Warp, access: &SharedAccess, clashes: Clashes, does: &str) {
         for clash in clashes.0 {
-            let key = Key::new(clash.kind, pc, clash.other_pc);
-            let (place, mut details) = self.place(warp, at, clash.cell, clash.lanes);
+            let (place, mut details) = self.place(warp, access.at, clash.cell, clash.lanes);
             let other = clash.other.map_or(String::new(), |other| {
                 let lane = other.lanes.trailing_zeros();
                 format!("warp {} lane {lane}", other.warp)
@@ -234,30 +207,20 @@ impl Cluster<'_> {
                 }
                 What::OthersCopy(true) => "put a barrier between `cp_async_wait` and the access",
             });
-            self.findings.report(self.machine, key, || details);
+            self.report(clash.kind, access.pc, clash.other_pc, |_| details);
         }
     }
 
     /// Reports two lanes of one instruction that write one byte.
     #[cold]
     #[inline(never)]
-    pub(crate) fn same_instruction(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lanes: u32,
-        offsets: &[u32; 32],
-        at: At,
-        _cells: usize,
-    ) {
-        let lane = lanes.trailing_zeros() as usize & 31;
-        let cell = (offsets[lane] >> self.shadow.shift) as usize;
-        let (place, mut details) = self.place(warp, at, cell, lanes);
+    pub(crate) fn same_instruction(&mut self, warp: &Warp, access: &SharedAccess, lanes: u32) {
+        let cell = self.shadow.cells(access, lanes.trailing_zeros() as usize & 31).start;
+        let (place, mut details) = self.place(warp, access.at, cell, lanes);
         details.message = format!("writes {place} from more than one lane at once; the result is undefined");
         details.help = Some("let one lane write it (`if` on the lane), or give each lane a separate address");
-        let key = Key::new(FindingKind::Race, pc, Some(pc));
         details.other = Some(self.actor(warp.index, 0));
-        self.findings.report(self.machine, key, || details);
+        self.report(FindingKind::Race, access.pc, Some(access.pc), |_| details);
     }
 
     /// Name and position of a cell for messages.

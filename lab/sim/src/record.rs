@@ -26,12 +26,6 @@ pub(crate) struct Details {
     pub(crate) help: Option<&'static str>,
 }
 
-impl Key {
-    pub(crate) fn new(kind: FindingKind, pc: u32, other: Option<u32>) -> Key {
-        Key { kind, pc, other }
-    }
-}
-
 impl Details {
     pub(crate) fn new(message: impl Into<String>, actor: Actor) -> Details {
         Details {

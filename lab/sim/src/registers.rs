@@ -1,73 +1,125 @@
-//! The register file of a warp, and arithmetic over its rows.
+//! The register file of a warp, and operations on its rows.
 //!
-//! Every helper is inlined into the interpreter loop, which is compiled for the best available
-//! instruction set; a row of 32 lanes is then two AVX-512 registers.
+//! The functions for rows are inlined into the interpreter loop, which is compiled for each
+//! instruction set; a row of 32 lanes is two AVX-512 registers.
 
-use crate::program::{CONST, Program, Row};
+use crate::program::{CONST, PRED_TRUE, Program, Row};
 
 pub(crate) const FULL: u32 = u32::MAX;
 
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-pub(crate) struct Lanes32(pub(crate) [u32; 32]);
-
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-pub(crate) struct Lanes64(pub(crate) [u64; 32]);
-
-/// Rows of constants, shared by all warps.
-#[derive(Debug)]
-pub(crate) struct Constants {
-    pub(crate) rows32: Vec<Lanes32>,
-    pub(crate) rows64: Vec<Lanes64>,
+/// The lanes of a mask.
+#[inline(always)]
+pub(crate) fn lanes(mask: u32) -> Lanes {
+    Lanes(mask)
 }
 
-impl Constants {
-    pub(crate) fn new(program: &Program) -> Constants {
-        Constants {
-            rows32: program.consts32.iter().map(|&bits| Lanes32([bits; 32])).collect(),
-            rows64: program.consts64.iter().map(|&bits| Lanes64([bits; 32])).collect(),
+#[derive(Clone, Copy)]
+pub(crate) struct Lanes(u32);
+
+impl Iterator for Lanes {
+    type Item = usize;
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let lane = self.0.trailing_zeros() as usize;
+        self.0 &= self.0.wrapping_sub(1);
+        (lane < 32).then_some(lane)
+    }
+}
+
+/// The value of each lane.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(crate) struct Lane<T>(pub(crate) [T; 32]);
+
+/// The rows of the 32-bit and of the 64-bit values.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    rows32: Vec<Lane<u32>>,
+    rows64: Vec<Lane<u64>>,
+}
+
+/// A type of the values of a row.
+pub(crate) trait Word: Copy + Default {
+    fn rows(files: &Files) -> &[Lane<Self>];
+    fn rows_mut(files: &mut Files) -> &mut [Lane<Self>];
+    fn from_bits(bits: u64) -> Self;
+}
+
+impl Word for u32 {
+    #[inline(always)]
+    fn rows(files: &Files) -> &[Lane<u32>] {
+        &files.rows32
+    }
+    #[inline(always)]
+    fn rows_mut(files: &mut Files) -> &mut [Lane<u32>] {
+        &mut files.rows32
+    }
+    fn from_bits(bits: u64) -> u32 {
+        bits as u32
+    }
+}
+
+impl Word for u64 {
+    #[inline(always)]
+    fn rows(files: &Files) -> &[Lane<u64>] {
+        &files.rows64
+    }
+    #[inline(always)]
+    fn rows_mut(files: &mut Files) -> &mut [Lane<u64>] {
+        &mut files.rows64
+    }
+    fn from_bits(bits: u64) -> u64 {
+        bits
+    }
+}
+
+/// Rows of constants, shared by all warps.
+pub(crate) type Constants = Files;
+
+impl Files {
+    pub(crate) fn constants(program: &Program<'_>) -> Constants {
+        Files {
+            rows32: program.consts32.iter().map(|&bits| Lane([bits; 32])).collect(),
+            rows64: program.consts64.iter().map(|&bits| Lane([bits; 32])).collect(),
         }
     }
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
-    pub(crate) rows32: Vec<Lanes32>,
-    pub(crate) rows64: Vec<Lanes64>,
-    pub(crate) preds: Vec<u32>,
+    files: Files,
+    preds: Vec<u32>,
 }
 
 /// Initial contents: a NaN, and an invalid address.
 const POISON: u32 = 0xffff_dead;
 
 impl Registers {
-    pub(crate) fn new(program: &Program) -> Registers {
-        let mut preds = vec![0; program.preds];
-        preds[usize::from(crate::program::PRED_TRUE)] = FULL;
+    pub(crate) fn new(program: &Program<'_>) -> Registers {
+        let mut preds = vec![0; program.rows.preds];
+        preds[usize::from(PRED_TRUE)] = FULL;
         Registers {
-            rows32: vec![Lanes32([POISON; 32]); program.rows32],
-            rows64: vec![Lanes64([u64::from(POISON) << 32; 32]); program.rows64],
+            files: Files {
+                rows32: vec![Lane([POISON; 32]); program.rows.rows32],
+                rows64: vec![Lane([u64::from(POISON) << 32; 32]); program.rows.rows64],
+            },
             preds,
         }
     }
 
     #[inline(always)]
-    pub(crate) fn get<'a>(&'a self, constants: &'a Constants, row: Row) -> &'a [u32; 32] {
+    pub(crate) fn get<'a, T: Word + 'a>(&'a self, constants: &'a Constants, row: Row) -> &'a [T; 32] {
         if row & CONST == 0 {
-            &self.rows32[usize::from(row)].0
+            self.own(row)
         } else {
-            &constants.rows32[usize::from(row & !CONST)].0
+            &T::rows(constants)[usize::from(row & !CONST)].0
         }
     }
 
+    /// As [`Self::get`] for a row that is no constant.
     #[inline(always)]
-    pub(crate) fn get64<'a>(&'a self, constants: &'a Constants, row: Row) -> &'a [u64; 32] {
-        if row & CONST == 0 {
-            &self.rows64[usize::from(row)].0
-        } else {
-            &constants.rows64[usize::from(row & !CONST)].0
-        }
+    pub(crate) fn own<T: Word>(&self, row: Row) -> &[T; 32] {
+        &T::rows(&self.files)[usize::from(row)].0
     }
 
     #[inline(always)]
@@ -83,85 +135,85 @@ impl Registers {
 
     /// Writes the lanes of `mask`.
     #[inline(always)]
-    pub(crate) fn set(&mut self, row: Row, mask: u32, value: &[u32; 32]) {
-        let out = &mut self.rows32[usize::from(row)].0;
+    pub(crate) fn set<T: Word>(&mut self, row: Row, mask: u32, value: &[T; 32]) {
+        let out = &mut T::rows_mut(&mut self.files)[usize::from(row)].0;
         if mask == FULL {
             *out = *value;
         } else {
-            for i in 0..32 {
-                out[i] = if mask >> i & 1 != 0 { value[i] } else { out[i] };
-            }
-        }
-    }
-
-    /// Writes the lanes of `mask`.
-    #[inline(always)]
-    pub(crate) fn set64(&mut self, row: Row, mask: u32, value: &[u64; 32]) {
-        let out = &mut self.rows64[usize::from(row)].0;
-        if mask == FULL {
-            *out = *value;
-        } else {
-            for i in 0..32 {
-                out[i] = if mask >> i & 1 != 0 { value[i] } else { out[i] };
-            }
+            blend(out, mask, value);
         }
     }
 }
 
+/// Not inlined: partial masks are rare, and the code would be repeated in every operation.
+#[inline(never)]
+fn blend<T: Word>(out: &mut [T; 32], mask: u32, value: &[T; 32]) {
+    for i in 0..32 {
+        out[i] = if mask >> i & 1 != 0 { value[i] } else { out[i] };
+    }
+}
+
+/// `d = op(a)` in the lanes of `mask`.
 #[inline(always)]
-pub(crate) fn map1(r: &mut Registers, k: &Constants, mask: u32, d: Row, a: Row, op: impl Fn(u32) -> u32) {
+pub(crate) fn map1<A: Word, D: Word>(
+    r: &mut Registers,
+    k: &Constants,
+    mask: u32,
+    [d, a]: [Row; 2],
+    op: impl Fn(A) -> D,
+) {
     let a = r.get(k, a);
-    let mut value = [0; 32];
+    let mut value = [D::default(); 32];
     for i in 0..32 {
         value[i] = op(a[i]);
     }
     r.set(d, mask, &value);
 }
 
+/// `d = op(a, b)`.
 #[inline(always)]
-pub(crate) fn map2(r: &mut Registers, k: &Constants, mask: u32, [d, a, b]: [Row; 3], op: impl Fn(u32, u32) -> u32) {
+pub(crate) fn map2<A: Word, B: Word, D: Word>(
+    r: &mut Registers,
+    k: &Constants,
+    mask: u32,
+    [d, a, b]: [Row; 3],
+    op: impl Fn(A, B) -> D,
+) {
     let (a, b) = (r.get(k, a), r.get(k, b));
-    let mut value = [0; 32];
+    let mut value = [D::default(); 32];
     for i in 0..32 {
         value[i] = op(a[i], b[i]);
     }
     r.set(d, mask, &value);
 }
 
+/// `d = op(a, b, c)`.
 #[inline(always)]
-pub(crate) fn map3(
+pub(crate) fn map3<A: Word, B: Word, C: Word, D: Word>(
     r: &mut Registers,
     k: &Constants,
     mask: u32,
     [d, a, b, c]: [Row; 4],
-    op: impl Fn(u32, u32, u32) -> u32,
+    op: impl Fn(A, B, C) -> D,
 ) {
     let (a, b, c) = (r.get(k, a), r.get(k, b), r.get(k, c));
-    let mut value = [0; 32];
+    let mut value = [D::default(); 32];
     for i in 0..32 {
         value[i] = op(a[i], b[i], c[i]);
     }
     r.set(d, mask, &value);
 }
 
+/// `d = cond ? a : b`.
 #[inline(always)]
-pub(crate) fn map1_64(r: &mut Registers, k: &Constants, mask: u32, d: Row, a: Row, op: impl Fn(u64) -> u64) {
-    let a = r.get64(k, a);
-    let mut value = [0; 32];
+pub(crate) fn select<T: Word>(r: &mut Registers, k: &Constants, mask: u32, [d, cond, a, b]: [Row; 4]) {
+    let cond = r.pred(cond);
+    let (a, b): (&[T; 32], &[T; 32]) = (r.get(k, a), r.get(k, b));
+    let mut value = [T::default(); 32];
     for i in 0..32 {
-        value[i] = op(a[i]);
+        value[i] = if cond >> i & 1 != 0 { a[i] } else { b[i] };
     }
-    r.set64(d, mask, &value);
-}
-
-#[inline(always)]
-pub(crate) fn map2_64(r: &mut Registers, k: &Constants, mask: u32, [d, a, b]: [Row; 3], op: impl Fn(u64, u64) -> u64) {
-    let (a, b) = (r.get64(k, a), r.get64(k, b));
-    let mut value = [0; 32];
-    for i in 0..32 {
-        value[i] = op(a[i], b[i]);
-    }
-    r.set64(d, mask, &value);
+    r.set(d, mask, &value);
 }
 
 /// One bit per lane: whether `op` holds.

@@ -107,63 +107,41 @@ impl SimReport {
     }
 }
 
-/// The machine resource of an instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Class {
-    /// f32 add, multiply, fused multiply-add.
-    Fma,
-    /// Integer, logic, compare, select, move.
-    Alu,
-    /// Packed 16-bit floats.
-    Half,
-    /// Conversions.
-    Convert,
-    /// ex2, lg2, rcp.
-    Mufu,
-    /// Tensor-core products.
-    Tensor,
-    /// Loads from global memory.
-    LoadGlobal,
-    /// Stores to global memory.
-    StoreGlobal,
-    /// Loads from shared memory, `ldmatrix` included.
-    LoadShared,
-    /// Stores to shared memory.
-    StoreShared,
-    /// Asynchronous copies.
-    CopyAsync,
-    /// Read-modify-write operations.
-    Atomic,
-    /// Exchanges between lanes: shfl, vote, redux.
-    Exchange,
-    /// Barriers, waits, fences.
-    Sync,
-    /// Branches.
-    Control,
-    /// Not an instruction: structure, checks, traces. Not counted.
-    Structure,
+/// Declares [`Class`] and the list of its instruction classes from one table.
+macro_rules! classes {
+    ($($class:ident: $what:literal,)*) => {
+        /// The machine resource of an instruction.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Class {
+            $(#[doc = $what] $class,)*
+            /// Not an instruction: structure, checks, traces. Not counted.
+            Structure,
+        }
+
+        impl Class {
+            /// All instruction classes.
+            pub const ALL: [Class; Class::Structure as usize] = [$(Class::$class,)*];
+        }
+    };
 }
 
-impl Class {
-    /// All instruction classes.
-    pub const ALL: [Class; 15] = [
-        Class::Fma,
-        Class::Alu,
-        Class::Half,
-        Class::Convert,
-        Class::Mufu,
-        Class::Tensor,
-        Class::LoadGlobal,
-        Class::StoreGlobal,
-        Class::LoadShared,
-        Class::StoreShared,
-        Class::CopyAsync,
-        Class::Atomic,
-        Class::Exchange,
-        Class::Sync,
-        Class::Control,
-    ];
+classes! {
+    Fma: "f32 add, multiply, fused multiply-add.",
+    Alu: "Integer, logic, compare, select, move.",
+    Half: "Packed 16-bit floats.",
+    Convert: "Conversions.",
+    Mufu: "ex2, lg2, rcp.",
+    Tensor: "Tensor-core products.",
+    LoadGlobal: "Loads from global memory.",
+    StoreGlobal: "Stores to global memory.",
+    LoadShared: "Loads from shared memory, `ldmatrix` included.",
+    StoreShared: "Stores to shared memory.",
+    CopyAsync: "Asynchronous copies.",
+    Atomic: "Read-modify-write operations.",
+    Exchange: "Exchanges between lanes: shfl, vote, redux.",
+    Sync: "Barriers, waits, fences.",
+    Control: "Branches.",
 }
 
 /// Executed instructions of one class.

@@ -4,7 +4,7 @@ use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::program::Row;
 use crate::record::Details;
-use crate::registers::FULL;
+use crate::registers::{FULL, lanes};
 use crate::rng::Rng;
 use crate::warp::{Wait, Warp};
 
@@ -16,7 +16,7 @@ impl Cluster<'_> {
         let had = warp.asynchronous.registers.unwrap_or(self.machine.launch_registers);
         if raise && regs < had || !raise && regs > had {
             let (does, than) = if raise { ("raises", "fewer") } else { ("lowers", "more") };
-            self.report(FindingKind::Registers, pc, |cluster| {
+            self.report(FindingKind::Registers, pc, None, |cluster| {
                 let message = format!("{does} a thread's registers to {regs}, {than} than the {had} it has");
                 Details::new(message, cluster.actor(warp.index, FULL))
             });
@@ -49,7 +49,7 @@ impl Cluster<'_> {
             let setting = odd.asynchronous.settings.last().or(first.asynchronous.settings.last());
             let Some(&(pc, _)) = setting else { continue };
             let odd = odd.index;
-            self.report(FindingKind::Registers, pc, |cluster| {
+            self.report(FindingKind::Registers, pc, None, |cluster| {
                 let message = "the warps of a warpgroup set different register counts";
                 Details::new(message, cluster.actor(odd, FULL)).help("let all four warps execute the same `setmaxnreg`")
             });
@@ -61,19 +61,15 @@ impl Cluster<'_> {
     pub(crate) fn elect(&mut self, warp: &mut Warp, pc: u32, d: Row) {
         self.check_members(warp, pc, FULL, "elect.sync");
         let count = warp.active.count_ones();
-        let mut pick = Rng::new(self.machine.options.seed, warp.index as u64).below(count.max(1));
-        let mut lanes = warp.active;
-        while pick > 0 {
-            lanes &= lanes - 1;
-            pick -= 1;
-        }
-        warp.registers.set_pred(d, warp.active, lanes & lanes.wrapping_neg());
+        let pick = Rng::new(self.machine.options.seed, warp.index as u64).below(count.max(1));
+        let elected = lanes(warp.active).nth(pick as usize).map_or(0, |lane| 1 << lane);
+        warp.registers.set_pred(d, warp.active, elected);
     }
 
     pub(crate) fn trap_if(&mut self, warp: &Warp, pc: u32, pred: Row) {
         let lanes = warp.registers.pred(pred) & warp.active;
         if lanes != 0 {
-            self.report(FindingKind::Trap, pc, |cluster| {
+            self.report(FindingKind::Trap, pc, None, |cluster| {
                 Details::new("executes a trap".to_string(), cluster.actor(warp.index, lanes))
             });
         }
@@ -81,10 +77,10 @@ impl Cluster<'_> {
 
     /// `fence.proxy.async`.
     pub(crate) fn fence_proxy(&mut self, warp: &mut Warp) {
-        let finished = self.copies[warp.index].waited_up_to();
-        for lane in (0..32).filter(|lane| warp.active >> lane & 1 != 0) {
+        let waited = self.copies[warp.index].waited;
+        for lane in lanes(warp.active) {
             warp.fenced[lane] = warp.epoch;
-            warp.fenced_copies[lane] = finished[lane];
+            warp.fenced_copies[lane] = waited[lane];
         }
         warp.learn_each(warp.active, |clock| clock.fence());
         self.fence_mbarriers(warp);

@@ -5,41 +5,28 @@
 //! Registers in different branches of one `if` may share a row because their lanes are disjoint.
 //! Loop-carried values live until the end of the loop.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use flashcore_ir::{Kernel, Node, Reg, RegClass};
 
 use crate::error::SimError;
 use crate::program::{CONST, Row};
 
-/// A register file; 16-bit and f32 values share the 32-bit file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum File {
-    Pred,
-    Bits32,
-    Bits64,
-}
-
-pub(crate) fn file_of(class: RegClass) -> File {
-    match class {
-        RegClass::Pred => File::Pred,
-        RegClass::B16 | RegClass::B32 | RegClass::F32 => File::Bits32,
-        RegClass::B64 => File::Bits64,
-    }
-}
-
+/// The row of each register, and the sizes of the three register files: predicates, 64-bit values,
+/// and all others.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    rows: HashMap<Reg, Row>,
+    /// By class and number.
+    rows: [Vec<Row>; RegClass::ALL.len()],
     pub(crate) rows32: usize,
     pub(crate) rows64: usize,
     pub(crate) preds: usize,
 }
 
 impl Rows {
+    #[inline(always)]
     pub(crate) fn row(&self, reg: Reg) -> Row {
-        // A register without instructions has no row and is never read.
-        self.rows.get(&reg).copied().unwrap_or(0)
+        self.rows[reg.class as usize][reg.index as usize]
     }
 
     /// Assigns rows. `pinned` registers keep theirs for the whole kernel.
@@ -62,52 +49,61 @@ impl Rows {
 
         let mut order: Vec<(Reg, (u32, u32))> = lives.of.into_iter().collect();
         order.sort_by_key(|&(reg, (first, _))| (first, reg.class, reg.index));
-        let mut result = Rows {
-            preds: 2,
-            ..Rows::default()
-        };
-        let mut files: HashMap<File, Allocation> = HashMap::new();
+        let [mut preds, mut rows32, mut rows64] = [const { Allocation::new() }; 3];
+        // The rows of the constants `PRED_FALSE` and `PRED_TRUE`.
+        preds.used = 2;
+        // A register without instructions keeps row 0 and is never read.
+        let mut rows = RegClass::ALL.map(|class| vec![0; kernel.num_regs(class) as usize]);
         for (reg, (first, last)) in order {
-            let file = file_of(reg.class);
-            let allocation = files.entry(file).or_default();
-            let used = match file {
-                File::Pred => &mut result.preds,
-                File::Bits32 => &mut result.rows32,
-                File::Bits64 => &mut result.rows64,
-            };
-            let row = allocation.take(first, last, used);
+            let row = match reg.class {
+                RegClass::Pred => &mut preds,
+                RegClass::B16 | RegClass::B32 | RegClass::F32 => &mut rows32,
+                RegClass::B64 => &mut rows64,
+            }
+            .take(first, last);
             if row >= usize::from(CONST) {
                 return Err(SimError::TooManyRegisters {
                     live: row + 1,
                     allowed: usize::from(CONST),
                 });
             }
-            result.rows.insert(reg, row as Row);
+            rows[reg.class as usize][reg.index as usize] = row as Row;
         }
-        Ok(result)
+        Ok(Rows {
+            rows,
+            rows32: rows32.used,
+            rows64: rows64.used,
+            preds: preds.used,
+        })
     }
 }
 
-/// Live rows with their last position, and free rows.
-#[derive(Default)]
+/// One register file: live rows with their last position, and free rows.
 struct Allocation {
-    live: std::collections::BTreeSet<(u32, usize)>,
+    live: BTreeSet<(u32, usize)>,
     free: Vec<usize>,
+    /// Rows allocated so far.
+    used: usize,
 }
 
 impl Allocation {
-    fn take(&mut self, first: u32, last: u32, used: &mut usize) -> usize {
+    const fn new() -> Allocation {
+        Allocation {
+            live: BTreeSet::new(),
+            free: Vec::new(),
+            used: 0,
+        }
+    }
+
+    fn take(&mut self, first: u32, last: u32) -> usize {
         // Strictly before, so that results and operands of an instruction never share a row.
-        while let Some(&(until, row)) = self.live.first() {
-            if until >= first {
-                break;
-            }
-            self.live.pop_first();
+        while let Some(&(until, row)) = self.live.first().filter(|(until, _)| *until < first) {
+            self.live.remove(&(until, row));
             self.free.push(row);
         }
         let row = self.free.pop().unwrap_or_else(|| {
-            *used += 1;
-            *used - 1
+            self.used += 1;
+            self.used - 1
         });
         self.live.insert((last, row));
         row
@@ -135,12 +131,8 @@ impl Lives {
             self.position += 1;
             match node {
                 Node::Inst { inst, .. } => {
-                    let mut mentioned = Vec::new();
-                    inst.visit_regs(|reg, n| mentioned.push((reg, n)), |_, _| ());
-                    inst.visit_regs(|_, _| (), |reg, n| mentioned.push((reg, n)));
-                    for (reg, n) in mentioned {
-                        self.touch(reg, n);
-                    }
+                    inst.visit_regs(|reg, n| self.touch(reg, n), |_, _| ());
+                    inst.visit_regs(|_, _| (), |reg, n| self.touch(reg, n));
                 }
                 Node::If {
                     condition,
@@ -201,7 +193,9 @@ mod tests {
         kernel.for_each_inst(&mut |inst, _| inst.visit_regs(|_, _| (), |reg, _| dsts.push(reg)));
         // The second instruction computes `first`; no later value in the loop may share its row.
         let first = dsts[1];
-        let others = dsts[2..].iter().filter(|reg| file_of(reg.class) == File::Bits32);
+        let others = dsts[2..]
+            .iter()
+            .filter(|reg| !matches!(reg.class, RegClass::Pred | RegClass::B64));
         assert!(others.into_iter().all(|&reg| rows.row(reg) != rows.row(first)));
     }
 }

@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use crate::clock::{ActorId, Epoch, Limits, Stamp, WriterKind};
-use crate::registers::FULL;
+use crate::program::At;
+use crate::registers::{FULL, lanes};
 
 /// An accessing warp and the limits of its clocks.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +17,34 @@ pub(crate) struct Who {
     pub(crate) pc: u32,
     pub(crate) epoch: Epoch,
     pub(crate) limits: Limits,
+}
+
+/// The accesses of one instruction to shared memory that are in bounds and aligned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedAccess {
+    pub(crate) pc: u32,
+    pub(crate) at: At,
+    /// Bytes per lane.
+    pub(crate) bytes: u32,
+    pub(crate) mask: u32,
+    /// By lane: byte offset in the cluster's shared memory.
+    pub(crate) offsets: [u32; 32],
+}
+
+impl SharedAccess {
+    #[inline(always)]
+    pub(crate) fn pattern(&self) -> Pattern {
+        Pattern::of(&self.offsets, self.mask, self.bytes)
+    }
+
+    /// The pattern of an access that lanes make one after another if they use one address.
+    #[inline(always)]
+    pub(crate) fn pattern_of_writes(&self) -> Pattern {
+        match self.pattern() {
+            Pattern::Uniform => Pattern::Scattered,
+            pattern => pattern,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +58,7 @@ pub(crate) enum Pattern {
 
 impl Pattern {
     #[inline(always)]
-    pub(crate) fn of(offsets: &[u32; 32], mask: u32, bytes: u32) -> Pattern {
+    fn of(offsets: &[u32; 32], mask: u32, bytes: u32) -> Pattern {
         let first = offsets[mask.trailing_zeros() as usize & 31];
         let mut same = 0u32;
         let mut next = 0u32;
@@ -119,10 +148,10 @@ impl Shadow {
     }
 
     /// Records reads of a range of cells by a reader's lanes.
+    #[inline(always)]
     pub(crate) fn note_reads(&mut self, reader: usize, cells: Range<usize>, epoch: Epoch, lanes: u32, pc: u32) {
-        let bits = u64::from(lanes) << 32;
         for read in &mut self.reads[reader][cells.clone()] {
-            *read = if *read as u32 == epoch { *read } else { u64::from(epoch) } | bits;
+            *read = with_lanes(*read, epoch, lanes);
         }
         self.read_pcs[reader][cells.clone()].fill(pc);
         for newest in &mut self.newest_reads[cells] {
@@ -130,48 +159,51 @@ impl Shadow {
         }
     }
 
-    /// Records reads of `cells` cells at each lane's offset. Returns false if the fast path could
-    /// not prove that they follow the last writes.
+    /// The cells of a lane.
     #[inline(always)]
-    pub(crate) fn read(&mut self, who: &Who, mask: u32, offsets: &[u32; 32], cells: usize, pattern: Pattern) -> bool {
+    pub(crate) fn cells(&self, access: &SharedAccess, lane: usize) -> Range<usize> {
+        let first = (access.offsets[lane] >> self.shift) as usize;
+        first..first + (access.bytes >> self.shift) as usize
+    }
+
+    /// Records reads. Returns false if the fast path could not prove that they follow the last
+    /// writes.
+    #[inline(always)]
+    pub(crate) fn read(&mut self, who: &Who, access: &SharedAccess, pattern: Pattern) -> bool {
         self.warps_that_read[who.warp] = true;
-        let shift = self.shift;
         let epoch = who.epoch;
         let mut ordered = true;
         match pattern {
             Pattern::Contiguous => {
-                let first = (offsets[0] >> shift) as usize;
-                let range = first..first + 32 * cells;
+                let cells = access.bytes >> self.shift;
+                let first = (access.offsets[0] >> self.shift) as usize;
+                let range = first..first + 32 * cells as usize;
                 for &stamp in &self.stamps[range.clone()] {
                     ordered &= who.limits.cover(stamp);
                 }
                 let log = cells.trailing_zeros();
-                let reads = &mut self.reads[who.warp][range.clone()];
-                let pcs = &mut self.read_pcs[who.warp][range.clone()];
-                let newest = &mut self.newest_reads[range];
-                for (i, read) in reads.iter_mut().enumerate() {
-                    let lane = 1u64 << (32 + (i >> log));
-                    *read = if *read as u32 == epoch { *read } else { u64::from(epoch) } | lane;
+                for (i, read) in self.reads[who.warp][range.clone()].iter_mut().enumerate() {
+                    *read = with_lanes(*read, epoch, 1 << (i >> log));
                 }
                 // Any line of the newest epoch is sufficient.
-                pcs.fill(who.pc);
-                for newest in newest {
+                self.read_pcs[who.warp][range.clone()].fill(who.pc);
+                for newest in &mut self.newest_reads[range] {
                     *newest = (*newest).max(epoch);
                 }
             }
             Pattern::Uniform => {
-                let first = (offsets[mask.trailing_zeros() as usize & 31] >> shift) as usize;
-                for cell in first..first + cells {
-                    ordered &= who.limits.cover(self.stamps[cell]);
-                    self.take_down(who, cell, mask);
+                let cells = self.cells(access, access.mask.trailing_zeros() as usize & 31);
+                for &stamp in &self.stamps[cells.clone()] {
+                    ordered &= who.limits.cover(stamp);
                 }
+                self.note_reads(who.warp, cells, epoch, access.mask, who.pc);
             }
             Pattern::Scattered => {
-                ordered = match cells {
-                    1 => self.read_scattered::<1>(who, mask, offsets),
-                    2 => self.read_scattered::<2>(who, mask, offsets),
-                    4 => self.read_scattered::<4>(who, mask, offsets),
-                    _ => self.read_scattered::<8>(who, mask, offsets),
+                ordered = match access.bytes >> self.shift {
+                    1 => self.read_scattered::<1>(who, access),
+                    2 => self.read_scattered::<2>(who, access),
+                    4 => self.read_scattered::<4>(who, access),
+                    _ => self.read_scattered::<8>(who, access),
                 };
             }
         }
@@ -180,26 +212,18 @@ impl Shadow {
 
     /// `N` cells at each lane's offset. `N` is a constant so that a lane's cells are one vector.
     #[inline(always)]
-    fn read_scattered<const N: usize>(&mut self, who: &Who, mask: u32, offsets: &[u32; 32]) -> bool {
+    fn read_scattered<const N: usize>(&mut self, who: &Who, access: &SharedAccess) -> bool {
         let reads = &mut self.reads[who.warp][..];
         let pcs = &mut self.read_pcs[who.warp][..];
         let mut ordered = true;
-        let mut lanes = mask;
-        while lanes != 0 {
-            let lane = lanes.trailing_zeros() as usize;
-            lanes &= lanes - 1;
-            let first = (offsets[lane] >> self.shift) as usize;
+        for lane in lanes(access.mask) {
+            let first = (access.offsets[lane] >> self.shift) as usize;
             let range = first..first + N;
             for &stamp in &self.stamps[range.clone()] {
                 ordered &= who.limits.cover(stamp);
             }
-            let bit = 1u64 << (32 + lane);
             for read in &mut reads[range.clone()] {
-                *read = if *read as u32 == who.epoch {
-                    *read
-                } else {
-                    u64::from(who.epoch)
-                } | bit;
+                *read = with_lanes(*read, who.epoch, 1 << lane);
             }
             pcs[range.clone()].fill(who.pc);
             for newest in &mut self.newest_reads[range] {
@@ -209,45 +233,21 @@ impl Shadow {
         ordered
     }
 
+    /// Whether the fast path proves that writes follow all earlier accesses.
     #[inline(always)]
-    fn take_down(&mut self, who: &Who, cell: usize, lanes: u32) {
-        let read = &mut self.reads[who.warp][cell];
-        let lanes = u64::from(lanes) << 32;
-        if *read as u32 == who.epoch {
-            *read |= lanes;
-        } else {
-            *read = u64::from(who.epoch) | lanes;
-            self.read_pcs[who.warp][cell] = who.pc;
-            let newest = &mut self.newest_reads[cell];
-            *newest = (*newest).max(who.epoch);
-        }
-    }
-
-    /// Whether the fast path proves that writes at these offsets follow all earlier accesses.
-    #[inline(always)]
-    pub(crate) fn may_write(&self, who: &Who, mask: u32, offsets: &[u32; 32], cells: usize, pattern: Pattern) -> bool {
-        let clear = |stamp: u32, read: Epoch| {
-            (who.limits.cover(stamp) | (stamp == Stamp::NEVER.0)) & (read <= who.limits.epoch)
-        };
-        let mut ordered = true;
-        if pattern == Pattern::Contiguous {
-            let first = (offsets[0] >> self.shift) as usize;
-            let range = first..first + 32 * cells;
+    pub(crate) fn may_write(&self, who: &Who, access: &SharedAccess, pattern: Pattern) -> bool {
+        let clear = |range: Range<usize>| {
+            let mut ordered = true;
             for (&stamp, &read) in self.stamps[range.clone()].iter().zip(&self.newest_reads[range]) {
-                ordered &= clear(stamp, read);
+                ordered &= (who.limits.cover(stamp) | (stamp == Stamp::NEVER.0)) & (read <= who.limits.epoch);
             }
-        } else {
-            let mut lanes = mask;
-            while lanes != 0 {
-                let lane = lanes.trailing_zeros() as usize;
-                lanes &= lanes - 1;
-                let first = (offsets[lane] >> self.shift) as usize;
-                for cell in first..first + cells {
-                    ordered &= clear(self.stamps[cell], self.newest_reads[cell]);
-                }
-            }
+            ordered
+        };
+        if pattern == Pattern::Contiguous {
+            let first = self.cells(access, 0).start;
+            return clear(first..first + 32 * (access.bytes >> self.shift) as usize);
         }
-        ordered
+        lanes(access.mask).fold(true, |ordered, lane| ordered & clear(self.cells(access, lane)))
     }
 
     /// Records writes by actors `actor` + lane. Returns lanes whose cells an earlier lane of the
@@ -256,17 +256,16 @@ impl Shadow {
     pub(crate) fn write(
         &mut self,
         who: &Who,
-        mask: u32,
-        offsets: &[u32; 32],
-        cells: usize,
+        access: &SharedAccess,
         pattern: Pattern,
         (kind, actor): (WriterKind, ActorId),
     ) -> u32 {
         let stamp = Stamp::new(who.epoch, kind).0;
         let mut twice = 0;
         if pattern == Pattern::Contiguous {
-            let first = (offsets[0] >> self.shift) as usize;
-            let range = first..first + 32 * cells;
+            let cells = access.bytes >> self.shift;
+            let first = self.cells(access, 0).start;
+            let range = first..first + 32 * cells as usize;
             self.stamps[range.clone()].fill(stamp);
             self.writer_pcs[range.clone()].fill(who.pc);
             let log = cells.trailing_zeros();
@@ -274,13 +273,9 @@ impl Shadow {
                 *writer = actor + (i >> log) as u32;
             }
         } else {
-            let mut lanes = mask;
-            while lanes != 0 {
-                let lane = lanes.trailing_zeros();
-                lanes &= lanes - 1;
-                let first = (offsets[lane as usize] >> self.shift) as usize;
-                for cell in first..first + cells {
-                    let by = actor + lane;
+            for lane in lanes(access.mask) {
+                for cell in self.cells(access, lane) {
+                    let by = actor + lane as u32;
                     let same = (self.stamps[cell] == stamp) & (self.writer_pcs[cell] == who.pc);
                     if same && self.writers[cell] != by && (actor..by).contains(&self.writers[cell]) {
                         twice |= 1 << lane;
@@ -293,4 +288,11 @@ impl Shadow {
         }
         twice
     }
+}
+
+/// Reads of a cell after lanes have read it at an epoch.
+#[inline(always)]
+fn with_lanes(read: u64, epoch: Epoch, lanes: u32) -> u64 {
+    let known = if read as u32 == epoch { read } else { u64::from(epoch) };
+    known | u64::from(lanes) << 32
 }

@@ -3,16 +3,13 @@
 use flashcore_ir::{Kernel, Launch};
 use rayon::prelude::*;
 
-use crate::cluster::{Cluster, ClusterResult};
+use crate::cluster::{Cluster, ClusterResult, Outcome};
 use crate::error::SimError;
 use crate::finding::Line;
 use crate::global::Overlay;
-use crate::log::Log;
 use crate::machine::Machine;
 use crate::merge::Merged;
-use crate::record::Findings;
-use crate::report::{Class, Count, MemorySite, NodeCount, SimOptions, SimReport, count_by_class};
-use crate::traffic::Traffic;
+use crate::report::{Class, MemorySite, NodeCount, SimOptions, SimReport, count_by_class};
 
 /// Blocks that run before their writes are merged. Constant, so that a run stopped by a fatal
 /// finding gives the same report on every machine.
@@ -61,9 +58,12 @@ where
         .tables()
         .map(|table| table.iter().flat_map(|number| number.to_le_bytes()).collect())
         .collect();
-    let given = buffers.iter().map(|b| b.as_ref());
+    let given = buffers.iter().take(launch.buffers.len()).map(|b| b.as_ref());
     let base: Vec<&[u8]> = given.chain(tables.iter().map(Vec::as_slice)).collect();
-    let mut run = Run::new(&machine);
+    let mut run = Run {
+        merged: Merged::default(),
+        out: Outcome::new(&machine),
+    };
     match options.host_threads {
         0 => run.all(&machine, &base),
         threads => match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
@@ -72,16 +72,16 @@ where
             Err(_) => run.all(&machine, &base),
         },
     }
-    run.merged.check_reads(&machine, &mut run.findings);
+    run.merged.check_reads(&machine, &mut run.out.findings);
     let report = SimReport {
         kernel: kernel.name().to_string(),
-        counts: count_by_class(&machine.program.classes, &run.executed),
-        memory: memory_sites(&machine, &run),
-        nodes: node_counts(&machine, &run),
-        registers: (machine.program.rows32 + 2 * machine.program.rows64) as u32,
-        findings: run.findings.into_vec(),
-        traces: run.traces,
-        log: run.log,
+        counts: count_by_class(&machine.program.classes, &run.out.executed),
+        memory: memory_sites(&machine, &run.out),
+        nodes: node_counts(&machine, &run.out),
+        registers: (machine.program.rows.rows32 + 2 * machine.program.rows.rows64) as u32,
+        findings: run.out.findings.into_vec(),
+        traces: run.out.traces,
+        log: run.out.log,
         written: run.merged.written(),
     };
     run.merged.store(buffers);
@@ -90,27 +90,10 @@ where
 
 struct Run {
     merged: Merged,
-    findings: Findings,
-    executed: Vec<Count>,
-    traffic: Vec<Traffic>,
-    landings: Vec<Traffic>,
-    traces: Vec<crate::report::TraceRecord>,
-    log: Log,
+    out: Outcome,
 }
 
 impl Run {
-    fn new(machine: &Machine<'_>) -> Run {
-        Run {
-            merged: Merged::default(),
-            findings: Findings::default(),
-            executed: vec![Count::default(); machine.program.ops.len()],
-            traffic: vec![Traffic::default(); machine.program.ops.len()],
-            landings: vec![Traffic::default(); machine.program.ops.len()],
-            traces: Vec::new(),
-            log: Log::default(),
-        }
-    }
-
     fn all(&mut self, machine: &Machine<'_>, base: &[&[u8]]) {
         let all = machine.clusters();
         let (mut first, clusters) = match machine.options.only_block {
@@ -124,7 +107,7 @@ impl Run {
         let most = machine.options.first_blocks.unwrap_or(u64::MAX);
         let clusters = clusters.min(most.div_ceil(cluster_blocks.max(1)));
         let wave = if machine.serial { 1 } else { WAVE };
-        while first < clusters && !self.findings.is_fatal() {
+        while first < clusters && !self.out.findings.is_fatal() {
             let last = clusters.min(first + wave);
             // A block sees the writes of earlier blocks only in serial runs.
             let earlier = machine.serial.then_some(&self.merged);
@@ -140,58 +123,30 @@ impl Run {
             } else {
                 (first..last).into_par_iter().map(run).collect()
             };
-            for finished in results {
-                self.add(machine, finished, base);
+            for done in results {
+                self.out.add(done.linear, done.out);
+                let findings = &mut self.out.findings;
+                self.merged
+                    .add(machine, done.linear, done.pages, &done.atomics, base, findings);
             }
             first = last;
         }
     }
-
-    fn add(&mut self, machine: &Machine<'_>, finished: ClusterResult, base: &[&[u8]]) {
-        let ClusterResult {
-            linear,
-            pages,
-            atomics,
-            findings,
-            executed,
-            traces,
-            traffic,
-            landings,
-            log,
-        } = finished;
-        if linear == 0 {
-            self.log = log;
-        }
-        self.findings.merge(findings);
-        self.merged
-            .add(machine, linear, pages, &atomics, base, &mut self.findings);
-        for (sum, count) in self.executed.iter_mut().zip(executed) {
-            sum.warps += count.warps;
-            sum.lanes += count.lanes;
-        }
-        for (sum, traffic) in self.traffic.iter_mut().zip(traffic) {
-            sum.add(traffic);
-        }
-        for (sum, traffic) in self.landings.iter_mut().zip(landings) {
-            sum.add(traffic);
-        }
-        self.traces.extend(traces);
-    }
 }
 
-fn node_counts(machine: &Machine<'_>, run: &Run) -> Vec<NodeCount> {
+fn node_counts(machine: &Machine<'_>, out: &Outcome) -> Vec<NodeCount> {
     let of = |&op: &u32| NodeCount {
-        warps: run.executed[op as usize].warps,
-        lanes: run.executed[op as usize].lanes,
-        transactions: run.traffic[op as usize].transactions,
+        warps: out.executed[op as usize].warps,
+        lanes: out.executed[op as usize].lanes,
+        transactions: out.traffic.get(op as usize).map_or(0, |traffic| traffic.transactions),
     };
     machine.program.nodes.iter().map(of).collect()
 }
 
 /// Memory accesses and their cost, in program order.
-fn memory_sites(machine: &Machine<'_>, run: &Run) -> Vec<MemorySite> {
+fn memory_sites(machine: &Machine<'_>, out: &Outcome) -> Vec<MemorySite> {
     let mut sites: Vec<MemorySite> = Vec::new();
-    let accesses = run.traffic.iter().zip(&run.landings).enumerate();
+    let accesses = out.traffic.iter().zip(&out.landings).enumerate();
     let accesses = accesses.flat_map(|(pc, (traffic, landing))| {
         [
             (pc, machine.program.classes[pc], traffic),
@@ -206,20 +161,20 @@ fn memory_sites(machine: &Machine<'_>, run: &Run) -> Vec<MemorySite> {
             column: line.column,
             verb: None,
         };
-        match sites.iter_mut().find(|s| s.line == line && s.class == class) {
-            Some(site) => {
-                site.requests += traffic.requests;
-                site.transactions += traffic.transactions;
-                site.ideal += traffic.ideal;
-            }
-            None => sites.push(MemorySite {
+        let at = sites.iter().position(|s| s.line == line && s.class == class);
+        let at = at.unwrap_or_else(|| {
+            sites.push(MemorySite {
                 line,
                 class,
-                requests: traffic.requests,
-                transactions: traffic.transactions,
-                ideal: traffic.ideal,
-            }),
-        }
+                requests: 0,
+                transactions: 0,
+                ideal: 0,
+            });
+            sites.len() - 1
+        });
+        sites[at].requests += traffic.requests;
+        sites[at].transactions += traffic.transactions;
+        sites[at].ideal += traffic.ideal;
     }
     sites
 }

@@ -7,15 +7,17 @@ use flashcore_ir::fragment::{
 };
 use flashcore_ir::inst::WgmmaInput;
 use flashcore_ir::wgmma::{WGMMA_M64K16_A, WGMMA_M64K32_A};
+use flashcore_ir::{Operand, Reg};
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
 use crate::clock::WriterKind;
 use crate::cluster::Cluster;
-use crate::float::{NAN_F32, bf16_to_f32, e4m3_to_f32, f, f16_to_f32, f64_to_f16};
-use crate::program::{At, Row};
-use crate::registers::{Constants, FULL, Registers};
-use crate::shadow::Pattern;
+use crate::float::{bf16_to_f32, e4m3_to_f32, f, f16_to_f32, f64_to_f16, result};
+use crate::machine::Machine;
+use crate::program::{Half, Matrix, Mma, Row};
+use crate::registers::{Constants, FULL, Registers, lanes};
+use crate::shadow::{Pattern, SharedAccess};
 use crate::shared_memory::POISON;
 use crate::tensor_sum::{HopperSum, TensorSums};
 use crate::warp::Warp;
@@ -39,21 +41,24 @@ static ACC_F32: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_M16N8_ACC_F32)
 static ACC_F16: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_M16N8_ACC_F16));
 
 #[inline(always)]
-fn widen(bits: u32, bf16: bool) -> f64 {
-    f64::from(if bf16 { bf16_to_f32(bits) } else { f16_to_f32(bits) })
+fn widen(bits: u32, ty: Half) -> f64 {
+    f64::from(match ty {
+        Half::F16 => f16_to_f32(bits),
+        Half::BF16 => bf16_to_f32(bits),
+    })
 }
 
 /// Expands the 16-bit elements of operand registers into a matrix.
 #[inline(always)]
-fn operand<const N: usize>(r: &Registers, k: &Constants, rows: &[Row], table: &Table, bf16: bool) -> [f64; N] {
+fn operand<const N: usize>(r: &Registers, k: &Constants, rows: &[Row], table: &Table, ty: Half) -> [f64; N] {
     let mut matrix = [0.0; N];
     for (reg, &row) in rows.iter().enumerate() {
-        let bits = r.get(k, row);
+        let bits: &[u32; 32] = r.get(k, row);
         for element in 0..2 {
             let places = &table.0[2 * reg + element];
             let mut values = [0.0; 32];
             for lane in 0..32 {
-                values[lane] = widen(bits[lane] >> (16 * element) & 0xffff, bf16);
+                values[lane] = widen(bits[lane] >> (16 * element) & 0xffff, ty);
             }
             for lane in 0..32 {
                 matrix[usize::from(places[lane]) % N] = values[lane];
@@ -87,88 +92,73 @@ fn hopper_product(sum: HopperSum, a: &[f64; 256], b: &[f64; 128], acc: &mut [f64
     }
 }
 
-/// `mma` with f32 accumulators.
+/// `mma.sync`. Sums are rounded once at the end to the accumulator's type.
 #[inline(always)]
-pub(crate) fn mma(
-    r: &mut Registers,
-    k: &Constants,
-    bf16: bool,
-    sums: TensorSums,
-    (d, a, b, c): (&[Row; 4], &[Row; 4], &[Row; 2], &[Row; 4]),
-) {
-    let a = operand::<256>(r, k, a, &A, bf16);
-    let b = operand::<128>(r, k, b, &B, bf16);
-    let table = &ACC_F32.0;
+pub(crate) fn mma(r: &mut Registers, k: &Constants, sums: TensorSums, mma: Mma) {
+    let a = operand::<256>(r, k, &mma.a, &A, mma.input);
+    let b = operand::<128>(r, k, &mma.b, &B, mma.input);
     let mut acc = [0.0; 128];
-    for (places, &row) in table.iter().zip(c) {
-        let bits = r.get(k, row);
-        for lane in 0..32 {
-            acc[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
+    if mma.f16_accumulators {
+        acc = operand(r, k, &mma.c[..2], &ACC_F16, Half::F16);
+    } else {
+        for (places, &row) in ACC_F32.0.iter().zip(&mma.c) {
+            let bits: &[u32; 32] = r.get(k, row);
+            for lane in 0..32 {
+                acc[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
+            }
         }
     }
-    let input = if bf16 { WgmmaInput::BF16 } else { WgmmaInput::F16 };
-    let hopper = (sums == TensorSums::Hopper).then(|| HopperSum::of(input));
+    let hopper = (sums == TensorSums::Hopper).then(|| match mma.input {
+        Half::F16 if mma.f16_accumulators => HopperSum::halves(),
+        Half::F16 => HopperSum::of(WgmmaInput::F16),
+        Half::BF16 => HopperSum::of(WgmmaInput::BF16),
+    });
     match hopper {
         Some(sum) => hopper_product(sum, &a, &b, &mut acc),
         None => product(&a, &b, &mut acc),
     }
-    for (places, &row) in table.iter().zip(d) {
-        let mut bits = [0; 32];
-        for lane in 0..32 {
-            let sum = acc[usize::from(places[lane]) % 128];
-            let value = hopper.map_or(sum as f32, |hopper| hopper.to_f32(sum));
-            bits[lane] = if value.is_nan() { NAN_F32 } else { value.to_bits() };
-        }
-        r.set(row, FULL, &bits);
-    }
-}
-
-/// `mma` of f16 with f16 accumulators, rounded to f16 at the end.
-#[inline(always)]
-pub(crate) fn mma_f16(
-    r: &mut Registers,
-    k: &Constants,
-    sums: TensorSums,
-    (d, a, b, c): (&[Row; 2], &[Row; 4], &[Row; 2], &[Row; 2]),
-) {
-    let a = operand::<256>(r, k, a, &A, false);
-    let b = operand::<128>(r, k, b, &B, false);
-    let mut acc = operand::<128>(r, k, c, &ACC_F16, false);
-    let hopper = (sums == TensorSums::Hopper).then(HopperSum::halves);
-    match hopper {
-        Some(sum) => hopper_product(sum, &a, &b, &mut acc),
-        None => product(&a, &b, &mut acc),
-    }
-    for (reg, &row) in d.iter().enumerate() {
-        let (low, high) = (&ACC_F16.0[2 * reg], &ACC_F16.0[2 * reg + 1]);
-        let mut bits = [0; 32];
-        for lane in 0..32 {
+    if mma.f16_accumulators {
+        for (places, &row) in ACC_F16.0.chunks_exact(2).zip(&mma.d) {
             let half = |place: u16| {
                 let sum = acc[usize::from(place) % 128];
                 hopper.map_or_else(|| f64_to_f16(sum), |hopper| hopper.to_f16(sum))
             };
-            bits[lane] = half(low[lane]) | half(high[lane]) << 16;
+            let bits = std::array::from_fn(|lane| half(places[0][lane]) | half(places[1][lane]) << 16);
+            r.set::<u32>(row, FULL, &bits);
         }
-        r.set(row, FULL, &bits);
+    } else {
+        for (places, &row) in ACC_F32.0.iter().zip(&mma.d) {
+            let mut bits = [0; 32];
+            for lane in 0..32 {
+                bits[lane] = rounded(acc[usize::from(places[lane]) % 128], hopper);
+            }
+            r.set(row, FULL, &bits);
+        }
     }
 }
 
-/// Operand A of a warpgroup product from a warp's registers: its 16 rows, row-major.
-pub(crate) fn operand_a(r: &Registers, k: &Constants, rows: &[Row; 4], input: WgmmaInput) -> Vec<f64> {
+/// The bits of a sum as f32.
+#[inline(always)]
+fn rounded(sum: f64, hopper: Option<HopperSum>) -> u32 {
+    result(hopper.map_or(sum as f32, |hopper| hopper.to_f32(sum)))
+}
+
+/// Operand A of a warpgroup product from a warp's four registers: its 16 rows, row-major.
+pub(crate) fn operand_a(warp: &Warp, machine: &Machine<'_>, first: Reg, input: WgmmaInput) -> Vec<f64> {
     let depth = input.k() as usize;
     let layout = match input {
         WgmmaInput::F16 | WgmmaInput::BF16 => WGMMA_M64K16_A,
         WgmmaInput::E4M3 => WGMMA_M64K32_A,
     };
     let mut matrix = vec![0.0; 16 * depth];
-    for (reg, &row) in rows.iter().enumerate() {
-        let bits = r.get(k, row);
+    for reg in 0..4 {
+        let bits: [u32; 32] = warp.value(machine, Operand::Reg(first.plus(reg)));
         for (lane, &bits) in bits.iter().enumerate() {
             let mut elements = [0.0; 16];
             widen_words(&[bits], input, &mut elements);
             for (e, &value) in elements.iter().enumerate().take(layout.per_reg as usize) {
                 // The first warp's lanes hold the first 16 rows.
-                let (row, col) = layout.at(lane as u32, reg as u32, e as u32);
+                let (row, col) = layout.at(lane as u32, reg, e as u32);
                 matrix[row as usize * depth + col as usize] = value;
             }
         }
@@ -179,54 +169,34 @@ pub(crate) fn operand_a(r: &Registers, k: &Constants, rows: &[Row; 4], input: Wg
 /// The elements of words in memory order.
 #[inline(always)]
 pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16]) {
-    match input {
-        WgmmaInput::F16 | WgmmaInput::BF16 => {
-            let bf16 = input == WgmmaInput::BF16;
-            for (pair, word) in out.chunks_exact_mut(2).zip(words) {
-                pair[0] = widen(word & 0xffff, bf16);
-                pair[1] = widen(word >> 16, bf16);
-            }
-        }
+    let ty = match input {
+        WgmmaInput::F16 => Half::F16,
+        WgmmaInput::BF16 => Half::BF16,
         WgmmaInput::E4M3 => {
             for (four, word) in out.chunks_exact_mut(4).zip(words) {
                 for (i, value) in four.iter_mut().enumerate() {
                     *value = f64::from(e4m3_to_f32(word >> (8 * i) & 0xff));
                 }
             }
+            return;
         }
+    };
+    for (pair, word) in out.chunks_exact_mut(2).zip(words) {
+        pair[0] = widen(word & 0xffff, ty);
+        pair[1] = widen(word >> 16, ty);
     }
 }
 
 /// `d = a·b (+ d)` for a warp's 16 rows and `d.len() / 2` columns. Sums are in f64 and rounded once
-/// to f32, or use Hopper's summation.
-pub(crate) fn multiply(
-    r: &mut Registers,
-    d: &[Row],
-    accumulate: bool,
-    (a, b): (&[f64], &[f64]),
-    k: usize,
-    hopper: Option<HopperSum>,
-) {
-    Arch::new().dispatch(Multiply {
-        r,
-        d,
-        accumulate,
-        a,
-        b,
-        k,
-        hopper,
-    });
-}
-
-/// Arguments of [`multiply_rows`], which is compiled for the best available instruction set.
-struct Multiply<'a> {
-    r: &'a mut Registers,
-    d: &'a [Row],
-    accumulate: bool,
-    a: &'a [f64],
-    b: &'a [f64],
-    k: usize,
-    hopper: Option<HopperSum>,
+/// to f32, or use Hopper's summation. Compiled for the best available instruction set.
+pub(crate) struct Multiply<'a> {
+    pub(crate) r: &'a mut Registers,
+    pub(crate) d: &'a [Row],
+    pub(crate) accumulate: bool,
+    pub(crate) a: &'a [f64],
+    pub(crate) b: &'a [f64],
+    pub(crate) k: usize,
+    pub(crate) hopper: Option<HopperSum>,
 }
 
 impl WithSimd for Multiply<'_> {
@@ -239,15 +209,8 @@ impl WithSimd for Multiply<'_> {
 
 #[inline(always)]
 fn multiply_rows(multiply: Multiply<'_>) {
-    let Multiply {
-        r,
-        d,
-        accumulate,
-        a,
-        b,
-        k,
-        hopper,
-    } = multiply;
+    let Multiply { r, d, a, b, k, .. } = multiply;
+    let hopper = multiply.hopper;
     let n = 2 * d.len();
     let mut acc = vec![0.0; 16 * n];
     // Position of register `i` of a lane: four registers per 8 columns.
@@ -255,9 +218,9 @@ fn multiply_rows(multiply: Multiply<'_>) {
         let (row, col) = (lane / 4 + 8 * (i % 4 / 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2);
         row * n + col
     };
-    if accumulate {
+    if multiply.accumulate {
         for (i, &row) in d.iter().enumerate() {
-            let bits = &r.rows32[usize::from(row)].0;
+            let bits: &[u32; 32] = r.own(row);
             for lane in 0..32 {
                 acc[place(i, lane)] = f64::from(f(bits[lane]));
             }
@@ -279,76 +242,68 @@ fn multiply_rows(multiply: Multiply<'_>) {
     for (i, &row) in d.iter().enumerate() {
         let mut bits = [0; 32];
         for lane in 0..32 {
-            let sum = acc[place(i, lane)];
-            let value = hopper.map_or(sum as f32, |hopper| hopper.to_f32(sum));
-            bits[lane] = if value.is_nan() { NAN_F32 } else { value.to_bits() };
+            bits[lane] = rounded(acc[place(i, lane)], hopper);
         }
         r.set(row, FULL, &bits);
     }
 }
 
 impl Cluster<'_> {
-    /// `stmatrix`: stores 8×8 matrices to rows addressed by lanes 0–7, 8–15, …
-    pub(crate) fn store_matrix(&mut self, warp: &mut Warp, pc: u32, s: &[Row; 4], count: u8, transposed: bool, at: At) {
+    /// The rows of 8×8 matrices that lanes 0–7, 8–15, … address.
+    fn matrix_rows(&mut self, warp: &Warp, pc: u32, matrix: &Matrix) -> SharedAccess {
+        let base = *warp.registers.get(&self.machine.constants, matrix.base);
+        let addressing = u32::MAX >> (32 - 8 * u32::from(matrix.count));
+        self.shared_access(warp, pc, addressing & warp.active, &base, matrix.at, 16)
+    }
+
+    /// `stmatrix`.
+    pub(crate) fn store_matrix(&mut self, warp: &mut Warp, pc: u32, matrix: Matrix) {
         self.check_members(warp, pc, FULL, "stmatrix");
-        let constants = &self.machine.constants;
-        let base = *warp.registers.get(constants, at.base);
-        let addressing = u32::MAX >> (32 - 8 * u32::from(count));
-        let (offsets, mask) = self.shared_offsets(warp, pc, addressing & warp.active, &base, at, 16);
-        let cells = (16 >> self.shadow.shift) as usize;
+        let access = self.matrix_rows(warp, pc, &matrix);
         // The lane that addresses a row counts as its writer.
         let actor = (WriterKind::Thread, 32 * warp.index as u32);
-        self.write_shadow(warp, pc, mask, &offsets, cells, Pattern::Scattered, at, actor);
-        self.count_shared(pc, warp.index, at, &offsets, mask, 16);
-        for (i, &s) in s.iter().enumerate().take(usize::from(count)) {
-            let bits = *warp.registers.get(constants, s);
+        self.write_shadow(warp, &access, Pattern::Scattered, actor);
+        self.count_shared(warp.index, &access);
+        for (i, &s) in matrix.regs.iter().enumerate().take(usize::from(matrix.count)) {
+            let bits: [u32; 32] = *warp.registers.get(&self.machine.constants, s);
             for (lane, _, element, row, col) in LDMATRIX.elements() {
-                let (row, col) = if transposed { (col, row) } else { (row, col) };
+                let (row, col) = if matrix.transposed { (col, row) } else { (row, col) };
                 let lane_of_row = 8 * i + row as usize;
-                if mask >> lane_of_row & 1 == 0 {
-                    continue;
+                if access.mask >> lane_of_row & 1 != 0 {
+                    self.store_half(
+                        access.offsets[lane_of_row] + 2 * col,
+                        bits[lane as usize] >> (16 * element),
+                    );
                 }
-                let byte = offsets[lane_of_row] + 2 * col;
-                let half = bits[lane as usize] >> (16 * element) & 0xffff;
-                let shift = 8 * (byte & 2);
-                let word = &mut self.words[byte as usize / 4];
-                *word = *word & !(0xffff << shift) | half << shift;
             }
         }
     }
 
-    /// `ldmatrix`: loads 8×8 matrices from rows addressed by lanes 0–7, 8–15, …
-    pub(crate) fn load_matrix(&mut self, warp: &mut Warp, pc: u32, d: &[Row; 4], count: u8, transposed: bool, at: At) {
+    /// `ldmatrix`.
+    pub(crate) fn load_matrix(&mut self, warp: &mut Warp, pc: u32, matrix: Matrix) {
         self.check_members(warp, pc, FULL, "ldmatrix");
-        let base = *warp.registers.get(&self.machine.constants, at.base);
-        let addressing = u32::MAX >> (32 - 8 * u32::from(count));
-        let (offsets, mask) = self.shared_offsets(warp, pc, addressing & warp.active, &base, at, 16);
-        let cells = (16 >> self.shadow.shift) as usize;
-        if mask != 0
-            && !self
-                .shadow
-                .read(&warp.who(pc), mask, &offsets, cells, Pattern::Scattered)
-        {
-            self.check_reads(warp, pc, mask, &offsets, cells, at, true);
+        let access = self.matrix_rows(warp, pc, &matrix);
+        if access.mask != 0 && !self.shadow.read(&warp.who(pc), &access, Pattern::Scattered) {
+            self.check_reads(warp, &access, true);
         }
-        self.count_shared(pc, warp.index, at, &offsets, mask, 16);
-        for (i, &d) in d.iter().enumerate().take(usize::from(count)) {
+        self.count_shared(warp.index, &access);
+        for (i, &d) in matrix.regs.iter().enumerate().take(usize::from(matrix.count)) {
             // The matrix in memory order: 8 rows of 8 elements.
             let mut elements = [POISON & 0xffff; 64];
-            for row in 0..8 {
-                let lane = 8 * i + row;
-                if mask >> lane & 1 == 0 {
-                    continue;
-                }
-                let word = offsets[lane] as usize / 4;
+            for row in lanes(access.mask >> (8 * i) & 0xff) {
+                let word = access.offsets[8 * i + row] as usize / 4;
                 for (pair, bits) in self.words[word..word + 4].iter().enumerate() {
                     elements[8 * row + 2 * pair] = bits & 0xffff;
                     elements[8 * row + 2 * pair + 1] = bits >> 16;
                 }
             }
-            let mut value = [0; 32];
+            let mut value = [0u32; 32];
             for (lane, _, element, row, col) in LDMATRIX.elements() {
-                let place = if transposed { 8 * col + row } else { 8 * row + col };
+                let place = if matrix.transposed {
+                    8 * col + row
+                } else {
+                    8 * row + col
+                };
                 value[lane as usize] |= elements[place as usize] << (16 * element);
             }
             warp.registers.set(d, warp.active, &value);

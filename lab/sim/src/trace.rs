@@ -2,19 +2,36 @@
 
 use flashcore_ir::ScalarType;
 
+/// A value that is not a finite number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nonfinite {
+    /// A NaN.
+    Nan,
+    /// An infinity.
+    Infinity,
+}
+
 /// Whether bits of a type hold a NaN, or an infinity not made by masking. Only f32 scores are
-/// masked with -inf.
-pub fn is_nonfinite(ty: ScalarType, bits: u64) -> bool {
-    // The exponent is all ones in one half or in both.
-    let half = |bits: u64, exponent: u64| bits & exponent == exponent;
-    let halves = |exponent: u64| half(bits, exponent) || half(bits >> 16, exponent);
+/// masked with -inf. A NaN in one half of a pair hides an infinity in the other.
+pub fn nonfinite(ty: ScalarType, bits: u64) -> Option<Nonfinite> {
+    let bits = bits as u32;
+    let half = |half: u32, exponent: u32| match half & 0x7fff {
+        magnitude if magnitude > exponent => Some(Nonfinite::Nan),
+        magnitude if magnitude == exponent => Some(Nonfinite::Infinity),
+        _ => None,
+    };
+    let halves = |exponent: u32| match (half(bits, exponent), half(bits >> 16, exponent)) {
+        (Some(Nonfinite::Nan), _) | (_, Some(Nonfinite::Nan)) => Some(Nonfinite::Nan),
+        (low, high) => low.or(high),
+    };
     match ty {
-        ScalarType::F32 => f32::from_bits(bits as u32).is_nan() || f32::from_bits(bits as u32) == f32::INFINITY,
+        ScalarType::F32 if f32::from_bits(bits).is_nan() => Some(Nonfinite::Nan),
+        ScalarType::F32 => (f32::from_bits(bits) == f32::INFINITY).then_some(Nonfinite::Infinity),
         ScalarType::F16 => half(bits, 0x7c00),
         ScalarType::BF16 => half(bits, 0x7f80),
         ScalarType::F16x2 => halves(0x7c00),
         ScalarType::BF16x2 => halves(0x7f80),
-        _ => false,
+        _ => None,
     }
 }
 
@@ -24,7 +41,7 @@ mod tests {
 
     #[test]
     fn only_infinities_made_by_masks_are_ignored() {
-        let f32s = |x: f32| is_nonfinite(ScalarType::F32, u64::from(x.to_bits()));
+        let f32s = |x: f32| nonfinite(ScalarType::F32, u64::from(x.to_bits())).is_some();
         assert!(f32s(f32::NAN) && f32s(f32::INFINITY) && !f32s(f32::NEG_INFINITY) && !f32s(3e38));
         for (ty, bits, is) in [
             (ScalarType::F16, 0x7c00, true),
@@ -35,7 +52,7 @@ mod tests {
             (ScalarType::BF16, 0x7f7f, false),
             (ScalarType::U32, u64::MAX, false),
         ] {
-            assert_eq!(is_nonfinite(ty, bits), is, "{ty:?} {bits:#x}");
+            assert_eq!(nonfinite(ty, bits).is_some(), is, "{ty:?} {bits:#x}");
         }
     }
 }

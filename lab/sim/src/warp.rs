@@ -2,10 +2,12 @@
 
 use std::rc::Rc;
 
+use flashcore_ir::Operand;
+
 use crate::async_state::AsyncState;
 use crate::clock::{Clock, Epoch, Limits};
 use crate::machine::{Machine, RANK_SHIFT, SHARED_BASE};
-use crate::registers::{FULL, Registers};
+use crate::registers::{FULL, Registers, Word};
 use crate::shadow::Who;
 
 /// State to restore at the end of a structure.
@@ -107,6 +109,14 @@ impl Warp {
                 clock: Rc::new(clock),
             }],
             limits,
+        }
+    }
+
+    /// The value of an operand in each lane.
+    pub(crate) fn value<T: Word>(&self, machine: &Machine<'_>, operand: Operand) -> [T; 32] {
+        match operand {
+            Operand::Reg(reg) => *self.registers.own(machine.program.rows.row(reg)),
+            Operand::Imm(bits) => [T::from_bits(bits); 32],
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_ir::Target;
+use flashcore_ir::proof::LaunchRefusal;
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder, RandomLimits, random_problem};
@@ -216,7 +217,7 @@ fn a_workspace_that_is_too_small_is_an_error_and_says_so() {
         let mut buffers: Vec<Vec<u8>> = specs.iter().map(|spec| vec![0; bytes(spec)]).collect();
         let error = simulate(&step.kernel, &step.launch, &mut buffers, &SimOptions::default()).unwrap_err();
         assert!(
-            matches!(&error, SimError::BufferSize { name, .. } if name == "workspace"),
+            matches!(&error, SimError::Launch(LaunchRefusal::BufferSize { name, .. }) if name == "workspace"),
             "{error}"
         );
     }

@@ -3,6 +3,7 @@
 use crate::common;
 
 use common::Case;
+use flashcore_ir::proof::LaunchRefusal;
 use flashcore_ir::{Arg, Launch, TileShape};
 use flashcore_sim::{SimError, simulate};
 
@@ -34,58 +35,72 @@ fn the_unmodified_launch_is_valid() {
     assert_eq!(case.f32s(0), [1.0; 64]);
 }
 
+/// The refusal of the launch after `spoil` has changed it.
+fn refusal(spoil: impl FnOnce(&mut Launch)) -> LaunchRefusal {
+    match error(spoil) {
+        SimError::Launch(refusal) => refusal,
+        error => panic!("{error}"),
+    }
+}
+
 #[test]
 fn shapes() {
-    assert_eq!(error(|l| l.grid = [0, 1, 1]), SimError::Grid([0, 1, 1]));
-    assert_eq!(error(|l| l.grid = [1, 70_000, 1]), SimError::Grid([1, 70_000, 1]));
-    for cluster in [[2, 1, 1], [0, 1, 1], [32, 1, 1]] {
-        let error = error(|l| l.cluster = cluster);
-        assert!(
-            matches!(error, SimError::Cluster { given, needed: None, .. } if given == cluster),
-            "{error}"
-        );
-    }
-    let threads = error(|l| l.block = [32, 2, 1]);
+    let grid = refusal(|l| l.grid = [0, 1, 1]);
     assert!(
         matches!(
-            threads,
-            SimError::Threads {
-                expected: 64,
-                given: [32, 2, 1],
+            grid,
+            LaunchRefusal::Zero {
+                what: "grid",
+                given: [0, 1, 1]
+            }
+        ),
+        "{grid}"
+    );
+    let long = refusal(|l| l.grid = [1, 70_000, 1]);
+    assert!(
+        matches!(
+            long,
+            LaunchRefusal::Axis {
+                what: "grid",
+                given: [1, 70_000, 1],
                 ..
             }
         ),
-        "{threads}"
+        "{long}"
     );
-    let shared = error(|l| l.dynamic_shared_bytes = 255);
+    let rest = refusal(|l| l.cluster = [2, 1, 1]);
     assert!(
-        matches!(
-            shared,
-            SimError::SharedMemory {
-                needed: 256,
-                given: 255,
-                ..
-            }
-        ),
-        "{shared}"
+        matches!(rest, LaunchRefusal::ClusterGrid { cluster: [2, 1, 1], .. }),
+        "{rest}"
     );
-    assert!(shared.to_string().contains("requests 255 B"), "{shared}");
+    let none = refusal(|l| l.cluster = [0, 1, 1]);
+    assert!(matches!(none, LaunchRefusal::Zero { what: "cluster", .. }), "{none}");
+    let many = refusal(|l| l.cluster = [32, 1, 1]);
+    assert!(
+        matches!(many, LaunchRefusal::ClusterSize { given: [32, 1, 1], .. }),
+        "{many}"
+    );
+    let threads = refusal(|l| l.block = [32, 2, 1]);
+    let required = LaunchRefusal::Required {
+        what: "block",
+        given: [32, 2, 1],
+        required: [64, 1, 1],
+    };
+    assert_eq!(threads, required);
+    let shared = refusal(|l| l.dynamic_shared_bytes = 255);
+    assert_eq!(
+        shared,
+        LaunchRefusal::SharedRequest {
+            needed: 256,
+            given: 255
+        }
+    );
 }
 
 #[test]
 fn arguments() {
-    let count = error(|l| l.args.truncate(1));
-    assert!(
-        matches!(
-            count,
-            SimError::ArgumentCount {
-                expected: 2,
-                given: 1,
-                ..
-            }
-        ),
-        "{count}"
-    );
+    let count = refusal(|l| l.args.truncate(1));
+    assert_eq!(count, LaunchRefusal::ArgumentCount { given: 1, needed: 2 });
     let number = error(|l| l.args[1] = Arg::U32(1));
     assert_eq!(
         number.to_string(),
@@ -96,7 +111,7 @@ fn arguments() {
         pointer.to_string(),
         "parameter 0 `output` is a pointer, but the argument is a number"
     );
-    let slot = error(|l| {
+    let slot = refusal(|l| {
         l.args[0] = Arg::Buffer {
             slot: 3,
             byte_offset: 0,
@@ -104,20 +119,41 @@ fn arguments() {
     });
     assert_eq!(
         slot,
-        SimError::NoSuchSlot {
+        LaunchRefusal::Slot {
             index: 0,
             slot: 3,
-            slots: 1
+            count: 1
         }
     );
 }
 
 #[test]
 fn buffers() {
-    let size = error(|l| l.buffers[0].bytes = 1 << 40);
-    assert!(matches!(size, SimError::BufferSize { given: 256, .. }), "{size}");
-    let count = error(|l| l.buffers.clear());
-    assert_eq!(count, SimError::BufferCount { expected: 0, given: 1 });
+    let size = refusal(|l| l.buffers[0].bytes = 1 << 40);
+    assert!(matches!(size, LaunchRefusal::BufferSize { given: 256, .. }), "{size}");
+    let undeclared = refusal(|l| l.buffers.clear());
+    assert_eq!(
+        undeclared,
+        LaunchRefusal::Slot {
+            index: 0,
+            slot: 0,
+            count: 0
+        }
+    );
+    let mut case = case();
+    let launch = case.launch();
+    let missing = simulate(&case.kernel, &launch, &mut case.buffers[..0], &case.options).unwrap_err();
+    assert!(
+        matches!(
+            missing,
+            SimError::Launch(LaunchRefusal::BufferCount {
+                given: 0,
+                needed: 1,
+                ..
+            })
+        ),
+        "{missing}"
+    );
     let written = error(|l| l.buffers[0].written = false);
     assert!(matches!(written, SimError::BufferNotWritten { .. }), "{written}");
 }
@@ -131,7 +167,13 @@ fn too_much_shared_memory() {
     let launch = case.launch();
     let error = simulate(&case.kernel, &launch, &mut case.buffers, &case.options).unwrap_err();
     assert!(
-        matches!(error, SimError::SharedMemoryTooLarge { needed: 4_194_304, .. }),
+        matches!(
+            error,
+            SimError::Launch(LaunchRefusal::Shared {
+                dynamic_bytes: 4_194_304,
+                ..
+            })
+        ),
         "{error}"
     );
 }
