@@ -1,4 +1,5 @@
-//! [`check_plan`]: proves a plan, simulates it under many schedules, and judges its answer.
+//! [`check_plan`]: proves a plan's launches, simulates it under several schedules, and judges its
+//! output.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,39 +17,39 @@ use thiserror::Error;
 use crate::gate;
 use crate::report::{CheckReport, Found, StepSize, Verdict};
 
-/// Buffers that answers are read from; they begin as poison.
-const ANSWERS: [&str; 4] = ["out", "lse", "stage", "offsets"];
+/// Output buffers, which start as poison.
+const OUTPUTS: [&str; 4] = ["out", "lse", "stage", "offsets"];
 
-/// What to check with.
+/// Options of a check.
 #[derive(Clone, Debug)]
 pub struct CheckOptions {
-    /// What the numbers look like.
+    /// Kind of the inputs.
     pub inputs: InputKind,
     /// Seed of the inputs.
     pub seed: u64,
-    /// How many schedules to run under.
+    /// Number of schedules.
     pub schedules: u32,
-    /// Seed of the first schedule; the next ones follow it.
+    /// Seed of the first schedule; the others follow it.
     pub first_schedule: u64,
-    /// Instructions a warp may execute before it counts as caught in a loop.
+    /// Instruction budget per warp; exceeding it is a livelock.
     pub max_instructions: u64,
-    /// Whether traced values are kept.
+    /// Whether to keep traced values.
     pub trace: bool,
-    /// Of this block and warp alone.
+    /// Keeps only those of this block and warp.
     pub trace_of: Option<([u32; 3], u32)>,
-    /// Whether the cost of memory accesses is counted by line (slower).
+    /// Whether to count the cost of memory accesses by line (slower).
     pub memory_counts: bool,
-    /// Host threads; 0 for one a core. Reports do not depend on it.
+    /// Host threads; 0 for one per core. Does not affect reports.
     pub host_threads: usize,
-    /// Simulate only so many blocks of a step, in whole clusters. Later steps are not run, and the answer is not
-    /// compared.
+    /// Simulates only this many blocks of a step, in whole clusters. Later steps do not run, and
+    /// the output is not compared.
     pub blocks: Option<u64>,
-    /// Counts the blocks that are done while the check goes on: [`CheckOptions::total_blocks`] in all.
+    /// Counts finished blocks during the check, up to [`CheckOptions::total_blocks`].
     pub progress: Option<Arc<Progress>>,
 }
 
 impl CheckOptions {
-    /// Blocks of a plan that are simulated under all schedules together, if nothing is found.
+    /// Number of blocks that a clean check simulates under all schedules.
     pub fn total_blocks(&self, plan: &Plan) -> u64 {
         let mut total = 0u64;
         for step in plan.steps() {
@@ -80,25 +81,26 @@ impl Default for CheckOptions {
     }
 }
 
-/// Why a plan cannot be checked at all.
+/// Why a plan cannot be checked.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum CheckError {
     /// The simulator cannot run it.
     #[error("the simulator cannot run this plan: {0}")]
     Simulator(#[from] SimError),
-    /// The reference cannot be computed.
+    /// The reference does not support the problem.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The launch has a buffer that belongs to no tensor of a problem.
+    /// A buffer of the launch is not a tensor of the problem.
     #[error(
-        "the launch has a buffer `{0}`, which is no tensor of a problem; buffers are q, k, v, out, lse, stage, offsets, workspace"
+        "the launch has a buffer `{0}`, which is not a tensor of the problem (q, k, v, out, lse, stage, offsets, \
+         workspace)"
     )]
     Buffer(&'static str),
 }
 
-/// Checks a plan: the launch proof of each step, then a simulation of all steps under each schedule on
-/// generated inputs, with outputs and workspace poisoned, compared with float64.
+/// Checks a plan: the launch proof of each step, then a simulation of all steps under each schedule
+/// on generated inputs. Outputs and workspace start as poison; the output is compared with float64.
 ///
 /// ```
 /// use flashcore_check::{CheckOptions, Verdict, check_plan};
@@ -112,7 +114,7 @@ pub enum CheckError {
 /// ```
 ///
 /// # Errors
-/// Where the simulator cannot run the plan, or the reference cannot answer the problem.
+/// The simulator cannot run the plan, or the reference does not support the problem.
 pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, CheckError> {
     let mut report = CheckReport {
         problem: plan.problem.to_string(),
@@ -151,10 +153,10 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         return Ok(report);
     }
     let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
-    let mut first: Option<Answer> = None;
+    let mut first: Option<Outputs> = None;
     for schedule in (0..options.schedules.max(1)).map(|n| options.first_schedule + u64::from(n)) {
         let started = Instant::now();
-        let (answer, run) = run(plan, &inputs, schedule, options, &[])?;
+        let (outputs, run) = run(plan, &inputs, schedule, options, &[])?;
         report.seconds += started.elapsed().as_secs_f64();
         report.schedules.push(schedule);
         Found::add(&mut report.findings, run.findings, schedule);
@@ -162,13 +164,13 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
             None => {
                 (report.counts, report.traces, report.memory) = (run.counts, run.traces.concat(), run.memory);
                 if is_whole {
-                    report.gate = Some(answer.judge(plan, &inputs, options)?);
+                    report.gate = Some(outputs.judge(plan, &inputs, options)?);
                 }
-                first = Some(answer);
+                first = Some(outputs);
             }
-            Some(first) if is_whole && report.differs_under.is_none() && *first != answer => {
+            Some(first) if is_whole && report.differs_under.is_none() && *first != outputs => {
                 report.differs_under = Some(schedule);
-                let gate = answer.judge(plan, &inputs, options)?;
+                let gate = outputs.judge(plan, &inputs, options)?;
                 if report.gate.as_ref().is_some_and(crate::Gate::passed) {
                     report.gate = Some(gate);
                 }
@@ -189,20 +191,21 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
     Ok(report)
 }
 
-/// One run of a plan whose kernels trace values, findings aside: the traces of each step, and the answer judged.
-/// With `nonfinite`, by step the types of what is traced, those out of the ordinary alone.
+/// Runs a plan whose kernels trace values, and ignores findings. Returns the traces of each step
+/// and the judged output. With `nonfinite` (the types of the traced values by step), only NaNs and
+/// infinities are traced.
 pub(crate) fn observe(
     plan: &Plan,
     options: &CheckOptions,
     nonfinite: &[Vec<ScalarType>],
 ) -> Result<(Vec<Vec<TraceRecord>>, crate::Gate), CheckError> {
     let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
-    let (answer, run) = run(plan, &inputs, options.first_schedule, options, nonfinite)?;
-    Ok((run.traces, answer.judge(plan, &inputs, options)?))
+    let (outputs, run) = run(plan, &inputs, options.first_schedule, options, nonfinite)?;
+    Ok((run.traces, outputs.judge(plan, &inputs, options)?))
 }
 
-/// What the first block of a plan's first step does, access by access, on generated inputs: for
-/// [`layout::advise`](crate::layout::advise) and [`pictures`](crate::pictures). At most `accesses` are taken down.
+/// Logs at most `accesses` shared-memory accesses of the first block of a plan's main step, for
+/// [`layout::advise`](crate::layout::advise) and [`pictures`](crate::pictures).
 ///
 /// ```
 /// use flashcore_check::{CheckOptions, layout, log_of, pictures};
@@ -222,7 +225,7 @@ pub(crate) fn observe(
 /// ```
 ///
 /// # Errors
-/// Where the simulator cannot run the plan.
+/// The simulator cannot run the plan.
 pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Log, CheckError> {
     let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
     let mut buffers = buffers_of(plan, &inputs)?;
@@ -234,14 +237,11 @@ pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Lo
     Ok(run_step(&plan.main, &mut buffers, sim_options)?.log)
 }
 
-/// What a plan wrote.
+/// The output buffers of a plan after a run.
 #[derive(PartialEq)]
-struct Answer {
-    /// The buffers of [`ANSWERS`] that it has.
-    written: BTreeMap<&'static str, Vec<u8>>,
-}
+struct Outputs(BTreeMap<&'static str, Vec<u8>>);
 
-impl Answer {
+impl Outputs {
     fn judge(&self, plan: &Plan, inputs: &Inputs, options: &CheckOptions) -> Result<crate::Gate, ProblemError> {
         let problem = &plan.problem;
         if let Some(stop) = plan.stop_after {
@@ -250,49 +250,49 @@ impl Answer {
             return gate::gate_stage(problem, inputs, options.inputs, stop, &values);
         }
         let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        if let Some(bytes) = self.written.get("out") {
+        if let Some(bytes) = self.0.get("out") {
             out.bytes_mut().copy_from_slice(bytes);
         }
         gate(problem, inputs, &out, self.floats("lse").as_deref(), options.seed)
     }
 
     fn floats(&self, name: &str) -> Option<Vec<f32>> {
-        let words = self.written.get(name)?.chunks_exact(4);
+        let words = self.0.get(name)?.chunks_exact(4);
         Some(words.map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect())
     }
 }
 
-/// What simulating all steps of a plan showed.
+/// The simulation of all steps of a plan.
 #[derive(Default)]
 struct Simulated {
     findings: Vec<Finding>,
     counts: Counts,
-    /// Of each step.
+    /// By step.
     traces: Vec<Vec<TraceRecord>>,
     memory: Vec<MemorySite>,
 }
 
-/// A tensor or the workspace, and what of it has been written so far.
+/// A tensor or the workspace, and the bytes written so far.
+#[derive(Default)]
 struct Buffer {
     bytes: Vec<u8>,
     written: Written,
 }
 
-/// One simulation of all steps, on buffers made for it. What follows a step with findings is not run: it
-/// would be given nonsense.
+/// Simulates all steps on new buffers. Steps after one with findings do not run, since their inputs
+/// are wrong.
 fn run(
     plan: &Plan,
     inputs: &Inputs,
     schedule: u64,
     options: &CheckOptions,
     nonfinite: &[Vec<ScalarType>],
-) -> Result<(Answer, Simulated), CheckError> {
+) -> Result<(Outputs, Simulated), CheckError> {
     let mut buffers = buffers_of(plan, inputs)?;
     let mut all = Simulated::default();
     for (index, step) in plan.steps().enumerate() {
-        let types = nonfinite.get(index).cloned().unwrap_or_default();
         let sim_options = SimOptions {
-            nonfinite: types,
+            nonfinite: nonfinite.get(index).cloned().unwrap_or_default(),
             ..sim_options(options, schedule)
         };
         let report = run_step(step, &mut buffers, sim_options)?;
@@ -305,45 +305,40 @@ fn run(
             break;
         }
     }
-    buffers.retain(|name, _| ANSWERS.contains(name));
-    let written = buffers.into_iter().map(|(name, buffer)| (name, buffer.bytes)).collect();
-    Ok((Answer { written }, all))
+    buffers.retain(|name, _| OUTPUTS.contains(name));
+    let outputs = buffers.into_iter().map(|(name, buffer)| (name, buffer.bytes));
+    Ok((Outputs(outputs.collect()), all))
 }
 
-/// Tensors and workspace as they are before the first step.
+/// Tensors and workspace before the first step.
 fn buffers_of(plan: &Plan, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buffer>, CheckError> {
     let mut buffers = BTreeMap::new();
     for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
-        let bytes = match spec.name {
+        let buffer: &mut Buffer = buffers.entry(spec.name).or_default();
+        buffer.bytes = match spec.name {
             "workspace" => vec![POISON; plan.workspace_bytes() as usize],
-            name if ANSWERS.contains(&name) => vec![POISON; spec.bytes as usize],
+            name if OUTPUTS.contains(&name) => vec![POISON; spec.bytes as usize],
             name => input_bytes(inputs, name).ok_or(CheckError::Buffer(name))?,
         };
-        buffers.entry(spec.name).or_insert_with(|| Buffer {
-            bytes,
-            written: Written::default(),
-        });
     }
     Ok(buffers)
 }
 
-/// What a launch's buffer holds of the inputs, by its name; `None` for buffers that hold nothing of them.
+/// The contents of an input buffer of a launch; `None` for other names.
 pub(crate) fn input_bytes(inputs: &Inputs, name: &str) -> Option<Vec<u8>> {
+    let scales = |tensor: &Tensor| {
+        let scales = tensor.scales().unwrap_or_default().iter();
+        scales.flat_map(|scale| scale.to_le_bytes()).collect()
+    };
     Some(match name {
         "q" => inputs.q.bytes().to_vec(),
         "k" => inputs.k.bytes().to_vec(),
         "v" => inputs.v.bytes().to_vec(),
-        "q_scale" => scale_bytes(&inputs.q),
-        "k_scale" => scale_bytes(&inputs.k),
-        "v_scale" => scale_bytes(&inputs.v),
+        "q_scale" => scales(&inputs.q),
+        "k_scale" => scales(&inputs.k),
+        "v_scale" => scales(&inputs.v),
         _ => return None,
     })
-}
-
-/// A tensor's scales as the launch buffer that holds them; empty where it has none.
-fn scale_bytes(tensor: &Tensor) -> Vec<u8> {
-    let scales = tensor.scales().unwrap_or_default();
-    scales.iter().flat_map(|scale| scale.to_le_bytes()).collect()
 }
 
 fn sim_options(options: &CheckOptions, schedule: u64) -> SimOptions {
@@ -360,7 +355,7 @@ fn sim_options(options: &CheckOptions, schedule: u64) -> SimOptions {
     }
 }
 
-/// Runs one step on the buffers that it names.
+/// Runs a step on its buffers.
 fn run_step(
     step: &Step,
     buffers: &mut BTreeMap<&'static str, Buffer>,
@@ -370,7 +365,7 @@ fn run_step(
     let mut bytes = Vec::with_capacity(specs.len());
     for (slot, spec) in specs.iter().enumerate() {
         let buffer = buffers.get_mut(spec.name).ok_or(CheckError::Buffer(spec.name))?;
-        if spec.name == "workspace" || ANSWERS.contains(&spec.name) {
+        if spec.name == "workspace" || OUTPUTS.contains(&spec.name) {
             sim_options.uninitialized.push(slot);
             sim_options.written.insert(slot, buffer.written.clone());
         }
@@ -380,11 +375,9 @@ fn run_step(
     for (slot, (spec, bytes)) in specs.iter().zip(bytes).enumerate() {
         if let Some(buffer) = buffers.get_mut(spec.name) {
             buffer.bytes = bytes;
-            report
-                .written
-                .get(&slot)
-                .into_iter()
-                .for_each(|w| buffer.written.add(w));
+            if let Some(written) = report.written.get(&slot) {
+                buffer.written.add(written);
+            }
         }
     }
     Ok(report)

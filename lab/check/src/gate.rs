@@ -1,5 +1,5 @@
-//! The gate: is an answer right? Whatever computed it, it is held against the float64 reference,
-//! and everything around it against the poison it was filled with.
+//! The gate: compares an output with the float64 reference, and checks that the bytes between its
+//! elements still hold their poison.
 
 use flashcore_kernels::StopAfter;
 use flashcore_problem::rng::Rng;
@@ -10,31 +10,31 @@ use flashcore_problem::{
 };
 use serde::Serialize;
 
-/// Products up to which every row is compared: about half a second of float64. Beyond that, rows are drawn.
+/// Products up to which every row is compared (about half a second). Beyond, rows are sampled.
 const MAX_PRODUCTS: u64 = 400_000_000;
 
-/// Fewest rows that are drawn, however long each takes.
+/// Minimum number of sampled rows.
 const MIN_ROWS: u64 = 16;
 
-/// What the gate found. Prints as one line.
+/// The result of the comparison. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
-    /// The output against the reference, or the stage that the build stops after.
+    /// The output, or the stage after which the build stops, compared with the reference.
     pub out: Comparison,
-    /// The log-sum-exp against the reference, where the problem asks for it.
+    /// The log-sum-exp compared with the reference, if the problem returns it.
     pub lse: Option<Comparison>,
-    /// Bytes written between the output's elements, if there are any.
+    /// Bytes written between the output's elements, if any.
     pub gaps: Option<GapWritten>,
-    /// What was allowed.
+    /// The tolerance.
     pub tolerance: Tolerance,
-    /// Rows (of a head of a sequence) that were compared.
+    /// Compared rows (of a head of a sequence).
     pub rows: usize,
-    /// Rows there are.
+    /// All rows.
     pub all_rows: usize,
 }
 
 impl Gate {
-    /// Whether the answer is right in every respect.
+    /// Whether everything is right.
     pub fn passed(&self) -> bool {
         self.out.passed && self.lse.as_ref().is_none_or(|lse| lse.passed) && self.gaps.is_none()
     }
@@ -56,24 +56,24 @@ impl std::fmt::Display for Gate {
     }
 }
 
-/// Compares an answer with the reference: every row where that takes well under a second, otherwise
-/// the first row, the last row and others drawn by `seed`.
+/// Compares an output with the reference: every row if that takes well under a second, otherwise
+/// the first row, the last row and others sampled by `seed`.
 ///
-/// `out` must have begun as [`Tensor::poisoned`], and `lse`, given where the problem asks for it,
-/// as the same byte: what was never written is then told apart from what is wrong.
+/// `out` must have started as [`Tensor::poisoned`], and `lse` (if the problem returns it) as the
+/// same byte, so that elements that were never written are recognised.
 ///
 /// ```
 /// use flashcore_check::gate;
 /// use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 /// let problem = Problem::named("tiny")?;
 /// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-/// let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // nobody computed it
+/// let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // not computed
 /// assert!(!gate(&problem, &inputs, &out, None, 1)?.passed());
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 ///
 /// # Errors
-/// Tensors that are not the problem's.
+/// The tensors do not match the problem.
 pub fn gate(
     problem: &Problem,
     inputs: &Inputs,
@@ -83,40 +83,34 @@ pub fn gate(
 ) -> Result<Gate, ProblemError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let tolerance = Tolerance::of(problem.dtype());
-    let gaps = gaps_untouched(&out.view()).err();
     let all_rows = problem.lse_len();
     let products_a_row = (problem.seq_len_kv() * (problem.head_dim() + problem.head_dim_v())) as u64;
     let affordable = (MAX_PRODUCTS / products_a_row).max(MIN_ROWS);
-    let asked_lse = lse.filter(|_| problem.return_lse());
-    if all_rows as u64 <= affordable {
+    let lse = lse.filter(|_| problem.return_lse());
+    let (rows, out_result, lse) = if all_rows as u64 <= affordable {
         let want = reference(problem, &q, &k, &v)?;
-        return Ok(Gate {
-            out: compare(problem, &out.view(), &want, tolerance)?,
-            lse: asked_lse
-                .map(|lse| compare_lse(problem, lse, &want, tolerance))
-                .transpose()?,
-            gaps,
-            tolerance,
-            rows: all_rows,
-            all_rows,
-        });
-    }
-    let rows = reference_rows(problem, &q, &k, &v, &draw_rows(problem, affordable as usize, seed))?;
+        let lse = lse.map(|lse| compare_lse(problem, lse, &want, tolerance)).transpose()?;
+        (all_rows, compare(problem, &out.view(), &want, tolerance)?, lse)
+    } else {
+        let want = reference_rows(problem, &q, &k, &v, &draw_rows(problem, affordable as usize, seed))?;
+        let lse = lse
+            .map(|lse| compare_lse_rows(problem, lse, &want, tolerance))
+            .transpose()?;
+        (want.len(), compare_rows(problem, &out.view(), &want, tolerance)?, lse)
+    };
     Ok(Gate {
-        out: compare_rows(problem, &out.view(), &rows, tolerance)?,
-        lse: asked_lse
-            .map(|lse| compare_lse_rows(problem, lse, &rows, tolerance))
-            .transpose()?,
-        gaps,
+        out: out_result,
+        lse,
+        gaps: gaps_untouched(&out.view()).err(),
         tolerance,
-        rows: rows.len(),
+        rows,
         all_rows,
     })
 }
 
-/// Compares what a build that stopped after a stage found, as [`finish`](flashcore_kernels::stage::finish) gives it, with that stage of the
-/// reference: every row, to the tolerance of f32 on such inputs, since nothing has been rounded to the problem's
-/// dtype yet.
+/// Compares the values of a stage, from [`finish`](flashcore_kernels::stage::finish), with the same
+/// stage of the reference: every row, with the tolerance of f32, since nothing has been rounded to
+/// the problem's dtype yet.
 ///
 /// ```
 /// use flashcore_check::gate::gate_stage;
@@ -124,13 +118,13 @@ pub fn gate(
 /// use flashcore_problem::{InputKind, Inputs, Problem};
 /// let problem = Problem::named("tiny")?;
 /// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-/// let nobody_computed_it = vec![0.0; stage::len(&problem)];
-/// assert!(!gate_stage(&problem, &inputs, InputKind::Normal, StopAfter::Scores, &nobody_computed_it)?.passed());
+/// let not_computed = vec![0.0; stage::len(&problem)];
+/// assert!(!gate_stage(&problem, &inputs, InputKind::Normal, StopAfter::Scores, &not_computed)?.passed());
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 ///
 /// # Errors
-/// Tensors or values that are not the problem's.
+/// The tensors or values do not match the problem.
 pub fn gate_stage(
     problem: &Problem,
     inputs: &Inputs,
@@ -154,7 +148,7 @@ pub fn gate_stage(
     })
 }
 
-/// `count` rows as `[batch, head, row]`: the first, the last, and others all over the problem.
+/// `count` rows as `[batch, head, row]`: the first, the last, and random others.
 fn draw_rows(problem: &Problem, count: usize, seed: u64) -> Vec<[usize; 3]> {
     let (heads, seq_len) = (problem.num_heads(), problem.seq_len_q());
     let all = problem.lse_len();

@@ -1,43 +1,43 @@
-//! Where a shared buffer's accesses meet in a bank, and the layout that would spread them: swizzles, which cost
-//! nothing, and padding of rows, with its bytes.
+//! Finds bank conflicts of shared buffers and layouts that avoid them: swizzles, which cost no
+//! memory, and padded rows.
 //!
-//! The accesses of the first cluster are put where another layout would have their elements, and their passes
-//! counted again. What a layout costs in address arithmetic is not counted.
+//! The logged accesses of the first cluster are moved to other layouts and their passes counted
+//! again. The address arithmetic of a layout is not counted.
 
 use flashcore_ir::{Ledger, SharedBuffer, Swizzle};
 use flashcore_sim::{Access, Line, Log};
 use serde::Serialize;
 
-/// Bytes that rows are tried to be padded by.
+/// Candidate paddings of rows, bytes.
 const PADDINGS: [u32; 4] = [4, 8, 16, 32];
 
-/// A layout that was tried.
+/// A candidate layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Layout {
-    /// `swizzle b128`, `rows padded by 16 B`, or `as declared without its padding`.
+    /// Such as `swizzle b128` or `rows padded by 16 B`.
     pub what: String,
-    /// Passes beyond the fewest, over all accesses to the buffer.
+    /// Extra passes of all accesses to the buffer.
     pub beyond: u64,
-    /// Bytes of shared memory more than now; negative where it saves some.
+    /// Additional bytes of shared memory; negative if it saves some.
     pub ledger_bytes: i64,
 }
 
-/// A buffer whose accesses take more passes than they need.
+/// A buffer with bank conflicts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
     /// The buffer.
     pub buffer: String,
-    /// Passes that its accesses took.
+    /// Passes of its accesses.
     pub passes: u64,
-    /// Those beyond the fewest.
+    /// Passes beyond the minimum.
     pub beyond: u64,
-    /// The line with the most of them.
+    /// The line with most of them.
     pub worst: Line,
-    /// The best other layout, if one is better: fewest passes, then fewest bytes.
+    /// The best other layout if one is better: fewest passes, then fewest bytes.
     pub best: Option<Layout>,
 }
 
-/// For each buffer of a ledger whose logged accesses conflict, what would be better; the worst first.
+/// The buffers of a ledger whose logged accesses conflict, the worst first.
 pub fn advise(ledger: &Ledger, log: &Log) -> Vec<Advice> {
     let mut advice: Vec<Advice> = (0u32..)
         .zip(&ledger.buffers)
@@ -92,7 +92,7 @@ fn cost(access: &Access, offsets: &[u32; 32], start: u32) -> (u64, u64) {
     access.passes_at(&offsets.map(|offset| start.wrapping_add(offset)))
 }
 
-/// Other layouts of a buffer: each swizzle of rows as wide as they are, and rows padded.
+/// Candidate layouts of a buffer: no padding, each swizzle, and padded rows.
 fn candidates(buffer: &SharedBuffer) -> Vec<(String, SharedBuffer)> {
     let element = buffer.element.bytes();
     let dense = SharedBuffer {
@@ -123,7 +123,7 @@ fn candidates(buffer: &SharedBuffer) -> Vec<(String, SharedBuffer)> {
     all
 }
 
-/// The buffer with another row stride, in elements.
+/// The buffer with another row stride in elements.
 fn resized(buffer: &SharedBuffer, row_stride: u32) -> SharedBuffer {
     let slabs = buffer.cols.div_ceil(buffer.slab_cols.max(1));
     SharedBuffer {
@@ -133,11 +133,11 @@ fn resized(buffer: &SharedBuffer, row_stride: u32) -> SharedBuffer {
     }
 }
 
-/// Passes beyond the fewest if the buffer were laid out otherwise; `None` where an access would not be aligned or
-/// would be torn apart, or goes to no element.
+/// Extra passes in another layout; `None` if an access would be misaligned or split, or accesses no
+/// element.
 fn passes_beyond(buffer: &SharedBuffer, other: &SharedBuffer, accesses: &[&Access]) -> Option<u64> {
     let mut beyond = 0;
-    // Alignment of the buffer to what a swizzle reaches over, so that its own offsets decide.
+    // Aligned to the span of the swizzle.
     let start = buffer.offset.next_multiple_of(other.swizzle.alignment());
     for access in accesses {
         let mut offsets = access.offsets;

@@ -1,15 +1,17 @@
-//! What can be said about a plan before it is launched.
+//! Checks a plan before it is launched.
 //!
-//! - [`mod@gate`]: an answer against the float64 reference, whoever computed it.
-//! - [`check_plan`]: the launch proof ([`flashcore_ir::proof`]), then the simulator under many schedules, then the gate; its
-//!   [`CheckReport`] prints as a compiler does ([`render`]), with the [`source`] lines quoted.
-//! - [`mutate`]: mistakes planted on purpose, to test all of this.
-//! - [`foreign`]: kernels that something else made, from PTX and cubins.
-//! - [`museum`]: failures of the past, each with the finding it gives here.
-//! - [`watch`]: what any lane has at any line, errors by stage, and where numbers stop being numbers.
-//! - [`saves`]: what saves so many bytes of shared memory. [`layout`]: swizzles and padding that spread an access over
-//!   the banks. [`pictures`]: shared memory over time, banks, warps, as SVG.
-//! - [`registers`]: what the compiler makes of a kernel, without a GPU.
+//! - [`mod@gate`]: compares an output with the float64 reference.
+//! - [`check_plan`]: the launch proof ([`flashcore_ir::proof`]), then the simulator under several
+//!   schedules, then the gate. [`render`] prints its [`CheckReport`] like compiler messages, with
+//!   quoted [`source`] lines.
+//! - [`mutate`]: planted mistakes, to test the checks.
+//! - [`foreign`]: kernels of other compilers, from PTX and cubins.
+//! - [`museum`]: rebuilt failures with their findings.
+//! - [`watch`]: values of any lane at any line, errors by stage, the first NaN or infinity.
+//! - [`saves`]: configs with less shared memory. [`layout`]: swizzles and padding against bank
+//!   conflicts. [`pictures`]: shared memory over time, banks and warps as SVG.
+//! - [`registers`]: registers of a kernel without a GPU.
+//! - [`cost`]: predicted times.
 
 mod check;
 pub mod cost;

@@ -1,21 +1,21 @@
-//! A block's run as pictures: shared memory over time, the banks of its worst access, the turns of its warps.
+//! Draws the run of a block: shared memory over time, the banks of its worst access, and the time
+//! slices of its warps.
 //!
-//! Time is counted in operations of the simulator under the schedule that ran: it says what came before what, not how
-//! long it took.
+//! Time is counted in operations of the simulator under one schedule. It shows order, not duration.
 
 use std::fmt::Write;
 
 use flashcore_ir::Ledger;
 use flashcore_sim::{Access, Class, Log};
 
-/// Width of the pictures, and of what lies right of the names.
+/// Width of the images, and the range right of the names.
 const WIDTH: f64 = 960.0;
 const FROM: f64 = 150.0;
 const TO: f64 = 940.0;
 const TOP: f64 = 56.0;
-/// Steps that time is cut into in the map of shared memory.
+/// Time steps of the map of shared memory.
 const STEPS: usize = 158;
-/// Bands that a buffer is cut into there.
+/// Bands per buffer in the map.
 const BANDS: usize = 8;
 
 fn begin(height: f64, title: &str, about: &str) -> String {
@@ -45,7 +45,8 @@ fn end_of(log: &Log) -> u64 {
     turns.max(1)
 }
 
-/// Shared memory over time: each buffer as high as it is large, written (orange), read (blue) or both (purple).
+/// Shared memory over time. The height of a buffer is its size; orange is written, blue is read,
+/// purple is both.
 pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
     const HEIGHT: f64 = 420.0;
     let total = f64::from(ledger.total_bytes().max(1));
@@ -68,7 +69,7 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
             escaped(&buffer.name),
             buffer.bytes
         );
-        // A cell for each step and band: bit 0 read, bit 1 written.
+        // By step and band: bit 0 for read, bit 1 for written.
         let mut cells = vec![[0u8; BANDS]; STEPS];
         for access in log.accesses.iter().filter(|access| access.buffer == id) {
             let step = ((access.time as f64 / end * STEPS as f64) as usize).min(STEPS - 1);
@@ -95,13 +96,14 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
     svg
 }
 
-/// The banks of the access that takes the most passes beyond the fewest: lanes down, banks across, each word with its
-/// number among those asked of its bank, orange where that makes for more passes. `None` where no access was logged.
+/// The banks of the access with most extra passes: lanes down, banks across. Each word has its
+/// number among the words of its bank, and is orange if it causes an extra pass. `None` if no
+/// access was logged.
 pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
     const CELL: f64 = 20.0;
     let beyond = |access: &&Access| {
         let (took, fewest) = access.passes_at(&access.offsets);
-        // Of equals the first, and any conflict before a wide access.
+        // The first of equal ones.
         (took - fewest, std::cmp::Reverse(access.time))
     };
     let worst = log.accesses.iter().max_by_key(beyond)?;
@@ -112,11 +114,11 @@ pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
         TOP + CELL * 33.0 + 20.0,
         title,
         &format!(
-            "{} B a lane of {} at {file}:{}: {took} passes, {fewest} would do; lanes down, banks across, words by number",
+            "{} B per lane of {} at {file}:{}: {took} passes, {fewest} needed; lanes down, banks across, words by number",
             worst.bytes, buffer.name, worst.line.line
         ),
     );
-    // How many different words each bank has been asked for.
+    // The different words of each bank.
     let mut words: Vec<Vec<u32>> = vec![Vec::new(); 32];
     for bank in 0..32 {
         let x = FROM + CELL * f64::from(bank);
@@ -144,7 +146,7 @@ pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
                 words[bank].push(word);
                 words[bank].len() - 1
             });
-            // Wide accesses take several passes without any conflict.
+            // Wide accesses take several passes without conflicts.
             let class = if nth > 0 && took > fewest { "write" } else { "read" };
             let x = FROM + CELL * bank as f64;
             let _ = writeln!(
@@ -163,7 +165,7 @@ pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
     Some(svg)
 }
 
-/// The turns of the warps: a row each, a bar where it ran, a mark where it came to a barrier.
+/// The time slices of the warps: a row per warp, a bar for each slice, a mark at each barrier.
 pub fn schedule(log: &Log, title: &str) -> String {
     const ROW: f64 = 22.0;
     let warps = log.turns.iter().map(|turn| turn.warp + 1).max().unwrap_or(0);
@@ -171,7 +173,7 @@ pub fn schedule(log: &Log, title: &str) -> String {
     let mut svg = begin(
         height + 30.0,
         title,
-        "warps (down) over time (across): blue where one ran, orange where it came to a barrier",
+        "warps (down) over time (across): blue while running, orange at a barrier",
     );
     let end = end_of(log) as f64;
     let x = |time: u64| FROM + (TO - FROM) * time as f64 / end;
@@ -209,7 +211,7 @@ pub fn schedule(log: &Log, title: &str) -> String {
 
 fn footer(svg: &mut String, log: &Log, y: f64) {
     let cut = if log.is_cut {
-        "; accesses past the log's end are left out"
+        "; accesses after the end of the log are missing"
     } else {
         ""
     };

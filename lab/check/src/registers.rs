@@ -1,6 +1,6 @@
-//! Registers of a kernel without a GPU, where NVIDIA's offline assembler is at hand.
+//! Registers of a kernel without a GPU, from NVIDIA's offline assembler.
 //!
-//! `ptxas` may not be redistributed; it is found at run time: `FLASHCORE_PTXAS`, else on `PATH`.
+//! `ptxas` must not be redistributed. It is searched at run time: `FLASHCORE_PTXAS`, then `PATH`.
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -10,31 +10,31 @@ use flashcore_ir::{Kernel, Target};
 use serde::Serialize;
 use thiserror::Error;
 
-/// What the assembler says about a kernel.
+/// Registers of a kernel according to the assembler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Registers {
-    /// Registers a thread.
+    /// Registers per thread.
     pub per_thread: u32,
-    /// Bytes a thread keeps in local memory for want of registers.
+    /// Spilled bytes per thread.
     pub spilled_bytes: u32,
-    /// Who says so, such as `ptxas 13.0 for sm_89`.
+    /// The assembler, such as `ptxas 13.0 for sm_89`.
     pub compiler: String,
 }
 
-/// What the assembler says about a kernel of a PTX text.
+/// Resources of a kernel of a PTX text according to the assembler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Assembled {
     /// Its registers.
     pub registers: Registers,
-    /// Bytes of shared memory that it declares.
+    /// Declared bytes of shared memory.
     pub static_shared: u32,
 }
 
-/// Why registers are not known.
+/// Why registers are unknown.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unknown {
-    /// There is no assembler.
+    /// No assembler was found.
     #[error(
         "not known here: they are the compiler's choice; set FLASHCORE_PTXAS to a ptxas (in the PyPI package \
          nvidia-cuda-nvcc), or run on the GPU"
@@ -43,33 +43,33 @@ pub enum Unknown {
     /// The assembler refused the kernel.
     #[error("{assembler} refuses the kernel: {message}")]
     Refused {
-        /// Which one.
+        /// The assembler.
         assembler: String,
-        /// Its words.
+        /// Its message.
         message: String,
     },
-    /// The assembler could not be run, or said nothing that is understood.
+    /// The assembler could not be run, or its output was not understood.
     #[error("{assembler} could not be used: {message}")]
     Broken {
-        /// Which one.
+        /// The assembler.
         assembler: String,
-        /// What happened.
+        /// The error.
         message: String,
     },
 }
 
-/// Assembles a kernel for an architecture and reads its registers off.
+/// Assembles a kernel for an architecture and returns its registers.
 ///
 /// # Errors
-/// Where there is no assembler, or it refuses.
+/// There is no assembler, or it refuses the kernel.
 pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
     assemble(&kernel.to_ptx(), kernel.name(), target).map(|assembled| assembled.registers)
 }
 
-/// Assembles a PTX text, whoever wrote it, and reads off what its kernel of a name takes.
+/// Assembles a PTX text and returns the resources of one of its kernels.
 ///
 /// # Errors
-/// Where there is no assembler, or it refuses the text or says nothing about the kernel.
+/// There is no assembler, or it refuses the text or does not report the kernel.
 pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Unknown> {
     let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
     let path = asked.clone().map_or_else(|| PathBuf::from("ptxas"), PathBuf::from);
@@ -110,7 +110,7 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Un
     })
 }
 
-/// Registers, spilled bytes and shared bytes of a kernel in what `ptxas -v` prints.
+/// Registers, spilled bytes and shared bytes of a kernel in the output of `ptxas -v`.
 fn parse(text: &str, kernel: &str) -> Option<[u32; 3]> {
     let begin = text.find(&format!("Compiling entry function '{kernel}'"))?;
     let rest = &text[begin..];
@@ -129,7 +129,7 @@ fn parse(text: &str, kernel: &str) -> Option<[u32; 3]> {
     ])
 }
 
-/// The lines that say what is wrong, without the name of our scratch file and those that say that it was all in vain.
+/// The lines with errors, without the name of the scratch file.
 fn refusal(text: &str, file: &str) -> String {
     let lines = text.lines().map(|line| line.replace(&format!("{file}, "), ""));
     let wrong: Vec<String> = lines
@@ -144,7 +144,8 @@ fn refusal(text: &str, file: &str) -> String {
     wrong.join("; ")
 }
 
-/// The release in what `ptxas --version` prints: `Cuda compilation tools, release 13.0, V13.0.48`.
+/// The release in the output of `ptxas --version`: `Cuda compilation tools, release 13.0,
+/// V13.0.48`.
 fn version(path: &PathBuf) -> Option<String> {
     let output = Command::new(path).arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -157,12 +158,12 @@ struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Left behind in the folder for temporary files if it fails.
+        // If this fails, the file stays in the folder for temporary files.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// A new file of our own in the folder for temporary files: never one that is already there.
+/// Creates a new file in the folder for temporary files.
 fn scratch_file(text: &str) -> std::io::Result<Scratch> {
     for attempt in 0.. {
         let name = format!("flashcore-{}-{attempt}.ptx", std::process::id());

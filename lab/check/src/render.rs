@@ -1,4 +1,5 @@
-//! Prints reports the way compilers print errors: what, where with the line quoted, who, what to do.
+//! Prints reports like compiler messages: the error, its place with the quoted line, the lanes, and
+//! help.
 
 use std::fmt::{self, Write};
 
@@ -9,12 +10,12 @@ use crate::foreign::Problem;
 use crate::report::{CheckReport, Found, Verdict};
 use crate::source;
 
-/// The styles that parts of a report are printed in.
+/// The styles of the parts of a report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Palette {
-    /// What is wrong.
+    /// Errors.
     pub bad: Style,
-    /// What is right, and what to do.
+    /// Success and help.
     pub good: Style,
     /// Arrows, bars and line numbers.
     pub rule: Style,
@@ -23,7 +24,7 @@ pub struct Palette {
 }
 
 impl Palette {
-    /// No styles: for files and pipes.
+    /// No styles, for files and pipes.
     pub const PLAIN: Palette = Palette {
         bad: Style::new(),
         good: Style::new(),
@@ -31,7 +32,7 @@ impl Palette {
         strong: Style::new(),
     };
 
-    /// As on terminals.
+    /// Colours, for terminals.
     pub const COLOUR: Palette = Palette {
         bad: AnsiColor::Red.on_default().bold(),
         good: AnsiColor::Green.on_default().bold(),
@@ -40,7 +41,7 @@ impl Palette {
     };
 }
 
-/// Width that messages are wrapped to where nobody says otherwise.
+/// Default width of messages.
 pub const WIDTH: usize = 100;
 
 impl fmt::Display for CheckReport {
@@ -50,7 +51,7 @@ impl fmt::Display for CheckReport {
     }
 }
 
-/// Refusals, findings and what is wrong with the answer, each a paragraph; empty where all is well.
+/// Refusals, findings and errors of the output, one paragraph each; empty for a clean report.
 pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String {
     let mut out = String::new();
     for refusal in &report.refusals {
@@ -58,7 +59,7 @@ pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String 
         out.push('\n');
     }
     for found in &report.findings {
-        one(&mut out, found, report.schedules.len(), palette, width);
+        out.push_str(&finding(found, report.schedules.len(), palette, width));
         out.push('\n');
     }
     if let Some(gate) = report.gate.as_ref().filter(|gate| !gate.passed()) {
@@ -67,14 +68,14 @@ pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String 
     }
     if let Some(seed) = report.differs_under {
         let first = report.schedules.first().copied().unwrap_or_default();
-        let message = format!("the answer under schedule {seed} is not that under schedule {first}, bit for bit");
+        let message = format!("the output under schedule {seed} differs from that under schedule {first}");
         title(&mut out, "schedule-dependent", &message, palette, width);
         out.push('\n');
     }
     out
 }
 
-/// A whole number with separated thousands: `33,280`.
+/// An integer with separated thousands: `33,280`.
 pub fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -87,7 +88,7 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
-/// One line on what it comes to.
+/// The verdict in one line.
 pub fn summary(report: &CheckReport, palette: Palette) -> String {
     let Palette { good, bad, .. } = palette;
     let schedules = match report.schedules.len() {
@@ -106,7 +107,7 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
                 )
             }
         },
-        Verdict::Refused => format!("{bad}refused{bad:#}: it cannot be launched, and was not simulated"),
+        Verdict::Refused => format!("{bad}refused{bad:#}: it cannot be launched and was not simulated"),
         Verdict::Findings => format!(
             "{bad}{count} finding{}{bad:#} under {schedules}",
             if count == 1 { "" } else { "s" }
@@ -115,28 +116,57 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
     }
 }
 
-/// One finding, as [`findings`] prints it; `schedules` is how many were run.
+/// One finding as [`findings`] prints it, after a number of schedules.
 pub fn finding(found: &Found, schedules: usize, palette: Palette, width: usize) -> String {
     let mut out = String::new();
-    one(&mut out, found, schedules, palette, width);
+    let finding = &found.finding;
+    title(&mut out, finding.kind.name(), &finding.message, palette, width);
+    let margin = [finding.line(), finding.other_line()]
+        .into_iter()
+        .flatten()
+        .map(|line| line.line.to_string().len())
+        .max()
+        .unwrap_or(1);
+    let side = Side { palette, margin };
+    side.place(&mut out, "-->", &finding.lines, found.source.as_deref(), &finding.actor);
+    if let Some(other) = &finding.other {
+        side.place(
+            &mut out,
+            "and",
+            &other.lines,
+            found.other_source.as_deref(),
+            &other.actor,
+        );
+    }
+    if let (Some(object), Some((first, end))) = (&finding.object, finding.bytes) {
+        side.note(&mut out, &format!("{object}: bytes {first}..{end}"));
+    }
+    let times = if finding.count == 1 {
+        "once"
+    } else {
+        &format!("{} times", finding.count)
+    };
+    let seed = found.schedules.first().copied().unwrap_or_default();
+    let under = match (schedules, found.schedules.len()) {
+        (1, _) => format!("under schedule {seed}"),
+        (of, n) => format!("under {n} of {of} schedules, the first of them {seed}"),
+    };
+    side.note(&mut out, &format!("seen {times}, {under}"));
+    if let Some(text) = finding.help {
+        help(&mut out, text, margin, palette, width);
+    }
     out
 }
 
-/// What is wrong with a kernel of a file, with the file's line quoted where it is at hand.
+/// A problem of a kernel of a file, with the quoted line if the file is found.
 pub fn problem(problem: &Problem, file: &str, palette: Palette, width: usize) -> String {
     let mut out = String::new();
     let kind = problem.kind.name();
-    match problem.kind.is_warning() {
-        true => labelled(
-            &mut out,
-            &format!("warning[{kind}]"),
-            &problem.message,
-            palette.strong,
-            palette,
-            width,
-        ),
-        false => title(&mut out, kind, &problem.message, palette, width),
-    }
+    let (label, style) = match problem.kind.is_warning() {
+        true => (format!("warning[{kind}]"), palette.strong),
+        false => (format!("error[{kind}]"), palette.bad),
+    };
+    labelled(&mut out, &label, &problem.message, style, palette, width);
     let margin = problem.line.map_or(1, |line| line.to_string().len());
     let side = Side { palette, margin };
     if let Some(line) = problem.line {
@@ -145,10 +175,8 @@ pub fn problem(problem: &Problem, file: &str, palette: Palette, width: usize) ->
         side.quote(&mut out, line, source::quote(file, line).as_deref());
     }
     if let Some(cuda) = problem.cuda {
-        side.note(
-            &mut out,
-            &wrap(&format!("CUDA says: {cuda}"), margin + 3, margin + 3, width),
-        );
+        let text = wrap(&format!("CUDA says: {cuda}"), margin + 3, margin + 3, width);
+        side.note(&mut out, &text);
     }
     help(&mut out, &problem.help, margin, palette, width);
     out
@@ -170,40 +198,7 @@ fn labelled(out: &mut String, label: &str, message: &str, style: Style, palette:
     let _ = writeln!(out, "{style}{label}{style:#}: {strong}{text}{strong:#}");
 }
 
-fn one(out: &mut String, found: &Found, of: usize, palette: Palette, width: usize) {
-    let finding = &found.finding;
-    title(out, finding.kind.name(), &finding.message, palette, width);
-    let margin = [finding.line(), finding.other_line()]
-        .into_iter()
-        .flatten()
-        .map(|line| line.line.to_string().len())
-        .max()
-        .unwrap_or(1);
-    let side = Side { palette, margin };
-    side.place(out, "-->", &finding.lines, found.source.as_deref(), &finding.actor);
-    if let Some(other) = &finding.other {
-        side.place(out, "and", &other.lines, found.other_source.as_deref(), &other.actor);
-    }
-    if let (Some(object), Some((first, end))) = (&finding.object, finding.bytes) {
-        side.note(out, &format!("{object}: bytes {first}..{end}"));
-    }
-    let times = if finding.count == 1 {
-        "once"
-    } else {
-        &format!("{} times", finding.count)
-    };
-    let seed = found.schedules.first().copied().unwrap_or_default();
-    let under = match (of, found.schedules.len()) {
-        (1, _) => format!("under schedule {seed}"),
-        (of, n) => format!("under {n} of {of} schedules, the first of them {seed}"),
-    };
-    side.note(out, &format!("seen {times}, {under}"));
-    if let Some(text) = finding.help {
-        help(out, text, margin, palette, width);
-    }
-}
-
-/// What the lines of one finding share.
+/// The layout of the lines below a title.
 struct Side {
     palette: Palette,
     margin: usize,
@@ -244,7 +239,7 @@ impl Side {
     }
 }
 
-/// Text broken between words; the first line has `used` columns taken, the others are indented.
+/// Wraps text between words. `used` columns of the first line are taken; the others are indented.
 fn wrap(text: &str, used: usize, indent: usize, width: usize) -> String {
     let (mut out, mut column) = (String::new(), used);
     for (i, word) in text.split(' ').enumerate() {
@@ -305,8 +300,7 @@ mod tests {
 
     #[test]
     fn a_finding_reads_like_a_compilers() {
-        let mut text = String::new();
-        one(&mut text, &found(), 50, Palette::PLAIN, 60);
+        let text = finding(&found(), 50, Palette::PLAIN, 60);
         let expected = "\
 error[race]: reads `p_tile` row 3 column 0, which warp 0
   lane 5 wrote; nothing orders the two accesses
@@ -327,8 +321,7 @@ error[race]: reads `p_tile` row 3 column 0, which warp 0
 
     #[test]
     fn colours_are_only_where_they_are_asked_for() {
-        let mut text = String::new();
-        one(&mut text, &found(), 1, Palette::COLOUR, 100);
+        let text = finding(&found(), 1, Palette::COLOUR, 100);
         assert!(text.contains("\u{1b}["));
         assert!(text.contains("under schedule 4"));
     }

@@ -1,4 +1,4 @@
-//! [`CheckReport`]: what checking a plan showed.
+//! [`CheckReport`]: the result of checking a plan.
 
 use flashcore_ir::Target;
 use flashcore_ir::proof::LaunchRefusal;
@@ -8,22 +8,22 @@ use serde::Serialize;
 
 use crate::{Gate, source};
 
-/// What checking comes to.
+/// The verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing is wrong: launchable, no finding under any schedule, the right answer under each.
+    /// It can be launched, has no finding under any schedule, and its output is right.
     Clean,
-    /// It cannot be launched; it was not simulated.
+    /// It cannot be launched and was not simulated.
     Refused,
-    /// The simulator found something.
+    /// The simulator reported findings.
     Findings,
-    /// The simulator found nothing, but the answer is wrong or depends on the schedule.
+    /// There are no findings, but the output is wrong or depends on the schedule.
     Wrong,
 }
 
 impl Verdict {
-    /// As it is printed.
+    /// The printed name.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Clean => "clean",
@@ -37,20 +37,20 @@ impl Verdict {
 /// A finding, and the schedules that showed it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Found {
-    /// As the first of the schedules showed it.
+    /// The finding under the first schedule that shows it.
     #[serde(flatten)]
     pub finding: Finding,
-    /// The source line that it names, where the source is at hand.
+    /// Its source line, if the file is found.
     pub source: Option<String>,
-    /// The same for the other side.
+    /// The source line of the second access.
     pub other_source: Option<String>,
-    /// Seeds of the schedules.
+    /// Seeds of the schedules that show it.
     pub schedules: Vec<u64>,
 }
 
 impl Found {
-    /// Adds the findings of a schedule to those of the ones before. What the same lines of the kernel do
-    /// wrong in the same way to the same object is one mistake, whichever of their instructions does it.
+    /// Adds the findings of a schedule. Findings of one kind at the same lines and object are one
+    /// mistake, even if different instructions cause them.
     pub fn add(all: &mut Vec<Found>, findings: Vec<Finding>, schedule: u64) {
         for finding in findings {
             match all.iter_mut().find(|found| same_mistake(&found.finding, &finding)) {
@@ -60,19 +60,16 @@ impl Found {
                         found.schedules.push(schedule);
                     }
                 }
-                None => all.push(Found::of(finding, schedule)),
+                None => {
+                    let quote = |line: Option<&Line>| line.and_then(|line| source::quote(line.file, line.line));
+                    all.push(Found {
+                        source: quote(finding.line()),
+                        other_source: quote(finding.other_line()),
+                        finding,
+                        schedules: vec![schedule],
+                    });
+                }
             }
-        }
-    }
-
-    /// A finding that a schedule showed, with the source lines that it names where they are at hand.
-    fn of(finding: Finding, schedule: u64) -> Found {
-        let quote = |line: Option<&Line>| line.and_then(|line| source::quote(line.file, line.line));
-        Found {
-            source: quote(finding.line()),
-            other_source: quote(finding.other_line()),
-            finding,
-            schedules: vec![schedule],
         }
     }
 }
@@ -81,7 +78,7 @@ fn same_mistake(a: &Finding, b: &Finding) -> bool {
     let place = |line: Option<&Line>| line.map(|line| (line.file, line.line));
     let places = |finding: &Finding| (place(finding.line()), place(finding.other_line()));
     let (here, there) = places(b);
-    // Of a race either side may come second, as the schedule has it.
+    // In a race the schedule decides which access comes second.
     let mirrored = matches!(a.kind, FindingKind::Race | FindingKind::BlockRace) && places(a) == (there, here);
     a.kind == b.kind && a.object == b.object && (places(a) == (here, there) || mirrored)
 }
@@ -89,51 +86,52 @@ fn same_mistake(a: &Finding, b: &Finding) -> bool {
 /// The size of one of a plan's steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepSize {
-    /// The kernel's entry name.
+    /// The kernel's name.
     pub kernel: String,
     /// Blocks of the launch.
     pub blocks: u64,
-    /// Warps a block.
+    /// Warps per block.
     pub warps: u32,
 }
 
-/// What checking a plan showed. Prints as a compiler does ([`crate::render`]).
+/// The result of checking a plan. Prints like a compiler message ([`crate::render`]).
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckReport {
-    /// The problem, in one line.
+    /// The problem as text.
     pub problem: String,
     /// The config's id.
     pub kernel: String,
-    /// The architecture it was planned for.
+    /// The architecture of the plan.
     pub target: Target,
-    /// The stage that it stops after, where it does not compute the answer.
+    /// The stage after which the build stops; `None` for a complete build.
     pub stop_after: Option<StopAfter>,
     /// Kind of the inputs.
     pub inputs: &'static str,
     /// Seed of the inputs.
     pub seed: u64,
-    /// Seeds of the schedules it ran under.
+    /// Seeds of the schedules.
     pub schedules: Vec<u64>,
-    /// What it comes to.
+    /// The verdict.
     pub verdict: Verdict,
     /// Why it cannot be launched.
     pub refusals: Vec<LaunchRefusal>,
-    /// What is wrong, in the order of the kernel's lines.
+    /// The findings, in order of the kernel's lines.
     pub findings: Vec<Found>,
-    /// The answer against float64, under the first schedule or the first that gave another answer.
+    /// Comparison of the output with float64, under the first schedule or the first one whose
+    /// output is wrong.
     pub gate: Option<Gate>,
-    /// Seed of the first schedule whose answer differs from the first one's in any bit.
+    /// Seed of the first schedule whose output differs from that of the first schedule in any bit.
     pub differs_under: Option<u64>,
     /// The plan's steps.
     pub steps: Vec<StepSize>,
-    /// Most blocks of a step that were simulated, where a step has more: its output was not compared.
+    /// The limit of simulated blocks, if a step has more blocks; the output is then not compared.
     pub only_blocks: Option<u64>,
-    /// Instructions executed under the first schedule, by class, all steps together.
+    /// Executed instructions of all steps by class, under the first schedule.
     pub counts: Counts,
-    /// Traced values, under the first schedule.
+    /// Traced values under the first schedule.
     pub traces: Vec<TraceRecord>,
-    /// What memory accesses cost, by line, where it was asked for.
+    /// Cost of memory accesses by line, if requested.
     pub memory: Vec<MemorySite>,
-    /// Seconds that simulating took.
+    /// Time of the simulations, seconds.
     pub seconds: f64,
 }

@@ -1,4 +1,4 @@
-//! The inverse question: what saves so many bytes of shared memory, and what does it cost?
+//! Finds configs that save a number of bytes of shared memory, and their predicted cost.
 
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan, mma};
@@ -6,34 +6,34 @@ use serde::Serialize;
 
 use crate::cost::Observation;
 
-/// Savings whose time is predicted, of those there are: the smallest that will do.
+/// Number of savings whose time is predicted, starting with the smallest.
 const PREDICTED: usize = 12;
 
-/// A config that takes less shared memory.
+/// A config with less shared memory.
 #[derive(Clone, Debug, Serialize)]
 pub struct Saving {
     /// Its id.
     pub kernel: String,
-    /// The levers in which it differs: `s3 to s2`.
+    /// The levers that differ, such as `s3 to s2`.
     pub levers: Vec<String>,
-    /// Bytes of shared memory a block.
+    /// Bytes of shared memory per block.
     pub shared_bytes: u32,
-    /// Bytes that it saves.
+    /// Saved bytes.
     pub saved: u32,
-    /// The time predicted of it, over that predicted of the plan; `None` where it cannot be told.
+    /// Predicted time relative to that of the plan; `None` if it is unknown.
     pub slowdown: Option<f64>,
-    /// Blocks an SM that shared memory leaves room for.
+    /// Blocks per SM that shared memory allows.
     pub blocks_per_sm: u32,
 }
 
-/// Shared memory of a plan's largest step.
+/// Shared memory of the step of a plan that uses most.
 pub fn shared_bytes(plan: &Plan) -> u32 {
     let of = |step: &flashcore_kernels::Step| step.launch.dynamic_shared_bytes.max(step.kernel.ledger().total_bytes());
     plan.steps().map(of).max().unwrap_or(0)
 }
 
-/// Configs one lever away (two, where one is not enough) that save at least `bytes` of a block's shared memory, the
-/// fastest by prediction first.
+/// Configs that differ in one lever (or two, if one is not enough) and save at least `bytes` of a
+/// block's shared memory, in order of predicted time.
 ///
 /// ```
 /// use flashcore_check::saves::savings;
@@ -59,7 +59,7 @@ pub fn savings(plan: &Plan, bytes: u32, profile: &Profile) -> Vec<Saving> {
         further.dedup();
         found = those_that_save(plan, bytes, profile, &further, &kernels);
     }
-    // The least change that will do comes first, and is what times are predicted for.
+    // Times are predicted for the smallest savings.
     found.sort_by_key(|(saving, _)| saving.saved);
     let mine = micros(plan, profile);
     for (saving, plan) in found.iter_mut().take(PREDICTED) {
@@ -114,11 +114,11 @@ fn neighbours(config: &Config) -> Vec<Config> {
         .collect()
 }
 
-/// Where two ids of a family differ, part by part; none where they are built differently.
+/// The differences of two ids of a family, part by part.
 fn levers(from: &Config, to: &Config) -> Vec<String> {
     let (from, to) = (parts(&from.to_string()), parts(&to.to_string()));
     if from.len() != to.len() {
-        // A part that is there in one of them alone is a lever at its usual value in the other.
+        // A part that only one id has is a lever at its default value in the other.
         let only = |a: &[String], b: &[String]| a.iter().filter(|part| !b.contains(part)).cloned().collect::<Vec<_>>();
         let (gone, new) = (only(&from, &to), only(&to, &from));
         return vec![format!("{} to {}", or_none(&gone), or_none(&new))];

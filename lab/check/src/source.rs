@@ -1,14 +1,14 @@
-//! The line of Rust source that a finding names, where the source is at hand.
+//! Reads the source line of a finding.
 //!
-//! Kernels carry paths as the compiler saw them, relative to their workspace. Nothing is embedded:
-//! the line is read from disk, or left out where there is none.
+//! Kernels contain paths relative to their workspace, as the compiler saw them. The line is read
+//! from disk if the file exists.
 
 use std::path::{Path, PathBuf};
 
-/// Line `line` (from 1) of `file`, without the spaces around it.
+/// Line `line` (from 1) of `file`, trimmed.
 ///
-/// A relative path is looked for in the current folder and in those above it, which finds the
-/// workspace from any folder inside it.
+/// A relative path is searched in the current folder and its parents, which finds the workspace
+/// from any folder inside it.
 pub fn quote(file: &str, line: u32) -> Option<String> {
     let text = std::fs::read_to_string(find(Path::new(file))?).ok()?;
     let line = text.lines().nth((line as usize).checked_sub(1)?)?.trim();
@@ -33,7 +33,7 @@ mod tests {
     fn finds_the_workspace_from_inside_it() {
         assert_eq!(
             quote(file!(), 1).as_deref(),
-            Some("//! The line of Rust source that a finding names, where the source is at hand.")
+            Some("//! Reads the source line of a finding.")
         );
     }
 

@@ -1,24 +1,24 @@
-//! Which lines of a kernel ask most of a resource, and which accesses to memory take more than they need.
+//! The lines of a kernel that use most of a resource, and the cost of memory accesses by line.
 
 use flashcore_ir::{Node, Profile, SourceLine};
 use flashcore_sim::MemorySite;
 
-use super::observe::Observation;
+use super::observe::{Observation, visit};
 use super::sm::{Resource, Sm};
 use super::work::Work;
 
-/// A line's part of what a kernel asks of a resource.
+/// A line's share of a kernel's use of a resource.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LineShare {
-    /// The kernel's own line, verbs looked through.
+    /// The kernel's own line, not that of a verb.
     pub line: SourceLine,
-    /// Its part, up to 1.
+    /// Its share, at most 1.
     pub share: f64,
 }
 
 impl Observation {
-    /// The line that asks most of a resource, in the step that does the work: in its middle block. `None` where no line
-    /// asks anything of it.
+    /// The line that uses most of a resource in the middle block of the main step. `None` if no
+    /// line uses it.
     ///
     /// ```
     /// use flashcore_check::cost::{Observation, Resource};
@@ -57,24 +57,9 @@ impl Observation {
         })
     }
 
-    /// What the accesses of each line cost in one block of the step that does the work.
+    /// Cost of the memory accesses of each line in one block of the main step.
     pub fn memory(&self) -> &[MemorySite] {
         self.steps.first().map_or(&[], |step| &step.memory)
-    }
-}
-
-/// Every node in the order in which the simulator counts them.
-fn visit<'k>(nodes: &'k [Node], to: &mut impl FnMut(&'k Node)) {
-    for node in nodes {
-        to(node);
-        match node {
-            Node::Inst { .. } | Node::BreakIf { .. } => {}
-            Node::If { then, otherwise, .. } => {
-                visit(then, to);
-                visit(otherwise, to);
-            }
-            Node::Loop { body, .. } => visit(body, to),
-        }
     }
 }
 

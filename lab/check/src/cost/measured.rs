@@ -1,48 +1,48 @@
-//! [`MeasuredCard`]: what was measured on a card, in place of what its profile says and the model assumes.
+//! [`MeasuredCard`]: measured rates of a card, which replace those of its profile.
 
 use serde::{Deserialize, Serialize};
 
-/// Rates of a card by measurement (`flashcore device`). What is `None` stays as profile and [`Rates`](super::Rates)
-/// have it. Rates are those of an SM in a clock, as in [`Rates`](super::Rates).
+/// Measured rates of a card (`flashcore device`), per SM and clock as in [`Rates`](super::Rates). A
+/// `None` leaves the value of the profile or of [`Rates`](super::Rates).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredCard {
-    /// On what and when, in a few words.
+    /// Where and when it was measured.
     pub source: String,
     /// SM clock in short kernels, MHz.
     pub mhz: Option<f64>,
-    /// Device memory, GB/s, as a copy reaches them.
+    /// Bandwidth of device memory in a copy, GB/s.
     pub dram_gbps: Option<f64>,
-    /// Bytes from L2.
+    /// Bytes from L2 per clock.
     pub l2_bytes: Option<f64>,
-    /// Bytes from shared memory.
+    /// Bytes from shared memory per clock.
     pub shared_bytes: Option<f64>,
-    /// Lanes of f32 fused products.
+    /// Lanes of f32 fused products per clock.
     pub fma: Option<f64>,
-    /// Lanes of exponentials.
+    /// Lanes of exponentials per clock.
     pub mufu: Option<f64>,
-    /// FLOPs of `mma.sync` with f32 accumulators.
+    /// FLOPs of `mma.sync` with f32 accumulators per clock.
     pub tensor_f32: Option<f64>,
-    /// The same with f16 accumulators.
+    /// FLOPs of `mma.sync` with f16 accumulators per clock.
     pub tensor_f16: Option<f64>,
-    /// FLOPs of warpgroups' products of 16-bit elements.
+    /// FLOPs of warpgroup products of 16-bit elements per clock.
     pub tensor_wgmma: Option<f64>,
-    /// The same of e4m3.
+    /// FLOPs of warpgroup products of e4m3 per clock.
     pub tensor_e4m3: Option<f64>,
-    /// Microseconds of a launch in a graph.
+    /// Time of a launch in a graph, microseconds.
     pub launch_micros: Option<f64>,
-    /// Clocks until an exponential can be used.
+    /// Latency of an exponential, clocks.
     pub mufu_latency: Option<f64>,
-    /// The same of a load from shared memory.
+    /// Latency of a load from shared memory, clocks.
     pub shared_latency: Option<f64>,
-    /// The same of a load that hits L2.
+    /// Latency of a load that hits L2, clocks.
     pub l2_latency: Option<f64>,
-    /// The same of `mma.sync.m16n8k16`.
+    /// Latency of `mma.sync.m16n8k16`, clocks.
     pub mma_latency: Option<f64>,
-    /// Clocks of a barrier that everybody has reached.
+    /// Latency of a barrier at which all warps have arrived, clocks.
     pub barrier_latency: Option<f64>,
 }
 
-/// Takes over what was measured.
+/// Replaces an assumed value by a measured one.
 pub(crate) fn replace(assumed: &mut f64, measured: Option<f64>) {
     if let Some(value) = measured.filter(|value| value.is_finite() && *value > 0.0) {
         *assumed = value;

@@ -1,13 +1,12 @@
-//! The cost model: how long a plan takes on a card that need not be in the machine, and what binds it.
+//! The cost model: predicts the time of a plan on a card, and what binds it.
 //!
-//! [`Observation`] simulates a few blocks of a plan and keeps how often each instruction ran and what its
-//! memory accesses cost. [`Observation::predict`] holds that against a card: the time each [`Resource`]
-//! would need for its [`Work`] were all else free (a roofline), the time that one warp's chain of
-//! dependent instructions takes, and the launch; then the time all take together, with the interval that
-//! measurements allow. [`rank`] orders configs by it.
+//! [`Observation`] simulates a few blocks of a plan and counts executions of each instruction and
+//! the cost of memory accesses. [`Observation::predict`] computes for a card the time that each
+//! [`Resource`] needs for its [`Work`] if all others were free (a roofline), the time of one warp's
+//! chain of dependent instructions, and the launch. It combines them to a time with an interval.
 //!
-//! Rates and latencies are data with sources ([`Rates`]), or what was measured on the card ([`MeasuredCard`]); what was fitted to measurements is in one file
-//! (`calibration.rs`). `docs/cost-model.md` says how well it does.
+//! Rates and latencies are data with sources ([`Rates`]) or measured on the card
+//! ([`MeasuredCard`]). Fitted constants are in `calibration.rs`. Accuracy: `docs/cost-model.md`.
 //!
 //! ```
 //! use flashcore_check::cost::Observation;
@@ -28,7 +27,6 @@ mod lines;
 mod measured;
 mod observe;
 mod predict;
-mod rank;
 mod rates;
 pub mod roofline;
 mod sm;
@@ -40,7 +38,6 @@ pub use lines::LineShare;
 pub use measured::MeasuredCard;
 pub use observe::{CostError, Observation};
 pub use predict::{Bound, Prediction, StepFit, Use};
-pub use rank::{Ranked, Ranking, Skipped, rank};
 pub use rates::{Latencies, Rates};
 pub use sm::Resource;
 pub use work::Work;

@@ -1,9 +1,9 @@
-//! [`Observation`]: what the blocks of a plan do, seen by simulating a few of them.
+//! [`Observation`]: counts what the blocks of a plan do by simulating a few of them.
 //!
-//! Blocks of attention differ only by the keys that their rows see. So one head of one sequence stands for
-//! all, and of its blocks the first, the middle and the last for those between. Long sequences are
-//! simulated at two shorter lengths: how often a node runs grows by the same amount with every round of
-//! its loop, so the line through two lengths gives it at any other, exact but for a round at the edge.
+//! Blocks of attention differ only in the keys that their rows see. Therefore one head of one
+//! sequence represents all, and its first, middle and last block represent those between. Long
+//! sequences are simulated at two shorter lengths. The executions of a node grow linearly with the
+//! length, so a line through the two lengths is exact except for one iteration at the edge.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use thiserror::Error;
 use super::work::{Work, is_known};
 use crate::check::input_bytes;
 
-/// Keys of the shorter of the two lengths that stand for a long sequence, plus its remainder by this; the other
-/// has as many more. A multiple of the rows that a block computes, so that the lengths end in the same part of a tile;
-/// where keys are split, each split has as many.
+/// The distance of the two lengths that represent a long sequence; the shorter one is this plus the
+/// remainder of the sequence. A multiple of the rows of a block, so that all lengths end in the
+/// same part of a tile; times the splits if keys are split.
 fn short_of(config: &Config) -> usize {
     match config {
         Config::Wgmma(config) if !512u32.is_multiple_of(config.rows) => 768 * config.splits as usize,
@@ -29,38 +29,40 @@ fn short_of(config: &Config) -> usize {
     }
 }
 
-/// A GPU with an SM for every entry of a list, so that each is a block of its own.
+/// A GPU with an SM for every entry of a work list, so that each entry gets its own block.
 fn roomy(target: Target) -> Chip {
     Chip { target, sms: u32::MAX }
 }
 
-/// How often a node ran, in all warps of a block.
+/// Executions of a node by all warps of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct NodeRuns {
-    /// Executions by warps; no whole number where it was scaled.
+    /// Executions by warps, fractional if extrapolated.
     pub(crate) runs: f64,
-    /// Passes over shared memory or sectors of global memory, of all executions.
+    /// Passes over shared memory or sectors of global memory of all executions.
     pub(crate) transactions: f64,
 }
 
-/// A block that stands for those around it.
+/// A block that represents those around it.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
-    /// Where it is among the blocks of its head: 0 the first, 1 the last. Where blocks work through a list, 0 the second
-    /// and 1 the last but one, which are whole tiles; -1 the first and 2 the last.
+    /// Position among the blocks of its head: 0 for the first, 1 for the last. For work lists, 0 is
+    /// the second and 1 the last but one, which are whole tiles; -1 is the first and 2 the last.
     pub(crate) place: f64,
-    /// By node, of a whole block.
+    /// Its number.
+    block: u64,
+    /// By node, for the whole block.
     pub(crate) runs: Vec<NodeRuns>,
 }
 
-/// What the blocks of a plan do, whatever card they run on.
+/// What the blocks of a plan do on any card.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// How it is computed.
+    /// The config.
     pub config: Config,
-    /// What was asked.
+    /// The problem.
     pub problem: Problem,
-    /// Bytes of all tensors, each counted once: what L2 must hold for the kernels to find all of it there.
+    /// Bytes of all tensors, each counted once.
     pub footprint_bytes: u64,
     /// By step of the plan.
     pub(crate) steps: Vec<SeenStep>,
@@ -74,44 +76,45 @@ pub(crate) struct SeenStep {
     pub(crate) blocks: u64,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
-    /// Registers a thread for all values that live at a time, in the order the kernel was written in: within a
-    /// tenth of what ptxas gives most kernels.
+    /// Registers per thread of the values that are live at once in program order: within a tenth of
+    /// ptxas for most kernels.
     pub(crate) live_registers: u32,
-    /// In the order of their places; at least one.
+    /// By place; at least one.
     pub(crate) samples: Vec<Sample>,
-    /// What the accesses of each line cost, in one of the blocks that were simulated.
+    /// Cost of the accesses of each line in one simulated block.
     pub(crate) memory: Vec<MemorySite>,
-    /// Blocks of one head; the launch has several times as many.
+    /// Blocks of one head.
     pub(crate) blocks_a_head: u64,
-    /// What SMs are given one after another: blocks, or where blocks stay and work through a list, its entries.
+    /// What is assigned to SMs: blocks, or for persistent blocks the entries of the work list.
     pub(crate) turns: u64,
-    /// Whether they do.
+    /// Whether blocks are persistent and work through a list.
     pub(crate) has_list: bool,
-    /// What each block of the launch does, in blocks of the simulated head: 1 unless a block serves several tiles.
+    /// Work of a block of the launch in blocks of the simulated head: 1 unless a block has several
+    /// tiles.
     pub(crate) work_a_block: f64,
 }
 
-/// Why the cost of a plan cannot be told.
+/// Why the cost of a plan cannot be predicted.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CostError {
-    /// The config does not serve the small problem that stands for the whole.
-    #[error("the problem that stands for this one in the cost model is refused: {0}")]
+    /// The config does not support the small problem that represents the whole.
+    #[error("the problem that represents this one in the cost model is refused: {0}")]
     Refused(#[from] Refusal),
     /// There is no such small problem.
-    #[error("no smaller problem stands for this one: {0}")]
+    #[error("no smaller problem represents this one: {0}")]
     Problem(#[from] ProblemError),
     /// The simulator cannot run it.
     #[error("the simulator cannot run this plan: {0}")]
     Simulator(#[from] SimError),
-    /// The model does not know what an instruction costs.
-    #[error("the cost model does not know `{instruction}` yet")]
+    /// The model does not cover an instruction.
+    #[error("the cost model does not cover `{instruction}`")]
     Unknown {
-        /// The instruction, as PTX spells it.
+        /// The instruction in PTX.
         instruction: String,
     },
-    /// The launch has a buffer that belongs to no tensor of a problem.
-    #[error("the launch has a buffer `{0}`, which is no tensor of a problem; buffers are q, k, v, out, lse, workspace")]
+    /// A buffer of the launch is not a tensor of the problem.
+    #[error("the launch has a buffer `{0}`, which is not a tensor of a problem (q, k, v, out, lse, workspace)")]
     Buffer(&'static str),
 }
 
@@ -119,12 +122,12 @@ impl Observation {
     /// Simulates a few blocks of a plan.
     ///
     /// # Errors
-    /// Where the plan cannot be simulated, or its problem has features that no smaller one stands for.
+    /// The plan cannot be simulated, or no smaller problem represents its problem.
     pub fn of(plan: &Plan) -> Result<Observation, CostError> {
         Observation::with_cache(plan, &KernelCache::default())
     }
 
-    /// The same, taking kernels from a cache if they are there.
+    /// As [`Observation::of`] with a cache of kernels.
     ///
     /// # Errors
     /// As [`Observation::of`].
@@ -147,7 +150,7 @@ impl Observation {
         };
         let steps = plan.steps().zip(head.plan.steps()).zip(seen);
         let step = |((step, of_head), seen): ((&Step, &Step), Simulated)| SeenStep {
-            // The head's kernel is the one whose nodes were counted.
+            // The nodes of the head's kernel were counted.
             kernel: of_head.kernel.clone(),
             blocks: step.launch.blocks(),
             has_list: is_persistent(step),
@@ -182,7 +185,13 @@ impl Observation {
     /// All work of all launches.
     pub fn total_work(&self) -> Work {
         let mut total = Work::default();
-        self.steps.iter().for_each(|step| total.add(&step.total_work(), 1.0));
+        for step in &self.steps {
+            let works = step.work();
+            let heads = step.turns as f64 * step.work_a_block / step.blocks_a_head as f64;
+            for (sample, share) in (0..step.blocks_a_head).flat_map(|block| step.mixture(block)) {
+                total.add(&works[sample], share * heads);
+            }
+        }
         total
     }
 }
@@ -190,24 +199,11 @@ impl Observation {
 impl SeenStep {
     /// The work of a whole block of each sample.
     pub(crate) fn work(&self) -> Vec<Work> {
-        let works = self.samples.iter().map(|sample| work_of(&self.kernel, &sample.runs));
-        works.collect()
+        let work = |sample: &Sample| work_of(&self.kernel, &sample.runs);
+        self.samples.iter().map(work).collect()
     }
 
-    fn total_work(&self) -> Work {
-        let works = self.work();
-        let mut head = Work::default();
-        for block in 0..self.blocks_a_head {
-            for (sample, share) in self.mixture(block) {
-                head.add(&works[sample], share);
-            }
-        }
-        let mut total = Work::default();
-        total.add(&head, self.turns as f64 * self.work_a_block / self.blocks_a_head as f64);
-        total
-    }
-
-    /// Which samples stand for a block of a head, with their shares: the one or two whose places are around it.
+    /// The samples that represent a block of a head, with their shares: those on both sides of it.
     pub(crate) fn mixture(&self, block: u64) -> [(usize, f64); 2] {
         let blocks = self.blocks_a_head.max(1);
         let block = block % blocks;
@@ -219,12 +215,8 @@ impl SeenStep {
             (false, _) => block as f64 / (blocks - 1) as f64,
         };
         let last = self.samples.len() - 1;
-        match self
-            .samples
-            .iter()
-            .position(|sample| sample.place >= place)
-            .unwrap_or(last)
-        {
+        let after = self.samples.iter().position(|sample| sample.place >= place);
+        match after.unwrap_or(last) {
             0 => [(0, 1.0), (0, 0.0)],
             after => {
                 let (low, high) = (self.samples[after - 1].place, self.samples[after].place);
@@ -235,12 +227,12 @@ impl SeenStep {
     }
 }
 
-/// Whether blocks stay and work through a list that comes with the launch.
+/// Whether blocks are persistent and work through a list of the launch.
 fn is_persistent(step: &Step) -> bool {
     step.launch.args.iter().any(|arg| matches!(arg, Arg::Table(_)))
 }
 
-/// Refuses a kernel with an instruction whose cost is not modelled.
+/// Refuses a kernel with an instruction that the model does not cover.
 fn refuse_unknown(kernel: &Kernel) -> Result<(), CostError> {
     let mut unknown = None;
     kernel.for_each_inst(&mut |inst, _| {
@@ -251,7 +243,7 @@ fn refuse_unknown(kernel: &Kernel) -> Result<(), CostError> {
     unknown.map_or(Ok(()), |instruction| Err(CostError::Unknown { instruction }))
 }
 
-/// The plan of one head that stands for all, and how many of it make the whole.
+/// The plan of one head that represents all, and the number of such heads.
 struct Head {
     plan: Plan,
     query_heads: usize,
@@ -259,7 +251,8 @@ struct Head {
 }
 
 impl Head {
-    /// One query head, if the launch is that many times its blocks; else the query heads that share K and V.
+    /// One query head if the launch has that multiple of its blocks; otherwise the query heads that
+    /// share K and V.
     fn of(plan: &Plan, kernels: &KernelCache) -> Result<Head, CostError> {
         let problem = &plan.problem;
         let heads = problem.batch() * problem.num_heads();
@@ -279,7 +272,7 @@ impl Head {
     }
 }
 
-/// The problem with one sequence and one K/V head, perhaps of another length.
+/// The problem with one sequence and one K/V head, and optionally another length.
 fn one_head(problem: &Problem, query_heads: usize, seq_len_kv: Option<usize>) -> Result<Problem, ProblemError> {
     let len_kv = seq_len_kv.unwrap_or(problem.seq_len_kv());
     let len_q = match problem.seq_len_q() == problem.seq_len_kv() {
@@ -303,7 +296,8 @@ fn one_head(problem: &Problem, query_heads: usize, seq_len_kv: Option<usize>) ->
     builder.build()
 }
 
-/// Two lengths of K/V on whose line the problem's length lies, if it is long and its blocks' work is a line in it.
+/// Two shorter lengths of K/V to extrapolate from, if the problem is long and its blocks' work is
+/// linear in the length.
 fn shorter_lengths(problem: &Problem, unit: usize) -> Option<(usize, usize)> {
     let (q, kv) = (problem.seq_len_q(), problem.seq_len_kv());
     let mask = problem.mask();
@@ -313,41 +307,40 @@ fn shorter_lengths(problem: &Problem, unit: usize) -> Option<(usize, usize)> {
         || problem.kv_offset() != 0;
     let short = unit + kv % unit;
     let longer = short + unit;
-    // Rows of a short block of queries must all keep their keys.
+    // All rows of a short block of queries must keep their keys.
     let keeps_rows = q == kv || mask.is_full() || (q <= short && mask.align == CausalAlign::BottomRight);
     (!edge && keeps_rows && kv > longer).then_some((short, longer))
 }
 
-/// What a few blocks of a step showed.
+/// The counts of a few blocks of a step.
 struct Simulated {
     samples: Vec<Sample>,
     memory: Vec<MemorySite>,
     registers: u32,
 }
 
-/// A few blocks of each step of a plan of one head. Steps are simulated each for itself, on whatever is in their
-/// buffers: only how often instructions run is looked at.
+/// Simulates a few blocks of each step of a plan of one head. Each step runs alone on any data,
+/// since only executions are counted.
 fn simulated(plan: &Plan) -> Result<Vec<Simulated>, CostError> {
     let inputs = Inputs::generate(&plan.problem, InputKind::Normal, 0);
     plan.steps().map(|step| simulated_step(step, &inputs)).collect()
 }
 
-/// The first, the middle and the last block of a step; one block if it has only one. Where blocks work through a list
-/// five: the first or the last tile may be a part of one, and stands for itself alone.
+/// Simulates the first, the middle and the last block of a step. For work lists five blocks: the
+/// first and the last tile may be partial and represent only themselves.
 fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> {
     let blocks = step.launch.blocks();
     let last = blocks.saturating_sub(1);
-    let mut chosen: Vec<(u64, f64)> = Vec::new();
-    if is_persistent(step) {
+    let chosen: Vec<(u64, f64)> = if is_persistent(step) {
         let second = 1.min(last);
         let of_list = [0, second, blocks / 2, last.saturating_sub(1).max(second), last];
-        chosen.extend(of_list.into_iter().zip([-1.0, 0.0, 0.5, 1.0, 2.0]));
+        of_list.into_iter().zip([-1.0, 0.0, 0.5, 1.0, 2.0]).collect()
     } else {
         let mut of_grid = vec![0, blocks / 2, last];
         of_grid.dedup();
-        let place = |block: u64| if last == 0 { 0.0 } else { block as f64 / last as f64 };
-        chosen.extend(of_grid.into_iter().map(|block| (block, place(block))));
-    }
+        let place = |block: u64| block as f64 / last.max(1) as f64;
+        of_grid.into_iter().map(|block| (block, place(block))).collect()
+    };
     let mut buffers = Vec::new();
     for spec in &step.launch.buffers {
         buffers.push(match spec.name {
@@ -360,11 +353,11 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
         memory: Vec::new(),
         registers: 0,
     };
-    let mut seen_blocks: BTreeMap<u64, Vec<NodeRuns>> = BTreeMap::new();
     for (block, place) in chosen {
-        if let Some(runs) = seen_blocks.get(&block) {
-            let runs = runs.clone();
-            seen.samples.push(Sample { place, runs });
+        // A short work list has a block at several places.
+        if let Some(same) = seen.samples.iter().find(|sample| sample.block == block) {
+            let sample = Sample { place, ..same.clone() };
+            seen.samples.push(sample);
             continue;
         }
         let options = SimOptions {
@@ -373,28 +366,26 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
             ..SimOptions::default()
         };
         let report = simulate(&step.kernel, &step.launch, &mut buffers, &options)?;
-        // A block's cluster runs with it.
+        // All blocks of its cluster run with it.
         let cluster = f64::from(step.launch.cluster.iter().product::<u32>().max(1));
         let runs = report.nodes.iter().map(|node| NodeRuns {
             runs: node.warps as f64 / cluster,
             transactions: node.transactions as f64 / cluster,
         });
-        let runs: Vec<NodeRuns> = runs.collect();
-        seen.registers = report.registers;
-        seen.memory = report.memory;
-        seen_blocks.insert(block, runs.clone());
-        seen.samples.push(Sample { place, runs });
+        let runs = runs.collect();
+        seen.samples.push(Sample { place, block, runs });
+        (seen.registers, seen.memory) = (report.registers, report.memory);
     }
     Ok(seen)
 }
 
-/// The line through two lengths, `along` times their distance from the first.
+/// Extrapolates from two lengths to `along` times their distance from the first.
 fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
     let line = |a: f64, b: f64| (a + along * (b - a)).max(0.0);
     let last = short.samples.len().saturating_sub(1);
     let mut samples = Vec::new();
     for (i, long) in longer.samples.iter().enumerate() {
-        // A short length may have fewer blocks than samples: its last one then stands for the others.
+        // A short length may have fewer blocks than samples: its last one represents the others.
         let Some(short) = short.samples.get(i.min(last)) else {
             continue;
         };
@@ -403,8 +394,8 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
             transactions: line(a.transactions, b.transactions),
         });
         samples.push(Sample {
-            place: long.place,
             runs: runs.collect(),
+            ..*long
         });
     }
     Simulated {
@@ -414,34 +405,35 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
     }
 }
 
-/// The work of a block whose nodes ran so often.
+/// The work of a block with these executions.
 fn work_of(kernel: &Kernel, runs: &[NodeRuns]) -> Work {
-    fn walk(nodes: &[Node], runs: &mut std::slice::Iter<'_, NodeRuns>, work: &mut Work) {
-        for node in nodes {
-            let Some(ran) = runs.next() else { return };
-            match node {
-                Node::Inst { inst, .. } => {
-                    let each = ran.transactions / ran.runs.max(1.0);
-                    if ran.runs > 0.0 {
-                        work.add(&Work::of(inst, each), ran.runs);
-                    }
-                }
-                Node::BreakIf { condition, .. } => work.add(&Work::of_branch(condition.uniform), ran.runs),
-                Node::If {
-                    condition,
-                    then,
-                    otherwise,
-                    ..
-                } => {
-                    work.add(&Work::of_branch(condition.uniform), ran.runs);
-                    walk(then, runs, work);
-                    walk(otherwise, runs, work);
-                }
-                Node::Loop { body, .. } => walk(body, runs, work),
+    let mut work = Work::default();
+    let mut runs = runs.iter();
+    visit(kernel.body(), &mut |node| {
+        let Some(ran) = runs.next().filter(|ran| ran.runs > 0.0) else {
+            return;
+        };
+        let once = match node {
+            Node::Inst { inst, .. } => Work::of(inst, ran.transactions / ran.runs.max(1.0)),
+            Node::If { condition, .. } | Node::BreakIf { condition, .. } => Work::of_branch(condition.uniform),
+            Node::Loop { .. } => Work::default(),
+        };
+        work.add(&once, ran.runs);
+    });
+    work
+}
+
+/// Visits all nodes in the order in which the simulator counts them.
+pub(super) fn visit<'k>(nodes: &'k [Node], to: &mut impl FnMut(&'k Node)) {
+    for node in nodes {
+        to(node);
+        match node {
+            Node::Inst { .. } | Node::BreakIf { .. } => {}
+            Node::If { then, otherwise, .. } => {
+                visit(then, to);
+                visit(otherwise, to);
             }
+            Node::Loop { body, .. } => visit(body, to),
         }
     }
-    let mut work = Work::default();
-    walk(kernel.body(), &mut runs.iter(), &mut work);
-    work
 }

@@ -1,6 +1,6 @@
-//! [`Prediction`]: the time an observed launch takes on a card, and what binds it.
+//! [`Prediction`]: the predicted time of a plan on a card, and what binds it.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use flashcore_ir::{Inst, Occupancy, Profile, Target};
@@ -13,20 +13,20 @@ use super::sm::{Resource, Sm};
 use super::span;
 use super::work::Work;
 
-/// What the time is bound by.
+/// What binds the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
     /// A resource that is busy most of the time.
     Resource(Resource),
-    /// No resource: waiting for results, with too few warps to fill the waits.
+    /// Latency: waiting for results, with too few warps to fill the waits.
     Latency,
-    /// Getting the kernel started.
+    /// The launch.
     Launch,
 }
 
 impl Bound {
-    /// As people say it.
+    /// The name in text.
     pub fn title(self) -> &'static str {
         match self {
             Bound::Resource(resource) => resource.title(),
@@ -36,37 +36,38 @@ impl Bound {
     }
 }
 
-/// Time that a resource needs for its part of the work, were everything else free.
+/// Time that a resource needs for its part of the work if everything else were free.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Use {
-    /// Which.
+    /// The resource.
     pub resource: Resource,
-    /// On the SM that has most to do.
+    /// Time on the busiest SM, microseconds.
     pub micros: f64,
 }
 
-/// What is predicted of a launch on a card.
+/// The prediction for a plan on a card.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     /// The card.
     pub profile: &'static str,
-    /// Where measured rates come from; `None` where all are the profile's.
+    /// Source of the measured rates; `None` if all rates are those of the profile.
     pub measured: Option<String>,
-    /// Most likely time, microseconds: of a launch among others, caches warm.
+    /// Predicted time, microseconds, for a launch among others with warm caches.
     pub micros: f64,
-    /// The interval that holds 80 % of what was measured where the model was calibrated, wider elsewhere.
+    /// Lower end of the interval, which contains 80 % of the measurements where the model was
+    /// calibrated and is wider elsewhere.
     pub low_micros: f64,
-    /// Its upper end.
+    /// Upper end of the interval.
     pub high_micros: f64,
-    /// What the time is bound by.
+    /// What binds the time.
     pub binds: Bound,
-    /// How many times as long as the next the binding one takes.
+    /// Ratio of the binding term to the next one.
     pub lead: f64,
     /// Resources by the time they need, longest first.
     pub uses: Vec<Use>,
-    /// Time that a block's chain of dependent instructions takes, in as many turns as there are.
+    /// Time of the chains of dependent instructions of all blocks of an SM.
     pub latency_micros: f64,
-    /// Time to start a kernel that does nothing.
+    /// Time to launch empty kernels.
     pub launch_micros: f64,
     /// FLOPs of the tensor cores.
     pub tensor_flops: f64,
@@ -74,48 +75,44 @@ pub struct Prediction {
     pub l2_bytes: f64,
     /// Bytes between L2 and device memory.
     pub dram_bytes: f64,
-    /// Clocks of the card; the time is that at the highest.
+    /// Clocks of the card; the prediction is for the highest.
     pub clocks: Clocks,
-    /// What the interval rests on.
+    /// What the interval is based on.
     pub trust: Trust,
-    /// How each step of the plan fits on the card.
+    /// Occupancy of each step of the plan.
     pub steps: Vec<StepFit>,
 }
 
-/// How a step of a plan fits on a card.
+/// Occupancy of a step of a plan on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepFit {
-    /// Registers a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Whether the compiler said so; otherwise they are estimated.
+    /// Whether the registers are the compiler's; otherwise they are estimated.
     pub registers_known: bool,
-    /// What fits on an SM.
+    /// Blocks and warps that fit on an SM.
     pub occupancy: Occupancy,
-    /// How often the grid fills the card.
+    /// Number of waves of blocks.
     pub waves: f64,
 }
 
 impl Prediction {
-    /// What keeps blocks of some step off the card altogether; `None` where every step runs.
+    /// The limit that prevents a step from running on the card; `None` if every step runs.
     pub fn does_not_fit(&self) -> Option<&'static str> {
-        let fits = self.steps.iter().map(|step| &step.occupancy);
-        fits.filter(|fit| fit.blocks_per_sm == 0)
-            .map(|fit| fit.limited_by)
-            .next()
+        let mut fits = self.steps.iter().map(|step| &step.occupancy);
+        fits.find(|fit| fit.blocks_per_sm == 0).map(|fit| fit.limited_by)
     }
 }
 
 impl Observation {
-    /// Predicts the time on a card. `registers` is what the compiler gives a thread of each step's kernel, in the order
-    /// of the steps; where it is missing or `None`, about what the kernel's values need is taken, and no more than
-    /// its launch leaves the compiler.
-    ///
-    /// A card other than the one the plan was made for is fine as long as the kernel may run there.
+    /// Predicts the time on a card, which may be another one than the plan was made for if the
+    /// kernel runs there. `registers` are the compiler's registers per thread of each step; a
+    /// missing one is estimated from the kernel's live values.
     pub fn predict(&self, profile: &Profile, registers: &[Option<u32>]) -> Prediction {
         self.predict_measured(profile, None, registers)
     }
 
-    /// The same with what was measured on the card in place of its profile's rates, as far as it was.
+    /// As [`Self::predict`] with measured rates in place of those of the profile.
     pub fn predict_measured(
         &self,
         profile: &Profile,
@@ -147,7 +144,7 @@ impl Observation {
             let resident = f64::from(occupancy.blocks_per_sm.max(1));
             let mut busiest = busiest(step, &sm, profile.sms, resident);
             if index == 0 {
-                // The tensors are read and written by the step that does the work.
+                // The main step reads and writes the tensors.
                 busiest.clocks[Resource::Dram as usize] = dram_micros * clocks.highest;
             }
             total.add(&busiest, clocks.highest, launch);
@@ -181,12 +178,10 @@ impl Observation {
             steps,
         }
     }
-}
 
-impl Observation {
-    /// Registers a thread of the step that does the work: what its values need at a time, in the order they were
-    /// written in, and what its launch leaves the compiler. Where the first is more, code is likely to spill. `None` for
-    /// kernels that set their registers themselves, whose warps need not all have as many.
+    /// Registers per thread of the main step: those that its values need at once in program order,
+    /// and those available to the compiler. If the first is larger, code is likely to spill. `None`
+    /// for kernels that set register counts, since their warps may differ.
     ///
     /// ```
     /// use flashcore_check::cost::Observation;
@@ -207,7 +202,7 @@ impl Observation {
     }
 }
 
-/// Microseconds of all steps.
+/// Terms of all steps, microseconds.
 #[derive(Default)]
 struct Terms {
     micros: f64,
@@ -217,7 +212,7 @@ struct Terms {
 }
 
 impl Terms {
-    /// Adds a step, which runs after the ones before; a clock has `mhz` ticks a microsecond.
+    /// Adds a step, which runs after the earlier ones.
     fn add(&mut self, step: &Busiest, mhz: f64, launch: f64) {
         self.micros += launch + together(&step.clocks, step.chain) / mhz;
         for (sum, clocks) in self.by_resource.iter_mut().zip(step.clocks) {
@@ -237,15 +232,14 @@ impl Terms {
 }
 
 impl SeenStep {
-    /// Registers a thread that the compiler is likely to take: what lives at a time, in the units they are given out
-    /// in, and no more than there can be.
+    /// Estimated registers per thread: those live at once, in allocation units, up to the limit.
     fn likely_registers(&self, target: Target) -> u32 {
         self.live_registers
             .next_multiple_of(target.limits().register_unit_per_warp / 32)
             .min(self.most_registers(target))
     }
 
-    /// Registers a thread that the launch's shape and the kernel's own bound leave, in whole units.
+    /// Registers per thread that launch and kernel allow, in allocation units.
     fn most_registers(&self, target: Target) -> u32 {
         let limits = target.limits();
         let blocks = self.kernel.min_blocks_per_sm().unwrap_or(1).max(1);
@@ -255,43 +249,26 @@ impl SeenStep {
     }
 }
 
-/// What the SM with most to do has to do.
+/// The load of the busiest SM.
 #[derive(Default)]
 struct Busiest {
     /// Clocks by resource.
     clocks: Clockings,
-    /// Clocks of the chains of its blocks, as many at a time as are resident.
+    /// Clocks of the chains of its blocks, with the resident blocks overlapping.
     chain: f64,
 }
 
-/// An SM and what it has been given, ordered by when it will be free.
+/// The blocks assigned to an SM.
 #[derive(Clone, Debug, Default)]
 struct Load {
+    /// When the SM is free.
     free: f64,
     clocks: Clockings,
     chains: f64,
     longest: f64,
 }
 
-impl PartialEq for Load {
-    fn eq(&self, other: &Load) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl Eq for Load {}
-impl PartialOrd for Load {
-    fn partial_cmp(&self, other: &Load) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Load {
-    fn cmp(&self, other: &Load) -> Ordering {
-        // The heap gives its greatest, which is to be the one free first.
-        other.free.total_cmp(&self.free)
-    }
-}
-
-/// Gives blocks to SMs in their order, each to the one that is free first, as the hardware does.
+/// Assigns blocks in order to the SM that is free first, as the hardware does.
 fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> Busiest {
     let works = step.work();
     let cost = |work: &Work| Resource::ALL.map(|resource| step.work_a_block * sm.clocks(work, resource));
@@ -313,18 +290,20 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> Busiest {
         (clocks, chain)
     };
     let kinds: Vec<_> = (0..step.blocks_a_head).map(block).collect();
-    let mut loads: BinaryHeap<Load> = (0..sms.max(1)).map(|_| Load::default()).collect();
+    let mut loads = vec![Load::default(); sms.max(1) as usize];
+    // The SMs by the bits of `free`, which order positive numbers.
+    let mut next: BinaryHeap<Reverse<(u64, usize)>> = (0..loads.len()).map(|sm| Reverse((0, sm))).collect();
     for index in 0..step.turns {
         let (clocks, chain) = &kinds[(index % step.blocks_a_head) as usize];
-        if let Some(mut load) = loads.pop() {
-            for (sum, clock) in load.clocks.iter_mut().zip(clocks) {
-                *sum += clock;
-            }
-            load.chains += chain;
-            load.longest = load.longest.max(*chain);
-            load.free += together(clocks, *chain);
-            loads.push(load);
+        let Some(Reverse((_, sm))) = next.pop() else { break };
+        let load = &mut loads[sm];
+        for (sum, clock) in load.clocks.iter_mut().zip(clocks) {
+            *sum += clock;
         }
+        load.chains += chain;
+        load.longest = load.longest.max(*chain);
+        load.free += together(clocks, *chain);
+        next.push(Reverse((load.free.to_bits(), sm)));
     }
     let mut most = (-1.0, Busiest::default());
     for load in loads {

@@ -1,20 +1,21 @@
-//! What an SM does in a clock and how long it takes, by architecture: data, each with its source.
+//! Rates and latencies of an SM by architecture, each with its source.
 //!
 //! Sources, by letter:
-//! - **T**: CUDA C++ Best Practices Guide 13, "Throughput of Native Arithmetic Instructions" (in the
-//!   programming guide until CUDA 12): results a clock an SM, a packed pair counting as one lane.
-//! - **W**: NVIDIA's whitepapers of the A100, Ada and H100: four schedulers an SM that issue one
-//!   instruction a clock each; 128 bytes a clock an SM from shared memory and L1; the A100's L2 gives 5,120
-//!   bytes a clock to all 108 SMs.
-//! - **L**: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture",
-//!   arXiv 2402.13499: latencies in clocks, rounded, and `mma.sync` reaching 62.9 % of the H100's dense
+//! - **T**: CUDA C++ Best Practices Guide 13, "Throughput of Native Arithmetic Instructions" (in
+//!   the programming guide until CUDA 12): results per clock per SM; a packed pair counts as one
+//!   lane.
+//! - **W**: NVIDIA's whitepapers of the A100, Ada and H100: four schedulers per SM that issue one
+//!   instruction per clock each; 128 bytes per clock per SM from shared memory and L1; the A100's
+//!   L2 delivers 5,120 bytes per clock to all 108 SMs.
+//! - **L**: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", arXiv
+//!   2402.13499: latencies in clocks, rounded, and `mma.sync` reaching 62.9 % of the H100's dense
 //!   fp16 peak on average, where the A100 and the RTX 4090 reach nearly all of theirs.
-//! - **A**: an assumption, with its reason beside it.
+//! - **A**: an assumption, with its reason.
 
 use flashcore_ir::Target;
 use serde::Serialize;
 
-/// Rates of an SM. Lanes a clock unless said otherwise.
+/// Rates of an SM, lanes per clock unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rates {
     /// Warp instructions issued (W).
@@ -27,36 +28,39 @@ pub struct Rates {
     pub half: f64,
     /// Integer sums, logic, shifts, comparisons, selections, f32 minimum and maximum (T).
     pub alu: f64,
-    /// f16 to f32, and f32 to a packed pair. T has 64 for the first. A for the second: T's 16 for f32 to f16 is
-    /// that of the scalar instruction on the special-function pipe; the packed one (`F2FP` in machine code) is
-    /// not among that pipe's instructions in Nsight Compute's description of the pipelines.
+    /// f16 to f32, and f32 to a packed pair. T has 64 for the first. A for the second: T's 16 for
+    /// f32 to f16 is for the scalar instruction on the special-function pipe; Nsight Compute does
+    /// not list the packed one (`F2FP`) among that pipe's instructions.
     pub convert: f64,
     /// ex2, lg2, rcp, and conversions between integers and floats (T).
     pub mufu: f64,
-    /// Warp instructions through the load/store unit (W: 32 lanes a clock), each at least one pass over the 128
-    /// bytes of shared memory or L1.
+    /// Warp instructions of the load/store unit (W: 32 lanes per clock), each at least one pass
+    /// over the 128 bytes of shared memory or L1.
     pub passes: f64,
-    /// Bytes from L2: its rate for the whole chip shared out over the SMs (W for sm_80). A for sm_90, 32: what makes
-    /// the times of `scalar/naive` on an H200 come out, and about the 5.6 TB/s that others measure on an H100. A for
-    /// sm_86, sm_89 and sm_120, 16: about the 5 TB/s that others measure on an RTX 4090.
+    /// Bytes from L2: its total rate divided by the SMs (W for sm_80). A for sm_90, 32: fits the
+    /// times of `scalar/naive` on an H200, and is about the 5.6 TB/s that others measure on an
+    /// H100. A for sm_86, sm_89 and sm_120, 16: about the 5 TB/s that others measure on an RTX
+    /// 4090.
     pub l2_bytes: f64,
-    /// Part of the dense tensor rate that `mma.sync` can reach (L; A for sm_100: as sm_90, since its peak too needs
-    /// another instruction).
+    /// Fraction of the dense tensor rate that `mma.sync` reaches (L; A for sm_100: as sm_90, since
+    /// its peak also needs another instruction).
     pub mma_sync: f64,
-    /// Clocks until a result can be used.
+    /// Latencies in clocks.
     pub latency: Latencies,
 }
 
-/// Clocks from issue until a result can be used.
+/// Clocks from issue until the result can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latencies {
-    /// Arithmetic of fixed latency: f32, integer, logic (Abdelkhalik et al., arXiv 2208.11174: 4 when dependent).
+    /// Arithmetic of fixed latency: f32, integer, logic (Abdelkhalik et al., arXiv 2208.11174: 4
+    /// when dependent).
     pub arithmetic: f64,
-    /// Conversions and packed halves. A: one more step than arithmetic.
+    /// Conversions and packed halves (A: one step more than arithmetic).
     pub convert: f64,
     /// ex2, lg2, rcp (Abdelkhalik et al. for ex2: 18 with its range step).
     pub mufu: f64,
-    /// Shuffles, votes, reductions: through the same crossbar as shared memory (A: as a shared load).
+    /// Shuffles, votes, reductions: through the same crossbar as shared memory (A: as a shared
+    /// load).
     pub exchange: f64,
     /// A load from shared memory without conflicts, `ldmatrix` included (L).
     pub shared: f64,
@@ -64,9 +68,9 @@ pub struct Latencies {
     pub l2: f64,
     /// `mma.sync.m16n8k16` with f32 accumulators (L).
     pub mma: f64,
-    /// A barrier that everybody has reached (A: as a shared load).
+    /// A barrier at which all warps have arrived (A: as a shared load).
     pub barrier: f64,
-    /// From a branch to the first instruction behind it (A: the depth of the front end).
+    /// From a branch to the next instruction (A: the depth of the front end).
     pub branch: f64,
 }
 

@@ -1,18 +1,19 @@
-//! A prediction as a picture: the time each resource would need, against the time all take together.
+//! Draws a prediction: the time of each resource alone, and the combined time.
 
 use std::fmt::Write;
 
 use super::predict::{Bound, Prediction};
 
-/// Width of the picture, and of the part that bars have.
+/// Width of the image, and the range of the bars.
 const WIDTH: f64 = 720.0;
 const BARS_FROM: f64 = 170.0;
 const BARS_TO: f64 = 640.0;
 const ROW: f64 = 26.0;
 const TOP: f64 = 64.0;
 
-/// The prediction as an SVG of its own, readable on light and dark grounds: a bar for each resource, for latency and
-/// for the launch; a line at the predicted time and a band over its interval. `title` says what runs where.
+/// The prediction as an SVG for light and dark backgrounds: a bar for each resource, for latency
+/// and for the launch; a line at the predicted time and a band over its interval. `title` names the
+/// kernel and the card.
 ///
 /// ```
 /// # use flashcore_check::cost::{Observation, roofline};
@@ -50,7 +51,7 @@ pub fn svg(prediction: &Prediction, title: &str) -> String {
     let _ = writeln!(
         svg,
         "<text x=\"12\" y=\"22\" font-size=\"15\">{}</text>\n<text x=\"12\" y=\"44\">predicted {} µs, between {} and {} \
-         µs; bars: what each would take alone</text>",
+         µs; bars: the time of each alone</text>",
         escaped(title),
         micros(prediction.micros),
         micros(prediction.low_micros),
@@ -85,7 +86,7 @@ pub fn svg(prediction: &Prediction, title: &str) -> String {
     let _ = writeln!(
         svg,
         "<line class=\"time\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{bottom:.1}\"/>\n<text x=\"{at:.1}\" \
-         y=\"{:.1}\" text-anchor=\"middle\">all together: {} µs</text>\n</svg>",
+         y=\"{:.1}\" text-anchor=\"middle\">combined: {} µs</text>\n</svg>",
         TOP - 4.0,
         bottom + 18.0,
         micros(prediction.micros)
@@ -93,7 +94,7 @@ pub fn svg(prediction: &Prediction, title: &str) -> String {
     svg
 }
 
-/// Microseconds with three digits that matter.
+/// Microseconds with three significant digits.
 fn micros(time: f64) -> String {
     match time {
         t if t >= 100.0 => format!("{t:.0}"),

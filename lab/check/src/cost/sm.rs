@@ -7,7 +7,7 @@ use super::measured::{MeasuredCard, replace};
 use super::rates::Rates;
 use super::work::Work;
 
-/// What a kernel can run out of.
+/// A resource that can bind a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resource {
@@ -30,7 +30,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// All of them.
+    /// All resources.
     pub const ALL: [Resource; 8] = [
         Resource::Tensor,
         Resource::Mufu,
@@ -42,7 +42,7 @@ impl Resource {
         Resource::Dram,
     ];
 
-    /// As people say it.
+    /// The name in text.
     pub fn title(self) -> &'static str {
         match self {
             Resource::Tensor => "tensor cores",
@@ -56,31 +56,31 @@ impl Resource {
         }
     }
 
-    /// Whether each quarter of an SM has its own, so that a warp alone gets a quarter of the rate.
+    /// Whether each quarter of an SM has its own, so that one warp gets a quarter of the rate.
     fn is_split(self) -> bool {
         !matches!(self, Resource::Shared | Resource::L2 | Resource::Dram)
     }
 }
 
-/// Bytes of a pass over shared memory.
+/// Bytes per pass over shared memory.
 const PASS_BYTES: f64 = 128.0;
 
-/// One SM of a card: rates of its architecture, and what the card's clock and datasheet make of its tensor cores.
+/// One SM of a card: the rates of its architecture, and the tensor-core rates of its datasheet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sm {
     pub(crate) rates: Rates,
-    /// Tensor FLOPs a clock with f32 accumulators, as `mma.sync` reaches them.
+    /// Tensor FLOPs per clock of `mma.sync` with f32 accumulators.
     tensor_f32: f64,
     /// The same with f16 accumulators.
     tensor_f16: f64,
-    /// The same of warpgroups' products, which reach the datasheet's.
+    /// The same of warpgroup products, which reach the datasheet's rate.
     tensor_wgmma: f64,
-    /// The same of e4m3: twice as many, by the datasheet.
+    /// The same of e4m3: twice as many according to the datasheet.
     tensor_e4m3: f64,
 }
 
 impl Sm {
-    /// By the card's profile, and where there is any by what was measured on the card.
+    /// From the card's profile, and measured rates where there are any.
     pub(crate) fn of(profile: &Profile, measured: Option<&MeasuredCard>) -> Sm {
         let rates = Rates::of(profile.target);
         let per_clock = |tflops: f64| tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6);
@@ -91,30 +91,29 @@ impl Sm {
             tensor_e4m3: 2.0 * per_clock(profile.tensor_f16_f32acc_tflops),
             rates,
         };
-        if let Some(measured) = measured {
-            sm.take(measured);
+        let Some(measured) = measured else { return sm };
+        let rates = &mut sm.rates;
+        for (assumed, measured) in [
+            (&mut rates.l2_bytes, measured.l2_bytes),
+            (&mut rates.passes, measured.shared_bytes.map(|bytes| bytes / PASS_BYTES)),
+            (&mut rates.fma, measured.fma),
+            (&mut rates.mufu, measured.mufu),
+            (&mut rates.latency.mufu, measured.mufu_latency),
+            (&mut rates.latency.shared, measured.shared_latency),
+            (&mut rates.latency.l2, measured.l2_latency),
+            (&mut rates.latency.mma, measured.mma_latency),
+            (&mut rates.latency.barrier, measured.barrier_latency),
+            (&mut sm.tensor_f32, measured.tensor_f32),
+            (&mut sm.tensor_f16, measured.tensor_f16),
+            (&mut sm.tensor_wgmma, measured.tensor_wgmma),
+            (&mut sm.tensor_e4m3, measured.tensor_e4m3),
+        ] {
+            replace(assumed, measured);
         }
         sm
     }
 
-    fn take(&mut self, measured: &MeasuredCard) {
-        let rates = &mut self.rates;
-        replace(&mut rates.l2_bytes, measured.l2_bytes);
-        replace(&mut rates.passes, measured.shared_bytes.map(|bytes| bytes / PASS_BYTES));
-        replace(&mut rates.fma, measured.fma);
-        replace(&mut rates.mufu, measured.mufu);
-        replace(&mut rates.latency.mufu, measured.mufu_latency);
-        replace(&mut rates.latency.shared, measured.shared_latency);
-        replace(&mut rates.latency.l2, measured.l2_latency);
-        replace(&mut rates.latency.mma, measured.mma_latency);
-        replace(&mut rates.latency.barrier, measured.barrier_latency);
-        replace(&mut self.tensor_f32, measured.tensor_f32);
-        replace(&mut self.tensor_f16, measured.tensor_f16);
-        replace(&mut self.tensor_wgmma, measured.tensor_wgmma);
-        replace(&mut self.tensor_e4m3, measured.tensor_e4m3);
-    }
-
-    /// Clocks of the whole SM that work takes a resource; 0 for device memory, which SMs share.
+    /// Clocks for which work occupies a resource of the SM; 0 for device memory, which SMs share.
     pub(crate) fn clocks(&self, work: &Work, resource: Resource) -> f64 {
         let rates = &self.rates;
         let warps = |lanes: f64| 32.0 / lanes;
@@ -137,7 +136,7 @@ impl Sm {
         }
     }
 
-    /// Clocks that a warp's work takes when the warp has a quarter of the SM to itself.
+    /// Clocks of a warp's work if the warp has a quarter of the SM to itself.
     pub(crate) fn clocks_of_a_warp(&self, work: &Work) -> f64 {
         let clocks = |resource: Resource| {
             let share = if resource.is_split() { 4.0 } else { 1.0 };

@@ -1,10 +1,12 @@
-//! How long one warp of a block takes if it has its part of an SM to itself: the latency side of the model.
+//! The time of one warp of a block that has its part of an SM to itself: the latency side of the
+//! model.
 //!
-//! The kernel's tree is walked once with the times at which registers become ready. Between two places
-//! that the compiler does not move code across (branches, barriers, waits) instructions start as soon as
-//! their operands are ready, as if the compiler had found the best order; such a stretch takes as long as
-//! its longest chain, or as the warp's own instructions take a quarter of the SM. Loops are walked a few
-//! times and then go on as they went last. How often each node runs comes from the simulator.
+//! The kernel's tree is walked once with the times at which registers become ready. Between places
+//! that the compiler does not move code across (branches, barriers, waits), instructions start as
+//! soon as their operands are ready, as if the compiler had found the best order. Such a stretch
+//! takes as long as its longest chain, or as the warp's instructions take on a quarter of the SM.
+//! Loops are walked a few times and then extrapolated. The simulator counts how often each node
+//! runs.
 
 use std::collections::VecDeque;
 
@@ -16,11 +18,11 @@ use super::rates::Rates;
 use super::sm::Sm;
 use super::work::Work;
 
-/// Rounds of a loop that are walked before it is taken to be in its steady state: enough to fill the
-/// pipelines of asynchronous copies that kernels keep.
+/// Iterations of a loop that are walked before it counts as steady: enough to fill the pipelines of
+/// asynchronous copies.
 const WALKED_ROUNDS: u32 = 4;
 
-/// Clocks that a warp of a block takes alone, averaged over the block's warps. `runs` are those of the block.
+/// Clocks of one warp of a block, averaged over its warps. `runs` are those of the block.
 pub(crate) fn clocks(kernel: &Kernel, runs: &[NodeRuns], sm: &Sm) -> f64 {
     let mut first = Vec::new();
     let mut registers = 0;
@@ -47,7 +49,7 @@ pub(crate) fn clocks(kernel: &Kernel, runs: &[NodeRuns], sm: &Sm) -> f64 {
     walk.now.front
 }
 
-/// Nodes of a subtree, itself included.
+/// Number of nodes of a subtree.
 pub(crate) fn size(node: &Node) -> usize {
     1 + match node {
         Node::Inst { .. } | Node::BreakIf { .. } => 0,
@@ -56,7 +58,7 @@ pub(crate) fn size(node: &Node) -> usize {
     }
 }
 
-/// Whether a warpgroup's products are among nodes.
+/// Whether nodes contain warpgroup products.
 fn has_products(nodes: &[Node]) -> bool {
     nodes.iter().any(|node| match node {
         Node::Inst { inst, .. } => matches!(inst, Inst::Wgmma(_)),
@@ -70,26 +72,26 @@ fn sizes(nodes: &[Node]) -> usize {
     nodes.iter().map(size).sum()
 }
 
-/// The state of time: when the present stretch began, and when results are there.
+/// The start of the current stretch, and when results are ready.
 #[derive(Clone)]
 struct Times {
     front: f64,
     /// By register.
     ready: Vec<f64>,
-    /// When each closed group of asynchronous copies has arrived, oldest first.
+    /// When each closed group of asynchronous copies arrives, oldest first.
     copies: VecDeque<f64>,
-    /// The same for the copies since.
+    /// When the copies of the open group arrive.
     open_copies: f64,
-    /// When each closed group of a warpgroup's products is finished, oldest first.
+    /// When each closed group of products finishes, oldest first.
     products: VecDeque<f64>,
-    /// When the last product that was started is finished.
+    /// When the last started product finishes.
     last_product: f64,
 }
 
-/// What has been seen of the present stretch.
+/// The current stretch.
 #[derive(Default)]
 struct Stretch {
-    /// Clocks from its beginning to the latest start of an instruction.
+    /// Clocks from its start to the latest start of an instruction.
     last: f64,
     work: Work,
 }
@@ -104,7 +106,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Walks `nodes`, the first of which is number `index` of the kernel.
+    /// Walks nodes; the first is number `index` of the kernel.
     fn nodes(&mut self, nodes: &[Node], mut index: usize) {
         for node in nodes {
             match node {
@@ -118,7 +120,7 @@ impl Walk<'_> {
                 } => {
                     self.branch();
                     let entered = self.runs[index].runs;
-                    // Roles of warps: those that compute are looked at, not those that copy for them.
+                    // Warp roles: the computing warps are walked, not those that copy.
                     let computes = [then, otherwise].map(|side| has_products(side));
                     if condition.uniform && !then.is_empty() && !otherwise.is_empty() && computes[0] != computes[1] {
                         match computes[0] {
@@ -137,7 +139,7 @@ impl Walk<'_> {
         }
     }
 
-    /// One side of an `If` that was reached `entered` times.
+    /// Walks one side of an `If` that was reached `entered` times.
     fn side(&mut self, nodes: &[Node], index: usize, entered: f64) {
         if nodes.is_empty() || entered <= 0.0 || self.runs[index].runs <= 0.0 {
             return;
@@ -146,7 +148,7 @@ impl Walk<'_> {
         self.partly(taken, |walk| walk.nodes(nodes, index));
     }
 
-    /// Walks something that happens with probability `part`.
+    /// Walks something that runs with probability `part`.
     fn partly(&mut self, part: f64, walk: impl FnOnce(&mut Self)) {
         let before = (part < 1.0).then(|| self.now.clone());
         walk(self);
@@ -163,7 +165,7 @@ impl Walk<'_> {
     fn repeat(&mut self, body: &[Node], index: usize) {
         self.close();
         let entered = self.runs[index].runs;
-        // The last node that a round always runs tells how many whole rounds there were.
+        // The last node outside a break counts the complete iterations.
         let mut at = index + 1;
         let mut whole = 0.0;
         for node in body {
@@ -192,7 +194,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Lets time pass in which the same goes on.
+    /// Extrapolates: moves all times.
     fn shift(&mut self, clocks: f64) {
         self.now.front += clocks;
         self.now.open_copies += clocks;
@@ -207,7 +209,7 @@ impl Walk<'_> {
         self.now.front += self.sm.rates.latency.branch;
     }
 
-    /// Ends the present stretch: all its instructions have been issued.
+    /// Ends the current stretch.
     fn close(&mut self) {
         let stretch = std::mem::take(&mut self.stretch);
         let alone = self.sm.clocks_of_a_warp(&stretch.work);
@@ -215,45 +217,32 @@ impl Walk<'_> {
     }
 
     fn register(&self, reg: Reg) -> usize {
-        let class = RegClass::ALL.iter().position(|&class| class == reg.class).unwrap_or(0);
-        self.first[class] + reg.index as usize
+        self.first[reg.class as usize] + reg.index as usize
     }
 
     fn inst(&mut self, inst: &Inst, index: usize) {
-        let latency = &self.sm.rates.latency;
-        match inst {
-            Inst::BarSync { .. } => {
-                self.close();
-                self.now.front += latency.barrier;
-                return;
-            }
-            Inst::CpAsyncCommit => {
-                self.now.copies.push_back(self.now.open_copies);
-                return;
-            }
-            Inst::CpAsyncWait { pending } => {
-                self.close();
-                while self.now.copies.len() > *pending as usize {
-                    if let Some(arrived) = self.now.copies.pop_front() {
-                        self.now.front = self.now.front.max(arrived);
-                    }
-                }
-                return;
-            }
-            Inst::Wgmma(WgmmaInst::Commit) => {
-                self.now.products.push_back(self.now.last_product);
-                return;
-            }
-            Inst::Wgmma(WgmmaInst::Wait { pending }) => {
-                self.close();
-                while self.now.products.len() > *pending as usize {
-                    if let Some(finished) = self.now.products.pop_front() {
-                        self.now.front = self.now.front.max(finished);
-                    }
-                }
-                return;
-            }
-            _ => {}
+        if let Inst::BarSync { .. } = inst {
+            self.close();
+            self.now.front += self.sm.rates.latency.barrier;
+            return;
+        }
+        if let Inst::CpAsyncCommit = inst {
+            self.now.copies.push_back(self.now.open_copies);
+            return;
+        }
+        if let Inst::Wgmma(WgmmaInst::Commit) = inst {
+            self.now.products.push_back(self.now.last_product);
+            return;
+        }
+        if let Inst::CpAsyncWait { pending } | Inst::Wgmma(WgmmaInst::Wait { pending }) = inst {
+            self.close();
+            let groups = match inst {
+                Inst::CpAsyncWait { .. } => &mut self.now.copies,
+                _ => &mut self.now.products,
+            };
+            let over = groups.len().saturating_sub(*pending as usize);
+            self.now.front = groups.drain(..over).fold(self.now.front, f64::max);
+            return;
         }
         let runs = &self.runs[index];
         let transactions = runs.transactions / runs.runs.max(1.0);
@@ -271,7 +260,7 @@ impl Walk<'_> {
         self.stretch.last = self.stretch.last.max(operands - self.now.front);
         let done = operands + latency_of(inst, transactions, &self.sm.rates);
         if let Inst::Wgmma(WgmmaInst::Mma { .. }) = inst {
-            // One after another; the registers are there when they have been waited for.
+            // Products run one after another; their registers are ready after the wait.
             let clocks = self.sm.clocks_of_a_warp(&Work {
                 passes: 0.0,
                 ..Work::of(inst, 0.0)
@@ -289,28 +278,33 @@ impl Walk<'_> {
     }
 }
 
-/// Clocks from an instruction's start until its results can be used.
+/// Clocks from the start of an instruction until its results are ready.
 fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
     use flashcore_ir::inst::{BinOp, Space, UnOp};
     let latency = &rates.latency;
     let conflicts = (transactions - 1.0).max(0.0);
     match inst {
-        Inst::Mov { .. }
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Trace { .. } => 0.0,
-        Inst::Bin { op, .. } => match op {
-            BinOp::Div | BinOp::Rem => latency.arithmetic * Work::of(inst, 0.0).issued,
-            _ => latency.arithmetic,
-        },
-        Inst::Un { op, .. } => match op {
-            UnOp::Neg | UnOp::Abs => 0.0,
-            UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp | UnOp::Popc | UnOp::Clz => latency.mufu,
-            UnOp::Not => latency.arithmetic,
-        },
+        Inst::Bin {
+            op: BinOp::Div | BinOp::Rem,
+            ..
+        } => latency.arithmetic * Work::of(inst, 0.0).issued,
+        Inst::Un {
+            op: UnOp::Neg | UnOp::Abs,
+            ..
+        } => 0.0,
+        Inst::Un {
+            op: UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp | UnOp::Popc | UnOp::Clz,
+            ..
+        } => latency.mufu,
+        Inst::Un { op: UnOp::Not, .. }
+        | Inst::Bin { .. }
+        | Inst::Fma { .. }
+        | Inst::MadWide { .. }
+        | Inst::Lop3 { .. }
+        | Inst::Prmt { .. }
+        | Inst::Setp { .. }
+        | Inst::Selp { .. }
+        | Inst::Elect { .. } => latency.arithmetic,
         Inst::Cvt { .. } | Inst::CvtPack { .. } => latency.convert,
         Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. } => match space {
             Space::Shared => latency.shared + conflicts,
@@ -320,16 +314,18 @@ fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
         },
         Inst::CpAsync { .. } => latency.l2,
         Inst::LdMatrix { .. } | Inst::StMatrix { .. } => latency.shared + conflicts,
+        // Copied data is assumed to be there: copies are far ahead of the warps that wait for them.
+        Inst::Mbar(_) => latency.shared,
         Inst::Mma { .. } => latency.mma,
         Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } => latency.exchange,
-        Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. }
-        | Inst::Elect { .. } => latency.arithmetic,
-        Inst::CpAsyncCommit
+        Inst::Mov { .. }
+        | Inst::Special { .. }
+        | Inst::Param { .. }
+        | Inst::SharedBase { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::Trace { .. }
+        | Inst::CpAsyncCommit
         | Inst::CpAsyncWait { .. }
         | Inst::BarSync { .. }
         | Inst::BarArrive { .. }
@@ -337,10 +333,8 @@ fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
         | Inst::Fence { .. }
         | Inst::FenceProxyAsync
         | Inst::FenceMbarrierInit
-        | Inst::TrapIf { .. } => 0.0,
-        // What copies bring is taken to be there by then: they are far ahead of those who wait.
-        Inst::Mbar(_) => latency.shared,
-        Inst::SetMaxRegs { .. }
+        | Inst::TrapIf { .. }
+        | Inst::SetMaxRegs { .. }
         | Inst::DependencyWait
         | Inst::DependencyTrigger
         | Inst::Bulk(_)

@@ -1,4 +1,4 @@
-//! [`Work`]: what instructions ask of the machine, whichever machine it is.
+//! [`Work`]: what instructions need from the machine, whichever machine it is.
 
 use flashcore_ir::inst::{BinOp, BulkInst, Cvt, MmaAcc, Space, UnOp, WgmmaInput, WgmmaInst};
 use flashcore_ir::{Inst, Operand, RegClass, ScalarType};
@@ -6,12 +6,12 @@ use serde::Serialize;
 
 /// Work by the unit that does it, in warp instructions unless said otherwise.
 ///
-/// Counted as the machine executes them, as far as that can be known without its compiler: register
+/// Counted as the machine executes them, as far as that is known without its compiler: register
 /// copies, parameters and special registers cost nothing (they become operands), 64-bit integer
 /// operations cost two, integer divisions their usual expansion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Work {
-    /// Issued, whatever for.
+    /// All issued instructions.
     pub issued: f64,
     /// f32 sums, products, fused products.
     pub fma: f64,
@@ -29,12 +29,12 @@ pub struct Work {
     pub tensor_f32: f64,
     /// Tensor-core FLOPs with f16 accumulators.
     pub tensor_f16: f64,
-    /// Tensor-core FLOPs of warpgroups' products of 16-bit elements.
+    /// Tensor-core FLOPs of warpgroup products of 16-bit elements.
     pub tensor_wgmma: f64,
-    /// The same of e4m3.
+    /// Tensor-core FLOPs of warpgroup products of e4m3.
     pub tensor_e4m3: f64,
-    /// Passes over the 128 bytes of shared memory or L1: wavefronts of shared accesses, 128-byte parts of global
-    /// ones, one for each exchange between lanes.
+    /// Passes over the 128 bytes of shared memory or L1: wavefronts of shared accesses, 128-byte
+    /// parts of global ones, one for each exchange between lanes.
     pub passes: f64,
     /// Bytes between the SM and L2.
     pub l2_bytes: f64,
@@ -43,126 +43,144 @@ pub struct Work {
 /// FLOPs of one `mma.m16n8k16`.
 pub(crate) const MMA_FLOPS: f64 = 2.0 * 16.0 * 8.0 * 16.0;
 
-/// Machine instructions of a 32-bit integer division or remainder (CUDA C++ Programming Guide, "Maximize Instruction
-/// Throughput": tens of instructions; counted in the code of ptxas 13: about 20, one of them a reciprocal).
+/// Machine instructions of a 32-bit integer division or remainder (CUDA C++ Programming Guide,
+/// "Maximize Instruction Throughput": tens of instructions; ptxas 13 emits about 20, one of them a
+/// reciprocal).
 const DIVISION: f64 = 20.0;
 
+const NONE: Work = Work {
+    issued: 0.0,
+    fma: 0.0,
+    int_mul: 0.0,
+    half: 0.0,
+    alu: 0.0,
+    convert: 0.0,
+    mufu: 0.0,
+    tensor_f32: 0.0,
+    tensor_f16: 0.0,
+    tensor_wgmma: 0.0,
+    tensor_e4m3: 0.0,
+    passes: 0.0,
+    l2_bytes: 0.0,
+};
+const ISSUED: Work = Work { issued: 1.0, ..NONE };
+const FMA: Work = Work { fma: 1.0, ..ISSUED };
+const HALF: Work = Work { half: 1.0, ..ISSUED };
+const CONVERT: Work = Work { convert: 1.0, ..ISSUED };
+const MUFU: Work = Work { mufu: 1.0, ..ISSUED };
+const PASS: Work = Work { passes: 1.0, ..ISSUED };
+
+/// `n` instructions of the ALU pipe.
+const fn alu(n: f64) -> Work {
+    Work {
+        issued: n,
+        alu: n,
+        ..NONE
+    }
+}
+
+/// `n` integer products.
+const fn int_mul(n: f64) -> Work {
+    Work {
+        issued: n,
+        int_mul: n,
+        ..NONE
+    }
+}
+
 impl Work {
-    /// FLOPs of the tensor cores, of whatever kind.
+    /// FLOPs of all tensor-core products.
     pub fn tensor_flops(&self) -> f64 {
         self.tensor_f32 + self.tensor_f16 + self.tensor_wgmma + self.tensor_e4m3
     }
 
-    /// The sum, with the other's part taken `times`.
+    /// Adds other work `times` times.
     pub fn add(&mut self, other: &Work, times: f64) {
-        for (sum, more) in self.fields_mut().into_iter().zip(other.fields()) {
-            *sum += times * more;
-        }
+        self.issued += times * other.issued;
+        self.fma += times * other.fma;
+        self.int_mul += times * other.int_mul;
+        self.half += times * other.half;
+        self.alu += times * other.alu;
+        self.convert += times * other.convert;
+        self.mufu += times * other.mufu;
+        self.tensor_f32 += times * other.tensor_f32;
+        self.tensor_f16 += times * other.tensor_f16;
+        self.tensor_wgmma += times * other.tensor_wgmma;
+        self.tensor_e4m3 += times * other.tensor_e4m3;
+        self.passes += times * other.passes;
+        self.l2_bytes += times * other.l2_bytes;
     }
 
-    fn fields(&self) -> [f64; 13] {
-        [
-            self.issued,
-            self.fma,
-            self.int_mul,
-            self.half,
-            self.alu,
-            self.convert,
-            self.mufu,
-            self.tensor_f32,
-            self.tensor_f16,
-            self.tensor_wgmma,
-            self.tensor_e4m3,
-            self.passes,
-            self.l2_bytes,
-        ]
-    }
-
-    fn fields_mut(&mut self) -> [&mut f64; 13] {
-        [
-            &mut self.issued,
-            &mut self.fma,
-            &mut self.int_mul,
-            &mut self.half,
-            &mut self.alu,
-            &mut self.convert,
-            &mut self.mufu,
-            &mut self.tensor_f32,
-            &mut self.tensor_f16,
-            &mut self.tensor_wgmma,
-            &mut self.tensor_e4m3,
-            &mut self.passes,
-            &mut self.l2_bytes,
-        ]
-    }
-
-    /// What one execution of an instruction by a warp takes; `transactions` is what the simulator counted for it:
-    /// passes of a shared access, 32-byte sectors of a global one.
+    /// The work of one execution of an instruction by a warp. `transactions` is what the simulator
+    /// counted for it: passes of a shared access, 32-byte sectors of a global one.
     pub(crate) fn of(inst: &Inst, transactions: f64) -> Work {
-        let none = Work::default();
-        let one = Work { issued: 1.0, ..none };
-        let alu = |n: f64| Work {
-            issued: n,
-            alu: n,
-            ..none
-        };
-        let int_mul = |n: f64| Work {
-            issued: n,
-            int_mul: n,
-            ..none
-        };
         match inst {
-            // A copy becomes another operand; so do parameters. Special registers are read once.
-            Inst::Mov { .. } | Inst::Special { .. } | Inst::Param { .. } | Inst::SharedBase { .. } => none,
-            Inst::Trace { .. } => none,
+            // Copies and parameters become operands. Special registers are read once.
+            Inst::Mov { .. }
+            | Inst::Special { .. }
+            | Inst::Param { .. }
+            | Inst::SharedBase { .. }
+            | Inst::Trace { .. } => NONE,
             Inst::Bin { op, ty, b, .. } => bin(*op, *ty, *b),
             Inst::Un { op, .. } => match op {
-                UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp | UnOp::Popc | UnOp::Clz => Work { mufu: 1.0, ..one },
+                UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp | UnOp::Popc | UnOp::Clz => MUFU,
                 // Signs of floats are operand modifiers.
-                UnOp::Neg | UnOp::Abs => none,
+                UnOp::Neg | UnOp::Abs => NONE,
                 UnOp::Not => alu(1.0),
             },
             Inst::Fma { ty, .. } => match ty {
-                ScalarType::F32 => Work { fma: 1.0, ..one },
-                ScalarType::F16x2 | ScalarType::BF16x2 => Work { half: 1.0, ..one },
+                ScalarType::F32 => FMA,
+                ScalarType::F16x2 | ScalarType::BF16x2 => HALF,
                 ty if ty.bytes() == 8 => int_mul(4.0),
                 _ => int_mul(1.0),
             },
             Inst::MadWide { .. } => int_mul(1.0),
             Inst::Cvt { op, .. } => match op {
-                Cvt::F32FromF16 | Cvt::F16FromF32 | Cvt::BF16FromF32 | Cvt::F16x2FromE4M3x2 => {
-                    Work { convert: 1.0, ..one }
-                }
-                Cvt::F32FromU32 | Cvt::F32FromS32 | Cvt::S32FromF32 | Cvt::U32FromF32 => Work { mufu: 1.0, ..one },
+                Cvt::F32FromF16 | Cvt::F16FromF32 | Cvt::BF16FromF32 | Cvt::F16x2FromE4M3x2 => CONVERT,
+                Cvt::F32FromU32 | Cvt::F32FromS32 | Cvt::S32FromF32 | Cvt::U32FromF32 => MUFU,
                 Cvt::S64FromS32 => alu(1.0),
-                Cvt::U64FromU32 | Cvt::U32FromU64 => none,
+                Cvt::U64FromU32 | Cvt::U32FromU64 => NONE,
             },
-            Inst::CvtPack { .. } => Work { convert: 1.0, ..one },
-            // Halves of a 64-bit register are registers; halves of a 32-bit one are operand modifiers.
-            Inst::Pack { dst, .. } if dst.class == RegClass::B64 => none,
-            Inst::Pack { .. } => alu(1.0),
-            Inst::Unpack { .. } => none,
-            Inst::Lop3 { .. } | Inst::Prmt { .. } => alu(1.0),
+            Inst::CvtPack { .. } => CONVERT,
+            // Halves of a 64-bit register are registers; halves of a 32-bit one are operand
+            // modifiers.
+            Inst::Pack { dst, .. } if dst.class == RegClass::B64 => NONE,
+            Inst::Unpack { .. } => NONE,
+            Inst::Pack { .. } | Inst::Lop3 { .. } | Inst::Prmt { .. } | Inst::Vote { .. } | Inst::Elect { .. } => {
+                alu(1.0)
+            }
             Inst::Setp { ty, .. } | Inst::Selp { ty, .. } => alu(words(*ty)),
-            Inst::Ld { space, .. } => memory(*space, transactions),
-            Inst::St { space, .. } => memory(*space, transactions),
-            Inst::Atom { space, .. } => memory(*space, transactions),
-            Inst::CpAsync { .. } => memory(Space::Global, transactions),
-            Inst::LdMatrix { .. } => memory(Space::Shared, transactions),
+            Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. } => memory(*space, transactions),
+            Inst::LdMatrix { .. } | Inst::StMatrix { .. } => memory(Space::Shared, transactions),
+            Inst::CpAsync { .. } | Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }) => {
+                memory(Space::Global, transactions)
+            }
             Inst::Mma { acc, .. } => match acc {
                 MmaAcc::F32 => Work {
                     tensor_f32: MMA_FLOPS,
-                    ..one
+                    ..ISSUED
                 },
                 MmaAcc::F16 => Work {
                     tensor_f16: MMA_FLOPS,
-                    ..one
+                    ..ISSUED
                 },
             },
-            Inst::Shfl { .. } | Inst::Redux { .. } => Work { passes: 1.0, ..one },
-            Inst::Vote { .. } => alu(1.0),
-            Inst::StMatrix { .. } => memory(Space::Shared, transactions),
-            Inst::Elect { .. } => alu(1.0),
+            // A wait succeeds at its first attempt: later ones use free issue slots.
+            Inst::Shfl { .. } | Inst::Redux { .. } | Inst::Mbar(_) => PASS,
+            Inst::Wgmma(WgmmaInst::Mma { input, n, .. }) => {
+                // A warp's quarter of the product.
+                let flops = 2.0 * 16.0 * f64::from(n * input.k());
+                let (tensor_wgmma, tensor_e4m3) = match input {
+                    WgmmaInput::E4M3 => (0.0, flops),
+                    WgmmaInput::F16 | WgmmaInput::BF16 => (flops, 0.0),
+                };
+                Work {
+                    tensor_wgmma,
+                    tensor_e4m3,
+                    passes: transactions,
+                    ..ISSUED
+                }
+            }
             Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
             | Inst::BarSync { .. }
@@ -175,54 +193,29 @@ impl Work {
             | Inst::SetMaxRegs { .. }
             | Inst::DependencyWait
             | Inst::DependencyTrigger
-            | Inst::Cluster(_) => one,
-            // A wait succeeds at its first attempt, as far as issue slots go: later ones are free slots.
-            Inst::Mbar(_) => Work { passes: 1.0, ..one },
-            Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }) => memory(Space::Global, transactions),
-            Inst::Bulk(_) => one,
-            Inst::Wgmma(WgmmaInst::Mma { input, n, .. }) => {
-                // A warp's quarter of it.
-                let flops = 2.0 * 16.0 * f64::from(n * input.k());
-                let (tensor_wgmma, tensor_e4m3) = match input {
-                    WgmmaInput::E4M3 => (0.0, flops),
-                    WgmmaInput::F16 | WgmmaInput::BF16 => (flops, 0.0),
-                };
-                Work {
-                    tensor_wgmma,
-                    tensor_e4m3,
-                    passes: transactions,
-                    ..one
-                }
-            }
-            Inst::Wgmma(_) => one,
+            | Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. })
+            | Inst::Wgmma(WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. })
+            | Inst::Cluster(_) => ISSUED,
         }
     }
 
-    /// What a branch takes: the jump; where lanes may part, also the two instructions that bring them together.
+    /// The work of a branch: the jump and, if lanes may diverge, the two instructions that
+    /// reconverge them.
     pub(crate) fn of_branch(uniform: bool) -> Work {
         Work {
             issued: if uniform { 1.0 } else { 3.0 },
-            ..Work::default()
+            ..NONE
         }
     }
 }
 
-/// Whether the model knows what an instruction costs and when its results are there. Accesses to another block's shared
-/// memory need a model of that first.
+/// Whether the model covers an instruction. Accesses to another block's shared memory are not
+/// modelled.
 pub(crate) fn is_known(inst: &Inst) -> bool {
-    !matches!(
-        inst,
-        Inst::Ld {
-            space: Space::Cluster,
-            ..
-        } | Inst::St {
-            space: Space::Cluster,
-            ..
-        } | Inst::Atom {
-            space: Space::Cluster,
-            ..
-        }
-    )
+    let (Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. }) = inst else {
+        return true;
+    };
+    *space != Space::Cluster
 }
 
 /// 32-bit words of a type.
@@ -232,67 +225,47 @@ fn words(ty: ScalarType) -> f64 {
 
 fn bin(op: BinOp, ty: ScalarType, b: Operand) -> Work {
     let n = words(ty);
-    let one = Work {
-        issued: 1.0,
-        ..Work::default()
-    };
     match (op, ty) {
         // Logic on predicates is part of the comparison that makes them.
-        (_, ScalarType::Pred) => Work::default(),
-        (BinOp::Add | BinOp::Sub | BinOp::Mul, ScalarType::F32) => Work { fma: 1.0, ..one },
-        (BinOp::Min | BinOp::Max, ScalarType::F32) => Work { alu: 1.0, ..one },
-        (_, ScalarType::F16x2 | ScalarType::BF16x2) => Work { half: 1.0, ..one },
-        (BinOp::Mul | BinOp::MulHi, _) if n > 1.0 => Work {
-            issued: 4.0,
-            int_mul: 4.0,
-            ..one
-        },
-        (BinOp::Mul | BinOp::MulHi | BinOp::MulWide, _) => Work { int_mul: 1.0, ..one },
-        // By a constant: a shift or a mask, or the high half of a product and what mends its rounding.
-        (BinOp::Div | BinOp::Rem, _) if matches!(b, Operand::Imm(d) if d.is_power_of_two()) => Work {
-            issued: n,
-            alu: n,
-            ..one
-        },
+        (_, ScalarType::Pred) => NONE,
+        (BinOp::Add | BinOp::Sub | BinOp::Mul, ScalarType::F32) => FMA,
+        (_, ScalarType::F16x2 | ScalarType::BF16x2) => HALF,
+        (BinOp::Mul | BinOp::MulHi, _) if n > 1.0 => int_mul(4.0),
+        (BinOp::Mul | BinOp::MulHi | BinOp::MulWide, _) => int_mul(1.0),
+        // By a constant: a shift or a mask, or the high half of a product and a correction.
+        (BinOp::Div | BinOp::Rem, _) if matches!(b, Operand::Imm(d) if d.is_power_of_two()) => alu(n),
         (BinOp::Div | BinOp::Rem, _) if matches!(b, Operand::Imm(_)) => Work {
             issued: 3.0 * n,
             alu: 2.0 * n,
             int_mul: n,
-            ..one
+            ..NONE
         },
         (BinOp::Div | BinOp::Rem, _) => Work {
             issued: DIVISION * n * n,
             alu: 0.6 * DIVISION * n * n,
             int_mul: 0.3 * DIVISION * n * n,
             mufu: 1.0,
-            ..one
+            ..NONE
         },
-        _ => Work {
-            issued: n,
-            alu: n,
-            ..one
-        },
+        (BinOp::Add | BinOp::Sub | BinOp::Min | BinOp::Max, _)
+        | (BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr, _) => alu(n),
     }
 }
 
 /// An access: passes of 128 bytes, and bytes from or to L2 if it is global.
 fn memory(space: Space, transactions: f64) -> Work {
-    let one = Work {
-        issued: 1.0,
-        ..Work::default()
-    };
     match space {
         Space::Shared => Work {
             passes: transactions.max(1.0),
-            ..one
+            ..ISSUED
         },
         Space::Global => Work {
             passes: (transactions / 4.0).max(1.0),
             l2_bytes: 32.0 * transactions,
-            ..one
+            ..ISSUED
         },
         // Kernels with these have no observation: see `is_known`.
-        Space::Cluster => Work::default(),
+        Space::Cluster => NONE,
     }
 }
 
@@ -332,7 +305,8 @@ mod tests {
             transposed: false,
             addr: address,
         };
-        // Four 8 × 8 matrices of halves are 512 bytes: four passes without conflicts, 32 in one bank group.
+        // Four 8 × 8 matrices of halves are 512 bytes: four passes without conflicts, 32 in one
+        // bank group.
         assert_eq!(Work::of(&ldmatrix, 4.0).passes, 4.0);
         assert_eq!(Work::of(&ldmatrix, 32.0).passes, 32.0);
         assert_eq!(Work::of(&ldmatrix, 4.0).l2_bytes, 0.0);

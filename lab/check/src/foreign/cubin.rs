@@ -1,12 +1,13 @@
 //! Cubins: ELF files with machine code of one architecture.
 //!
-//! There is no manual of the format. What is read here was found by assembling known PTX with ptxas 12.0 and 13.0
-//! for sm_80, sm_89 and sm_90a and comparing; names of attributes are those that `cuobjdump -elf` prints.
+//! The format is undocumented. What is read here was derived by assembling known PTX with ptxas
+//! 12.0 and 13.0 for sm_80, sm_89 and sm_90a; attribute names are those of `cuobjdump -elf`.
 //!
-//! - `.text.NAME`: registers a thread in the upper byte of `sh_info`.
-//! - `.nv.shared.NAME`: its size is that of static shared memory, from sm_90 on with the 1,024 B that the system
-//!   keeps back.
-//! - `.nv.info`, `.nv.info.NAME`: attributes, each a format byte, a kind byte, and two bytes of value or of length.
+//! - `.text.NAME`: registers per thread in the upper byte of `sh_info`.
+//! - `.nv.shared.NAME`: its size is that of static shared memory; from sm_90 on it includes the
+//!   1,024 B that the system reserves.
+//! - `.nv.info`, `.nv.info.NAME`: attributes, each a format byte, a kind byte, and two bytes of
+//!   value or length.
 
 use std::collections::HashMap;
 
@@ -19,9 +20,11 @@ use super::{ForeignError, ForeignKernel, Form, Shared, binary_kind};
 
 /// `e_machine` of CUDA.
 const EM_CUDA: u16 = 190;
-/// From this ABI version on (CUDA 13) the architecture stands in the second byte of `e_flags`, before in the first.
+/// From this ABI version on (CUDA 13) the architecture is in the second byte of `e_flags`, before
+/// in the first.
 const ABI_OF_SECOND_BYTE: u8 = 8;
-/// Bytes of a block's shared memory that the system keeps, counted in `.nv.shared` from sm_90 on.
+/// Bytes of a block's shared memory that the system reserves, counted in `.nv.shared` from sm_90
+/// on.
 const RESERVED_SHARED: u64 = 1024;
 
 /// Kinds of attributes that are read.
@@ -55,7 +58,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
         let Some(name) = section.name().map_err(broken)?.strip_prefix(".text.") else {
             continue;
         };
-        // Functions that are no kernels have no parameters' constant bank.
+        // Functions other than kernels have no constant bank for parameters.
         let own = attributes(&elf, &format!(".nv.info.{name}"))?;
         if elf.section_by_name(&format!(".nv.constant0.{name}")).is_none() {
             continue;
@@ -87,7 +90,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     Ok(kernels)
 }
 
-/// Attributes of a section by kind, in order; none where there is no such section.
+/// Attributes of a section by kind, in order; empty if the section does not exist.
 fn attributes(elf: &Elf<'_>, name: &str) -> Result<HashMap<u8, Vec<Vec<u8>>>, ForeignError> {
     let mut found: HashMap<u8, Vec<Vec<u8>>> = HashMap::new();
     let Some(section) = elf.section_by_name(name) else {
@@ -103,7 +106,7 @@ fn attributes(elf: &Elf<'_>, name: &str) -> Result<HashMap<u8, Vec<Vec<u8>>>, Fo
             _ => 0,
         };
         let Some(value) = tail.get(..length) else {
-            return Err(ForeignError::Broken(format!("{name} breaks off within an attribute")));
+            return Err(ForeignError::Broken(format!("{name} ends within an attribute")));
         };
         let value = if *format == FORMAT_LONG { value } else { &[*low, *high] };
         found.entry(*kind).or_default().push(value.to_vec());
@@ -118,7 +121,7 @@ fn words(value: &[u8]) -> Vec<u32> {
     value.chunks_exact(4).map(word).collect()
 }
 
-/// The value of an attribute that names a symbol before its value.
+/// The value of an attribute for a symbol, which precedes the value.
 fn of_symbol(attributes: &HashMap<u8, Vec<Vec<u8>>>, kind: u8, symbol: Option<u32>) -> Option<u32> {
     let all = attributes.get(&kind)?.iter().map(|value| words(value));
     let mut ours = all.filter(|words| words.first() == symbol.as_ref());
@@ -130,7 +133,8 @@ fn threads(attributes: &HashMap<u8, Vec<Vec<u8>>>, kind: u8) -> Option<u32> {
     (dims.len() == 3).then(|| dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n)))
 }
 
-/// Bytes of each parameter, in order: number, place, and the size in the upper bits of the last word.
+/// Bytes of each parameter in order. An attribute has a number, a position, and the size in the
+/// upper bits of the last word.
 fn parameters(attributes: &HashMap<u8, Vec<Vec<u8>>>) -> Vec<u64> {
     let mut found: Vec<(u32, u64)> = attributes
         .get(&PARAMETER)
@@ -153,7 +157,7 @@ fn static_shared(elf: &Elf<'_>, name: &str, sm: u32) -> u64 {
     size.saturating_sub(reserved)
 }
 
-/// Symbols in the kernel's shared memory; ptxas keeps only those that other modules may name.
+/// Symbols in the kernel's shared memory; ptxas keeps only those visible to other modules.
 fn shared(elf: &Elf<'_>, name: &str) -> Vec<Shared> {
     let Some(section) = elf.section_by_name(&format!(".nv.shared.{name}")) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Holds a foreign kernel against a card: what is wrong, what CUDA says about it, what to do.
+//! Judges whether a foreign kernel can be launched: the problems, CUDA's error, and the remedy.
 
 use flashcore_ir::Target;
 use flashcore_ir::proof::{CodeForm, KernelFacts, LaunchRefusal, LaunchShape, prove, prove_code, prove_without_opt_in};
@@ -6,90 +6,78 @@ use serde::Serialize;
 
 use super::{ForeignKernel, Form, Shared};
 
-/// The launch that is asked about.
+/// The launch to judge.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// Blocks along x, y, z; one cluster where nothing is said.
+    /// Blocks along x, y, z; by default one cluster.
     pub grid: Option<[u32; 3]>,
-    /// Threads a block; where nothing is said, those that the kernel requires, or the most that it allows.
+    /// Threads per block; by default those that the kernel requires, or its maximum.
     pub threads: Option<u32>,
-    /// Bytes of dynamic shared memory a block.
+    /// Bytes of dynamic shared memory per block.
     pub dynamic_shared: u32,
-    /// Whether the host raises the limit of dynamic shared memory (`cudaFuncSetAttribute`) before it launches.
+    /// Whether the host raises the limit of dynamic shared memory (`cudaFuncSetAttribute`) first.
     pub opted_in: bool,
-    /// What somebody counts: a symbol, or `total`, and its bytes.
+    /// Expected sizes to verify: a symbol or `total`, and bytes.
     pub claims: Vec<(String, u64)>,
 }
 
-/// What comes of launching the kernel.
+/// The outcome of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing is known to be wrong.
+    /// No problem is known.
     Launches,
-    /// It works if the host opts in to more than 48 KB first.
+    /// It works if the host first opts in to more than 48 KB.
     NeedsOptIn,
     /// It cannot be built or launched.
     Refused,
-    /// It can be launched, but not everything is as it was said to be.
+    /// It can be launched, but there are warnings.
     Doubtful,
 }
 
-/// Kinds of problems.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum ProblemKind {
-    /// More than 48 KB of shared memory declared.
-    StaticShared,
-    /// More shared memory than a block may have.
-    Shared,
-    /// More than 48 KB without opting in.
-    OptIn,
-    /// Dynamic shared memory that is declared and not asked for, or the other way round.
-    DynamicShared,
-    /// No blocks, or more than a grid may have.
-    Grid,
-    /// Threads that the card or the kernel does not allow.
-    Threads,
-    /// A cluster that the card or the kernel does not allow.
-    Cluster,
-    /// Threads times registers.
-    Registers,
-    /// Registers kept in local memory.
-    Spills,
-    /// Code for another architecture.
-    Architecture,
-    /// Bytes counted wrong.
-    Miscounted,
-    /// An instruction that PTX has not.
-    NoSuchInstruction,
+/// Declares [`ProblemKind`] and the names of its variants from one table.
+macro_rules! kinds {
+    ($($kind:ident = $name:literal: $what:literal,)*) => {
+        /// The kind of a problem.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        #[non_exhaustive]
+        pub enum ProblemKind {
+            $(#[doc = $what] $kind,)*
+        }
+
+        impl ProblemKind {
+            /// The printed name.
+            ///
+            /// ```
+            /// assert_eq!(flashcore_check::foreign::ProblemKind::OptIn.name(), "opt-in");
+            /// ```
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(ProblemKind::$kind => $name,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    StaticShared = "static-shared": "More than 48 KB of shared memory declared.",
+    Shared = "shared": "More shared memory than a block may have.",
+    OptIn = "opt-in": "More than 48 KB without opting in.",
+    DynamicShared = "dynamic-shared": "Dynamic shared memory that is declared and not requested, or the other way round.",
+    Grid = "grid": "An empty grid, or one that exceeds the limits.",
+    Threads = "threads": "A block size that the card or the kernel does not allow.",
+    Cluster = "cluster": "A cluster that the card or the kernel does not allow.",
+    Registers = "registers": "Too many registers per block.",
+    Spills = "spills": "Registers spilled to local memory.",
+    Architecture = "architecture": "Code for another architecture.",
+    Miscounted = "miscounted": "An expected size that is wrong.",
+    NoSuchInstruction = "no-such-instruction": "An instruction that does not exist in PTX.",
 }
 
 impl ProblemKind {
-    /// As it is printed.
-    ///
-    /// ```
-    /// assert_eq!(flashcore_check::foreign::ProblemKind::OptIn.name(), "opt-in");
-    /// ```
-    pub fn name(self) -> &'static str {
-        match self {
-            ProblemKind::StaticShared => "static-shared",
-            ProblemKind::Shared => "shared",
-            ProblemKind::OptIn => "opt-in",
-            ProblemKind::DynamicShared => "dynamic-shared",
-            ProblemKind::Grid => "grid",
-            ProblemKind::Threads => "threads",
-            ProblemKind::Cluster => "cluster",
-            ProblemKind::Registers => "registers",
-            ProblemKind::Spills => "spills",
-            ProblemKind::Architecture => "architecture",
-            ProblemKind::Miscounted => "miscounted",
-            ProblemKind::NoSuchInstruction => "no-such-instruction",
-        }
-    }
-
-    /// Whether the launch works all the same.
+    /// Whether the launch works nevertheless.
     pub fn is_warning(self) -> bool {
         matches!(
             self,
@@ -97,28 +85,28 @@ impl ProblemKind {
         )
     }
 
-    /// Whether the launch cannot work with it, whatever the host does.
+    /// Whether the launch cannot work, whatever the host does.
     pub fn is_refusal(self) -> bool {
         !self.is_warning() && self != ProblemKind::OptIn
     }
 }
 
-/// Something wrong with a foreign kernel.
+/// A problem of a foreign kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// What kind.
+    /// The kind.
     pub kind: ProblemKind,
-    /// What is wrong, with its numbers.
+    /// The problem with its numbers.
     pub message: String,
-    /// What CUDA says, where it says anything.
+    /// CUDA's error, if there is one.
     pub cuda: Option<&'static str>,
-    /// What to do.
+    /// The remedy.
     pub help: String,
-    /// Line of the file that it is about.
+    /// The line of the file.
     pub line: Option<u32>,
 }
 
-/// What a list of problems comes to.
+/// The verdict of a list of problems.
 ///
 /// ```
 /// use flashcore_check::foreign::{Asked, Verdict, judge, read, verdict};
@@ -146,14 +134,14 @@ pub fn verdict(problems: &[Problem]) -> Verdict {
     }
 }
 
-/// Everything that is known to be wrong with launching a kernel so on an architecture; the gravest first.
+/// All known problems of a launch on an architecture, errors first.
 pub fn judge(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Problem> {
     let mut problems = Vec::new();
     problems.extend(kernel.impossible.iter().map(|(line, message)| Problem {
         kind: ProblemKind::NoSuchInstruction,
         message: message.clone(),
         cuda: Some("ptxas refuses the text; no module is built"),
-        help: "use one that there is: cp.async.ca for 4 and 8 bytes, cp.async.cg for 16".to_string(),
+        help: "use cp.async.ca for 4 and 8 bytes, cp.async.cg for 16".to_string(),
         line: Some(*line),
     }));
     let refusals = refusals(kernel, asked, target).into_iter();
@@ -170,7 +158,7 @@ pub fn judge(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Probl
     problems
 }
 
-/// Threads a block of the launch, as far as they are known.
+/// Threads per block of the launch, if known.
 ///
 /// ```
 /// use flashcore_check::foreign::{Asked, read, threads_of};
@@ -183,7 +171,7 @@ pub fn threads_of(kernel: &ForeignKernel, asked: &Asked) -> Option<u32> {
     asked.threads.or(kernel.required_threads).or(kernel.max_threads)
 }
 
-/// What the launch proof says. Where nothing is known of the threads, they are not judged.
+/// The refusals of the launch proof. An unknown block size is not judged.
 fn refusals(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<LaunchRefusal> {
     let form = match kernel.form {
         Form::Ptx => CodeForm::Ptx,
@@ -217,7 +205,7 @@ fn refusals(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Launch
     refusals
 }
 
-/// A refusal with what CUDA says about it, and with the names of the kernel's shared memory.
+/// A refusal with CUDA's error and the names of the kernel's shared memory.
 fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
     const INVALID: &str = "cudaErrorInvalidValue or cudaErrorInvalidConfiguration at launch";
     let (kind, cuda) = match refusal {
@@ -227,8 +215,8 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
         ),
         LaunchRefusal::StaticShared { .. } => (
             ProblemKind::StaticShared,
-            "ptxas: uses too much shared data (0xc000 max); no module is built, so a launch runs the one that was \
-             there before, or fails. Shared memory never spills",
+            "ptxas: uses too much shared data (0xc000 max); no module is built, so a launch fails or runs the \
+             previous module. Shared memory never spills",
         ),
         LaunchRefusal::Shared { .. } => (
             ProblemKind::Shared,
@@ -237,7 +225,7 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
         ),
         LaunchRefusal::OptIn { .. } => (
             ProblemKind::OptIn,
-            "cudaErrorInvalidValue at launch: `invalid argument`; outputs keep what was in them",
+            "cudaErrorInvalidValue at launch: `invalid argument`; outputs are not written",
         ),
         LaunchRefusal::Registers { .. } => (
             ProblemKind::Registers,
@@ -297,7 +285,7 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
     }
 }
 
-/// The largest symbol.
+/// The largest symbol of shared memory.
 fn largest(kernel: &ForeignKernel) -> Option<&Shared> {
     kernel
         .shared
@@ -305,7 +293,7 @@ fn largest(kernel: &ForeignKernel) -> Option<&Shared> {
         .max_by_key(|symbol| (symbol.bytes, symbol.is_dynamic))
 }
 
-/// The symbols that make up the sum, largest first.
+/// The symbols of the sum, largest first.
 fn made_of(kernel: &ForeignKernel) -> String {
     let mut symbols: Vec<&Shared> = kernel.shared.iter().filter(|symbol| symbol.bytes > 0).collect();
     if symbols.len() < 2 {
@@ -319,7 +307,7 @@ fn made_of(kernel: &ForeignKernel) -> String {
     format!(": {}", terms.join(" + "))
 }
 
-/// Symbols of which half, or which gone, would save so much.
+/// Symbols whose removal, or the removal of half of them, would save this many bytes.
 fn levers(kernel: &ForeignKernel, bytes: u64) -> String {
     let mut found: Vec<&Shared> = kernel.shared.iter().filter(|symbol| symbol.bytes >= bytes).collect();
     found.sort_by_key(|symbol| symbol.bytes);
@@ -338,15 +326,17 @@ fn levers(kernel: &ForeignKernel, bytes: u64) -> String {
 
 fn spills(kernel: &ForeignKernel) -> Option<Problem> {
     let (bytes, what) = match (kernel.spilled_bytes, kernel.stack_bytes) {
-        (Some(bytes), _) if bytes > 0 => (bytes, "spilled for want of registers"),
+        (Some(bytes), _) if bytes > 0 => (bytes, "spilled because registers are missing"),
         (None, Some(bytes)) if bytes > 0 => (bytes, "on the stack: spills, or arrays indexed at run time"),
         _ => return None,
     };
     Some(Problem {
         kind: ProblemKind::Spills,
-        message: format!("{bytes} B a thread in local memory, {what}; that is device memory behind the caches"),
+        message: format!(
+            "{bytes} B per thread in local memory, {what}; local memory is device memory behind the caches"
+        ),
         cuda: None,
-        help: "smaller tiles a thread, fewer values alive at once, or a looser __launch_bounds__".to_string(),
+        help: "use smaller tiles per thread, fewer live values, or a looser __launch_bounds__".to_string(),
         line: kernel.line,
     })
 }
@@ -359,12 +349,12 @@ fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
     let dynamic = kernel.shared.iter().find(|symbol| symbol.is_dynamic);
     let (message, help) = match (dynamic, asked.dynamic_shared) {
         (Some(symbol), 0) => (
-            format!("`{}` gets its size at launch, and no size was given", symbol.name),
-            "say how many bytes the host asks for: --smem N".to_string(),
+            format!("the size of `{}` is set at launch, and no size was given", symbol.name),
+            "give the bytes that the host requests: --smem N".to_string(),
         ),
         (None, bytes) if bytes > 0 => (
-            format!("{bytes} B of dynamic shared memory are asked for, and the kernel declares none"),
-            "leave them out: they only lower the occupancy".to_string(),
+            format!("the launch requests {bytes} B of dynamic shared memory, but the kernel declares none"),
+            "do not request them: they only lower the occupancy".to_string(),
         ),
         _ => return None,
     };
@@ -377,7 +367,7 @@ fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
     })
 }
 
-/// What somebody counts, against what there is.
+/// Compares an expected size with the actual one.
 fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Option<Problem> {
     let symbol = kernel.shared.iter().find(|symbol| symbol.name == name);
     let (bytes, declared) = match symbol {
@@ -388,9 +378,9 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
             let known: Vec<&str> = kernel.shared.iter().map(|symbol| symbol.name.as_str()).collect();
             return Some(Problem {
                 kind: ProblemKind::Miscounted,
-                message: format!("{counted} B are counted for `{name}`, which the kernel has not"),
+                message: format!("{counted} B are expected for `{name}`, which the kernel does not have"),
                 cuda: None,
-                help: format!("there are {}, and `total`", known.join(", ")),
+                help: format!("the kernel has {}, and `total`", known.join(", ")),
                 line: None,
             });
         }
@@ -405,10 +395,10 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
     };
     Some(Problem {
         kind: ProblemKind::Miscounted,
-        message: format!("`{name}` takes {bytes} B{shape}; {counted} B were counted: {difference}"),
+        message: format!("`{name}` takes {bytes} B{shape}; {counted} B were expected: {difference}"),
         cuda: None,
         help: format!(
-            "count again: compilers pad shared memory by alignment only, and the kernel has {} B{}",
+            "compilers pad shared memory only for alignment; the kernel has {} B{}",
             kernel.static_shared,
             made_of(kernel)
         ),

@@ -1,6 +1,6 @@
-//! What a file is that is no PTX, by its first bytes.
+//! Recognises binary files by their first bytes.
 
-/// First bytes of formats that are met by mistake.
+/// First bytes of formats that users pass by mistake.
 const SIGNATURES: [(&[u8], &str); 15] = [
     (b"!<arch>\n", "an archive of object files (a static library)"),
     (b"\x50\xed\x55\xba", "a CUDA fat binary"),
@@ -19,7 +19,7 @@ const SIGNATURES: [(&[u8], &str); 15] = [
     (b"SQLite format 3\0", "an SQLite database"),
 ];
 
-/// What a binary file is: `None` for text.
+/// The kind of a binary file; `None` for text.
 ///
 /// ```
 /// use flashcore_check::foreign::binary_kind;
@@ -34,7 +34,7 @@ pub fn binary_kind(bytes: &[u8]) -> Option<&'static str> {
     if let Some((_, what)) = SIGNATURES.iter().find(|(first, _)| bytes.starts_with(first)) {
         return Some(what);
     }
-    // Zeros at the end are those of a string in C; a file of zeros alone is no text.
+    // Zeros at the end are those of a C string; a file of zeros only is not text.
     let is_text = std::str::from_utf8(bytes).is_ok_and(|text| {
         let ended = text.trim_end_matches('\0');
         !ended.contains('\0') && ended.is_empty() == text.is_empty()
@@ -42,7 +42,7 @@ pub fn binary_kind(bytes: &[u8]) -> Option<&'static str> {
     (!is_text).then_some("a binary file of unknown format")
 }
 
-/// An ELF file by what it is for.
+/// The kind of an ELF file.
 fn elf(bytes: &[u8]) -> &'static str {
     // `e_machine` (System V ABI and vendors' supplements).
     match bytes.get(18..20) {

@@ -1,8 +1,9 @@
-//! Kernels that something else made: what a `.ptx` or `.cubin` file takes, and whether a card can launch it.
+//! Kernels of other compilers: the resources of a `.ptx` or `.cubin` file, and whether a card can
+//! launch it.
 //!
-//! [`read`] finds the kernels of a file, [`assemble`] asks an offline ptxas for the registers of PTX, and
-//! [`run`] simulates kernels of PTX that use only instructions that we know;
-//! [`judge`] holds a kernel against a card: each [`Problem`] says what is wrong, what CUDA says about it, and what to do.
+//! [`read`] finds the kernels of a file, [`assemble`] gets the registers of PTX from an offline
+//! ptxas, [`run`] simulates PTX kernels that use only known instructions, and [`judge`] lists the
+//! [`Problem`]s of a launch on a card.
 
 mod cubin;
 mod judge;
@@ -23,101 +24,102 @@ pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, RunError
 
 use crate::registers::{self, Unknown};
 
-/// Why a file's kernels cannot be explained.
+/// Why the kernels of a file cannot be read.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForeignError {
-    /// Text that is no PTX.
+    /// A text that is not PTX.
     #[error(transparent)]
     Ptx(#[from] PtxError),
-    /// A binary that is no cubin.
+    /// A binary that is not a cubin.
     #[error(
-        "{0}; a cubin (nvcc -cubin, ptxas -o) or PTX (nvcc -ptx) is understood, and `cuobjdump -xelf all` takes cubins out of programs and fat binaries"
+        "{0}; a cubin (nvcc -cubin, ptxas -o) or PTX (nvcc -ptx) is needed; `cuobjdump -xelf all` extracts cubins from \
+         programs and fat binaries"
     )]
     NoCubin(String),
-    /// A cubin that breaks off or contradicts itself.
+    /// An incomplete or inconsistent cubin.
     #[error("this cubin cannot be read: {0}")]
     Broken(String),
     /// A file without kernels.
     #[error("this file has no kernels")]
     NoKernels,
-    /// A kernel that is not there.
+    /// A kernel that does not exist.
     #[error("no kernel is named `{given}`; there are {known}")]
     NoSuchKernel {
-        /// The name asked for.
+        /// The given name.
         given: String,
-        /// Those there are.
+        /// The kernels of the file.
         known: String,
     },
 }
 
-/// What a file is.
+/// The form of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
-    /// PTX, which the driver compiles for the card.
+    /// PTX, which the driver compiles.
     Ptx,
     /// Machine code of one architecture.
     Cubin,
 }
 
-/// Shared memory of a kernel by name.
+/// A symbol in a kernel's shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shared {
-    /// The symbol.
+    /// Its name.
     pub name: String,
-    /// Type and dimensions, where they are known.
+    /// Type and dimensions, if known.
     pub declared: Option<String>,
-    /// Bytes; 0 where the launch decides.
+    /// Bytes; 0 if the launch sets the size.
     pub bytes: u64,
-    /// Whether the launch decides its size.
+    /// Whether the launch sets its size.
     pub is_dynamic: bool,
-    /// Line of its declaration, where there is one.
+    /// Line of its declaration, if known.
     pub line: Option<u32>,
 }
 
 /// A kernel of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ForeignKernel {
-    /// Its name, as the linker has it.
+    /// Its name in the linker.
     pub name: String,
-    /// What it was read from.
+    /// Its form.
     pub form: Form,
-    /// The architecture it was made for: `sm_80`.
+    /// Its architecture, such as `sm_80`.
     pub made_for: String,
-    /// Version of the PTX it is written in.
+    /// Its PTX version.
     pub ptx_version: Option<(u32, u32)>,
     /// Bytes of each parameter.
     pub parameter_bytes: Vec<u64>,
-    /// Registers a thread, where they are known.
+    /// Registers per thread, if known.
     pub registers: Option<u32>,
-    /// Bytes a thread spills, where ptxas says so.
+    /// Spilled bytes per thread, if ptxas reports them.
     pub spilled_bytes: Option<u32>,
-    /// Bytes of local memory a thread has on its stack: spills and arrays together. Of cubins only.
+    /// Bytes of stack per thread in local memory (spills and arrays), for cubins.
     pub stack_bytes: Option<u32>,
-    /// Who says so.
+    /// Source of these numbers.
     pub compiler: Option<String>,
-    /// Bytes of static shared memory a block.
+    /// Bytes of static shared memory per block.
     pub static_shared: u64,
-    /// Shared memory by symbol, as far as symbols are known.
+    /// The known symbols in shared memory.
     pub shared: Vec<Shared>,
-    /// Most threads a block by its own declaration.
+    /// Declared maximum of threads per block.
     pub max_threads: Option<u32>,
-    /// Threads that it must be launched with.
+    /// Required threads per block.
     pub required_threads: Option<u32>,
-    /// The cluster that it must be launched in, where one is declared.
+    /// Required cluster.
     pub required_cluster: Option<[u32; 3]>,
-    /// Blocks an SM that registers were left for.
+    /// Declared minimum of blocks per SM.
     pub min_blocks_per_sm: Option<u32>,
-    /// Device functions that it calls.
+    /// The device functions that it calls.
     pub calls: Vec<String>,
-    /// Instructions that no architecture has, by line, and why.
+    /// Instructions that do not exist: line and reason.
     pub impossible: Vec<(u32, String)>,
     /// Line of its declaration.
     pub line: Option<u32>,
 }
 
-/// The kernels of a file. Of PTX the registers are not known yet ([`assemble`]).
+/// The kernels of a file. The registers of PTX kernels come from [`assemble`].
 ///
 /// ```
 /// use flashcore_check::foreign::read;
@@ -128,7 +130,7 @@ pub struct ForeignKernel {
 /// ```
 ///
 /// # Errors
-/// Files that are neither, or have no kernels.
+/// The file is neither PTX nor a cubin, or has no kernels.
 pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     let kernels = match std::str::from_utf8(bytes) {
         Ok(text) if binary_kind(bytes).is_none() => {
@@ -143,10 +145,10 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     }
 }
 
-/// The kernel of a name among those of a file, or the only one.
+/// The kernels with a name, or all if there is no name.
 ///
 /// # Errors
-/// A name that none has.
+/// No kernel has the name.
 ///
 /// ```
 /// use flashcore_check::foreign::{pick, read};
@@ -157,18 +159,18 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
 /// # Ok::<(), flashcore_check::foreign::ForeignError>(())
 /// ```
 pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<&'a ForeignKernel>, ForeignError> {
-    let Some(given) = name else {
-        return Ok(kernels.iter().collect());
-    };
-    let found: Vec<&ForeignKernel> = kernels.iter().filter(|kernel| kernel.name == given).collect();
-    if found.is_empty() {
-        let known: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
-        return Err(ForeignError::NoSuchKernel {
-            given: given.to_string(),
-            known: known.join(", "),
-        });
+    let is_named = |kernel: &&ForeignKernel| name.is_none_or(|name| kernel.name == name);
+    let found: Vec<&ForeignKernel> = kernels.iter().filter(is_named).collect();
+    match name {
+        Some(given) if found.is_empty() => {
+            let known: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+            Err(ForeignError::NoSuchKernel {
+                given: given.to_string(),
+                known: known.join(", "),
+            })
+        }
+        _ => Ok(found),
     }
-    Ok(found)
 }
 
 fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
@@ -210,11 +212,11 @@ fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
     }
 }
 
-/// Fills in what an offline ptxas makes of a kernel of a PTX text for an architecture. The bytes of shared memory
-/// that ptxas counts take the place of our own sum.
+/// Sets the registers, spills and static shared memory of a PTX kernel as an offline ptxas reports
+/// them.
 ///
 /// # Errors
-/// Where there is no ptxas, or it refuses the text: the kernel stays as it is.
+/// There is no ptxas, or it refuses the text. The kernel is unchanged.
 pub fn assemble(kernel: &mut ForeignKernel, ptx: &str, target: Target) -> Result<(), Unknown> {
     let assembled = registers::assemble(ptx, &kernel.name, target)?;
     kernel.registers = Some(assembled.registers.per_thread);

@@ -1,4 +1,4 @@
-//! Runs a kernel of a PTX text under the simulator.
+//! Simulates a kernel of a PTX text.
 
 use std::sync::Arc;
 
@@ -14,49 +14,50 @@ use crate::Found;
 /// Alignment of buffers: that of cudaMalloc.
 const ALIGN: u32 = 256;
 
-/// Most bytes that the buffers of a launch may have together; the simulator keeps them twice.
+/// Maximum total size of the buffers of a launch; the simulator keeps them twice.
 pub const MAX_BUFFER_BYTES: u64 = 1 << 30;
 
-/// What a buffer holds at first.
+/// The initial contents of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// f32 numbers between -1 and 1.
+    /// Random f32 between -1 and 1.
     F32,
-    /// fp16 numbers between -1 and 1.
+    /// Random fp16 between -1 and 1.
     F16,
     /// Zeros.
     Zero,
-    /// What nobody has written: reading it is a finding.
+    /// Uninitialised: reading it is a finding.
     Unwritten,
 }
 
-/// What a kernel's parameter is given.
+/// An argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Given {
-    /// A buffer of so many bytes.
+    /// A buffer.
     Buffer {
         /// Its size.
         bytes: u64,
-        /// What it holds at first.
+        /// Its initial contents.
         fill: Fill,
     },
-    /// A whole number.
+    /// An integer.
     Integer(i64),
-    /// A number.
+    /// A floating-point number.
     Float(f32),
 }
 
-/// What is wrong with an argument's text.
+/// An invalid argument text.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoArgument {
-    /// It is none of the forms that an argument has.
+    /// It has none of the forms of an argument.
     #[error(
-        "`{0}` is no argument; write buf:BYTES, buf:BYTES:f16, :zero or :unwritten for a pointer, 7, -3 or 0.5 for a number"
+        "`{0}` is not an argument; write buf:BYTES, buf:BYTES:f16, :zero or :unwritten for a pointer, and 7, -3 or 0.5 for \
+         a number"
     )]
     Form(String),
-    /// A buffer beyond what is simulated.
-    #[error("a buffer of {0} B; at most {MAX_BUFFER_BYTES} B are simulated; give it what this grid touches")]
+    /// A buffer that is too large.
+    #[error("a buffer of {0} B; at most {MAX_BUFFER_BYTES} B are simulated; give the size that this grid accesses")]
     Bytes(u64),
 }
 
@@ -93,37 +94,37 @@ impl std::str::FromStr for Given {
     }
 }
 
-/// A launch of a kernel of a text.
+/// A launch of a PTX kernel.
 #[derive(Clone, Debug)]
 pub struct ForeignLaunch {
     /// Blocks along x, y, z.
     pub grid: [u32; 3],
-    /// Threads a block; where nothing is said, those that the kernel declares.
+    /// Threads per block; by default those that the kernel declares.
     pub threads: Option<u32>,
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: u32,
-    /// What the parameters are given, in order.
+    /// The arguments in order.
     pub args: Vec<Given>,
-    /// Seed of the first schedule and of what buffers hold.
+    /// Seed of the first schedule and of the buffers' contents.
     pub seed: u64,
-    /// How many schedules.
+    /// Number of schedules.
     pub schedules: u32,
-    /// Instructions a warp may execute before it counts as caught in a loop.
+    /// Instruction budget per warp; exceeding it is a livelock.
     pub max_instructions: u64,
-    /// Simulate only this many blocks from the first, in whole clusters.
+    /// Simulates only this many blocks from the first, in whole clusters.
     pub blocks: Option<u64>,
-    /// Counts the blocks that are done, of all schedules together.
+    /// Counts finished blocks of all schedules.
     pub progress: Option<Arc<Progress>>,
 }
 
-/// Why a kernel of a text cannot be run.
+/// Why a PTX kernel cannot be simulated.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// It uses what the kernel language has not.
+    /// It uses features that the kernel language does not have.
     #[error(transparent)]
     Ptx(#[from] PtxError),
-    /// Arguments that are not its parameters.
+    /// Wrong number of arguments.
     #[error("{given} arguments; the kernel's parameters are {needed}; give one for each, in order")]
     Arguments {
         /// Arguments given.
@@ -131,17 +132,17 @@ pub enum RunError {
         /// Names and kinds of the parameters.
         needed: String,
     },
-    /// An argument of another kind than its parameter.
-    #[error("argument {number} is of another kind than `{name}`, which is {needed}")]
+    /// An argument that does not fit the type of its parameter.
+    #[error("argument {number} does not fit `{name}`, which is {needed}")]
     Kind {
         /// Counted from 1.
         number: usize,
         /// The parameter.
         name: String,
-        /// What fits.
+        /// The type of the parameter.
         needed: &'static str,
     },
-    /// A whole number that its parameter cannot hold.
+    /// An integer that does not fit its parameter.
     #[error("argument {number} is {given}; `{name}` has {bits} bits, for -{} to {}", 1u64 << (bits - 1), (1u64 << bits) - 1)]
     Range {
         /// Counted from 1.
@@ -153,8 +154,8 @@ pub enum RunError {
         /// Bits of the parameter.
         bits: u32,
     },
-    /// Buffers that are too large together.
-    #[error("the buffers have {given} B together; at most {MAX_BUFFER_BYTES} B are simulated; make them smaller")]
+    /// Buffers whose total size is too large.
+    #[error("the buffers have {given} B in total; at most {MAX_BUFFER_BYTES} B are simulated; make them smaller")]
     Buffers {
         /// Bytes of all buffers.
         given: u64,
@@ -164,8 +165,8 @@ pub enum RunError {
     Simulator(#[from] SimError),
 }
 
-/// Runs a kernel of a PTX text under schedules: what is found, with the lines of `.loc` where there are any. The answer
-/// is nobody's business here.
+/// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines
+/// of `.loc` if there are any. The output is not judged.
 ///
 /// ```
 /// use flashcore_check::foreign::{ForeignLaunch, run};
@@ -192,7 +193,8 @@ pub enum RunError {
 /// ```
 ///
 /// # Errors
-/// What is not understood, with its line; arguments that do not fit; launches that the simulator cannot run.
+/// The text has unsupported features, the arguments do not fit, or the simulator cannot run the
+/// launch.
 pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
     let options = ReadAs {
         file: file.to_string(),
@@ -201,15 +203,12 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
     };
     let kernel = PtxModule::read(text)?.kernel(kernel, &options)?;
     let (launch, buffers) = launch_of(&kernel, asked)?;
-    let unwritten = |given: &&Given| matches!(given, Given::Buffer { .. });
-    let slots = asked.args.iter().filter(unwritten).enumerate();
-    let uninitialized = slots.filter_map(|(slot, given)| match given {
-        Given::Buffer {
-            fill: Fill::Unwritten, ..
-        } => Some(slot),
-        _ => None,
+    let fills = asked.args.iter().filter_map(|given| match given {
+        Given::Buffer { fill, .. } => Some(*fill),
+        Given::Integer(_) | Given::Float(_) => None,
     });
-    let uninitialized: Vec<usize> = uninitialized.collect();
+    let unwritten = fills.enumerate().filter(|(_, fill)| *fill == Fill::Unwritten);
+    let uninitialized: Vec<usize> = unwritten.map(|(slot, _)| slot).collect();
     let mut found = Vec::new();
     for schedule in (0..asked.schedules.max(1)).map(|n| asked.seed + u64::from(n)) {
         let options = SimOptions {
@@ -259,7 +258,7 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
         let arg = match (param.kind, *given) {
             (ParamKind::Pointer { writable, .. }, Given::Buffer { bytes, fill }) => {
                 launch.buffers.push(BufferSpec {
-                    // Names of buffers live as long as the program, once an argument.
+                    // Names of buffers are `&'static str`.
                     name: Box::leak(param.name.clone().into_boxed_str()),
                     bytes,
                     written: writable,
@@ -274,7 +273,7 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
             (ParamKind::Value(ScalarType::F32), Given::Float(x)) => Arg::F32(x),
             (ParamKind::Value(ScalarType::F32), Given::Integer(x)) => Arg::F32(x as f32),
             (ParamKind::Value(ty @ (ScalarType::U32 | ScalarType::S32)), Given::Integer(x)) => {
-                // A sign is a matter of who reads the bits: either reading may be meant.
+                // Accepts the range of both signed and unsigned numbers.
                 let bits = u32::try_from(x).or_else(|_| i32::try_from(x).map(|x| x as u32));
                 let bits = bits.map_err(|_| RunError::Range {
                     number,
@@ -303,10 +302,10 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
 
 fn kind_of(kind: ParamKind) -> &'static str {
     match kind {
-        ParamKind::Pointer { writable: true, .. } => "a pointer that it writes through",
+        ParamKind::Pointer { writable: true, .. } => "a writable pointer",
         ParamKind::Pointer { writable: false, .. } => "a pointer",
         ParamKind::Value(ScalarType::F32) => "a float",
-        ParamKind::Value(_) => "a whole number",
+        ParamKind::Value(_) => "an integer",
         ParamKind::TensorMap { .. } => "a tensor map",
     }
 }

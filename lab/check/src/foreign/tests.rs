@@ -70,7 +70,7 @@ fn claims_are_compared_by_symbol() {
     let problem = only(&kernel, &claim("partials", 8192), ProblemKind::Miscounted);
     assert_eq!(
         problem.message,
-        "`partials` takes 16384 B, declared f32[2][2][16][64]; 8192 B were counted: 8192 B more"
+        "`partials` takes 16384 B, declared f32[2][2][16][64]; 8192 B were expected: 8192 B more"
     );
     assert_eq!(problem.line, Some(3));
     assert!(problems(&kernel, &claim("partials", 16_384)).is_empty());
@@ -78,7 +78,7 @@ fn claims_are_compared_by_symbol() {
     assert!(
         only(&kernel, &claim("x", 1), ProblemKind::Miscounted)
             .message
-            .contains("has not")
+            .contains("does not have")
     );
 }
 
@@ -139,7 +139,8 @@ fn threads_registers_and_architectures_are_held_against_the_card() {
     );
 }
 
-/// Cubins of `fixtures/two_buffers.ptx`: by ptxas 12.0 and 13.0, old and new header, with and without reserved bytes.
+/// Cubins of `fixtures/two_buffers.ptx`: by ptxas 12.0 and 13.0, old and new header, with and
+/// without reserved bytes.
 #[test]
 fn cubins_say_what_ptxas_said() {
     let cubins: [(&str, &[u8], &str, u32); 3] = [

@@ -1,4 +1,4 @@
-//! The accumulators of a tensor-core product, written out by a map that ignores the lane.
+//! Accumulators of a tensor-core product, stored by a map that ignores the lane.
 
 use flashcore_ir::{BuildErrors, Cache, Kernel};
 use half::f16;

@@ -1,4 +1,4 @@
-//! A tile copied asynchronously and read before it has been waited for.
+//! A tile that is copied asynchronously and read before the wait.
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
 
@@ -6,7 +6,7 @@ use super::scene::Scene;
 
 const THREADS: u32 = 64;
 
-/// Each thread starts a copy of 16 bytes and reads what another thread's brought.
+/// Each thread starts a copy of 16 bytes and reads data of another thread's copy.
 pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
     let kernel = Kernel::build("missing_wait", THREADS, |k| {
         let keys = k.param_ptr::<f32>("k");
@@ -18,7 +18,7 @@ pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
         if mended {
             k.cp_async_wait(0);
         }
-        // A barrier orders what threads did, not what copies still do.
+        // A barrier orders the accesses of threads, not copies in flight.
         k.barrier();
         let value = tile.at(0, t).load(); // MISTAKE
         out.offset(t).store(value);

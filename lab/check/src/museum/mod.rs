@@ -1,7 +1,7 @@
-//! Failures that cost people weeks, each rebuilt as a small kernel or file, with the finding it gives here.
+//! The museum: failures of real kernels, each rebuilt as a small kernel or file, with its finding.
 //!
-//! [`PIECES`] are those that `docs/museum.md` tells of. [`Piece::show`] runs one; its mistake stands on the line
-//! marked `MISTAKE` in its source, and for two-sided ones the other side on that marked `AND`.
+//! `docs/museum.md` describes the [`PIECES`]. [`Piece::show`] runs one; the mistake is on the line
+//! marked `MISTAKE` in its source, and the second access of a finding on the line marked `AND`.
 //!
 //! ```
 //! let piece = flashcore_check::museum::piece("missing-wait").ok_or("no such piece")?;
@@ -26,7 +26,7 @@ use thiserror::Error;
 
 use scene::Scene;
 
-/// Why a piece cannot be shown.
+/// Why a piece cannot be run.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum MuseumError {
@@ -41,11 +41,11 @@ pub enum MuseumError {
     File(#[from] ForeignError),
 }
 
-/// What a piece is made of.
+/// The contents of a piece.
 enum Exhibit {
-    /// A kernel; with `true` it is mended.
+    /// A kernel; `true` builds the corrected version.
     Kernel(fn(bool) -> Result<Scene, BuildErrors>),
-    /// A file and how it is launched, and a text and a launch with which it works.
+    /// A file and its launch, and the corrected text and launch.
     File {
         text: &'static str,
         asked: fn() -> Asked,
@@ -53,34 +53,34 @@ enum Exhibit {
     },
 }
 
-/// A failure of the past.
+/// A rebuilt failure.
 pub struct Piece {
     /// Its name on the command line, after `museum/`.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// A description in one line.
     pub title: &'static str,
-    /// What the people who had it saw.
+    /// The original symptom.
     pub symptom: &'static str,
-    /// The kind of finding or problem that it gives here.
+    /// The kind of finding or problem that FlashCore reports.
     pub kind: &'static str,
-    /// Its source, from the root of the workspace.
+    /// Its source, relative to the workspace.
     pub file: &'static str,
     exhibit: Exhibit,
 }
 
-/// The card that files are held against: the one that the failures happened on.
+/// The architecture for which files are judged: that of the original failures.
 pub const CARD: Target = Target::Sm89;
 
-/// What showing a piece gives.
+/// The result of running a piece.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Shown {
-    /// Of a kernel: what the simulator finds.
+    /// For a kernel: the findings of the simulator.
     pub findings: Vec<Found>,
-    /// Of a file: what is wrong with launching it.
+    /// For a file: the problems of its launch.
     pub problems: Vec<Problem>,
 }
 
-/// Every piece, in the order in which they were met.
+/// All pieces, in historical order.
 pub const PIECES: [Piece; 10] = [
     Piece {
         name: "static-m64",
@@ -93,11 +93,8 @@ pub const PIECES: [Piece; 10] = [
             text: include_str!("../../museum/static-m64.ptx"),
             asked: Asked::default,
             mended: |text| {
-                (
-                    text.replace("scores[64][64]", "scores[32][64]")
-                        .replace("partials[64][64]", "partials[32][64]"),
-                    Asked::default(),
-                )
+                let text = text.replace("scores[64][64]", "scores[32][64]");
+                (text.replace("partials[64][64]", "partials[32][64]"), Asked::default())
             },
         },
     },
@@ -128,7 +125,7 @@ pub const PIECES: [Piece; 10] = [
     Piece {
         name: "no-opt-in",
         title: "76,800 B of dynamic shared memory without opting in",
-        symptom: "\"invalid argument\", then NaN: the launch never happened, the output kept what was in it",
+        symptom: "\"invalid argument\", then NaN: the launch failed and the output was not written",
         kind: "opt-in",
         file: "lab/check/museum/no-opt-in.ptx",
         exhibit: Exhibit::File {
@@ -139,7 +136,7 @@ pub const PIECES: [Piece; 10] = [
     },
     Piece {
         name: "accumulator-map",
-        title: "accumulators written out by a map that ignores the lane",
+        title: "accumulators stored by a map that ignores the lane",
         symptom: "NaN and garbage: 32 lanes wrote the same four elements, and 124 were never written",
         kind: "race",
         file: "lab/check/src/museum/accumulator_map.rs",
@@ -148,7 +145,7 @@ pub const PIECES: [Piece; 10] = [
     Piece {
         name: "reused-buffer",
         title: "probabilities written where other warps still read scores",
-        symptom: "wrong now and then; right under the debugger, which runs warps one after another",
+        symptom: "sometimes wrong; right under the debugger, which runs warps one after another",
         kind: "race",
         file: "lab/check/src/museum/reused_buffer.rs",
         exhibit: Exhibit::Kernel(reused_buffer::scene),
@@ -156,7 +153,7 @@ pub const PIECES: [Piece; 10] = [
     Piece {
         name: "transposed-stride",
         title: "a transposed tile with its stride off by one",
-        symptom: "\"unspecified launch failure\", or wrong numbers where other buffers follow",
+        symptom: "\"unspecified launch failure\", or wrong numbers if other buffers follow",
         kind: "out-of-bounds",
         file: "lab/check/src/museum/transposed_stride.rs",
         exhibit: Exhibit::Kernel(transposed_stride::scene),
@@ -164,7 +161,7 @@ pub const PIECES: [Piece; 10] = [
     Piece {
         name: "missing-wait",
         title: "an asynchronous copy read before it was waited for",
-        symptom: "right on small inputs, wrong on large ones: whether the copy has landed is luck",
+        symptom: "right on small inputs, wrong on large ones: the copy may or may not have landed",
         kind: "missing-wait",
         file: "lab/check/src/museum/missing_wait.rs",
         exhibit: Exhibit::Kernel(missing_wait::scene),
@@ -172,7 +169,7 @@ pub const PIECES: [Piece; 10] = [
     Piece {
         name: "eight-byte-cg",
         title: "cp.async.cg of 8 bytes",
-        symptom: "\"8-byte cp.async.cg is unsupported on Ada\": it is on every card",
+        symptom: "\"8-byte cp.async.cg is unsupported on Ada\": no card has it",
         kind: "no-such-instruction",
         file: "lab/check/museum/eight-byte-cg.ptx",
         exhibit: Exhibit::File {
@@ -183,15 +180,15 @@ pub const PIECES: [Piece; 10] = [
     },
     Piece {
         name: "shuffle-as-fence",
-        title: "a shuffle taken for a fence",
-        symptom: "right for years, wrong with the next compiler: it may move loads across a shuffle",
+        title: "a shuffle used as a fence",
+        symptom: "right for years, wrong with the next compiler, which moved loads across a shuffle",
         kind: "race",
         file: "lab/check/src/museum/shuffle_as_fence.rs",
         exhibit: Exhibit::Kernel(shuffle_as_fence::scene),
     },
 ];
 
-/// The piece of a name, with or without `museum/` before it.
+/// The piece with a name, with or without the prefix `museum/`.
 ///
 /// ```
 /// assert_eq!(flashcore_check::museum::piece("museum/no-opt-in").map(|piece| piece.kind), Some("opt-in"));
@@ -203,18 +200,18 @@ pub fn piece(name: &str) -> Option<&'static Piece> {
 }
 
 impl Piece {
-    /// What it gives, under a schedule.
+    /// Runs the piece under a schedule.
     ///
     /// # Errors
-    /// Where it cannot be built, read or run.
+    /// It cannot be built, read or run.
     pub fn show(&self, schedule: u64) -> Result<Shown, MuseumError> {
         self.run(schedule, false)
     }
 
-    /// What it gives once mended: nothing, if it is well made.
+    /// Runs the corrected version, which has no findings.
     ///
     /// # Errors
-    /// Where it cannot be built, read or run.
+    /// It cannot be built, read or run.
     ///
     /// ```
     /// let shown = flashcore_check::museum::piece("no-opt-in").ok_or("no such piece")?.show_mended(0)?;

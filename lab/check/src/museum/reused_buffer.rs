@@ -1,4 +1,4 @@
-//! Probabilities put where the scores were, while other warps still read the scores.
+//! Probabilities stored over the scores while other warps still read the scores.
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
 
@@ -6,7 +6,7 @@ use super::scene::Scene;
 
 const ROWS: u32 = 64;
 
-/// Each thread sums a column of the scores; then its probabilities take the scores' place.
+/// Each thread sums a column of the scores and then overwrites scores with its probabilities.
 pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
     let kernel = Kernel::build("reused_scores", ROWS, |k| {
         let out = k.param_ptr_mut::<f32>("out");

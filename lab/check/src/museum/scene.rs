@@ -1,4 +1,4 @@
-//! A small kernel with all that it takes to run it.
+//! A small kernel with its launch and buffers.
 
 use crate::Found;
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
@@ -28,12 +28,12 @@ impl Scene {
         }
     }
 
-    /// A buffer behind the next parameter, which the kernel reads.
+    /// Adds a buffer for the next parameter, which the kernel reads.
     pub(crate) fn input(self, name: &'static str, bytes: Vec<u8>) -> Scene {
         self.buffer(name, bytes, false)
     }
 
-    /// A buffer behind the next parameter, which the kernel writes.
+    /// Adds a buffer for the next parameter, which the kernel writes.
     pub(crate) fn output(self, name: &'static str, bytes: u32) -> Scene {
         self.buffer(name, vec![0; bytes as usize], true)
     }
@@ -53,7 +53,7 @@ impl Scene {
         self
     }
 
-    /// Runs it under a schedule: what is found.
+    /// Runs it under a schedule and returns the findings.
     pub(crate) fn run(mut self, schedule: u64) -> Result<Vec<Found>, SimError> {
         let options = SimOptions {
             seed: schedule,

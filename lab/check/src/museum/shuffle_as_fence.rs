@@ -1,10 +1,10 @@
-//! A shuffle taken for something that orders memory.
+//! A shuffle used as if it ordered memory.
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
 
 use super::scene::Scene;
 
-/// Lanes leave a value in shared memory, shuffle, and read their neighbour's.
+/// Lanes store a value in shared memory, shuffle, and read their neighbour's value.
 pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
     let kernel = Kernel::build("shuffle_as_fence", 32, |k| {
         let out = k.param_ptr_mut::<f32>("out");

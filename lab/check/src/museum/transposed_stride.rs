@@ -1,4 +1,4 @@
-//! K transposed on its way into shared memory, with rows counted one element too long.
+//! K transposed into shared memory with rows one element too long.
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
 
@@ -7,7 +7,7 @@ use super::scene::Scene;
 const KEYS: u32 = 32;
 const HEAD_DIM: u32 = 16;
 
-/// Each thread brings one key and writes it as a column.
+/// Each thread loads one key and stores it as a column.
 pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
     let kernel = Kernel::build("transposed_keys", KEYS, |k| {
         let keys = k.param_ptr::<f32>("k");

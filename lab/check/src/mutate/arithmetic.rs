@@ -1,12 +1,12 @@
-//! The same for arithmetic of two operands and for comparisons: indices, remainders, swizzles, bounds, thresholds.
+//! Changes of arithmetic and comparisons: indices, remainders, swizzles, bounds, thresholds.
 
 use flashcore_ir::inst::{BinOp, Cmp};
 use flashcore_ir::{Inst, Operand, Reg, ScalarType};
 
-use super::Operator;
-use super::changes::{Changes, is_integer};
+use super::Operator as O;
+use super::changes::{Changes, edit, is_integer};
 
-/// What a bound is off by, where it is off by a tile.
+/// What a bound is off by if it is off by a tile.
 const TILE: u64 = 64;
 
 /// Bytes of a chunk that swizzles permute.
@@ -20,128 +20,81 @@ impl Changes<'_> {
             Operand::Reg(_) => None,
         };
         let mask = if ty.bytes() == 4 { 0xffff_ffff } else { u64::MAX };
-        let with = |op, b: u64| Inst::Bin {
+        let with = |b: u64| Inst::Bin {
             op,
             ty,
             dst,
             a,
             b: Operand::Imm(b & mask),
         };
+        let swapped = Inst::Bin {
+            op,
+            ty,
+            dst,
+            a: b,
+            b: a,
+        };
         match op {
             BinOp::Add | BinOp::Sub => {
-                let (other, swapped) = match op {
-                    BinOp::Add => (BinOp::Sub, None),
-                    _ => (
-                        BinOp::Add,
-                        Some(Inst::Bin {
-                            op,
-                            ty,
-                            dst,
-                            a: b,
-                            b: a,
-                        }),
-                    ),
-                };
-                self.put(
-                    Operator::OtherSign,
-                    Inst::Bin {
-                        op: other,
-                        ty,
-                        dst,
-                        a,
-                        b,
-                    },
-                );
-                if let Some(swapped) = swapped {
-                    self.put(Operator::SwapOperands, swapped);
+                let other = if op == BinOp::Add { BinOp::Sub } else { BinOp::Add };
+                edit!(self, O::OtherSign, Inst::Bin { op, .. } => *op = other);
+                if op == BinOp::Sub {
+                    self.put(O::SwapOperands, swapped);
                 }
-                match constant {
-                    Some(by) if is_integer(ty) => self.put(Operator::OffsetOne, with(op, by.wrapping_add(1))),
-                    _ => {}
+                if let Some(by) = constant.filter(|_| is_integer(ty)) {
+                    self.put(O::OffsetOne, with(by.wrapping_add(1)));
                 }
                 match in_place {
-                    true if is_integer(ty) => self.drop(Operator::DropStep),
-                    true => self.drop(Operator::DropAddend),
-                    false => self.copy(Operator::DropAddend, dst, a),
+                    true if is_integer(ty) => self.drop(O::DropStep),
+                    true => self.drop(O::DropAddend),
+                    false => self.copy(O::DropAddend, dst, a),
                 }
             }
-            BinOp::Mul | BinOp::MulHi | BinOp::MulWide if is_integer(ty) => {
-                self.strides(b, |inst, factor| {
-                    if let Inst::Bin { b, .. } = inst {
-                        *b = factor;
-                    }
-                });
-            }
-            BinOp::Mul if in_place => self.drop(Operator::DropRescale),
-            BinOp::Mul | BinOp::MulHi | BinOp::MulWide => self.copy(Operator::DropFactor, dst, a),
+            BinOp::Mul | BinOp::MulHi | BinOp::MulWide if is_integer(ty) => self.strides(b),
+            BinOp::Mul if in_place => self.drop(O::DropRescale),
+            BinOp::Mul | BinOp::MulHi | BinOp::MulWide => self.copy(O::DropFactor, dst, a),
             BinOp::Min | BinOp::Max => {
-                self.copy(Operator::Unclamp, dst, a);
-                self.copy(Operator::OnlyBound, dst, b);
+                self.copy(O::Unclamp, dst, a);
+                self.copy(O::OnlyBound, dst, b);
             }
             BinOp::Div => {
                 if let Some(by) = constant {
-                    self.put(Operator::DivisorOne, with(op, by + 1));
+                    self.put(O::DivisorOne, with(by + 1));
                 }
             }
             BinOp::Rem => {
-                self.copy(Operator::DropRemainder, dst, Operand::Imm(0));
+                self.copy(O::DropRemainder, dst, Operand::Imm(0));
                 if let Some(by) = constant {
-                    self.put(Operator::StageMore, with(op, by + 1));
-                    self.put(Operator::StageFewer, with(op, by.saturating_sub(1).max(1)));
+                    self.put(O::StageMore, with(by + 1));
+                    self.put(O::StageFewer, with(by.saturating_sub(1).max(1)));
                 }
             }
-            BinOp::And | BinOp::Or => {
-                let Some(bits) = constant else {
-                    self.copy(Operator::DropTerm, dst, a);
-                    return;
-                };
-                if op == BinOp::And && (bits + 1).is_power_of_two() && ty.bytes() == 4 {
-                    self.copy(Operator::DropRemainder, dst, Operand::Imm(0));
-                    self.put(Operator::StageMore, with(op, 2 * bits + 1));
-                    self.put(Operator::StageFewer, with(op, bits >> 1));
-                } else if op == BinOp::And && bits > 0xffff {
-                    self.put(Operator::HalfMask, with(op, bits & 0xffff));
-                } else {
-                    self.copy(Operator::DropTerm, dst, a);
+            BinOp::And | BinOp::Or => match constant {
+                Some(bits) if op == BinOp::And && (bits + 1).is_power_of_two() && ty.bytes() == 4 => {
+                    self.copy(O::DropRemainder, dst, Operand::Imm(0));
+                    self.put(O::StageMore, with(2 * bits + 1));
+                    self.put(O::StageFewer, with(bits >> 1));
                 }
-            }
+                Some(bits) if op == BinOp::And && bits > 0xffff => self.put(O::HalfMask, with(bits & 0xffff)),
+                _ => self.copy(O::DropTerm, dst, a),
+            },
             BinOp::Xor => {
-                self.copy(Operator::DropSwizzle, dst, a);
+                self.copy(O::DropSwizzle, dst, a);
                 if ty != ScalarType::Pred {
-                    let more = Inst::Bin {
-                        op,
-                        ty,
-                        dst,
-                        a: Operand::Reg(dst),
-                        b: Operand::Imm(CHUNK),
-                    };
-                    self.found.push((Operator::SwizzleTerm, vec![self.inst.clone(), more]));
+                    let a = Operand::Reg(dst);
+                    let b = Operand::Imm(CHUNK);
+                    let more = Inst::Bin { op, ty, dst, a, b };
+                    self.found.push((O::SwizzleTerm, vec![self.inst.clone(), more]));
                 }
             }
             BinOp::Shl | BinOp::Shr => match constant {
-                Some(by) => self.put(Operator::ShiftOne, with(op, by + 1)),
-                None => self.put(
-                    Operator::SwapOperands,
-                    Inst::Bin {
-                        op,
-                        ty,
-                        dst,
-                        a: b,
-                        b: a,
-                    },
-                ),
+                Some(by) => self.put(O::ShiftOne, with(by + 1)),
+                None => self.put(O::SwapOperands, swapped),
             },
         }
     }
 
     pub(super) fn comparison(&mut self, cmp: Cmp, ty: ScalarType, a: Operand, b: Operand) {
-        let mut compare = |operator, other| {
-            self.edit(operator, |inst| {
-                if let Inst::Setp { cmp, .. } = inst {
-                    *cmp = other;
-                }
-            });
-        };
         let (neighbour, contrary) = match cmp {
             Cmp::Lt => (Cmp::Le, Cmp::Ge),
             Cmp::Le => (Cmp::Lt, Cmp::Gt),
@@ -150,39 +103,27 @@ impl Changes<'_> {
             Cmp::Eq => (Cmp::Eq, Cmp::Ne),
             Cmp::Ne => (Cmp::Ne, Cmp::Eq),
         };
-        compare(Operator::InvertCompare, contrary);
-        let ordered = !matches!(cmp, Cmp::Eq | Cmp::Ne);
-        if is_integer(ty) && ordered {
-            compare(Operator::BoundOne, neighbour);
+        edit!(self, O::InvertCompare, Inst::Setp { cmp, .. } => *cmp = contrary);
+        if is_integer(ty) {
+            edit!(self, O::BoundOne, Inst::Setp { cmp, .. } => *cmp = neighbour);
         }
-        if is_integer(ty) && ordered && ty.bytes() == 4 {
-            // Whichever side is at hand: the bound may be a constant, or the index.
+        if is_integer(ty) && !matches!(cmp, Cmp::Eq | Cmp::Ne) && ty.bytes() == 4 {
+            // Raises or lowers the bound, or the index if that is the constant or the only
+            // register.
             let (operand, bound) = match (a, b) {
                 (_, Operand::Reg(_)) | (Operand::Imm(_), _) => (b, true),
                 _ => (a, false),
             };
             let upwards = matches!(cmp, Cmp::Lt | Cmp::Le) == bound;
-            let (wide, narrow) = if upwards {
-                (TILE, TILE.wrapping_neg())
-            } else {
-                (TILE.wrapping_neg(), TILE)
-            };
-            for (operator, by) in [(Operator::WideBound, wide), (Operator::NarrowBound, narrow)] {
-                self.with_operand(operator, operand, (BinOp::Add, by), |inst, value| {
-                    if let Inst::Setp { a, b, .. } = inst {
-                        *(if bound { b } else { a }) = value;
-                    }
-                });
+            let wide = if upwards { TILE } else { TILE.wrapping_neg() };
+            for (operator, by) in [(O::WideBound, wide), (O::NarrowBound, wide.wrapping_neg())] {
+                edit!(self, operator, operand (BinOp::Add, by),
+                    Inst::Setp { a, b, .. } => if bound { b } else { a });
             }
         }
         if let (ScalarType::F32, Operand::Imm(bits)) = (ty, b) {
-            let threshold = f32::from_bits(bits as u32);
-            let higher = (64.0 * threshold + 64.0).to_bits();
-            self.edit(Operator::RaiseThreshold, |inst| {
-                if let Inst::Setp { b, .. } = inst {
-                    *b = Operand::Imm(u64::from(higher));
-                }
-            });
+            let higher = (64.0 * f32::from_bits(bits as u32) + 64.0).to_bits();
+            edit!(self, O::RaiseThreshold, Inst::Setp { b, .. } => *b = Operand::Imm(u64::from(higher)));
         }
     }
 }

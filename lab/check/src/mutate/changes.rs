@@ -1,21 +1,21 @@
-//! What each operator makes of an instruction.
+//! The changes that each operator makes to an instruction.
 //!
-//! The match is exhaustive: a new instruction does not compile until it is said how it can be got wrong.
+//! The match is exhaustive: a new instruction does not compile until its mistakes are listed.
 
-use flashcore_ir::inst::{Address, BinOp, BulkInst, MbarInst, Scope, ShflMode, Special, StoreSource, UnOp, VoteMode};
+use flashcore_ir::inst::{Address, BinOp, BulkInst, MbarInst, Scope, ShflMode, Special, UnOp, VoteMode};
 use flashcore_ir::{Inst, Kernel, Operand, Reg, RegClass, ScalarType};
 
 use super::Operator;
 
-/// The changes of one instruction: by operator, what stands in its place, if anything.
+/// The changes of one instruction: for each operator, the instructions that replace it.
 pub(super) struct Changes<'a> {
     pub(super) inst: &'a Inst,
     pub(super) kernel: &'a Kernel,
     pub(super) found: Vec<(Operator, Vec<Inst>)>,
 }
 
-/// Everything that can be made of an instruction, each operator at most once. What PTX has no instruction for is left
-/// out: it would not build.
+/// All changes of an instruction, each operator at most once. Changes to instructions that PTX does
+/// not have are left out, since they would not build.
 pub(super) fn changes(inst: &Inst, kernel: &Kernel) -> Vec<(Operator, Vec<Inst>)> {
     let mut changes = Changes {
         inst,
@@ -29,23 +29,42 @@ pub(super) fn changes(inst: &Inst, kernel: &Kernel) -> Vec<(Operator, Vec<Inst>)
     found
 }
 
+/// `edit!(changes, Operator, pattern => change)`: the instruction with the fields that `pattern`
+/// binds changed. `edit!(changes, Operator, operand (op, by), pattern => field)`: the instruction
+/// while an operand is changed ([`Changes::with_operand`]), which `field` refers to.
+macro_rules! edit {
+    ($changes:ident, $operator:expr, $operand:ident ($op:expr, $by:expr), $pattern:pat => $field:expr) => {
+        $changes.with_operand($operator, $operand, ($op, $by), |inst, value| {
+            if let $pattern = inst {
+                *$field = value;
+            }
+        })
+    };
+    ($changes:ident, $operator:expr, $pattern:pat => $change:expr) => {
+        $changes.edit($operator, |inst| {
+            if let $pattern = inst {
+                $change;
+            }
+        })
+    };
+}
+pub(super) use edit;
+
 /// Registers of an accumulator of eight columns.
 const MMA_REGISTERS: u32 = 4;
 
 impl Changes<'_> {
-    // ---- Ways of changing an instruction --------------------------------------------------------------
-
-    /// Nothing stands in its place.
+    /// Removes the instruction.
     pub(super) fn drop(&mut self, operator: Operator) {
         self.found.push((operator, Vec::new()));
     }
 
-    /// Another instruction does.
+    /// Replaces the instruction.
     pub(super) fn put(&mut self, operator: Operator, inst: Inst) {
         self.found.push((operator, vec![inst]));
     }
 
-    /// The same does, with something else in it.
+    /// Changes fields of the instruction.
     pub(super) fn edit(&mut self, operator: Operator, change: impl FnOnce(&mut Inst)) {
         let mut inst = self.inst.clone();
         change(&mut inst);
@@ -54,8 +73,8 @@ impl Changes<'_> {
         }
     }
 
-    /// The same does, while one of its 32-bit operands is another value: an immediate is changed, a register before it and
-    /// back again after it. `op` undoes itself with the other value.
+    /// Changes a 32-bit operand by `op` and `by`: an immediate in the instruction, a register
+    /// before it, and back after it.
     pub(super) fn with_operand(
         &mut self,
         operator: Operator,
@@ -63,28 +82,25 @@ impl Changes<'_> {
         (op, by): (BinOp, u64),
         replace: impl FnOnce(&mut Inst, Operand),
     ) {
-        let by = by & 0xffff_ffff;
+        let by = by as u32;
         match operand {
             Operand::Imm(bits) => {
                 let bits = bits as u32;
-                let changed = match op {
-                    BinOp::Xor => bits ^ by as u32,
-                    _ => bits.wrapping_add(by as u32),
+                let changed = if op == BinOp::Xor {
+                    bits ^ by
+                } else {
+                    bits.wrapping_add(by)
                 };
                 self.edit(operator, |inst| replace(inst, Operand::Imm(u64::from(changed))));
             }
             Operand::Reg(reg) => {
-                let back = if op == BinOp::Xor {
-                    by
-                } else {
-                    by.wrapping_neg() & 0xffff_ffff
-                };
-                let change = |by| Inst::Bin {
+                let back = if op == BinOp::Xor { by } else { by.wrapping_neg() };
+                let change = |by: u32| Inst::Bin {
                     op,
                     ty: ScalarType::U32,
                     dst: reg,
                     a: operand,
-                    b: Operand::Imm(by),
+                    b: Operand::Imm(u64::from(by)),
                 };
                 self.found
                     .push((operator, vec![change(by), self.inst.clone(), change(back)]));
@@ -92,95 +108,76 @@ impl Changes<'_> {
         }
     }
 
-    /// One of its operands is what it gives.
+    /// The result is `src`.
     pub(super) fn copy(&mut self, operator: Operator, dst: Reg, src: Operand) {
-        let fits = match src {
-            Operand::Reg(reg) => reg.class == dst.class,
-            Operand::Imm(_) => true,
-        };
-        if fits {
+        if !matches!(src, Operand::Reg(reg) if reg.class != dst.class) {
             self.put(operator, Inst::Mov { dst, src });
         }
     }
 
     /// A constant factor is larger.
-    pub(super) fn strides(&mut self, factor: Operand, replace: impl Fn(&mut Inst, Operand)) {
-        if let Operand::Imm(factor) = factor {
-            for (operator, by) in [(Operator::StrideOne, 1), (Operator::StrideSixteen, 16)] {
-                self.edit(operator, |inst| replace(inst, Operand::Imm(factor + by)));
-            }
+    pub(super) fn strides(&mut self, factor: Operand) {
+        let Operand::Imm(factor) = factor else { return };
+        for (operator, by) in [(Operator::StrideOne, 1), (Operator::StrideSixteen, 16)] {
+            edit!(self, operator, Inst::Bin { b, .. } | Inst::Fma { b, .. } | Inst::MadWide { b, .. } => {
+                *b = Operand::Imm(factor + by)
+            });
         }
     }
 
-    // ---- The instructions -----------------------------------------------------------------------------
-
     fn list(&mut self) {
+        use Operator as O;
         match *self.inst {
+            // A copy of a register has nothing to get wrong.
+            Inst::Mov {
+                src: Operand::Reg(_), ..
+            } => {}
             Inst::Mov {
                 dst,
                 src: Operand::Imm(bits),
             } => match dst.class {
-                RegClass::B32 => self.copy(Operator::ConstantOne, dst, Operand::Imm((bits + 1) & 0xffff_ffff)),
+                RegClass::B32 => self.copy(O::ConstantOne, dst, Operand::Imm((bits + 1) & 0xffff_ffff)),
                 RegClass::F32 => {
                     let bits = (f32::from_bits(bits as u32) + 1.0).to_bits();
-                    self.edit(Operator::ConstantOne, |inst| {
-                        *inst = Inst::Mov {
-                            dst,
-                            src: Operand::Imm(u64::from(bits)),
-                        };
-                    });
+                    edit!(self, O::ConstantOne, Inst::Mov { src, .. } => *src = Operand::Imm(u64::from(bits)));
                 }
-                _ => {}
+                RegClass::Pred | RegClass::B16 | RegClass::B64 => {}
             },
-            // A copy of a register has nothing of its own to be wrong.
-            Inst::Mov { .. } => {}
             Inst::Bin { op, ty, dst, a, b } => self.binary(op, ty, dst, a, b),
             Inst::Un { op, ty, dst, a } => match op {
-                UnOp::Not if ty == ScalarType::Pred => self.copy(Operator::InvertCompare, dst, a),
-                _ => self.copy(Operator::DropFunction, dst, a),
+                UnOp::Not if ty == ScalarType::Pred => self.copy(O::InvertCompare, dst, a),
+                _ => self.copy(O::DropFunction, dst, a),
             },
             Inst::Fma { ty, dst, a, b, .. } => {
                 if is_integer(ty) {
-                    self.strides(b, |inst, factor| {
-                        if let Inst::Fma { b, .. } = inst {
-                            *b = factor;
-                        }
-                    });
+                    self.strides(b);
                 }
                 let op = BinOp::Mul;
-                self.put(Operator::DropAddend, Inst::Bin { op, ty, dst, a, b });
+                self.put(O::DropAddend, Inst::Bin { op, ty, dst, a, b });
             }
             Inst::MadWide { ty, dst, a, b, .. } => {
-                self.strides(b, |inst, factor| {
-                    if let Inst::MadWide { b, .. } = inst {
-                        *b = factor;
-                    }
-                });
+                self.strides(b);
                 let op = BinOp::MulWide;
-                self.put(Operator::DropAddend, Inst::Bin { op, ty, dst, a, b });
+                self.put(O::DropAddend, Inst::Bin { op, ty, dst, a, b });
             }
-            // One operand, and another type: nothing to mistake.
+            // A conversion has one operand of another type: nothing to get wrong.
             Inst::Cvt { .. } => {}
-            Inst::CvtPack { .. } | Inst::Unpack { .. } | Inst::Prmt { .. } => {
-                self.edit(Operator::SwapOperands, |inst| match inst {
-                    Inst::CvtPack { lo, hi, .. } => std::mem::swap(lo, hi),
-                    Inst::Unpack { lo, hi, .. } => std::mem::swap(lo, hi),
-                    Inst::Prmt { a, b, .. } => std::mem::swap(a, b),
-                    _ => {}
-                });
+            Inst::CvtPack { .. } => {
+                edit!(self, O::SwapOperands, Inst::CvtPack { lo, hi, .. } => std::mem::swap(lo, hi));
             }
+            Inst::Unpack { .. } => {
+                edit!(self, O::SwapOperands, Inst::Unpack { lo, hi, .. } => std::mem::swap(lo, hi));
+            }
+            Inst::Prmt { .. } => edit!(self, O::SwapOperands, Inst::Prmt { a, b, .. } => std::mem::swap(a, b)),
             Inst::Pack { dst, lo, hi } => {
-                self.put(Operator::SwapOperands, Inst::Pack { dst, lo: hi, hi: lo });
+                self.put(O::SwapOperands, Inst::Pack { dst, lo: hi, hi: lo });
                 self.descriptor(dst, lo, hi);
             }
-            Inst::Lop3 { dst, a, b, c, table } => {
-                let table = !table;
-                self.put(Operator::InvertTable, Inst::Lop3 { dst, a, b, c, table });
-            }
+            Inst::Lop3 { .. } => edit!(self, O::InvertTable, Inst::Lop3 { table, .. } => *table = !*table),
             Inst::Setp { cmp, ty, a, b, .. } => self.comparison(cmp, ty, a, b),
             Inst::Selp { dst, a, b, .. } => {
-                self.copy(Operator::Unmask, dst, a);
-                self.copy(Operator::MaskAll, dst, b);
+                self.copy(O::Unmask, dst, a);
+                self.copy(O::MaskAll, dst, b);
             }
             Inst::Special { dst, which } => {
                 let which = match which {
@@ -188,144 +185,128 @@ impl Changes<'_> {
                     Special::Ctaid(dim) => Special::Ctaid((dim + 1) % 3),
                     Special::Ntid(dim) => Special::Tid(dim),
                     Special::Nctaid(dim) => Special::Ctaid(dim),
-                    Special::LaneId => Special::Ctaid(0),
-                    Special::ClusterRank => Special::Ctaid(0),
+                    Special::LaneId | Special::ClusterRank => Special::Ctaid(0),
                     Special::ClusterBlocks => Special::ClusterRank,
                     // Stands for any number that compilers do not know.
                     Special::MaxWarps => return,
                 };
-                self.put(Operator::WrongSpecial, Inst::Special { dst, which });
+                self.put(O::WrongSpecial, Inst::Special { dst, which });
             }
             Inst::Param { dst, index } => {
                 let params = self.kernel.params();
                 let kind = params.get(index as usize).map(|param| param.kind);
-                let others = (index as usize + 1..params.len()).chain(0..index as usize);
-                if let Some(other) = others.into_iter().find(|&other| Some(params[other].kind) == kind) {
+                let mut others = (index as usize + 1..params.len()).chain(0..index as usize);
+                if let Some(other) = others.find(|&other| Some(params[other].kind) == kind) {
                     let index = other as u32;
-                    self.put(Operator::WrongParam, Inst::Param { dst, index });
+                    self.put(O::WrongParam, Inst::Param { dst, index });
                 }
             }
-            // The one address that it can be.
+            // There is only one such address.
             Inst::SharedBase { .. } => {}
-            Inst::Ld { .. } => self.drop(Operator::DropLoad),
-            Inst::St { .. } => self.drop(Operator::DropStore),
+            Inst::Ld { .. } => self.drop(O::DropLoad),
+            Inst::St { .. } => self.drop(O::DropStore),
             Inst::LdMatrix { .. } => {
-                self.drop(Operator::DropLoad);
-                self.flip_transpose();
+                self.drop(O::DropLoad);
+                edit!(self, O::FlipTranspose, Inst::LdMatrix { transposed, .. } => *transposed = !*transposed);
             }
             Inst::StMatrix { .. } => {
-                self.drop(Operator::DropStore);
-                self.flip_transpose();
+                self.drop(O::DropStore);
+                edit!(self, O::FlipTranspose, Inst::StMatrix { transposed, .. } => *transposed = !*transposed);
             }
             Inst::CpAsync { bytes, src_bytes, .. } => {
-                self.drop(Operator::DropCopy);
-                self.edit(Operator::NextSource, |inst| {
-                    if let Inst::CpAsync { src, .. } = inst {
-                        src.offset += bytes as i32;
-                    }
-                });
-                let mut read = |operator, count| {
-                    self.edit(operator, |inst| {
-                        if let Inst::CpAsync { src_bytes, .. } = inst {
-                            *src_bytes = count;
-                        }
-                    });
-                };
+                self.drop(O::DropCopy);
+                edit!(self, O::NextSource, Inst::CpAsync { src, .. } => src.offset += bytes as i32);
                 if src_bytes.is_some() {
-                    read(Operator::FullCopy, None);
+                    edit!(self, O::FullCopy, Inst::CpAsync { src_bytes, .. } => *src_bytes = None);
                 }
-                read(Operator::HalfCopy, Some(Operand::Imm(u64::from(bytes / 2))));
+                let half = Some(Operand::Imm(u64::from(bytes / 2)));
+                edit!(self, O::HalfCopy, Inst::CpAsync { src_bytes, .. } => *src_bytes = half);
             }
-            Inst::CpAsyncCommit => self.drop(Operator::DropCommit),
-            Inst::CpAsyncWait { pending } => {
-                self.drop(Operator::DropWait);
-                let pending = pending + 1;
-                self.put(Operator::WeakenWait, Inst::CpAsyncWait { pending });
+            Inst::CpAsyncCommit => self.drop(O::DropCommit),
+            Inst::CpAsyncWait { .. } => {
+                self.drop(O::DropWait);
+                edit!(self, O::WeakenWait, Inst::CpAsyncWait { pending } => *pending += 1);
             }
             Inst::Mma { d, b, c, .. } => {
-                self.drop(Operator::DropProduct);
+                self.drop(O::DropProduct);
                 if self.exists(d, 2 * MMA_REGISTERS) && self.exists(c, 2 * MMA_REGISTERS) {
-                    self.edit(Operator::NextColumns, |inst| {
-                        if let Inst::Mma { d, c, .. } = inst {
-                            d.index += MMA_REGISTERS;
-                            c.index += MMA_REGISTERS;
-                        }
+                    edit!(self, O::NextColumns, Inst::Mma { d, c, .. } => {
+                        (d.index, c.index) = (d.index + MMA_REGISTERS, c.index + MMA_REGISTERS)
                     });
                 }
                 if self.exists(b, 4) {
-                    self.edit(Operator::NextFragment, |inst| {
-                        if let Inst::Mma { b, .. } = inst {
-                            b.index += 2;
-                        }
-                    });
+                    edit!(self, O::NextFragment, Inst::Mma { b, .. } => b.index += 2);
                 }
             }
             Inst::Shfl {
                 mode, dst, src, lane, ..
             } => {
                 self.half_warp();
-                self.copy(Operator::DropExchange, dst, src);
-                // Of exchanges within a group of lanes, distances double from one to the next.
+                self.copy(O::DropExchange, dst, src);
+                // The distances of exchanges within a group of lanes double each time.
                 let by = match (mode, lane) {
                     (ShflMode::Bfly, Operand::Imm(distance)) => distance,
                     _ => 1,
                 };
-                self.with_operand(Operator::OtherLane, lane, (BinOp::Add, by), |inst, value| {
-                    if let Inst::Shfl { lane, .. } = inst {
-                        *lane = value;
-                    }
-                });
+                edit!(self, O::OtherLane, lane (BinOp::Add, by), Inst::Shfl { lane, .. } => lane);
             }
             Inst::Vote { mode, dst, pred, .. } => {
                 self.half_warp();
                 let (operator, other) = match mode {
-                    VoteMode::Any => (Operator::VoteAll, VoteMode::All),
-                    VoteMode::All => (Operator::VoteAny, VoteMode::Any),
+                    VoteMode::Any => (O::VoteAll, VoteMode::All),
+                    VoteMode::All => (O::VoteAny, VoteMode::Any),
                     VoteMode::Ballot => return,
                 };
-                self.edit(operator, |inst| {
-                    if let Inst::Vote { mode, .. } = inst {
-                        *mode = other;
-                    }
-                });
-                self.copy(Operator::DropExchange, dst, Operand::Reg(pred));
+                edit!(self, operator, Inst::Vote { mode, .. } => *mode = other);
+                self.copy(O::DropExchange, dst, Operand::Reg(pred));
             }
             Inst::Redux { dst, src, .. } => {
                 self.half_warp();
-                self.copy(Operator::DropExchange, dst, src);
+                self.copy(O::DropExchange, dst, src);
             }
             Inst::BarSync { id, threads } => {
-                self.drop(Operator::DropBarrier);
-                self.barrier(id, threads.unwrap_or(self.kernel.threads()));
+                self.drop(O::DropBarrier);
+                let threads = threads.unwrap_or(self.kernel.threads());
+                for (operator, count) in [
+                    (O::CountBarrier, threads.saturating_sub(32)),
+                    (O::CountMore, threads + 32),
+                ] {
+                    if count > 0 {
+                        edit!(self, operator, Inst::BarSync { threads, .. } => *threads = Some(count));
+                    }
+                }
+                self.other_barrier(id);
             }
             Inst::BarArrive { id, threads } => {
-                self.drop(Operator::DropArrive);
-                self.barrier(id, threads);
+                self.drop(O::DropArrive);
+                for (operator, count) in [
+                    (O::CountBarrier, threads.saturating_sub(32)),
+                    (O::CountMore, threads + 32),
+                ] {
+                    if count > 0 {
+                        edit!(self, operator, Inst::BarArrive { threads, .. } => *threads = count);
+                    }
+                }
+                self.other_barrier(id);
             }
             Inst::BarWarp { .. } => {
-                self.drop(Operator::DropWarpBarrier);
+                self.drop(O::DropWarpBarrier);
                 self.half_warp();
             }
-            Inst::Fence { scope } => {
-                self.drop(Operator::DropFence);
-                if scope != Scope::Block {
-                    self.put(Operator::NarrowScope, Inst::Fence { scope: Scope::Block });
-                }
+            Inst::Fence { .. } => {
+                self.drop(O::DropFence);
+                edit!(self, O::NarrowScope, Inst::Fence { scope } => *scope = Scope::Block);
             }
-            Inst::FenceProxyAsync | Inst::FenceMbarrierInit => self.drop(Operator::DropFence),
-            Inst::Atom { .. } => self.drop(Operator::DropAtomic),
-            Inst::Elect { dst } => self.copy(Operator::EveryLane, dst, Operand::Imm(1)),
-            Inst::SetMaxRegs { regs, raise } => {
-                self.drop(Operator::DropRegisters);
-                for (operator, regs) in [
-                    (Operator::MoreRegisters, regs + 8),
-                    (Operator::FewerRegisters, regs.saturating_sub(8)),
-                ] {
-                    self.put(operator, Inst::SetMaxRegs { regs, raise });
-                }
+            Inst::FenceProxyAsync | Inst::FenceMbarrierInit => self.drop(O::DropFence),
+            Inst::Atom { .. } => self.drop(O::DropAtomic),
+            Inst::Elect { dst } => self.copy(O::EveryLane, dst, Operand::Imm(1)),
+            Inst::SetMaxRegs { .. } => {
+                self.drop(O::DropRegisters);
+                edit!(self, O::MoreRegisters, Inst::SetMaxRegs { regs, .. } => *regs += 8);
+                edit!(self, O::FewerRegisters, Inst::SetMaxRegs { regs, .. } => *regs = regs.saturating_sub(8));
             }
-            Inst::DependencyWait => self.drop(Operator::DropWait),
-            // A trap is for what never happens, a trigger for the launch after, a trace for the reader.
+            Inst::DependencyWait => self.drop(O::DropWait),
+            // A trap never runs, a trigger concerns the next launch, and a trace the reader.
             Inst::TrapIf { .. } | Inst::DependencyTrigger | Inst::Trace { .. } => {}
             Inst::Mbar(ref inst) => self.mbarrier(inst),
             Inst::Bulk(ref inst) => self.bulk(inst),
@@ -334,82 +315,50 @@ impl Changes<'_> {
         }
     }
 
-    fn barrier(&mut self, id: Operand, threads: u32) {
-        for (operator, threads) in [
-            (Operator::CountBarrier, threads.saturating_sub(32)),
-            (Operator::CountMore, threads + 32),
-        ] {
-            if threads > 0 {
-                self.edit(operator, |inst| match inst {
-                    Inst::BarSync { threads: count, .. } => *count = Some(threads),
-                    Inst::BarArrive { threads: count, .. } => *count = threads,
-                    _ => {}
-                });
-            }
-        }
-        if !self.has_named_barriers() {
-            return;
-        }
-        self.with_operand(Operator::WrongBarrier, id, (BinOp::Xor, 1), |inst, value| {
-            if let Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } = inst {
-                *id = value;
-            }
-        });
-    }
-
-    /// Whether there is another barrier than the block's to be mistaken for.
-    fn has_named_barriers(&self) -> bool {
+    /// Uses another barrier, if the kernel has more than the block's.
+    fn other_barrier(&mut self, id: Operand) {
         let mut named = false;
         self.kernel.for_each_inst(&mut |inst, _| {
             if let Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } = inst {
                 named |= *id != Operand::Imm(0);
             }
         });
-        named
+        if named {
+            let pattern = (BinOp::Xor, 1);
+            self.with_operand(Operator::WrongBarrier, id, pattern, |inst, value| {
+                if let Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } = inst {
+                    *id = value;
+                }
+            });
+        }
     }
 
     fn half_warp(&mut self) {
-        self.edit(Operator::HalfWarp, |inst| {
-            if let Inst::Shfl { members, .. }
-            | Inst::Vote { members, .. }
-            | Inst::Redux { members, .. }
-            | Inst::BarWarp { members } = inst
-            {
-                *members &= 0xffff;
-            }
-        });
+        edit!(self, Operator::HalfWarp, Inst::Shfl { members, .. } | Inst::Vote { members, .. }
+            | Inst::Redux { members, .. } | Inst::BarWarp { members } => *members &= 0xffff);
     }
 
-    fn flip_transpose(&mut self) {
-        self.edit(Operator::FlipTranspose, |inst| {
-            if let Inst::LdMatrix { transposed, .. } | Inst::StMatrix { transposed, .. } = inst {
-                *transposed = !*transposed;
-            }
-        });
-    }
-
-    /// Whether there are `count` registers from this one on.
+    /// Whether `count` registers exist from this one on.
     pub(super) fn exists(&self, first: Reg, count: u32) -> bool {
         first.index + count <= self.kernel.num_regs(first.class)
     }
 
-    // ---- Where it goes in memory ----------------------------------------------------------------------
-
-    /// The address that it accesses is off.
+    /// Changes the address of an access to memory; of a copy, that in shared memory.
     fn accesses(&mut self) {
-        let mut inst = self.inst.clone();
-        let Some((_, bytes)) = access(&mut inst) else { return };
-        let mut off = |operator, by: i32| {
+        let Some((_, bytes)) = access(&mut self.inst.clone()) else {
+            return;
+        };
+        let off = [
+            (Operator::NextAccess, bytes as i32),
+            (Operator::PreviousAccess, -(bytes as i32)),
+            (Operator::OffAccess, 2),
+        ];
+        for (operator, by) in off.into_iter().take(if bytes > 2 { 3 } else { 2 }) {
             self.edit(operator, |inst| {
                 if let Some((addr, _)) = access(inst) {
                     addr.offset += by;
                 }
             });
-        };
-        off(Operator::NextAccess, bytes as i32);
-        off(Operator::PreviousAccess, -(bytes as i32));
-        if bytes > 2 {
-            off(Operator::OffAccess, 2);
         }
     }
 }
@@ -419,34 +368,64 @@ pub(super) fn is_integer(ty: ScalarType) -> bool {
     matches!(ty, B32 | B64 | S32 | S64 | U32 | U64)
 }
 
-/// Bytes of the row of a matrix that a lane addresses, and those that a tensor copy's place is a multiple of.
+/// Bytes of a matrix row that a lane addresses; tensor copies start at multiples of it.
 const ROW_BYTES: u32 = 16;
 
 /// Bytes of an mbarrier.
 const MBARRIER_BYTES: u32 = 8;
 
-/// The address of an access to memory and the bytes a lane moves; of a copy, where it is in shared memory.
-fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
-    match inst {
-        Inst::Ld { addr, dst, count, .. } => Some((addr, dst.class.bytes() * *count)),
-        Inst::St { addr, src, count, .. } => {
-            let bytes = match src {
-                StoreSource::Regs(reg) => reg.class.bytes(),
-                StoreSource::Imm(ty, _) => ty.bytes(),
-            };
-            Some((addr, bytes * *count))
-        }
-        Inst::LdMatrix { addr, .. } | Inst::StMatrix { addr, .. } => Some((addr, ROW_BYTES)),
-        Inst::CpAsync { dst, bytes, .. } => Some((dst, *bytes)),
-        Inst::Atom { addr, ty, .. } => Some((addr, ty.bytes())),
+/// The address of an access to memory, and the bytes per lane; of a copy, its address in shared
+/// memory.
+pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
+    Some(match inst {
+        Inst::Ld { addr, dst, count, .. } => (addr, dst.class.bytes() * *count),
+        Inst::St { addr, src, count, .. } => (addr, src.bytes() * *count),
+        Inst::LdMatrix { addr, .. } | Inst::StMatrix { addr, .. } => (addr, ROW_BYTES),
+        Inst::CpAsync { dst, bytes, .. } => (dst, *bytes),
+        Inst::Atom { addr, ty, .. } => (addr, ty.bytes()),
         Inst::Mbar(
             MbarInst::Init { addr, .. }
             | MbarInst::Arrive { addr, .. }
             | MbarInst::ExpectTx { addr, .. }
             | MbarInst::Test { addr, .. },
-        ) => Some((addr, MBARRIER_BYTES)),
-        Inst::Bulk(BulkInst::Load { dst, .. }) => Some((dst, ROW_BYTES)),
-        Inst::Bulk(BulkInst::Store { src, .. }) => Some((src, ROW_BYTES)),
-        _ => None,
-    }
+        ) => (addr, MBARRIER_BYTES),
+        Inst::Bulk(BulkInst::Load { dst: addr, .. } | BulkInst::Store { src: addr, .. }) => (addr, ROW_BYTES),
+        Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. }) => return None,
+        Inst::Mov { .. }
+        | Inst::Bin { .. }
+        | Inst::Un { .. }
+        | Inst::Fma { .. }
+        | Inst::MadWide { .. }
+        | Inst::Cvt { .. }
+        | Inst::CvtPack { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::Lop3 { .. }
+        | Inst::Prmt { .. }
+        | Inst::Setp { .. }
+        | Inst::Selp { .. }
+        | Inst::Special { .. }
+        | Inst::Param { .. }
+        | Inst::SharedBase { .. }
+        | Inst::CpAsyncCommit
+        | Inst::CpAsyncWait { .. }
+        | Inst::Mma { .. }
+        | Inst::Shfl { .. }
+        | Inst::Vote { .. }
+        | Inst::Redux { .. }
+        | Inst::BarSync { .. }
+        | Inst::BarArrive { .. }
+        | Inst::BarWarp { .. }
+        | Inst::Fence { .. }
+        | Inst::FenceProxyAsync
+        | Inst::FenceMbarrierInit
+        | Inst::Elect { .. }
+        | Inst::TrapIf { .. }
+        | Inst::SetMaxRegs { .. }
+        | Inst::DependencyWait
+        | Inst::DependencyTrigger
+        | Inst::Wgmma(_)
+        | Inst::Cluster(_)
+        | Inst::Trace { .. } => return None,
+    })
 }

@@ -1,10 +1,10 @@
-//! The same for mbarriers, bulk copies, products of warpgroups, and what goes between blocks.
+//! Changes of mbarrier, bulk, product and cluster instructions.
 
 use flashcore_ir::inst::{BinOp, BulkInst, ClusterInst, Major, MbarInst, Scope, WgmmaA, WgmmaInst};
 use flashcore_ir::{Inst, Operand, Reg, RegClass};
 
-use super::Operator;
-use super::changes::Changes;
+use super::Operator as O;
+use super::changes::{Changes, edit};
 
 /// Columns that a tensor copy is off by: 16 bytes of 16-bit elements.
 const COLUMNS: u64 = 8;
@@ -18,132 +18,87 @@ const A_REGISTERS: u32 = 4;
 impl Changes<'_> {
     pub(super) fn mbarrier(&mut self, inst: &MbarInst) {
         match *inst {
-            MbarInst::Init { arrivals, .. } => {
-                self.drop(Operator::DropInit);
-                for (operator, count) in [
-                    (Operator::ExtraArrival, arrivals + 1),
-                    (Operator::MissingArrival, arrivals - 1),
-                ] {
-                    self.edit(operator, |inst| {
-                        if let Inst::Mbar(MbarInst::Init { arrivals, .. }) = inst {
-                            *arrivals = count;
-                        }
-                    });
-                }
+            MbarInst::Init { .. } => {
+                self.drop(O::DropInit);
+                edit!(self, O::ExtraArrival, Inst::Mbar(MbarInst::Init { arrivals, .. }) => *arrivals += 1);
+                edit!(self, O::MissingArrival, Inst::Mbar(MbarInst::Init { arrivals, .. }) => *arrivals -= 1);
             }
-            MbarInst::Arrive { tx, scope, .. } => {
-                self.drop(Operator::DropArrive);
+            MbarInst::Arrive { tx, .. } => {
+                self.drop(O::DropArrive);
                 if let Some(tx) = tx {
                     self.bytes(tx);
                 }
-                self.narrow(scope);
+                self.narrow();
             }
             MbarInst::ExpectTx { tx, .. } => {
-                self.drop(Operator::DropArrive);
+                self.drop(O::DropArrive);
                 self.bytes(tx);
             }
-            MbarInst::Test { dst, parity, scope, .. } => {
-                let replace = |inst: &mut Inst, value| {
-                    if let Inst::Mbar(MbarInst::Test { parity, .. }) = inst {
-                        *parity = value;
-                    }
-                };
+            MbarInst::Test { dst, parity, .. } => {
                 if let Operand::Reg(_) = parity {
-                    self.edit(Operator::FixedParity, |inst| replace(inst, Operand::Imm(0)));
+                    let zero = Operand::Imm(0);
+                    edit!(self, O::FixedParity, Inst::Mbar(MbarInst::Test { parity, .. }) => *parity = zero);
                 }
-                self.with_operand(Operator::FlipParity, parity, (BinOp::Xor, 1), replace);
+                edit!(self, O::FlipParity, parity (BinOp::Xor, 1), Inst::Mbar(MbarInst::Test { parity, .. }) => parity);
                 let src = Operand::Imm(1);
-                self.put(Operator::DropPhaseWait, Inst::Mov { dst, src });
-                self.narrow(scope);
+                self.put(O::DropPhaseWait, Inst::Mov { dst, src });
+                self.narrow();
             }
         }
     }
 
-    /// Other bytes are announced.
+    /// Announces other bytes.
     fn bytes(&mut self, tx: Operand) {
-        let replace = |inst: &mut Inst, value| match inst {
-            Inst::Mbar(MbarInst::Arrive { tx, .. }) => *tx = Some(value),
-            Inst::Mbar(MbarInst::ExpectTx { tx, .. }) => *tx = value,
-            _ => {}
+        let replace = |inst: &mut Inst, value| {
+            if let Inst::Mbar(MbarInst::Arrive { tx: Some(tx), .. } | MbarInst::ExpectTx { tx, .. }) = inst {
+                *tx = value;
+            }
         };
-        self.with_operand(Operator::ExtraBytes, tx, (BinOp::Add, BYTES), replace);
+        self.with_operand(O::ExtraBytes, tx, (BinOp::Add, BYTES), replace);
         if let Operand::Imm(bytes) = tx {
-            self.edit(Operator::HalfBytes, |inst| replace(inst, Operand::Imm(bytes / 2)));
+            self.edit(O::HalfBytes, |inst| replace(inst, Operand::Imm(bytes / 2)));
         }
     }
 
-    fn narrow(&mut self, scope: Scope) {
-        if scope == Scope::Block {
-            return;
-        }
-        self.edit(Operator::NarrowScope, |inst| {
-            if let Inst::Mbar(MbarInst::Arrive { scope, .. } | MbarInst::Test { scope, .. }) = inst {
-                *scope = Scope::Block;
-            }
+    fn narrow(&mut self) {
+        edit!(self, O::NarrowScope, Inst::Mbar(MbarInst::Arrive { scope, .. } | MbarInst::Test { scope, .. }) => {
+            *scope = Scope::Block
         });
     }
 
     pub(super) fn bulk(&mut self, inst: &BulkInst) {
         match inst {
-            BulkInst::Load { at, multicast, .. } => {
-                self.drop(Operator::DropCopy);
+            BulkInst::Load { at, .. } => {
+                self.drop(O::DropCopy);
                 self.coordinates(at);
-                self.edit(Operator::WrongMbarrier, |inst| {
-                    if let Inst::Bulk(BulkInst::Load { bar, .. }) = inst {
-                        bar.offset += 8;
-                    }
-                });
-                if multicast.is_some() {
-                    self.edit(Operator::DropMulticast, |inst| {
-                        if let Inst::Bulk(BulkInst::Load { multicast, .. }) = inst {
-                            *multicast = None;
-                        }
-                    });
-                }
+                edit!(self, O::WrongMbarrier, Inst::Bulk(BulkInst::Load { bar, .. }) => bar.offset += 8);
+                edit!(self, O::DropMulticast, Inst::Bulk(BulkInst::Load { multicast, .. }) => *multicast = None);
             }
             BulkInst::Store { at, .. } => {
-                self.drop(Operator::DropCopy);
+                self.drop(O::DropCopy);
                 self.coordinates(at);
             }
-            // It makes copies faster, not other ones.
+            // A prefetch changes no results.
             BulkInst::Prefetch { .. } => {}
-            BulkInst::Commit => self.drop(Operator::DropCommit),
-            &BulkInst::Wait { pending, read } => {
-                self.drop(Operator::DropAsyncWait);
-                let pending = pending + 1;
-                self.put(Operator::WeakenAsyncWait, Inst::Bulk(BulkInst::Wait { pending, read }));
-                if !read {
-                    self.edit(Operator::OnlyRead, |inst| {
-                        if let Inst::Bulk(BulkInst::Wait { read, .. }) = inst {
-                            *read = true;
-                        }
-                    });
-                }
+            BulkInst::Commit => self.drop(O::DropCommit),
+            BulkInst::Wait { .. } => {
+                self.drop(O::DropAsyncWait);
+                edit!(self, O::WeakenAsyncWait, Inst::Bulk(BulkInst::Wait { pending, .. }) => *pending += 1);
+                edit!(self, O::OnlyRead, Inst::Bulk(BulkInst::Wait { read, .. }) => *read = true);
             }
         }
     }
 
     /// Coordinates are (column, row, head, batch).
     fn coordinates(&mut self, at: &[Operand]) {
-        let coordinate = |inst: &mut Inst, index: usize, value| {
-            if let Inst::Bulk(BulkInst::Load { at, .. } | BulkInst::Store { at, .. }) = inst {
-                at[index] = value;
-            }
-        };
-        let off = [
-            (Operator::ColumnOff, COLUMNS),
-            (Operator::RowOff, 1),
-            (Operator::HeadOff, 1),
-        ];
+        let off = [(O::ColumnOff, COLUMNS), (O::RowOff, 1), (O::HeadOff, 1)];
         for (index, ((operator, by), &operand)) in off.into_iter().zip(at).enumerate() {
-            self.with_operand(operator, operand, (BinOp::Add, by), |inst, value| {
-                coordinate(inst, index, value);
-            });
+            edit!(self, operator, operand (BinOp::Add, by),
+                Inst::Bulk(BulkInst::Load { at, .. } | BulkInst::Store { at, .. }) => &mut at[index]);
         }
-        if let [_, row, head, ..] = at {
-            self.edit(Operator::SwapCoordinates, |inst| {
-                coordinate(inst, 1, *head);
-                coordinate(inst, 2, *row);
+        if at.len() > 2 {
+            edit!(self, O::SwapCoordinates, Inst::Bulk(BulkInst::Load { at, .. } | BulkInst::Store { at, .. }) => {
+                at.swap(1, 2)
             });
         }
     }
@@ -151,84 +106,55 @@ impl Changes<'_> {
     pub(super) fn product(&mut self, inst: &WgmmaInst) {
         match *inst {
             WgmmaInst::Mma { a, accumulate, .. } => {
-                self.drop(Operator::DropProduct);
+                self.drop(O::DropProduct);
                 let flipped = match accumulate {
                     Operand::Imm(0) | Operand::Reg(_) => Operand::Imm(1),
                     Operand::Imm(_) => Operand::Imm(0),
                 };
-                self.edit(Operator::FlipAccumulate, |inst| {
-                    if let Inst::Wgmma(WgmmaInst::Mma { accumulate, .. }) = inst {
-                        *accumulate = flipped;
-                    }
-                });
-                self.edit(Operator::FlipTranspose, |inst| {
-                    if let Inst::Wgmma(WgmmaInst::Mma { b, .. }) = inst {
-                        b.major = match b.major {
-                            Major::K => Major::Mn,
-                            Major::Mn => Major::K,
-                        };
-                    }
+                edit!(self, O::FlipAccumulate, Inst::Wgmma(WgmmaInst::Mma { accumulate, .. }) => *accumulate = flipped);
+                edit!(self, O::FlipTranspose, Inst::Wgmma(WgmmaInst::Mma { b, .. }) => b.major = match b.major {
+                    Major::K => Major::Mn,
+                    Major::Mn => Major::K,
                 });
                 if let WgmmaA::Regs(first) = a
                     && self.exists(first, 2 * A_REGISTERS)
                 {
-                    let next = first.plus(A_REGISTERS);
-                    self.edit(Operator::NextFragment, |inst| {
-                        if let Inst::Wgmma(WgmmaInst::Mma { a, .. }) = inst {
-                            *a = WgmmaA::Regs(next);
-                        }
-                    });
+                    let next = WgmmaA::Regs(first.plus(A_REGISTERS));
+                    edit!(self, O::NextFragment, Inst::Wgmma(WgmmaInst::Mma { a, .. }) => *a = next);
                 }
             }
-            WgmmaInst::Fence => self.drop(Operator::DropFence),
-            WgmmaInst::Commit => self.drop(Operator::DropCommit),
-            WgmmaInst::Wait { pending } => {
-                self.drop(Operator::DropAsyncWait);
-                let pending = pending + 1;
-                self.put(Operator::WeakenAsyncWait, Inst::Wgmma(WgmmaInst::Wait { pending }));
+            WgmmaInst::Fence => self.drop(O::DropFence),
+            WgmmaInst::Commit => self.drop(O::DropCommit),
+            WgmmaInst::Wait { .. } => {
+                self.drop(O::DropAsyncWait);
+                edit!(self, O::WeakenAsyncWait, Inst::Wgmma(WgmmaInst::Wait { pending }) => *pending += 1);
             }
         }
     }
 
-    /// Of two words joined to a matrix descriptor (PTX ISA, "Matrix Descriptor Format"): start and leading offset are in the
-    /// lower one, stride and swizzle in the upper.
+    /// Changes of two words that are joined to a matrix descriptor (PTX ISA, "Matrix Descriptor
+    /// Format"): the lower one has start and leading offset, the upper one stride and swizzle.
     pub(super) fn descriptor(&mut self, dst: Reg, lo: Operand, hi: Operand) {
         let Operand::Imm(high) = hi else { return };
         let mode = high >> 30;
         if dst.class != RegClass::B64 || mode == 0 {
             return;
         }
-        let with_high = |high| Inst::Pack {
-            dst,
-            lo,
-            hi: Operand::Imm(high),
-        };
-        self.put(Operator::DescriptorStride, with_high(high + 1));
-        let stride = high & 0x3fff_ffff;
-        self.put(Operator::DescriptorSwizzle, with_high(stride | (mode % 3 + 1) << 30));
-        let replace = |inst: &mut Inst, value| {
-            if let Inst::Pack { lo, .. } = inst {
-                *lo = value;
-            }
-        };
-        self.with_operand(Operator::DescriptorStart, lo, (BinOp::Add, 1), replace);
-        self.with_operand(Operator::DescriptorLeading, lo, (BinOp::Add, 1 << 16), replace);
+        let swizzled = high & 0x3fff_ffff | (mode % 3 + 1) << 30;
+        edit!(self, O::DescriptorStride, Inst::Pack { hi, .. } => *hi = Operand::Imm(high + 1));
+        edit!(self, O::DescriptorSwizzle, Inst::Pack { hi, .. } => *hi = Operand::Imm(swizzled));
+        edit!(self, O::DescriptorStart, lo (BinOp::Add, 1), Inst::Pack { lo, .. } => lo);
+        edit!(self, O::DescriptorLeading, lo (BinOp::Add, 1 << 16), Inst::Pack { lo, .. } => lo);
     }
 
     pub(super) fn cluster(&mut self, inst: &ClusterInst) {
         match *inst {
-            ClusterInst::Mapa { dst, addr, .. } => self.put(Operator::OwnBlock, Inst::Mov { dst, src: addr }),
-            ClusterInst::Arrive { release, .. } => {
-                self.drop(Operator::DropArrive);
-                if release {
-                    self.edit(Operator::RelaxArrive, |inst| {
-                        if let Inst::Cluster(ClusterInst::Arrive { release, .. }) = inst {
-                            *release = false;
-                        }
-                    });
-                }
+            ClusterInst::Mapa { dst, addr, .. } => self.put(O::OwnBlock, Inst::Mov { dst, src: addr }),
+            ClusterInst::Arrive { .. } => {
+                self.drop(O::DropArrive);
+                edit!(self, O::RelaxArrive, Inst::Cluster(ClusterInst::Arrive { release, .. }) => *release = false);
             }
-            ClusterInst::Wait { .. } => self.drop(Operator::DropClusterWait),
+            ClusterInst::Wait { .. } => self.drop(O::DropClusterWait),
         }
     }
 }

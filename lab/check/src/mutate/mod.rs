@@ -1,7 +1,7 @@
-//! Mistakes planted on purpose: ways of breaking a finished kernel, to see whether checking finds them.
+//! Planted mistakes: breaks a finished kernel to test whether checking finds it.
 //!
-//! A [`Mutation`] is an [`Operator`] applied at one place. [`mutations`] lists every one that a kernel
-//! allows, so that tests can pick some by hand and sample the rest by a seed.
+//! A [`Mutation`] is an [`Operator`] applied at one place. [`mutations`] lists all that a kernel
+//! allows, so that tests can pick some by hand and sample the others by a seed.
 
 mod arithmetic;
 mod changes;
@@ -10,7 +10,7 @@ mod operator;
 
 use std::fmt;
 
-use flashcore_ir::inst::{BinOp, BulkInst, MbarInst, Object};
+use flashcore_ir::inst::{BinOp, Object};
 use flashcore_ir::ptx::mnemonic;
 use flashcore_ir::{BufferId, Condition, Inst, Kernel, Node, Operand, ScalarType, SiteId, SourceLine};
 
@@ -29,15 +29,15 @@ enum Place {
 /// One planted mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mutation {
-    /// What is done.
+    /// What is changed.
     pub operator: Operator,
-    /// The kernel's own line of the place where it is done.
+    /// The kernel's own line of the place.
     pub line: SourceLine,
     /// The place in the kernel's sites.
     pub site: SiteId,
     /// The instruction's mnemonic, or the buffer's name.
     pub what: String,
-    /// The memory that the instruction accesses, if any: a shared buffer or a parameter, by name.
+    /// Name of the shared buffer or parameter that the instruction accesses, if any.
     pub object: Option<String>,
     place: Place,
 }
@@ -82,7 +82,7 @@ pub fn mutations(kernel: &Kernel) -> Vec<Mutation> {
     found
 }
 
-/// Adds the mutations of some nodes; `next` is the number of the next one met.
+/// Adds the mutations of nodes; `next` is the number of the next node.
 fn list(nodes: &[Node], kernel: &Kernel, next: &mut usize, found: &mut Vec<Mutation>) {
     for node in nodes {
         let place = Place::Node(*next);
@@ -123,30 +123,17 @@ fn list(nodes: &[Node], kernel: &Kernel, next: &mut usize, found: &mut Vec<Mutat
 
 /// The name of the memory that an instruction accesses.
 pub fn object(inst: &Inst, kernel: &Kernel) -> Option<String> {
-    let addr = match inst {
-        Inst::Ld { addr, .. } | Inst::St { addr, .. } | Inst::LdMatrix { addr, .. } | Inst::Atom { addr, .. } => addr,
-        Inst::CpAsync { dst, .. } | Inst::Bulk(BulkInst::Load { dst, .. }) => dst,
-        Inst::StMatrix { addr, .. } | Inst::Bulk(BulkInst::Store { src: addr, .. }) => addr,
-        Inst::Mbar(
-            MbarInst::Init { addr, .. }
-            | MbarInst::Arrive { addr, .. }
-            | MbarInst::ExpectTx { addr, .. }
-            | MbarInst::Test { addr, .. },
-        ) => addr,
-        _ => return None,
-    };
-    match addr.object {
+    match changes::access(&mut inst.clone())?.0.object {
         Object::Param(index) => kernel.params().get(index as usize).map(|param| param.name.clone()),
-        Object::Shared(id) => kernel
-            .ledger()
-            .buffers
-            .get(id.0 as usize)
-            .map(|buffer| buffer.name.clone()),
+        Object::Shared(id) => {
+            let buffer = kernel.ledger().buffers.get(id.0 as usize);
+            buffer.map(|buffer| buffer.name.clone())
+        }
     }
 }
 
 impl Mutation {
-    /// The kernel with the mistake in it. It must be the kernel that the mutation was listed for.
+    /// The kernel with the mistake. It must be the kernel that the mutation was listed for.
     pub fn apply(&self, kernel: &Kernel) -> Kernel {
         match self.place {
             Place::Node(number) => {
@@ -169,16 +156,16 @@ impl Mutation {
     }
 }
 
-/// A mutation while it is applied.
+/// A mutation that is being applied.
 struct Change<'a> {
     kernel: &'a Kernel,
     operator: Operator,
-    /// The node that it is applied to.
+    /// The number of the node to change.
     number: usize,
 }
 
 impl Change<'_> {
-    /// The nodes, one of them changed; `next` is the number of the next one met.
+    /// The nodes with one of them changed; `next` is the number of the next node.
     fn nodes(&self, nodes: &[Node], next: &mut usize) -> Vec<Node> {
         let mut out = Vec::with_capacity(nodes.len());
         for node in nodes {
@@ -186,12 +173,9 @@ impl Change<'_> {
             match node {
                 Node::Inst { inst, site } => {
                     *next += 1;
-                    let mut changes = if here { changes(inst, self.kernel) } else { Vec::new() };
-                    changes.retain(|(operator, _)| *operator == self.operator);
-                    match changes.pop() {
-                        Some((_, insts)) => {
-                            out.extend(insts.into_iter().map(|inst| Node::Inst { inst, site: *site }));
-                        }
+                    let all = if here { changes(inst, self.kernel) } else { Vec::new() };
+                    match all.into_iter().find(|(operator, _)| *operator == self.operator) {
+                        Some((_, insts)) => out.extend(insts.into_iter().map(|inst| Node::Inst { inst, site: *site })),
                         None => out.push(node.clone()),
                     }
                 }
@@ -225,14 +209,9 @@ impl Change<'_> {
                 }
                 Node::BreakIf { condition, site } => {
                     *next += 1;
-                    if here {
-                        out.push(not(*condition, *site));
-                    }
-                    out.push(node.clone());
-                    // Lanes that stay may read it again.
-                    if here {
-                        out.push(not(*condition, *site));
-                    }
+                    // Inverted back after it, since the lanes that stay may read it again.
+                    let not = here.then(|| not(*condition, *site));
+                    out.extend(not.iter().chain([node]).chain(&not).cloned());
                 }
             }
         }
@@ -240,7 +219,7 @@ impl Change<'_> {
     }
 }
 
-/// Turns a condition round.
+/// Inverts a condition.
 fn not(condition: Condition, site: SiteId) -> Node {
     let inst = Inst::Bin {
         op: BinOp::Xor,

@@ -4,15 +4,15 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// Declares [`Operator`] and the list of all its variants at once, so that none is left out.
+/// Declares [`Operator`] and the list of its variants from one table.
 macro_rules! operators {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($name:ident: $what:literal,)*) => {
         /// A way of breaking a kernel.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
         #[serde(rename_all = "kebab-case")]
         #[non_exhaustive]
         pub enum Operator {
-            $($(#[$doc])* $name,)*
+            $(#[doc = $what] $name,)*
         }
 
         impl Operator {
@@ -23,220 +23,124 @@ macro_rules! operators {
 }
 
 operators! {
-    // ---- Barriers and waits
-    /// A block barrier is left out.
-    DropBarrier,
-    /// A barrier waits for one warp fewer than there are.
-    CountBarrier,
-    /// A barrier waits for one warp more than there are.
-    CountMore,
-    /// Another of the kernel's barriers is taken: the number's lowest bit is wrong.
-    WrongBarrier,
-    /// A warp barrier is left out: a shuffle nearby is taken for a fence.
-    DropWarpBarrier,
-    /// A warp barrier, a vote or an exchange between lanes names the lower half of the warp only.
-    HalfWarp,
-    /// Waiting for asynchronous copies, or for the launch before, is left out.
-    DropWait,
-    /// One group of asynchronous copies more may be unfinished.
-    WeakenWait,
-    /// A group of asynchronous copies, of products or of bulk stores is never closed.
-    DropCommit,
-    /// A fence is left out: of memory, for the async proxy, after mbarriers are made, before products.
-    DropFence,
-    /// A fence, an arrival or a wait is for the block in place of the cluster.
-    NarrowScope,
-    /// A wait for products or bulk stores is left out.
-    DropAsyncWait,
-    /// One group of products or bulk stores more may be unfinished.
-    WeakenAsyncWait,
-    /// Bulk stores are waited for until they have read their source, not until they have written.
-    OnlyRead,
-    /// A cluster barrier is not waited at.
-    DropClusterWait,
-    /// An arrival is left out: at an mbarrier, at a barrier, at the cluster's.
-    DropArrive,
-    /// An arrival at the cluster's barrier orders nothing.
-    RelaxArrive,
+    // Barriers and waits
+    DropBarrier: "Removes a block barrier.",
+    CountBarrier: "A barrier expects one warp fewer.",
+    CountMore: "A barrier expects one warp more.",
+    WrongBarrier: "Uses another barrier: flips the lowest bit of its number.",
+    DropWarpBarrier: "Removes a warp barrier, as if a shuffle were a fence.",
+    HalfWarp: "A warp barrier, vote or exchange names only the lower half of the warp.",
+    DropWait: "Removes a wait for asynchronous copies or for the previous launch.",
+    WeakenWait: "One more group of asynchronous copies may be unfinished.",
+    DropCommit: "Never closes a group of asynchronous copies, products or bulk stores.",
+    DropFence: "Removes a fence: memory, async proxy, mbarrier initialisation, or products.",
+    NarrowScope: "A fence, arrival or wait has block scope instead of cluster scope.",
+    DropAsyncWait: "Removes a wait for products or bulk stores.",
+    WeakenAsyncWait: "One more group of products or bulk stores may be unfinished.",
+    OnlyRead: "Waits until bulk stores have read their source, not until they have written.",
+    DropClusterWait: "Removes a wait at the cluster barrier.",
+    DropArrive: "Removes an arrival at an mbarrier, a barrier or the cluster barrier.",
+    RelaxArrive: "An arrival at the cluster barrier orders no memory.",
 
-    // ---- Mbarriers
-    /// An mbarrier is not made.
-    DropInit,
-    /// An mbarrier is made for one arrival more.
-    ExtraArrival,
-    /// An mbarrier is made for one arrival fewer.
-    MissingArrival,
-    /// Sixteen bytes more are announced than copies bring.
-    ExtraBytes,
-    /// Half of the bytes that copies bring are announced.
-    HalfBytes,
-    /// A wait for an mbarrier takes parity 0 each time round.
-    FixedParity,
-    /// A wait for an mbarrier takes the other parity.
-    FlipParity,
-    /// A wait for an mbarrier is left out: whatever the phase, it goes on.
-    DropPhaseWait,
-    /// A copy completes at the next mbarrier.
-    WrongMbarrier,
+    // Mbarriers
+    DropInit: "Removes the initialisation of an mbarrier.",
+    ExtraArrival: "An mbarrier expects one arrival more.",
+    MissingArrival: "An mbarrier expects one arrival fewer.",
+    ExtraBytes: "Announces 16 bytes more than the copies bring.",
+    HalfBytes: "Announces half of the bytes that the copies bring.",
+    FixedParity: "A wait for an mbarrier always uses parity 0.",
+    FlipParity: "A wait for an mbarrier uses the other parity.",
+    DropPhaseWait: "Removes a wait for an mbarrier.",
+    WrongMbarrier: "A copy completes at the next mbarrier.",
 
-    // ---- Copies
-    /// A copy is left out.
-    DropCopy,
-    /// A copy reads from one access further on.
-    NextSource,
-    /// A copy reads all of its bytes, whether they exist or not.
-    FullCopy,
-    /// A copy reads half of its bytes.
-    HalfCopy,
-    /// A tensor copy is of the next eight columns.
-    ColumnOff,
-    /// A tensor copy is of a row further on.
-    RowOff,
-    /// A tensor copy is of the next head.
-    HeadOff,
-    /// A tensor copy has two coordinates the wrong way round.
-    SwapCoordinates,
-    /// A tensor copy goes to this block alone.
-    DropMulticast,
+    // Copies
+    DropCopy: "Removes a copy.",
+    NextSource: "A copy reads from one access further.",
+    FullCopy: "A copy reads all its bytes, even those outside the source.",
+    HalfCopy: "A copy reads half of its bytes.",
+    ColumnOff: "A tensor copy starts eight columns further.",
+    RowOff: "A tensor copy starts one row further.",
+    HeadOff: "A tensor copy is of the next head.",
+    SwapCoordinates: "Swaps two coordinates of a tensor copy.",
+    DropMulticast: "A multicast copy goes only to the own block.",
 
-    // ---- Tensor cores
-    /// A product is left out.
-    DropProduct,
-    /// A product is added to what was there where it should not be, or the other way round.
-    FlipAccumulate,
-    /// A tensor-core product is added to the eight columns after its own.
-    NextColumns,
-    /// A product takes the registers after its operand's.
-    NextFragment,
-    /// Groups of 8 rows of an operand are taken to be 16 bytes further apart.
-    DescriptorStride,
-    /// An operand is taken to begin 16 bytes further on.
-    DescriptorStart,
-    /// Slabs of an operand are taken to be 16 bytes further apart.
-    DescriptorLeading,
-    /// An operand is taken to be swizzled otherwise.
-    DescriptorSwizzle,
-    /// Matrices come as they are stored where they should come transposed, or the other way round.
-    FlipTranspose,
-    /// The registers of a warpgroup are left as they are.
-    DropRegisters,
-    /// A warpgroup asks for eight registers a thread more.
-    MoreRegisters,
-    /// A warpgroup asks for eight registers a thread fewer.
-    FewerRegisters,
+    // Tensor cores
+    DropProduct: "Removes a product.",
+    FlipAccumulate: "A product accumulates where it should overwrite, or the other way round.",
+    NextColumns: "A product accumulates into the next eight columns.",
+    NextFragment: "A product reads the registers after those of its operand.",
+    DescriptorStride: "An operand's groups of 8 rows are 16 bytes further apart.",
+    DescriptorStart: "An operand starts 16 bytes further.",
+    DescriptorLeading: "An operand's slabs are 16 bytes further apart.",
+    DescriptorSwizzle: "An operand has another swizzle.",
+    FlipTranspose: "Transposes matrices that should not be, or the other way round.",
+    DropRegisters: "A warpgroup keeps its register count.",
+    MoreRegisters: "A warpgroup requests eight registers a thread more.",
+    FewerRegisters: "A warpgroup requests eight registers a thread fewer.",
 
-    // ---- Memory
-    /// A store is left out.
-    DropStore,
-    /// A load is left out.
-    DropLoad,
-    /// An access goes one access too far.
-    NextAccess,
-    /// An access goes one access too short.
-    PreviousAccess,
-    /// An access goes two bytes too far.
-    OffAccess,
-    /// A read-modify-write is left out.
-    DropAtomic,
-    /// Another block's memory is taken to be this one's.
-    OwnBlock,
-    /// A shared buffer is declared a row too short.
-    ShrinkBuffer,
+    // Memory
+    DropStore: "Removes a store.",
+    DropLoad: "Removes a load.",
+    NextAccess: "Accesses the next element.",
+    PreviousAccess: "Accesses the previous element.",
+    OffAccess: "Accesses two bytes further.",
+    DropAtomic: "Removes a read-modify-write.",
+    OwnBlock: "Accesses the own block's memory instead of another block's.",
+    ShrinkBuffer: "Declares a shared buffer one row too short.",
 
-    // ---- Indices
-    /// The factor of an index is one too large.
-    StrideOne,
-    /// The factor of an index is 16 too large.
-    StrideSixteen,
-    /// A constant that is added to an index, or taken from it, is one too large.
-    OffsetOne,
-    /// A constant is one too large.
-    ConstantOne,
-    /// A divisor is one too large.
-    DivisorOne,
-    /// A shift goes one bit too far.
-    ShiftOne,
-    /// A remainder is always 0: a ring has one stage only.
-    DropRemainder,
-    /// A remainder has one stage, or one bit, more.
-    StageMore,
-    /// A remainder has one stage, or one bit, fewer.
-    StageFewer,
-    /// A swizzle is left out, where an address is made or moved.
-    DropSwizzle,
-    /// A swizzle permutes one chunk of 16 bytes otherwise.
-    SwizzleTerm,
-    /// A loop's counter is not advanced.
-    DropStep,
-    /// Another special register is read: y in place of x, the block in place of the lane or the grid.
-    WrongSpecial,
-    /// The next parameter of the same type is read.
-    WrongParam,
+    // Indices
+    StrideOne: "The factor of an index is one too large.",
+    StrideSixteen: "The factor of an index is 16 too large.",
+    OffsetOne: "A constant added to or subtracted from an index is one too large.",
+    ConstantOne: "A constant is one too large.",
+    DivisorOne: "A divisor is one too large.",
+    ShiftOne: "Shifts by one bit more.",
+    DropRemainder: "A remainder is always 0, as if a ring had one stage.",
+    StageMore: "A remainder has one stage, or one bit, more.",
+    StageFewer: "A remainder has one stage, or one bit, fewer.",
+    DropSwizzle: "Removes a swizzle from an address.",
+    SwizzleTerm: "A swizzle moves each chunk of 16 bytes to its neighbour.",
+    DropStep: "Does not advance a loop counter.",
+    WrongSpecial: "Reads another special register: y for x, the block for the lane or the grid.",
+    WrongParam: "Reads the next parameter of the same type.",
 
-    // ---- Bounds and choices
-    /// A bound is off by one: `<` is `≤`, `≥` is `>`, and the other way round.
-    BoundOne,
-    /// A bound is a tile of 64 too high, or what is compared with it so much too low.
-    WideBound,
-    /// A bound is a tile of 64 too low, or what is compared with it so much too high.
-    NarrowBound,
-    /// A comparison says the contrary.
-    InvertCompare,
-    /// A threshold is 64 times too high, and 64 more.
-    RaiseThreshold,
-    /// A selection always takes its first choice: a mask is left out.
-    Unmask,
-    /// A selection always takes its second choice.
-    MaskAll,
-    /// A minimum or maximum takes its first operand: a clamp is left out.
-    Unclamp,
-    /// A minimum or maximum takes its second operand: the bound itself.
-    OnlyBound,
-    /// Of a mask of bits only the lower half is looked at.
-    HalfMask,
-    /// The second of two conditions, or of two words of bits, is left out.
-    DropTerm,
-    /// A branch or the end of a loop is taken where it should not be, and the other way round.
-    InvertCondition,
-    /// What a branch guards is done in any case.
-    IgnoreCondition,
+    // Bounds and choices
+    BoundOne: "A bound is off by one: `<` becomes `≤`, `≥` becomes `>`, and the other way round.",
+    WideBound: "A bound is 64 (a tile) too high.",
+    NarrowBound: "A bound is 64 (a tile) too low.",
+    InvertCompare: "Inverts a comparison.",
+    RaiseThreshold: "A threshold t becomes 64 t + 64.",
+    Unmask: "A selection always takes its first operand, as if a mask were missing.",
+    MaskAll: "A selection always takes its second operand.",
+    Unclamp: "A minimum or maximum takes its first operand: the clamp is missing.",
+    OnlyBound: "A minimum or maximum takes its second operand: the bound.",
+    HalfMask: "Uses only the lower half of a bit mask.",
+    DropTerm: "Ignores the second of two conditions or of two words of bits.",
+    InvertCondition: "Inverts the condition of a branch or of the end of a loop.",
+    IgnoreCondition: "Executes the body of a branch unconditionally.",
 
-    // ---- Lanes
-    /// A vote asks for all lanes in place of any.
-    VoteAll,
-    /// A vote asks for any lane in place of all.
-    VoteAny,
-    /// A lane keeps its own value in place of another's.
-    DropExchange,
-    /// An exchange is with another lane: twice as far, or the one after.
-    OtherLane,
-    /// Every lane is the one elected.
-    EveryLane,
+    // Lanes
+    VoteAll: "A vote asks for all lanes instead of any.",
+    VoteAny: "A vote asks for any lane instead of all.",
+    DropExchange: "A lane keeps its own value instead of another lane's.",
+    OtherLane: "Exchanges with another lane: twice as far, or the next one.",
+    EveryLane: "Elects every lane.",
 
-    // ---- Arithmetic
-    /// What was summed before is not brought to a new scale.
-    DropRescale,
-    /// A factor is left out.
-    DropFactor,
-    /// A summand is left out.
-    DropAddend,
-    /// A difference in place of a sum, or the other way round.
-    OtherSign,
-    /// A function of one operand gives the operand.
-    DropFunction,
-    /// Two operands are swapped.
-    SwapOperands,
-    /// A function of bits gives the contrary.
-    InvertTable,
+    // Arithmetic
+    DropRescale: "Does not rescale an earlier sum.",
+    DropFactor: "Removes a factor.",
+    DropAddend: "Removes a summand.",
+    OtherSign: "Subtracts instead of adding, or the other way round.",
+    DropFunction: "A function of one operand returns the operand.",
+    SwapOperands: "Swaps two operands.",
+    InvertTable: "Complements a function of bits.",
 }
 
 impl Operator {
     /// The operator of a name, as it prints: `drop-barrier`.
     pub fn from_name(name: &str) -> Option<Operator> {
-        Operator::ALL
-            .iter()
-            .copied()
-            .find(|operator| operator.to_string() == name)
+        let mut all = Operator::ALL.iter().copied();
+        all.find(|operator| operator.to_string() == name)
     }
 }
 

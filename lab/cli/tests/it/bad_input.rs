@@ -26,7 +26,7 @@ const USAGE: &[(&str, &str)] = &[
     ("explain x.ptx --svg x", "--svg is not for a FILE.ptx or FILE.cubin"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
     ("check --grid 1", "--grid is not for a problem: it is about a FILE.ptx"),
-    ("check x.ptx --arg buf:many", "`buf:many` is no argument"),
+    ("check x.ptx --arg buf:many", "`buf:many` is not an argument"),
     (
         "check x.ptx --arg buf:99999999999999",
         "at most 1073741824 B are simulated",

@@ -230,7 +230,7 @@ fn launches_that_make_no_sense_are_usage() {
         (partials.to_string(), "`out` (a pointer that it writes through)"),
         (
             format!("{partials} --arg 7"),
-            "argument 1 is of another kind than `out`",
+            "argument 1 does not fit `out`",
         ),
         (format!("{own} --entry zz"), "no kernel is named `zz`; there are k"),
         (file("empty.ptx", b""), "empty.ptx: "),
