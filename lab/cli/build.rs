@@ -1,19 +1,20 @@
-//! Notes which revision of the source is built, so that evidence can say so. Only programs do this, so that a commit
-//! compiles no library again: `main` passes the revision to `flashcore_bench::set_revision`.
+//! Passes the revision of the source to the program, for evidence. Only programs do this, so that a
+//! commit recompiles no library: `main` calls `flashcore_bench::set_revision`. `bindings/python` uses this
+//! file too.
 //!
-//! `FLASHCORE_REVISION` wins, for builds from a copy without a repository; otherwise `git` is asked; otherwise
-//! it is `unknown`. `bindings/python` uses this file too.
+//! The revision is `FLASHCORE_REVISION` (for builds from a copy without a repository), or `git`'s, or
+//! `unknown`.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Folders of crates. An edit in one compiles the program again anyhow, and may make a clean tree a modified one.
+/// Folders of crates. An edit recompiles the program anyhow, and may make a clean tree a modified one.
 const CRATES: [&str; 2] = ["crates", "lab"];
 
 fn main() {
     println!("cargo::rerun-if-env-changed=FLASHCORE_REVISION");
-    // Cargo runs this in the crate's folder. A path from when this program was compiled would be that of another copy of the
-    // repository where a target folder was copied, and the revision that one's.
+    // Cargo runs this program in the crate's folder. A path from its compilation would be wrong in a copy
+    // of the repository with its target folder.
     let root = Path::new("../..");
     for file in ["lab/cli/build.rs", "Cargo.lock"] {
         rerun_if_changed(&root.join(file));
@@ -27,16 +28,15 @@ fn main() {
     if let Some(log) = git(root, &["rev-parse", "--git-path", "logs/HEAD"]) {
         rerun_if_changed(&root.join(log));
     }
-    let given = std::env::var("FLASHCORE_REVISION")
-        .ok()
-        .filter(|text| !text.trim().is_empty());
+    let given = std::env::var("FLASHCORE_REVISION").ok();
+    let given = given.filter(|text| !text.trim().is_empty());
     let revision = given
         .or_else(|| from_git(root))
         .unwrap_or_else(|| "unknown".to_string());
     println!("cargo::rustc-env=FLASHCORE_BUILD_REVISION={}", revision.trim());
 }
 
-/// What is not there would be taken for changed each time.
+/// Cargo takes a missing file for a changed one.
 fn rerun_if_changed(path: &Path) {
     if path.exists() {
         println!("cargo::rerun-if-changed={}", path.display());
@@ -53,14 +53,12 @@ fn from_git(root: &Path) -> Option<String> {
     })
 }
 
-/// What `git` says of the repository whose root this is; nothing where this is none, or only a folder inside of one.
+/// The output of `git`, if this is the root of a repository.
 fn git(root: &Path, args: &[&str]) -> Option<String> {
     if !root.join(".git").exists() {
         return None;
     }
     let output = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
-    output
-        .status
-        .success()
-        .then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_string();
+    output.status.success().then_some(text)
 }

@@ -1,4 +1,4 @@
-//! The trial of one kernel, as `flashcore run` shows it.
+//! The result of `flashcore run`: the output of a kernel compared with float64, and its time.
 
 use flashcore::{Attention, Device, InputKind, KernelId, PlanSummary, Problem};
 use flashcore_bench::trial::{Outcome, Trial, Tried};
@@ -7,109 +7,78 @@ use flashcore_check::Gate;
 use flashcore_problem::Tolerance;
 use serde_json::{Value, json};
 
+use crate::bench;
 use crate::failure::Failure;
-use crate::style;
+use crate::machine;
+use crate::style::{self, BAD, GOOD, Page, whole};
 
 /// Time for all rounds, milliseconds; a single run may take longer.
 const BUDGET_MS: f64 = 1_000.0;
 
-/// A problem computed on a device.
 pub(crate) struct Answer {
     /// `cpu` or `cuda:0`.
     pub(crate) device: String,
-    /// How it was computed.
-    pub(crate) plan: PlanSummary,
-    /// Whether it is right.
+    plan: PlanSummary,
     pub(crate) gate: Gate,
-    /// How long it takes; not measured where it is wrong.
-    pub(crate) timing: Option<Timing>,
-    /// What is wrong with plan tables that were passed over.
-    pub(crate) notes: Vec<String>,
+    /// Microseconds of a run, and how they were measured; `None` if the output is wrong.
+    time: Option<(Summary, String)>,
+    /// Notes on plan tables that cannot be used.
+    notes: Vec<String>,
 }
 
-/// How long a computation takes.
-#[derive(Clone, Debug)]
-pub(crate) struct Timing {
-    /// Microseconds a run.
-    summary: Summary,
-    /// How they were taken, for people.
-    pub(crate) method: String,
-}
-
-impl Timing {
-    fn of(measured: &Measured) -> Option<Timing> {
-        let summary = measured.summary?;
-        let samples = style::count(summary.count as u64, "sample");
-        let clock = match measured.info.launch {
-            LaunchMode::Host => "by the wall clock".to_string(),
-            LaunchMode::Plain => "by CUDA events".to_string(),
-            LaunchMode::Graph(1) => "by CUDA events around a graph of one launch, caches hot".to_string(),
-            LaunchMode::Graph(runs) => format!("by CUDA events around a graph of {runs} launches, caches hot"),
-        };
-        let unsettled = if measured.settled {
-            ""
-        } else {
-            "; times had not settled after warming up"
-        };
-        Some(Timing {
-            summary,
-            method: format!("{samples} {clock}, by the protocol of `bench`{unsettled}"),
-        })
-    }
-
-    /// Microseconds.
-    pub(crate) fn median(&self) -> f64 {
-        self.summary.p50
-    }
-
-    /// `4.80 µs median, 80 % of runs from 4.76 µs to 4.95 µs`
-    pub(crate) fn line(&self) -> String {
-        format!(
-            "{} median, 80 % of runs from {} to {}",
-            style::micros(self.summary.p50),
-            style::micros(self.summary.p10),
-            style::micros(self.summary.p90),
-        )
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        json!({
-            "median_us": self.summary.p50,
-            "p10_us": self.summary.p10,
-            "p90_us": self.summary.p90,
-            "samples": self.summary.count,
-            "method": self.method,
-        })
-    }
+/// How a time was measured.
+fn method(measured: &Measured, samples: usize) -> String {
+    let samples = style::count(samples, "sample");
+    let clock = match measured.info.launch {
+        LaunchMode::Host => "by the wall clock".to_string(),
+        LaunchMode::Plain => "by CUDA events".to_string(),
+        LaunchMode::Graph(1) => "by CUDA events around a graph of one launch, caches hot".to_string(),
+        LaunchMode::Graph(runs) => format!("by CUDA events around a graph of {runs} launches, caches hot"),
+    };
+    let unsettled = match measured.settled {
+        true => "",
+        false => "; times had not settled after warming up",
+    };
+    format!("{samples} {clock}, by the protocol of `bench`{unsettled}")
 }
 
 impl Answer {
-    /// Whether the output is right, its time, the time predicted on a GPU if there is none, the device, then the kernel and
-    /// how it was timed.
-    pub(crate) fn text(&self, problem: &Problem, device: &str, predicted: Option<&str>) -> String {
-        let mut text = gate_fields(&self.gate);
-        if let Some(timing) = &self.timing {
-            let rate = style::flops(problem.flops() / timing.median() * 1e6);
-            text.push_str(&style::field("time", &format!("{}; {rate}", timing.line())));
+    /// Adds whether the output is correct, its time, the time predicted on a GPU if there is none, the
+    /// device, the kernel, and how it was timed.
+    pub(crate) fn add(&self, page: &mut Page, problem: &Problem, predicted: Option<&str>) {
+        add_gate(page, &self.gate);
+        if let Some((summary, _)) = &self.time {
+            let rate = style::flops(problem.flops() / summary.p50 * 1e6);
+            let [median, low, high] = [summary.p50, summary.p10, summary.p90].map(style::micros);
+            let text = format!("{median} median, 80 % of runs from {low} to {high}; {rate}");
+            page.field("time", text);
         }
         if let Some(predicted) = predicted {
-            text.push_str(&style::field("predicted", predicted));
+            page.field("predicted", predicted);
         }
-        text.push_str(&style::field("device", device));
-        text.push_str(&style::field("kernel", &self.plan.kernel().to_string()));
+        page.field("device", machine::line_of(&self.device));
+        page.field("kernel", self.plan.kernel());
         if self.plan.row().is_some() {
-            text.push_str(&style::field("because", self.plan.why()));
+            page.field("because", self.plan.why());
         }
-        if let Some(timing) = &self.timing {
-            text.push_str(&style::field("measured", &timing.method));
+        if let Some((_, method)) = &self.time {
+            page.field("measured", method);
         }
         for note in &self.notes {
-            text.push_str(&style::field("note", note));
+            page.field("note", note);
         }
-        text
     }
 
     pub(crate) fn json(&self, problem: &Problem) -> Value {
+        let time = self.time.as_ref().map(|(summary, method)| {
+            json!({
+                "median_us": summary.p50,
+                "p10_us": summary.p10,
+                "p90_us": summary.p90,
+                "samples": summary.count,
+                "method": method,
+            })
+        });
         json!({
             "problem": problem.to_string(),
             "device": self.device,
@@ -118,43 +87,32 @@ impl Answer {
             "notes": self.notes,
             "verdict": if self.gate.passed() { "clean" } else { "wrong" },
             "gate": self.gate,
-            "time": self.timing.as_ref().map(Timing::json),
+            "time": time,
             "flops": problem.flops(),
         })
     }
 }
 
-/// Whether the output is right, and its error against float64.
-pub(crate) fn gate_fields(gate: &Gate) -> String {
-    use style::{BAD, GOOD};
-    // What a row's own rounding may add differs from row to row: the gate has counted it in.
+/// Adds whether the output is correct, and its error against float64.
+pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
+    // The gate has counted in what the rounding of fp8 adds, row by row.
     let Tolerance { atol, rtol } = gate.tolerance;
-    let allowed = if atol == 0.0 {
-        format!("by what fp8 rounds, {:.2} of it at most", gate.out.of_allowed)
-    } else {
-        format!("{atol:.0e} + {rtol:.0e}·|x|")
+    let used = gate.out.of_allowed;
+    let allowed = match atol == 0.0 {
+        true => format!("the rounding of fp8, of which it uses at most {used:.2}"),
+        false => format!("{atol:.0e} + {rtol:.0e}·|x|"),
     };
-    let rows = if gate.rows < gate.all_rows {
-        format!(
-            ", {} of {} rows compared",
-            style::whole(gate.rows as u64),
-            style::whole(gate.all_rows as u64)
-        )
-    } else {
-        String::new()
+    let rows = match gate.rows < gate.all_rows {
+        true => format!(", {} of {} rows compared", whole(gate.rows), whole(gate.all_rows)),
+        false => String::new(),
     };
-    let (mark, text) = if gate.passed() {
-        (format!("{GOOD}yes{GOOD:#}"), String::new())
-    } else {
-        (format!("{BAD}NO{BAD:#}"), format!("; {gate}"))
+    let (mark, text) = match gate.passed() {
+        true => (format!("{GOOD}yes{GOOD:#}"), String::new()),
+        false => (format!("{BAD}NO{BAD:#}"), format!("; {gate}")),
     };
-    style::field(
-        "correct",
-        &format!(
-            "{mark}: at most {:.1e} from float64, allowed {allowed}{rows}{text}",
-            gate.out.max_abs
-        ),
-    )
+    let error = gate.out.max_abs;
+    let text = format!("{mark}: at most {error:.1e} from float64, allowed {allowed}{rows}{text}");
+    page.field("correct", text);
 }
 
 /// Judges and times a problem on a device. Times are of standard normal inputs, whatever `inputs` is.
@@ -169,13 +127,9 @@ pub(crate) fn compute(
         Some(kernel) => Attention::with_kernel(device, kernel)?,
         None => Attention::new(device),
     };
-    let options = match attention.device() {
-        Device::Cpu => Options::for_cpu(),
-        Device::Cuda(_) => Options::default(),
-    };
     let options = Options {
         budget_ms: BUDGET_MS,
-        ..options
+        ..bench::options(&attention.device())
     };
     let trial = Trial {
         inputs,
@@ -184,17 +138,18 @@ pub(crate) fn compute(
         time: Some((Mode::Hot, options)),
     };
     let Tried { plan, gate, outcome } = trial.run(&attention, problem)?;
-    let (gate, timing) = match (gate, outcome) {
-        (Some(gate), Outcome::Timed(measured)) => (gate, Timing::of(&measured)),
+    let (gate, measured) = match (gate, outcome) {
+        (Some(gate), Outcome::Timed(measured)) => (gate, Some(measured)),
         (Some(gate), _) if !gate.passed() => (gate, None),
         (_, Outcome::Failed(_, error)) => return Err(error.into()),
         (_, Outcome::Right | Outcome::Timed(_)) => return Err(Failure::failed("the output was not judged")),
     };
+    let timed = measured.and_then(|measured| Some((measured.summary?, measured)));
     Ok(Answer {
         device: attention.device().to_string(),
         notes: attention.plans()?.notes().iter().map(ToString::to_string).collect(),
         plan,
         gate,
-        timing,
+        time: timed.map(|(summary, measured)| (summary, method(&measured, summary.count))),
     })
 }

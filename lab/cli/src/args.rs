@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use flashcore::{DType, DeviceInfo, InputKind, Layout, Mask, Problem};
+use flashcore::{DType, InputKind, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{NAMED_PROBLEMS, ProblemBuilder};
@@ -35,7 +35,7 @@ struct ProblemFlags {
     /// Key/value heads; heads must be a multiple of it
     #[arg(long, value_name = "N")]
     kv_heads: Option<usize>,
-    /// Query rows and keys alike
+    /// Query rows and keys
     #[arg(long, value_name = "N", conflicts_with_all = ["seq_q", "seq_kv"])]
     seq: Option<usize>,
     /// Query rows
@@ -47,19 +47,19 @@ struct ProblemFlags {
     /// Columns of Q and K: a multiple of 8 up to 256
     #[arg(long, value_name = "N")]
     head_dim: Option<usize>,
-    /// Columns of V and of the output, where they are not those of Q and K
+    /// Columns of V and of the output, if they differ from those of Q and K
     #[arg(long, value_name = "N")]
     head_dim_v: Option<usize>,
     /// Element type: f32, fp16, bf16, e4m3 (fp8 with scales; the output is bf16)
     #[arg(long, value_parser = dtype)]
     dtype: Option<DType>,
-    /// Each row sees the keys up to its own; the last row sees the last key
+    /// Each row sees the keys up to its own position; the last row sees the last key
     #[arg(long, conflicts_with = "window")]
     causal: bool,
-    /// Each row sees every key, whatever the named problem's mask
+    /// Each row sees every key; removes the named problem's mask
     #[arg(long, conflicts_with_all = ["causal", "window"])]
     full: bool,
-    /// Each row sees L keys before its own and R after; `inf` is all of them
+    /// Each row sees L keys before its own position and R after it; `inf` is all of them
     #[arg(long, value_name = "L,R", value_parser = window, allow_hyphen_values = true)]
     window: Option<Window>,
     /// The mask's diagonal begins at the first key, as in PyTorch's is_causal
@@ -68,7 +68,7 @@ struct ProblemFlags {
     /// Scores pass through cap·tanh(score/cap)
     #[arg(long, value_name = "CAP", allow_hyphen_values = true)]
     softcap: Option<f32>,
-    /// Factor on Q·Kᵀ, in place of 1/√head_dim
+    /// Factor of Q·Kᵀ [default: 1/√head_dim]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     scale: Option<f32>,
     /// Position of the first query row in its sequence
@@ -77,7 +77,7 @@ struct ProblemFlags {
     /// Position of the first key in its sequence
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     kv_offset: Option<i32>,
-    /// Ask for the log-sum-exp of each row too
+    /// Also compute the log-sum-exp of each row
     #[arg(long)]
     lse: bool,
     /// Memory order of all four tensors
@@ -91,13 +91,13 @@ struct Window(Option<u32>, Option<u32>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LayoutArg {
-    /// [batch, seq, heads, head_dim], as FlashAttention has it
+    /// [batch, seq, heads, head_dim], as in FlashAttention
     Bshd,
-    /// [batch, heads, seq, head_dim], as PyTorch's SDPA has it
+    /// [batch, heads, seq, head_dim], as in PyTorch's SDPA
     Bhsd,
 }
 
-fn dtype(name: &str) -> Result<DType, String> {
+pub(crate) fn dtype(name: &str) -> Result<DType, String> {
     DType::from_name(name).ok_or_else(|| format!("known are {}", DType::ALL.map(DType::name).join(", ")))
 }
 
@@ -108,26 +108,26 @@ fn window(text: &str) -> Result<Window, String> {
     };
     match text.split_once(',').map(|(left, right)| (side(left), side(right))) {
         Some((Ok(left), Ok(right))) => Ok(Window(left, right)),
-        _ => Err(
-            "write the keys before and after each row's own as L,R, e.g. `128,0` (sliding and causal) or `inf,16`"
-                .to_string(),
-        ),
+        _ => {
+            let wrong =
+                "write the keys before and after each row's own as L,R, e.g. `128,0` (sliding and causal) or `inf,16`";
+            Err(wrong.to_string())
+        }
     }
 }
 
 impl ProblemArgs {
-    /// What stands in the problem's place.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file that stands in the problem's place, if one does: foreign kernels.
+    /// The file of foreign kernels given in place of a problem, if any.
     pub(crate) fn file(&self) -> Option<&Path> {
         let path = Path::new(&self.name);
         in_place::is_of_kernels(path).then_some(path)
     }
 
-    /// What the problem is called: its name, or its shape where flags changed it.
+    /// The name of the problem, or its shape if flags changed it.
     pub(crate) fn label(&self, problem: &Problem) -> String {
         match case(&self.name) {
             Ok(case) if case.problem == *problem => case.name,
@@ -135,14 +135,14 @@ impl ProblemArgs {
         }
     }
 
-    /// The problem: that of the name, with the fields that flags override.
+    /// The named problem, with the fields that flags override.
     pub(crate) fn problem(&self) -> Result<Problem, Failure> {
         let named = case(&self.name)?.problem;
         let flags = &self.flags;
         let mut builder = ProblemBuilder::from(&named);
         if flags.heads.is_some() || flags.kv_heads.is_some() {
             let heads = flags.heads.unwrap_or(named.num_heads());
-            // A problem with a K/V head for each query head keeps one for each.
+            // A problem with one K/V head for each query head keeps that.
             let kv_heads = match named.group_size() {
                 1 => heads,
                 _ => named.num_kv_heads(),
@@ -166,14 +166,11 @@ impl ProblemArgs {
             flags.softcap => softcap,
             flags.lse.then_some(true) => return_lse,
         }
-        let mut mask = if flags.full {
-            Mask::FULL
-        } else if flags.causal {
-            Mask::CAUSAL
-        } else if let Some(Window(left, right)) = flags.window {
-            Mask::window(left, right)
-        } else {
-            named.mask()
+        let mut mask = match flags.window {
+            _ if flags.full => Mask::FULL,
+            _ if flags.causal => Mask::CAUSAL,
+            Some(Window(left, right)) => Mask::window(left, right),
+            None => named.mask(),
         };
         if flags.top_left {
             mask = mask.top_left();
@@ -191,7 +188,7 @@ impl ProblemArgs {
     }
 }
 
-/// The problem of a name or a file, and what it is called.
+/// The problem of a name or a file, with its name.
 pub(crate) fn case(name: &str) -> Result<Case, Failure> {
     if problem_file::is_file(name) {
         return Ok(problem_file::read_one(name)?);
@@ -219,80 +216,73 @@ fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
         .map(|name| InputKind::from_name(&name).unwrap_or(InputKind::Normal))
 }
 
-/// The card that GPU kernels are made for.
+/// The card that GPU kernels are planned for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Card {
-    pub(crate) target: Target,
-    pub(crate) sms: u32,
+    pub(crate) chip: Chip,
     pub(crate) profile: Option<&'static Profile>,
 }
 
 impl Card {
-    /// The card planned for where nobody names one: that of the machine, or an L4 where it has none.
+    /// The card used by default: the first supported GPU of the machine, or an L4.
     pub(crate) fn default() -> Card {
-        let here = |info: &DeviceInfo| {
-            let (major, minor) = info.compute_capability;
-            Some(Card {
-                target: Target::for_capability(major, minor).filter(|target| target.is_supported())?,
-                sms: info.multiprocessors,
-                profile: Profile::of_device(&info.name, info.multiprocessors),
-            })
-        };
-        machine::gpus_or_none()
-            .iter()
-            .find_map(here)
-            .unwrap_or(Card::of(&PROFILES[0]))
+        let gpus = machine::gpus_or_none();
+        let gpu = gpus.iter().find(|info| machine::is_supported(info));
+        gpu.map_or(Card::of(&PROFILES[0]), |info| Card {
+            chip: info.chip(),
+            profile: Profile::of_device(&info.name, info.multiprocessors),
+        })
     }
 
-    /// A card by the name of a profile, or an architecture.
+    /// A card by the name of a profile or an architecture.
     pub(crate) fn parse(name: &str) -> Result<Card, String> {
         if let Some(profile) = Profile::named(name) {
             return Ok(Card::of(profile));
         }
-        match Target::from_name(name) {
-            Some(target) => Ok(Card {
-                target,
-                sms: Chip::from(target).sms,
-                profile: None,
-            }),
-            None => Err(format!(
-                "known are {}, and architectures such as sm_89 (`flashcore list profiles`)",
-                Profile::names()
-            )),
-        }
+        let architecture = |target: Target| Card {
+            chip: target.into(),
+            profile: None,
+        };
+        let unknown = || {
+            let names = Profile::names();
+            format!("known are {names}, and architectures such as sm_89 (`flashcore list profiles`)")
+        };
+        Target::from_name(name).map(architecture).ok_or_else(unknown)
     }
 
     fn of(profile: &'static Profile) -> Card {
         Card {
-            target: profile.target,
-            sms: profile.sms,
+            chip: profile.into(),
             profile: Some(profile),
-        }
-    }
-
-    /// What kernels are chosen for.
-    pub(crate) fn chip(&self) -> Chip {
-        Chip {
-            target: self.target,
-            sms: self.sms,
         }
     }
 
     /// `l4` or `sm_120`.
     pub(crate) fn name(&self) -> &'static str {
-        self.profile.map_or(self.target.name(), |profile| profile.name)
+        self.profile.map_or(self.chip.target.name(), |profile| profile.name)
     }
 
     /// `NVIDIA L4 (sm_89)` or `sm_120`.
     pub(crate) fn title(&self) -> String {
         match self.profile {
             Some(profile) => format!("{} ({})", profile.title, profile.target),
-            None => self.target.to_string(),
+            None => self.chip.target.to_string(),
         }
     }
 }
 
-/// Names for a problem that begin like `given`, or are close to it.
+/// `X`, `X,Y` or `X,Y,Z`; axes that are left out are `rest`.
+pub(crate) fn axes(text: &str, rest: u32) -> Result<[u32; 3], String> {
+    let parts = text.split(',').map(|part| part.trim().parse().ok());
+    match parts.collect::<Option<Vec<u32>>>().as_deref() {
+        Some([x]) => Ok([*x, rest, rest]),
+        Some([x, y]) => Ok([*x, *y, rest]),
+        Some([x, y, z]) => Ok([*x, *y, *z]),
+        _ => Err(format!("write X,Y,Z, e.g. 8,{rest},{rest}")),
+    }
+}
+
+/// Names of problems that begin like `given` or are close to it.
 pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
     let close = |name: &str| name.starts_with(given) || strsim::levenshtein(name, given) <= 2;
     let names = NAMED_PROBLEMS.iter().map(|named| named.name);

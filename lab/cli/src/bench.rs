@@ -1,7 +1,7 @@
-//! `flashcore bench`: kernels and peers on problems, inspected, timed against each other, kept as evidence.
+//! `flashcore bench`: inspects kernels and peers on problems, times them against each other, and keeps the
+//! evidence.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::Args;
 use flashcore::{Context, DType, Device};
@@ -17,19 +17,17 @@ use serde_json::json;
 
 use crate::evidence::StoreArgs;
 use crate::failure::{Failure, Outcome};
-use crate::in_place;
-use crate::kernels;
-use crate::machine;
-use crate::style::{self, BAD, GOOD};
+use crate::style::{self, BAD, GOOD, Page, Spinner};
 use crate::tune::worker;
+use crate::{args, in_place, kernels, machine};
 
 /// Time kernels and peers against each other, and keep the evidence
 ///
-/// Every subject is inspected first: an answer that is wrong, stale, late or missing is not timed.
-/// Then all take turns, round by round in shuffled order, until each ratio to the baseline is known
-/// to half a percent or the time is spent. Every sample is kept with the identity of what it is
-/// about; `flashcore evidence` shows where. Peers (PyTorch's SDPA, FlashAttention-3) are used where
-/// a Python with PyTorch and the flashcore package is found.
+/// Every subject is inspected first: one whose output is wrong, stale, late or missing is not timed.
+/// Then all run in turn, round by round in shuffled order, until each ratio to the baseline is known
+/// to half a percent or the time is spent. Every sample is kept with the identity of the machine, the
+/// build and the kernel; `flashcore evidence` shows them. Peers (PyTorch's SDPA, FlashAttention-3) are
+/// used if a Python with PyTorch and the flashcore package is found.
 #[derive(Args)]
 #[command(after_help = BENCH_HELP)]
 pub(crate) struct BenchArgs {
@@ -37,23 +35,23 @@ pub(crate) struct BenchArgs {
     #[arg(value_name = "PROBLEMS", default_value = "mission")]
     problems: Vec<String>,
     /// Element type of the sets, in place of fp16
-    #[arg(long, value_parser = dtype)]
+    #[arg(long, value_parser = args::dtype)]
     dtype: Option<DType>,
     /// best, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
-    /// Kernels in place of the one that would be chosen: ids (`flashcore list kernels`), beginnings
-    /// of ids such as scalar/tiled*, files with an id a line, or default, heuristics, near
+    /// Kernels [default: the library's choice]: ids (`flashcore list kernels`), prefixes of ids such as
+    /// scalar/tiled*, files with one id per line, or default, heuristics, near
     #[arg(long, visible_alias = "config", value_name = "IDS", value_delimiter = ',')]
     kernel: Vec<String>,
-    /// Rank many kernels (every one there is, where --kernel is not given): screen all with short
-    /// turns, then measure the best 8, or as many as given; --budget is then seconds a subject
+    /// Rank many kernels (all that are listed, without --kernel): screen all briefly, then measure the
+    /// best 8, or the number given; --budget is then seconds per subject
     #[arg(long, value_name = "KEEP", num_args = 0..=1, require_equals = true, default_missing_value = "8")]
     sweep: Option<usize>,
     /// all, none, or labels such as torch/cudnn,fa3
     #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all")]
     peers: Vec<String>,
-    /// What the others are compared with: a label or how it begins; else the first peer
+    /// The subject to compare with, by its label or a prefix of it [default: the first peer]
     #[arg(long, value_name = "LABEL")]
     baseline: Option<String>,
     #[command(flatten)]
@@ -66,11 +64,11 @@ pub(crate) struct BenchArgs {
     /// Write a table in Markdown
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     markdown: Option<PathBuf>,
-    /// Write a line a subject and problem as CSV
+    /// Write one line per subject and problem as CSV
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     csv: Option<PathBuf>,
-    /// Exit with 1 unless ours is at least 10 % faster than PyTorch's best on two shapes or more; with 3 where no peer
-    /// was timed on so many
+    /// Exit with 1 unless FlashCore is at least 10 % faster than PyTorch's best on two shapes or more; with
+    /// 3 if a peer was timed on fewer
     #[arg(long, help_heading = "Output")]
     seeds_rule: bool,
 }
@@ -90,16 +88,16 @@ Sweeps:
   flashcore bench mission --kernel 'scalar/tiled*' --sweep=4 --budget 1 --json
 
 Kernels that depend on the problem:
-  default     what the library uses: a row of a plan table, or what heuristics choose
-  heuristics  what heuristics choose, whatever the plan tables say
-  near        the same, and a dozen or two kernels that differ from it a little
+  default     the library's choice: a row of a plan table, or the heuristics
+  heuristics  the choice of the heuristics, without plan tables
+  near        the same, and 12 to 24 kernels that differ from it a little
 
-Verdicts say what the whole interval of the ratio says about a difference of 1 % (--threshold):
-  SAME, FASTER, SLOWER, or AMBIGUOUS where it reaches over an edge. `~` marks a subject whose
-  time had not settled after warming up.
+Verdicts compare the interval of the ratio with a difference of 1 % (--threshold): SAME, FASTER,
+  SLOWER, or AMBIGUOUS if the interval crosses an edge. `~` marks a subject whose time had not settled
+  after warming up.
 
 Environment:
-  FLASHCORE_PYTHON   the Python with PyTorch and flashcore, in place of python3
+  FLASHCORE_PYTHON   the Python with PyTorch and flashcore [default: python3]
   FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
 
 Exit codes: 0 done, 1 a kernel was rejected or the rule does not hold, 2 usage, 3 environment, or
@@ -112,13 +110,13 @@ pub(crate) struct ProtocolArgs {
     /// hot (back to back), cold (L2 flushed), sustained (half a second each), screen (hot, but brief)
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot", value_parser = mode)]
     mode: Vec<Mode>,
-    /// Most seconds for the rounds of one problem in one mode; the first three are always made
+    /// Most seconds for the rounds of one problem in one mode; three rounds are always made
     #[arg(long, value_name = "SECONDS")]
     budget: Option<f64>,
-    /// Untimed time of a subject before each batch of a long kernel in hot mode
+    /// Untimed run time of a subject before each batch of a long kernel in hot mode
     #[arg(long, value_name = "MILLISECONDS")]
     steady_lead: Option<f64>,
-    /// Rounds of the sustained mode, in place of 8; --budget does not end them
+    /// Rounds of the sustained mode [default: 8]; --budget does not end them
     #[arg(long, value_name = "N")]
     sustained_rounds: Option<u32>,
     /// Difference that matters, such as 1% or 0.01
@@ -133,12 +131,8 @@ pub(crate) struct ProtocolArgs {
 }
 
 impl ProtocolArgs {
-    /// The request without its problems, for a device.
     pub(crate) fn request(&self, device: &Device) -> Request {
-        let mut options = match device {
-            Device::Cpu => Options::for_cpu(),
-            Device::Cuda(_) => Options::default(),
-        };
+        let mut options = options(device);
         if let Some(threshold) = self.threshold {
             options.threshold = threshold;
             options.precision = threshold / 2.0;
@@ -154,18 +148,11 @@ impl ProtocolArgs {
             ..Request::default()
         }
     }
-}
 
-impl ProtocolArgs {
-    /// A sweep that keeps so many.
     fn sweep(&self, keep: usize) -> Sweep {
         let budget_ms = self.budget.map_or(Sweep::default().budget_ms, |seconds| seconds * 1e3);
         Sweep { keep, budget_ms }
     }
-}
-
-fn dtype(name: &str) -> Result<DType, String> {
-    DType::from_name(name).ok_or_else(|| format!("known are {}", DType::ALL.map(DType::name).join(", ")))
 }
 
 pub(crate) fn mode(name: &str) -> Result<Mode, String> {
@@ -181,6 +168,13 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     match number.parse::<f64>() {
         Ok(value) if value > 0.0 && value / scale < 1.0 => Ok(value / scale),
         _ => Err("write a share above 0 and below 1 as 3% or 0.03".to_string()),
+    }
+}
+
+pub(crate) fn options(device: &Device) -> Options {
+    match device {
+        Device::Cpu => Options::for_cpu(),
+        Device::Cuda(_) => Options::default(),
     }
 }
 
@@ -200,58 +194,44 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         ..args.protocol.request(&device)
     };
     let report = bench(&device, &request, &args.peers, args.keep.path()?.as_deref(), args.json)?;
-    for (path, text) in [
-        (&args.markdown, table::markdown(&report)),
-        (&args.csv, table::csv(&report)),
-    ] {
-        if let Some(path) = path {
-            let failed = |error| Failure::failed(format!("{}: {error}", path.display()));
-            std::fs::write(path, text).map_err(failed)?;
-        }
+    if let Some(path) = &args.markdown {
+        style::write(path, table::markdown(&report))?;
+    }
+    if let Some(path) = &args.csv {
+        style::write(path, table::csv(&report))?;
     }
     let rule = args.seeds_rule.then(|| report.seeds_rule(SEEDS_GAIN, SEEDS_SHAPES));
     let rankings = args.sweep.map(|_| sweep::rankings(&report));
-    if args.json {
+    let json = || {
         let standings = standings(&report);
-        style::print_json(
-            &json!({ "report": report, "seeds_rule": rule, "rankings": rankings, "standings": standings }),
-        );
-    } else if let Some(rule) = &rule {
-        style::print(&rule_text(rule));
-    }
+        json!({ "report": report, "seeds_rule": rule, "rankings": rankings, "standings": standings })
+    };
+    style::show(args.json, json, || rule.as_ref().map(rule_text).unwrap_or_default());
     if let Some(rankings) = &rankings {
-        // Kernels that do not serve or are wrong are what a sweep is there to find.
-        let ranked = rankings
-            .iter()
-            .flat_map(|ranking| &ranking.rows)
-            .any(|row| row.rank.is_some());
-        return Ok(if ranked { Outcome::Clean } else { Outcome::Findings });
+        // A sweep expects kernels that do not serve or are wrong.
+        let mut rows = rankings.iter().flat_map(|ranking| &ranking.rows);
+        return Ok(Outcome::of(rows.any(|row| row.rank.is_some())));
     }
-    let rejected = report.results.iter().any(|result| {
-        let rejected = result.inspections.iter().flatten().any(|found| !found.passed());
-        rejected || result.measurement.subjects.is_empty()
-    });
-    if rejected || report.results.is_empty() {
+    let is_rejected = |result: &CaseResult| {
+        let mut inspected = result.inspections.iter().flatten();
+        result.measurement.subjects.is_empty() || inspected.any(|found| !found.passed())
+    };
+    if report.results.is_empty() || report.results.iter().any(is_rejected) {
         return Ok(Outcome::Findings);
     }
     match rule {
-        Some(rule) if rule.passed == Some(false) => Ok(Outcome::Findings),
-        Some(rule) if rule.passed.is_none() => Err(not_judged(&rule)),
-        _ => Ok(Outcome::Clean),
+        Some(rule) => rule.passed.map(Outcome::of).ok_or_else(|| not_judged(&rule)),
+        None => Ok(Outcome::Clean),
     }
 }
 
 /// Too few shapes have times of a kernel and of a peer.
 fn not_judged(rule: &SeedsRule) -> Failure {
-    let shapes = style::count(rule.shapes.len() as u64, "shape");
-    Failure::environment(format!(
-        "the rule cannot be judged: a peer was timed on {shapes}, and the rule needs {}",
-        rule.needed
-    ))
-    .help("`--peers all` on two or more problems, where a Python with PyTorch is installed")
+    let (shapes, needed) = (style::count(rule.shapes.len(), "shape"), rule.needed);
+    let why = format!("the rule cannot be judged: a peer was timed on {shapes}, and the rule needs {needed}");
+    Failure::environment(why).help("bench two or more problems with `--peers all` and a Python with PyTorch")
 }
 
-/// The problems of names, files and sets.
 pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>, Failure> {
     let mut cases = Vec::new();
     for name in names {
@@ -260,7 +240,7 @@ pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>,
     Ok(cases)
 }
 
-/// Benches here, or in a Python process where there are peers.
+/// Benches, and prints the tables unless `quiet`. If there are no peers, the report says why.
 pub(crate) fn bench(
     device: &Device,
     request: &Request,
@@ -268,54 +248,42 @@ pub(crate) fn bench(
     store: Option<&Path>,
     quiet: bool,
 ) -> Result<Report, Failure> {
-    let mut progress = Progress::new(!quiet && request.sweep.is_none());
+    let mut progress = Progress {
+        spinner: style::spinner("starting"),
+        tables: !quiet && request.sweep.is_none(),
+        at: String::new(),
+    };
     if let (Device::Cuda(context), Some(_)) = (device, request.sweep) {
-        compile(context, request, &progress.bar)?;
+        compile(context, request, &progress.spinner.0)?;
     }
-    let report = with_peers(device, request, peers, store, &mut progress);
-    progress.bar.finish_and_clear();
-    let report = report?;
+    let python = find_peers(peers);
+    if let Err(absence) = &python {
+        progress.note(absence);
+    }
+    let report = measure(&python, device, request, peers, store, &mut progress);
+    drop(progress);
+    let mut report = report?;
+    report.notes.extend(python.err());
     if !quiet {
+        let mut page = Page::default();
         for ranking in request.sweep.iter().flat_map(|_| sweep::rankings(&report)) {
-            style::print(&format!("\n{}", table::ranking_text(&ranking)));
+            page.add(format_args!("\n{}", table::ranking_text(&ranking)));
         }
-        style::print(&standings_text(&standings(&report)));
-        style::print(&format!(
-            "\n{}\n{}",
-            table::device_line(&report),
-            table::turns_lines(&report)
-        ));
+        page.add(standings_text(&standings(&report)));
+        page.line(format_args!("\n{}", table::device_line(&report)));
+        page.add(table::turns_lines(&report));
         if let Some(store) = store {
-            style::print(&style::wrap(&format!("evidence in {}", store.display()), 2));
+            page.wrap(2, format_args!("evidence in {}", store.display()));
         }
+        page.print();
     }
     Ok(report)
 }
 
-/// Benches in a Python process where there are peers, and here where there are none: the report says why.
-fn with_peers(
-    device: &Device,
-    request: &Request,
-    peers: &[String],
-    store: Option<&Path>,
-    progress: &mut Progress,
-) -> Result<Report, Failure> {
-    match find_peers(peers) {
-        Ok(Some(python)) => bench_in(&python, device, request, peers, store, progress),
-        Ok(None) => bench_here(device, request, store, progress),
-        Err(absence) => {
-            progress.note(&absence);
-            let mut report = bench_here(device, request, store, progress)?;
-            report.notes.push(absence);
-            Ok(report)
-        }
-    }
-}
-
-/// Where peers are: `None` where none are asked for.
+/// The Python with peers; `None` if no peers are wanted.
 ///
 /// # Errors
-/// Why there are none, in a sentence.
+/// Why there is none, in a sentence.
 pub(crate) fn find_peers(peers: &[String]) -> Result<Option<Python>, String> {
     match peers {
         [none] if none == "none" => Ok(None),
@@ -323,51 +291,39 @@ pub(crate) fn find_peers(peers: &[String]) -> Result<Option<Python>, String> {
     }
 }
 
-/// Benches in a Python process.
-pub(crate) fn bench_in(
-    python: &Python,
+/// Benches in a Python process, which has the peers, or in this process if there is no such Python.
+pub(crate) fn measure(
+    python: &Result<Option<Python>, String>,
     device: &Device,
     request: &Request,
     peers: &[String],
     store: Option<&Path>,
     watcher: &mut dyn Watcher,
 ) -> Result<Report, Failure> {
-    let wanted = match peers.iter().any(|label| label == "all") {
-        true => Wanted::All(All::All),
-        false => Wanted::Named(peers.to_vec()),
+    let Ok(Some(python)) = python else {
+        let store = store.map(Store::open).transpose()?;
+        return Ok(flashcore_bench::run(device, request, &mut (), store.as_ref(), watcher)?);
     };
     let job = Job {
         device: device.to_string(),
-        peers: wanted,
+        peers: match peers.iter().any(|label| label == "all") {
+            true => Wanted::All(All::All),
+            false => Wanted::Named(peers.to_vec()),
+        },
         store: store.map(Path::to_path_buf),
         request: request.clone(),
     };
     Ok(python.bench(&job, watcher)?)
 }
 
-/// Benches in this process, where no peers are.
-pub(crate) fn bench_here(
-    device: &Device,
-    request: &Request,
-    store: Option<&Path>,
-    watcher: &mut dyn Watcher,
-) -> Result<Report, Failure> {
-    let store = store.map(Store::open).transpose()?;
-    Ok(flashcore_bench::run(device, request, &mut (), store.as_ref(), watcher)?)
-}
-
-/// Compiles the kernels of a sweep in processes of their own, into the driver's cache: in one process they would wait for
-/// each other.
+/// Compiles the kernels of a sweep in several processes into the driver's cache: in one process the
+/// driver compiles one at a time.
 fn compile(context: &Context, request: &Request, bar: &ProgressBar) -> Result<(), Failure> {
     let wanted = kernels_of(context, request)?;
     let count = wanted.iter().map(|(_, kernels)| kernels.len()).sum();
     let devices = [format!("cuda:{}", context.info().ordinal)];
-    let compilers = Compilers::new(
-        &worker::program()?,
-        &devices,
-        Deadlines::default(),
-        compilers_for(count),
-    );
+    let program = worker::program()?;
+    let compilers = Compilers::new(&program, &devices, Deadlines::default(), compilers_for(count));
     for (problem, kernels) in wanted {
         compilers.begin(&problem, kernels);
     }
@@ -375,59 +331,44 @@ fn compile(context: &Context, request: &Request, bar: &ProgressBar) -> Result<()
     Ok(())
 }
 
-/// Shows what goes on: a line of progress on a terminal, and on request each problem's table as it is done.
+/// Shows the progress on a terminal, and each problem's table when it is done.
 struct Progress {
-    bar: ProgressBar,
+    spinner: Spinner,
     tables: bool,
     at: String,
 }
 
-impl Progress {
-    fn new(tables: bool) -> Progress {
-        let bar = ProgressBar::new_spinner();
-        bar.enable_steady_tick(Duration::from_millis(100));
-        Progress {
-            bar,
-            tables,
-            at: String::new(),
-        }
-    }
-}
-
 impl Watcher for Progress {
     fn note(&mut self, note: &str) {
-        self.bar
-            .suspend(|| style::eprint(&style::wrap(&format!("note: {note}"), 6)));
+        self.spinner.0.suspend(|| style::note(note));
     }
 
     fn case(&mut self, case: &Case, index: usize, count: usize) {
         self.at = format!("{}/{count} {}", index + 1, case.name);
-        self.bar
-            .set_message(format!("{}: drawing inputs, computing what is right", self.at));
+        self.spinner.0.set_message(format!("{}: inputs and reference", self.at));
     }
 
     fn inspected(&mut self, label: &str, _outcome: &str) {
-        self.bar.set_message(format!("{}: inspected {label}", self.at));
+        self.spinner.0.set_message(format!("{}: inspected {label}", self.at));
     }
 
     fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
-        let time = style::micros(sample.run_us());
-        self.bar.set_message(format!(
-            "{}: {mode}, round {}, {label} {time}",
-            self.at,
-            sample.round + 1
-        ));
+        let (at, round, time) = (&self.at, sample.round + 1, style::micros(sample.run_us()));
+        self.spinner
+            .0
+            .set_message(format!("{at}: {mode}, round {round}, {label} {time}"));
     }
 
     fn result(&mut self, result: &CaseResult) {
         if self.tables {
-            self.bar
+            self.spinner
+                .0
                 .suspend(|| style::print(&format!("\n{}", table::case_text(result))));
         }
     }
 }
 
-/// Where our kernels stand beside the peer they were compared with.
+/// Our kernels compared with the main peer.
 pub(crate) fn standings(report: &Report) -> Vec<Standing> {
     report
         .main_peer()
@@ -435,7 +376,7 @@ pub(crate) fn standings(report: &Report) -> Vec<Standing> {
         .unwrap_or_default()
 }
 
-/// Those of more than one problem: of a single one its table says it all.
+/// Those of more than one problem: the table of a single problem says as much.
 pub(crate) fn standings_text(standings: &[Standing]) -> String {
     let several = standings.iter().filter(|standing| standing.all.shapes > 1);
     several
@@ -443,26 +384,21 @@ pub(crate) fn standings_text(standings: &[Standing]) -> String {
         .collect()
 }
 
-fn rule_text(rule: &SeedsRule) -> String {
-    let mut text = String::new();
+fn rule_text(rule: &SeedsRule) -> Page {
+    let mut page = Page::default();
     for shape in &rule.shapes {
         let colour = if shape.met { GOOD } else { BAD };
         let gain = format!("{:+.1} %", shape.gain * 100.0);
-        text.push_str(&style::wrap(
-            &format!(
-                "{colour}{gain:>8}{colour:#} {}: {} against {}",
-                shape.case, shape.ours, shape.peer
-            ),
-            9,
-        ));
+        let (case, ours, peer) = (&shape.case, &shape.ours, &shape.peer);
+        let text = format!("{colour}{gain:>8}{colour:#} {case}: {ours} against {peer}");
+        page.wrap(9, text);
     }
     let met = rule.shapes.iter().filter(|shape| shape.met).count();
-    let percent = rule.gain * 100.0;
-    text.push_str(&format!(
-        "at least {percent:.0} % faster on {met} shapes; {} are needed\n",
-        rule.needed
+    let (percent, needed) = (rule.gain * 100.0, rule.needed);
+    page.line(format_args!(
+        "at least {percent:.0} % faster on {met} shapes; {needed} are needed"
     ));
-    text
+    page
 }
 
 impl From<BenchError> for Failure {

@@ -1,4 +1,4 @@
-//! `flashcore check`: proves a plan, runs it under the simulator, says what is wrong with it.
+//! `flashcore check`: proves the launch of a plan, simulates it and reports what is wrong.
 
 use std::sync::Arc;
 
@@ -12,26 +12,24 @@ use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
 use crate::foreign::{RunArgs, Runs};
 use crate::given::Given;
-use crate::style::{self, HEAD};
+use crate::style::{self, HEAD, Page};
 use crate::watch::{self, WatchArgs};
 use crate::{kernels, memory, museum, simulated};
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
 ///
 /// First the launch is proved against the limits of the card. Then the kernel runs instruction by
-/// instruction under seeded schedules, on generated inputs and poisoned outputs. Found are accesses
-/// out of bounds or misaligned, reads of what nobody wrote, missing waits, barriers that do not
-/// match, deadlocks, and races whether or not they went wrong this time; each with the kernel's Rust
-/// line, the warp and lanes, the bytes, and what to do. At last the answer is compared with float64.
+/// instruction under seeded schedules, on generated inputs and poisoned outputs. The simulator finds
+/// accesses that are out of bounds or misaligned, reads of uninitialised memory, missing waits, barriers
+/// that do not match, deadlocks, and races whether or not they happened this time; each finding names
+/// the kernel's Rust line, the warp and lanes, the bytes, and a remedy. Last, the output is compared with
+/// float64.
 ///
-/// `museum/NAME` in place of a problem runs a failure of the past (`list museum`). A FILE.ptx runs a kernel that
-/// something else wrote, if it uses only instructions that the kernel language has.
+/// `museum/NAME` in place of a problem runs a past failure (`list museum`). A FILE.ptx runs a foreign
+/// kernel, if the kernel language has its instructions.
 #[derive(Args)]
-#[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong answer or a refusal, 2 usage")]
+#[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong output or a refusal, 2 usage")]
 pub(crate) struct CheckArgs {
-    // First: reading the other fields takes their values out of the matches.
-    #[command(flatten)]
-    given: Given,
     #[command(flatten)]
     problem: ProblemArgs,
     #[command(flatten)]
@@ -42,8 +40,8 @@ pub(crate) struct CheckArgs {
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
-    /// SMs to plan for, in place of the card's: with few, a block that stays on its SM goes through several tiles of a
-    /// small problem
+    /// SMs to plan for, in place of the card's. With few SMs a persistent block computes several tiles
+    /// even of a small problem
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "How")]
     sms: Option<u32>,
     /// Build the kernel so that it stops after a stage, and compare that stage: scores (not masked) or
@@ -53,7 +51,7 @@ pub(crate) struct CheckArgs {
     /// How many schedules to run under
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "How")]
     schedules: u32,
-    /// Seed of the first schedule, as a finding names it
+    /// Seed of the first schedule, as findings name it
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "How")]
     schedule: u64,
     /// Simulate only the first N blocks of a large grid, in whole clusters; the output is not
@@ -61,10 +59,11 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "numerics", help_heading = "How")]
     blocks: Option<u64>,
     /// Plant a mistake in the kernel first, to see it found: drop-barrier, drop-warp-barrier, stride-one,
-    /// bound-one, shrink-buffer, …; with :N at its Nth place
+    /// bound-one, shrink-buffer, …; with :N at the Nth possible place
     #[arg(long, value_name = "MISTAKE", help_heading = "How")]
     plant: Option<String>,
-    /// Print what memory accesses cost, by line: passes over the banks of shared memory, sectors of global memory
+    /// Print the cost of memory accesses by line: passes over the banks of shared memory, sectors of
+    /// global memory
     #[arg(long, help_heading = "How")]
     memory: bool,
     /// Print one JSON object
@@ -76,12 +75,11 @@ pub(crate) struct CheckArgs {
     foreign: RunArgs,
 }
 
-/// Flags that everything takes that can be checked.
+/// Flags that problems, files and exhibits take.
 const OF_SCHEDULES: &[&str] = &["schedules", "schedule", "json"];
-/// Flags about a FILE.ptx.
 const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "entry"];
 
-pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     let name = args.problem.name();
     let runs = Runs {
         schedules: args.schedules,
@@ -90,30 +88,31 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     };
     let card = || args.profile.unwrap_or_else(Card::default);
     if let Some(file) = args.problem.file() {
-        args.given.allow(
+        given.allow(
             &[OF_SCHEDULES, OF_FILES, &["profile", "blocks"]].concat(),
             "a FILE.ptx in place of a problem",
         )?;
         return args.foreign.check(file, card(), &runs, args.json);
     }
     if name.starts_with(museum::PREFIX) {
-        args.given.allow(OF_SCHEDULES, "museum/NAME in place of a problem")?;
+        given.allow(OF_SCHEDULES, "museum/NAME in place of a problem")?;
         return museum::check(name, &runs, args.json);
     }
-    args.given.refuse(OF_FILES, "a FILE.ptx")?;
-    args.given.require("trace", watch::OF_TRACES)?;
+    given.refuse(OF_FILES, "a FILE.ptx")?;
+    given.require("trace", watch::OF_TRACES)?;
     let problem = args.problem.problem()?;
     let mut card = card();
-    card.sms = args.sms.unwrap_or(card.sms);
+    card.chip.sms = args.sms.unwrap_or(card.chip.sms);
     let config: Option<Config> = args.kernel.as_deref().map(kernels::gpu).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;
     if let Some(stop) = args.stop_after {
-        plan = Plan::with_stage(&problem, &plan.config, card.chip(), stop).map_err(Failure::failed)?;
+        plan = Plan::with_stage(&problem, &plan.config, card.chip, stop).map_err(Failure::failed)?;
     }
-    let planted = match args.plant.as_deref() {
-        Some(mistake) => Some(plant(mistake, &mut plan)?),
-        None => None,
-    };
+    let planted = args
+        .plant
+        .as_deref()
+        .map(|mistake| plant(mistake, &mut plan))
+        .transpose()?;
     let options = CheckOptions {
         schedules: args.schedules,
         first_schedule: args.schedule,
@@ -127,24 +126,24 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Outcome, Failure> {
     }
     let report = simulated::check(&plan, &options)?;
     if args.json {
-        style::print_json(&simulated::json(&report)?);
+        style::print_json(&simulated::json(&report));
         return Ok(simulated::outcome(&report));
     }
-    let mut text = format!("{HEAD}{problem}{HEAD:#} for {}\n", card.title());
+    let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} for {}", card.title()));
     if let Some(mutation) = &planted {
-        text.push_str(&style::field("planted", &mutation.to_string()));
+        page.field("planted", mutation);
     }
-    text.push_str(&simulated::text(&report));
+    simulated::add(&mut page, &report);
     if args.memory {
-        text.push_str(&memory::table(&report.memory));
-        text.push_str(&memory::advice(&plan, &options)?);
+        memory::add_table(&mut page, &report.memory);
+        memory::add_advice(&mut page, &plan, &options)?;
     }
     for trace in &report.traces {
         let [x, y, z] = trace.block;
-        text.push_str(&format!("\nblock ({x}, {y}, {z}) warp {}\n", trace.warp));
-        text.push_str(&watch::record_text(trace, None));
+        page.line(format_args!("\nblock ({x}, {y}, {z}) warp {}", trace.warp));
+        watch::add_record(&mut page, trace, None);
     }
-    style::print(&text);
+    page.print();
     Ok(simulated::outcome(&report))
 }
 
@@ -153,13 +152,16 @@ fn stages() -> impl TypedValueParser<Value = StopAfter> {
         .map(|name| StopAfter::from_name(&name).unwrap_or(StopAfter::Scores))
 }
 
-/// Plants the mistake of a name such as `drop-barrier:2` at a place that the plan's kernels have; places are
-/// counted through the kernels in the order they run.
+/// Plants the mistake of a name such as `drop-barrier:2` in the plan's kernels. Places are counted through
+/// the kernels in the order they run.
 fn plant(mistake: &str, plan: &mut Plan) -> Result<Mutation, Failure> {
     let (name, number) = mistake.split_once(':').unwrap_or((mistake, "1"));
     let Some(operator) = Operator::from_name(name) else {
-        let known: Vec<String> = Operator::ALL.iter().map(Operator::to_string).collect();
-        let known = known.join(", ");
+        let known = Operator::ALL
+            .iter()
+            .map(Operator::to_string)
+            .collect::<Vec<_>>()
+            .join(", ");
         return Err(Failure::usage(format!(
             "no mistake is named `{name}`; known are {known}"
         )));
@@ -167,10 +169,8 @@ fn plant(mistake: &str, plan: &mut Plan) -> Result<Mutation, Failure> {
     let mut count = 0;
     let wanted = number.parse::<usize>().unwrap_or(0);
     for step in plan.steps_mut() {
-        for mutation in mutations(&step.kernel) {
-            if mutation.operator != operator {
-                continue;
-            }
+        let places = mutations(&step.kernel).into_iter();
+        for mutation in places.filter(|mutation| mutation.operator == operator) {
             count += 1;
             if count == wanted {
                 step.kernel = Arc::new(mutation.apply(&step.kernel));

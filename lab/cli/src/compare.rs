@@ -10,13 +10,13 @@ use crate::bench::{ProtocolArgs, bench, cases, share, standings_text};
 use crate::evidence::StoreArgs;
 use crate::failure::{Failure, Outcome};
 use crate::machine;
-use crate::style;
+use crate::style::{self, Page};
 
 /// Compare two kernels, evidence files, runs or revisions
 ///
 /// Two kernel ids are timed against each other, round by round. Otherwise A and B are evidence: a
 /// file that `evidence export` wrote, another evidence folder (its latest run), or a run's key or
-/// revision in the evidence store, of which the beginning will do; `latest` is the latest run.
+/// revision in the evidence store, or a prefix of it; `latest` is the latest run.
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 done, 1 B is slower than the gate allows, 2 usage, 3 environment")]
 pub(crate) struct CompareArgs {
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
     let kernels = [&args.a, &args.b].map(|name| name.parse::<KernelId>().ok());
     let comparison = if let [Some(a), Some(b)] = kernels {
         let device = match (args.device.as_str(), a, b) {
-            // Kernels of the CPU run nowhere else.
+            // CPU kernels run only on the CPU.
             ("best", KernelId::Cpu(_), KernelId::Cpu(_)) => Device::cpu(),
             (name, ..) => machine::device(name)?,
         };
@@ -73,24 +73,20 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
         )?
     };
     let regressions = args.gate.map(|gate| comparison.regressions(gate));
-    if args.json {
-        let standings = comparison.standings();
-        style::print_json(&json!({
-            "comparison": comparison,
-            "standings": standings,
-            "gate": args.gate,
-            "regressions": regressions,
-        }));
-    } else {
-        style::print(&table::comparison_text(&comparison));
-        style::print(&standings_text(&comparison.standings()));
+    let standings = comparison.standings();
+    let json =
+        || json!({ "comparison": comparison, "standings": standings, "gate": args.gate, "regressions": regressions });
+    style::show(args.json, json, || {
+        let mut page = Page::default();
+        page.add(table::comparison_text(&comparison));
+        page.add(standings_text(&standings));
         if let (Some(gate), Some(regressions)) = (args.gate, &regressions) {
-            let slower = regressions.len();
-            style::print(&format!("{slower} slower by more than {:.1} %\n", gate * 100.0));
+            let (slower, percent) = (regressions.len(), gate * 100.0);
+            page.line(format_args!("{slower} slower by more than {percent:.1} %"));
         }
-    }
-    Ok(match regressions {
-        Some(regressions) if !regressions.is_empty() => Outcome::Findings,
-        _ => Outcome::Clean,
-    })
+        page
+    });
+    Ok(Outcome::of(
+        regressions.is_none_or(|regressions| regressions.is_empty()),
+    ))
 }

@@ -1,4 +1,4 @@
-//! What `explain` predicts of a plan: its time on a card, and what binds it.
+//! The predicted time of a plan on a card, and the resource that binds it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use crate::args::Card;
 use crate::failure::Failure;
 use crate::machine;
-use crate::style::{self, HEAD};
+use crate::style::{self, HEAD, Page, micros};
 
-/// Microseconds in the reports that this project began with, for B1 H8 S512 D64 on their L4.
+/// Microseconds in the reports that this project began with, for B1 H8 S512 D64 on an L4.
 const REPORTS: [(f64, &str); 5] = [
     (839.0, "one of their kernels"),
     (279.0, "their fastest kernel"),
@@ -27,8 +27,8 @@ const REPORTS: [(f64, &str); 5] = [
 /// A prediction, or why there is none.
 pub(crate) type Outcome = Result<Prediction, String>;
 
-/// The measured rates that are kept of a GPU of this machine that is such a card, if there are any. Those that hold no
-/// more are told of and left out.
+/// The measured rates kept for a GPU of this machine that is such a card, if any. Rates that no longer
+/// hold are reported in a note and left out.
 pub(crate) fn kept_rates(card: Card) -> Option<MeasuredCard> {
     let gpus = machine::gpus_or_none();
     let is_such = |info: &&DeviceInfo| {
@@ -38,23 +38,18 @@ pub(crate) fn kept_rates(card: Card) -> Option<MeasuredCard> {
     match rates::kept(&DeviceIdentity::cuda(gpus.iter().find(is_such)?)) {
         Ok(kept) => kept.map(|kept| kept.card()),
         Err(stale) => {
-            let note = format!("note: predicted with the profile's rates: {stale}");
-            style::eprint(&style::wrap(&note, 2));
+            style::note(format_args!("predicted with the profile's rates: {stale}"));
             None
         }
     }
 }
 
-/// Predicts a plan's time on a card, with the registers of each step where they are known, and with measured rates where
-/// there are some.
+/// Predicts a plan's time on a card, from the registers of each step if they are known, and from
+/// measured rates if there are any.
 pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>], measured: Option<&MeasuredCard>) -> Outcome {
-    let profile: &Profile = card.profile.ok_or_else(|| {
-        format!(
-            "{} is an architecture, not a card: clocks, SMs and bandwidth are those of a card ({})",
-            card.name(),
-            Profile::names()
-        )
-    })?;
+    let (name, known) = (card.name(), Profile::names());
+    let no_card = || format!("{name} is an architecture, not a card with clocks and bandwidth; cards are {known}");
+    let profile: &Profile = card.profile.ok_or_else(no_card)?;
     let spinner = style::spinner("simulating a few blocks");
     let observed = Observation::of(plan).map_err(|error| error.to_string());
     drop(spinner);
@@ -65,130 +60,98 @@ pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>], measur
     }
 }
 
-/// Whether the reports' numbers are of this problem.
+/// Whether the reports' numbers are about this problem on this card.
 fn is_theirs(problem: &Problem, card: Card) -> bool {
-    let theirs = Problem::builder()
-        .heads(8, 8)
-        .seq_len(512)
-        .head_dim(64)
-        .dtype(DType::F16);
-    card.name() == "l4" && theirs.build().is_ok_and(|theirs| theirs == *problem)
+    let theirs = Problem::builder().heads(8, 8).seq_len(512).head_dim(64);
+    let theirs = theirs.dtype(DType::F16).build();
+    card.name() == "l4" && theirs.is_ok_and(|theirs| theirs == *problem)
 }
 
-/// The section of an explanation.
-pub(crate) fn text(outcome: &Outcome, problem: &Problem, card: Card) -> String {
-    let mut text = format!("\n{HEAD}Cost{HEAD:#}, predicted\n");
+/// Adds the section of an explanation.
+pub(crate) fn add(page: &mut Page, outcome: &Outcome, problem: &Problem, card: Card) {
+    page.line(format_args!("\n{HEAD}Cost{HEAD:#}, predicted"));
     let prediction = match outcome {
         Ok(prediction) => prediction,
-        Err(why) => return text + &style::wrap(&format!("  not known: {why}"), 2),
+        Err(why) => return page.wrap(2, format_args!("  not known: {why}")),
     };
-    let time = |micros| style::micros(micros);
-    text.push_str(&style::field(
-        "time",
-        &format!(
-            "{HEAD}{}{HEAD:#}, between {} and {}",
-            time(prediction.micros),
-            time(prediction.low_micros),
-            time(prediction.high_micros)
-        ),
-    ));
-    text.push_str(&style::field("bound by", &bound(prediction)));
-    let uses: Vec<String> = prediction
-        .uses
-        .iter()
-        .map(|used| format!("{} {}", used.resource.title(), time(used.micros)))
+    let [time, low, high] = times(prediction);
+    page.field("time", format_args!("{HEAD}{time}{HEAD:#}, between {low} and {high}"));
+    page.field("bound by", bound(prediction));
+    let uses = prediction.uses.iter();
+    let uses: Vec<String> = uses
+        .map(|used| format!("{} {}", used.resource.title(), micros(used.micros)))
         .collect();
-    text.push_str(&style::field(
-        "alone",
-        &format!(
-            "{}; latency {}; launch {}",
-            uses.join(", "),
-            time(prediction.latency_micros),
-            time(prediction.launch_micros)
-        ),
-    ));
-    let registers: Vec<String> = prediction
-        .steps
-        .iter()
-        .map(|step| {
-            format!(
-                "{}{}",
-                step.registers,
-                if step.registers_known { "" } else { " (estimated)" }
-            )
-        })
-        .collect();
-    text.push_str(&style::field(
-        "assumed",
-        &format!(
-            "{} MHz, {} registers a thread, inputs in L2 where they fit",
-            style::whole(prediction.clocks.highest.round() as u64),
-            registers.join(", ")
-        ),
-    ));
-    let rates = match &prediction.measured {
-        Some(source) => format!("measured on {source}"),
-        None => "the profile's (`flashcore device` measures a card's)".to_string(),
-    };
-    text.push_str(&style::field("rates", &rates));
-    text.push_str(&style::field("trust", &prediction.trust.words()));
+    let (latency, launch) = (micros(prediction.latency_micros), micros(prediction.launch_micros));
+    let text = format!("{}; latency {latency}; launch {launch}", uses.join(", "));
+    page.field("alone", text);
+    let registers = prediction.steps.iter().map(|step| match step.registers_known {
+        true => step.registers.to_string(),
+        false => format!("{} (estimated)", step.registers),
+    });
+    let registers = registers.collect::<Vec<_>>().join(", ");
+    let clock = style::whole(prediction.clocks.highest.round() as u64);
+    let text = format!("{clock} MHz, {registers} registers a thread, inputs in L2 where they fit");
+    page.field("assumed", text);
+    match &prediction.measured {
+        Some(source) => page.field("rates", format_args!("measured on {source}")),
+        None => page.field("rates", "the profile's (`flashcore device` measures a card's)"),
+    }
+    page.field("trust", prediction.trust.words());
     if is_theirs(problem, card) {
         let reports: Vec<String> = REPORTS.iter().map(|(us, what)| format!("{us:.0} ({what})")).collect();
-        text.push_str(&style::field(
-            "reports",
-            &format!("µs on their L4: {}", reports.join(", ")),
-        ));
+        page.field("reports", format_args!("µs on their L4: {}", reports.join(", ")));
     }
-    text
 }
 
-/// The prediction in a sentence, with the reports' figures where they are of this problem.
+fn times(prediction: &Prediction) -> [String; 3] {
+    [prediction.micros, prediction.low_micros, prediction.high_micros].map(micros)
+}
+
+/// The prediction in a sentence, with the reports' figures if they are about this problem.
 pub(crate) fn sentence(outcome: &Outcome, problem: &Problem, card: Card) -> String {
     let prediction = match outcome {
         Ok(prediction) => prediction,
         Err(why) => return format!("not on {}: {why}", card.title()),
     };
-    let [time, low, high] = [prediction.micros, prediction.low_micros, prediction.high_micros].map(style::micros);
+    let [time, low, high] = times(prediction);
     let mut text = format!("{HEAD}{time}{HEAD:#} ({low} to {high}) on an {}", card.title());
     if is_theirs(problem, card) {
         let [_, (theirs, kernel), (slowest, _), _, (fastest, _)] = REPORTS;
         text.push_str(&format!(
-            "; in the reports that this project began with, {kernel} takes {theirs:.0} µs on an L4, PyTorch's SDPA {fastest:.0} to {slowest:.0} µs"
+            "; in the reports that this project began with, {kernel} takes {theirs:.0} µs on an L4, PyTorch's SDPA \
+             {fastest:.0} to {slowest:.0} µs"
         ));
     }
     text
 }
 
-/// What binds, and by how much.
 fn bound(prediction: &Prediction) -> String {
     let what = match prediction.binds {
-        Bound::Latency => "latency: a block's chain of dependent instructions, with too few warps beside it",
-        Bound::Launch => "the launch: the kernel does next to nothing",
+        Bound::Latency => "latency: a block's chain of dependent instructions, with too few other warps",
+        Bound::Launch => "the launch: the kernel does very little",
         Bound::Resource(resource) => resource.title(),
     };
     format!("{what}; {:.2} times the next", prediction.lead)
 }
 
-/// The same as JSON: the prediction's fields and `unknown`, which says why there is none.
-pub(crate) fn json(outcome: &Outcome, problem: &Problem, card: Card) -> Result<Value, Failure> {
-    let mut value = match outcome {
-        Ok(prediction) => serde_json::to_value(prediction)?,
-        Err(_) => json!({}),
-    };
-    value["unknown"] = json!(outcome.as_ref().err());
+/// The prediction as JSON, with `unknown`: why there is none.
+pub(crate) fn json(outcome: &Outcome, problem: &Problem, card: Card) -> Value {
     let reports = REPORTS
         .iter()
         .map(|(micros, what)| json!({ "micros": micros, "what": what }));
-    value["reports"] = json!(is_theirs(problem, card).then(|| reports.collect::<Vec<_>>()));
-    Ok(value)
+    let reports = is_theirs(problem, card).then(|| reports.collect::<Vec<_>>());
+    let mut value = outcome.as_ref().map_or(json!({}), |prediction| json!(prediction));
+    value["unknown"] = json!(outcome.as_ref().err());
+    value["reports"] = json!(reports);
+    value
 }
 
-/// Writes the picture into a folder, which is made if it is not there, and says where.
+/// Draws the prediction into a folder, which is created if necessary, and returns the file.
 pub(crate) fn draw(prediction: &Prediction, plan: &Plan, problem: &Problem, folder: &Path) -> Result<PathBuf, Failure> {
     let file = folder.join(format!("roofline-{}.svg", prediction.profile));
     let title = format!("{problem} · {} · {}", plan.config, prediction.profile);
-    let written =
-        std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&file, roofline::svg(prediction, &title)));
-    written.map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))?;
+    let failed = |error| Failure::failed(format!("cannot make {}: {error}", folder.display()));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    style::write(&file, roofline::svg(prediction, &title))?;
     Ok(file)
 }

@@ -1,5 +1,6 @@
-//! `flashcore device`: what a GPU gives, measured once by small kernels.
+//! `flashcore device`: the rates of a GPU, measured once by small kernels.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -10,30 +11,29 @@ use flashcore_ir::Profile;
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
-use crate::machine;
-use crate::style::{self, CODE, DIM, HEAD};
+use crate::style::{self, CODE, DIM, HEAD, Page};
 
-/// Measure what a GPU gives: bandwidths, tensor cores, exponentials, latencies
+/// Measure a GPU's rates: bandwidths, tensor cores, exponentials, latencies
 ///
-/// Small kernels ask for one thing each, their results are checked, and the rates are kept for the
-/// device: `explain` and `tune --strategy ranked` predict with them from then on. Where they are
-/// already kept they are shown; they are measured anew where driver or kernels have changed.
+/// Small kernels measure one rate each and check their results. The rates are kept for the device:
+/// `explain` and `tune --strategy ranked` predict with them. Rates that are already kept are shown; they
+/// are measured again after a change of driver or kernels.
 #[derive(Args)]
 #[command(after_help = DEVICE_HELP)]
 pub(crate) struct DeviceArgs {
     /// best or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
-    /// Measure even if rates are kept
+    /// Measure again
     #[arg(long)]
     measure: bool,
-    /// Only these, by name; they are shown and not kept
+    /// Measure only these, by name; they are shown and not kept
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
-    /// Show a file of rates, of whatever device; no GPU is needed
+    /// Show a file of rates of any device; needs no GPU
     #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "measure", "only"])]
     rates: Option<PathBuf>,
-    /// Keep the rates in this file, in place of the one in the XDG data folder
+    /// Keep the rates in this file [default: one in the XDG data folder]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "only"])]
     out: Option<PathBuf>,
     /// Print one JSON object
@@ -43,8 +43,8 @@ pub(crate) struct DeviceArgs {
 
 const DEVICE_HELP: &str = "\
 Examples:
-  flashcore device                           measured the first time, shown from then on
-  flashcore device --measure                 measured anew
+  flashcore device                           measures the first time, shows later
+  flashcore device --measure                 measures again
   flashcore device --rates lab/check/data/h200-rates.json
 
 Exit codes: 0 done, 1 a kernel's result was wrong, 2 usage, 3 environment";
@@ -55,21 +55,26 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
     }
     let info = chosen(&args.device)?;
     let identity = DeviceIdentity::cuda(&info);
-    let path = args.out.clone().or_else(|| rates::path(&identity)).ok_or_else(|| {
+    let nowhere = || {
         Failure::usage("there is no place for the rates: neither XDG_DATA_HOME nor HOME is set")
             .help("name a file with --out")
-    })?;
+    };
+    let path = args
+        .out
+        .clone()
+        .or_else(|| rates::path(&identity))
+        .ok_or_else(nowhere)?;
+    let place = path.display().to_string();
     if !args.measure && args.only.is_empty() && path.exists() {
-        let kept = DeviceRates::read(&path).and_then(|kept| kept.holds_on(&identity, &path).map(|()| kept));
-        match kept {
-            Ok(kept) => return show(&kept, &path.display().to_string(), args.json),
-            // Said, and mended: it is measured anew.
+        match DeviceRates::read(&path).and_then(|kept| kept.holds_on(&identity, &path).map(|()| kept)) {
+            Ok(kept) => return show(&kept, &place, args.json),
+            // The message is printed, and the rates are measured again.
             Err(error) if !args.json => style::print(&style::wrap(&format!("{DIM}{error}{DIM:#}"), 2)),
             Err(_) => {}
         }
     }
     let Device::Cuda(context) = Device::cuda(info.ordinal)? else {
-        return Err(Failure::environment("the device is no GPU"));
+        return Err(Failure::environment("the device is not a GPU"));
     };
     let spinner = style::spinner("measuring");
     let measured = device::measured(&context, &args.only);
@@ -79,106 +84,102 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
         return show(&measured, "not kept", args.json);
     }
     measured.write(&path)?;
-    show(&measured, &path.display().to_string(), args.json)
+    show(&measured, &place, args.json)
 }
 
-/// The GPU of a name.
 fn chosen(name: &str) -> Result<DeviceInfo, Failure> {
+    let number = name.strip_prefix("cuda:").and_then(|number| number.parse().ok());
     let ordinal = match name {
         "best" | "cuda" => 0,
-        name => name
-            .strip_prefix("cuda:")
-            .and_then(|number| number.parse().ok())
-            .ok_or_else(|| Failure::usage(format!("`{name}`: only GPUs are measured, as in cuda:0")))?,
+        name => number.ok_or_else(|| Failure::usage(format!("`{name}`: only GPUs are measured, as in cuda:0")))?,
     };
-    let gpus = machine::gpus()?;
-    let known: Vec<String> = gpus.iter().map(|info| format!("cuda:{}", info.ordinal)).collect();
+    let gpus = flashcore_cuda::devices()?;
+    let known = gpus
+        .iter()
+        .map(|info| format!("cuda:{}", info.ordinal))
+        .collect::<Vec<_>>()
+        .join(", ");
+    let missing = || Failure::environment(format!("there is no cuda:{ordinal}; there are {known}"));
     gpus.into_iter()
         .find(|info| info.ordinal == ordinal)
-        .ok_or_else(|| Failure::environment(format!("there is no cuda:{ordinal}; there are {}", known.join(", "))))
+        .ok_or_else(missing)
 }
 
 fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, Failure> {
     let device = &measured.run.device;
     let profile = Profile::of_device(&device.name, device.units);
-    if as_json {
+    let json = || {
         let of_peak = |name: &str, value: f64| profile.and_then(|p| Some(value / rates::expected(name, p)?));
         let parts = measured
             .rates
             .iter()
             .map(|rate| (rate.name.clone(), of_peak(&rate.name, rate.value)));
-        style::print_json(&json!({
+        json!({
             "rates": measured,
             "card": measured.card(),
             "profile": profile.map(|profile| profile.name),
-            "of_profile": parts.collect::<std::collections::BTreeMap<_, _>>(),
+            "of_profile": parts.collect::<BTreeMap<_, _>>(),
             "file": place,
-        }));
-        return Ok(Outcome::Clean);
-    }
-    style::print(&text(measured, profile));
-    style::print(&style::field("kept", place));
-    style::print(&format!(
-        "  {DIM}{:<10}{DIM:#}{CODE}flashcore explain{CODE:#} {DIM}predicts with them{DIM:#}\n",
-        ""
-    ));
+        })
+    };
+    style::show(as_json, json, || {
+        let mut page = text(measured, profile);
+        page.field("kept", place);
+        let text = format!("{CODE}flashcore explain{CODE:#} {DIM}predicts with them{DIM:#}");
+        page.field("", text);
+        page
+    });
     Ok(Outcome::Clean)
 }
 
-/// The table, beside what the profile says.
-fn text(measured: &DeviceRates, profile: Option<&Profile>) -> String {
-    let device = &measured.run.device;
-    let mut text = format!(
-        "{HEAD}{}{HEAD:#} {DIM}· {} · {} SMs · driver {}{DIM:#}\n",
-        device.name, device.architecture, device.units, device.driver
-    );
-    let clock = match measured.nvml_mhz {
-        None => "NVML is not there".to_string(),
-        Some([low, high]) if low == high => format!("NVML says {low}"),
-        Some([low, high]) => format!("NVML says {low} to {high}"),
-    };
-    text.push_str(&style::field(
-        "clock",
-        &format!("{} MHz ({clock})", style::whole(measured.mhz.round() as u64)),
+/// The rates in a table, with those of the profile.
+fn text(measured: &DeviceRates, profile: Option<&Profile>) -> Page {
+    let DeviceIdentity {
+        name,
+        architecture,
+        units,
+        driver,
+        ..
+    } = &measured.run.device;
+    let mut page = Page::new(format_args!(
+        "{HEAD}{name}{HEAD:#} {DIM}· {architecture} · {units} SMs · driver {driver}{DIM:#}"
     ));
+    let clock = match measured.nvml_mhz {
+        None => "NVML is not available".to_string(),
+        Some([low, high]) if low == high => format!("NVML reports {low}"),
+        Some([low, high]) => format!("NVML reports {low} to {high}"),
+    };
+    let text = format!("{} MHz ({clock})", style::whole(measured.mhz.round() as u64));
+    page.field("clock", text);
     if !measured.throttle.is_empty() {
-        text.push_str(&style::field("throttled", &measured.throttle.join(", ")));
+        page.field("throttled", measured.throttle.join(", "));
     }
-    let beside = profile.map_or("", |profile| profile.name);
-    text.push_str(&format!(
-        "\n  {HEAD}{:<16} {:>9} {:<13}{:>7} {:>9} {:>5}{HEAD:#}  {DIM}of what{DIM:#}\n",
-        "kernel", "measured", "", "±", beside, "%"
+    let of = profile.map_or("", |profile| profile.name);
+    page.line(format_args!(
+        "\n  {HEAD}{:<16} {:>9} {:<13}{:>7} {of:>9} {:>5}{HEAD:#}  {DIM}of{DIM:#}",
+        "kernel", "measured", "", "±", "%"
     ));
     for rate in &measured.rates {
         let spread = 100.0 * (rate.interval[1] - rate.interval[0]) / (2.0 * rate.value);
-        let (expected, percent) = match profile.and_then(|profile| rates::expected(&rate.name, profile)) {
-            Some(expected) => (
-                style::digits3(expected),
-                format!("{:.0}", 100.0 * rate.value / expected),
-            ),
-            None => (String::new(), String::new()),
-        };
+        let expected = profile.and_then(|profile| rates::expected(&rate.name, profile));
+        let percent = expected.map_or(String::new(), |expected| {
+            format!("{:.0}", 100.0 * rate.value / expected)
+        });
         let line = format!(
-            "  {:<16} {:>9} {:<13}{:>6.1}% {:>9} {:>5}  {DIM}{}{DIM:#}",
+            "  {:<16} {:>9} {:<13}{spread:>6.1}% {:>9} {percent:>5}  {DIM}{}{DIM:#}",
             rate.name,
             style::digits3(rate.value),
             rate.unit.title(),
-            spread,
-            expected,
-            percent,
+            expected.map_or(String::new(), style::digits3),
             rate.about
         );
-        text.push_str(line.trim_end());
-        text.push('\n');
+        page.line(line.trim_end());
     }
-    text.push_str(&style::wrap(
-        &format!(
-            "\n  {DIM}The profile's figures are the datasheet's; rates of an SM, latencies and launch are those that the \
-             cost model assumes. {} s in all, {}.{DIM:#}",
-            style::digits3(measured.seconds),
-            measured.run.revision
-        ),
-        2,
-    ));
-    text
+    let (seconds, revision) = (style::digits3(measured.seconds), &measured.run.revision);
+    let text = format!(
+        "\n  {DIM}The profile's figures are those of the datasheet; for rates of an SM, latencies and launch, those \
+         that the cost model assumes. {seconds} s in all, {revision}.{DIM:#}"
+    );
+    page.wrap(2, text);
+    page
 }

@@ -1,22 +1,23 @@
-//! `flashcore evidence`: what was measured, where it lies, in and out of the store.
+//! `flashcore evidence`: lists, shows, exports, imports and draws the runs of the evidence store.
 
-use std::fs::File;
-use std::io::Write;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use flashcore_bench::store::{Selector, default_path};
+use flashcore_bench::store::{Recorded, Selector, default_path};
 use flashcore_bench::{Report, Store, table};
 use serde_json::json;
 
 use crate::bench::{standings, standings_text};
 use crate::chart::{self, ChartArgs};
 use crate::failure::{Failure, Outcome};
-use crate::style;
+use crate::style::{self, Page};
 
-/// List, show, export or import what was measured
+/// List, show, export, import or draw what was measured
 #[derive(Args)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage or another schema, 3 the store cannot be used")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 usage or another schema, 3 the store cannot be read or written"
+)]
 pub(crate) struct EvidenceArgs {
     #[command(subcommand)]
     what: Option<What>,
@@ -43,26 +44,28 @@ impl StoreArgs {
             return Ok(None);
         }
         let path = self.store.clone().or_else(default_path);
-        let missing = || Failure::usage("there is no place for evidence: neither XDG_DATA_HOME nor HOME is set");
-        path.map(Some)
-            .ok_or_else(|| missing().help("name a folder with --store, or pass --no-store"))
+        let missing = || {
+            Failure::usage("there is no place for evidence: neither XDG_DATA_HOME nor HOME is set")
+                .help("name a folder with --store, or pass --no-store")
+        };
+        path.map(Some).ok_or_else(missing)
     }
 }
 
 #[derive(Subcommand)]
 enum What {
-    /// Runs in the store, oldest first; what happens where nothing is named
+    /// List the runs in the store, oldest first; the default
     List {
         /// Print one JSON object
         #[arg(long)]
         json: bool,
     },
-    /// The report of a run, computed anew from its samples
+    /// Show the report of a run, computed again from its samples
     Show {
-        /// A run's key or a revision, or how it begins
+        /// A run's key or revision, or a prefix of it
         #[arg(default_value = "latest")]
         run: String,
-        /// What the others are compared with, in place of what it was: a label or how it begins
+        /// The subject to compare with, by its label or a prefix of it [default: as in the run]
         #[arg(long, value_name = "LABEL")]
         baseline: Option<String>,
         /// Print one JSON object
@@ -74,19 +77,19 @@ enum What {
         /// `all`, `latest`, a run's key or a revision
         #[arg(default_value = "all")]
         run: String,
-        /// jsonl can be imported again; csv has a line a sample
+        /// jsonl can be imported again; csv has one line per sample
         #[arg(long, value_enum, default_value = "jsonl")]
         format: Format,
-        /// The file to write, in place of standard output
+        /// The file to write [default: standard output]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Add the runs of an export that are not there yet
+    /// Add the runs of an export that the store does not have yet
     Import {
         /// A file that `export` wrote
         file: PathBuf,
     },
-    /// Draw a run: one file of HTML or SVG, in light and dark, with no script
+    /// Draw a run: one file of HTML or SVG, in light and dark, without scripts
     #[command(subcommand)]
     Chart(ChartArgs),
 }
@@ -105,15 +108,15 @@ pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
         Some(What::Show { run, baseline, json }) => show(&store()?, run, baseline.as_deref(), *json)?,
         Some(What::Export { run, format, output }) => export(&store()?, run, *format, output.as_deref())?,
         Some(What::Chart(chart)) => chart::run(&args.keep, chart)?,
+        Some(What::Import { file }) if !file.is_file() => {
+            return Err(Failure::usage(format!("{} is not a file", file.display())));
+        }
         Some(What::Import { file }) => {
-            if !file.is_file() {
-                return Err(Failure::usage(format!("{} is no file", file.display())));
-            }
             let added = store()?.import_jsonl(file)?;
-            style::print(&format!(
-                "{} runs with {} samples added; {} were there already\n",
-                added.runs, added.samples, added.known
-            ));
+            let [runs, samples] =
+                [(added.runs, "run"), (added.samples, "sample")].map(|(n, what)| style::count(n, what));
+            let known = added.known;
+            style::print(&format!("{runs} with {samples} added; {known} were in the store\n"));
         }
     }
     Ok(Outcome::Clean)
@@ -136,85 +139,76 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
     let (runs, unreadable) = store.list(&Selector::All)?;
     let unreadable: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
     let older = store.older();
-    if as_json {
-        style::print_json(&json!({
-            "store": store.path(),
-            "runs": runs,
-            "unreadable": unreadable,
-            "older_store": older,
-        }));
-        return Ok(());
-    }
-    let mut text = style::wrap(&store.path().display().to_string(), 2);
-    for run in &runs {
-        let torn = match run.torn_bytes {
-            0 => String::new(),
-            bytes => format!(", last line torn: {} dropped", style::count(bytes as u64, "byte")),
-        };
-        text.push_str(&format!(
-            "{:<24} {:<22} {:<22} {:>16} {:>15}{}{torn}\n",
-            run.key,
-            run.identity.revision,
-            run.identity.device.name.chars().take(22).collect::<String>(),
-            style::count(run.measurements.into(), "measurement"),
-            style::count(run.samples.into(), "sample"),
-            if run.finished { "" } else { ", cut off" }
-        ));
-    }
-    if runs.is_empty() {
-        text.push_str("no run yet; `flashcore bench` makes one\n");
-    }
-    for error in &unreadable {
-        text.push_str(&style::wrap(&format!("not read: {error}"), 2));
-    }
-    if let Some(older) = older {
-        let older = older.display();
-        let convert = format!("older runs: `python3 scripts/convert_evidence.py {older}` adds those of {older}");
-        text.push_str(&style::wrap(&convert, 2));
-    }
-    style::print(&text);
+    let json = || json!({ "store": store.path(), "runs": runs, "unreadable": unreadable, "older_store": older });
+    style::show(as_json, json, || {
+        let mut page = Page::default();
+        page.wrap(2, store.path().display());
+        for run in &runs {
+            let cut_off = if run.finished { "" } else { ", cut off" };
+            let torn = match run.torn_bytes {
+                0 => String::new(),
+                bytes => format!(", last line torn: {} dropped", style::count(bytes, "byte")),
+            };
+            page.line(format_args!(
+                "{:<24} {:<22} {:<22} {:>16} {:>15}{cut_off}{torn}",
+                run.key,
+                run.identity.revision,
+                run.identity.device.name.chars().take(22).collect::<String>(),
+                style::count(run.measurements, "measurement"),
+                style::count(run.samples, "sample"),
+            ));
+        }
+        if runs.is_empty() {
+            page.line("no run yet; `flashcore bench` makes one");
+        }
+        for error in &unreadable {
+            page.wrap(2, format_args!("not read: {error}"));
+        }
+        if let Some(older) = older.as_ref().map(|older| older.display()) {
+            let text = format!("older runs: `python3 scripts/convert_evidence.py {older}` adds those of {older}");
+            page.wrap(2, text);
+        }
+        page
+    });
     Ok(())
 }
 
 fn show(store: &Store, name: &str, baseline: Option<&str>, as_json: bool) -> Result<(), Failure> {
     let report = report(store, name, baseline)?;
     let standings = standings(&report);
-    if as_json {
-        style::print_json(&json!({ "report": report, "standings": standings }));
-    } else {
-        style::print(&table::text(&report));
-        style::print(&standings_text(&standings));
-    }
+    let json = || json!({ "report": report, "standings": standings });
+    style::show(as_json, json, || {
+        let mut page = Page::default();
+        page.add(table::text(&report));
+        page.add(standings_text(&standings));
+        page
+    });
     Ok(())
 }
 
-/// The report of the latest run of that name, with another baseline than it had if one is given.
+/// The report of the latest run of that name, with another baseline if one is given.
 pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Result<Report, Failure> {
     let runs = store.runs(&selector(name))?;
     let Some(run) = runs.last() else {
-        if store.runs(&Selector::All)?.is_empty() {
-            return Err(Failure::usage(format!("{} has no run yet", store.path().display()))
-                .help("`flashcore bench` makes one; --store FOLDER names another store"));
-        }
-        return Err(
-            Failure::usage(format!("no run has a key or a revision that begins with `{name}`"))
+        return Err(match store.runs(&Selector::All)?.is_empty() {
+            true => Failure::usage(format!("{} has no run yet", store.path().display()))
+                .help("`flashcore bench` makes one; --store FOLDER names another store"),
+            false => Failure::usage(format!("no run has a key or a revision that begins with `{name}`"))
                 .help("`flashcore evidence` lists the runs"),
-        );
+        });
     };
     let mut recorded = store.measurements(run)?;
     if let Some(label) = baseline {
         if !recorded.iter().any(|recorded| recorded.has(label)) {
-            let mut subjects: Vec<&str> = Vec::new();
-            for subject in recorded.iter().flat_map(|recorded| recorded.labels()) {
-                if !subjects.contains(&subject) {
-                    subjects.push(subject);
-                }
-            }
-            return Err(Failure::usage(format!("no subject of that run is called `{label}`"))
-                .help(format!("it has {}", subjects.join(", "))));
+            let subjects: BTreeSet<&str> = recorded.iter().flat_map(Recorded::labels).collect();
+            let subjects = subjects.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(
+                Failure::usage(format!("no subject of that run has a label that begins with `{label}`"))
+                    .help(format!("it has {subjects}")),
+            );
         }
-        recorded = recorded
-            .into_iter()
+        let changed = recorded.into_iter();
+        recorded = changed
             .map(|recorded| recorded.with_baseline(label, &run.options))
             .collect();
     }
@@ -228,9 +222,7 @@ fn export(store: &Store, run: &str, format: Format, output: Option<&Path>) -> Re
         Format::Csv => store.export_csv(&selector(run), &mut text)?,
     }
     match output {
-        Some(path) => File::create(path)
-            .and_then(|mut file| file.write_all(&text))
-            .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?,
+        Some(path) => style::write(path, text)?,
         None => style::print(&String::from_utf8_lossy(&text)),
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! `flashcore explain`: the plan for a problem on a card, why it, what it uses, what fits, how long it takes.
+//! `flashcore explain`: the plan for a problem on a card, its choice, resources, occupancy and predicted
+//! time.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,7 +10,7 @@ use flashcore_check::registers::{self, Registers};
 use flashcore_check::saves::{Saving, savings};
 use flashcore_check::{CheckOptions, log_of, pictures};
 use flashcore_ir::proof::{LaunchRefusal, prove_launch};
-use flashcore_ir::{Kernel, Limits, Occupancy, PROFILES, Profile};
+use flashcore_ir::{Limits, Occupancy, PROFILES, Profile};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Step};
 use serde_json::{Value, json};
 
@@ -18,54 +18,51 @@ use crate::args::{Card, ProblemArgs};
 use crate::failure::{Failure, Outcome};
 use crate::foreign::{self, ForeignArgs};
 use crate::given::Given;
-use crate::style::{self, DIM, HEAD};
+use crate::style::{self, DIM, HEAD, Page, whole};
 use crate::{cost, in_place, kernels, machine, memory, museum, simulated};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///
-/// Shows the plan, the row of a plan table if one chose it, configs that were refused and why, the
-/// launch, shared memory byte by byte, registers where an offline ptxas is found (FLASHCORE_PTXAS, or
-/// on PATH), how many blocks fit on an SM, and the time that the cost model predicts on the card,
-/// with its interval and what binds it. --ptx prints the PTX and nothing else.
+/// Shows the plan, the row of a plan table that chose it, refused configs with reasons, the launch,
+/// shared memory byte by byte, registers if an offline ptxas is found (FLASHCORE_PTXAS, or on PATH), how
+/// many blocks fit on an SM, and the time that the cost model predicts on the card, with its interval
+/// and the resource that binds it. --ptx prints only the PTX.
 ///
-/// A FILE.ptx or FILE.cubin in place of a problem is a foreign kernel: its registers, spills, shared
+/// A FILE.ptx or FILE.cubin in place of a problem is a foreign kernel: shows its registers, spills, shared
 /// memory by symbol, and whether the card can launch it.
 #[derive(Args)]
 #[command(
     after_help = "Exit codes: 0 explained, 1 no kernel serves the problem or the one asked for is refused, 2 usage"
 )]
 pub(crate) struct ExplainArgs {
-    // First: reading the other fields takes their values out of the matches.
-    #[command(flatten)]
-    given: Given,
     #[command(flatten)]
     problem: ProblemArgs,
-    /// Kernel by id (`list levers` explains ids), in place of the one that would be chosen
+    /// Kernel by id (`list levers` explains ids) [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
-    /// Predict with the rates in this file (`flashcore device`), in place of those kept of this machine's GPU
+    /// Predict with the rates in this file (`flashcore device`), in place of those of this machine's GPU
     #[arg(long, value_name = "FILE", help_heading = "How")]
     rates: Option<PathBuf>,
-    /// Say what would save so many bytes of shared memory, and what it would cost
+    /// Show which levers save this many bytes of shared memory, and their cost
     #[arg(long, value_name = "BYTES", help_heading = "How")]
     saves: Option<u32>,
-    /// Say of every config whether it serves the problem
+    /// Show for every config whether it serves the problem
     #[arg(long, help_heading = "How")]
     all: bool,
-    /// Also draw into this folder: the prediction as a roofline, and of a simulated block shared memory over time, the
-    /// banks of its worst access, the turns of its warps
+    /// Also draw into this folder: the prediction as a roofline, and for a simulated block its shared
+    /// memory over time, the banks of its worst access, the schedule of its warps
     #[arg(long, value_name = "DIR", help_heading = "How")]
     svg: Option<PathBuf>,
     /// Print the kernel's PTX, and nothing else
     #[arg(long, help_heading = "How", conflicts_with_all = ["json", "all", "svg", "saves"])]
     ptx: bool,
-    /// With --ptx: with the Rust lines, as .file and .loc, for profilers and debuggers
+    /// With --ptx: add the Rust lines, as .file and .loc, for profilers and debuggers
     #[arg(long, help_heading = "How", requires = "ptx")]
     lines: bool,
-    /// With --ptx: of which of the plan's kernels, counted from 1 in the order they run
+    /// With --ptx: which of the plan's kernels, counted from 1 in the order they run
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "How", requires = "ptx")]
     step: usize,
     /// Print one JSON object
@@ -75,28 +72,25 @@ pub(crate) struct ExplainArgs {
     foreign: ForeignArgs,
 }
 
-/// Flags about a FILE.ptx or FILE.cubin.
 const OF_FILES: &[&str] = &["smem", "threads", "opted_in", "claim", "entry"];
 
-pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure> {
+    let card = || args.profile.unwrap_or_else(Card::default);
     if let Some(file) = args.problem.file() {
         let allowed = [&["profile", "json"], OF_FILES].concat();
-        args.given
-            .allow(&allowed, "a FILE.ptx or FILE.cubin in place of a problem")?;
-        let card = args.profile.unwrap_or_else(Card::default);
-        return foreign::run(file, &args.foreign, card, args.json);
+        given.allow(&allowed, "a FILE.ptx or FILE.cubin in place of a problem")?;
+        return foreign::explain(file, &args.foreign, card(), args.json);
     }
-    if args.problem.name().starts_with(museum::PREFIX)
-        && let Some(failure) = in_place::of_name(args.problem.name())
-    {
+    let name = args.problem.name();
+    if let Some(failure) = in_place::of_name(name).filter(|_| name.starts_with(museum::PREFIX)) {
         return Err(failure);
     }
-    args.given.refuse(OF_FILES, "a FILE.ptx or FILE.cubin")?;
+    given.refuse(OF_FILES, "a FILE.ptx or FILE.cubin")?;
     let problem = args.problem.problem()?;
     let config = args.kernel.as_deref().map(kernels::gpu).transpose()?;
-    let card = args.profile.unwrap_or_else(Card::default);
+    let card = card();
     let choice = simulated::plan(&problem, card, config)?;
-    // Whoever asks for a kernel by name asks no table.
+    // A kernel given by name uses no table.
     let plans = match config {
         None => simulated::plans(card)?,
         Some(_) => Plans::none(),
@@ -105,67 +99,68 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<Outcome, Failure> {
         style::print(&ptx_of(args, &choice.plan)?);
         return Ok(Outcome::Clean);
     }
-    let steps: Vec<Explained> = choice.plan.steps().map(|step| Explained::new(step, card)).collect();
-    let outcome = if steps.iter().all(|step| step.refusals.is_empty()) {
-        Outcome::Clean
-    } else {
-        Outcome::Findings
-    };
-    let registers: Vec<Option<u32>> = steps.iter().map(Explained::registers).collect();
     let measured = match &args.rates {
-        Some(file) => Some(DeviceRates::read(file)?.card()),
+        Some(path) => Some(DeviceRates::read(path)?.card()),
         None => cost::kept_rates(card),
     };
-    let predicted = match outcome {
-        Outcome::Clean => cost::predict(&choice.plan, card, &registers, measured.as_ref()),
-        _ => Err("it cannot be launched".to_string()),
-    };
-    let mut drawn = match (&args.svg, &predicted) {
+    let steps: Vec<Explained<'_>> = choice.plan.steps().map(|step| Explained::new(step, card)).collect();
+    let is_clean = steps.iter().all(|step| step.refusals.is_empty());
+    let registers: Vec<Option<u32>> = steps.iter().map(Explained::registers).collect();
+    let predicted = cost::predict(&choice.plan, card, &registers, measured.as_ref());
+    let drawn = match (&args.svg, &predicted) {
         (None, _) => Vec::new(),
-        (Some(folder), Ok(prediction)) => vec![cost::draw(prediction, &choice.plan, &problem, folder)?],
+        (Some(folder), Ok(prediction)) => {
+            let roofline = cost::draw(prediction, &choice.plan, &problem, folder)?;
+            [vec![roofline], draw(&choice.plan, &problem, folder)?].concat()
+        }
         (Some(_), Err(why)) => return Err(Failure::failed(format!("there is no prediction to draw: {why}"))),
     };
-    if let Some(folder) = &args.svg {
-        drawn.extend(pictures(&choice.plan, &problem, folder)?);
-    }
     let savings = match (args.saves, card.profile) {
         (None, _) => None,
-        (Some(bytes), Some(profile)) => Some(savings(&choice.plan, bytes, profile)),
+        (Some(bytes), Some(profile)) => Some((bytes, savings(&choice.plan, bytes, profile))),
         (Some(_), None) => {
-            return Err(Failure::usage(
-                "--saves needs a card, since it predicts times: --profile l4",
-            ));
+            return Err(Failure::usage("--saves needs a card, to predict times: --profile l4"));
         }
     };
-    if args.json {
-        let mut value = as_json(args, card, &problem, &choice, &steps);
-        value["plans"] = plans_json(&problem, &choice, &plans);
-        value["cost"] = cost::json(&predicted, &problem, card)?;
-        value["savings"] = json!(savings);
-        style::print_json(&value);
-        return Ok(outcome);
-    }
-    let mut text = plan_text(args, card, &problem, &choice, &plans);
-    for (index, step) in steps.iter().enumerate() {
-        if steps.len() > 1 {
-            let (of, name) = (steps.len(), step.step.kernel.name());
-            let _ = write!(text, "\n{HEAD}Step {} of {of}{HEAD:#} {name}\n", index + 1);
+    let json = || {
+        let mut value = as_json(args, card, &problem, &choice, &plans);
+        value["steps"] = steps.iter().map(|step| step.json(card)).collect();
+        value["cost"] = cost::json(&predicted, &problem, card);
+        value["savings"] = json!(savings.as_ref().map(|(_, savings)| savings));
+        value
+    };
+    style::show(args.json, json, || {
+        let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} on {}", card.title()));
+        add_plan(&mut page, &problem, &choice, &plans);
+        if args.all {
+            page.line(format_args!("\n{HEAD}Every config{HEAD:#}"));
+            for (config, refusal) in every_config(&problem, card) {
+                let verdict = refusal.unwrap_or_else(|| "serves".to_string());
+                page.wrap(31, format_args!("  {:<28} {verdict}", config.to_string()));
+            }
+            page.line("");
         }
-        text.push_str(&step.text(card));
-    }
-    text.push_str(&cost::text(&predicted, &problem, card));
-    if let (Some(savings), Some(bytes)) = (savings, args.saves) {
-        text.push_str(&savings_text(&savings, bytes));
-    }
-    for picture in drawn {
-        text.push_str(&style::field("picture", &picture.display().to_string()));
-    }
-    style::print(&text);
-    Ok(outcome)
+        for (index, step) in steps.iter().enumerate() {
+            if steps.len() > 1 {
+                let (number, of, name) = (index + 1, steps.len(), step.step.kernel.name());
+                page.line(format_args!("\n{HEAD}Step {number} of {of}{HEAD:#} {name}"));
+            }
+            step.add(&mut page, card);
+        }
+        cost::add(&mut page, &predicted, &problem, card);
+        if let Some((bytes, savings)) = &savings {
+            add_savings(&mut page, savings, *bytes);
+        }
+        for picture in &drawn {
+            page.field("picture", picture.display());
+        }
+        page
+    });
+    Ok(Outcome::of(is_clean))
 }
 
-/// Draws what a simulated block of the plan's first kernel does, and says where.
-fn pictures(plan: &Plan, problem: &Problem, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+/// Draws a simulated block of the plan's first kernel, and returns the files.
+fn draw(plan: &Plan, problem: &Problem, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let log = log_of(plan, &CheckOptions::default(), memory::LOGGED).map_err(Failure::failed)?;
     let ledger = plan.main.kernel.ledger();
     let title = format!("{problem} · {}", plan.config);
@@ -173,57 +168,46 @@ fn pictures(plan: &Plan, problem: &Problem, folder: &Path) -> Result<Vec<PathBuf
         ("memory.svg", pictures::memory_map(ledger, &log, &title)),
         ("schedule.svg", pictures::schedule(&log, &title)),
     ];
-    // A kernel without shared memory has no banks to show.
+    // A kernel without shared memory has no banks.
     drawn.extend(pictures::banks(ledger, &log, &title).map(|svg| ("banks.svg", svg)));
-    let mut paths = Vec::new();
-    for (name, svg) in drawn {
+    let write = |(name, svg)| {
         let path = folder.join(name);
-        std::fs::write(&path, svg)
-            .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
-        paths.push(path);
-    }
-    Ok(paths)
+        style::write(&path, svg).map(|()| path)
+    };
+    drawn.into_iter().map(write).collect()
 }
 
-/// What would save bytes, a line each.
-fn savings_text(savings: &[Saving], bytes: u32) -> String {
+fn add_savings(page: &mut Page, savings: &[Saving], bytes: u32) {
     const SHOWN: usize = 8;
-    let mut text = format!(
-        "\n{HEAD}What saves {} B{HEAD:#}, the fastest first\n",
-        style::whole(u64::from(bytes))
-    );
+    let bytes = whole(bytes);
+    page.line(format_args!("\n{HEAD}What saves {bytes} B{HEAD:#}, the fastest first"));
     if savings.is_empty() {
-        return text + "  nothing within two levers\n";
+        page.line("  nothing within two levers");
     }
     for saving in savings.iter().take(SHOWN) {
         let time = match saving.slowdown {
             Some(ratio) => format!("{ratio:.2} times the time"),
             None => "time not predicted".to_string(),
         };
-        let line = format!(
-            "  {}: {} B less, {} B in all, {time}, {} an SM by shared memory ({})",
-            saving.levers.join(", "),
-            style::whole(u64::from(saving.saved)),
-            style::whole(u64::from(saving.shared_bytes)),
-            style::count(u64::from(saving.blocks_per_sm), "block"),
-            saving.kernel,
+        let (levers, kernel) = (saving.levers.join(", "), &saving.kernel);
+        let [saved, shared] = [saving.saved, saving.shared_bytes].map(whole);
+        let blocks = style::count(saving.blocks_per_sm, "block");
+        let text = format!(
+            "  {levers}: {saved} B less, {shared} B in all, {time}, {blocks} an SM by shared memory ({kernel})"
         );
-        text.push_str(&style::wrap(&line, 4));
+        page.wrap(4, text);
     }
     if savings.len() > SHOWN {
-        text.push_str(&format!("  {DIM}{} more with --json{DIM:#}\n", savings.len() - SHOWN));
+        page.line(format_args!("  {DIM}{} more with --json{DIM:#}", savings.len() - SHOWN));
     }
-    text
 }
 
-/// The PTX of the step asked for.
 fn ptx_of(args: &ExplainArgs, plan: &Plan) -> Result<String, Failure> {
     let step = args.step.checked_sub(1).and_then(|index| plan.steps().nth(index));
     let Some(step) = step else {
-        let steps = style::count(plan.steps().count() as u64, "kernel");
+        let (wanted, steps) = (args.step, style::count(plan.steps().count(), "kernel"));
         return Err(Failure::usage(format!(
-            "--step {}: this plan has {steps}, counted from 1",
-            args.step
+            "--step {wanted}: this plan has {steps}, counted from 1"
         )));
     };
     Ok(match args.lines {
@@ -232,7 +216,7 @@ fn ptx_of(args: &ExplainArgs, plan: &Plan) -> Result<String, Failure> {
     })
 }
 
-/// A step of a plan, and what is known of it on a card.
+/// A step of a plan and its resources on a card.
 struct Explained<'a> {
     step: &'a Step,
     registers: Result<Registers, registers::Unknown>,
@@ -240,12 +224,15 @@ struct Explained<'a> {
 }
 
 impl Explained<'_> {
+    /// Registers are those of the offline assembler, or of the driver if the machine has such a GPU.
     fn new(step: &Step, card: Card) -> Explained<'_> {
-        let registers = registers_of(&step.kernel, card);
+        let (kernel, target) = (&step.kernel, card.chip.target);
+        let registers =
+            registers::offline(kernel, target).or_else(|why| machine::compiled_here(kernel, target).ok_or(why));
         let known = registers.as_ref().ok().map(|found| found.per_thread);
         Explained {
             step,
-            refusals: prove_launch(&step.kernel, &step.launch, card.target, known),
+            refusals: prove_launch(kernel, &step.launch, target, known),
             registers,
         }
     }
@@ -254,250 +241,171 @@ impl Explained<'_> {
         self.registers.as_ref().ok().map(|found| found.per_thread)
     }
 
-    fn text(&self, card: Card) -> String {
-        let mut text = launch_text(self.step, &card.target.limits());
+    /// Bytes of shared memory per block, static or dynamic.
+    fn shared_bytes(&self) -> u32 {
+        let ledger = self.step.kernel.ledger().total_bytes();
+        self.step.launch.dynamic_shared_bytes.max(ledger)
+    }
+
+    fn fit(&self, limits: &Limits) -> Occupancy {
+        let (threads, registers) = (self.step.launch.threads(), self.registers().unwrap_or(0));
+        limits.occupancy(threads, registers, self.shared_bytes())
+    }
+
+    fn add(&self, page: &mut Page, card: Card) {
+        self.add_launch(page, &card.chip.target.limits());
         for refusal in &self.refusals {
-            text.push_str(&style::field("refused", &refusal.to_string()));
+            page.field("refused", refusal);
         }
-        let ledger = self.step.kernel.ledger().to_string();
-        let _ = write!(text, "\n{HEAD}Shared memory{HEAD:#}\n{}", indented(&ledger));
-        let _ = write!(text, "\n{HEAD}Registers{HEAD:#}\n{}", registers_text(&self.registers));
-        let _ = write!(
-            text,
-            "\n{HEAD}Occupancy{HEAD:#}\n{}",
-            occupancy_text(card, self.step, self.registers())
+        page.line(format_args!("\n{HEAD}Shared memory{HEAD:#}"));
+        for line in self.step.kernel.ledger().to_string().lines() {
+            page.line(format_args!("  {}", line.trim_end()));
+        }
+        page.line(format_args!("\n{HEAD}Registers{HEAD:#}"));
+        let registers = match &self.registers {
+            Ok(found) if found.spilled_bytes == 0 => format!("{} a thread ({})", found.per_thread, found.compiler),
+            Ok(found) => {
+                let (registers, compiler, spilled) = (found.per_thread, &found.compiler, found.spilled_bytes);
+                format!("{registers} a thread ({compiler}), {spilled} B spilled to local memory")
+            }
+            Err(why) => why.to_string(),
+        };
+        page.wrap(2, format_args!("  {registers}"));
+        self.add_occupancy(page, card);
+    }
+
+    fn add_launch(&self, page: &mut Page, limits: &Limits) {
+        let Step { kernel, launch } = self.step;
+        let ([x, y, z], threads, warps) = (launch.grid, launch.threads(), launch.threads().div_ceil(32));
+        let [shared, allowed] = [self.shared_bytes(), limits.shared_per_block].map(whole);
+        let text = format!(
+            "grid {x} × {y} × {z}, {threads} threads a block ({warps} warps), {shared} B of shared memory ({allowed} \
+             allowed)"
         );
-        text
+        page.field("launch", text);
+        let buffers = launch.buffers.iter().map(|buffer| {
+            let access = if buffer.written { "written" } else { "read" };
+            format!("{} {} B {access}", buffer.name, whole(buffer.bytes))
+        });
+        page.field("buffers", buffers.collect::<Vec<_>>().join(", "));
+        let align = launch.buffers.iter().map(|buffer| buffer.align).max().unwrap_or(1);
+        let required = kernel.requires();
+        let (target, (major, minor), length) = (required.target_name(), required.ptx, whole(kernel.num_insts()));
+        let text = format!(
+            "tensors at multiples of {align} B, {target} or newer, PTX {major}.{minor}; {length} instructions long"
+        );
+        page.field("needs", text);
+    }
+
+    /// Adds what fits on an SM of each card, and how often the grid fills the card.
+    fn add_occupancy(&self, page: &mut Page, card: Card) {
+        page.line(format_args!(
+            "\n{HEAD}Occupancy{HEAD:#}\n  {DIM}card       SMs  blocks an SM  warps an SM  waves  limited by{DIM:#}"
+        ));
+        let mut row = |name: &str, sms: &str, fit: Occupancy, waves: &str| {
+            let mark = if name == card.name() {
+                HEAD
+            } else {
+                anstyle::Style::new()
+            };
+            let (blocks, warps) = (fit.blocks_per_sm, fit.warps_per_sm);
+            let (most, limit) = (fit.max_warps_per_sm, fit.limited_by);
+            page.line(format_args!(
+                "  {mark}{name:<9}{mark:#} {sms:>4}  {blocks:>12}  {warps:>5} of {most:<2}  {waves:>5}  {limit}"
+            ));
+        };
+        if card.profile.is_none() {
+            row(card.name(), "", self.fit(&card.chip.target.limits()), "");
+        }
+        for profile in profiles(card) {
+            let fit = self.fit(&profile.target.limits());
+            let waves = self.step.launch.blocks() as f64 / f64::from(profile.sms * fit.blocks_per_sm);
+            let waves = match waves {
+                _ if fit.blocks_per_sm == 0 => "none".to_string(),
+                waves if waves < 0.01 => "<0.01".to_string(),
+                waves => format!("{waves:.2}"),
+            };
+            row(profile.name, &profile.sms.to_string(), fit, &waves);
+        }
+        if self.registers().is_none() {
+            page.line(format_args!("  {DIM}without registers, which are not known{DIM:#}"));
+        }
     }
 
     fn json(&self, card: Card) -> Value {
         let kernel = &self.step.kernel;
-        let occupancy: Vec<Value> = profiles(card)
-            .into_iter()
-            .map(|profile| {
-                let fit = fit(&profile.target.limits(), self.step, self.registers());
-                json!({ "profile": profile.name, "sms": profile.sms, "fit": fit })
-            })
-            .collect();
+        let occupancy = profiles(card).into_iter().map(
+            |profile| json!({ "profile": profile.name, "sms": profile.sms, "fit": self.fit(&profile.target.limits()) }),
+        );
         json!({
             "name": kernel.name(),
             "refusals": self.refusals,
             "launch": self.step.launch,
             "ledger": kernel.ledger(),
-            "shared_bytes": shared_bytes(self.step),
+            "shared_bytes": self.shared_bytes(),
             "instructions": kernel.num_insts(),
             "requires": { "target": kernel.requires().target_name(), "ptx": kernel.requires().ptx },
             "registers": self.registers.as_ref().ok(),
-            "occupancy": occupancy,
+            "occupancy": occupancy.collect::<Vec<_>>(),
         })
     }
 }
 
-/// Registers as the offline assembler has it, or as the driver does where the machine has such a GPU.
-fn registers_of(kernel: &Kernel, card: Card) -> Result<Registers, registers::Unknown> {
-    let offline = registers::offline(kernel, card.target);
-    if offline.is_ok() {
-        return offline;
-    }
-    machine::compiled_here(kernel, card.target).map_or(offline, Ok)
+/// The profiles to show: the card's first, then all others.
+fn profiles(card: Card) -> Vec<&'static Profile> {
+    let others = PROFILES.iter().filter(|profile| Some(*profile) != card.profile);
+    card.profile.into_iter().chain(others).collect()
 }
 
-fn plan_text(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, plans: &Plans) -> String {
-    let mut text = format!("{HEAD}{problem}{HEAD:#} on {}\n", card.title());
-    text.push_str(&style::field(
-        "kernel",
-        &format!("{HEAD}{}{HEAD:#}", choice.plan.config),
-    ));
-    text.push_str(&style::field("because", &choice.why));
+fn add_plan(page: &mut Page, problem: &Problem, choice: &Choice, plans: &Plans) {
+    page.field("kernel", format_args!("{HEAD}{}{HEAD:#}", choice.plan.config));
+    page.field("because", &choice.why);
     let rows = plans.rows(problem);
     for considered in &choice.considered {
         let row = considered.suggestion.and_then(|place| rows.get(place));
         let row = row.map_or(String::new(), |row| format!(" (row {} of {})", row.number, row.table));
         if let Some(refusal) = &considered.refusal {
-            let line = format!("{}{row}: {refusal}", considered.config);
-            text.push_str(&style::field("refused", &line));
+            page.field("refused", format_args!("{}{row}: {refusal}", considered.config));
         }
     }
     if rows.is_empty() && !plans.tables().is_empty() {
-        let tables: Vec<&str> = plans.tables().iter().map(|table| table.name.as_str()).collect();
-        let line = format!("no row for this problem in {}", tables.join(", nor in "));
-        text.push_str(&style::field("plans", &line));
+        let tables = simulated::names(plans).join(", nor in ");
+        page.field("plans", format_args!("no row for this problem in {tables}"));
     }
     for note in plans.notes() {
-        text.push_str(&style::field("note", &note.to_string()));
+        page.field("note", note);
     }
-    if args.all {
-        let _ = write!(text, "\n{HEAD}Every config{HEAD:#}\n");
-        for (config, refusal) in every_config(problem, card) {
-            let verdict = refusal.unwrap_or_else(|| "serves".to_string());
-            text.push_str(&style::wrap(&format!("  {:<28} {verdict}", config.to_string()), 31));
-        }
-        text.push('\n');
-    }
-    text
 }
 
-/// Every config, and why it is refused if it is.
 fn every_config(problem: &Problem, card: Card) -> Vec<(Config, Option<String>)> {
     let kernels = KernelCache::default();
-    let refusal = |config: &Config| Plan::with_cache(problem, config, card.chip(), &kernels).err();
-    Config::all()
-        .into_iter()
+    let refusal = |config: &Config| Plan::with_cache(problem, config, card.chip, &kernels).err();
+    let configs = Config::all().into_iter();
+    configs
         .map(|config| (config, refusal(&config).map(|refusal| refusal.to_string())))
         .collect()
 }
 
-fn launch_text(step: &Step, limits: &Limits) -> String {
-    let Step { kernel, launch } = step;
-    let [x, y, z] = launch.grid;
-    let mut text = style::field(
-        "launch",
-        &format!(
-            "grid {x} × {y} × {z}, {} threads a block ({} warps), {} B of shared memory ({} allowed)",
-            launch.threads(),
-            launch.threads().div_ceil(32),
-            style::whole(u64::from(shared_bytes(step))),
-            style::whole(u64::from(limits.shared_per_block)),
-        ),
-    );
-    let buffers: Vec<String> = launch
-        .buffers
-        .iter()
-        .map(|buffer| {
-            let access = if buffer.written { "written" } else { "read" };
-            format!("{} {} B {access}", buffer.name, style::whole(buffer.bytes))
-        })
-        .collect();
-    text.push_str(&style::field("buffers", &buffers.join(", ")));
-    let align = launch.buffers.iter().map(|buffer| buffer.align).max().unwrap_or(1);
-    let required = kernel.requires();
-    text.push_str(&style::field(
-        "needs",
-        &format!(
-            "tensors at multiples of {align} B, {} or newer, PTX {}.{}; {} instructions long",
-            required.target_name(),
-            required.ptx.0,
-            required.ptx.1,
-            style::whole(kernel.num_insts() as u64),
-        ),
-    ));
-    text
-}
-
-/// Bytes of shared memory a block takes, static or dynamic.
-fn shared_bytes(step: &Step) -> u32 {
-    let ledger = step.kernel.ledger().total_bytes();
-    step.launch.dynamic_shared_bytes.max(ledger)
-}
-
-fn indented(text: &str) -> String {
-    text.lines().map(|line| format!("  {}\n", line.trim_end())).collect()
-}
-
-fn registers_text(registers: &Result<Registers, registers::Unknown>) -> String {
-    match registers {
-        Ok(found) => {
-            let mut text = format!("{} a thread ({})", found.per_thread, found.compiler);
-            if found.spilled_bytes > 0 {
-                let _ = write!(text, ", {} B spilled to local memory", found.spilled_bytes);
-            }
-            style::wrap(&format!("  {text}"), 2)
-        }
-        Err(why) => style::wrap(&format!("  {why}"), 2),
-    }
-}
-
-/// The profiles to show: the one asked for first, then all others.
-fn profiles(card: Card) -> Vec<&'static Profile> {
-    let mut profiles: Vec<&Profile> = card.profile.into_iter().collect();
-    profiles.extend(PROFILES.iter().filter(|profile| Some(*profile) != card.profile));
-    profiles
-}
-
-/// What fits on an SM of a card, and how often the grid fills the card.
-fn fit(limits: &Limits, step: &Step, registers: Option<u32>) -> Occupancy {
-    limits.occupancy(step.launch.threads(), registers.unwrap_or(0), shared_bytes(step))
-}
-
-fn occupancy_text(card: Card, step: &Step, registers: Option<u32>) -> String {
-    let mut text = format!("  {DIM}card       SMs  blocks an SM  warps an SM  waves  limited by{DIM:#}\n");
-    if card.profile.is_none() {
-        let fit = fit(&card.target.limits(), step, registers);
-        let _ = writeln!(
-            text,
-            "  {:<9} {:>4}  {:>12}  {:>5} of {:<2}  {:>5}  {}",
-            card.name(),
-            "",
-            fit.blocks_per_sm,
-            fit.warps_per_sm,
-            fit.max_warps_per_sm,
-            "",
-            fit.limited_by
-        );
-    }
-    for profile in profiles(card) {
-        let fit = fit(&profile.target.limits(), step, registers);
-        let waves = step.launch.blocks() as f64 / f64::from(profile.sms * fit.blocks_per_sm);
-        let waves = match waves {
-            _ if fit.blocks_per_sm == 0 => "none".to_string(),
-            waves if waves < 0.01 => "<0.01".to_string(),
-            waves => format!("{waves:.2}"),
-        };
-        let mark = if Some(profile) == card.profile {
-            HEAD
-        } else {
-            anstyle::Style::new()
-        };
-        let _ = writeln!(
-            text,
-            "  {mark}{:<9}{mark:#} {:>4}  {:>12}  {:>5} of {:<2}  {waves:>5}  {}",
-            profile.name, profile.sms, fit.blocks_per_sm, fit.warps_per_sm, fit.max_warps_per_sm, fit.limited_by
-        );
-    }
-    if registers.is_none() {
-        text.push_str(&format!(
-            "  {DIM}registers are not counted in, as they are not known{DIM:#}\n"
-        ));
-    }
-    text
-}
-
-/// The tables asked, the row that chose the kernel, and what is wrong with tables.
-fn plans_json(problem: &Problem, choice: &Choice, plans: &Plans) -> Value {
+fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, plans: &Plans) -> Value {
+    let plan = &choice.plan;
+    let kernel = |config: Config, refusal: Option<String>| json!({ "kernel": config.to_string(), "refusal": refusal });
+    let considered = choice.considered.iter();
+    let considered = considered.map(|other| kernel(other.config, other.refusal.as_ref().map(ToString::to_string)));
+    let configs = args.all.then(|| every_config(problem, card).into_iter());
+    let configs = configs.map(|all| all.map(|(config, refusal)| kernel(config, refusal)).collect::<Vec<_>>());
     let rows = plans.rows(problem);
     let row = choice.suggestion.and_then(|place| rows.get(place));
     let row = row.map(|found| json!({ "table": found.table, "number": found.number, "row": found.row }));
-    let tables: Vec<&str> = plans.tables().iter().map(|table| table.name.as_str()).collect();
     let notes: Vec<String> = plans.notes().iter().map(ToString::to_string).collect();
-    json!({ "row": row, "tables": tables, "notes": notes })
-}
-
-fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, steps: &[Explained<'_>]) -> Value {
-    let plan = &choice.plan;
-    let considered: Vec<Value> = choice
-        .considered
-        .iter()
-        .map(|considered| {
-            json!({
-                "kernel": considered.config.to_string(),
-                "refusal": considered.refusal.as_ref().map(ToString::to_string),
-            })
-        })
-        .collect();
-    let configs = args.all.then(|| {
-        let all = every_config(problem, card).into_iter();
-        all.map(|(config, refusal)| json!({ "kernel": config.to_string(), "refusal": refusal }))
-            .collect::<Vec<_>>()
-    });
     json!({
         "problem": problem.to_string(),
         "profile": card.name(),
         "target": plan.target.name(),
         "kernel": plan.config.to_string(),
         "why": choice.why,
-        "considered": considered,
+        "considered": considered.collect::<Vec<_>>(),
         "workspace_bytes": plan.workspace_bytes(),
-        "steps": steps.iter().map(|step| step.json(card)).collect::<Vec<_>>(),
         "configs": configs,
+        "plans": { "row": row, "tables": simulated::names(plans), "notes": notes },
     })
 }

@@ -1,4 +1,4 @@
-//! Why a command did not do what it was asked, and what it exits with.
+//! Why a command failed, and its exit code.
 
 use std::process::ExitCode;
 
@@ -14,12 +14,21 @@ use crate::tune::interrupt::INTERRUPTED;
 /// How a command that ran ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Everything is right.
+    /// Everything is correct.
     Clean,
-    /// It ran and found something wrong, and has said so.
+    /// The command found and reported something wrong.
     Findings,
-    /// Somebody ended it, and it has said what was kept.
+    /// A signal ended the command, which has printed what was kept.
     Interrupted,
+}
+
+impl Outcome {
+    pub(crate) fn of(is_clean: bool) -> Outcome {
+        match is_clean {
+            true => Outcome::Clean,
+            false => Outcome::Findings,
+        }
+    }
 }
 
 impl From<Outcome> for ExitCode {
@@ -32,66 +41,56 @@ impl From<Outcome> for ExitCode {
     }
 }
 
-/// Whose fault it is that a command could not run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Failed,
-    Usage,
-    Environment,
-}
-
 /// Why a command could not run.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
-    kind: Kind,
+    exit_code: u8,
     message: String,
     help: Option<String>,
     left: Option<String>,
 }
 
 impl Failure {
-    /// What was asked cannot be done.
+    /// The request is valid and cannot be done.
     pub(crate) fn failed(message: impl ToString) -> Failure {
-        Failure::new(Kind::Failed, message)
+        Failure::new(1, message)
     }
 
-    /// What was asked makes no sense.
+    /// The request is not valid.
     pub(crate) fn usage(message: impl ToString) -> Failure {
-        Failure::new(Kind::Usage, message)
+        Failure::new(2, message)
     }
 
     /// The machine cannot do it.
     pub(crate) fn environment(message: impl ToString) -> Failure {
-        Failure::new(Kind::Environment, message)
+        Failure::new(3, message)
     }
 
-    fn new(kind: Kind, message: impl ToString) -> Failure {
+    fn new(exit_code: u8, message: impl ToString) -> Failure {
         Failure {
-            kind,
+            exit_code,
             message: message.to_string(),
             help: None,
             left: None,
         }
     }
 
-    /// What went wrong.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// Adds what to do about it.
     pub(crate) fn help(mut self, help: impl ToString) -> Failure {
         self.help = Some(help.to_string());
         self
     }
 
-    /// Adds lines on what is left of what was done, and how to go on with it: printed as they are.
+    /// Adds lines on what was kept and how to go on; they are printed as they are.
     pub(crate) fn left(mut self, left: String) -> Failure {
         self.left = Some(left);
         self
     }
 
-    /// The exit code, after printing what went wrong to standard error.
+    /// Prints the failure to standard error and returns its exit code.
     pub(crate) fn report(&self) -> ExitCode {
         let mut text = style::wrap(&format!("{BAD}error{BAD:#}: {}", self.message), 2);
         if let Some(help) = &self.help {
@@ -99,11 +98,7 @@ impl Failure {
         }
         text.push_str(self.left.as_deref().unwrap_or_default());
         style::eprint(&text);
-        match self.kind {
-            Kind::Failed => ExitCode::from(1),
-            Kind::Usage => ExitCode::from(2),
-            Kind::Environment => ExitCode::from(3),
-        }
+        ExitCode::from(self.exit_code)
     }
 }
 
@@ -136,9 +131,9 @@ impl From<Error> for Failure {
             Error::UnknownDevice { given } => Failure::usage(format!(
                 "no device is named `{given}`; allowed: best, cpu, cuda, cuda:N, and sim (the simulator)"
             )),
-            Error::Cuda(CudaError::NoSuchDevice { .. }) => Failure::new(Kind::Environment, error),
+            Error::Cuda(CudaError::NoSuchDevice { .. }) => Failure::environment(error),
             _ if error.is_environment() => {
-                Failure::new(Kind::Environment, error).help("`--device cpu` and `--device sim` need no GPU")
+                Failure::environment(error).help("`--device cpu` and `--device sim` need no GPU")
             }
             _ => Failure::failed(error),
         }

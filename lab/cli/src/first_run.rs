@@ -1,17 +1,17 @@
-//! `flashcore` without arguments: attention on the best device, whether it is right, and how long it takes.
+//! `flashcore` without arguments: attention on the best device, whether it is correct, and its time.
 
 use flashcore::{Device, InputKind, Problem};
 
 use crate::args::Card;
 use crate::failure::{Failure, Outcome};
-use crate::style::{self, CODE, DIM, HEAD};
+use crate::style::{self, CODE, DIM, HEAD, Page};
 use crate::tune::without_gpu;
-use crate::{answer, list, machine, run, simulated};
+use crate::{answer, list, run, simulated};
 
 pub(crate) fn run() -> Result<Outcome, Failure> {
+    let version = env!("CARGO_PKG_VERSION");
     style::print(&format!(
-        "{HEAD}FlashCore {}{HEAD:#} {DIM}· fused attention for NVIDIA GPUs, in Rust{DIM:#}\n",
-        env!("CARGO_PKG_VERSION"),
+        "{HEAD}FlashCore {version}{HEAD:#} {DIM}· fused attention for NVIDIA GPUs, in Rust{DIM:#}\n"
     ));
     let problem = Problem::named("mission")?;
     let device = Device::best();
@@ -20,35 +20,34 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
     let answer = answer::compute(device, &problem, None, InputKind::Normal, 0)?;
     let predicted = (!has_gpu).then(|| without_gpu::predicted(&problem));
     drop(spinner);
-    style::print(&format!(
-        "\n{HEAD}Attention on {}{HEAD:#} {DIM}· {problem}{DIM:#}\n{}",
-        answer.device,
-        answer.text(&problem, &machine::line_of(&answer.device), predicted.as_deref())
-    ));
+    let mut page = Page::default();
+    page.heading(format_args!("Attention on {}", answer.device), &problem);
+    answer.add(&mut page, &problem, predicted.as_deref());
+    page.print();
     let mut outcome = run::outcome(&answer);
 
+    let mut page = Page::default();
     if !has_gpu {
         let card = Card::default();
         let plan = simulated::plan(&problem, card, None)?.plan;
         let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;
-        style::print(&format!(
-            "\n{HEAD}The GPU kernel under the simulator{HEAD:#} {DIM}· planned for {}{DIM:#}\n{}",
-            card.title(),
-            simulated::text(&report)
-        ));
+        let planned = format!("planned for {}", card.title());
+        page.heading("The GPU kernel under the simulator", planned);
+        simulated::add(&mut page, &report);
         if outcome == Outcome::Clean {
             outcome = simulated::outcome(&report);
         }
     }
-    style::print(&format!("\n{HEAD}Devices{HEAD:#}\n{}", list::device_fields()));
+    page.line(format_args!("\n{HEAD}Devices{HEAD:#}"));
+    list::add_devices(&mut page);
     if has_gpu {
         for note in flashcore_cuda::cache_report().notes {
-            style::print(&style::field("cache", &note));
+            page.field("cache", note);
         }
     }
-
+    page.line(format_args!("\n{HEAD}Next{HEAD:#}"));
     let command = invocation();
-    let mut next = format!("\n{HEAD}Next{HEAD:#}\n");
+    let column = command.len() + 31;
     for (arguments, what) in [
         ("run mission-b2-causal", "another problem; `list problems` has more"),
         ("check mission --schedules 5", "the GPU kernel under five schedules"),
@@ -58,21 +57,17 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
         ),
     ] {
         let typed = format!("{command} {arguments}");
-        let column = command.len() + 31;
-        next.push_str(&format!("  {CODE}{typed:<column$}{CODE:#} {DIM}{what}{DIM:#}\n"));
+        page.line(format_args!("  {CODE}{typed:<column$}{CODE:#} {DIM}{what}{DIM:#}"));
     }
-    style::print(&next);
+    page.print();
     Ok(outcome)
 }
 
 /// How this program was called, to be typed again.
 pub(crate) fn invocation() -> &'static str {
-    if std::env::var_os("CARGO").is_none() {
-        return "flashcore";
-    }
-    if cfg!(debug_assertions) {
-        "cargo run --"
-    } else {
-        "cargo run --release --"
+    match std::env::var_os("CARGO") {
+        None => "flashcore",
+        Some(_) if cfg!(debug_assertions) => "cargo run --",
+        Some(_) => "cargo run --release --",
     }
 }

@@ -1,4 +1,5 @@
-//! What stands in a problem's place that is no problem: files of kernels, other files, folders, pieces of the museum.
+//! Things given in place of a problem that are not problems: files of kernels, other files, folders,
+//! museum exhibits.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use flashcore_check::foreign;
 use crate::failure::Failure;
 use crate::museum;
 
-/// What a name is that no problem has, and what to do with it; `None` where it names nothing that is there.
+/// Explains what a name is if it is not a problem; `None` if nothing has that name.
 pub(crate) fn of_name(name: &str) -> Option<Failure> {
     if name.starts_with(museum::PREFIX) {
         return Some(match museum::piece(name) {
@@ -16,7 +17,7 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
                     true => format!("; `flashcore explain {}` explains its file", piece.file),
                     false => String::new(),
                 };
-                Failure::usage(format!("{name} is a piece of the museum, not a problem"))
+                Failure::usage(format!("{name} is a museum exhibit, not a problem"))
                     .help(format!("`flashcore check {name}` runs it{explains}"))
             }
             Err(failure) => failure,
@@ -45,30 +46,28 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
                 .help("FILE.toml and FILE.json hold problems; `flashcore list problems` shows those that have names"),
         );
     }
-    let file = match is_of_kernels(path) {
-        true => name.to_string(),
-        false => format!("{name}.ptx"),
+    let (file, rename) = match is_of_kernels(path) {
+        true => (name.to_string(), ""),
+        false => (format!("{name}.ptx"), "name it FILE.ptx: "),
     };
-    let rename = if is_of_kernels(path) { "" } else { "name it FILE.ptx: " };
-    Some(
-        Failure::usage(format!("{name} is PTX: it holds kernels, not a problem")).help(format!(
-            "{rename}`flashcore check {file}` runs them under the simulator, `flashcore explain {file}` says what they take"
-        )),
-    )
+    let help = format!(
+        "{rename}`flashcore check {file}` simulates its kernels, `flashcore explain {file}` shows what they use"
+    );
+    Some(Failure::usage(format!("{name} is PTX: it holds kernels, not a problem")).help(help))
 }
 
-/// Whether a file is one of kernels by its name.
+/// Whether a file holds kernels, by its name.
 pub(crate) fn is_of_kernels(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     extension.is_some_and(|extension| ["ptx", "cubin"].contains(&extension.to_ascii_lowercase().as_str()))
 }
 
-/// A binary file where a problem or PTX is needed, and what it is.
+/// A binary file in place of a problem or PTX.
 pub(crate) fn binary(file: &Path, what: &str) -> Failure {
     let help = match what.starts_with("a cubin") {
-        true => "`flashcore explain FILE.cubin` says what it takes; nvcc -ptx makes PTX of the source",
+        true => "`flashcore explain FILE.cubin` shows what it uses; nvcc -ptx compiles the source to PTX",
         false => {
-            "`flashcore check FILE.ptx` runs PTX: nvcc -ptx makes it, `cuobjdump -ptx` takes it out of programs and libraries"
+            "`flashcore check FILE.ptx` simulates PTX: nvcc -ptx makes it, `cuobjdump -ptx` extracts it from programs and libraries"
         }
     };
     Failure::usage(format!("{} is {what}, neither a problem nor PTX", file.display())).help(help)

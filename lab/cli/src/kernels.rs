@@ -1,4 +1,4 @@
-//! Kernels by id: all there are, and those that a command line names.
+//! Kernel ids: the known ones, and those that a command line names.
 
 use std::path::Path;
 
@@ -11,19 +11,6 @@ use flashcore_problem::Problem;
 use crate::args::Card;
 use crate::failure::Failure;
 
-/// Ids of the GPU families' configs.
-fn of_gpus() -> Vec<String> {
-    Config::all().iter().map(Config::to_string).collect()
-}
-
-/// Ids of some configs of the CPU backend: there are too many for a list.
-fn of_the_cpu() -> Vec<String> {
-    let tiles = [32, 64, 128];
-    let config = |tile_q| flashcore_cpu::CpuConfig { tile_q, tile_kv: 128 }.to_string();
-    tiles.map(config).to_vec()
-}
-
-/// The GPU config of an id.
 pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
     match id.parse::<KernelId>()? {
         KernelId::Gpu(config) => Ok(config),
@@ -33,41 +20,44 @@ pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
     }
 }
 
+/// Ids of kernels that run on the CPU or on GPUs. The CPU backend has too many configs for a list, so
+/// these are some of them.
+fn on(cpu: bool) -> Vec<String> {
+    if !cpu {
+        return Config::all().iter().map(Config::to_string).collect();
+    }
+    let config = |tile_q| flashcore_cpu::CpuConfig { tile_q, tile_kv: 128 }.to_string();
+    [32, 64, 128].map(config).to_vec()
+}
+
 /// Ids that `flashcore list kernels` shows.
 pub(crate) fn all() -> Vec<String> {
-    let mut ids = of_gpus();
-    ids.extend(of_the_cpu());
-    ids
+    [on(false), on(true)].concat()
 }
 
-/// Ids of kernels that run on a device.
 pub(crate) fn all_of(device: &Device) -> Vec<String> {
-    match device {
-        Device::Cpu => of_the_cpu(),
-        Device::Cuda(_) => of_gpus(),
-    }
+    on(matches!(device, Device::Cpu))
 }
 
-/// Ids and names of the ladder's rungs on a card, lowest first.
+/// Ids and names of the ladder's rungs on a card, the slowest first.
 pub(crate) fn rungs(problem: &Problem, card: Card) -> impl Iterator<Item = (String, &'static str)> {
-    let rungs = ladder::rungs(problem, card.chip()).into_iter();
+    let rungs = ladder::rungs(problem, card.chip).into_iter();
     rungs.map(|rung| (rung.config.to_string(), rung.label))
 }
 
-/// The ids of a command line: ids themselves, beginnings that end in `*`, `ladder` for its rungs on the mission problem,
-/// [words](KERNEL_WORDS) such
-/// as `near`, and files with an id a line (`#` begins a comment, `=` a name). Whether an id is one is said where it is used, so that one of a hundred stops nothing.
+/// The ids of a command line: ids, prefixes that end in `*`, `ladder` for its rungs on the mission
+/// problem, [words](KERNEL_WORDS) such as `near`, and files with one id per line (`#` begins a comment,
+/// `=` a name). Ids are checked where they are used, so that an unknown one does not stop the others.
 pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
     let mut ids = Vec::new();
     for word in given {
-        if KERNEL_WORDS.iter().any(|(known, _)| known == word) {
-            ids.push(word.clone());
-        } else if word == "ladder" {
+        let is_word = KERNEL_WORDS.iter().any(|(known, _)| known == word);
+        if word == "ladder" {
             let problem = Problem::named("mission")?;
             ids.extend(rungs(&problem, Card::default()).map(|(id, _)| id));
-        } else if let Some(beginning) = word.strip_suffix('*') {
-            ids.extend(begin_with(beginning)?);
-        } else if Path::new(word).is_file() {
+        } else if let Some(prefix) = word.strip_suffix('*') {
+            ids.extend(begin_with(prefix)?);
+        } else if !is_word && Path::new(word).is_file() {
             ids.extend(of_file(word)?);
         } else {
             ids.push(word.clone());
@@ -76,31 +66,30 @@ pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
     Ok(ids)
 }
 
-fn begin_with(beginning: &str) -> Result<Vec<String>, Failure> {
-    let ids: Vec<String> = all().into_iter().filter(|id| id.starts_with(beginning)).collect();
-    if ids.is_empty() {
-        return Err(Failure::usage(format!("no kernel's id begins with `{beginning}`"))
-            .help("`flashcore list kernels` shows them all"));
+fn begin_with(prefix: &str) -> Result<Vec<String>, Failure> {
+    let ids: Vec<String> = all().into_iter().filter(|id| id.starts_with(prefix)).collect();
+    match ids.is_empty() {
+        true => Err(Failure::usage(format!("no kernel's id begins with `{prefix}`"))
+            .help("`flashcore list kernels` shows them all")),
+        false => Ok(ids),
     }
-    Ok(ids)
 }
 
 fn of_file(path: &str) -> Result<Vec<String>, Failure> {
     let bytes = std::fs::read(path).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
     if foreign::binary_kind(&bytes).is_some() || foreign::read(&bytes).is_ok() {
-        let message = format!("{path} holds kernels, not ids: kernels of PTX files and cubins are not timed");
-        return Err(Failure::usage(message)
-            .help("`flashcore check FILE.ptx` runs them under the simulator, `flashcore explain FILE.ptx` says what they take"));
+        return Err(Failure::usage(format!(
+            "{path} holds kernels, not ids; PTX files and cubins cannot be timed"
+        ))
+        .help("`flashcore check FILE.ptx` simulates them, `flashcore explain FILE.ptx` shows what they use"));
     }
     let text = String::from_utf8(bytes).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
-    let lines = text
-        .lines()
-        .map(|line| line.split(['#', '=']).next().unwrap_or_default().trim());
-    let ids: Vec<String> = lines.filter(|id| !id.is_empty()).map(str::to_string).collect();
-    if ids.is_empty() {
-        return Err(Failure::usage(format!("{path} lists no kernel")).help("write an id on each line"));
+    let id = |line: &str| line.split(['#', '=']).next().unwrap_or_default().trim().to_string();
+    let ids: Vec<String> = text.lines().map(id).filter(|id| !id.is_empty()).collect();
+    match ids.is_empty() {
+        true => Err(Failure::usage(format!("{path} lists no kernel")).help("write one id per line")),
+        false => Ok(ids),
     }
-    Ok(ids)
 }
 
 #[cfg(test)]

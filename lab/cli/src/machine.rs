@@ -1,88 +1,69 @@
-//! What the machine has: GPUs as the driver tells, and the CPU.
+//! Devices of the machine: the GPUs that the driver reports, and the CPU.
 
 use std::sync::Once;
 
 use flashcore::{Device, DeviceInfo, Error};
 use flashcore_check::registers::Registers;
 use flashcore_cpu::SimdLevel;
-use flashcore_cuda::{CudaError, Function, ModuleOptions};
+use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_ir::{Kernel, Target};
 use serde_json::{Value, json};
 
 use crate::style;
 
-/// The CPU.
-#[derive(Clone, Debug)]
-pub(crate) struct Cpu {
-    pub(crate) model: String,
-    pub(crate) threads: usize,
-    pub(crate) simd: SimdLevel,
+pub(crate) fn cpu_line() -> String {
+    let threads = style::count(rayon::current_num_threads(), "thread");
+    format!("{} · {threads} · {}", flashcore::cpu_name(), SimdLevel::best())
 }
 
-impl Cpu {
-    pub(crate) fn here() -> Cpu {
-        Cpu {
-            model: flashcore::cpu_name().to_string(),
-            threads: rayon::current_num_threads(),
-            simd: SimdLevel::best(),
-        }
-    }
-
-    /// One line on it.
-    pub(crate) fn line(&self) -> String {
-        let threads = style::count(self.threads as u64, "thread");
-        format!("{} · {threads} · {}", self.model, self.simd)
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        json!({ "model": self.model, "threads": self.threads, "simd": self.simd.name() })
-    }
+pub(crate) fn cpu_json() -> Value {
+    json!({
+        "model": flashcore::cpu_name(),
+        "threads": rayon::current_num_threads(),
+        "simd": SimdLevel::best().name(),
+    })
 }
 
-/// The GPUs, or why there are none.
-pub(crate) fn gpus() -> Result<Vec<DeviceInfo>, CudaError> {
-    flashcore_cuda::devices()
-}
-
-/// The GPUs, for a command that does without them where there are none. Where a driver is there and fails, that is said.
+/// The GPUs, for a command that needs none. A driver that fails is reported in a note.
 pub(crate) fn gpus_or_none() -> Vec<DeviceInfo> {
-    gpus().unwrap_or_else(|why| {
-        say_why_none(&why.into());
+    flashcore_cuda::devices().unwrap_or_else(|why| {
+        note_why_none(&why.into());
         Vec::new()
     })
 }
 
-/// A device by name. Where `best` is the host for another reason than that there is no GPU, that is said.
+/// Whether kernels can be planned for a GPU.
+pub(crate) fn is_supported(info: &DeviceInfo) -> bool {
+    let (major, minor) = info.compute_capability;
+    Target::for_capability(major, minor).is_some_and(Target::is_supported)
+}
+
+/// A device by name. A note says why `best` is the CPU, unless there simply is no driver.
 pub(crate) fn device(name: &str) -> Result<Device, Error> {
     let device: Device = name.parse()?;
     if name == "best"
         && matches!(device, Device::Cpu)
         && let Some(why) = Device::why_not_cuda()
     {
-        say_why_none(&why);
+        note_why_none(&why);
     }
     Ok(device)
 }
 
-/// It is said once, whoever comes to it first.
-static SAID: Once = Once::new();
+/// The note on a failing driver is printed once.
+static NOTED: Once = Once::new();
 
-fn say_why_none(why: &Error) {
-    if matches!(why, Error::Cuda(why) if why.is_absence()) {
-        return;
+fn note_why_none(why: &Error) {
+    if !matches!(why, Error::Cuda(why) if why.is_absence()) {
+        NOTED.call_once(|| style::note(format_args!("no GPU is used: {why}")));
     }
-    SAID.call_once(|| {
-        let note = format!("note: no GPU is used, and not for want of a driver: {why}");
-        style::eprint(&style::wrap(&note, 2));
-    });
 }
 
-/// The output says why there are no GPUs, and no note is to say it again.
-pub(crate) fn why_none_is_said() {
-    SAID.call_once(|| {});
+/// Suppresses the note: the output says why there are no GPUs.
+pub(crate) fn why_none_is_printed() {
+    NOTED.call_once(|| {});
 }
 
-/// One line on a GPU.
 pub(crate) fn gpu_line(info: &DeviceInfo) -> String {
     let driver = info.driver_release.as_deref().unwrap_or("version unknown");
     format!(
@@ -99,9 +80,9 @@ pub(crate) fn gpu_line(info: &DeviceInfo) -> String {
 /// One line on a device of this machine, by name.
 pub(crate) fn line_of(device: &str) -> String {
     if device == "cpu" {
-        return Cpu::here().line();
+        return cpu_line();
     }
-    let gpus = gpus().unwrap_or_default();
+    let gpus = flashcore_cuda::devices().unwrap_or_default();
     let gpu = gpus.iter().find(|gpu| device == format!("cuda:{}", gpu.ordinal));
     gpu.map_or(device.to_string(), gpu_line)
 }
@@ -119,20 +100,15 @@ pub(crate) fn gpu_json(info: &DeviceInfo) -> Value {
     })
 }
 
-/// What the driver makes of a kernel, where the machine has a GPU of this architecture.
+/// The registers of a kernel by the driver, if the machine has a GPU of this architecture.
 pub(crate) fn compiled_here(kernel: &Kernel, target: Target) -> Option<Registers> {
-    let count = gpus().ok()?.len() as u32;
+    let count = flashcore_cuda::devices().ok()?.len() as u32;
     let device = (0..count)
         .filter_map(|ordinal| Device::cuda(ordinal).ok())
         .find(|device| device.target() == Some(target))?;
     let Device::Cuda(context) = &device else { return None };
     let function = Function::load(context, kernel, &ModuleOptions::default()).ok()?;
-    let release = context
-        .info()
-        .driver_release
-        .as_deref()
-        .unwrap_or("of unknown version")
-        .to_string();
+    let release = context.info().driver_release.as_deref().unwrap_or("of unknown version");
     Some(Registers {
         per_thread: function.attributes().registers,
         spilled_bytes: function.attributes().local_bytes,

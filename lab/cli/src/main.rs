@@ -1,4 +1,4 @@
-//! The `flashcore` command: one file a subcommand, and nothing in it that a library lacks.
+//! The `flashcore` command: one file per subcommand.
 
 mod answer;
 mod args;
@@ -32,15 +32,16 @@ mod watch;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use failure::{Failure, Outcome};
+use given::Given;
 
 /// Fused attention for NVIDIA GPUs, written, checked and explained in Rust
 ///
 /// Without a subcommand: computes attention on the best device of this machine, compares the output
-/// with float64 and times it. Where there is no GPU, it also predicts the time on an L4 and runs the
-/// GPU kernel under the checking simulator.
+/// with float64 and times it. Without a GPU it also predicts the time on an L4 and runs the GPU kernel
+/// under the checking simulator.
 #[derive(Parser)]
 #[command(name = "flashcore", version, max_term_width = 100, after_long_help = MANUAL)]
 struct Cli {
@@ -53,7 +54,7 @@ struct Cli {
 
 const MANUAL: &str = "\
 Examples:
-  flashcore                                        is it right here, and how fast?
+  flashcore                                        is it correct here, and how fast?
   flashcore run llama8b-prefill-2k                 a named problem on the best device
   flashcore run --heads 32 --kv-heads 8 --seq 4096 --head-dim 128 --dtype bf16 --causal
   flashcore run --device cuda:1 --kernel scalar/tiled-m64n32-w8-v16 --json
@@ -68,17 +69,17 @@ Examples:
   flashcore tune mission --budget 5m               search the fastest correct kernel here
 
 Problems:
-  A problem is a name (`flashcore list problems`; default `mission`) or a file (FILE.toml, FILE.json,
-  FILE.toml:NAME; docs/cli.md has the format). Flags override its fields: --seq 1024 --causal.
+  A problem is a name (`flashcore list problems`; default `mission`) or a file (FILE.toml,
+  FILE.json, FILE.toml:NAME; docs/cli.md has the format). Flags override its fields: --seq 1024.
 
 Output:
   Plain text, coloured on a terminal only (not with NO_COLOR or --color never); --json prints one
   JSON object instead. Findings name the Rust line of the kernel.
 
 Exit codes:
-  0  everything is right
+  0  everything is correct
   1  findings, a wrong output, a refusal or a failure
-  2  usage: a flag, a name, a file or a shape that makes no sense
+  2  usage: a flag, a name, a file or a shape that is not valid
   3  environment: no driver, no such device
 
 Environment:
@@ -86,8 +87,8 @@ Environment:
   CUDA_CACHE_PATH        where the driver keeps compiled kernels; must be writable
   FLASHCORE_PTXAS        an offline ptxas, for register counts where there is no GPU
   RAYON_NUM_THREADS      threads of the CPU device and of the simulator
-  FLASHCORE_PROGRESS     seconds between lines on how far a check is, where stderr is no
-                         terminal (30); 0 for none
+  FLASHCORE_PROGRESS     seconds between progress lines of a check if stderr is not a terminal
+                         (30); 0 for none
   NO_COLOR               no colours";
 
 #[derive(Subcommand)]
@@ -114,10 +115,10 @@ enum Color {
     Never,
 }
 
-/// Help, the version, or what is wrong with the arguments: the last wrapped as every other message.
-fn not_parsed(told: &clap::Error) -> ExitCode {
-    let text = told.render().ansi().to_string();
-    if told.use_stderr() {
+/// Prints help, the version, or an error in the arguments, which is wrapped as every other message.
+fn not_parsed(message: &clap::Error) -> ExitCode {
+    let text = message.render().ansi().to_string();
+    if message.use_stderr() {
         style::eprint(&style::wrap(&text, 2));
         return ExitCode::from(2);
     }
@@ -127,9 +128,12 @@ fn not_parsed(told: &clap::Error) -> ExitCode {
 
 fn main() -> ExitCode {
     flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(told) => return not_parsed(&told),
+    let parsed = Cli::command()
+        .try_get_matches()
+        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&matches))));
+    let (cli, given) = match parsed {
+        Ok(parsed) => parsed,
+        Err(message) => return not_parsed(&message),
     };
     match cli.color {
         Color::Auto => {}
@@ -139,8 +143,8 @@ fn main() -> ExitCode {
     let outcome: Result<Outcome, Failure> = match cli.command {
         None => first_run::run(),
         Some(Command::Run(args)) => run::run(&args),
-        Some(Command::Check(args)) => check::run(&args),
-        Some(Command::Explain(args)) => explain::run(&args),
+        Some(Command::Check(args)) => check::run(&args, &given),
+        Some(Command::Explain(args)) => explain::run(&args, &given),
         Some(Command::List(args)) => list::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),

@@ -1,4 +1,4 @@
-//! What a kernel's memory accesses cost under the simulator, line by line.
+//! The cost of a kernel's memory accesses under the simulator, by line.
 
 use flashcore_check::layout::advise;
 use flashcore_check::{CheckOptions, log_of, source};
@@ -6,79 +6,74 @@ use flashcore_kernels::Plan;
 use flashcore_sim::{Class, MemorySite};
 
 use crate::failure::Failure;
-use crate::style::{self, HEAD};
+use crate::style::{HEAD, Page, whole};
 
-/// Characters that a source line is cut to.
 const QUOTE: usize = 40;
 
-/// A table of accesses, by line in the order of the program. Conflicts are passes over the banks of shared memory,
-/// or sectors of global memory, beyond the fewest that the same bytes could take.
-pub(crate) fn table(sites: &[MemorySite]) -> String {
-    let mut text = format!("\n{HEAD}Memory{HEAD:#}, passes over the banks and sectors of 32 bytes by line\n");
-    text.push_str(&format!(
-        "  {:<22} {:<12} {:>11} {:>11} {:>11}  {}\n",
-        "line", "access", "executed", "passes", "beyond", "source"
+/// Adds a table of accesses by line, in the order of the program. Conflicts are passes over the banks of
+/// shared memory, or sectors of global memory, beyond the fewest that the same bytes can take.
+pub(crate) fn add_table(page: &mut Page, sites: &[MemorySite]) {
+    page.line(format_args!(
+        "\n{HEAD}Memory{HEAD:#}, passes over the banks and sectors of 32 bytes by line"
     ));
+    let mut row = |line: &str, access: &str, counts: [&str; 3], source: &str| {
+        let [executed, passes, beyond] = counts;
+        page.line(format_args!(
+            "  {line:<22} {access:<12} {executed:>11} {passes:>11} {beyond:>11}  {source}"
+        ));
+    };
+    row("line", "access", ["executed", "passes", "beyond"], "source");
+    let beyond = |site: &MemorySite| site.transactions.saturating_sub(site.ideal);
     for site in sites {
-        let file = site.line.file.rsplit('/').next().unwrap_or(site.line.file);
         let quote = source::quote(site.line.file, site.line.line).unwrap_or_default();
         let quote: String = quote.chars().take(QUOTE).collect();
-        text.push_str(&format!(
-            "  {:<22} {:<12} {:>11} {:>11} {:>11}  {}\n",
-            format!("{file}:{}", site.line.line),
+        let line = format!("{}:{}", file_name(site.line.file), site.line.line);
+        let [executed, passes, beyond] = [site.requests, site.transactions, beyond(site)].map(whole);
+        row(
+            &line,
             access(site.class),
-            style::whole(site.requests),
-            style::whole(site.transactions),
-            style::whole(site.transactions.saturating_sub(site.ideal)),
+            [&executed, &passes, &beyond],
             quote.trim_end(),
-        ));
+        );
     }
     let shared = |site: &&MemorySite| matches!(site.class, Class::LoadShared | Class::StoreShared);
-    let beyond = |site: &MemorySite| site.transactions.saturating_sub(site.ideal);
-    let conflicts: u64 = sites.iter().filter(shared).map(beyond).sum();
-    text.push_str(&style::field(
-        "conflicts",
-        &format!(
-            "{} passes beyond those that shared memory needs",
-            style::whole(conflicts)
-        ),
-    ));
-    text
+    let conflicts = whole(sites.iter().filter(shared).map(beyond).sum::<u64>());
+    let text = format!("{conflicts} passes beyond those that shared memory needs");
+    page.field("conflicts", text);
 }
 
-/// Accesses of the first block that advice and pictures are made from.
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Number of accesses of the first block that advice and pictures are made from.
 pub(crate) const LOGGED: usize = 200_000;
 
-/// For each buffer of the first kernel whose accesses meet in banks, the layout that would spread them.
-pub(crate) fn advice(plan: &Plan, options: &CheckOptions) -> Result<String, Failure> {
+/// Adds, for each buffer of the first kernel with bank conflicts, the layout that would remove most.
+pub(crate) fn add_advice(page: &mut Page, plan: &Plan, options: &CheckOptions) -> Result<(), Failure> {
     let log = log_of(plan, options, LOGGED).map_err(Failure::failed)?;
-    let mut text = String::new();
     for advice in advise(plan.main.kernel.ledger(), &log) {
-        let file = advice.worst.file.rsplit('/').next().unwrap_or(advice.worst.file);
         let best = match &advice.best {
             None => "no swizzle and no padding would make them fewer".to_string(),
             Some(best) => {
                 let bytes = match best.ledger_bytes {
                     0 => "for no bytes more".to_string(),
-                    bytes if bytes > 0 => format!("for {} B more", style::whole(bytes as u64)),
-                    bytes => format!("and save {} B", style::whole(bytes.unsigned_abs())),
+                    bytes if bytes > 0 => format!("for {} B more", whole(bytes)),
+                    bytes => format!("and save {} B", whole(bytes.unsigned_abs())),
                 };
-                format!("{} would leave {} {bytes}", best.what, style::whole(best.beyond))
+                format!("{} would leave {} {bytes}", best.what, whole(best.beyond))
             }
         };
-        let what = format!(
-            "{}: {} of {} passes of block 0 are conflicts, most at {file}:{}; {best}",
-            advice.buffer,
-            style::whole(advice.beyond),
-            style::whole(advice.passes),
-            advice.worst.line,
-        );
-        text.push_str(&style::field("advice", &what));
+        let (beyond, passes) = (whole(advice.beyond), whole(advice.passes));
+        let at = format!("{}:{}", file_name(advice.worst.file), advice.worst.line);
+        let buffer = advice.buffer;
+        let text = format!("{buffer}: {beyond} of {passes} passes of block 0 are conflicts, most at {at}; {best}");
+        page.field("advice", text);
     }
-    Ok(text)
+    Ok(())
 }
 
-/// What an access does, and to which memory.
+/// The access of an instruction class, and its memory.
 fn access(class: Class) -> &'static str {
     match class {
         Class::LoadShared => "load shared",

@@ -1,24 +1,23 @@
-//! `flashcore check museum/NAME` and `flashcore list museum`: failures of the past, and what they give here.
+//! `flashcore check museum/NAME` and `flashcore list museum`: past failures and their findings.
 
+use flashcore_check::Found;
 use flashcore_check::museum::{CARD, PIECES, Piece, Shown};
-use flashcore_check::render::{self, Palette};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
-use crate::foreign::Runs;
-use crate::style::{self, DIM, HEAD};
+use crate::foreign::{self, Runs};
+use crate::style::{self, DIM, HEAD, Page};
 
-/// How the names of pieces begin on a command line.
+/// Prefix of an exhibit's name on a command line.
 pub(crate) const PREFIX: &str = "museum/";
 
-/// The piece of a name.
 pub(crate) fn piece(name: &str) -> Result<&'static Piece, Failure> {
     flashcore_check::museum::piece(name).ok_or_else(|| {
-        Failure::usage(format!("the museum has no piece `{name}`")).help("`flashcore list museum` shows them all")
+        Failure::usage(format!("the museum has no exhibit `{name}`")).help("`flashcore list museum` shows them all")
     })
 }
 
-/// Runs a piece, and shows what it gives.
+/// Runs an exhibit and shows what is found.
 pub(crate) fn check(name: &str, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
     let piece = piece(name)?;
     let mut all = Shown::default();
@@ -26,45 +25,22 @@ pub(crate) fn check(name: &str, runs: &Runs, as_json: bool) -> Result<Outcome, F
         let shown = piece.show(schedule).map_err(Failure::failed)?;
         all.problems = shown.problems;
         for found in shown.findings {
-            flashcore_check::Found::add(&mut all.findings, vec![found.finding], schedule);
+            Found::add(&mut all.findings, vec![found.finding], schedule);
         }
     }
-    let outcome = match all.findings.is_empty() && all.problems.is_empty() {
-        true => Outcome::Clean,
-        false => Outcome::Findings,
-    };
-    if as_json {
-        style::print_json(&json!({
-            "piece": entry(piece),
-            "findings": all.findings,
-            "problems": all.problems,
-        }));
-        return Ok(outcome);
-    }
-    let mut text = format!("{HEAD}{}{HEAD:#}\n", piece.title);
-    text.push_str(&style::field(
-        "piece",
-        &format!("{PREFIX}{} in {}", piece.name, piece.file),
-    ));
-    text.push_str(&style::field("symptom", piece.symptom));
-    if !all.problems.is_empty() {
-        text.push_str(&style::field("card", CARD.name()));
-    }
-    for found in &all.findings {
-        text.push('\n');
-        text.push_str(&render::finding(
-            found,
-            runs.schedules as usize,
-            Palette::COLOUR,
-            style::width(),
-        ));
-    }
-    for problem in &all.problems {
-        text.push('\n');
-        text.push_str(&render::problem(problem, piece.file, Palette::COLOUR, style::width()));
-    }
-    style::print(&text);
-    Ok(outcome)
+    let json = || json!({ "piece": entry(piece), "findings": all.findings, "problems": all.problems });
+    style::show(as_json, json, || {
+        let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#}", piece.title));
+        page.field("exhibit", format_args!("{PREFIX}{} in {}", piece.name, piece.file));
+        page.field("symptom", piece.symptom);
+        if !all.problems.is_empty() {
+            page.field("card", CARD.name());
+        }
+        foreign::add_problems(&mut page, &all.problems, piece.file);
+        foreign::add_findings(&mut page, &all.findings, runs);
+        page
+    });
+    Ok(Outcome::of(all.findings.is_empty() && all.problems.is_empty()))
 }
 
 fn entry(piece: &Piece) -> Value {
@@ -77,18 +53,14 @@ fn entry(piece: &Piece) -> Value {
     })
 }
 
-/// All pieces.
-pub(crate) fn list() -> String {
-    let mut text = format!("{HEAD}Museum{HEAD:#} {DIM}(for check; docs/museum.md tells their stories){DIM:#}\n");
+pub(crate) fn list() -> (Page, Value) {
+    let mut page = Page::new(format_args!(
+        "{HEAD}Museum{HEAD:#} {DIM}(for check; docs/museum.md tells their stories){DIM:#}"
+    ));
     for piece in &PIECES {
         let name = format!("{PREFIX}{}", piece.name);
-        text.push_str(&format!("  {name:<25} {}\n", piece.title));
-        text.push_str(&format!("  {:<25} {DIM}{}{DIM:#}\n", "", piece.kind));
+        page.line(format_args!("  {name:<25} {}", piece.title));
+        page.line(format_args!("  {:<25} {DIM}{}{DIM:#}", "", piece.kind));
     }
-    text
-}
-
-/// All pieces, for scripts.
-pub(crate) fn list_json() -> Value {
-    PIECES.iter().map(entry).collect()
+    (page, PIECES.iter().map(entry).collect())
 }

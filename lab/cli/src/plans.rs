@@ -1,37 +1,38 @@
-//! `flashcore plans`: the plan tables there are, and tables made from measurements.
+//! `flashcore plans`: shows the plan tables, and makes tables from measurements.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore::{
-    Device, NamedTable, PLANS_VARIABLE, PlanDevice, PlanError, PlanTable, PlanTarget, Plans, read_table,
+    Device, NamedTable, PLANS_VARIABLE, PlanDevice, PlanError, PlanRow, PlanTable, PlanTarget, Plans, read_table,
     shipped_tables, table_files, user_plans_folder,
 };
 use flashcore_bench::Report;
 use flashcore_tune::journal::{board_of, read_header};
 use flashcore_tune::plans::{self, Judged};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
-use crate::machine;
-use crate::style::{self, BAD, DIM, GOOD, HEAD};
+use crate::style::{self, BAD, DIM, GOOD, HEAD, Page};
+use crate::{machine, simulated};
 
-/// Show which kernels were measured to be the best for which problems, and where that is kept
+/// Show or make plan tables: the best measured kernels by problem
 ///
-/// Without arguments: the tables in the user's data folder and those that come with the library, their rows, what is
-/// wrong with them, and which of them are used on this machine. With --of: makes a table from what
-/// `flashcore bench --json` wrote.
+/// Without arguments: shows the tables in the user's data folder and those of the library, their rows
+/// and errors, and which of them are used on this machine. With --of: makes a table from the output of
+/// `flashcore bench --json`.
 #[derive(Args)]
 #[command(after_help = PLANS_HELP)]
 pub(crate) struct PlansArgs {
-    /// Make a table from these reports of `flashcore bench --json`, or folders of `flashcore tune`
+    /// Make a table from these reports of `flashcore bench --json` or folders of `flashcore tune`
     #[arg(long, value_name = "FILES", num_args = 1.., requires = "out")]
     of: Vec<PathBuf>,
     /// With --of: the file to write
     #[arg(long, value_name = "FILE", requires = "of")]
     out: Option<PathBuf>,
-    /// Take a row out of a table: its file and number, as in FILE:3. With a kernel, as in FILE:3:cpu/m64n64, only
-    /// if that is still the row's: numbers change as rows come and go
+    /// Remove a row of a table by its file and number, as in FILE:3; with a kernel, as in
+    /// FILE:3:cpu/m64n64, only if the row has this kernel (numbers change with other rows)
     #[arg(long, value_name = "FILE:ROW[:KERNEL]", conflicts_with = "of", value_parser = dropped)]
     drop: Option<Dropped>,
     /// Print one JSON object
@@ -39,7 +40,6 @@ pub(crate) struct PlansArgs {
     json: bool,
 }
 
-/// A row to be taken out.
 #[derive(Clone, Debug, PartialEq)]
 struct Dropped {
     file: PathBuf,
@@ -56,37 +56,30 @@ fn dropped(text: &str) -> Result<Dropped, String> {
             kernel: kernel.map(str::to_string),
         })
     };
-    let with_kernel = || {
-        let (before, kernel) = text.rsplit_once(':')?;
-        of(before, Some(kernel))
-    };
-    of(text, None).or_else(with_kernel).ok_or_else(|| {
-        "write the file, the number of the row and perhaps its kernel as FILE:3 or FILE:3:cpu/m64n64; \
-         `flashcore plans` shows them"
-            .to_string()
-    })
+    let with_kernel = || text.rsplit_once(':').and_then(|(row, kernel)| of(row, Some(kernel)));
+    let wrong = "write the file, the number of the row and optionally its kernel, as FILE:3 or FILE:3:cpu/m64n64; \
+                 `flashcore plans` shows them";
+    of(text, None).or_else(with_kernel).ok_or_else(|| wrong.to_string())
 }
 
 const PLANS_HELP: &str = "\
 Environment:
-  FLASHCORE_PLANS  shipped, user, none or a file: what kernels are chosen by, in place of the user's
-                   tables, then the shipped ones, then heuristics
+  FLASHCORE_PLANS  shipped, user, none or a file: the tables that kernels are chosen by, in place of
+                   the user's tables, then the shipped ones, then heuristics
 
 Tables from measurements:
   flashcore bench canonical --kernel near --sweep=2 --peers none --json > near.json
   flashcore plans --of near.json --out table.json
-  A problem has a row where the fastest kernel was at least 1 % faster than what heuristics choose,
-  in the same rounds, and the interval at 99 % is clear of none.
+  A problem gets a row if the fastest kernel was at least 1 % faster than the choice of the heuristics,
+  in the same rounds, and the 99 % interval of the gain excludes 0.
 
-Exit codes: 0 done, 1 something is wrong with a table that is used here, 2 usage, 3 environment";
+Exit codes: 0 done, 1 a table that is used here has an error, 2 usage, 3 environment";
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
     if let Some(Dropped { file, row, kernel }) = &args.drop {
         let gone = plans::drop_row(file, *row, kernel.as_deref())?;
-        match args.json {
-            true => style::print_json(&json!({ "dropped": gone })),
-            false => style::print(&format!("{gone} is gone\n")),
-        }
+        let page = || Page::new(format_args!("{gone} was removed"));
+        style::show(args.json, || json!({ "dropped": gone }), page);
         return Ok(Outcome::Clean);
     }
     match &args.out {
@@ -95,84 +88,78 @@ pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
     }
 }
 
-/// Every table there is to see, or why a file is none.
+/// Every table, or why a file is not one.
 fn all_tables() -> Result<Vec<Result<NamedTable, PlanError>>, Failure> {
     let folder = user_plans_folder();
     let files = folder.as_deref().map(table_files).unwrap_or_default();
-    let mut tables: Vec<_> = files.iter().map(|path| read_table(path)).collect();
     let shipped = shipped_tables().map_err(Failure::failed)?;
-    tables.extend(shipped.into_iter().map(Ok));
-    Ok(tables)
+    Ok(files
+        .iter()
+        .map(|path| read_table(path))
+        .chain(shipped.into_iter().map(Ok))
+        .collect())
 }
 
-/// The devices of this machine. GPUs are not taken.
-fn devices() -> Vec<PlanDevice> {
+/// A device of this machine and the tables used on it.
+#[derive(Serialize)]
+struct Used {
+    device: PlanDevice,
+    tables: Vec<String>,
+    notes: Vec<String>,
+}
+
+/// The devices of this machine. GPUs are not initialised.
+fn used() -> Result<Vec<Used>, PlanError> {
     let gpus = machine::gpus_or_none();
     let mut devices: Vec<PlanDevice> = gpus.iter().map(PlanDevice::cuda).collect();
     devices.push(PlanDevice::of(&Device::Cpu));
     devices.dedup();
-    devices
+    let used = |device: PlanDevice| {
+        let plans = Plans::load(&PlanTarget::Device(device.clone()))?;
+        Ok(Used {
+            device,
+            tables: simulated::names(&plans).into_iter().map(str::to_string).collect(),
+            notes: plans.notes().iter().map(ToString::to_string).collect(),
+        })
+    };
+    devices.into_iter().map(used).collect()
 }
 
 fn show(as_json: bool) -> Result<Outcome, Failure> {
-    let devices = devices();
-    let used: Vec<(&PlanDevice, Plans)> = devices
-        .iter()
-        .map(|device| Ok((device, Plans::load(&PlanTarget::Device(device.clone()))?)))
-        .collect::<Result<_, PlanError>>()
-        .map_err(Failure::usage)?;
+    let used = used().map_err(Failure::usage)?;
     let tables = all_tables()?;
     let setting = std::env::var_os(PLANS_VARIABLE).unwrap_or_default();
-    let outcome = match used.iter().any(|(_, plans)| !plans.notes().is_empty()) {
-        true => Outcome::Findings,
-        false => Outcome::Clean,
-    };
-    if as_json {
-        let used: Vec<Value> = used
-            .iter()
-            .map(|(device, plans)| {
-                let notes: Vec<String> = plans.notes().iter().map(ToString::to_string).collect();
-                let names: Vec<&str> = plans.tables().iter().map(|table| table.name.as_str()).collect();
-                json!({ "device": device, "tables": names, "notes": notes })
-            })
-            .collect();
+    let (setting, folder) = (setting.to_string_lossy(), user_plans_folder());
+    let json = || {
         let tables: Vec<Value> = tables.iter().map(table_json).collect();
-        style::print_json(&json!({
-            "setting": setting.to_string_lossy(),
-            "folder": user_plans_folder(),
-            "devices": used,
-            "tables": tables,
-        }));
-        return Ok(outcome);
-    }
-    for (device, plans) in &used {
-        style::print(&format!("{HEAD}{device}{HEAD:#}\n"));
-        let names: Vec<&str> = plans.tables().iter().map(|table| table.name.as_str()).collect();
-        let asked = match names.is_empty() {
-            true => "heuristics; there is no table for it".to_string(),
-            false => format!("{}, then heuristics", names.join(", then ")),
-        };
-        style::print(&style::field("chosen by", &asked));
-        for note in plans.notes() {
-            style::print(&style::field("note", &note.to_string()));
+        json!({ "setting": setting, "folder": folder, "devices": used, "tables": tables })
+    };
+    style::show(as_json, json, || {
+        let mut page = Page::default();
+        for used in &used {
+            page.line(format_args!("{HEAD}{}{HEAD:#}", used.device));
+            let tables = used.tables.join(", then ");
+            match tables.as_str() {
+                "" => page.field("chosen by", "heuristics; there is no table for it"),
+                tables => page.field("chosen by", format_args!("{tables}, then heuristics")),
+            }
+            for note in &used.notes {
+                page.field("note", note);
+            }
         }
-    }
-    if !setting.is_empty() {
-        style::print(&style::field(
-            "pinned",
-            &format!("{PLANS_VARIABLE}={}", setting.to_string_lossy()),
-        ));
-    }
-    if let Some(folder) = user_plans_folder() {
-        style::print(&style::field(
-            "yours",
-            &format!("{} (`flashcore tune` writes there)", folder.display()),
-        ));
-    }
-    for table in &tables {
-        style::print(&table_text(table));
-    }
-    Ok(outcome)
+        if !setting.is_empty() {
+            page.field("pinned", format_args!("{PLANS_VARIABLE}={setting}"));
+        }
+        if let Some(folder) = &folder {
+            let text = format!("{} (`flashcore tune` writes there)", folder.display());
+            page.field("yours", text);
+        }
+        for table in &tables {
+            add_table(&mut page, table);
+        }
+        page
+    });
+    Ok(Outcome::of(used.iter().all(|used| used.notes.is_empty())))
 }
 
 fn table_json(table: &Result<NamedTable, PlanError>) -> Value {
@@ -180,62 +167,44 @@ fn table_json(table: &Result<NamedTable, PlanError>) -> Value {
         Ok(named) => named,
         Err(error) => return json!({ "error": error.to_string() }),
     };
-    let wrong: Vec<Value> = wrong_rows(&named.table)
-        .map(|(number, reason)| json!({ "row": number, "reason": reason }))
-        .collect();
+    let wrong = wrong_rows(&named.table).map(|(number, reason)| json!({ "row": number, "reason": reason }));
     let rows: Vec<_> = named.table.rows().map(|(_, row)| row).collect();
+    let wrong: Vec<Value> = wrong.collect();
     json!({ "name": named.name, "device": named.table.device, "rows": rows, "unusable": wrong })
 }
 
-/// Rows that cannot be used, by number, and why.
+/// The rows that cannot be used, by number, with the reason.
 fn wrong_rows(table: &PlanTable) -> impl Iterator<Item = (usize, &String)> {
     let numbered = table.entries.iter().enumerate();
     numbered.filter_map(|(place, entry)| Some((place + 1, entry.row.as_ref().err()?)))
 }
 
-fn table_text(table: &Result<NamedTable, PlanError>) -> String {
-    let named = match table {
+fn add_table(page: &mut Page, table: &Result<NamedTable, PlanError>) {
+    let NamedTable { name, table } = match table {
         Ok(named) => named,
-        Err(error) => return style::wrap(&format!("\n{BAD}unusable{BAD:#} {error}"), 2),
+        Err(error) => return page.wrap(2, format_args!("\n{BAD}unusable{BAD:#} {error}")),
     };
-    let count = style::count(named.table.entries.len() as u64, "row");
-    let mut text = format!(
-        "\n{HEAD}{}{HEAD:#} {DIM}· {count}, measured on {}{DIM:#}\n",
-        named.name, named.table.device
-    );
-    let widest = |of: &dyn Fn(&flashcore::PlanRow) -> String| {
-        named
-            .table
-            .rows()
-            .map(|(_, row)| of(row).chars().count())
-            .max()
-            .unwrap_or(0)
-    };
+    let count = style::count(table.entries.len(), "row");
+    page.heading(name, format_args!("{count}, measured on {}", table.device));
+    let widest = |of: fn(&PlanRow) -> String| table.rows().map(|(_, row)| of(row).chars().count()).max().unwrap_or(0);
     let (problems, kernels) = (
-        widest(&|row| row.problem.to_string()),
-        widest(&|row| row.kernel.to_string()),
+        widest(|row| row.problem.to_string()),
+        widest(|row| row.kernel.to_string()),
     );
-    for (number, row) in named.table.rows() {
-        text.push_str(&format!(
-            "  {number:>3}  {:<problems$}  {:<kernels$}  {:>5.1} % [{:.1}, {:.1}] {DIM}{}{DIM:#}\n",
-            row.problem,
-            row.kernel.to_string(),
-            row.gain * 100.0,
-            row.interval[0] * 100.0,
-            row.interval[1] * 100.0,
-            row.date,
+    for (number, row) in table.rows() {
+        let (kernel, date) = (row.kernel.to_string(), &row.date);
+        let [gain, low, high] = [row.gain, row.interval[0], row.interval[1]].map(|share| share * 100.0);
+        page.line(format_args!(
+            "  {number:>3}  {:<problems$}  {kernel:<kernels$}  {gain:>5.1} % [{low:.1}, {high:.1}] {DIM}{date}{DIM:#}",
+            row.problem
         ));
     }
-    for (number, reason) in wrong_rows(&named.table) {
-        text.push_str(&style::wrap(
-            &format!("  {number:>3}  {BAD}unusable{BAD:#}: {reason}"),
-            7,
-        ));
+    for (number, reason) in wrong_rows(table) {
+        page.wrap(7, format_args!("  {number:>3}  {BAD}unusable{BAD:#}: {reason}"));
     }
-    text
 }
 
-/// Makes a table of reports and runs of one device. Where a problem is in several, the last counts.
+/// Makes a table of reports and runs of one device. The last result of a problem counts.
 fn make(files: &[PathBuf], out: &Path, as_json: bool) -> Result<Outcome, Failure> {
     let mut table: Option<PlanTable> = None;
     let mut all: Vec<Judged> = Vec::new();
@@ -243,10 +212,9 @@ fn make(files: &[PathBuf], out: &Path, as_json: bool) -> Result<Outcome, Failure
         let (device, judged) = judged(file)?;
         let known = table.get_or_insert_with(|| PlanTable::new(device.clone()));
         if known.device != device {
+            let (file, known) = (file.display(), &known.device);
             return Err(Failure::usage(format!(
-                "{} was measured on {device}, the files before it on {}; a table is of one device",
-                file.display(),
-                known.device
+                "{file} was measured on {device}, the files before it on {known}; a table is for one device"
             )));
         }
         for one in judged {
@@ -254,23 +222,24 @@ fn make(files: &[PathBuf], out: &Path, as_json: bool) -> Result<Outcome, Failure
             all.push(one);
         }
     }
-    let Some(mut table) = table else {
-        return Err(Failure::usage("--of names no file"));
-    };
+    let mut table = table.ok_or_else(|| Failure::usage("--of names no file"))?;
     for row in all.iter().filter_map(|one| one.row.clone()) {
         table.put(row);
     }
     plans::write(out, &table)?;
-    if as_json {
-        style::print_json(&json!({ "device": table.device, "problems": all, "file": out }));
-        return Ok(Outcome::Clean);
-    }
-    for one in &all {
-        style::print(&style::wrap(&judged_line(one), 4));
-    }
-    let rows = style::count(table.entries.len() as u64, "row");
-    let problems = style::count(all.len() as u64, "problem");
-    style::print(&format!("\n{rows} for {problems}, in {}\n", out.display()));
+    let json = || json!({ "device": table.device, "problems": all, "file": out });
+    style::show(as_json, json, || {
+        let mut page = Page::default();
+        for one in &all {
+            page.wrap(4, judged_line(one));
+        }
+        let (rows, problems) = (
+            style::count(table.entries.len(), "row"),
+            style::count(all.len(), "problem"),
+        );
+        page.line(format_args!("\n{rows} for {problems}, in {}", out.display()));
+        page
+    });
     Ok(Outcome::Clean)
 }
 
@@ -279,29 +248,25 @@ fn judged_line(one: &Judged) -> String {
     let Some((kernel, gain, [low, high])) = &one.best else {
         return format!("{head}; {BAD}{}{BAD:#}", one.why);
     };
-    let colour = if one.row.is_some() { GOOD } else { DIM };
-    let (gain, low, high) = (gain * 100.0, low * 100.0, high * 100.0);
-    format!(
-        "{head}; {kernel} {gain:+.1} % [{low:.1}, {high:.1}] {colour}{}{colour:#}",
-        one.why
-    )
+    let (why, colour) = (&one.why, if one.row.is_some() { GOOD } else { DIM });
+    let [gain, low, high] = [gain, low, high].map(|share| share * 100.0);
+    format!("{head}; {kernel} {gain:+.1} % [{low:.1}, {high:.1}] {colour}{why}{colour:#}")
 }
 
-/// What a report, or the folder of a run, makes of its problems.
+/// The rows that a report or the folder of a run gives.
 fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
+    let bad = |reason: String| Failure::failed(format!("{}: {reason}", file.display()));
     if file.is_dir() {
         let header = read_header(file)?;
-        let board = board_of(file)?
-            .ok_or_else(|| Failure::failed(format!("{} has no leaderboard: resume the run", file.display())))?;
+        let board = board_of(file)?.ok_or_else(|| bad("there is no leaderboard: resume the run".to_string()))?;
         let device = header.devices.first().map(plans::device_of);
-        let device = device.ok_or_else(|| Failure::failed(format!("{} names no device", file.display())))?;
+        let device = device.ok_or_else(|| bad("the run names no device".to_string()))?;
         return Ok((device, vec![plans::judge_board(&header, &board)]));
     }
-    let bad = |reason: String| Failure::failed(format!("{}: {reason}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
     let mut value: Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
     let report: Report = serde_json::from_value(value["report"].take())
-        .map_err(|error| bad(format!("{error}; it is to be what `flashcore bench --json` writes")))?;
+        .map_err(|error| bad(format!("{error}; give the output of `flashcore bench --json`")))?;
     Ok((plans::device_of(&report.run.device), plans::of_report(&report)))
 }
 

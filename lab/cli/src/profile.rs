@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Card, ProblemArgs};
 use crate::failure::{Failure, Outcome};
-use crate::style::{self, BAD, DIM, GOOD, HEAD};
+use crate::style::{self, BAD, DIM, GOOD, HEAD, Page};
 use crate::{cost, kernels, machine, simulated};
 
 /// Read a kernel's hardware counters with Nsight Compute, beside what the cost model predicts
@@ -259,17 +259,17 @@ fn read(file: &Path) -> Result<Vec<Profiled>, Failure> {
 }
 
 fn show(args: &ProfileArgs, profiled: &[Profiled], goals: &Goals, title: &str, identity: Option<RunIdentity>) {
-    if args.json {
+    let json = || {
         let kernels: Vec<Value> = profiled.iter().map(|kernel| kernel.json(goals)).collect();
-        style::print_json(&json!({ "title": title, "run": identity, "goals": goals, "kernels": kernels }));
-        return;
-    }
-    let mut text = format!("{HEAD}{title}{HEAD:#}\n");
-    for kernel in profiled {
-        text.push('\n');
-        text.push_str(&kernel.text(goals));
-    }
-    style::print(&text);
+        json!({ "title": title, "run": identity, "goals": goals, "kernels": kernels })
+    };
+    style::show(args.json, json, || {
+        let mut page = Page::new(format_args!("{HEAD}{title}{HEAD:#}"));
+        for kernel in profiled {
+            kernel.add(&mut page, goals);
+        }
+        page
+    });
 }
 
 impl Profiled {
@@ -293,17 +293,14 @@ impl Profiled {
         })
     }
 
-    fn text(&self, goals: &Goals) -> String {
-        let mut text = format!("{HEAD}{}{HEAD:#}\n", self.label);
+    fn add(&self, page: &mut Page, goals: &Goals) {
+        page.line(format_args!("\n{HEAD}{}{HEAD:#}", self.label));
         let time = |us: Option<f64>| us.map_or("-".to_string(), style::micros);
-        let measured = self
-            .counters
-            .as_ref()
-            .and_then(|counters| counters.get("time_ns"))
-            .map(|ns| ns / 1e3);
+        let counters = self.counters.as_ref();
+        let measured = counters.and_then(|counters| counters.get("time_ns")).map(|ns| ns / 1e3);
         let predicted = self.prediction.as_ref().map(|prediction| prediction.micros);
-        text.push_str(&format!(
-            "  {DIM}{:<24}{:>12}{:>12}{DIM:#}\n",
+        page.line(format_args!(
+            "  {DIM}{:<24}{:>12}{:>12}{DIM:#}",
             "busy, % of the time", "measured", "predicted"
         ));
         for row in self.rows() {
@@ -314,61 +311,42 @@ impl Profiled {
                 Some((goal, true)) => format!("   {GOOD}goal {goal:.0} reached{GOOD:#}"),
                 Some((goal, false)) => format!("   {BAD}below the goal of {goal:.0}{BAD:#}"),
             };
-            text.push_str(&format!(
-                "  {:<24}{:>12}{:>12}{goal}\n",
-                row.title,
-                share(row.measured),
-                share(row.predicted)
-            ));
+            let (title, measured, predicted) = (row.title, share(row.measured), share(row.predicted));
+            page.line(format_args!("  {title:<24}{measured:>12}{predicted:>12}{goal}"));
         }
-        text.push_str(&format!(
-            "  {:<24}{:>12}{:>12}\n",
-            "time",
-            time(measured),
-            time(predicted)
-        ));
-        let Some(counters) = &self.counters else { return text };
+        let (measured, predicted) = (time(measured), time(predicted));
+        page.line(format_args!("  {:<24}{measured:>12}{predicted:>12}", "time"));
+        let Some(counters) = counters else { return };
         let whole = |key: &str| {
             counters
                 .get(key)
                 .map_or("-".to_string(), |value| style::whole(value as u64))
         };
-        text.push_str(&style::field(
-            "launch",
-            &format!(
-                "grid {}, block {}, {} registers a thread, {} B of dynamic shared memory a block",
-                counters.grid,
-                counters.block,
-                whole("registers"),
-                whole("shared_bytes")
-            ),
-        ));
-        text.push_str(&style::field(
-            "conflicts",
-            &format!(
-                "{} of {} shared-memory wavefronts",
-                whole("wavefronts_excess"),
-                whole("wavefronts")
-            ),
-        ));
-        let waits: Vec<String> = counters
-            .waits()
-            .iter()
-            .take(5)
-            .map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")))
-            .collect();
-        text.push_str(&style::field("waits", &waits.join(", ")));
-        text.push_str(&lines(&counters.lines));
-        text
+        let (grid, block) = (&counters.grid, &counters.block);
+        let (registers, shared) = (whole("registers"), whole("shared_bytes"));
+        let text = format!(
+            "grid {grid}, block {block}, {registers} registers a thread, {shared} B of dynamic shared memory a block"
+        );
+        page.field("launch", text);
+        let (excess, all) = (whole("wavefronts_excess"), whole("wavefronts"));
+        page.field("conflicts", format_args!("{excess} of {all} shared-memory wavefronts"));
+        let waits = counters.waits();
+        let waits = waits.iter().take(5);
+        let waits = waits.map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")));
+        page.field("waits", waits.collect::<Vec<_>>().join(", "));
+        add_lines(page, &counters.lines);
     }
 }
 
-/// The lines at which warps were sampled most, one a row: share of the samples, instructions, place, source.
-fn lines(lines: &[LineProfile]) -> String {
+/// Adds the lines at which warps were sampled most, one per row: share of the samples, instructions,
+/// place, source.
+fn add_lines(page: &mut Page, lines: &[LineProfile]) {
     let samples: f64 = lines.iter().map(|line| line.samples).sum();
-    let mut text = String::new();
     if samples > 0.0 {
-        text.push_str(&format!("  {DIM}{:>9}{:>15}  line{DIM:#}\n", "samples", "instructions"));
+        page.line(format_args!(
+            "  {DIM}{:>9}{:>15}  line{DIM:#}",
+            "samples", "instructions"
+        ));
     }
     for line in lines.iter().take(LINES).filter(|line| line.samples > 0.0) {
         let conflicts = match line.wavefronts_excess {
@@ -383,8 +361,6 @@ fn lines(lines: &[LineProfile]) -> String {
             line.line,
             line.source.trim()
         );
-        text.extend(row.chars().take(style::width()));
-        text.push('\n');
+        page.line(row.chars().take(style::width()).collect::<String>());
     }
-    text
 }

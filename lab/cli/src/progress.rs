@@ -1,5 +1,5 @@
-//! How far a simulation is, on standard error: a line that is kept up to date on a terminal, and a plain line
-//! now and then elsewhere.
+//! Progress of a simulation on standard error: one line, kept up to date, on a terminal; plain lines
+//! from time to time elsewhere.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -14,42 +14,32 @@ use crate::style;
 /// Seconds between plain lines; 0 for none.
 const VARIABLE: &str = "FLASHCORE_PROGRESS";
 const SECONDS: u64 = 30;
-/// The first plain line comes after so much time at most: it says that the command is at work.
+/// The first plain line comes no later: it shows that the command is at work.
 const FIRST: Duration = Duration::from_secs(5);
-/// Between updates on a terminal.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Shows progress until it is dropped.
-pub(crate) struct Shown {
-    // Dropped first: that ends the thread.
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
+pub(crate) struct Shown(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Drop for Shown {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // What was shown is no reason to fail.
+        if let Some((stop, thread)) = self.0.take() {
+            drop(stop);
+            // A panic of the thread must not fail the command.
             let _ = thread.join();
         }
     }
 }
 
-/// Shows how many of `total` blocks of `what` are simulated. `estimate` is the time in seconds that all of them take,
-/// roughly; it is shown until the first block is done.
+/// Shows how many of `total` blocks of `what` are simulated. `estimate` is roughly the time in seconds
+/// that all of them take; it is shown until the first block is done.
 pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String, estimate: Option<f64>) -> Shown {
     let is_terminal = std::io::stderr().is_terminal();
     let interval = match is_terminal {
         true => Some(TICK),
         false => interval(std::env::var(VARIABLE).ok().as_deref()),
     };
-    let Some(interval) = interval else {
-        return Shown {
-            stop: None,
-            thread: None,
-        };
-    };
+    let Some(interval) = interval else { return Shown(None) };
     let spinner = is_terminal.then(|| style::spinner(&format!("simulating {what}")));
     let (stop, stopped) = mpsc::channel::<()>();
     let started = Instant::now();
@@ -59,24 +49,20 @@ pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String, estimate: 
             wait = interval;
             let text = line(&what, progress.blocks(), total, started.elapsed(), estimate);
             match &spinner {
-                Some(spinner) => spinner.say(text),
+                Some(spinner) => spinner.0.set_message(text),
                 None => style::eprint(&format!("{text}\n")),
             }
         }
     });
-    Shown {
-        stop: Some(stop),
-        thread: Some(thread),
-    }
+    Shown(Some((stop, thread)))
 }
 
-/// Time between plain lines, from the environment.
+/// Time between plain lines, as the environment sets it.
 fn interval(variable: Option<&str>) -> Option<Duration> {
     let seconds = variable.and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     (seconds > 0).then(|| Duration::from_secs(seconds))
 }
 
-/// The progress after so much time.
 fn line(what: &str, done: u64, total: u64, elapsed: Duration, estimate: Option<f64>) -> String {
     if done >= total {
         return format!("simulated {what}; comparing with float64");
@@ -92,7 +78,6 @@ fn line(what: &str, done: u64, total: u64, elapsed: Duration, estimate: Option<f
     }
 }
 
-/// Seconds in the unit that reads best.
 fn span(seconds: f64) -> String {
     match seconds.round() as u64 {
         s if s < 100 => format!("{s} s"),

@@ -1,4 +1,4 @@
-//! `flashcore run`: computes a problem on a device, compares the output with float64, times it.
+//! `flashcore run`: computes a problem on a device, compares the output with float64, and times it.
 
 use clap::Args;
 use flashcore::{Error, KernelId};
@@ -7,17 +7,17 @@ use serde_json::json;
 use crate::answer::{self, Answer};
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
-use crate::style::{self, HEAD};
+use crate::style::{self, HEAD, Page};
 use crate::{machine, simulated};
 
 /// Compute a problem on a device, compare the output with float64, and time it
 ///
-/// The output is compared before anything is timed; a wrong output exits with 1. The time is
+/// The output is compared before anything is timed; the exit code of a wrong output is 1. The time is
 /// measured as by `bench`, for one second: on a GPU by CUDA events around graphs of launches, on the
 /// CPU by the wall clock. The device `sim` runs the GPU kernel under the checking simulator: it takes
-/// seconds, and reports what is wrong with the kernel, not how fast it is.
+/// seconds, and reports errors of the kernel, not its speed.
 #[derive(Args)]
-#[command(after_help = "Exit codes: 0 right, 1 wrong or failed, 2 usage, 3 no driver or no such device")]
+#[command(after_help = "Exit codes: 0 correct, 1 wrong or failed, 2 usage, 3 no driver or no such device")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     problem: ProblemArgs,
@@ -26,7 +26,7 @@ pub(crate) struct RunArgs {
     /// best, cpu, cuda, cuda:N, or sim
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
-    /// Kernel by id (`list kernels`), in place of the one that would be chosen
+    /// Kernel by id (`list kernels`) [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// With --device sim: card to plan for (`list profiles`)
@@ -57,37 +57,35 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         let card = args.profile.unwrap_or_else(Card::default);
         let plan = simulated::plan(&problem, card, config)?.plan;
         let report = simulated::check(&plan, &simulated::options(inputs, seed))?;
-        if args.json {
-            let mut value = simulated::json(&report)?;
+        let json = || {
+            let mut value = simulated::json(&report);
             value["device"] = json!("sim");
-            style::print_json(&value);
-        } else {
-            let head = format!("{HEAD}{problem}{HEAD:#} under the simulator, for {}\n", card.title());
-            style::print(&(head + &simulated::text(&report)));
-        }
+            value
+        };
+        style::show(args.json, json, || {
+            let title = card.title();
+            let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} under the simulator, for {title}"));
+            simulated::add(&mut page, &report);
+            page
+        });
         return Ok(simulated::outcome(&report));
     }
     if args.profile.is_some() {
         return Err(Failure::usage(
-            "--profile is for --device sim; another device has its own profile",
+            "--profile is for --device sim; other devices have their own profile",
         ));
     }
     let device = machine::device(&args.device)?;
     let answer = answer::compute(device, &problem, kernel, inputs, seed)?;
-    if args.json {
-        style::print_json(&answer.json(&problem));
-    } else {
-        let head = format!("{HEAD}{problem}{HEAD:#} on {}\n", answer.device);
-        style::print(&(head + &answer.text(&problem, &machine::line_of(&answer.device), None)));
-    }
+    let json = || answer.json(&problem);
+    style::show(args.json, json, || {
+        let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} on {}", answer.device));
+        answer.add(&mut page, &problem, None);
+        page
+    });
     Ok(outcome(&answer))
 }
 
-/// Exit status of an output.
 pub(crate) fn outcome(answer: &Answer) -> Outcome {
-    if answer.gate.passed() {
-        Outcome::Clean
-    } else {
-        Outcome::Findings
-    }
+    Outcome::of(answer.gate.passed())
 }

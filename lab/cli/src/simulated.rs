@@ -1,4 +1,4 @@
-//! A GPU kernel under the simulator: how the subcommands plan it and show what came of it.
+//! A GPU kernel under the simulator: its plan, its check, and the report.
 
 use std::sync::Arc;
 
@@ -9,12 +9,13 @@ use flashcore_kernels::{Choice, Config, KernelCache, Plan, select_among};
 use flashcore_sim::{Class, Progress};
 use serde_json::{Value, json};
 
-use crate::answer::gate_fields;
+use crate::answer;
 use crate::args::Card;
 use crate::failure::{Failure, Outcome};
-use crate::{progress, style};
+use crate::progress;
+use crate::style::{self, Page};
 
-/// The plan tables of a card; none of an architecture without one.
+/// The plan tables of a card; an architecture has none.
 pub(crate) fn plans(card: Card) -> Result<Plans, Failure> {
     match card.profile {
         Some(profile) => Plans::load(&PlanTarget::Card(profile)).map_err(Failure::usage),
@@ -22,29 +23,36 @@ pub(crate) fn plans(card: Card) -> Result<Plans, Failure> {
     }
 }
 
-/// The plan for a problem on a card: the config asked for, or the one that would be used.
+/// The names of plan tables.
+pub(crate) fn names(plans: &Plans) -> Vec<&str> {
+    plans.tables().iter().map(|table| table.name.as_str()).collect()
+}
+
+/// The plan for a problem on a card: with the config given, or with the one that the library chooses.
 pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Result<Choice, Failure> {
     match config {
         None => {
             let rows = plans(card)?.suggestions(problem);
-            select_among(problem, card.chip(), 16, &rows, &KernelCache::default()).map_err(Failure::failed)
+            select_among(problem, card.chip, 16, &rows, &KernelCache::default()).map_err(Failure::failed)
         }
-        Some(config) => match Plan::new(problem, &config, card.chip()) {
+        Some(config) => match Plan::new(problem, &config, card.chip) {
             Ok(plan) => Ok(Choice {
                 plan,
-                why: "it was asked for by name".to_string(),
+                why: "it was given by name".to_string(),
                 suggestion: None,
                 considered: Vec::new(),
             }),
-            Err(refusal) => Err(Failure::failed(format!(
-                "{config} cannot serve {problem} on {}: {refusal}",
-                card.name()
-            ))),
+            Err(refusal) => {
+                let card = card.name();
+                Err(Failure::failed(format!(
+                    "{config} cannot serve {problem} on {card}: {refusal}"
+                )))
+            }
         },
     }
 }
 
-/// Checks a plan, and shows how far it is.
+/// Checks a plan, and shows the progress.
 pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Failure> {
     let progress = Arc::new(Progress::default());
     let options = CheckOptions {
@@ -58,10 +66,10 @@ pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, 
     report
 }
 
-/// Seconds that a simulation of so many blocks takes, roughly: enough to know seconds from hours before the first block
-/// is done.
+/// Roughly the seconds that a simulation of so many blocks takes: tells seconds from hours before the
+/// first block is done.
 fn estimate(plan: &Plan, blocks: u64) -> f64 {
-    /// Operations of attention a second that a host thread simulates, with tensor cores and without.
+    /// Operations of attention per second that a host thread simulates, with tensor cores and without.
     const RATES: [f64; 2] = [0.35e9, 0.08e9];
     let rate = match plan.config {
         Config::Mma(_) | Config::Wgmma(_) => RATES[0],
@@ -81,92 +89,65 @@ pub(crate) fn options(inputs: InputKind, seed: u64) -> CheckOptions {
     }
 }
 
-/// Exit status of a report.
 pub(crate) fn outcome(report: &CheckReport) -> Outcome {
-    match report.verdict {
-        Verdict::Clean => Outcome::Clean,
-        _ => Outcome::Findings,
-    }
+    Outcome::of(report.verdict == Verdict::Clean)
 }
 
-/// The fields of a report, findings last.
-pub(crate) fn text(report: &CheckReport) -> String {
-    let mut text = style::field("kernel", &format!("{} for {}", report.kernel, report.target));
+/// Adds the fields of a report, findings last.
+pub(crate) fn add(page: &mut Page, report: &CheckReport) {
+    page.field("kernel", format_args!("{} for {}", report.kernel, report.target));
     if let Some(stop) = report.stop_after {
-        text.push_str(&style::field(
-            "stops",
-            &format!("after the {stop}, which are compared in place of the answer"),
-        ));
+        let text = format!("after the {stop}, which are compared in place of the output");
+        page.field("stops", text);
     }
-    text.push_str(&style::field("verdict", &render::summary(report, Palette::COLOUR)));
+    page.field("verdict", render::summary(report, Palette::COLOUR));
     if let Some(gate) = &report.gate {
-        text.push_str(&gate_fields(gate));
-        let total = report.counts.total();
-        let sizes: Vec<String> = report
-            .steps
-            .iter()
-            .map(|step| {
-                let blocks = style::count(step.blocks, "block");
-                format!("{blocks} of {}", style::count(u64::from(step.warps), "warp"))
-            })
-            .collect();
-        text.push_str(&style::field(
-            "simulated",
-            &format!(
-                "{}, {} in {}",
-                sizes.join(", then "),
-                style::count(report.schedules.len() as u64, "schedule"),
-                style::micros(report.seconds * 1e6),
-            ),
-        ));
-        text.push_str(&style::field(
-            "executed",
-            &format!("{} warp instructions: {}", style::whole(total.warps), shares(report)),
-        ));
+        answer::add_gate(page, gate);
+        let sizes = report.steps.iter().map(|step| {
+            let blocks = style::count(step.blocks, "block");
+            format!("{blocks} of {}", style::count(step.warps, "warp"))
+        });
+        let sizes = sizes.collect::<Vec<_>>().join(", then ");
+        let schedules = style::count(report.schedules.len(), "schedule");
+        let time = style::micros(report.seconds * 1e6);
+        page.field("simulated", format_args!("{sizes}, {schedules} in {time}"));
+        let warps = style::whole(report.counts.total().warps);
+        let text = format!("{warps} warp instructions: {}", shares(report));
+        page.field("executed", text);
     }
     let findings = render::findings(report, Palette::COLOUR, style::width());
     if !findings.is_empty() {
-        text.push('\n');
-        text.push_str(&findings);
+        page.add(format_args!("\n{findings}"));
     }
-    text
 }
 
 /// The largest classes of instructions by their share.
 fn shares(report: &CheckReport) -> String {
     let total = report.counts.total().warps.max(1) as f64;
-    let mut classes: Vec<(Class, f64)> = Class::ALL
-        .iter()
-        .map(|&class| (class, report.counts.get(class).warps as f64 / total))
-        .filter(|(_, share)| *share >= 0.005)
-        .collect();
+    let share = |class: &Class| (*class, report.counts.get(*class).warps as f64 / total);
+    let mut classes: Vec<(Class, f64)> = Class::ALL.iter().map(share).collect();
+    classes.retain(|(_, share)| *share >= 0.005);
     classes.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let shown: Vec<String> = classes
-        .iter()
-        .map(|(class, share)| format!("{} {:.0} %", class_name(*class), share * 100.0))
-        .collect();
-    shown.join(", ")
+    let shown = classes.iter();
+    let shown = shown.map(|(class, share)| format!("{} {:.0} %", class_name(*class).replace('_', " "), share * 100.0));
+    shown.collect::<Vec<_>>().join(", ")
 }
 
-/// The name of a class, as JSON has it, with spaces.
 fn class_name(class: Class) -> String {
-    match serde_json::to_value(class) {
-        Ok(Value::String(name)) => name.replace('_', " "),
-        _ => format!("{class:?}"),
+    match json!(class) {
+        Value::String(name) => name,
+        other => other.to_string(),
     }
 }
 
 /// A report as JSON, counts by name.
-pub(crate) fn json(report: &CheckReport) -> Result<Value, Failure> {
-    let mut value = serde_json::to_value(report)?;
-    let mut counts = serde_json::Map::new();
-    for class in Class::ALL {
+pub(crate) fn json(report: &CheckReport) -> Value {
+    let counts = Class::ALL.iter().filter(|class| report.counts.get(**class).warps > 0);
+    let counts = counts.map(|&class| {
         let count = report.counts.get(class);
-        if count.warps > 0 {
-            let name = class_name(class).replace(' ', "_");
-            counts.insert(name, json!({ "warps": count.warps, "lanes": count.lanes }));
-        }
-    }
-    value["counts"] = Value::Object(counts);
-    Ok(value)
+        (class_name(class), json!({ "warps": count.warps, "lanes": count.lanes }))
+    });
+    let mut value = json!(report);
+    value["counts"] = Value::Object(counts.collect());
+    value
 }

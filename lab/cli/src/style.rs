@@ -1,38 +1,91 @@
-//! How output looks: colours, widths, numbers. Colours are dropped where output is no terminal, on
-//! `NO_COLOR` and on `--color never` (by anstream).
+//! Output: colours, widths and numbers. `anstream` drops colours where output is not a terminal,
+//! with `NO_COLOR` and with `--color never`.
 
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
-pub(crate) use flashcore_check::render::thousands as whole;
+use flashcore_check::render;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
-/// A heading.
+use crate::failure::Failure;
+
 pub(crate) const HEAD: Style = Style::new().bold();
 /// A label, or something less important.
 pub(crate) const DIM: Style = Style::new().dimmed();
-/// Something that is right.
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
-/// Something that is wrong.
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
-/// Something to type.
 pub(crate) const CODE: Style = AnsiColor::Cyan.on_default();
 
-/// Widest line printed, however wide the terminal.
+/// The widest line printed, however wide the terminal.
 const MAX_WIDTH: usize = 100;
-/// Narrowest line that text is wrapped to.
+/// The narrowest line that text is wrapped to.
 const MIN_WIDTH: usize = 40;
+/// Columns of a field's label.
+const LABEL: usize = 10;
 
-/// Columns to print to: the terminal's, or [`MAX_WIDTH`] where there is none.
+/// Text that a command prints, line by line.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Page(String);
+
+impl Page {
+    /// Text that starts with a line.
+    pub(crate) fn new(first: impl Display) -> Page {
+        let mut page = Page::default();
+        page.line(first);
+        page
+    }
+
+    /// An empty line and a heading, with what it is about.
+    pub(crate) fn heading(&mut self, title: impl Display, about: impl Display) {
+        self.line(format_args!("\n{HEAD}{title}{HEAD:#} {DIM}· {about}{DIM:#}"));
+    }
+
+    pub(crate) fn line(&mut self, text: impl Display) {
+        self.add(format_args!("{text}\n"));
+    }
+
+    pub(crate) fn add(&mut self, text: impl Display) {
+        self.0.push_str(&text.to_string());
+    }
+
+    /// Adds text wrapped between words; every line but the first is indented.
+    pub(crate) fn wrap(&mut self, indent: usize, text: impl Display) {
+        self.0.push_str(&wrap(&text.to_string(), indent));
+    }
+
+    /// Adds a label in its own column, and text wrapped to the right of it.
+    pub(crate) fn field(&mut self, label: &str, text: impl Display) {
+        for (i, line) in wrap_to(&text.to_string(), 0, width() - LABEL - 2).lines().enumerate() {
+            let label = if i == 0 { label } else { "" };
+            self.line(format_args!("  {DIM}{label:<LABEL$}{DIM:#}{line}"));
+        }
+    }
+
+    pub(crate) fn print(&self) {
+        print(&self.0);
+    }
+}
+
+impl Display for Page {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Columns to print to: those of the terminal, or [`MAX_WIDTH`] if there is none.
 pub(crate) fn width() -> usize {
     let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
     terminal.unwrap_or(MAX_WIDTH).clamp(MIN_WIDTH, MAX_WIDTH)
 }
 
-/// Text broken between words to the width, every line but the first of a paragraph indented, with a newline
-/// at its end. Lines of the text stay lines; a word longer than a line is not broken.
+/// Text wrapped between words, every line but the first of a paragraph indented, with a newline at
+/// its end. Line breaks stay; a word longer than a line is not broken.
 pub(crate) fn wrap(text: &str, indent: usize) -> String {
     wrap_to(text, indent, width())
 }
@@ -45,27 +98,15 @@ fn wrap_to(text: &str, indent: usize, width: usize) -> String {
         .word_separator(WordSeparator::AsciiSpace)
         .word_splitter(WordSplitter::NoHyphenation)
         .wrap_algorithm(WrapAlgorithm::FirstFit);
-    text.lines()
-        .flat_map(|line| textwrap::wrap(line, &options))
-        .fold(String::new(), |out, line| out + &line + "\n")
-}
-
-/// A label in a column of its own, then text that is wrapped beside it.
-pub(crate) fn field(label: &str, text: &str) -> String {
-    const LABEL: usize = 10;
-    let mut out = String::new();
-    for (i, line) in wrap_to(text, 0, width() - LABEL - 2).lines().enumerate() {
-        let label = if i == 0 { label } else { "" };
-        out.push_str(&format!("  {DIM}{label:<LABEL$}{DIM:#}{line}\n"));
-    }
-    out
+    let lines = text.lines().flat_map(|line| textwrap::wrap(line, &options));
+    lines.fold(String::new(), |out, line| out + &line + "\n")
 }
 
 /// Whether standard output can no longer be written to.
 static STDOUT_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Prints to standard output. After the reader has gone (`| head`) nothing more is printed, and the command goes on:
-/// its exit code is its verdict, whether or not someone reads the text. Any other error, such as a full disk, ends
+/// Prints to standard output. After the reader has gone (`| head`) nothing more is printed and the
+/// command goes on, so that its exit code is its verdict. Any other error, such as a full disk, ends
 /// the command as a failure.
 pub(crate) fn print(text: &str) {
     if STDOUT_CLOSED.load(Ordering::Relaxed) {
@@ -77,29 +118,54 @@ pub(crate) fn print(text: &str) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => STDOUT_CLOSED.store(true, Ordering::Relaxed),
         Err(error) => {
             drop(stdout);
-            eprint(&wrap(
-                &format!("{BAD}error{BAD:#}: standard output cannot be written: {error}"),
-                2,
-            ));
+            Failure::failed(format!("standard output cannot be written: {error}")).report();
             std::process::exit(1);
         }
     }
 }
 
-/// Prints to standard error. A message that cannot be written changes nothing about the command.
+/// Prints to standard error. An error of the stream does not affect the command.
 pub(crate) fn eprint(text: &str) {
     let mut stderr = anstream::stderr().lock();
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
-/// Prints a value as indented JSON.
-pub(crate) fn print_json(value: &serde_json::Value) {
+pub(crate) fn note(text: impl Display) {
+    eprint(&wrap(&format!("note: {text}"), 2));
+}
+
+pub(crate) fn print_json(value: &Value) {
     print(&format!("{value:#}\n"));
 }
 
-/// So many things: `1 block`, `1,024 blocks`.
-pub(crate) fn count(n: u64, what: &str) -> String {
-    format!("{} {what}{}", whole(n), if n == 1 { "" } else { "s" })
+/// Prints one JSON object with `--json`, and text without.
+pub(crate) fn show(as_json: bool, json: impl FnOnce() -> Value, text: impl FnOnce() -> Page) {
+    match as_json {
+        true => print_json(&json()),
+        false => text().print(),
+    }
+}
+
+pub(crate) fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}
+
+pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
+    let failed = |error| Failure::failed(format!("cannot write {}: {error}", path.display()));
+    std::fs::write(path, bytes).map_err(failed)
+}
+
+/// A whole number with separated thousands: `33,280`.
+pub(crate) fn whole(n: impl TryInto<u64>) -> String {
+    render::thousands(n.try_into().unwrap_or_default())
+}
+
+/// A number of things: `1 block`, `1,024 blocks`.
+pub(crate) fn count(n: impl TryInto<u64>, what: &str) -> String {
+    match whole(n).as_str() {
+        "1" => format!("1 {what}"),
+        n => format!("{n} {what}s"),
+    }
 }
 
 /// Three significant digits: `0.0123`, `4.56`, `789`, `12,345`.
@@ -115,7 +181,7 @@ pub(crate) fn digits3(x: f64) -> String {
     format!("{x:.places$}")
 }
 
-/// Microseconds in the unit that reads best: `4.80 µs`, `3.21 ms`, `1.50 s`.
+/// Microseconds in a readable unit: `4.80 µs`, `3.21 ms`, `1.50 s`.
 pub(crate) fn micros(us: f64) -> String {
     match us {
         us if us >= 1e6 => format!("{} s", digits3(us / 1e6)),
@@ -124,34 +190,24 @@ pub(crate) fn micros(us: f64) -> String {
     }
 }
 
-/// Operations a second in the unit that reads best.
 pub(crate) fn flops(per_second: f64) -> String {
-    if per_second >= 1e12 {
-        format!("{} TFLOP/s", digits3(per_second / 1e12))
-    } else {
-        format!("{} GFLOP/s", digits3(per_second / 1e9))
+    match per_second {
+        rate if rate >= 1e12 => format!("{} TFLOP/s", digits3(rate / 1e12)),
+        rate => format!("{} GFLOP/s", digits3(rate / 1e9)),
     }
 }
 
-/// Shows that something is going on, on a terminal, until it is dropped.
+/// Shows on a terminal's standard error that something is going on, until it is dropped.
+pub(crate) struct Spinner(pub(crate) ProgressBar);
+
 pub(crate) fn spinner(what: &str) -> Spinner {
-    let bar = indicatif::ProgressBar::new_spinner();
-    if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         bar.set_style(style);
     }
     bar.set_message(what.to_string());
     bar.enable_steady_tick(Duration::from_millis(100));
     Spinner(bar)
-}
-
-/// A spinner on standard error; see [`spinner`].
-pub(crate) struct Spinner(indicatif::ProgressBar);
-
-impl Spinner {
-    /// Says something else from now on.
-    pub(crate) fn say(&self, what: String) {
-        self.0.set_message(what);
-    }
 }
 
 impl Drop for Spinner {
@@ -166,11 +222,11 @@ mod tests {
 
     #[test]
     fn numbers_read_well() {
-        assert_eq!(whole(33280), "33,280");
-        assert_eq!(whole(1_000_000), "1,000,000");
-        assert_eq!(whole(7), "7");
+        assert_eq!(whole(33280u32), "33,280");
+        assert_eq!(whole(1_000_000u64), "1,000,000");
+        assert_eq!(whole(7u64), "7");
         assert_eq!(
-            (count(1, "block"), count(1024, "warp")),
+            (count(1u32, "block"), count(1024usize, "warp")),
             ("1 block".to_string(), "1,024 warps".to_string())
         );
         assert_eq!(digits3(0.01234), "0.0123");
@@ -189,10 +245,9 @@ mod tests {
         assert_eq!(wrap_to("  one two\nthree", 4, 9), "  one two\nthree\n");
         let styled = format!("{BAD}one{BAD:#} two");
         assert_eq!(wrap_to(&styled, 0, 7), format!("{styled}\n"));
-        assert!(
-            field("label", &"word ".repeat(60))
-                .lines()
-                .all(|line| textwrap::core::display_width(line) <= MAX_WIDTH)
-        );
+        let mut page = Page::default();
+        page.field("label", "word ".repeat(60));
+        let widths = page.0.lines().map(textwrap::core::display_width);
+        assert!(widths.max() <= Some(MAX_WIDTH), "{page}");
     }
 }

@@ -1,4 +1,4 @@
-//! What can be said to `flashcore tune`.
+//! The arguments of `flashcore tune`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,11 +12,10 @@ use crate::args::ProblemArgs;
 
 /// Find the fastest correct kernel for a problem on this machine
 ///
-/// Proposes configs, sends each through gates (what is refused, does not compile, is wrong, differs
-/// from run to run, hangs or crashes costs one trial and no more), times the rest against the best so
-/// far, and lets the best meet head to head. Every trial is kept as it happens, with its reason.
-/// Without a GPU it tunes the CPU's kernels, checks the GPU's kernel under the simulator, and compares
-/// strategies on a space that was measured on an H200.
+/// Proposes configs and sends each through gates: one that is refused, does not compile, is wrong,
+/// differs from run to run, hangs or crashes costs one trial. The rest are timed against the best so far,
+/// and at the end the best against each other. Every trial is kept at once, with its reason. Without a
+/// GPU it tunes the CPU's kernels and checks the GPU's kernel under the simulator.
 #[derive(Args)]
 #[command(after_help = TUNE_HELP)]
 pub(crate) struct TuneArgs {
@@ -25,33 +24,34 @@ pub(crate) struct TuneArgs {
     /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE (replay:shipped)
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     pub(crate) device: String,
-    /// exhaustive, random, hill, single, elite, niches, the last three with +insights, too, ranked
-    /// (docs/tune.md) [default: ranked; elite where nothing models the device]
+    /// exhaustive, random, hill, single, elite, niches (the last three also with +insights), ranked; see
+    /// docs/tune.md [default: ranked; elite without a cost model of the device]
     #[arg(long, value_name = "NAME", value_parser = strategy, help_heading = "Search")]
     pub(crate) strategy: Option<Kind>,
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
     pub(crate) proposer: Option<String>,
-    /// Trials (a bare number: 200) or time (90s, 5m, 1h) of the search; finals and peers come after it
+    /// Trials (200) or time (90s, 5m, 1h) of the search; finals and peers are not counted
     #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
     pub(crate) budget: Budget,
-    /// The first candidate, in place of what the library would run
+    /// The first candidate [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "Search")]
     pub(crate) start: Option<String>,
-    /// Families to search, in place of those worth it: mma, wgmma, scalar, ladder, cpu
+    /// Families to search: mma, wgmma, scalar, ladder, cpu [default: those that pay on the device]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) family: Vec<String>,
-    /// Seed of the strategy and of the inputs [default: 1 for the strategy; inputs are drawn anew for each run]
+    /// Seed of the strategy and of the inputs [default: 1 for the strategy; new inputs for each run]
     #[arg(long, value_name = "N", help_heading = "Search")]
     pub(crate) seed: Option<u64>,
-    /// Search among candidates that hang, crash, are wrong or cheat, too: shows that the gates hold
+    /// Add candidates that hang, crash, are wrong or cheat, to show that the gates hold
     #[arg(long, help_heading = "Search")]
     pub(crate) torture: bool,
-    /// Seconds after which a candidate that does not answer hangs, beside what the problem's size needs;
-    /// more than 10 lengthens the deadlines of compiling and timing, too
+    /// Seconds after which a candidate counts as hung, in addition to the time that the problem's size
+    /// needs; more than 10 also lengthens the deadlines of compiling and timing
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Search")]
     pub(crate) deadline: u64,
-    /// Peers that the winner and the default are timed with at the end: all, none, or labels such as torch/cudnn,fa3
+    /// Peers to time with the winner and the default at the end: all, none, or labels such as
+    /// torch/cudnn,fa3
     #[arg(
         long,
         value_name = "LABELS",
@@ -60,16 +60,16 @@ pub(crate) struct TuneArgs {
         help_heading = "Search"
     )]
     pub(crate) peers: Vec<String>,
-    /// Predict with the profile's rates on a GPU that was never measured, in place of measuring it first
+    /// Do not measure the rates of a new GPU first; predict with those of its profile
     #[arg(long, help_heading = "Search")]
     pub(crate) no_measure: bool,
-    /// Keep the run in this folder, in place of one in the XDG data folder
+    /// Keep the run in this folder [default: one in the XDG data folder]
     #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
     pub(crate) folder: Option<PathBuf>,
-    /// Take up the run in --folder again, or the latest of this problem and device
+    /// Continue the run in --folder, or the latest of this problem and device
     #[arg(long, help_heading = "Evidence")]
     pub(crate) resume: bool,
-    /// Keep a winner out of the plan table that the library asks (`flashcore plans`)
+    /// Do not add a winner to the plan table that the library uses (`flashcore plans`)
     #[arg(long, help_heading = "Evidence")]
     pub(crate) no_plan: bool,
     /// Print one JSON object
@@ -81,27 +81,26 @@ const TUNE_HELP: &str = "\
 Examples:
   flashcore tune                                      a minute on the best device
   flashcore tune llama8b-prefill-2k --budget 10m
-  flashcore tune --resume                             a run that was cut off, taken up again
+  flashcore tune --resume                             continues a run that was interrupted
   flashcore tune --device replay:shipped --budget 100 a search without a device
   flashcore tune mission --peers none                 without PyTorch at the end
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
   flashcore tune --proposer 'python3 scripts/propose.py'
 
 Verdicts, in the order of the gates:
-  REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by the clock SLOWER, AMBIGUOUS
-  (no clear gain) or FASTER: at least 3 % against the best when it was
-  proposed, the interval clear of none.
+  REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by time SLOWER, AMBIGUOUS (no clear
+  gain) or FASTER: at least 3 % faster than the best when it was proposed, and the interval excludes 0.
 
-Ctrl-C ends the search after the candidates at hand and says how to go on; a second one ends it at once.
-So do SIGTERM and SIGHUP (not under nohup).
+Ctrl-C ends the search after the candidates in progress and prints how to continue; a second Ctrl-C
+ends it at once. SIGTERM and SIGHUP (not under nohup) do the same.
 
-Exit codes: 0 done, 1 nothing could be timed, the default failed, the proposer died or the plan table could not be written,
-  2 usage, 3 environment, 130 interrupted by any of these signals";
+Exit codes: 0 done; 1 nothing could be timed, the default failed, the proposer died or the plan table
+  could not be written; 2 usage; 3 environment; 130 interrupted by one of these signals";
 
-/// How the strategy of a run is called where a program proposes: this, and the command.
+/// The strategy's name of a run with a proposer: this prefix and the command.
 pub(crate) const OUTSIDE: &str = "outside: ";
 
-/// How long to search.
+/// The length of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Budget {
     Trials(usize),
@@ -109,7 +108,7 @@ pub(crate) enum Budget {
 }
 
 impl Budget {
-    /// Twice as much, and twice what was spent where that is more: with less a run that spent this one has nothing left.
+    /// Twice the budget, or twice what was spent if that is more: enough to continue a run.
     pub(crate) fn twice(self, trials: usize, time: Duration) -> Budget {
         match self {
             Budget::Trials(most) => Budget::Trials(most.max(trials).saturating_mul(2)),
@@ -136,35 +135,26 @@ fn strategy(name: &str) -> Result<Kind, String> {
 }
 
 fn budget(text: &str) -> Result<Budget, String> {
-    let wrong = || "write trials as 200, or time as 90s, 5m or 1h".to_string();
-    let seconds = |number: &str, unit: f64| match number.trim().parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => Duration::try_from_secs_f64(value * unit)
-            .map(Budget::Time)
-            .map_err(|_| wrong()),
-        _ => Err(wrong()),
-    };
-    for (suffix, unit) in [('s', 1.0), ('m', 60.0), ('h', 3600.0)] {
-        if let Some(number) = text.strip_suffix(suffix) {
-            return seconds(number, unit);
+    let units = [('s', 1.0), ('m', 60.0), ('h', 3600.0)].into_iter();
+    let timed = units
+        .filter_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))
+        .next();
+    let budget = match timed {
+        Some((number, unit)) => {
+            let seconds = number.trim().parse().ok().filter(|value| *value > 0.0);
+            seconds
+                .and_then(|value: f64| Duration::try_from_secs_f64(value * unit).ok())
+                .map(Budget::Time)
         }
-    }
-    match text.parse() {
-        Ok(trials) if trials > 0 => Ok(Budget::Trials(trials)),
-        _ => Err(wrong()),
-    }
+        None => text.parse().ok().filter(|trials| *trials > 0).map(Budget::Trials),
+    };
+    budget.ok_or_else(|| "write trials as 200, or time as 90s, 5m or 1h".to_string())
 }
 
 impl TuneArgs {
-    /// Whether what proposes candidates asks the cost model, where there is one.
+    /// Whether the proposer or strategy uses the cost model.
     pub(crate) fn is_informed(&self) -> bool {
         self.proposer.is_some() || self.strategy.is_none_or(Kind::is_informed)
-    }
-
-    pub(crate) fn budget_trials(&self) -> Option<usize> {
-        match self.budget {
-            Budget::Trials(trials) => Some(trials),
-            Budget::Time(_) => None,
-        }
     }
 }
 

@@ -1,44 +1,30 @@
-//! What `flashcore tune` claimed about candidates, and which kinds of claims came true: a table.
+//! The claims that a search made about candidates, by kind and result: a table.
 
 use flashcore_tune::insight::{Claims, Score, Scored, Tally};
 
-use crate::style::{self, DIM, HEAD};
+use crate::style::{DIM, Page};
 
-/// The table, and the claim that was furthest from what was measured.
-pub(crate) fn text(claims: &Claims) -> String {
-    let made = claims.claims.len();
-    if made == 0 {
-        return style::field("claims", "none were made about these candidates");
+/// Adds the table, and for right and wrong claims the one with the largest measured change.
+pub(crate) fn add(page: &mut Page, claims: &Claims) {
+    if claims.claims.is_empty() {
+        return page.field("claims", "none about these candidates");
     }
-    let mut lines = Tally::table(&claims.table).into_iter();
-    let head = lines.next().unwrap_or_default();
-    let mut text = format!(
-        "\n{HEAD}Claims{HEAD:#} {DIM}· what simulator, compiler and cost model expected of changes{DIM:#}\n  \
-         {DIM}{head}{DIM:#}\n"
-    );
-    for line in lines {
-        text.push_str(&format!("  {line}\n"));
+    page.heading("Claims", "changes expected by simulator, compiler and cost model");
+    for (index, line) in Tally::table(&claims.table).into_iter().enumerate() {
+        let style = if index == 0 { DIM } else { anstyle::Style::new() };
+        page.line(format_args!("  {style}{line}{style:#}"));
     }
-    if let Some(best) = told(claims, Score::CameTrue) {
-        text.push_str(&style::field("came true", &example(best)));
+    for (label, score) in [("came true", Score::CameTrue), ("wrong", Score::SignWrong)] {
+        let scored = claims.claims.iter().filter(|scored| scored.score == Some(score));
+        let size = |scored: &&Scored| scored.measured.map_or(0.0, f64::abs);
+        let Some(scored) = scored.max_by(|a, b| size(a).total_cmp(&size(b))) else {
+            continue;
+        };
+        let measured = match scored.measured {
+            Some(percent) => format!("measured {percent:+.1} %"),
+            None => "not measured".to_string(),
+        };
+        let (claim, about) = (&scored.claim, &scored.claim.about);
+        page.field(label, format_args!("{claim} {DIM}({about}){DIM:#}: {measured}"));
     }
-    if let Some(worst) = told(claims, Score::SignWrong) {
-        text.push_str(&style::field("wrong", &example(worst)));
-    }
-    text
-}
-
-/// Of the claims with a score, the one with the largest measured change.
-fn told(claims: &Claims, score: Score) -> Option<&Scored> {
-    let scored = claims.claims.iter().filter(|scored| scored.score == Some(score));
-    let size = |scored: &&Scored| scored.measured.map_or(0.0, f64::abs);
-    scored.max_by(|a, b| size(a).total_cmp(&size(b)))
-}
-
-fn example(scored: &Scored) -> String {
-    let measured = match scored.measured {
-        Some(percent) => format!("measured {percent:+.1} %"),
-        None => "it did not".to_string(),
-    };
-    format!("{} {DIM}({}){DIM:#}: {measured}", scored.claim, scored.claim.about)
 }

@@ -1,8 +1,7 @@
-//! Ctrl-C during a search, and the other signals that ask a program to end: the first one ends it after the candidates at
-//! hand, a second one at once. Either way the message says what was kept and how to go on.
+//! Ctrl-C and other signals that end a search: the first one ends it after the candidates in progress, a
+//! second one at once. The message says what was kept and how to continue.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::exit;
 use std::sync::Arc;
@@ -13,22 +12,21 @@ use flashcore_tune::journal::read_trials;
 
 use crate::failure::Failure;
 use crate::first_run::invocation;
-use crate::style::{self, CODE};
+use crate::style::{self, CODE, Page};
 use crate::tune::args::Budget;
 
-/// What a program that was interrupted exits with, by whichever signal: 128 and the number of that of Ctrl-C, as shells have it.
+/// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Watches for Ctrl-C, SIGTERM and SIGHUP.
 pub(crate) struct CtrlC {
-    /// Asks the search to end.
     pub(crate) interrupt: Interrupt,
     folder: PathBuf,
     over: Arc<AtomicBool>,
 }
 
 impl CtrlC {
-    /// From now on, for the search that is kept in a folder.
+    /// Watches from now on, for the search in a folder.
     pub(crate) fn watch(folder: &Path) -> Result<CtrlC, Failure> {
         let watch = CtrlC {
             interrupt: Interrupt::default(),
@@ -39,16 +37,12 @@ impl CtrlC {
         let kept = watch.folder.clone();
         let pressed = move || {
             let is_first = interrupt.ask();
-            // Whoever sent it may have taken the terminal away: what cannot be said is no reason to fail.
-            if is_first && !over.load(Ordering::SeqCst) {
-                let _ = writeln!(
-                    anstream::stderr(),
-                    "\nending after the candidates at hand; Ctrl-C again ends at once"
-                );
-                return;
+            let is_over = over.load(Ordering::SeqCst);
+            if is_first && !is_over {
+                return style::eprint("\nending after the candidates in progress; Ctrl-C again ends at once\n");
             }
-            if !over.load(Ordering::SeqCst) {
-                let _ = write!(anstream::stderr(), "\n{}", said(&kept));
+            if !is_over {
+                style::eprint(&format!("\n{}", kept_of(&kept)));
             }
             exit(i32::from(INTERRUPTED));
         };
@@ -56,39 +50,39 @@ impl CtrlC {
         Ok(watch)
     }
 
-    /// The search is over and all of it kept: from now on Ctrl-C ends the program, as anywhere.
+    /// The search is over and kept: from now on Ctrl-C ends the program at once.
     pub(crate) fn is_over(&self) {
         self.over.store(true, Ordering::SeqCst);
     }
 
-    /// What was kept, and how to go on.
-    pub(crate) fn said(&self) -> String {
-        said(&self.folder)
+    /// What was kept, and how to continue.
+    pub(crate) fn kept(&self) -> Page {
+        kept_of(&self.folder)
     }
 }
 
-/// Calls this for each signal that asks the program to end, on a thread of its own.
+/// Calls this for each signal that ends the program, on a separate thread.
 #[cfg(unix)]
-fn on_signals(mut asked: impl FnMut() + Send + 'static) -> std::io::Result<()> {
+fn on_signals(mut signalled: impl FnMut() + Send + 'static) -> std::io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut watched = vec![SIGINT, SIGTERM];
-    // `nohup` has it ignored, so that a program goes on without its terminal.
+    // Under `nohup` it is ignored, so that the search goes on without its terminal.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     if !is_ignored(&status, SIGHUP) {
         watched.push(SIGHUP);
     }
     let mut signals = signal_hook::iterator::Signals::new(watched)?;
-    let watch = move || signals.forever().for_each(|_| asked());
+    let watch = move || signals.forever().for_each(|_| signalled());
     std::thread::Builder::new().name("signals".to_string()).spawn(watch)?;
     Ok(())
 }
 
 #[cfg(not(unix))]
-fn on_signals(asked: impl FnMut() + Send + 'static) -> std::io::Result<()> {
-    ctrlc::set_handler(asked).map_err(std::io::Error::other)
+fn on_signals(signalled: impl FnMut() + Send + 'static) -> std::io::Result<()> {
+    ctrlc::set_handler(signalled).map_err(std::io::Error::other)
 }
 
-/// Whether a process ignores a signal, by Linux's `/proc/self/status`; where that is not there nobody says so.
+/// Whether a process ignores a signal, by Linux's `/proc/self/status`.
 #[cfg(unix)]
 fn is_ignored(status: &str, signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -96,31 +90,36 @@ fn is_ignored(status: &str, signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-fn said(folder: &Path) -> String {
-    let nothing = || style::field("kept", "nothing was tried yet");
-    read_trials(folder).map_or_else(|_| nothing(), |trials| of_trials(trials.len(), folder))
+fn kept_of(folder: &Path) -> Page {
+    let mut page = Page::default();
+    match read_trials(folder) {
+        Ok(trials) => add_trials(&mut page, trials.len(), folder),
+        Err(_) => page.field("kept", "no trial yet"),
+    }
+    page
 }
 
-/// The same where a search ended by an error; `None` where no trial is kept, or none that can be gone on with.
+/// The same for a search that ended by an error; `None` if there is no trial to continue with.
 pub(crate) fn left(folder: &Path) -> Option<String> {
-    let trials = read_trials(folder).ok()?;
-    (!trials.is_empty()).then(|| of_trials(trials.len(), folder))
+    let trials = read_trials(folder).ok().filter(|trials| !trials.is_empty())?;
+    let mut page = Page::default();
+    add_trials(&mut page, trials.len(), folder);
+    Some(page.to_string())
 }
 
-/// So many trials, where they are, and what to type to go on.
-fn of_trials(trials: usize, folder: &Path) -> String {
-    let trials = style::count(trials as u64, "trial");
+/// Adds the number of trials, their folder, and the command that continues.
+fn add_trials(page: &mut Page, trials: usize, folder: &Path) {
+    let text = format!("{} in {}", style::count(trials, "trial"), folder.display());
+    page.field("kept", text);
     // Not wrapped: it is to be copied.
-    style::field("kept", &format!("{trials} in {}", folder.display()))
-        + &format!("  resume    {CODE}{}{CODE:#}\n", resume_command(folder))
+    page.line(format_args!("  resume    {CODE}{}{CODE:#}", resume_command(folder)));
 }
 
-/// What to type to take this run up again: the words that began it, and its folder.
 pub(crate) fn resume_command(folder: &Path) -> String {
     command(folder, None)
 }
 
-/// What to type to go on with a run that has ended: the same with another budget, for the one it had is spent.
+/// The command that continues a run whose budget is spent, with another budget.
 pub(crate) fn go_on_command(folder: &Path, budget: Budget) -> String {
     command(folder, Some(budget))
 }
@@ -137,7 +136,7 @@ fn command(folder: &Path, budget: Option<Budget>) -> String {
     std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// The arguments of a run, changed so that they take it up again from a folder, with another budget if one is given.
+/// The arguments of a run, changed so that they continue it in a folder, with another budget if given.
 fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path, budget: Option<Budget>) -> Vec<OsString> {
     let mut words = words.into_iter();
     let mut kept = Vec::new();
@@ -158,7 +157,6 @@ fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path, budget: Opt
     kept
 }
 
-/// A word as a shell reads it again.
 pub(crate) fn quoted(word: &OsStr) -> String {
     let word = word.to_string_lossy();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+%@".contains(c);

@@ -1,52 +1,47 @@
-//! What `flashcore tune` shows while it searches: a line of progress on a terminal, nothing elsewhere. What it found is
-//! printed when it is over, the result first.
+//! The progress of a search: one line on a terminal, nothing elsewhere.
 
-use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use flashcore_tune::journal::Header;
-use flashcore_tune::{History, Trial, Verdict, Waits, Watcher, times_as_long};
+use flashcore_tune::{History, Timed, Trial, Verdict, Waits, Watcher, times_as_long};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::style::{self, BAD, DIM, GOOD};
+use crate::style::{self, BAD, DIM, GOOD, Page};
 
-/// The view.
 pub(crate) struct Live {
     shown: bool,
     bar: ProgressBar,
-    trials: Option<usize>,
+    /// The most trials; `usize::MAX` if the search has a limit of time.
+    trials: usize,
     time: Duration,
     began: Instant,
-    /// Trials of a run that was taken up again.
+    /// Trials of a continued run that were made before.
     before: usize,
-    /// What the first candidate is called in a line.
+    /// The first candidate's name in a line.
     first: &'static str,
-    /// Whether it was said that times swing.
-    said_noise: bool,
-    /// What was said last of waiting for another search.
-    said_waits: Option<Waits>,
+    noted_noise: bool,
+    /// The last note on another search.
+    noted_wait: Option<Waits>,
 }
 
-/// Trials that are looked at for noise: the last that were timed beside another.
+/// The number of recent trials that are examined for noise.
 const NOISE_TRIALS: usize = 10;
-/// Width of a ratio's interval, relative, from which on it says little.
+/// Relative width of a ratio's interval that counts as noise.
 const NOISE_WIDTH: f64 = 0.2;
-/// How the lines of trials are read.
+/// How to read the lines of trials.
 pub(crate) const LIST: &str =
-    "× 1.071 [1.050, 1.093] is 1.071 times as long as the config beside it, and the interval of that";
-/// What is said of that, once.
-const NOISE: &str = "note: times swing here: of most of the last 10 candidates the interval is wider than 20 %. \
-Other programs use this machine, or its clock changes. Only gains larger than that can be told from noise; the rest is \
-AMBIGUOUS. Stop what else runs, then tune again.";
+    "× 1.071 [1.050, 1.093]: 1.071 times as long as the config it was timed against, with the interval";
+const NOISE: &str = "times vary: most of the last 10 candidates have an interval wider than 20 %. Other programs use this \
+machine, or its clock changes. Smaller gains cannot be told from noise and are AMBIGUOUS. Stop other programs, then tune \
+again.";
 
 impl Live {
-    /// `shown` is false where no progress is to be shown; a search ends after so many trials or so much time.
-    pub(crate) fn new(shown: bool, trials: Option<usize>, time: Duration) -> Live {
-        // On standard error, and only where that is a terminal.
-        let bar = if shown {
-            ProgressBar::no_length()
-        } else {
-            ProgressBar::hidden()
+    /// `shown` is false if no progress is wanted; the search has a limit of trials or of time.
+    pub(crate) fn new(shown: bool, trials: usize, time: Duration) -> Live {
+        // A progress bar is drawn only if standard error is a terminal.
+        let bar = match shown {
+            true => ProgressBar::no_length(),
+            false => ProgressBar::hidden(),
         };
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
             bar.set_style(style);
@@ -62,63 +57,53 @@ impl Live {
             began: Instant::now(),
             before: 0,
             first: "the first's",
-            said_noise: false,
-            said_waits: None,
+            noted_noise: false,
+            noted_wait: None,
         }
     }
 
-    /// Trials that had been made before, of a run that was taken up again.
+    /// Trials of a continued run that were made before.
     pub(crate) fn resumed(&self) -> usize {
         self.before
     }
 
-    /// Takes the moving line away.
     pub(crate) fn end(&self) {
         self.bar.finish_and_clear();
     }
 
     fn message(&self, history: &History) -> String {
         let tried = history.trials().len();
+        let left = self.time.saturating_sub(self.began.elapsed()).as_secs();
         let progress = match self.trials {
-            Some(trials) => format!("{tried} of {trials} trials"),
-            None => {
-                let left = self.time.saturating_sub(self.began.elapsed());
-                format!("{tried} trials, {} s left", left.as_secs())
-            }
+            usize::MAX => format!("{tried} trials, {left} s left"),
+            trials => format!("{tried} of {trials} trials"),
         };
         message(&progress, history, self.first, style::width().saturating_sub(3))
     }
 }
 
-/// How far a search is, the best beside the first, failures by kind, and who the best is: last, since it is what can be left
-/// out of a narrow line.
+/// The progress of a search, the best relative to the first, failures by kind, and last the best's id,
+/// which a narrow line leaves out.
 fn message(progress: &str, history: &History, first: &str, width: usize) -> String {
     let mut text = progress.to_string();
-    let mut whose = String::new();
-    if let Some(best) = history.ranked().first() {
-        let is_first = best
-            .timed
-            .as_ref()
-            .is_some_and(|timed| timed.against.is_none() && timed.score == 1.0);
-        match history.relative_to_first(best) {
-            _ if is_first => text.push_str(" · nothing faster yet"),
-            Some((value, interval)) => {
-                let _ = write!(text, " · best {} {first}", times_as_long(value, interval));
-            }
-            None => {}
+    let ranked = history.ranked();
+    let best = ranked.first();
+    let is_first = |timed: &Timed| timed.against.is_none() && timed.score == 1.0;
+    match best.and_then(|best| history.relative_to_first(best)) {
+        _ if best.is_some_and(|best| best.timed.as_ref().is_some_and(is_first)) => {
+            text.push_str(" · nothing faster yet");
         }
-        whose = format!(" · {}", best.id);
+        Some((value, interval)) => text.push_str(&format!(" · best {} {first}", times_as_long(value, interval))),
+        None => {}
     }
-    for (verdict, count) in history.count() {
-        if !verdict.is_timed() {
-            let _ = write!(text, " · {count} {verdict}");
-        }
+    for (verdict, count) in history.count().iter().filter(|(verdict, _)| !verdict.is_timed()) {
+        text.push_str(&format!(" · {count} {verdict}"));
     }
-    text.push_str(&whose);
+    text.extend(best.map(|best| format!(" · {}", best.id)));
     text.chars().take(width).collect()
 }
 
-/// Whether most of the last trials have intervals so wide that they say little.
+/// Whether most of the last trials have wide intervals.
 fn is_noisy(trials: &[Trial]) -> bool {
     let timed = trials.iter().rev().filter_map(|trial| trial.timed.as_ref()?.ratio);
     let widths = timed.map(|ratio| (ratio.interval.hi - ratio.interval.lo) / ratio.value);
@@ -127,93 +112,77 @@ fn is_noisy(trials: &[Trial]) -> bool {
     last.len() == NOISE_TRIALS && 2 * wide > NOISE_TRIALS
 }
 
-/// Says that another search has a device.
-pub(crate) fn say_waits(device: &str, waits: Waits) {
-    let note = match waits {
-        Waits::Begun => format!(
-            "note: another `flashcore tune` is searching on {device}: the two take it in turns, candidate by candidate, \
-             and each tries fewer in its time"
-        ),
-        Waits::Long => format!(
-            "note: another `flashcore tune` has had {device} for a while; if that one is stopped or hangs, end it"
-        ),
-    };
-    style::eprint(&style::wrap(&note, 2));
+/// Notes that another search uses a device.
+pub(crate) fn note_wait(device: &str, waits: Waits) {
+    match waits {
+        Waits::Begun => style::note(format_args!(
+            "another `flashcore tune` is searching on {device}: the two take turns, candidate by candidate, and each \
+             tries fewer in its time"
+        )),
+        Waits::Long => style::note(format_args!(
+            "another `flashcore tune` has used {device} for a while; if it is stopped or hangs, end it"
+        )),
+    }
 }
 
-/// A line of a list: number, verdict, how long beside the best so far, who it is, and beside whom or why not. The time
-/// itself stands where there is nothing beside it, and at what is faster: those of different moments do not compare.
-/// One line a trial, however long: what reads it may be a program.
+/// A line of a list: number, verdict, time relative to the best so far, id, and the config it was timed
+/// against or the reason. Only a faster candidate, or one that was timed alone, has its time: times of
+/// different moments do not compare. A trial is one line, however long, for programs that read it.
 pub(crate) fn line(trial: &Trial) -> String {
     let colour = match trial.verdict {
         Verdict::Faster => GOOD,
         verdict if verdict.is_timed() => DIM,
         _ => BAD,
     };
-    let mut reason = trial.reason.replace('\n', " ");
-    let timed = trial.timed.as_ref();
-    let time = match timed {
-        Some(timed) => match (&timed.ratio, &timed.against) {
-            (Some(ratio), Some(against)) => {
-                if trial.same_as.is_none() {
-                    reason = format!("beside {against}");
-                }
-                times_as_long(ratio.value, ratio.interval)
+    let mut reason = trial.reason.clone();
+    let mut time = String::new();
+    if let Some(timed) = &trial.timed {
+        time = style::micros(timed.us);
+        let is_faster = trial.verdict == Verdict::Faster;
+        let alone = is_faster.then(|| format!("{time}, ")).unwrap_or_default();
+        if let (Some(ratio), Some(against)) = (&timed.ratio, &timed.against) {
+            time = times_as_long(ratio.value, ratio.interval);
+            if trial.same_as.is_none() {
+                reason = format!("against {against}");
             }
-            _ => style::micros(timed.us),
-        },
-        None => String::new(),
-    };
-    if let Some(timed) = timed.filter(|_| trial.verdict == Verdict::Faster) {
-        reason = format!("{}, {reason}", style::micros(timed.us));
+        }
+        reason = alone + &reason;
     }
-    if reason.chars().count() > 160 {
-        reason = reason.chars().take(159).chain(['…']).collect();
-    }
-    format!(
-        "{:>5}  {colour}{:<13}{colour:#}  {time:<22}  {}  {DIM}{reason}{DIM:#}\n",
-        trial.number, trial.verdict, trial.id
-    )
+    let (number, verdict, id, reason) = (trial.number, trial.verdict, &trial.id, short(&reason, 160));
+    format!("{number:>5}  {colour}{verdict:<13}{colour:#}  {time:<22}  {id}  {DIM}{reason}{DIM:#}")
 }
 
-/// The first candidate, and what it is.
-fn begins(header: &Header) -> String {
-    match (header.begins_at_default(), &header.default) {
-        (Some(_), _) => "the default".to_string(),
-        (None, Some(_)) => format!("{}, which was asked for", header.start),
-        // Of a replay.
-        (None, None) => header.start.clone(),
+/// A reason on one line, cut to a number of characters.
+pub(crate) fn short(reason: &str, longest: usize) -> String {
+    let reason = reason.replace('\n', " ");
+    match reason.chars().count() > longest {
+        true => reason.chars().take(longest - 1).chain(['…']).collect(),
+        false => reason,
     }
 }
 
-/// Revision and driver, so that output which somebody keeps says what it is evidence of.
-fn identity(header: &Header) -> String {
-    // All devices of a run have one driver; a host has none.
+/// Adds how a search was made: revision and driver, strategy, seed, first candidate.
+pub(crate) fn add_about(page: &mut Page, header: &Header, resumed: usize) {
+    // All devices of a run have one driver; the CPU has none.
     let driver = header.devices.first().map_or("", |device| device.driver.as_str());
+    let revision = &header.revision;
     match (driver, header.computes) {
-        ("", _) => header.revision.clone(),
-        (driver, true) => format!("{}, driver {driver}", header.revision),
-        (driver, false) => format!("{}; driver of the times {driver}", header.revision),
+        ("", _) => page.field("revision", revision),
+        (driver, true) => page.field("revision", format_args!("{revision}, driver {driver}")),
+        (driver, false) => page.field("revision", format_args!("{revision}; driver of the times {driver}")),
     }
-}
-
-/// How a search was made: revision, strategy, seed, first candidate.
-pub(crate) fn about(header: &Header, resumed: usize) -> String {
-    let mut text = style::field("revision", &identity(header));
-    let begins = match resumed {
-        0 => format!("by {}, seed {}, from {}", header.strategy, header.seed, begins(header)),
-        resumed => format!(
-            "by {}, seed {}, taken up after {}",
-            header.strategy,
-            header.seed,
-            style::count(resumed as u64, "trial")
-        ),
+    let begins = match (resumed, header.begins_at_default(), &header.default) {
+        (0, Some(_), _) => "from the default".to_string(),
+        (0, None, Some(_)) => format!("from {}, which was given", header.start),
+        // A replay has no default.
+        (0, None, None) => format!("from {}", header.start),
+        (resumed, ..) => format!("continued after {}", style::count(resumed, "trial")),
     };
-    text.push_str(&style::field("search", &begins));
+    let text = format!("by {}, seed {}, {begins}", header.strategy, header.seed);
+    page.field("search", text);
     if let Some(default) = &header.default {
-        text.push_str(&style::field("default", &default.to_string()));
+        page.field("default", default);
     }
-    text
 }
 
 impl Watcher for Live {
@@ -227,38 +196,36 @@ impl Watcher for Live {
 
     fn trial(&mut self, trial: &Trial, history: &History) {
         self.bar.set_message(self.message(history));
-        // Trials of before are not told of: what was noisy then may be quiet now.
-        if self.shown && trial.number >= self.before && !self.said_noise && is_noisy(&history.trials()[self.before..]) {
-            self.said_noise = true;
-            self.bar.suspend(|| style::eprint(&style::wrap(NOISE, 2)));
+        // Only new trials show the noise of now.
+        let is_new = self.shown && trial.number >= self.before;
+        if is_new && !self.noted_noise && is_noisy(&history.trials()[self.before..]) {
+            self.noted_noise = true;
+            self.bar.suspend(|| style::note(NOISE));
         }
     }
 
     fn lost(&mut self, device: &str, why: &str) {
-        let note = format!("note: {why}; {device} is given up, and the other devices go on");
-        self.bar.suspend(|| style::eprint(&style::wrap(&note, 2)));
+        let note = || style::note(format_args!("{why}; {device} is given up, and the other devices go on"));
+        self.bar.suspend(note);
     }
 
     fn waits(&mut self, device: &str, waits: Waits) {
-        // Two searches wait for each other all the time: that is said once.
-        if self.said_waits != Some(waits) {
-            self.said_waits = Some(waits);
-            self.bar.suspend(|| say_waits(device, waits));
+        // Two searches wait for each other all the time: one note is enough.
+        if self.noted_wait != Some(waits) {
+            self.noted_wait = Some(waits);
+            self.bar.suspend(|| note_wait(device, waits));
         }
     }
 
     fn finals(&mut self, finalists: &[String]) {
-        self.bar.set_message(format!(
-            "{} head to head",
-            style::count(finalists.len() as u64, "finalist")
-        ));
+        self.bar
+            .set_message(format!("{} head to head", style::count(finalists.len(), "finalist")));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use flashcore_bench::{Interval, Ratio};
-    use flashcore_tune::Timed;
 
     use super::*;
 
@@ -319,7 +286,7 @@ mod tests {
             slower.starts_with("    1  SLOWER         × 1.071 [1.050, 1.092]  "),
             "{slower}"
         );
-        assert!(slower.ends_with(&format!("{}  beside {}\n", id(1), id(0))), "{slower}");
+        assert!(slower.ends_with(&format!("{}  against {}", id(1), id(0))), "{slower}");
         assert!(!slower.contains("µs") && !slower.contains('%'), "{slower}");
         let far = plain(&line(&beside(1, Verdict::Slower, 0, [60.0, 68.08], 64.04)));
         assert!(far.contains("× 64.0 [60.0, 68.1]"), "{far}");

@@ -1,5 +1,5 @@
-//! `flashcore tune`: searches for the fastest correct kernel for a problem on a device. `flashcore leaderboard` shows
-//! what searches found, `flashcore worker` runs candidates.
+//! `flashcore tune`: searches the fastest correct kernel for a problem on a device. `flashcore leaderboard`
+//! shows the results, `flashcore worker` runs candidates.
 
 pub(crate) mod args;
 mod claims;
@@ -13,12 +13,13 @@ mod rates;
 pub(crate) mod without_gpu;
 pub(crate) mod worker;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flashcore::{DeviceInfo, Problem};
+use flashcore::Problem;
 use flashcore_bench::Case;
-use flashcore_ir::Target;
+use flashcore_tune::board::Board;
 use flashcore_tune::insight::Advisor;
 use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
@@ -29,21 +30,19 @@ use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
 use crate::machine;
-use crate::style::{self, CODE, DIM, HEAD};
+use crate::style::{self, CODE, DIM, Page};
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, go_on_command, quoted, resume_command};
 use crate::tune::live::Live;
 
-/// Without --strategy: the two that replays of the shipped space speak for, with a model of what kernels cost and without.
+/// The default strategies with and without a cost model: the best two in replays of the shipped space.
 const DEFAULTS: [Kind; 2] = [Kind::Ranked, Kind::Evolution(Population::Elite)];
-/// Seed of strategies where none is named.
 const STRATEGY_SEED: u64 = 1;
 /// Finalists besides the first candidate.
 const FINALISTS: usize = 4;
-/// Longest that an outside proposer may think.
+/// The longest time that a proposer may take.
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
-/// What --device may name.
 const DEVICES: &str = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE";
 
 pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
@@ -53,33 +52,37 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         problem,
     };
     let devices = devices(&args.device)?;
-    // Somebody who names nothing and has no GPU is shown everything that can be shown without one.
+    // Without flags and without a GPU, also show what can be shown of GPUs.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
     if found.interrupted {
-        return Ok(interrupted(args, &found));
+        style::show(args.json, || json_of(&found, None, None), || found.ctrl_c.kept());
+        return Ok(Outcome::Interrupted);
     }
     if !args.json {
-        style::print(&said(&found, tour, &case));
+        result(&found, tour, &case).print();
     }
-    // What fails from here on is said and loses nothing: what was found is printed whole.
+    // A failure from here on is reported, and does not lose the result.
     let plan = plan::keep(&found.found, args.no_plan);
     found.ctrl_c.is_over();
     let beside = match kept_beside(&found) {
         Some(kept) => Some(kept),
         None => peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder),
     };
-    if args.json {
-        style::print_json(&json_of(&found, beside.as_ref(), Some(&plan)));
-    } else {
-        style::print(&beside.as_ref().map(peers::text).unwrap_or_default());
-        style::print(&plan.text());
-        style::print(&kept_text(args.budget, &found));
-    }
-    if let Some(why) = nothing_new(args.budget, &found) {
-        style::eprint(&style::wrap(&format!("note: {why}"), 2));
-    }
     let remedy = plan.remedy(&found.folder);
+    let json = || json_of(&found, beside.as_ref(), Some(&plan));
+    style::show(args.json, json, || {
+        let mut page = Page::default();
+        if let Some(beside) = &beside {
+            peers::add(&mut page, beside);
+        }
+        page.field("plan", plan.text());
+        add_commands(&mut page, args.budget, &found);
+        page
+    });
+    if let Some(why) = nothing_new(args.budget, &found) {
+        style::note(why);
+    }
     if let Some(note) = &remedy {
         style::eprint(note);
     }
@@ -87,59 +90,52 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         without_gpu::run(&case.problem)?;
     }
     if let Some(why) = &found.proposer_gone {
-        style::eprint(&style::wrap(&format!("note: the search ended early: {why}"), 2));
+        style::note(format_args!("the search ended early: {why}"));
     }
-    // A default that fails is the worst that can be found, whatever else was.
-    Ok(match &found.board {
-        Some(board) if board.winner.is_some() && !board.is_start_bad() => {
-            match found.proposer_gone.is_none() && remedy.is_none() {
-                true => Outcome::Clean,
-                false => Outcome::Findings,
-            }
-        }
-        _ => Outcome::Findings,
-    })
+    // A default that fails is a finding, whatever else was found.
+    let is_good = |board: &Board| board.winner.is_some() && !board.is_start_bad();
+    let is_clean = found.board.as_ref().is_some_and(is_good) && found.proposer_gone.is_none() && remedy.is_none();
+    Ok(Outcome::of(is_clean))
 }
 
-/// What was found: the result first, then the best, the failures, and how it was searched.
-fn said(found: &Kept, tour: bool, case: &Case) -> String {
+/// The result, then the best, the failures, and how it was searched.
+fn result(found: &Kept, tour: bool, case: &Case) -> Page {
     let header = &found.header;
-    let does = if header.computes {
-        "Attention"
-    } else {
-        "A replay of searches"
+    let does = match header.computes {
+        true => "Attention",
+        false => "A replay of searches",
     };
-    let devices: Vec<String> = header
+    let devices = header
         .devices
         .iter()
-        .map(|device| format!("{} ({})", device.device, device.name))
-        .collect();
-    let mut text = heading(
-        &format!("{does} on {}", devices.join(" and ")),
-        &header.problem.to_string(),
-    );
+        .map(|device| format!("{} ({})", device.device, device.name));
+    let devices = devices.collect::<Vec<_>>().join(" and ");
+    let mut page = Page::default();
+    page.heading(format_args!("{does} on {devices}"), &header.problem);
     if let Some(board) = &found.board {
-        text.push_str(&leaderboard::headline(header, board, &found.history));
+        leaderboard::add_headline(&mut page, header, board, &found.history);
     }
     if tour {
-        text.push_str(&style::field("predicted", &without_gpu::predicted(&case.problem)));
+        page.field("predicted", without_gpu::predicted(&case.problem));
     }
-    text.push_str(&leaderboard::summary(&found.history, Some(found.seconds)));
-    text.push_str(&found.board.as_ref().map(leaderboard::text).unwrap_or_default());
-    text.push_str(&leaderboard::failures(&found.history));
+    leaderboard::add_summary(&mut page, &found.history, Some(found.seconds));
+    if let Some(board) = &found.board {
+        leaderboard::add_board(&mut page, board);
+    }
+    leaderboard::add_failures(&mut page, &found.history);
     if let Some(claims) = &found.claims {
-        text.push_str(&claims::text(claims));
+        claims::add(&mut page, claims);
     }
-    text + &live::about(header, found.resumed)
+    live::add_about(&mut page, header, found.resumed);
+    page
 }
 
-/// What stood beside the winner before, where that is still all there is to say.
+/// The comparison with peers of an earlier search, if it still holds.
 fn kept_beside(found: &Kept) -> Option<PeerComparison> {
     let board = found.board.as_ref().filter(|_| found.nothing_new)?;
     PeerComparison::read(&found.folder, board).filter(|beside| beside.missing.is_none())
 }
 
-/// What a search found, with the same keys whatever became of it; `null` where there is nothing to say.
 fn json_of(found: &Kept, beside: Option<&PeerComparison>, plan: Option<&plan::Kept>) -> Value {
     json!({
         "run": found.header,
@@ -157,22 +153,12 @@ fn json_of(found: &Kept, beside: Option<&PeerComparison>, plan: Option<&plan::Ke
     })
 }
 
-/// Says what is left of a search that was interrupted.
-fn interrupted(args: &TuneArgs, found: &Kept) -> Outcome {
-    if args.json {
-        style::print_json(&json_of(found, None, None));
-    } else {
-        style::print(&found.ctrl_c.said());
-    }
-    Outcome::Interrupted
-}
-
-/// A search that is over, and where it is kept.
+/// A search that is over, and its folder.
 struct Kept {
     found: Found,
     folder: PathBuf,
     ctrl_c: CtrlC,
-    /// Trials that were made before, of a run that was taken up again.
+    /// Trials of a continued run that were made before.
     resumed: usize,
 }
 
@@ -184,12 +170,6 @@ impl std::ops::Deref for Kept {
     }
 }
 
-fn is_supported(info: &DeviceInfo) -> bool {
-    let (major, minor) = info.compute_capability;
-    Target::for_capability(major, minor).is_some_and(Target::is_supported)
-}
-
-/// The number of a GPU by name.
 fn gpu(name: &str) -> Option<u32> {
     name.strip_prefix("cuda:")?.parse().ok()
 }
@@ -197,40 +177,32 @@ fn gpu(name: &str) -> Option<u32> {
 /// The devices of a list; `best` is the first GPU, or the host.
 fn devices(names: &str) -> Result<Vec<String>, Failure> {
     let one = |name: &str| match name {
-        // The driver is asked and the device not taken: that is for its worker.
-        "best" => match machine::gpus_or_none().iter().find(|info| is_supported(info)) {
+        // The device is only listed: the worker initialises it.
+        "best" => match machine::gpus_or_none().iter().find(|info| machine::is_supported(info)) {
             None => "cpu".to_string(),
             Some(info) => format!("cuda:{}", info.ordinal),
         },
         "cuda" => "cuda:0".to_string(),
         "replay" => "replay:shipped".to_string(),
-        name => match gpu(name) {
-            // A GPU has one name, however many zeros were typed before its number.
-            Some(ordinal) => format!("cuda:{ordinal}"),
-            None => name.to_string(),
-        },
+        // `cuda:00` is `cuda:0`.
+        name => gpu(name).map_or(name.to_string(), |ordinal| format!("cuda:{ordinal}")),
     };
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
     let is_known = |device: &&String| *device == "cpu" || device.starts_with("replay:") || gpu(device).is_some();
     if let Some(unknown) = devices.iter().find(|device| !is_known(device)) {
-        return Err(Failure::usage(format!(
-            "device is {unknown}; allowed: {DEVICES}, nothing else runs and times candidates"
-        )));
+        return Err(Failure::usage(format!("device is {unknown}; allowed: {DEVICES}")));
     }
     let several_kinds = devices.len() > 1 && !devices.iter().all(|device| device.starts_with("cuda:"));
-    let mut distinct = devices.clone();
-    distinct.sort();
-    distinct.dedup();
-    if several_kinds || distinct.len() < devices.len() {
+    if several_kinds || BTreeSet::from_iter(&devices).len() < devices.len() {
         return Err(Failure::usage(format!(
-            "`{names}`: several devices are different GPUs, as in cuda:0,cuda:1"
+            "`{names}`: several devices must be different GPUs, as in cuda:0,cuda:1"
         )));
     }
     Ok(devices)
 }
 
 fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<Kept, Failure> {
-    // A run that is taken up again goes on with what it began with.
+    // A continued run keeps its rates.
     if args.is_informed() && !args.no_measure && !args.resume {
         rates::measure_once(&devices[0], !args.json)?;
     }
@@ -241,7 +213,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     let may_have_row = !args.no_plan && !args.torture;
     let cannot_keep = may_have_row.then(|| plan::cannot_keep(&devices[0], &case.problem));
     for note in setup.plan_notes.iter().chain(cannot_keep.flatten().as_ref()) {
-        style::eprint(&style::wrap(&format!("note: {note}"), 2));
+        style::note(note);
     }
     let seed = args.seed.unwrap_or(STRATEGY_SEED);
     let mut rates = setup.advisor.as_ref().map(Advisor::rates);
@@ -257,9 +229,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             let [modelled, otherwise] = DEFAULTS;
             let default = if setup.advisor.is_some() { modelled } else { otherwise };
             let kind = args.strategy.unwrap_or(default);
-            // Of a card without a profile it says why the default strategy does not predict.
+            // For a card without a profile: why the default strategy does not predict.
             if let Some(note) = setup.rates_note.filter(|_| args.is_informed()) {
-                style::eprint(&style::wrap(&format!("note: {note}"), 2));
+                style::note(note);
             }
             if !kind.is_informed() {
                 rates = None;
@@ -273,7 +245,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     };
     let deadline = Duration::from_secs(args.deadline);
     let folder = folder(args, case, devices)?;
-    // A run goes on from where it began, whatever plan tables say by now: perhaps its own winner is in one.
+    // A continued run keeps its first candidate: plan tables may have changed, by its own winner for one.
     let (start, default) = match args.resume {
         true => {
             let begun = read_header(&folder)?;
@@ -281,7 +253,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         }
         false => (setup.start, setup.default),
     };
-    // Each device has as many on their way as one alone would have: compiling them is what it waits for otherwise.
+    // Each device has as many candidates in progress as a single one has, so that none waits for a compiler.
     let window = setup.window * devices.len();
     let ctrl_c = CtrlC::watch(&folder)?;
     let request = Request {
@@ -309,11 +281,11 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         locks: device_lock::folder(),
         interrupt: ctrl_c.interrupt.clone(),
     };
-    let mut live = Live::new(!args.json, args.budget_trials(), time);
+    let mut live = Live::new(!args.json, trials, time);
     let found = flashcore_tune::run(request, &mut live);
     live.end();
     let found = found.map_err(|error| {
-        // A folder that was claimed for a run that did not begin; one with something in it stays.
+        // Removes the new folder of a run that did not begin; a folder with files stays.
         if args.folder.is_none() {
             let _ = std::fs::remove_dir(&folder);
         }
@@ -327,7 +299,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     })
 }
 
-/// What ended a search, with what is left of it. A run that is another than what was asked for is not gone on with.
+/// The error that ended a search, with what was kept of it, unless it is about another run.
 fn ended_by(error: TuneError, folder: &Path) -> Failure {
     let is_other = matches!(error, TuneError::BadOption { .. } | TuneError::Resume { .. });
     let failure = Failure::from(error);
@@ -337,13 +309,13 @@ fn ended_by(error: TuneError, folder: &Path) -> Failure {
     }
 }
 
-/// Whether a search ended because it had proposed all there is, which is known of one that counts trials.
+/// Whether a search ended because nothing else was proposed; known only of a budget in trials.
 fn is_exhausted(budget: Budget, found: &Found) -> bool {
     let tried = found.history.trials().len();
     matches!(budget, Budget::Trials(most) if tried < most) && found.proposer_gone.is_none()
 }
 
-/// What to type to go on; `None` where there is nothing else to try.
+/// The command that continues a search; `None` if there is nothing else to try.
 fn go_on(budget: Budget, found: &Kept) -> Option<String> {
     // The budget was not spent.
     if found.proposer_gone.is_some() {
@@ -356,30 +328,32 @@ fn go_on(budget: Budget, found: &Kept) -> Option<String> {
     (!is_exhausted(budget, found)).then(|| go_on_command(&found.folder, more))
 }
 
-/// Why a run that was taken up again did nothing, if so. That its proposer died is said elsewhere.
+/// Why a continued run did nothing, if so. The end of its proposer is reported elsewhere.
 fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
-    let tried = style::count(found.history.trials().len() as u64, "trial");
+    let tried = style::count(found.history.trials().len(), "trial");
     let why = match is_exhausted(budget, found) {
         true => "nothing else is proposed".to_string(),
         false => format!("a budget of {budget} leaves no other"),
     };
     let is_so = found.nothing_new && found.proposer_gone.is_none();
     is_so.then(|| {
-        format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is the one of then")
+        format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is unchanged")
     })
 }
 
-/// Where a run is kept, and what can be done with it.
-fn kept_text(budget: Budget, found: &Kept) -> String {
-    // Not wrapped: they are to be copied.
-    let typed = |what: &str, command: &str| format!("  {DIM}{what:<10}{DIM:#}{CODE}{command}{CODE:#}\n");
+/// Adds the run's folder, and the commands that show and continue it.
+fn add_commands(page: &mut Page, budget: Budget, found: &Kept) {
+    page.field("evidence", found.folder.display());
     let again = format!("flashcore leaderboard {}", quoted(found.folder.as_os_str()));
-    let go_on = go_on(budget, found).map(|command| typed("go on", &command));
-    style::field("evidence", &found.folder.display().to_string()) + &typed("again", &again) + &go_on.unwrap_or_default()
+    // Not wrapped: they are to be copied.
+    for (what, command) in [("again", Some(again)), ("go on", go_on(budget, found))] {
+        if let Some(command) = command {
+            page.line(format_args!("  {DIM}{what:<10}{DIM:#}{CODE}{command}{CODE:#}"));
+        }
+    }
 }
 
-/// Whether a search can begin at a config that was named: what is no config, or is refused, is a question asked wrongly
-/// and no result.
+/// Refuses a first candidate that is not a config or cannot serve the problem.
 fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Result<(), Failure> {
     let is_planted = Conduct::of_id(start).is_some();
     let looked = match device.starts_with("replay:") || is_planted {
@@ -393,7 +367,6 @@ fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Res
     })
 }
 
-/// The folder of the run.
 fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, Failure> {
     if let Some(folder) = &args.folder {
         return Ok(folder.clone());
@@ -409,8 +382,7 @@ fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, F
     })
 }
 
-/// This program as a worker of the run in a folder. Kernels that were only tried do not fill the user's cache of compiled
-/// kernels.
+/// This program as a worker of the run in a folder. The search has its own cache of compiled kernels.
 fn program(folder: &Path) -> Result<Program, Failure> {
     let mut program = worker::program()?;
     let jit = jit_cache(runs::folder(), folder);
@@ -420,7 +392,7 @@ fn program(folder: &Path) -> Result<Program, Failure> {
     Ok(program)
 }
 
-/// Where what is compiled for a search is kept: beside the runs; where nothing says where runs are, in the run's folder.
+/// The cache of compiled kernels: next to the folder of runs, or in the run's folder if there is none.
 fn jit_cache(runs: Option<PathBuf>, folder: &Path) -> PathBuf {
     runs.map_or_else(|| folder.join("kernels"), |runs| runs.with_file_name("tune-kernels"))
 }
@@ -428,7 +400,7 @@ fn jit_cache(runs: Option<PathBuf>, folder: &Path) -> PathBuf {
 impl From<TuneError> for Failure {
     fn from(error: TuneError) -> Failure {
         match error {
-            // Elsewhere the simulator is offered, too; it has no clock.
+            // `--device sim` cannot time kernels.
             TuneError::Bench(error) if error.is_environment() => {
                 Failure::from(error).help("`--device cpu` and `--device replay:shipped` need no GPU")
             }
@@ -438,11 +410,6 @@ impl From<TuneError> for Failure {
             _ => Failure::failed(error),
         }
     }
-}
-
-/// A heading for a part of the output.
-pub(crate) fn heading(title: &str, about: &str) -> String {
-    format!("\n{HEAD}{title}{HEAD:#} {DIM}· {about}{DIM:#}\n")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! `flashcore leaderboard` alone: the latest run of each problem and device, runs without a leaderboard, and runs that cannot
-//! be read.
+//! `flashcore leaderboard` without arguments: the latest run of each problem and device, runs without a
+//! leaderboard, and runs that cannot be read.
 
 use std::path::{Path, PathBuf};
 
@@ -7,135 +7,124 @@ use flashcore_tune::TuneError;
 use flashcore_tune::board::Board;
 use flashcore_tune::journal::{Header, board_of, read_trials};
 use flashcore_tune::runs::Found;
+use serde::Serialize;
 use serde_json::json;
 
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, BAD, DIM, GOOD, HEAD};
-use crate::tune::heading;
+use crate::failure::Outcome;
+use crate::style::{self, BAD, DIM, GOOD, HEAD, Page};
 use crate::tune::leaderboard::{title, unfinished};
 
-/// Runs by what there is to say of them, the latest first.
-#[derive(Default)]
+/// Runs by kind, the latest first.
+#[derive(Default, Serialize)]
 struct Overview {
     /// The latest of each problem and device that has a leaderboard.
-    latest: Vec<(PathBuf, Header, Board)>,
-    /// Those without a leaderboard, and how many trials they have.
-    unfinished: Vec<(PathBuf, Header, usize)>,
-    /// Those that cannot be read, and why.
-    unreadable: Vec<(PathBuf, String)>,
+    runs: Vec<Finished>,
+    unfinished: Vec<Unfinished>,
+    unreadable: Vec<Unreadable>,
+}
+
+#[derive(Serialize)]
+struct Finished {
+    folder: PathBuf,
+    run: Header,
+    board: Board,
+}
+
+#[derive(Serialize)]
+struct Unfinished {
+    folder: PathBuf,
+    run: Header,
+    trials: usize,
+    go_on: String,
+}
+
+#[derive(Serialize)]
+struct Unreadable {
+    folder: PathBuf,
+    why: String,
 }
 
 impl Overview {
     fn of(found: Found) -> Overview {
         let mut overview = Overview::default();
+        let mut unreadable = Vec::new();
         for (folder, header) in found.runs {
             if let Err(why) = overview.add(&folder, header) {
-                overview.unreadable.push((folder, why.to_string()));
+                unreadable.push((folder, why));
             }
         }
-        let unreadable = found.unreadable.into_iter();
-        overview
-            .unreadable
-            .extend(unreadable.map(|(folder, why)| (folder, why.to_string())));
+        let unreadable = unreadable.into_iter().chain(found.unreadable);
+        let all = unreadable.map(|(folder, why)| Unreadable {
+            folder,
+            why: why.to_string(),
+        });
+        overview.unreadable = all.collect();
         overview
     }
 
-    fn add(&mut self, folder: &Path, header: Header) -> Result<(), TuneError> {
-        let Some(board) = board_of(folder)? else {
-            let trials = read_trials(folder)?.len();
-            self.unfinished.push((folder.to_path_buf(), header, trials));
-            return Ok(());
-        };
-        let name = title(&header);
-        if self.latest.iter().all(|(_, other, _)| title(other) != name) {
-            self.latest.push((folder.to_path_buf(), header, board));
+    fn add(&mut self, folder: &Path, run: Header) -> Result<(), TuneError> {
+        let is_other = |other: &Finished| title(&other.run) != title(&run);
+        let (folder, board) = (folder.to_path_buf(), board_of(folder)?);
+        match board {
+            Some(board) if self.runs.iter().all(is_other) => self.runs.push(Finished { folder, run, board }),
+            Some(_) => {}
+            None => self.unfinished.push(Unfinished {
+                trials: read_trials(&folder)?.len(),
+                go_on: unfinished(&folder),
+                folder,
+                run,
+            }),
         }
         Ok(())
     }
 }
 
-pub(crate) fn run(found: Found, as_json: bool) -> Result<Outcome, Failure> {
+pub(crate) fn run(found: Found, as_json: bool) -> Outcome {
     let overview = Overview::of(found);
-    match as_json {
-        true => print_json(&overview),
-        false => print(&overview),
-    }
-    Ok(match overview.unreadable.is_empty() {
-        true => Outcome::Clean,
-        false => Outcome::Findings,
-    })
+    style::show(as_json, || json!(overview), || overview.page());
+    Outcome::of(overview.unreadable.is_empty())
 }
 
-fn print_json(overview: &Overview) {
-    let runs = overview.latest.iter();
-    let runs = runs.map(|(folder, header, board)| json!({ "folder": folder, "run": header, "board": board }));
-    let cut_off = overview.unfinished.iter();
-    let cut_off = cut_off.map(|(folder, header, trials)| {
-        json!({ "folder": folder, "run": header, "trials": trials, "go_on": unfinished(folder) })
-    });
-    let unreadable = overview.unreadable.iter();
-    let unreadable = unreadable.map(|(folder, why)| json!({ "folder": folder, "why": why }));
-    style::print_json(&json!({
-        "runs": runs.collect::<Vec<_>>(),
-        "unfinished": cut_off.collect::<Vec<_>>(),
-        "unreadable": unreadable.collect::<Vec<_>>(),
-    }));
-}
-
-fn print(overview: &Overview) {
-    let Overview {
-        latest,
-        unfinished: cut_off,
-        unreadable,
-    } = overview;
-    if latest.is_empty() && cut_off.is_empty() && unreadable.is_empty() {
-        style::print("No run is kept yet: `flashcore tune` makes one.\n");
-    }
-    let (real, made_up): (Vec<_>, Vec<_>) = latest.iter().partition(|(_, header, _)| header.is_real());
-    for (folder, header, board) in real {
-        style::print(&line(folder, header, board));
-    }
-    if !made_up.is_empty() {
-        style::print(&heading("Replays and torture", "they say nothing of this machine"));
-    }
-    for (folder, header, board) in made_up {
-        style::print(&line(folder, header, board));
-    }
-    if !cut_off.is_empty() {
-        style::print(&heading("Without a leaderboard", "cut off, or going on still"));
-    }
-    for (folder, header, trials) in cut_off {
-        let trials = style::count(*trials as u64, "trial");
-        let text = format!("{HEAD}{}{HEAD:#}: {trials}; {}", title(header), unfinished(folder));
-        style::print(&style::wrap(&text, 2));
-    }
-    if !unreadable.is_empty() {
-        style::print(&heading("Unreadable", "mend them, or take their folders away"));
-    }
-    for (_, why) in unreadable {
-        style::print(&style::wrap(&format!("{BAD}unreadable{BAD:#} {why}"), 2));
-    }
-}
-
-/// A run in the overview.
-fn line(folder: &Path, header: &Header, board: &Board) -> String {
-    let found = match (&board.winner, board.gain_of_winner()) {
-        _ if board.is_start_bad() => format!("{BAD}{} FAILED{BAD:#}", board.start),
-        (Some(winner), Some((gain, _))) => {
-            format!(
-                "{winner}, {GOOD}{:.1} % faster{GOOD:#} than {}",
-                gain * 100.0,
-                board.start
-            )
+impl Overview {
+    fn page(&self) -> Page {
+        let mut page = Page::default();
+        if self.runs.is_empty() && self.unfinished.is_empty() && self.unreadable.is_empty() {
+            page.line("There is no run yet: `flashcore tune` makes one.");
         }
-        _ => format!("{}, nothing is faster by what counts", board.start),
-    };
-    style::wrap(
-        &format!(
-            "{HEAD}{}{HEAD:#}: {found} {DIM}({}){DIM:#}",
-            title(header),
-            folder.display()
-        ),
-        2,
-    )
+        let (real, made_up): (Vec<_>, Vec<_>) = self.runs.iter().partition(|of| of.run.is_real());
+        real.iter().for_each(|of| of.add(&mut page));
+        if !made_up.is_empty() {
+            page.heading("Replays and torture", "not measured on this machine");
+        }
+        made_up.iter().for_each(|of| of.add(&mut page));
+        if !self.unfinished.is_empty() {
+            page.heading("Without a leaderboard", "interrupted, or still running");
+        }
+        for of in &self.unfinished {
+            let (title, trials) = (title(&of.run), style::count(of.trials, "trial"));
+            page.wrap(2, format_args!("{HEAD}{title}{HEAD:#}: {trials}; {}", of.go_on));
+        }
+        if !self.unreadable.is_empty() {
+            page.heading("Unreadable", "repair or remove their folders");
+        }
+        for Unreadable { why, .. } in &self.unreadable {
+            page.wrap(2, format_args!("{BAD}unreadable{BAD:#} {why}"));
+        }
+        page
+    }
+}
+
+impl Finished {
+    fn add(&self, page: &mut Page) {
+        let (board, start) = (&self.board, &self.board.start);
+        let found = match (&board.winner, board.gain_of_winner()) {
+            _ if board.is_start_bad() => format!("{BAD}{start} FAILED{BAD:#}"),
+            (Some(winner), Some((gain, _))) => {
+                format!("{winner}, {GOOD}{:.1} % faster{GOOD:#} than {start}", gain * 100.0)
+            }
+            _ => format!("{start}; nothing is significantly faster"),
+        };
+        let (title, folder) = (title(&self.run), self.folder.display());
+        page.wrap(2, format_args!("{HEAD}{title}{HEAD:#}: {found} {DIM}({folder}){DIM:#}"));
+    }
 }

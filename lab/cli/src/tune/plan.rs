@@ -1,4 +1,4 @@
-//! What `flashcore tune` leaves in the user's plan table.
+//! The winner of `flashcore tune` in the user's plan table.
 
 use std::path::Path;
 
@@ -7,40 +7,37 @@ use flashcore_tune::Outcome as Found;
 use flashcore_tune::plans;
 use serde_json::{Value, json};
 
-use crate::machine;
 use crate::style::{self, CODE};
 use crate::tune::interrupt::resume_command;
 
-/// What became of the winner.
 pub(crate) enum Kept {
-    /// A row.
+    /// It has a row of the winner.
     Row(Box<plans::Kept>),
-    /// No row, and why.
+    /// It has no row, for this reason.
     Not(String),
-    /// No row where one should be, and why.
+    /// The row could not be written, for this reason.
     Failed(String),
 }
 
-/// Why the user's table for a device could not take the winner of a search that is about to begin, if so. The user may
-/// correct that while the search runs, so it is a note and no error.
+/// Why the user's table for a device cannot take the winner of a search that is about to begin, if so. It
+/// is a note, not an error: the user can correct it during the search.
 pub(crate) fn cannot_keep(device: &str, problem: &Problem) -> Option<String> {
     let device = match device.strip_prefix("cuda:") {
         Some(ordinal) => {
-            let gpus = machine::gpus().ok()?;
+            let gpus = flashcore_cuda::devices().ok()?;
             PlanDevice::cuda(gpus.iter().find(|info| info.ordinal.to_string() == ordinal)?)
         }
         None => (device == "cpu").then(PlanDevice::cpu)?,
     };
-    // Of other problems there are no rows.
+    // Problems without a class have no rows.
     PlanClass::of(problem)?;
     let why = plans::can_put(&user_plans_folder()?, &device).err()?;
     Some(format!(
-        "a winner could not be kept in the plan table as it is: {why}; correct that while the search runs, or give \
-         --no-plan"
+        "a winner cannot be kept in the plan table: {why}; correct that while the search runs, or give --no-plan"
     ))
 }
 
-/// Puts the winner of a search into the user's table for the device, where it was found on a real one.
+/// Adds the winner of a search on a real device to the user's table for this device.
 pub(crate) fn keep(found: &Found, turned_off: bool) -> Kept {
     let row = match &found.board {
         Some(board) => plans::of_board(&found.header, board),
@@ -52,7 +49,7 @@ pub(crate) fn keep(found: &Found, turned_off: bool) -> Kept {
         Err(why) => return Kept::Not(why),
     };
     let Some(folder) = user_plans_folder() else {
-        return Kept::Not("neither XDG_DATA_HOME nor HOME is set, so that there is no place for it".to_string());
+        return Kept::Not("there is no place for it: neither XDG_DATA_HOME nor HOME is set".to_string());
     };
     match plans::keep(&folder, &found.header, row) {
         Ok(kept) => Kept::Row(Box::new(kept)),
@@ -61,17 +58,12 @@ pub(crate) fn keep(found: &Found, turned_off: bool) -> Kept {
 }
 
 impl Kept {
-    /// The row and its place, what the library uses now, why there is no row, and what failed; `null` where there is
-    /// nothing to say.
+    /// The row, its place, the kernel that the library uses now, and why there is no row.
     pub(crate) fn json(&self) -> Value {
-        let kept = match self {
-            Kept::Row(kept) => Some(kept),
-            Kept::Not(_) | Kept::Failed(_) => None,
-        };
-        let (none, error) = match self {
-            Kept::Row(_) => (None, None),
-            Kept::Not(why) => (Some(why), None),
-            Kept::Failed(why) => (Some(why), Some(why)),
+        let (kept, none, error) = match self {
+            Kept::Row(kept) => (Some(kept), None, None),
+            Kept::Not(why) => (None, Some(why), None),
+            Kept::Failed(why) => (None, Some(why), Some(why)),
         };
         json!({
             "file": kept.map(|kept| &kept.place.file),
@@ -83,12 +75,12 @@ impl Kept {
         })
     }
 
-    /// What to do about a winner that should have been kept and was not.
+    /// The remedy if the row could not be written.
     pub(crate) fn remedy(&self, run: &Path) -> Option<String> {
         let Kept::Failed(why) = self else { return None };
         let note = format!(
-            "note: the winner is in no plan table, and so the library does not use it: {why}. Correct that; then this \
-             keeps it, and searches on only where the budget is not spent:"
+            "note: the winner is in no plan table, so the library does not use it: {why}. Correct that; then this command \
+             adds the row, and searches only if the budget is not spent:"
         );
         // Not wrapped: it is to be copied.
         let typed = format!("  {CODE}{}{CODE:#}\n", resume_command(run));
@@ -96,22 +88,21 @@ impl Kept {
     }
 
     pub(crate) fn text(&self) -> String {
-        let text = match self {
+        match self {
             Kept::Row(kept) => text(kept, &PlanSetting::from_env()),
             Kept::Not(why) => format!("no row was written: {why}"),
-            Kept::Failed(why) => format!("no row was written, and one should have been: {why}"),
-        };
-        style::field("plan", &text)
+            Kept::Failed(why) => format!("the row could not be written: {why}"),
+        }
     }
 }
 
-/// Where the winner's row is, and whether the library uses it, where its tables are pinned by a setting.
+/// The place of the winner's row, and whether the library uses it with this setting of its tables.
 fn text(kept: &plans::Kept, setting: &PlanSetting) -> String {
     let plans::Kept { place, row, used } = kept;
     let (file, number, kernel) = (place.file.display(), place.number, row.kernel);
     let pinned = match setting {
         PlanSetting::Usual | PlanSetting::User => "",
-        _ => "; FLASHCORE_PLANS is set to something else, and as long as it is, this changes nothing",
+        _ => "; while FLASHCORE_PLANS is set to something else, this has no effect",
     };
     let still = format!("{place} is written, but the library still uses {} here", used.kernel);
     match &used.row {
@@ -120,10 +111,9 @@ fn text(kept: &plans::Kept, setting: &PlanSetting) -> String {
              {CODE}flashcore plans --drop {file}:{number}:{kernel}{CODE:#} undoes that{pinned}"
         ),
         Some(earlier) => format!(
-            "{still}: {earlier} is read earlier; drop that one with {CODE}flashcore plans --drop{CODE:#} to use the \
-             winner{pinned}"
+            "{still}: {earlier} comes first; remove it with {CODE}flashcore plans --drop{CODE:#} to use the winner{pinned}"
         ),
-        None => format!("{still}; {CODE}flashcore explain{CODE:#} says why{pinned}"),
+        None => format!("{still}; {CODE}flashcore explain{CODE:#} shows why{pinned}"),
     }
 }
 
@@ -169,11 +159,11 @@ mod tests {
         );
         assert_eq!(
             said(&row("cpu/m48n48"), &PlanSetting::Usual),
-            "row 1 of mine.json is written, but the library still uses cpu/m48n48 here: row 3 of 0.json: 5 % faster is \
-             read earlier; drop that one with flashcore plans --drop to use the winner"
+            "row 1 of mine.json is written, but the library still uses cpu/m48n48 here: row 3 of 0.json: 5 % faster comes \
+             first; remove it with flashcore plans --drop to use the winner"
         );
         let pinned = said(&row("cpu/m32n32"), &PlanSetting::Shipped);
-        assert!(pinned.contains("as long as it is, this changes nothing"), "{pinned}");
+        assert!(pinned.contains("this has no effect"), "{pinned}");
     }
 
     #[test]

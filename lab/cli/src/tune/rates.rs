@@ -1,4 +1,4 @@
-//! What `flashcore tune` does first on a GPU that was never measured: it has it measured.
+//! Measures the rates of a new GPU before a search.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use crate::failure::Failure;
 use crate::style;
 use crate::tune::worker;
 
-/// Measures what a GPU gives if no rates are kept that hold, and keeps them for the device.
-pub(crate) fn measure_once(device: &str, is_said: bool) -> Result<(), Failure> {
+/// Measures and keeps the rates of a GPU, if none are kept that hold.
+pub(crate) fn measure_once(device: &str, is_reported: bool) -> Result<(), Failure> {
     let Some(name) = rates::unmeasured(device) else {
         return Ok(());
     };
@@ -17,14 +17,13 @@ pub(crate) fn measure_once(device: &str, is_said: bool) -> Result<(), Failure> {
     let started = Instant::now();
     let measured = rates::measure(&worker::program()?, device);
     drop(spinner);
-    let text = match measured {
-        Ok(()) if !is_said => return Ok(()),
-        Ok(()) => format!(
-            "measured what {name} gives, {} s, kept for later searches: `flashcore device` shows it",
-            style::digits3(started.elapsed().as_secs_f64())
-        ),
-        Err(why) => format!("note: what {name} gives could not be measured: {why}"),
-    };
-    style::eprint(&style::wrap(&text, 2));
+    let seconds = style::digits3(started.elapsed().as_secs_f64());
+    match measured {
+        Ok(()) if is_reported => style::note(format_args!(
+            "measured the rates of {name} in {seconds} s; `flashcore device` shows them, later searches use them"
+        )),
+        Ok(()) => {}
+        Err(why) => style::note(format_args!("the rates of {name} could not be measured: {why}")),
+    }
     Ok(())
 }

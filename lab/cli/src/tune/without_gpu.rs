@@ -1,5 +1,5 @@
-//! What `flashcore tune` shows of GPUs where there is none: what a card is predicted to take, and the kernel that would
-//! be used, under the simulator.
+//! The GPU part of `flashcore tune` on a machine without a GPU: the predicted time on a card, and its
+//! kernel under the simulator.
 
 use flashcore::{InputKind, Problem};
 use flashcore_kernels::Plan;
@@ -7,18 +7,17 @@ use flashcore_problem::{DType, ProblemBuilder, ProblemError};
 
 use crate::args::Card;
 use crate::failure::Failure;
-use crate::style;
-use crate::tune::heading;
+use crate::style::Page;
 use crate::{cost, simulated};
 
-/// Most operations of what is simulated: about two seconds on two cores, where tensor cores do the work.
+/// Most operations to simulate: about two seconds on two cores with tensor cores.
 const MOST_FLOPS: f64 = 1.5e9;
-/// The same for float32, whose kernels need many more instructions for as many operations.
+/// The same for float32, whose kernels need many more instructions.
 const MOST_FLOPS_F32: f64 = 0.3e9;
-/// Lengths are not cut below this: a tile and the beginning of another are there.
+/// The shortest length: a tile and the beginning of another.
 const LEAST_LENGTH: usize = 96;
 
-/// What the card would take that kernels are planned for, beside what the reports took on it.
+/// The predicted time on the card that kernels are planned for, with the reports' figures.
 pub(crate) fn predicted(problem: &Problem) -> String {
     let card = Card::default();
     match simulated::plan(problem, card, None) {
@@ -30,43 +29,43 @@ pub(crate) fn predicted(problem: &Problem) -> String {
     }
 }
 
-/// The kernel that a card would use for a problem, under the simulator, on a shape that takes seconds.
+/// Simulates the kernel that a card uses for a problem, on a shape that takes seconds.
 pub(crate) fn run(problem: &Problem) -> Result<(), Failure> {
     let card = Card::default();
-    let title = heading(
-        "No GPU here: its kernel under the simulator",
-        &format!("planned for {}", card.title()),
-    );
+    let mut page = Page::default();
+    let planned = format!("planned for {}", card.title());
+    page.heading("No GPU here: its kernel under the simulator", planned);
     let choice = match simulated::plan(problem, card, None) {
         Ok(choice) => choice,
         Err(why) => {
-            style::print(&(title + &style::field("kernel", &format!("none: {}", why.message()))));
+            page.field("kernel", format_args!("none: {}", why.message()));
+            page.print();
             return Ok(());
         }
     };
     let small = bounded(problem).map_err(Failure::failed)?;
-    let looked = Plan::new(&small, &choice.plan.config, card.chip());
-    let plan = match looked {
-        Ok(plan) => plan,
-        Err(refusal) => {
-            let why = format!("{} is not simulated: cut to {small}, {refusal}", choice.plan.config);
-            style::print(&(title + &style::field("kernel", &why)));
-            return Ok(());
+    let config = choice.plan.config;
+    match Plan::new(&small, &config, card.chip) {
+        Ok(plan) => {
+            let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;
+            let shape = match small == *problem {
+                true => small.to_string(),
+                false => format!("{small}, cut from {problem} so that it takes seconds"),
+            };
+            page.field("shape", shape);
+            simulated::add(&mut page, &report);
         }
-    };
-    let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;
-    style::print(&title);
-    let shape = match small == *problem {
-        true => small.to_string(),
-        false => format!("{small}, cut from {problem} so that it takes seconds"),
-    };
-    style::print(&style::field("shape", &shape));
-    style::print(&simulated::text(&report));
+        Err(refusal) => {
+            let text = format!("{config} is not simulated: cut to {small}, {refusal}");
+            page.field("kernel", text);
+        }
+    }
+    page.print();
     Ok(())
 }
 
-/// A problem of the same kernel that takes the simulator about two seconds at most: as many sequences, heads, rows and keys
-/// as that allows, and all else alike.
+/// A problem of the same kernel that takes the simulator at most about two seconds: with fewer sequences,
+/// heads, rows and keys.
 fn bounded(problem: &Problem) -> Result<Problem, ProblemError> {
     let most = match problem.dtype() {
         DType::F32 => MOST_FLOPS_F32,
@@ -74,39 +73,34 @@ fn bounded(problem: &Problem) -> Result<Problem, ProblemError> {
     };
     let mut small = problem.clone();
     while small.flops() > most {
-        let [batch, kv_heads, rows, keys] = [
-            small.batch(),
-            small.num_kv_heads(),
-            small.seq_len_q(),
-            small.seq_len_kv(),
-        ];
-        let cut = if batch > 1 {
-            [batch / 2, kv_heads, rows, keys]
+        let (mut batch, mut kv_heads) = (small.batch(), small.num_kv_heads());
+        let (mut rows, mut keys) = (small.seq_len_q(), small.seq_len_kv());
+        let longest = rows.max(keys);
+        if batch > 1 {
+            batch /= 2;
         } else if kv_heads > 1 {
-            [batch, kv_heads / 2, rows, keys]
-        } else if rows.max(keys) <= LEAST_LENGTH {
+            kv_heads /= 2;
+        } else if longest <= LEAST_LENGTH {
             break;
-        } else if rows > keys {
-            [batch, kv_heads, (rows / 2).max(LEAST_LENGTH), keys]
-        } else if rows == keys {
-            let length = (rows / 2).max(LEAST_LENGTH);
-            [batch, kv_heads, length, length]
         } else {
-            [batch, kv_heads, rows, (keys / 2).max(LEAST_LENGTH)]
-        };
-        small = of_size(problem, cut)?;
+            // The longer one, or both.
+            let half = |length: usize| {
+                if length == longest {
+                    (length / 2).max(LEAST_LENGTH)
+                } else {
+                    length
+                }
+            };
+            (rows, keys) = (half(rows), half(keys));
+        }
+        small = ProblemBuilder::from(problem)
+            .batch(batch)
+            .heads(kv_heads * problem.group_size(), kv_heads)
+            .seq_len_q(rows)
+            .seq_len_kv(keys)
+            .build()?;
     }
     Ok(small)
-}
-
-/// A problem with as many sequences, key heads, rows and keys, and otherwise like another.
-fn of_size(like: &Problem, [batch, kv_heads, rows, keys]: [usize; 4]) -> Result<Problem, ProblemError> {
-    ProblemBuilder::from(like)
-        .batch(batch)
-        .heads(kv_heads * like.group_size(), kv_heads)
-        .seq_len_q(rows)
-        .seq_len_kv(keys)
-        .build()
 }
 
 #[cfg(test)]
@@ -134,7 +128,7 @@ mod tests {
             assert!(small == problem || small.flops() > MOST_FLOPS / 5.0, "{name}: {small}");
             let card = Card::parse("l4").unwrap();
             let choice = simulated::plan(&problem, card, None).unwrap();
-            let looked = Plan::new(&small, &choice.plan.config, card.chip());
+            let looked = Plan::new(&small, &choice.plan.config, card.chip);
             assert!(looked.is_ok(), "{name}: {small}: {}", looked.err().unwrap());
         }
         let odd = Problem::builder()

@@ -10,13 +10,13 @@ const USAGE: &[(&str, &str)] = &[
     ("device --device cpu", "`cpu`: only GPUs are measured, as in cuda:0"),
     (
         "explain --smem 100",
-        "--smem is not for a problem: it is about a FILE.ptx or FILE.cubin",
+        "--smem is not for a problem; it needs a FILE.ptx or FILE.cubin in place of a problem",
     ),
     ("explain x.ptx --heads 3", "--heads is not for a FILE.ptx or FILE.cubin"),
     ("explain x.ptx --causal", "--causal is not for a FILE.ptx or FILE.cubin"),
     (
         "explain x.cubin --dtype bf16 --window 1,1",
-        "is not for a FILE.ptx or FILE.cubin in place of a problem; it takes --profile, --json, --smem, --threads",
+        "is not for a FILE.ptx or FILE.cubin in place of a problem; allowed: --profile, --json, --smem, --threads",
     ),
     (
         "explain x.ptx --kernel mma/m64",
@@ -25,7 +25,7 @@ const USAGE: &[(&str, &str)] = &[
     ("explain x.ptx --saves 3", "--saves is not for a FILE.ptx or FILE.cubin"),
     ("explain x.ptx --svg x", "--svg is not for a FILE.ptx or FILE.cubin"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
-    ("check --grid 1", "--grid is not for a problem: it is about a FILE.ptx"),
+    ("check --grid 1", "--grid is not for a problem; it needs a FILE.ptx"),
     ("check x.ptx --arg buf:many", "`buf:many` is not an argument"),
     (
         "check x.ptx --arg buf:99999999999999",
@@ -60,16 +60,16 @@ const USAGE: &[(&str, &str)] = &[
         "block 1,0,0 warp 4 is outside the grid",
     ),
     ("check tiny --blocks 0", "0 is not in 1.."),
-    ("check museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
-    ("run museum/mona-lisa", "the museum has no piece `museum/mona-lisa`"),
+    ("check museum/mona-lisa", "the museum has no exhibit `museum/mona-lisa`"),
+    ("run museum/mona-lisa", "the museum has no exhibit `museum/mona-lisa`"),
     (
         "explain museum/static-m64",
-        "museum/static-m64 is a piece of the museum, not a problem help: `flashcore check museum/static-m64` runs it; \
+        "museum/static-m64 is a museum exhibit, not a problem help: `flashcore check museum/static-m64` runs it; \
          `flashcore explain lab/check/museum/static-m64.ptx` explains its file",
     ),
     (
         "explain museum/shuffle-as-fence --smem 100",
-        "museum/shuffle-as-fence is a piece of the museum, not a problem help: `flashcore check museum/shuffle-as-fence` \
+        "museum/shuffle-as-fence is a museum exhibit, not a problem help: `flashcore check museum/shuffle-as-fence` \
          runs it",
     ),
     ("run no/such/file.ptx", "no/such/file.ptx: No such file"),
@@ -196,7 +196,7 @@ const USAGE: &[(&str, &str)] = &[
         "strategy is magic; allowed: exhaustive, random, hill",
     ),
     ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
-    ("tune --device cpu,cpu", "several devices are different GPUs"),
+    ("tune --device cpu,cpu", "several devices must be different GPUs"),
     (
         "tune tiny --device cpu --family tensor",
         "family is tensor; allowed: mma, wgmma",

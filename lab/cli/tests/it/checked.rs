@@ -2,16 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::flashcore;
 use crate::common::json::{json, keys};
+use crate::common::{flashcore, shown};
 use serde_json::Value;
-
-fn shown(arguments: &str) -> String {
-    let ran = flashcore(arguments);
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert_eq!(ran.stderr, "");
-    ran.stdout
-}
 
 /// A cluster's second tile: of a small problem there is one only where there are few SMs.
 #[test]
@@ -227,11 +220,8 @@ fn launches_that_make_no_sense_are_usage() {
             format!("{own} --arg buf:4"),
             "give the threads of a block with --threads N",
         ),
-        (partials.to_string(), "`out` (a pointer that it writes through)"),
-        (
-            format!("{partials} --arg 7"),
-            "argument 1 does not fit `out`",
-        ),
+        (partials.to_string(), "`out` (a writable pointer)"),
+        (format!("{partials} --arg 7"), "argument 1 does not fit `out`"),
         (format!("{own} --entry zz"), "no kernel is named `zz`; there are k"),
         (file("empty.ptx", b""), "empty.ptx: "),
         (file("zeros.ptx", &[0; 64]), "is a binary file of unknown format"),

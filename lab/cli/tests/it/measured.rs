@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::common::json::{json, keys};
-use crate::common::{assert_fits, flashcore, words};
+use crate::common::{assert_fits, flashcore, shown, words};
 
 /// A quick sweep on the host; times are no business of a test.
 #[test]
@@ -48,12 +48,6 @@ fn a_sweep_ranks_kernels_and_reports_what_does_not_serve() {
         ])
     );
     assert_eq!(ranking["rows"].as_array().expect("rows").len(), 3);
-}
-
-fn shown(arguments: &str) -> String {
-    let ran = flashcore(arguments);
-    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
-    ran.stdout
 }
 
 fn shown_whatever_is_noted(arguments: &str) -> String {

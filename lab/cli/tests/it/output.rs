@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::common::json::{json, keys};
-use crate::common::{assert_fits, command, flashcore, run};
+use crate::common::{self, assert_fits, command, flashcore, run};
 use serde_json::Value;
 
 /// Numbers that change with every improvement of a kernel are no business of a snapshot: its length, and the
@@ -47,10 +47,7 @@ fn without_numbers(line: &str) -> String {
 }
 
 fn shown(arguments: &str) -> String {
-    let ran = flashcore(arguments);
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert_eq!(ran.stderr, "");
-    steady(&ran.stdout)
+    steady(&common::shown(arguments))
 }
 
 #[test]

@@ -61,6 +61,18 @@ pub(crate) fn flashcore(arguments: &str) -> Ran {
     run(&mut command(arguments))
 }
 
+/// The standard output of a command that succeeds without a message.
+pub(crate) fn shown(arguments: &str) -> String {
+    let ran = flashcore(arguments);
+    assert_eq!(
+        (ran.code, ran.stderr.as_str()),
+        (0, ""),
+        "flashcore {arguments}\n{}",
+        ran.stdout
+    );
+    ran.stdout
+}
+
 /// Runs a command.
 pub(crate) fn run(command: &mut Command) -> Ran {
     let output = command.output().expect("the command starts");

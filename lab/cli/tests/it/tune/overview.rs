@@ -20,7 +20,7 @@ fn overview(home: &Path) -> (Option<i32>, String, Value) {
 #[test]
 fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
     let home = folder("overview");
-    assert!(overview(&home).1.contains("No run is kept yet"));
+    assert!(overview(&home).1.contains("There is no run yet"));
     let run = json(&mut flashcore("tune tiny --device cpu --budget 2 --json", &home));
     let kept = Path::new(run["folder"].as_str().unwrap());
 
@@ -34,7 +34,7 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
         text.contains("tiny on") && text.contains("2 trials") && text.contains(&go_on),
         "{text}"
     );
-    assert!(!text.contains("No run is kept"), "{text}");
+    assert!(!text.contains("There is no run"), "{text}");
     assert_eq!(
         (&all["unfinished"][0]["trials"], &all["unfinished"][0]["folder"]),
         (&2.into(), &run["folder"])
@@ -81,7 +81,7 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
     let (code, text, all) = overview(&home);
     assert_eq!(code, Some(1), "{text}");
     assert!(
-        text.contains("run.json: EOF") && !text.contains("No run is kept"),
+        text.contains("run.json: EOF") && !text.contains("There is no run"),
         "{text}"
     );
     assert!(
