@@ -46,7 +46,7 @@ fn invalid(what: &str, error: &serde_json::Error) -> PyErr {
 
 fn failed(error: BenchError) -> PyErr {
     match error {
-        BenchError::BadOption { .. } | BenchError::Nothing { .. } => value(error.to_string()),
+        BenchError::BadOption { .. } | BenchError::Nothing(_) => value(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),
     }
 }
@@ -322,9 +322,7 @@ impl PyObserver<'_> {
                 let told = callable.call1((kind, what));
                 told.map(drop).map_err(|error| error.to_string())
             });
-        told.map_err(|reason| BenchError::Device {
-            reason: format!("the observer failed: {reason}"),
-        })
+        told.map_err(|reason| BenchError::Device(format!("the observer failed: {reason}")))
     }
 
     /// Where failing is not provided for: watching must not end a bench.

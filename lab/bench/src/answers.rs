@@ -83,9 +83,6 @@ pub struct Answers {
 
 impl Answers {
     /// Computes the answer for the inputs of a seed.
-    ///
-    /// # Errors
-    /// A problem that the reference refuses.
     pub fn add(&mut self, problem: &Problem, seed: u64, inputs: &Inputs) -> Result<(), BenchError> {
         self.by_seed.insert(seed, expected(problem, seed, inputs)?);
         Ok(())
@@ -93,9 +90,6 @@ impl Answers {
 
     /// Computes the answers for several seeds, whose inputs `draw` makes. Small problems are computed in parallel, large
     /// ones one after the other, so that only one set of inputs is in memory.
-    ///
-    /// # Errors
-    /// A problem that the reference refuses.
     pub fn add_all(
         &mut self,
         problem: &Problem,

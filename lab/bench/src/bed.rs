@@ -22,33 +22,18 @@ pub trait Bed {
     fn problem(&self) -> &Problem;
 
     /// Copies inputs into a place, over what was there, in the queue.
-    ///
-    /// # Errors
-    /// A device error. The other methods report the same.
     fn load(&self, place: usize, inputs: &Inputs) -> Result<(), Trouble>;
 
     /// Fills the output and the log-sum-exp of a place with poison, in the queue.
-    ///
-    /// # Errors
-    /// A device error.
     fn poison(&self, place: usize) -> Result<(), Trouble>;
 
     /// Puts a pause of a few milliseconds into the queue.
-    ///
-    /// # Errors
-    /// A device error.
     fn pause(&self) -> Result<(), Trouble>;
 
     /// Copies the output of a place aside, in the queue.
-    ///
-    /// # Errors
-    /// A device error.
     fn snapshot(&self, place: usize) -> Result<(), Trouble>;
 
     /// Waits until the whole device, not only the queue, is idle.
-    ///
-    /// # Errors
-    /// A device error.
     fn finish(&self) -> Result<(), Trouble>;
 
     /// Shows the output of a place, or the last snapshot. The host's tensors are shown without a copy.
@@ -58,15 +43,9 @@ pub trait Bed {
     fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
 
     /// The log-sum-exp of a place; `None` where the problem asks for none.
-    ///
-    /// # Errors
-    /// A device error.
     fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
 
     /// What was written outside the tensors, in a sentence. On the host, bounds checks end the process instead.
-    ///
-    /// # Errors
-    /// A device error.
     fn outside(&self) -> Result<Option<String>, Trouble> {
         Ok(None)
     }
@@ -84,9 +63,6 @@ pub struct Drawn {
 
 impl Drawn {
     /// Draws the inputs and computes the answers in float64.
-    ///
-    /// # Errors
-    /// A problem that the reference refuses.
     pub fn new(problem: &Problem) -> Result<Drawn, BenchError> {
         let mut drawn = Drawn::default();
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
@@ -199,9 +175,6 @@ impl<'a> Workbench<'a> {
     }
 
     /// Times the candidates against each other.
-    ///
-    /// # Errors
-    /// As [`measure()`].
     pub fn time(
         &mut self,
         options: &Options,

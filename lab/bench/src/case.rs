@@ -255,9 +255,7 @@ fn lost(label: &str, trouble: &Trouble) -> Result<(), BenchError> {
     if !trouble.fatal {
         return Ok(());
     }
-    Err(BenchError::Device {
-        reason: format!("while {label} was inspected: {trouble}"),
-    })
+    Err(BenchError::Device(format!("while {label} was inspected: {trouble}")))
 }
 
 /// Stores samples as they come, and passes them on.

@@ -86,14 +86,11 @@ impl Side {
     pub fn of_store(store: &Store, selector: &Selector, name: &str) -> Result<Side, BenchError> {
         let runs = store.runs(selector)?;
         if runs.is_empty() {
-            return Err(BenchError::BadOption {
-                option: "run",
-                given: name.to_string(),
-                allowed: format!(
-                    "a key or revision, or how it begins, in {} (`flashcore evidence` lists them), or a file",
-                    store.path().display()
-                ),
-            });
+            let allowed = format!(
+                "a key or revision, or how it begins, in {} (`flashcore evidence` lists them), or a file",
+                store.path().display()
+            );
+            return Err(BenchError::bad_option("run", name, allowed));
         }
         let cut_off = runs.iter().filter(|run| !run.finished).count();
         let name = match cut_off {
@@ -134,9 +131,6 @@ impl Side {
 
     /// What a command line names: an export, of which all runs count, or a folder of runs, of which the latest does; else a
     /// run's key or a revision in the store at `store`.
-    ///
-    /// # Errors
-    /// As [`Side::of_store`].
     pub fn named(name: &str, store: &Path) -> Result<Side, BenchError> {
         let path = Path::new(name);
         if path.is_file() {
@@ -162,9 +156,6 @@ impl Entry {
 
 /// Compares sides that were measured apart. Subjects are matched by problem, mode and label; where the sides have no
 /// label in common on a problem and one kernel of ours each, those two are compared.
-///
-/// # Errors
-/// [`BenchError::NothingInCommon`].
 pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison, BenchError> {
     let mut rows = Vec::new();
     for theirs in &b.entries {
@@ -196,25 +187,19 @@ pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison, Benc
             verdict: Verdict::of(&ratio, options.threshold),
         });
     }
-    if rows.is_empty() {
-        return Err(BenchError::NothingInCommon {
-            a: a.name.clone(),
-            b: b.name.clone(),
-        });
-    }
-    Ok(Comparison {
-        a: a.name.clone(),
-        b: b.name.clone(),
-        paired: false,
-        rows,
-    })
+    Comparison::new(&a.name, &b.name, false, rows)
 }
 
 impl Comparison {
+    fn new(a: &str, b: &str, paired: bool, rows: Vec<Row>) -> Result<Comparison, BenchError> {
+        let (a, b) = (a.to_string(), b.to_string());
+        match rows.is_empty() {
+            true => Err(BenchError::NothingInCommon { a, b }),
+            false => Ok(Comparison { a, b, paired, rows }),
+        }
+    }
+
     /// Two subjects of one report, `a` being its baseline: measured side by side, round by round.
-    ///
-    /// # Errors
-    /// [`BenchError::NothingInCommon`].
     pub fn of_report(report: &Report, a: &str, b: &str) -> Result<Comparison, BenchError> {
         let rows: Vec<Row> = report
             .results
@@ -235,18 +220,7 @@ impl Comparison {
                 })
             })
             .collect();
-        if rows.is_empty() {
-            return Err(BenchError::NothingInCommon {
-                a: a.to_string(),
-                b: b.to_string(),
-            });
-        }
-        Ok(Comparison {
-            a: a.to_string(),
-            b: b.to_string(),
-            paired: true,
-            rows,
-        })
+        Comparison::new(a, b, true, rows)
     }
 
     /// The rows on which B is a regression: slower by more than `gate` (0.03 for 3 %) by its value, and slower at all

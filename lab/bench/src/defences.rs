@@ -1,7 +1,7 @@
-//! Defences against numbers that are fast because nothing was computed.
+//! Inspections: defences against kernels that are fast because they compute nothing.
 //!
-//! A subject is inspected on a [`Rig`]: the device's buffers, its stream, and the subject bound to them. Every
-//! rule has a reason with a name, and every reason a cheating subject among the tests that must be caught for it.
+//! A candidate is inspected on a [`Rig`]: the device's buffers, its stream, and the candidate bound to them. Every rule has
+//! a [`Reason`], and the tests have a cheating candidate for every reason.
 
 use flashcore_problem::{
     Comparison, POISON, Problem, Reference, ReferenceRow, Tensor, TensorView, Tolerance, compare, compare_lse,
@@ -26,28 +26,16 @@ pub trait Rig {
 
     /// Runs the candidate once, exactly as it is timed. `false` if it cannot be bound to that place, as is the case for
     /// functions of other libraries.
-    ///
-    /// # Errors
-    /// A device error. The other methods report the same.
     fn run(&mut self, run: &Run) -> Result<bool, Trouble>;
 
     /// Counts over the output of a place, and compares it with the right answer for a seed.
-    ///
-    /// # Errors
-    /// A device error.
     fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble>;
 
     /// The log-sum-exp of a place; `None` where the problem asks for none, or the candidate computes none, as functions
     /// of other libraries.
-    ///
-    /// # Errors
-    /// A device error.
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
 
     /// What was written outside the tensors that the candidate was given, in a sentence.
-    ///
-    /// # Errors
-    /// A device error.
     fn outside(&mut self) -> Result<Option<String>, Trouble>;
 }
 
@@ -86,9 +74,6 @@ pub struct Seen {
 
 impl Seen {
     /// Looks at a whole output.
-    ///
-    /// # Errors
-    /// An output that does not fit the problem.
     pub fn of(problem: &Problem, expected: &Expected, out: &Tensor) -> Result<Seen, Trouble> {
         Ok(Seen {
             census: census(&out.view()),
@@ -108,9 +93,6 @@ pub enum Expected {
 
 impl Expected {
     /// Compares an output with it.
-    ///
-    /// # Errors
-    /// An output that is not the problem's.
     pub fn compare(&self, problem: &Problem, out: &TensorView<'_>) -> Result<Comparison, Trouble> {
         let tolerance = Tolerance::of(problem.dtype());
         match self {
@@ -138,9 +120,9 @@ impl Expected {
     }
 }
 
-/// Seeds that [`inspect`] asks inputs for, in the order it does.
+/// Seeds of the inputs of [`inspect`], in order.
 pub const INSPECTION_SEEDS: [u64; 3] = [101, 102, 103];
-/// The seed that [`inspect_again`] asks inputs for.
+/// Seed of the inputs of [`inspect_again`].
 pub const AFTERWARDS_SEED: u64 = 104;
 
 /// A rejection: the reason, and a sentence on what was seen.
@@ -218,9 +200,6 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
 
 /// Looks once whether a candidate's output is right, on fresh inputs over a poisoned output: for kernels that are only
 /// screened. It finds wrong kernels, not cheating ones.
-///
-/// # Errors
-/// As [`inspect`].
 pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     inspection(rig, "in one look", |rig, found| {
         found.skipped.push("all but one look at the answer".to_string());
@@ -236,9 +215,6 @@ pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
 
 /// Inspects a candidate after it was timed, on inputs it has not seen: with the last output still in place, and over
 /// poison.
-///
-/// # Errors
-/// As [`inspect`].
 pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     inspection(rig, "after timing", |rig, found| {
         let (seed, last) = (AFTERWARDS_SEED, INSPECTION_SEEDS[1]);
@@ -288,9 +264,6 @@ const COLD_RUNS: usize = 25;
 /// Times single runs cold in two ways, µs: of `flushed` on its first set of inputs after a flush of L2, and of
 /// `rotating` through all its sets, which together must be more memory than L2 holds, without a flush. For
 /// [`judge_cold`].
-///
-/// # Errors
-/// What the device or the subjects say.
 pub fn time_cold(
     stopwatch: &mut dyn Stopwatch,
     flushed: &mut dyn Subject,
@@ -323,12 +296,12 @@ pub fn time_cold(
     Ok((median(&after_flush), median(&rotated)))
 }
 
-/// How much quicker a flushed run may be than one on memory that was never cached, relative: those runs differ in
-/// page and bank, too.
+/// How much faster a flushed run may be than one on memory that was never cached, relative: the runs also differ in pages
+/// and banks.
 pub const PERSISTING_MARGIN: f64 = 0.15;
 
-/// Judges the time of a run after a flush of L2 (`flushed_us`) beside that of runs that rotate through more memory
-/// than L2 holds (`rotating_us`): whatever is cold is cold both ways.
+/// Compares the time of a run after a flush of L2 (`flushed_us`) with that of runs that rotate through more memory than L2
+/// holds (`rotating_us`): both are cold.
 pub fn judge_cold(flushed_us: f64, rotating_us: f64) -> Option<Rejection> {
     (flushed_us < rotating_us * (1.0 - PERSISTING_MARGIN)).then(|| {
         (
@@ -341,7 +314,7 @@ pub fn judge_cold(flushed_us: f64, rotating_us: f64) -> Option<Rejection> {
     })
 }
 
-/// What is wrong with an output, if anything. `stale` is the seed of earlier inputs.
+/// Why an output is rejected, if it is. `stale` is the seed of earlier inputs.
 fn judge(
     rig: &mut dyn Rig,
     place: usize,
@@ -386,7 +359,7 @@ fn is_answer_of(rig: &mut dyn Rig, place: usize, what: Output, stale: Option<u64
     seen.is_some_and(|seen| seen.is_ok_and(|seen| seen.comparison.passed))
 }
 
-/// What is wrong with a log-sum-exp, if anything. That it was not looked at is noted.
+/// Why a log-sum-exp is rejected, if it is. Notes if it was not checked.
 fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection) -> Result<Option<Rejection>, Trouble> {
     if !rig.problem().return_lse() {
         return Ok(None);

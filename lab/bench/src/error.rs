@@ -14,18 +14,12 @@ pub enum BenchError {
         /// What it said.
         reason: String,
     },
-    /// The device's clock or queue failed, so that nothing more can be measured on it.
-    #[error("the device cannot be timed any more: {reason}")]
-    Device {
-        /// What the driver said.
-        reason: String,
-    },
-    /// There is nothing to measure.
-    #[error("nothing to measure: {what}")]
-    Nothing {
-        /// What is missing.
-        what: String,
-    },
+    /// The device's clock or queue failed, so that nothing more can be measured on it: what the driver said.
+    #[error("the device cannot be timed any more: {0}")]
+    Device(String),
+    /// There is nothing to measure: what is missing.
+    #[error("nothing to measure: {0}")]
+    Nothing(String),
     /// An option outside its range.
     #[error("{option} is {given}; allowed: {allowed}")]
     BadOption {
@@ -149,6 +143,15 @@ pub enum BenchError {
 }
 
 impl BenchError {
+    /// An option outside its range.
+    pub(crate) fn bad_option(option: &'static str, given: impl ToString, allowed: impl ToString) -> BenchError {
+        BenchError::BadOption {
+            option,
+            given: given.to_string(),
+            allowed: allowed.to_string(),
+        }
+    }
+
     /// Whether a kernel faulted, so that the device's context is lost.
     pub fn is_fault(&self) -> bool {
         matches!(self, BenchError::Flashcore(error)
@@ -158,7 +161,7 @@ impl BenchError {
     /// Whether the machine is at fault rather than the question.
     pub fn is_environment(&self) -> bool {
         match self {
-            BenchError::Device { .. } | BenchError::Store { .. } | BenchError::StoreAccess { .. } => true,
+            BenchError::Device(_) | BenchError::Store { .. } | BenchError::StoreAccess { .. } => true,
             BenchError::Flashcore(error) => error.is_environment(),
             _ => false,
         }

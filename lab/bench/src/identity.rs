@@ -1,4 +1,4 @@
-//! What a number is about: the subject, the device, the build. A number without these is a rumour.
+//! The identity of a number: the subject, the device, the build.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -25,17 +25,6 @@ pub enum LaunchMode {
     Host,
 }
 
-impl LaunchMode {
-    /// `plain`, `graph`, `host`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            LaunchMode::Plain => "plain",
-            LaunchMode::Graph(_) => "graph",
-            LaunchMode::Host => "host",
-        }
-    }
-}
-
 /// What the driver says of a loaded kernel: of the first, where a plan has several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
@@ -55,7 +44,7 @@ pub struct Attributes {
     pub binary_version: u32,
 }
 
-/// Who or what is timed.
+/// What is timed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SubjectInfo {
     /// Its name in tables; unique within a measurement: `mma/m128n64-w4-s2-xor`, `torch/cudnn`.

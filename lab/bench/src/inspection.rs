@@ -1,10 +1,10 @@
-//! What an inspection of a subject found, and the reasons not to time it.
+//! Results of inspections, and the reasons to reject a candidate.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a subject is not to be timed.
+/// Why a candidate is not timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
@@ -14,34 +14,21 @@ pub enum Reason {
     Zeros,
     /// The output has NaNs that the subject wrote itself.
     NotANumber,
-    /// The answer of earlier inputs.
+    /// The output is that of earlier inputs.
     Cached,
-    /// It works at the addresses it has seen before, and at no others.
+    /// It works only at addresses it has seen before.
     PointerReplay,
-    /// The stream says that it has ended, and it has not.
+    /// It still runs when its stream has ended, or does not wait for the stream.
     OtherStream,
-    /// It is quicker after a flush of L2 than on memory that was never in L2: something of it survives flushes.
+    /// It is faster after a flush of L2 than on memory that was never in L2: it keeps lines that a flush does not reach.
     PersistingCache,
-    /// It wrote beside the tensors that it was given.
+    /// It wrote outside the tensors that it was given.
     OutOfBounds,
-    /// Any other wrong answer.
+    /// Any other wrong output.
     Wrong,
 }
 
 impl Reason {
-    /// Every reason.
-    pub const ALL: [Reason; 9] = [
-        Reason::Unwritten,
-        Reason::Zeros,
-        Reason::NotANumber,
-        Reason::Cached,
-        Reason::PointerReplay,
-        Reason::OtherStream,
-        Reason::PersistingCache,
-        Reason::OutOfBounds,
-        Reason::Wrong,
-    ];
-
     /// As it stands in reports and evidence: `other-stream`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
-//! Measuring attention so that the numbers can be believed.
+//! Measures attention kernels: protocol, statistics, inspections, evidence.
 //!
 //! - [`measure()`] times any number of [`Subject`]s against each other with any [`Stopwatch`]: warm-up until times
 //!   settle, rounds in shuffled order, paired bootstrap intervals, [`Verdict`]s. What it does next is decided by
-//!   [`Protocol`], which touches no device; [`simulate`] proves it on a device that misbehaves.
+//!   [`Protocol`], which touches no device.
 //! - [`defences`] inspect a subject before and after it is timed, so that nothing fast is fast for not computing.
 //! - [`planted`] candidates are known to be bad, and show that the defences hold.
 //! - [`run()`] does all of that for problems, kernels and [`peers`] on a GPU ([`gpu`]) or the host ([`cpu`]); every
@@ -10,14 +10,18 @@
 //! - [`table`] prints reports; [`mod@compare`] compares configs, evidence files and revisions.
 //!
 //! ```
-//! use flashcore_bench::simulate::{Noise, SimulatedGpu};
-//! use flashcore_bench::{Mode, Options, Verdict};
+//! use flashcore::Device;
+//! use flashcore_bench::{Options, Request, problems, run, table};
 //!
-//! // A card at its power cap, whose single timings wander by 7 %, and two kernels 3 % apart.
-//! let gpu = SimulatedGpu::new(Noise::power_capped(), 1);
-//! let subjects = vec![gpu.subject("a", 40.0, 0.8, 4), gpu.subject("b", 41.2, 0.8, 4)];
-//! let measured = gpu.measure(&Options::default(), Mode::Hot, subjects)?;
-//! assert_eq!(measured.subjects[1].verdict, Some(Verdict::Slower));
+//! let request = Request {
+//!     cases: problems::cases("tiny", None)?,
+//!     kernels: vec!["cpu/m16n16".to_string(), "cpu/m32n16".to_string()],
+//!     options: Options { budget_ms: 100.0, ..Options::for_cpu() },
+//!     ..Request::default()
+//! };
+//! let report = run(&Device::cpu(), &request, &mut (), None, &mut ())?;
+//! assert_eq!(report.results[0].measurement.subjects.len(), 2);
+//! println!("{}", table::text(&report));
 //! # Ok::<(), flashcore_bench::BenchError>(())
 //! ```
 
@@ -47,7 +51,6 @@ pub mod python;
 mod report;
 pub mod selfcheck;
 mod session;
-pub mod simulate;
 mod stand;
 pub mod standing;
 pub mod stats;

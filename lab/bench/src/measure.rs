@@ -47,9 +47,6 @@ pub trait Observer {
     }
 
     /// A round ended, with the device in this state.
-    ///
-    /// # Errors
-    /// As [`sample`](Observer::sample).
     fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), BenchError> {
         let _ = (round, reading);
         Ok(())
@@ -122,9 +119,9 @@ pub fn measure(
 ) -> Result<Measurement, BenchError> {
     options.check()?;
     if subjects.is_empty() {
-        return Err(BenchError::Nothing {
-            what: "no kernel and no peer serves the problem here".to_string(),
-        });
+        return Err(BenchError::Nothing(
+            "no kernel and no peer serves the problem here".to_string(),
+        ));
     }
     let granules: Vec<u32> = subjects.iter().map(|subject| subject.runs_per_call()).collect();
     let mut protocol = Protocol::new(options, mode, &granules, baseline);
@@ -168,9 +165,7 @@ pub fn measure(
             }
             Err(trouble) if trouble.fatal => {
                 let label = &subjects[batch.subject].info().label;
-                return Err(BenchError::Device {
-                    reason: format!("while {label} ran: {trouble}"),
-                });
+                return Err(BenchError::Device(format!("while {label} ran: {trouble}")));
             }
             Err(trouble) => {
                 troubles[batch.subject] = Some(trouble.message);

@@ -1,4 +1,4 @@
-//! How to measure: the protocol's settings, each with its unit and its reason.
+//! The settings of the protocol, with units and reasons.
 
 use std::fmt;
 use std::str::FromStr;
@@ -53,11 +53,7 @@ impl FromStr for Mode {
         Mode::ALL
             .into_iter()
             .find(|mode| mode.name() == name)
-            .ok_or_else(|| BenchError::BadOption {
-                option: "mode",
-                given: name.to_string(),
-                allowed: Mode::ALL.map(Mode::name).join(", "),
-            })
+            .ok_or_else(|| BenchError::bad_option("mode", name, Mode::ALL.map(Mode::name).join(", ")))
     }
 }
 
@@ -73,34 +69,12 @@ pub enum Turns {
     Steady,
 }
 
-impl Turns {
-    /// `short`, `steady`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Turns::Short => "short",
-            Turns::Steady => "steady",
-        }
-    }
-}
-
 impl fmt::Display for Turns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Turns {
-    type Err = BenchError;
-
-    fn from_str(name: &str) -> Result<Turns, BenchError> {
-        [Turns::Short, Turns::Steady]
-            .into_iter()
-            .find(|turns| turns.name() == name)
-            .ok_or_else(|| BenchError::BadOption {
-                option: "turns",
-                given: name.to_string(),
-                allowed: "short, steady".to_string(),
-            })
+        f.pad(match self {
+            Turns::Short => "short",
+            Turns::Steady => "steady",
+        })
     }
 }
 
@@ -112,9 +86,8 @@ pub struct Options {
     pub confidence: f64,
     /// Difference below which two kernels are the same, relative.
     pub threshold: f64,
-    /// A subject is done when half the width of its ratio's interval is below this, relative; while its verdict
-    /// is ambiguous, below half of it; far from the baseline, below a tenth of the distance, since nobody asks
-    /// whether 20× is 20.1×.
+    /// A subject is done when half the width of its ratio's interval is below this, relative; while its verdict is
+    /// ambiguous, below half of it; far from the baseline, below a tenth of the distance.
     pub precision: f64,
     /// Rounds before a subject near the baseline may be done.
     pub min_rounds: u32,
@@ -192,17 +165,8 @@ impl Options {
     }
 
     /// Checks the settings.
-    ///
-    /// # Errors
-    /// [`BenchError::BadOption`].
     pub fn check(&self) -> Result<(), BenchError> {
-        let bad = |option, given: f64, allowed: &str| {
-            Err(BenchError::BadOption {
-                option,
-                given: given.to_string(),
-                allowed: allowed.to_string(),
-            })
-        };
+        let bad = |option, given: f64, allowed: &str| Err(BenchError::bad_option(option, given, allowed));
         if !(0.5..1.0).contains(&self.confidence) {
             return bad("confidence", self.confidence, "0.5 up to, not including, 1");
         }
@@ -292,16 +256,6 @@ mod tests {
             let error = options.check().unwrap_err().to_string();
             assert!(error.contains("allowed"), "{error}");
         }
-        for turns in [Turns::Short, Turns::Steady] {
-            assert_eq!(turns.to_string().parse::<Turns>().unwrap(), turns);
-        }
-        assert!(
-            "long"
-                .parse::<Turns>()
-                .unwrap_err()
-                .to_string()
-                .contains("short, steady")
-        );
         assert!("warm".parse::<Mode>().unwrap_err().to_string().contains("sustained"));
     }
 }

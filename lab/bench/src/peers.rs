@@ -84,7 +84,7 @@ impl PeerTensors {
     }
 }
 
-/// Addresses of the scales of e4m3 tensors, each f32 `[batch, num_kv_heads]`, dense, beside their tensors.
+/// Addresses of the scales of e4m3 tensors, each f32 `[batch, num_kv_heads]`, dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerScales {
     /// Batches and K/V heads.

@@ -1,10 +1,10 @@
-//! The protocol as a state machine that touches no device: it says what to run next, is told how long that
-//! took, and says when enough is known.
+//! The protocol as a state machine that touches no device: it returns what to run next, is given the time of that, and
+//! decides when the result is precise enough.
 //!
-//! First each subject is run until its time settles. Then rounds: every subject has a turn in each, in an order
-//! shuffled anew, untimed runs of the same subject before each timed batch. Whether the turns of the hot mode are
-//! short or steady follows from how long the quickest subject takes. A subject leaves when its ratio to the baseline
-//! is known well enough; the baseline stays until all others have left.
+//! First each subject runs until its time settles. Then come rounds: every subject has a turn in each, in a shuffled order,
+//! with untimed runs of the same subject before each timed batch. The time of the fastest subject decides whether turns of
+//! the hot mode are short or steady. A subject leaves when its ratio to the baseline is precise enough; the baseline stays
+//! until all others have left.
 
 use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
@@ -88,8 +88,8 @@ impl Stop {
 
 /// Runs a batch may have at most: keeps a mistaken estimate from queueing for minutes.
 const MAX_RUNS: u32 = 200_000;
-/// A run that is this many times as long as the untimed ones before it should be needs none: what is left of the
-/// state before it is a small part of it.
+/// A run that is this many times as long as its untimed lead would be has no lead: the earlier state of the card affects
+/// only a small part of it.
 const OUTLASTS_LEAD: f64 = 10.0;
 /// Resamples when deciding whether to stop; the stored interval has more.
 const CHECK_RESAMPLES: usize = 400;
@@ -113,7 +113,7 @@ pub struct Protocol {
     started_us: Option<f64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Track {
     /// Runs one call makes; batches are multiples of it.
     granule: u32,
@@ -134,6 +134,13 @@ enum Phase {
     Done(Stop),
 }
 
+impl Phase {
+    /// The first run of a subject.
+    fn warm_up(subject: usize) -> Phase {
+        Phase::WarmUp { subject, runs: 1 }
+    }
+}
+
 impl Protocol {
     /// A measurement of subjects, each given by how many runs one call of it makes; `baseline` is the one that
     /// the others are compared with.
@@ -142,19 +149,13 @@ impl Protocol {
             .iter()
             .map(|&granule| Track {
                 granule: granule.max(1),
-                failed: false,
-                done: false,
-                settled: false,
-                warm_us: 0.0,
-                warm_times: Vec::new(),
                 estimate_us: f64::NAN,
-                times: Vec::new(),
+                ..Track::default()
             })
             .collect();
-        let phase = if tracks.is_empty() {
-            Phase::Done(Stop::Failed)
-        } else {
-            Phase::WarmUp { subject: 0, runs: 1 }
+        let phase = match tracks.is_empty() {
+            true => Phase::Done(Stop::Failed),
+            false => Phase::warm_up(0),
         };
         Protocol {
             options: options.clone(),
@@ -182,10 +183,7 @@ impl Protocol {
                         continue;
                     }
                     if self.tracks[subject].failed {
-                        self.phase = Phase::WarmUp {
-                            subject: subject + 1,
-                            runs: 1,
-                        };
+                        self.phase = Phase::warm_up(subject + 1);
                         continue;
                     }
                     return Step::Batch(Batch {
@@ -228,10 +226,7 @@ impl Protocol {
                 track.settled = settled(&track.warm_times);
                 let enough = track.warm_us >= self.options.warm_up_min_us && track.settled;
                 self.phase = if enough || track.warm_us >= self.options.warm_up_max_us {
-                    Phase::WarmUp {
-                        subject: subject + 1,
-                        runs: 1,
-                    }
+                    Phase::warm_up(subject + 1)
                 } else {
                     let wanted = runs_for(self.options.sample_us, track.estimate_us);
                     Phase::WarmUp {
@@ -255,10 +250,7 @@ impl Protocol {
         match &mut self.phase {
             Phase::WarmUp { subject, .. } => {
                 self.tracks[*subject].failed = true;
-                self.phase = Phase::WarmUp {
-                    subject: *subject + 1,
-                    runs: 1,
-                };
+                self.phase = Phase::warm_up(*subject + 1);
             }
             Phase::Round { order, next, .. } => {
                 self.tracks[order[*next]].failed = true;
@@ -294,23 +286,18 @@ impl Protocol {
         Ratio::paired(&ours, &theirs, self.options.confidence, resamples)
     }
 
-    /// Steady where every subject is long, for one subject in another state than the rest would be compared unfairly.
+    /// Steady where every subject is long: all subjects are compared in the same state of the card.
     fn choose_turns(&self) -> Option<Turns> {
         let from_us = match self.mode {
             Mode::Hot => self.options.steady_from_us.unwrap_or(f64::INFINITY),
             Mode::Screen => f64::INFINITY,
             Mode::Cold | Mode::Sustained => return None,
         };
-        let times = self
-            .tracks
-            .iter()
-            .filter(|track| !track.failed)
-            .map(|track| track.estimate_us);
-        let quickest_us = times.fold(f64::INFINITY, f64::min);
-        Some(if quickest_us.is_finite() && quickest_us >= from_us {
-            Turns::Steady
-        } else {
-            Turns::Short
+        let running = self.tracks.iter().filter(|track| !track.failed);
+        let quickest_us = running.map(|track| track.estimate_us).fold(f64::INFINITY, f64::min);
+        Some(match quickest_us.is_finite() && quickest_us >= from_us {
+            true => Turns::Steady,
+            false => Turns::Short,
         })
     }
 
@@ -320,22 +307,18 @@ impl Protocol {
         for last in (1..order.len()).rev() {
             order.swap(last, self.rng.below(last + 1));
         }
-        self.phase = if order.is_empty() {
-            Phase::Done(Stop::Failed)
-        } else {
-            Phase::Round { round, order, next: 0 }
+        self.phase = match order.is_empty() {
+            true => Phase::Done(Stop::Failed),
+            false => Phase::Round { round, order, next: 0 },
         };
     }
 
     fn sample(&self, subject: usize, purpose: Purpose) -> Batch {
         let track = &self.tracks[subject];
         let sized = |us: f64| round_up(runs_for(us, track.estimate_us), track.granule);
-        let lead = |us: f64| {
-            if track.estimate_us < OUTLASTS_LEAD * us {
-                sized(us)
-            } else {
-                0
-            }
+        let lead = |us: f64| match track.estimate_us < OUTLASTS_LEAD * us {
+            true => sized(us),
+            false => 0,
         };
         let options = &self.options;
         let (lead, runs) = match (self.mode, self.turns) {
@@ -404,11 +387,9 @@ impl Protocol {
 
     /// With others it was in every round that they needed; alone it has to settle by itself.
     fn baseline_known(&self, rounds: u32) -> bool {
-        let alone = self.tracks.iter().filter(|track| !track.failed).count() == 1;
-        if alone {
-            self.median_known(self.baseline, rounds)
-        } else {
-            rounds as usize >= FEWEST_ROUNDS
+        match self.tracks.iter().filter(|track| !track.failed).count() {
+            1 => self.median_known(self.baseline, rounds),
+            _ => rounds as usize >= FEWEST_ROUNDS,
         }
     }
 
@@ -430,11 +411,9 @@ fn settled(times: &[f64]) -> bool {
 
 /// Runs that take at least `us`.
 fn runs_for(us: f64, per_run_us: f64) -> u32 {
-    let runs = (us / per_run_us).ceil();
-    if runs.is_finite() {
-        runs.clamp(1.0, f64::from(MAX_RUNS)) as u32
-    } else {
-        1
+    match (us / per_run_us).ceil() {
+        runs if runs.is_finite() => runs.clamp(1.0, f64::from(MAX_RUNS)) as u32,
+        _ => 1,
     }
 }
 

@@ -109,9 +109,7 @@ impl Python {
     /// # Errors
     /// [`BenchError::Device`] with what the process said if it did not end in a report.
     pub fn bench(&self, job: &Job, watcher: &mut dyn Watcher) -> Result<Report, BenchError> {
-        let failed = |reason: String| BenchError::Device {
-            reason: format!("{}: {reason}", self.executable.display()),
-        };
+        let failed = |reason: String| BenchError::Device(format!("{}: {reason}", self.executable.display()));
         let input = serde_json::to_vec(job).map_err(|error| failed(error.to_string()))?;
         let mut child = Command::new(&self.executable)
             .args(["-m", "flashcore._bench"])
@@ -120,7 +118,7 @@ impl Python {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| failed(error.to_string()))?;
-        // Read beside, so that a library that warns a lot does not fill the pipe and stop.
+        // Read in a thread, so that a library that warns a lot does not block on a full pipe.
         let errors = child.stderr.take().map(|stderr| {
             std::thread::spawn(move || {
                 let lines = BufReader::new(stderr).lines().map_while(Result::ok);

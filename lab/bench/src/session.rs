@@ -104,9 +104,7 @@ pub fn run(
         sweep.check(&request.modes)?;
     }
     if request.cases.is_empty() || request.modes.is_empty() {
-        return Err(BenchError::Nothing {
-            what: "no problem or no mode was given".to_string(),
-        });
+        return Err(BenchError::Nothing("no problem or no mode was given".to_string()));
     }
     let stand = Stand::new(device)?;
     let floor = match &stand.gpu {

@@ -59,9 +59,6 @@ pub struct Stand {
 
 impl Stand {
     /// Takes a device.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn new(device: &Device) -> Result<Stand, BenchError> {
         let gpu = match device {
             Device::Cpu => None,

@@ -1,4 +1,4 @@
-//! Where our kernels stand beside another implementation over many problems: the geometric mean of speed-ups, with an
+//! Our kernels compared with another implementation over many problems: the geometric mean of speed-ups, with an
 //! interval, over all of them and by kind of problem.
 
 use std::collections::BTreeMap;
@@ -121,8 +121,8 @@ impl Shape {
 pub struct Geomean {
     /// The mean.
     pub value: f64,
-    /// Its interval, at the confidence of the problems' own. It says how well these problems were measured, and nothing
-    /// of others. `None` where a problem's own interval is unknown.
+    /// Its interval, at the confidence of the problems. It says how well these problems were measured, and nothing about
+    /// others. `None` where a problem's interval is unknown.
     pub interval: Option<Interval>,
     /// Problems.
     pub shapes: usize,
@@ -197,7 +197,7 @@ impl Standing {
 }
 
 impl Report {
-    /// Our quickest kernel on each problem beside `base`, a mode each. Only ratios paired by round count, so `base` must
+    /// Our fastest kernel on each problem compared with `base`, by mode. Only ratios paired by round count, so `base` must
     /// have been the baseline; problems where it was not, or where one of the two has no time, are listed as missing.
     pub fn standings(&self, base: &str) -> Vec<Standing> {
         let modes = [Mode::Hot, Mode::Cold, Mode::Sustained];
@@ -267,7 +267,7 @@ impl CaseResult {
 }
 
 impl Comparison {
-    /// B beside A over all problems that both have, a subject and mode each.
+    /// B compared with A over all problems that both have, by subject and mode.
     pub fn standings(&self) -> Vec<Standing> {
         let mut by_subject: BTreeMap<(Mode, &str), Vec<Shape>> = BTreeMap::new();
         for row in &self.rows {

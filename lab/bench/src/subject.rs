@@ -1,5 +1,5 @@
-//! What is timed, and the clock it is timed with. Everything that touches a driver is behind these two traits,
-//! so that kernels, another library's functions and a simulation go through one protocol.
+//! What is timed, and the clock it is timed with. Everything that touches a driver is behind these two traits, so that
+//! kernels, functions of other libraries and simulations use one protocol.
 
 use flashcore_problem::Tensor;
 use thiserror::Error;
@@ -29,9 +29,7 @@ impl Trouble {
     /// The error of this candidate, or of the device if that is lost.
     pub(crate) fn of(self, label: &str) -> BenchError {
         match self.fatal {
-            true => BenchError::Device {
-                reason: format!("while {label} ran: {self}"),
-            },
+            true => BenchError::Device(format!("while {label} ran: {self}")),
             false => BenchError::Subject {
                 subject: label.to_string(),
                 reason: self.message,
@@ -64,10 +62,10 @@ impl From<flashcore::Error> for Trouble {
 /// the stream says so. A subject neither synchronises nor reads the clock.
 ///
 /// To time a function of another library, only [`info`](Subject::info) and [`call`](Subject::call) are needed;
-/// one that returns its answer in memory of its own also gives [`answer`](Subject::answer), and one that keeps
+/// one that returns its output in its own memory also gives [`answer`](Subject::answer), and one that keeps
 /// copies of the inputs [`inputs_changed`](Subject::inputs_changed).
 pub trait Subject {
-    /// Who it is.
+    /// Its label and identity.
     fn info(&self) -> &SubjectInfo;
 
     /// Runs that one [`call`](Subject::call) makes, one after another: the length of the chain for a graph.
@@ -102,18 +100,12 @@ pub trait Subject {
     }
 
     /// The values of the first set of inputs have changed, at the same addresses: refresh copies of them.
-    ///
-    /// # Errors
-    /// Why it cannot.
     fn inputs_changed(&mut self) -> Result<(), Trouble> {
         Ok(())
     }
 
     /// The answer of the last run in the layout of the problem's output, after waiting for it; `None` if it was
     /// written to the output that all subjects share.
-    ///
-    /// # Errors
-    /// Why it cannot be read.
     fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
         Ok(None)
     }
@@ -125,34 +117,19 @@ pub trait Subject {
 /// like work, and [`elapsed_us`](Stopwatch::elapsed_us) waits for the lap to have ended.
 pub trait Stopwatch {
     /// Puts the beginning of a lap into the stream.
-    ///
-    /// # Errors
-    /// What the device said.
     fn begin(&mut self, lap: usize) -> Result<(), Trouble>;
 
     /// Puts the end of a lap into the stream.
-    ///
-    /// # Errors
-    /// What the device said.
     fn end(&mut self, lap: usize) -> Result<(), Trouble>;
 
     /// Waits for the end of a lap; its length in µs.
-    ///
-    /// # Errors
-    /// What the device said: faults of the work before show here.
     fn elapsed_us(&mut self, lap: usize) -> Result<f64, Trouble>;
 
     /// Puts a pause into the stream that is long enough for the host to queue several calls behind it, so that
     /// a single run is not timed at the speed of the host.
-    ///
-    /// # Errors
-    /// What the device said.
     fn hold(&mut self) -> Result<(), Trouble>;
 
     /// Puts overwriting all of the last-level cache into the stream.
-    ///
-    /// # Errors
-    /// What the device said.
     fn flush(&mut self) -> Result<(), Trouble>;
 
     /// The host's clock, µs from any origin.

@@ -1,5 +1,5 @@
-//! Sweeps: many kernels on a problem, ranked. All are screened first, in short turns and after one look at their
-//! answers; the best go on to be inspected and measured as in any bench.
+//! Sweeps: many kernels on a problem, ranked. All are screened first, in short turns and after one check of their outputs;
+//! the best are then inspected and measured as in any bench.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,29 +36,17 @@ const SCREENING_PRECISION: f64 = 0.01;
 
 impl Sweep {
     /// Checks the settings, and the modes in which those kept are to be measured.
-    ///
-    /// # Errors
-    /// [`BenchError::BadOption`].
     pub fn check(&self, modes: &[Mode]) -> Result<(), BenchError> {
-        let bad = |option, given: String, allowed: &str| {
-            Err(BenchError::BadOption {
-                option,
-                given,
-                allowed: allowed.to_string(),
-            })
-        };
         if self.keep == 0 {
-            return bad("the number of kernels to keep", "0".to_string(), "1 or more");
+            return Err(BenchError::bad_option("the number of kernels to keep", 0, "1 or more"));
         }
         if !(self.budget_ms > 0.0 && self.budget_ms.is_finite()) {
-            return bad("the budget a subject, ms,", self.budget_ms.to_string(), "above 0");
+            let option = "the budget a subject, ms,";
+            return Err(BenchError::bad_option(option, self.budget_ms, "above 0"));
         }
         if modes.contains(&Mode::Screen) {
-            return bad(
-                "a mode of a sweep",
-                Mode::Screen.to_string(),
-                "hot, cold, sustained: it screens anyway",
-            );
+            let allowed = "hot, cold, sustained: it screens anyway";
+            return Err(BenchError::bad_option("a mode of a sweep", Mode::Screen, allowed));
         }
         Ok(())
     }

@@ -81,7 +81,7 @@ impl Failure {
                 flashcore::Error::Cuda(_) => Failure::LaunchFailed,
                 _ => Failure::Refused,
             },
-            BenchError::Nothing { .. } => Failure::Refused,
+            BenchError::Nothing(_) => Failure::Refused,
             _ => Failure::LaunchFailed,
         }
     }

@@ -9,7 +9,7 @@ use crate::stats::Ratio;
 /// A difference in time below which two kernels are called the same, unless said otherwise.
 pub const THRESHOLD: f64 = 0.01;
 
-/// What was found about a subject beside its baseline. The threshold of practical difference `t` makes three
+/// How a subject compares with its baseline. The threshold of practical difference `t` makes three
 /// zones of the ratio of times: below `1 − t`, around 1, and above `1 + t`; a verdict is given when the whole
 /// interval lies in one zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use flashcore_bench::chart::{Grid, Ladder, RungName, Speed};
+use flashcore_bench::chart::{self, Chart, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
 use serde::Deserialize;
 
@@ -71,8 +71,8 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
                 Some(path) => rungs_of(path)?,
                 None => rung.iter().map(|rung| rung_name(rung)).collect(),
             };
-            let ladder = Ladder::of_report(&of_run(keep, &what.run, None)?, problem, what.mode, &names)?;
-            what.write(&[("html", &|| ladder.html()), ("svg", &|| ladder.svg())])
+            let ladder = chart::ladder(&of_run(keep, &what.run, None)?, problem, what.mode, &names)?;
+            what.write(&ladder, None)
         }
         ChartArgs::Ratio { what, baseline } => {
             let report = of_run(keep, &what.run, baseline.as_deref())?;
@@ -92,8 +92,8 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
                 Failure::usage("no peer was timed in that run, or none was its baseline")
                     .help("name one of its subjects with --baseline")
             };
-            let grid = Grid::of_report(&report, base.ok_or_else(missing)?, what.mode)?;
-            what.write(&[("html", &|| grid.html()), ("svg", &|| grid.svg())])
+            let grid = chart::ratio(&report, base.ok_or_else(missing)?, what.mode)?;
+            what.write(&grid, None)
         }
         ChartArgs::Lines { what } => {
             let path = Path::new(&what.run);
@@ -102,11 +102,7 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
                 true => Speed::of_csv(&style::read(path)?).map_err(wrong)?,
                 false => Speed::of_report(&of_run(keep, &what.run, None)?, what.mode)?,
             };
-            what.write(&[
-                ("html", &|| speed.html()),
-                ("svg", &|| speed.svg()),
-                ("csv", &|| speed.csv()),
-            ])
+            what.write(&speed.chart(), Some(speed.csv()))
         }
     }
 }
@@ -159,18 +155,23 @@ fn rungs_of(path: &Path) -> Result<Vec<RungName>, Failure> {
 }
 
 impl WhatArgs {
-    /// Writes the form that the file's extension names; the first one to standard output.
-    fn write(&self, forms: &[(&str, &dyn Fn() -> String)]) -> Result<(), Failure> {
+    /// Writes the form that the file's extension names; HTML to standard output.
+    fn write(&self, chart: &Chart, csv: Option<String>) -> Result<(), Failure> {
         let Some(path) = &self.output else {
-            style::print(&forms[0].1());
+            style::print(&chart.html());
             return Ok(());
         };
         let extension = path.extension().and_then(|extension| extension.to_str());
-        let form = forms.iter().find(|(name, _)| Some(*name) == extension);
-        let wrong = || {
-            let names: Vec<String> = forms.iter().map(|(name, _)| format!(".{name}")).collect();
-            Failure::usage(format!("{} ends in none of {}", path.display(), names.join(", ")))
+        let text = match (extension, csv) {
+            (Some("html"), _) => chart.html(),
+            (Some("svg"), _) => chart.svg(),
+            (Some("csv"), Some(csv)) => csv,
+            (_, csv) => {
+                let csv = if csv.is_some() { ", .csv" } else { "" };
+                let message = format!("{} ends in none of .html, .svg{csv}", path.display());
+                return Err(Failure::usage(message));
+            }
         };
-        style::write(path, form.ok_or_else(wrong)?.1())
+        style::write(path, text)
     }
 }

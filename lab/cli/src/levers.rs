@@ -17,8 +17,11 @@ fn families() -> [Family; 5] {
     ]
 }
 
+/// The name and value of a lever.
+type LeverValue = (&'static str, String);
+
 /// The family of an id, and the name and value of each of its levers.
-fn read(id: &str) -> Result<(Family, Vec<(&'static str, String)>), Failure> {
+fn read(id: &str) -> Result<(Family, Vec<LeverValue>), Failure> {
     let name = id.split('/').next();
     let family = families().into_iter().find(|family| name == Some(family.name));
     let values = family.as_ref().map(|family| family.values(id)).unwrap_or_default();

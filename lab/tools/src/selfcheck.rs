@@ -4,10 +4,9 @@ use std::error::Error;
 
 use flashcore::{Config, Context, InputKind, Stream};
 use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, PreparedPlan};
-use flashcore_bench::selfcheck::{PLANTED, SelfCheck, selfcheck};
-use flashcore_bench::simulate::{Noise, SimulatedGpu};
+use flashcore_bench::selfcheck::{PLANTED, SelfCheck, count, selfcheck};
 use flashcore_bench::stats::median;
-use flashcore_bench::{self as bench, Bed, LaunchMode, Mode, Subject, SubjectInfo, draw, measure, problems};
+use flashcore_bench::{self as bench, Bed, LaunchMode, Mode, Subject, SubjectInfo, Verdict, draw, measure, problems};
 use flashcore_cuda::{Function, ModuleOptions};
 
 use flashcore_kernels::{KernelCache, Plan, Step, select};
@@ -20,8 +19,7 @@ const CHAIN_US: f64 = 400.0;
 ///
 /// Fails if more than 2 % of the verdicts on the same kernel are FASTER or SLOWER, or fewer than 95
 /// % of the slowdowns are found. The slowdown is a kernel that spins for 3 % of the time of each
-/// chain of runs. Turns are short: hundreds of trials with steady ones would take an hour. Without
-/// a GPU it runs on simulated ones.
+/// chain of runs. Turns are short: hundreds of trials with steady ones would take an hour.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[arg(default_value_t = 100)]
@@ -32,32 +30,22 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn main(options: &Options) -> crate::Ran {
-    let found = match Context::new(0) {
-        Ok(context) => on_gpu(&context, options)?,
-        Err(error) => {
-            println!("no GPU ({error}); simulated ones instead");
-            simulated(options.trials)?
-        }
-    };
+    let found = on_gpu(&Context::new(0)?, options)?;
     let percent = |x: f64| format!("{:.1} %", x * 100.0);
-    println!("the same kernel   {:?}", found.same);
-    println!("slowed by 3 %     {:?}", found.planted);
+    for (what, verdicts) in [
+        ("the same kernel  ", &found.same),
+        ("slowed by 3 %    ", &found.planted),
+    ] {
+        let counts = [Verdict::Same, Verdict::Faster, Verdict::Slower, Verdict::Ambiguous].map(|verdict| {
+            let count = count(verdicts, verdict);
+            format!("{count} {verdict}")
+        });
+        println!("{what} {}, of {} trials", counts.join(", "), verdicts.len());
+    }
     println!("false verdicts    {} (at most 2 %)", percent(found.false_verdicts()));
     println!("slowdowns found   {} (at least 95 %)", percent(found.found()));
     println!("slowdown measured {} (median)", percent(median(&found.measured)));
     crate::verdict(found.passed())
-}
-
-fn simulated(trials: u32) -> Result<SelfCheck, Box<dyn Error>> {
-    Ok(selfcheck(trials, |number, slowdown| {
-        let seed = u64::from(number) * 2 + u64::from(slowdown > 0.0);
-        let gpu = SimulatedGpu::new(Noise::power_capped(), seed);
-        let subjects = vec![
-            gpu.subject("a", 80.0, 0.8, 4),
-            gpu.subject("b", 80.0 * (1.0 + slowdown), 0.8, 4),
-        ];
-        gpu.measure(&bench::Options::default(), Mode::Screen, subjects)
-    })?)
 }
 
 fn on_gpu(context: &Context, options: &Options) -> Result<SelfCheck, Box<dyn Error>> {

@@ -1,8 +1,8 @@
-//! The grid: how many times as fast as a peer on each problem, head_dim and mask down, lengths across.
+//! The ratio chart: speed-ups over a peer on each problem, head_dim and mask down, lengths across.
 
 use maud::{Markup, html};
 
-use super::{WIDTH, identity, page, round, svg};
+use super::{Chart, WIDTH, identity, length, round, svg};
 use crate::error::BenchError;
 use crate::options::Mode;
 use crate::report::Report;
@@ -28,16 +28,6 @@ const CLASSES: [(f64, &str, bool, &str); 7] = [
     (0.67, "s2", false, "≥ 0.67"),
     (0.0, "s3", true, "less"),
 ];
-
-/// A chart of speed-ups over a peer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Grid {
-    title: String,
-    about: Vec<String>,
-    /// Numbers of keys, ascending.
-    columns: Vec<usize>,
-    rows: Vec<Row>,
-}
 
 /// A row has at most one problem of each length.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,103 +58,80 @@ impl Key {
     }
 }
 
-impl Grid {
-    /// Our quickest kernel beside `base`, on every problem of a report that has both in this mode.
-    ///
-    /// # Errors
-    /// [`BenchError::BadOption`] if there is no such problem: `base` must have been the baseline.
-    pub fn of_report(report: &Report, base: &str, mode: Mode) -> Result<Grid, BenchError> {
-        let standing = report
-            .standings(base)
-            .into_iter()
-            .find(|standing| standing.mode == mode);
-        let Some(standing) = standing else {
-            return Err(BenchError::BadOption {
-                option: "baseline",
-                given: format!("{base} ({mode})"),
-                allowed: report
-                    .main_peer()
-                    .unwrap_or("a subject that was timed in the same rounds as another kernel of ours")
-                    .to_string(),
-            });
+/// A chart of speed-ups: our quickest kernel compared with `base`, on every problem of a report that has both in this
+/// mode.
+///
+/// # Errors
+/// [`BenchError::BadOption`] if there is no such problem: `base` must have been the baseline.
+pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart, BenchError> {
+    let mut standings = report.standings(base).into_iter();
+    let Some(standing) = standings.find(|standing| standing.mode == mode) else {
+        let peer = report.main_peer();
+        return Err(BenchError::bad_option(
+            "baseline",
+            format!("{base} ({mode})"),
+            peer.unwrap_or("a subject that was timed in the same rounds as another kernel of ours"),
+        ));
+    };
+    let mut shapes: Vec<(Key, usize, Shape)> = Vec::new();
+    for shape in &standing.shapes {
+        let result = report.results.iter().find(|result| result.case.name == shape.case);
+        let Some(problem) = result.map(|result| &result.case.problem) else {
+            continue;
         };
-        let mut shapes: Vec<(Key, usize, Shape)> = Vec::new();
-        for shape in &standing.shapes {
-            let case = report
-                .results
-                .iter()
-                .map(|result| &result.case)
-                .find(|case| case.name == shape.case);
-            let Some(problem) = case.map(|case| &case.problem) else {
-                continue;
-            };
-            let key = Key {
-                head_dim: problem.head_dim(),
-                mask: shape.group.mask.clone(),
-                heads_per_kv: problem.num_heads() / problem.num_kv_heads().max(1),
-                batch: (problem.seq_len_q() == 1).then(|| problem.batch()),
-            };
-            shapes.push((key, problem.seq_len_kv(), shape.clone()));
-        }
-        let mut columns: Vec<usize> = shapes.iter().map(|(_, keys, _)| *keys).collect();
-        columns.sort_unstable();
-        columns.dedup();
-        let mut about = vec![summary(&standing)];
-        about.extend(identity(report));
-        Ok(Grid {
-            title: format!("Speed compared with {base}"),
-            about,
-            rows: rows(&columns, shapes),
-            columns,
-        })
+        let key = Key {
+            head_dim: problem.head_dim(),
+            mask: shape.group.mask.clone(),
+            heads_per_kv: problem.num_heads() / problem.num_kv_heads().max(1),
+            batch: (problem.seq_len_q() == 1).then(|| problem.batch()),
+        };
+        shapes.push((key, problem.seq_len_kv(), shape.clone()));
     }
-
-    /// The chart by itself.
-    pub fn svg(&self) -> String {
-        self.draw().into_string()
-    }
-
-    /// The chart in a page.
-    pub fn html(&self) -> String {
-        let rows: Vec<Vec<String>> = self
-            .rows
+    let mut lengths: Vec<usize> = shapes.iter().map(|(_, keys, _)| *keys).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let rows = rows(&lengths, shapes);
+    let title = format!("Speed compared with {base}");
+    let mut about = vec![summary(&standing)];
+    about.extend(identity(report));
+    let numbers = |shape: &Shape| {
+        let speedup = times(shape.speedup);
+        vec![shape.case.clone(), shape.subject.clone(), speedup, interval(shape)]
+    };
+    Ok(Chart {
+        drawing: draw(&title, &lengths, &rows),
+        title,
+        about,
+        columns: vec!["problem", "kernel", "speed-up", "interval"],
+        rows: rows
             .iter()
             .flat_map(|row| row.cells.iter().flatten())
-            .map(|shape| {
-                vec![
-                    shape.case.clone(),
-                    shape.subject.clone(),
-                    times(shape.speedup),
-                    interval(shape),
-                ]
-            })
-            .collect();
-        let columns = ["problem", "kernel", "speed-up", "interval"];
-        page(&self.title, &self.about, &self.draw(), &columns, &rows)
-    }
-
-    fn draw(&self) -> Markup {
-        let width = ((WIDTH - NAME) / self.columns.len().max(1) as f64).min(CELL);
-        let x = |column: usize| round(NAME + width * column as f64);
-        let y = |row: usize| HEAD + ROW * row as f64;
-        let bottom = y(self.rows.len());
-        let body = html! {
-            @for (column, keys) in self.columns.iter().enumerate() {
-                text.soft.small x=(round(x(column) + width / 2.0)) y="13" text-anchor="middle" { (length(*keys)) }
-            }
-            @for (index, row) in self.rows.iter().enumerate() {
-                text.ink x="0" y=(y(index) + ROW / 2.0 + 4.0) { (row.key.name()) }
-                @for (column, shape) in row.cells.iter().enumerate() {
-                    @if let Some(shape) = shape { (cell(shape, x(column), y(index), width)) }
-                }
-            }
-            (legend(bottom + 12.0))
-        };
-        svg(&self.title, bottom + LEGEND, &body)
-    }
+            .map(numbers)
+            .collect(),
+    })
 }
 
-/// Each problem into the first row of its key that has room at its length.
+fn draw(title: &str, lengths: &[usize], rows: &[Row]) -> Markup {
+    let width = ((WIDTH - NAME) / lengths.len().max(1) as f64).min(CELL);
+    let x = |column: usize| round(NAME + width * column as f64);
+    let y = |row: usize| HEAD + ROW * row as f64;
+    let bottom = y(rows.len());
+    let body = html! {
+        @for (column, keys) in lengths.iter().enumerate() {
+            text.soft.small x=(round(x(column) + width / 2.0)) y="13" text-anchor="middle" { (length(*keys)) }
+        }
+        @for (index, row) in rows.iter().enumerate() {
+            text.ink x="0" y=(y(index) + ROW / 2.0 + 4.0) { (row.key.name()) }
+            @for (column, shape) in row.cells.iter().enumerate() {
+                @if let Some(shape) = shape { (cell(shape, x(column), y(index), width)) }
+            }
+        }
+        (legend(bottom + 12.0))
+    };
+    svg(title, bottom + LEGEND, &body)
+}
+
+/// Puts each problem into the first row of its key that is free at its length.
 fn rows(columns: &[usize], mut shapes: Vec<(Key, usize, Shape)>) -> Vec<Row> {
     shapes.sort_by(|a, b| a.0.cmp(&b.0));
     let mut rows: Vec<Row> = Vec::new();
@@ -229,15 +196,6 @@ fn interval(shape: &Shape) -> String {
         format!("[{}, {}]", times(shape.interval.lo), times(shape.interval.hi))
     } else {
         "[unknown]".to_string()
-    }
-}
-
-/// `512`, `4k`.
-fn length(keys: usize) -> String {
-    if keys >= 1024 && keys.is_multiple_of(1024) {
-        format!("{}k", keys / 1024)
-    } else {
-        keys.to_string()
     }
 }
 

@@ -1,8 +1,8 @@
-//! The ladder: how long each kernel takes on one problem, on a logarithmic scale, in a given order, peers beside them.
+//! The ladder: the time of each kernel on one problem, on a logarithmic scale, in a given order, with peers.
 
 use maud::{Markup, html};
 
-use super::{WIDTH, identity, page, round, svg};
+use super::{Chart, WIDTH, identity, round, svg};
 use crate::error::BenchError;
 use crate::measure::Measured;
 use crate::options::Mode;
@@ -29,14 +29,6 @@ pub struct RungName {
     pub name: Option<String>,
 }
 
-/// A chart of one problem's times.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ladder {
-    title: String,
-    about: Vec<String>,
-    rungs: Vec<Rung>,
-}
-
 #[derive(Clone, Debug, PartialEq)]
 struct Rung {
     name: String,
@@ -47,55 +39,33 @@ struct Rung {
     ours: bool,
 }
 
-impl Ladder {
-    /// The rungs named, in that order, on one problem of a report; where none is named all kernels of ours, the slowest
-    /// first, then all peers.
-    ///
-    /// # Errors
-    /// [`BenchError::BadOption`] for a problem that was not measured in the mode, or a subject that has no time on it.
-    pub fn of_report(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Result<Ladder, BenchError> {
-        let of_mode = || report.results.iter().filter(|result| result.measurement.mode == mode);
-        let Some(result) = of_mode().find(|result| result.case.name == case) else {
-            return Err(BenchError::BadOption {
-                option: "problem",
-                given: format!("{case} ({mode})"),
-                allowed: of_mode()
-                    .map(|result| result.case.name.as_str())
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            });
-        };
-        let rungs = if rungs.is_empty() {
-            all(result)
-        } else {
-            rungs.iter().map(|name| named(result, name)).collect::<Result<_, _>>()?
-        };
-        let mut about = vec![format!("{}, {}", result.case.problem, result.measurement.how())];
-        about.extend(identity(report));
-        Ok(Ladder {
-            title: format!("{case}: µs a run"),
-            about,
-            rungs,
-        })
-    }
-
-    /// The chart by itself.
-    pub fn svg(&self) -> String {
-        self.draw().into_string()
-    }
-
-    /// The chart in a page.
-    pub fn html(&self) -> String {
-        let rows: Vec<Vec<String>> = self.rungs.iter().map(|rung| self.row(rung)).collect();
-        let columns = ["rung", "id", "p50 µs", "interval", "TFLOP/s", "speed-up"];
-        page(&self.title, &self.about, &self.draw(), &columns, &rows)
-    }
-
-    fn row(&self, rung: &Rung) -> Vec<String> {
-        let interval = if rung.interval.hi.is_finite() {
-            format!("{}–{}", number(rung.interval.lo), number(rung.interval.hi))
-        } else {
-            "unknown".to_string()
+/// A chart of one problem's times: the rungs named, in that order; where none is named all kernels of ours, the slowest
+/// first, then all peers.
+///
+/// # Errors
+/// [`BenchError::BadOption`] for a problem that was not measured in the mode, or a subject that has no time on it.
+pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Result<Chart, BenchError> {
+    let of_mode = || report.results.iter().filter(|result| result.measurement.mode == mode);
+    let Some(result) = of_mode().find(|result| result.case.name == case) else {
+        let cases: Vec<&str> = of_mode().map(|result| result.case.name.as_str()).collect();
+        return Err(BenchError::bad_option(
+            "problem",
+            format!("{case} ({mode})"),
+            cases.join(", "),
+        ));
+    };
+    let rungs = if rungs.is_empty() {
+        all(result)
+    } else {
+        rungs.iter().map(|name| named(result, name)).collect::<Result<_, _>>()?
+    };
+    let title = format!("{case}: µs a run");
+    let mut about = vec![format!("{}, {}", result.case.problem, result.measurement.how())];
+    about.extend(identity(report));
+    let row = |rung: &Rung| {
+        let interval = match rung.interval.hi.is_finite() {
+            true => format!("{}–{}", number(rung.interval.lo), number(rung.interval.hi)),
+            false => "unknown".to_string(),
         };
         vec![
             rung.name.clone(),
@@ -103,63 +73,67 @@ impl Ladder {
             number(rung.us),
             interval,
             number(rung.tflops),
-            self.speedup(rung),
+            speedup(&rungs, rung),
         ]
-    }
+    };
+    Ok(Chart {
+        drawing: draw(&title, &rungs),
+        title,
+        about,
+        columns: vec!["rung", "id", "p50 µs", "interval", "TFLOP/s", "speed-up"],
+        rows: rungs.iter().map(row).collect(),
+    })
+}
 
-    /// Over the first rung.
-    fn speedup(&self, rung: &Rung) -> String {
-        let first = self.rungs.first().map_or(f64::NAN, |first| first.us);
-        format!("{}×", times(first / rung.us))
-    }
+/// Over the first rung.
+fn speedup(rungs: &[Rung], rung: &Rung) -> String {
+    let first = rungs.first().map_or(f64::NAN, |first| first.us);
+    format!("{}×", times(first / rung.us))
+}
 
-    fn draw(&self) -> Markup {
-        let scale = Scale::of(self.rungs.iter().map(|rung| rung.us));
-        let bottom = RUNG * self.rungs.len() as f64;
-        let best_peer = self
-            .rungs
-            .iter()
-            .filter(|rung| !rung.ours)
-            .map(|rung| rung.us)
-            .reduce(f64::min);
-        let body = html! {
-            @for tick in scale.ticks() {
-                line.line x1=(scale.x(tick)) x2=(scale.x(tick)) y1="0" y2=(bottom) {}
-                text.soft.small x=(scale.x(tick)) y=(bottom + 14.0) text-anchor=(scale.anchor(tick)) {
-                    (tick) " µs"
-                }
+fn draw(title: &str, rungs: &[Rung]) -> Markup {
+    let scale = Scale::of(rungs.iter().map(|rung| rung.us));
+    let bottom = RUNG * rungs.len() as f64;
+    let peers = rungs.iter().filter(|rung| !rung.ours).map(|rung| rung.us);
+    let best_peer = peers.reduce(f64::min);
+    let body = html! {
+        @for tick in scale.ticks() {
+            line.line x1=(scale.x(tick)) x2=(scale.x(tick)) y1="0" y2=(bottom) {}
+            text.soft.small x=(scale.x(tick)) y=(bottom + 14.0) text-anchor=(scale.anchor(tick)) {
+                (tick) " µs"
             }
-            @for (index, rung) in self.rungs.iter().enumerate() {
-                g transform={ "translate(0 " (RUNG * index as f64) ")" } { (self.draw_rung(rung, &scale)) }
+        }
+        @for (index, rung) in rungs.iter().enumerate() {
+            g transform={ "translate(0 " (RUNG * index as f64) ")" } { (draw_rung(rung, &speedup(rungs, rung), &scale)) }
+        }
+        // Only at the bars, so that names stay legible.
+        @for index in 0..rungs.len() {
+            @if let Some(us) = best_peer {
+                @let (x, top) = (scale.x(us), RUNG * index as f64 + BAR.0);
+                line.best x1=(x) x2=(x) y1=(top - 2.0) y2=(top + BAR.1 + 2.0) {}
             }
-            // Beside the bars only: names stay legible.
-            @for index in 0..self.rungs.len() {
-                @if let Some(us) = best_peer {
-                    @let (x, top) = (scale.x(us), RUNG * index as f64 + BAR.0);
-                    line.best x1=(x) x2=(x) y1=(top - 2.0) y2=(top + BAR.1 + 2.0) {}
-                }
-            }
-        };
-        svg(&self.title, bottom + AXIS, &body)
-    }
+        }
+    };
+    svg(title, bottom + AXIS, &body)
+}
 
-    fn draw_rung(&self, rung: &Rung, scale: &Scale) -> Markup {
-        let (top, height) = BAR;
-        let middle = top + height / 2.0;
-        let x = scale.x(rung.us);
-        html! {
-            text.ink.bold x="0" y="12" { (clip_to(&rung.name, NAME)) }
-            text.ink x=(WIDTH) y="12" text-anchor="end" { (number(rung.us)) " µs" }
-            @if let Some(id) = &rung.id {
-                text.soft.small x="0" y="24" { (clip_to(id, ID)) }
-            }
-            text.soft.small x=(WIDTH) y="24" text-anchor="end" { (self.speedup(rung)) }
-            rect class=(if rung.ours { "ours" } else { "peer" }) x="0" y=(top) width=(x.max(1.0)) height=(height) rx="2" {}
-            @if rung.interval.hi.is_finite() {
-                @let (lo, hi) = (scale.x(rung.interval.lo), scale.x(rung.interval.hi));
-                line.mark x1=(lo) x2=(hi) y1=(middle) y2=(middle) {}
-                line.mark x1=(lo) x2=(lo) y1=(middle - 3.0) y2=(middle + 3.0) {}
-                line.mark x1=(hi) x2=(hi) y1=(middle - 3.0) y2=(middle + 3.0) {}
+fn draw_rung(rung: &Rung, speedup: &str, scale: &Scale) -> Markup {
+    let (top, height) = BAR;
+    let middle = top + height / 2.0;
+    let x = scale.x(rung.us);
+    html! {
+        text.ink.bold x="0" y="12" { (clip_to(&rung.name, NAME)) }
+        text.ink x=(WIDTH) y="12" text-anchor="end" { (number(rung.us)) " µs" }
+        @if let Some(id) = &rung.id {
+            text.soft.small x="0" y="24" { (clip_to(id, ID)) }
+        }
+        text.soft.small x=(WIDTH) y="24" text-anchor="end" { (speedup) }
+        rect class=(if rung.ours { "ours" } else { "peer" }) x="0" y=(top) width=(x.max(1.0)) height=(height) rx="2" {}
+        @if rung.interval.hi.is_finite() {
+            @let (lo, hi) = (scale.x(rung.interval.lo), scale.x(rung.interval.hi));
+            line.mark x1=(lo) x2=(hi) y1=(middle) y2=(middle) {}
+            @for end in [lo, hi] {
+                line.mark x1=(end) x2=(end) y1=(middle - 3.0) y2=(middle + 3.0) {}
             }
         }
     }
@@ -188,17 +162,12 @@ fn all(result: &CaseResult) -> Vec<Rung> {
 fn named(result: &CaseResult, wanted: &RungName) -> Result<Rung, BenchError> {
     let subjects = &result.measurement.subjects;
     let subject = subjects.iter().find(|subject| subject.info.label == wanted.id);
-    let timed = subjects.iter().filter(|subject| subject.summary.is_some());
-    subject
-        .and_then(|subject| rung(result, subject, wanted.name.as_deref()))
-        .ok_or_else(|| BenchError::BadOption {
-            option: "rung",
-            given: wanted.id.clone(),
-            allowed: timed
-                .map(|subject| subject.info.label.as_str())
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+    let found = subject.and_then(|subject| rung(result, subject, wanted.name.as_deref()));
+    found.ok_or_else(|| {
+        let timed = subjects.iter().filter(|subject| subject.summary.is_some());
+        let labels: Vec<&str> = timed.map(|subject| subject.info.label.as_str()).collect();
+        BenchError::bad_option("rung", &wanted.id, labels.join(", "))
+    })
 }
 
 /// A logarithmic axis from one of 1, 2, 5 × 10ⁿ to another.
@@ -214,20 +183,15 @@ impl Scale {
         if !(least > 0.0 && most.is_finite()) {
             return Scale { lo: 1.0, hi: 10.0 };
         }
-        // A bar of the least time is still to be seen.
+        // The bar of the shortest time stays visible.
         let steps = steps();
-        let lo = steps
-            .iter()
-            .rev()
-            .find(|step| **step <= 0.8 * least)
-            .copied()
-            .unwrap_or(1e-3);
-        let hi = steps
-            .iter()
-            .find(|step| **step >= most && **step > lo)
-            .copied()
-            .unwrap_or(1e9);
-        Scale { lo, hi }
+        let lo = steps.iter().rev().find(|step| **step <= 0.8 * least);
+        let lo = lo.copied().unwrap_or(1e-3);
+        let hi = steps.iter().find(|step| **step >= most && **step > lo);
+        Scale {
+            lo,
+            hi: hi.copied().unwrap_or(1e9),
+        }
     }
 
     fn x(&self, us: f64) -> f64 {
@@ -260,15 +224,11 @@ impl Scale {
 /// 1, 2, 5 × 10ⁿ from a nanosecond to a quarter of an hour, in µs.
 fn steps() -> Vec<f64> {
     let decade = |exponent: i32| {
-        // A quotient for small ones, so that 0.1 is the 0.1 that is printed as such.
-        let scaled = move |digit: f64| {
-            if exponent < 0 {
-                digit / 10f64.powi(-exponent)
-            } else {
-                digit * 10f64.powi(exponent)
-            }
-        };
-        [1.0, 2.0, 5.0].map(scaled)
+        // A quotient for small ones, so that 0.1 prints as 0.1.
+        [1.0, 2.0, 5.0].map(|digit| match exponent {
+            ..0 => digit / 10f64.powi(-exponent),
+            _ => digit * 10f64.powi(exponent),
+        })
     };
     (-3..9).flat_map(decade).collect()
 }

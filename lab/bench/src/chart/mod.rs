@@ -1,7 +1,7 @@
 //! Charts of evidence: one file each, HTML or SVG, in light and dark, readable at the width of a phone, with no script.
 //!
-//! Shapes and text are drawn by CSS classes, whose colours follow the reader's scheme. An SVG stands alone; an HTML page
-//! has the same SVG, what the numbers are about, and the numbers as a table.
+//! CSS classes give the colours, which follow the reader's scheme. An SVG stands alone; an HTML page has the same SVG,
+//! what the numbers are about, and the numbers as a table.
 
 mod grid;
 mod ladder;
@@ -9,8 +9,8 @@ mod speed;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-pub use grid::Grid;
-pub use ladder::{Ladder, RungName};
+pub use grid::ratio;
+pub use ladder::{RungName, ladder};
 pub use speed::Speed;
 
 use crate::report::Report;
@@ -84,38 +84,55 @@ fn svg(title: &str, height: f64, body: &Markup) -> Markup {
     }
 }
 
-/// A page around a chart: heading, what it is about, the chart, its numbers.
-fn page(title: &str, about: &[String], chart: &Markup, columns: &[&str], rows: &[Vec<String>]) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (title) }
-                style { (PreEscaped(PAGE_STYLE)) }
-            }
-            body {
-                h1 { (title) }
-                @for line in about {
-                    p { (line) }
+/// A chart, with what it is about and its numbers.
+#[derive(Debug)]
+pub struct Chart {
+    title: String,
+    about: Vec<String>,
+    drawing: Markup,
+    columns: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Chart {
+    /// The chart alone.
+    pub fn svg(&self) -> String {
+        self.drawing.clone().into_string()
+    }
+
+    /// The chart in a page: heading, what it is about, the chart, its numbers as a table.
+    pub fn html(&self) -> String {
+        let page = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    title { (self.title) }
+                    style { (PreEscaped(PAGE_STYLE)) }
                 }
-                (chart)
-                div.wide {
-                    table {
-                        thead { tr { @for column in columns { th { (column) } } } }
-                        tbody {
-                            @for row in rows {
-                                tr { @for field in row { td { (field) } } }
+                body {
+                    h1 { (self.title) }
+                    @for line in &self.about {
+                        p { (line) }
+                    }
+                    (self.drawing)
+                    div.wide {
+                        table {
+                            thead { tr { @for column in &self.columns { th { (column) } } } }
+                            tbody {
+                                @for row in &self.rows {
+                                    tr { @for field in row { td { (field) } } }
+                                }
                             }
                         }
                     }
                 }
             }
-        }
-    };
-    page.into_string()
+        };
+        page.into_string()
+    }
 }
 
 /// What a chart's numbers are about: device, driver, revision, and when.
@@ -123,6 +140,14 @@ fn identity(report: &Report) -> Vec<String> {
     let mut about = vec![crate::table::device_line(report)];
     about.extend(crate::table::turns_lines(report).lines().map(str::to_string));
     about
+}
+
+/// `512`, `4k`.
+fn length(keys: usize) -> String {
+    match (keys, keys % 1024) {
+        (1024.., 0) => format!("{}k", keys / 1024),
+        _ => keys.to_string(),
+    }
 }
 
 /// Coordinates to a tenth: enough for a screen, and the same on every machine.

@@ -97,11 +97,8 @@ impl Speed {
             }
         }
         if chart.panels.is_empty() {
-            return Err(BenchError::BadOption {
-                option: "mode",
-                given: mode.to_string(),
-                allowed: "one in which problems with a full or causal mask and equal lengths were measured".to_string(),
-            });
+            let allowed = "one in which problems with a full or causal mask and equal lengths were measured";
+            return Err(BenchError::bad_option("mode", mode, allowed));
         }
         chart.about = vec![
             format!("{}, driver {}", device.name, device.driver),
@@ -117,15 +114,12 @@ impl Speed {
     }
 
     /// Reads what [`csv`](Speed::csv) wrote.
-    ///
-    /// # Errors
-    /// [`BenchError::Chart`] with the line.
     pub fn of_csv(text: &str) -> Result<Speed, BenchError> {
         let mut chart = Speed {
             about: Vec::new(),
             panels: Vec::new(),
         };
-        let mut columns = None;
+        let mut has_columns = false;
         for (index, line) in text.lines().enumerate() {
             let wrong = |what: &str| BenchError::Chart {
                 line: index + 1,
@@ -136,11 +130,11 @@ impl Speed {
                 continue;
             }
             let fields: Vec<&str> = line.split(',').collect();
-            if columns.is_none() {
+            if !has_columns {
                 if fields != COLUMNS {
                     return Err(wrong(&format!("the columns are {}", COLUMNS.join(","))));
                 }
-                columns = Some(());
+                has_columns = true;
                 continue;
             }
             let [head_dim, mask, seq_len, name, subject, tflops, low, high] = fields[..] else {
@@ -209,25 +203,22 @@ impl Speed {
         let at = match self.panels.binary_search_by_key(&(causal, head_dim), key) {
             Ok(at) => at,
             Err(at) => {
-                let lines = [const { Vec::new() }; 4];
-                self.panels.insert(
-                    at,
-                    Panel {
-                        head_dim,
-                        causal,
-                        lines,
-                    },
-                );
+                let panel = Panel {
+                    head_dim,
+                    causal,
+                    lines: Default::default(),
+                };
+                self.panels.insert(at, panel);
                 at
             }
         };
         let line = &mut self.panels[at].lines[series];
         match line.binary_search_by_key(&point.seq_len, |point| point.seq_len) {
-            Ok(_) => Err(BenchError::BadOption {
-                option: "problem",
-                given: format!("two of head_dim {head_dim} and length {} for one point", point.seq_len),
-                allowed: "one of each head_dim, mask and length".to_string(),
-            }),
+            Ok(_) => Err(BenchError::bad_option(
+                "problem",
+                format!("two of head_dim {head_dim} and length {} for one point", point.seq_len),
+                "one of each head_dim, mask and length",
+            )),
             Err(place) => {
                 line.insert(place, point);
                 Ok(())

@@ -53,15 +53,14 @@ fn a_ladder_in_a_given_order_with_names() {
         rung("torch/flash", Some("FlashAttention-2")),
         rung("torch/cudnn", None),
     ];
-    let ladder = Ladder::of_report(&ladder_report(), "mission", Mode::Hot, &rungs).unwrap();
-    insta::assert_snapshot!("ladder_html", ladder.html());
+    let chart = ladder(&ladder_report(), "mission", Mode::Hot, &rungs).unwrap();
+    insta::assert_snapshot!("ladder_html", chart.html());
 }
 
 #[test]
 fn a_ladder_of_everything_goes_down_and_ends_in_peers() {
-    let ladder = Ladder::of_report(&ladder_report(), "mission", Mode::Hot, &[])
-        .unwrap()
-        .svg();
+    let chart = ladder(&ladder_report(), "mission", Mode::Hot, &[]).unwrap();
+    let ladder = chart.svg();
     let place = |text: &str| {
         ladder
             .find(&format!(">{text}<"))
@@ -98,19 +97,19 @@ fn what_was_not_measured_is_no_rung() {
             "rung is mma/x; allowed: torch/flash",
         ),
     ] {
-        let error = Ladder::of_report(&report, case, mode, &rungs).unwrap_err();
+        let error = ladder(&report, case, mode, &rungs).unwrap_err();
         assert!(
             matches!(error, BenchError::BadOption { .. }) && error.to_string().contains(said),
             "{error}"
         );
     }
-    let error = Grid::of_report(&report, "fa3", Mode::Hot).unwrap_err().to_string();
+    let error = ratio(&report, "fa3", Mode::Hot).unwrap_err().to_string();
     assert!(error.contains("fa3 (hot); allowed: torch/flash"), "{error}");
 }
 
 #[test]
 fn a_grid_of_head_dims_masks_and_lengths() {
-    let grid = Grid::of_report(&grid_report(), "fa3", Mode::Hot).unwrap();
+    let grid = ratio(&grid_report(), "fa3", Mode::Hot).unwrap();
     insta::assert_snapshot!("grid_svg", grid.svg());
     let html = grid.html();
     for part in [
@@ -129,10 +128,8 @@ fn a_grid_of_head_dims_masks_and_lengths() {
 #[test]
 fn one_file_with_no_script_that_asks_for_nothing() {
     for page in [
-        Ladder::of_report(&ladder_report(), "mission", Mode::Hot, &[])
-            .unwrap()
-            .html(),
-        Grid::of_report(&grid_report(), "fa3", Mode::Hot).unwrap().html(),
+        ladder(&ladder_report(), "mission", Mode::Hot, &[]).unwrap().html(),
+        ratio(&grid_report(), "fa3", Mode::Hot).unwrap().html(),
     ] {
         for never in ["<script", "<link", "src=", "url(", "@import", "NaN", "inf"] {
             assert!(!page.contains(never), "{never}\n{page}");
@@ -162,9 +159,7 @@ fn one_file_with_no_script_that_asks_for_nothing() {
 
 #[test]
 fn bars_say_where_their_numbers_come_from() {
-    let html = Ladder::of_report(&ladder_report(), "mission", Mode::Hot, &[])
-        .unwrap()
-        .html();
+    let html = ladder(&ladder_report(), "mission", Mode::Hot, &[]).unwrap().html();
     for part in [
         "A card (cuda:0, sm_90, driver 580/13000), revision 0123456789ab",
         "hot (short turns)",

@@ -14,47 +14,41 @@ use crate::error::BenchError;
 use crate::peers::{PeerPlace, PeerTensors};
 use crate::subject::Trouble;
 
-/// The tensors of a problem in device memory, each between guards that nobody is to write.
+/// The tensors of a problem in device memory, each between guards that no kernel may write.
 #[derive(Debug)]
 pub struct TensorSet {
-    q: Guarded,
-    k: Guarded,
-    v: Guarded,
+    /// Q, K, V, then their scales, where the problem has scales.
+    inputs: Vec<Guarded>,
     out: Guarded,
     lse: Option<Guarded>,
-    /// Of q, k and v, where the problem has scales.
-    scales: Option<[Guarded; 3]>,
     workspace: Guarded,
     lookout: Lookout,
 }
 
-/// Tensors that a set has at most, for the guards of all.
+/// Most tensors of a set.
 const MOST_TENSORS: usize = 9;
 
 impl TensorSet {
-    /// Allocates tensors, their values not set.
-    ///
-    /// # Errors
-    /// What the driver says, such as `OUT_OF_MEMORY`.
+    /// Allocates tensors; their values are not set.
     pub fn new(stream: &Stream, problem: &Problem, workspace_bytes: u64) -> Result<TensorSet, BenchError> {
         let guarded = |name, bytes| Guarded::new(stream, name, bytes);
-        let tensor =
-            |name, layout: &Layout, dtype: DType| Guarded::new(stream, name, layout.span() * dtype.size_bytes());
-        let lse = problem
-            .return_lse()
-            .then(|| guarded("lse", problem.lse_len() * size_of::<f32>()));
-        let scale = |name| Guarded::new(stream, name, problem.num_scales() * size_of::<f32>());
-        let scales = match problem.num_scales() {
-            0 => None,
-            _ => Some([scale("q's scales")?, scale("k's scales")?, scale("v's scales")?]),
-        };
+        let bytes = |layout: &Layout, dtype: DType| layout.span() * dtype.size_bytes();
+        let dtype = problem.dtype();
+        let mut inputs = vec![
+            guarded("q", bytes(problem.q_layout(), dtype))?,
+            guarded("k", bytes(problem.k_layout(), dtype))?,
+            guarded("v", bytes(problem.v_layout(), dtype))?,
+        ];
+        if problem.num_scales() > 0 {
+            for name in ["q's scales", "k's scales", "v's scales"] {
+                inputs.push(guarded(name, problem.num_scales() * size_of::<f32>())?);
+            }
+        }
+        let lse = problem.return_lse().then_some(problem.lse_len() * size_of::<f32>());
         Ok(TensorSet {
-            q: tensor("q", problem.q_layout(), problem.dtype())?,
-            k: tensor("k", problem.k_layout(), problem.dtype())?,
-            v: tensor("v", problem.v_layout(), problem.dtype())?,
-            out: tensor("out", problem.o_layout(), problem.out_dtype())?,
-            lse: lse.transpose()?,
-            scales,
+            inputs,
+            out: guarded("out", bytes(problem.o_layout(), problem.out_dtype()))?,
+            lse: lse.map(|bytes| guarded("lse", bytes)).transpose()?,
             workspace: guarded("workspace", usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
             lookout: Lookout::new(stream, MOST_TENSORS)?,
         })
@@ -62,25 +56,23 @@ impl TensorSet {
 
     /// The tensors, as kernels take them.
     pub fn tensors(&self) -> DeviceTensors<'_> {
+        let input = |index: usize| self.inputs[index].as_slice();
         DeviceTensors {
-            q: self.q.as_slice(),
-            k: self.k.as_slice(),
-            v: self.v.as_slice(),
+            q: input(0),
+            k: input(1),
+            v: input(2),
             out: self.out.as_slice(),
             lse: self.lse.as_ref().map(Guarded::as_slice),
-            scales: self.scales.as_ref().map(|[q, k, v]| DeviceScales {
-                q: q.as_slice(),
-                k: k.as_slice(),
-                v: v.as_slice(),
+            scales: (self.inputs.len() > 3).then(|| DeviceScales {
+                q: input(3),
+                k: input(4),
+                v: input(5),
             }),
             workspace: Some(self.workspace.as_slice()),
         }
     }
 
     /// Fills the output and the log-sum-exp with poison, in the stream.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn poison(&self, stream: &Stream) -> Result<(), CudaError> {
         let outputs = [Some(&self.out), self.lse.as_ref()];
         let mut outputs = outputs.into_iter().flatten();
@@ -88,9 +80,6 @@ impl TensorSet {
     }
 
     /// The log-sum-exp, after the work in the stream; `None` where the problem asks for none.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn read_lse(&self, stream: &Stream) -> Result<Option<Vec<f32>>, CudaError> {
         let Some(lse) = &self.lse else { return Ok(None) };
         let mut values = vec![0.0f32; lse.as_slice().len() / size_of::<f32>()];
@@ -99,31 +88,20 @@ impl TensorSet {
         Ok(Some(values))
     }
 
-    /// What was written beside the tensors since they were allocated, in a sentence.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// What was written outside the tensors since they were allocated, in a sentence.
     pub fn outside(&self, stream: &Stream) -> Result<Option<String>, CudaError> {
-        let tensors = [&self.q, &self.k, &self.v, &self.out, &self.workspace];
-        let others = self.lse.iter().chain(self.scales.iter().flatten());
-        let all: Vec<&Guarded> = tensors.into_iter().chain(others).collect();
+        let others = [&self.out, &self.workspace].into_iter().chain(&self.lse);
+        let all: Vec<&Guarded> = self.inputs.iter().chain(others).collect();
         self.lookout.outside(stream, &all)
     }
 
     /// Copies inputs from the host.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn upload(&self, stream: &Stream, inputs: &Inputs) -> Result<(), CudaError> {
         let tensors = [&inputs.q, &inputs.k, &inputs.v];
-        for (to, from) in [&self.q, &self.k, &self.v].into_iter().zip(tensors) {
-            to.as_slice().copy_from_host(stream, from.bytes())?;
-        }
-        let scales = tensors.into_iter().filter_map(Tensor::scales);
-        for (to, from) in self.scales.iter().flatten().zip(scales) {
-            to.as_slice().copy_from_host(stream, bytemuck::cast_slice(from))?;
-        }
-        Ok(())
+        let scales = tensors.into_iter().filter_map(Tensor::scales).map(bytemuck::cast_slice);
+        let from = tensors.into_iter().map(Tensor::bytes).chain(scales);
+        let mut pairs = self.inputs.iter().zip(from);
+        pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, from))
     }
 }
 
@@ -144,9 +122,6 @@ pub struct GpuBed<'g> {
 
 impl<'g> GpuBed<'g> {
     /// Allocates the tensors; their values are not set.
-    ///
-    /// # Errors
-    /// What the driver says, such as `OUT_OF_MEMORY`.
     pub fn new(
         stream: &'g Stream,
         tools: &'g GpuTools,

@@ -1,10 +1,9 @@
-//! Device memory between guards: a kernel that writes a little beside what it was given faults nowhere, and on the guards
-//! it shows.
+//! Device memory between guards. A kernel that writes slightly out of bounds does not fault, but it changes the guards.
 
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
 
 /// Bytes on either side: two tiles of 128 rows of 128 elements of fp16. A multiple of 256, so that what is between is
-/// aligned as a buffer of its own is.
+/// aligned as a separate buffer would be.
 const GUARD_BYTES: usize = 64 << 10;
 /// What guards are filled with: no poison, which a kernel may copy.
 const GUARD: u8 = 0x5c;

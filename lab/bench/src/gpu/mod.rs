@@ -2,12 +2,10 @@
 
 mod bed;
 mod guarded;
-mod scores;
 mod subject;
 mod tools;
 
 pub use bed::{GpuBed, TensorSet};
-pub use scores::{ScoreTimes, time_scores};
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
 pub use tools::{GpuStopwatch, GpuTools, empty_kernel, one_warp, spin_kernel};
 
@@ -24,9 +22,6 @@ const FLOOR_CHAIN: u32 = 64;
 
 /// What an empty kernel takes in a chain, µs a run: no kernel can take less, and times near it say little about
 /// the kernel.
-///
-/// # Errors
-/// What the driver says.
 pub fn floor(tools: &GpuTools, stream: &Stream) -> Result<Measured, BenchError> {
     let info = SubjectInfo {
         module: Some(tools.empty_module()),

@@ -39,9 +39,6 @@ pub struct PreparedPlan<'a> {
 
 impl<'a> PreparedPlan<'a> {
     /// Binds a plan's kernels, loaded in the order of its steps, to tensors.
-    ///
-    /// # Errors
-    /// A tensor that is missing or too small.
     pub fn new(plan: &Plan, functions: &[Function], tensors: &DeviceTensors<'a>) -> Result<Self, BenchError> {
         let prepare =
             |(step, function): (&Step, &Function)| Ok(function.prepare(&step.launch, &bind(&step.launch, tensors)?)?);
@@ -55,9 +52,6 @@ impl<'a> PreparedPlan<'a> {
     }
 
     /// Enqueues all steps, in order.
-    ///
-    /// # Errors
-    /// As [`PreparedLaunch::enqueue`].
     pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         self.steps.iter().try_for_each(|step| step.enqueue(stream))
     }
@@ -97,9 +91,7 @@ impl<'a> KernelSubject<'a> {
             .map(|set| PreparedPlan::new(plan, &functions, set))
             .collect::<Result<Vec<_>, BenchError>>()?;
         let Some(first) = runs.first() else {
-            return Err(BenchError::Nothing {
-                what: "a kernel was given no tensors".to_string(),
-            });
+            return Err(BenchError::Nothing("a kernel was given no tensors".to_string()));
         };
         let chain = match launching {
             Launching::Plain => 0,
@@ -262,9 +254,6 @@ type Work<'a> = Box<dyn FnMut(&Stream) -> Result<(), CudaError> + 'a>;
 
 impl<'a> ClosureSubject<'a> {
     /// `work` puts `runs` runs into the stream; with `graph` it is captured once and replayed.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn new(
         info: SubjectInfo,
         stream: &'a Stream,

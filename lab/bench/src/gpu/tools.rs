@@ -1,5 +1,5 @@
-//! What measuring on a GPU needs besides the subjects: a kernel that does nothing, one that takes a known time,
-//! memory to flush L2 with, the stopwatch.
+//! Tools for measuring on a GPU: an empty kernel, a kernel that takes a known time, memory to flush L2 with, and the
+//! stopwatch.
 
 use std::time::Instant;
 
@@ -20,17 +20,11 @@ const FLUSH_FACTOR: usize = 2;
 const LEAST_FLUSH: usize = 64 << 20;
 
 /// A kernel that does nothing: what is left is what launching costs.
-///
-/// # Errors
-/// Never, unless the kernel language changes.
 pub fn empty_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("bench_empty", 32, |_| {})
 }
 
 /// A kernel of one warp that multiplies and adds `turns` times, each waiting for the one before.
-///
-/// # Errors
-/// As [`empty_kernel`].
 pub fn spin_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("bench_spin", 32, |k| {
         let sink = k.param_ptr_mut::<f32>("sink");
@@ -43,9 +37,7 @@ pub fn spin_kernel() -> Result<Kernel, BuildErrors> {
 }
 
 fn built(kernel: Result<Kernel, BuildErrors>) -> Result<Kernel, BenchError> {
-    kernel.map_err(|errors| BenchError::Device {
-        reason: format!("a kernel of the bench itself does not build: {errors}"),
-    })
+    kernel.map_err(|errors| BenchError::Device(format!("a kernel of the bench itself does not build: {errors}")))
 }
 
 /// A launch of one warp.
@@ -72,9 +64,6 @@ pub struct GpuTools {
 
 impl GpuTools {
     /// Compiles and calibrates.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn new(stream: &Stream) -> Result<GpuTools, BenchError> {
         let context: &Context = stream.context();
         let load = |kernel: Result<Kernel, BuildErrors>| {
@@ -101,9 +90,6 @@ impl GpuTools {
     }
 
     /// Keeps one multiprocessor busy for about `us` µs (at the clock there was when it was calibrated).
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn spin(&self, stream: &Stream, us: f64) -> Result<(), CudaError> {
         self.spin_turns(stream, self.turns(us))
     }
@@ -114,9 +100,6 @@ impl GpuTools {
     }
 
     /// The spinning kernel for a number of turns.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn spin_turns(&self, stream: &Stream, turns: u32) -> Result<(), CudaError> {
         let sink = BufferSpec {
             name: "sink",
@@ -136,9 +119,6 @@ impl GpuTools {
     }
 
     /// The kernel that does nothing.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn nothing(&self, stream: &Stream) -> Result<(), CudaError> {
         self.empty.run(stream, &one_warp(Vec::new(), Vec::new()), &[])
     }

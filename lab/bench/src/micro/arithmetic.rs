@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Arg, BuildErrors, Kernel};
 
-use super::{Content, Micro, Scale, Unit, launch, output};
+use super::{Micro, Scale, Spec, Unit};
 
 /// Threads a block.
 const THREADS: u32 = 256;
@@ -39,16 +39,17 @@ fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
         f32::from_bits(word) == sum as f32
     };
     let args = vec![Arg::U32(rounds), Arg::F32(1.0), Arg::F32(1.0)];
-    Ok(Micro {
+    Ok(Spec {
         name: "fma",
         about: "f32 fused products",
-        launch: launch(&kernel, blocks, vec![output(u64::from(blocks * THREADS) * 4)], args),
         kernel,
-        contents: vec![Content::Output],
+        blocks,
+        inputs: Vec::new(),
+        args,
         amount: f64::from(blocks * THREADS) * f64::from(rounds) * f64::from(STEPS * CHAINS),
         unit: Unit::LanesPerClock,
-        right: Box::new(right),
-    })
+    }
+    .micro(right))
 }
 
 /// `x = 2^-x`, which comes to rest at 0.6412; the sum of all x counts the steps.
@@ -89,14 +90,15 @@ fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
     // A step too few in one chain is off by twice as much.
     let right = move |index: usize, word: u32| (f64::from(f32::from_bits(word)) - sums[index % 32]).abs() < 0.3;
     let args = vec![Arg::U32(rounds)];
-    Ok(Micro {
+    Ok(Spec {
         name: "ex2",
         about: "exponentials",
-        launch: launch(&kernel, blocks, vec![output(u64::from(blocks * THREADS) * 4)], args),
         kernel,
-        contents: vec![Content::Output],
+        blocks,
+        inputs: Vec::new(),
+        args,
         amount: f64::from(blocks * THREADS) * f64::from(steps * CHAINS),
         unit: Unit::LanesPerClock,
-        right: Box::new(right),
-    })
+    }
+    .micro(right))
 }

@@ -2,11 +2,11 @@
 //! is also the clock that all other rates are told in: a link of it takes [`FMA_CLOCKS`] clocks on every architecture
 //! served here (Abdelkhalik et al., arXiv 2208.11174), which NVML's clock confirms where it can be read.
 
-use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, Launch, TileShape, Val};
+use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, TileShape, Val};
 
 use super::tensor::{load_operands, mma_operands, mma_sum};
-use super::{Content, Micro, Scale, Unit, bytes, input, launch, output};
-use crate::gpu::empty_kernel;
+use super::{Micro, Scale, Spec, Unit, bytes, held};
+use crate::gpu::{empty_kernel, one_warp};
 
 /// Clocks from one dependent f32 FMA to the next.
 pub const FMA_CLOCKS: f64 = 4.0;
@@ -28,19 +28,11 @@ pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
 
 /// An empty kernel in a graph: what a launch costs.
 fn launch_only() -> Result<Micro, BuildErrors> {
-    let kernel = empty_kernel()?;
     Ok(Micro {
         name: "launch",
         about: "an empty kernel in a graph",
-        launch: Launch {
-            grid: [1; 3],
-            block: [32, 1, 1],
-            cluster: [1; 3],
-            dynamic_shared_bytes: 0,
-            buffers: Vec::new(),
-            args: Vec::new(),
-        },
-        kernel,
+        launch: one_warp(Vec::new(), Vec::new()),
+        kernel: empty_kernel()?,
         contents: Vec::new(),
         amount: 1.0,
         unit: Unit::Micros,
@@ -48,61 +40,17 @@ fn launch_only() -> Result<Micro, BuildErrors> {
     })
 }
 
-/// What the chains have in common.
-struct Chain {
-    name: &'static str,
-    about: &'static str,
-    kernel: Kernel,
-    blocks: u32,
-    rounds: u32,
-    /// Links a round.
-    links: u32,
-    inputs: Vec<(&'static str, Vec<u8>)>,
-}
-
-impl Chain {
-    /// Of one block, on no inputs.
-    fn new(name: &'static str, about: &'static str, kernel: Kernel, [rounds, links]: [u32; 2]) -> Chain {
-        Chain {
-            name,
-            about,
-            kernel,
-            blocks: 1,
-            rounds,
-            links,
-            inputs: Vec::new(),
-        }
-    }
-
-    /// The same on these.
-    fn on(self, inputs: Vec<(&'static str, Vec<u8>)>) -> Chain {
-        Chain { inputs, ..self }
-    }
-
-    fn micro(self, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
-        let threads = self.blocks * self.kernel.threads();
-        let mut buffers: Vec<_> = self
-            .inputs
-            .iter()
-            .map(|(name, held)| input(name, held.len() as u64))
-            .collect();
-        buffers.push(output(u64::from(threads) * 4));
-        let mut contents: Vec<Content> = self.inputs.into_iter().map(|(_, held)| Content::Bytes(held)).collect();
-        contents.push(Content::Output);
-        let mut rest = vec![Arg::U32(self.rounds)];
-        if self.name == CLOCK {
-            rest.extend([Arg::F32(1.0), Arg::F32(1.0)]);
-        }
-        Micro {
-            name: self.name,
-            about: self.about,
-            launch: launch(&self.kernel, self.blocks, buffers, rest),
-            kernel: self.kernel,
-            contents,
-            amount: f64::from(self.rounds) * f64::from(self.links),
-            unit: Unit::Clocks,
-            right: Box::new(right),
-        }
+/// A chain in one block without inputs, of `rounds` rounds of `links` links.
+fn chain(name: &'static str, about: &'static str, kernel: Kernel, [rounds, links]: [u32; 2]) -> Spec {
+    Spec {
+        name,
+        about,
+        kernel,
+        blocks: 1,
+        inputs: Vec::new(),
+        args: vec![Arg::U32(rounds)],
+        amount: f64::from(rounds) * f64::from(links),
+        unit: Unit::Clocks,
     }
 }
 
@@ -117,8 +65,9 @@ fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(x.get());
     })?;
     let rounds = scale.rounds(110);
-    let chain = Chain::new(CLOCK, "f32 fused products; tells the clock", kernel, [rounds, LINKS]);
-    Ok(chain.micro(move |index, word| f32::from_bits(word) == (index as u32 + rounds * LINKS) as f32))
+    let mut spec = chain(CLOCK, "f32 fused products; tells the clock", kernel, [rounds, LINKS]);
+    spec.args.extend([Arg::F32(1.0), Arg::F32(1.0)]);
+    Ok(spec.micro(move |index, word| f32::from_bits(word) == (index as u32 + rounds * LINKS) as f32))
 }
 
 fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -131,8 +80,8 @@ fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(x.get());
     })?;
     let rounds = scale.rounds(900);
-    let chain = Chain::new("ex2-chain", "exponentials", kernel, [rounds, LINKS]);
-    Ok(chain.micro(move |index, word| {
+    let spec = chain("ex2-chain", "exponentials", kernel, [rounds, LINKS]);
+    Ok(spec.micro(move |index, word| {
         let last = (0..rounds * LINKS).fold(index as f64 / 32.0, |x, _| (-x).exp2());
         (f64::from(f32::from_bits(word)) - last).abs() < 1e-6
     }))
@@ -142,7 +91,7 @@ fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
 const WORDS: u32 = 4096;
 /// From a word to the next in shared memory: odd, so that all are visited.
 const NEXT_SHARED: u32 = 1365;
-/// The same in L2: a line of its own each time.
+/// The same in L2: a new line each time.
 const NEXT_L2: u32 = 2053;
 /// Words of the set in L2.
 const L2_WORDS: u32 = 65536;
@@ -169,14 +118,10 @@ fn shared(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(place.get());
     })?;
     let rounds = scale.rounds(900);
-    let chain = Chain::new(
-        "shared-chain",
-        "loads from shared memory, with an address each",
-        kernel,
-        [rounds, LINKS],
-    )
-    .on(vec![("in", places(WORDS, NEXT_SHARED))]);
-    Ok(chain.micro(move |index, word| word == (index as u32 + rounds * LINKS * NEXT_SHARED) % WORDS))
+    let about = "loads from shared memory, with an address each";
+    let mut spec = chain("shared-chain", about, kernel, [rounds, LINKS]);
+    spec.inputs = vec![held("in", places(WORDS, NEXT_SHARED))];
+    Ok(spec.micro(move |index, word| word == (index as u32 + rounds * LINKS * NEXT_SHARED) % WORDS))
 }
 
 fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -191,14 +136,10 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(place.get());
     })?;
     let rounds = scale.rounds(200);
-    let chain = Chain::new(
-        "l2-chain",
-        "loads from L2, with an address each",
-        kernel,
-        [rounds, LINKS],
-    )
-    .on(vec![("in", places(L2_WORDS, NEXT_L2))]);
-    Ok(chain.micro(move |_, word| word == (rounds * LINKS * NEXT_L2) % L2_WORDS))
+    let about = "loads from L2, with an address each";
+    let mut spec = chain("l2-chain", about, kernel, [rounds, LINKS]);
+    spec.inputs = vec![held("in", places(L2_WORDS, NEXT_L2))];
+    Ok(spec.micro(move |_, word| word == (rounds * LINKS * NEXT_L2) % L2_WORDS))
 }
 
 fn mma(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -214,9 +155,9 @@ fn mma(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let rounds = scale.rounds(1600);
     let (a, b) = mma_operands();
-    let chain =
-        Chain::new("mma-chain", "mma.sync m16n8k16, f32 sums", kernel, [rounds, LINKS]).on(vec![("a", a), ("b", b)]);
-    Ok(chain.micro(move |index, word| {
+    let mut spec = chain("mma-chain", "mma.sync m16n8k16, f32 sums", kernel, [rounds, LINKS]);
+    spec.inputs = vec![held("a", a), held("b", b)];
+    Ok(spec.micro(move |index, word| {
         let sum = mma_sum(index as u32) * (rounds * LINKS) as i32;
         f32::from_bits(word) == sum as f32
     }))
@@ -230,8 +171,8 @@ fn barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
     const LINKS: u32 = 8;
     let kernel = Kernel::build("micro_barrier", WAITING, |k| waits(k, LINKS, || k.barrier()))?;
     let rounds = scale.rounds(1800);
-    let chain = Chain::new("barrier", "barriers of 8 warps", kernel, [rounds, LINKS]);
-    Ok(chain.micro(move |index, word| word == rounds + index as u32))
+    let spec = chain("barrier", "barriers of 8 warps", kernel, [rounds, LINKS]);
+    Ok(spec.micro(move |index, word| word == rounds + index as u32))
 }
 
 fn cluster_barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -241,16 +182,10 @@ fn cluster_barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
         waits(k, LINKS, || k.cluster_barrier());
     })?;
     let rounds = scale.rounds(300);
-    let chain = Chain {
-        blocks: 2,
-        ..Chain::new(
-            "cluster-barrier",
-            "barriers of two blocks of 8 warps",
-            kernel,
-            [rounds, LINKS],
-        )
-    };
-    Ok(chain.micro(move |index, word| word == rounds + index as u32 % WAITING))
+    let about = "barriers of two blocks of 8 warps";
+    let mut spec = chain("cluster-barrier", about, kernel, [rounds, LINKS]);
+    spec.blocks = 2;
+    Ok(spec.micro(move |index, word| word == rounds + index as u32 % WAITING))
 }
 
 fn waits(k: &KernelBuilder, links: u32, wait: impl Fn()) {

@@ -1,8 +1,8 @@
 //! Bytes: from and to device memory, from L2, from shared memory with and without bank conflicts.
 
-use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, TileShape, Val, Var};
+use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, TileShape, Val, Var};
 
-use super::{Content, Micro, Scale, Unit, input, launch, output, pattern};
+use super::{Content, Micro, Scale, Spec, Unit, pattern};
 
 /// Threads a block.
 const THREADS: u32 = 256;
@@ -39,17 +39,17 @@ fn copy(scale: &Scale) -> Result<Micro, BuildErrors> {
         }
     })?;
     let blocks = (scale.copy_bytes / 4 / u64::from(CHUNK_WORDS)) as u32;
-    let buffers = vec![input("in", scale.copy_bytes), output(scale.copy_bytes)];
-    Ok(Micro {
+    Ok(Spec {
         name: "copy",
         about: "device memory, read and written",
-        launch: launch(&kernel, blocks, buffers, Vec::new()),
         kernel,
-        contents: vec![Content::Pattern, Content::Output],
+        blocks,
+        inputs: vec![("in", scale.copy_bytes, Content::Pattern)],
+        args: Vec::new(),
         amount: 2.0 * scale.copy_bytes as f64,
         unit: Unit::GigabytesPerSecond,
-        right: Box::new(|index, word| word == pattern(index)),
-    })
+    }
+    .writing(scale.copy_bytes, |index, word| word == pattern(index)))
 }
 
 /// Adds up what four words hold.
@@ -93,18 +93,17 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
         });
         word == sum
     };
-    let args = vec![Arg::U32(chunks as u32 - 1), Arg::U32(rounds)];
-    let buffers = vec![input("in", scale.cached_bytes), output(u64::from(blocks * THREADS) * 4)];
-    Ok(Micro {
+    Ok(Spec {
         name: "l2",
         about: "L2, read past L1",
-        launch: launch(&kernel, blocks, buffers, args),
         kernel,
-        contents: vec![Content::Pattern, Content::Output],
+        blocks,
+        inputs: vec![("in", scale.cached_bytes, Content::Pattern)],
+        args: vec![Arg::U32(chunks as u32 - 1), Arg::U32(rounds)],
         amount: f64::from(blocks) * f64::from(rounds) * f64::from(CHUNK_WORDS) * 4.0,
         unit: Unit::BytesPerClock,
-        right: Box::new(right),
-    })
+    }
+    .micro(right))
 }
 
 /// Words in shared memory.
@@ -127,10 +126,11 @@ fn shared(
         let (from, out) = (k.param_ptr::<u32>("in"), k.param_ptr_mut::<u32>("out"));
         let rounds = k.param::<u32>("rounds");
         let tile = k.shared_tile::<u32>("words", TileShape::new(1, SHARED_WORDS));
-        fill(k, |i| {
+        for i in 0..SHARED_WORDS / THREADS {
+            let i = k.thread_idx() + i * THREADS;
             let word = from.offset(i).load();
             tile.at(0u32, i).store(word);
-        });
+        }
         k.barrier();
         let sum = k.var(0u32);
         let mine = tile.at(0u32, k.lane() * stride);
@@ -156,26 +156,15 @@ fn shared(
         (0..rounds).fold(0u32, |sum, round| sum.wrapping_add(of_round(round)))
     };
     let sums: Vec<u32> = (0..32).map(of_lane).collect();
-    let right = move |index: usize, word: u32| word == sums[index % 32];
-    let buffers = vec![
-        input("in", u64::from(SHARED_WORDS) * 4),
-        output(u64::from(blocks * THREADS) * 4),
-    ];
-    Ok(Micro {
+    Ok(Spec {
         name,
         about,
-        launch: launch(&kernel, blocks, buffers, vec![Arg::U32(rounds)]),
         kernel,
-        contents: vec![Content::Pattern, Content::Output],
+        blocks,
+        inputs: vec![("in", u64::from(SHARED_WORDS) * 4, Content::Pattern)],
+        args: vec![Arg::U32(rounds)],
         amount: f64::from(blocks * THREADS) * f64::from(rounds) * f64::from(SHARED_LOADS * words * 4),
         unit: Unit::BytesPerClock,
-        right: Box::new(right),
-    })
-}
-
-/// Each thread in turn: words 0 to [`SHARED_WORDS`].
-fn fill<'k>(k: &'k KernelBuilder, mut word: impl FnMut(Val<'k, u32>)) {
-    for i in 0..SHARED_WORDS / THREADS {
-        word(k.thread_idx() + i * THREADS);
     }
+    .micro(move |index, word| word == sums[index % 32]))
 }

@@ -1,14 +1,11 @@
-//! Microbenchmarks: small kernels, each of which asks a card for one thing alone, so that the cost model can be
-//! told what the card gives.
+//! Microbenchmarks: small kernels that each measure one rate of a card, for the cost model.
 //!
-//! They are kernels like any other, written in the kernel language; the simulator runs them where there is no
-//! GPU. They live here and not with the attention families because they serve measuring only. Each stores a
-//! result that depends on everything it did, and each result is compared with what it must be: a copy copies,
-//! sums are those of the host. Work is counted in units a launch, and a launch is long enough (100 µs or more)
-//! for starting it not to matter.
+//! They are written in the kernel language, and the simulator runs them where there is no GPU. Each stores a result that
+//! depends on all of its work, and the result is checked: a copy copies, sums equal those of the host. A launch is long
+//! enough (100 µs or more) that its start does not matter.
 //!
-//! [`memory`] asks for bytes, [`arithmetic`] for instructions, [`tensor`] for products, [`chains`] for the clocks
-//! until a result can be used. [`device`] measures them, [`rates`] keeps what came out.
+//! [`memory`] measures bandwidth, [`arithmetic`] instructions, [`tensor`] matrix products, [`chains`] latencies.
+//! [`device`] runs them on a GPU, [`rates`] keeps the results.
 
 pub mod arithmetic;
 pub mod chains;
@@ -17,8 +14,6 @@ pub mod memory;
 pub mod rates;
 pub mod tensor;
 
-use std::ops::Range;
-
 use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch, Target};
 use sha2::{Digest, Sha256};
 
@@ -26,7 +21,7 @@ use crate::error::BenchError;
 
 pub use rates::{DeviceRates, MeasuredRate};
 
-/// A small kernel that asks for one thing.
+/// A small kernel that measures one rate.
 pub struct Micro {
     /// Short name: `copy`, `mma-f32`.
     pub name: &'static str,
@@ -171,9 +166,6 @@ impl Scale {
 }
 
 /// All that run on an architecture.
-///
-/// # Errors
-/// Never, unless the kernel language changes.
 pub fn all(target: Target, scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
     let mut all = chains::all(scale)?;
     all.extend(memory::all(scale)?);
@@ -185,9 +177,6 @@ pub fn all(target: Target, scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
 
 /// Identity of the microbenchmarks of an architecture: 16 hexadecimal digits that change with any kernel and with how
 /// much a launch does.
-///
-/// # Errors
-/// As [`all`].
 pub fn revision(target: Target, scale: &Scale) -> Result<String, BuildErrors> {
     let mut sha = Sha256::new();
     for micro in all(target, scale)? {
@@ -208,43 +197,22 @@ impl Micro {
         self.contents.iter().position(|content| *content == Content::Output)
     }
 
-    /// Parts of the output that are looked at, as ranges of bytes: all of it, or of a large one pieces from its first to
-    /// its last byte.
-    pub fn looked_at(&self) -> Vec<Range<usize>> {
-        const WHOLE: usize = 8 << 20;
-        const PIECE: usize = 256 << 10;
-        const PIECES: usize = 64;
-        let Some(slot) = self.output() else { return Vec::new() };
-        let bytes = self.launch.buffers[slot].bytes as usize;
-        if bytes <= WHOLE {
-            return std::iter::once(0..bytes).collect();
-        }
-        let last = bytes - PIECE;
-        let start = |piece: usize| last / (PIECES - 1) * piece / 4 * 4;
-        let mut starts: Vec<usize> = (0..PIECES - 1).map(start).collect();
-        starts.push(last);
-        starts.into_iter().map(|start| start..start + PIECE).collect()
-    }
-
-    /// Whether bytes of the output, from byte `first` on, are what they must be.
+    /// Checks the bytes of the output.
     ///
     /// # Errors
     /// [`BenchError::Micro`] with the first wrong word.
-    pub fn check(&self, first: usize, bytes: &[u8]) -> Result<(), BenchError> {
+    pub fn check(&self, bytes: &[u8]) -> Result<(), BenchError> {
         let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-        for (index, word) in words.enumerate() {
-            let index = first / 4 + index;
-            if !(self.right)(index, word) {
-                return Err(BenchError::Micro {
-                    name: self.name,
-                    reason: format!(
-                        "word {index} of its output is {word:#010x} ({}), which is wrong; nothing it says of the card counts",
-                        f32::from_bits(word)
-                    ),
-                });
-            }
+        match words.enumerate().find(|(index, word)| !(self.right)(*index, *word)) {
+            None => Ok(()),
+            Some((index, word)) => Err(BenchError::Micro {
+                name: self.name,
+                reason: format!(
+                    "word {index} of its output is {word:#010x} ({}), which is wrong; its rate is not used",
+                    f32::from_bits(word)
+                ),
+            }),
         }
-        Ok(())
     }
 }
 
@@ -260,37 +228,63 @@ pub fn pattern(i: usize) -> u32 {
     x ^ (x >> 16)
 }
 
-/// A launch of `blocks` blocks, with a pointer to each buffer first and these arguments after them.
-fn launch(kernel: &Kernel, blocks: u32, buffers: Vec<BufferSpec>, rest: Vec<Arg>) -> Launch {
-    let pointers = (0..buffers.len()).map(|slot| Arg::Buffer { slot, byte_offset: 0 });
-    Launch {
-        grid: [blocks, 1, 1],
-        block: [kernel.threads(), 1, 1],
-        cluster: [kernel.cluster().unwrap_or(1), 1, 1],
-        dynamic_shared_bytes: kernel.ledger().total_bytes(),
-        args: pointers.chain(rest).collect(),
-        buffers,
+/// A microbenchmark before it is put together. The kernel takes a pointer to each input, one to the output, and `args`.
+struct Spec {
+    name: &'static str,
+    about: &'static str,
+    kernel: Kernel,
+    blocks: u32,
+    /// Names, bytes and contents of what is read.
+    inputs: Vec<(&'static str, u64, Content)>,
+    args: Vec<Arg>,
+    /// Units of work in a launch.
+    amount: f64,
+    unit: Unit,
+}
+
+impl Spec {
+    /// With an output of one word per thread.
+    fn micro(self, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
+        let bytes = u64::from(self.blocks * self.kernel.threads()) * 4;
+        self.writing(bytes, right)
+    }
+
+    /// With an output of so many bytes.
+    fn writing(self, bytes: u64, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
+        let (mut buffers, mut contents) = (Vec::new(), Vec::new());
+        for (name, bytes, content) in self.inputs.into_iter().chain([("out", bytes, Content::Output)]) {
+            buffers.push(BufferSpec {
+                name,
+                bytes,
+                written: content == Content::Output,
+                align: 16,
+            });
+            contents.push(content);
+        }
+        let pointers = (0..buffers.len()).map(|slot| Arg::Buffer { slot, byte_offset: 0 });
+        Micro {
+            name: self.name,
+            about: self.about,
+            launch: Launch {
+                grid: [self.blocks, 1, 1],
+                block: [self.kernel.threads(), 1, 1],
+                cluster: [self.kernel.cluster().unwrap_or(1), 1, 1],
+                dynamic_shared_bytes: self.kernel.ledger().total_bytes(),
+                args: pointers.chain(self.args).collect(),
+                buffers,
+            },
+            kernel: self.kernel,
+            contents,
+            amount: self.amount,
+            unit: self.unit,
+            right: Box::new(right),
+        }
     }
 }
 
-/// A buffer that is read.
-fn input(name: &'static str, bytes: u64) -> BufferSpec {
-    BufferSpec {
-        name,
-        bytes,
-        written: false,
-        align: 16,
-    }
-}
-
-/// A buffer that is written.
-fn output(bytes: u64) -> BufferSpec {
-    BufferSpec {
-        name: "out",
-        bytes,
-        written: true,
-        align: 16,
-    }
+/// An input of these bytes.
+fn held(name: &'static str, bytes: Vec<u8>) -> (&'static str, u64, Content) {
+    (name, bytes.len() as u64, Content::Bytes(bytes))
 }
 
 /// Little-endian bytes of words.

@@ -9,7 +9,7 @@ use flashcore_ir::wgmma::{WGMMA_M64N8_ACC, WgmmaElement};
 use flashcore_ir::{Arg, BuildErrors, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, SharedTile, Swizzle, TileShape};
 use half::f16;
 
-use super::{Content, Micro, Scale, Unit, bytes, input, launch, output, pattern};
+use super::{Micro, Scale, Spec, Unit, bytes, held, pattern};
 
 /// Threads a block: eight warps, two warpgroups.
 const THREADS: u32 = 256;
@@ -138,21 +138,17 @@ fn mma(
         })
         .collect();
     let (words_a, words_b) = mma_operands();
-    let buffers = vec![
-        input("a", words_a.len() as u64),
-        input("b", words_b.len() as u64),
-        output(u64::from(blocks * THREADS) * 4),
-    ];
-    Ok(Micro {
+    Ok(Spec {
         name,
         about,
-        launch: launch(&kernel, blocks, buffers, vec![Arg::U32(rounds)]),
         kernel,
-        contents: vec![Content::Bytes(words_a), Content::Bytes(words_b), Content::Output],
+        blocks,
+        inputs: vec![held("a", words_a), held("b", words_b)],
+        args: vec![Arg::U32(rounds)],
         amount: f64::from(blocks * THREADS / 32) * f64::from(rounds * STEPS * TILES) * (2 * 16 * 8 * 16) as f64,
         unit: Unit::FlopsPerClock,
-        right: Box::new(move |index, word| f32::from_bits(word) == sums[index % 32] as f32),
-    })
+    }
+    .micro(move |index, word| f32::from_bits(word) == sums[index % 32] as f32))
 }
 
 /// Rows of A a warpgroup, and columns of B.
@@ -209,21 +205,17 @@ fn wgmma<E: WgmmaElement>(
     };
     let rows_a = matrix(2 * ROWS, &|row, col| a(row, col, depth));
     let rows_b = matrix(COLS, &|col, at| b(at, col));
-    let buffers = vec![
-        input("a", rows_a.len() as u64),
-        input("b", rows_b.len() as u64),
-        output(u64::from(blocks * THREADS) * 4),
-    ];
-    Ok(Micro {
+    Ok(Spec {
         name,
         about,
-        launch: launch(&kernel, blocks, buffers, vec![Arg::U32(rounds)]),
         kernel,
-        contents: vec![Content::Bytes(rows_a), Content::Bytes(rows_b), Content::Output],
+        blocks,
+        inputs: vec![held("a", rows_a), held("b", rows_b)],
+        args: vec![Arg::U32(rounds)],
         amount: f64::from(blocks * 2 * products) * f64::from(2 * ROWS * COLS * depth),
         unit: Unit::FlopsPerClock,
-        right: Box::new(move |index, word| f32::from_bits(word) == sums[index % THREADS as usize] as f32),
-    })
+    }
+    .micro(move |index, word| f32::from_bits(word) == sums[index % THREADS as usize] as f32))
 }
 
 /// A tile from a matrix of rows as wide as it, 16 bytes a thread at a time.

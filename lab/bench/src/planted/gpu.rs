@@ -1,4 +1,4 @@
-//! Planted candidates on a GPU: an honest kernel, and small ones that spoil what it does.
+//! Planted candidates on a GPU: an honest kernel, and small kernels that spoil its output.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use flashcore::DeviceTensors;
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Event, Function, ModuleOptions, Stream};
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{Arg, BF16x2, BufferSpec, BuildErrors, E4M3x4, F16x2, Kernel, Launch};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Layout, Problem, Tensor};
 
 use super::{Conduct, InFinals, LARGE, LARGE_OUTPUT, PATIENT_CALLS};
 use crate::error::BenchError;
-use crate::gpu::{GpuTools, KernelSubject};
+use crate::gpu::{GpuTools, KernelSubject, one_warp};
 use crate::identity::{LaunchMode, SubjectInfo};
 use crate::subject::{Subject, Trouble};
 
@@ -26,14 +26,14 @@ fn hang_kernel() -> Result<Kernel, BuildErrors> {
         let x = k.var(1.0f32);
         k.loop_(|turn| {
             x.set(x.get().fma(0.5f32, 0.25f32));
-            // Never so, which the compiler cannot know.
+            // Always false, which the compiler cannot know.
             turn.break_if(x.get().lt(0.0f32).divergent());
         });
         out.store(x.get());
     })
 }
 
-/// Writes a word so far from the beginning of the output, wherever that is.
+/// Writes a word `far` words from the beginning of the output, which may be outside it.
 fn wild_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("planted_wild", WARP, |k| {
         let out = k.param_ptr_mut::<u32>("out");
@@ -55,8 +55,8 @@ fn odd_kernel() -> Result<Kernel, BuildErrors> {
     })
 }
 
-/// Writes words over the output where the first elements of those of Q are large. Only the first lanes look, each at a
-/// word. What an e4m3 element stands for its scale says, that of the first batch and head.
+/// Writes words over the output where the first elements of Q's words are large. Only the first lanes look, each at one
+/// word. An e4m3 element is multiplied by the scale of the first batch and head.
 fn large_kernel(dtype: DType) -> Result<Kernel, BuildErrors> {
     Kernel::build("planted_large", WARP, |k| {
         let q = k.param_ptr::<u32>("q");
@@ -84,7 +84,7 @@ fn large_kernel(dtype: DType) -> Result<Kernel, BuildErrors> {
     })
 }
 
-/// Counts its runs, and every other one flips the last bit of the first word.
+/// Counts its runs; every other run flips the last bit of the first word.
 fn flip_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("planted_flip", WARP, |k| {
         let count = k.param_ptr_mut::<u32>("count");
@@ -96,7 +96,7 @@ fn flip_kernel() -> Result<Kernel, BuildErrors> {
     })
 }
 
-/// Copies what was kept over the output, where that is poison.
+/// Copies a kept output over the output, where that is poison.
 fn mend_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("planted_mend", MEND_THREADS, |k| {
         let kept = k.param_ptr::<u32>("kept");
@@ -121,14 +121,8 @@ fn launch(buffers: &[(&'static str, usize, bool)], rest: &[u32]) -> Launch {
         align: 4,
     });
     let pointers = (0..buffers.len()).map(|slot| Arg::Buffer { slot, byte_offset: 0 });
-    Launch {
-        grid: [1; 3],
-        block: [WARP, 1, 1],
-        cluster: [1; 3],
-        dynamic_shared_bytes: 0,
-        buffers: specs.collect(),
-        args: pointers.chain(rest.iter().map(|&value| Arg::U32(value))).collect(),
-    }
+    let args = pointers.chain(rest.iter().map(|&value| Arg::U32(value)));
+    one_warp(specs.collect(), args.collect())
 }
 
 /// Another stream, for [`Conduct::NotJoined`] and [`Conduct::NotWaiting`]: their honest kernel is bound to it.
@@ -140,21 +134,14 @@ pub struct Elsewhere<'a> {
     pub tools: &'a GpuTools,
 }
 
-/// A planted candidate on a GPU. It is launched plainly, a run a call.
+/// A planted candidate on a GPU. It is launched plainly, one run per call.
 pub struct GpuPlanted<'a> {
     info: SubjectInfo,
     conduct: Conduct,
     stream: &'a Stream,
     honest: KernelSubject<'a>,
-    /// Where the last row is in an output, bytes.
-    last_row: Range<usize>,
+    problem: Problem,
     tensors: DeviceTensors<'a>,
-    /// What is written over an output: ones, NaN, large numbers; the bit that is looked at, and how many lanes look for large inputs.
-    ones: u32,
-    nan: u32,
-    large: u32,
-    sign: u32,
-    lanes: u32,
     spoiler: Option<Function>,
     count: DeviceBuffer,
     kept: DeviceBuffer,
@@ -166,34 +153,15 @@ pub struct GpuPlanted<'a> {
 
 /// How far outside: 16 GB past the output.
 const FAR: u32 = u32::MAX - 63;
-/// A word of ones.
-const fn ones(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => 0x3f80_0000,
-        DType::F16 => 0x3c00_3c00,
-        DType::BF16 => 0x3f80_3f80,
-        DType::E4M3 => 0x3838_3838,
-    }
-}
+/// Larger than any output of normal inputs.
+const LARGE_VALUE: f32 = 64.0;
 
-/// A word of NaN, which is not the poison.
-const fn nan(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => 0x7fc0_0000,
-        DType::F16 => 0x7e00_7e00,
-        DType::BF16 => 0x7fc0_7fc0,
-        DType::E4M3 => 0x7f7f_7f7f,
-    }
-}
-
-/// A word of numbers larger than any output of normal inputs.
-const fn large(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => 0x4280_0000,
-        DType::F16 => 0x5400_5400,
-        DType::BF16 => 0x4280_4280,
-        DType::E4M3 => 0x6868_6868,
-    }
+/// A word whose elements all have a value.
+fn word(dtype: DType, value: f32) -> u32 {
+    let mut tensor = Tensor::filled(dtype, Layout::bshd([1, 1, 1, 4]), 0);
+    (0..4).for_each(|d| tensor.view_mut().set(0, 0, 0, d, value));
+    let bytes = tensor.bytes();
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
 /// The sign of a word's first element, which half of all inputs have.
@@ -214,11 +182,27 @@ fn last_row(problem: &Problem) -> Range<usize> {
     end - layout.shape[3] * size..end
 }
 
+/// The kernel that spoils what an honest one did.
+fn spoiler(conduct: Conduct, dtype: DType) -> Option<Result<Kernel, BuildErrors>> {
+    Some(match conduct {
+        Conduct::Hangs => hang_kernel(),
+        Conduct::OutOfBounds
+        | Conduct::CrashesInFinals
+        | Conduct::OneOutside
+        | Conduct::WrongFarOut
+        | Conduct::WrongLse
+        | Conduct::Wrong
+        | Conduct::Nan => wild_kernel(),
+        Conduct::LeavesAnswersAlone => mend_kernel(),
+        Conduct::WrongSometimes => odd_kernel(),
+        Conduct::WrongOnLargeScores => large_kernel(dtype),
+        Conduct::Unstable => flip_kernel(),
+        _ => return None,
+    })
+}
+
 impl<'a> GpuPlanted<'a> {
     /// A candidate made from an honest kernel, both bound to `tensors` on `stream`.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn new(
         conduct: Conduct,
         stream: &'a Stream,
@@ -229,26 +213,13 @@ impl<'a> GpuPlanted<'a> {
         in_finals: InFinals,
     ) -> Result<GpuPlanted<'a>, BenchError> {
         let context = stream.context();
-        let load = |kernel: Result<Kernel, BuildErrors>| -> Result<Option<Function>, BenchError> {
-            let kernel = kernel.map_err(|errors| BenchError::Device {
-                reason: format!("a planted kernel does not build: {errors}"),
-            })?;
-            Ok(Some(Function::load(context, &kernel, &ModuleOptions::default())?))
-        };
-        let spoiler = match conduct {
-            Conduct::Hangs => load(hang_kernel())?,
-            Conduct::OutOfBounds
-            | Conduct::CrashesInFinals
-            | Conduct::OneOutside
-            | Conduct::WrongFarOut
-            | Conduct::WrongLse
-            | Conduct::Wrong
-            | Conduct::Nan => load(wild_kernel())?,
-            Conduct::LeavesAnswersAlone => load(mend_kernel())?,
-            Conduct::WrongSometimes => load(odd_kernel())?,
-            Conduct::WrongOnLargeScores => load(large_kernel(problem.dtype()))?,
-            Conduct::Unstable => load(flip_kernel())?,
-            _ => None,
+        let spoiler = match spoiler(conduct, problem.dtype()) {
+            None => None,
+            Some(kernel) => {
+                let kernel = kernel
+                    .map_err(|errors| BenchError::Device(format!("a planted kernel does not build: {errors}")))?;
+                Some(Function::load(context, &kernel, &ModuleOptions::default())?)
+            }
         };
         Ok(GpuPlanted {
             info: SubjectInfo {
@@ -258,13 +229,8 @@ impl<'a> GpuPlanted<'a> {
             conduct,
             stream,
             honest,
-            last_row: last_row(problem),
+            problem: problem.clone(),
             tensors,
-            ones: ones(problem.out_dtype()),
-            nan: nan(problem.out_dtype()),
-            large: large(problem.out_dtype()),
-            sign: sign(problem.dtype()),
-            lanes: lanes(problem),
             spoiler,
             count: DeviceBuffer::from_host(stream, &[0u32; 4])?,
             kept: DeviceBuffer::new(context, tensors.out.len())?,
@@ -275,45 +241,112 @@ impl<'a> GpuPlanted<'a> {
         })
     }
 
-    fn spoil(&self, buffers: &[(&'static str, DeviceSlice<'a>, bool)], rest: &[u32]) -> Result<(), CudaError> {
+    /// Launches the spoiler with these buffers (name, memory, whether it is written) and arguments.
+    fn spoil(&self, buffers: &[(&'static str, DeviceSlice<'_>, bool)], rest: &[u32]) -> Result<(), CudaError> {
         let Some(spoiler) = &self.spoiler else { return Ok(()) };
         let named: Vec<_> = buffers
             .iter()
             .map(|(name, slice, written)| (*name, slice.len(), *written))
             .collect();
         let slices: Vec<_> = buffers.iter().map(|(_, slice, _)| *slice).collect();
-        spoiler.run(self.stream, &launch(&named, rest), &slices)
+        let mut launch = launch(&named, rest);
+        if let (Conduct::LeavesAnswersAlone, [words]) = (self.conduct, rest) {
+            launch.grid[0] = words.div_ceil(MEND_THREADS);
+            launch.block[0] = MEND_THREADS;
+        }
+        spoiler.run(self.stream, &launch, &slices)
     }
 
-    fn count(&self) -> Result<(), CudaError> {
-        let Some(spoiler) = &self.spoiler else { return Ok(()) };
-        let (count, out) = (self.count.as_slice(), self.tensors.out);
-        let named = [("count", count.len(), true), ("out", out.len(), true)];
-        spoiler.run(self.stream, &launch(&named, &[]), &[count, out])
-    }
-}
-
-impl GpuPlanted<'_> {
-    /// Copies the kept answer where nothing but poison is.
-    fn mend(&self) -> Result<(), CudaError> {
-        let Some(spoiler) = &self.spoiler else { return Ok(()) };
-        let (kept, out) = (self.kept.as_slice(), self.tensors.out);
-        let words = (out.len() / 4) as u32;
-        let launch = Launch {
-            grid: [words.div_ceil(MEND_THREADS), 1, 1],
-            block: [MEND_THREADS, 1, 1],
-            ..launch(&[("kept", kept.len(), false), ("out", out.len(), true)], &[words])
-        };
-        spoiler.run(self.stream, &launch, &[kept, out])
+    /// Writes a value over a word of a buffer, `far` words from its beginning.
+    fn overwrite(&self, name: &'static str, buffer: DeviceSlice<'_>, far: u32, value: f32) -> Result<(), CudaError> {
+        let value = word(self.problem.out_dtype(), value);
+        self.spoil(&[(name, buffer, true)], &[far, value])
     }
 
-    /// Does something that leaves some bytes as they were: whatever blocks there are and whoever takes over whose work.
+    /// Runs the honest kernel and leaves some bytes of a buffer as they were.
     fn leaving(&mut self, buffer: DeviceSlice<'_>, bytes: Range<usize>) -> Result<(), Trouble> {
         let was = self.kept.as_slice().range(0..bytes.len())?;
         let there = buffer.range(bytes)?;
         was.copy_from(self.stream, there)?;
         self.honest.call()?;
         Ok(there.copy_from(self.stream, was)?)
+    }
+
+    /// What is done in place of the honest kernel, or before it; `false` where the honest kernel is to run.
+    fn instead(&mut self) -> Result<bool, Trouble> {
+        let DeviceTensors { out, lse, .. } = self.tensors;
+        match self.conduct {
+            Conduct::Hangs => self.spoil(&[("out", out, true)], &[])?,
+            Conduct::Crashes => std::process::abort(),
+            Conduct::OutOfBounds => self.overwrite("out", out, FAR, 1.0)?,
+            Conduct::Unwritten => self.leaving(out, last_row(&self.problem))?,
+            Conduct::UnwrittenLse => match lse {
+                Some(lse) => self.leaving(lse, lse.len() - size_of::<f32>()..lse.len())?,
+                None => return Ok(false),
+            },
+            Conduct::Zeros => out.fill(self.stream, 0)?,
+            Conduct::Cached if self.calls > 1 => out.copy_from(self.stream, self.kept.as_slice())?,
+            Conduct::LeavesAnswersAlone if self.calls > 1 => {
+                let buffers = [("kept", self.kept.as_slice(), false), ("out", out, true)];
+                self.spoil(&buffers, &[(out.len() / 4) as u32])?;
+            }
+            Conduct::LazyLater if self.calls > PATIENT_CALLS => {}
+            Conduct::LazyInFinals if self.in_finals.get() => {}
+            // Forks properly, works on the other stream for a while, and never comes back.
+            Conduct::NotJoined => {
+                if let Some(Elsewhere { stream, tools }) = self.elsewhere {
+                    self.event.record(self.stream)?;
+                    stream.wait_for(&self.event)?;
+                    tools.spin(stream, BUSY_US)?;
+                }
+                return Ok(false);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What is done after the honest kernel.
+    fn afterwards(&mut self) -> Result<(), Trouble> {
+        let DeviceTensors {
+            q, out, lse, scales, ..
+        } = self.tensors;
+        let words = (out.len() / 4) as u32;
+        let one = word(self.problem.out_dtype(), 1.0);
+        match self.conduct {
+            Conduct::OneOutside => self.overwrite("out", out, words, 1.0)?,
+            Conduct::WrongLse => {
+                if let Some(lse) = lse {
+                    self.overwrite("lse", lse, 0, 1.0)?;
+                }
+            }
+            Conduct::WrongSometimes => {
+                let sign = sign(self.problem.dtype());
+                self.spoil(&[("q", q, false), ("out", out, true)], &[one, sign])?;
+            }
+            Conduct::WrongOnLargeScores => {
+                let mut buffers = vec![("q", q, false)];
+                buffers.extend(scales.map(|scales| ("q_scale", scales.q, false)));
+                buffers.push(("out", out, true));
+                self.spoil(&buffers, &[one, lanes(&self.problem)])?;
+            }
+            Conduct::Unstable => self.spoil(&[("count", self.count.as_slice(), true), ("out", out, true)], &[])?,
+            Conduct::Wrong => self.overwrite("out", out, 0, LARGE_VALUE)?,
+            Conduct::Nan => self.overwrite("out", out, 0, f32::NAN)?,
+            Conduct::Cached | Conduct::LeavesAnswersAlone => self.kept.as_slice().copy_from(self.stream, out)?,
+            // Comes back, but never waited for what was ahead of it.
+            Conduct::NotWaiting => {
+                if let Some(Elsewhere { stream, .. }) = self.elsewhere {
+                    self.event.record(stream)?;
+                    self.stream.wait_for(&self.event)?;
+                }
+            }
+            Conduct::CrashesInFinals if self.in_finals.get() => self.overwrite("out", out, FAR, 1.0)?,
+            Conduct::WrongFarOut if out.len() >= LARGE_OUTPUT => self.overwrite("out", out, words * 5 / 8, 1.0)?,
+            // The honest kernel of `PointerReplay` is bound to the first buffers.
+            _ => {}
+        }
+        Ok(())
     }
 }
 
@@ -331,115 +364,11 @@ impl Subject for GpuPlanted<'_> {
 
     fn call(&mut self) -> Result<(), Trouble> {
         self.calls += 1;
-        let DeviceTensors {
-            q, out, lse, scales, ..
-        } = self.tensors;
-        match self.conduct {
-            // That one is bound to the first buffers.
-            Conduct::Honest | Conduct::DoesNotBuild | Conduct::PointerReplay => self.honest.call()?,
-            Conduct::Hangs => self.spoil(&[("out", out, true)], &[])?,
-            Conduct::Crashes => std::process::abort(),
-            Conduct::OutOfBounds => self.spoil(&[("out", out, true)], &[FAR, self.ones])?,
-            Conduct::OneOutside => {
-                self.honest.call()?;
-                self.spoil(&[("out", out, true)], &[(out.len() / 4) as u32, self.ones])?;
-            }
-            Conduct::WrongLse => {
-                self.honest.call()?;
-                if let Some(lse) = lse {
-                    self.spoil(&[("lse", lse, true)], &[0, self.ones])?;
-                }
-            }
-            Conduct::WrongSometimes => {
-                self.honest.call()?;
-                self.spoil(&[("q", q, false), ("out", out, true)], &[self.ones, self.sign])?;
-            }
-            Conduct::WrongOnLargeScores => {
-                self.honest.call()?;
-                let scale = scales.map(|scales| ("q_scale", scales.q, false));
-                let buffers: Vec<_> = [("q", q, false)]
-                    .into_iter()
-                    .chain(scale)
-                    .chain([("out", out, true)])
-                    .collect();
-                self.spoil(&buffers, &[self.ones, self.lanes])?;
-            }
-            Conduct::Unstable => {
-                self.honest.call()?;
-                self.count()?;
-            }
-            Conduct::Unwritten => self.leaving(out, self.last_row.clone())?,
-            Conduct::UnwrittenLse => match lse {
-                Some(lse) => self.leaving(lse, lse.len() - size_of::<f32>()..lse.len())?,
-                None => self.honest.call()?,
-            },
-            Conduct::Wrong => {
-                self.honest.call()?;
-                self.spoil(&[("out", out, true)], &[0, self.large])?;
-            }
-            Conduct::Nan => {
-                self.honest.call()?;
-                self.spoil(&[("out", out, true)], &[0, self.nan])?;
-            }
-            Conduct::LeavesAnswersAlone => {
-                if self.calls == 1 {
-                    self.honest.call()?;
-                    self.kept.as_slice().copy_from(self.stream, out)?;
-                } else {
-                    self.mend()?;
-                }
-            }
-            // Forks properly, works on the other stream for a while, and never comes back.
-            Conduct::NotJoined => {
-                if let Some(Elsewhere { stream, tools }) = self.elsewhere {
-                    self.event.record(self.stream)?;
-                    stream.wait_for(&self.event)?;
-                    tools.spin(stream, BUSY_US)?;
-                }
-                self.honest.call()?;
-            }
-            // Comes back, but never waited for what was ahead of it.
-            Conduct::NotWaiting => {
-                self.honest.call()?;
-                if let Some(Elsewhere { stream, .. }) = self.elsewhere {
-                    self.event.record(stream)?;
-                    self.stream.wait_for(&self.event)?;
-                }
-            }
-            Conduct::Zeros => out.fill(self.stream, 0)?,
-            Conduct::Cached => {
-                if self.calls == 1 {
-                    self.honest.call()?;
-                    self.kept.as_slice().copy_from(self.stream, out)?;
-                } else {
-                    out.copy_from(self.stream, self.kept.as_slice())?;
-                }
-            }
-            Conduct::LazyLater => {
-                if self.calls <= PATIENT_CALLS {
-                    self.honest.call()?;
-                }
-            }
-            Conduct::LazyInFinals => {
-                if !self.in_finals.get() {
-                    self.honest.call()?;
-                }
-            }
-            Conduct::CrashesInFinals => {
-                self.honest.call()?;
-                if self.in_finals.get() {
-                    self.spoil(&[("out", out, true)], &[FAR, self.ones])?;
-                }
-            }
-            Conduct::WrongFarOut => {
-                self.honest.call()?;
-                if out.len() >= LARGE_OUTPUT {
-                    let middle = (out.len() / 4 * 5 / 8) as u32;
-                    self.spoil(&[("out", out, true)], &[middle, self.ones])?;
-                }
-            }
+        if self.instead()? {
+            return Ok(());
         }
-        Ok(())
+        self.honest.call()?;
+        self.afterwards()
     }
 }
 
@@ -481,7 +410,7 @@ mod tests {
         for dtype in DType::ALL {
             let problem = problem(dtype);
             let kernel = large_kernel(dtype).unwrap();
-            let rest = [ones(problem.out_dtype()), lanes(&problem)];
+            let rest = [word(problem.out_dtype(), 1.0), lanes(&problem)];
             for seed in 0..20 {
                 let written = |kind| written(&kernel, &problem, kind, seed, &rest);
                 assert_eq!(
@@ -524,15 +453,22 @@ mod tests {
     }
 
     #[test]
-    fn ones_are_ones() {
+    fn words_have_their_value() {
         for dtype in DType::ALL {
             let mut tensor = flashcore_problem::Tensor::filled(dtype, flashcore_problem::Layout::bshd([1, 1, 1, 8]), 0);
             let mut first = |word: u32| {
                 tensor.bytes_mut()[..4].copy_from_slice(&word.to_le_bytes());
                 tensor.view().get(0, 0, 0, 0)
             };
-            assert_eq!((first(ones(dtype)), first(large(dtype))), (1.0, 64.0), "{dtype}");
-            assert!(first(nan(dtype)).is_nan(), "{dtype}");
+            for value in [1.0, LARGE_VALUE] {
+                assert_eq!(first(word(dtype, value)), value, "{dtype}");
+            }
+            assert!(first(word(dtype, f32::NAN)).is_nan(), "{dtype}");
+            assert_ne!(
+                word(dtype, f32::NAN),
+                u32::from_ne_bytes([flashcore_problem::POISON; 4]),
+                "{dtype}"
+            );
         }
     }
 

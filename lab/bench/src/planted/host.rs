@@ -63,8 +63,95 @@ impl<'a> CpuPlanted<'a> {
         })
     }
 
-    fn spoil(&self, act: impl FnOnce(&mut Tensor)) {
-        self.bed.with_place(self.place, |_, out| act(out));
+    fn out<T>(&self, act: impl FnOnce(&mut Tensor) -> T) -> T {
+        self.bed.with_place(self.place, |_, out| act(out))
+    }
+
+    /// What is done in place of the honest kernel; `false` where the honest kernel is to run.
+    fn instead(&mut self) -> Result<bool, Trouble> {
+        match self.conduct {
+            Conduct::Hangs => loop {
+                thread::sleep(Duration::from_secs(3600));
+            },
+            Conduct::Crashes => std::process::abort(),
+            // The host's bounds check ends the process, as a fault does on a GPU.
+            Conduct::OutOfBounds => self.write_past_end(self.calls as usize),
+            Conduct::Unwritten => {
+                let before = self.out(|out| out.clone());
+                self.honest.call()?;
+                self.out(|out| {
+                    let last = out.bytes().len() - out.layout().shape[3] * out.dtype().size_bytes();
+                    out.bytes_mut()[last..].copy_from_slice(&before.bytes()[last..]);
+                });
+            }
+            Conduct::UnwrittenLse => {
+                let before = self.bed.with_lse(self.place, |lse| lse.last().copied());
+                self.honest.call()?;
+                self.bed.with_lse(self.place, |lse| {
+                    if let (Some(last), Some(before)) = (lse.last_mut(), before) {
+                        *last = before;
+                    }
+                });
+            }
+            Conduct::LeavesAnswersAlone => return Ok(self.out(|out| out.bytes()[0] != POISON)),
+            Conduct::Zeros => self.out(|out| out.bytes_mut().fill(0)),
+            Conduct::Cached => match &self.kept {
+                Some(kept) => self.out(|out| out.bytes_mut().copy_from_slice(kept.bytes())),
+                None => return Ok(false),
+            },
+            Conduct::LazyLater => return Ok(self.calls > PATIENT_CALLS),
+            Conduct::LazyInFinals => return Ok(self.in_finals.get()),
+            Conduct::CrashesInFinals if self.in_finals.get() => std::process::abort(),
+            // The host has no streams.
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What is done after the honest kernel.
+    fn afterwards(&mut self) {
+        let wrong = |out: &mut Tensor| {
+            let value = out.view().get(0, 0, 0, 0);
+            out.view_mut().set(0, 0, 0, 0, value * 0.5 + 1.0);
+        };
+        match self.conduct {
+            Conduct::OneOutside => self.write_past_end(0),
+            Conduct::WrongLse => self.bed.with_lse(self.place, |lse| {
+                if let Some(last) = lse.last_mut() {
+                    *last += 0.5;
+                }
+            }),
+            Conduct::WrongSometimes if self.is_odd() => self.out(wrong),
+            Conduct::WrongOnLargeScores if self.has_large_inputs() => self.out(wrong),
+            Conduct::Wrong => self.out(wrong),
+            Conduct::Unstable => {
+                let mut rng = Rng::new(u64::from(self.calls));
+                self.out(|out| {
+                    // The last bit of some elements.
+                    let bytes = out.bytes_mut();
+                    for _ in 0..8 {
+                        let at = rng.below(bytes.len() / 4) * 4;
+                        bytes[at] ^= 1;
+                    }
+                });
+            }
+            Conduct::Nan => self.out(|out| out.view_mut().set(0, 0, 0, 0, f32::NAN)),
+            Conduct::Cached => self.kept = Some(self.out(|out| out.clone())),
+            Conduct::WrongFarOut => self.out(|out| {
+                let [batch, rows, heads, _] = out.layout().shape;
+                if out.bytes().len() >= LARGE_OUTPUT {
+                    out.view_mut().set(batch - 1, rows * 5 / 8, heads - 1, 0, 1.0);
+                }
+            }),
+            _ => {}
+        }
+    }
+
+    fn write_past_end(&self, far: usize) {
+        self.out(|out| {
+            let end = out.bytes().len();
+            out.bytes_mut()[end + far] = 0;
+        });
     }
 }
 
@@ -76,131 +163,11 @@ impl Subject for CpuPlanted<'_> {
     fn call(&mut self) -> Result<(), Trouble> {
         self.calls += 1;
         called(&self.info.label)?;
-        let wrong = |out: &mut Tensor| {
-            let value = out.view().get(0, 0, 0, 0);
-            out.view_mut().set(0, 0, 0, 0, value * 0.5 + 1.0);
-        };
-        match self.conduct {
-            // The host has no streams.
-            Conduct::Honest
-            | Conduct::DoesNotBuild
-            | Conduct::PointerReplay
-            | Conduct::NotJoined
-            | Conduct::NotWaiting => self.honest.call()?,
-            Conduct::Hangs => loop {
-                thread::sleep(Duration::from_secs(3600));
-            },
-            Conduct::Crashes => std::process::abort(),
-            Conduct::OutOfBounds => self.spoil(|out| {
-                // The host's bounds check ends the process, as a fault does on a GPU.
-                let end = out.bytes().len();
-                out.bytes_mut()[end + self.calls as usize] = 0;
-            }),
-            Conduct::OneOutside => {
-                self.honest.call()?;
-                self.spoil(|out| {
-                    let end = out.bytes().len();
-                    out.bytes_mut()[end] = 0;
-                });
-            }
-            Conduct::WrongLse => {
-                self.honest.call()?;
-                self.bed.with_lse(self.place, |lse| {
-                    if let Some(last) = lse.last_mut() {
-                        *last += 0.5;
-                    }
-                });
-            }
-            Conduct::WrongSometimes => {
-                self.honest.call()?;
-                if self.is_odd() {
-                    self.spoil(wrong);
-                }
-            }
-            Conduct::WrongOnLargeScores => {
-                self.honest.call()?;
-                if self.has_large_inputs() {
-                    self.spoil(wrong);
-                }
-            }
-            Conduct::Unstable => {
-                self.honest.call()?;
-                let mut rng = Rng::new(u64::from(self.calls));
-                self.spoil(|out| {
-                    // The last bit of some elements.
-                    let bytes = out.bytes_mut();
-                    for _ in 0..8 {
-                        let at = rng.below(bytes.len() / 4) * 4;
-                        bytes[at] ^= 1;
-                    }
-                });
-            }
-            Conduct::Unwritten => {
-                let before = self.bed.with_place(self.place, |_, out| out.clone());
-                self.honest.call()?;
-                self.spoil(|out| {
-                    let last = out.bytes().len() - out.layout().shape[3] * out.dtype().size_bytes();
-                    out.bytes_mut()[last..].copy_from_slice(&before.bytes()[last..]);
-                });
-            }
-            Conduct::Wrong => {
-                self.honest.call()?;
-                self.spoil(wrong);
-            }
-            Conduct::Nan => {
-                self.honest.call()?;
-                self.spoil(|out| out.view_mut().set(0, 0, 0, 0, f32::NAN));
-            }
-            Conduct::LeavesAnswersAlone => {
-                if self.bed.with_place(self.place, |_, out| out.bytes()[0] == POISON) {
-                    self.honest.call()?;
-                }
-            }
-            Conduct::UnwrittenLse => {
-                let before = self.bed.with_lse(self.place, |lse| lse.last().copied());
-                self.honest.call()?;
-                self.bed.with_lse(self.place, |lse| {
-                    if let (Some(last), Some(before)) = (lse.last_mut(), before) {
-                        *last = before;
-                    }
-                });
-            }
-            Conduct::Zeros => self.spoil(|out| out.bytes_mut().fill(0)),
-            Conduct::Cached => {
-                if self.kept.is_none() {
-                    self.honest.call()?;
-                    self.kept = Some(self.bed.with_place(self.place, |_, out| out.clone()));
-                }
-                if let Some(kept) = &self.kept {
-                    self.spoil(|out| out.bytes_mut().copy_from_slice(kept.bytes()));
-                }
-            }
-            Conduct::LazyLater => {
-                if self.calls <= PATIENT_CALLS {
-                    self.honest.call()?;
-                }
-            }
-            Conduct::LazyInFinals => {
-                if !self.in_finals.get() {
-                    self.honest.call()?;
-                }
-            }
-            Conduct::CrashesInFinals => {
-                if self.in_finals.get() {
-                    std::process::abort();
-                }
-                self.honest.call()?;
-            }
-            Conduct::WrongFarOut => {
-                self.honest.call()?;
-                self.spoil(|out| {
-                    let [batch, rows, heads, _] = out.layout().shape;
-                    if out.bytes().len() >= LARGE_OUTPUT {
-                        out.view_mut().set(batch - 1, rows * 5 / 8, heads - 1, 0, 1.0);
-                    }
-                });
-            }
+        if self.instead()? {
+            return Ok(());
         }
+        self.honest.call()?;
+        self.afterwards();
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
-//! Candidates that are known to be bad, and one that is honest, to show that the gates hold: they hang, fault, write where
-//! they must not, are wrong sometimes, differ from run to run, or cheat. One list, for the host and for GPUs: a bench's
-//! inspection must reject those with a [reason](Conduct::reason), and `flashcore tune --torture` searches among those
-//! that [can be searched](Conduct::SEARCHED).
+//! Planted candidates: known to be bad (and one that is honest), to show that the checks work. They hang, fault, write out
+//! of bounds, are wrong sometimes, differ from run to run, or cheat. The list serves the host and GPUs: a bench's inspection
+//! must reject those with a [reason](Conduct::reason), and `flashcore tune --torture` searches among
+//! [some of them](Conduct::SEARCHED).
 
 mod gpu;
 mod host;
@@ -71,102 +71,67 @@ pub enum Conduct {
     NotWaiting,
 }
 
+/// Every conduct with its name, and the reason for which an [inspection](crate::defences::inspect) on normal inputs must
+/// reject it, on a problem with a log-sum-exp; `None` for those that pass it, that never return an output, or that are
+/// wrong for some inputs only. Those of [`Conduct::SEARCHED`] come first and run on any device; the others need a second
+/// stream, or do what one of these does and are told apart by an inspection.
+const LIST: [(Conduct, &str, Option<Reason>); 24] = [
+    (Conduct::Honest, "honest", None),
+    (Conduct::DoesNotBuild, "does-not-build", None),
+    (Conduct::Hangs, "hangs", None),
+    (Conduct::Crashes, "crashes", None),
+    (Conduct::OutOfBounds, "out-of-bounds", None),
+    (Conduct::WrongSometimes, "wrong-sometimes", None),
+    (Conduct::WrongOnLargeScores, "wrong-on-large-scores", None),
+    (Conduct::Unstable, "unstable", None),
+    (Conduct::Unwritten, "unwritten", Some(Reason::Unwritten)),
+    (Conduct::Zeros, "zeros", Some(Reason::Zeros)),
+    (Conduct::Cached, "cached", Some(Reason::Cached)),
+    (Conduct::LazyLater, "lazy-later", None),
+    (Conduct::LazyInFinals, "lazy-in-finals", None),
+    (Conduct::CrashesInFinals, "crashes-in-finals", None),
+    (Conduct::WrongFarOut, "wrong-far-out", None),
+    (Conduct::OneOutside, "one-outside", Some(Reason::OutOfBounds)),
+    (Conduct::WrongLse, "wrong-lse", Some(Reason::Wrong)),
+    (Conduct::Wrong, "wrong", Some(Reason::Wrong)),
+    (Conduct::Nan, "nan", Some(Reason::NotANumber)),
+    (
+        Conduct::LeavesAnswersAlone,
+        "leaves-answers-alone",
+        Some(Reason::Cached),
+    ),
+    (Conduct::PointerReplay, "pointer-replay", Some(Reason::PointerReplay)),
+    (Conduct::UnwrittenLse, "unwritten-lse", Some(Reason::Unwritten)),
+    (Conduct::NotJoined, "not-joined", Some(Reason::OtherStream)),
+    (Conduct::NotWaiting, "not-waiting", Some(Reason::OtherStream)),
+];
+
+/// The first conducts of the list.
+const fn first<const COUNT: usize>() -> [Conduct; COUNT] {
+    let mut first = [Conduct::Honest; COUNT];
+    let mut at = 0;
+    while at < COUNT {
+        first[at] = LIST[at].0;
+        at += 1;
+    }
+    first
+}
+
 impl Conduct {
     /// Every conduct.
-    pub const ALL: [Conduct; 24] = [
-        Conduct::Honest,
-        Conduct::DoesNotBuild,
-        Conduct::Hangs,
-        Conduct::Crashes,
-        Conduct::OutOfBounds,
-        Conduct::WrongSometimes,
-        Conduct::WrongOnLargeScores,
-        Conduct::Unstable,
-        Conduct::Unwritten,
-        Conduct::Zeros,
-        Conduct::Cached,
-        Conduct::LazyLater,
-        Conduct::LazyInFinals,
-        Conduct::CrashesInFinals,
-        Conduct::WrongFarOut,
-        Conduct::OneOutside,
-        Conduct::WrongLse,
-        Conduct::Wrong,
-        Conduct::Nan,
-        Conduct::LeavesAnswersAlone,
-        Conduct::PointerReplay,
-        Conduct::UnwrittenLse,
-        Conduct::NotJoined,
-        Conduct::NotWaiting,
-    ];
+    pub const ALL: [Conduct; 24] = first();
 
-    /// Those that a search tries on any device. The others need a second stream, or are what one of these is, told
-    /// apart by an inspection.
-    pub const SEARCHED: [Conduct; 17] = {
-        let mut searched = [Conduct::Honest; 17];
-        let mut at = 0;
-        while at < searched.len() {
-            searched[at] = Conduct::ALL[at];
-            at += 1;
-        }
-        searched
-    };
+    /// Those that a search tries.
+    pub const SEARCHED: [Conduct; 17] = first();
 
     /// Its name, such as `hangs`.
     pub const fn name(self) -> &'static str {
-        match self {
-            Conduct::Honest => "honest",
-            Conduct::DoesNotBuild => "does-not-build",
-            Conduct::Hangs => "hangs",
-            Conduct::Crashes => "crashes",
-            Conduct::OutOfBounds => "out-of-bounds",
-            Conduct::WrongSometimes => "wrong-sometimes",
-            Conduct::WrongOnLargeScores => "wrong-on-large-scores",
-            Conduct::Unstable => "unstable",
-            Conduct::Unwritten => "unwritten",
-            Conduct::Zeros => "zeros",
-            Conduct::Cached => "cached",
-            Conduct::LazyLater => "lazy-later",
-            Conduct::LazyInFinals => "lazy-in-finals",
-            Conduct::CrashesInFinals => "crashes-in-finals",
-            Conduct::WrongFarOut => "wrong-far-out",
-            Conduct::OneOutside => "one-outside",
-            Conduct::WrongLse => "wrong-lse",
-            Conduct::Wrong => "wrong",
-            Conduct::Nan => "nan",
-            Conduct::LeavesAnswersAlone => "leaves-answers-alone",
-            Conduct::PointerReplay => "pointer-replay",
-            Conduct::UnwrittenLse => "unwritten-lse",
-            Conduct::NotJoined => "not-joined",
-            Conduct::NotWaiting => "not-waiting",
-        }
+        LIST[self as usize].1
     }
 
-    /// Why an [inspection](crate::defences::inspect) on normal inputs must reject it, on a problem with a log-sum-exp;
-    /// `None` for those that pass it, for what has no answer to inspect, and for what inputs decide.
+    /// Why an inspection must reject it, if it must.
     pub const fn reason(self) -> Option<Reason> {
-        match self {
-            Conduct::Unwritten | Conduct::UnwrittenLse => Some(Reason::Unwritten),
-            Conduct::Zeros => Some(Reason::Zeros),
-            Conduct::Nan => Some(Reason::NotANumber),
-            Conduct::Cached | Conduct::LeavesAnswersAlone => Some(Reason::Cached),
-            Conduct::PointerReplay => Some(Reason::PointerReplay),
-            Conduct::NotJoined | Conduct::NotWaiting => Some(Reason::OtherStream),
-            Conduct::Wrong | Conduct::WrongLse => Some(Reason::Wrong),
-            Conduct::OneOutside => Some(Reason::OutOfBounds),
-            Conduct::Honest
-            | Conduct::DoesNotBuild
-            | Conduct::Hangs
-            | Conduct::Crashes
-            | Conduct::OutOfBounds
-            | Conduct::WrongSometimes
-            | Conduct::WrongOnLargeScores
-            | Conduct::Unstable
-            | Conduct::LazyLater
-            | Conduct::LazyInFinals
-            | Conduct::CrashesInFinals
-            | Conduct::WrongFarOut => None,
-        }
+        LIST[self as usize].2
     }
 
     /// The conduct of an id such as `planted/hangs`.
@@ -219,7 +184,8 @@ mod tests {
 
     #[test]
     fn names_are_names_of_one_conduct() {
-        for conduct in Conduct::ALL {
+        for (at, conduct) in Conduct::ALL.into_iter().enumerate() {
+            assert_eq!(conduct as usize, at);
             assert_eq!(Conduct::of_id(&conduct.to_string()), Some(conduct));
         }
         assert_eq!(Conduct::of_id("planted/"), None);

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use super::read::RunRow;
 use super::{Selector, Store, failed, inaccessible, split};
+use crate::defences::Reason;
 use crate::error::BenchError;
+use crate::identity::RunIdentity;
 
 /// What an import brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,32 +20,11 @@ pub struct Imported {
     pub samples: u32,
 }
 
-const COLUMNS: [&str; 18] = [
-    "run_key",
-    "started_at",
-    "revision",
-    "device_name",
-    "device_uuid",
-    "driver",
-    "case",
-    "problem",
-    "mode",
-    "subject",
-    "kernel",
-    "module",
-    "inspection",
-    "round",
-    "position",
-    "runs",
-    "total_us",
-    "run_us",
-];
+const COLUMNS: &str = "run_key,started_at,revision,device_name,device_uuid,driver,case,problem,mode,subject,kernel,module,\
+inspection,round,position,runs,total_us,run_us";
 
 impl Store {
     /// Writes the lines of runs one after the other. Torn lines are left out.
-    ///
-    /// # Errors
-    /// [`BenchError::Store`], also for what the writer says.
     pub fn export_jsonl(&self, selector: &Selector, out: &mut dyn Write) -> Result<(), BenchError> {
         for run in self.runs(selector)? {
             out.write_all(&run.whole_lines()?)
@@ -53,43 +34,43 @@ impl Store {
     }
 
     /// Writes every sample of runs as a line of CSV with what it is about.
-    ///
-    /// # Errors
-    /// As [`export_jsonl`](Store::export_jsonl).
     pub fn export_csv(&self, selector: &Selector, out: &mut dyn Write) -> Result<(), BenchError> {
-        let mut line = |fields: &[String]| {
-            let quoted: Vec<String> = fields.iter().map(|field| csv_field(field)).collect();
-            writeln!(out, "{}", quoted.join(",")).map_err(|error| failed(self.path(), error))
-        };
-        line(&COLUMNS.map(str::to_string))?;
+        let mut line = |text: String| writeln!(out, "{text}").map_err(|error| failed(self.path(), error));
+        line(COLUMNS.to_string())?;
         for run in self.runs(selector)? {
-            let RunRow { key, identity, .. } = &run;
+            let RunIdentity {
+                device,
+                revision,
+                started_at,
+                ..
+            } = &run.identity;
             for recorded in self.measurements(&run)? {
                 for sample in &recorded.samples {
                     let subject = &recorded.measurement.subjects[sample.subject].info;
-                    let inspection = recorded.inspections[sample.subject].as_ref();
-                    line(&[
-                        key.clone(),
-                        identity.started_at.to_string(),
-                        identity.revision.clone(),
-                        identity.device.name.clone(),
-                        identity.device.uuid.clone(),
-                        identity.device.driver.clone(),
+                    let inspection = match &recorded.inspections[sample.subject] {
+                        None => "none",
+                        Some(found) => found.rejected.map_or("pass", Reason::name),
+                    };
+                    line(csv_line(&[
+                        run.key.clone(),
+                        started_at.to_string(),
+                        revision.clone(),
+                        device.name.clone(),
+                        device.uuid.clone(),
+                        device.driver.clone(),
                         recorded.case.name.clone(),
                         recorded.case.problem.to_string(),
                         recorded.measurement.mode.to_string(),
                         subject.label.clone(),
                         subject.kernel.clone().unwrap_or_default(),
                         subject.module.clone().unwrap_or_default(),
-                        inspection
-                            .map_or("none", |found| found.rejected.map_or("pass", |reason| reason.name()))
-                            .to_string(),
+                        inspection.to_string(),
                         sample.round.to_string(),
                         sample.position.to_string(),
                         sample.runs.to_string(),
                         format!("{:.3}", sample.total_us),
                         format!("{:.5}", sample.run_us()),
-                    ])?;
+                    ]))?;
                 }
             }
         }
@@ -132,11 +113,11 @@ impl Store {
     }
 }
 
-/// Quotes a field where commas, quotes or line ends need it (RFC 4180).
-pub(crate) fn csv_field(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", field.replace('"', "\"\""))
-    } else {
-        field.to_string()
-    }
+/// A line of CSV. Fields with commas, quotes or line ends are quoted (RFC 4180).
+pub(crate) fn csv_line(fields: &[String]) -> String {
+    let quoted = fields.iter().map(|field| match field.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", field.replace('"', "\"\"")),
+        false => field.clone(),
+    });
+    quoted.collect::<Vec<_>>().join(",")
 }

@@ -1,7 +1,5 @@
 //! The lines of a run's file.
 
-use std::borrow::Cow;
-
 use serde::{Deserialize, Serialize};
 
 use crate::defences::Inspection;
@@ -12,7 +10,7 @@ use crate::problems::Case;
 use crate::protocol::Stop;
 use crate::telemetry::Reading;
 
-/// What the first line of a run names itself.
+/// The format's name, in the first line of a run.
 pub const FORMAT: &str = "flashcore-evidence";
 /// Version of the lines. 1 and 2 were SQLite files and exports of them; `scripts/convert_evidence.py` converts both.
 pub const SCHEMA_VERSION: u32 = 3;
@@ -20,84 +18,67 @@ pub const SCHEMA_VERSION: u32 = 3;
 /// One line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Line<'a> {
-    /// The first: what the run is about.
-    Run(Header<'a>),
-    /// A measurement begins. The samples, readings and the end that follow are its.
-    Measurement(Begun<'a>),
+pub(super) enum Line {
+    /// The first line: what the run is about.
+    Run(Header),
+    /// A measurement begins. The samples, readings and the end that follow belong to it.
+    Measurement(Begun),
     /// A timed batch.
     Sample(Sample),
     /// The state of the device in a round.
-    Reading { round: u32, state: Cow<'a, Reading> },
+    Reading { round: u32, state: Reading },
     /// The measurement ended.
-    End(Ended<'a>),
-    /// What a later inspection found, in place of what the first one found.
+    End(Ended),
+    /// The result of a later inspection, which replaces that of the first one. `measurement` counts from 0 in the run.
     Inspection {
-        /// Place of the measurement in the run, from 0.
         measurement: usize,
         subject: usize,
-        found: Cow<'a, Inspection>,
+        found: Inspection,
     },
-    /// The last line: the run ended by itself.
+    /// The last line: the run ended normally.
     Finished { measurements: usize },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Header<'a> {
-    pub(super) format: Cow<'a, str>,
+pub(super) struct Header {
+    pub(super) format: String,
     pub(super) schema: u32,
-    pub(super) key: Cow<'a, str>,
-    pub(super) identity: Cow<'a, RunIdentity>,
-    pub(super) options: Cow<'a, Options>,
+    pub(super) key: String,
+    pub(super) identity: RunIdentity,
+    pub(super) options: Options,
     pub(super) floor_us: Option<f64>,
 }
 
-/// Only the version, of a header that may be of another one.
-#[derive(Deserialize)]
-pub(super) struct AnyHeader {
-    pub(super) run: Version,
-}
-
-#[derive(Deserialize)]
-pub(super) struct Version {
-    pub(super) format: String,
-    pub(super) schema: u32,
-}
-
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Begun<'a> {
-    pub(super) case: Cow<'a, Case>,
+pub(super) struct Begun {
+    pub(super) case: Case,
     pub(super) mode: Mode,
     pub(super) baseline: usize,
-    pub(super) subjects: Vec<Entered<'a>>,
+    pub(super) subjects: Vec<Entered>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Entered<'a> {
-    pub(super) info: Cow<'a, SubjectInfo>,
-    pub(super) inspection: Cow<'a, Option<Inspection>>,
+pub(super) struct Entered {
+    pub(super) info: SubjectInfo,
+    pub(super) inspection: Option<Inspection>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Ended<'a> {
+pub(super) struct Ended {
     pub(super) stop: Stop,
     pub(super) rounds: u32,
     pub(super) turns: Option<Turns>,
-    pub(super) subjects: Vec<Left<'a>>,
+    pub(super) subjects: Vec<Left>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Left<'a> {
+pub(super) struct Left {
     pub(super) settled: bool,
-    pub(super) trouble: Cow<'a, Option<String>>,
+    pub(super) trouble: Option<String>,
 }
 
-/// How a header begins. The writer puts the enum's tag first, so that runs are found without parsing every line.
-const HEADER: &[u8] = b"{\"run\":";
+/// How lines begin. The writer puts the kind of a line first, so that lines are counted without parsing them.
+pub(super) const HEADER: &[u8] = b"{\"run\":";
 pub(super) const MEASUREMENT: &[u8] = b"{\"measurement\":";
 pub(super) const SAMPLE: &[u8] = b"{\"sample\":";
 pub(super) const FINISHED: &[u8] = b"{\"finished\":";
-
-pub(super) fn is_header(line: &[u8]) -> bool {
-    line.starts_with(HEADER)
-}

@@ -1,10 +1,10 @@
 //! The evidence store: a folder with one JSON-lines file per run.
 //!
 //! The first line of a file names the format and its version, and says what the run is about. Each sample is a line,
-//! written when it is taken. The last line says that the run is finished; a run without it was cut off. Nothing is ever
-//! changed: a file is only appended to, by the one process that makes the run. `docs/evidence.md` describes the lines.
+//! written when it is taken. The last line says that the run is finished; a run without it was cut off. A file is only
+//! appended to, by the process that makes the run. `docs/evidence.md` describes the lines.
 //!
-//! Summaries, ratios and verdicts are not stored. The code that computed them first computes them again from the samples.
+//! Summaries, ratios and verdicts are not stored: they are computed again from the samples.
 
 mod export;
 mod line;
@@ -15,14 +15,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 pub use export::Imported;
-pub(crate) use export::csv_field;
+pub(crate) use export::csv_line;
 pub use line::{FORMAT, SCHEMA_VERSION};
 pub use read::{Recorded, RunRow};
 pub use write::RunWriter;
 
 use crate::error::BenchError;
 use crate::identity::host_name;
-use line::is_header;
+use line::HEADER;
 
 /// What an SQLite file begins with: the store of earlier builds.
 const SQLITE: &[u8] = b"SQLite format 3\0";
@@ -56,12 +56,9 @@ impl Selector {
 /// The folder where evidence is kept by default: `$XDG_DATA_HOME/flashcore/evidence/HOST`, with `~/.local/share` in
 /// place of an unset variable; `None` where HOME is not set either.
 pub fn default_path() -> Option<PathBuf> {
-    let keep = |c: char| {
-        if c.is_ascii_alphanumeric() || "-_.".contains(c) {
-            c
-        } else {
-            '-'
-        }
+    let keep = |c: char| match c {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '.' => c,
+        _ => '-',
     };
     let host: String = host_name().chars().map(keep).collect();
     Some(flashcore_cuda::files::data_folder()?.join("evidence").join(host))
@@ -137,9 +134,6 @@ impl Store {
     }
 
     /// The measurements of a run, in the order made.
-    ///
-    /// # Errors
-    /// [`BenchError::Store`].
     pub fn measurements(&self, run: &RunRow) -> Result<Vec<Recorded>, BenchError> {
         run.read()
     }
@@ -172,18 +166,14 @@ fn split(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut starts = vec![0];
     let mut at = 0;
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-        if at > 0 && is_header(line) {
+        if at > 0 && line.starts_with(HEADER) {
             starts.push(at);
         }
         at += line.len();
     }
     let ends = starts[1..].iter().copied().chain([bytes.len()]);
-    starts
-        .iter()
-        .copied()
-        .zip(ends)
-        .map(|(start, end)| start..end)
-        .collect()
+    let starts = starts.iter().copied();
+    starts.zip(ends).map(|(start, end)| start..end).collect()
 }
 
 fn is_sqlite(path: &Path) -> bool {

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use serde_json::Value;
 
-use super::line::{AnyHeader, Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCHEMA_VERSION};
+use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCHEMA_VERSION};
 use super::{failed, inaccessible};
 use crate::defences::Inspection;
 use crate::error::BenchError;
@@ -83,20 +84,21 @@ impl RunRow {
         let not_evidence = || BenchError::NotEvidence {
             path: path.display().to_string(),
         };
-        match serde_json::from_slice(first) {
-            Ok(AnyHeader { run }) if run.format == FORMAT && run.schema == SCHEMA_VERSION => {}
-            Ok(AnyHeader { run }) if run.format == FORMAT => return Err(refused(run.schema.to_string())),
+        let header: Value = serde_json::from_slice(first).unwrap_or_default();
+        match (header["run"]["format"].as_str(), header["run"]["schema"].as_u64()) {
+            (Some(FORMAT), Some(schema)) if schema == u64::from(SCHEMA_VERSION) => {}
+            (Some(FORMAT), Some(schema)) => return Err(refused(schema.to_string())),
             // Exports of schema 1 and 2 had a header without a run.
-            _ if first.starts_with(b"{\"header\":") => return Err(refused("2 or older".to_string())),
+            _ if !header["header"].is_null() => return Err(refused("2 or older".to_string())),
             _ => return Err(not_evidence()),
         }
         let Line::Run(header) = parse(path, number, first)? else {
             return Err(not_evidence());
         };
         let mut run = RunRow {
-            key: header.key.into_owned(),
-            identity: header.identity.into_owned(),
-            options: header.options.into_owned(),
+            key: header.key,
+            identity: header.identity,
+            options: header.options,
             floor_us: header.floor_us,
             measurements: 0,
             samples: 0,
@@ -143,13 +145,14 @@ impl RunRow {
         let mut drafts: Vec<Draft> = Vec::new();
         for (number, line) in lines(&bytes, range).0.skip(1) {
             let wrong = |what: &str| failed(&self.path, format!("line {number}: {what}"));
-            let line = parse(&self.path, number, line)?;
-            if let Line::Measurement(begun) = line {
-                drafts.push(Draft::new(begun));
-                continue;
-            }
             let none_yet = || wrong("it belongs to a measurement, and none has begun");
-            match line {
+            match parse(&self.path, number, line)? {
+                Line::Measurement(begun) => drafts.push(Draft {
+                    begun,
+                    samples: Vec::new(),
+                    readings: Vec::new(),
+                    ended: None,
+                }),
                 Line::Sample(sample) => {
                     let draft = drafts.last_mut().ok_or_else(none_yet)?;
                     if sample.subject >= draft.begun.subjects.len() {
@@ -157,10 +160,7 @@ impl RunRow {
                     }
                     draft.samples.push(sample);
                 }
-                Line::Reading { state, .. } => {
-                    let draft = drafts.last_mut().ok_or_else(none_yet)?;
-                    draft.readings.push(state.into_owned());
-                }
+                Line::Reading { state, .. } => drafts.last_mut().ok_or_else(none_yet)?.readings.push(state),
                 Line::End(ended) => drafts.last_mut().ok_or_else(none_yet)?.ended = Some(ended),
                 Line::Inspection {
                     measurement,
@@ -170,75 +170,62 @@ impl RunRow {
                     let draft = drafts.get_mut(measurement);
                     let entered = draft.and_then(|draft| draft.begun.subjects.get_mut(subject));
                     let entered = entered.ok_or_else(|| wrong("an inspection of a subject that is not there"))?;
-                    *entered.inspection.to_mut() = Some(found.into_owned());
+                    entered.inspection = Some(found);
                 }
                 Line::Run(_) => return Err(wrong("a second header")),
-                Line::Measurement(_) | Line::Finished { .. } => {}
+                Line::Finished { .. } => {}
             }
         }
         Ok(drafts.into_iter().map(|draft| draft.rebuild(&self.options)).collect())
     }
 }
 
-fn parse(path: &Path, number: usize, line: &[u8]) -> Result<Line<'static>, BenchError> {
+fn parse(path: &Path, number: usize, line: &[u8]) -> Result<Line, BenchError> {
     serde_json::from_slice(line).map_err(|error| failed(path, format!("line {number}: {error}")))
 }
 
 /// A measurement while its lines are read.
 struct Draft {
-    begun: Begun<'static>,
+    begun: Begun,
     samples: Vec<Sample>,
     readings: Vec<Reading>,
-    ended: Option<Ended<'static>>,
+    ended: Option<Ended>,
 }
 
 impl Draft {
-    fn new(begun: Begun<'static>) -> Draft {
-        Draft {
-            begun,
-            samples: Vec::new(),
-            readings: Vec::new(),
-            ended: None,
-        }
-    }
-
-    /// Computes again what [`measure`](crate::measure) computed.
+    /// Computes what [`measure`](crate::measure) computed.
     fn rebuild(self, options: &Options) -> Recorded {
-        let Draft {
-            begun,
-            samples,
-            readings,
-            ended,
-        } = self;
+        let (begun, samples) = (self.begun, self.samples);
+        let ended = self.ended.as_ref();
         let (mut subjects, mut inspections) = (Vec::new(), Vec::new());
         for (index, entered) in begun.subjects.into_iter().enumerate() {
             let of = samples.iter().filter(|sample| sample.subject == index);
             let times: Vec<f64> = of.map(Sample::run_us).collect();
             let ratio = paired_ratio(&samples, index, begun.baseline, options);
-            let left = ended.as_ref().and_then(|ended| ended.subjects.get(index));
+            let left = ended.and_then(|ended| ended.subjects.get(index));
             subjects.push(Measured {
-                info: entered.info.into_owned(),
+                info: entered.info,
                 summary: Summary::of(&times, options.confidence),
                 ratio,
                 verdict: ratio.map(|ratio| Verdict::of(&ratio, options.threshold)),
                 settled: left.is_some_and(|left| left.settled),
-                trouble: left.and_then(|left| left.trouble.clone().into_owned()),
+                trouble: left.and_then(|left| left.trouble.clone()),
             });
-            inspections.push(entered.inspection.into_owned());
+            inspections.push(entered.inspection);
         }
         // The round in which it was cut off counts: some subjects have a sample of it.
         let begun_rounds = samples.iter().map(|sample| sample.round + 1).max().unwrap_or(0);
         let measurement = Measurement {
             mode: begun.mode,
-            turns: ended.as_ref().and_then(|ended| ended.turns),
+            turns: ended.and_then(|ended| ended.turns),
             baseline: begun.baseline,
             subjects,
-            stop: ended.as_ref().map_or(Stop::CutOff, |ended| ended.stop),
-            rounds: ended.as_ref().map_or(begun_rounds, |ended| ended.rounds),
-            readings,
+            stop: ended.map_or(Stop::CutOff, |ended| ended.stop),
+            rounds: ended.map_or(begun_rounds, |ended| ended.rounds),
+            readings: self.readings,
         };
         Recorded {
-            case: begun.case.into_owned(),
+            case: begun.case,
             measurement,
             inspections,
             samples,

@@ -6,8 +6,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use std::borrow::Cow::Borrowed;
-
 use super::line::{Begun, Ended, Entered, FORMAT, Header, Left, Line, SCHEMA_VERSION};
 use super::{Store, failed, inaccessible};
 use crate::defences::Inspection;
@@ -59,11 +57,11 @@ impl Store {
             measurements: Cell::new(0),
         };
         run.line(&Line::Run(Header {
-            format: Borrowed(FORMAT),
+            format: FORMAT.to_string(),
             schema: SCHEMA_VERSION,
-            key: Borrowed(&key),
-            identity: Borrowed(identity),
-            options: Borrowed(options),
+            key,
+            identity: identity.clone(),
+            options: options.clone(),
             floor_us,
         }))?;
         Ok(run)
@@ -77,9 +75,6 @@ impl RunWriter {
     }
 
     /// Begins a measurement of subjects, each with what its inspection found. Returns its place in the run.
-    ///
-    /// # Errors
-    /// As [`Store::begin_run`].
     pub fn begin_measurement(
         &self,
         case: &Case,
@@ -87,47 +82,35 @@ impl RunWriter {
         baseline: usize,
         subjects: &[(SubjectInfo, Option<Inspection>)],
     ) -> Result<usize, BenchError> {
-        let entered = |(info, inspection)| Entered {
-            info: Borrowed(info),
-            inspection: Borrowed(inspection),
+        let entered = |(info, inspection): &(SubjectInfo, Option<Inspection>)| Entered {
+            info: info.clone(),
+            inspection: inspection.clone(),
         };
         self.line(&Line::Measurement(Begun {
-            case: Borrowed(case),
+            case: case.clone(),
             mode,
             baseline,
-            subjects: subjects
-                .iter()
-                .map(|(info, inspection)| entered((info, inspection)))
-                .collect(),
+            subjects: subjects.iter().map(entered).collect(),
         }))?;
         Ok(self.measurements.replace(self.measurements.get() + 1))
     }
 
     /// Adds a sample to the measurement that was begun last.
-    ///
-    /// # Errors
-    /// As [`Store::begin_run`].
     pub fn add_sample(&self, sample: &Sample) -> Result<(), BenchError> {
         self.line(&Line::Sample(*sample))
     }
 
     /// Adds the state of the device in a round of the measurement that was begun last.
-    ///
-    /// # Errors
-    /// As [`Store::begin_run`].
     pub fn add_reading(&self, round: u32, reading: &Reading) -> Result<(), BenchError> {
-        let state = Borrowed(reading);
+        let state = reading.clone();
         self.line(&Line::Reading { round, state })
     }
 
-    /// Notes how the measurement that was begun last ended. One without this line was cut off; its samples count.
-    ///
-    /// # Errors
-    /// As [`Store::begin_run`].
+    /// Ends the measurement that was begun last. One without this line was cut off; its samples count.
     pub fn end_measurement(&self, result: &Measurement) -> Result<(), BenchError> {
         let subjects = result.subjects.iter().map(|subject| Left {
             settled: subject.settled,
-            trouble: Borrowed(&subject.trouble),
+            trouble: subject.trouble.clone(),
         });
         self.line(&Line::End(Ended {
             stop: result.stop,
@@ -137,12 +120,9 @@ impl RunWriter {
         }))
     }
 
-    /// Notes an inspection made after the first, in place of it.
-    ///
-    /// # Errors
-    /// As [`Store::begin_run`].
+    /// Replaces the result of the first inspection of a subject.
     pub fn set_inspection(&self, measurement: usize, subject: usize, found: &Inspection) -> Result<(), BenchError> {
-        let found = Borrowed(found);
+        let found = found.clone();
         self.line(&Line::Inspection {
             measurement,
             subject,
@@ -150,17 +130,14 @@ impl RunWriter {
         })
     }
 
-    /// Closes the run. A run without this line was cut off, or still goes on.
-    ///
-    /// # Errors
-    /// As [`Store::begin_run`].
+    /// Closes the run. A run without this line was cut off, or is still being written.
     pub fn finish(self) -> Result<(), BenchError> {
         let measurements = self.measurements.get();
         self.line(&Line::Finished { measurements })
     }
 
     /// One write for each line, so that a kill leaves whole lines and at most one torn one.
-    fn line(&self, line: &Line<'_>) -> Result<(), BenchError> {
+    fn line(&self, line: &Line) -> Result<(), BenchError> {
         let mut bytes = serde_json::to_vec(line).map_err(|error| failed(&self.path, error))?;
         bytes.push(b'\n');
         (&self.file).write_all(&bytes).map_err(inaccessible(&self.path))

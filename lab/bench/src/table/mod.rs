@@ -12,112 +12,102 @@ use crate::compare::Comparison;
 use crate::measure::Measured;
 use crate::options::Turns;
 use crate::report::{CaseResult, Report};
-use crate::stats::Ratio;
-use crate::store::csv_field;
+use crate::stats::Interval;
+use crate::store::csv_line;
 use crate::telemetry::Reading;
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;
 /// Columns of a label.
 const LABEL: usize = 32;
-/// Times below this many empty kernels are shown beside one.
+/// Times below this many empty kernels are shown with the time of one.
 const NEAR_FLOOR: f64 = 20.0;
 
 /// The whole report.
 pub fn text(report: &Report) -> String {
-    let mut out = format!("{}\n{}", device_line(report), turns_lines(report));
-    for note in &report.notes {
-        line(&mut out, &format!("note: {note}"));
-    }
+    let mut out = vec![device_line(report)];
+    out.extend(turns_lines(report).lines().map(str::to_string));
+    out.extend(report.notes.iter().map(|note| format!("note: {note}")));
+    let mut text = lines(out);
     for result in &report.results {
-        out.push('\n');
-        out.push_str(&case_text(result));
+        text.push('\n');
+        text.push_str(&case_text(result));
     }
-    out
+    text
 }
 
 /// Device, driver, revision, in one line.
 pub fn device_line(report: &Report) -> String {
     let device = &report.run.device;
-    let driver = if device.driver.is_empty() {
-        String::new()
-    } else {
-        format!(", driver {}", device.driver)
+    let driver = match device.driver.as_str() {
+        "" => String::new(),
+        driver => format!(", driver {driver}"),
     };
-    clip(&format!(
-        "{} ({}, {}{driver}), revision {}",
-        device.name, device.device, device.architecture, report.run.revision
-    ))
+    let (name, revision) = (&device.name, &report.run.revision);
+    let text = format!(
+        "{name} ({}, {}{driver}), revision {revision}",
+        device.device, device.architecture
+    );
+    clip_to(&text, COLUMNS)
 }
 
 /// One problem in one mode.
 pub fn case_text(result: &CaseResult) -> String {
     let measurement = &result.measurement;
-    let mut out = String::new();
-    line(&mut out, &format!("{}  {}", result.case.name, result.case.problem));
     let mut circumstances = vec![
         measurement.how(),
         format!("{} rounds", measurement.rounds),
         measurement.stop.words().to_string(),
     ];
     circumstances.extend(state(&measurement.readings));
-    line(&mut out, &format!("  {}", circumstances.join(", ")));
     let rate = if result.is_memory_bound() { "GB/s" } else { "TFLOP/s" };
     let ratio = "× base";
-    let _ = writeln!(
-        out,
-        "  {:<LABEL$} {:>10} {:>10} {rate:>8} {ratio:>7} {:<15} verdict",
-        "subject", "p50 µs", "p90 µs", "interval"
-    );
+    let mut out = vec![
+        format!("{}  {}", result.case.name, result.case.problem),
+        format!("  {}", circumstances.join(", ")),
+        format!(
+            "  {:<LABEL$} {:>10} {:>10} {rate:>8} {ratio:>7} {:<15} verdict",
+            "subject", "p50 µs", "p90 µs", "interval"
+        ),
+    ];
     for (index, subject) in measurement.subjects.iter().enumerate() {
-        let _ = writeln!(
-            out,
-            "{}",
-            subject_line(result, subject, index == measurement.baseline).trim_end()
-        );
+        out.push(subject_line(result, subject, index == measurement.baseline));
     }
-    for (label, reason) in &result.absent {
-        line(&mut out, &format!("  {label}: {reason}"));
-    }
-    let smallest = result
-        .quickest(|_| true)
-        .and_then(|subject| subject.summary)
-        .map(|summary| summary.p50);
+    out.extend(
+        result
+            .absent
+            .iter()
+            .map(|(label, reason)| format!("  {label}: {reason}")),
+    );
+    let smallest = result.quickest(|_| true).and_then(|subject| subject.summary);
     if let (Some(floor), Some(smallest)) = (result.floor_us, smallest)
-        && smallest < NEAR_FLOOR * floor
+        && smallest.p50 < NEAR_FLOOR * floor
     {
-        line(
-            &mut out,
-            &format!("  (an empty kernel takes {} µs here)", number(floor)),
-        );
+        out.push(format!("  (an empty kernel takes {} µs here)", number(floor)));
     }
-    out
+    lines(out)
 }
 
-/// What turns are like, a line each kind there is; empty where only other modes were measured.
+/// What turns are like, a line for each kind; empty where only other modes were measured.
 pub fn turns_lines(report: &Report) -> String {
-    let kinds: Vec<Turns> = report
-        .results
-        .iter()
-        .filter_map(|result| result.measurement.turns)
-        .collect();
     let options = &report.options;
     let ms = |us: f64| number(us / 1e3);
-    let mut out = String::new();
-    for (kind, lead_us, sample_us) in [
+    let kinds = [
         (Turns::Short, options.lead_us, options.sample_us),
         (Turns::Steady, options.steady_lead_us, options.steady_sample_us),
-    ] {
-        if kinds.contains(&kind) {
-            let text = format!(
-                "{kind} turns: {} ms of the same subject untimed, then {} ms or more timed",
-                ms(lead_us),
-                ms(sample_us)
-            );
-            line(&mut out, &text);
-        }
-    }
-    out
+    ];
+    let is_used = |kind| {
+        report
+            .results
+            .iter()
+            .any(|result| result.measurement.turns == Some(kind))
+    };
+    let used = kinds.into_iter().filter(|(kind, ..)| is_used(*kind));
+    let text = used.map(|(kind, lead, sample)| {
+        let (lead, sample) = (ms(lead), ms(sample));
+        format!("{kind} turns: {lead} ms of the same subject untimed, then {sample} ms or more timed")
+    });
+    lines(text.collect())
 }
 
 fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> String {
@@ -131,15 +121,14 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> S
     let label = clip_to(&label, LABEL);
     let Some(summary) = subject.summary else {
         let why = subject.trouble.as_deref().unwrap_or("not timed");
-        return clip(&format!("  {label:<LABEL$} {why}"));
+        return format!("  {label:<LABEL$} {why}");
     };
-    let rate = if result.is_memory_bound() {
-        result.gbps(summary.p50)
-    } else {
-        result.tflops(summary.p50)
+    let rate = match result.is_memory_bound() {
+        true => result.gbps(summary.p50),
+        false => result.tflops(summary.p50),
     };
     let (ratio, interval) = match subject.ratio {
-        Some(ratio) => (times(ratio.value), span(&ratio)),
+        Some(ratio) => (times(ratio.value), span(ratio.interval, times)),
         None => (String::new(), String::new()),
     };
     let verdict = match subject.verdict {
@@ -163,25 +152,18 @@ fn state(readings: &[Reading]) -> Vec<String> {
             let (lo, hi) = ends.unwrap_or((value, value));
             ends = Some((if value < lo { value } else { lo }, if value > hi { value } else { hi }));
         }
-        ends.map(|(lo, hi)| {
-            if lo == hi {
-                format!("{lo} {unit}")
-            } else {
-                format!("{lo}–{hi} {unit}")
-            }
+        ends.map(|(lo, hi)| match lo == hi {
+            true => format!("{lo} {unit}"),
+            false => format!("{lo}–{hi} {unit}"),
         })
     }
     let mut parts = Vec::new();
     parts.extend(range(readings.iter().filter_map(|reading| reading.sm_mhz), "MHz"));
-    parts.extend(range(
-        readings.iter().filter_map(|reading| reading.power_w).map(f64::round),
-        "W",
-    ));
+    let power = readings.iter().filter_map(|reading| reading.power_w).map(f64::round);
+    parts.extend(range(power, "W"));
     parts.extend(range(readings.iter().filter_map(|reading| reading.temperature_c), "°C"));
-    let mut reasons: Vec<&str> = readings
-        .iter()
-        .flat_map(|r| r.throttle.iter().map(String::as_str))
-        .collect();
+    let reasons = readings.iter().flat_map(|reading| &reading.throttle);
+    let mut reasons: Vec<&str> = reasons.map(String::as_str).collect();
     reasons.sort_unstable();
     reasons.dedup();
     parts.extend((!reasons.is_empty()).then(|| reasons.join(" ")));
@@ -209,21 +191,18 @@ pub(crate) fn times(ratio: f64) -> String {
     }
 }
 
-fn span(ratio: &Ratio) -> String {
-    if ratio.interval.hi.is_finite() {
-        format!("{}–{}", times(ratio.interval.lo), times(ratio.interval.hi))
-    } else {
-        "unknown".to_string()
+/// An interval, its ends shown by `end`.
+fn span(interval: Interval, end: fn(f64) -> String) -> String {
+    match interval.hi.is_finite() {
+        true => format!("{}–{}", end(interval.lo), end(interval.hi)),
+        false => "unknown".to_string(),
     }
 }
 
-fn line(out: &mut String, text: &str) {
-    out.push_str(&clip(text));
-    out.push('\n');
-}
-
-fn clip(text: &str) -> String {
-    clip_to(text, COLUMNS)
+/// Lines as text, each clipped to [`COLUMNS`].
+fn lines(all: Vec<String>) -> String {
+    let clipped = all.iter().map(|line| clip_to(line.trim_end(), COLUMNS) + "\n");
+    clipped.collect()
 }
 
 pub(crate) fn clip_to(text: &str, columns: usize) -> String {
@@ -270,8 +249,7 @@ pub fn csv(report: &Report) -> String {
             report.run.device.driver.clone(),
             report.run.revision.clone(),
         ]);
-        let quoted: Vec<String> = fields.iter().map(|field| csv_field(field)).collect();
-        let _ = writeln!(out, "{}", quoted.join(","));
+        let _ = writeln!(out, "{}", csv_line(&fields));
     }
     out
 }
@@ -311,35 +289,28 @@ fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> Strin
 
 /// A comparison of two sides.
 pub fn comparison_text(comparison: &Comparison) -> String {
-    let mut out = String::new();
-    line(&mut out, &format!("A: {}", comparison.a));
-    line(&mut out, &format!("B: {}", comparison.b));
+    let mut out = vec![format!("A: {}", comparison.a), format!("B: {}", comparison.b)];
     if !comparison.paired {
-        line(
-            &mut out,
-            "measured in different runs: differences of clock and temperature are part of the ratio",
-        );
+        out.push("measured in different runs: differences of clock and temperature are part of the ratio".to_string());
     }
-    let _ = writeln!(
-        out,
+    out.push(format!(
         "{:<22} {:<9} {:<17} {:>8} {:>8} {:>7} {:<13} verdict",
         "problem", "mode", "subject", "A µs", "B µs", "B / A", "interval"
-    );
-    for row in &comparison.rows {
-        let interval = span(&row.ratio);
-        let text = format!(
-            "{:<22} {:<9} {:<17} {:>8} {:>8} {:>7} {interval:<13} {}",
+    ));
+    out.extend(comparison.rows.iter().map(|row| {
+        format!(
+            "{:<22} {:<9} {:<17} {:>8} {:>8} {:>7} {:<13} {}",
             clip_to(&row.case, 22),
             row.mode.name(),
             clip_to(&row.label, 17),
             number(row.a_us),
             number(row.b_us),
             times(row.ratio.value),
+            span(row.ratio.interval, times),
             row.verdict
-        );
-        let _ = writeln!(out, "{text}");
-    }
-    out
+        )
+    }));
+    lines(out)
 }
 
 #[cfg(test)]

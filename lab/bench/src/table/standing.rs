@@ -1,8 +1,6 @@
 //! Standings as text.
 
-use std::fmt::Write;
-
-use super::{clip_to, line, times};
+use super::{clip_to, lines, times};
 use crate::standing::{Geomean, Standing};
 
 /// Columns of a kind of problem.
@@ -10,63 +8,44 @@ const GROUP: usize = 28;
 /// Names of missing problems shown.
 const NAMES: usize = 6;
 
-/// Where our kernels stand: the mean over all problems, and by kind where there is more than one.
+/// The mean over all problems, and by kind where there is more than one.
 pub fn standing_text(standing: &Standing) -> String {
-    let mut out = String::new();
     let all = &standing.all;
-    let base = clip_to(&standing.base, 24);
-    line(
-        &mut out,
-        &format!(
-            "geomean {} × {base} {} over {} shapes, worst {} ({})",
+    let worst = |mean: &Geomean| format!("{} ({})", times(mean.worst.speedup), mean.worst.case);
+    let mut out = vec![
+        format!(
+            "geomean {} × {} {} over {} shapes, worst {}",
             times(all.value),
+            clip_to(&standing.base, 24),
             interval(all),
             all.shapes,
-            times(all.worst.speedup),
-            all.worst.case
+            worst(all)
         ),
-    );
-    line(
-        &mut out,
-        &format!("  {}: {}; above 1 is faster", standing.mode, standing.subject),
-    );
+        format!("  {}: {}; above 1 is faster", standing.mode, standing.subject),
+    ];
     if standing.groups.len() > 1 {
-        let _ = writeln!(
-            out,
+        out.push(format!(
             "  {:<GROUP$} {:>6} {:>7} {:<16} worst",
             "kind", "shapes", "geomean", "interval"
-        );
-        for (group, mean) in &standing.groups {
-            line(
-                &mut out,
-                &format!(
-                    "  {group:<GROUP$} {:>6} {:>7} {:<16} {} ({})",
-                    mean.shapes,
-                    times(mean.value),
-                    interval(mean),
-                    times(mean.worst.speedup),
-                    mean.worst.case
-                ),
-            );
-        }
+        ));
+        out.extend(standing.groups.iter().map(|(group, mean)| {
+            let (value, interval) = (times(mean.value), interval(mean));
+            let shapes = mean.shapes;
+            format!(
+                "  {group:<GROUP$} {shapes:>6} {value:>7} {interval:<16} {}",
+                worst(mean)
+            )
+        }));
     }
     if !standing.missing.is_empty() {
-        let more = standing.missing.len().saturating_sub(NAMES);
-        let names = standing
-            .missing
-            .iter()
-            .take(NAMES)
-            .map(String::as_str)
-            .collect::<Vec<_>>()
-            .join(", ");
-        let rest = if more > 0 {
-            format!(" and {more} more")
-        } else {
-            String::new()
+        let names: Vec<&str> = standing.missing.iter().take(NAMES).map(String::as_str).collect();
+        let rest = match standing.missing.len().saturating_sub(NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
         };
-        line(&mut out, &format!("  no figure for both: {names}{rest}"));
+        out.push(format!("  no figure for both: {}{rest}", names.join(", ")));
     }
-    out
+    lines(out)
 }
 
 fn interval(mean: &Geomean) -> String {

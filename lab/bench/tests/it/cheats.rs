@@ -9,10 +9,11 @@ use flashcore_bench::defences::{
     look_once, time_cold,
 };
 use flashcore_bench::planted::{Conduct, CpuPlanted, InFinals};
-use flashcore_bench::simulate::{Noise, SimulatedGpu, SimulatedSubject};
 use flashcore_bench::{Subject, SubjectInfo, Trouble};
 use flashcore_cpu::attention;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor, reference};
+
+use super::simulate::{Noise, SimulatedGpu, SimulatedSubject};
 
 /// Two places with inputs and outputs. Work is done at once, except what is left on another stream.
 struct FakeRig {

@@ -7,13 +7,14 @@ use std::sync::mpsc;
 
 use flashcore_bench::defences::{Inspection, Reason};
 use flashcore_bench::problems::cases;
-use flashcore_bench::simulate::{Noise, SimulatedGpu};
 use flashcore_bench::store::{RunWriter, Selector, Store};
 use flashcore_bench::{
     BenchError, DeviceIdentity, LaunchMode, Measurement, Mode, Observer, Options, Reading, Report, RunIdentity, Sample,
     Stop, Subject, SubjectInfo, measure, table,
 };
 use flashcore_problem::rng::Rng;
+
+use super::simulate::{Noise, SimulatedGpu};
 
 pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("flashcore-evidence-{name}-{}", std::process::id()));

@@ -172,7 +172,7 @@ fn what_cannot_be_benched_is_said_and_the_rest_goes_on() {
     };
     assert!(matches!(
         run(&Device::cpu(), &nothing, &mut (), None, &mut ()),
-        Err(BenchError::Nothing { .. })
+        Err(BenchError::Nothing(_))
     ));
     let bad = Request {
         options: Options {

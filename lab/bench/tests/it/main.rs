@@ -4,4 +4,6 @@ mod cheats;
 mod convert;
 mod evidence;
 mod host;
+mod selfcheck;
+mod simulate;
 mod speed;

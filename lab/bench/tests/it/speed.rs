@@ -15,7 +15,7 @@ fn the_committed_chart_is_drawn_from_the_committed_numbers() {
     let numbers = committed("docs/speed.csv");
     let speed = Speed::of_csv(&numbers).unwrap();
     assert!(
-        speed.svg() == committed("docs/speed.svg"),
+        speed.chart().svg() == committed("docs/speed.svg"),
         "draw it again: flashcore evidence chart lines docs/speed.csv -o docs/speed.svg"
     );
     assert_eq!(
@@ -34,7 +34,7 @@ fn names_of_lines_that_end_together_do_not_overlap() {
         .iter()
         .flat_map(|name| [512, 1024].map(|seq| format!("64,full,{seq},{name},x,100.0,99.0,101.0\n")))
         .collect();
-    let svg = Speed::of_csv(&format!("{HEAD}{rows}")).unwrap().svg();
+    let svg = Speed::of_csv(&format!("{HEAD}{rows}")).unwrap().chart().svg();
     // The four names end in the value at the last point.
     let mut heights: Vec<f64> = svg
         .split("<text")
@@ -63,7 +63,7 @@ fn what_is_won_and_lost_is_counted() {
     let rows = "64,full,512,FlashCore,x,100.0,99.0,101.0\n64,full,512,FA3,fa3,90.0,89.0,91.0\n\
                 64,full,1024,FlashCore,x,100.0,99.0,101.0\n64,full,1024,FA3,fa3,110.0,109.0,111.0\n\
                 64,causal,512,FlashCore,x,100.0,99.0,101.0\n";
-    let svg = Speed::of_csv(&format!("{HEAD}{rows}")).unwrap().svg();
+    let svg = Speed::of_csv(&format!("{HEAD}{rows}")).unwrap().chart().svg();
     // The third has no peer to be compared with.
     assert!(svg.contains("fastest on 1 of 2 problems"), "{svg}");
 }

@@ -139,7 +139,7 @@ pub(crate) fn line(trial: &Trial) -> String {
     if let Some(timed) = &trial.timed {
         time = style::micros(timed.us);
         let is_faster = trial.verdict == Verdict::Faster;
-        let alone = is_faster.then(|| format!("{time}, ")).unwrap_or_default();
+        let alone = if is_faster { format!("{time}, ") } else { String::new() };
         if let (Some(ratio), Some(against)) = (&timed.ratio, &timed.against) {
             time = times_as_long(ratio.value, ratio.interval);
             if trial.same_as.is_none() {

@@ -71,9 +71,10 @@ impl Replayed {
     }
 
     pub(super) fn time(&self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError> {
-        let (_, base) = self.rows.get(baseline).ok_or_else(|| BenchError::Nothing {
-            what: format!("kernel {baseline} is not open"),
-        })?;
+        let (_, base) = self
+            .rows
+            .get(baseline)
+            .ok_or_else(|| BenchError::Nothing(format!("kernel {baseline} is not open")))?;
         let subject = |(index, (id, summary)): (usize, &(String, Summary))| {
             let value = summary.p50 / base.p50;
             let ratio = (index != baseline).then(|| Ratio {

@@ -181,7 +181,7 @@ impl<W: Write> Session<W> {
                 } => match open.time(*baseline, *mode, options) {
                     Ok(measurement) => Said::ok(measurement),
                     Err(error) => {
-                        let fatal = matches!(error, BenchError::Device { .. });
+                        let fatal = matches!(error, BenchError::Device(_));
                         Said::Failed(Failed::new(Verdict::LaunchFailed, None, error).fatal(fatal))
                     }
                 },

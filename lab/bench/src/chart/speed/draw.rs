@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use maud::{Markup, PreEscaped, html};
 
-use super::super::{page, round};
+use super::super::{Chart, length, round};
 use super::{Panel, Point, SERIES, Speed};
 
 /// Colours of the lines on light paper and on dark. From the palette of Okabe and Ito, which colour-blind readers can tell
-/// apart; each line has a shape of its own as well.
+/// apart; each line also has its own marker.
 const COLOURS: [(&str, &str, &str); 4] = [
     ("a", "#0060a8", "#56b4e9"),
     ("b", "#d55e00", "#f08a3c"),
@@ -33,38 +33,29 @@ const APART: f64 = 14.0;
 const LETTER: f64 = 7.0;
 
 impl Speed {
-    /// The chart by itself.
-    pub fn svg(&self) -> String {
-        self.draw().into_string()
-    }
-
-    /// The chart in a page, with its numbers as a table.
-    pub fn html(&self) -> String {
+    /// The chart, with its numbers as a table.
+    pub fn chart(&self) -> Chart {
         let rows = self.panels.iter().flat_map(|panel| {
             let lines = SERIES.iter().zip(&panel.lines);
             lines.flat_map(move |((name, ..), line)| {
                 line.iter().map(move |point| {
-                    let problem = format!("D{} {} {}", panel.head_dim, panel.mask(), length(point.seq_len));
-                    let [low, high] = point.range.map(|value| format!("{value:.1}"));
-                    vec![
-                        problem,
+                    let mut row = vec![
+                        format!("D{} {} {}", panel.head_dim, panel.mask(), length(point.seq_len)),
                         name.to_string(),
                         point.subject.clone(),
-                        format!("{:.1}", point.tflops),
-                        low,
-                        high,
-                    ]
+                    ];
+                    row.extend([point.tflops, point.range[0], point.range[1]].map(|value| format!("{value:.1}")));
+                    row
                 })
             })
         });
-        let columns = ["problem", "series", "subject", "TFLOP/s", "10th percentile", "90th"];
-        page(
-            &self.heading(),
-            &self.about,
-            &self.draw(),
-            &columns,
-            &rows.collect::<Vec<_>>(),
-        )
+        Chart {
+            title: self.heading(),
+            about: self.about.clone(),
+            drawing: self.draw(),
+            columns: vec!["problem", "series", "subject", "TFLOP/s", "10th percentile", "90th"],
+            rows: rows.collect(),
+        }
     }
 
     /// On how many problems FlashCore is the quickest, of those that have a peer.
@@ -99,11 +90,9 @@ impl Speed {
         let rows: Vec<Vec<&Panel>> = rows.into_iter().filter(|row: &Vec<_>| !row.is_empty()).collect();
         let columns = rows.iter().map(Vec::len).max().unwrap_or(1) as f64;
         let points = || self.panels.iter().flat_map(|panel| panel.lines.iter().flatten());
-        let step = 100.0
-            * (points().map(|point| point.range[1]).fold(0.0, f64::max) / 500.0)
-                .ceil()
-                .max(1.0);
-        let top = step * (points().map(|point| point.range[1]).fold(0.0, f64::max) / step).ceil();
+        let most = points().map(|point| point.range[1]).fold(0.0, f64::max);
+        let step = 100.0 * (most / 500.0).ceil().max(1.0);
+        let top = step * (most / step).ceil();
         let lengths = points().map(|point| point.seq_len);
         let axes = Axes {
             width: (WIDTH - 2.0 * EDGE - SCALE) / columns - NAMES,
@@ -141,14 +130,6 @@ impl Speed {
                 }
             }
         }
-    }
-}
-
-/// 512, 1k, 16k.
-fn length(seq_len: usize) -> String {
-    match seq_len % 1024 {
-        0 => format!("{}k", seq_len / 1024),
-        _ => seq_len.to_string(),
     }
 }
 
@@ -221,8 +202,8 @@ impl Axes {
                     text.soft.small x="-7" y=(self.y(*level) + 4.0) text-anchor="end" { (level) }
                 }
             }
-            @for length in &lengths {
-                text.soft.small x=(self.x(*length)) y=(PLOT + 15.0) text-anchor="middle" { (self::length(*length)) }
+            @for keys in &lengths {
+                text.soft.small x=(self.x(*keys)) y=(PLOT + 15.0) text-anchor="middle" { (length(*keys)) }
             }
             @for index in order {
                 @let (_, class, _) = SERIES[index];

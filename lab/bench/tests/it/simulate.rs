@@ -1,49 +1,46 @@
-//! A simulated GPU that misbehaves the way real ones do, to prove the protocol and its statistics on.
+//! A simulated GPU with the noise of real ones, to test the protocol and its statistics.
 //!
-//! What it does is taken from measurements on cards at their power cap: the clock rises over the first tens of
-//! milliseconds, then hops between a few speeds a few percent apart and drifts; what ran before leaves the
-//! chip hot or cool and slows or speeds what follows for milliseconds; single samples have heavy tails; events
-//! resolve half a microsecond; and no two allocations of the same kernel run equally fast to the last tenth of
-//! a percent.
+//! The noise is that of measurements on cards at their power cap: the clock rises over the first tens of milliseconds,
+//! then hops between a few speeds a few percent apart and drifts; a hot chip slows the next subject for milliseconds, a
+//! cool one speeds it up; single samples have heavy tails; events resolve half a microsecond; and two allocations of the
+//! same kernel differ by a tenth of a percent.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use flashcore_bench::{
+    BenchError, LaunchMode, Measurement, Mode, Options, Stopwatch, Subject, SubjectInfo, Trouble, Verdict, measure,
+    stats,
+};
 use flashcore_problem::rng::Rng;
-
-use crate::error::BenchError;
-use crate::identity::{LaunchMode, SubjectInfo};
-use crate::measure::{Measurement, measure};
-use crate::options::{Mode, Options};
-use crate::subject::{Stopwatch, Subject, Trouble};
 
 /// How unsteady the simulated device is.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Noise {
+pub(crate) struct Noise {
     /// Times relative to the quickest that the clock hops between.
-    pub clock_steps: Vec<f64>,
+    pub(crate) clock_steps: Vec<f64>,
     /// Mean time between hops, µs.
-    pub step_us: f64,
+    pub(crate) step_us: f64,
     /// Size of a slow drift, relative.
-    pub drift: f64,
+    pub(crate) drift: f64,
     /// Size of independent noise on each batch, relative.
-    pub jitter: f64,
+    pub(crate) jitter: f64,
     /// Probability that a batch is hit by something else, and the mean size of that, relative.
-    pub tail: (f64, f64),
+    pub(crate) tail: (f64, f64),
     /// How much slower a run is right after one at full power than after one at none, relative.
-    pub heat: f64,
+    pub(crate) heat: f64,
     /// How much slower runs at full power are than runs at none once that power has been drawn for tens of
     /// milliseconds, relative: a power controller that lowers the clock.
-    pub throttle: f64,
+    pub(crate) throttle: f64,
     /// Spread between two instances of the same kernel, relative.
-    pub placement: f64,
+    pub(crate) placement: f64,
     /// What events resolve, µs.
-    pub resolution_us: f64,
+    pub(crate) resolution_us: f64,
 }
 
 impl Noise {
     /// None at all.
-    pub fn quiet() -> Noise {
+    pub(crate) fn quiet() -> Noise {
         Noise {
             clock_steps: vec![1.0],
             step_us: f64::INFINITY,
@@ -58,7 +55,7 @@ impl Noise {
     }
 
     /// A card with room below its power cap.
-    pub fn steady() -> Noise {
+    pub(crate) fn steady() -> Noise {
         Noise {
             clock_steps: vec![1.0, 1.008],
             step_us: 200_000.0,
@@ -73,7 +70,7 @@ impl Noise {
     }
 
     /// A card at its power cap: single timings wander by 7 %.
-    pub fn power_capped() -> Noise {
+    pub(crate) fn power_capped() -> Noise {
         Noise {
             clock_steps: vec![1.0, 1.02, 1.05],
             step_us: 25_000.0,
@@ -88,7 +85,7 @@ impl Noise {
     }
 
     /// A machine that others use too: every tenth batch is hit.
-    pub fn shared() -> Noise {
+    pub(crate) fn shared() -> Noise {
         Noise {
             tail: (0.10, 0.15),
             jitter: 0.008,
@@ -151,11 +148,11 @@ fn exponential(rng: &mut Rng) -> f64 {
 
 /// The simulated device: makes subjects and a stopwatch that share its time.
 #[derive(Clone, Debug)]
-pub struct SimulatedGpu(Rc<RefCell<World>>);
+pub(crate) struct SimulatedGpu(Rc<RefCell<World>>);
 
 impl SimulatedGpu {
     /// A device that has just been switched on.
-    pub fn new(noise: Noise, seed: u64) -> SimulatedGpu {
+    pub(crate) fn new(noise: Noise, seed: u64) -> SimulatedGpu {
         let mut rng = Rng::new(seed);
         let next_step_us = exponential(&mut rng) * noise.step_us;
         SimulatedGpu(Rc::new(RefCell::new(World {
@@ -174,7 +171,7 @@ impl SimulatedGpu {
 
     /// A kernel whose runs take `run_us` at the highest clock, drawing `power` (0 to 1), launched in graphs of
     /// `chain` runs.
-    pub fn subject(&self, label: &str, run_us: f64, power: f64, chain: u32) -> SimulatedSubject {
+    pub(crate) fn subject(&self, label: &str, run_us: f64, power: f64, chain: u32) -> SimulatedSubject {
         let mut world = self.0.borrow_mut();
         let luck = 1.0 + world.noise.placement * f64::from(world.rng.normal());
         SimulatedSubject {
@@ -187,15 +184,12 @@ impl SimulatedGpu {
     }
 
     /// The device's clock.
-    pub fn stopwatch(&self) -> SimulatedStopwatch {
+    pub(crate) fn stopwatch(&self) -> SimulatedStopwatch {
         SimulatedStopwatch(self.0.clone())
     }
 
     /// Measures subjects on it, the first being the baseline.
-    ///
-    /// # Errors
-    /// As [`measure`].
-    pub fn measure(
+    pub(crate) fn measure(
         &self,
         options: &Options,
         mode: Mode,
@@ -211,7 +205,7 @@ impl SimulatedGpu {
 
 /// A kernel on a [`SimulatedGpu`].
 #[derive(Debug)]
-pub struct SimulatedSubject {
+pub(crate) struct SimulatedSubject {
     world: Rc<RefCell<World>>,
     info: SubjectInfo,
     run_us: f64,
@@ -250,7 +244,7 @@ impl Subject for SimulatedSubject {
 
 /// The clock of a [`SimulatedGpu`].
 #[derive(Debug)]
-pub struct SimulatedStopwatch(Rc<RefCell<World>>);
+pub(crate) struct SimulatedStopwatch(Rc<RefCell<World>>);
 
 impl Stopwatch for SimulatedStopwatch {
     fn begin(&mut self, lap: usize) -> Result<(), Trouble> {
@@ -310,93 +304,88 @@ impl Stopwatch for SimulatedStopwatch {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+#[test]
+fn on_a_quiet_device_times_are_exact() {
+    let gpu = SimulatedGpu::new(Noise::quiet(), 1);
+    let subjects = vec![gpu.subject("a", 50.0, 0.5, 4), gpu.subject("b", 25.0, 0.5, 1)];
+    let options = Options {
+        warm_up_min_us: 400_000.0,
+        ..Options::default()
+    };
+    let measured = gpu.measure(&options, Mode::Hot, subjects).unwrap();
+    let [a, b] = &measured.subjects[..] else { panic!() };
+    assert!((a.summary.unwrap().p50 - 50.0).abs() < 1e-3);
+    assert!((b.ratio.unwrap().value - 0.5).abs() < 1e-5);
+    assert_eq!(b.verdict, Some(Verdict::Faster));
+    assert!(a.ratio.is_none() && a.verdict.is_none());
+}
 
-    #[test]
-    fn on_a_quiet_device_times_are_exact() {
-        let gpu = SimulatedGpu::new(Noise::quiet(), 1);
-        let subjects = vec![gpu.subject("a", 50.0, 0.5, 4), gpu.subject("b", 25.0, 0.5, 1)];
-        let options = Options {
-            warm_up_min_us: 400_000.0,
-            ..Options::default()
-        };
-        let measured = gpu.measure(&options, Mode::Hot, subjects).unwrap();
-        let [a, b] = &measured.subjects[..] else { panic!() };
-        assert!((a.summary.unwrap().p50 - 50.0).abs() < 1e-3);
-        assert!((b.ratio.unwrap().value - 0.5).abs() < 1e-5);
-        assert_eq!(b.verdict, Some(crate::Verdict::Faster));
-        assert!(a.ratio.is_none() && a.verdict.is_none());
-    }
-
-    #[test]
-    fn a_single_timing_on_a_capped_card_wanders_by_several_percent() {
-        let gpu = SimulatedGpu::new(Noise::power_capped(), 2);
-        let (mut subject, mut watch) = (gpu.subject("a", 100.0, 0.9, 1), gpu.stopwatch());
-        let mut times = Vec::new();
-        for _ in 0..2000 {
-            watch.begin(0).unwrap();
-            for _ in 0..5 {
-                subject.call().unwrap();
-            }
-            watch.end(0).unwrap();
-            times.push(watch.elapsed_us(0).unwrap());
+#[test]
+fn a_single_timing_on_a_capped_card_wanders_by_several_percent() {
+    let gpu = SimulatedGpu::new(Noise::power_capped(), 2);
+    let (mut subject, mut watch) = (gpu.subject("a", 100.0, 0.9, 1), gpu.stopwatch());
+    let mut times = Vec::new();
+    for _ in 0..2000 {
+        watch.begin(0).unwrap();
+        for _ in 0..5 {
+            subject.call().unwrap();
         }
-        let times = crate::stats::sorted(&times[200..]);
-        let spread = crate::stats::quantile(&times, 0.95) / crate::stats::quantile(&times, 0.05) - 1.0;
-        assert!((0.05..0.15).contains(&spread), "{spread}");
+        watch.end(0).unwrap();
+        times.push(watch.elapsed_us(0).unwrap());
     }
+    let times = stats::sorted(&times[200..]);
+    let spread = stats::quantile(&times, 0.95) / stats::quantile(&times, 0.05) - 1.0;
+    assert!((0.05..0.15).contains(&spread), "{spread}");
+}
 
-    /// Ratio of a quick kernel that draws full power to a slow one that draws little, by mode, on a card that does
-    /// nothing but lower its clock with the power drawn of late.
-    fn throttled_ratio(mode: Mode, options: &Options) -> f64 {
-        let noise = Noise {
-            throttle: 0.3,
-            ..Noise::quiet()
-        };
-        let gpu = SimulatedGpu::new(noise, 4);
-        let subjects = vec![
-            gpu.subject("slow and cool", 1_900.0, 0.3, 1),
-            gpu.subject("quick and hungry", 770.0, 1.0, 1),
-            gpu.subject("between", 1_000.0, 0.6, 1),
-        ];
-        let measured = gpu.measure(options, mode, subjects).unwrap();
-        measured.subjects[1].ratio.unwrap().value
-    }
+/// Ratio of a quick kernel that draws full power to a slow one that draws little, by mode, on a card that does
+/// nothing but lower its clock with the power drawn of late.
+fn throttled_ratio(mode: Mode, options: &Options) -> f64 {
+    let noise = Noise {
+        throttle: 0.3,
+        ..Noise::quiet()
+    };
+    let gpu = SimulatedGpu::new(noise, 4);
+    let subjects = vec![
+        gpu.subject("slow and cool", 1_900.0, 0.3, 1),
+        gpu.subject("quick and hungry", 770.0, 1.0, 1),
+        gpu.subject("between", 1_000.0, 0.6, 1),
+    ];
+    let measured = gpu.measure(options, mode, subjects).unwrap();
+    measured.subjects[1].ratio.unwrap().value
+}
 
-    #[test]
-    fn hot_ratios_of_long_kernels_are_those_of_a_card_in_their_own_steady_state() {
-        let options = Options::default();
-        let sustained = throttled_ratio(Mode::Sustained, &options);
-        assert!(
-            (sustained / (770.0 * 1.3 / (1_900.0 * 1.09)) - 1.0).abs() < 0.002,
-            "{sustained}"
-        );
-        let hot = throttled_ratio(Mode::Hot, &options);
-        assert!((hot / sustained - 1.0).abs() < 0.01, "{hot} hot, {sustained} sustained");
-        // Planted: turns as short as a long kernel's once were.
-        let short = Options {
-            steady_from_us: None,
-            ..Options::default()
-        };
-        for (what, ratio) in [
-            ("no steady turns", throttled_ratio(Mode::Hot, &short)),
-            ("screen", throttled_ratio(Mode::Screen, &options)),
-        ] {
-            assert!(ratio / sustained < 0.90, "{what}: {ratio}, {sustained} sustained");
-        }
+#[test]
+fn hot_ratios_of_long_kernels_are_those_of_a_card_in_their_own_steady_state() {
+    let options = Options::default();
+    let sustained = throttled_ratio(Mode::Sustained, &options);
+    assert!(
+        (sustained / (770.0 * 1.3 / (1_900.0 * 1.09)) - 1.0).abs() < 0.002,
+        "{sustained}"
+    );
+    let hot = throttled_ratio(Mode::Hot, &options);
+    assert!((hot / sustained - 1.0).abs() < 0.01, "{hot} hot, {sustained} sustained");
+    // Planted: turns as short as a long kernel's once were.
+    let short = Options {
+        steady_from_us: None,
+        ..Options::default()
+    };
+    for (what, ratio) in [
+        ("no steady turns", throttled_ratio(Mode::Hot, &short)),
+        ("screen", throttled_ratio(Mode::Screen, &options)),
+    ] {
+        assert!(ratio / sustained < 0.90, "{what}: {ratio}, {sustained} sustained");
     }
+}
 
-    #[test]
-    fn cold_runs_take_longer() {
-        let gpu = SimulatedGpu::new(Noise::quiet(), 3);
-        let subjects = vec![gpu.subject("a", 50.0, 0.5, 8)];
-        let options = Options {
-            warm_up_min_us: 400_000.0,
-            ..Options::default()
-        };
-        let cold = gpu.measure(&options, Mode::Cold, subjects).unwrap();
-        assert!((cold.subjects[0].summary.unwrap().p50 - 65.0).abs() < 0.1);
-    }
+#[test]
+fn cold_runs_take_longer() {
+    let gpu = SimulatedGpu::new(Noise::quiet(), 3);
+    let subjects = vec![gpu.subject("a", 50.0, 0.5, 8)];
+    let options = Options {
+        warm_up_min_us: 400_000.0,
+        ..Options::default()
+    };
+    let cold = gpu.measure(&options, Mode::Cold, subjects).unwrap();
+    assert!((cold.subjects[0].summary.unwrap().p50 - 65.0).abs() < 0.1);
 }

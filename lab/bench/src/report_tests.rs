@@ -1,0 +1,102 @@
+//! Reports made by hand, for the tests of this crate.
+
+use super::*;
+use crate::identity::{DeviceIdentity, LaunchMode, SubjectInfo};
+use crate::options::Turns;
+use crate::problems::cases;
+use crate::protocol::Stop;
+use crate::stats::{Ratio, Summary};
+use crate::verdict::Verdict;
+
+/// A report of times in µs by label, the first being the baseline, for the first problems of `mission`.
+pub(crate) fn report(shapes: &[&[(&str, f64)]]) -> Report {
+    report_on(cases("mission", None).unwrap(), shapes)
+}
+
+/// The same for other problems.
+pub(crate) fn report_on(cases: Vec<Case>, shapes: &[&[(&str, f64)]]) -> Report {
+    let mut report = Report::new(RunIdentity::now(DeviceIdentity::cpu()), Options::default(), Some(0.74));
+    for (case, subjects) in cases.into_iter().zip(shapes) {
+        let times = |us: f64| -> Vec<f64> { (0..12).map(|i| us * (1.0 + 0.001 * f64::from(i % 3))).collect() };
+        let baseline = times(subjects[0].1);
+        let subjects: Vec<Measured> = subjects
+            .iter()
+            .enumerate()
+            .map(|(index, (label, us))| {
+                let kernel = (!label.starts_with("torch/") && *label != "fa3").then(|| label.to_string());
+                let ratio = Ratio::paired(&times(*us), &baseline, 0.99, 200).filter(|_| index > 0);
+                Measured {
+                    info: SubjectInfo {
+                        kernel,
+                        ..SubjectInfo::new(*label, LaunchMode::Graph(8))
+                    },
+                    summary: Summary::of(&times(*us), 0.99),
+                    ratio,
+                    verdict: ratio.map(|ratio| Verdict::of(&ratio, 0.01)),
+                    settled: true,
+                    trouble: None,
+                }
+            })
+            .collect();
+        let inspections = vec![None; subjects.len()];
+        let measurement = Measurement {
+            mode: Mode::Hot,
+            turns: Some(Turns::Short),
+            baseline: 0,
+            subjects,
+            stop: Stop::Narrow,
+            rounds: 12,
+            readings: Vec::new(),
+        };
+        report
+            .results
+            .push(CaseResult::new(case, measurement, inspections, Vec::new(), Some(0.74)));
+    }
+    report
+}
+
+#[test]
+fn the_seeds_rule_counts_shapes_that_beat_the_best_of_pytorch() {
+    let shapes: [&[(&str, f64)]; 3] = [
+        &[
+            ("torch/flash", 10.0),
+            ("torch/cudnn", 9.0),
+            ("fa3", 5.0),
+            ("mma/a", 8.0),
+        ],
+        &[("torch/flash", 10.0), ("mma/a", 8.5), ("mma/b", 12.0)],
+        &[("torch/flash", 10.0), ("mma/a", 9.5)],
+    ];
+    let rule = report(&shapes).seeds_rule(SEEDS_GAIN, SEEDS_SHAPES);
+    assert_eq!(rule.passed, Some(true), "{rule:?}");
+    assert_eq!(
+        rule.shapes.iter().map(|shape| shape.met).collect::<Vec<_>>(),
+        [true, true, false]
+    );
+    assert_eq!(
+        (rule.shapes[0].peer.as_str(), rule.shapes[1].ours.as_str()),
+        ("torch/cudnn", "mma/a")
+    );
+    assert_eq!(
+        report(&shapes[1..]).seeds_rule(SEEDS_GAIN, SEEDS_SHAPES).passed,
+        Some(false)
+    );
+    // Without peers, or on fewer shapes than the rule takes, it cannot be judged.
+    assert_eq!(report(&[&[("mma/a", 1.0)]]).seeds_rule(0.1, 1).passed, None);
+    assert_eq!(report(&shapes[..1]).seeds_rule(SEEDS_GAIN, SEEDS_SHAPES).passed, None);
+}
+
+#[test]
+fn a_baseline_rejected_after_timing_takes_its_ratios_along() {
+    let mut report = report(&[&[("torch/flash", 10.0), ("mma/a", 8.0)]]);
+    let found = Inspection {
+        rejected: Some(crate::defences::Reason::Cached),
+        detail: "stale".to_string(),
+        max_abs: 0.0,
+        skipped: Vec::new(),
+    };
+    report.results[0].reject(0, &found);
+    let subjects = &report.results[0].measurement.subjects;
+    assert!(subjects[0].summary.is_none() && subjects[0].trouble.as_deref().unwrap().contains("cached"));
+    assert!(subjects[1].ratio.is_none() && subjects[1].summary.is_some());
+}
