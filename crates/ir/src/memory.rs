@@ -2,7 +2,7 @@
 
 use crate::builder::KernelBuilder;
 use crate::error::BuildErrorKind;
-use crate::inst::{Address, AtomOp, Cache, Inst, Operand, Space, StoreSource};
+use crate::inst::{Address, AtomOp, Cache, FlagInst, Inst, Operand, Space, StoreSource};
 use crate::pointer::{AddressSpace, GlobalPtr, Ptr, SharedPtr};
 use crate::types::{BF16x2, Element, F16x2, RegClass, Scalar, ScalarType};
 use crate::value::{Source, Val};
@@ -225,6 +225,52 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
             value: value.operand(),
         });
         dst.map(|dst| Val::from_reg(k, dst))
+    }
+}
+
+impl<'k, E: Element> GlobalPtr<'k, E> {
+    /// Loads a 32-bit element with acquire semantics at gpu scope: if it reads the value of a
+    /// release, what that thread did before its release is ordered before what follows.
+    #[track_caller]
+    pub fn load_acquire(self) -> Val<'k, E> {
+        let k = self.addr.builder();
+        let (dst, addr) = (k.reg(E::TYPE.class()), self.address());
+        k.emit(Inst::Flag(FlagInst::LoadAcquire { dst, addr }));
+        Val::from_reg(k, dst)
+    }
+
+    /// Stores a 32-bit element with release semantics at gpu scope: after all that this thread did,
+    /// and all that is ordered before it by barriers.
+    #[track_caller]
+    pub fn store_release(self, value: impl Source<'k, E>) {
+        let (ty, addr, value) = (E::TYPE, self.address(), value.operand());
+        let flag = FlagInst::StoreRelease { ty, addr, value };
+        self.addr.builder().emit(Inst::Flag(flag));
+    }
+
+    /// Adds to a 32-bit element atomically, with release semantics at gpu scope as
+    /// [`store_release`](Self::store_release).
+    #[track_caller]
+    pub fn add_release(self, value: impl Source<'k, E>) {
+        self.add_flag(value, true);
+    }
+
+    /// Adds to a 32-bit element atomically, without order (`red.relaxed`).
+    #[track_caller]
+    pub fn add_relaxed(self, value: impl Source<'k, E>) {
+        self.add_flag(value, false);
+    }
+
+    #[track_caller]
+    fn add_flag(self, value: impl Source<'k, E>, release: bool) {
+        let (ty, addr, value) = (E::TYPE, self.address(), value.operand());
+        let flag = FlagInst::Add {
+            release,
+            ty,
+            addr,
+            value,
+        };
+        self.addr.builder().emit(Inst::Flag(flag));
     }
 }
 

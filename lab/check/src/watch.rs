@@ -384,6 +384,7 @@ fn float_result(inst: &Inst) -> Option<ScalarType> {
         | Inst::SetMaxRegs { .. }
         | Inst::DependencyWait
         | Inst::DependencyTrigger
+        | Inst::Flag(_)
         | Inst::Mbar(_)
         | Inst::Bulk(_)
         | Inst::Wgmma(_)

@@ -23,7 +23,7 @@ use crate::traffic::Traffic;
 use crate::warp::Warp;
 
 /// Alignment of bulk copies in shared memory (PTX ISA, "cp.async.bulk.tensor").
-const SHARED_ALIGN: u32 = 128;
+pub(crate) const BOX_ALIGN: u32 = 128;
 
 #[derive(Debug)]
 pub(crate) struct InFlight {
@@ -114,7 +114,15 @@ fn runs(map: &TensorMap, at: &[i32]) -> Vec<Run> {
 impl<'m> Cluster<'m> {
     /// The byte offset of a lane's box in the cluster's shared memory, if it is in bounds and
     /// aligned.
-    fn box_place(&mut self, warp: &Warp, pc: u32, lane: usize, tile: &Address, bytes: u32, rank: usize) -> Option<u32> {
+    pub(crate) fn box_place(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lane: usize,
+        tile: &Address,
+        (bytes, align): (u32, u32),
+        rank: usize,
+    ) -> Option<u32> {
         let base: [u32; 32] = warp.value(self.machine, tile.base);
         let offset = base[lane]
             .wrapping_add(tile.offset as u32)
@@ -123,7 +131,7 @@ impl<'m> Cluster<'m> {
         let buffer = self.shared_buffer(At::of(tile, Space::Shared));
         let relative = i64::from(offset as i32) - i64::from(buffer.offset);
         let out = relative < 0 || relative + i64::from(bytes) > i64::from(buffer.bytes);
-        if !out && offset.is_multiple_of(SHARED_ALIGN) {
+        if !out && offset.is_multiple_of(align) {
             return Some(offset + rank as u32 * self.machine.shared_bytes);
         }
         let kind = if out {
@@ -136,13 +144,13 @@ impl<'m> Cluster<'m> {
             let end = relative + i64::from(bytes);
             let message = if out {
                 format!(
-                    "a box of {bytes} bytes at bytes {relative}..{end} of shared buffer `{}`, which has {total} bytes",
+                    "a copy of {bytes} bytes at bytes {relative}..{end} of shared buffer `{}`, which has {total} bytes",
                     buffer.name
                 )
             } else {
                 format!(
-                    "a box at byte {relative} of shared buffer `{}`, byte {offset} of shared memory; boxes start at \
-                     multiples of {SHARED_ALIGN}",
+                    "a copy at byte {relative} of shared buffer `{}`, byte {offset} of shared memory; such copies start at \
+                     multiples of {align}",
                     buffer.name
                 )
             };
@@ -171,6 +179,21 @@ impl<'m> Cluster<'m> {
             BulkInst::Store { map, at, src } => {
                 for lane in lanes(warp.active) {
                     self.bulk_store(warp, pc, lane, (map, at), src);
+                }
+            }
+            BulkInst::LoadBytes { dst, src, bytes, bar } => {
+                for lane in lanes(warp.active) {
+                    self.load_bytes(warp, pc, lane, (dst, src), *bytes, bar);
+                }
+            }
+            BulkInst::StoreBytes { dst, src, bytes } => {
+                for lane in lanes(warp.active) {
+                    self.store_bytes(warp, pc, lane, (dst, src), *bytes, false);
+                }
+            }
+            BulkInst::Reduce { dst, src, bytes } => {
+                for lane in lanes(warp.active) {
+                    self.store_bytes(warp, pc, lane, (dst, src), *bytes, true);
                 }
             }
             // A prefetch makes later copies faster.
@@ -215,10 +238,10 @@ impl<'m> Cluster<'m> {
         None
     }
 
-    /// Counts the sectors of a box; once for a multicast.
-    fn count_box(&mut self, pc: u32, map: &TensorMap) {
+    /// Counts the sectors of a copy; once for a multicast.
+    pub(crate) fn count_copy(&mut self, pc: u32, bytes: u32) {
         if !self.out.traffic.is_empty() {
-            let sectors = u64::from(map.bytes.div_ceil(32));
+            let sectors = u64::from(bytes.div_ceil(32));
             self.out.traffic[pc as usize].add(Traffic {
                 requests: 1,
                 transactions: sectors,
@@ -255,20 +278,27 @@ impl<'m> Cluster<'m> {
             return;
         }
         self.check_dependency(warp, pc, lane as u32);
-        self.count_box(pc, map);
+        self.count_copy(pc, map.bytes);
         let at = self.coordinates(warp, lane, at);
         let words = self.read_box(warp, pc, lane, param, map, &at);
         for rank in lanes(ranks) {
-            if let Some(first) = self.box_place(warp, pc, lane, tile, map.bytes, rank)
+            if let Some(first) = self.box_place(warp, pc, lane, tile, (map.bytes, BOX_ALIGN), rank)
                 && let Some(place) = self.mbarrier_place(warp, pc, lane, bar, rank)
             {
-                self.start_load(warp, pc, lane, tile, first, place, &words, map);
+                self.start_load(warp, pc, lane, tile, first, place, &words, map.recipe.swizzle);
             }
         }
     }
 
     /// The mbarrier that a lane names, in the block of a rank.
-    fn mbarrier_place(&mut self, warp: &Warp, pc: u32, lane: usize, bar: &Address, rank: usize) -> Option<u32> {
+    pub(crate) fn mbarrier_place(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lane: usize,
+        bar: &Address,
+        rank: usize,
+    ) -> Option<u32> {
         let base = warp.value(self.machine, bar.base);
         let access = self.shared_access(warp, pc, 1 << lane, &base, At::of(bar, Space::Shared), 8);
         if access.mask == 0 {
@@ -279,14 +309,14 @@ impl<'m> Cluster<'m> {
         Some((mine % per_block + rank * per_block) as u32)
     }
 
-    /// The shadow cells of a box.
-    fn box_cells(&self, first: u32, map: &TensorMap) -> Range<usize> {
+    /// The shadow cells of a copy.
+    pub(crate) fn copy_cells(&self, first: u32, bytes: u32) -> Range<usize> {
         let shift = self.shadow.shift;
-        (first >> shift) as usize..((first + map.bytes) >> shift) as usize
+        (first >> shift) as usize..((first + bytes) >> shift) as usize
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn start_load(
+    pub(crate) fn start_load(
         &mut self,
         warp: &Warp,
         pc: u32,
@@ -295,8 +325,9 @@ impl<'m> Cluster<'m> {
         first: u32,
         number: u32,
         words: &[u32],
-        map: &TensorMap,
+        swizzle: flashcore_ir::Swizzle,
     ) {
+        let bytes = 4 * words.len() as u32;
         if !self.usable(warp, pc, lane, number) {
             return;
         }
@@ -318,15 +349,15 @@ impl<'m> Cluster<'m> {
                     .help("let the initialising thread execute `fence_mbarrier_init` before the barrier")
             });
         }
-        self.check_async_write(warp, pc, lane as u32, At::of(tile, Space::Shared), first, map.bytes);
-        let cells = self.box_cells(first, map);
+        self.check_async_write(warp, pc, lane as u32, At::of(tile, Space::Shared), first, bytes);
+        let cells = self.copy_cells(first, bytes);
         self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, pc);
         let word = first as usize / 4;
         self.words[word..word + words.len()].fill(POISON);
         self.in_flight.push(InFlight {
             first,
             words: words.to_vec(),
-            swizzle: map.recipe.swizzle,
+            swizzle,
             mbarrier: number,
             phase,
             epoch,
@@ -370,20 +401,12 @@ impl<'m> Cluster<'m> {
         let Some((param, map)) = self.begin_copy(warp, pc, lane, map) else {
             return;
         };
-        let Some(first) = self.box_place(warp, pc, lane, tile, map.bytes, warp.rank) else {
+        let Some(first) = self.box_place(warp, pc, lane, tile, (map.bytes, BOX_ALIGN), warp.rank) else {
             return;
         };
         self.check_dependency(warp, pc, lane as u32);
-        self.count_box(pc, map);
-        let (epoch, mask) = (warp.epoch, 1 << lane);
-        self.check_async_read(warp, mask, pc, At::of(tile, Space::Shared), &[(first, map.bytes)]);
-        let cells = self.box_cells(first, map);
-        self.shadow
-            .note_reads(machine.store_reader(warp.index), cells, epoch, mask, pc);
-        let stores = &mut self.stores[warp.index];
-        stores.reads.push((lane, epoch));
-        stores.writes.push((lane, epoch));
-        stores.last_pc = pc;
+        self.count_copy(pc, map.bytes);
+        self.start_store(warp, pc, lane, tile, (first, map.bytes));
         let mut bytes = Vec::with_capacity(map.bytes as usize);
         for i in 0..map.bytes / 4 {
             let place = map.recipe.swizzle.apply(first + 4 * i);
@@ -399,6 +422,19 @@ impl<'m> Cluster<'m> {
                 self.write_lane(warp, pc, lane, &machine.regions[param], offset, part, writer);
             }
         }
+    }
+
+    /// Checks and notes the read of shared memory by a lane's bulk store or sum.
+    pub(crate) fn start_store(&mut self, warp: &Warp, pc: u32, lane: usize, tile: &Address, range: (u32, u32)) {
+        let (epoch, mask) = (warp.epoch, 1 << lane);
+        self.check_async_read(warp, mask, pc, At::of(tile, Space::Shared), &[range]);
+        let cells = self.copy_cells(range.0, range.1);
+        let reader = self.machine.store_reader(warp.index);
+        self.shadow.note_reads(reader, cells, epoch, mask, pc);
+        let stores = &mut self.stores[warp.index];
+        stores.reads.push((lane, epoch));
+        stores.writes.push((lane, epoch));
+        stores.last_pc = pc;
     }
 
     /// `cp.async.bulk.wait_group`, or its `.read` form: waits until each active lane has at most

@@ -4,10 +4,12 @@
 //! The shared memories of the blocks are contiguous, in order of rank, and warps are numbered
 //! across blocks. Accesses to another block's memory therefore need no special case.
 
+use std::collections::HashMap;
+
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
 use crate::bulk::{BulkStores, InFlight};
-use crate::clock::Epoch;
+use crate::clock::{Clock, Epoch};
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, Overlay, Pages};
 use crate::interpreter::{Stop, run_warp};
@@ -45,6 +47,8 @@ pub(crate) struct Cluster<'m> {
     pub(crate) woken: bool,
     pub(crate) overlay: Overlay<'m>,
     pub(crate) atomics: Vec<AtomicRecord>,
+    /// By buffer and byte offset: the clock that releases of a flag carry.
+    pub(crate) flags: HashMap<(usize, u64), Clock>,
     pub(crate) out: Outcome,
     /// The newest issued epoch.
     pub(crate) epoch: Epoch,
@@ -122,6 +126,7 @@ impl<'m> Cluster<'m> {
             woken: false,
             overlay,
             atomics: Vec::new(),
+            flags: HashMap::new(),
             out: Outcome::new(machine),
             epoch: 1,
         }

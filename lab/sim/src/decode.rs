@@ -1,7 +1,9 @@
 //! Decodes IR instructions into operations, rows and classes, and notes which features of the
 //! simulator they need.
 
-use flashcore_ir::inst::{Address, BulkInst, Cache, ClusterInst, Cvt, Inst, MmaAcc, MmaInput, Object, Scope, Space};
+use flashcore_ir::inst::{
+    Address, BulkInst, Cache, ClusterInst, Cvt, FlagInst, Inst, MmaAcc, MmaInput, Object, Scope, Space,
+};
 use flashcore_ir::inst::{StoreSource, WgmmaInput, WgmmaInst};
 use flashcore_ir::{Operand, RegClass, ScalarType};
 
@@ -259,6 +261,7 @@ impl<'k> Lowering<'k> {
             }
             // Only one launch is simulated at a time, so the trigger has no effect.
             Inst::DependencyTrigger => (Op::Nothing, Class::Sync),
+            Inst::Flag(ref inst) => (Op::Flag(inst), self.flag(inst)),
             Inst::Mbar(ref inst) => (Op::Mbar(inst), Class::Sync),
             Inst::Bulk(ref inst) => (Op::Bulk(inst), self.bulk(inst)),
             Inst::Wgmma(ref inst) => {
@@ -289,10 +292,44 @@ impl<'k> Lowering<'k> {
                 self.note(map, |used| used.stored = true);
                 Class::CopyAsync
             }
+            BulkInst::LoadBytes { src, .. } => {
+                self.program.uses_async_proxy = true;
+                self.note(src, |used| used.loaded = true);
+                Class::CopyAsync
+            }
+            BulkInst::StoreBytes { dst, .. } => {
+                (self.program.uses_async_proxy, self.program.uses_bulk_stores) = (true, true);
+                self.note(dst, |used| used.stored = true);
+                Class::CopyAsync
+            }
+            BulkInst::Reduce { dst, .. } => {
+                (self.program.uses_async_proxy, self.program.uses_bulk_stores) = (true, true);
+                self.note(dst, |used| used.atomic = true);
+                Class::CopyAsync
+            }
             BulkInst::Prefetch { .. } => Class::CopyAsync,
             BulkInst::Commit | BulkInst::Wait { .. } => {
                 self.program.uses_bulk_stores = true;
                 Class::Sync
+            }
+        }
+    }
+
+    /// The class of a flag's access. Blocks that read flags may communicate.
+    fn flag(&mut self, inst: &FlagInst) -> Class {
+        match inst {
+            FlagInst::LoadAcquire { addr, .. } => {
+                self.program.returning_atomics = true;
+                self.note(addr, |used| used.loaded = true);
+                Class::LoadGlobal
+            }
+            FlagInst::StoreRelease { addr, .. } => {
+                self.note(addr, |used| used.stored = true);
+                Class::StoreGlobal
+            }
+            FlagInst::Add { addr, .. } => {
+                self.note(addr, |used| used.atomic = true);
+                Class::Atomic
             }
         }
     }

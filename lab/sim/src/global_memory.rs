@@ -1,6 +1,7 @@
 //! Loads and stores of global memory.
 
-use flashcore_ir::inst::Cache;
+use flashcore_ir::ScalarType;
+use flashcore_ir::inst::{AtomOp, Cache};
 
 use crate::atomic;
 use crate::clock::{ActorId, Stamp, WriterKind};
@@ -16,14 +17,21 @@ use crate::traffic;
 use crate::warp::Warp;
 
 impl<'m> Cluster<'m> {
-    fn region(&self, object: u16) -> &'m Region {
+    pub(crate) fn region(&self, object: u16) -> &'m Region {
         &self.machine.regions[usize::from(object)]
     }
 
     /// Byte offsets in the buffer, and the active lanes whose access of `bytes` is in bounds and
     /// aligned. Reports the other lanes.
     #[inline(always)]
-    fn global_offsets(&mut self, warp: &Warp, pc: u32, base: &[u64; 32], at: At, bytes: u32) -> ([u64; 32], u32) {
+    pub(crate) fn global_offsets(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        base: &[u64; 32],
+        at: At,
+        bytes: u32,
+    ) -> ([u64; 32], u32) {
         let region = self.region(at.object);
         let add = at.offset as i64 as u64;
         let mut offsets = [0; 32];
@@ -48,7 +56,7 @@ impl<'m> Cluster<'m> {
 
     #[cold]
     #[inline(never)]
-    fn refuse_global(
+    pub(crate) fn refuse_global(
         &mut self,
         warp: &Warp,
         pc: u32,
@@ -115,7 +123,7 @@ impl<'m> Cluster<'m> {
             }
             let mut raw = [[0; 16]; 32];
             for lane in lanes(mask) {
-                self.read_lane(warp, pc, lane, region, offsets[lane], &mut raw[lane][..bytes]);
+                self.read_lane(warp, pc, lane, region, offsets[lane], &mut raw[lane][..bytes], false);
             }
             set_loaded(warp, &load, mask, |lane| &raw[lane][..bytes]);
             return;
@@ -160,15 +168,25 @@ impl<'m> Cluster<'m> {
             self.refuse_global(warp, pc, 1 << lane, address, object, (out.len() as u32, align));
             out.fill(0xff);
         } else if region.overlaid {
-            self.read_lane(warp, pc, lane, region, offset, out);
+            self.read_lane(warp, pc, lane, region, offset, out, false);
         } else {
             let at = offset as usize;
             out.copy_from_slice(&self.overlay.constant(region.slot)[at..at + out.len()]);
         }
     }
 
-    /// Reads bytes of a written buffer for one lane.
-    fn read_lane(&mut self, warp: &Warp, pc: u32, lane: usize, region: &Region, offset: u64, out: &mut [u8]) {
+    /// Reads bytes of a written buffer for one lane. A flag may be read while atomics write it.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn read_lane(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lane: usize,
+        region: &Region,
+        offset: u64,
+        out: &mut [u8],
+        is_flag: bool,
+    ) {
         let me = (32 * warp.index + lane) as ActorId;
         let mut clash = None;
         // One bit per 2 bytes that this block has not written.
@@ -183,10 +201,14 @@ impl<'m> Cluster<'m> {
             let at = offset + 2 * i as u64;
             let known = |stamp: Stamp| cell.writer == me || warp.clock(lane as u32).knows(cell.writer, stamp.epoch());
             match cell.stamp() {
+                Some(stamp) if is_flag && stamp.is_atomic() => {}
                 Some(stamp) if !known(stamp) => clash = clash.or(Some((at, cell.writer, cell.writer_pc, true))),
                 Some(_) => {}
                 None if uninitialized => unwritten |= 1 << i,
                 None => {}
+            }
+            if is_flag {
+                continue;
             }
             if cell.read_epoch != warp.epoch || cell.reader_warp != warp.index as u32 {
                 cell.reader_lanes = 0;
@@ -341,35 +363,66 @@ impl<'m> Cluster<'m> {
     /// reader needs it.
     pub(crate) fn atomic_global(&mut self, warp: &mut Warp, pc: u32, atom: Atom) {
         let constants = &self.machine.constants;
-        let base = warp.registers.get(constants, atom.base);
-        let value: [u32; 32] = *warp.registers.get(constants, atom.value);
-        let (offsets, mask) = self.global_offsets(warp, pc, base, atom.at, 4);
-        let region = self.region(atom.at.object);
-        let mut old = [POISON; 32];
-        for lane in lanes(mask) {
-            let (offset, value) = (offsets[lane], value[lane]);
-            if !self.machine.serial {
-                self.atomics.push(AtomicRecord {
-                    slot: region.slot,
-                    offset,
-                    op: atom.op,
-                    ty: atom.ty,
-                    value,
-                    pc,
-                });
-                continue;
-            }
-            let page = self.overlay.page(region.slot, offset);
-            let within = offset as usize % PAGE;
-            let word = &page.data[within..within + 4];
-            old[lane] = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-            let after = atomic::apply_global(atom.op, atom.ty, old[lane], value).to_le_bytes();
-            let writer = (WriterKind::Atomic, (32 * warp.index + lane) as ActorId);
-            self.write_lane(warp, pc, lane, region, offset, &after, writer);
-        }
+        let base = *warp.registers.get(constants, atom.base);
+        let value = *warp.registers.get(constants, atom.value);
+        let old = self.change_global(warp, pc, (atom.op, atom.ty), atom.at, (&base, &value));
         if let Some(d) = atom.d {
             warp.registers.set(d, warp.active, &old);
         }
+    }
+
+    /// Applies an operation to a word per lane and returns the old words.
+    pub(crate) fn change_global(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        (op, ty): (AtomOp, ScalarType),
+        at: At,
+        (base, value): (&[u64; 32], &[u32; 32]),
+    ) -> [u32; 32] {
+        let (offsets, mask) = self.global_offsets(warp, pc, base, at, 4);
+        let region = self.region(at.object);
+        let mut old = [POISON; 32];
+        for lane in lanes(mask) {
+            let (offset, value) = (offsets[lane], value[lane]);
+            let writer = (32 * warp.index + lane) as ActorId;
+            old[lane] = self.change_word(warp, pc, lane, (op, ty), region, offset, value, writer);
+        }
+        old
+    }
+
+    /// Applies an operation to one word for a lane, as a write of `writer`, and returns the old word.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn change_word(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lane: usize,
+        (op, ty): (AtomOp, ScalarType),
+        region: &Region,
+        offset: u64,
+        value: u32,
+        writer: ActorId,
+    ) -> u32 {
+        let slot = region.slot;
+        if !self.machine.serial {
+            self.atomics.push(AtomicRecord {
+                slot,
+                offset,
+                op,
+                ty,
+                value,
+                pc,
+            });
+            return POISON;
+        }
+        let page = self.overlay.page(slot, offset);
+        let within = offset as usize % PAGE;
+        let word = &page.data[within..within + 4];
+        let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+        let new = atomic::apply_global(op, ty, old, value).to_le_bytes();
+        self.write_lane(warp, pc, lane, region, offset, &new, (WriterKind::Atomic, writer));
+        old
     }
 }
 

@@ -250,6 +250,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
             Op::Nothing => {}
 
             // Asynchronous and cluster operations, which may have to wait and retry.
+            Op::Flag(inst) => cluster.flag(warp, at, inst),
             Op::Bulk(inst) => cluster.bulk(warp, at, inst),
             Op::Mbar(inst) => {
                 if !cluster.mbarrier(warp, at, inst) {

@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use flashcore_ir::inst::{
-    Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, MbarInst, Object, ShflMode, Space, Special, UnOp,
-    VoteMode, WgmmaInput, WgmmaInst,
+    Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, FlagInst, MbarInst, Object, ShflMode, Space,
+    Special, UnOp, VoteMode, WgmmaInput, WgmmaInst,
 };
 use flashcore_ir::{Reg, RegClass, ScalarType, SiteId};
 
@@ -109,6 +109,7 @@ pub(crate) enum Op<'k> {
     /// `true` to raise.
     SetMaxRegs(u32, bool),
     DependencyWait,
+    Flag(&'k FlagInst),
     Mbar(&'k MbarInst),
     Bulk(&'k BulkInst),
     Wgmma(&'k WgmmaInst),

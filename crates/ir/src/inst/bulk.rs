@@ -1,5 +1,5 @@
-//! Bulk copies of tensor boxes between global and shared memory: the Tensor Memory Accelerator (PTX ISA,
-//! "Data Movement and Conversion Instructions: Tensor copy").
+//! Bulk copies between global and shared memory: of tensor boxes, by the Tensor Memory Accelerator,
+//! and of contiguous bytes (PTX ISA, `cp.async.bulk.tensor`, `cp.async.bulk`, `cp.reduce.async.bulk`).
 
 use super::{Address, Operand};
 use crate::target::Requirement;
@@ -48,6 +48,19 @@ pub enum BulkInst {
         at: Vec<Operand>,
         src: Address,
     },
+    /// Start copying `bytes` from `src` in global memory to `dst` and complete them at `bar`.
+    LoadBytes {
+        dst: Address,
+        src: Address,
+        bytes: Operand,
+        bar: Address,
+    },
+    /// Start copying `bytes` from shared memory to `dst` in global memory, as part of this thread's
+    /// bulk group.
+    StoreBytes { dst: Address, src: Address, bytes: Operand },
+    /// Start adding `bytes` of f32 in shared memory to those at `dst` in global memory, each
+    /// atomically and without order, as part of this thread's bulk group.
+    Reduce { dst: Address, src: Address, bytes: Operand },
     /// Bring a tensor map into the cache of the unit that copies.
     Prefetch { map: Address },
     /// Close the group of this thread's bulk stores.
@@ -65,6 +78,14 @@ impl BulkInst {
                 let why = || format!("a box at {} coordinates; a tensor map has 1 to 5 dimensions", at.len());
                 (!is_possible).then(why)
             }
+            BulkInst::LoadBytes { bytes, .. } | BulkInst::StoreBytes { bytes, .. } | BulkInst::Reduce { bytes, .. } => {
+                match bytes {
+                    Operand::Imm(n) if *n == 0 || !n.is_multiple_of(16) => {
+                        Some(format!("a bulk copy of {n} bytes; multiples of 16 are possible"))
+                    }
+                    Operand::Imm(_) | Operand::Reg(_) => None,
+                }
+            }
             BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. } => None,
         }
     }
@@ -75,6 +96,9 @@ impl BulkInst {
             BulkInst::Load { multicast: Some(_), .. } => Requirement::arch_specific((8, 0), 90),
             BulkInst::Load { multicast: None, .. }
             | BulkInst::Store { .. }
+            | BulkInst::LoadBytes { .. }
+            | BulkInst::StoreBytes { .. }
+            | BulkInst::Reduce { .. }
             | BulkInst::Prefetch { .. }
             | BulkInst::Commit
             | BulkInst::Wait { .. } => Requirement::new((8, 0), 90),

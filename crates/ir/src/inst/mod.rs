@@ -9,6 +9,7 @@ use crate::types::{Reg, ScalarType};
 
 mod bulk;
 mod cluster;
+mod flag;
 mod mbarrier;
 mod ops;
 mod rules;
@@ -17,6 +18,7 @@ mod wgmma;
 
 pub use bulk::{BulkInst, L2Hint};
 pub use cluster::ClusterInst;
+pub use flag::FlagInst;
 pub use mbarrier::MbarInst;
 pub use ops::{
     Address, AtomOp, BinOp, Cache, Cmp, Cvt, MmaAcc, MmaInput, Object, Scope, ShflMode, Space, Special, UnOp, VoteMode,
@@ -227,9 +229,11 @@ pub enum Inst {
     DependencyWait,
     /// Let the launches that depend on this one begin.
     DependencyTrigger,
+    /// An access by which blocks signal each other.
+    Flag(FlagInst),
     /// An instruction on an mbarrier.
     Mbar(MbarInst),
-    /// A bulk copy of a tensor box.
+    /// A bulk copy.
     Bulk(BulkInst),
     /// A warpgroup's asynchronous product.
     Wgmma(WgmmaInst),

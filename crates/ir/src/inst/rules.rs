@@ -52,6 +52,7 @@ impl Inst {
                 let why = || format!("{regs} registers a thread; multiples of 8 from 24 to 256 are possible");
                 (!is_possible).then(why)
             }
+            Inst::Flag(inst) => inst.impossible(),
             Inst::Mbar(inst) => inst.impossible(),
             Inst::Bulk(inst) => inst.impossible(),
             Inst::Wgmma(inst) => inst.impossible(),
@@ -144,6 +145,7 @@ impl Inst {
             | Inst::BarSync { .. }
             | Inst::BarArrive { .. }
             | Inst::BarWarp { .. }
+            | Inst::Flag(_)
             | Inst::TrapIf { .. }
             | Inst::Trace { .. } => BASE,
         }

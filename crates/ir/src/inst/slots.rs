@@ -1,7 +1,9 @@
 //! The operands of each instruction, in the order of PTX. The writer prints them, the reader fills
 //! them in, and the registers and the memory that an instruction touches follow from them.
 
-use super::{Address, BulkInst, ClusterInst, Inst, Major, MbarInst, MmaAcc, Operand, Space, Special, StoreSource};
+use super::{
+    Address, BulkInst, ClusterInst, FlagInst, Inst, Major, MbarInst, MmaAcc, Operand, Space, Special, StoreSource,
+};
 use super::{BinOp, ShflMode, WgmmaA, WgmmaInput, WgmmaInst};
 use crate::types::{Reg, RegClass, ScalarType};
 
@@ -225,6 +227,7 @@ impl Inst {
             Inst::TrapIf { pred } => vec![Slot::Guard(pred)],
             Inst::SetMaxRegs { regs, .. } => vec![Number(regs)],
             Inst::Trace { label, src } => vec![Slot::Traced(*label, src)],
+            Inst::Flag(inst) => inst.slots(),
             Inst::Mbar(inst) => inst.slots(),
             Inst::Bulk(inst) => inst.slots(),
             Inst::Wgmma(inst) => inst.slots(),
@@ -298,6 +301,21 @@ impl Slot<'_> {
     }
 }
 
+impl FlagInst {
+    fn slots(&mut self) -> Vec<Slot<'_>> {
+        use Slot::{Memory, Value};
+        match self {
+            FlagInst::LoadAcquire { dst: to, addr } => vec![dst(to), Memory(addr, Space::Global, Access::Read)],
+            FlagInst::StoreRelease { ty, addr, value } => {
+                vec![Memory(addr, Space::Global, Access::Write), Value(value, *ty)]
+            }
+            FlagInst::Add { ty, addr, value, .. } => {
+                vec![Memory(addr, Space::Global, Access::Update), Value(value, *ty)]
+            }
+        }
+    }
+}
+
 impl MbarInst {
     fn slots(&mut self) -> Vec<Slot<'_>> {
         use Slot::{Memory, Number, Unused, Value};
@@ -342,6 +360,22 @@ impl BulkInst {
             BulkInst::Store { map, at, src } => {
                 vec![Slot::TensorBox(map, at, Access::Write), shared(src, Access::Read)]
             }
+            BulkInst::LoadBytes { dst, src, bytes, bar } => vec![
+                shared(dst, Access::Write),
+                Slot::Memory(src, Space::Global, Access::Read),
+                Slot::Value(bytes, ScalarType::U32),
+                shared(bar, Access::Update),
+            ],
+            BulkInst::StoreBytes { dst, src, bytes } => vec![
+                Slot::Memory(dst, Space::Global, Access::Write),
+                shared(src, Access::Read),
+                Slot::Value(bytes, ScalarType::U32),
+            ],
+            BulkInst::Reduce { dst, src, bytes } => vec![
+                Slot::Memory(dst, Space::Global, Access::Update),
+                shared(src, Access::Read),
+                Slot::Value(bytes, ScalarType::U32),
+            ],
             BulkInst::Prefetch { map } => vec![Slot::Memory(map, Space::Global, Access::Read)],
             BulkInst::Commit => Vec::new(),
             BulkInst::Wait { pending, .. } => vec![Slot::Number(pending)],

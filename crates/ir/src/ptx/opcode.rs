@@ -1,8 +1,8 @@
 //! The opcode of each instruction.
 
 use crate::inst::{
-    AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Inst, L2Hint, MbarInst, Operand, Scope, StoreSource, UnOp,
-    WgmmaInst,
+    AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, FlagInst, Inst, L2Hint, MbarInst, Operand, Scope, StoreSource,
+    UnOp, WgmmaInst,
 };
 use crate::types::{RegClass, ScalarType};
 
@@ -101,6 +101,7 @@ pub fn opcode(inst: &Inst) -> String {
         Inst::SetMaxRegs { raise: false, .. } => "setmaxnreg.dec.sync.aligned.u32".to_string(),
         Inst::DependencyWait => "griddepcontrol.wait".to_string(),
         Inst::DependencyTrigger => "griddepcontrol.launch_dependents".to_string(),
+        Inst::Flag(inst) => flag(inst),
         Inst::Mbar(inst) => mbar(inst),
         Inst::Bulk(inst) => bulk(inst),
         Inst::Wgmma(inst) => wgmma(inst),
@@ -165,6 +166,17 @@ fn matrices(name: &str, count: u32, transposed: bool) -> String {
     format!("{name}.sync.aligned.m8n8.x{count}{trans}.shared.b16")
 }
 
+fn flag(inst: &FlagInst) -> String {
+    match inst {
+        FlagInst::LoadAcquire { dst, .. } => format!("ld.acquire.gpu.global.{}", dst.class.ptx()),
+        FlagInst::StoreRelease { ty, .. } => format!("st.release.gpu.global.{}", ty.class().ptx()),
+        FlagInst::Add { release, ty, .. } => {
+            let order = if *release { "release" } else { "relaxed" };
+            format!("red.{order}.gpu.global.add.{}", ty.ptx())
+        }
+    }
+}
+
 fn mbar(inst: &MbarInst) -> String {
     // A block's scope is the default; spelling it would need a later PTX version.
     let order = |name: &str, scope: Scope| match scope {
@@ -205,6 +217,9 @@ fn bulk(inst: &BulkInst) -> String {
         BulkInst::Store { at, .. } => {
             format!("cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group", at.len())
         }
+        BulkInst::LoadBytes { .. } => "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes".to_string(),
+        BulkInst::StoreBytes { .. } => "cp.async.bulk.global.shared::cta.bulk_group".to_string(),
+        BulkInst::Reduce { .. } => "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32".to_string(),
         BulkInst::Prefetch { .. } => "prefetch.tensormap".to_string(),
         BulkInst::Commit => "cp.async.bulk.commit_group".to_string(),
         BulkInst::Wait { read: true, .. } => "cp.async.bulk.wait_group.read".to_string(),

@@ -260,6 +260,29 @@ fn accesses_that_do_not_exist() {
 }
 
 #[test]
+fn bulk_copies_and_flags_that_do_not_exist() {
+    for bytes in [0, 8, 20] {
+        let text = message(|k| {
+            let row = k.shared_tile::<f32>("row", TileShape::new(1, 64));
+            k.bulk_add(k.param_ptr_mut::<f32>("out"), row.at(0, 0), bytes);
+        });
+        assert_eq!(
+            text,
+            format!("a bulk copy of {bytes} bytes; multiples of 16 are possible")
+        );
+    }
+    let text = message(|k| {
+        let row = k.shared_tile::<f32>("row", TileShape::new(1, 64));
+        k.bulk_store(k.param_ptr::<f32>("in"), row.at(0, 0), 256);
+    });
+    assert!(text.contains("declare it with `param_ptr_mut`"), "{text}");
+    let text = message(|k| k.param_ptr::<u32>("flag").store_release(1));
+    assert!(text.contains("declare it with `param_ptr_mut`"), "{text}");
+    let text = message(|k| _ = k.param_ptr::<f16>("flag").load_acquire());
+    assert_eq!(text, "a flag of type b16; 4 bytes are possible");
+}
+
+#[test]
 fn atomics_that_do_not_exist() {
     for op in [AtomOp::Max, AtomOp::Min] {
         let text = message(|k| _ = k.param_ptr_mut::<f32>("out").atomic(op, 1.0));

@@ -280,7 +280,7 @@ impl Walk<'_> {
 
 /// Clocks from the start of an instruction until its results are ready.
 fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
-    use flashcore_ir::inst::{BinOp, Space, UnOp};
+    use flashcore_ir::inst::{BinOp, FlagInst, Space, UnOp};
     let latency = &rates.latency;
     let conflicts = (transactions - 1.0).max(0.0);
     match inst {
@@ -312,7 +312,7 @@ fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
             // Kernels with these have no observation.
             Space::Cluster => 0.0,
         },
-        Inst::CpAsync { .. } => latency.l2,
+        Inst::CpAsync { .. } | Inst::Flag(FlagInst::LoadAcquire { .. }) => latency.l2,
         Inst::LdMatrix { .. } | Inst::StMatrix { .. } => latency.shared + conflicts,
         // Copied data is assumed to be there: copies are far ahead of the warps that wait for them.
         Inst::Mbar(_) => latency.shared,
@@ -338,6 +338,7 @@ fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
         | Inst::DependencyWait
         | Inst::DependencyTrigger
         | Inst::Bulk(_)
+        | Inst::Flag(FlagInst::StoreRelease { .. } | FlagInst::Add { .. })
         | Inst::Wgmma(_)
         | Inst::Cluster(_) => 0.0,
     }

@@ -152,9 +152,15 @@ impl Work {
             Inst::Setp { ty, .. } | Inst::Selp { ty, .. } => alu(words(*ty)),
             Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. } => memory(*space, transactions),
             Inst::LdMatrix { .. } | Inst::StMatrix { .. } => memory(Space::Shared, transactions),
-            Inst::CpAsync { .. } | Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }) => {
-                memory(Space::Global, transactions)
-            }
+            Inst::CpAsync { .. }
+            | Inst::Flag(_)
+            | Inst::Bulk(
+                BulkInst::Load { .. }
+                | BulkInst::Store { .. }
+                | BulkInst::LoadBytes { .. }
+                | BulkInst::StoreBytes { .. }
+                | BulkInst::Reduce { .. },
+            ) => memory(Space::Global, transactions),
             Inst::Mma { acc, .. } => match acc {
                 MmaAcc::F32 => Work {
                     tensor_f32: MMA_FLOPS,

@@ -2,7 +2,7 @@
 //!
 //! The match is exhaustive: a new instruction does not compile until its mistakes are listed.
 
-use flashcore_ir::inst::{Address, BinOp, BulkInst, MbarInst, Scope, ShflMode, Special, UnOp, VoteMode};
+use flashcore_ir::inst::{Address, BinOp, BulkInst, FlagInst, MbarInst, Scope, ShflMode, Special, UnOp, VoteMode};
 use flashcore_ir::{Inst, Kernel, Operand, Reg, RegClass, ScalarType};
 
 use super::Operator;
@@ -308,6 +308,7 @@ impl Changes<'_> {
             Inst::DependencyWait => self.drop(O::DropWait),
             // A trap never runs, a trigger concerns the next launch, and a trace the reader.
             Inst::TrapIf { .. } | Inst::DependencyTrigger | Inst::Trace { .. } => {}
+            Inst::Flag(ref inst) => self.flag(inst),
             Inst::Mbar(ref inst) => self.mbarrier(inst),
             Inst::Bulk(ref inst) => self.bulk(inst),
             Inst::Wgmma(ref inst) => self.product(inst),
@@ -371,6 +372,8 @@ pub(super) fn is_integer(ty: ScalarType) -> bool {
 /// Bytes of a matrix row that a lane addresses; tensor copies start at multiples of it.
 const ROW_BYTES: u32 = 16;
 
+/// Bytes of a flag.
+const FLAG_BYTES: u32 = 4;
 /// Bytes of an mbarrier.
 const MBARRIER_BYTES: u32 = 8;
 
@@ -390,6 +393,14 @@ pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
             | MbarInst::Test { addr, .. },
         ) => (addr, MBARRIER_BYTES),
         Inst::Bulk(BulkInst::Load { dst: addr, .. } | BulkInst::Store { src: addr, .. }) => (addr, ROW_BYTES),
+        Inst::Bulk(
+            BulkInst::LoadBytes { dst: addr, .. }
+            | BulkInst::StoreBytes { dst: addr, .. }
+            | BulkInst::Reduce { dst: addr, .. },
+        ) => (addr, ROW_BYTES),
+        Inst::Flag(
+            FlagInst::LoadAcquire { addr, .. } | FlagInst::StoreRelease { addr, .. } | FlagInst::Add { addr, .. },
+        ) => (addr, FLAG_BYTES),
         Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. }) => return None,
         Inst::Mov { .. }
         | Inst::Bin { .. }

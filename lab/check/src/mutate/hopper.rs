@@ -1,6 +1,6 @@
 //! Changes of mbarrier, bulk, product and cluster instructions.
 
-use flashcore_ir::inst::{BinOp, BulkInst, ClusterInst, Major, MbarInst, Scope, WgmmaA, WgmmaInst};
+use flashcore_ir::inst::{BinOp, BulkInst, ClusterInst, FlagInst, Major, MbarInst, Scope, WgmmaA, WgmmaInst};
 use flashcore_ir::{Inst, Operand, Reg, RegClass};
 
 use super::Operator as O;
@@ -66,6 +66,13 @@ impl Changes<'_> {
         });
     }
 
+    pub(super) fn flag(&mut self, inst: &FlagInst) {
+        match inst {
+            FlagInst::LoadAcquire { .. } => {}
+            FlagInst::StoreRelease { .. } | FlagInst::Add { .. } => self.drop(O::DropStore),
+        }
+    }
+
     pub(super) fn bulk(&mut self, inst: &BulkInst) {
         match inst {
             BulkInst::Load { at, .. } => {
@@ -78,6 +85,11 @@ impl Changes<'_> {
                 self.drop(O::DropCopy);
                 self.coordinates(at);
             }
+            BulkInst::LoadBytes { .. } => {
+                self.drop(O::DropCopy);
+                edit!(self, O::WrongMbarrier, Inst::Bulk(BulkInst::LoadBytes { bar, .. }) => bar.offset += 8);
+            }
+            BulkInst::StoreBytes { .. } | BulkInst::Reduce { .. } => self.drop(O::DropCopy),
             // A prefetch changes no results.
             BulkInst::Prefetch { .. } => {}
             BulkInst::Commit => self.drop(O::DropCommit),

@@ -2,11 +2,13 @@
 
 mod bad_launches;
 mod bulk;
+mod bulk_bytes;
 mod clusters;
 mod common;
 mod copies;
 mod counts;
 mod findings;
+mod flags;
 mod hopper;
 mod hopper_attention;
 mod numerics;

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use super::operands::UNKNOWN;
 use crate::inst::{
-    Address, AtomOp, BinOp, BulkInst, Cache, Cmp, Cvt, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space,
-    Special, StoreSource, UnOp, VoteMode,
+    Address, AtomOp, BinOp, BulkInst, Cache, Cmp, Cvt, FlagInst, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode,
+    Space, Special, StoreSource, UnOp, VoteMode,
 };
 use crate::ptx::opcode::opcode;
 use crate::types::{Reg, RegClass, ScalarType};
@@ -57,7 +57,8 @@ const INTEGERS: [ScalarType; 4] = [ScalarType::U32, ScalarType::S32, ScalarType:
 const FLOATS: [ScalarType; 3] = [ScalarType::F32, ScalarType::F16x2, ScalarType::BF16x2];
 const BITS: [ScalarType; 2] = [ScalarType::B32, ScalarType::B64];
 const CLASSES: [RegClass; 4] = [RegClass::B16, RegClass::B32, RegClass::B64, RegClass::F32];
-const IMM: Operand = Operand::Imm(0);
+/// An operand to be filled in: a number that is possible as a count of bytes.
+const IMM: Operand = Operand::Imm(16);
 const ADDRESS: Address = Address {
     base: IMM,
     offset: 0,
@@ -215,6 +216,24 @@ fn memory() -> Vec<Inst> {
             addr,
         });
     }
+    for class in [RegClass::B32, RegClass::F32] {
+        let (ty, dst) = (class.scalar(), reg(class));
+        forms.push(Inst::Flag(FlagInst::LoadAcquire { dst, addr }));
+        forms.push(Inst::Flag(FlagInst::StoreRelease { ty, addr, value }));
+    }
+    for ty in [ScalarType::U32, ScalarType::S32, ScalarType::F32] {
+        forms.extend([true, false].map(|release| {
+            Inst::Flag(FlagInst::Add {
+                release,
+                ty,
+                addr,
+                value,
+            })
+        }));
+    }
+    let (dst, src, bytes) = (addr, addr, IMM);
+    forms.push(Inst::Bulk(BulkInst::StoreBytes { dst, src, bytes }));
+    forms.push(Inst::Bulk(BulkInst::Reduce { dst, src, bytes }));
     forms.extend([Inst::FenceProxyAsync, Inst::Bulk(BulkInst::Commit)]);
     forms.extend([true, false].map(|read| Inst::Bulk(BulkInst::Wait { pending: 0, read })));
     forms

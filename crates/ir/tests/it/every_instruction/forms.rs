@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use flashcore_ir::inst::{
-    AtomOp, BinOp, BulkInst, ClusterInst, Cmp, Cvt, MbarInst, MmaAcc, MmaInput, Scope, ShflMode, Space, Special, UnOp,
-    VoteMode, WgmmaA, WgmmaInput, WgmmaInst,
+    AtomOp, BinOp, BulkInst, ClusterInst, Cmp, Cvt, FlagInst, MbarInst, MmaAcc, MmaInput, Scope, ShflMode, Space,
+    Special, UnOp, VoteMode, WgmmaA, WgmmaInput, WgmmaInst,
 };
 use flashcore_ir::sync::FULL_WARP;
 use flashcore_ir::{Inst, Operand, ScalarType};
@@ -72,6 +72,11 @@ pub(crate) fn form(inst: &Inst) -> String {
         Inst::SetMaxRegs { raise, .. } => format!("SetMaxRegs {raise}"),
         Inst::DependencyWait => "DependencyWait".to_string(),
         Inst::DependencyTrigger => "DependencyTrigger".to_string(),
+        Inst::Flag(inst) => match inst {
+            FlagInst::LoadAcquire { dst, .. } => format!("LoadAcquire {:?}", dst.class),
+            FlagInst::StoreRelease { ty, .. } => format!("StoreRelease {ty:?}"),
+            FlagInst::Add { release, ty, .. } => format!("FlagAdd {release} {ty:?}"),
+        },
         Inst::Mbar(inst) => mbar_form(inst),
         Inst::Bulk(inst) => bulk_form(inst),
         Inst::Wgmma(inst) => wgmma_form(inst),
@@ -98,6 +103,9 @@ fn bulk_form(inst: &BulkInst) -> String {
             at, multicast, hint, ..
         } => format!("BulkLoad {} {} {hint:?}", at.len(), multicast.is_some()),
         BulkInst::Store { at, .. } => format!("BulkStore {}", at.len()),
+        BulkInst::LoadBytes { .. } => "BulkLoadBytes".to_string(),
+        BulkInst::StoreBytes { .. } => "BulkStoreBytes".to_string(),
+        BulkInst::Reduce { .. } => "BulkReduce".to_string(),
         BulkInst::Prefetch { .. } => "BulkPrefetch".to_string(),
         BulkInst::Commit => "BulkCommit".to_string(),
         BulkInst::Wait { read, .. } => format!("BulkWait {read}"),
@@ -307,6 +315,12 @@ pub(crate) fn all_forms() -> BTreeSet<String> {
             }
         }
     }
+    for (ty, class) in [(U32, "B32"), (S32, "B32"), (F32, "F32")] {
+        add(format!("LoadAcquire {class}"));
+        add(format!("StoreRelease {ty:?}"));
+        add(format!("FlagAdd true {ty:?}"));
+        add(format!("FlagAdd false {ty:?}"));
+    }
     hopper_forms(&mut add);
     forms.into_iter().collect()
 }
@@ -329,6 +343,9 @@ fn hopper_forms(add: &mut dyn FnMut(String)) {
         "DependencyTrigger",
         "MbarInit",
         "MbarExpectTx",
+        "BulkLoadBytes",
+        "BulkStoreBytes",
+        "BulkReduce",
         "BulkPrefetch",
         "BulkCommit",
         "BulkWait true",

@@ -13,6 +13,7 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     vec![
         mbarrier_kernel(),
         tensor_copy_kernel(),
+        bulk_copy_kernel(),
         cluster_kernel(),
         wgmma_kernel(),
         every_width_kernel(),
@@ -75,6 +76,25 @@ fn tensor_copy_kernel() -> Kernel {
         plain.store_tma(0, most.at(&[row, head, zero, zero]));
         k.bulk_commit();
         k.bulk_wait_read(1);
+        k.bulk_wait(0);
+    })
+}
+
+fn bulk_copy_kernel() -> Kernel {
+    build("bulk_copies", 32, |k| {
+        let row = k.shared_tile::<f32>("row", TileShape::new(1, 64));
+        let from = k.param_ptr::<f32>("from").offset(k.lane() * 64);
+        let to = k.param_ptr_mut::<f32>("to").offset(k.lane() * 64);
+        let full = k.mbarriers("full", 1).at(0);
+        let bytes = k.param::<u32>("bytes");
+        k.bulk_load(row.at(0, 0), from, 256, full);
+        k.bulk_load(row.at(0, k.lane() * 4), from.plus(4), bytes, full);
+        k.fence_proxy_async();
+        k.bulk_store(to, row.at(0, 0), bytes);
+        k.bulk_store(to.plus(32), row.at(0, 32), 128);
+        k.bulk_add(to, row.at(0, 0), bytes);
+        k.bulk_add(to.plus(32), row.at(0, 32), 128);
+        k.bulk_commit();
         k.bulk_wait(0);
     })
 }

@@ -323,6 +323,22 @@ fn atomic_kernel() -> Kernel {
     })
 }
 
+fn flag_kernel() -> Kernel {
+    build("flags", |k| {
+        let sink = Sink::new(k);
+        fn all<'k, E: Element + Keep>(k: &'k KernelBuilder, sink: &Sink<'k>, name: &str, one: Val<'k, E>) {
+            let flag = k.param_ptr_mut::<E>(name).offset(k.block_idx(0));
+            flag.store_release(one);
+            flag.plus(1).add_release(one);
+            flag.plus(2).add_relaxed(one);
+            sink.keep(flag.plus(-1).load_acquire());
+        }
+        all::<u32>(k, &sink, "u32", k.constant(1));
+        all::<i32>(k, &sink, "i32", k.lane().reinterpret());
+        all::<f32>(k, &sink, "f32", k.lane().to_f32());
+    })
+}
+
 fn warp_kernel() -> Kernel {
     build("warps", |k| {
         let sink = Sink::new(k);
@@ -446,7 +462,7 @@ fn build(name: &str, body: impl FnOnce(&KernelBuilder)) -> Kernel {
 }
 
 /// All of them.
-pub(crate) fn kernels() -> [Kernel; 12] {
+pub(crate) fn kernels() -> [Kernel; 13] {
     [
         integer_kernel(),
         predicate_kernel(),
@@ -457,6 +473,7 @@ pub(crate) fn kernels() -> [Kernel; 12] {
         memory_kernel(),
         copy_kernel(),
         atomic_kernel(),
+        flag_kernel(),
         warp_kernel(),
         tensor_core_kernel(),
         control_kernel(),
