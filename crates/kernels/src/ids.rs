@@ -34,6 +34,29 @@ fn numbered(field: &str) -> Vec<&str> {
     bounds.windows(2).map(|pair| &field[pair[0]..pair[1]]).collect()
 }
 
+/// Reads the parts of an id in their order.
+pub(crate) struct Parts<'i>(std::iter::Peekable<std::vec::IntoIter<&'i str>>);
+
+impl<'i> Parts<'i> {
+    pub(crate) fn new(levers: &'i str) -> Self {
+        Parts(id_parts(levers).into_iter().peekable())
+    }
+
+    /// The number after these letters, if the next part has it.
+    pub(crate) fn number(&mut self, wanted: &str) -> Option<u32> {
+        let number = self.0.peek()?.strip_prefix(wanted)?.parse().ok()?;
+        self.0.next();
+        Some(number)
+    }
+
+    /// Which of some words the next part is, if it is any.
+    pub(crate) fn word<const N: usize>(&mut self, words: [&str; N]) -> Option<usize> {
+        let found = words.iter().position(|word| self.0.peek() == Some(word))?;
+        self.0.next();
+        Some(found)
+    }
+}
+
 /// The letters that a part begins with.
 pub fn letters(part: &str) -> &str {
     part.trim_end_matches(|c: char| c.is_ascii_digit())

@@ -4,6 +4,7 @@
 //! saying why and what would help ([`Refusal`]), or gives a [`Plan`]: a kernel and everything it
 //! takes to launch it, or several in a row. [`select()`] picks the config used where nobody names one.
 
+pub mod attention;
 pub mod config;
 pub mod ids;
 pub mod ladder;
@@ -17,17 +18,17 @@ pub mod space;
 pub mod stage;
 pub mod wgmma;
 
-mod combine;
-mod lanes;
-mod params;
-mod parts;
-mod softmax;
+mod size;
+mod step;
 mod tiles;
 
+pub use attention::softmax::Rescale;
+pub use attention::split::fewest_splits;
 pub use config::{Config, UnknownConfig};
 pub use near::near;
-pub use parts::fewest_splits;
-pub use plan::{KernelCache, Plan, Step};
+pub use plan::Plan;
 pub use refusal::Refusal;
 pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};
+pub use size::Size;
 pub use stage::StopAfter;
+pub use step::{KernelCache, Step};

@@ -3,6 +3,7 @@
 use flashcore_ir::Chip;
 use flashcore_problem::{Mask, Problem};
 
+use crate::space::Space;
 use crate::{Config, KernelCache, Plan, ladder, mma, scalar, select, wgmma};
 
 /// Values up and down a lever.
@@ -74,25 +75,16 @@ fn beside(problem: &Problem) -> Vec<Problem> {
     varied.into_iter().filter_map(build).collect()
 }
 
-/// What differs in one lever, by a little.
+/// The configs that differ in one lever, by a little.
 fn levers(config: &Config) -> Vec<Config> {
+    fn of<C: Copy + PartialEq>(space: &Space<C>, config: &C, any: fn(C) -> Config) -> Vec<Config> {
+        space.near(config, STEPS).into_iter().map(any).collect()
+    }
     match config {
-        Config::Ladder(config) => ladder::SPACE
-            .near(config, STEPS)
-            .into_iter()
-            .map(Config::Ladder)
-            .collect(),
-        Config::Mma(config) => mma::SPACE.near(config, STEPS).into_iter().map(Config::Mma).collect(),
-        Config::Scalar(config) => scalar::SPACE
-            .near(config, STEPS)
-            .into_iter()
-            .map(Config::Scalar)
-            .collect(),
-        Config::Wgmma(config) => wgmma::SPACE
-            .near(config, STEPS)
-            .into_iter()
-            .map(Config::Wgmma)
-            .collect(),
+        Config::Ladder(config) => of(&ladder::SPACE, config, Config::Ladder),
+        Config::Mma(config) => of(&mma::SPACE, config, Config::Mma),
+        Config::Scalar(config) => of(&scalar::SPACE, config, Config::Scalar),
+        Config::Wgmma(config) => of(&wgmma::SPACE, config, Config::Wgmma),
     }
 }
 

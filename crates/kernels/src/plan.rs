@@ -1,93 +1,30 @@
 //! [`Plan`]: kernels and their launches, resolved for a problem on a target.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
-use flashcore_ir::{BuildErrors, Chip, Kernel, Launch, Target};
+use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_problem::Problem;
 
 use crate::stage::{self, StopAfter};
+use crate::step::{KernelCache, Step};
 use crate::{Config, Refusal};
-
-/// Kernels already written down, by name. A kernel's name says all that is baked into it, and problems
-/// that differ only in lengths, strides, mask or scale share one.
-#[derive(Debug, Default)]
-pub struct KernelCache {
-    by_name: Mutex<HashMap<String, Arc<Kernel>>>,
-}
-
-impl KernelCache {
-    /// Forgets them all where there are more than so many: for who meets one kernel after the other for hours. Plans keep
-    /// what they have.
-    ///
-    /// ```
-    /// use flashcore_ir::Target;
-    /// use flashcore_kernels::{KernelCache, Plan};
-    /// use flashcore_problem::Problem;
-    /// use std::sync::Arc;
-    /// let (kernels, config) = (KernelCache::default(), "scalar/tiled-m32n32-w4-v16".parse()?);
-    /// let mission = Problem::named("mission")?;
-    /// let plan = || Plan::with_cache(&mission, &config, Target::Sm89, &kernels);
-    /// let (first, again) = (plan()?, plan()?);
-    /// assert!(Arc::ptr_eq(&first.main.kernel, &again.main.kernel));
-    /// kernels.forget_beyond(1);
-    /// assert!(Arc::ptr_eq(&first.main.kernel, &plan()?.main.kernel));
-    /// kernels.forget_beyond(0);
-    /// assert!(!Arc::ptr_eq(&first.main.kernel, &plan()?.main.kernel));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn forget_beyond(&self, most: usize) {
-        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        if by_name.len() > most {
-            by_name.clear();
-        }
-    }
-
-    /// The kernel of this name, built if it is the first time it is asked for.
-    pub(crate) fn get_or_build(
-        &self,
-        name: &str,
-        build: impl FnOnce(&str) -> Result<Kernel, BuildErrors>,
-    ) -> Result<Arc<Kernel>, Refusal> {
-        let lock = || self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = lock().get(name) {
-            return Ok(kernel.clone());
-        }
-        let kernel = Arc::new(build(name)?);
-        lock().insert(name.to_string(), kernel.clone());
-        Ok(kernel)
-    }
-}
-
-/// A kernel and everything it takes to run it.
-#[derive(Clone, Debug)]
-pub struct Step {
-    /// The kernel. Lengths and strides are launch arguments, so problems that differ only in those
-    /// have the same kernel.
-    pub kernel: Arc<Kernel>,
-    /// Its launch. Buffers go by their names, `q`, `k`, `v`, `out`, `lse`, `workspace`, which mean the same
-    /// memory in every step of a plan; each step lists those that it touches.
-    pub launch: Launch,
-}
 
 /// Kernels and their launches, resolved for problem, config and target. It exists only if nothing refuses.
 ///
 /// Most plans are one step. All steps run in order on one stream, each after the one before has finished.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What is asked.
+    /// The problem.
     pub problem: Problem,
     /// How it is computed.
     pub config: Config,
     /// The architecture it was resolved for.
     pub target: Target,
-    /// What runs before the step that does the work, such as the one that lays V out for it.
+    /// What runs before the main step, such as the one that transposes V for it.
     pub before: Vec<Step>,
-    /// The step that does the work.
+    /// The main step.
     pub main: Step,
     /// What runs after it, such as `combine` where the keys are split across blocks.
     pub then: Vec<Step>,
-    /// The stage that the build stops after ([`stage`]); `None` computes the answer.
+    /// What the build stores besides its output ([`stage`]).
     pub stop_after: Option<StopAfter>,
 }
 
@@ -124,7 +61,7 @@ impl Plan {
         Plan::resolve(problem, config, chip.into(), kernels, None)
     }
 
-    /// The config built so that it stops after a stage and stores it: see [`stage`].
+    /// The config built with a tap, which stores scores or probabilities: see [`stage`].
     ///
     /// ```
     /// use flashcore_ir::Target;

@@ -1,29 +1,29 @@
-//! Builds that stop after a stage, so that a wrong answer can be traced to the stage that spoils it.
+//! Taps: builds that store the scores or the probabilities, so that a wrong output can be traced to what spoils it.
 //!
-//! Any config of any family can be built to stop after `S = Q·Kᵀ` or after the softmax: the same tiles, copies
-//! and products up to there, then the stage's values are stored and nothing else is computed
-//! ([`Plan::with_stage`](crate::Plan::with_stage)). `out` is not written, and the log-sum-exp is not asked for.
+//! Any config of any family can be built with a tap ([`Plan::with_stage`](crate::Plan::with_stage)): the main loop computes
+//! what it always computes, and stores the tapped values on the way. The log-sum-exp is not stored.
 //!
-//! | stage | buffer `stage`, f32 `[batch, num_heads, seq_len_q, seq_len_kv]` | compared with |
+//! | tap | buffer `stage`, f32 `[batch, num_heads, seq_len_q, seq_len_kv]` | compared with |
 //! |---|---|---|
-//! | [`StopAfter::Scores`] | scores, scaled and soft-capped, of every key: the launch lifts the mask | `reference_scores` |
+//! | [`StopAfter::Scores`] | scores, scaled and soft-capped, of every key: the launch lifts the mask, and `out` has no meaning | `reference_scores` |
 //! | [`StopAfter::Probabilities`] | `2^(score·log2(e) + offset)`, the masked softmax before it is normalised | `reference_probabilities` |
 //!
-//! The online softmax computes probabilities relative to a reference that moves from tile to tile. A second
+//! The online softmax computes probabilities relative to a maximum that moves from K block to K block. A second
 //! buffer of the same shape, `offsets`, says what each was relative to; [`finish`] makes one distribution
-//! of the two. Rescaling and row sums are thus not part of the stage: they belong to `P·V`.
+//! of the two. Rescaling and row sums are thus not part of the tap: they belong to `P·V`.
 
 use std::fmt;
 
-use flashcore_ir::{Arg, BufferSpec, Cond, GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_ir::{Arg, BufferSpec, GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::{KeyRange, POISON, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
-use crate::params::{RowParams, Shape};
-use crate::softmax::Reference;
+use crate::attention::params::RowParams;
+use crate::attention::row_tile::{RowTile, lane_column};
+use crate::attention::softmax::{Row, RowMax};
 
-/// The last stage that a build computes.
+/// What a build stores besides its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopAfter {
@@ -34,7 +34,7 @@ pub enum StopAfter {
 }
 
 impl StopAfter {
-    /// Every stage.
+    /// Every tap.
     pub const ALL: [StopAfter; 2] = [StopAfter::Scores, StopAfter::Probabilities];
 
     /// `scores` or `probabilities`.
@@ -45,7 +45,7 @@ impl StopAfter {
         }
     }
 
-    /// The stage of a name.
+    /// The tap of a name.
     pub fn from_name(name: &str) -> Option<StopAfter> {
         StopAfter::ALL.into_iter().find(|stage| stage.name() == name)
     }
@@ -57,7 +57,7 @@ impl fmt::Display for StopAfter {
     }
 }
 
-/// Elements of a stage: one a query row and key.
+/// Elements of a tap: one per query row and key.
 ///
 /// ```
 /// use flashcore_kernels::stage;
@@ -69,7 +69,7 @@ pub fn len(problem: &Problem) -> usize {
     problem.lse_len() * problem.seq_len_kv()
 }
 
-/// What a build that stopped found, as `reference_scores` and `reference_probabilities` have it: scores as they
+/// What a build with a tap found, as `reference_scores` and `reference_probabilities` have it: scores as they
 /// are, probabilities normalised row by row, 0 where a key is hidden. Values are f32, `[batch, num_heads,
 /// seq_len_q, seq_len_kv]`; those that should have been stored and were not keep their poison.
 ///
@@ -80,7 +80,7 @@ pub fn len(problem: &Problem) -> usize {
 /// use flashcore_kernels::stage::{StopAfter, finish};
 /// use flashcore_problem::Problem;
 /// let problem = Problem::builder().seq_len_q(1).seq_len_kv(2).build()?;
-/// // Both scores were 3; the second was met after the reference had risen from 1 to 3.
+/// // Both scores were 3; the second was met after the maximum had risen from 1 to 3.
 /// let p = finish(&problem, StopAfter::Probabilities, &[4.0, 1.0], &[-1.0, -3.0]);
 /// assert_eq!(p, [0.5, 0.5]);
 /// # Ok::<(), flashcore_problem::ProblemError>(())
@@ -94,7 +94,7 @@ pub fn finish(problem: &Problem, stop: StopAfter, stage: &[f32], offsets: &[f32]
     for (index, (row, offsets)) in values.chunks_mut(keys).zip(offsets.chunks(keys)).enumerate() {
         let visible = problem.visible_keys(index % rows);
         for (key, value) in row.iter_mut().enumerate() {
-            // What no row of a tile sees is never computed; what is stored of it, must be 0.
+            // What no row of a tile sees is never computed; if it is stored, it must be 0.
             if !visible.contains(&key) && unwritten(*value) {
                 *value = 0.0;
             }
@@ -108,7 +108,7 @@ fn unwritten(value: f32) -> bool {
     value.to_ne_bytes() == [POISON; 4]
 }
 
-/// Brings the values of a row to one reference, and their sum to 1.
+/// Brings the values of a row to one maximum, and their sum to 1.
 fn normalise(row: &mut [f32], offsets: &[f32]) {
     let exponent = |p: f32, offset: f32| f64::from(p).log2() - f64::from(offset);
     let present = |p: f32| p > 0.0 && !unwritten(p);
@@ -122,34 +122,36 @@ fn normalise(row: &mut [f32], offsets: &[f32]) {
     }
 }
 
-/// Refuses what a kernel has no place for: it counts rows of the stage in 32 bits.
+/// Refuses more rows than a kernel counts: it does so in 32 bits.
 pub(crate) fn check(problem: &Problem, stop: Option<StopAfter>) -> Result<(), Refusal> {
     if stop.is_none() || u32::try_from(problem.lse_len()).is_ok() {
         return Ok(());
     }
     Err(Refusal::Unsupported {
-        family: "a build that stops after a stage",
+        family: "a build with a tap",
         what: format!("{} rows", problem.lse_len()),
         remedy: "take fewer batches or heads",
     })
 }
 
-/// The parameters that a build which stops has besides the others. [`extend_launch`] gives their arguments.
+/// The parameters that a build with a tap has besides the others. [`extend_launch`] gives their arguments.
 pub(crate) struct StageParams<'k> {
-    stage: GlobalPtr<'k, f32>,
+    tap: StopAfter,
+    values: GlobalPtr<'k, f32>,
     offsets: Option<GlobalPtr<'k, f32>>,
 }
 
 impl<'k> StageParams<'k> {
     pub(crate) fn declare(k: &'k KernelBuilder, stop: StopAfter) -> Self {
         StageParams {
-            stage: k.param_ptr_mut("stage"),
+            tap: stop,
+            values: k.param_ptr_mut("stage"),
             offsets: (stop == StopAfter::Probabilities).then(|| k.param_ptr_mut("offsets")),
         }
     }
 }
 
-/// Adds the buffers and arguments of a build that stops to a launch.
+/// Adds the buffers and arguments of a build with a tap to a launch.
 pub(crate) fn extend_launch(launch: &mut Launch, problem: &Problem, stop: StopAfter) {
     let names: &[&str] = match stop {
         StopAfter::Scores => &["stage"],
@@ -169,7 +171,7 @@ pub(crate) fn extend_launch(launch: &mut Launch, problem: &Problem, stop: StopAf
     }
 }
 
-/// The keys that rows see, as a launch says it: all of them where the stage comes before the mask.
+/// The keys that rows see, as a launch says it: all of them where scores are stored.
 pub(crate) fn key_range(problem: &Problem, stop: Option<StopAfter>) -> KeyRange {
     match stop {
         Some(StopAfter::Scores) => KeyRange {
@@ -181,67 +183,63 @@ pub(crate) fn key_range(problem: &Problem, stop: Option<StopAfter>) -> KeyRange 
     }
 }
 
-impl Shape {
-    /// Whether the build stops after this stage.
-    pub(crate) fn stops_after(&self, stage: StopAfter) -> bool {
-        self.stop_after == Some(stage)
-    }
+/// Where a score belongs.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'k> {
+    /// Head of all batches.
+    pub batch_head: Val<'k, u32>,
+    pub row: Val<'k, u32>,
+    pub key: Val<'k, u32>,
 }
 
 impl<'k> RowParams<'k> {
-    /// In a build that stops after scores: stores one, as [`RowParams::score`] gives it, if there are such a row and key.
+    /// If this tap is requested: stores a register of a lane's accumulators. `rows` are the lane's, `of_half` gives head of
+    /// all batches and row of one of them, and `first_key` is that of the accumulators.
     #[track_caller]
-    pub(crate) fn store_score(
+    pub(crate) fn tap_register(
         &self,
-        batch_head: Val<'k, u32>,
-        row: Val<'k, u32>,
-        key: Val<'k, u32>,
-        score: Val<'k, f32>,
+        tap: StopAfter,
+        register: u32,
+        rows: &[Row<'k>],
+        of_half: impl Fn(usize) -> (Val<'k, u32>, Val<'k, u32>),
+        first_key: impl Fn() -> Val<'k, u32>,
+        value: impl Fn() -> Val<'k, f32>,
     ) {
-        let Some(stage) = &self.stage else { return };
-        row.builder().if_(self.exists(row, key), || {
-            let score = score * (self.exponent_scale * std::f32::consts::LN_2);
-            self.stage_place(stage.stage, batch_head, row, key).store(score);
+        let (half, column) = RowTile::place(register);
+        self.tap(tap, || {
+            let (batch_head, row) = of_half(half);
+            let key = first_key() + lane_column(row.builder()) + column;
+            (Place { batch_head, row, key }, value(), rows[half].max)
         });
     }
 
-    /// In a build that stops after probabilities: stores one and what it is relative to, if there are such a row and key.
+    /// Whether a tap is requested.
+    pub(crate) fn taps(&self, tap: StopAfter) -> bool {
+        self.stage.as_ref().is_some_and(|stage| stage.tap == tap)
+    }
+
+    /// If this tap is requested: stores the value of a row and key, if there are such. A score is given as
+    /// [`ScoreMod::score`](crate::attention::score_mod::ScoreMod::score) gives it, a probability with the maximum of its row.
     #[track_caller]
-    pub(crate) fn store_probability(
-        &self,
-        batch_head: Val<'k, u32>,
-        row: Val<'k, u32>,
-        key: Val<'k, u32>,
-        p: Val<'k, f32>,
-        reference: &Reference<'k>,
-    ) {
-        let Some(StageParams {
-            stage,
-            offsets: Some(offsets),
-        }) = &self.stage
-        else {
+    pub(crate) fn tap(&self, tap: StopAfter, value: impl FnOnce() -> (Place<'k>, Val<'k, f32>, RowMax<'k>)) {
+        let Some(stage) = self.stage.as_ref().filter(|stage| stage.tap == tap) else {
             return;
         };
-        row.builder().if_(self.exists(row, key), || {
-            self.stage_place(*stage, batch_head, row, key).store(p);
-            self.stage_place(*offsets, batch_head, row, key).store(reference.offset);
+        let (Place { batch_head, row, key }, value, max) = value();
+        let exists = row.lt(self.seq_len_q) & key.lt(self.seq_len_kv);
+        let of = |buffer: &GlobalPtr<'k, f32>| {
+            let row = buffer.offset_strided(batch_head.fma(self.seq_len_q, row), self.seq_len_kv);
+            row.offset(key)
+        };
+        row.builder().if_(exists.divergent(), || match &stage.offsets {
+            None => {
+                let to_score = self.score_mod.exponent_scale * std::f32::consts::LN_2;
+                of(&stage.values).store(value * to_score);
+            }
+            Some(offsets) => {
+                of(&stage.values).store(value);
+                of(offsets).store(max.offset);
+            }
         });
-    }
-
-    #[track_caller]
-    fn stage_place(
-        &self,
-        of: GlobalPtr<'k, f32>,
-        batch_head: Val<'k, u32>,
-        row: Val<'k, u32>,
-        key: Val<'k, u32>,
-    ) -> GlobalPtr<'k, f32> {
-        of.offset_strided(batch_head.fma(self.seq_len_q, row), self.seq_len_kv)
-            .offset(key)
-    }
-
-    #[track_caller]
-    fn exists(&self, row: Val<'k, u32>, key: Val<'k, u32>) -> Cond<'k> {
-        (row.lt(self.seq_len_q) & key.lt(self.seq_len_kv)).divergent()
     }
 }

@@ -3,7 +3,7 @@
 use flashcore_ir::fragment::{AOperand, BOperand, MmaElement};
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedPtr, SharedTile, Swizzle, TileShape, Val};
 
-use crate::params::TensorParam;
+use crate::attention::lengths::TensorParam;
 
 /// Elements of 16 bits that one asynchronous copy moves: 16 bytes.
 pub(crate) const CHUNK: u32 = 8;

@@ -4,15 +4,12 @@ use flashcore_ir::fragment::{Acc, MmaElement};
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var, Widen};
 
 use super::Config;
-use crate::params::{Params, TensorParam};
-use crate::softmax::Reference;
+use crate::attention::lengths::TensorParam;
+use crate::attention::params::Params;
+use crate::attention::softmax::RowMax;
 use crate::tiles::{CHUNK, Fragments, HeadTile, STEP, a_lane, b_lane, padded};
 
-/// Score columns of one tensor-core accumulator.
-pub(super) const ACC_COLS: u32 = 8;
-
-/// Lanes that share a row of an accumulator.
-pub(super) const QUAD: u32 = 4;
+pub(super) use crate::attention::row_tile::{ACC_COLS, QUAD};
 
 /// Rows of a warp: those of one tensor-core instruction.
 pub(super) const WARP_ROWS: u32 = 16;
@@ -125,7 +122,7 @@ pub(super) struct Row<'k> {
     pub row: Val<'k, u32>,
     first_key: Val<'k, i32>,
     end_key: Val<'k, i32>,
-    pub reference: Reference<'k>,
+    pub max: RowMax<'k>,
     pub sum: Var<'k, f32>,
 }
 
@@ -137,7 +134,7 @@ impl<'k> Row<'k> {
             row,
             first_key,
             end_key,
-            reference: Reference::new(k, params),
+            max: RowMax::new(k, params.score_mod.exponent_scale),
             sum: k.var(0.0),
         }
     }
@@ -154,7 +151,7 @@ impl<'k> Row<'k> {
     /// before, by which `sum` is multiplied.
     #[track_caller]
     pub(super) fn raise(&self, largest: Val<'k, f32>, lanes: u32) -> Val<'k, f32> {
-        let rescale = self.reference.raise(largest.reduce_max(lanes), 0.0);
+        let rescale = self.max.raise(largest.reduce_max(lanes), 0.0);
         self.sum.mul_assign(rescale);
         rescale
     }
@@ -162,7 +159,7 @@ impl<'k> Row<'k> {
     /// The probability of a score, added to `sum`.
     #[track_caller]
     pub(super) fn exp(&self, score: Val<'k, f32>) -> Val<'k, f32> {
-        let p = self.reference.exp(score);
+        let p = self.max.exp(score);
         self.sum.add_assign(p);
         p
     }

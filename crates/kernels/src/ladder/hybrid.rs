@@ -10,9 +10,9 @@ use flashcore_ir::{Cache, KernelBuilder, SharedPtr, TileShape, Val, Var, Widen};
 
 use super::Config;
 use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
-use crate::params::{Params, Shape};
-use crate::softmax::normaliser;
-use crate::stage::StopAfter;
+use crate::attention::epilogue::normaliser;
+use crate::attention::params::{Params, Shape};
+use crate::stage::{Place, StopAfter};
 use crate::tiles::{CHUNK, HeadTile, padded};
 
 /// Lanes that share a row of P and of the output.
@@ -61,21 +61,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         k.sync_warp();
 
         let first_key = key0 + half;
-        if shape.stops_after(StopAfter::Scores) {
-            for column in (0..cols).step_by(PAIR as usize) {
-                let score = params.score(mine.plus(column as i32).load());
-                params.store_score(block.batch_head, row.row, first_key + column, score);
-            }
-            return;
-        }
-        let rescale = softmax(&row, &params, mine, first_key, cols);
-        if shape.stops_after(StopAfter::Probabilities) {
-            for column in (0..cols).step_by(PAIR as usize) {
-                let p = mine.plus(column as i32).load();
-                params.store_probability(block.batch_head, row.row, first_key + column, p, &row.reference);
-            }
-            return;
-        }
+        let rescale = softmax(&row, &params, block.batch_head, mine, first_key, cols);
         out.iter().for_each(|out| out.mul_assign(rescale));
         // The other lane's half of P is needed, too.
         k.sync_warp();
@@ -93,9 +79,6 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
             });
         });
     });
-    if shape.stop_after.is_some() {
-        return;
-    }
 
     let sum = row.sum.get().reduce_sum(PAIR);
     let norm = normaliser(sum);
@@ -109,7 +92,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
             });
         }
         k.if_(half.eq(0).divergent(), || {
-            params.store_lse(block.batch_head, row.row, row.reference.offset.get(), sum);
+            params.store_lse(block.batch_head, row.row, row.max.offset.get(), sum);
         });
     });
 }
@@ -120,20 +103,34 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 fn softmax<'k, E: MmaElement>(
     row: &Row<'k>,
     params: &Params<'k, E>,
+    batch_head: Val<'k, u32>,
     mine: SharedPtr<'k, f32>,
     first_key: Val<'k, u32>,
     cols: u32,
 ) -> Val<'k, f32> {
+    let tap = |tap, column: u32, value| {
+        params.tap(tap, || {
+            let place = Place {
+                batch_head,
+                row: row.row,
+                key: first_key + column,
+            };
+            (place, value, row.max)
+        });
+    };
     let columns = (0..cols).step_by(PAIR as usize);
     let mut scores = Vec::new();
     for column in columns.clone() {
-        let score = params.score(mine.plus(column as i32).load());
+        let score = params.score_mod.score(mine.plus(column as i32).load());
+        tap(StopAfter::Scores, column, score);
         scores.push(row.masked(first_key + column, score));
     }
     let largest = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
     let rescale = row.raise(largest, PAIR);
     for (column, score) in columns.zip(scores) {
-        mine.plus(column as i32).store(row.exp(score));
+        let p = row.exp(score);
+        tap(StopAfter::Probabilities, column, p);
+        mine.plus(column as i32).store(p);
     }
     rescale
 }

@@ -10,9 +10,9 @@ use flashcore_ir::{Cache, KernelBuilder, Val, Var, Widen};
 
 use super::Config;
 use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
-use crate::params::{Params, Shape};
-use crate::softmax::normaliser;
-use crate::stage::StopAfter;
+use crate::attention::epilogue::normaliser;
+use crate::attention::params::{Params, Shape};
+use crate::stage::{Place, StopAfter};
 use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
 
 pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
@@ -45,33 +45,29 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         k.barrier();
 
         operands.multiply(k, scores, shape.head_dim);
+        let tap = |tap, row: &Row<'_>, column_of: u32, value: Var<'_, f32>| {
+            params.tap(tap, || {
+                let place = Place {
+                    batch_head: block.batch_head,
+                    row: row.row,
+                    key: key0 + column + column_of,
+                };
+                (place, value.get(), row.max)
+            });
+        };
         for (half, row) in rows.iter().enumerate() {
             for (key, score) in of_row(scores, half) {
-                score.set(params.score(score.get()));
-                if shape.stops_after(StopAfter::Scores) {
-                    params.store_score(block.batch_head, row.row, key0 + column + key, score.get());
-                }
+                score.set(params.score_mod.score(score.get()));
+                tap(StopAfter::Scores, row, key, score);
             }
-        }
-        if shape.stops_after(StopAfter::Scores) {
-            return;
         }
         for (half, row) in rows.iter().enumerate() {
             let rescale = softmax(row, scores, half, key0 + column);
             of_row(out, half).for_each(|(_, out)| out.mul_assign(rescale));
-            if shape.stops_after(StopAfter::Probabilities) {
-                for (key, p) in of_row(scores, half) {
-                    params.store_probability(block.batch_head, row.row, key0 + column + key, p.get(), &row.reference);
-                }
-            }
+            of_row(scores, half).for_each(|(key, p)| tap(StopAfter::Probabilities, row, key, p));
         }
-        if shape.stop_after.is_none() {
-            accumulate(k, out, scores, &v_place);
-        }
+        accumulate(k, out, scores, &v_place);
     });
-    if shape.stop_after.is_some() {
-        return;
-    }
 
     for (half, row) in rows.iter().enumerate() {
         let sum = row.sum.get().reduce_sum(QUAD);
@@ -88,7 +84,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
             k.if_((k.lane() % QUAD).eq(0).divergent(), || {
-                params.store_lse(block.batch_head, row.row, row.reference.offset.get(), sum);
+                params.store_lse(block.batch_head, row.row, row.max.offset.get(), sum);
             });
         });
     }

@@ -17,9 +17,9 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use crate::params::{Shape, launch};
-use crate::plan::{KernelCache, Step};
+use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
 use crate::stage::StopAfter;
+use crate::step::{KernelCache, Step};
 use crate::{Plan, Refusal, scalar};
 use common::WARP_ROWS;
 
@@ -181,11 +181,11 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<Step, Refusal> {
-    crate::mma::check_problem(problem, NAME, &crate::mma::DTYPES)?;
+    check_problem(problem, NAME, &SIXTEEN_BITS)?;
     config.check_levers()?;
     check_registers(problem, config)?;
     let shape = Shape::new(problem, 16, stop_after);
-    let name = shape.kernel_name(&crate::Config::Ladder(*config));
+    let name = shape.kernel_name(NAME, config.id());
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
             (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, config, &shape),

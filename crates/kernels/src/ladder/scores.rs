@@ -14,8 +14,9 @@ use half::{bf16, f16};
 
 use super::common::{ACC_COLS, QUAD, ScoreOperands, WARP_ROWS};
 use crate::Refusal;
-use crate::params::{TensorParam, row_strides};
-use crate::plan::Step;
+use crate::attention::lengths::{TensorParam, row_strides};
+use crate::attention::params::{SIXTEEN_BITS, check_problem};
+use crate::step::Step;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
 
 /// What multiplies.
@@ -84,7 +85,7 @@ impl fmt::Display for Levers {
 /// are not in [`TILES`] or take more shared memory than there is.
 pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, Refusal> {
     const FAMILY: &str = "ladder/scores";
-    crate::mma::check_problem(problem, FAMILY, &crate::mma::DTYPES)?;
+    check_problem(problem, FAMILY, &SIXTEEN_BITS)?;
     if !TILES.contains(&levers.tile) {
         return Err(Refusal::Lever {
             lever: "tile",

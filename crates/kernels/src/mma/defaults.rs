@@ -3,47 +3,11 @@
 //! Rows for sm_90a were measured on an H200 (`docs/performance-log.md`; decoding at head_dim 128). Those for other
 //! architectures follow from the same kernels and the shared memory there is; they await such cards.
 
-use std::fmt;
-
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::Problem;
 
 use super::Config;
-
-/// How much work a problem gives the SMs of a GPU: what decides how large its tiles can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Size {
-    /// At most 16 query rows share K and V: all there is to do is to read them. One tile of rows, and the keys split
-    /// across as many blocks as the SMs ask for ([`Config::split_for`]).
-    Decode,
-    /// Tiles of 64 rows leave SMs without a block: tiles of 32, their keys shared out among warps.
-    Small,
-    /// Tiles of 64 rows fill the SMs, tiles of 128 not twice.
-    Medium,
-    /// Two blocks of 128 rows for every SM, or more.
-    Large,
-}
-
-impl Size {
-    /// Every size, from small to large.
-    pub const ALL: [Size; 4] = [Size::Decode, Size::Small, Size::Medium, Size::Large];
-
-    /// The size of a problem on a GPU.
-    pub fn of(problem: &Problem, chip: Chip) -> Size {
-        let heads = problem.batch() * problem.num_heads();
-        let blocks = |rows: usize| heads * problem.seq_len_q().div_ceil(rows);
-        let sms = chip.sms as usize;
-        // Causal rows see half of the keys on average: as if there were fewer of them.
-        let causal = problem.mask().window_right.is_some();
-        let enough = if causal { 3 * sms / 2 } else { 9 * sms / 10 };
-        match () {
-            () if problem.seq_len_q() * problem.group_size() <= 16 => Size::Decode,
-            () if blocks(128) >= 2 * sms => Size::Large,
-            () if blocks(64) >= enough => Size::Medium,
-            () => Size::Small,
-        }
-    }
-}
+use crate::size::Size;
 
 /// A row of the table.
 struct Default {
@@ -160,17 +124,6 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
             })
         })
         .collect()
-}
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Size::Decode => "decode",
-            Size::Small => "small",
-            Size::Medium => "medium",
-            Size::Large => "large",
-        })
-    }
 }
 
 /// Every config of the table, whatever the problem, the largest head_dim that it is there for, and a target that it is

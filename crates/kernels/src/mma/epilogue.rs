@@ -1,167 +1,146 @@
-//! The result on its way out: merged over the warps along the keys, normalised, rounded, stored; or, where
-//! blocks share out the keys, stored as a part.
+//! The result on its way out: merged over the warps along the keys, normalised, rounded, stored; or, where blocks
+//! share the keys, stored as a partial.
 
-use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, TileShape, Val, Widen};
+use flashcore_ir::{Cache, TileShape, Val};
 
-use super::Config;
-use super::place::{Block, Split, WarpPlace};
-use super::warp::State;
-use crate::lanes::{ACC_COLS, QUAD};
-use crate::params::{Params, Shape};
-use crate::parts::{Part, Parts};
-use crate::softmax::normaliser;
+use super::consumer::Warp;
+use super::producer::Block;
+use crate::attention::epilogue::normaliser;
+use crate::attention::row_tile::{ACC_COLS, QUAD, RowTile, lane_column, lane_row};
+use crate::attention::softmax::{Row, SixteenBits};
+use crate::attention::split::Partial;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
 
 pub(super) struct Epilogue<'k, 'p, E> {
-    pub(super) k: &'k KernelBuilder,
-    pub(super) params: &'p Params<'k, E>,
+    pub(super) warp: &'p Warp<'k, 'p, E>,
     pub(super) block: &'p Block<'k>,
-    pub(super) warp: &'p WarpPlace<'k>,
-    pub(super) levers: &'p Config,
-    pub(super) shape: &'p Shape,
 }
 
-impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
+impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
+    /// The lane's rows: row block, half, output and state.
+    fn rows(&self) -> impl Iterator<Item = (usize, usize, RowTile<'k>, Row<'k>)> {
+        let rows = self.warp.rows.iter().enumerate();
+        rows.map(|(i, row)| (i / 2, i % 2, self.warp.out[i / 2], *row))
+    }
+
     /// Rounds the output into shared memory and stores it from there, 16 bytes an access.
     #[track_caller]
-    pub(super) fn store(&self, state: &State<'k>, q_tile: HeadTile<'k, E>) {
-        if let (Some(parts), Some(split)) = (self.params.parts, self.block.split) {
-            return self.store_parts(state, &parts, split);
+    pub(super) fn store(&self, q_tile: HeadTile<'k, E>) {
+        let Warp { k, levers, shape, .. } = *self.warp;
+        let head_dim_v = shape.head_dim_v;
+        if shape.split {
+            let column = lane_column(k);
+            for (m, half, out, row) in self.rows() {
+                let (sum, at) = (row.total(), self.warp.row(m, half));
+                k.if_(at.lt(self.block.rows.count).divergent(), || {
+                    if let Some(partial) = self.partial(at) {
+                        partial.store_row(&out, half, column, head_dim_v, &row.max, sum);
+                    }
+                });
+            }
+            return;
         }
-        let (k, levers, head_dim_v) = (self.k, self.levers, self.shape.head_dim_v);
-        let fits = tile_bytes(levers.rows, head_dim_v, 1) <= tile_bytes(levers.rows, self.shape.head_dim, 1);
+        let fits = tile_bytes(levers.rows, head_dim_v, 1) <= tile_bytes(levers.rows, shape.head_dim, 1);
         let out_tile = if fits {
             HeadTile::reusing(k, "out_tile", levers.rows, head_dim_v, levers.swizzled, q_tile)
         } else {
             HeadTile::declare(k, "out_tile", levers.rows, head_dim_v, 1, levers.swizzled)
         };
-        let first = self.warp.first_row + k.lane() / QUAD;
-        let column = k.lane() % QUAD * 2u32;
-        for (m, block) in state.blocks.iter().enumerate() {
-            for (half, row) in block.rows.iter().enumerate() {
-                let sum = row.sum.get().reduce_sum(QUAD);
-                let norm = normaliser(sum);
-                for tile in 0..padded(head_dim_v) / ACC_COLS {
-                    let pair = [0, 1].map(|e| block.out.var(4 * tile + 2 * half as u32 + e) * norm);
-                    let place = out_tile.at_column(first + (16 * m as u32 + 8 * half as u32), tile * ACC_COLS, column);
-                    place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
-                }
-                self.store_lse(state.row(m, half), sum, row.reference.offset.get(), column);
+        let first = self.warp.place.first_row + lane_row(k);
+        let column = lane_column(k);
+        for (m, half, out, row) in self.rows() {
+            let sum = row.total();
+            let norm = normaliser(sum);
+            for tile in 0..padded(head_dim_v) / ACC_COLS {
+                let pair = out.pair(tile, half).map(|value| value * norm);
+                let place = out_tile.at_column(first + (16 * m as u32 + 8 * half as u32), tile * ACC_COLS, column);
+                place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
+            self.store_lse(self.warp.row(m, half), sum, row.max.offset.get(), column);
         }
         k.barrier();
         out_tile.chunks(k).for_each(|row, column, place| {
             let row = self.block.first_row + row;
-            let exists = row.lt(self.block.num_rows) & column.lt(head_dim_v);
+            let exists = row.lt(self.block.rows.count) & column.lt(head_dim_v);
             k.if_(exists.divergent(), || {
                 let words = place.load_words(4, Cache::Default);
-                self.out_row(row).offset(column).store_words(&words, Cache::Default);
+                let out = self.block.rows.of(&self.warp.params.out, row);
+                out.offset(column).store_words(&words, Cache::Default);
             });
         });
     }
 
-    /// Stores the log-sum-exp of a row, if it is asked for and this is the lane that has its first column.
+    /// Stores the log-sum-exp of a row, if this is the lane that has its first column.
     #[track_caller]
     fn store_lse(&self, row: Val<'k, u32>, sum: Val<'k, f32>, offset: Val<'k, f32>, column: Val<'k, u32>) {
-        if !self.shape.lse {
+        let Warp { k, params, shape, .. } = *self.warp;
+        if !shape.lse {
             return;
         }
-        let mine = column.eq(0) & row.lt(self.block.num_rows);
-        self.k.if_(mine.divergent(), || {
-            let (head, query) = self.block.head_and_query(row);
-            let batch_head = self.block.batch.fma(self.params.num_heads, head);
-            self.params.store_lse(batch_head, query, offset, sum);
+        let mine = column.eq(0) & row.lt(self.block.rows.count);
+        k.if_(mine.divergent(), || {
+            let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
+            params.store_lse(batch_head, query, offset, sum);
         });
     }
 
-    /// The part of a row that this block computes.
+    /// The block's partial of a row, if it is one of several splits.
     #[track_caller]
-    fn part(&self, parts: &Parts<'k>, split: Split<'k>, row: Val<'k, u32>) -> Part<'k> {
-        let (head, query) = self.block.head_and_query(row);
-        let batch_head = self.block.batch.fma(self.params.num_heads, head);
-        parts.at(batch_head.fma(self.params.seq_len_q, query), split.index, split.count)
+    fn partial(&self, row: Val<'k, u32>) -> Option<Partial<'k>> {
+        let (partials, split, params) = (self.warp.params.partials?, self.block.split?, self.warp.params);
+        let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
+        Some(partials.at(batch_head.fma(params.seq_len_q, query), split.index, split.count))
     }
 
-    /// Stores the block's parts straight from registers: four lanes fill a sector of 32 bytes.
-    #[track_caller]
-    fn store_parts(&self, state: &State<'k>, parts: &Parts<'k>, split: Split<'k>) {
-        let k = self.k;
-        let column = k.lane() % QUAD * 2u32;
-        for (m, block) in state.blocks.iter().enumerate() {
-            for (half, row) in block.rows.iter().enumerate() {
-                let sum = row.sum.get().reduce_sum(QUAD);
-                let at = state.row(m, half);
-                k.if_(at.lt(self.block.num_rows).divergent(), || {
-                    let part = self.part(parts, split, at);
-                    let place = part.out.offset(column);
-                    for tile in 0..self.shape.head_dim_v / ACC_COLS {
-                        let pair = [0, 1].map(|e| block.out.var(4 * tile + 2 * half as u32 + e).get());
-                        place.plus((tile * ACC_COLS) as i32).store_words(&pair, Cache::Default);
-                    }
-                    k.if_(column.eq(0).divergent(), || {
-                        part.store_sum(row.reference.offset.get(), sum)
-                    });
-                });
-            }
-        }
-    }
-
-    #[track_caller]
-    fn out_row(&self, row: Val<'k, u32>) -> GlobalPtr<'k, E> {
-        let (head, query) = self.block.head_and_query(row);
-        self.params.out.row(self.params.out.head(self.block.batch, head), query)
-    }
-
-    /// Merges what the warps along the keys have found, and stores it.
+    /// Merges the results of the warps along the keys, and stores them.
     ///
-    /// Each leaves its output, not yet normalised, with the sums and references it is relative to, in the
-    /// bytes of the tiles of keys; then all threads share the rows out anew.
+    /// Each warp stores its output, not normalised, with the sums and maxima it is relative to, in the
+    /// bytes of the K and V tiles; then all threads share the rows again.
     #[track_caller]
-    pub(super) fn merge_and_store(&self, state: &State<'k>, k_tile: HeadTile<'k, E>, v_tile: HeadTile<'k, E>) {
-        let (k, levers, head_dim_v) = (self.k, self.levers, self.shape.head_dim_v);
+    pub(super) fn merge_and_store(&self, k_tile: HeadTile<'k, E>, v_tile: HeadTile<'k, E>) {
+        let Warp { k, levers, .. } = *self.warp;
+        let head_dim_v = self.warp.shape.head_dim_v;
         let cols = padded(head_dim_v);
         // Rows that start eight banks apart: the pairs that four rows of a quad write are then in different ones.
-        let shape = TileShape::new(levers.rows, cols)
+        let tile = TileShape::new(levers.rows, cols)
             .padded(merge_padding(cols))
             .stages(levers.kv_warps);
         let needed = 4 * levers.rows * (cols + merge_padding(cols)) * levers.kv_warps;
         let (of_k, of_v) = (k_tile.shared(), v_tile.shared());
         let parts = if needed <= of_k.stages() * of_k.stage_bytes() {
-            k.shared_tile_reusing::<f32, E>("parts", shape, of_k)
+            k.shared_tile_reusing::<f32, E>("parts", tile, of_k)
         } else if needed <= of_v.stages() * of_v.stage_bytes() {
-            k.shared_tile_reusing::<f32, E>("parts", shape, of_v)
+            k.shared_tile_reusing::<f32, E>("parts", tile, of_v)
         } else {
-            k.shared_tile::<f32>("parts", shape)
+            k.shared_tile::<f32>("parts", tile)
         };
         // The offsets of all rows, then their sums.
         let sums = k.shared_tile::<f32>("sums", TileShape::new(2, levers.rows).stages(levers.kv_warps));
 
-        let first = self.warp.first_row + k.lane() / QUAD;
-        let column = k.lane() % QUAD * 2u32;
-        let mine = parts.at_stage(self.warp.kv_warp, first, column);
-        let mine_sums = sums.at_stage(self.warp.kv_warp, 0, first);
-        for (m, block) in state.blocks.iter().enumerate() {
-            for (half, row) in block.rows.iter().enumerate() {
-                let down = 16 * m as u32 + 8 * half as u32;
-                let place = parts.down(mine, down);
-                for tile in 0..cols / ACC_COLS {
-                    let pair = [0, 1].map(|e| block.out.var(4 * tile + 2 * half as u32 + e).get());
-                    place.plus((tile * ACC_COLS) as i32).store_words(&pair, Cache::Default);
-                }
-                let sum = row.sum.get().reduce_sum(QUAD);
-                k.if_((k.lane() % QUAD).eq(0).divergent(), || {
-                    mine_sums.plus(down as i32).store(row.reference.offset);
-                    sums.down(mine_sums, 1).plus(down as i32).store(sum);
-                });
+        let place = self.warp.place;
+        let first = place.first_row + lane_row(k);
+        let column = lane_column(k);
+        let mine = parts.at_stage(place.kv_warp, first, column);
+        let mine_sums = sums.at_stage(place.kv_warp, 0, first);
+        for (m, half, out, row) in self.rows() {
+            let down = 16 * m as u32 + 8 * half as u32;
+            let place = parts.down(mine, down);
+            for tile in 0..cols / ACC_COLS {
+                let pair = out.pair(tile, half).map(|value| value.get());
+                place.plus((tile * ACC_COLS) as i32).store_words(&pair, Cache::Default);
             }
+            let sum = row.total();
+            k.if_((k.lane() % QUAD).eq(0).divergent(), || {
+                mine_sums.plus(down as i32).store(row.max.offset);
+                sums.down(mine_sums, 1).plus(down as i32).store(sum);
+            });
         }
         k.barrier();
 
         let per_row = head_dim_v / CHUNK;
         k.for_divergent(k.thread_idx(), levers.rows * per_row, k.threads(), |chunk| {
             let (row_in_tile, column) = (chunk / per_row, chunk % per_row * CHUNK);
-            // The lowest offset belongs to the highest reference.
+            // The lowest offset belongs to the highest maximum.
             let mut found = Vec::new();
             for part in 0..levers.kv_warps {
                 let offset = sums.at_stage(part, 0, row_in_tile);
@@ -191,18 +170,20 @@ impl<'k, E: MmaElement + Widen> Epilogue<'k, '_, E> {
                 out.push(second_first.select(read[1 - quad][i], read[quad][i]));
             }
             let row = self.block.first_row + row_in_tile;
-            if let (Some(parts), Some(split)) = (self.params.parts, self.block.split) {
-                k.if_(row.lt(self.block.num_rows).divergent(), || {
-                    let part = self.part(&parts, split, row);
-                    part.out.offset(column).store_f32s(&out, 16, Cache::Default);
-                    k.if_(column.eq(0).divergent(), || part.store_sum(offset, sum));
+            if self.warp.shape.split {
+                k.if_(row.lt(self.block.rows.count).divergent(), || {
+                    if let Some(partial) = self.partial(row) {
+                        partial.out.offset(column).store_f32s(&out, 16, Cache::Default);
+                        k.if_(column.eq(0).divergent(), || partial.store_sum(offset, sum));
+                    }
                 });
                 return;
             }
             let norm = normaliser(sum);
-            k.if_(row.lt(self.block.num_rows).divergent(), || {
+            k.if_(row.lt(self.block.rows.count).divergent(), || {
                 let values: Vec<_> = out.iter().map(|&value| value * norm).collect();
-                self.out_row(row).offset(column).store_f32s(&values, 16, Cache::Default);
+                let out_row = self.block.rows.of(&self.warp.params.out, row);
+                out_row.offset(column).store_f32s(&values, 16, Cache::Default);
             });
             self.store_lse(row, sum, offset, column);
         });

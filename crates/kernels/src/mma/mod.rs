@@ -3,14 +3,12 @@
 //! [`Config`] holds the levers; [`kernel`](self) reads top to bottom like the algorithm. Problems it does
 //! not serve (f32, rows that do not start at multiples of 16 bytes) it refuses; family `scalar` serves those.
 
+mod consumer;
 mod defaults;
 mod epilogue;
 mod kernel;
-mod place;
-mod ring;
+mod producer;
 mod space;
-mod stage;
-mod warp;
 
 use std::fmt;
 
@@ -20,77 +18,49 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
-use crate::params::{Shape, launch, row_strides};
-use crate::plan::{KernelCache, Step};
+use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
+use crate::attention::{combine, split};
+use crate::ids::Parts;
 use crate::stage::StopAfter;
+use crate::step::{KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
-use crate::{combine, parts};
 
-pub use defaults::{Proposal, Size, defaults, proposals};
+pub use crate::attention::params::ALIGNMENT;
+pub use crate::attention::softmax::Rescale;
+pub use defaults::{Proposal, defaults, proposals};
 pub use space::SPACE;
-
-/// What addresses and strides must be multiples of, bytes: what one asynchronous copy moves.
-pub const ALIGNMENT: u32 = 16;
 
 /// The family's name.
 pub const NAME: &str = "mma";
-
-/// Elements that `mma` multiplies on every target from sm_80 on.
-pub(crate) const DTYPES: [DType; 2] = [DType::F16, DType::BF16];
 
 /// One choice of the family's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Config {
     /// Query rows a block: more reuse each key more often, fewer give more blocks.
     pub rows: u32,
-    /// Keys a tile: more are fewer barriers and longer runs of products, fewer need less of everything.
+    /// Keys per K block: more keys need fewer barriers, fewer keys need less memory and registers.
     pub cols: u32,
-    /// Warps that share out the rows.
+    /// Warps that share the rows.
     pub warps: u32,
-    /// Warps that share out the keys of a tile, each group with an output of its own, merged at the end:
-    /// for problems with too few rows to fill a GPU.
+    /// Warps that share the keys of a K block, each with its own output, merged at the end: for problems with too few
+    /// rows to fill a GPU.
     pub kv_warps: u32,
-    /// Tiles of keys in flight or in use: more hide more latency, and take more shared memory.
+    /// K blocks in flight or in use: more hide more latency, and take more shared memory.
     pub stages: u32,
-    /// Q's operands stay in registers; otherwise they are read from shared memory for every tile.
+    /// Q's operands stay in registers; otherwise they are read from shared memory for every K block.
     pub q_in_registers: bool,
     /// Shared memory is permuted so that no access conflicts with itself.
     pub swizzled: bool,
-    /// When the references of the rows are raised.
+    /// When the maxima of the rows are raised.
     pub rescale: Rescale,
     /// Query heads that share K and V share a block: for few queries a head.
     pub pack_heads: bool,
     /// Blocks an SM that the compiler leaves registers for.
     pub min_blocks: u32,
-    /// Blocks that share out the keys of a row, whose parts `combine` merges; 1 for none. More blocks for few
-    /// queries and many keys, for a second launch and parts that go through memory. The kernel is the same
-    /// for all values above 1: they are its grid's.
+    /// Blocks that share the keys of a row (split-KV), merged by `combine`; 1 for none. More blocks for few
+    /// queries and many keys, for a second launch and partials that go through memory. The kernel is the same
+    /// for all values above 1.
     pub splits: u32,
-}
-
-/// When the reference of a row, which its exponentials are relative to, follows its largest score.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Rescale {
-    /// At every tile, as in the FlashAttention papers.
-    Eager,
-    /// When a score is far above it.
-    Lazy,
-    /// When a probability came out at 2 or more: nobody looks for the largest score before, and such
-    /// a tile is computed again.
-    Bold,
-}
-
-impl Rescale {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Rescale::Eager => "eager",
-            Rescale::Lazy => "lazy",
-            Rescale::Bold => "bold",
-        }
-    }
-
-    pub(crate) const ALL: [Rescale; 3] = [Rescale::Eager, Rescale::Lazy, Rescale::Bold];
 }
 
 /// Values of [`Config::rows`].
@@ -137,49 +107,21 @@ impl Config {
 
     /// The config of an id, if it is one. Whether its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
     pub fn from_id(id: &str) -> Option<Config> {
-        let mut parts = id.split('-');
-        let number = |part: &str, prefix: &str| part.strip_prefix(prefix)?.parse::<u32>().ok();
-        let pair = |part: &str, prefix: &str, between: char| {
-            let (a, b) = part.strip_prefix(prefix)?.split_once(between)?;
-            Some((a.parse::<u32>().ok()?, b.parse::<u32>().ok()?))
-        };
-        let (rows, cols) = pair(parts.next()?, "m", 'n')?;
-        let (warps, kv_warps) = pair(parts.next()?, "w", 'x')?;
-        let stages = number(parts.next()?, "s")?;
-        let min_blocks = number(parts.next()?, "b")?;
-        let mut flag = |off: &str, on: &str| match parts.next()? {
-            part if part == on => Some(true),
-            part if part == off => Some(false),
-            _ => None,
-        };
+        let mut parts = Parts::new(id);
         let config = Config {
-            rows,
-            cols,
-            warps,
-            kv_warps,
-            stages,
-            min_blocks,
-            q_in_registers: flag("qsh", "qreg")?,
-            swizzled: flag("lin", "xor")?,
-            rescale: Rescale::Eager,
-            pack_heads: false,
-            splits: 1,
+            rows: parts.number("m")?,
+            cols: parts.number("n")?,
+            warps: parts.number("w")?,
+            kv_warps: parts.number("x")?,
+            stages: parts.number("s")?,
+            min_blocks: parts.number("b")?,
+            q_in_registers: parts.word(["qsh", "qreg"])? == 1,
+            swizzled: parts.word(["lin", "xor"])? == 1,
+            rescale: Rescale::ALL[parts.word(Rescale::ALL.map(Rescale::name))?],
+            pack_heads: parts.word(["gqa"]).is_some(),
+            splits: parts.number("k").unwrap_or(1),
         };
-        let rescale = parts.next()?;
-        let config = Config {
-            rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
-            ..config
-        };
-        let mut rest = parts.peekable();
-        let config = Config {
-            pack_heads: rest.next_if_eq(&"gqa").is_some(),
-            splits: match rest.next() {
-                Some(part) => number(part, "k").filter(|&splits| splits != 1)?,
-                None => 1,
-            },
-            ..config
-        };
-        rest.next().is_none().then_some(config)
+        (config.id() == id).then_some(config)
     }
 
     /// The same levers with as many splits of the keys as a card of `sms` multiprocessors asks for on this problem
@@ -323,21 +265,16 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<(Step, Vec<Step>), Refusal> {
-    check_problem(problem, NAME, &DTYPES)?;
+    check_problem(problem, NAME, &SIXTEEN_BITS)?;
     config.check_levers()?;
-    parts::check(problem, config.splits)?;
-    let answer = Shape::new(problem, 16, stop_after);
-    let split = config.splits > 1;
-    let shape = Shape {
-        split,
-        lse: answer.lse && !split,
-        ..answer
-    };
+    split::check(problem, config.splits)?;
+    let whole = Shape::new(problem, ALIGNMENT, stop_after);
+    let shape = whole.in_splits(config.splits);
     config.check_registers(&shape)?;
     check_shared_memory(config, &shape, target)?;
 
     // How many splits there are is the grid's to say.
-    let name = shape.kernel_name(&crate::Config::Mma(Config { splits: 1, ..*config }));
+    let name = shape.kernel_name(NAME, Config { splits: 1, ..*config });
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),
@@ -348,14 +285,11 @@ pub(crate) fn plan(
     let (heads, tiles) = config.heads_and_tiles(problem);
     let shared_bytes = kernel.ledger().total_bytes();
     let mut launch = launch(problem, &shape, 0, config.threads(), shared_bytes);
-    if split {
+    if shape.split {
         launch.grid = [heads as u32, tiles as u32, config.splits];
-        let mut then = Vec::new();
-        if stop_after.is_none() {
-            parts::add_to_launch(&mut launch, problem, config.splits, true);
-            then.push(combine::step(problem, &answer, config.splits, kernels)?);
-        }
-        return Ok((Step { kernel, launch }, then));
+        split::add_to_launch(&mut launch, problem, config.splits, true);
+        let combine = combine::step(problem, &whole, config.splits, kernels)?;
+        return Ok((Step { kernel, launch }, vec![combine]));
     }
     let together = heads_together(problem, config, heads);
     launch.grid = [together as u32, tiles as u32, (heads / together) as u32];
@@ -375,55 +309,6 @@ fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
         .rev()
         .find(|n| heads.is_multiple_of(*n) && *n <= most)
         .unwrap_or(1)
-}
-
-/// Refuses what kernels on 16-bit tensor-core operands and 16-byte copies do not serve.
-pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
-    let unsupported = |what: &str, remedy| Refusal::Unsupported {
-        family,
-        what: what.to_string(),
-        remedy,
-    };
-    if !serves.contains(&problem.dtype()) {
-        let (what, remedy) = match problem.dtype() {
-            DType::E4M3 => ("e4m3 tensors", "family wgmma does, on Hopper"),
-            DType::F32 => ("f32 tensors", "family scalar does"),
-            DType::F16 => ("fp16 tensors", "family mma does"),
-            DType::BF16 => ("bf16 tensors", "family mma does"),
-        };
-        return Err(unsupported(what, remedy));
-    }
-    if problem.var_len().is_some() {
-        return Err(unsupported(
-            "variable-length batches (cu_seqlens)",
-            "no family serves it yet",
-        ));
-    }
-    let layouts = [
-        problem.q_layout(),
-        problem.k_layout(),
-        problem.v_layout(),
-        problem.o_layout(),
-    ];
-    let bytes = problem.dtype().size_bytes() as u32;
-    let odd = layouts
-        .iter()
-        .flat_map(|layout| row_strides(layout))
-        .find(|stride| !(stride * bytes).is_multiple_of(16));
-    if let Some(stride) = odd {
-        return Err(Refusal::Unsupported {
-            family,
-            what: format!(
-                "rows that start at multiples of {} B (it copies 16 B at a time)",
-                bytes * (stride & stride.wrapping_neg())
-            ),
-            remedy: match problem.dtype() {
-                DType::E4M3 => "no family does for e4m3: pad them to multiples of 16 B, or use the CPU",
-                _ => "family scalar does",
-            },
-        });
-    }
-    Ok(())
 }
 
 /// Refuses what does not fit before the kernel is written down. The plan checks again against the ledger.

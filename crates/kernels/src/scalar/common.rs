@@ -5,7 +5,8 @@ use flashcore_problem::Problem;
 
 use super::Config;
 use crate::Refusal;
-use crate::params::{Shape, row_strides};
+use crate::attention::lengths::row_strides;
+use crate::attention::params::Shape;
 
 /// Widths of memory accesses and what they need of strides.
 pub(crate) struct Access;

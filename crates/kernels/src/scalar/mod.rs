@@ -15,9 +15,10 @@ use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
-use crate::params::Shape;
-use crate::plan::{KernelCache, Step};
+use crate::attention::params::Shape;
+use crate::ids::Parts;
 use crate::stage::StopAfter;
+use crate::step::{KernelCache, Step};
 use common::Access;
 
 pub use space::SPACE;
@@ -54,24 +55,22 @@ impl Config {
 
     /// The config of an id, if it is one. Whether its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
     pub fn from_id(id: &str) -> Option<Config> {
-        let parts: Vec<&str> = id.split('-').collect();
-        let number = |part: &str, prefix: &str| part.strip_prefix(prefix)?.parse().ok();
-        match parts.as_slice() {
-            ["naive", threads, vector] => Some(Config::Naive(naive::Levers {
-                threads: number(threads, "t")?,
-                vector_bytes: number(vector, "v")?,
-            })),
-            ["tiled", tile, warps, vector] => {
-                let (rows, cols) = tile.strip_prefix('m')?.split_once('n')?;
-                Some(Config::Tiled(tiled::Levers {
-                    rows: rows.parse().ok()?,
-                    cols: cols.parse().ok()?,
-                    warps: number(warps, "w")?,
-                    vector_bytes: number(vector, "v")?,
-                }))
-            }
-            _ => None,
-        }
+        let (rung, levers) = id.split_once('-')?;
+        let mut parts = Parts::new(levers);
+        let config = match rung {
+            "naive" => Config::Naive(naive::Levers {
+                threads: parts.number("t")?,
+                vector_bytes: parts.number("v")?,
+            }),
+            "tiled" => Config::Tiled(tiled::Levers {
+                rows: parts.number("m")?,
+                cols: parts.number("n")?,
+                warps: parts.number("w")?,
+                vector_bytes: parts.number("v")?,
+            }),
+            _ => return None,
+        };
+        (config.id() == id).then_some(config)
     }
 
     /// Bytes a memory access.

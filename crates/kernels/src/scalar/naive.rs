@@ -9,13 +9,14 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use super::Config;
 use super::common::load_row;
+use super::{Config, NAME};
 use crate::Refusal;
-use crate::params::{Params, Shape, launch};
-use crate::plan::{KernelCache, Step};
-use crate::softmax::{Reference, normaliser};
-use crate::stage::StopAfter;
+use crate::attention::epilogue::normaliser;
+use crate::attention::params::{Params, Shape, launch};
+use crate::attention::softmax::RowMax;
+use crate::stage::{Place, StopAfter};
+use crate::step::{KernelCache, Step};
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -40,7 +41,7 @@ pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape, kernels: &
             allowed: "64, 128, 256".to_string(),
         });
     }
-    let name = shape.kernel_name(&crate::Config::Scalar(Config::Naive(*levers)));
+    let name = shape.kernel_name(NAME, Config::Naive(*levers).id());
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, levers.threads, |k| match shape.dtype {
             DType::F32 => body::<f32>(k, levers, shape),
@@ -85,7 +86,7 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
         let k_head = params.k.head(batch, kv_head);
         let v_head = params.v.head(batch, kv_head).offset(slice * columns);
 
-        let reference = Reference::new(k, &params);
+        let max = RowMax::new(k, params.score_mod.exponent_scale);
         let sum = k.var(0.0);
         let acc: Vec<_> = (0..columns).map(|_| k.var(0.0)).collect();
 
@@ -105,19 +106,19 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                     dot.fma_assign(q, k);
                 }
             });
-            let score = params.score(dot.get());
-            if shape.stops_after(StopAfter::Scores) {
-                let store = || params.store_score(batch_head, row, key, score);
-                return k.if_(slice.eq(0).uniform(), store);
-            }
+            let score = params.score_mod.score(dot.get());
+            let tap = |tap, value| {
+                if params.taps(tap) {
+                    let place = Place { batch_head, row, key };
+                    k.if_(slice.eq(0).uniform(), || params.tap(tap, || (place, value, max)));
+                }
+            };
+            tap(StopAfter::Scores, score);
 
-            // What was summed so far was relative to the old reference.
-            let rescale = reference.raise(score, 0.0);
-            let p = reference.exp(score);
-            if shape.stops_after(StopAfter::Probabilities) {
-                let store = || params.store_probability(batch_head, row, key, p, &reference);
-                return k.if_(slice.eq(0).uniform(), store);
-            }
+            // What was summed so far was relative to the old maximum.
+            let rescale = max.raise(score, 0.0);
+            let p = max.exp(score);
+            tap(StopAfter::Probabilities, p);
             sum.set(rescale.fma(sum, p));
             for c in (0..columns).step_by(8) {
                 let v = load_row(v_row.plus(c as i32), 8, shape);
@@ -127,10 +128,6 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
                 }
             }
         });
-        if shape.stop_after.is_some() {
-            return;
-        }
-
         let norm = normaliser(sum.get());
         let out: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
         let out_row = params
@@ -140,7 +137,7 @@ fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
         out_row.store_f32s(&out, shape.vector_bytes, flashcore_ir::Cache::Default);
         if shape.lse {
             k.if_(slice.eq(0).uniform(), || {
-                params.store_lse(batch_head, row, reference.offset.get(), sum.get())
+                params.store_lse(batch_head, row, max.offset.get(), sum.get())
             });
         }
     });

@@ -13,13 +13,15 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use super::Config;
 use super::common::{load_row, load4};
+use super::{Config, NAME};
 use crate::Refusal;
-use crate::params::{Params, Shape, TensorParam, launch};
-use crate::plan::{KernelCache, Step};
-use crate::softmax::{Reference, normaliser};
-use crate::stage::StopAfter;
+use crate::attention::epilogue::normaliser;
+use crate::attention::lengths::TensorParam;
+use crate::attention::params::{Params, Shape, launch};
+use crate::attention::softmax::RowMax;
+use crate::stage::{Place, StopAfter};
+use crate::step::{KernelCache, Step};
 
 /// The rung's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -136,7 +138,7 @@ fn quads_per_thread(shape: &Shape) -> u32 {
 
 pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
     levers.check(shape)?;
-    let name = shape.kernel_name(&crate::Config::Scalar(Config::Tiled(*levers)));
+    let name = shape.kernel_name(NAME, Config::Tiled(*levers).id());
     let threads = 32 * levers.warps;
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, threads, |k| match shape.dtype {
@@ -184,7 +186,7 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
                 row,
                 first_key,
                 end_key,
-                reference: Reference::new(k, &params),
+                max: RowMax::new(k, params.score_mod.exponent_scale),
                 sum: k.var(0.0),
             }
         })
@@ -232,33 +234,27 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
         let keys: Vec<_> = (0..cols_per_thread).map(mine).collect();
         let p_mine = p_tile.at(thread_row, thread_col);
         for (i, row) in rows.iter().enumerate() {
-            if shape.stops_after(StopAfter::Scores) {
-                let scores = &scores[i * cols_per_thread..][..cols_per_thread];
-                for (score, key) in scores.iter().zip(&keys) {
-                    params.store_score(batch_head, row.row, key.reinterpret(), params.score(score.get()));
-                }
-                continue;
+            let tap = |tap, j: usize, value| {
+                let key = keys[j].reinterpret();
+                let (row, max) = (row.row, row.max);
+                params.tap(tap, || (Place { batch_head, row, key }, value, max));
+            };
+            let mut masked = Vec::new();
+            for (j, score) in scores[i * cols_per_thread..][..cols_per_thread].iter().enumerate() {
+                let sees = row.sees(keys[j]);
+                let score = params.score_mod.score(score.get());
+                tap(StopAfter::Scores, j, score);
+                masked.push(sees.select(score, f32::NEG_INFINITY));
             }
-            let masked: Vec<_> = scores[i * cols_per_thread..][..cols_per_thread]
-                .iter()
-                .zip(&keys)
-                .map(|(score, &key)| row.sees(key).select(params.score(score.get()), f32::NEG_INFINITY))
-                .collect();
             let (p, rescale) = row.softmax_step(&masked);
-            if shape.stops_after(StopAfter::Probabilities) {
-                for (&p, key) in p.iter().zip(&keys) {
-                    params.store_probability(batch_head, row.row, key.reinterpret(), p, &row.reference);
-                }
-                continue;
-            }
+            p.iter()
+                .enumerate()
+                .for_each(|(j, &p)| tap(StopAfter::Probabilities, j, p));
             acc.row(i).iter().for_each(|acc| acc.mul_assign(rescale));
             let p_row = p_tile.down(p_mine, i as u32 * levers.thread_rows());
             for (j, &p) in p.iter().enumerate() {
                 p_row.plus((j as u32 * THREAD_COLS) as i32).store(p);
             }
-        }
-        if shape.stop_after.is_some() {
-            return;
         }
         // The sixteen threads that wrote a row of P are the ones that read it.
         k.sync_warp();
@@ -282,9 +278,6 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
         });
     });
 
-    if shape.stop_after.is_some() {
-        return;
-    }
     let out_head = params.out.head(batch, head);
     for (i, row) in rows.iter().enumerate() {
         let sum = row.sum.get().reduce_sum(THREAD_COLS);
@@ -302,7 +295,7 @@ fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
                 });
             }
             k.if_(thread_col.eq(0).divergent(), || {
-                params.store_lse(batch_head, row.row, row.reference.offset.get(), sum)
+                params.store_lse(batch_head, row.row, row.max.offset.get(), sum)
             });
         });
     }
@@ -351,7 +344,7 @@ struct Row<'k> {
     row: Val<'k, u32>,
     first_key: Val<'k, i32>,
     end_key: Val<'k, i32>,
-    reference: Reference<'k>,
+    max: RowMax<'k>,
     sum: Var<'k, f32>,
 }
 
@@ -366,8 +359,8 @@ impl<'k> Row<'k> {
     #[track_caller]
     fn softmax_step(&self, scores: &[Val<'k, f32>]) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
         let mine = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
-        let rescale = self.reference.raise(mine.reduce_max(THREAD_COLS), 0.0);
-        let p: Vec<_> = scores.iter().map(|&score| self.reference.exp(score)).collect();
+        let rescale = self.max.raise(mine.reduce_max(THREAD_COLS), 0.0);
+        let p: Vec<_> = scores.iter().map(|&score| self.max.exp(score)).collect();
         self.sum.mul_assign(rescale);
         p.iter().for_each(|&p| self.sum.add_assign(p));
         (p, rescale)

@@ -7,11 +7,11 @@ use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::tiles::{self, padded, slab_cols, tile_bytes};
-use super::{ALIGNMENT, schedule};
 use crate::Refusal;
-use crate::mma::Rescale;
-use crate::params::Shape;
-use crate::stage::StopAfter;
+use crate::attention::params::{ALIGNMENT, Shape};
+use crate::attention::scheduler::{MOST_SPLITS, Tiling};
+use crate::attention::softmax::Rescale;
+use crate::ids::Parts;
 
 /// Query rows a block: 64 for each warpgroup that computes.
 pub(super) const ROWS: [u32; 3] = [64, 128, 192];
@@ -48,35 +48,34 @@ const ROOM: u32 = Target::Sm90a.limits().shared_per_block;
 /// The levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Config {
-    /// Query rows a block: a warpgroup computes 64. More of them share each tile of K and V, and take turns at
-    /// the tensor cores, but leave each other fewer registers.
+    /// Query rows a block, 64 per warpgroup: more rows share each K block, with fewer registers each.
     pub rows: u32,
-    /// Keys a tile. More means fewer turns, each with its waits, and more registers and shared memory.
+    /// Keys per K block: more keys need fewer iterations, and more registers and shared memory.
     pub cols: u32,
-    /// Tiles of keys, and of values, in flight or in use.
+    /// K blocks, and as many of V, in flight or in use.
     pub stages: u32,
-    /// Blocks that go through the same tiles of keys together: each copies its part of a tile to all of them, so that
-    /// the L2 cache is read that much less. Rows that see fewer keys wait for those that see more.
+    /// Blocks that go through the same K blocks together: each copies its part to all of them (multicast), so that
+    /// the L2 cache is read less. Rows that see fewer keys wait for those that see more.
     #[serde(default = "alone")]
     pub cluster: u32,
-    /// Warpgroups take turns at the tensor cores, so that the softmax of one falls among the products of others;
-    /// otherwise chance decides.
+    /// Warpgroups hand the tensor cores over (`warp_scheduler_barrier`), so that the softmax of one falls among the
+    /// products of others; otherwise chance decides.
     pub take_turns: bool,
-    /// When the references of the rows are raised. With [`Rescale::Bold`] a warpgroup waits for its products
-    /// before its softmax, which then needs no look at the scores first.
+    /// When the maxima of the rows are raised. With [`Rescale::Bold`] a warpgroup waits for its products before its
+    /// softmax.
     pub rescale: Rescale,
-    /// Parts that the keys of a tile of rows are dealt out in, to be merged by `combine`; 1 for none. More for every SM to
-    /// do where there are few tiles and many keys, for a second launch and parts that go through memory. The kernel is
-    /// the same for all values above 1.
+    /// Splits of the keys of a Q tile, merged by `combine`; 1 for none. More work for every SM where there are few tiles
+    /// and many keys, for a second launch and partials that go through memory. The kernel is the same for all values
+    /// above 1.
     #[serde(default = "alone")]
     pub splits: u32,
-    /// Q, or as many of its columns as registers have room for, goes there once a tile of rows, and is not read from shared
-    /// memory again for each tile of keys.
+    /// Q, or as many of its columns as fit, is loaded to registers once per Q tile, and not read from shared memory
+    /// again for each K block.
     #[serde(default)]
     pub q_in_registers: bool,
 }
 
-/// Records from before there were clusters, or splits, do not name them.
+/// For records from before there were clusters or splits.
 fn alone() -> u32 {
     1
 }
@@ -90,35 +89,18 @@ impl Config {
 
     /// Reads what [`id`](Self::id) writes.
     pub(crate) fn from_id(id: &str) -> Option<Config> {
-        let mut parts = id.split('-').peekable();
-        let (rows, cols) = parts.next()?.strip_prefix('m')?.split_once('n')?;
-        let stages = parts.next()?.strip_prefix('s')?;
-        let cluster = match parts.peek()?.strip_prefix('c') {
-            Some(blocks) => parts.next().and(blocks.parse().ok())?,
-            None => 1,
-        };
-        let take_turns = match parts.next()? {
-            "turns" => true,
-            "free" => false,
-            _ => return None,
-        };
-        let rescale = parts.next()?;
-        let q_in_registers = parts.next_if_eq(&"qreg").is_some();
-        let splits = match parts.next() {
-            Some(splits) => splits.strip_prefix('k')?.parse().ok()?,
-            None => 1,
-        };
+        let mut parts = Parts::new(id);
         let config = Config {
-            rows: rows.parse().ok()?,
-            cols: cols.parse().ok()?,
-            stages: stages.parse().ok()?,
-            cluster,
-            take_turns,
-            rescale: Rescale::ALL.into_iter().find(|rule| rule.name() == rescale)?,
-            splits,
-            q_in_registers,
+            rows: parts.number("m")?,
+            cols: parts.number("n")?,
+            stages: parts.number("s")?,
+            cluster: parts.number("c").unwrap_or(1),
+            take_turns: parts.word(["free", "turns"])? == 1,
+            rescale: Rescale::ALL[parts.word(Rescale::ALL.map(Rescale::name))?],
+            q_in_registers: parts.word(["qreg"]).is_some(),
+            splits: parts.number("k").unwrap_or(1),
         };
-        (parts.next().is_none() && config.id() == id).then_some(config)
+        (config.id() == id).then_some(config)
     }
 
     /// Warpgroups that compute.
@@ -140,14 +122,13 @@ impl Config {
         }
     }
 
-    /// What is baked into its kernel. Split, that leaves the log-sum-exp to `combine`.
-    pub(super) fn shape(&self, problem: &Problem, stop_after: Option<StopAfter>) -> Shape {
-        let answer = Shape::new(problem, ALIGNMENT, stop_after);
-        let split = self.splits > 1;
-        Shape {
-            split,
-            lse: answer.lse && !split,
-            ..answer
+    /// What the tile scheduler needs to know.
+    pub(super) fn tiling(&self) -> Tiling {
+        Tiling {
+            rows: self.rows,
+            cols: self.cols,
+            cluster: self.cluster,
+            splits: self.splits,
         }
     }
 
@@ -169,7 +150,7 @@ impl Config {
             DType::E4M3 => tile_bytes(padded(shape.head_dim_v, OUT_BYTES), self.cols, bytes, self.stages),
             _ => tile_bytes(self.cols, shape.head_dim_v, bytes, self.stages),
         };
-        let output = match shape.leaves_parts() {
+        let output = match shape.split {
             true => 0,
             false => OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * self.out_slabs(shape),
         };
@@ -179,7 +160,7 @@ impl Config {
     /// The levers that alone bring its shared memory within [`ROOM`], each by the least change that does, and what it
     /// saves.
     pub(crate) fn remedy_for_shared_memory(&self, problem: &Problem) -> String {
-        let shape = &self.shape(problem, None);
+        let shape = &Shape::new(problem, ALIGNMENT, None).in_splits(self.splits);
         let bytes = |config: &Config| config.shared_bytes(shape, 1);
         let saved = |other: &Config| bytes(self).saturating_sub(bytes(other));
         let step = if shape.dtype == DType::E4M3 { tiles::step(1) } else { 16 };
@@ -235,8 +216,8 @@ impl Config {
         if self.take_turns && self.warpgroups() == 1 {
             return lever("turns", 1, "with rows 128 or 192: one warpgroup takes none".to_string());
         }
-        if !(1..=schedule::MOST_SPLITS).contains(&self.splits) {
-            return lever("splits", self.splits, format!("1 to {}", schedule::MOST_SPLITS));
+        if !(1..=MOST_SPLITS).contains(&self.splits) {
+            return lever("splits", self.splits, format!("1 to {}", MOST_SPLITS));
         }
         Ok(())
     }

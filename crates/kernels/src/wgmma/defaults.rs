@@ -5,9 +5,10 @@
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Problem};
 
-use super::schedule::MOST_SPLITS;
-use super::{Config, deal};
-use crate::mma::{Rescale, Size};
+use super::Config;
+use crate::attention::scheduler::{MOST_SPLITS, most_blocks, most_keys};
+use crate::attention::softmax::Rescale;
+use crate::size::Size;
 
 /// SMs of the card that the rows were measured on. Others count tiles in proportion.
 const MEASURED_SMS: usize = 132;
@@ -26,15 +27,16 @@ struct Default {
     most_tiles: Option<usize>,
     /// Whether for scores with a soft cap alone.
     softcap: bool,
-    /// How long a tile takes for a key, beside those of other rows for the same head_dim: of these the one is chosen whose
-    /// busiest SM is done first, for tiles come out evenly for one and not for another. `None`: it is chosen where it matches.
-    /// Fitted to times of 102 problems, most of lengths that are no power of two (`defaults/measured`).
-    pace: Option<u64>,
+    /// Relative cost per key. Of rows for the same head_dim that have one, the scheduler picks the tiling with the smallest
+    /// makespan, because a number of tiles may fit the SMs well with one tiling and badly with another. `None`: the row is
+    /// taken where it matches. Fitted to times of 102 problems, most of lengths that are no power of two
+    /// (`defaults/measured`).
+    cost_per_key: Option<u64>,
     config: Config,
     why: &'static str,
 }
 
-/// A config of the table, its warpgroups left to chance.
+/// A config of the table without `warp_scheduler_barrier`.
 const fn free(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
         rows,
@@ -48,7 +50,7 @@ const fn free(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
-/// The same with turns at the tensor cores.
+/// The same with `warp_scheduler_barrier`.
 const fn turns(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
         take_turns: true,
@@ -64,7 +66,7 @@ const fn in_pairs(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
-/// The same where the softmax need not wait for the output of the tile before.
+/// The same where the softmax need not wait for the output of the K block before.
 const fn lazy(config: Config) -> Config {
     Config {
         rescale: Rescale::Lazy,
@@ -72,7 +74,7 @@ const fn lazy(config: Config) -> Config {
     }
 }
 
-/// The same with as much of Q in registers as goes there.
+/// The same with as much of Q in registers as fits.
 const fn q_held(config: Config) -> Config {
     Config {
         q_in_registers: true,
@@ -80,7 +82,7 @@ const fn q_held(config: Config) -> Config {
     }
 }
 
-/// A row that is for everything: what others do not say of themselves.
+/// A row for every problem: the defaults of other rows.
 const ANY: Default = Default {
     head_dim: 256,
     head_dim_v: None,
@@ -88,12 +90,12 @@ const ANY: Default = Default {
     most_keys: None,
     most_tiles: None,
     softcap: false,
-    pace: None,
+    cost_per_key: None,
     config: free(64, 64, 2),
     why: "",
 };
 
-/// First match that nothing refuses, or that and what it has a [`pace`](Default::pace) beside, by time.
+/// First match that nothing refuses, or that and those with a [cost per key](Default::cost_per_key) after it, by makespan.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
     // Few tiles: 64 rows a block give more SMs something to do, and causal ones of unequal length more to choose from.
@@ -118,41 +120,41 @@ const TABLE: &[Default] = &[
         config: q_held(turns(192, 96, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for Q", ..ANY },
     Default { head_dim: 64, causal: Some(true),
         config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
-    Default { head_dim: 96, causal: Some(true), pace: Some(1000),
+    Default { head_dim: 96, causal: Some(true), cost_per_key: Some(1000),
         config: q_held(turns(192, 64, 3)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
-    Default { head_dim: 96, causal: Some(true), pace: Some(993),
+    Default { head_dim: 96, causal: Some(true), cost_per_key: Some(993),
         config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
-    Default { head_dim: 96, causal: Some(false), pace: Some(1230),
+    Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1230),
         config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
-    Default { head_dim: 96, causal: Some(false), pace: Some(1000),
+    Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), pace: Some(1000),
+    Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 128, most_keys: Some(3072), pace: Some(1054),
+    Default { head_dim: 128, most_keys: Some(3072), cost_per_key: Some(1054),
         config: q_held(turns(128, 128, 2)), why: "128 rows leave less over, or less behind the diagonal, than 192, and registers for Q", ..ANY },
-    Default { head_dim: 128, most_keys: Some(3072), pace: Some(1360),
+    Default { head_dim: 128, most_keys: Some(3072), cost_per_key: Some(1360),
         config: q_held(turns(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
     Default { head_dim: 128,
         config: q_held(turns(192, 64, 2)), why: "three warpgroups hide each other's softmax, and share K and V; registers have room for most of Q", ..ANY },
-    Default { head_dim: 192, head_dim_v: Some(128), pace: Some(1000),
+    Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 112, 2)), why: "as many keys as shared memory allows; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 192, head_dim_v: Some(128), pace: Some(1015),
+    Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(1015),
         config: q_held(turns(128, 112, 2)), why: "as many keys as shared memory allows; one by one these rows come out more evenly than in pairs of blocks; registers have room for Q", ..ANY },
-    Default { head_dim: 192, causal: Some(false), pace: Some(1000),
+    Default { head_dim: 192, causal: Some(false), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 80, 2)), why: "as many keys as leave registers for Q; pairs of blocks read K and V once", ..ANY },
-    Default { head_dim: 192, pace: Some(1050),
+    Default { head_dim: 192, cost_per_key: Some(1050),
         config: q_held(turns(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less over, or less behind the diagonal, and registers for Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), pace: Some(1000),
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1000),
         config: lazy(q_held(in_pairs(128, 64, 2))), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), pace: Some(1060),
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1060),
         config: lazy(q_held(turns(128, 64, 2))), why: "one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short rows", ..ANY },
-    Default { head_dim: 256, causal: Some(false), pace: Some(1005),
+    Default { head_dim: 256, causal: Some(false), cost_per_key: Some(1005),
         config: q_held(in_pairs(128, 64, 2)), why: "the output leaves room for 64 keys; pairs of blocks read K and V once; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), pace: Some(1065),
+    Default { head_dim: 256, causal: Some(false), cost_per_key: Some(1065),
         config: q_held(turns(128, 64, 2)), why: "the output leaves room for 64 keys; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
-    Default { head_dim: 256, causal: Some(true), pace: Some(1000),
+    Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1000),
         config: lazy(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need no turns; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(true), pace: Some(1045),
+    Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1045),
         config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short ones", ..ANY },
 ];
 
@@ -178,17 +180,17 @@ const SPLIT: [(usize, Config, Config); 2] = [
     (256, turns(128, 64, 2), free(64, 64, 2)),
 ];
 
-/// Turns of a split, the longest if they differ, at least.
-const LEAST_TURNS: usize = 4;
+/// K blocks of a split, the longest if they differ, at least.
+const LEAST_BLOCKS: usize = 4;
 
-/// What a second launch and merging the parts cost at least, in turns.
+/// Cost of a second launch and of merging the partials, at least, in K blocks.
 const COMBINE_COST: usize = 3;
 
-/// Bytes of parts, f32 sums of every row and split, that take about as long to store and to merge as a turn: 13 MB of them as
-/// long as four, 18 MB as long as seven (`docs/performance-log.md`).
-const PART_BYTES_A_TURN: usize = 2_560_000;
+/// Bytes of partials, f32 sums of every row and split, that take about as long to store and to merge as a K block: 13 MB of
+/// them as long as four, 18 MB as long as seven (`docs/performance-log.md`).
+const PARTIAL_BYTES_PER_BLOCK: usize = 2_560_000;
 
-/// The splits that leave the busiest SM least to do, if that is well below what whole tiles leave it: a turn of 128 rows
+/// The splits that leave the busiest SM least to do, if that is well below what whole tiles leave it: a K block of 128 rows
 /// takes about 1.4 times as long with every SM at work as one of 64 rows with half of them, and 1.25 times as long as one of
 /// 128 rows with few (`docs/performance-log.md`).
 fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
@@ -200,22 +202,22 @@ fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
     if tiles > sms {
         return None;
     }
-    let turns = |config: &Config| deal::longest(problem, config, chip.sms);
+    let blocks = |config: &Config| most_blocks(problem, config.tiling(), chip.sms);
     let most = (2 * sms / tiles.max(1)).min(MOST_SPLITS as usize);
-    // Not one that leaves the longest split as long as a smaller number does, nor one of few turns: that was not measured.
+    // Not one that leaves the longest split as long as a smaller number does, nor one of few K blocks: that was not measured.
     let worth = |splits: &usize| {
         let longest = keys.div_ceil(*splits);
-        longest >= LEAST_TURNS && longest < keys.div_ceil(splits - 1)
+        longest >= LEAST_BLOCKS && longest < keys.div_ceil(splits - 1)
     };
     let splits = (2..=most).filter(worth).map(|splits| Config {
         splits: splits as u32,
         ..base
     });
-    let best = splits.min_by_key(turns)?;
+    let best = splits.min_by_key(blocks)?;
     let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
     let part_bytes = rows * best.splits as usize * problem.head_dim_v() * size_of::<f32>();
-    let split = turns(&best) + COMBINE_COST.max(part_bytes / PART_BYTES_A_TURN) as u64;
-    (10 * split < 7 * turns(&flat) && 10 * split < 8 * turns(&tall)).then_some(best)
+    let split = blocks(&best) + COMBINE_COST.max(part_bytes / PARTIAL_BYTES_PER_BLOCK) as u64;
+    (10 * split < 7 * blocks(&flat) && 10 * split < 8 * blocks(&tall)).then_some(best)
 }
 
 fn table(dtype: DType) -> &'static [Default] {
@@ -274,11 +276,11 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         .collect();
     // The first match and those that it is chosen among, by when the busiest SM is done.
     let first = rows.first().map(|row| (row.head_dim, row.head_dim_v));
-    let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.pace.is_some();
+    let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();
     let beside = rows.iter().take_while(of_first).count();
     rows[..beside].sort_by_cached_key(|row| {
-        row.pace
-            .map(|pace| pace * deal::most_keys(problem, &row.config, chip.sms))
+        row.cost_per_key
+            .map(|cost| cost * most_keys(problem, row.config.tiling(), chip.sms))
     });
     let rows = rows.into_iter().map(|row| Proposal {
         config: row.config,

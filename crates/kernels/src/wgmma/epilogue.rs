@@ -1,50 +1,50 @@
-//! The result on its way out: normalised, rounded, laid into shared memory, and copied from there; or, where keys are split,
-//! stored as a part.
+//! The result on its way out: normalised, rounded, written to shared memory, and copied from there; or, where keys are
+//! split, stored as a partial.
 //!
-//! Each warp does so for its 16 rows by itself, a slab of columns after another: no warp waits for others.
+//! Each warp stores its own 16 rows, one slab of columns after another: no warp waits for others.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, Element, SharedTile, TensorMap, Val};
 
-use super::input::Input;
-use super::kernel::Output;
-use super::math::Warpgroup;
-use super::schedule::Entry;
+use super::consumer::Warpgroup;
 use super::tiles::padded;
-use crate::lanes::{ACC_COLS, QUAD};
-use crate::parts::Parts;
-use crate::softmax::normaliser;
+use crate::attention::epilogue::normaliser;
+use crate::attention::row_tile::{ACC_COLS, QUAD, lane_column};
+use crate::attention::scheduler::WorkItem;
+use crate::attention::softmax::Probability;
+use crate::attention::split::Partials;
 
-impl<'k, E: Input> Warpgroup<'k, '_, E> {
+impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     /// Stores the warp's rows.
     #[track_caller]
-    pub(super) fn store(&self, tile: &Entry<'k>) {
-        if self.stops_after().is_some() {
-            return;
+    pub(super) fn store(&self, tile: &WorkItem<'k>) {
+        if let Some((out_tile, map)) = &self.context.out {
+            self.store_rows(tile, *out_tile, *map);
         }
-        match self.shared.output {
-            Output::Tensor { tile: out_tile, map } => self.store_rows(tile, out_tile, map),
-            Output::Parts { parts, splits } => self.store_parts(tile, parts, splits),
+        if let Some((partials, splits)) = &self.context.partials {
+            self.store_partials(tile, partials, *splits);
         }
     }
 
     /// Stores them whole. Copies run on; a slab is written again once the copy that reads it is done.
     #[track_caller]
-    fn store_rows(&self, tile: &Entry<'k>, out_tile: SharedTile<'k, E::Out>, map: TensorMap<'k>) {
+    fn store_rows(&self, tile: &WorkItem<'k>, out_tile: SharedTile<'k, E::Out>, map: TensorMap<'k>) {
         let k = self.k;
         let norms = [0, 1].map(|half| {
-            let sum = self.rows[half].sum.get().reduce_sum(QUAD);
-            self.store_lse(tile, half, sum);
+            let sum = self.rows[half].total();
+            if self.context.shape.lse {
+                self.store_lse(tile, half, sum);
+            }
             let norm = normaliser(sum);
             match &self.scales {
                 Some(scales) => norm * scales.values.get(),
                 None => norm,
             }
         });
-        let place = out_tile.at(self.lane_row, k.lane() % QUAD * 2u32);
+        let place = out_tile.at(self.lane_row, lane_column(k));
         let to = map.at(&[tile.first_row() + self.warp * 16, tile.head(), tile.batch()]);
         let width = out_tile.cols();
-        let slabs = padded(self.shared.shape.head_dim_v, E::Out::BYTES) / width;
+        let slabs = padded(self.context.shape.head_dim_v, E::Out::BYTES) / width;
         for slab in 0..slabs {
             let stage = slab % out_tile.stages();
             // The copy that reads this stage is the oldest under way; but where stages do not divide slabs, the first
@@ -61,9 +61,9 @@ impl<'k, E: Input> Warpgroup<'k, '_, E> {
                 } else {
                     out_tile.across(place, column)
                 };
+                let tile = (slab * width + column) / ACC_COLS;
                 for (half, norm) in norms.into_iter().enumerate() {
-                    let register = (slab * width + column) / 2 + 2 * half as u32;
-                    let pair = [0, 1].map(|e| self.out.var(register + e) * norm);
+                    let pair = self.out.pair(tile, half).map(|value| value * norm);
                     let at = out_tile.ahead(out_tile.down(at, 8 * half as u32), stage);
                     at.store_words(&[<E::Out as MmaElement>::pack(pair[0], pair[1])], Cache::Default);
                 }
@@ -77,51 +77,40 @@ impl<'k, E: Input> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// Stores their parts straight from registers, not normalised: four lanes fill a sector of 32 bytes.
+    /// Stores their partials.
     #[track_caller]
-    fn store_parts(&self, tile: &Entry<'k>, parts: Parts<'k>, splits: Val<'k, u32>) {
-        let (k, params) = (self.k, self.shared.params);
-        let column = k.lane() % QUAD * 2u32;
+    fn store_partials(&self, tile: &WorkItem<'k>, partials: &Partials<'k>, splits: Val<'k, u32>) {
+        let (k, params) = (self.k, self.context.params);
+        let column = lane_column(k);
         let batch_head = tile.batch().fma(params.num_heads, tile.head());
         for (half, row) in self.rows.iter().enumerate() {
-            let sum = row.sum.get().reduce_sum(QUAD);
+            let sum = row.total();
             let query = tile.first_row() + self.lane_row + 8 * half as u32;
             k.if_(query.lt(params.seq_len_q).divergent(), || {
-                let part = parts.at(batch_head.fma(params.seq_len_q, query), tile.split(), splits);
-                let place = part.out.offset(column);
-                for columns in 0..self.shared.shape.head_dim_v / ACC_COLS {
-                    let pair = [0, 1].map(|e| self.out.var(4 * columns + 2 * half as u32 + e).get());
-                    place
-                        .plus((columns * ACC_COLS) as i32)
-                        .store_words(&pair, Cache::Default);
-                }
-                k.if_(column.eq(0).divergent(), || {
-                    part.store_sum(row.reference.offset.get(), sum);
-                });
+                let partial = partials.at(batch_head.fma(params.seq_len_q, query), tile.split(), splits);
+                let head_dim_v = self.context.shape.head_dim_v;
+                partial.store_row(&self.out, half, column, head_dim_v, &row.max, sum);
             });
         }
     }
 
-    /// After the last tile of rows: shared memory must outlive the copies that read it.
+    /// After the last Q tile: shared memory must outlive the copies that read it.
     #[track_caller]
     pub(super) fn end(&self) {
-        if let Output::Tensor { .. } = self.shared.output {
+        if self.context.out.is_some() {
             self.one_lane(|| self.k.bulk_wait_read(0));
         }
     }
 
-    /// Stores the log-sum-exp of a row, if it is asked for and this is the one lane of four to do it.
+    /// Stores the log-sum-exp of a row, from one lane of four.
     #[track_caller]
-    fn store_lse(&self, tile: &Entry<'k>, half: usize, sum: Val<'k, f32>) {
-        if !self.shared.shape.lse {
-            return;
-        }
-        let (k, params) = (self.k, self.shared.params);
+    fn store_lse(&self, tile: &WorkItem<'k>, half: usize, sum: Val<'k, f32>) {
+        let (k, params) = (self.k, self.context.params);
         let query = tile.first_row() + self.lane_row + 8 * half as u32;
         let mine = (k.lane() % QUAD).eq(0) & query.lt(params.seq_len_q);
         k.if_(mine.divergent(), || {
             let batch_head = tile.batch().fma(params.num_heads, tile.head());
-            params.store_lse(batch_head, query, self.rows[half].reference.offset.get(), sum);
+            params.store_lse(batch_head, query, self.rows[half].max.offset.get(), sum);
         });
     }
 

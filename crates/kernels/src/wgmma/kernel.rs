@@ -1,27 +1,25 @@
 //! The kernel of family `wgmma`: FlashAttention-3's division of labour on Hopper's asynchronous tensor cores.
 //!
-//! One warp copies, one to three warpgroups compute 64 query rows each. Copies, products and softmax all run at
-//! their own pace: the copying warp keeps the rings of K and V full; a warpgroup starts `S = Q·Kᵀ` of a tile and
-//! `O += P·V` of the tile before together, and its softmax runs while the tensor cores work for another warpgroup.
-//!
-//! Blocks are persistent ([`super::schedule`]): copies for the next tile of rows begin before this one ends.
+//! One producer warp keeps the pipelines of Q, K and V full, one to three consumer warpgroups compute 64 query rows each. A
+//! warpgroup starts `S = Q·Kᵀ` of a K block and `O += P·V` of the block before together, and its softmax runs while the
+//! tensor cores work for another warpgroup. Blocks are persistent: the next tile is copied before this one ends.
 
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap, Val};
 
 use super::Config;
-use super::input::Input;
-use super::math::Warpgroup;
-use super::scales::Scales;
-use super::schedule::List;
+use super::consumer::{QRead, Warpgroup, release};
 use super::tiles::{one_slab, padded, slabs};
-use crate::params::{RowParams, Shape};
-use crate::parts::Parts;
+use crate::attention::params::{RowParams, Shape};
+use crate::attention::scheduler::{WorkItem, WorkList};
+use crate::attention::score_mod::HeadScales;
+use crate::attention::softmax::{Probability, Rescale};
+use crate::attention::split::Partials;
 
-/// What copies and products have in common.
-pub(super) struct Shared<'k, 'p, E: Input> {
+/// What producer and consumers have in common.
+pub(super) struct Context<'k, 'p, E: Probability> {
     pub(super) params: &'p RowParams<'k>,
-    pub(super) scales: Option<Scales<'k>>,
+    pub(super) scales: Option<HeadScales<'k>>,
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
     pub(super) table: GlobalPtr<'k, u32>,
@@ -31,30 +29,21 @@ pub(super) struct Shared<'k, 'p, E: Input> {
     pub(super) q_map: TensorMap<'k>,
     pub(super) k_map: TensorMap<'k>,
     pub(super) v_map: TensorMap<'k>,
-    pub(super) output: Output<'k, E>,
-    pub(super) q_ring: Pipeline<'k>,
-    pub(super) k_ring: Pipeline<'k>,
-    pub(super) v_ring: Pipeline<'k>,
+    /// The tile and map by which the output goes to its tensor; or the workspace and the number of splits.
+    pub(super) out: Option<(SharedTile<'k, E::Out>, TensorMap<'k>)>,
+    pub(super) partials: Option<(Partials<'k>, Val<'k, u32>)>,
+    pub(super) q_pipeline: Pipeline<'k>,
+    pub(super) k_pipeline: Pipeline<'k>,
+    pub(super) v_pipeline: Pipeline<'k>,
 }
 
-/// Where the output of a tile of rows goes: whole, or a part of it.
-pub(super) enum Output<'k, E: Input> {
-    /// To the tensor, by way of shared memory.
-    Tensor {
-        tile: SharedTile<'k, E::Out>,
-        map: TensorMap<'k>,
-    },
-    /// To the workspace, as one of `splits` parts of each row.
-    Parts { parts: Parts<'k>, splits: Val<'k, u32> },
-}
-
-pub(super) fn body<E: Input>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(1);
     if levers.cluster > 1 {
         k.in_clusters_of(levers.cluster);
     }
     let (rows, cols, groups) = (levers.rows, levers.cols, levers.warpgroups());
-    // Each warpgroup has stages of its own of Q.
+    // Each warpgroup has its own stages of Q.
     let q_stages = groups * levers.q_stages(shape);
     let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(64, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
@@ -63,7 +52,7 @@ pub(super) fn body<E: Input>(k: &KernelBuilder, levers: &Config, shape: &Shape) 
         false => (cols, shape.head_dim_v),
     };
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));
-    let out_tile = (!shape.leaves_parts()).then(|| {
+    let out_tile = (!shape.split).then(|| {
         let slabs = one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape));
         k.shared_tile::<E::Out>("out_tile", slabs)
     });
@@ -71,72 +60,67 @@ pub(super) fn body<E: Input>(k: &KernelBuilder, levers: &Config, shape: &Shape) 
     let q_map = k.param_tensor_map("q", q_tile.tensor_box(&[64, 1, 1]));
     let k_map = k.param_tensor_map("k", k_tile.tensor_box(&[cols / levers.cluster, 1, 1]));
     let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[v_rows / levers.cluster, 1, 1]));
-    let output = match out_tile {
-        Some(tile) => Output::Tensor {
-            tile,
-            map: k.param_tensor_map_mut("out", tile.tensor_box(&[16, 1, 1])),
-        },
-        None => Output::Parts {
-            parts: Parts::to_write(k, shape.head_dim_v),
-            splits: k.param("splits"),
-        },
-    };
+    let out = out_tile.map(|tile| (tile, k.param_tensor_map_mut("out", tile.tensor_box(&[16, 1, 1]))));
+    let partials = shape
+        .split
+        .then(|| (Partials::to_write(k, shape.head_dim_v), k.param("splits")));
     let params = RowParams::declare(k, shape);
-    let ring = |name, stages, arrivers| match levers.cluster {
+    let pipeline = |name, stages, arrivers| match levers.cluster {
         1 => k.pipeline(name, stages, arrivers),
         _ => k.pipeline(name, stages, arrivers).across_cluster(),
     };
-    let shared = Shared {
+    let context = Context {
         params: &params,
-        scales: E::SCALED.then(|| Scales::declare(k)),
+        scales: E::SCALED.then(|| HeadScales::declare(k)),
         levers,
         shape,
         table: k.param_ptr("table"),
         q_tile,
         k_tile,
         v_tile,
-        output,
+        out,
+        partials,
         q_map,
         k_map,
         v_map,
-        q_ring: k.pipeline("q", q_stages, 4),
-        k_ring: ring("k", levers.stages, 4 * groups),
-        v_ring: ring("v", levers.stages, 4 * groups),
+        q_pipeline: k.pipeline("q", q_stages, 4),
+        k_pipeline: pipeline("k", levers.stages, 4 * groups),
+        v_pipeline: pipeline("v", levers.stages, 4 * groups),
     };
-    k.start_pipelines(&[shared.q_ring, shared.k_ring, shared.v_ring]);
-    let (copy_registers, math_registers) = levers.registers();
+    k.start_pipelines(&[context.q_pipeline, context.k_pipeline, context.v_pipeline]);
+    let (producer_registers, consumer_registers) = levers.registers();
     k.roles(vec![
-        Role::new("copies", 4, || shared.copies(k)).registers(copy_registers),
-        Role::new("math", 4 * groups, || shared.math(k)).registers(math_registers),
+        Role::new("copies", 4, || context.produce(k)).registers(producer_registers),
+        Role::new("math", 4 * groups, || context.consume(k)).registers(consumer_registers),
     ]);
     if levers.cluster > 1 {
-        // Nobody ends while another may still copy to its shared memory or arrive at its mbarriers.
+        // No block ends while another may still copy to its shared memory or arrive at its mbarriers.
         k.cluster_arrive();
         k.cluster_wait();
     }
 }
 
-impl<'k, E: Input> Shared<'k, '_, E> {
-    /// What a warpgroup does: tile of rows by tile of rows, and in each tile of keys by tile of keys.
+impl<'k, E: Probability> Context<'k, '_, E> {
+    /// What a warpgroup does: Q tile by Q tile, and in each K block by K block.
     ///
-    /// Scores are a turn ahead of the output: while the products of a turn run, those of scores and output together,
-    /// another warpgroup is at its softmax. So it is from one tile of rows to the next: the first scores of the next go
-    /// with the last output of this one.
+    /// Scores are an iteration ahead of the output: while the products of an iteration run, those of scores and output
+    /// together, another warpgroup is at its softmax. The same holds from one Q tile to the next: the first scores of the
+    /// next go with the last output of this one.
     #[track_caller]
-    fn math(&self, k: &'k KernelBuilder) {
+    fn consume(&self, k: &'k KernelBuilder) {
         let group = Warpgroup::new(k, self);
-        let list = List::new(k, self.table, self.levers);
-        // Whether the first scores of the tile at hand have been computed with the tile before.
+        let list = WorkList::new(k, self.table, self.levers.tiling());
+        // Whether the first scores of this tile have been computed with the tile before.
         let ahead = k.var(0u32);
         k.loop_(|scope| {
             let tile = list.this();
-            let (unseen, turns) = (group.unseen(&tile), tile.turns());
-            let any = unseen.lt(turns);
-            k.if_(ahead.get().eq(0).uniform(), || group.begin(unseen, any));
-            k.if_(any.uniform(), || group.turns(&tile, unseen));
+            let (first, n_blocks) = (tile.fully_masked(group.index), tile.n_blocks());
+            let any = first.lt(n_blocks);
+            k.if_(ahead.get().eq(0).uniform(), || group.first_scores(first, any));
+            k.if_(any.uniform(), || group.n_blocks(&tile, first));
             let next = list.next();
-            let overlap = next.exists() & any & next.sees_at_once(group.index);
-            group.change_tiles(any, overlap);
+            let overlap = next.exists() & any & next.sees_first_block(group.index);
+            group.last_output(any, overlap);
             // Read again, so that no register holds it meanwhile.
             k.if_(any.uniform(), || group.store(&list.this()));
             ahead.set(overlap.select(1u32, 0u32));
@@ -144,5 +128,150 @@ impl<'k, E: Input> Shared<'k, '_, E> {
             scope.break_if((!next.exists()).uniform());
         });
         group.end();
+    }
+}
+
+impl<'k, E: Probability> Warpgroup<'k, '_, E> {
+    /// `S = Q·K₀ᵀ` of a Q tile, where the tile before has not computed it. The first `skipped` K blocks are fully masked for
+    /// this warpgroup.
+    #[track_caller]
+    fn first_scores(&self, skipped: Val<'k, u32>, any: Val<'k, bool>) {
+        let k = self.k;
+        // A warpgroup without rows releases Q before it waits for the scheduler barrier: the warpgroup that holds it may
+        // wait for the next Q.
+        k.if_((!any).uniform(), || {
+            self.q.wait();
+            self.q.passed(QRead::NoRows, None);
+        });
+        k.for_uniform(0, skipped, 1, |_| {
+            self.with_tensor_cores(|| ());
+            for stage in [self.keys, self.values] {
+                stage.wait();
+                release(stage);
+            }
+        });
+        k.if_(any.uniform(), || {
+            self.q.wait();
+            self.load_q();
+            self.keys.wait();
+            self.start_scores();
+            k.wgmma_wait(0);
+            release(self.keys);
+        });
+    }
+
+    /// All K blocks of a Q tile, from its first scores on, but for the last output.
+    #[track_caller]
+    fn n_blocks(&self, tile: &WorkItem<'k>, first: Val<'k, u32>) {
+        let (k, masked) = (self.k, tile.masked());
+        if let (Some(scales), Some(head)) = (&self.context.scales, &self.scales) {
+            head.load(scales, &self.context.params.score_mod, tile.batch(), tile.kv_head());
+        }
+        let (second, n_blocks) = (first + 1, tile.n_blocks());
+        self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
+        self.begin_tap(tile, first);
+        // The softmax of the first scores sets the maxima.
+        let (first_key, needs_mask) = (tile.first_masked_key(first), first.lt(masked));
+        self.out.zero();
+        self.cap();
+        k.if_(needs_mask.uniform(), || self.mask(tile, first_key));
+        for (half, row) in self.rows.iter().enumerate() {
+            row.restart(&self.scores, half, self.max_offset);
+        }
+        self.exponentials();
+        self.pack();
+        k.for_uniform(second, masked, 1, |n_block| {
+            self.begin_tap(tile, n_block);
+            let first_key = tile.first_masked_key(n_block);
+            self.n_block(Some((tile, first_key)), (n_block + 1).eq(n_blocks));
+        });
+        k.for_uniform(masked.max(second), n_blocks, 1, |n_block| {
+            self.begin_tap(tile, n_block);
+            self.n_block(None, (n_block + 1).eq(n_blocks));
+        });
+    }
+
+    /// `S = Q·Kᵀ` of one K block, `O += P·V` of the one before, and `P = softmax(S)`. `masked`: the tile and the first key,
+    /// where the block needs a mask.
+    #[track_caller]
+    fn n_block(&self, masked: Option<(&WorkItem<'k>, Val<'k, u32>)>, last: Val<'k, bool>) {
+        let k = self.k;
+        self.keys.wait();
+        self.with_tensor_cores(|| {
+            self.start_scores();
+            self.values.wait();
+            self.start_output();
+        });
+        // With speculative softmax the output is waited for first; otherwise the softmax falls among its products.
+        let output_first = self.context.levers.rescale == Rescale::Bold;
+        k.wgmma_wait(if output_first { 0 } else { 1 });
+        release(self.keys);
+        if output_first {
+            release(self.values);
+        }
+        self.q.passed(QRead::LastScores, Some(last));
+        self.cap();
+        match masked {
+            Some((tile, first_key)) => self.mask(tile, first_key),
+            None if output_first => return self.speculative_softmax(),
+            None => {}
+        }
+        let raised = self.raise_maxima(self.threshold, output_first);
+        self.exponentials();
+        if !output_first {
+            k.wgmma_wait(0);
+            release(self.values);
+            k.if_(raised.uniform(), || {
+                for (half, factor) in self.factors.iter().enumerate() {
+                    self.rescale_output(half, factor.get());
+                }
+            });
+        }
+        self.pack();
+    }
+
+    /// `O += P·V` of the last K block, with the first scores of the next Q tile if they `overlap`.
+    #[track_caller]
+    fn last_output(&self, any: Val<'k, bool>, overlap: Val<'k, bool>) {
+        let k = self.k;
+        let end = || {
+            k.wgmma_wait(0);
+            release(self.values);
+        };
+        // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
+        k.if_else(
+            overlap.uniform(),
+            || {
+                // Every product with this Q has been waited for.
+                self.q.passed(QRead::TileEnd, None);
+                // No warpgroup waits for the tensor cores while Q goes to registers.
+                let q_first = self.q_held.steps() > 0;
+                if q_first {
+                    self.q.wait();
+                    self.load_q();
+                }
+                self.with_tensor_cores(|| {
+                    if !q_first {
+                        self.q.wait();
+                    }
+                    self.keys.wait();
+                    self.start_scores();
+                    self.values.wait();
+                    self.start_output();
+                });
+                end();
+                release(self.keys);
+            },
+            || {
+                k.if_(any.uniform(), || {
+                    self.q.passed(QRead::TileEnd, None);
+                    self.with_tensor_cores(|| {
+                        self.values.wait();
+                        self.start_output();
+                    });
+                    end();
+                });
+            },
+        );
     }
 }

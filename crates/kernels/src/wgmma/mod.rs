@@ -6,37 +6,33 @@
 //! instructions and descriptors.
 
 mod config;
-mod copies;
-mod deal;
+mod consumer;
 mod defaults;
 mod epilogue;
-mod input;
 mod kernel;
-mod math;
-mod scales;
-mod schedule;
-mod softmax;
+mod producer;
 mod space;
-mod stage;
 #[cfg(test)]
 mod tests;
 mod tiles;
 mod transpose;
-mod turns;
 
 use flashcore_ir::{Arg, BufferSpec, Chip, E4M3, Kernel, Launch, Table, Target, TensorBox};
 use flashcore_problem::{DType, Layout, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::mma::check_problem;
-use crate::params::{Shape, add_rows, row_strides};
-use crate::plan::{KernelCache, Step};
+use crate::attention::lengths::row_strides;
+use crate::attention::params::{Shape, add_rows, check_problem};
+use crate::attention::scheduler::{self, work_lists};
+use crate::attention::score_mod::HeadScales;
+use crate::attention::{combine, split};
 use crate::stage::{StopAfter, key_range};
-use crate::{combine, parts};
+use crate::step::{KernelCache, Step};
 use config::OUT_BYTES;
 use transpose::Transposed;
 
+pub use crate::attention::params::ALIGNMENT;
 pub use config::Config;
 pub use defaults::{Proposal, defaults, proposals};
 pub use space::SPACE;
@@ -44,10 +40,7 @@ pub use space::SPACE;
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";
 
-/// Bytes that every tensor must start at a multiple of.
-pub const ALIGNMENT: u32 = 16;
-
-/// Kernels and launches for a problem: before, by and after the kernel that does the work. Or why not.
+/// Pre-, main and post-launches for a problem, or the [`Refusal`].
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
@@ -69,8 +62,9 @@ pub(crate) fn plan(
         return Err(unsupported(chip.target.to_string(), remedy));
     }
     config.check_levers()?;
-    parts::check(problem, config.splits)?;
-    let shape = config.shape(problem, stop_after);
+    split::check(problem, config.splits)?;
+    let whole = Shape::new(problem, ALIGNMENT, stop_after);
+    let shape = whole.in_splits(config.splits);
     if shape.dtype == DType::E4M3 {
         if !config.cols.is_multiple_of(tiles::step(1)) {
             let allowed = "multiples of 32 for e4m3".to_string();
@@ -95,14 +89,14 @@ pub(crate) fn plan(
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
     let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
     let (batch, heads) = (problem.batch(), problem.num_heads());
-    if batch.max(heads).max(tiles).max(key_tiles) >= schedule::MOST {
+    if batch.max(heads).max(tiles).max(key_tiles) >= scheduler::MOST {
         let what = format!("{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
         return Err(unsupported(what, "split the problem: it counts to 65535 of each"));
     }
     config.check_registers(&shape)?;
 
     // How many splits there are is the table's to say.
-    let name = shape.kernel_name(&crate::Config::Wgmma(Config { splits: 1, ..*config }));
+    let name = shape.kernel_name(NAME, Config { splits: 1, ..*config });
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),
@@ -110,7 +104,7 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, &shape),
         })
     })?;
-    let (blocks, table) = deal::table(problem, config, &key_range(problem, stop_after), chip.sms);
+    let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, stop_after), chip.sms);
     let mut launch = Launch {
         grid: [blocks, 1, 1],
         block: [config.threads(), 1, 1],
@@ -133,17 +127,16 @@ pub(crate) fn plan(
         }
     };
     let mut then = Vec::new();
-    if shape.leaves_parts() {
-        parts::add_to_launch(&mut launch, problem, config.splits, true);
+    if shape.split {
+        split::add_to_launch(&mut launch, problem, config.splits, true);
         launch.args.push(Arg::U32(config.splits));
-        let answer = Shape::new(problem, ALIGNMENT, stop_after);
-        then.push(combine::step(problem, &answer, config.splits, kernels)?);
+        then.push(combine::step(problem, &whole, config.splits, kernels)?);
     } else {
         add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout())?;
     }
     add_rows(&mut launch, problem, &shape);
     if shape.dtype == DType::E4M3 {
-        scales::add_to_launch(&mut launch, problem);
+        HeadScales::add_to_launch(&mut launch, problem);
     }
     launch.args.push(Arg::Table(Table::new(table)));
     Ok((before, Step { kernel, launch }, then))

@@ -1,10 +1,10 @@
 //! The family's space: its levers as data.
 
 use super::config::{CLUSTERS, COLS, Config, ROWS, STAGES};
-use crate::mma::Rescale;
+use crate::attention::softmax::Rescale;
 use crate::space::{Lever, Space};
 
-/// Values of [`Config::splits`] that are searched; all others up to [`MOST_SPLITS`](super::schedule::MOST_SPLITS) are allowed.
+/// Values of [`Config::splits`] that are searched; all others up to [`MOST_SPLITS`](crate::attention::scheduler::MOST_SPLITS) are allowed.
 const SPLITS: [u32; 5] = [1, 2, 3, 4, 8];
 
 /// Every lever at its first value. No `..` here: a new lever does not compile until it is given one, and

@@ -10,8 +10,8 @@ use flashcore_ir::{Arg, BufferSpec, Cache, E4M3, Kernel, KernelBuilder, Launch, 
 use flashcore_problem::Problem;
 
 use crate::Refusal;
-use crate::params::{TensorParam, row_strides};
-use crate::plan::{KernelCache, Step};
+use crate::attention::lengths::{TensorParam, row_strides};
+use crate::step::{KernelCache, Step};
 
 /// Threads a block.
 const THREADS: u32 = 128;

@@ -40,7 +40,7 @@ const fn harmless(operator: Operator, place: &'static str, why: &'static str) ->
 }
 
 const LAST_WAIT: &str = "k.cp_async_wait(0);";
-const Q_COMMIT: &str = "k.cp_async_commit();";
+const Q_COMMIT: &str = "block.copy_q(";
 const PLACE: &str = "WarpPlace::new(";
 
 const SAME_IN_EVERY_LANE: Harmless = harmless(
@@ -251,23 +251,23 @@ fn the_kernels_as_they_are_are_clean_over_50_schedules() {
 #[rustfmt::skip]
 const PLANTED: &[Planted] = &[
     Planted { name: "no barrier: a tile is read before all of it has arrived", operator: Operator::DropBarrier,
-        line: "self.ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
+        line: "ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
     Planted { name: "no barrier: a stage is refilled while another warp reads it", operator: Operator::DropBarrier,
-        line: "self.ring.arrive();", object: "", found: Race, at: "self.ring.refill(", of: "k_tile" },
+        line: "ring.arrive();", object: "", found: Race, at: "ring.refill(", of: "k_tile" },
     Planted { name: "barrier count: one warp of two", operator: Operator::CountBarrier,
-        line: "self.ring.arrive();", object: "", found: BarrierMismatch, at: "self.ring.arrive();", of: "" },
+        line: "ring.arrive();", object: "", found: BarrierMismatch, at: "ring.arrive();", of: "" },
     Planted { name: "no wait for the copies", operator: Operator::DropWait,
-        line: "self.ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
+        line: "ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
     Planted { name: "a wait for one group too few", operator: Operator::WeakenWait,
-        line: "self.ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
+        line: "ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
     Planted { name: "a ring of one stage: the tile being read is overwritten", operator: Operator::DropRemainder,
-        line: "self.ring.refill(", object: "", found: Race, at: "self.ring.refill(", of: "k_tile" },
+        line: "ring.refill(", object: "", found: Race, at: "ring.refill(", of: "k_tile" },
     Planted { name: "an ldmatrix row past the tile", operator: Operator::ShrinkBuffer,
-        line: "let v_tile", object: "v_tile", found: OutOfBounds, at: "self.ring.refill(", of: "v_tile" },
+        line: "let v_tile", object: "v_tile", found: OutOfBounds, at: "ring.refill(", of: "v_tile" },
     Planted { name: "rows of K past its end are read", operator: Operator::Unmask,
-        line: "self.ring.refill(", object: "", found: OutOfBounds, at: "self.ring.refill(", of: "k" },
+        line: "ring.refill(", object: "", found: OutOfBounds, at: "ring.refill(", of: "k" },
     Planted { name: "half a warp's mask in a full warp's exchange", operator: Operator::HalfWarp,
-        line: "warp.raise_references(", object: "", found: MissingLanes, at: "warp.raise_references(", of: "" },
+        line: "warp.raise_maxima(", object: "", found: MissingLanes, at: "warp.raise_maxima(", of: "" },
 ];
 
 #[test]

@@ -1,12 +1,12 @@
-//! `combine`: merges the [parts](crate::parts) of an answer whose keys were split across blocks.
+//! `combine`: merges the [partials](super::split) of rows whose keys were split across blocks.
 //!
-//! A row's parts are added up as in the online softmax: each is brought from its own reference to the highest
-//! one of the row, then the sum normalises. Parts are taken in a fixed order, so an answer does not depend on
+//! A row's partials are added up as in the online softmax: each is brought from its own maximum to the highest
+//! one of the row, then the sum normalises. Partials are read in key order, so a result does not depend on
 //! which block finished first.
 //!
-//! There is little to compute and all of it waits for memory, so threads are laid out to have all of a row's
-//! parts on their way at once: a thread has four neighbouring columns of a row, loads up to [`BATCH`] parts
-//! before it uses the first, and from more splits on, groups of threads share the splits out and merge in
+//! There is little to compute and all of it waits for memory, so threads are laid out to load all of a row's
+//! partials at once: a thread has four neighbouring columns of a row and loads up to [`BATCH`] partials
+//! before it uses the first; with more splits, groups of threads share the splits and merge in
 //! shared memory.
 
 use flashcore_ir::fragment::MmaElement;
@@ -14,16 +14,17 @@ use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedT
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
+use super::epilogue::{log_sum_exp, normaliser};
+use super::lengths::TensorParam;
+use super::params::{Shape, add_lse, add_tensor};
+use super::split::{self, Partials};
 use crate::Refusal;
-use crate::params::{Shape, TensorParam, add_lse, add_tensor, log_sum_exp};
-use crate::parts::{self, Parts};
-use crate::plan::{KernelCache, Step};
-use crate::softmax::normaliser;
+use crate::step::{KernelCache, Step};
 
-/// Columns of a thread: 16 bytes of a part.
+/// Columns of a thread: 16 bytes of a partial.
 const COLUMNS: u32 = 4;
 
-/// Parts that a thread has on their way at a time.
+/// Partials that a thread loads at a time.
 const BATCH: u32 = 8;
 
 /// Threads a block, about; more where a row needs them.
@@ -32,7 +33,7 @@ const ABOUT: u32 = 128;
 /// How the threads of a block are laid out: `[group][row][column / 4]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Threads {
-    /// Groups that share out the splits of a row.
+    /// Groups that share the splits of a row.
     groups: u32,
     /// Rows of the block.
     rows: u32,
@@ -41,7 +42,7 @@ struct Threads {
 }
 
 impl Threads {
-    /// Enough groups that each loads its parts in one batch, up to eight of them.
+    /// Enough groups that each loads its partials in one batch, up to eight of them.
     fn new(splits: u32, head_dim_v: u32) -> Threads {
         let row_threads = head_dim_v / COLUMNS;
         let groups = splits.div_ceil(BATCH).next_power_of_two().min(8);
@@ -58,7 +59,7 @@ impl Threads {
     }
 }
 
-/// The step that merges `splits` parts a row. `shape` is the answer's, as for a kernel that is not split.
+/// The step that merges `splits` partials per row. `shape` is that of a kernel that is not split.
 pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     let threads = Threads::new(splits, shape.head_dim_v);
     let lse = if shape.lse { "_lse" } else { "" };
@@ -82,7 +83,7 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
     if shape.lse {
         add_lse(&mut launch, problem);
     }
-    parts::add_to_launch(&mut launch, problem, splits, false);
+    split::add_to_launch(&mut launch, problem, splits, false);
     launch.args.extend([
         Arg::U32(problem.seq_len_q() as u32),
         Arg::U32(problem.num_heads() as u32),
@@ -93,11 +94,11 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
 }
 
 fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shape) {
-    let answer = Answer::<E> {
+    let output = Output::<E> {
         out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
         lse: shape.lse.then(|| k.param_ptr_mut("lse")),
     };
-    let parts = Parts::to_read(k, shape.head_dim_v);
+    let partials = Partials::to_read(k, shape.head_dim_v);
     let seq_len_q = k.param::<u32>("seq_len_q");
     let num_heads = k.param::<u32>("num_heads");
     let rows = k.param::<u32>("rows");
@@ -118,7 +119,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
             for i in 0..BATCH {
                 let split = first + i * threads.groups;
                 // Past the last split the last one again, to count for nothing.
-                let part = parts.at(row, split.min(splits - 1), splits);
+                let part = partials.at(row, split.min(splits - 1), splits);
                 found.push(Found {
                     counts: Some(split.lt(splits)),
                     sums: part.sums.load_words(2, Cache::Default),
@@ -144,18 +145,18 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     }
     k.if_(stores.divergent(), || {
         let batch_head = row / seq_len_q;
-        let head = answer.out.head(batch_head / num_heads, batch_head % num_heads);
-        answer.store(k, &mine, answer.out.row(head, row % seq_len_q), row, column);
+        let head = output.out.head(batch_head / num_heads, batch_head % num_heads);
+        output.store(k, &mine, output.out.row(head, row % seq_len_q), row, column);
     });
 }
 
-/// Where the answer goes.
-struct Answer<'k, E> {
+/// Where the output goes.
+struct Output<'k, E> {
     out: TensorParam<'k, E>,
     lse: Option<GlobalPtr<'k, f32>>,
 }
 
-impl<'k, E: MmaElement + Widen> Answer<'k, E> {
+impl<'k, E: MmaElement + Widen> Output<'k, E> {
     /// Stores four columns of a row, and one of its threads the log-sum-exp.
     #[track_caller]
     fn store(
@@ -180,7 +181,7 @@ impl<'k, E: MmaElement + Widen> Answer<'k, E> {
     }
 }
 
-/// Four columns of a part.
+/// Four columns of a partial.
 struct Found<'k> {
     /// Whether it counts; `None`: it does.
     counts: Option<Val<'k, bool>>,
@@ -206,7 +207,7 @@ impl<'k> Merged<'k> {
         }
     }
 
-    /// Adds parts, in order, relative to the highest reference of all: that of the lowest offset.
+    /// Adds partials, in order, relative to the highest maximum of all: that of the lowest offset.
     #[track_caller]
     fn add(&self, found: &[Found<'k>]) {
         let mut lowest = self.offset.get();
@@ -233,7 +234,7 @@ impl<'k> Merged<'k> {
     }
 }
 
-/// Shared memory in which groups pass on what they have of a row.
+/// Shared memory through which groups merge what they have of a row.
 struct Exchange<'k> {
     out: SharedTile<'k, f32>,
     sums: SharedTile<'k, f32>,

@@ -1,47 +1,53 @@
-//! Partial answers: what blocks that share out the keys of a row leave in the workspace, for
-//! [`combine`](crate::combine) to merge.
+//! Split-KV: partial results of blocks that share the keys of a row, for [`combine`](super::combine) to merge.
 //!
-//! For each row of the answer and each split of its keys, the workspace has an output that is not yet
-//! normalised (f32 `[rows, splits, head_dim_v]`), and after all of those what it is relative to: offset and sum
-//! (f32 `[rows, splits, 2]`), so that with `p = 2^(score·scale + offset)` the output is `Σ p·v` and the
-//! sum `Σ p`. A split that sees no key leaves zeros, and `f32::MAX` as its offset. Rows go as in the
-//! log-sum-exp: `[batch, num_heads, seq_len_q]`.
+//! For each row of the output and each split of its keys, the workspace has an output that is not normalised (f32
+//! `[rows, splits, head_dim_v]`), and after all of those what it is relative to: offset and sum (f32
+//! `[rows, splits, 2]`), so that with `p = 2^(score·scale + offset)` the output is `Σ p·v` and the sum `Σ p`. A split
+//! that sees no key stores zeros, and `f32::MAX` as its offset. Rows go as in the log-sum-exp:
+//! `[batch, num_heads, seq_len_q]`.
 //!
-//! Not normalised, because merging multiplies each part by a factor anyway: a division a split is saved, and
-//! a row without keys needs no case of its own.
+//! Not normalised, because merging multiplies each partial by a factor anyway: that saves a division per split, and a
+//! row without keys needs no special case.
 
 use flashcore_ir::{Arg, BufferSpec, Cache, GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::Problem;
 
 use crate::Refusal;
 
-/// Bytes that rows of parts start at multiples of: as the widest accesses need.
+/// Alignment of the workspace in bytes: as the widest accesses need.
 const ALIGN: u32 = 16;
 
-/// Most splits of the keys: combining more costs more than the blocks they add are worth.
+/// Most splits of the keys: combining more costs more than the blocks they add gain.
 pub(crate) const MAX_SPLITS: u32 = 256;
 
-/// The parts of a problem's answer in the workspace.
+/// One of `count` splits of the keys.
 #[derive(Clone, Copy)]
-pub(crate) struct Parts<'k> {
+pub(crate) struct Split<'k> {
+    pub index: Val<'k, u32>,
+    pub count: Val<'k, u32>,
+}
+
+/// The partials of a problem in the workspace.
+#[derive(Clone, Copy)]
+pub(crate) struct Partials<'k> {
     out: GlobalPtr<'k, f32>,
     sums: GlobalPtr<'k, f32>,
     head_dim_v: u32,
 }
 
-/// A row's part of one split.
+/// The partial of one row and split.
 #[derive(Clone, Copy)]
-pub(crate) struct Part<'k> {
+pub(crate) struct Partial<'k> {
     /// Its first column.
     pub out: GlobalPtr<'k, f32>,
     /// Its offset, then its sum.
     pub sums: GlobalPtr<'k, f32>,
 }
 
-impl<'k> Parts<'k> {
-    /// The parameters of a kernel that leaves parts.
+impl<'k> Partials<'k> {
+    /// The parameters of a kernel that stores partials.
     pub(crate) fn to_write(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
-        Parts {
+        Partials {
             out: k.param_ptr_mut("split_parts"),
             sums: k.param_ptr_mut("split_sums"),
             head_dim_v,
@@ -50,25 +56,25 @@ impl<'k> Parts<'k> {
 
     /// The parameters of a kernel that merges them.
     pub(crate) fn to_read(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
-        Parts {
+        Partials {
             out: k.param_ptr("split_parts"),
             sums: k.param_ptr("split_sums"),
             head_dim_v,
         }
     }
 
-    /// The part that a split has of a row. [`check`] makes sure that their product fits.
+    /// The partial of a row and split. [`check`] makes sure that their product fits.
     #[track_caller]
-    pub(crate) fn at(&self, row: Val<'k, u32>, split: Val<'k, u32>, splits: Val<'k, u32>) -> Part<'k> {
+    pub(crate) fn at(&self, row: Val<'k, u32>, split: Val<'k, u32>, splits: Val<'k, u32>) -> Partial<'k> {
         let index = row.fma(splits, split);
-        Part {
+        Partial {
             out: self.out.offset_strided(index, self.head_dim_v),
             sums: self.sums.offset_strided(index, 2u32),
         }
     }
 }
 
-impl<'k> Part<'k> {
+impl<'k> Partial<'k> {
     /// Stores what the output is relative to.
     #[track_caller]
     pub(crate) fn store_sum(&self, offset: Val<'k, f32>, sum: Val<'k, f32>) {
@@ -104,15 +110,15 @@ pub fn fewest_splits(blocks: u64, slots: u64, units: u64) -> u32 {
     enough.unwrap_or(1) as u32
 }
 
-/// Bytes of parts: the outputs, then everything.
+/// Bytes of the partials: the outputs, then everything.
 fn bytes(problem: &Problem, splits: u32) -> (u64, u64) {
-    let parts = problem.lse_len() as u64 * u64::from(splits);
-    let out = 4 * parts * problem.head_dim_v() as u64;
+    let partials = problem.lse_len() as u64 * u64::from(splits);
+    let out = 4 * partials * problem.head_dim_v() as u64;
     // Sums start aligned like outputs: `head_dim_v` is a multiple of 8.
-    (out, out + 8 * parts)
+    (out, out + 8 * partials)
 }
 
-/// Refuses splits that are too many, or that make parts which 32 bits cannot count.
+/// Refuses splits that are too many, or that make more partials than 32 bits can count.
 pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
     let refuse = |allowed: String| {
         Err(Refusal::Lever {
@@ -128,13 +134,13 @@ pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
     if u64::from(splits) > most {
         let rows = problem.lse_len();
         return refuse(format!(
-            "1 to {most} with {rows} rows of all heads: parts are counted in 32 bits"
+            "1 to {most} with {rows} rows of all heads: partials are counted in 32 bits"
         ));
     }
     Ok(())
 }
 
-/// Adds the workspace and the two arguments that a kernel with [`Parts`] takes.
+/// Adds the workspace and the two arguments that a kernel with [`Partials`] takes.
 pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, splits: u32, written: bool) {
     let slot = launch.buffers.len();
     let (out, all) = bytes(problem, splits);

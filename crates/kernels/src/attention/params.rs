@@ -1,14 +1,23 @@
 //! What every family shares: the shape baked into a kernel, its parameters, and the arguments of a launch.
 
+use std::fmt::Display;
 use std::ops::Deref;
 
-use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, KernelBuilder, Launch, Source, Val};
+use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::{DType, Layout, Problem};
 
-use crate::Config;
-use crate::parts::Parts;
-use crate::softmax::{LOG2_E, tanh};
+use super::block_range::Band;
+use super::lengths::{TensorParam, row_strides};
+use super::score_mod::ScoreMod;
+use super::split::Partials;
+use crate::Refusal;
 use crate::stage::{self, StageParams, StopAfter};
+
+/// Bytes that addresses and strides are multiples of, where one asynchronous copy moves so many.
+pub const ALIGNMENT: u32 = 16;
+
+/// Elements that tensor cores multiply on every target from sm_80 on.
+pub(crate) const SIXTEEN_BITS: [DType; 2] = [DType::F16, DType::BF16];
 
 /// What of a problem is baked into a kernel; all else is a launch argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +28,9 @@ pub(crate) struct Shape {
     pub softcap: bool,
     pub lse: bool,
     pub vector_bytes: u32,
-    /// The stage that the build stops after, if it is not the whole.
+    /// What the build stores besides its output.
     pub stop_after: Option<StopAfter>,
-    /// Whether blocks share out the keys of a row and leave [parts](crate::parts) of its answer.
+    /// Whether blocks share the keys of a row and leave [partials](super::split) of its output.
     pub split: bool,
 }
 
@@ -39,14 +48,19 @@ impl Shape {
         }
     }
 
-    /// Whether the kernel leaves parts in place of an answer: it is split, and does not stop before there are any.
-    pub(crate) fn leaves_parts(&self) -> bool {
-        self.split && self.stop_after.is_none()
+    /// The same for a kernel of `splits` splits. Where there are several, `combine` stores the log-sum-exp.
+    pub(crate) fn in_splits(self, splits: u32) -> Shape {
+        let split = splits > 1;
+        Shape {
+            split,
+            lse: self.lse && !split,
+            ..self
+        }
     }
 
     /// The kernel's entry name: the config's id and what else is baked in.
-    pub(crate) fn kernel_name(&self, config: &Config) -> String {
-        let id = config.to_string().replace(['/', '-'], "_");
+    pub(crate) fn kernel_name(&self, family: &str, id: impl Display) -> String {
+        let id = format!("{family}/{id}").replace(['/', '-'], "_");
         let v = if self.head_dim_v == self.head_dim {
             String::new()
         } else {
@@ -60,52 +74,6 @@ impl Shape {
     }
 }
 
-/// Strides of batch, sequence and heads in elements; 0 where a dimension has one index and its stride is never used.
-pub(crate) fn row_strides(layout: &Layout) -> [u32; 3] {
-    let of = |dim: usize| {
-        if layout.shape[dim] > 1 {
-            layout.strides[dim] as u32
-        } else {
-            0
-        }
-    };
-    [of(0), of(1), of(2)]
-}
-
-/// A tensor parameter: a pointer and its three outer strides in elements.
-#[derive(Clone, Copy)]
-pub(crate) struct TensorParam<'k, E> {
-    base: GlobalPtr<'k, E>,
-    batch_stride: Val<'k, u32>,
-    pub seq_stride: Val<'k, u32>,
-    head_stride: Val<'k, u32>,
-}
-
-impl<'k, E: Element> TensorParam<'k, E> {
-    pub(crate) fn declare(k: &'k KernelBuilder, name: &str, base: GlobalPtr<'k, E>) -> Self {
-        TensorParam {
-            base,
-            batch_stride: k.param(&format!("{name}_batch_stride")),
-            seq_stride: k.param(&format!("{name}_seq_stride")),
-            head_stride: k.param(&format!("{name}_head_stride")),
-        }
-    }
-
-    /// The first row of a head.
-    #[track_caller]
-    pub(crate) fn head(&self, batch: Val<'k, u32>, head: Val<'k, u32>) -> GlobalPtr<'k, E> {
-        self.base
-            .offset_strided(batch, self.batch_stride)
-            .offset_strided(head, self.head_stride)
-    }
-
-    /// A row of a head that starts at `head`.
-    #[track_caller]
-    pub(crate) fn row(&self, head: GlobalPtr<'k, E>, row: impl Source<'k, u32>) -> GlobalPtr<'k, E> {
-        head.offset_strided(row, self.seq_stride)
-    }
-}
-
 /// The parameters of kernels that read and write tensors by address; what is not tensors by [`Deref`].
 /// [`launch`] gives the arguments in the same order.
 pub(crate) struct Params<'k, E> {
@@ -114,8 +82,8 @@ pub(crate) struct Params<'k, E> {
     pub v: TensorParam<'k, E>,
     pub out: TensorParam<'k, E>,
     rows: RowParams<'k>,
-    /// Where a kernel that is split leaves its parts, in place of `out` and `lse`.
-    pub parts: Option<Parts<'k>>,
+    /// Where a kernel that is split stores its partials, in place of `out` and `lse`.
+    pub partials: Option<Partials<'k>>,
 }
 
 impl<'k, E> Deref for Params<'k, E> {
@@ -133,14 +101,10 @@ pub(crate) struct RowParams<'k> {
     pub seq_len_kv: Val<'k, u32>,
     pub num_heads: Val<'k, u32>,
     pub group_size: Val<'k, u32>,
-    /// First and last visible key of row `i` are `i + key_lo` and `i + key_hi`, cut to the keys there are.
-    pub key_lo: Val<'k, i32>,
-    pub key_hi: Val<'k, i32>,
-    /// Factor from scores to exponents of 2: `softmax_scale · log2(e)`, or `softcap · log2(e)`.
-    pub exponent_scale: Val<'k, f32>,
-    /// With soft cap: `softmax_scale / softcap`.
-    softcap_scale: Option<Val<'k, f32>>,
-    /// Where a build that stops after a stage stores it.
+    /// The keys that rows see.
+    pub band: Band<Val<'k, i32>>,
+    pub score_mod: ScoreMod<'k>,
+    /// Where a build with a tap stores it.
     pub stage: Option<StageParams<'k>>,
 }
 
@@ -152,66 +116,36 @@ impl<'k, E: Element> Params<'k, E> {
             v: TensorParam::declare(k, "v", k.param_ptr("v")),
             out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
             rows: RowParams::declare(k, shape),
-            parts: shape.leaves_parts().then(|| Parts::to_write(k, shape.head_dim_v)),
+            partials: shape.split.then(|| Partials::to_write(k, shape.head_dim_v)),
         }
     }
 }
 
 impl<'k> RowParams<'k> {
     pub(crate) fn declare(k: &'k KernelBuilder, shape: &Shape) -> Self {
+        let lse = shape.lse.then(|| k.param_ptr_mut("lse"));
+        let (seq_len_q, seq_len_kv) = (k.param("seq_len_q"), k.param::<u32>("seq_len_kv"));
         RowParams {
-            lse: shape.lse.then(|| k.param_ptr_mut("lse")),
-            seq_len_q: k.param("seq_len_q"),
-            seq_len_kv: k.param("seq_len_kv"),
+            lse,
+            seq_len_q,
+            seq_len_kv,
             num_heads: k.param("num_heads"),
             group_size: k.param("group_size"),
-            key_lo: k.param("key_lo"),
-            key_hi: k.param("key_hi"),
-            exponent_scale: k.param("exponent_scale"),
-            softcap_scale: shape.softcap.then(|| k.param("softcap_scale")),
+            band: Band {
+                lo: k.param("key_lo"),
+                hi: k.param("key_hi"),
+                len: seq_len_kv.reinterpret(),
+            },
+            score_mod: ScoreMod::declare(k, shape),
             stage: shape.stop_after.map(|stop| StageParams::declare(k, stop)),
-        }
-    }
-
-    /// The score of a key, not yet scaled, from the dot product of its row with the query's.
-    #[track_caller]
-    pub(crate) fn score(&self, dot: Val<'k, f32>) -> Val<'k, f32> {
-        match self.softcap_scale {
-            Some(scale) => tanh(dot * scale),
-            None => dot,
         }
     }
 
     /// First visible key of a row, and one past the last (not below the first).
     #[track_caller]
     pub(crate) fn visible_keys(&self, row: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
-        let row = row.reinterpret::<i32>();
-        let end = (row + self.key_hi + 1).min(self.seq_len_kv.reinterpret::<i32>());
-        let first = (row + self.key_lo).max(0);
-        (first, end.max(first))
+        self.band.visible(row.reinterpret())
     }
-
-    /// Stores the log-sum-exp of a row, in natural logarithms; −∞ where no key is visible.
-    #[track_caller]
-    pub(crate) fn store_lse(
-        &self,
-        batch_head: Val<'k, u32>,
-        row: Val<'k, u32>,
-        offset: Val<'k, f32>,
-        sum: Val<'k, f32>,
-    ) {
-        if let Some(lse) = self.lse {
-            let value = log_sum_exp(offset, sum);
-            lse.offset(batch_head.fma(self.seq_len_q, row)).store(value);
-        }
-    }
-}
-
-/// The log-sum-exp of a row in natural logarithms, from its offset and sum; −∞ where no key is visible.
-#[track_caller]
-pub(crate) fn log_sum_exp<'k>(offset: Val<'k, f32>, sum: Val<'k, f32>) -> Val<'k, f32> {
-    let value = (sum.log2() - offset) * std::f32::consts::LN_2;
-    sum.gt(0.0).select(value, f32::NEG_INFINITY)
 }
 
 /// The launch of a kernel: arguments in the order of [`Params::declare`], but for those of parts.
@@ -246,10 +180,7 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
         Arg::I32(range.lo),
         Arg::I32(range.hi),
     ]);
-    let exponent_scale = problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E;
-    launch.args.push(Arg::F32(exponent_scale));
-    let softcap_scale = problem.softcap().map(|cap| Arg::F32(problem.softmax_scale() / cap));
-    launch.args.extend(softcap_scale);
+    ScoreMod::add_to_launch(launch, problem);
     if let Some(stop) = shape.stop_after {
         stage::extend_launch(launch, problem, stop);
     }
@@ -278,4 +209,53 @@ pub(crate) fn add_lse(launch: &mut Launch, problem: &Problem) {
         written: true,
         align: 4,
     });
+}
+
+/// Refuses what kernels on 16-bit tensor-core operands and 16-byte copies do not serve.
+pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
+    let unsupported = |what: &str, remedy| Refusal::Unsupported {
+        family,
+        what: what.to_string(),
+        remedy,
+    };
+    if !serves.contains(&problem.dtype()) {
+        let (what, remedy) = match problem.dtype() {
+            DType::E4M3 => ("e4m3 tensors", "family wgmma does, on Hopper"),
+            DType::F32 => ("f32 tensors", "family scalar does"),
+            DType::F16 => ("fp16 tensors", "family mma does"),
+            DType::BF16 => ("bf16 tensors", "family mma does"),
+        };
+        return Err(unsupported(what, remedy));
+    }
+    if problem.var_len().is_some() {
+        return Err(unsupported(
+            "variable-length batches (cu_seqlens)",
+            "no family serves it yet",
+        ));
+    }
+    let layouts = [
+        problem.q_layout(),
+        problem.k_layout(),
+        problem.v_layout(),
+        problem.o_layout(),
+    ];
+    let bytes = problem.dtype().size_bytes() as u32;
+    let odd = layouts
+        .iter()
+        .flat_map(|layout| row_strides(layout))
+        .find(|stride| !(stride * bytes).is_multiple_of(ALIGNMENT));
+    if let Some(stride) = odd {
+        return Err(Refusal::Unsupported {
+            family,
+            what: format!(
+                "rows that start at multiples of {} B (it copies 16 B at a time)",
+                bytes * (stride & stride.wrapping_neg())
+            ),
+            remedy: match problem.dtype() {
+                DType::E4M3 => "no family does for e4m3: pad them to multiples of 16 B, or use the CPU",
+                _ => "family scalar does",
+            },
+        });
+    }
+    Ok(())
 }

@@ -1,0 +1,50 @@
+//! Scores of keys that a row does not see: causal masks, sliding windows and the end of the keys are one [`Band`].
+
+use flashcore_ir::{KernelBuilder, Val};
+
+use super::block_range::Band;
+use super::row_tile::{RowTile, lane_column};
+
+/// Whether any row of a warp sees any of `count` keys from `first_key` on.
+#[track_caller]
+pub(crate) fn warp_sees<'k>(
+    band: &Band<Val<'k, i32>>,
+    queries: impl Iterator<Item = Val<'k, u32>>,
+    first_key: Val<'k, u32>,
+    count: u32,
+) -> Val<'k, bool> {
+    let key0 = first_key.reinterpret::<i32>();
+    let mut any = None::<Val<'k, bool>>;
+    for query in queries {
+        let (first, end) = band.visible(query.reinterpret());
+        let sees = end.gt(key0) & first.lt(key0 + count as i32);
+        any = Some(any.map_or(sees, |any| any | sees));
+    }
+    any.unwrap_or(key0.lt(0)).vote_any()
+}
+
+/// Sets the scores of keys that a row does not see to −∞. `tiles` hold the keys from `first_key` on, and
+/// `query(m, half)` is the query of one half of tile `m` in this lane.
+#[track_caller]
+pub(crate) fn mask_scores<'k>(
+    k: &'k KernelBuilder,
+    band: &Band<Val<'k, i32>>,
+    tiles: &[RowTile<'k>],
+    query: impl Fn(usize, usize) -> Val<'k, u32>,
+    first_key: Val<'k, u32>,
+) {
+    k.verb("mask", || {
+        let first_key = (first_key + lane_column(k)).reinterpret::<i32>();
+        for (m, scores) in tiles.iter().enumerate() {
+            for half in 0..2 {
+                let (first, end) = band.visible(query(m, half).reinterpret());
+                // Relative to this lane's first key, so that the columns are constants.
+                let (first, end) = (first - first_key, end - first_key);
+                for (column, score) in scores.of_row(scores.steps(), half) {
+                    let sees = first.le(column) & end.gt(column);
+                    score.set(sees.select(score, f32::NEG_INFINITY));
+                }
+            }
+        }
+    });
+}

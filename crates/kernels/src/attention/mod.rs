@@ -1,0 +1,14 @@
+//! What every attention kernel shares, each idea in one file. A family adds its main loop: shared memory, roles, copies
+//! and the order of its products.
+
+pub mod block_range;
+pub(crate) mod combine;
+pub(crate) mod epilogue;
+pub(crate) mod lengths;
+pub(crate) mod mask;
+pub(crate) mod params;
+pub(crate) mod row_tile;
+pub(crate) mod scheduler;
+pub(crate) mod score_mod;
+pub(crate) mod softmax;
+pub(crate) mod split;

@@ -1,0 +1,388 @@
+//! The tile scheduler: which Q tiles a block computes and in which order, as work lists that the host makes and a
+//! persistent kernel reads.
+//!
+//! Lists are made greedily, longest tile first (LPT): the longest Q tile that is left goes to the block with the least to
+//! do. Heads whose K and V fit into the L2 cache together come together. A kernel reads the next item while it works on
+//! this one, so that copies for the next tile begin before this one ends.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
+use flashcore_problem::{KeyRange, Problem};
+
+use super::block_range::{BlockOrder, BlockRange, share};
+
+/// Words of a work item: batch and K/V head; head and Q tile; first key of iteration 0 of the blocks masked at the low end,
+/// at the high end, and of those without a mask; iterations masked at the low end, and masked at all; the fully masked
+/// ones of each warpgroup, and the split; all iterations.
+const WORDS: usize = 8;
+
+/// The word of an item with the fully masked iterations of each warpgroup, and the split.
+const FULLY_MASKED: usize = 6;
+
+/// Fills the items after the last of a list.
+const END: u32 = u32::MAX;
+
+/// In place of a number of fully masked iterations: the warpgroup has no rows.
+const NO_ROWS: u32 = 0xff;
+
+/// Batches, heads, Q tiles and K blocks that an item can name.
+pub(crate) const MOST: usize = 1 << 16;
+
+/// Splits of the keys that an item can name, less those that might make it look like [`END`].
+pub(crate) const MOST_SPLITS: u32 = 128;
+
+/// Bytes of K and V that should be read at a time: about half of an H200's L2 cache.
+const L2_BYTES: usize = 32 << 20;
+
+/// Warpgroups at most that share a Q tile: three in each block of a cluster.
+const GROUPS: usize = 6;
+
+/// K blocks' worth of work that a tile costs besides its K blocks: its first and last products, which nothing overlaps.
+const TILE_COST: u64 = 2;
+/// The same in keys: what fits times of 102 problems best (`wgmma/defaults/measured`).
+const TILE_KEYS: u64 = 96;
+
+/// How a kernel tiles a problem, as far as the scheduler is concerned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiling {
+    /// Query rows per block, 64 for each warpgroup.
+    pub rows: u32,
+    /// Keys per K block.
+    pub cols: u32,
+    /// Blocks that share copies of K and V.
+    pub cluster: u32,
+    /// Splits of the keys.
+    pub splits: u32,
+}
+
+/// A block's work list as its warps read it. The producer reads each item a tile earlier than the consumers, which find
+/// it in the L1 cache.
+pub(crate) struct WorkList<'k> {
+    k: &'k KernelBuilder,
+    table: GlobalPtr<'k, u32>,
+    rows: u32,
+    cols: u32,
+    /// Number of the current item in the table.
+    this: Var<'k, u32>,
+}
+
+/// A Q tile and its K blocks.
+pub(crate) struct WorkItem<'k> {
+    words: Vec<Val<'k, u32>>,
+    rows: u32,
+    cols: u32,
+}
+
+/// As much of the next item as is needed while the current one is computed.
+pub(crate) struct NextItem<'k> {
+    fully_masked: Val<'k, u32>,
+}
+
+impl<'k> WorkList<'k> {
+    /// At the first item. There always is one.
+    #[track_caller]
+    pub(crate) fn new(k: &'k KernelBuilder, table: GlobalPtr<'k, u32>, tiling: Tiling) -> Self {
+        WorkList {
+            k,
+            table,
+            rows: tiling.rows,
+            cols: tiling.cols,
+            this: k.var(k.block_idx(0)),
+        }
+    }
+
+    /// The current item.
+    #[track_caller]
+    pub(crate) fn this(&self) -> WorkItem<'k> {
+        let place = self.table.offset(self.this.get() * WORDS as u32);
+        let mut words = place.load_words(4, Cache::ReadOnly);
+        words.extend(place.plus(4).load_words(4, Cache::ReadOnly));
+        WorkItem {
+            words,
+            rows: self.rows,
+            cols: self.cols,
+        }
+    }
+
+    /// The next item.
+    #[track_caller]
+    pub(crate) fn next(&self) -> NextItem<'k> {
+        let place = self.table.offset((self.this + self.k.grid_dim(0)) * WORDS as u32);
+        NextItem {
+            fully_masked: place.plus(FULLY_MASKED as i32).load_words(1, Cache::ReadOnly)[0],
+        }
+    }
+
+    /// Goes on to the next item.
+    #[track_caller]
+    pub(crate) fn advance(&self) {
+        self.this.add_assign(self.k.grid_dim(0));
+    }
+}
+
+impl<'k> NextItem<'k> {
+    /// Whether there is one.
+    #[track_caller]
+    pub(crate) fn exists(&self) -> Val<'k, bool> {
+        self.fully_masked.ne(END)
+    }
+
+    /// Whether a warpgroup's rows see some of the first K block.
+    #[track_caller]
+    pub(crate) fn sees_first_block(&self, warpgroup: Val<'k, u32>) -> Val<'k, bool> {
+        (self.fully_masked >> (warpgroup * 8) & 0xff).eq(0)
+    }
+}
+
+impl<'k> WorkItem<'k> {
+    #[track_caller]
+    pub(crate) fn batch(&self) -> Val<'k, u32> {
+        self.low(0)
+    }
+
+    #[track_caller]
+    pub(crate) fn kv_head(&self) -> Val<'k, u32> {
+        self.high(0)
+    }
+
+    #[track_caller]
+    pub(crate) fn head(&self) -> Val<'k, u32> {
+        self.low(1)
+    }
+
+    /// The Q tile's first row.
+    #[track_caller]
+    pub(crate) fn first_row(&self) -> Val<'k, u32> {
+        self.high(1) * self.rows
+    }
+
+    /// The split of the keys.
+    #[track_caller]
+    pub(crate) fn split(&self) -> Val<'k, u32> {
+        self.words[FULLY_MASKED] >> 24u32
+    }
+
+    /// Number of K blocks.
+    pub(crate) fn n_blocks(&self) -> Val<'k, u32> {
+        self.words[7]
+    }
+
+    /// Number of K blocks, the first ones, that need a mask.
+    #[track_caller]
+    pub(crate) fn masked(&self) -> Val<'k, u32> {
+        self.high(5)
+    }
+
+    /// First key of the K block of an iteration.
+    #[track_caller]
+    pub(crate) fn first_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
+        let whole = self.words[4] + n_block * self.cols;
+        let masked = n_block.lt(self.masked());
+        masked.select(self.first_masked_key(n_block), whole)
+    }
+
+    /// The same where the block needs a mask.
+    #[track_caller]
+    pub(crate) fn first_masked_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
+        let past = n_block * self.cols;
+        n_block
+            .lt(self.low(5))
+            .select(self.words[2] + past, self.words[3] - past)
+    }
+
+    /// K blocks, the first ones, that are fully masked for a warpgroup's rows; all of them if it has no rows. A warpgroup
+    /// alone has rows, and no such block.
+    #[track_caller]
+    pub(crate) fn fully_masked(&self, warpgroup: Val<'k, u32>) -> Val<'k, u32> {
+        if self.rows == 64 {
+            return warpgroup.builder().constant(0);
+        }
+        let blocks = self.words[FULLY_MASKED] >> (warpgroup * 8) & 0xff;
+        blocks.eq(NO_ROWS).select(self.n_blocks(), blocks)
+    }
+
+    #[track_caller]
+    fn low(&self, word: usize) -> Val<'k, u32> {
+        self.words[word] & 0xffff
+    }
+
+    #[track_caller]
+    fn high(&self, word: usize) -> Val<'k, u32> {
+        self.words[word] >> 16u32
+    }
+}
+
+/// A Q tile of a block, or of a cluster's blocks together, and its K blocks.
+#[derive(Clone, Debug, PartialEq)]
+struct Tile {
+    order: BlockOrder<i64>,
+    /// For each warpgroup, how many iterations, the first ones, are fully masked for its rows.
+    fully_masked: [u32; GROUPS],
+}
+
+impl Tile {
+    fn new(seen: &KeyRange, seq_len_q: usize, tile: usize, rows: usize, cols: usize) -> Tile {
+        let first = tile * rows;
+        let last = (first + rows).min(seq_len_q) - 1;
+        let visible = |row: usize| {
+            let keys = seen.keys(row);
+            (keys.start as i64, keys.end as i64)
+        };
+        let range = BlockRange::between(visible(first), visible(last), cols as u32);
+        let order = BlockOrder::descending(range);
+        let fully_masked = std::array::from_fn(|group| {
+            let first = first + 64 * group;
+            if 64 * group >= rows || first >= seq_len_q {
+                return NO_ROWS;
+            }
+            let end = seen.keys((first + 63).min(last)).end.div_ceil(cols) as i64;
+            let out_of_range = if order.masked_low == 0 { range.end - end } else { 0 };
+            out_of_range.min(order.masked).min(order.count - 1) as u32
+        });
+        Tile { order, fully_masked }
+    }
+
+    /// The K blocks of one of `count` splits. Where there are none left it has one past all keys, block `past`, of which
+    /// the mask leaves nothing: an empty split still writes zeros and its offset.
+    fn split(&self, index: usize, count: usize, past: usize) -> Tile {
+        let (begin, blocks) = share(self.order.count, index as i64, count as i64);
+        let order = match blocks {
+            0 => BlockOrder {
+                low: past as i64,
+                masked_low: 0,
+                high: past as i64,
+                whole: past as i64 - 1,
+                masked: 1,
+                count: 1,
+                descending: true,
+            },
+            _ => self.order.part(begin, blocks),
+        };
+        let fully_masked = self.fully_masked.map(|of_group| match of_group {
+            NO_ROWS => NO_ROWS,
+            of_group => of_group.saturating_sub(begin as u32).min(order.count as u32 - 1),
+        });
+        Tile { order, fully_masked }
+    }
+
+    /// The item of the block whose tile it is, and whose warpgroups are those from `first_group` on.
+    fn words(
+        &self,
+        [batch, head, kv_head, tile]: [usize; 4],
+        split: usize,
+        first_group: usize,
+        cols: usize,
+    ) -> [u32; WORDS] {
+        let order = &self.order;
+        let of_group = |group: usize| self.fully_masked.get(first_group + group).copied().unwrap_or(NO_ROWS);
+        let pair = |low: usize, high: usize| (high << 16 | low) as u32;
+        let key = |base: i64| (base * cols as i64) as u32;
+        let masked_low = order.masked_low.clamp(0, order.count);
+        [
+            pair(batch, kv_head),
+            pair(head, tile),
+            key(order.low),
+            key(order.high),
+            key(order.whole),
+            pair(masked_low as usize, order.masked as usize),
+            of_group(0) | of_group(1) << 8 | of_group(2) << 16 | (split as u32) << 24,
+            order.count as u32,
+        ]
+    }
+
+    /// What it costs, in K blocks.
+    fn cost(&self) -> u64 {
+        self.order.count as u64 + TILE_COST
+    }
+}
+
+/// Blocks of the grid, one per SM or as many as a cluster has, and the table that [`WorkList`] reads.
+/// Blocks of a cluster go through the same K blocks: they have the same rows of heads that share them, where there
+/// are such heads, or neighbouring tiles. Where keys are split, each split of a tile is an item.
+pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms: u32) -> (u32, Arc<[u32]>) {
+    let (rows, cols) = (tiling.rows as usize, tiling.cols as usize);
+    let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
+    let (by_heads, by_tiles) = match problem.group_size().is_multiple_of(cluster) {
+        true => (cluster, 1),
+        false => (1, cluster),
+    };
+    let (heads, tiles) = (
+        problem.num_heads() / by_heads,
+        problem.seq_len_q().div_ceil(by_tiles * rows),
+    );
+    let splits = tiling.splits as usize;
+    let clusters = (problem.batch() * heads * tiles * splits).clamp(1, (sms as usize / cluster).max(1));
+    let past = problem.seq_len_kv().div_ceil(cols);
+    let mut order: Vec<(usize, usize, Tile)> = (0..tiles)
+        .flat_map(|index| {
+            let tile = Tile::new(seen, problem.seq_len_q(), index, by_tiles * rows, cols);
+            (0..splits).map(move |split| (index, split, tile.split(split, splits, past)))
+        })
+        .collect();
+    order.sort_by_key(|&(index, split, ref tile)| (Reverse(tile.cost()), Reverse(index), split));
+    let all: Vec<(usize, usize)> = (0..problem.batch())
+        .flat_map(|batch| (0..heads).map(move |head| (batch, head * by_heads)))
+        .collect();
+    let mut lists: Vec<Vec<[u32; WORDS]>> = vec![Vec::new(); cluster * clusters];
+    let mut least = BinaryHeap::from_iter((0..clusters).map(|cluster| Reverse((0u64, cluster))));
+    for together in all.chunks(heads_at_once(problem) / by_heads) {
+        for (index, split, tile) in &order {
+            for &(batch, head) in together {
+                if let Some(Reverse((load, chosen))) = least.pop() {
+                    let kv_head = head / problem.group_size();
+                    for rank in 0..cluster {
+                        let (other, neighbour) = (rank % by_heads, rank % by_tiles);
+                        let place = [batch, head + other, kv_head, index * by_tiles + neighbour];
+                        lists[chosen * cluster + rank].push(tile.words(place, *split, neighbour * groups, cols));
+                    }
+                    least.push(Reverse((load + tile.cost(), chosen)));
+                }
+            }
+        }
+    }
+    let rounds = lists.iter().map(Vec::len).max().unwrap_or(0) + 1;
+    let blocks = lists.len();
+    let mut words = vec![END; rounds * blocks * WORDS];
+    for (block, list) in lists.iter().enumerate() {
+        for (round, entry) in list.iter().enumerate() {
+            let at = (round * blocks + block) * WORDS;
+            words[at..at + WORDS].copy_from_slice(entry);
+        }
+    }
+    (blocks as u32, words.into())
+}
+
+/// The K blocks of the block with most to do.
+pub(crate) fn most_blocks(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
+    makespan(problem, tiling, sms, |blocks| blocks + TILE_COST)
+}
+
+/// The same in keys, which other tilings can be compared by.
+pub(crate) fn most_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
+    makespan(problem, tiling, sms, |blocks| {
+        blocks * u64::from(tiling.cols) + TILE_KEYS
+    })
+}
+
+/// The largest sum of what a block's tiles cost, by their K blocks.
+fn makespan(problem: &Problem, tiling: Tiling, sms: u32, cost: impl Fn(u64) -> u64) -> u64 {
+    let (blocks, words) = work_lists(problem, tiling, &problem.key_range(), sms);
+    let items: Vec<&[u32]> = words.chunks(WORDS).collect();
+    let list = |block| items.iter().skip(block).step_by(blocks as usize);
+    let lists = (0..blocks as usize).map(|block| list(block).take_while(|item| item[0] != END));
+    let loads = lists.map(|list| list.map(|item| cost(u64::from(item[7]))).sum());
+    loads.max().unwrap_or(0)
+}
+
+/// Heads, of all batches, whose K and V fit into [`L2_BYTES`]: whole groups that share them.
+fn heads_at_once(problem: &Problem) -> usize {
+    let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());
+    let groups = (L2_BYTES / (problem.seq_len_kv() * row_bytes).max(1)).max(1);
+    groups * problem.group_size()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Work lists: every tile once, balanced, with every key that rows see.
+
+use flashcore_problem::Mask;
+use proptest::prelude::*;
+
+use super::*;
+
+const TILING: Tiling = Tiling {
+    rows: 128,
+    cols: 128,
+    cluster: 1,
+    splits: 1,
+};
+
+/// Items by block: (batch, head, tile).
+fn lists(problem: &Problem, tiling: Tiling) -> Vec<Vec<(u32, u32, u32)>> {
+    let (blocks, words) = work_lists(problem, tiling, &problem.key_range(), 132);
+    let mut lists = vec![Vec::new(); blocks as usize];
+    for (i, item) in words.chunks(WORDS).enumerate() {
+        if item[0] != END {
+            lists[i % blocks as usize].push((item[0] & 0xffff, item[1] & 0xffff, item[1] >> 16));
+        }
+    }
+    let last = &words[words.len() - WORDS * blocks as usize..];
+    assert!(last.iter().all(|&word| word == END), "every list ends");
+    lists
+}
+
+#[test]
+fn every_tile_is_computed_once_and_blocks_have_about_the_same_to_do() {
+    let problem = Problem::builder()
+        .batch(2)
+        .heads(16, 4)
+        .seq_len(4000)
+        .head_dim(128)
+        .mask(Mask::CAUSAL)
+        .build()
+        .unwrap();
+    let lists = lists(&problem, TILING);
+    let mut all: Vec<_> = lists.iter().flatten().copied().collect();
+    all.sort_unstable();
+    let expected: Vec<_> = (0..2)
+        .flat_map(|b| (0..16).flat_map(move |h| (0..32).map(move |t| (b, h, t))))
+        .collect();
+    assert_eq!(all, expected);
+    let load = |list: &Vec<(u32, u32, u32)>| -> u64 {
+        list.iter()
+            .map(|&(_, _, t)| Tile::new(&problem.key_range(), 4000, t as usize, 128, 128).cost())
+            .sum()
+    };
+    let loads: Vec<u64> = lists.iter().map(load).collect();
+    let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
+    assert!(most - least <= 4, "{least} to {most}");
+    assert!(
+        lists.iter().all(|list| list[0].2 >= list[list.len() - 1].2),
+        "long ones first"
+    );
+}
+
+#[test]
+fn blocks_of_a_cluster_have_the_same_keys() {
+    for (kv_heads, pairs) in [(8, "heads"), (16, "tiles")] {
+        let problem = Problem::builder()
+            .heads(16, kv_heads)
+            .seq_len(4000)
+            .head_dim(128)
+            .mask(Mask::CAUSAL)
+            .build()
+            .unwrap();
+        let lists = lists(&problem, Tiling { cluster: 2, ..TILING });
+        assert_eq!(lists.len(), 132);
+        let mut all: Vec<_> = lists.iter().flatten().copied().filter(|item| item.2 < 32).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 16 * 32, "each tile once");
+        for pair in lists.chunks(2) {
+            assert_eq!(pair[0].len(), pair[1].len());
+            for (&(_, head, tile), &(_, other, beside)) in pair[0].iter().zip(&pair[1]) {
+                match pairs {
+                    "heads" => assert_eq!((other, beside), (head + 1, tile)),
+                    _ => assert_eq!((other, beside), (head, tile + 1)),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn few_tiles_have_a_block_each() {
+    let problem = Problem::named("mission").unwrap();
+    let lists = lists(&problem, TILING);
+    assert_eq!(lists.len(), 32);
+    assert!(lists.iter().all(|list| list.len() == 1));
+}
+
+/// K blocks in the order of a kernel's iterations, and whether each is masked.
+fn blocks(tile: &Tile) -> Vec<(usize, bool)> {
+    let order = &tile.order;
+    let block = |i: i64| (order.n_block(i) as usize, i < order.masked);
+    (0..order.count).map(block).collect()
+}
+
+#[test]
+fn few_tiles_in_splits_fill_the_sms() {
+    // A chunk of a long prompt: 32 tiles of 128 rows and 64 of 128 keys.
+    let problem = Problem::builder()
+        .heads(8, 8)
+        .seq_len_q(512)
+        .seq_len_kv(8192)
+        .head_dim(128)
+        .mask(Mask::CAUSAL)
+        .build()
+        .unwrap();
+    let tiling = Tiling { splits: 4, ..TILING };
+    let (blocks, words) = work_lists(&problem, tiling, &problem.key_range(), 132);
+    let items: Vec<&[u32]> = words.chunks(WORDS).filter(|item| item[0] != END).collect();
+    assert_eq!((blocks, items.len()), (128, 128));
+    let mut all: Vec<_> = items
+        .iter()
+        .map(|item| (item[1] & 0xffff, item[1] >> 16, item[FULLY_MASKED] >> 24))
+        .collect();
+    all.sort_unstable();
+    let expected: Vec<_> = (0..8)
+        .flat_map(|head| (0..4).flat_map(move |tile| (0..4).map(move |split| (head, tile, split))))
+        .collect();
+    assert_eq!(all, expected);
+    let blocks_of: Vec<u32> = items.iter().map(|item| item[7]).collect();
+    assert_eq!((blocks_of.iter().min(), blocks_of.iter().max()), (Some(&15), Some(&16)));
+}
+
+proptest! {
+    #[test]
+    fn blocks_cover_what_is_seen_and_mask_what_is_not(
+        (seq_q, seq_kv) in (1usize..700, 1usize..700),
+        (rows, cols) in (1usize..=GROUPS, 2usize..=12),
+        (left, right) in (proptest::option::of(0u32..300), proptest::option::of(0u32..300)),
+    ) {
+        let (rows, cols) = (64 * rows, 16 * cols);
+        let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
+        let problem = Problem::builder().seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).mask(mask).build().unwrap();
+        for index in 0..seq_q.div_ceil(rows) {
+            let tile = Tile::new(&problem.key_range(), seq_q, index, rows, cols);
+            let blocks_of = blocks(&tile);
+            let mut numbers: Vec<usize> = blocks_of.iter().map(|block| block.0).collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            prop_assert_eq!(numbers.len(), tile.order.count as usize, "{:?}: each once", &tile);
+            for row in index * rows..((index + 1) * rows).min(seq_q) {
+                let seen = problem.visible_keys(row);
+                let fully_masked = tile.fully_masked[(row - index * rows) / 64] as usize;
+                for (i, &(number, masked)) in blocks_of.iter().enumerate() {
+                    let of_tile = number * cols..(number + 1) * cols;
+                    let whole = seen.start <= of_tile.start && of_tile.end <= seen.end;
+                    prop_assert!(masked || whole, "{:?}: row {} sees {:?}", &tile, row, &seen);
+                    let some = seen.start < of_tile.end && of_tile.start < seen.end;
+                    prop_assert!(i >= fully_masked || !some, "{:?}: row {} sees {:?}", &tile, row, &seen);
+                }
+                for key in [seen.start, seen.end.saturating_sub(1)] {
+                    prop_assert!(!seen.contains(&key) || numbers.contains(&(key / cols)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn splits_are_the_blocks_of_the_tile_one_after_another(
+        (seq_q, seq_kv, splits) in (1usize..500, 1usize..700, 1usize..12),
+        (rows, cols) in (1usize..=GROUPS, 2usize..=12),
+        (left, right) in (proptest::option::of(0u32..300), proptest::option::of(0u32..300)),
+    ) {
+        let (rows, cols) = (64 * rows, 16 * cols);
+        let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
+        let problem = Problem::builder().seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).mask(mask).build().unwrap();
+        let past = seq_kv.div_ceil(cols);
+        for index in 0..seq_q.div_ceil(rows) {
+            let tile = Tile::new(&problem.key_range(), seq_q, index, rows, cols);
+            let parts: Vec<Tile> = (0..splits).map(|split| tile.split(split, splits, past)).collect();
+            if splits == 1 {
+                prop_assert_eq!(&parts[0], &tile);
+            }
+            let (some, none) = parts.split_at((tile.order.count as usize).min(splits));
+            let together: Vec<_> = some.iter().flat_map(blocks).collect();
+            prop_assert_eq!(together, blocks(&tile), "{:?}", &parts);
+            let blocks_of = some.iter().map(|part| part.order.count as usize);
+            prop_assert!(blocks_of.clone().max() <= blocks_of.min().map(|least| least + 1), "{:?}", &parts);
+            for part in none {
+                prop_assert_eq!(blocks(part), [(past, true)]);
+            }
+            for (group, &fully_masked) in tile.fully_masked.iter().enumerate() {
+                let mut before = 0;
+                for part in &parts {
+                    let expected = match fully_masked {
+                        NO_ROWS => NO_ROWS,
+                        // One block at least, that stores that there is nothing.
+                        _ => (fully_masked as usize).saturating_sub(before).min(part.order.count as usize - 1) as u32,
+                    };
+                    prop_assert_eq!(part.fully_masked[group], expected, "{:?} of {:?}", part, &tile);
+                    before += part.order.count as usize;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! From products of Q and K to scores: scale, soft cap, and the scales of fp8 heads. ALiBi and users' modifiers belong here.
+
+use flashcore_ir::{Arg, BufferSpec, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
+use flashcore_problem::Problem;
+
+use super::params::Shape;
+use super::row_tile::RowTile;
+
+/// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
+pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// The parameters that turn products into scores.
+#[derive(Clone, Copy)]
+pub(crate) struct ScoreMod<'k> {
+    /// Factor from scores to exponents of 2: `softmax_scale · log2(e)`, or `softcap · log2(e)`.
+    pub exponent_scale: Val<'k, f32>,
+    /// With soft cap: `softmax_scale / softcap`.
+    softcap_scale: Option<Val<'k, f32>>,
+}
+
+impl<'k> ScoreMod<'k> {
+    pub(crate) fn declare(k: &'k KernelBuilder, shape: &Shape) -> Self {
+        ScoreMod {
+            exponent_scale: k.param("exponent_scale"),
+            softcap_scale: shape.softcap.then(|| k.param("softcap_scale")),
+        }
+    }
+
+    /// Adds the arguments of [`Self::declare`].
+    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
+        let exponent_scale = problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E;
+        launch.args.push(Arg::F32(exponent_scale));
+        let softcap_scale = problem.softcap().map(|cap| Arg::F32(problem.softmax_scale() / cap));
+        launch.args.extend(softcap_scale);
+    }
+
+    /// The score of a key, not yet scaled, from the dot product of its row with the query's.
+    #[track_caller]
+    pub(crate) fn score(&self, dot: Val<'k, f32>) -> Val<'k, f32> {
+        match self.softcap_scale {
+            Some(scale) => tanh(dot * scale),
+            None => dot,
+        }
+    }
+
+    /// With soft cap: scores in some registers, not yet scaled, are capped. `head_scale` is that of a head's products.
+    #[track_caller]
+    pub(crate) fn cap(&self, scores: &RowTile<'k>, registers: std::ops::Range<u32>, head_scale: Option<Var<'k, f32>>) {
+        if self.softcap_scale.is_none() {
+            return;
+        }
+        for register in registers {
+            let score = scores.var(register);
+            let dot = match head_scale {
+                Some(scale) => score * scale.get(),
+                None => score.get(),
+            };
+            score.set(self.score(dot));
+        }
+    }
+}
+
+/// tanh from `ex2` and `rcp`: the hardware's `tanh.approx` is off by 2⁻¹¹, too coarse for f32.
+///
+/// Near zero `1 − 2/(e²ˣ + 1)` cancels, so there the Taylor series to x⁷ takes over (relative error
+/// 6e-8 at its edge).
+#[track_caller]
+fn tanh<'k>(x: Val<'k, f32>) -> Val<'k, f32> {
+    let k = x.builder();
+    let power = (x * (2.0 * LOG2_E)).exp2();
+    let far = (power + 1.0).recip().fma(-2.0, 1.0);
+    let square = x * x;
+    let series = square
+        .fma(k.constant(-17.0 / 315.0), 2.0 / 15.0)
+        .fma(square, -1.0 / 3.0)
+        .fma(square, 1.0)
+        * x;
+    x.abs().lt(0.2).select(series, far)
+}
+
+/// The buffers of [`HeadScales`], each f32 `[batch, num_kv_heads]`.
+const NAMES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
+
+/// Scales of fp8 tensors: an element stands for itself times the scale of its K/V head.
+pub(crate) struct HeadScales<'k> {
+    of: [GlobalPtr<'k, f32>; 3],
+    num_kv_heads: Val<'k, u32>,
+}
+
+impl<'k> HeadScales<'k> {
+    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
+        HeadScales {
+            of: NAMES.map(|name| k.param_ptr(name)),
+            num_kv_heads: k.param("num_kv_heads"),
+        }
+    }
+
+    /// Adds the arguments of [`Self::declare`].
+    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
+        for name in NAMES {
+            let slot = launch.buffers.len();
+            launch.buffers.push(BufferSpec {
+                name,
+                bytes: (4 * problem.batch() * problem.num_kv_heads()) as u64,
+                written: false,
+                align: 4,
+            });
+            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+        }
+        launch.args.push(Arg::U32(problem.num_kv_heads() as u32));
+    }
+
+    /// A K/V head's number among those of all batches.
+    #[track_caller]
+    pub(crate) fn head(&self, batch: Val<'k, u32>, kv_head: Val<'k, u32>) -> Val<'k, u32> {
+        batch.fma(self.num_kv_heads, kv_head)
+    }
+
+    /// The scales of products of Q and K, and of values, of a head.
+    #[track_caller]
+    fn of(&self, batch: Val<'k, u32>, kv_head: Val<'k, u32>) -> (Val<'k, f32>, Val<'k, f32>) {
+        let head = self.head(batch, kv_head);
+        let [q, k, v] = self.of.map(|scale| scale.offset(head).load_with(Cache::ReadOnly));
+        (q * k, v)
+    }
+}
+
+/// The scales of the current head.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadFactors<'k> {
+    /// Of products of Q and K.
+    pub scores: Var<'k, f32>,
+    pub values: Var<'k, f32>,
+    /// From products of Q and K, or from what their cap makes of them, to exponents.
+    pub exponents: Var<'k, f32>,
+}
+
+impl<'k> HeadFactors<'k> {
+    pub(crate) fn new(k: &'k KernelBuilder) -> Self {
+        HeadFactors {
+            scores: k.var_unwritten("score_scale"),
+            values: k.var_unwritten("value_scale"),
+            exponents: k.var_unwritten("exponent_scale"),
+        }
+    }
+
+    /// Loads those of a head.
+    #[track_caller]
+    pub(crate) fn load(
+        &self,
+        scales: &HeadScales<'k>,
+        score_mod: &ScoreMod<'k>,
+        batch: Val<'k, u32>,
+        kv_head: Val<'k, u32>,
+    ) {
+        let (scores, values) = scales.of(batch, kv_head);
+        self.scores.set(scores);
+        self.values.set(values);
+        // A cap sees scores that are scaled already.
+        match score_mod.softcap_scale {
+            Some(_) => self.exponents.set(score_mod.exponent_scale),
+            None => self.exponents.set(score_mod.exponent_scale * scores),
+        }
+    }
+}

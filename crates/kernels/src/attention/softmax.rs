@@ -1,0 +1,305 @@
+//! The online softmax: the running maximum and sum of a row, when they are rescaled, and how probabilities become
+//! operands of `P·V`.
+
+use flashcore_ir::fragment::{AVars, MmaElement};
+use flashcore_ir::wgmma::WgmmaElement;
+use flashcore_ir::{E4M3, KernelBuilder, Val, Var, Widen};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use super::row_tile::{QUAD, RowTile};
+
+/// When the maximum of a row, which its exponentials are relative to, follows its largest score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rescale {
+    /// At every K block, as in the FlashAttention papers.
+    Eager,
+    /// When a score is far above it.
+    Lazy,
+    /// When a probability came out large: exponentials are taken against the old maximum without a look at the scores,
+    /// and the K block is computed again if it rose too far.
+    Bold,
+}
+
+impl Rescale {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Rescale::Eager => "eager",
+            Rescale::Lazy => "lazy",
+            Rescale::Bold => "bold",
+        }
+    }
+
+    /// How many powers of two a score may be above its row's maximum before that is raised, where scores are looked at.
+    pub(crate) fn threshold<E: Probability>(self) -> f32 {
+        match self {
+            Rescale::Eager => 0.0,
+            Rescale::Lazy => E::LAZY_POWERS,
+            Rescale::Bold => E::BOLD_POWERS,
+        }
+    }
+
+    pub(crate) const ALL: [Rescale; 3] = [Rescale::Eager, Rescale::Lazy, Rescale::Bold];
+}
+
+/// The running maximum of a row, as an exponent of 2.
+///
+/// Probabilities are `2^(score·scale + offset)` with `offset = −max·scale`, in one FMA: large scores
+/// lose nothing to the rounding of their product. The offset is kept as it was rounded, so that going
+/// from one to the next changes nothing but the scale; and since rounding keeps order, the lowest
+/// offset is that of the largest score, which need not be kept itself.
+#[derive(Clone, Copy)]
+pub(crate) struct RowMax<'k> {
+    scale: Scale<'k>,
+    pub offset: Var<'k, f32>,
+}
+
+/// From scores to exponents: the same for all heads, or one per head.
+#[derive(Clone, Copy)]
+pub(crate) enum Scale<'k> {
+    Fixed(Val<'k, f32>),
+    OfHead(Var<'k, f32>),
+}
+
+impl<'k> From<Val<'k, f32>> for Scale<'k> {
+    fn from(scale: Val<'k, f32>) -> Self {
+        Scale::Fixed(scale)
+    }
+}
+
+impl<'k> RowMax<'k> {
+    #[track_caller]
+    pub(crate) fn new(k: &'k KernelBuilder, scale: impl Into<Scale<'k>>) -> Self {
+        RowMax {
+            scale: scale.into(),
+            // Finite even where no key has been seen: ∞ − ∞ is NaN.
+            offset: k.var(f32::MAX),
+        }
+    }
+
+    #[track_caller]
+    fn scale(&self) -> Val<'k, f32> {
+        match self.scale {
+            Scale::Fixed(scale) => scale,
+            Scale::OfHead(scale) => scale.get(),
+        }
+    }
+
+    /// Raises it to a score plus `max_offset` powers of two. Returns the factor for what was summed
+    /// before: exactly 1 where the maximum stays, 0 where no key had been seen.
+    #[track_caller]
+    pub(crate) fn raise(&self, score: Val<'k, f32>, max_offset: f32) -> Val<'k, f32> {
+        let mut wanted = -(score * self.scale());
+        if max_offset != 0.0 {
+            wanted = wanted - max_offset;
+        }
+        let offset = wanted.min(self.offset);
+        let rescale = (offset - self.offset).exp2();
+        self.offset.set(offset);
+        rescale
+    }
+
+    /// How many powers of two a score is above it.
+    #[track_caller]
+    fn exponent(&self, score: Val<'k, f32>) -> Val<'k, f32> {
+        score.fma(self.scale(), self.offset)
+    }
+
+    /// The probability of a score, not yet normalised: at most 1, if the maximum was raised to it.
+    #[track_caller]
+    pub(crate) fn exp(&self, score: Val<'k, f32>) -> Val<'k, f32> {
+        self.exponent(score).exp2()
+    }
+}
+
+/// A row's running state. Its four lanes agree on the maximum; `sum` is each lane's own part.
+#[derive(Clone, Copy)]
+pub(crate) struct Row<'k> {
+    pub max: RowMax<'k>,
+    pub sum: Var<'k, f32>,
+}
+
+impl<'k> Row<'k> {
+    #[track_caller]
+    pub(crate) fn new(k: &'k KernelBuilder, scale: impl Into<Scale<'k>>) -> Self {
+        Row {
+            max: RowMax::new(k, scale),
+            sum: k.var(0.0),
+        }
+    }
+
+    /// Begins another row, whose maximum its first scores set.
+    #[track_caller]
+    pub(crate) fn restart(&self, scores: &RowTile<'k>, half: usize, max_offset: f32) {
+        self.max.offset.set(f32::MAX);
+        self.sum.set(0.0);
+        let largest = scores.max(scores.steps(), half);
+        self.max.raise(largest.reduce_max(QUAD), max_offset);
+    }
+
+    /// The probabilities of the scores that become one word of an operand.
+    #[track_caller]
+    pub(crate) fn exp_word<E: Probability>(&self, scores: &RowTile<'k>, word: u32) -> Vec<Val<'k, f32>> {
+        let registers = E::registers(word).into_iter();
+        registers
+            .map(|register| self.max.exp(scores.var(register).get()))
+            .collect()
+    }
+}
+
+/// Whether a row of the warp has a score more than `threshold` powers of two above its maximum.
+#[track_caller]
+pub(crate) fn any_above<'k>(rows: &[Row<'k>], largest: &[Val<'k, f32>], threshold: f32) -> Val<'k, bool> {
+    let above = |i: usize| rows[i].max.exponent(largest[i]).gt(threshold);
+    (1..rows.len()).fold(above(0), |any, i| any | above(i)).vote_any()
+}
+
+/// Raises the maxima of rows to their largest new scores plus `max_offset` powers of two, and brings their sums to the new
+/// maxima. `rescale(row, factor)` does the same for the output.
+#[track_caller]
+pub(crate) fn raise_maxima<'k>(
+    rows: &[Row<'k>],
+    largest: &[Val<'k, f32>],
+    max_offset: f32,
+    rescale: impl Fn(usize, Val<'k, f32>),
+) {
+    for (i, (row, largest)) in rows.iter().zip(largest).enumerate() {
+        let factor = row.max.raise(largest.reduce_max(QUAD), max_offset);
+        row.sum.mul_assign(factor);
+        rescale(i, factor);
+    }
+}
+
+/// Scores become probabilities where they are, and their sums are added to those of the rows. `tap` sees each register.
+#[track_caller]
+pub(crate) fn exponentials<'k>(scores: &RowTile<'k>, rows: &[Row<'k>; 2], tap: impl Fn(u32, Val<'k, f32>)) {
+    for register in 0..4 * scores.tiles() {
+        let score = scores.var(register);
+        let p = rows[RowTile::place(register).0].max.exp(score.get());
+        tap(register, p);
+        score.set(p);
+    }
+    for (half, row) in rows.iter().enumerate() {
+        row.sum.add_assign(scores.sum(half));
+    }
+}
+
+/// Probabilities, rounded, become operands A of `P·V`.
+#[track_caller]
+pub(crate) fn pack<'k, E: Probability>(scores: &RowTile<'k>, p: &AVars<'k, E>) {
+    for word in 0..4 * p.steps() {
+        let registers = E::registers(word).into_iter();
+        let values: Vec<_> = registers.map(|register| scores.var(register).get()).collect();
+        p.word(word).set(E::pack_word(&values));
+    }
+}
+
+/// Both at once, of scores that stay as they are. Returns the sum of a lane's probabilities in each row.
+#[track_caller]
+pub(crate) fn pack_exponentials<'k, E: Probability>(
+    scores: &RowTile<'k>,
+    rows: &[Row<'k>; 2],
+    p: &AVars<'k, E>,
+    tap: impl Fn(u32, Val<'k, f32>),
+) -> Vec<Val<'k, f32>> {
+    let mut sums: Vec<Val<'k, f32>> = Vec::new();
+    // Words 0 and 1 are of either row.
+    for word in 0..4 * p.steps() {
+        let half = word as usize % 2;
+        let values = rows[half].exp_word::<E>(scores, word);
+        for (register, p) in E::registers(word).into_iter().zip(&values) {
+            tap(register, *p);
+        }
+        for pair in values.chunks(2) {
+            let pair = pair[0] + pair[1];
+            match sums.get_mut(half) {
+                Some(sum) => *sum = *sum + pair,
+                None => sums.push(pair),
+            }
+        }
+        p.word(word).set(E::pack_word(&values));
+    }
+    sums
+}
+
+/// Powers of two that a probability may have in 16-bit elements.
+pub(crate) const LARGEST_POWER: f32 = 8.0;
+
+/// Elements of Q, K and V, and so of P: how probabilities become operands A, and how large they may be.
+pub(crate) trait Probability: WgmmaElement {
+    /// Elements of the output.
+    type Out: MmaElement;
+
+    /// With [`Rescale::Lazy`] a row's maximum stays until a score is this many powers of two above it.
+    const LAZY_POWERS: f32;
+    /// The same with [`Rescale::Bold`], where the scores are looked at.
+    const BOLD_POWERS: f32;
+    /// With [`Rescale::Bold`] a row's maximum stays while a lane's probabilities in a K block come to no more, so that none
+    /// of them is too large for an element.
+    const BOLD_MOST: f32;
+
+    /// Whether elements stand for themselves times a scale of their head.
+    const SCALED: bool = false;
+    /// Whether V lies with the keys along its rows: 8-bit operands must.
+    const TRANSPOSED: bool = false;
+
+    /// Registers of accumulators that word `word` of the operands A over the same columns is made of, in its order.
+    /// They belong to row half `word % 2`.
+    fn registers(word: u32) -> Vec<u32>;
+
+    /// The word, from the values of those registers.
+    #[track_caller]
+    fn pack_word<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word>;
+}
+
+/// Elements that `mma.sync` multiplies, too.
+pub(crate) trait SixteenBits: MmaElement + Probability + Widen {}
+
+impl SixteenBits for f16 {}
+impl SixteenBits for bf16 {}
+
+macro_rules! sixteen_bits {
+    ($element:ty) => {
+        impl Probability for $element {
+            type Out = $element;
+            const LAZY_POWERS: f32 = LARGEST_POWER;
+            const BOLD_POWERS: f32 = LARGEST_POWER;
+            const BOLD_MOST: f32 = 32768.0;
+
+            fn registers(word: u32) -> Vec<u32> {
+                vec![2 * word, 2 * word + 1]
+            }
+
+            #[track_caller]
+            fn pack_word<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word> {
+                <$element as MmaElement>::pack(values[0], values[1])
+            }
+        }
+    };
+}
+sixteen_bits!(f16);
+sixteen_bits!(bf16);
+
+/// With 3 bits of fraction and powers from -9 to 8, so maxima are biased well below the largest score.
+impl Probability for E4M3 {
+    type Out = bf16;
+    const LAZY_POWERS: f32 = 4.0;
+    const BOLD_POWERS: f32 = 5.0;
+    const BOLD_MOST: f32 = 448.0;
+    const SCALED: bool = true;
+    const TRANSPOSED: bool = true;
+
+    /// A word holds four neighbours along k, accumulators two. So the keys of a step are taken in another order, in
+    /// which a lane's own values of two accumulators of 8 columns are neighbours; V is transposed in the same order.
+    fn registers(word: u32) -> Vec<u32> {
+        let (step, half, pair) = (word / 4, word % 2, word % 4 / 2);
+        let first = 4 * (4 * step + 2 * pair) + 2 * half;
+        vec![first, first + 1, first + 4, first + 5]
+    }
+
+    #[track_caller]
+    fn pack_word<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word> {
+        values[0].pack_e4m3(values[1]).pair(values[2].pack_e4m3(values[3]))
+    }
+}

@@ -1,0 +1,397 @@
+//! What a warp computes of a K block: scores, their softmax, and the output that they weigh.
+//!
+//! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
+//! the operand of `O += P·V`.
+
+use std::ops::Range;
+
+use flashcore_ir::fragment::AOperand;
+use flashcore_ir::{Element, KernelBuilder, Val, Var};
+
+use super::producer::Block;
+use super::{Config, Rescale};
+use crate::attention::lengths::QueryRows;
+use crate::attention::mask::{mask_scores, warp_sees};
+use crate::attention::params::{Params, Shape};
+use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
+use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
+use crate::stage::StopAfter;
+use crate::tiles::{Fragments, STEP, padded};
+
+/// With lazy rescaling a row's maximum stays until a score is this many powers of two above it.
+/// Probabilities then reach 2⁸, which fp16 and the f32 sums hold without loss.
+const LAZY_POWERS: f32 = 8.0;
+
+/// With bold rescaling a row's maximum is put this many powers of two above its largest score, so that
+/// later scores may exceed that by as many and one more. Probabilities then lie about 2⁻⁶, where
+/// fp16 still holds what is 2⁻⁸ of the largest to its full precision.
+const BOLD_POWERS: f32 = 6.0;
+
+/// Parts of a K block with bold rescaling. More cost more votes than they hide.
+const BOLD_PARTS: u32 = 2;
+
+/// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
+const TWO_OR_MORE: u32 = 0x4000_4000;
+
+/// A warp's part of the block's rows and of each K block's keys.
+pub(super) struct WarpPlace<'k> {
+    /// Number along the keys.
+    pub(super) kv_warp: Val<'k, u32>,
+    /// First row, within the block.
+    pub(super) first_row: Val<'k, u32>,
+    /// First key, within a K block.
+    pub(super) first_key: Val<'k, u32>,
+}
+
+impl<'k> WarpPlace<'k> {
+    #[track_caller]
+    pub(super) fn new(k: &'k KernelBuilder, levers: &Config) -> Self {
+        // The same in every lane; read from one, so that the compiler knows.
+        let warp = (k.thread_idx() / 32u32).shfl_idx(0u32);
+        if levers.kv_warps == 1 {
+            return WarpPlace {
+                kv_warp: k.constant(0),
+                first_row: warp * levers.rows_per_warp(),
+                first_key: k.constant(0),
+            };
+        }
+        let (row_warp, kv_warp) = (warp % levers.warps, warp / levers.warps);
+        WarpPlace {
+            kv_warp,
+            first_row: row_warp * levers.rows_per_warp(),
+            first_key: kv_warp * levers.keys_per_warp(),
+        }
+    }
+}
+
+/// Probabilities of a warp, rounded and packed as operands of `O += P·V`: `[row block][word]`.
+pub(super) type Probabilities<'k, E> = Vec<Vec<Var<'k, <E as Element>::Word>>>;
+
+/// A warp at work. It has 16 rows per row block, two of each in a lane.
+pub(super) struct Warp<'k, 'p, E> {
+    pub(super) k: &'k KernelBuilder,
+    pub(super) params: &'p Params<'k, E>,
+    pub(super) levers: &'p Config,
+    pub(super) shape: &'p Shape,
+    pub(super) place: &'p WarpPlace<'k>,
+    q_place: Fragments<'k, E>,
+    /// Q's operands where registers hold them, by row block and step.
+    q_held: Vec<Vec<AOperand<E>>>,
+    /// The rows of the block's head or heads.
+    query_rows: QueryRows<'k>,
+    /// The lane's first row among these.
+    first_row: Val<'k, u32>,
+    /// `S`, `O` and row state, by row block; of rows both halves of each.
+    scores: Vec<RowTile<'k>>,
+    pub(super) out: Vec<RowTile<'k>>,
+    pub(super) rows: Vec<Row<'k>>,
+    /// First key of the K block at hand, in builds with a tap.
+    pub(super) tapped_key: Option<Var<'k, u32>>,
+}
+
+impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
+    #[track_caller]
+    pub(super) fn new(
+        k: &'k KernelBuilder,
+        params: &'p Params<'k, E>,
+        block: &Block<'k>,
+        place: &'p WarpPlace<'k>,
+        levers: &'p Config,
+        shape: &'p Shape,
+        q_place: Fragments<'k, E>,
+    ) -> Self {
+        let (mut out, mut rows) = (Vec::new(), Vec::new());
+        for m in 0..levers.row_blocks() {
+            out.push(RowTile(k.acc(&format!("out{m}"), padded(shape.head_dim_v) / ACC_COLS)));
+            rows.extend([(); 2].map(|()| Row::new(k, params.score_mod.exponent_scale)));
+        }
+        let tiles = levers.keys_per_warp() / ACC_COLS;
+        Warp {
+            k,
+            params,
+            levers,
+            shape,
+            place,
+            q_place,
+            q_held: Vec::new(),
+            query_rows: block.rows,
+            first_row: block.first_row + place.first_row + lane_row(k),
+            scores: (0..levers.row_blocks())
+                .map(|m| RowTile(k.acc_unwritten(&format!("s{m}"), tiles)))
+                .collect(),
+            out,
+            rows,
+            tapped_key: shape.stop_after.map(|_| k.var_unwritten("tapped_key")),
+        }
+    }
+
+    /// Loads Q into registers.
+    #[track_caller]
+    pub(super) fn load_q(&mut self) {
+        for m in 0..self.levers.row_blocks() {
+            let steps = 0..padded(self.shape.head_dim) / STEP;
+            let operand = |step| self.q_place.a(self.k, 16 * m, step * STEP);
+            self.q_held.push(steps.map(operand).collect());
+        }
+    }
+
+    /// The row that half `half` of row block `m` of this lane is, of the block's head or heads.
+    #[track_caller]
+    pub(super) fn row(&self, m: usize, half: usize) -> Val<'k, u32> {
+        self.first_row + (16 * m as u32 + 8 * half as u32)
+    }
+
+    /// Steps of 16 keys in the warp's part of a K block.
+    pub(super) fn steps(&self) -> Range<u32> {
+        0..self.levers.keys_per_warp() / STEP
+    }
+
+    /// Registers for the probabilities of a K block.
+    pub(super) fn probabilities(&self, name: &str) -> Probabilities<'k, E> {
+        let words = 4 * self.steps().end;
+        let of_block = |_: &RowTile<'k>| (0..words).map(|_| self.k.var_unwritten(name)).collect();
+        self.scores.iter().map(of_block).collect()
+    }
+
+    // ---- A K block's probabilities --------------------------------------------------------------------
+
+    /// Scores of some steps become probabilities, 16 keys at a time; `then` is called as soon as those of a step are
+    /// known.
+    #[track_caller]
+    pub(super) fn softmax_steps(&self, p: &Probabilities<'k, E>, steps: Range<u32>, then: impl Fn(u32)) {
+        for step in steps {
+            self.exponentials(p, step);
+            then(step);
+        }
+    }
+
+    /// A K block that every row sees whole, without a look at its scores first: exponentials are taken against the
+    /// maxima of before, and only if one comes out large are they computed again with maxima raised.
+    ///
+    /// It is done in parts, so that the exponentials of each are computed among products that do not wait for
+    /// them: of scores, or of the part before with V. `refill` is called once the first products are under way.
+    #[track_caller]
+    pub(super) fn bold_block(
+        &self,
+        k_place: &Fragments<'k, E>,
+        v_place: &Fragments<'k, E>,
+        p: &Probabilities<'k, E>,
+        refill: impl Fn(),
+    ) {
+        let all = self.steps();
+        self.clear_scores(all.clone());
+        if self.levers.q_in_registers {
+            // Q's operands are at hand, so scores are finished 16 keys at a time.
+            for step in all.clone() {
+                self.score_steps(k_place, step..step + 1);
+                if step == 0 {
+                    refill();
+                }
+            }
+        } else {
+            // Loading Q's operands once per K block means finishing all scores at once.
+            self.score_steps(k_place, all.clone());
+            refill();
+        }
+        let part = (all.end / BOLD_PARTS).max(1);
+        let mut before = None::<Range<u32>>;
+        for start in all.clone().step_by(part as usize) {
+            let steps = start..(start + part).min(all.end);
+            let sums: Vec<_> = self.rows.iter().map(|row| row.sum.get()).collect();
+            for step in steps.clone() {
+                if before.is_some() {
+                    self.accumulate(p, v_place, step - part);
+                }
+                self.cap(step);
+                self.exponentials(p, step);
+            }
+            self.redo_if_large(k_place, p, steps.clone(), &sums);
+            before = Some(steps);
+        }
+        before
+            .into_iter()
+            .flatten()
+            .for_each(|step| self.accumulate(p, v_place, step));
+    }
+
+    /// If a probability of some steps came out large, raises the maxima and computes these steps again, from
+    /// the sums as they were before.
+    #[track_caller]
+    fn redo_if_large(
+        &self,
+        k_place: &Fragments<'k, E>,
+        p: &Probabilities<'k, E>,
+        steps: Range<u32>,
+        sums: &[Val<'k, f32>],
+    ) {
+        let k = self.k;
+        let mut any = k.constant(0u32);
+        for words in p {
+            for word in &words[4 * steps.start as usize..4 * steps.end as usize] {
+                any = any | word.get().reinterpret::<u32>();
+            }
+        }
+        k.if_((any & TWO_OR_MORE).ne(0).vote_any().uniform(), || {
+            for (row, sum) in self.rows.iter().zip(sums) {
+                row.sum.set(*sum);
+            }
+            self.scores(k_place, steps.clone());
+            self.raise_maxima(steps.clone());
+            self.softmax_steps(p, steps, |_| ());
+        });
+    }
+
+    // ---- S = Q·Kᵀ -------------------------------------------------------------------------------------
+
+    /// Scores of some steps, capped if need be.
+    #[track_caller]
+    pub(super) fn scores(&self, k_place: &Fragments<'k, E>, steps: Range<u32>) {
+        self.clear_scores(steps.clone());
+        match self.levers.q_in_registers {
+            true => steps.clone().for_each(|step| self.score_steps(k_place, step..step + 1)),
+            false => self.score_steps(k_place, steps.clone()),
+        }
+        for step in steps {
+            self.cap(step);
+        }
+    }
+
+    #[track_caller]
+    fn clear_scores(&self, steps: Range<u32>) {
+        for block in &self.scores {
+            for register in RowTile::registers(steps.clone()) {
+                block.var(register).set(0.0);
+            }
+        }
+    }
+
+    /// Scores of some steps of 16 keys.
+    #[track_caller]
+    fn score_steps(&self, k_place: &Fragments<'k, E>, keys: Range<u32>) {
+        self.k.verb("S += Q*K", || {
+            for step in 0..padded(self.shape.head_dim) / STEP {
+                let q: Vec<_> = match self.levers.q_in_registers {
+                    true => self.q_held.iter().map(|block| block[step as usize]).collect(),
+                    false => (0..self.levers.row_blocks())
+                        .map(|m| self.q_place.a(self.k, 16 * m, step * STEP))
+                        .collect(),
+                };
+                for keys in keys.clone() {
+                    let [left, right] = k_place.b_rows(self.k, keys * STEP, step * STEP);
+                    for (scores, &q) in self.scores.iter().zip(&q) {
+                        self.k.mma(scores.0, 2 * keys, q, left);
+                        self.k.mma(scores.0, 2 * keys + 1, q, right);
+                    }
+                }
+            }
+        });
+    }
+
+    /// With soft cap: scores of 16 keys, not yet scaled, are capped.
+    #[track_caller]
+    fn cap(&self, step: u32) {
+        for (m, scores) in self.scores.iter().enumerate() {
+            let registers = RowTile::registers(step..step + 1);
+            self.params.score_mod.cap(scores, registers.clone(), None);
+            self.tap(StopAfter::Scores, m, registers, |register| scores.var(register).get());
+        }
+    }
+
+    // ---- Softmax --------------------------------------------------------------------------------------
+
+    /// Whether any of the warp's rows sees any of its keys in the K block that begins at `first_key`.
+    #[track_caller]
+    pub(super) fn sees(&self, first_key: Val<'k, u32>) -> Val<'k, bool> {
+        let rows = (0..self.scores.len()).flat_map(|m| [0, 1].map(|half| (m, half)));
+        let queries = rows.map(|(m, half)| self.query_rows.query(self.row(m, half)));
+        let first_key = first_key + self.place.first_key;
+        warp_sees(&self.params.band, queries, first_key, self.levers.keys_per_warp())
+    }
+
+    /// Scores that a row does not see become −∞.
+    #[track_caller]
+    pub(super) fn mask(&self, first_key: Val<'k, u32>) {
+        let query = |m, half| self.query_rows.query(self.row(m, half));
+        let first = first_key + self.place.first_key;
+        mask_scores(self.k, &self.params.band, &self.scores, query, first);
+    }
+
+    /// Raises the maxima of the rows to the scores of some steps, where the lever says so, and rescales sums and output.
+    #[track_caller]
+    pub(super) fn raise_maxima(&self, steps: Range<u32>) {
+        self.k.verb("raise_references", || {
+            let halves = self.scores.iter().flat_map(|scores| [(scores, 0), (scores, 1)]);
+            let largest: Vec<_> = halves.map(|(scores, half)| scores.max(steps.clone(), half)).collect();
+            let (threshold, max_offset) = match self.levers.rescale {
+                Rescale::Eager => (None, 0.0),
+                Rescale::Lazy => (Some(LAZY_POWERS), 0.0),
+                Rescale::Bold => (Some(0.0), BOLD_POWERS),
+            };
+            let rescale_output = |row: usize, factor| self.out[row / 2].scale_row(row % 2, factor);
+            let raise = || raise_maxima(&self.rows, &largest, max_offset, rescale_output);
+            match threshold {
+                None => raise(),
+                Some(powers) => self.k.if_(any_above(&self.rows, &largest, powers).uniform(), raise),
+            }
+        });
+    }
+
+    /// Scores of 16 keys become probabilities.
+    #[track_caller]
+    fn exponentials(&self, p: &Probabilities<'k, E>, step: u32) {
+        self.k.verb("exponentials", || {
+            for (m, words) in p.iter().enumerate() {
+                for word in 4 * step..4 * step + 4 {
+                    // Words go row, row + 8, then the same of the next 8 keys: as accumulators do.
+                    let row = &self.rows[2 * m + word as usize % 2];
+                    let pair = row.exp_word::<E>(&self.scores[m], word);
+                    row.sum.add_assign(pair[0] + pair[1]);
+                    words[word as usize].set(E::pack_word(&pair));
+                    let registers = E::registers(word);
+                    let (first, end) = (registers[0], registers[0] + 2);
+                    self.tap(StopAfter::Probabilities, m, first..end, |register| {
+                        pair[(register - first) as usize]
+                    });
+                }
+            }
+        });
+    }
+
+    // ---- O += P·V -------------------------------------------------------------------------------------
+
+    /// Adds what 16 keys weigh to the output.
+    #[track_caller]
+    pub(super) fn accumulate(&self, p: &Probabilities<'k, E>, v_place: &Fragments<'k, E>, step: u32) {
+        self.k.verb("O += P*V", || {
+            let mut operands = Vec::new();
+            for words in p {
+                let words = [0, 1, 2, 3].map(|word| words[4 * step as usize + word].get());
+                operands.push(self.k.a_operand::<E>(&words));
+            }
+            for column in 0..padded(self.shape.head_dim_v) / STEP {
+                let [left, right] = v_place.b_cols(self.k, step * STEP, column * STEP);
+                for (out, &p) in self.out.iter().zip(&operands) {
+                    self.k.mma(out.0, 2 * column, p, left);
+                    self.k.mma(out.0, 2 * column + 1, p, right);
+                }
+            }
+        });
+    }
+
+    // ---- Taps -----------------------------------------------------------------------------------------
+
+    /// Stores some registers of row block `m`, if this tap is requested.
+    #[track_caller]
+    fn tap(&self, tap: StopAfter, m: usize, registers: Range<u32>, value: impl Fn(u32) -> Val<'k, f32>) {
+        let Some(tapped_key) = self.tapped_key else { return };
+        let of_half = |half| {
+            let row = self.row(m, half);
+            self.query_rows.batch_head_and_query(self.params.num_heads, row)
+        };
+        let first_key = || tapped_key + self.place.first_key;
+        for register in registers {
+            let (rows, value) = (&self.rows[2 * m..], || value(register));
+            self.params.tap_register(tap, register, rows, of_half, first_key, value);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The block's rows and K blocks, and K and V on their way into shared memory.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
+
+use super::Config;
+use crate::attention::block_range::{BlockOrder, block_range, share};
+use crate::attention::lengths::QueryRows;
+use crate::attention::params::Params;
+use crate::attention::softmax::Rescale;
+use crate::attention::split::Split;
+use crate::tiles::{Chunks, HeadTile};
+
+/// The block's query rows and head.
+pub(super) struct Block<'k> {
+    pub(super) rows: QueryRows<'k>,
+    pub(super) kv_head: Val<'k, u32>,
+    pub(super) first_row: Val<'k, u32>,
+    /// The block's split of the keys, if others have some too.
+    pub(super) split: Option<Split<'k>>,
+}
+
+impl<'k> Block<'k> {
+    /// The grid is (heads of a group, Q tiles, groups): heads whose K and V fit into the L2 cache together run
+    /// together, and the tiles with the most keys (the last, if causal) first. Where the keys are split, it is (heads, Q
+    /// tiles, splits).
+    #[track_caller]
+    pub(super) fn new<E: MmaElement>(k: &'k KernelBuilder, params: &Params<'k, E>, levers: &Config) -> Self {
+        let tile = k.grid_dim(1) - 1 - k.block_idx(1);
+        let split = (levers.splits > 1).then(|| Split {
+            index: k.block_idx(2),
+            count: k.grid_dim(2),
+        });
+        let index = match split {
+            Some(_) => k.block_idx(0),
+            None => k.block_idx(2).fma(k.grid_dim(0), k.block_idx(0)),
+        };
+        let first_row = tile * levers.rows;
+        let group = params.group_size;
+        let (rows, kv_head) = if levers.pack_heads {
+            let kv_heads = params.num_heads / group;
+            let kv_head = index % kv_heads;
+            let rows = QueryRows {
+                batch: index / kv_heads,
+                head: kv_head * group,
+                count: params.seq_len_q * group,
+                packed: Some(group),
+            };
+            (rows, kv_head)
+        } else {
+            let head = index % params.num_heads;
+            let rows = QueryRows {
+                batch: index / params.num_heads,
+                head,
+                count: params.seq_len_q,
+                packed: None,
+            };
+            (rows, head / group)
+        };
+        Block {
+            rows,
+            kv_head,
+            first_row,
+            split,
+        }
+    }
+
+    /// Starts the copy of Q.
+    #[track_caller]
+    pub(super) fn copy_q<E: MmaElement>(&self, k: &'k KernelBuilder, params: &Params<'k, E>, q_tile: HeadTile<'k, E>) {
+        q_tile.chunks(k).copy_rows(k.constant(0), |row| {
+            let row = self.first_row + row;
+            (self.rows.of(&params.q, row), Some(row.lt(self.rows.count)))
+        });
+        k.cp_async_commit();
+    }
+
+    /// The K blocks that the rows see, or the block's share of them. The first one sets the maxima of the rows, and bold
+    /// rescaling does that only where there is a mask.
+    #[track_caller]
+    pub(super) fn n_blocks<E: MmaElement>(&self, params: &Params<'k, E>, levers: &Config) -> BlockOrder<Val<'k, i32>> {
+        let last_row = (self.first_row + (levers.rows - 1)).min(self.rows.count - 1);
+        let (first, last) = (self.rows.query(self.first_row), self.rows.query(last_row));
+        let range = block_range(&params.band, first.reinterpret(), last.reinterpret(), levers.cols);
+        let bold = levers.rescale == Rescale::Bold;
+        let all = BlockOrder::ascending(range, bold);
+        let Some(split) = self.split else {
+            return all;
+        };
+        let (begin, count) = share(all.count.reinterpret::<u32>(), split.index, split.count);
+        let part = all.part(begin.reinterpret(), count.reinterpret());
+        if bold { part.first_masked() } else { part }
+    }
+}
+
+/// Whether a K block may reach past what its rows see or past the last key.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Edges {
+    Checked,
+    Whole,
+}
+
+/// The ring of stages of K and V. Each K block is one group of copies.
+pub(super) struct Ring<'k, 'p, E> {
+    k: &'k KernelBuilder,
+    params: &'p Params<'k, E>,
+    levers: &'p Config,
+    pub(super) n_blocks: BlockOrder<Val<'k, i32>>,
+    /// Where the thread's first chunk of the first rows is.
+    k_source: GlobalPtr<'k, E>,
+    v_source: GlobalPtr<'k, E>,
+    k_chunks: Chunks<'k, E>,
+    v_chunks: Chunks<'k, E>,
+    k_stage_elements: u32,
+    v_stage_elements: u32,
+}
+
+impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
+    #[track_caller]
+    pub(super) fn new(
+        k: &'k KernelBuilder,
+        params: &'p Params<'k, E>,
+        block: &Block<'k>,
+        levers: &'p Config,
+        k_tile: HeadTile<'k, E>,
+        v_tile: HeadTile<'k, E>,
+    ) -> Self {
+        let n_blocks = block.n_blocks(params, levers);
+        let (k_chunks, v_chunks) = (k_tile.chunks(k), v_tile.chunks(k));
+        Ring {
+            k,
+            params,
+            levers,
+            n_blocks,
+            k_source: k_chunks.source(&params.k, params.k.head(block.rows.batch, block.kv_head)),
+            v_source: v_chunks.source(&params.v, params.v.head(block.rows.batch, block.kv_head)),
+            k_chunks,
+            v_chunks,
+            k_stage_elements: k_tile.stage_elements(),
+            v_stage_elements: v_tile.stage_elements(),
+        }
+    }
+
+    /// First key of the K block of an iteration.
+    #[track_caller]
+    pub(super) fn first_key(&self, n_block: Val<'k, i32>, edges: Edges) -> Val<'k, u32> {
+        let block = match edges {
+            Edges::Whole => n_block + self.n_blocks.whole,
+            Edges::Checked => self.n_blocks.n_block(n_block),
+        };
+        block.reinterpret::<u32>() * self.levers.cols
+    }
+
+    /// Where K of an iteration is, in elements from the first stage.
+    #[track_caller]
+    pub(super) fn k_stage(&self, n_block: Val<'k, i32>) -> Val<'k, u32> {
+        n_block.reinterpret::<u32>() % self.levers.stages * self.k_stage_elements
+    }
+
+    /// Where V of an iteration is, in elements from the first stage.
+    #[track_caller]
+    pub(super) fn v_stage(&self, n_block: Val<'k, i32>) -> Val<'k, u32> {
+        n_block.reinterpret::<u32>() % self.levers.stages * self.v_stage_elements
+    }
+
+    /// Starts the copies of an iteration, if there is one, and closes the group.
+    #[track_caller]
+    pub(super) fn prefetch(&self, n_block: Val<'k, i32>, edges: Edges) {
+        let end = (edges == Edges::Checked).then_some(self.params.seq_len_kv);
+        self.k.verb("prefetch", || {
+            self.k.if_(n_block.lt(self.n_blocks.count).uniform(), || {
+                let first = self.first_key(n_block, edges);
+                let (k_stage, v_stage) = (self.k_stage(n_block), self.v_stage(n_block));
+                self.k_chunks.copy(k_stage, &self.params.k, self.k_source, first, end);
+                self.v_chunks.copy(v_stage, &self.params.v, self.v_source, first, end);
+            });
+            self.k.cp_async_commit();
+        });
+    }
+
+    /// Waits until the oldest group has arrived for all warps, and all have left the stage before.
+    #[track_caller]
+    pub(super) fn arrive(&self) {
+        self.k.cp_async_wait(self.levers.stages - 2);
+        self.k.barrier();
+    }
+
+    /// Refills the stage that all warps had left when the group of `n_block` arrived.
+    #[track_caller]
+    pub(super) fn refill(&self, n_block: Val<'k, i32>, edges: Edges) {
+        self.prefetch(n_block + (self.levers.stages as i32 - 1), edges);
+    }
+}

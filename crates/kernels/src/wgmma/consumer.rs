@@ -1,0 +1,383 @@
+//! What a warpgroup computes: scores, their softmax, and the output that they weigh, for 64 query rows.
+//!
+//! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
+//! operand A of `O += P·V`. Operand A of `S` is Q, from shared memory or, as far as they go, from registers too.
+
+use flashcore_ir::fragment::AVars;
+use flashcore_ir::pipeline::Reader;
+use flashcore_ir::wgmma::WgmmaOperand;
+use flashcore_ir::{Cache, Element, KernelBuilder, Val, Var};
+
+use super::kernel::Context;
+use super::tiles::{padded, step};
+use crate::attention::mask::mask_scores;
+use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
+use crate::attention::scheduler::WorkItem;
+use crate::attention::score_mod::HeadFactors;
+use crate::attention::softmax::{
+    LARGEST_POWER, Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
+};
+use crate::stage::StopAfter;
+
+/// The last read of a stage of Q, after which it is released.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum QRead {
+    /// There is none: the warpgroup has no rows in the tile.
+    NoRows,
+    /// The copy to registers, if these hold all columns.
+    Load,
+    /// The last scores of the tile. As soon as can be, where the next Q has no other stage to go to.
+    LastScores,
+    /// The end of the tile, which is soon enough where there are two stages.
+    TileEnd,
+}
+
+/// A warpgroup's stage of Q: the one place that releases it.
+pub(super) struct QStage<'k> {
+    reader: Reader<'k>,
+    last_read: QRead,
+}
+
+impl<'k> QStage<'k> {
+    #[track_caller]
+    pub(super) fn wait(&self) {
+        self.reader.wait();
+    }
+
+    /// Releases the stage if this was the last read of it, and `last` holds where it is given.
+    #[track_caller]
+    pub(super) fn passed(&self, read: QRead, last: Option<Val<'k, bool>>) {
+        match last {
+            _ if read != QRead::NoRows && read != self.last_read => {}
+            Some(last) => last.builder().if_(last.uniform(), || release(self.reader)),
+            None => release(self.reader),
+        }
+    }
+}
+
+/// Releases a stage and goes on to the next.
+#[track_caller]
+pub(super) fn release(stage: Reader<'_>) {
+    stage.release();
+    stage.advance();
+}
+
+/// Hands the tensor cores from one warpgroup to the next (FA3's `warp_scheduler_barrier`): while one has its products
+/// run, the others are at their softmax.
+struct WarpSchedulerBarrier<'k> {
+    index: Val<'k, u32>,
+    warpgroups: u32,
+}
+
+impl<'k> WarpSchedulerBarrier<'k> {
+    const FIRST: u32 = 1; // barrier 0 is the whole block's
+    const THREADS: u32 = 256; // of the warpgroup that waits, and of the one before it
+
+    /// The first warpgroup goes first: the last one lets it.
+    #[track_caller]
+    fn new(index: Val<'k, u32>, warpgroups: u32) -> Self {
+        let barrier = WarpSchedulerBarrier { index, warpgroups };
+        let k = index.builder();
+        k.if_(index.eq(warpgroups - 1).uniform(), || barrier.arrive());
+        barrier
+    }
+
+    #[track_caller]
+    fn sync(&self) {
+        let (k, barrier) = (self.index.builder(), self.index + Self::FIRST);
+        k.verb("warp_scheduler_barrier_sync", || {
+            k.barrier_among(barrier, Self::THREADS)
+        });
+    }
+
+    /// Lets the next warpgroup go.
+    #[track_caller]
+    fn arrive(&self) {
+        let k = self.index.builder();
+        k.verb("warp_scheduler_barrier_arrive", || {
+            let last = self.index.eq(self.warpgroups - 1);
+            let next = last.select(Self::FIRST, self.index + (Self::FIRST + 1));
+            k.barrier_arrive(next, Self::THREADS);
+        });
+    }
+}
+
+/// A warpgroup at work.
+pub(super) struct Warpgroup<'k, 'p, E: Probability> {
+    pub(super) k: &'k KernelBuilder,
+    pub(super) context: &'p Context<'k, 'p, E>,
+    /// Its number among the consumers, the same in all lanes.
+    pub(super) index: Val<'k, u32>,
+    /// The warp's number among the consumers, the same in all lanes.
+    pub(super) warp: Val<'k, u32>,
+    /// The lane's first row, within the tile.
+    pub(super) lane_row: Val<'k, u32>,
+    pub(super) q: QStage<'k>,
+    pub(super) keys: Reader<'k>,
+    pub(super) values: Reader<'k>,
+    q_rows: WgmmaOperand<'k, E>,
+    k_tile: WgmmaOperand<'k, E>,
+    v_tile: WgmmaOperand<'k, E>,
+    barrier: Option<WarpSchedulerBarrier<'k>>,
+    pub(super) scores: RowTile<'k>,
+    /// The first columns of Q, as many of them as are held in registers.
+    pub(super) q_held: AVars<'k, E>,
+    p: AVars<'k, E>,
+    pub(super) out: RowTile<'k>,
+    pub(super) rows: [Row<'k>; 2],
+    /// How many powers of two a score may be above its row's maximum, and their bias.
+    pub(super) threshold: f32,
+    pub(super) max_offset: f32,
+    /// What each row of the output is still to be multiplied by.
+    pub(super) factors: [Var<'k, f32>; 2],
+    pub(super) scales: Option<HeadFactors<'k>>,
+    /// In builds with a tap: head of all batches, first row and first key of the K block at hand.
+    tapped: Option<[Var<'k, u32>; 3]>,
+}
+
+impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
+    #[track_caller]
+    pub(super) fn new(k: &'k KernelBuilder, context: &'p Context<'k, 'p, E>) -> Self {
+        let (levers, shape, params) = (context.levers, context.shape, context.params);
+        let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
+        let index = warp / 4;
+        let barrier = levers
+            .take_turns
+            .then(|| WarpSchedulerBarrier::new(index, levers.warpgroups()));
+        let scales = E::SCALED.then(|| HeadFactors::new(k));
+        let scale = match &scales {
+            Some(scales) => Scale::OfHead(scales.exponents),
+            None => Scale::Fixed(params.score_mod.exponent_scale),
+        };
+        let acc = |name, columns| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
+        let lane_row = warp * 16 + lane_row(k);
+        let reader = context.q_pipeline.reader_of(index, levers.warpgroups());
+        let (keys, values) = (context.k_pipeline.reader(), context.v_pipeline.reader());
+        let q_rows = context.q_tile.k_major();
+        let q_held = k.a_vars("q", levers.q_steps_held(shape));
+        Warpgroup {
+            k,
+            context,
+            index,
+            warp,
+            lane_row,
+            q: QStage {
+                reader,
+                last_read: match () {
+                    () if q_held.steps() == q_rows.steps() => QRead::Load,
+                    () if levers.q_stages(shape) == 1 => QRead::LastScores,
+                    () => QRead::TileEnd,
+                },
+            },
+            keys,
+            values,
+            q_rows,
+            k_tile: context.k_tile.k_major(),
+            v_tile: match E::TRANSPOSED {
+                true => context.v_tile.k_major(),
+                false => context.v_tile.mn_major(),
+            },
+            barrier,
+            scores: acc("scores", levers.cols),
+            q_held,
+            p: k.a_vars("p", levers.cols / step(E::BYTES)),
+            out: acc("out", padded(shape.head_dim_v, E::Out::BYTES)),
+            rows: [(); 2].map(|()| Row::new(k, scale)),
+            threshold: levers.rescale.threshold::<E>(),
+            max_offset: levers.rescale.threshold::<E>() - LARGEST_POWER,
+            factors: [(); 2].map(|()| k.var_unwritten("factor")),
+            scales,
+            tapped: shape.stop_after.map(|_| [(); 3].map(|()| k.var_unwritten("tapped"))),
+        }
+    }
+
+    /// Starts products once the other warpgroups have started theirs.
+    #[track_caller]
+    pub(super) fn with_tensor_cores(&self, products: impl FnOnce()) {
+        if let Some(barrier) = &self.barrier {
+            barrier.sync();
+        }
+        products();
+        if let Some(barrier) = &self.barrier {
+            barrier.arrive();
+        }
+    }
+
+    // ---- Q --------------------------------------------------------------------------------------------
+
+    /// Loads the columns of Q that are held in registers.
+    #[track_caller]
+    pub(super) fn load_q(&self) {
+        let (k, tile, held) = (self.k, self.context.q_tile, self.q_held.steps());
+        if held == 0 {
+            return;
+        }
+        // Lanes bring words of 4 bytes; the four of a row a chunk of 16 bytes, of which a step takes two.
+        let (word, chunk) = (4 / E::BYTES, 16 / E::BYTES);
+        let (row, column) = (self.warp % 4 * 16 + lane_row(k), k.lane() % 4 * word);
+        let (slab, cols) = (tile.cols() / tile.slabs(), 2 * held * chunk);
+        k.verb("Q to registers", || {
+            for first in (0..cols).step_by(slab as usize) {
+                let place = tile.at_stage(self.q.reader.stage(), row, column + first);
+                for column in (0..slab.min(cols - first)).step_by(chunk as usize) {
+                    let at = if column == 0 { place } else { tile.across(place, column) };
+                    for half in 0..2 {
+                        let words = tile.down(at, 8 * half).load_words(1, Cache::Default);
+                        self.q_held.word(2 * (first + column) / chunk + half).set(words[0]);
+                    }
+                }
+            }
+            // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait for
+            // loads: without the fence the copy that fills the stage next may overtake them.
+            k.fence_proxy_async();
+            k.sync_warp();
+            self.q.passed(QRead::Load, None);
+        });
+    }
+
+    // ---- Products -------------------------------------------------------------------------------------
+
+    /// Starts `S = Q·Kᵀ`.
+    #[track_caller]
+    pub(super) fn start_scores(&self) {
+        let (k, scores) = (self.k, self.scores.0);
+        k.verb("S = Q*K", || {
+            k.wgmma_fence();
+            let keys = self.k_tile.stage(self.keys.stage());
+            let held = self.q_held.steps();
+            if held > 0 {
+                k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
+            }
+            if held < self.q_rows.steps() {
+                let (q, rest) = (self.q_rows.stage(self.q.reader.stage()), held..keys.steps());
+                k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
+            }
+            k.wgmma_commit();
+        });
+    }
+
+    /// Starts `O += P·V`.
+    #[track_caller]
+    pub(super) fn start_output(&self) {
+        let (k, out) = (self.k, self.out.0);
+        k.verb("O += P*V", || {
+            k.wgmma_fence();
+            let values = self.v_tile.stage(self.values.stage());
+            k.wgmma_rs(out, &self.p.operands(), values, true);
+            k.wgmma_commit();
+        });
+    }
+
+    // ---- Softmax --------------------------------------------------------------------------------------
+
+    /// With soft cap: scores, not yet scaled, are capped.
+    #[track_caller]
+    pub(super) fn cap(&self) {
+        let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
+        let scale = self.scales.as_ref().map(|scales| scales.scores);
+        score_mod.cap(&self.scores, registers.clone(), scale);
+        for register in registers {
+            self.tap(StopAfter::Scores, register, || {
+                let score = self.scores.var(register).get();
+                // A cap has applied the scales of the head already.
+                match scale {
+                    Some(scale) if !self.context.shape.softcap => score * scale.get(),
+                    _ => score,
+                }
+            });
+        }
+    }
+
+    /// Scores that a row does not see become −∞.
+    #[track_caller]
+    pub(super) fn mask(&self, tile: &WorkItem<'k>, first_key: Val<'k, u32>) {
+        let query = |_, half| tile.first_row() + self.lane_row + 8 * half as u32;
+        mask_scores(self.k, &self.context.params.band, &[self.scores], query, first_key);
+    }
+
+    /// Raises the maxima of the rows to their scores where one is more than `threshold` powers of two above its row's,
+    /// and rescales the sums; the output too if it is `ready`, else [`Self::factors`] say by what it is to be multiplied.
+    /// Returns whether any was raised in this warp.
+    #[track_caller]
+    pub(super) fn raise_maxima(&self, threshold: f32, ready: bool) -> Val<'k, bool> {
+        let k = self.k;
+        k.verb("raise_references", || {
+            let largest = [0, 1].map(|half| self.scores.max(self.scores.steps(), half));
+            let any = any_above(&self.rows, &largest, threshold);
+            k.if_(any.uniform(), || {
+                raise_maxima(&self.rows, &largest, self.max_offset, |half, factor| match ready {
+                    true => self.rescale_output(half, factor),
+                    false => self.factors[half].set(factor),
+                });
+            });
+            any
+        })
+    }
+
+    /// Rescales a row of the output to a maximum that was raised.
+    #[track_caller]
+    pub(super) fn rescale_output(&self, half: usize, factor: Val<'k, f32>) {
+        self.k.verb("rescale_output", || self.out.scale_row(half, factor));
+    }
+
+    /// Scores become probabilities, where they are.
+    #[track_caller]
+    pub(super) fn exponentials(&self) {
+        let tap = |register, p| self.tap(StopAfter::Probabilities, register, || p);
+        self.k
+            .verb("exponentials", || exponentials(&self.scores, &self.rows, tap));
+    }
+
+    /// Probabilities, rounded, become operands of the output.
+    #[track_caller]
+    pub(super) fn pack(&self) {
+        self.k.verb("pack", || pack(&self.scores, &self.p));
+    }
+
+    /// Exponentials against the maxima of before, without a look at the scores first; only if they come out
+    /// large are the maxima raised and all computed again. Scores stay as they are until then.
+    #[track_caller]
+    pub(super) fn speculative_softmax(&self) {
+        let k = self.k;
+        let tap = |register, p| self.tap(StopAfter::Probabilities, register, || p);
+        let packed = || {
+            k.verb("exponentials", || {
+                pack_exponentials(&self.scores, &self.rows, &self.p, tap)
+            })
+        };
+        let sums: Vec<_> = packed().into_iter().map(|sum| k.var(sum)).collect();
+        let large = sums[0].get().gt(E::BOLD_MOST) | sums[1].get().gt(E::BOLD_MOST);
+        k.if_(large.vote_any().uniform(), || {
+            self.raise_maxima(0.0, true);
+            for (sum, again) in sums.iter().zip(packed()) {
+                sum.set(again);
+            }
+        });
+        for (row, sum) in self.rows.iter().zip(sums) {
+            row.sum.add_assign(sum.get());
+        }
+    }
+
+    // ---- Taps -----------------------------------------------------------------------------------------
+
+    /// Before an iteration of a tile, in builds with a tap.
+    #[track_caller]
+    pub(super) fn begin_tap(&self, tile: &WorkItem<'k>, n_block: Val<'k, u32>) {
+        if let Some([batch_head, first_row, first_key]) = &self.tapped {
+            batch_head.set(tile.batch().fma(self.context.params.num_heads, tile.head()));
+            first_row.set(tile.first_row());
+            first_key.set(tile.first_key(n_block));
+        }
+    }
+
+    /// Stores a register of the scores, if this tap is requested.
+    #[track_caller]
+    fn tap(&self, tap: StopAfter, register: u32, value: impl Fn() -> Val<'k, f32>) {
+        let Some([batch_head, row, key]) = self.tapped else {
+            return;
+        };
+        let of_half = |half| (batch_head.get(), row + self.lane_row + 8 * half as u32);
+        let params = self.context.params;
+        params.tap_register(tap, register, &self.rows, of_half, || key.get(), value);
+    }
+}
