@@ -35,7 +35,7 @@ impl Cluster<'_> {
                 let region = self.region(At::of(addr, Space::Global).object);
                 for lane in lanes(mask) {
                     self.flags.remove(&(slot, offsets[lane]));
-                    self.release(warp, lane, (slot, offsets[lane]));
+                    self.set_flag(warp, lane, (slot, offsets[lane]));
                     let writer = (WriterKind::Atomic, (32 * warp.index + lane) as ActorId);
                     let bytes = value[lane].to_le_bytes();
                     self.write_lane(warp, pc, lane, region, offsets[lane], &bytes, writer);
@@ -51,7 +51,7 @@ impl Cluster<'_> {
                 if release {
                     let (slot, offsets, mask) = self.flag_places(warp, pc, addr);
                     for lane in lanes(mask) {
-                        self.release(warp, lane, (slot, offsets[lane]));
+                        self.set_flag(warp, lane, (slot, offsets[lane]));
                     }
                 }
                 let base = warp.value(self.machine, addr.base);
@@ -91,7 +91,7 @@ impl Cluster<'_> {
     }
 
     /// Joins a lane's clock, with its own accesses, to that of a flag.
-    fn release(&mut self, warp: &Warp, lane: usize, place: (usize, u64)) {
+    fn set_flag(&mut self, warp: &Warp, lane: usize, place: (usize, u64)) {
         let mut clock = warp.joined(1 << lane);
         self.publish(&mut clock, warp, 1 << lane);
         match self.flags.entry(place) {

@@ -35,15 +35,8 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         let (batch, first_row) = (tile.batch(), tile.first_row());
         let k = batch.builder();
         let kv_head = tile.kv_head();
-        let copy_k = |n_block| {
-            share(
-                cluster,
-                self.k_tile,
-                self.k_map,
-                keys,
-                [tile.first_key(n_block), kv_head, batch],
-            )
-        };
+        let keys_at = |n_block| [tile.first_key(n_block), kv_head, batch];
+        let copy_k = |n_block| share(cluster, self.k_tile, self.k_map, keys, keys_at(n_block));
         let copy_v = |n_block| share(cluster, self.v_tile, self.v_map, values, self.values_at(tile, n_block));
         copy_k(k.constant(0));
         for group in 0..self.levers.warpgroups() {
@@ -89,12 +82,13 @@ fn share<'k, E: WgmmaElement>(
     let Some((rank, all)) = cluster else {
         return copy(tile, map, fill, at, L2Hint::EvictLast);
     };
-    fill_stage(tile, fill, || {
-        let [row, head, batch] = at;
-        let row = row + rank * map.box_rows();
-        let part = map.at(&[row, head, batch]).hint(L2Hint::EvictLast).multicast(all);
-        tile.load_tma_part(fill.stage(), rank, part, fill.full());
-    });
+    fill.acquire();
+    fill.expect(tile.stage_bytes());
+    let [row, head, batch] = at;
+    let row = row + rank * map.box_rows();
+    let part = map.at(&[row, head, batch]).hint(L2Hint::EvictLast).multicast(all);
+    tile.load_tma_part(fill.stage(), rank, part, fill.full());
+    fill.advance();
 }
 
 /// Fills the next stage of a tile with the rows from (row, head, batch) on.
@@ -106,15 +100,8 @@ fn copy<'k, E: WgmmaElement>(
     at: [Val<'k, u32>; 3],
     hint: L2Hint,
 ) {
-    fill_stage(tile, fill, || {
-        tile.load_tma(fill.stage(), map.at(&at).hint(hint), fill.full())
-    });
-}
-
-#[track_caller]
-fn fill_stage<'k, E: WgmmaElement>(tile: SharedTile<'k, E>, fill: Filler<'k>, start_copy: impl FnOnce()) {
     fill.acquire();
     fill.expect(tile.stage_bytes());
-    start_copy();
+    tile.load_tma(fill.stage(), map.at(&at).hint(hint), fill.full());
     fill.advance();
 }

@@ -113,7 +113,7 @@ fn wrong_answers_without_a_finding_are_wrong() {
     let plan = plan(&odd_problem());
     let unmasked: Vec<Mutation> = mutations(&plan.main.kernel)
         .into_iter()
-        .filter(|m| m.operator == Operator::Unmask && quoted(m.line).contains("row.sees(key)"))
+        .filter(|m| m.operator == Operator::Unmask && quoted(m.line).contains("sees.select(score"))
         .collect();
     let report = check_with(&plan, unmasked[0].apply(&plan.main.kernel), plan.main.launch.clone());
     assert_eq!(report.verdict, Verdict::Wrong, "{report}");

@@ -244,7 +244,7 @@ fn too_many_splits_are_refused() {
     let refused = refusal(&rows, 256).to_string();
     assert_eq!(
         refused,
-        "splits is 256; allowed: 1 to 63 with 67108864 rows of all heads: parts are counted in 32 bits"
+        "splits is 256; allowed: 1 to 63 with 67108864 rows of all heads: partials are counted in 32 bits"
     );
 }
 

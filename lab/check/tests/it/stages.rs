@@ -150,7 +150,7 @@ fn verdicts(id: &str, stop: StopAfter, planted: impl Fn(&Mutation) -> bool) -> V
 #[test]
 fn a_mistake_shows_from_its_stage_on() {
     for (id, mask) in [
-        ("scalar/tiled-m32n32-w4-v16", "row.sees(key)"),
+        ("scalar/tiled-m32n32-w4-v16", "sees.select(score"),
         ("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy", "warp.mask("),
     ] {
         let unmasked = |m: &Mutation| {
