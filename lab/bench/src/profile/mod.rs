@@ -1,8 +1,8 @@
 //! Hardware counters of kernels, read by NVIDIA Nsight Compute (`ncu`).
 //!
 //! [`Ncu`] finds the tool and runs a program under it, [`csv`] reads what it prints (on this machine or on another),
-//! [`KernelProfile`] holds the counters of one launch, and [`Goal`] is a row of the verdict. What the cost model predicts
-//! for the same launch stands in [`Row::predicted`]. Source of the metrics' names and meaning: Nsight Compute
+//! [`KernelProfile`] holds the counters of one launch, and a [`Verdict`] compares one
+//! with its goal. What the cost model predicts for the same launch stands in [`Row::predicted`]. Source of the metrics' names and meaning: Nsight Compute
 //! documentation, "Metrics Structure" and "Metrics Reference".
 
 pub mod csv;
