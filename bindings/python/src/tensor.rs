@@ -170,7 +170,7 @@ impl Tensor {
         self.address() < end(other) && other.address() < end(self)
     }
 
-    /// Checks that the tensor may be written: it is neither read-only nor a copy that nobody would
+    /// Checks that the tensor may be written: it is neither read-only nor a copy that the caller would not
     /// see.
     pub(crate) fn check_writable(&self) -> PyResult<()> {
         let flags = self.handle.flags();

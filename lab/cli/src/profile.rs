@@ -18,7 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::style::{self, BAD, DIM, GOOD, HEAD, Page};
 use crate::{cost, kernels, machine, simulated};
 
-/// Read a kernel's hardware counters with Nsight Compute, beside what the cost model predicts
+/// Read a kernel's hardware counters with Nsight Compute, or predict them
 ///
 /// Runs each kernel once under `ncu`, with clocks and caches as they are: busy shares of the tensor cores, the
 /// exponential, FMA and ALU pipes, issue slots, shared memory, L2 and device memory, occupancy, registers,
@@ -87,7 +87,8 @@ struct Profiled {
     /// The config's id, or the kernel's name in a foreign profile.
     label: String,
     counters: Option<KernelProfile>,
-    prediction: Option<Prediction>,
+    /// Or why there is none; `None` where nothing is predicted of it.
+    prediction: Option<cost::Outcome>,
 }
 
 pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
@@ -126,7 +127,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     let (card, chosen) = plans(args, &problem, &device)?;
     let mut profiled = Vec::new();
     let mut missing = match &device {
-        Device::Cpu => Some("no GPU".to_string()),
+        Device::Cpu => Some("the device is the CPU".to_string()),
         Device::Cuda(_) => None,
     };
     let ncu = match missing {
@@ -135,7 +136,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     };
     for plan in &chosen {
         let registers: Vec<Option<u32>> = plan.steps().map(|_| None).collect();
-        let prediction = cost::predict(plan, card, &registers, cost::kept_rates(card).as_ref()).ok();
+        let prediction = Some(cost::predict(plan, card, &registers, cost::kept_rates(card).as_ref()));
         let label = plan.config.to_string();
         let Some(ncu) = &ncu else {
             profiled.push(Profiled {
@@ -274,7 +275,15 @@ fn show(args: &ProfileArgs, profiled: &[Profiled], goals: &Goals, title: &str, i
 
 impl Profiled {
     fn rows(&self) -> Vec<Row> {
-        profile::rows(self.counters.as_ref(), self.prediction.as_ref())
+        profile::rows(self.counters.as_ref(), self.predicted())
+    }
+
+    fn predicted(&self) -> Option<&Prediction> {
+        self.prediction.as_ref()?.as_ref().ok()
+    }
+
+    fn why_unpredicted(&self) -> Option<&String> {
+        self.prediction.as_ref()?.as_ref().err()
     }
 
     fn verdicts(&self, goals: &Goals) -> Vec<Verdict> {
@@ -289,7 +298,8 @@ impl Profiled {
             "rows": self.rows(),
             "verdicts": self.verdicts(goals),
             "counters": self.counters,
-            "prediction": self.prediction,
+            "prediction": self.predicted(),
+            "unpredicted": self.why_unpredicted(),
         })
     }
 
@@ -298,7 +308,7 @@ impl Profiled {
         let time = |us: Option<f64>| us.map_or("-".to_string(), style::micros);
         let counters = self.counters.as_ref();
         let measured = counters.and_then(|counters| counters.get("time_ns")).map(|ns| ns / 1e3);
-        let predicted = self.prediction.as_ref().map(|prediction| prediction.micros);
+        let predicted = self.predicted().map(|prediction| prediction.micros);
         page.line(format_args!(
             "  {DIM}{:<24}{:>12}{:>12}{DIM:#}",
             "busy, % of the time", "measured", "predicted"
@@ -316,6 +326,9 @@ impl Profiled {
         }
         let (measured, predicted) = (time(measured), time(predicted));
         page.line(format_args!("  {:<24}{measured:>12}{predicted:>12}", "time"));
+        if let Some(why) = self.why_unpredicted() {
+            page.field("predicted", format!("not: {why}"));
+        }
         let Some(counters) = counters else { return };
         let whole = |key: &str| {
             counters

@@ -1,14 +1,14 @@
 //! Hardware counters of kernels, read by NVIDIA Nsight Compute (`ncu`).
 //!
 //! [`Ncu`] finds the tool and runs a program under it, [`csv`] reads what it prints (on this machine or on another),
-//! [`KernelProfile`] holds the counters of one launch, and a [`Verdict`] compares one
-//! with its goal. What the cost model predicts for the same launch stands in [`Row::predicted`]. Source of the metrics' names and meaning: Nsight Compute
-//! documentation, "Metrics Structure" and "Metrics Reference".
+//! [`KernelProfile`] holds the counters of one launch, and a [`Verdict`] compares one with its goal.
+//! [`Row::predicted`] is the cost model's prediction for the same launch. Source of the metrics' names
+//! and meaning: Nsight Compute documentation, "Metrics Structure" and "Metrics Reference".
 
 pub mod csv;
 mod ncu;
 
-pub use ncu::{Ncu, NcuError, arguments};
+pub use ncu::{Ncu, NcuError};
 
 use std::collections::BTreeMap;
 
@@ -245,7 +245,7 @@ pub struct LineProfile {
     pub wavefronts_excess: f64,
 }
 
-/// A counter of a launch beside what the cost model predicts of it.
+/// A counter of a launch, and the cost model's prediction of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// [`Counter::key`].

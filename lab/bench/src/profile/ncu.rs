@@ -9,7 +9,7 @@ use super::{COUNTERS, KernelProfile, csv};
 /// Names the `ncu` to use.
 const NCU_VARIABLE: &str = "FLASHCORE_NCU";
 
-/// Where toolkits put it, beside PATH.
+/// Where toolkits install it, if it is not on PATH.
 const USUAL: [&str; 2] = ["/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu"];
 
 /// Nsight Compute on this machine.
@@ -55,7 +55,7 @@ pub enum NcuError {
 
 /// The arguments with which a program is profiled into a report: the counters that are needed and warp samples, clocks and
 /// caches left as they are, `skip` launches passed over and `count` profiled.
-pub fn arguments(report: &Path, skip: usize, count: usize) -> Vec<String> {
+pub(super) fn arguments(report: &Path, skip: usize, count: usize) -> Vec<String> {
     // What is derived comes with its section, and cannot be asked for by name.
     let metrics = COUNTERS.iter().map(|counter| counter.metric);
     let metrics: Vec<&str> = metrics.filter(|metric| !metric.starts_with("derived__")).collect();

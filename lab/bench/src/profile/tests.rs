@@ -1,3 +1,4 @@
+use super::ncu::arguments;
 use super::*;
 
 /// Launches profiled on an H200 (driver 580.159, ncu 2025.3.1, 2026-11-22) with `--set full`, of which the columns that are

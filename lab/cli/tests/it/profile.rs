@@ -24,8 +24,15 @@ fn without_a_gpu_predictions_stand_alone_and_say_so() {
     );
     assert!(rows.iter().all(|row| row["measured"].is_null()), "{rows:?}");
     let text = flashcore(line).stdout;
-    assert!(words(&text).contains("predicted only (no GPU)"), "{text}");
+    assert!(
+        words(&text).contains("predicted only (the device is the CPU)"),
+        "{text}"
+    );
     assert_fits(line, &text);
+    // An architecture is no card: why nothing is predicted is said.
+    let found = json("profile mission --device cpu --profile sm_120 --json");
+    let why = found["kernels"][0]["unpredicted"].as_str().expect("a reason");
+    assert!(why.contains("sm_120 is an architecture"), "{why}");
 }
 
 #[test]

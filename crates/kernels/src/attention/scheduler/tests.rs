@@ -75,10 +75,10 @@ fn blocks_of_a_cluster_have_the_same_keys() {
         assert_eq!(all.len(), 16 * 32, "each tile once");
         for pair in lists.chunks(2) {
             assert_eq!(pair[0].len(), pair[1].len());
-            for (&(_, head, tile), &(_, other, beside)) in pair[0].iter().zip(&pair[1]) {
+            for (&(_, head, tile), &(_, other, neighbour)) in pair[0].iter().zip(&pair[1]) {
                 match pairs {
-                    "heads" => assert_eq!((other, beside), (head + 1, tile)),
-                    _ => assert_eq!((other, beside), (head, tile + 1)),
+                    "heads" => assert_eq!((other, neighbour), (head + 1, tile)),
+                    _ => assert_eq!((other, neighbour), (head, tile + 1)),
                 }
             }
         }
