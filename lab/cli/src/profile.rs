@@ -1,4 +1,5 @@
-//! `flashcore profile`: hardware counters of kernels, and what the cost model predicts of the same launches.
+//! `flashcore profile`: hardware counters of kernels, and what the cost model predicts of the same
+//! launches.
 
 use std::path::{Path, PathBuf};
 
@@ -20,11 +21,12 @@ use crate::{cost, kernels, machine, simulated};
 
 /// Read a kernel's hardware counters with Nsight Compute, or predict them
 ///
-/// Runs each kernel once under `ncu`, with clocks and caches as they are: busy shares of the tensor cores, the
-/// exponential, FMA and ALU pipes, issue slots, shared memory, L2 and device memory, occupancy, registers,
-/// bank conflicts, and what warps wait for. The second column is the cost model's prediction of the same
-/// launch. Where there is no GPU or no ncu the predictions stand alone and the output says so. --from reads
-/// counters that were taken on another machine: `ncu --csv --page raw --set full PROGRAM > FILE.csv`.
+/// Runs each kernel once under `ncu`, with clocks and caches as they are: busy shares of the tensor
+/// cores, the exponential, FMA and ALU pipes, issue slots, shared memory, L2 and device memory,
+/// occupancy, registers, bank conflicts, and what warps wait for. The second column is the cost
+/// model's prediction of the same launch. Where there is no GPU or no ncu the predictions stand
+/// alone and the output says so. --from reads counters that were taken on another machine: `ncu
+/// --csv --page raw --set full PROGRAM > FILE.csv`.
 #[derive(Args)]
 #[command(after_help = "\
 Goals: SM >= 70 %, tensor cores >= 30 %; where device memory is busier than the SM, device memory >= 65 %
@@ -351,8 +353,8 @@ impl Profiled {
     }
 }
 
-/// Adds the lines at which warps were sampled most, one per row: share of the samples, instructions,
-/// place, source.
+/// Adds the lines at which warps were sampled most, one per row: share of the samples,
+/// instructions, place, source.
 fn add_lines(page: &mut Page, lines: &[LineProfile]) {
     let samples: f64 = lines.iter().map(|line| line.samples).sum();
     if samples > 0.0 {

@@ -7,11 +7,12 @@ use super::{KernelProfile, LineProfile};
 /// How the line with the names begins.
 const HEAD: &str = "\"ID\"";
 
-/// The launches in a raw page, in the order they were profiled. Lines before the table (ncu's own, the program's) are
-/// passed over.
+/// The launches in a raw page, in the order they were profiled. Lines before the table (ncu's own,
+/// the program's) are passed over.
 ///
 /// # Errors
-/// One sentence that says what is missing, for a text without a table or a row that does not fit it.
+/// One sentence that says what is missing, for a text without a table or a row that does not fit
+/// it.
 pub fn read(text: &str) -> Result<Vec<KernelProfile>, String> {
     let table = match text.find(&format!("\n{HEAD}")) {
         Some(at) => &text[at + 1..],
@@ -57,8 +58,8 @@ pub fn read(text: &str) -> Result<Vec<KernelProfile>, String> {
     Ok(profiles)
 }
 
-/// The lines in a source page (`--page source --print-source cuda,sass`), most sampled first; none where the code has no line
-/// information.
+/// The lines in a source page (`--page source --print-source cuda,sass`), most sampled first; none
+/// where the code has no line information.
 pub fn lines(text: &str) -> Vec<LineProfile> {
     let mut lines = Vec::new();
     let mut file = String::new();

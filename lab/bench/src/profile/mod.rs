@@ -1,9 +1,10 @@
 //! Hardware counters of kernels, read by NVIDIA Nsight Compute (`ncu`).
 //!
-//! [`Ncu`] finds the tool and runs a program under it, [`csv`] reads what it prints (on this machine or on another),
-//! [`KernelProfile`] holds the counters of one launch, and a [`Verdict`] compares one with its goal.
-//! [`Row::predicted`] is the cost model's prediction for the same launch. Source of the metrics' names
-//! and meaning: Nsight Compute documentation, "Metrics Structure" and "Metrics Reference".
+//! [`Ncu`] finds the tool and runs a program under it, [`csv`] reads what it prints (on this
+//! machine or on another), [`KernelProfile`] holds the counters of one launch, and a [`Verdict`]
+//! compares one with its goal. [`Row::predicted`] is the cost model's prediction for the same
+//! launch. Source of the metrics' names and meaning: Nsight Compute documentation, "Metrics
+//! Structure" and "Metrics Reference".
 
 pub mod csv;
 mod ncu;
@@ -173,7 +174,8 @@ pub struct KernelProfile {
     pub block: String,
     /// Counters by [`Counter::key`]; what ncu could not read is missing.
     pub counters: BTreeMap<String, f64>,
-    /// Share of the samples of resident warps by what they waited for, per cent; `selected` are those that issued.
+    /// Share of the samples of resident warps by what they waited for, per cent; `selected` are
+    /// those that issued.
     pub stalls: BTreeMap<String, f64>,
     /// Counters by Rust line, most sampled first; empty for code without line information.
     #[serde(default)]
@@ -315,8 +317,9 @@ pub struct Verdict {
     pub reached: Option<bool>,
 }
 
-/// Compares a launch with the goals. Device memory binds where it is busier than the SM; there, the goals of the SM and of
-/// its tensor cores do not apply, and elsewhere that of device memory does not.
+/// Compares a launch with the goals. Device memory binds where it is busier than the SM; there, the
+/// goals of the SM and of its tensor cores do not apply, and elsewhere that of device memory does
+/// not.
 pub fn verdicts(profile: &KernelProfile, goals: &Goals) -> Vec<Verdict> {
     let memory_binds = profile.get("dram") > profile.get("sm_busy");
     [

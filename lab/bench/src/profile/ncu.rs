@@ -53,14 +53,16 @@ pub enum NcuError {
     },
 }
 
-/// The arguments with which a program is profiled into a report: the counters that are needed and warp samples, clocks and
-/// caches left as they are, `skip` launches passed over and `count` profiled.
+/// The arguments with which a program is profiled into a report: the counters that are needed and
+/// warp samples, clocks and caches left as they are, `skip` launches passed over and `count`
+/// profiled.
 pub(super) fn arguments(report: &Path, skip: usize, count: usize) -> Vec<String> {
     // What is derived comes with its section, and cannot be asked for by name.
     let metrics = COUNTERS.iter().map(|counter| counter.metric);
     let metrics: Vec<&str> = metrics.filter(|metric| !metric.starts_with("derived__")).collect();
     vec![
-        // Clocks belong to the machine's owner, and warm caches are what `bench` measures by default.
+        // Clocks belong to the machine's owner, and warm caches are what `bench` measures by
+        // default.
         "--clock-control=none".to_string(),
         "--cache-control=none".to_string(),
         "--section=SourceCounters".to_string(),
@@ -105,7 +107,8 @@ impl Ncu {
         })
     }
 
-    /// Runs a program under ncu, passes over its first `skip` launches and reads the counters of the `count` that follow.
+    /// Runs a program under ncu, passes over its first `skip` launches and reads the counters of
+    /// the `count` that follow.
     ///
     /// # Errors
     /// [`NcuError`], which names the fix where there is one.
@@ -122,7 +125,8 @@ impl Ncu {
         };
         let raw = import(&["--page=raw", "--print-units=base"])?;
         let mut profiles = csv::read(&raw).map_err(|reason| NcuError::Failed { reason })?;
-        // The source page does not say where one launch ends: lines are of the first, which does the work.
+        // The source page does not say where one launch ends: lines are of the first, which does
+        // the work.
         if let Some(first) = profiles.first_mut() {
             let kernel = format!("--kernel-name=regex:^{}$", first.kernel);
             first.lines = csv::lines(&import(&["--page=source", "--print-source=cuda,sass", &kernel])?);

@@ -1,8 +1,9 @@
 use super::ncu::arguments;
 use super::*;
 
-/// Launches profiled on an H200 (driver 580.159, ncu 2025.3.1, 2026-11-22) with `--set full`, of which the columns that are
-/// read were kept: D64 full 8k, the mission, and the two kernels of a split decode.
+/// Launches profiled on an H200 (driver 580.159, ncu 2025.3.1, 2026-11-22) with `--set full`, of
+/// which the columns that are read were kept: D64 full 8k, the mission, and the two kernels of a
+/// split decode.
 const H200: &str = include_str!("../../tests/data/ncu-h200.csv");
 
 #[test]
