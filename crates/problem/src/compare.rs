@@ -7,10 +7,10 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::tensor::read_element;
-use crate::{DType, InputKind, POISON, Problem, ProblemError, Reference, ReferenceRow, TensorView};
+use crate::{DType, POISON, Problem, ProblemError, Reference, ReferenceRow, TensorView};
 
-/// Allowed error: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`. A reference with
-/// [`slack`](crate::slack) (e4m3) allows that in addition.
+/// Allowed error: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`, and in addition the
+/// reference's [`slack`](crate::slack).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tolerance {
     /// Absolute part.
@@ -31,17 +31,6 @@ impl Tolerance {
             DType::E4M3 => (0.0, 1.0 / 256.0),
         };
         Tolerance { atol, rtol }
-    }
-
-    /// The tolerance for a kind of input. Adversarial inputs have scores in the hundreds. Rounding
-    /// such a score to f32 (2⁻²⁴ of the score) gives a relative error of that size in the
-    /// probability, which 1e-4 covers. The tolerances of 16-bit dtypes are larger than that.
-    pub const fn of_inputs(dtype: DType, inputs: InputKind) -> Tolerance {
-        match (dtype, inputs) {
-            (DType::F32, InputKind::Normal | InputKind::SmallIntegers) => Tolerance::of(dtype),
-            (DType::F32, _) => Tolerance { atol: 1e-4, rtol: 1e-4 },
-            _ => Tolerance::of(dtype),
-        }
     }
 
     /// The allowed error of an element whose correct value is `want`.
@@ -138,13 +127,12 @@ pub fn compare(
     problem.check_output(out)?;
     let shape @ [nb, ns, nh, nd] = problem.o_layout().shape;
     check_len("out", reference.out.len(), &shape)?;
+    check_len("slack of out", reference.slack.out.len(), &shape)?;
     let mut tally = Tally::new(tolerance);
     let rows = (0..nb).flat_map(|b| (0..ns).flat_map(move |s| (0..nh).map(move |h| [b, s, h])));
     for (at, row) in rows.enumerate() {
         let of_row = at * nd..(at + 1) * nd;
-        let slack = reference.slack.as_ref();
-        let slack = slack.and_then(|slack| slack.out.get(of_row.clone()));
-        tally.row(out, row, &reference.out[of_row], slack);
+        tally.row(out, row, &reference.out[of_row.clone()], &reference.slack.out[of_row]);
     }
     Ok(tally.finish())
 }
@@ -164,14 +152,14 @@ pub fn compare_rows(
     let mut tally = Tally::new(tolerance);
     for row in rows {
         let [b, h, s] = row.index;
-        if b >= nb || h >= nh || s >= ns || row.out.len() != nd {
+        if b >= nb || h >= nh || s >= ns || row.out.len() != nd || row.slack.out.len() != nd {
             return Err(ProblemError::Shape {
                 tensor: "out",
                 given: vec![b + 1, s + 1, h + 1, row.out.len()],
                 expected: vec![nb, ns, nh, nd],
             });
         }
-        tally.row(out, [b, s, h], &row.out, row.slack.as_ref().map(|slack| &slack.out[..]));
+        tally.row(out, [b, s, h], &row.out, &row.slack.out);
     }
     Ok(tally.finish())
 }
@@ -189,11 +177,11 @@ pub fn compare_lse(
     let [nb, nh, ns] = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
     check_len("lse", lse.len(), &[nb, nh, ns])?;
     check_len("lse", reference.lse.len(), &[nb, nh, ns])?;
+    check_len("slack of lse", reference.slack.lse.len(), &[nb, nh, ns])?;
     let mut tally = Tally::new(tolerance);
     for (i, (&got, &want)) in lse.iter().zip(&reference.lse).enumerate() {
         let index = [i / ns / nh, i % ns, i / ns % nh, 0];
-        let slack = reference.slack.as_ref().and_then(|slack| slack.lse.get(i));
-        tally.float(index, got, want, slack.copied().unwrap_or(0.0));
+        tally.float(index, got, want, reference.slack.lse[i]);
     }
     Ok(tally.finish())
 }
@@ -222,8 +210,7 @@ pub fn compare_lse_rows(
             });
         }
         let got = lse[(b * nh + h) * ns + s];
-        let slack = row.slack.as_ref().map_or(0.0, |slack| slack.lse);
-        tally.float([b, s, h, 0], got, row.lse, slack);
+        tally.float([b, s, h, 0], got, row.lse, row.slack.lse);
     }
     Ok(tally.finish())
 }
@@ -294,13 +281,12 @@ impl Tally {
         }
     }
 
-    /// Adds a row of an output, with the slack of each element if there is one.
-    fn row(&mut self, out: &TensorView<'_>, [b, s, h]: [usize; 3], want: &[f64], slack: Option<&[f64]>) {
+    /// Adds a row of an output, with the slack of each element.
+    fn row(&mut self, out: &TensorView<'_>, [b, s, h]: [usize; 3], want: &[f64], slack: &[f64]) {
         let (dtype, size) = (out.dtype(), out.dtype().size_bytes());
         let row = &out.bytes()[out.layout().offset(b, s, h, 0) * size..][..want.len() * size];
         let written = row.chunks_exact(size).map(|element| element != &[POISON; 4][..size]);
-        for ((d, &want), written) in want.iter().enumerate().zip(written) {
-            let slack = slack.and_then(|slack| slack.get(d)).copied().unwrap_or(0.0);
+        for (d, ((&want, &slack), written)) in want.iter().zip(slack).zip(written).enumerate() {
             let got = read_element(dtype, row, d);
             self.element([b, s, h, d], f64::from(got), want, slack, !written);
         }

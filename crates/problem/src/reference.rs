@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::slack::{RowSlack, Slack};
+use crate::slack::{RowSlack, SCORE_ERROR, SUM_ERROR, Slack};
 use crate::{DType, Problem, ProblemError, TensorView};
 
 /// The float64 result of a problem.
@@ -16,8 +16,8 @@ pub struct Reference {
     pub out: Vec<f64>,
     /// Log-sum-exp (natural logarithm), `[batch, num_heads, seq_len_q]`. Fully masked rows are −∞.
     pub lse: Vec<f64>,
-    /// Rounding error that a kernel may add to the tolerance; e4m3 only.
-    pub slack: Option<Slack>,
+    /// Rounding error that a kernel may add to the tolerance.
+    pub slack: Slack,
 }
 
 /// The float64 result of one query row.
@@ -30,7 +30,7 @@ pub struct ReferenceRow {
     /// The row's log-sum-exp.
     pub lse: f64,
     /// As [`Reference::slack`], for this row.
-    pub slack: Option<RowSlack>,
+    pub slack: RowSlack,
 }
 
 /// Computes every row.
@@ -59,7 +59,7 @@ pub fn reference(
     let mut result = Reference {
         out: vec![0.0; batch * seq_len_q * num_heads * dim],
         lse: vec![f64::NEG_INFINITY; problem.lse_len()],
-        slack: (problem.dtype() == DType::E4M3).then(|| Slack::none(problem)),
+        slack: Slack::none(problem),
     };
     for b in 0..batch {
         for kv_head in 0..problem.num_kv_heads() {
@@ -71,10 +71,8 @@ pub fn reference(
                     let lse_at = (b * num_heads + h) * seq_len_q + row;
                     result.out[at..at + dim].copy_from_slice(&found.out);
                     result.lse[lse_at] = found.lse;
-                    if let (Some(all), Some(slack)) = (&mut result.slack, found.slack) {
-                        all.out[at..at + dim].copy_from_slice(&slack.out);
-                        all.lse[lse_at] = slack.lse;
-                    }
+                    result.slack.out[at..at + dim].copy_from_slice(&found.slack.out);
+                    result.slack.lse[lse_at] = found.slack.lse;
                 }
             }
         }
@@ -186,6 +184,8 @@ fn stage(
 struct Keys {
     /// Transposed, `[head_dim][seq_len_kv]`, so that the compiler vectorises the loop over keys.
     k_columns: Vec<Vec<f64>>,
+    /// Norm of each row of K.
+    k_norms: Vec<f64>,
     /// `[seq_len_kv][head_dim_v]`.
     v_rows: Vec<Vec<f64>>,
 }
@@ -195,10 +195,13 @@ impl Keys {
         let [_, seq_len_kv, _, head_dim] = k.layout().shape;
         let head_dim_v = v.layout().shape[3];
         let element = |t: &TensorView<'_>, s, d| t.value(b, s, kv_head, d);
+        let k_columns: Vec<Vec<f64>> = (0..head_dim)
+            .map(|d| (0..seq_len_kv).map(|s| element(k, s, d)).collect())
+            .collect();
+        let norm = |s: usize| k_columns.iter().map(|column| column[s] * column[s]).sum::<f64>().sqrt();
         Keys {
-            k_columns: (0..head_dim)
-                .map(|d| (0..seq_len_kv).map(|s| element(k, s, d)).collect())
-                .collect(),
+            k_norms: (0..seq_len_kv).map(norm).collect(),
+            k_columns,
             v_rows: (0..seq_len_kv)
                 .map(|s| (0..head_dim_v).map(|d| element(v, s, d)).collect())
                 .collect(),
@@ -251,12 +254,13 @@ fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3])
         index,
         out: vec![0.0; problem.head_dim_v()],
         lse: f64::NEG_INFINITY,
-        slack: None,
+        slack: RowSlack::none(problem.head_dim_v()),
     };
     if visible.is_empty() {
         return result;
     }
-    let (weights, sum, max) = softmax_terms(&scores(problem, keys, q, index, visible.clone()));
+    let scores = scores(problem, keys, q, index, visible.clone());
+    let (weights, sum, max) = softmax_terms(&scores);
     let v_rows = &keys.v_rows[visible.clone()];
     for (weight, v_row) in weights.iter().zip(v_rows) {
         for (o, v_element) in result.out.iter_mut().zip(v_row) {
@@ -267,12 +271,40 @@ fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3])
         *o /= sum;
     }
     result.lse = max + sum.ln();
-    if problem.dtype() == DType::E4M3 {
-        // The rounding error of a score is relative to scale · Σ|q·k|.
-        let mut magnitudes = dot_products(keys, q, index, visible, f64::abs);
-        let scale = f64::from(problem.softmax_scale());
-        magnitudes.iter_mut().for_each(|magnitude| *magnitude *= scale);
-        result.slack = Some(RowSlack::of(&weights, sum, &magnitudes, v_rows, &result.out));
-    }
+    let errors = score_errors(problem, keys, q, index, visible, &scores);
+    result.slack = RowSlack::of(problem.dtype(), &weights, sum, &errors, v_rows, &result.out);
     result
+}
+
+/// How far the scores of one query row and a range of keys may be off: [`slack`](crate::slack).
+fn score_errors(
+    problem: &Problem,
+    keys: &Keys,
+    q: &TensorView<'_>,
+    row @ [b, h, s]: [usize; 3],
+    range: Range<usize>,
+    scores: &[f64],
+) -> Vec<f64> {
+    let scale = f64::from(problem.softmax_scale());
+    let mut errors = match problem.dtype() {
+        DType::E4M3 => {
+            let sums = dot_products(keys, q, row, range, f64::abs);
+            sums.iter().map(|sum| SUM_ERROR * scale * sum).collect()
+        }
+        _ => {
+            let q_norm = (0..problem.head_dim())
+                .map(|d| q.value(b, s, h, d).powi(2))
+                .sum::<f64>()
+                .sqrt();
+            let of_norm = |norm: &f64| SCORE_ERROR * scale * q_norm * norm;
+            keys.k_norms[range].iter().map(of_norm).collect::<Vec<f64>>()
+        }
+    };
+    if let Some(cap) = problem.softcap().map(f64::from) {
+        for (error, score) in errors.iter_mut().zip(scores) {
+            let slope = 1.0 - (score / cap) * (score / cap);
+            *error = (slope * *error).min(2.0 * cap) + SCORE_ERROR * score.abs();
+        }
+    }
+    errors
 }

@@ -1,13 +1,18 @@
-//! Error bound for the rounding inside an e4m3 kernel.
+//! Error bound for the rounding inside a kernel, which a single tolerance cannot cover.
 //!
-//! A single tolerance cannot cover fp8. The kernel also rounds probabilities to e4m3, and the
-//! effect on an output depends on how many keys share the probability. The reference therefore
-//! computes a bound per row. Let `w_j = exp(s_j - max)` be the weight of key j, `l` their sum,
-//! `p_j = w_j / l`, and `O = Σ p_j v_j`. The bound of each column of O is the sum of four parts:
+//! The error of a score becomes a relative error of its probability: f32 holds a score of 10,000 to
+//! 1e-3, and no kernel can do better. An e4m3 kernel also rounds probabilities, and the effect on an
+//! output depends on how many keys share the probability. The reference therefore computes a bound
+//! per row. Let `w_j = exp(s_j - max)` be the weight of key j, `l` their sum, `p_j = w_j / l`, and
+//! `O = Σ p_j v_j`. The bound of each column of O is the sum of these parts, the first for every
+//! dtype and the others for e4m3:
 //!
-//! 1. **Scores.** Hopper accumulates fp8 products in about 14 bits, so a score has an error of up
-//!    to `e_j = 2^-12 · scale · Σ|q·k_j|`, and its unnormalised probability a factor of
-//!    `exp(±e_j)`: `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`.
+//! 1. **Scores.** Sums of products are accumulated in f32, so a score has an error of up to
+//!    `e_j = 2^-23 · scale · |q|·|k_j|`, and its unnormalised probability a factor of
+//!    `exp(±e_j)`: `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`, at most the largest
+//!    `|v_j - O|`. Hopper accumulates fp8 products in about 14 bits:
+//!    `e_j = 2^-12 · scale · Σ|q·k_j|`. Of a soft-capped score the error is multiplied by the
+//!    derivative `1 - (s_j/cap)²`, and `2^-23 · |s_j|` added.
 //! 2. **Rounding of P** to e4m3 multiplies each probability by `1 + d_j`, `|d_j| <= 2^-4`. The
 //!    worst case is `2^-4 · Σ p_j |v_j|`. The common part of the errors moves the output by at most
 //!    `2^-4 · |O|`. The rest is independent between keys and adds up as a random walk:
@@ -26,13 +31,17 @@
 //! case. The log-sum-exp is summed in f32 before P is rounded, so its error is that of the scores:
 //! `ln Σ p_j exp(e_j)`.
 //!
-//! [`Tolerance::of`](crate::Tolerance::of) e4m3 covers the rounding of the output to bf16.
+//! [`Tolerance::of`](crate::Tolerance::of) covers the rounding of P and of the output to 16 bits.
 
-use crate::Problem;
+use crate::{DType, Problem, Tolerance};
 
+/// Error of an f32 score relative to the norms of its vectors.
+pub(crate) const SCORE_ERROR: f64 = 1.0 / 8_388_608.0;
 /// Relative error of a sum of fp8 products, and of truncating a running sum.
-const SUM_ERROR: f64 = 1.0 / 4096.0;
+pub(crate) const SUM_ERROR: f64 = 1.0 / 4096.0;
 const CUT_ERROR: f64 = 1.0 / 8192.0;
+/// Exponentials of larger errors of scores would overflow; [`Column::span`] bounds what they do.
+const LARGEST_ERROR: f64 = 300.0;
 /// Keys per product instruction (`wgmma` m64nNk32).
 const KEYS_A_PRODUCT: usize = 32;
 /// Half of e4m3's relative spacing.
@@ -54,7 +63,7 @@ pub struct Slack {
 
 impl Slack {
     /// No slack: the value of fully masked rows.
-    pub(crate) fn none(problem: &Problem) -> Slack {
+    pub fn none(problem: &Problem) -> Slack {
         Slack {
             out: vec![0.0; problem.o_layout().num_elements()],
             lse: vec![0.0; problem.lse_len()],
@@ -72,38 +81,60 @@ pub struct RowSlack {
 }
 
 impl RowSlack {
+    /// No slack, for a row of O: the value of a fully masked row.
+    pub(crate) fn none(head_dim_v: usize) -> RowSlack {
+        RowSlack {
+            out: vec![0.0; head_dim_v],
+            lse: 0.0,
+        }
+    }
+
     /// The slack of a row. Per visible key: `weights` are `exp(score - max)` with sum `sum`,
-    /// `magnitudes` are `scale · Σ|q·k|`, `v_rows` are V. `out` is the correct output.
-    pub(crate) fn of(weights: &[f64], sum: f64, magnitudes: &[f64], v_rows: &[Vec<f64>], out: &[f64]) -> RowSlack {
+    /// `errors` those of the scores, `v_rows` are V. `out` is the correct output.
+    pub(crate) fn of(
+        dtype: DType,
+        weights: &[f64],
+        sum: f64,
+        errors: &[f64],
+        v_rows: &[Vec<f64>],
+        out: &[f64],
+    ) -> RowSlack {
+        let largest_error = errors.iter().copied().fold(0.0, f64::max);
+        if dtype != DType::E4M3 && largest_error < Tolerance::of(dtype).rtol / 64.0 {
+            return RowSlack::none(out.len()); // it would change no verdict
+        }
         let mut columns = vec![Column::default(); out.len()];
-        let (mut largest_error, mut sum_off) = (0f64, 0.0);
-        for ((weight, magnitude), v_row) in weights.iter().zip(magnitudes).zip(v_rows) {
-            let (p, error) = (weight / sum, SUM_ERROR * magnitude);
-            let moved = p * error.exp_m1();
+        let mut sum_off = 0.0;
+        for ((weight, &error), v_row) in weights.iter().zip(errors).zip(v_rows) {
+            let p = weight / sum;
+            let moved = p * error.min(LARGEST_ERROR).exp_m1();
             let lost = match *weight < SMALL_WEIGHT {
                 true => weight.min(SMALL_WEIGHT_ERROR) / sum,
                 false => 0.0,
             };
-            largest_error = largest_error.max(error);
             sum_off += moved;
             for ((column, v), o) in columns.iter_mut().zip(v_row).zip(out) {
                 column.magnitude += p * v.abs();
                 column.squares += (p * v) * (p * v);
                 column.scores += moved * (v - o).abs();
+                column.span = column.span.max((v - o).abs());
                 column.small += lost * v.abs();
             }
         }
         let cuts = v_rows.len().div_ceil(KEYS_A_PRODUCT) as f64;
         let of_column = |(column, o): (&Column, &f64)| {
             let (o, walk) = (o.abs(), column.squares.sqrt());
-            let scores = largest_error.exp() * column.scores;
+            let scores = (largest_error.exp() * column.scores).min(column.span);
+            if dtype != DType::E4M3 {
+                return scores;
+            }
             let rounding = P_ERROR * column.magnitude.min(o + WALK * walk);
             let sums = SUM_ERROR * column.magnitude + CUT_ERROR * cuts * (o + walk);
             scores + rounding + column.small + sums
         };
         RowSlack {
             out: columns.iter().zip(out).map(of_column).collect(),
-            lse: sum_off.ln_1p(),
+            lse: sum_off.ln_1p().min(largest_error),
         }
     }
 }
@@ -117,6 +148,8 @@ struct Column {
     squares: f64,
     /// `Σ p (exp(e) - 1) |v - O|`
     scores: f64,
+    /// The largest `|v - O|`: no change of the scores moves O further.
+    span: f64,
     /// `Σ min(w, 2^-13) |v| / l` over small weights.
     small: f64,
 }

@@ -247,7 +247,7 @@ impl Outputs {
         if let Some(stop) = plan.stop_after {
             let [values, offsets] = ["stage", "offsets"].map(|name| self.floats(name).unwrap_or_default());
             let values = stage::finish(problem, stop, &values, &offsets);
-            return gate::gate_stage(problem, inputs, options.inputs, stop, &values);
+            return gate::gate_stage(problem, inputs, stop, &values);
         }
         let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         if let Some(bytes) = self.0.get("out") {

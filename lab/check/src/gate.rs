@@ -4,7 +4,7 @@
 use flashcore_kernels::StopAfter;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Comparison, DType, GapWritten, InputKind, Inputs, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse,
+    Comparison, DType, GapWritten, Inputs, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse,
     compare_lse_rows, compare_rows, compare_stage, gaps_untouched, reference, reference_probabilities, reference_rows,
     reference_scores,
 };
@@ -119,25 +119,19 @@ pub fn gate(
 /// let problem = Problem::named("tiny")?;
 /// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
 /// let not_computed = vec![0.0; stage::len(&problem)];
-/// assert!(!gate_stage(&problem, &inputs, InputKind::Normal, StopAfter::Scores, &not_computed)?.passed());
+/// assert!(!gate_stage(&problem, &inputs, StopAfter::Scores, &not_computed)?.passed());
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 ///
 /// # Errors
 /// The tensors or values do not match the problem.
-pub fn gate_stage(
-    problem: &Problem,
-    inputs: &Inputs,
-    kind: InputKind,
-    stop: StopAfter,
-    values: &[f32],
-) -> Result<Gate, ProblemError> {
+pub fn gate_stage(problem: &Problem, inputs: &Inputs, stop: StopAfter, values: &[f32]) -> Result<Gate, ProblemError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let want = match stop {
         StopAfter::Scores => reference_scores(problem, &q, &k, &v)?,
         StopAfter::Probabilities => reference_probabilities(problem, &q, &k, &v)?,
     };
-    let tolerance = Tolerance::of_inputs(DType::F32, kind);
+    let tolerance = Tolerance::of(DType::F32);
     Ok(Gate {
         out: compare_stage(problem, values, &want, tolerance)?,
         lse: None,
@@ -165,7 +159,7 @@ fn draw_rows(problem: &Problem, count: usize, seed: u64) -> Vec<[usize; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::POISON;
+    use flashcore_problem::{InputKind, POISON};
 
     /// The reference's own answer, rounded to the problem's dtype.
     fn answer(problem: &Problem, inputs: &Inputs) -> (Tensor, Vec<f32>) {

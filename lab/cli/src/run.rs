@@ -1,7 +1,7 @@
 //! `flashcore run`: computes a problem on a device, compares the output with float64, and times it.
 
 use clap::Args;
-use flashcore::{Error, KernelId};
+use flashcore::{Error, KernelId, Problem};
 use serde_json::json;
 
 use crate::answer::{self, Answer};
@@ -77,15 +77,37 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     }
     let device = machine::device(&args.device)?;
     let answer = answer::compute(device, &problem, kernel, inputs, seed)?;
-    let json = || answer.json(&problem);
-    style::show(args.json, json, || {
+    Ok(report(&answer, &problem, args.json))
+}
+
+/// Prints an answer. A reader that has gone changes nothing: printing does not fail.
+fn report(answer: &Answer, problem: &Problem, as_json: bool) -> Outcome {
+    let json = || answer.json(problem);
+    style::show(as_json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} on {}", answer.device));
-        answer.add(&mut page, &problem, None);
+        answer.add(&mut page, problem, None);
         page
     });
-    Ok(outcome(&answer))
+    outcome(answer)
 }
 
 pub(crate) fn outcome(answer: &Answer) -> Outcome {
     Outcome::of(answer.gate.passed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_answer_is_a_finding_however_it_is_printed() {
+        let problem = Problem::named("tiny").unwrap();
+        let mut answer =
+            answer::compute(flashcore::Device::Cpu, &problem, None, flashcore::InputKind::Normal, 1).unwrap();
+        assert_eq!(report(&answer, &problem, true), Outcome::Clean);
+        answer.gate.out.passed = false;
+        for as_json in [false, true] {
+            assert_eq!(report(&answer, &problem, as_json), Outcome::Findings);
+        }
+    }
 }

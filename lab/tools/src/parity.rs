@@ -162,7 +162,7 @@ fn one(options: &Options, seed: u64, index: u64) -> Result<Outcome, Box<dyn Erro
         .map_err(|error| fail(error.to_string()))?;
 
     let want = reference(&problem, &q.view(), &k.view(), &v.view())?;
-    let tolerance = Tolerance::of_inputs(problem.dtype(), kind);
+    let tolerance = Tolerance::of(problem.dtype());
     let result = compare(&problem, &out.view(), &want, tolerance)?;
     if !result.passed {
         return Err(fail(result.to_string()).into());

@@ -135,7 +135,7 @@ impl Adversary {
             return Ok(Err(format!("an output of {given} B in place of {needed} B")));
         }
         out.bytes_mut().copy_from_slice(&written.out);
-        let tolerance = Tolerance::of_inputs(problem.dtype(), self.kind);
+        let tolerance = Tolerance::of(problem.dtype());
         let wrong = |what: &str, found: Comparison| {
             let text = format!("{what}with {} inputs on {problem}: {found}", self.kind);
             (!found.passed).then_some(text)

@@ -4,7 +4,7 @@ use flashcore_problem::{
     DType, InputKind, Inputs, Layout, MAX_SOFTMAX_SCALE, Mask, Problem, ProblemBuilder, Tensor, TensorView,
     TensorViewMut, VarLen, compare, reference, reference_rows,
 };
-use flashcore_problem::{ProblemError, Reference, Tolerance};
+use flashcore_problem::{ProblemError, Reference, Slack, Tolerance};
 
 fn refusal(builder: ProblemBuilder) -> String {
     builder.build().unwrap_err().to_string()
@@ -274,7 +274,7 @@ fn comparison_errors() {
     let short = Reference {
         out: vec![0.0; 3],
         lse: vec![],
-        slack: None,
+        slack: Slack::none(&problem),
     };
     let out = Tensor::poisoned(DType::F16, *problem.o_layout());
     assert!(matches!(
