@@ -48,10 +48,10 @@ impl Home {
     /// Runs driver calls with the context current, then restores what was.
     pub(crate) fn call<T>(&self, calls: impl FnOnce(&'static Driver) -> Result<T, CallError>) -> Result<T, CallError> {
         // Nearly always ours already; pushing and popping would double the cost of small calls.
-        if self.driver.context_current()? == self.context.0 {
+        if self.driver.cuCtxGetCurrent()? == self.context.0 {
             return calls(self.driver);
         }
-        self.driver.context_push(self.context.0)?;
+        self.driver.cuCtxPushCurrent_v2(self.context.0)?;
         let _restore = Restore(self.driver);
         calls(self.driver)
     }
@@ -80,10 +80,10 @@ impl Context {
             return Ok(Self { inner });
         }
         let info = DeviceInfo::query(driver, ordinal)?;
-        let device = driver.device(ordinal as c_int)?;
+        let device = driver.cuDeviceGet(ordinal as c_int)?;
         let home = Home {
             driver,
-            context: Handle(driver.primary_context_retain(device)?),
+            context: Handle(driver.cuDevicePrimaryCtxRetain(device)?),
         };
         let inner = Arc::new(Inner {
             home,
@@ -120,7 +120,7 @@ impl Context {
     /// # Errors
     /// [`CudaError::Fault`] if a kernel faulted.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.call(|driver| driver.context_synchronize())?;
+        self.call(|driver| driver.cuCtxSynchronize())?;
         lock(&self.inner.faults).pending.clear();
         Ok(())
     }
@@ -192,7 +192,7 @@ impl Drop for Restore {
     fn drop(&mut self) {
         // Popping fails only if someone else emptied the thread's stack meanwhile; nothing is left
         // to undo.
-        let _ = self.0.context_pop();
+        let _ = self.0.cuCtxPopCurrent_v2();
     }
 }
 
@@ -202,7 +202,7 @@ impl Drop for Inner {
         self.modules.clear();
         self.tables.clear();
         // Fails only at process exit, when the driver has shut down by itself.
-        let _ = self.home.driver.primary_context_release(self.device);
+        let _ = self.home.driver.cuDevicePrimaryCtxRelease_v2(self.device);
     }
 }
 

@@ -59,12 +59,12 @@ impl DeviceInfo {
     }
 
     pub(crate) fn query(driver: &Driver, ordinal: u32) -> Result<Self, CudaError> {
-        let count = unsigned(driver.device_count()?);
+        let count = unsigned(driver.cuDeviceGetCount()?);
         if ordinal >= count {
             return Err(CudaError::NoSuchDevice { ordinal, count });
         }
-        let device = driver.device(ordinal as c_int)?;
-        let get = |attribute| driver.device_attribute(attribute, device).map(unsigned);
+        let device = driver.cuDeviceGet(ordinal as c_int)?;
+        let get = |attribute| driver.cuDeviceGetAttribute(attribute, device).map(unsigned);
         let compute_capability = (
             get(attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             get(attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
@@ -100,10 +100,10 @@ impl DeviceInfo {
         Ok(Self {
             ordinal,
             name: driver.device_name(device)?,
-            uuid: DeviceUuid(driver.device_uuid(device)?.bytes.map(|byte| byte as u8)),
+            uuid: DeviceUuid(driver.cuDeviceGetUuid_v2(device)?.bytes.map(|byte| byte as u8)),
             compute_capability,
             multiprocessors: get(attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-            total_memory: driver.device_total_memory(device)? as u64,
+            total_memory: driver.cuDeviceTotalMem_v2(device)? as u64,
             l2_bytes: get(attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
             sm_clock_khz: get(attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
             limits,
@@ -125,7 +125,7 @@ fn target_of((major, minor): (u32, u32)) -> Target {
 /// missing and what to install; nothing panics and nothing is printed.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     let driver = driver()?;
-    let count = unsigned(driver.device_count()?);
+    let count = unsigned(driver.cuDeviceGetCount()?);
     if count == 0 {
         return Err(CudaError::NoDevice {
             visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),

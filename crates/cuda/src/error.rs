@@ -12,55 +12,33 @@ use crate::tensor_map::TensorMapRefusal;
 /// limit was passed, and what to do.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the messages say what the fields are
 pub enum CudaError {
     /// The machine has no NVIDIA driver, or the process cannot see it.
     #[error(
         "no NVIDIA driver found: looked for {looked_for} ({detail}); install the NVIDIA driver 525 or newer, and start \
          containers with `--gpus all`"
     )]
-    NoDriver {
-        /// The library names tried.
-        looked_for: String,
-        /// The loader's own words.
-        detail: String,
-    },
+    NoDriver { looked_for: String, detail: String },
     /// There is a driver library, and it cannot be loaded: it is damaged, may not be read, or needs
     /// another one.
     #[error(
         "the NVIDIA driver library cannot be loaded: {detail} (looked for {looked_for}); install the driver again, or take \
          the folder of that file out of LD_LIBRARY_PATH"
     )]
-    BrokenDriver {
-        /// The library names tried.
-        looked_for: String,
-        /// The loader's own words.
-        detail: String,
-    },
+    BrokenDriver { looked_for: String, detail: String },
     /// The driver is older than R525.
     #[error("the NVIDIA driver ({found}) is too old: it has no {symbol}; install version 525 (CUDA 12.0) or newer")]
-    DriverTooOld {
-        /// The version found, if the system reports it.
-        found: String,
-        /// The first function missing.
-        symbol: &'static str,
-    },
+    DriverTooOld { found: String, symbol: &'static str },
     /// There is a driver, but no device for this process.
     #[error(
         "the NVIDIA driver sees no device{}; check `nvidia-smi`, and start containers with `--gpus all`",
         match visible { Some(list) => format!(" (CUDA_VISIBLE_DEVICES={list:?} may hide it)"), None => String::new() }
     )]
-    NoDevice {
-        /// `CUDA_VISIBLE_DEVICES` of this process.
-        visible: Option<String>,
-    },
+    NoDevice { visible: Option<String> },
     /// No device has that number.
     #[error("there is no CUDA device {ordinal}; {count} visible, numbered from 0")]
-    NoSuchDevice {
-        /// The number asked for.
-        ordinal: u32,
-        /// How many devices are visible.
-        count: u32,
-    },
+    NoSuchDevice { ordinal: u32, count: u32 },
     /// A driver call failed.
     #[error(transparent)]
     Call(Box<CallError>),
@@ -79,9 +57,7 @@ pub enum CudaError {
     /// A launch that cannot work, refused before the driver saw it.
     #[error("kernel `{kernel}` cannot be launched: {refusal}")]
     Launch {
-        /// The kernel's name.
         kernel: String,
-        /// Which limit, with numbers and remedy.
         refusal: Box<LaunchRefusal>,
     },
     /// The driver refused a launch.
@@ -92,40 +68,22 @@ pub enum CudaError {
     TensorMap(Box<TensorMapRefusal>),
     /// The module has no kernel of that name.
     #[error("the module has no kernel `{name}`; it has {}", if known.is_empty() { "none".to_string() } else { known.join(", ") })]
-    NoSuchKernel {
-        /// The name asked for.
-        name: String,
-        /// The kernels there are.
-        known: Vec<String>,
-    },
+    NoSuchKernel { name: String, known: Vec<String> },
     /// Lengths that must agree do not.
     #[error("{what}: {given} B given, {expected} B needed")]
     Size {
-        /// What was attempted.
         what: &'static str,
-        /// Bytes given.
         given: u64,
-        /// Bytes needed.
         expected: u64,
     },
     /// A range that does not lie inside its buffer.
     #[error("bytes {start}..{end} were asked of a buffer of {len} B")]
-    Range {
-        /// First byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
-        /// The buffer's length.
-        len: u64,
-    },
+    Range { start: u64, end: u64, len: u64 },
     /// Memory, stream or function of one device used with another.
     #[error("{what} belongs to CUDA device {given}, but the work is on device {expected}; use one device throughout")]
     OtherDevice {
-        /// What is in the wrong place.
         what: &'static str,
-        /// Its device.
         given: u32,
-        /// The device of the work.
         expected: u32,
     },
     /// A stream handle that was not made in this device's primary context.
@@ -133,21 +91,13 @@ pub enum CudaError {
         "the stream {handle:#x} does not belong to the primary context of CUDA device {ordinal}; pass a stream that \
          was created on that device"
     )]
-    ForeignStream {
-        /// The raw handle.
-        handle: usize,
-        /// The device it was used with.
-        ordinal: u32,
-    },
+    ForeignStream { handle: usize, ordinal: u32 },
     /// The legacy default stream cannot be captured.
     #[error("the legacy default stream cannot be captured into a graph; use a stream of your own")]
     CaptureDefaultStream,
     /// PTX or a kernel name that contains a zero byte.
     #[error("{what} contains a zero byte; it must be plain text")]
-    ZeroByte {
-        /// Which text.
-        what: &'static str,
-    },
+    ZeroByte { what: &'static str },
 }
 
 impl From<CallError> for CudaError {
@@ -271,6 +221,7 @@ fn log(name: &str, text: &str) -> String {
 /// Why a module that compiled must not be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the messages say what the fields are
 pub enum ModuleRefusal {
     /// A kernel uses local memory: it spills registers or keeps an array there.
     #[error(
@@ -280,13 +231,9 @@ pub enum ModuleRefusal {
         match spills { Some((stores, loads)) => format!(", {stores} B spill stores, {loads} B spill loads"), None => String::new() }
     )]
     LocalMemory {
-        /// The kernel.
         kernel: String,
-        /// Local memory a thread, bytes.
         local_bytes: u32,
-        /// Registers a thread.
         registers: u32,
-        /// Bytes of spill stores and loads, where the compiler's log is at hand.
         spills: Option<(u32, u32)>,
     },
     /// The compiler warned that it made the kernel slow (C75xx).
@@ -295,10 +242,7 @@ pub enum ModuleRefusal {
          `ModuleOptions::allow_performance_warnings`",
         warnings.len(), warnings.join(" | ")
     )]
-    PerformanceWarnings {
-        /// The warnings, as the compiler printed them.
-        warnings: Vec<String>,
-    },
+    PerformanceWarnings { warnings: Vec<String> },
 }
 
 /// The driver refused a launch that had passed the launch proof.

@@ -126,7 +126,7 @@ impl LoadedFunction {
             let handle = driver.module_function(module, &symbol)?;
             // Only saves the first launch from loading; if it fails, that launch will say so.
             let _ = driver.function_load(handle);
-            let get = |attribute| driver.function_attribute(attribute, handle).map(unsigned);
+            let get = |attribute| driver.cuFuncGetAttribute(attribute, handle).map(unsigned);
             let attributes = FunctionAttributes {
                 registers: get(attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
                 local_bytes: get(attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
@@ -270,13 +270,13 @@ impl Function {
             let mut opted_in = lock(&loaded.opted_in);
             if bytes > *opted_in {
                 let name = attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                context.call(|driver| driver.set_function_attribute(loaded.handle.0, name, bytes as c_int))?;
+                context.call(|driver| driver.cuFuncSetAttribute(loaded.handle.0, name, bytes as c_int))?;
                 *opted_in = bytes;
             }
         }
         if shape.cluster.iter().product::<u32>() > 8 {
             let name = attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-            context.call(|driver| driver.set_function_attribute(loaded.handle.0, name, 1))?;
+            context.call(|driver| driver.cuFuncSetAttribute(loaded.handle.0, name, 1))?;
         }
         Ok(())
     }

@@ -43,7 +43,7 @@ impl Graph {
         // Forbids unsafe calls to this thread only: other threads of the process may go on
         // allocating.
         let mode = capture_mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        context.call(|driver| driver.capture_begin(stream.handle(), mode))?;
+        context.call(|driver| driver.cuStreamBeginCapture_v2(stream.handle(), mode))?;
         stream.note_capture(Some(Captured::default()));
         let mut capture = Capture { stream, open: true };
         let worked = work(stream);
@@ -55,7 +55,7 @@ impl Graph {
         // The error inside the capture says more than the invalidated capture that follows from it.
         worked?;
         let template = template?;
-        let exec = context.call(|driver| driver.graph_instantiate(template.graph.0, 0))?;
+        let exec = context.call(|driver| driver.cuGraphInstantiateWithFlags(template.graph.0, 0))?;
         drop(template);
 
         Ok(Self {
@@ -76,7 +76,7 @@ impl Graph {
         self.check(stream)?;
         let exec = lock(&self.exec);
         self.context
-            .call(|driver| driver.graph_launch(exec.0, stream.handle()))?;
+            .call(|driver| driver.cuGraphLaunch(exec.0, stream.handle()))?;
         self.context.enqueued(&self.label, stream.as_raw());
         Ok(())
     }
@@ -88,7 +88,8 @@ impl Graph {
     pub fn upload(&self, stream: &Stream) -> Result<(), CudaError> {
         self.check(stream)?;
         let exec = lock(&self.exec);
-        self.context.call(|driver| driver.graph_upload(exec.0, stream.handle()))
+        self.context
+            .call(|driver| driver.cuGraphUpload(exec.0, stream.handle()))
     }
 
     /// Names of the kernels captured, in order.
@@ -155,7 +156,7 @@ impl Drop for Template<'_> {
     fn drop(&mut self) {
         if !self.graph.0.is_null() {
             // Nothing refers to it any more; a failure would leave a few kilobytes behind.
-            let _ = self.context.call(|driver| driver.graph_destroy(self.graph.0));
+            let _ = self.context.call(|driver| driver.cuGraphDestroy(self.graph.0));
         }
     }
 }
@@ -164,7 +165,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         let exec = lock(&self.exec);
         // A replay still running finishes; the driver frees the graph after it.
-        let _ = self.context.call(|driver| driver.graph_exec_destroy(exec.0));
+        let _ = self.context.call(|driver| driver.cuGraphExecDestroy(exec.0));
     }
 }
 

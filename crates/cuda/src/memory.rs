@@ -31,7 +31,7 @@ impl DeviceBuffer {
         let address = if bytes == 0 {
             0
         } else {
-            context.call(|driver| driver.memory_alloc(bytes))?
+            context.call(|driver| driver.cuMemAlloc_v2(bytes))?
         };
         Ok(Self {
             address,

@@ -247,7 +247,7 @@ impl ModuleReport {
 impl Drop for LoadedModule {
     fn drop(&mut self) {
         // Fails in a lost context only, where nothing is left to unload.
-        let _ = self.home.call(|driver| driver.module_unload(self.handle.0));
+        let _ = self.home.call(|driver| driver.cuModuleUnload(self.handle.0));
     }
 }
 

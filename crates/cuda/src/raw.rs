@@ -18,21 +18,27 @@
 mod jit;
 mod launch;
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
-use std::mem::MaybeUninit;
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
 use std::sync::OnceLock;
-use std::{fmt, ptr};
 
 use crate::error::{CallError, CudaError};
 use crate::status;
-use crate::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUresult, CUstream,
-    Table,
-};
+use crate::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUresult, CUstream, Table};
 
 pub(crate) use launch::{LaunchCall, TensorMapCall};
 
-type CallResult<T> = Result<T, CallError>;
+pub(crate) type CallResult<T> = Result<T, CallError>;
+
+/// Makes a driver call and turns its status into a result; what follows the call is its arguments, for
+/// the error.
+macro_rules! call {
+    ($driver:ident.$name:ident($($argument:expr),*), $($format:tt)*) => {{
+        let code = ($driver.table.$name)($($argument),*);
+        $driver.check(stringify!($name), code, || format!($($format)*))
+    }};
+}
+use call;
 
 /// A driver handle that may be kept in types that are shared between threads.
 #[derive(Debug)]
@@ -61,7 +67,7 @@ const LIBRARIES: &[&str] = &["nvcuda.dll"];
 
 /// The driver, loaded and initialised.
 pub(crate) struct Driver {
-    table: Table,
+    pub(crate) table: Table,
     /// `cuDriverGetVersion`: the newest CUDA version it supports, 13000 for 13.0.
     pub(crate) cuda_version: u32,
     // Declared last and never dropped (the driver lives in a static): the table points into it.
@@ -148,16 +154,17 @@ impl Driver {
             });
         }
         driver.check("cuInit", code, || "flags=0".to_string())?;
-        let mut version = 0;
-        // SAFETY: rule 2.
-        let code = unsafe { (driver.table.cuDriverGetVersion)(&mut version) };
-        driver.check("cuDriverGetVersion", code, String::new)?;
-        driver.cuda_version = version.unsigned_abs();
+        driver.cuda_version = driver.cuDriverGetVersion()?.unsigned_abs();
         Ok(driver)
     }
 
     /// Turns a status into a result.
-    fn check(&self, call: &'static str, code: CUresult, arguments: impl FnOnce() -> String) -> CallResult<()> {
+    pub(crate) fn check(
+        &self,
+        call: &'static str,
+        code: CUresult,
+        arguments: impl FnOnce() -> String,
+    ) -> CallResult<()> {
         if code == sys::status::CUDA_SUCCESS {
             return Ok(());
         }
@@ -197,10 +204,10 @@ impl Driver {
 
     pub(crate) fn device_name(&self, device: CUdevice) -> CallResult<String> {
         let mut name = [0u8; 256];
+        let (text, len) = (name.as_mut_ptr().cast(), name.len() as c_int);
         // SAFETY: rule 2; the length is the buffer's, and the driver ends the name with a zero
         // byte.
-        let code = unsafe { (self.table.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as c_int, device) };
-        self.check("cuDeviceGetName", code, || format!("device={device}"))?;
+        unsafe { call!(self.cuDeviceGetName(text, len, device), "device={device}")? };
         Ok(jit::text(&name).0)
     }
 
@@ -208,37 +215,31 @@ impl Driver {
     pub(crate) fn memory_info(&self) -> CallResult<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: rule 2.
-        let code = unsafe { (self.table.cuMemGetInfo_v2)(&mut free, &mut total) };
-        self.check("cuMemGetInfo_v2", code, String::new)?;
+        unsafe { call!(self.cuMemGetInfo_v2(&mut free, &mut total), "")? };
         Ok((free as u64, total as u64))
     }
 
     pub(crate) fn memory_free(&self, pointer: CUdeviceptr) -> CallResult<()> {
         // SAFETY: rule 1.
-        let code = unsafe { (self.table.cuMemFree_v2)(pointer) };
-        self.check("cuMemFree_v2", code, || format!("pointer={pointer:#x}"))
+        unsafe { call!(self.cuMemFree_v2(pointer), "pointer={pointer:#x}") }
     }
 
     /// Copies to device memory in stream order and waits until the copy is done.
     pub(crate) fn copy_to_device(&self, to: CUdeviceptr, from: &[u8], stream: CUstream) -> CallResult<()> {
-        let bytes = from.len();
+        let (bytes, from) = (from.len(), from.as_ptr().cast());
+        let what = format_args!("to={to:#x}, bytes={bytes}, stream={stream:p}");
         // SAFETY: rules 1 and 2; `from` is borrowed until the wait below has ended.
-        let code = unsafe { (self.table.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, stream) };
-        self.check("cuMemcpyHtoDAsync_v2", code, || {
-            format!("to={to:#x}, bytes={bytes}, stream={stream:p}")
-        })?;
-        self.stream_synchronize(stream)
+        unsafe { call!(self.cuMemcpyHtoDAsync_v2(to, from, bytes, stream), "{what}")? };
+        self.cuStreamSynchronize(stream)
     }
 
     /// Copies from device memory in stream order and waits until the copy is done.
     pub(crate) fn copy_to_host(&self, to: &mut [u8], from: CUdeviceptr, stream: CUstream) -> CallResult<()> {
-        let bytes = to.len();
+        let (bytes, to) = (to.len(), to.as_mut_ptr().cast());
+        let what = format_args!("from={from:#x}, bytes={bytes}, stream={stream:p}");
         // SAFETY: rules 1 and 2; `to` is borrowed until the wait below has ended.
-        let code = unsafe { (self.table.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, bytes, stream) };
-        self.check("cuMemcpyDtoHAsync_v2", code, || {
-            format!("from={from:#x}, bytes={bytes}, stream={stream:p}")
-        })?;
-        self.stream_synchronize(stream)
+        unsafe { call!(self.cuMemcpyDtoHAsync_v2(to, from, bytes, stream), "{what}")? };
+        self.cuStreamSynchronize(stream)
     }
 
     pub(crate) fn copy_on_device(
@@ -248,26 +249,21 @@ impl Driver {
         bytes: usize,
         stream: CUstream,
     ) -> CallResult<()> {
+        let what = format_args!("to={to:#x}, from={from:#x}, bytes={bytes}, stream={stream:p}");
         // SAFETY: rule 1; both addresses are device memory and checked by the driver.
-        let code = unsafe { (self.table.cuMemcpyDtoDAsync_v2)(to, from, bytes, stream) };
-        self.check("cuMemcpyDtoDAsync_v2", code, || {
-            format!("to={to:#x}, from={from:#x}, bytes={bytes}, stream={stream:p}")
-        })
+        unsafe { call!(self.cuMemcpyDtoDAsync_v2(to, from, bytes, stream), "{what}") }
     }
 
     pub(crate) fn fill(&self, to: CUdeviceptr, value: u8, bytes: usize, stream: CUstream) -> CallResult<()> {
+        let what = format_args!("to={to:#x}, value={value:#x}, bytes={bytes}, stream={stream:p}");
         // SAFETY: rule 1.
-        let code = unsafe { (self.table.cuMemsetD8Async)(to, value, bytes, stream) };
-        self.check("cuMemsetD8Async", code, || {
-            format!("to={to:#x}, value={value:#x}, bytes={bytes}, stream={stream:p}")
-        })
+        unsafe { call!(self.cuMemsetD8Async(to, value, bytes, stream), "{what}") }
     }
 
     pub(crate) fn stream_context(&self, stream: CUstream) -> CallResult<CUcontext> {
         let mut context = ptr::null_mut();
         // SAFETY: rules 1 and 2.
-        let code = unsafe { (self.table.cuStreamGetCtx)(stream, &mut context) };
-        self.check("cuStreamGetCtx", code, || format!("stream={stream:p}"))?;
+        unsafe { call!(self.cuStreamGetCtx(stream, &mut context), "stream={stream:p}")? };
         Ok(context)
     }
 
@@ -275,16 +271,14 @@ impl Driver {
     pub(crate) fn stream_is_captured(&self, stream: CUstream) -> CallResult<bool> {
         let mut status = sys::capture_status::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: rules 1 and 2.
-        let code = unsafe { (self.table.cuStreamIsCapturing)(stream, &mut status) };
-        self.check("cuStreamIsCapturing", code, || format!("stream={stream:p}"))?;
+        unsafe { call!(self.cuStreamIsCapturing(stream, &mut status), "stream={stream:p}")? };
         Ok(status != sys::capture_status::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     pub(crate) fn capture_end(&self, stream: CUstream) -> CallResult<CUgraph> {
         let mut graph = ptr::null_mut();
         // SAFETY: rules 1 and 2.
-        let code = unsafe { (self.table.cuStreamEndCapture)(stream, &mut graph) };
-        self.check("cuStreamEndCapture", code, || format!("stream={stream:p}"))?;
+        unsafe { call!(self.cuStreamEndCapture(stream, &mut graph), "stream={stream:p}")? };
         Ok(graph)
     }
 
@@ -301,78 +295,6 @@ impl Driver {
         let code = unsafe { call(&mut milliseconds, start, end) };
         self.check(name, code, || format!("start={start:p}, end={end:p}"))?;
         Ok(milliseconds)
-    }
-}
-
-/// A call's arguments as `name=value, …`.
-macro_rules! named {
-    ($($arg:ident),*) => {{
-        let named: &[(&str, &dyn fmt::Debug)] = &[$((stringify!($arg), &$arg)),*];
-        named.iter().map(|(name, value)| format!("{name}={value:?}")).collect::<Vec<_>>().join(", ")
-    }};
-}
-
-/// Methods for driver functions whose arguments are numbers and live handles: `method(arguments) =
-/// function`, and `method(arguments) -> result = function` where the driver writes the result
-/// through a pointer that it takes first.
-macro_rules! calls {
-    (
-        actions { $($action:ident($($aarg:ident: $aty:ty),*) = $afunction:ident;)* }
-        queries { $($query:ident($($qarg:ident: $qty:ty),*) -> $result:ty = $qfunction:ident;)* }
-    ) => {
-        impl Driver {
-            $(pub(crate) fn $action(&self, $($aarg: $aty),*) -> CallResult<()> {
-                // SAFETY: rule 1; what destroys a handle is called once, from its owner's drop.
-                let code = unsafe { (self.table.$afunction)($($aarg),*) };
-                self.check(stringify!($afunction), code, || named!($($aarg),*))
-            })*
-
-            $(pub(crate) fn $query(&self, $($qarg: $qty),*) -> CallResult<$result> {
-                let mut result = MaybeUninit::<$result>::zeroed();
-                // SAFETY: rules 1 and 2.
-                let code = unsafe { (self.table.$qfunction)(result.as_mut_ptr(), $($qarg),*) };
-                self.check(stringify!($qfunction), code, || named!($($qarg),*))?;
-                // SAFETY: results are numbers, plain bytes and pointers, of which all zeros is a
-                // value.
-                Ok(unsafe { result.assume_init() })
-            })*
-        }
-    };
-}
-
-calls! {
-    actions {
-        primary_context_release(device: CUdevice) = cuDevicePrimaryCtxRelease_v2;
-        context_push(context: CUcontext) = cuCtxPushCurrent_v2;
-        context_synchronize() = cuCtxSynchronize;
-        stream_destroy(stream: CUstream) = cuStreamDestroy_v2;
-        stream_synchronize(stream: CUstream) = cuStreamSynchronize;
-        stream_wait_event(stream: CUstream, event: CUevent, flags: c_uint) = cuStreamWaitEvent;
-        capture_begin(stream: CUstream, mode: c_uint) = cuStreamBeginCapture_v2;
-        event_destroy(event: CUevent) = cuEventDestroy_v2;
-        event_record(event: CUevent, stream: CUstream) = cuEventRecord;
-        event_synchronize(event: CUevent) = cuEventSynchronize;
-        graph_upload(exec: CUgraphExec, stream: CUstream) = cuGraphUpload;
-        graph_launch(exec: CUgraphExec, stream: CUstream) = cuGraphLaunch;
-        graph_exec_destroy(exec: CUgraphExec) = cuGraphExecDestroy;
-        graph_destroy(graph: CUgraph) = cuGraphDestroy;
-        module_unload(module: CUmodule) = cuModuleUnload;
-        set_function_attribute(function: CUfunction, attribute: c_uint, value: c_int) = cuFuncSetAttribute;
-    }
-    queries {
-        device_count() -> c_int = cuDeviceGetCount;
-        device(ordinal: c_int) -> CUdevice = cuDeviceGet;
-        device_uuid(device: CUdevice) -> sys::CUuuid_st = cuDeviceGetUuid_v2;
-        device_attribute(attribute: c_uint, device: CUdevice) -> c_int = cuDeviceGetAttribute;
-        device_total_memory(device: CUdevice) -> usize = cuDeviceTotalMem_v2;
-        primary_context_retain(device: CUdevice) -> CUcontext = cuDevicePrimaryCtxRetain;
-        context_current() -> CUcontext = cuCtxGetCurrent;
-        context_pop() -> CUcontext = cuCtxPopCurrent_v2;
-        memory_alloc(bytes: usize) -> CUdeviceptr = cuMemAlloc_v2;
-        stream_create(flags: c_uint, priority: c_int) -> CUstream = cuStreamCreateWithPriority;
-        event_create(flags: c_uint) -> CUevent = cuEventCreate;
-        graph_instantiate(graph: CUgraph, flags: c_ulonglong) -> CUgraphExec = cuGraphInstantiateWithFlags;
-        function_attribute(attribute: c_uint, function: CUfunction) -> c_int = cuFuncGetAttribute;
     }
 }
 

@@ -37,7 +37,8 @@ impl Stream {
     /// # Errors
     /// Any failure of the driver.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let handle = context.call(|driver| driver.stream_create(stream_flag::CU_STREAM_NON_BLOCKING, 0))?;
+        let handle =
+            context.call(|driver| driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0))?;
         Ok(Self::wrap(context, handle, true))
     }
 
@@ -96,7 +97,7 @@ impl Stream {
     /// # Errors
     /// [`CudaError::Fault`] if a kernel faulted.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.context.call(|driver| driver.stream_synchronize(self.handle.0))?;
+        self.context.call(|driver| driver.cuStreamSynchronize(self.handle.0))?;
         self.finished();
         Ok(())
     }
@@ -107,7 +108,7 @@ impl Stream {
     /// Any failure of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.context
-            .call(|driver| driver.stream_wait_event(self.handle.0, event.handle.0, 0))
+            .call(|driver| driver.cuStreamWaitEvent(self.handle.0, event.handle.0, 0))
     }
 
     pub(crate) fn handle(&self) -> CUstream {
@@ -167,7 +168,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.owned {
             // Work still in the stream finishes; a lost context has nothing left to destroy.
-            let _ = self.context.call(|driver| driver.stream_destroy(self.handle.0));
+            let _ = self.context.call(|driver| driver.cuStreamDestroy_v2(self.handle.0));
         }
     }
 }
@@ -190,7 +191,7 @@ impl Event {
     /// # Errors
     /// Any failure of the driver.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let handle = context.call(|driver| driver.event_create(event_flag::CU_EVENT_DEFAULT))?;
+        let handle = context.call(|driver| driver.cuEventCreate(event_flag::CU_EVENT_DEFAULT))?;
         Ok(Self {
             handle: Handle(handle),
             context: context.clone(),
@@ -210,7 +211,7 @@ impl Event {
             });
         }
         self.context
-            .call(|driver| driver.event_record(self.handle.0, stream.handle()))
+            .call(|driver| driver.cuEventRecord(self.handle.0, stream.handle()))
     }
 
     /// Waits until the event has happened.
@@ -218,7 +219,7 @@ impl Event {
     /// # Errors
     /// [`CudaError::Fault`] if a kernel faulted.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.context.call(|driver| driver.event_synchronize(self.handle.0))
+        self.context.call(|driver| driver.cuEventSynchronize(self.handle.0))
     }
 
     /// Milliseconds from this event to `end`, to about half a microsecond. Both must have happened.
@@ -235,7 +236,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // As for streams.
-        let _ = self.context.call(|driver| driver.event_destroy(self.handle.0));
+        let _ = self.context.call(|driver| driver.cuEventDestroy_v2(self.handle.0));
     }
 }
 

@@ -21,6 +21,9 @@
 #![allow(unsafe_code, non_camel_case_types, non_snake_case)]
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::mem::MaybeUninit;
+
+use crate::raw::{CallResult, Driver};
 
 /// Status of a driver call. A number, because drivers newer than this file may return new ones.
 pub(crate) type CUresult = c_uint;
@@ -208,13 +211,50 @@ macro_rules! infer {
     };
 }
 
+macro_rules! resolved {
+    ($library:ident, $name:ident) => {
+        *$library
+            .get(concat!(stringify!($name), "\0"))
+            .map_err(|_| stringify!($name))?
+    };
+}
+
+#[cfg(test)]
+fn name_of<T>(_: T) -> &'static str {
+    std::any::type_name::<T>()
+}
+
+#[cfg(test)]
+macro_rules! witnessed {
+    ($name:ident: $($ty:ty),*) => {{
+        let theirs: unsafe fn($(infer!($ty)),*) -> _ = cudarc::driver::sys::$name;
+        let ours = std::any::type_name::<unsafe extern "C" fn($($ty),*) -> CUresult>();
+        (stringify!($name), ours, name_of(theirs))
+    }};
+}
+
+/// A call's arguments as `name=value, …`.
+macro_rules! named {
+    ($($arg:ident),*) => {{
+        let named: &[(&str, &dyn std::fmt::Debug)] = &[$((stringify!($arg), &$arg)),*];
+        named.iter().map(|(name, value)| format!("{name}={value:?}")).collect::<Vec<_>>().join(", ")
+    }};
+}
+
+/// The functions, and for the simple ones a method of [`Driver`] of the same name: `actions` have
+/// numbers and live handles for arguments; `queries` write their result through a pointer that they
+/// take first. The `others` are called in `raw`.
 macro_rules! functions {
     (
-        witnessed { $($name:ident($($arg:ident: $ty:ty),*);)* }
+        actions { $($action:ident($($aarg:ident: $aty:ty),*);)* }
+        queries { $($query:ident($($qarg:ident: $qty:ty),*) -> $result:ty;)* }
+        others { $($name:ident($($arg:ident: $ty:ty),*);)* }
         optional { $($oname:ident($($oarg:ident: $oty:ty),*);)* }
     ) => {
         /// Every driver function this crate calls, resolved once when the library is loaded.
         pub(crate) struct Table {
+            $($action: unsafe extern "C" fn($($aty),*) -> CUresult,)*
+            $($query: unsafe extern "C" fn(*mut $result, $($qty),*) -> CUresult,)*
             $(pub(crate) $name: unsafe extern "C" fn($($ty),*) -> CUresult,)*
             $(pub(crate) $oname: Option<unsafe extern "C" fn($($oty),*) -> CUresult>,)*
         }
@@ -231,79 +271,95 @@ macro_rules! functions {
                 // generated from it.
                 unsafe {
                     Ok(Self {
-                        $($name: *library
-                            .get(concat!(stringify!($name), "\0"))
-                            .map_err(|_| stringify!($name))?,)*
+                        $($action: resolved!(library, $action),)*
+                        $($query: resolved!(library, $query),)*
+                        $($name: resolved!(library, $name),)*
                         $($oname: library.get(concat!(stringify!($oname), "\0")).ok().map(|symbol| *symbol),)*
                     })
                 }
             }
         }
 
+        impl Driver {
+            $(pub(crate) fn $action(&self, $($aarg: $aty),*) -> CallResult<()> {
+                // SAFETY: rule 1 of `raw`; what destroys a handle is called once, from its owner's
+                // drop.
+                let code = unsafe { (self.table.$action)($($aarg),*) };
+                self.check(stringify!($action), code, || named!($($aarg),*))
+            })*
+
+            $(pub(crate) fn $query(&self, $($qarg: $qty),*) -> CallResult<$result> {
+                let mut result = MaybeUninit::<$result>::zeroed();
+                // SAFETY: rules 1 and 2 of `raw`.
+                let code = unsafe { (self.table.$query)(result.as_mut_ptr(), $($qarg),*) };
+                self.check(stringify!($query), code, || named!($($qarg),*))?;
+                // SAFETY: results are numbers, plain bytes and pointers, of which all zeros is a
+                // value.
+                Ok(unsafe { result.assume_init() })
+            })*
+        }
+
         /// Each witnessed function: its name, its type here, its type in the generated bindings.
         #[cfg(test)]
         pub(crate) fn witnessed_functions() -> Vec<(&'static str, &'static str, &'static str)> {
-            fn name_of<T>(_: T) -> &'static str {
-                std::any::type_name::<T>()
-            }
-            vec![$({
-                let theirs: unsafe fn($(infer!($ty)),*) -> _ = cudarc::driver::sys::$name;
-                let ours = std::any::type_name::<unsafe extern "C" fn($($ty),*) -> CUresult>();
-                (stringify!($name), ours, name_of(theirs))
-            },)*]
+            vec![
+                $(witnessed!($action: $($aty),*),)*
+                $(witnessed!($query: *mut $result $(, $qty)*),)*
+                $(witnessed!($name: $($ty),*),)*
+            ]
         }
     };
 }
 
 functions! {
-    witnessed {
+    actions {
+        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+        cuCtxPushCurrent_v2(context: CUcontext);
+        cuCtxSynchronize();
+        cuStreamDestroy_v2(stream: CUstream);
+        cuStreamSynchronize(stream: CUstream);
+        cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+        cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
+        cuEventDestroy_v2(event: CUevent);
+        cuEventRecord(event: CUevent, stream: CUstream);
+        cuEventSynchronize(event: CUevent);
+        cuGraphUpload(exec: CUgraphExec, stream: CUstream);
+        cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
+        cuGraphExecDestroy(exec: CUgraphExec);
+        cuGraphDestroy(graph: CUgraph);
+        cuModuleUnload(module: CUmodule);
+        cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int);
+    }
+    queries {
+        cuDriverGetVersion() -> c_int;
+        cuDeviceGetCount() -> c_int;
+        cuDeviceGet(ordinal: c_int) -> CUdevice;
+        cuDeviceGetUuid_v2(device: CUdevice) -> CUuuid_st;
+        cuDeviceGetAttribute(attribute: c_uint, device: CUdevice) -> c_int;
+        cuDeviceTotalMem_v2(device: CUdevice) -> usize;
+        cuDevicePrimaryCtxRetain(device: CUdevice) -> CUcontext;
+        cuCtxGetCurrent() -> CUcontext;
+        cuCtxPopCurrent_v2() -> CUcontext;
+        cuMemAlloc_v2(bytes: usize) -> CUdeviceptr;
+        cuStreamCreateWithPriority(flags: c_uint, priority: c_int) -> CUstream;
+        cuEventCreate(flags: c_uint) -> CUevent;
+        cuGraphInstantiateWithFlags(graph: CUgraph, flags: c_ulonglong) -> CUgraphExec;
+        cuFuncGetAttribute(attribute: c_uint, function: CUfunction) -> c_int;
+    }
+    others {
         cuInit(flags: c_uint);
-        cuDriverGetVersion(version: *mut c_int);
         cuGetErrorName(error: CUresult, text: *mut *const c_char);
         cuGetErrorString(error: CUresult, text: *mut *const c_char);
-
-        cuDeviceGetCount(count: *mut c_int);
-        cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
         cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
-        cuDeviceGetUuid_v2(uuid: *mut CUuuid_st, device: CUdevice);
-        cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: CUdevice);
-        cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
-        cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-
-        cuCtxGetCurrent(context: *mut CUcontext);
-        cuCtxPushCurrent_v2(context: CUcontext);
-        cuCtxPopCurrent_v2(context: *mut CUcontext);
-        cuCtxSynchronize();
-
         cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
-        cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize);
         cuMemFree_v2(pointer: CUdeviceptr);
         cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
         cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
         cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
         cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
-
-        cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
-        cuStreamDestroy_v2(stream: CUstream);
-        cuStreamSynchronize(stream: CUstream);
-        cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
         cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
-        cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
         cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
         cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
-
-        cuEventCreate(event: *mut CUevent, flags: c_uint);
-        cuEventDestroy_v2(event: CUevent);
-        cuEventRecord(event: CUevent, stream: CUstream);
-        cuEventSynchronize(event: CUevent);
-
-        cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
-        cuGraphUpload(exec: CUgraphExec, stream: CUstream);
-        cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
-        cuGraphExecDestroy(exec: CUgraphExec);
-        cuGraphDestroy(graph: CUgraph);
-
         cuModuleLoadDataEx(
             module: *mut CUmodule,
             image: *const c_void,
@@ -311,10 +367,7 @@ functions! {
             options: *mut c_uint,
             values: *mut *mut c_void
         );
-        cuModuleUnload(module: CUmodule);
         cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
-        cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, function: CUfunction);
-        cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int);
         cuLaunchKernelEx(
             config: *const CUlaunchConfig_st,
             function: CUfunction,

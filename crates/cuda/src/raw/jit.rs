@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 use std::time::Instant;
 
-use super::{CallResult, Driver};
+use super::{CallResult, Driver, call};
 use crate::sys::{CUfunction, CUmodule, jit_option as option};
 
 /// Bytes for each of the compiler's two logs. A verbose log takes about 300 B a kernel.
@@ -95,11 +95,9 @@ impl Driver {
 
     pub(crate) fn module_function(&self, module: CUmodule, name: &CString) -> CallResult<CUfunction> {
         let mut function = ptr::null_mut();
+        let what = format_args!("module={module:p}, name={name:?}");
         // SAFETY: rules 1 and 2 of `raw`.
-        let code = unsafe { (self.table.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
-        self.check("cuModuleGetFunction", code, || {
-            format!("module={module:p}, name={name:?}")
-        })?;
+        unsafe { call!(self.cuModuleGetFunction(&mut function, module, name.as_ptr()), "{what}")? };
         Ok(function)
     }
 
