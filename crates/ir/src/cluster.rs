@@ -1,10 +1,9 @@
 //! Clusters: blocks that run at the same time, reach into each other's shared memory and wait for each other.
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
-use crate::inst::{ClusterInst, Inst, Special};
+use crate::inst::{ClusterInst, Inst, Operand, Special};
 use crate::pointer::{ClusterPtr, SharedPtr};
-use crate::types::{Element, RegClass};
+use crate::types::Element;
 use crate::value::{Source, Val};
 
 impl KernelBuilder {
@@ -29,9 +28,7 @@ impl KernelBuilder {
     pub fn in_clusters_of(&self, blocks: u32) {
         // More than 8 need leave of the driver (`NON_PORTABLE_CLUSTER_SIZE_ALLOWED`).
         if !(1..=8).contains(&blocks) {
-            self.error(BuildErrorKind::Operand(format!(
-                "a cluster of {blocks} blocks; 1 to 8 are possible everywhere"
-            )));
+            self.invalid(format!("a cluster of {blocks} blocks; 1 to 8 are possible everywhere"));
         }
         self.state.borrow_mut().kernel.cluster = Some(blocks);
     }
@@ -53,30 +50,33 @@ impl KernelBuilder {
     /// [`cluster_wait`](Self::cluster_wait).
     #[track_caller]
     pub fn cluster_barrier(&self) {
-        self.emit(Inst::Cluster(ClusterInst::Arrive {
-            release: true,
-            aligned: true,
-        }));
+        self.arrive_in_cluster(true, true);
         self.emit(Inst::Cluster(ClusterInst::Wait { aligned: true }));
     }
 
     /// Comes to the cluster's barrier without waiting: each thread once, then [`cluster_wait`](Self::cluster_wait).
     #[track_caller]
     pub fn cluster_arrive(&self) {
-        self.emit(Inst::Cluster(ClusterInst::Arrive {
-            release: true,
-            aligned: false,
-        }));
+        self.arrive_in_cluster(true, false);
     }
 
     /// Comes to the cluster's barrier without waiting and without ordering memory: enough to know that the
     /// other blocks have started.
     #[track_caller]
     pub fn cluster_arrive_relaxed(&self) {
-        self.emit(Inst::Cluster(ClusterInst::Arrive {
-            release: false,
-            aligned: false,
-        }));
+        self.arrive_in_cluster(false, false);
+    }
+
+    #[track_caller]
+    fn arrive_in_cluster(&self, release: bool, aligned: bool) {
+        self.emit(Inst::Cluster(ClusterInst::Arrive { release, aligned }));
+    }
+
+    /// An address of this block's shared memory in the block of a rank.
+    #[track_caller]
+    pub(crate) fn mapa<'k>(&'k self, addr: Val<'k, u32>, rank: Operand) -> Val<'k, u32> {
+        let addr = addr.operand();
+        self.result(|dst| Inst::Cluster(ClusterInst::Mapa { dst, addr, rank }))
     }
 
     /// Waits for every thread of the cluster to have come.
@@ -91,13 +91,7 @@ impl<'k, E: Element> SharedPtr<'k, E> {
     /// must have started, and must not end before it has been told that the access is over.
     #[track_caller]
     pub fn in_block(self, rank: impl Source<'k, u32>) -> ClusterPtr<'k, E> {
-        let k = self.addr.builder();
-        let dst = k.reg(RegClass::B32);
-        k.emit(Inst::Cluster(ClusterInst::Mapa {
-            dst,
-            addr: self.addr.operand(),
-            rank: rank.operand(),
-        }));
-        ClusterPtr::new(Val::from_reg(k, dst), self.bytes, self.object)
+        let addr = self.addr.builder().mapa(self.addr, rank.operand());
+        ClusterPtr::new(addr, self.bytes, self.object)
     }
 }

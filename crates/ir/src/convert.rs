@@ -1,7 +1,7 @@
 //! Conversions between types, and between pairs and their halves.
 
 use crate::inst::{Cvt, Inst, Operand};
-use crate::types::{BF16x2, E4M3x2, E4M3x4, F16x2, RegClass, Scalar, ScalarType};
+use crate::types::{BF16x2, E4M3x2, E4M3x4, F16x2, RegClass, Scalar};
 use crate::value::{Source, Val};
 
 macro_rules! conversions {
@@ -10,9 +10,7 @@ macro_rules! conversions {
             #[doc = $doc]
             #[track_caller]
             pub fn $method(self) -> Val<'k, $to> {
-                let dst = self.k.reg(<$to as Scalar>::TYPE.class());
-                self.k.emit(Inst::Cvt { op: Cvt::$op, dst, src: self.operand });
-                Val::from_reg(self.k, dst)
+                self.k.result(|dst| Inst::Cvt { op: Cvt::$op, dst, src: self.operand })
             }
         }
     )*};
@@ -44,16 +42,9 @@ impl<'k> Val<'k, half::bf16> {
     /// Exact: a bf16 is the upper half of an f32 (`cvt.f32.bf16` would need sm_90).
     #[track_caller]
     pub fn to_f32(self) -> Val<'k, f32> {
-        let (zero, dst) = (
-            self.k.in_register(RegClass::B16, Operand::Imm(0)),
-            self.k.reg(RegClass::B32),
-        );
-        self.k.emit(Inst::Pack {
-            dst,
-            lo: Operand::Reg(zero),
-            hi: self.operand,
-        });
-        Val::<u32>::from_reg(self.k, dst).reinterpret()
+        let lo = Operand::Reg(self.k.in_register(RegClass::B16, Operand::Imm(0)));
+        let hi = self.operand;
+        self.k.result::<u32>(|dst| Inst::Pack { dst, lo, hi }).reinterpret()
     }
 }
 impl<'k> Val<'k, BF16x2> {
@@ -69,29 +60,23 @@ impl<'k> Val<'k, f32> {
     /// This value and `hi` rounded to a pair of f16, this one in the low half.
     #[track_caller]
     pub fn pack_f16(self, hi: impl Source<'k, f32>) -> Val<'k, F16x2> {
-        self.pack(ScalarType::F16x2, hi)
+        self.pack(hi.operand())
     }
     /// This value and `hi` rounded to a pair of bf16, this one in the low half.
     #[track_caller]
     pub fn pack_bf16(self, hi: impl Source<'k, f32>) -> Val<'k, BF16x2> {
-        self.pack(ScalarType::BF16x2, hi)
+        self.pack(hi.operand())
     }
     /// This value and `hi` rounded to a pair of e4m3, this one in the low byte; what is larger than 448 becomes
     /// 448.
     #[track_caller]
     pub fn pack_e4m3(self, hi: impl Source<'k, f32>) -> Val<'k, E4M3x2> {
-        self.pack(ScalarType::E4M3x2, hi)
+        self.pack(hi.operand())
     }
     #[track_caller]
-    fn pack<U: Scalar>(self, ty: ScalarType, hi: impl Source<'k, f32>) -> Val<'k, U> {
-        let dst = self.k.reg(ty.class());
-        self.k.emit(Inst::CvtPack {
-            ty,
-            dst,
-            lo: self.operand,
-            hi: hi.operand(),
-        });
-        Val::from_reg(self.k, dst)
+    fn pack<U: Scalar>(self, hi: Operand) -> Val<'k, U> {
+        let (ty, lo) = (U::TYPE, self.operand);
+        self.k.result(|dst| Inst::CvtPack { ty, dst, lo, hi })
     }
 }
 
@@ -101,9 +86,8 @@ macro_rules! halves {
             #[doc = concat!("This value and `hi` side by side as ", $doc, ", this one in the low half.")]
             #[track_caller]
             pub fn $join(self, hi: impl Source<'k, $half>) -> Val<'k, $whole> {
-                let dst = self.k.reg(<$whole as Scalar>::TYPE.class());
-                self.k.emit(Inst::Pack { dst, lo: self.operand, hi: hi.operand() });
-                Val::from_reg(self.k, dst)
+                let (lo, hi) = (self.operand, hi.operand());
+                self.k.result(|dst| Inst::Pack { dst, lo, hi })
             }
         }
         impl<'k> Val<'k, $whole> {

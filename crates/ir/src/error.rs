@@ -24,18 +24,14 @@ impl fmt::Display for BuildError {
 /// The kinds of mistakes that are found while a kernel is being written.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the messages say what the fields are
 pub enum BuildErrorKind {
     /// An instruction that all lanes of a warp must execute together, where they may not.
     #[error(
         "{instruction} must be executed by all lanes of a warp together, but stands under a condition declared divergent \
          at {condition}; declare that condition uniform if it is, or move the instruction out"
     )]
-    AlignedUnderDivergence {
-        /// PTX mnemonic.
-        instruction: String,
-        /// Where the divergent condition was written.
-        condition: SourceLine,
-    },
+    AlignedUnderDivergence { instruction: String, condition: SourceLine },
     /// A value used where it may not have been computed.
     #[error(
         "a value computed inside an `if` or a loop is used outside it, where it may never have been computed; carry it out \
@@ -45,12 +41,9 @@ pub enum BuildErrorKind {
     /// `break_if` inside an `if` or a deeper loop.
     #[error("`break_if` must stand directly in the body of its loop, not inside an `if` or another loop in it")]
     BreakNotInLoop,
-    /// A buffer, tile or access whose numbers do not fit.
+    /// Numbers that do not exist or do not fit: of a buffer, a tile, an access, lanes, registers, threads.
     #[error("{0}")]
-    Layout(String),
-    /// A number of lanes, registers, threads, barriers that does not exist.
-    #[error("{0}")]
-    Operand(String),
+    Invalid(String),
 }
 
 /// Everything wrong with a kernel.

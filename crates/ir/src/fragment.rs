@@ -6,7 +6,6 @@
 use std::marker::PhantomData;
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
 use crate::inst::{Inst, MmaAcc, MmaInput, Operand};
 use crate::types::{Assignable, Element, F16x2, Reg, RegClass, Scalar};
 use crate::value::{Source, Val, Var};
@@ -53,60 +52,51 @@ impl FragmentLayout {
     }
 }
 
+/// A layout of `rows × cols` elements over `lanes` lanes, `regs` registers each, `per_reg` elements a
+/// register.
+pub(crate) const fn layout(
+    name: &'static str,
+    [rows, cols]: [u32; 2],
+    [lanes, regs, per_reg]: [u32; 3],
+    map: fn(u32, u32, u32) -> (u32, u32),
+) -> FragmentLayout {
+    FragmentLayout {
+        name,
+        rows,
+        cols,
+        lanes,
+        regs,
+        per_reg,
+        map,
+    }
+}
+
 /// Operand A of m16n8k16 with 16-bit elements: 16 rows × 16 of k.
-pub const MMA_M16K16_A: FragmentLayout = FragmentLayout {
-    name: "mma.m16n8k16 A",
-    rows: 16,
-    cols: 16,
-    lanes: 32,
-    regs: 4,
-    per_reg: 2,
-    map: |lane, reg, e| (lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + e + 8 * (reg / 2)),
-};
+pub const MMA_M16K16_A: FragmentLayout = layout("mma.m16n8k16 A", [16, 16], [32, 4, 2], |lane, reg, e| {
+    (lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + e + 8 * (reg / 2))
+});
 
 /// Operand B of m16n8k16 with 16-bit elements: 16 of k × 8 columns.
-pub const MMA_K16N8_B: FragmentLayout = FragmentLayout {
-    name: "mma.m16n8k16 B",
-    rows: 16,
-    cols: 8,
-    lanes: 32,
-    regs: 2,
-    per_reg: 2,
-    map: |lane, reg, e| (2 * (lane % 4) + e + 8 * reg, lane / 4),
-};
+pub const MMA_K16N8_B: FragmentLayout = layout("mma.m16n8k16 B", [16, 8], [32, 2, 2], |lane, reg, e| {
+    (2 * (lane % 4) + e + 8 * reg, lane / 4)
+});
 
 /// f32 accumulators of m16n8: 16 rows × 8 columns.
-pub const MMA_M16N8_ACC_F32: FragmentLayout = FragmentLayout {
-    name: "mma.m16n8 f32 accumulator",
-    rows: 16,
-    cols: 8,
-    lanes: 32,
-    regs: 4,
-    per_reg: 1,
-    map: |lane, reg, _| (lane / 4 + 8 * (reg / 2), 2 * (lane % 4) + reg % 2),
-};
+pub const MMA_M16N8_ACC_F32: FragmentLayout =
+    layout("mma.m16n8 f32 accumulator", [16, 8], [32, 4, 1], |lane, reg, _| {
+        (lane / 4 + 8 * (reg / 2), 2 * (lane % 4) + reg % 2)
+    });
 
 /// fp16 accumulators of m16n8: 16 rows × 8 columns.
-pub const MMA_M16N8_ACC_F16: FragmentLayout = FragmentLayout {
-    name: "mma.m16n8 f16 accumulator",
-    rows: 16,
-    cols: 8,
-    lanes: 32,
-    regs: 2,
-    per_reg: 2,
-    map: |lane, reg, e| (lane / 4 + 8 * reg, 2 * (lane % 4) + e),
-};
+pub const MMA_M16N8_ACC_F16: FragmentLayout =
+    layout("mma.m16n8 f16 accumulator", [16, 8], [32, 2, 2], |lane, reg, e| {
+        (lane / 4 + 8 * reg, 2 * (lane % 4) + e)
+    });
 
 /// One 8×8 matrix as `ldmatrix` delivers it; transposed, row and column change places.
-pub const LDMATRIX: FragmentLayout = FragmentLayout {
-    name: "ldmatrix",
-    rows: 8,
-    cols: 8,
-    lanes: 32,
-    regs: 1,
-    per_reg: 2,
-    map: |lane, _, e| (lane / 4, 2 * (lane % 4) + e),
-};
+pub const LDMATRIX: FragmentLayout = layout("ldmatrix", [8, 8], [32, 1, 2], |lane, _, e| {
+    (lane / 4, 2 * (lane % 4) + e)
+});
 
 /// Operand A of one product: 16 × 16 elements of `E`.
 #[derive(Clone, Copy, Debug)]
@@ -280,9 +270,7 @@ impl KernelBuilder {
     #[track_caller]
     fn has_tile(&self, tile: u32, tiles: u32) -> bool {
         if tile >= tiles {
-            self.error(BuildErrorKind::Operand(format!(
-                "tile {tile} of accumulators that have {tiles}"
-            )));
+            self.invalid(format!("tile {tile} of accumulators that have {tiles}"));
         }
         tile < tiles
     }

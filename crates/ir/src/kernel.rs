@@ -21,39 +21,21 @@ pub struct Condition {
 
 /// A node of a kernel's body.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // `site` is where the node was written
 pub enum Node {
     /// An instruction.
-    Inst {
-        /// What.
-        inst: Inst,
-        /// Where it was written.
-        site: SiteId,
-    },
+    Inst { inst: Inst, site: SiteId },
     /// Two-way branch, reconverging at its end.
     If {
-        /// Lanes where it holds take `then`.
         condition: Condition,
-        /// Taken where the condition holds.
         then: Vec<Node>,
-        /// Taken elsewhere.
         otherwise: Vec<Node>,
-        /// Where it was written.
         site: SiteId,
     },
     /// Repeats its body until every lane has left by a [`Node::BreakIf`].
-    Loop {
-        /// The body; `BreakIf`s stand directly in it.
-        body: Vec<Node>,
-        /// Where it was written.
-        site: SiteId,
-    },
+    Loop { body: Vec<Node>, site: SiteId },
     /// Lanes where the condition holds leave the innermost loop.
-    BreakIf {
-        /// Lanes where it holds leave.
-        condition: Condition,
-        /// Where it was written.
-        site: SiteId,
-    },
+    BreakIf { condition: Condition, site: SiteId },
 }
 
 /// What a kernel parameter is.

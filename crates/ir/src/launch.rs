@@ -89,76 +89,37 @@ impl TensorBox {
 /// Why a tensor map cannot be: the rules of `cuTensorMapEncodeTiled` (CUDA driver API).
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the messages say what the fields are
 pub enum TensorMapProblem {
     /// Too many or too few dimensions, or lists that do not agree.
     #[error(
         "{dims} dimensions, {strides} strides, {boxes} box dimensions; needed are 1 to 5 dimensions, one stride fewer, and \
          as many box dimensions"
     )]
-    Rank {
-        /// Dimensions given.
-        dims: usize,
-        /// Strides given.
-        strides: usize,
-        /// Box dimensions given.
-        boxes: usize,
-    },
+    Rank { dims: usize, strides: usize, boxes: usize },
     /// The tensor does not begin at a multiple of 16 bytes.
     #[error("the tensor begins {offset} B into a buffer aligned to {align}; it must begin at a multiple of 16 B")]
-    Start {
-        /// From the buffer's start.
-        offset: u64,
-        /// The buffer's alignment.
-        align: u32,
-    },
+    Start { offset: u64, align: u32 },
     /// A dimension of no elements, or of more than 2^32.
     #[error("dimension {index} has {given} elements; 1 to 4294967296 are possible")]
-    Dim {
-        /// Which, from the innermost.
-        index: usize,
-        /// Elements given.
-        given: u64,
-    },
+    Dim { index: usize, given: u64 },
     /// A stride that is no multiple of 16 bytes, or too long.
     #[error("stride {index} is {given} B; it must be a multiple of 16 B below 2^40 B")]
-    Stride {
-        /// Which, from the innermost.
-        index: usize,
-        /// Bytes given.
-        given: u64,
-    },
+    Stride { index: usize, given: u64 },
     /// A box of no elements, or of more than 256 along a dimension.
     #[error("the box has {given} elements along dimension {index}; 1 to 256 are possible")]
-    Box {
-        /// Which, from the innermost.
-        index: usize,
-        /// Elements given.
-        given: u32,
-    },
+    Box { index: usize, given: u32 },
     /// An inner row of a box that cannot be copied.
     #[error(
         "the box's inner row has {given} B; it must be a multiple of 16 B, and at most the swizzle's span ({swizzle:?})"
     )]
-    Row {
-        /// Bytes given.
-        given: u32,
-        /// The swizzle.
-        swizzle: crate::Swizzle,
-    },
+    Row { given: u32, swizzle: crate::Swizzle },
     /// An element type that tensor maps do not have.
     #[error("elements of type {element:?} cannot be copied by tensor map; use f16, bf16, f32 or e4m3")]
-    Element {
-        /// The type given.
-        element: ScalarType,
-    },
+    Element { element: ScalarType },
     /// A tensor that reaches past its buffer.
     #[error("the tensor reaches over {needed} B from its start, the buffer has {given} B there")]
-    Reach {
-        /// Bytes from the first to past the last element.
-        needed: u128,
-        /// Bytes there are.
-        given: u64,
-    },
+    Reach { needed: u128, given: u64 },
 }
 
 /// How to make a tensor map (`cuTensorMapEncodeTiled`) once the buffer's address is known.

@@ -5,10 +5,9 @@
 //! made of.
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
-use crate::inst::{Address, ClusterInst, Inst, MbarInst, Object, Operand, Scope};
+use crate::inst::{Address, Inst, MbarInst, Object, Operand, Scope};
 use crate::shared::{BufferId, SharedBuffer};
-use crate::types::{RegClass, ScalarType};
+use crate::types::ScalarType;
 use crate::value::{Source, Val};
 
 /// Bytes of an mbarrier.
@@ -54,9 +53,7 @@ impl KernelBuilder {
     #[track_caller]
     pub fn mbarriers(&self, name: &str, count: u32) -> MBarriers<'_> {
         if count == 0 || count > 1024 {
-            self.error(BuildErrorKind::Layout(format!(
-                "{count} mbarriers `{name}`; 1 to 1024 are possible"
-            )));
+            self.invalid(format!("{count} mbarriers `{name}`; 1 to 1024 are possible"));
         }
         let count = count.clamp(1, 1024);
         let declared_at = self.site();
@@ -87,7 +84,7 @@ impl<'k> MBarriers<'k> {
         let (addr, constant) = match index.operand() {
             Operand::Imm(index) => {
                 if index >= u64::from(self.count) {
-                    k.error(BuildErrorKind::Operand(format!("mbarrier {index} of {}", self.count)));
+                    k.invalid(format!("mbarrier {index} of {}", self.count));
                 }
                 (base, index as u32 * BYTES)
             }
@@ -126,22 +123,23 @@ impl<'k> MBarrier<'k> {
     /// Arrives, once for each active lane. What a lane has done before is known to whoever sees the phase end.
     #[track_caller]
     pub fn arrive(&self) {
-        self.k.emit(Inst::Mbar(MbarInst::Arrive {
-            addr: self.address(),
-            remote: false,
-            scope: Scope::Block,
-            tx: None,
-        }));
+        self.arrive_at(false, Scope::Block, None);
     }
 
     /// Announces `bytes` of copies that will complete here in this phase, and arrives.
     #[track_caller]
     pub fn arrive_expecting(&self, bytes: impl Source<'k, u32>) {
+        self.arrive_at(false, Scope::Block, Some(bytes.operand()));
+    }
+
+    #[track_caller]
+    fn arrive_at(&self, remote: bool, scope: Scope, tx: Option<Operand>) {
+        let addr = self.address();
         self.k.emit(Inst::Mbar(MbarInst::Arrive {
-            addr: self.address(),
-            remote: false,
-            scope: Scope::Block,
-            tx: Some(bytes.operand()),
+            addr,
+            remote,
+            scope,
+            tx,
         }));
     }
 
@@ -179,7 +177,7 @@ impl<'k> MBarrier<'k> {
 
     #[track_caller]
     fn wait_in(&self, parity: impl Source<'k, u32>, scope: Scope) {
-        let parity = Val::<u32>::from_operand(self.k, parity.operand());
+        let parity = parity.val(self.k);
         self.k.verb("wait", || {
             // Lanes may see the phase end at different times.
             self.k
@@ -189,28 +187,23 @@ impl<'k> MBarrier<'k> {
 
     #[track_caller]
     fn phase(&self, parity: impl Source<'k, u32>, blocking: bool, scope: Scope) -> Val<'k, bool> {
-        let dst = self.k.reg(RegClass::Pred);
-        self.k.emit(Inst::Mbar(MbarInst::Test {
-            dst,
-            addr: self.address(),
-            parity: parity.operand(),
-            blocking,
-            scope,
-        }));
-        Val::from_reg(self.k, dst)
+        let (addr, parity) = (self.address(), parity.operand());
+        self.k.result(|dst| {
+            Inst::Mbar(MbarInst::Test {
+                dst,
+                addr,
+                parity,
+                blocking,
+                scope,
+            })
+        })
     }
 
     /// The same mbarrier in the block of a rank of the cluster.
     #[track_caller]
     pub fn in_block(&self, rank: impl Source<'k, u32>) -> RemoteMBarrier<'k> {
-        let dst = self.k.reg(RegClass::B32);
-        self.k.emit(Inst::Cluster(ClusterInst::Mapa {
-            dst,
-            addr: self.addr.operand(),
-            rank: rank.operand(),
-        }));
         RemoteMBarrier(MBarrier {
-            addr: Val::from_reg(self.k, dst),
+            addr: self.k.mapa(self.addr, rank.operand()),
             ..*self
         })
     }
@@ -222,23 +215,13 @@ impl<'k> RemoteMBarrier<'k> {
     /// memory needs [`arrive_cluster`](Self::arrive_cluster).
     #[track_caller]
     pub fn arrive(&self) {
-        self.arrive_in(Scope::Block);
+        self.0.arrive_at(true, Scope::Block, None);
     }
 
     /// Arrives, and orders everything before it for the whole cluster: much dearer than
     /// [`arrive`](Self::arrive).
     #[track_caller]
     pub fn arrive_cluster(&self) {
-        self.arrive_in(Scope::Cluster);
-    }
-
-    #[track_caller]
-    fn arrive_in(&self, scope: Scope) {
-        self.0.k.emit(Inst::Mbar(MbarInst::Arrive {
-            addr: self.0.address(),
-            remote: true,
-            scope,
-            tx: None,
-        }));
+        self.0.arrive_at(true, Scope::Cluster, None);
     }
 }

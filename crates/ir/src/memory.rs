@@ -1,10 +1,9 @@
 //! Loads, stores, asynchronous copies and atomics.
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
-use crate::inst::{Address, AtomOp, Cache, FlagInst, Inst, Operand, Space, StoreSource};
+use crate::inst::{AtomOp, Cache, FlagInst, Inst, Operand, StoreSource};
 use crate::pointer::{AddressSpace, GlobalPtr, Ptr, SharedPtr};
-use crate::types::{BF16x2, Element, F16x2, RegClass, Scalar, ScalarType};
+use crate::types::{BF16x2, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
 use crate::value::{Source, Val};
 
 /// Elements that computation widens to f32 after loading and rounds back before storing.
@@ -33,43 +32,32 @@ impl Widen for f32 {
         value
     }
 }
-impl Widen for half::f16 {
-    #[track_caller]
-    fn widen<'k>(word: Val<'k, F16x2>) -> Vec<Val<'k, f32>> {
-        let (lo, hi) = word.to_f32s();
-        vec![lo, hi]
-    }
-    #[track_caller]
-    fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, F16x2> {
-        values[0].pack_f16(values[1])
-    }
-    #[track_caller]
-    fn widen_one<'k>(value: Val<'k, half::f16>) -> Val<'k, f32> {
-        value.to_f32()
-    }
-    #[track_caller]
-    fn narrow_one<'k>(value: Val<'k, f32>) -> Val<'k, half::f16> {
-        value.to_f16()
-    }
+macro_rules! widen_halves {
+    ($($half:ty: $word:ty, $pack:ident, $round:ident;)*) => {$(
+        impl Widen for $half {
+            #[track_caller]
+            fn widen<'k>(word: Val<'k, $word>) -> Vec<Val<'k, f32>> {
+                let (lo, hi) = word.to_f32s();
+                vec![lo, hi]
+            }
+            #[track_caller]
+            fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, $word> {
+                values[0].$pack(values[1])
+            }
+            #[track_caller]
+            fn widen_one<'k>(value: Val<'k, $half>) -> Val<'k, f32> {
+                value.to_f32()
+            }
+            #[track_caller]
+            fn narrow_one<'k>(value: Val<'k, f32>) -> Val<'k, $half> {
+                value.$round()
+            }
+        }
+    )*};
 }
-impl Widen for half::bf16 {
-    #[track_caller]
-    fn widen<'k>(word: Val<'k, BF16x2>) -> Vec<Val<'k, f32>> {
-        let (lo, hi) = word.to_f32s();
-        vec![lo, hi]
-    }
-    #[track_caller]
-    fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, BF16x2> {
-        values[0].pack_bf16(values[1])
-    }
-    #[track_caller]
-    fn widen_one<'k>(value: Val<'k, half::bf16>) -> Val<'k, f32> {
-        value.to_f32()
-    }
-    #[track_caller]
-    fn narrow_one<'k>(value: Val<'k, f32>) -> Val<'k, half::bf16> {
-        value.to_bf16()
-    }
+widen_halves! {
+    half::f16: F16x2, pack_f16, to_f16;
+    half::bf16: BF16x2, pack_bf16, to_bf16;
 }
 
 impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
@@ -84,15 +72,7 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     pub fn load_with(self, cache: Cache) -> Val<'k, E> {
         const { assert!(E::BYTES >= 2, "8-bit elements are loaded as words of four") };
         let k = self.addr.builder();
-        let dst = k.reg(E::TYPE.class());
-        k.emit(Inst::Ld {
-            space: S::SPACE,
-            dst,
-            count: 1,
-            addr: self.address(),
-            cache,
-        });
-        Val::from_reg(k, dst)
+        Val::from_reg(k, self.load_regs(E::TYPE.class(), 1, cache))
     }
 
     /// Stores one element.
@@ -105,37 +85,55 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     #[track_caller]
     pub fn store_with(self, value: impl Source<'k, E>, cache: Cache) {
         const { assert!(E::BYTES >= 2, "8-bit elements are stored as words of four") };
-        store(
-            self.addr.builder(),
-            S::SPACE,
-            E::TYPE,
-            &[value.operand()],
-            self.address(),
-            cache,
-        );
+        self.store_operands(E::TYPE, &[value.operand()], cache);
     }
 
     /// Loads 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
     #[track_caller]
     pub fn load_words(self, count: u32, cache: Cache) -> Vec<Val<'k, E::Word>> {
-        let k = self.addr.builder();
-        let dst = k.regs(<E::Word as Scalar>::TYPE.class(), count);
-        k.emit(Inst::Ld {
-            space: S::SPACE,
-            dst,
-            count,
-            addr: self.address(),
-            cache,
-        });
-        (0..count).map(|i| Val::from_reg(k, dst.plus(i))).collect()
+        let first = self.load_regs(<E::Word as Scalar>::TYPE.class(), count, cache);
+        values(self.addr.builder(), first, count)
     }
 
     /// Stores 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
     #[track_caller]
     pub fn store_words(self, words: &[Val<'k, E::Word>], cache: Cache) {
-        let k = self.addr.builder();
         let operands: Vec<Operand> = words.iter().map(|w| w.operand()).collect();
-        store(k, S::SPACE, <E::Word as Scalar>::TYPE, &operands, self.address(), cache);
+        self.store_operands(<E::Word as Scalar>::TYPE, &operands, cache);
+    }
+
+    #[track_caller]
+    fn load_regs(self, class: RegClass, count: u32, cache: Cache) -> Reg {
+        let (space, addr, k) = (S::SPACE, self.address(), self.addr.builder());
+        let dst = k.regs(class, count);
+        k.emit(Inst::Ld {
+            space,
+            dst,
+            count,
+            addr,
+            cache,
+        });
+        dst
+    }
+
+    #[track_caller]
+    fn store_operands(self, ty: ScalarType, values: &[Operand], cache: Cache) {
+        let (space, addr, k) = (S::SPACE, self.address(), self.addr.builder());
+        let src = match values {
+            [] => StoreSource::Imm(ty, 0), // of no words: does not build
+            [Operand::Reg(reg)] => StoreSource::Regs(*reg),
+            [Operand::Imm(bits), rest @ ..] if rest.iter().all(|v| *v == Operand::Imm(*bits)) => {
+                StoreSource::Imm(ty, *bits)
+            }
+            _ => StoreSource::Regs(k.contiguous(ty.class(), values)),
+        };
+        k.emit(Inst::St {
+            space,
+            src,
+            count: values.len() as u32,
+            addr,
+            cache,
+        });
     }
 }
 
@@ -191,40 +189,35 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     /// Atomically replaces one element by `op` of it and `value`, without asking for the old one (`red`).
     #[track_caller]
     pub fn reduce(self, op: AtomOp, value: impl Source<'k, E>) {
-        self.atom(op, value, false);
+        self.atom(op, value, None);
     }
 
     /// Atomically replaces one element by `op` of it and `value`, and returns the old one (`atom`).
     #[track_caller]
     pub fn atomic(self, op: AtomOp, value: impl Source<'k, E>) -> Val<'k, E> {
         let k = self.addr.builder();
-        match self.atom(op, value, true) {
-            Some(old) => old,
-            None => Val::from_reg(k, k.reg(E::TYPE.class())),
-        }
+        let dst = k.reg(E::TYPE.class());
+        self.atom(op, value, Some(dst));
+        Val::from_reg(k, dst)
     }
 
     #[track_caller]
-    fn atom(self, op: AtomOp, value: impl Source<'k, E>, returns: bool) -> Option<Val<'k, E>> {
+    fn atom(self, op: AtomOp, value: impl Source<'k, E>, dst: Option<Reg>) {
         let k = self.addr.builder();
         if E::BYTES != 4 {
-            k.error(BuildErrorKind::Operand(format!(
-                "atomics work on 4-byte elements; {} has {}",
-                E::NAME,
-                E::BYTES
-            )));
-            return None;
+            let (name, bytes) = (E::NAME, E::BYTES);
+            k.invalid(format!("atomics work on 4-byte elements; {name} has {bytes}"));
+            return;
         }
-        let dst = returns.then(|| k.reg(E::TYPE.class()));
+        let (space, addr, value) = (S::SPACE, self.address(), value.operand());
         k.emit(Inst::Atom {
             op,
             ty: E::TYPE,
-            space: S::SPACE,
+            space,
             dst,
-            addr: self.address(),
-            value: value.operand(),
+            addr,
+            value,
         });
-        dst.map(|dst| Val::from_reg(k, dst))
     }
 }
 
@@ -234,9 +227,8 @@ impl<'k, E: Element> GlobalPtr<'k, E> {
     #[track_caller]
     pub fn load_acquire(self) -> Val<'k, E> {
         let k = self.addr.builder();
-        let (dst, addr) = (k.reg(E::TYPE.class()), self.address());
-        k.emit(Inst::Flag(FlagInst::LoadAcquire { dst, addr }));
-        Val::from_reg(k, dst)
+        let addr = self.address();
+        k.result(|dst| Inst::Flag(FlagInst::LoadAcquire { dst, addr }))
     }
 
     /// Stores a 32-bit element with release semantics at gpu scope: after all that this thread did,
@@ -295,23 +287,9 @@ fn accesses(count: u32, per_word: u32, vector_bytes: u32) -> Vec<(u32, u32)> {
     accesses
 }
 
-#[track_caller]
-fn store(k: &KernelBuilder, space: Space, ty: ScalarType, values: &[Operand], addr: Address, cache: Cache) {
-    let src = match values {
-        [] => StoreSource::Imm(ty, 0), // of no words: does not build
-        [Operand::Reg(reg)] => StoreSource::Regs(*reg),
-        [Operand::Imm(bits), rest @ ..] if rest.iter().all(|v| *v == Operand::Imm(*bits)) => {
-            StoreSource::Imm(ty, *bits)
-        }
-        _ => StoreSource::Regs(k.contiguous(ty.class(), values)),
-    };
-    k.emit(Inst::St {
-        space,
-        src,
-        count: values.len() as u32,
-        addr,
-        cache,
-    });
+/// Contiguous registers as values.
+fn values<T: Scalar>(k: &KernelBuilder, first: Reg, count: u32) -> Vec<Val<'_, T>> {
+    (0..count).map(|i| Val::from_reg(k, first.plus(i))).collect()
 }
 
 impl KernelBuilder {
@@ -327,13 +305,7 @@ impl KernelBuilder {
         src: GlobalPtr<'k, E>,
         src_bytes: Option<Val<'k, u32>>,
     ) {
-        self.emit(Inst::CpAsync {
-            dst: dst.address(),
-            src: src.address(),
-            bytes: 16,
-            src_bytes: src_bytes.map(|v| v.operand()),
-            cache: Cache::L2,
-        });
+        self.copy(dst, src, 16, src_bytes, Cache::L2);
     }
 
     /// Starts an asynchronous copy of 4, 8 or 16 `bytes` from global to shared memory, through L1; both
@@ -346,12 +318,25 @@ impl KernelBuilder {
         bytes: u32,
         src_bytes: Option<Val<'k, u32>>,
     ) {
+        self.copy(dst, src, bytes, src_bytes, Cache::Default);
+    }
+
+    #[track_caller]
+    fn copy<'k, E: Element>(
+        &'k self,
+        dst: SharedPtr<'k, E>,
+        src: GlobalPtr<'k, E>,
+        bytes: u32,
+        src_bytes: Option<Val<'k, u32>>,
+        cache: Cache,
+    ) {
+        let (dst, src, src_bytes) = (dst.address(), src.address(), src_bytes.map(|v| v.operand()));
         self.emit(Inst::CpAsync {
-            dst: dst.address(),
-            src: src.address(),
+            dst,
+            src,
             bytes,
-            src_bytes: src_bytes.map(|v| v.operand()),
-            cache: Cache::Default,
+            src_bytes,
+            cache,
         });
     }
 
@@ -379,14 +364,14 @@ impl KernelBuilder {
         transposed: bool,
     ) -> Vec<Val<'k, E::Word>> {
         const { assert!(E::BYTES == 2, "ldmatrix moves 16-bit elements") };
-        let dst = self.regs(RegClass::B32, count);
+        let (dst, addr) = (self.regs(RegClass::B32, count), row.address());
         self.emit(Inst::LdMatrix {
             dst,
             count,
             transposed,
-            addr: row.address(),
+            addr,
         });
-        (0..count).map(|i| Val::from_reg(self, dst.plus(i))).collect()
+        values(self, dst, count)
     }
 
     /// Stores 1, 2 or 4 8×8 matrices of 16-bit elements to shared memory: the inverse of
@@ -395,9 +380,7 @@ impl KernelBuilder {
     pub fn stmatrix<'k, E: Element>(&'k self, row: SharedPtr<'k, E>, words: &[Val<'k, E::Word>], transposed: bool) {
         const { assert!(E::BYTES == 2, "stmatrix moves 16-bit elements") };
         let Some(_) = words.first() else {
-            self.error(BuildErrorKind::Operand(
-                "stmatrix of no matrices; 1, 2 or 4 are possible".to_string(),
-            ));
+            self.invalid("stmatrix of no matrices; 1, 2 or 4 are possible");
             return;
         };
         self.emit(Inst::StMatrix {

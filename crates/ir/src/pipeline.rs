@@ -6,7 +6,6 @@
 //! each side; the phase of a side is the parity of its rounds.
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
 use crate::mbarrier::{MBarrier, MBarriers};
 use crate::value::{Source, Val, Var};
 
@@ -76,9 +75,9 @@ impl KernelBuilder {
     pub fn pipeline(&self, name: &str, stages: u32, arrivers: u32) -> Pipeline<'_> {
         let warps = self.threads() / 32;
         if arrivers == 0 || arrivers > warps {
-            self.error(BuildErrorKind::Operand(format!(
+            self.invalid(format!(
                 "pipeline `{name}` is released by {arrivers} warps; the block has {warps}, and at least one must read"
-            )));
+            ));
         }
         Pipeline {
             k: self,
@@ -123,9 +122,8 @@ impl<'k> Pipeline<'k> {
         match cluster {
             Some(blocks) => Pipeline { blocks, ..self },
             None => {
-                self.k.error(BuildErrorKind::Operand(
-                    "a pipeline across a cluster in a kernel made for none; say `in_clusters_of` first".to_string(),
-                ));
+                self.k
+                    .invalid("a pipeline across a cluster in a kernel made for none; say `in_clusters_of` first");
                 self
             }
         }
@@ -153,10 +151,10 @@ impl<'k> Pipeline<'k> {
     #[track_caller]
     pub fn reader_of(&self, first: impl Source<'k, u32>, step: u32) -> Reader<'k> {
         if step == 0 || !self.stages.is_multiple_of(step) {
-            self.k.error(BuildErrorKind::Operand(format!(
+            self.k.invalid(format!(
                 "a reader of every {step}th of {} stages; the number must divide them",
                 self.stages
-            )));
+            ));
         }
         Reader(Cursor {
             place: self.k.var(first),
@@ -230,7 +228,7 @@ impl<'k> Filler<'k> {
     /// Announces how many bytes will fill the stage: all that copies bring, from whatever block.
     #[track_caller]
     pub fn expect(&self, bytes: impl Source<'k, u32>) {
-        let bytes = Val::<u32>::from_operand(self.0.pipeline.k, bytes.operand());
+        let bytes = bytes.val(self.0.pipeline.k);
         self.0.pipeline.k.verb("expect", || self.full().arrive_expecting(bytes));
     }
 
@@ -285,7 +283,7 @@ impl<'k> Reader<'k> {
     #[track_caller]
     pub fn release_stage(&self, stage: impl Source<'k, u32>) {
         let Pipeline { k, empty, blocks, .. } = self.0.pipeline;
-        let stage = Val::<u32>::from_operand(k, stage.operand());
+        let stage = stage.val(k);
         k.verb("release", || {
             let lane = k.lane();
             if blocks == 1 {

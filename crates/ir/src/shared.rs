@@ -31,11 +31,10 @@ pub enum Swizzle {
 impl Swizzle {
     /// The bits of `offset >> 3` that are xored into `offset`.
     pub const fn mask(self) -> u32 {
-        match self {
-            Swizzle::None => 0,
-            Swizzle::B32 => 0x10,
-            Swizzle::B64 => 0x30,
-            Swizzle::B128 => 0x70,
+        match self.span() {
+            None => 0,
+            // The numbers of a row's 16-byte chunks.
+            Some(span) => span - 16,
         }
     }
 
@@ -62,11 +61,9 @@ impl Swizzle {
 
     /// The alignment that makes the permutation a function of offsets in the buffer.
     pub const fn alignment(self) -> u32 {
-        match self {
-            Swizzle::None => 16,
-            Swizzle::B32 => 256,
-            Swizzle::B64 => 512,
-            Swizzle::B128 => 1024,
+        match self.span() {
+            None => 16,
+            Some(span) => 8 * span,
         }
     }
 }

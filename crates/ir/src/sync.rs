@@ -1,7 +1,6 @@
 //! Barriers, fences, and exchanges between the lanes of a warp.
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
 use crate::inst::{BinOp, Inst, Operand, Scope, ShflMode, Special, VoteMode};
 use crate::types::{Integer, RegClass, Scalar};
 use crate::value::{Source, Val};
@@ -47,9 +46,9 @@ impl KernelBuilder {
                 Operand::Imm(id) => format!("barrier {id}"),
                 Operand::Reg(_) => "a barrier".to_string(),
             };
-            self.error(BuildErrorKind::Operand(format!(
+            self.invalid(format!(
                 "{id} of {threads} threads; a block has barriers 0 to 15, of a multiple of 32 threads up to its {block}"
-            )));
+            ));
         }
     }
 
@@ -86,9 +85,7 @@ impl KernelBuilder {
     /// True in one lane of the warp: the same one each time, but not said which. The whole warp executes it.
     #[track_caller]
     pub fn elect(&self) -> Val<'_, bool> {
-        let dst = self.reg(RegClass::Pred);
-        self.emit(Inst::Elect { dst });
-        Val::from_reg(self, dst)
+        self.result(|dst| Inst::Elect { dst })
     }
 
     /// Stops the launch with an error where `cond` holds in any lane that gets here.
@@ -130,31 +127,28 @@ impl<'k> Val<'k, bool> {
     /// True in every lane where it is true in all.
     #[track_caller]
     pub fn vote_all(self) -> Val<'k, bool> {
-        self.vote(VoteMode::All, RegClass::Pred)
+        self.vote(VoteMode::All)
     }
     /// True in every lane where it is true in any.
     #[track_caller]
     pub fn vote_any(self) -> Val<'k, bool> {
-        self.vote(VoteMode::Any, RegClass::Pred)
+        self.vote(VoteMode::Any)
     }
     /// One bit a lane.
     #[track_caller]
     pub fn ballot(self) -> Val<'k, u32> {
-        self.vote(VoteMode::Ballot, RegClass::B32)
+        self.vote(VoteMode::Ballot)
     }
 
     #[track_caller]
-    fn vote<T: Scalar>(self, mode: VoteMode, class: RegClass) -> Val<'k, T> {
-        let k = self.builder();
-        let pred = k.in_register(RegClass::Pred, self.operand());
-        let dst = k.reg(class);
-        k.emit(Inst::Vote {
+    fn vote<T: Scalar>(self, mode: VoteMode) -> Val<'k, T> {
+        let (pred, members) = (self.k.in_register(RegClass::Pred, self.operand()), FULL_WARP);
+        self.k.result(|dst| Inst::Vote {
             mode,
             dst,
             pred,
-            members: FULL_WARP,
-        });
-        Val::from_reg(k, dst)
+            members,
+        })
     }
 }
 
@@ -162,46 +156,39 @@ impl<'k, T: Scalar> Val<'k, T> {
     /// The value of lane `lane ^ mask`. Orders no memory.
     #[track_caller]
     pub fn shfl_bfly(self, mask: u32) -> Val<'k, T> {
-        let k = self.builder();
-        self.shfl(ShflMode::Bfly, k.constant(mask))
+        self.shfl(ShflMode::Bfly, mask.operand())
     }
     /// The value of lane `source`, for every lane.
     #[track_caller]
     pub fn shfl_idx(self, source: impl Source<'k, u32>) -> Val<'k, T> {
-        let k = self.builder();
-        self.shfl(ShflMode::Idx, Val::<u32>::from_operand(k, source.operand()))
+        self.shfl(ShflMode::Idx, source.operand())
     }
     /// The value of lane `lane + delta`; the last `delta` lanes keep their own.
     #[track_caller]
     pub fn shfl_down(self, delta: u32) -> Val<'k, T> {
-        let k = self.builder();
-        self.shfl(ShflMode::Down, k.constant(delta))
+        self.shfl(ShflMode::Down, delta.operand())
     }
     /// The value of lane `lane - delta`; the first `delta` lanes keep their own.
     #[track_caller]
     pub fn shfl_up(self, delta: u32) -> Val<'k, T> {
-        let k = self.builder();
-        self.shfl(ShflMode::Up, k.constant(delta))
+        self.shfl(ShflMode::Up, delta.operand())
     }
 
     #[track_caller]
-    fn shfl(self, mode: ShflMode, lane: Val<'k, u32>) -> Val<'k, T> {
+    fn shfl(self, mode: ShflMode, lane: Operand) -> Val<'k, T> {
         const { assert!(T::TYPE.bytes() == 4, "shfl exchanges 32-bit values") };
         let k = self.builder();
-        if let (true, Operand::Imm(lane @ 32..)) = (mode != ShflMode::Idx, lane.operand()) {
-            k.error(BuildErrorKind::Operand(format!(
-                "a lane distance of {lane}; a warp has lanes 0 to 31"
-            )));
+        if let (true, Operand::Imm(lane @ 32..)) = (mode != ShflMode::Idx, lane) {
+            k.invalid(format!("a lane distance of {lane}; a warp has lanes 0 to 31"));
         }
-        let dst = k.reg(T::TYPE.class());
-        k.emit(Inst::Shfl {
+        let (src, members) = (self.operand(), FULL_WARP);
+        k.result(|dst| Inst::Shfl {
             mode,
             dst,
-            src: self.operand(),
-            lane: lane.operand(),
-            members: FULL_WARP,
-        });
-        Val::from_reg(k, dst)
+            src,
+            lane,
+            members,
+        })
     }
 }
 
@@ -220,70 +207,47 @@ impl<'k> Val<'k, f32> {
     #[track_caller]
     fn butterfly(self, lanes: u32, op: BinOp) -> Val<'k, f32> {
         if !lanes.is_power_of_two() || lanes > 32 {
-            self.builder().error(BuildErrorKind::Operand(format!(
+            self.builder().invalid(format!(
                 "a reduction over {lanes} lanes; 1, 2, 4, 8, 16 and 32 are possible"
-            )));
+            ));
             return self;
         }
         let mut value = self;
         let mut distance = lanes / 2;
         while distance > 0 {
             let other = value.shfl_bfly(distance);
-            value = if op == BinOp::Max {
-                value.max(other)
-            } else {
-                value + other
-            };
+            value = value.bin(op, other.operand());
             distance /= 2;
         }
         value
     }
 }
 
-impl<'k, T: Integer> Val<'k, T> {
-    /// The sum over all lanes of the warp (32-bit integers).
-    #[track_caller]
-    pub fn redux_add(self) -> Val<'k, T> {
-        self.redux(BinOp::Add)
-    }
-    /// The largest over all lanes of the warp (32-bit integers).
-    #[track_caller]
-    pub fn redux_max(self) -> Val<'k, T> {
-        self.redux(BinOp::Max)
-    }
-    /// The smallest over all lanes of the warp (32-bit integers).
-    #[track_caller]
-    pub fn redux_min(self) -> Val<'k, T> {
-        self.redux(BinOp::Min)
-    }
-    /// The bits set in every lane of the warp (32-bit integers).
-    #[track_caller]
-    pub fn redux_and(self) -> Val<'k, T> {
-        self.redux(BinOp::And)
-    }
-    /// The bits set in any lane of the warp (32-bit integers).
-    #[track_caller]
-    pub fn redux_or(self) -> Val<'k, T> {
-        self.redux(BinOp::Or)
-    }
-    /// The bits set in an odd number of the warp's lanes (32-bit integers).
-    #[track_caller]
-    pub fn redux_xor(self) -> Val<'k, T> {
-        self.redux(BinOp::Xor)
-    }
+macro_rules! reductions {
+    ($($method:ident = $op:ident, $doc:literal;)*) => {
+        impl<'k, T: Integer> Val<'k, T> {
+            $(
+                #[doc = concat!($doc, " (32-bit integers).")]
+                #[track_caller]
+                pub fn $method(self) -> Val<'k, T> {
+                    self.redux(BinOp::$op)
+                }
+            )*
 
-    #[track_caller]
-    fn redux(self, op: BinOp) -> Val<'k, T> {
-        const { assert!(T::TYPE.bytes() == 4, "redux reduces 32-bit integers") };
-        let k = self.builder();
-        let dst = k.reg(RegClass::B32);
-        k.emit(Inst::Redux {
-            op,
-            ty: T::TYPE,
-            dst,
-            src: self.operand(),
-            members: FULL_WARP,
-        });
-        Val::from_reg(k, dst)
-    }
+            #[track_caller]
+            fn redux(self, op: BinOp) -> Val<'k, T> {
+                const { assert!(T::TYPE.bytes() == 4, "redux reduces 32-bit integers") };
+                let (ty, src, members) = (T::TYPE, self.operand(), FULL_WARP);
+                self.k.result(|dst| Inst::Redux { op, ty, dst, src, members })
+            }
+        }
+    };
+}
+reductions! {
+    redux_add = Add, "The sum over all lanes of the warp";
+    redux_max = Max, "The largest over all lanes of the warp";
+    redux_min = Min, "The smallest over all lanes of the warp";
+    redux_and = And, "The bits set in every lane of the warp";
+    redux_or = Or, "The bits set in any lane of the warp";
+    redux_xor = Xor, "The bits set in an odd number of the warp's lanes";
 }

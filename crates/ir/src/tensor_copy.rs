@@ -6,7 +6,6 @@
 //! the tensor are read as zero and never written, whatever its strides.
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
 use crate::inst::{Address, BulkInst, Inst, L2Hint, Object, Operand};
 use crate::kernel::{Kernel, ParamKind};
 use crate::launch::TensorBox;
@@ -106,10 +105,10 @@ impl<'k> TensorMap<'k> {
     pub fn at(&self, rows: &[Val<'k, u32>]) -> BoxAt<'k> {
         let outer = self.boxes.rank as usize - 1;
         if rows.len() != outer {
-            self.k.error(BuildErrorKind::Operand(format!(
+            self.k.invalid(format!(
                 "a box at {} coordinates; its tensor map has {outer} without the columns",
                 rows.len()
-            )));
+            ));
         }
         BoxAt {
             map: *self,
@@ -190,9 +189,8 @@ impl<'k, E: Element> SharedTile<'k, E> {
         };
         if let Some(problem) = problem {
             let name = self.name();
-            self.k.error(BuildErrorKind::Layout(format!(
-                "tile `{name}` cannot be copied in boxes: {problem}"
-            )));
+            self.k
+                .invalid(format!("tile `{name}` cannot be copied in boxes: {problem}"));
         }
         let mut dims = [1; 5];
         dims[0] = self.slab_cols();
@@ -285,7 +283,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
         let fits = rows == self.rows() || !whole && self.rows().is_multiple_of(rows.max(1));
         if !same || !fits {
             let name = self.name();
-            self.k.error(BuildErrorKind::Layout(format!(
+            self.k.invalid(format!(
                 "tile `{name}` ({} rows, slabs of {} {}, {:?}) does not match the tensor map's boxes of {:?} {} ({:?}); declare \
                  the parameter with the tile's `tensor_box`",
                 self.rows(),
@@ -295,7 +293,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
                 boxes.dims(),
                 boxes.element.ptx(),
                 boxes.swizzle
-            )));
+            ));
         }
     }
 

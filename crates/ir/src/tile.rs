@@ -3,7 +3,6 @@
 use std::marker::PhantomData;
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
 use crate::inst::{BinOp, Object, Operand};
 use crate::pointer::SharedPtr;
 use crate::shared::{BufferId, SharedBuffer, Swizzle};
@@ -132,7 +131,7 @@ impl KernelBuilder {
         } else {
             return shape;
         };
-        self.error(BuildErrorKind::Layout(problem));
+        self.invalid(problem);
         TileShape::new(1, 4)
     }
 
@@ -143,16 +142,16 @@ impl KernelBuilder {
         let row_stride = slab_cols + shape.pad;
         let row_bytes = row_stride * E::BYTES;
         if !row_bytes.is_multiple_of(4) {
-            self.error(BuildErrorKind::Layout(format!(
+            self.invalid(format!(
                 "a row of tile `{name}` takes {row_bytes} bytes; rows must be a multiple of 4 bytes"
-            )));
+            ));
         }
         if shape.swizzle != Swizzle::None
             && (row_bytes < 128 && 128 % row_bytes != 0 || row_bytes > 128 && !row_bytes.is_multiple_of(128))
         {
-            self.error(BuildErrorKind::Layout(format!(
+            self.invalid(format!(
                 "a row of swizzled tile `{name}` takes {row_bytes} bytes; it must divide or be a multiple of 128"
-            )));
+            ));
         }
         let align = shape.swizzle.alignment();
         let stage_bytes = (shape.rows * row_bytes * (shape.cols / slab_cols)).next_multiple_of(align);
@@ -167,7 +166,7 @@ impl KernelBuilder {
                     taken.name, taken.bytes, taken.offset
                 );
                 drop(state);
-                self.error(BuildErrorKind::Layout(message));
+                self.invalid(message);
                 state = self.state.borrow_mut();
             }
         }
@@ -207,13 +206,13 @@ impl KernelBuilder {
             return shape.cols;
         }
         if span == 0 || shape.pad != 0 || !shape.cols.is_multiple_of(span) || !shape.rows.is_multiple_of(8) {
-            self.error(BuildErrorKind::Layout(format!(
+            self.invalid(format!(
                 "tile `{name}` of {} × {} {} cannot lie in slabs: they need a swizzle, whole slabs of its width \
                  ({span} columns), a multiple of 8 rows, and no padding",
                 shape.rows,
                 shape.cols,
                 E::NAME
-            )));
+            ));
             return shape.cols;
         }
         span
@@ -266,9 +265,9 @@ impl<'k, E: Element> SharedTile<'k, E> {
         let bytes = rows * self.row_stride() * E::BYTES;
         let period = self.shape.swizzle.alignment();
         if self.shape.swizzle != Swizzle::None && !bytes.is_multiple_of(period) {
-            self.k.error(BuildErrorKind::Layout(format!(
+            self.k.invalid(format!(
                 "{rows} rows down a swizzled tile are {bytes} bytes; its permutation repeats every {period}"
-            )));
+            ));
         }
         at.plus((rows * self.row_stride()) as i32)
     }
@@ -286,10 +285,10 @@ impl<'k, E: Element> SharedTile<'k, E> {
         }
         let (bytes, row_bytes) = (cols * E::BYTES, self.row_stride() * E::BYTES);
         if !bytes.is_multiple_of(16) || bytes >= row_bytes || row_bytes > 128 {
-            self.k.error(BuildErrorKind::Layout(format!(
+            self.k.invalid(format!(
                 "{cols} columns across are {bytes} bytes of a swizzled row of {row_bytes}; allowed are whole chunks of 16 \
                  bytes within a row of at most 128"
-            )));
+            ));
         }
         SharedPtr {
             addr: at.addr ^ bytes,

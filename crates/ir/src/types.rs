@@ -221,13 +221,6 @@ scalars! {
     E4M3 => E4M3; E4M3x2 => E4M3x2; E4M3x4 => E4M3x4;
 }
 
-macro_rules! assignable {
-    ($($rust:ty),*) => {$( impl Assignable for $rust {} )*};
-}
-assignable!(
-    u16, u32, i32, u64, i64, f32, f16, bf16, F16x2, BF16x2, E4M3, E4M3x2, E4M3x4
-);
-
 macro_rules! literals {
     ($($rust:ty: |$v:ident| $bits:expr;)*) => {$(
         impl Literal for $rust { fn bits(self) -> u64 { let $v = self; $bits } }
@@ -259,6 +252,7 @@ pub trait Bits: Scalar {}
 macro_rules! mark {
     ($tr:ident: $($rust:ty)*) => {$( impl $tr for $rust {} )*};
 }
+mark!(Assignable: u16 u32 i32 u64 i64 f32 f16 bf16 F16x2 BF16x2 E4M3 E4M3x2 E4M3x4);
 mark!(Numeric: u32 i32 u64 i64 f32 F16x2 BF16x2);
 mark!(Signed: i32 i64 f32 F16x2 BF16x2);
 mark!(Ordered: u32 i32 u64 i64 f32);
@@ -285,33 +279,20 @@ pub trait Element: Scalar {
     const NAME: &'static str;
 }
 
-impl Element for f32 {
-    type Word = f32;
-    const BYTES: u32 = 4;
-    const NAME: &'static str = "f32";
+macro_rules! elements {
+    ($($rust:ty: $word:ty, $bytes:literal, $name:literal;)*) => {$(
+        impl Element for $rust {
+            type Word = $word;
+            const BYTES: u32 = $bytes;
+            const NAME: &'static str = $name;
+        }
+    )*};
 }
-impl Element for u32 {
-    type Word = u32;
-    const BYTES: u32 = 4;
-    const NAME: &'static str = "u32";
-}
-impl Element for i32 {
-    type Word = i32;
-    const BYTES: u32 = 4;
-    const NAME: &'static str = "i32";
-}
-impl Element for f16 {
-    type Word = F16x2;
-    const BYTES: u32 = 2;
-    const NAME: &'static str = "fp16";
-}
-impl Element for bf16 {
-    type Word = BF16x2;
-    const BYTES: u32 = 2;
-    const NAME: &'static str = "bf16";
-}
-impl Element for E4M3 {
-    type Word = E4M3x4;
-    const BYTES: u32 = 1;
-    const NAME: &'static str = "e4m3";
+elements! {
+    f32: f32, 4, "f32";
+    u32: u32, 4, "u32";
+    i32: i32, 4, "i32";
+    f16: F16x2, 2, "fp16";
+    bf16: BF16x2, 2, "bf16";
+    E4M3: E4M3x4, 1, "e4m3";
 }

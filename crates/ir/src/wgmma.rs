@@ -13,58 +13,36 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::builder::KernelBuilder;
-use crate::error::BuildErrorKind;
-use crate::fragment::{AOperand, Acc, FragmentLayout};
+use crate::fragment::{AOperand, Acc, FragmentLayout, layout};
 use crate::inst::{Descriptor, Inst, Major, Operand, WgmmaA, WgmmaInput, WgmmaInst};
 use crate::shared::{BufferId, Swizzle};
 use crate::tile::SharedTile;
-use crate::types::{E4M3, Element, RegClass};
+use crate::types::{E4M3, Element};
 use crate::value::{Source, Val};
 
 /// Accumulators of m64n8, f32: 64 rows × 8 columns over the 128 lanes of a warpgroup. Those of m64nN are N/8 of
 /// them side by side (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16: accumulator D").
-pub const WGMMA_M64N8_ACC: FragmentLayout = FragmentLayout {
-    name: "wgmma.m64nN accumulator, 8 columns",
-    rows: 64,
-    cols: 8,
-    lanes: 128,
-    regs: 4,
-    per_reg: 1,
-    map: |lane, reg, _| {
-        (
-            16 * (lane / 32) + lane % 32 / 4 + 8 * (reg / 2),
-            2 * (lane % 4) + reg % 2,
-        )
+pub const WGMMA_M64N8_ACC: FragmentLayout = layout(
+    "wgmma.m64nN accumulator, 8 columns",
+    [64, 8],
+    [128, 4, 1],
+    |lane, reg, _| {
+        let row = 16 * (lane / 32) + lane % 32 / 4 + 8 * (reg / 2);
+        (row, 2 * (lane % 4) + reg % 2)
     },
-};
+);
 
 /// Operand A of m64nNk16 with 16-bit elements, from registers.
-pub const WGMMA_M64K16_A: FragmentLayout = FragmentLayout {
-    name: "wgmma.m64nNk16 A",
-    rows: 64,
-    cols: 16,
-    lanes: 128,
-    regs: 4,
-    per_reg: 2,
-    map: |lane, reg, e| {
-        let row = 16 * (lane / 32) + lane % 32 / 4 + 8 * (reg % 2);
-        (row, 2 * (lane % 4) + e + 8 * (reg / 2))
-    },
-};
+pub const WGMMA_M64K16_A: FragmentLayout = layout("wgmma.m64nNk16 A", [64, 16], [128, 4, 2], |lane, reg, e| {
+    let row = 16 * (lane / 32) + lane % 32 / 4 + 8 * (reg % 2);
+    (row, 2 * (lane % 4) + e + 8 * (reg / 2))
+});
 
 /// Operand A of m64nNk32 with 8-bit elements, from registers.
-pub const WGMMA_M64K32_A: FragmentLayout = FragmentLayout {
-    name: "wgmma.m64nNk32 A",
-    rows: 64,
-    cols: 32,
-    lanes: 128,
-    regs: 4,
-    per_reg: 4,
-    map: |lane, reg, e| {
-        let row = 16 * (lane / 32) + lane % 32 / 4 + 8 * (reg % 2);
-        (row, 4 * (lane % 4) + e + 16 * (reg / 2))
-    },
-};
+pub const WGMMA_M64K32_A: FragmentLayout = layout("wgmma.m64nNk32 A", [64, 32], [128, 4, 4], |lane, reg, e| {
+    let row = 16 * (lane / 32) + lane % 32 / 4 + 8 * (reg % 2);
+    (row, 4 * (lane % 4) + e + 16 * (reg / 2))
+});
 
 /// Element types that a warpgroup multiplies.
 pub trait WgmmaElement: Element {
@@ -128,12 +106,12 @@ impl<'k, E: WgmmaElement> SharedTile<'k, E> {
         let k = self.k;
         let row_bytes = self.row_stride() * E::BYTES;
         if self.swizzle().span() != Some(row_bytes) || !self.rows().is_multiple_of(8) {
-            k.error(BuildErrorKind::Layout(format!(
+            k.invalid(format!(
                 "a tile of {} rows of {row_bytes} bytes ({:?}) is no operand of a warpgroup's product: it needs a swizzle, \
                  rows as wide as it (`in_slabs`), and a multiple of 8 rows",
                 self.rows(),
                 self.swizzle()
-            )));
+            ));
         }
         let span = self.swizzle().span().unwrap_or(128);
         // PTX ISA, "Matrix Descriptor Format". Groups of 8 rows are a stride apart. The leading offset is
@@ -158,10 +136,10 @@ impl<'k, E: WgmmaElement> SharedTile<'k, E> {
             Major::Mn => (self.cols(), self.rows()),
         };
         if !depth.is_multiple_of(E::INPUT.k()) {
-            k.error(BuildErrorKind::Layout(format!(
+            k.invalid(format!(
                 "an operand with {depth} of k; a step of the product takes {}",
                 E::INPUT.k()
-            )));
+            ));
         }
         WgmmaOperand {
             k,
@@ -197,9 +175,9 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
             Major::Mn => (self.steps * step, step),
         };
         if rows == 0 || !rows.is_multiple_of(unit) || rows > there {
-            self.k.error(BuildErrorKind::Layout(format!(
+            self.k.invalid(format!(
                 "{rows} rows of an operand that has {there}; they are taken {unit} at a time"
-            )));
+            ));
         }
         let moved = self.moved(first.operand(), self.span);
         match self.major {
@@ -220,10 +198,10 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
     #[track_caller]
     pub fn steps_of(self, steps: Range<u32>) -> Self {
         if steps.is_empty() || steps.end > self.steps {
-            self.k.error(BuildErrorKind::Layout(format!(
+            self.k.invalid(format!(
                 "steps {}..{} of an operand that has {}; a part of a product takes at least one",
                 steps.start, steps.end, self.steps
-            )));
+            ));
         }
         WgmmaOperand {
             first_step: self.first_step + steps.start,
@@ -234,11 +212,10 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
 
     #[track_caller]
     fn moved(self, by: Operand, bytes: u32) -> Self {
-        let by = Val::<u32>::from_operand(self.k, by);
-        let low = match by.operand() {
+        let low = match by {
             Operand::Imm(0) => self.low,
             Operand::Imm(n) => self.low + n as u32 * (bytes / UNIT),
-            Operand::Reg(_) => by.fma(bytes / UNIT, self.low),
+            Operand::Reg(_) => Val::<u32>::from_operand(self.k, by).fma(bytes / UNIT, self.low),
         };
         WgmmaOperand { low, ..self }
     }
@@ -253,14 +230,9 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
             Major::Mn => step * E::INPUT.k() * self.span,
         };
         let low = if bytes == 0 { self.low } else { self.low + bytes / UNIT };
-        let dst = self.k.reg(RegClass::B64);
-        self.k.emit(Inst::Pack {
-            dst,
-            lo: low.operand(),
-            hi: Operand::Imm(u64::from(self.high)),
-        });
+        let high: Val<'k, u32> = self.k.constant(self.high);
         Descriptor {
-            bits: Operand::Reg(dst),
+            bits: low.join(high).operand(),
             buffer: self.buffer,
             major: self.major,
         }
@@ -279,10 +251,10 @@ impl KernelBuilder {
         accumulate: impl Source<'k, bool>,
     ) {
         if a.extent < 64 {
-            self.error(BuildErrorKind::Layout(format!(
+            self.invalid(format!(
                 "operand A has {} rows; a warpgroup's product takes 64",
                 a.extent
-            )));
+            ));
         }
         let accumulate = accumulate.operand();
         if !self.check_product(acc, a.steps, &b) {
@@ -320,22 +292,16 @@ impl KernelBuilder {
     fn check_product<'k, E: WgmmaElement>(&'k self, acc: Acc<'k>, steps: u32, b: &WgmmaOperand<'k, E>) -> bool {
         let n = 8 * acc.tiles();
         if steps != b.steps {
-            self.error(BuildErrorKind::Layout(format!(
-                "operand A has {steps} steps of k, operand B {}",
-                b.steps
-            )));
+            self.invalid(format!("operand A has {steps} steps of k, operand B {}", b.steps));
         }
         if n > b.extent {
-            self.error(BuildErrorKind::Layout(format!(
-                "accumulators of {n} columns for an operand B of {}",
-                b.extent
-            )));
+            self.invalid(format!("accumulators of {n} columns for an operand B of {}", b.extent));
         }
         if !self.threads().is_multiple_of(128) {
-            self.error(BuildErrorKind::Operand(format!(
+            self.invalid(format!(
                 "a warpgroup's product in a block of {} threads, which has warps that belong to no warpgroup of 4",
                 self.threads()
-            )));
+            ));
         }
         steps == b.steps
     }

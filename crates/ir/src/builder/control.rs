@@ -128,12 +128,10 @@ impl KernelBuilder {
     ) {
         // Written out here rather than in a closure, so that each instruction carries the caller's line.
         if !step.is_positive() {
-            self.error(BuildErrorKind::Operand(
-                "a counted loop needs a positive step, or it never ends".to_string(),
-            ));
+            self.invalid("a counted loop needs a positive step, or it never ends");
         }
         let counter = self.var(start);
-        let end = Val::<T>::from_operand(self, end.operand());
+        let end = end.operand();
         let site = self.site();
         let block = self.open_block();
         let done = counter.now().compare(Cmp::Ge, end);

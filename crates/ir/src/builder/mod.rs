@@ -129,14 +129,14 @@ impl KernelBuilder {
         };
         let has_valid_chars = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         if !has_valid_chars || !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            k.error(BuildErrorKind::Operand(format!(
+            k.invalid(format!(
                 "`{name}` is not a kernel name; use letters, digits and `_`, beginning with a letter"
-            )));
+            ));
         }
         if threads == 0 || threads > 1024 || !threads.is_multiple_of(32) {
-            k.error(BuildErrorKind::Operand(format!(
+            k.invalid(format!(
                 "{threads} threads a block; allowed are multiples of 32 from 32 to 1024"
-            )));
+            ));
         }
         k
     }
@@ -165,9 +165,7 @@ impl KernelBuilder {
     #[track_caller]
     pub fn min_blocks_per_sm(&self, blocks: u32) {
         if blocks == 0 {
-            self.error(BuildErrorKind::Operand(
-                "0 blocks an SM; at least 1 must fit".to_string(),
-            ));
+            self.invalid("0 blocks an SM; at least 1 must fit");
         }
         self.state.borrow_mut().kernel.min_blocks_per_sm = Some(blocks);
     }
@@ -226,13 +224,9 @@ impl KernelBuilder {
         if let Special::Tid(dim) | Special::Ntid(dim) | Special::Ctaid(dim) | Special::Nctaid(dim) = which
             && dim > 2
         {
-            self.error(BuildErrorKind::Operand(format!(
-                "dimension {dim}; a grid and a block have 0, 1 and 2"
-            )));
+            self.invalid(format!("dimension {dim}; a grid and a block have 0, 1 and 2"));
         }
-        let dst = self.reg(RegClass::B32);
-        self.emit(Inst::Special { dst, which });
-        Val::from_reg(self, dst)
+        self.result(|dst| Inst::Special { dst, which })
     }
 
     /// Shows a value in the simulator (`check --trace`) under a label; prints nothing on a GPU.
@@ -273,6 +267,14 @@ impl KernelBuilder {
             .unwrap_or_default()
     }
 
+    /// Emits an instruction with its result in a new register.
+    #[track_caller]
+    pub(crate) fn result<T: Scalar>(&self, inst: impl FnOnce(Reg) -> Inst) -> Val<'_, T> {
+        let dst = self.reg(T::TYPE.class());
+        self.emit(inst(dst));
+        Val::from_reg(self, dst)
+    }
+
     /// A fresh register.
     pub(crate) fn reg(&self, class: RegClass) -> Reg {
         self.state.borrow_mut().new_reg(class)
@@ -304,11 +306,7 @@ impl KernelBuilder {
     pub(crate) fn in_register(&self, class: RegClass, operand: Operand) -> Reg {
         match operand {
             Operand::Reg(reg) => reg,
-            Operand::Imm(_) => {
-                let dst = self.reg(class);
-                self.emit(Inst::Mov { dst, src: operand });
-                dst
-            }
+            Operand::Imm(_) => self.contiguous(class, &[operand]),
         }
     }
 
@@ -357,7 +355,7 @@ impl KernelBuilder {
             }
         }
         if let Some(problem) = inst.impossible() {
-            self.error(BuildErrorKind::Operand(problem));
+            self.invalid(problem);
         }
         for written in inst.clone().slots() {
             if let Slot::Memory(addr, _, access) | Slot::TensorBox(addr, _, access) = written
@@ -384,9 +382,9 @@ impl KernelBuilder {
             declare.map(|declare| (param.name.clone(), declare))
         };
         if let Some((name, declare)) = read_only {
-            self.error(BuildErrorKind::Operand(format!(
+            self.invalid(format!(
                 "a write through parameter `{name}`, declared read-only; declare it with `{declare}`"
-            )));
+            ));
         }
     }
 
@@ -424,7 +422,12 @@ impl KernelBuilder {
     }
 
     #[track_caller]
-    pub(crate) fn error(&self, kind: BuildErrorKind) {
+    pub(crate) fn invalid(&self, what: impl Into<String>) {
+        self.error(BuildErrorKind::Invalid(what.into()));
+    }
+
+    #[track_caller]
+    pub(super) fn error(&self, kind: BuildErrorKind) {
         let error = BuildError {
             kind,
             line: SourceLine::caller(),

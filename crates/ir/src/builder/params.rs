@@ -3,7 +3,6 @@
 use super::KernelBuilder;
 use super::pointer::GlobalPtr;
 use super::value::Val;
-use crate::error::BuildErrorKind;
 use crate::inst::{Inst, Object};
 use crate::kernel::{Param, ParamKind};
 use crate::types::{Element, Literal, Reg, RegClass, ScalarType};
@@ -39,9 +38,9 @@ impl KernelBuilder {
     pub(crate) fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
         let valid = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         if !valid || self.state.borrow().kernel.params.iter().any(|p| p.name == name) {
-            self.error(BuildErrorKind::Operand(format!(
+            self.invalid(format!(
                 "`{name}` is no name for a parameter here; use letters, digits and `_`, each name once"
-            )));
+            ));
         }
         let index = {
             let mut state = self.state.borrow_mut();

@@ -102,7 +102,7 @@ impl<'k, E: Element> GlobalPtr<'k, E> {
     /// `bytes` further on: for steps worked out once and taken many times.
     #[track_caller]
     pub fn advance(self, bytes: impl Source<'k, u64>) -> Self {
-        self.at(self.addr + Val::<u64>::from_operand(self.addr.builder(), bytes.operand()))
+        self.at(self.addr + bytes.val(self.addr.builder()))
     }
 
     /// `index · stride` elements further on, in 64 bits; for tensor strides.
@@ -118,7 +118,6 @@ impl<'k, E: Element> SharedPtr<'k, E> {
     /// `elements` further on. Not for swizzled tiles, whose neighbours are not adjacent.
     #[track_caller]
     pub fn offset(self, elements: impl Source<'k, u32>) -> Self {
-        let elements = Val::<u32>::from_operand(self.addr.builder(), elements.operand());
-        self.at(elements.fma(E::BYTES, self.addr))
+        self.at(elements.val(self.addr.builder()).fma(E::BYTES, self.addr))
     }
 }

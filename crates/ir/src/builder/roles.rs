@@ -3,7 +3,6 @@
 use super::KernelBuilder;
 use super::control::Cond;
 use super::value::Val;
-use crate::error::BuildErrorKind;
 use crate::inst::Inst;
 use crate::kernel::Node;
 use crate::target::Target;
@@ -58,10 +57,10 @@ impl KernelBuilder {
         let threads = self.threads();
         let taken: u32 = roles.iter().map(|role| role.warps).sum();
         if 32 * taken != threads || roles.iter().any(|role| role.warps == 0) {
-            self.error(BuildErrorKind::Operand(format!(
+            self.invalid(format!(
                 "roles of {taken} warps together; the block has {}, and each role takes at least one",
                 threads / 32
-            )));
+            ));
         }
         self.check_registers(&roles);
         // The same in all lanes, which the compiler cannot see of a thread index.
@@ -117,24 +116,23 @@ impl KernelBuilder {
         }
         // Without it the compiler may aim at two blocks an SM, and the pool is another.
         if self.state.borrow().kernel.min_blocks_per_sm != Some(1) {
-            self.error(BuildErrorKind::Operand(
+            self.invalid(
                 "roles with registers in a kernel without `min_blocks_per_sm(1)`, by which the compiler sizes the pool \
-                 of registers"
-                    .to_string(),
-            ));
+                 of registers",
+            );
         }
         let mut needed = 0;
         for role in roles {
             match role.registers {
                 Some(registers) if role.warps.is_multiple_of(4) => needed += 32 * role.warps * registers,
-                Some(_) => self.error(BuildErrorKind::Operand(format!(
+                Some(_) => self.invalid(format!(
                     "role `{}` of {} warps asks for registers, which are set by the warpgroup of 4",
                     role.name, role.warps
-                ))),
-                None => self.error(BuildErrorKind::Operand(format!(
+                )),
+                None => self.invalid(format!(
                     "role `{}` does not say how many registers it needs, though others do",
                     role.name
-                ))),
+                )),
             }
         }
         let launch = launch_registers(self.threads());
@@ -144,11 +142,11 @@ impl KernelBuilder {
                 .iter()
                 .map(|r| format!("{} × {} for `{}`", 32 * r.warps, r.registers.unwrap_or(0), r.name))
                 .collect();
-            self.error(BuildErrorKind::Operand(format!(
+            self.invalid(format!(
                 "roles need {needed} registers ({}); the block's pool is {} threads × {launch} = {pool}",
                 parts.join(", "),
                 self.threads()
-            )));
+            ));
         }
     }
 }

@@ -4,7 +4,6 @@ use std::marker::PhantomData;
 use std::ops;
 
 use super::KernelBuilder;
-use crate::error::BuildErrorKind;
 use crate::inst::{BinOp, Cmp, Inst, Operand, UnOp};
 use crate::types::{Bits, Integer, Literal, Numeric, Ordered, Reg, RegClass, Scalar, ScalarType, Signed};
 
@@ -39,9 +38,14 @@ impl<T> Clone for Var<'_, T> {
 impl<T> Copy for Var<'_, T> {}
 
 /// What can stand as an operand of type `T`: a value, a variable, or a literal.
-pub trait Source<'k, T: Scalar> {
+pub trait Source<'k, T: Scalar>: Sized {
     /// The register or immediate that an instruction reads.
     fn operand(self) -> Operand;
+
+    /// The same as a value.
+    fn val(self, k: &'k KernelBuilder) -> Val<'k, T> {
+        Val::from_operand(k, self.operand())
+    }
 }
 
 impl<'k, T: Scalar> Source<'k, T> for Val<'k, T> {
@@ -64,6 +68,11 @@ macro_rules! literal_sources {
     )*};
 }
 literal_sources!(u32 i32 u64 i64 f32);
+impl<'k> Source<'k, bool> for bool {
+    fn operand(self) -> Operand {
+        Operand::Imm(u64::from(self))
+    }
+}
 
 impl<'k, T: Scalar> Val<'k, T> {
     pub(crate) fn from_reg(k: &'k KernelBuilder, reg: Reg) -> Self {
@@ -96,11 +105,7 @@ impl<'k, T: Scalar> Val<'k, T> {
             )
         };
         match self.operand {
-            Operand::Reg(reg) if reg.class != U::TYPE.class() => {
-                let dst = self.k.reg(U::TYPE.class());
-                self.k.emit(Inst::Mov { dst, src: self.operand });
-                Val::from_reg(self.k, dst)
-            }
+            src @ Operand::Reg(reg) if reg.class != U::TYPE.class() => self.k.result(|dst| Inst::Mov { dst, src }),
             Operand::Imm(_) if U::TYPE.is_half() => {
                 Val::from_reg(self.k, self.k.in_register(U::TYPE.class(), self.operand))
             }
@@ -121,9 +126,8 @@ impl<'k, T: Scalar> Var<'k, T> {
     /// Its value now; later assignments do not change what was read.
     #[track_caller]
     pub fn get(self) -> Val<'k, T> {
-        let (dst, src) = (self.k.reg(T::TYPE.class()), Operand::Reg(self.reg));
-        self.k.emit(Inst::Mov { dst, src });
-        Val::from_reg(self.k, dst)
+        let src = Operand::Reg(self.reg);
+        self.k.result(|dst| Inst::Mov { dst, src })
     }
 
     /// Assigns.
@@ -134,28 +138,40 @@ impl<'k, T: Scalar> Var<'k, T> {
     }
 
     #[track_caller]
-    fn assign(self, op: BinOp, value: impl Source<'k, T>) {
-        let (ty, dst, a, b) = (T::TYPE, self.reg, Operand::Reg(self.reg), value.operand());
+    fn assign(self, op: BinOp, b: Operand) {
+        let (ty, dst, a) = (T::TYPE, self.reg, Operand::Reg(self.reg));
         self.k.emit(Inst::Bin { op, ty, dst, a, b });
     }
 }
 
+/// Methods that are one instruction with one operand more, for values of any type with some trait.
+macro_rules! methods {
+    ($($on:ident<$bound:ident>::$method:ident -> $result:ty = $by:ident($op:expr), $doc:literal;)*) => {$(
+        impl<'k, T: $bound> $on<'k, T> {
+            #[doc = $doc]
+            #[track_caller]
+            pub fn $method(self, other: impl Source<'k, T>) -> $result {
+                self.$by($op, other.operand())
+            }
+        }
+    )*};
+}
+methods! {
+    Var<Numeric>::add_assign -> () = assign(BinOp::Add), "`self = self + other`.";
+    Var<Numeric>::mul_assign -> () = assign(BinOp::Mul), "`self = self · other`.";
+    Var<Numeric>::max_assign -> () = assign(BinOp::Max), "`self = max(self, other)`.";
+    Val<Numeric>::min -> Val<'k, T> = bin(BinOp::Min), "The smaller of the two; of a number and NaN, the number.";
+    Val<Numeric>::max -> Val<'k, T> = bin(BinOp::Max), "The larger of the two; of a number and NaN, the number.";
+    Val<Integer>::mul_hi -> Val<'k, T> = bin(BinOp::MulHi), "The high half of the product.";
+    Val<Ordered>::lt -> Val<'k, bool> = compare(Cmp::Lt), "`self < other`.";
+    Val<Ordered>::le -> Val<'k, bool> = compare(Cmp::Le), "`self <= other`.";
+    Val<Ordered>::gt -> Val<'k, bool> = compare(Cmp::Gt), "`self > other`.";
+    Val<Ordered>::ge -> Val<'k, bool> = compare(Cmp::Ge), "`self >= other`.";
+    Val<Ordered>::eq -> Val<'k, bool> = compare(Cmp::Eq), "`self == other`.";
+    Val<Ordered>::ne -> Val<'k, bool> = compare(Cmp::Ne), "`self != other`; true where either is NaN.";
+}
+
 impl<'k, T: Numeric> Var<'k, T> {
-    /// `self = self + value`.
-    #[track_caller]
-    pub fn add_assign(self, value: impl Source<'k, T>) {
-        self.assign(BinOp::Add, value);
-    }
-    /// `self = self · value`.
-    #[track_caller]
-    pub fn mul_assign(self, value: impl Source<'k, T>) {
-        self.assign(BinOp::Mul, value);
-    }
-    /// `self = max(self, value)`.
-    #[track_caller]
-    pub fn max_assign(self, value: impl Source<'k, T>) {
-        self.assign(BinOp::Max, value);
-    }
     /// `self = a · b + self`, rounded once.
     #[track_caller]
     pub fn fma_assign(self, a: impl Source<'k, T>, b: impl Source<'k, T>) {
@@ -169,25 +185,21 @@ impl KernelBuilder {
     /// `a op b` in a new register; `ty` is that of the operands.
     #[track_caller]
     pub(crate) fn bin<T: Scalar>(&self, op: BinOp, ty: ScalarType, a: Operand, b: Operand) -> Val<'_, T> {
-        let dst = self.reg(T::TYPE.class());
-        self.emit(Inst::Bin { op, ty, dst, a, b });
-        Val::from_reg(self, dst)
+        self.result(|dst| Inst::Bin { op, ty, dst, a, b })
     }
 
     /// `a · b + c` in a new register.
     #[track_caller]
     pub(crate) fn mad<T: Scalar>(&self, a: Operand, b: Operand, c: Operand) -> Val<'_, T> {
-        let (ty, dst) = (T::TYPE, self.reg(T::TYPE.class()));
-        self.emit(Inst::Fma { ty, dst, a, b, c });
-        Val::from_reg(self, dst)
+        let ty = T::TYPE;
+        self.result(|dst| Inst::Fma { ty, dst, a, b, c })
     }
 
     /// `a · b + c` of two unsigned 32-bit factors and a 64-bit sum.
     #[track_caller]
     pub(crate) fn mad_wide(&self, a: Operand, b: Operand, c: Operand) -> Val<'_, u64> {
-        let (ty, dst) = (ScalarType::U32, self.reg(RegClass::B64));
-        self.emit(Inst::MadWide { ty, dst, a, b, c });
-        Val::from_reg(self, dst)
+        let ty = ScalarType::U32;
+        self.result(|dst| Inst::MadWide { ty, dst, a, b, c })
     }
 }
 
@@ -200,9 +212,14 @@ impl<'k, T: Scalar> Val<'k, T> {
 
     #[track_caller]
     fn un(self, op: UnOp) -> Val<'k, T> {
-        let (ty, dst, a) = (T::TYPE, self.k.reg(T::TYPE.class()), self.operand);
-        self.k.emit(Inst::Un { op, ty, dst, a });
-        Val::from_reg(self.k, dst)
+        let (ty, a) = (T::TYPE, self.operand);
+        self.k.result(|dst| Inst::Un { op, ty, dst, a })
+    }
+
+    #[track_caller]
+    pub(super) fn compare(self, cmp: Cmp, b: Operand) -> Val<'k, bool> {
+        let (ty, a) = (T::TYPE, self.operand);
+        self.k.result(|dst| Inst::Setp { cmp, ty, dst, a, b })
     }
 }
 
@@ -236,12 +253,6 @@ operators! {
     BitAnd bitand And Bits; BitOr bitor Or Bits; BitXor bitxor Xor Bits;
 }
 
-impl<'k> Source<'k, bool> for bool {
-    fn operand(self) -> Operand {
-        Operand::Imm(u64::from(self))
-    }
-}
-
 macro_rules! shifts {
     ($($tr:ident $method:ident $op:ident;)*) => {$(
         impl<'k, T: Integer, R: Source<'k, u32>> ops::$tr<R> for Val<'k, T> {
@@ -271,16 +282,6 @@ impl<'k, T: Bits> ops::Not for Val<'k, T> {
 }
 
 impl<'k, T: Numeric> Val<'k, T> {
-    /// The smaller of the two; of a number and NaN, the number.
-    #[track_caller]
-    pub fn min(self, other: impl Source<'k, T>) -> Val<'k, T> {
-        self.bin(BinOp::Min, other.operand())
-    }
-    /// The larger of the two; of a number and NaN, the number.
-    #[track_caller]
-    pub fn max(self, other: impl Source<'k, T>) -> Val<'k, T> {
-        self.bin(BinOp::Max, other.operand())
-    }
     /// `self · b + c`: floats round once, integers keep the low half.
     #[track_caller]
     pub fn fma(self, b: impl Source<'k, T>, c: impl Source<'k, T>) -> Val<'k, T> {
@@ -296,46 +297,6 @@ impl<'k, T: Signed> Val<'k, T> {
     }
 }
 
-impl<'k, T: Ordered> Val<'k, T> {
-    #[track_caller]
-    pub(super) fn compare(self, cmp: Cmp, other: impl Source<'k, T>) -> Val<'k, bool> {
-        let (ty, dst) = (T::TYPE, self.k.reg(RegClass::Pred));
-        let (a, b) = (self.operand, other.operand());
-        self.k.emit(Inst::Setp { cmp, ty, dst, a, b });
-        Val::from_reg(self.k, dst)
-    }
-    /// `self < other`.
-    #[track_caller]
-    pub fn lt(self, other: impl Source<'k, T>) -> Val<'k, bool> {
-        self.compare(Cmp::Lt, other)
-    }
-    /// `self <= other`.
-    #[track_caller]
-    pub fn le(self, other: impl Source<'k, T>) -> Val<'k, bool> {
-        self.compare(Cmp::Le, other)
-    }
-    /// `self > other`.
-    #[track_caller]
-    pub fn gt(self, other: impl Source<'k, T>) -> Val<'k, bool> {
-        self.compare(Cmp::Gt, other)
-    }
-    /// `self >= other`.
-    #[track_caller]
-    pub fn ge(self, other: impl Source<'k, T>) -> Val<'k, bool> {
-        self.compare(Cmp::Ge, other)
-    }
-    /// `self == other`.
-    #[track_caller]
-    pub fn eq(self, other: impl Source<'k, T>) -> Val<'k, bool> {
-        self.compare(Cmp::Eq, other)
-    }
-    /// `self != other`; true where either is NaN.
-    #[track_caller]
-    pub fn ne(self, other: impl Source<'k, T>) -> Val<'k, bool> {
-        self.compare(Cmp::Ne, other)
-    }
-}
-
 impl<'k> Val<'k, bool> {
     /// `if self { a } else { b }`, a lane each.
     #[track_caller]
@@ -347,10 +308,8 @@ impl<'k> Val<'k, bool> {
             )
         };
         let cond = self.k.in_register(RegClass::Pred, self.operand);
-        let (ty, dst) = (T::TYPE, self.k.reg(T::TYPE.class()));
-        let (a, b) = (a.operand(), b.operand());
-        self.k.emit(Inst::Selp { ty, dst, cond, a, b });
-        Val::from_reg(self.k, dst)
+        let (ty, a, b) = (T::TYPE, a.operand(), b.operand());
+        self.k.result(|dst| Inst::Selp { ty, dst, cond, a, b })
     }
 }
 
@@ -389,24 +348,19 @@ impl<'k> Val<'k, u32> {
     /// wrongly for sm_90a (`docs/hardware-notes.md`), and with two different values `&`, `|`, `^` do.
     #[track_caller]
     pub fn lop3(self, b: impl Source<'k, u32>, c: impl Source<'k, u32>, table: u8) -> Val<'k, u32> {
-        let dst = self.k.reg(RegClass::B32);
         let (a, b, c) = (self.operand, b.operand(), c.operand());
         if a == b || a == c || b == c {
-            self.k.error(BuildErrorKind::Operand(
-                "lop3 of a repeated value, which ptxas 12.0 to 13.0 may compile wrongly; write it with &, | and ^"
-                    .to_string(),
-            ));
+            self.k.invalid(
+                "lop3 of a repeated value, which ptxas 12.0 to 13.0 may compile wrongly; write it with &, | and ^",
+            );
         }
-        self.k.emit(Inst::Lop3 { dst, a, b, c, table });
-        Val::from_reg(self.k, dst)
+        self.k.result(|dst| Inst::Lop3 { dst, a, b, c, table })
     }
     /// Four bytes picked from `self` (bytes 0–3) and `b` (bytes 4–7), a nibble of `selector` each.
     #[track_caller]
     pub fn prmt(self, b: impl Source<'k, u32>, selector: impl Source<'k, u32>) -> Val<'k, u32> {
-        let dst = self.k.reg(RegClass::B32);
         let (a, b, selector) = (self.operand, b.operand(), selector.operand());
-        self.k.emit(Inst::Prmt { dst, a, b, selector });
-        Val::from_reg(self.k, dst)
+        self.k.result(|dst| Inst::Prmt { dst, a, b, selector })
     }
     /// The 64-bit product.
     #[track_caller]
@@ -424,11 +378,6 @@ impl<'k> Val<'k, i32> {
 }
 
 impl<'k, T: Integer> Val<'k, T> {
-    /// The high half of the product.
-    #[track_caller]
-    pub fn mul_hi(self, b: impl Source<'k, T>) -> Val<'k, T> {
-        self.bin(BinOp::MulHi, b.operand())
-    }
     #[track_caller]
     fn wide<U: Scalar>(self, ty: ScalarType, b: impl Source<'k, T>) -> Val<'k, U> {
         self.k.bin(BinOp::MulWide, ty, self.operand, b.operand())

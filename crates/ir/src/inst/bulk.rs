@@ -1,8 +1,8 @@
 //! Bulk copies between global and shared memory: of tensor boxes, by the Tensor Memory Accelerator,
 //! and of contiguous bytes (PTX ISA, `cp.async.bulk.tensor`, `cp.async.bulk`, `cp.reduce.async.bulk`).
 
+use super::rules::{HOPPER_8_0, HOPPER_ALONE, Rules};
 use super::{Address, Operand};
-use crate::target::Requirement;
 
 /// What the L2 cache is told of the lines that a bulk copy reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -71,37 +71,27 @@ pub enum BulkInst {
 }
 
 impl BulkInst {
-    pub(super) fn impossible(&self) -> Option<String> {
+    pub(super) fn rules(&self) -> Rules {
+        let box_at = |at: &[Operand]| {
+            let why = || format!("a box at {} coordinates; a tensor map has 1 to 5 dimensions", at.len());
+            (!(1..=5).contains(&at.len())).then(why)
+        };
         match self {
-            BulkInst::Load { at, .. } | BulkInst::Store { at, .. } => {
-                let is_possible = (1..=5).contains(&at.len());
-                let why = || format!("a box at {} coordinates; a tensor map has 1 to 5 dimensions", at.len());
-                (!is_possible).then(why)
-            }
+            // ptxas advises against it where later architectures might have to run it.
+            BulkInst::Load {
+                at, multicast: Some(_), ..
+            } => (HOPPER_ALONE, box_at(at)),
+            BulkInst::Load { at, .. } | BulkInst::Store { at, .. } => (HOPPER_8_0, box_at(at)),
             BulkInst::LoadBytes { bytes, .. } | BulkInst::StoreBytes { bytes, .. } | BulkInst::Reduce { bytes, .. } => {
-                match bytes {
+                let impossible = match bytes {
                     Operand::Imm(n) if *n == 0 || !n.is_multiple_of(16) => {
                         Some(format!("a bulk copy of {n} bytes; multiples of 16 are possible"))
                     }
                     Operand::Imm(_) | Operand::Reg(_) => None,
-                }
+                };
+                (HOPPER_8_0, impossible)
             }
-            BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. } => None,
-        }
-    }
-
-    pub(super) fn requires(&self) -> Requirement {
-        match self {
-            // ptxas advises against it where later architectures might have to run it.
-            BulkInst::Load { multicast: Some(_), .. } => Requirement::arch_specific((8, 0), 90),
-            BulkInst::Load { multicast: None, .. }
-            | BulkInst::Store { .. }
-            | BulkInst::LoadBytes { .. }
-            | BulkInst::StoreBytes { .. }
-            | BulkInst::Reduce { .. }
-            | BulkInst::Prefetch { .. }
-            | BulkInst::Commit
-            | BulkInst::Wait { .. } => Requirement::new((8, 0), 90),
+            BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. } => (HOPPER_8_0, None),
         }
     }
 }

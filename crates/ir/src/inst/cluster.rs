@@ -1,7 +1,6 @@
 //! Instructions between the blocks of a cluster (PTX ISA, `mapa`, `barrier.cluster`).
 
 use super::Operand;
-use crate::target::Requirement;
 use crate::types::Reg;
 
 /// An instruction between the blocks of a cluster.
@@ -15,14 +14,4 @@ pub enum ClusterInst {
     Arrive { release: bool, aligned: bool },
     /// Wait until every thread of the cluster that has not ended has come.
     Wait { aligned: bool },
-}
-
-impl ClusterInst {
-    pub(super) fn requires(&self) -> Requirement {
-        match self {
-            ClusterInst::Mapa { .. } => Requirement::new((7, 8), 90),
-            // The barrier is of 7.8; `.release`, `.acquire` and `.relaxed` came later.
-            ClusterInst::Arrive { .. } | ClusterInst::Wait { .. } => Requirement::new((8, 0), 90),
-        }
-    }
 }

@@ -3,7 +3,6 @@
 use super::Operand;
 use crate::named::named;
 use crate::shared::BufferId;
-use crate::target::Requirement;
 use crate::types::Reg;
 
 named! {
@@ -100,9 +99,5 @@ impl WgmmaInst {
         };
         (*input == WgmmaInput::E4M3 && (a_major == Major::Mn || b.major == Major::Mn))
             .then(|| "8-bit operands must lie with k along their rows; only 16-bit ones can be transposed".to_string())
-    }
-
-    pub(super) fn requires(&self) -> Requirement {
-        Requirement::arch_specific((8, 0), 90)
     }
 }

@@ -1,212 +1,150 @@
 //! Why a launch is refused before the driver sees it.
 
-use std::fmt;
-
 use serde::Serialize;
+use thiserror::Error;
 
 use crate::Target;
 
 /// Why a launch cannot work: what was given, what is allowed ([`what`](Self::what)), and what to do
 /// ([`remedy`](Self::remedy)). Printed as both.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Error, PartialEq, Eq, Serialize)]
 #[serde(tag = "refusal", rename_all = "snake_case")]
 #[non_exhaustive]
+#[allow(missing_docs)] // the messages say what the fields are; `on` is the device or architecture
 pub enum LaunchRefusal {
     /// The code was made for another architecture.
+    #[error("the code is made for {made_for}; {target} cannot run it: {why}; {}", self.remedy())]
     Architecture {
-        /// The architecture it was made for, as PTX's `.target` has it.
         made_for: String,
-        /// The architecture that is to run it.
         target: Target,
-        /// The rule.
         why: &'static str,
     },
     /// A dimension of the grid, block or cluster is zero.
-    Zero {
-        /// `grid`, `block` or `cluster`.
-        what: &'static str,
-        /// The dimensions given.
-        given: [u32; 3],
-    },
+    #[error("its {what} is {given:?}; every dimension must be at least 1; {}", self.remedy())]
+    Zero { what: &'static str, given: [u32; 3] },
     /// The grid or block is too long along one axis.
+    #[error("its {what} is {given:?}; {on} allows at most {allowed:?} along x, y, z; {}", self.remedy())]
     Axis {
-        /// `grid` or `block`.
         what: &'static str,
-        /// The dimensions given.
         given: [u32; 3],
-        /// The most along each axis.
         allowed: [u32; 3],
-        /// The device or architecture.
         on: String,
     },
     /// More threads a block than any kernel may have.
-    Threads {
-        /// Threads given.
-        given: u64,
-        /// Threads allowed.
-        allowed: u32,
-        /// The device or architecture.
-        on: String,
-    },
+    #[error("{given} threads a block; {on} allows {allowed}; {}", self.remedy())]
+    Threads { given: u64, allowed: u32, on: String },
     /// More threads a block than this kernel was compiled for.
+    #[error(
+        "{given} threads a block; the kernel was compiled for at most {allowed}{} (.maxntid); {}",
+        registers.map_or(String::new(), |n| format!(" with {n} registers a thread")),
+        self.remedy()
+    )]
     KernelThreads {
-        /// Threads given.
         given: u64,
-        /// Threads allowed.
         allowed: u32,
-        /// Registers a thread, if they are known.
         registers: Option<u32>,
     },
     /// The kernel was built for one block or cluster only.
+    #[error("its {what} is {given:?}; the kernel is built for {required:?}; {}", self.remedy())]
     Required {
-        /// `block` or `cluster`.
         what: &'static str,
-        /// The dimensions given.
         given: [u32; 3],
-        /// The dimensions required.
         required: [u32; 3],
     },
-    /// A block needs more registers than there are.
+    /// A block needs more registers than there are. `needed` counts whole units, and warps rounded up to
+    /// all partitions of an SM; with at most `most` a thread the block fits.
+    #[error(
+        "{threads} threads of {registers} registers need {needed} registers (a warp gets them in units of {unit}, and \
+         warps count in multiples of {partitions}); {on} has {allowed} a block: with {threads} threads a thread may have \
+         {most}; {}", self.remedy()
+    )]
     Registers {
-        /// Threads a block.
         threads: u64,
-        /// Registers a thread.
         registers: u32,
-        /// Registers a block, in whole units and with its warps rounded up to all partitions.
         needed: u64,
-        /// Registers that a warp gets at a time.
         unit: u32,
-        /// Parts of an SM that warps are counted for alike.
         partitions: u32,
-        /// Registers there are.
         allowed: u32,
-        /// Most registers a thread with which the block fits.
         most: u32,
-        /// The device or architecture.
         on: String,
     },
     /// Static shared memory beyond what any kernel may declare. Compilers do not always refuse it:
     /// ptxas 12.4 lets 168 KB through for every target, ptxas 13.0 up to 227 KB for the `a` targets.
+    #[error(
+        "{given} B of static shared memory; {allowed} B is the limit for static declarations on every device ({on} has \
+         {opt_in} B dynamic with opt-in); {} B too much; {}", given - u64::from(*allowed), self.remedy()
+    )]
     StaticShared {
-        /// Static bytes.
         given: u64,
-        /// Static and dynamic bytes together.
         total: u64,
-        /// Bytes allowed.
         allowed: u32,
-        /// Bytes allowed as dynamic memory with opt-in.
         opt_in: u32,
-        /// The device or architecture.
         on: String,
     },
-    /// A block needs more shared memory than it may have.
+    /// A block needs more shared memory than it may have after opting in.
+    #[error(
+        "{}; {on} allows {allowed} B a block, with opt-in; {} B too much; {}",
+        sum(*static_bytes, *dynamic_bytes),
+        static_bytes + u64::from(*dynamic_bytes) - u64::from(*allowed),
+        self.remedy()
+    )]
     Shared {
-        /// Static bytes.
         static_bytes: u64,
-        /// Dynamic bytes.
         dynamic_bytes: u32,
-        /// Bytes a block may have after opting in.
         allowed: u32,
-        /// The device or architecture.
         on: String,
     },
     /// More shared memory than a block may have without opting in, and the host does not opt in.
+    #[error(
+        "{}; without opt-in a block may have {allowed} B ({on} allows {opt_in} B with it); {}",
+        sum(*static_bytes, *dynamic_bytes),
+        self.remedy()
+    )]
     OptIn {
-        /// Static bytes.
         static_bytes: u64,
-        /// Dynamic bytes.
         dynamic_bytes: u32,
-        /// Bytes a block may have without opting in.
         allowed: u32,
-        /// Bytes a block may have after opting in.
         opt_in: u32,
-        /// The device or architecture.
         on: String,
     },
     /// The launch asks for less dynamic shared memory than the kernel uses.
-    SharedRequest {
-        /// Bytes the kernel uses.
-        needed: u32,
-        /// Bytes of the launch.
-        given: u32,
-    },
+    #[error("the kernel uses {needed} B of dynamic shared memory, the launch asks for {given} B; {}", self.remedy())]
+    SharedRequest { needed: u32, given: u32 },
     /// Clusters or programmatic launches on a device that has none.
-    NeedsHopper {
-        /// What the launch uses.
-        what: &'static str,
-        /// The device or architecture.
-        on: String,
-    },
+    #[error("it uses {what}, which need compute capability 9.0; {on} has none; {}", self.remedy())]
+    NeedsHopper { what: &'static str, on: String },
     /// A cluster of more blocks than hardware allows.
+    #[error("its cluster {given:?} has {blocks} blocks; {on} allows {allowed}, of which 8 are portable; {}", self.remedy())]
     ClusterSize {
-        /// The cluster given.
         given: [u32; 3],
-        /// Blocks in it.
         blocks: u64,
-        /// Most blocks a cluster.
         allowed: u32,
-        /// The device or architecture.
         on: String,
     },
     /// The grid is not made of whole clusters.
-    ClusterGrid {
-        /// The grid given.
-        grid: [u32; 3],
-        /// The cluster.
-        cluster: [u32; 3],
-    },
+    #[error("its grid {grid:?} is not a multiple of its cluster {cluster:?}; {}", self.remedy())]
+    ClusterGrid { grid: [u32; 3], cluster: [u32; 3] },
     /// Wrong number of arguments.
-    ArgumentCount {
-        /// Arguments given.
-        given: usize,
-        /// Parameters of the kernel.
-        needed: usize,
-    },
-    /// An argument of the wrong size.
-    ArgumentSize {
-        /// Position, from 0.
-        index: usize,
-        /// Bytes given.
-        given: u64,
-        /// Bytes of the parameter.
-        needed: u64,
-    },
+    #[error("{given} arguments given; the kernel has {needed} parameters; {}", self.remedy())]
+    ArgumentCount { given: usize, needed: usize },
+    /// An argument of the wrong size. `index` counts from 0.
+    #[error("argument {index} has {given} B; the kernel's parameter has {needed} B; {}", self.remedy())]
+    ArgumentSize { index: usize, given: u64, needed: u64 },
     /// A buffer that the launch needs was not brought.
-    BufferCount {
-        /// Buffers given.
-        given: usize,
-        /// Buffers needed.
-        needed: usize,
-        /// Their names, in order.
-        names: String,
-    },
-    /// An argument names a buffer slot that the launch does not declare.
-    Slot {
-        /// Position of the argument, from 0.
-        index: usize,
-        /// The slot named.
-        slot: usize,
-        /// Slots there are.
-        count: usize,
-    },
+    #[error("it needs {needed} buffers ({names}); {given} given; {}", self.remedy())]
+    BufferCount { given: usize, needed: usize, names: String },
+    /// An argument names a buffer slot that the launch does not declare. `index` counts from 0.
+    #[error("argument {index} names buffer slot {slot}, but the launch declares {count} buffers; {}", self.remedy())]
+    Slot { index: usize, slot: usize, count: usize },
     /// A buffer is too small.
-    BufferSize {
-        /// The buffer's name.
-        name: String,
-        /// Bytes given.
-        given: u64,
-        /// Bytes needed.
-        needed: u64,
-    },
+    #[error("buffer `{name}` has {given} B; the kernel touches {needed} B; {}", self.remedy())]
+    BufferSize { name: String, given: u64, needed: u64 },
     /// A buffer does not begin where it must.
-    BufferAlignment {
-        /// The buffer's name.
-        name: String,
-        /// Its address.
-        address: u64,
-        /// The alignment needed, bytes.
-        align: u32,
-    },
+    #[error(
+        "buffer `{name}` begins at {address:#x}, {} B past a multiple of {align} B; {}",
+        address % u64::from((*align).max(1)), self.remedy()
+    )]
+    BufferAlignment { name: String, address: u64, align: u32 },
 }
 
 use LaunchRefusal as R;
@@ -214,105 +152,8 @@ use LaunchRefusal as R;
 impl LaunchRefusal {
     /// What was given and what is allowed.
     pub fn what(&self) -> String {
-        match self {
-            R::Architecture { made_for, target, why } => {
-                format!("the code is made for {made_for}; {target} cannot run it: {why}")
-            }
-            R::Zero { what, given } => format!("its {what} is {given:?}; every dimension must be at least 1"),
-            R::Axis {
-                what,
-                given,
-                allowed,
-                on,
-            } => format!("its {what} is {given:?}; {on} allows at most {allowed:?} along x, y, z"),
-            R::Threads { given, allowed, on } => format!("{given} threads a block; {on} allows {allowed}"),
-            R::KernelThreads {
-                given,
-                allowed,
-                registers,
-            } => {
-                let registers = registers.map_or(String::new(), |n| format!(" with {n} registers a thread"));
-                format!("{given} threads a block; the kernel was compiled for at most {allowed}{registers} (.maxntid)")
-            }
-            R::Required { what, given, required } => {
-                format!("its {what} is {given:?}; the kernel is built for {required:?}")
-            }
-            R::Registers {
-                threads,
-                registers,
-                needed,
-                unit,
-                partitions,
-                allowed,
-                most,
-                on,
-            } => format!(
-                "{threads} threads of {registers} registers need {needed} registers (a warp gets them in units of {unit}, \
-                 and warps count in multiples of {partitions}); {on} has {allowed} a block: with {threads} threads a \
-                 thread may have {most}"
-            ),
-            R::StaticShared {
-                given,
-                allowed,
-                opt_in,
-                on,
-                ..
-            } => format!(
-                "{given} B of static shared memory; {allowed} B is the limit for static declarations on every device \
-                 ({on} has {opt_in} B dynamic with opt-in); {} B too much",
-                given - u64::from(*allowed)
-            ),
-            R::Shared {
-                static_bytes,
-                dynamic_bytes,
-                allowed,
-                on,
-            } => format!(
-                "{}; {on} allows {allowed} B a block, with opt-in; {} B too much",
-                sum(*static_bytes, *dynamic_bytes),
-                static_bytes + u64::from(*dynamic_bytes) - u64::from(*allowed)
-            ),
-            R::OptIn {
-                static_bytes,
-                dynamic_bytes,
-                allowed,
-                opt_in,
-                on,
-            } => format!(
-                "{}; without opt-in a block may have {allowed} B ({on} allows {opt_in} B with it)",
-                sum(*static_bytes, *dynamic_bytes)
-            ),
-            R::SharedRequest { needed, given } => {
-                format!("the kernel uses {needed} B of dynamic shared memory, the launch asks for {given} B")
-            }
-            R::NeedsHopper { what, on } => format!("it uses {what}, which need compute capability 9.0; {on} has none"),
-            R::ClusterSize {
-                given,
-                blocks,
-                allowed,
-                on,
-            } => format!("its cluster {given:?} has {blocks} blocks; {on} allows {allowed}, of which 8 are portable"),
-            R::ClusterGrid { grid, cluster } => {
-                format!("its grid {grid:?} is not a multiple of its cluster {cluster:?}")
-            }
-            R::ArgumentCount { given, needed } => {
-                format!("{given} arguments given; the kernel has {needed} parameters")
-            }
-            R::ArgumentSize { index, given, needed } => {
-                format!("argument {index} has {given} B; the kernel's parameter has {needed} B")
-            }
-            R::BufferCount { given, needed, names } => format!("it needs {needed} buffers ({names}); {given} given"),
-            R::Slot { index, slot, count } => {
-                format!("argument {index} names buffer slot {slot}, but the launch declares {count} buffers")
-            }
-            R::BufferSize { name, given, needed } => {
-                format!("buffer `{name}` has {given} B; the kernel touches {needed} B")
-            }
-            R::BufferAlignment { name, address, align } => format!(
-                "buffer `{name}` begins at {address:#x}, {} B past a multiple of {align} B",
-                address % u64::from((*align).max(1))
-            ),
-        }
+        let (both, remedy) = (self.to_string(), self.remedy());
+        both[..both.len() - remedy.len() - "; ".len()].to_string()
     }
 
     /// What to do.
@@ -369,14 +210,6 @@ impl LaunchRefusal {
         }
     }
 }
-
-impl fmt::Display for LaunchRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.what(), self.remedy())
-    }
-}
-
-impl std::error::Error for LaunchRefusal {}
 
 /// Bytes of shared memory a block, in words.
 fn sum(static_bytes: u64, dynamic_bytes: u32) -> String {

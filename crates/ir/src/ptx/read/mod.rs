@@ -34,35 +34,17 @@ use thiserror::Error;
 /// Why a PTX text cannot be read.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the messages say what the fields are
 pub enum PtxError {
     /// Something begins and does not end.
     #[error("line {line}: this {what} has no end")]
-    Unfinished {
-        /// What begins.
-        what: &'static str,
-        /// Its line.
-        line: u32,
-    },
+    Unfinished { what: &'static str, line: u32 },
     /// Another token than the one that is needed.
     #[error("line {line}: expected {expected}, found {found}")]
-    Expected {
-        /// What is needed here.
-        expected: String,
-        /// What the text has.
-        found: String,
-        /// Its line.
-        line: u32,
-    },
+    Expected { expected: String, found: String, line: u32 },
     /// Valid PTX that this reader does not support.
     #[error("line {line}: {what} is not supported: {why}")]
-    NotUnderstood {
-        /// An instruction, a jump, a declaration.
-        what: String,
-        /// Why not, or what is supported.
-        why: String,
-        /// Its line.
-        line: u32,
-    },
+    NotUnderstood { what: String, why: String, line: u32 },
     /// A text without `.version` and `.target`.
     #[error("not PTX: it has no {0} directive")]
     NoPtx(&'static str),
