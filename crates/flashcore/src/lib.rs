@@ -51,7 +51,7 @@ pub use error::Error;
 pub use flashcore_cuda::{Context, DeviceBuffer, DeviceInfo, DeviceSlice, Event, Graph, Stream};
 pub use flashcore_kernels::{Config, Plan, Step};
 pub use flashcore_problem::{
-    CausalAlign, Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemError, Reference, Tensor,
+    CausalAlign, Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemError, ReferenceRow, Tensor,
     TensorView, TensorViewMut, Tolerance, absmax_scales, compare, compare_lse, quantise, reference, reference_rows,
 };
 pub use plans::{

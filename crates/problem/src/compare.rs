@@ -7,7 +7,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::tensor::read_element;
-use crate::{DType, POISON, Problem, ProblemError, Reference, ReferenceRow, TensorView};
+use crate::{DType, POISON, Problem, ProblemError, ReferenceRow, TensorView};
 
 /// Allowed error: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`, and in addition the
 /// reference's [`slack`](crate::slack).
@@ -102,7 +102,7 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// Compares an output with the reference, element by element.
+/// Compares the rows of an output that the reference has, element by element.
 ///
 /// ```
 /// use flashcore_problem::{InputKind, Inputs, Problem, Tensor, Tolerance, compare, reference};
@@ -117,31 +117,8 @@ impl fmt::Display for Comparison {
 /// ```
 ///
 /// # Errors
-/// The shape of the output or of the reference does not match the problem.
+/// The shape of the output or of a row does not match the problem, or a row is out of range.
 pub fn compare(
-    problem: &Problem,
-    out: &TensorView<'_>,
-    reference: &Reference,
-    tolerance: Tolerance,
-) -> Result<Comparison, ProblemError> {
-    problem.check_output(out)?;
-    let shape @ [nb, ns, nh, nd] = problem.o_layout().shape;
-    check_len("out", reference.out.len(), &shape)?;
-    check_len("slack of out", reference.slack.out.len(), &shape)?;
-    let mut tally = Tally::new(tolerance);
-    let rows = (0..nb).flat_map(|b| (0..ns).flat_map(move |s| (0..nh).map(move |h| [b, s, h])));
-    for (at, row) in rows.enumerate() {
-        let of_row = at * nd..(at + 1) * nd;
-        tally.row(out, row, &reference.out[of_row.clone()], &reference.slack.out[of_row]);
-    }
-    Ok(tally.finish())
-}
-
-/// Compares some rows of an output with [`reference_rows`](crate::reference_rows).
-///
-/// # Errors
-/// As [`compare`], and rows out of range.
-pub fn compare_rows(
     problem: &Problem,
     out: &TensorView<'_>,
     rows: &[ReferenceRow],
@@ -164,34 +141,12 @@ pub fn compare_rows(
     Ok(tally.finish())
 }
 
-/// Compares a log-sum-exp, `[batch, num_heads, seq_len_q]`, with the reference. −∞ equals −∞.
-///
-/// # Errors
-/// A length does not match the problem.
-pub fn compare_lse(
-    problem: &Problem,
-    lse: &[f32],
-    reference: &Reference,
-    tolerance: Tolerance,
-) -> Result<Comparison, ProblemError> {
-    let [nb, nh, ns] = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
-    check_len("lse", lse.len(), &[nb, nh, ns])?;
-    check_len("lse", reference.lse.len(), &[nb, nh, ns])?;
-    check_len("slack of lse", reference.slack.lse.len(), &[nb, nh, ns])?;
-    let mut tally = Tally::new(tolerance);
-    for (i, (&got, &want)) in lse.iter().zip(&reference.lse).enumerate() {
-        let index = [i / ns / nh, i % ns, i / ns % nh, 0];
-        tally.float(index, got, want, reference.slack.lse[i]);
-    }
-    Ok(tally.finish())
-}
-
-/// Compares some rows of a log-sum-exp with [`reference_rows`](crate::reference_rows). −∞ equals
-/// −∞.
+/// Compares the rows of a log-sum-exp, `[batch, num_heads, seq_len_q]`, that the reference has.
+/// −∞ equals −∞.
 ///
 /// # Errors
 /// The length does not match the problem, or a row is out of range.
-pub fn compare_lse_rows(
+pub fn compare_lse(
     problem: &Problem,
     lse: &[f32],
     rows: &[ReferenceRow],

@@ -21,10 +21,7 @@ pub mod slack;
 pub mod tensor;
 
 pub use builder::ProblemBuilder;
-pub use compare::{
-    Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_lse_rows, compare_rows, compare_stage,
-    gaps_untouched,
-};
+pub use compare::{Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_stage, gaps_untouched};
 pub use dtype::DType;
 pub use error::ProblemError;
 pub use inputs::{InputKind, Inputs};
@@ -34,6 +31,6 @@ pub use names::{NAMED_PROBLEMS, NamedProblem};
 pub use problem::{MAX_SOFTMAX_SCALE, Problem, SOFTCAPS, VarLen};
 pub use quantise::{absmax_scales, quantise};
 pub use random::{RandomLimits, random_problem};
-pub use reference::{Reference, ReferenceRow, reference, reference_probabilities, reference_rows, reference_scores};
-pub use slack::{RowSlack, Slack};
+pub use reference::{ReferenceRow, reference, reference_probabilities, reference_rows, reference_scores};
+pub use slack::Slack;
 pub use tensor::{E4M3_MAX, POISON, Tensor, TensorView, TensorViewMut};

@@ -6,43 +6,32 @@
 
 use std::ops::Range;
 
-use crate::slack::{RowSlack, SCORE_ERROR, SUM_ERROR, Slack};
+use crate::slack::{SCORE_ERROR, SUM_ERROR, Slack};
 use crate::{DType, Problem, ProblemError, TensorView};
-
-/// The float64 result of a problem.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Reference {
-    /// O, dense: `[batch, seq_len_q, num_heads, head_dim_v]`. Fully masked rows are 0.
-    pub out: Vec<f64>,
-    /// Log-sum-exp (natural logarithm), `[batch, num_heads, seq_len_q]`. Fully masked rows are −∞.
-    pub lse: Vec<f64>,
-    /// Rounding error that a kernel may add to the tolerance.
-    pub slack: Slack,
-}
 
 /// The float64 result of one query row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReferenceRow {
     /// `[batch, head, row]` of Q.
     pub index: [usize; 3],
-    /// The row of O, `head_dim_v` long.
+    /// The row of O, `head_dim_v` long; 0 if the row is fully masked.
     pub out: Vec<f64>,
-    /// The row's log-sum-exp.
+    /// The row's log-sum-exp (natural logarithm); −∞ if the row is fully masked.
     pub lse: f64,
-    /// As [`Reference::slack`], for this row.
-    pub slack: RowSlack,
+    /// Rounding error that a kernel may add to the tolerance.
+    pub slack: Slack,
 }
 
-/// Computes every row.
+/// Computes every row, in the order `[batch, row, head]` of O.
 ///
 /// ```
 /// use flashcore_problem::{InputKind, Inputs, Problem, reference};
 /// let problem = Problem::builder().seq_len(16).build()?;
 /// let inputs = Inputs::generate(&problem, InputKind::EqualRows, 1);
-/// let result = reference(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
+/// let rows = reference(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
 /// // Equal scores: the first output is the mean of V's first column.
 /// let mean = (0..16).map(|s| f64::from(inputs.v.view().get(0, s, 0, 0))).sum::<f64>() / 16.0;
-/// assert!((result.out[0] - mean).abs() < 1e-12);
+/// assert!((rows[0].out[0] - mean).abs() < 1e-12);
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 ///
@@ -53,31 +42,13 @@ pub fn reference(
     q: &TensorView<'_>,
     k: &TensorView<'_>,
     v: &TensorView<'_>,
-) -> Result<Reference, ProblemError> {
-    problem.check_inputs(q, k, v)?;
-    let [batch, seq_len_q, num_heads, dim] = problem.o_layout().shape;
-    let mut result = Reference {
-        out: vec![0.0; batch * seq_len_q * num_heads * dim],
-        lse: vec![f64::NEG_INFINITY; problem.lse_len()],
-        slack: Slack::none(problem),
-    };
-    for b in 0..batch {
-        for kv_head in 0..problem.num_kv_heads() {
-            let keys = Keys::widen(k, v, b, kv_head);
-            for h in kv_head * problem.group_size()..(kv_head + 1) * problem.group_size() {
-                for row in 0..seq_len_q {
-                    let found = attend(problem, &keys, q, [b, h, row]);
-                    let at = ((b * seq_len_q + row) * num_heads + h) * dim;
-                    let lse_at = (b * num_heads + h) * seq_len_q + row;
-                    result.out[at..at + dim].copy_from_slice(&found.out);
-                    result.lse[lse_at] = found.lse;
-                    result.slack.out[at..at + dim].copy_from_slice(&found.slack.out);
-                    result.slack.lse[lse_at] = found.slack.lse;
-                }
-            }
-        }
-    }
-    Ok(result)
+) -> Result<Vec<ReferenceRow>, ProblemError> {
+    let [batch, seq_len_q, heads, _] = problem.o_layout().shape;
+    let rows = 0..batch * seq_len_q * heads;
+    let rows: Vec<[usize; 3]> = rows
+        .map(|at| [at / heads / seq_len_q, at % heads, at / heads % seq_len_q])
+        .collect();
+    reference_rows(problem, q, k, v, &rows)
 }
 
 /// Computes some rows, each given as `[batch, head, row]`, in the given order.
@@ -254,7 +225,7 @@ fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3])
         index,
         out: vec![0.0; problem.head_dim_v()],
         lse: f64::NEG_INFINITY,
-        slack: RowSlack::none(problem.head_dim_v()),
+        slack: Slack::none(problem.head_dim_v()),
     };
     if visible.is_empty() {
         return result;
@@ -272,7 +243,7 @@ fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3])
     }
     result.lse = max + sum.ln();
     let errors = score_errors(problem, keys, q, index, visible, &scores);
-    result.slack = RowSlack::of(problem.dtype(), &weights, sum, &errors, v_rows, &result.out);
+    result.slack = Slack::of(problem.dtype(), &weights, sum, &errors, v_rows, &result.out);
     result
 }
 

@@ -33,7 +33,7 @@
 //!
 //! [`Tolerance::of`](crate::Tolerance::of) covers the rounding of P and of the output to 16 bits.
 
-use crate::{DType, Problem, Tolerance};
+use crate::{DType, Tolerance};
 
 /// Error of an f32 score relative to the norms of its vectors.
 pub(crate) const SCORE_ERROR: f64 = 1.0 / 8_388_608.0;
@@ -52,38 +52,19 @@ const WALK: f64 = 4.0;
 const SMALL_WEIGHT: f64 = 1.0 / 512.0;
 const SMALL_WEIGHT_ERROR: f64 = 1.0 / 8192.0;
 
-/// Additional tolerance of each element: see [the module](self).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Slack {
-    /// For each element of [`Reference::out`](crate::Reference::out).
-    pub out: Vec<f64>,
-    /// For each log-sum-exp.
-    pub lse: Vec<f64>,
-}
-
-impl Slack {
-    /// No slack: the value of fully masked rows.
-    pub fn none(problem: &Problem) -> Slack {
-        Slack {
-            out: vec![0.0; problem.o_layout().num_elements()],
-            lse: vec![0.0; problem.lse_len()],
-        }
-    }
-}
-
 /// Additional tolerance of one row: see [the module](self).
 #[derive(Clone, Debug, PartialEq)]
-pub struct RowSlack {
+pub struct Slack {
     /// For each element of the row of O.
     pub out: Vec<f64>,
     /// For its log-sum-exp.
     pub lse: f64,
 }
 
-impl RowSlack {
+impl Slack {
     /// No slack, for a row of O: the value of a fully masked row.
-    pub(crate) fn none(head_dim_v: usize) -> RowSlack {
-        RowSlack {
+    pub(crate) fn none(head_dim_v: usize) -> Slack {
+        Slack {
             out: vec![0.0; head_dim_v],
             lse: 0.0,
         }
@@ -98,10 +79,10 @@ impl RowSlack {
         errors: &[f64],
         v_rows: &[Vec<f64>],
         out: &[f64],
-    ) -> RowSlack {
+    ) -> Slack {
         let largest_error = errors.iter().copied().fold(0.0, f64::max);
         if dtype != DType::E4M3 && largest_error < Tolerance::of(dtype).rtol / 64.0 {
-            return RowSlack::none(out.len()); // it would change no verdict
+            return Slack::none(out.len()); // it would change no verdict
         }
         let mut columns = vec![Column::default(); out.len()];
         let mut sum_off = 0.0;
@@ -132,7 +113,7 @@ impl RowSlack {
             let sums = SUM_ERROR * column.magnitude + CUT_ERROR * cuts * (o + walk);
             scores + rounding + column.small + sums
         };
-        RowSlack {
+        Slack {
             out: columns.iter().zip(out).map(of_column).collect(),
             lse: sum_off.ln_1p().min(largest_error),
         }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use flashcore_problem::bulk::fill_normal;
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, E4M3_MAX, InputKind, Inputs, Layout, Problem, Tensor, reference, reference_rows};
+use flashcore_problem::{
+    DType, E4M3_MAX, InputKind, Inputs, Layout, Problem, ReferenceRow, Tensor, reference, reference_rows,
+};
 use rayon::prelude::*;
 
-use crate::defences::Expected;
 use crate::error::BenchError;
 
 /// Operations up to which every element of the answer is computed: some tenths of a second.
@@ -78,7 +79,7 @@ fn draw_dense(dtype: DType, layout: &Layout, scales: &[f32], seed: u64, stream: 
 /// Right answers by seed, every element or some rows of them.
 #[derive(Debug, Default)]
 pub struct Answers {
-    by_seed: BTreeMap<u64, Expected>,
+    by_seed: BTreeMap<u64, Vec<ReferenceRow>>,
 }
 
 impl Answers {
@@ -106,9 +107,8 @@ impl Answers {
     }
 
     /// The answer for a seed. For a seed that was not added it has no rows.
-    pub fn of(&self, seed: u64) -> &Expected {
-        static NOTHING: Expected = Expected::Rows(Vec::new());
-        self.by_seed.get(&seed).unwrap_or(&NOTHING)
+    pub fn of(&self, seed: u64) -> &[ReferenceRow] {
+        self.by_seed.get(&seed).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -117,10 +117,10 @@ fn is_small(problem: &Problem) -> bool {
     problem.flops() <= WHOLE_FLOPS
 }
 
-fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Expected, BenchError> {
+fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Vec<ReferenceRow>, BenchError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     if is_small(problem) {
-        return Ok(Expected::Whole(reference(problem, &q, &k, &v)?));
+        return Ok(reference(problem, &q, &k, &v)?);
     }
     let rows = sampled_rows(problem, seed);
     // One head per task: converting its keys to float64 is most of the work.
@@ -128,7 +128,7 @@ fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Expected, B
         .par_iter()
         .map(|rows| reference_rows(problem, &q, &k, &v, rows))
         .collect();
-    Ok(Expected::Rows(found?.concat()))
+    Ok(found?.concat())
 }
 
 /// Rows to compare, by head.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
+use flashcore_problem::{InputKind, Inputs, Problem, ReferenceRow, Tensor};
 
 use crate::answers::{Answers, draw};
 use crate::defences::{
-    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Inspection, Output, Rig, Run, Seen, inspect, inspect_again, look_once,
+    AFTERWARDS_SEED, INSPECTION_SEEDS, Inspection, Output, Rig, Run, Seen, inspect, inspect_again, look_once,
 };
 use crate::error::BenchError;
 use crate::measure::{Measurement, Observer, measure};
@@ -208,7 +208,7 @@ impl Rig for LocalRig<'_, '_> {
         self.bench.bed.problem()
     }
 
-    fn expected(&self, seed: u64) -> &Expected {
+    fn expected(&self, seed: u64) -> &[ReferenceRow] {
         self.drawn.answers.of(seed)
     }
 

@@ -3,10 +3,7 @@
 //! A candidate is inspected on a [`Rig`]: the device's buffers, its stream, and the candidate bound to them. Every rule has
 //! a [`Reason`], and the tests have a cheating candidate for every reason.
 
-use flashcore_problem::{
-    Comparison, POISON, Problem, Reference, ReferenceRow, Tensor, TensorView, Tolerance, compare, compare_lse,
-    compare_lse_rows, compare_rows,
-};
+use flashcore_problem::{Comparison, POISON, Problem, ReferenceRow, Tensor, TensorView, Tolerance};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +19,7 @@ pub trait Rig {
     fn problem(&self) -> &Problem;
 
     /// The right answer for the inputs of a seed.
-    fn expected(&self, seed: u64) -> &Expected;
+    fn expected(&self, seed: u64) -> &[ReferenceRow];
 
     /// Runs the candidate once, exactly as it is timed. `false` if it cannot be bound to that place, as is the case for
     /// functions of other libraries.
@@ -74,50 +71,18 @@ pub struct Seen {
 
 impl Seen {
     /// Looks at a whole output.
-    pub fn of(problem: &Problem, expected: &Expected, out: &Tensor) -> Result<Seen, Trouble> {
+    pub fn of(problem: &Problem, expected: &[ReferenceRow], out: &Tensor) -> Result<Seen, Trouble> {
         Ok(Seen {
             census: census(&out.view()),
-            comparison: expected.compare(problem, &out.view())?,
+            comparison: compare(problem, &out.view(), expected)?,
         })
     }
 }
 
-/// The right answer, whole or in some rows.
-#[derive(Clone, Debug)]
-pub enum Expected {
-    /// Every element.
-    Whole(Reference),
-    /// Some rows, where all would take too long.
-    Rows(Vec<ReferenceRow>),
-}
-
-impl Expected {
-    /// Compares an output with it.
-    pub fn compare(&self, problem: &Problem, out: &TensorView<'_>) -> Result<Comparison, Trouble> {
-        let tolerance = Tolerance::of(problem.dtype());
-        match self {
-            Expected::Whole(reference) => compare(problem, out, reference, tolerance),
-            Expected::Rows(rows) => compare_rows(problem, out, rows, tolerance),
-        }
+/// Compares an output with the right answer, in the rows that this has.
+pub fn compare(problem: &Problem, out: &TensorView<'_>, expected: &[ReferenceRow]) -> Result<Comparison, Trouble> {
+    flashcore_problem::compare(problem, out, expected, Tolerance::of(problem.dtype()))
         .map_err(|error| Trouble::new(error.to_string()))
-    }
-
-    /// Compares a log-sum-exp with it.
-    fn compare_lse(&self, problem: &Problem, lse: &[f32]) -> Result<Comparison, Trouble> {
-        let tolerance = Tolerance::of(problem.dtype());
-        match self {
-            Expected::Whole(reference) => compare_lse(problem, lse, reference, tolerance),
-            Expected::Rows(rows) => compare_lse_rows(problem, lse, rows, tolerance),
-        }
-        .map_err(|error| Trouble::new(error.to_string()))
-    }
-
-    fn is_zero(&self) -> bool {
-        match self {
-            Expected::Whole(reference) => reference.out.iter().all(|&x| x == 0.0),
-            Expected::Rows(rows) => rows.iter().all(|row| row.out.iter().all(|&x| x == 0.0)),
-        }
-    }
 }
 
 /// Seeds of the inputs of [`inspect`], in order.
@@ -341,7 +306,7 @@ fn judge(
             Reason::NotANumber,
             format!("{count} of {elements} elements are NaN; a NaN equals nothing"),
         )
-    } else if census.zeros == elements && !rig.expected(seed).is_zero() {
+    } else if census.zeros == elements && rig.expected(seed).iter().any(|row| row.out.iter().any(|&x| x != 0.0)) {
         (Reason::Zeros, format!("all {elements} elements are 0"))
     } else if is_answer_of(rig, place, what, stale) {
         (
@@ -374,7 +339,9 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
     let count = |is: fn(&f32) -> bool| lse.iter().filter(|value| is(value)).count();
     let unwritten = count(|value| value.to_ne_bytes() == [POISON; 4]);
     let nan = count(|value| value.is_nan());
-    let comparison = rig.expected(seed).compare_lse(rig.problem(), &lse)?;
+    let (problem, tolerance) = (rig.problem(), Tolerance::of(rig.problem().dtype()));
+    let comparison = flashcore_problem::compare_lse(problem, &lse, rig.expected(seed), tolerance)
+        .map_err(|error| Trouble::new(error.to_string()))?;
     let rows = lse.len();
     Ok(if unwritten > 0 {
         let detail = format!("the log-sum-exp of {unwritten} of {rows} rows was never written");

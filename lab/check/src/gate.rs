@@ -5,8 +5,7 @@ use flashcore_kernels::StopAfter;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
     Comparison, DType, GapWritten, Inputs, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse,
-    compare_lse_rows, compare_rows, compare_stage, gaps_untouched, reference, reference_probabilities, reference_rows,
-    reference_scores,
+    compare_stage, gaps_untouched, reference, reference_probabilities, reference_rows, reference_scores,
 };
 use serde::Serialize;
 
@@ -87,23 +86,17 @@ pub fn gate(
     let products_a_row = (problem.seq_len_kv() * (problem.head_dim() + problem.head_dim_v())) as u64;
     let affordable = (MAX_PRODUCTS / products_a_row).max(MIN_ROWS);
     let lse = lse.filter(|_| problem.return_lse());
-    let (rows, out_result, lse) = if all_rows as u64 <= affordable {
-        let want = reference(problem, &q, &k, &v)?;
-        let lse = lse.map(|lse| compare_lse(problem, lse, &want, tolerance)).transpose()?;
-        (all_rows, compare(problem, &out.view(), &want, tolerance)?, lse)
-    } else {
-        let want = reference_rows(problem, &q, &k, &v, &draw_rows(problem, affordable as usize, seed))?;
-        let lse = lse
-            .map(|lse| compare_lse_rows(problem, lse, &want, tolerance))
-            .transpose()?;
-        (want.len(), compare_rows(problem, &out.view(), &want, tolerance)?, lse)
+    let want = match all_rows as u64 <= affordable {
+        true => reference(problem, &q, &k, &v)?,
+        false => reference_rows(problem, &q, &k, &v, &draw_rows(problem, affordable as usize, seed))?,
     };
+    let lse = lse.map(|lse| compare_lse(problem, lse, &want, tolerance));
     Ok(Gate {
-        out: out_result,
-        lse,
+        out: compare(problem, &out.view(), &want, tolerance)?,
+        lse: lse.transpose()?,
         gaps: gaps_untouched(&out.view()).err(),
         tolerance,
-        rows,
+        rows: want.len(),
         all_rows,
     })
 }
@@ -165,12 +158,15 @@ mod tests {
     fn answer(problem: &Problem, inputs: &Inputs) -> (Tensor, Vec<f32>) {
         let want = reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
         let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        let [nb, ns, nh, nd] = problem.o_layout().shape;
-        let mut values = want.out.iter();
-        for (b, s, h, d) in (0..nb * ns * nh * nd).map(|i| (i / nd / nh / ns, i / nd / nh % ns, i / nd % nh, i % nd)) {
-            out.view_mut().set(b, s, h, d, *values.next().unwrap() as f32);
+        let mut lse = vec![0.0; problem.lse_len()];
+        for row in &want {
+            let [b, h, s] = row.index;
+            lse[(b * problem.num_heads() + h) * problem.seq_len_q() + s] = row.lse as f32;
+            for (d, &x) in row.out.iter().enumerate() {
+                out.view_mut().set(b, s, h, d, x as f32);
+            }
         }
-        (out, want.lse.iter().map(|&lse| lse as f32).collect())
+        (out, lse)
     }
 
     #[test]

@@ -10,7 +10,7 @@ use flashcore::{
     Attention, Comparison, DType, Device, InputKind, Inputs, KernelId, Mask, Problem, Tensor, Tolerance, reference_rows,
 };
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{POISON, ReferenceRow, compare_rows};
+use flashcore_problem::{POISON, ReferenceRow, compare};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
@@ -107,7 +107,7 @@ fn errors(
 ) -> Result<BTreeMap<String, Comparison>, Box<dyn Error>> {
     let inputs = Inputs::generate(problem, InputKind::Normal, 1);
     let want = wanted(problem, &inputs)?;
-    let compared = |out: &Tensor| compare_rows(problem, &out.view(), &want, Tolerance::of(problem.dtype()));
+    let compared = |out: &Tensor| compare(problem, &out.view(), &want, Tolerance::of(problem.dtype()));
     let mut found = BTreeMap::new();
     let attentions = match options.kernels.as_slice() {
         [] => vec![Attention::new(options.device.clone())],

@@ -1,11 +1,11 @@
 //! Inputs that no candidate has seen and their reference outputs, in a process that runs no
 //! candidate.
 
-use flashcore_bench::defences::{AFTERWARDS_SEED, Expected, INSPECTION_SEEDS};
+use flashcore_bench::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS};
 use flashcore_bench::{Answers, draw};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Comparison, InputKind, Problem, ProblemError, Reference, Tensor, Tolerance, compare, compare_lse, reference,
+    Comparison, InputKind, Problem, ProblemError, ReferenceRow, Tensor, Tolerance, compare, compare_lse, reference,
 };
 use rayon::prelude::*;
 
@@ -32,7 +32,7 @@ pub(crate) struct Adversary {
     pub(crate) problem: Problem,
     pub(crate) kind: InputKind,
     pub(crate) seed: u64,
-    reference: Reference,
+    reference: Vec<ReferenceRow>,
 }
 
 impl Judge {
@@ -120,7 +120,7 @@ impl Judge {
     }
 
     /// The reference output for a seed of [`seed`](Judge::seed).
-    pub(crate) fn expected(&self, seed: u64) -> &Expected {
+    pub(crate) fn expected(&self, seed: u64) -> &[ReferenceRow] {
         self.answers.of(seed)
     }
 }

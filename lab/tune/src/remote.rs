@@ -3,9 +3,9 @@
 
 use std::path::PathBuf;
 
-use flashcore_bench::defences::{Census, Expected, Output, Rig, Run, Seen};
+use flashcore_bench::defences::{Census, Output, Rig, Run, Seen, compare};
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
-use flashcore_problem::{InputKind, Problem, Tensor};
+use flashcore_problem::{InputKind, Problem, ReferenceRow, Tensor};
 
 use crate::error::TuneError;
 use crate::judge::Judge;
@@ -153,7 +153,7 @@ impl Rig for RemoteRig<'_> {
         self.judge.problem()
     }
 
-    fn expected(&self, seed: u64) -> &Expected {
+    fn expected(&self, seed: u64) -> &[ReferenceRow] {
         self.judge.expected(self.judge.seed(seed, self.number))
     }
 
@@ -173,7 +173,7 @@ impl Rig for RemoteRig<'_> {
             Output::Final => What::Output,
             Output::Snapshot => What::Snapshot,
         };
-        let Expected::Rows(rows) = expected else {
+        if expected.len() == problem.lse_len() {
             let bytes = self.remote.bytes(place, what);
             let bytes = self.kept(bytes)?;
             let mut out = self.poisoned();
@@ -182,13 +182,13 @@ impl Rig for RemoteRig<'_> {
             }
             out.bytes_mut().copy_from_slice(&bytes);
             return Seen::of(problem, expected, &out);
-        };
-        let rows: Vec<[usize; 3]> = rows.iter().map(|row| row.index).collect();
+        }
+        let rows: Vec<[usize; 3]> = expected.iter().map(|row| row.index).collect();
         let found = self.remote.rows(place, what, rows.clone());
         let (census, bytes) = self.kept(found)?;
         let mut canvas = self.remote.canvas.take().unwrap_or_else(|| self.poisoned());
         put_rows(&mut canvas, &rows, &bytes)?;
-        let comparison = expected.compare(problem, &canvas.view());
+        let comparison = compare(problem, &canvas.view(), expected);
         self.remote.canvas = Some(canvas);
         Ok(Seen {
             census,

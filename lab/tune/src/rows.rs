@@ -4,8 +4,7 @@
 
 use flashcore_bench::draw;
 use flashcore_problem::{
-    Comparison, InputKind, POISON, Problem, ProblemError, Tensor, Tolerance, compare_lse_rows, compare_rows,
-    reference_rows,
+    Comparison, InputKind, POISON, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse, reference_rows,
 };
 use rayon::prelude::*;
 
@@ -78,9 +77,9 @@ pub(crate) fn arbitrate(
     let tolerance = Tolerance::of(problem.dtype());
     let judge = |&row: &Row| -> Result<Option<(Row, Comparison)>, ProblemError> {
         let right = reference_rows(problem, &q, &k, &v, &[row])?;
-        let mut found = compare_rows(problem, &out.view(), &right, tolerance)?;
+        let mut found = compare(problem, &out.view(), &right, tolerance)?;
         if found.passed && problem.return_lse() {
-            found = compare_lse_rows(problem, &lse, &right, tolerance)?;
+            found = compare_lse(problem, &lse, &right, tolerance)?;
         }
         Ok((!found.passed).then_some((row, found)))
     };

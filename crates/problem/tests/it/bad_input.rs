@@ -2,9 +2,9 @@
 
 use flashcore_problem::{
     DType, InputKind, Inputs, Layout, MAX_SOFTMAX_SCALE, Mask, Problem, ProblemBuilder, Tensor, TensorView,
-    TensorViewMut, VarLen, compare, reference, reference_rows,
+    TensorViewMut, VarLen, compare, compare_lse, reference, reference_rows,
 };
-use flashcore_problem::{ProblemError, Reference, Slack, Tolerance};
+use flashcore_problem::{ProblemError, ReferenceRow, Slack, Tolerance};
 
 fn refusal(builder: ProblemBuilder) -> String {
     builder.build().unwrap_err().to_string()
@@ -271,14 +271,31 @@ fn reference_errors() {
 fn comparison_errors() {
     let problem = Problem::builder().seq_len(8).build().unwrap();
     let tolerance = Tolerance::of(DType::F16);
-    let short = Reference {
-        out: vec![0.0; 3],
-        lse: vec![],
-        slack: Slack::none(&problem),
+    let slack = Slack {
+        out: vec![0.0; 64],
+        lse: 0.0,
     };
+    let right = ReferenceRow {
+        index: [0, 0, 7],
+        out: vec![0.0; 64],
+        lse: 0.0,
+        slack,
+    };
+    let mut short = [right.clone()];
+    short[0].out.truncate(3);
+    let mut beyond = [right];
+    beyond[0].index[2] = 8;
     let out = Tensor::poisoned(DType::F16, *problem.o_layout());
     assert!(matches!(
         compare(&problem, &out.view(), &short, tolerance),
+        Err(ProblemError::Shape { .. })
+    ));
+    assert!(matches!(
+        compare(&problem, &out.view(), &beyond, tolerance),
+        Err(ProblemError::Shape { .. })
+    ));
+    assert!(matches!(
+        compare_lse(&problem, &[0.0; 8], &beyond, tolerance),
         Err(ProblemError::Shape { .. })
     ));
     let wrong = Tensor::poisoned(DType::BF16, *problem.o_layout());

@@ -1,30 +1,32 @@
 //! Tests of the reference and of the comparison.
 
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, Reference, Tensor, Tolerance, VarLen,
-    compare, compare_lse, compare_rows, gaps_untouched, random_problem, reference, reference_probabilities,
-    reference_rows, reference_scores,
+    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, ReferenceRow, Tensor, Tolerance, VarLen,
+    compare, compare_lse, gaps_untouched, random_problem, reference, reference_probabilities, reference_rows,
+    reference_scores,
 };
 
-fn answer(problem: &Problem, inputs: &Inputs) -> Reference {
+fn answer(problem: &Problem, inputs: &Inputs) -> Vec<ReferenceRow> {
     reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap()
 }
 
 /// The reference rounded to the output dtype.
-fn written(problem: &Problem, want: &Reference) -> Tensor {
+fn written(problem: &Problem, want: &[ReferenceRow]) -> Tensor {
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    let [nb, ns, nh, nd] = problem.o_layout().shape;
-    let mut want = want.out.iter();
-    for b in 0..nb {
-        for s in 0..ns {
-            for h in 0..nh {
-                for d in 0..nd {
-                    out.view_mut().set(b, s, h, d, *want.next().unwrap() as f32);
-                }
-            }
+    for row in want {
+        let [b, h, s] = row.index;
+        for (d, &x) in row.out.iter().enumerate() {
+            out.view_mut().set(b, s, h, d, x as f32);
         }
     }
     out
+}
+
+/// The log-sum-exp of every row, `[batch, num_heads, seq_len_q]`.
+fn lse_of(want: &[ReferenceRow]) -> Vec<f32> {
+    let mut rows: Vec<&ReferenceRow> = want.iter().collect();
+    rows.sort_by_key(|row| row.index);
+    rows.iter().map(|row| row.lse as f32).collect()
 }
 
 /// Attention by definition, sharing no code with the reference.
@@ -64,19 +66,18 @@ fn reference_equals_the_definition() {
         let p = random_problem(seed, &limits).unwrap();
         let inputs = Inputs::generate(&p, InputKind::Normal, seed);
         let all = answer(&p, &inputs);
-        let mut index = 0;
-        for b in 0..p.batch() {
-            for row in 0..p.seq_len_q() {
-                for h in 0..p.num_heads() {
-                    let (out, lse) = by_definition(&p, &inputs, [b, h, row]);
-                    for want in out {
-                        assert!((all.out[index] - want).abs() < 1e-12, "{p} at {b} {row} {h}");
-                        index += 1;
-                    }
-                    let got = all.lse[(b * p.num_heads() + h) * p.seq_len_q() + row];
-                    assert!(got == lse || (got - lse).abs() < 1e-12, "{p} at {b} {row} {h}");
-                }
+        assert_eq!(all.len(), p.lse_len());
+        for got in all {
+            let (out, lse) = by_definition(&p, &inputs, got.index);
+            assert_eq!(got.out.len(), out.len());
+            for (got_element, want) in got.out.iter().zip(out) {
+                assert!((got_element - want).abs() < 1e-12, "{p} at {:?}", got.index);
             }
+            assert!(
+                got.lse == lse || (got.lse - lse).abs() < 1e-12,
+                "{p} at {:?}",
+                got.index
+            );
         }
     }
 }
@@ -93,21 +94,15 @@ fn reference_rows_equal_the_full_reference() {
     for (row, asked) in rows.iter().zip(asked) {
         assert_eq!(row.index, asked);
         let [b, h, s] = asked;
-        let at = ((b * p.seq_len_q() + s) * p.num_heads() + h) * p.head_dim_v();
-        assert_eq!(row.out, all.out[at..at + p.head_dim_v()]);
-        assert_eq!(row.lse, all.lse[(b * p.num_heads() + h) * p.seq_len_q() + s]);
+        assert_eq!(*row, all[(b * p.seq_len_q() + s) * p.num_heads() + h]);
     }
     let out = written(&p, &all);
     assert!(
-        compare_rows(&p, &out.view(), &rows, Tolerance::of(p.dtype()))
+        compare(&p, &out.view(), &rows, Tolerance::of(p.dtype()))
             .unwrap()
             .passed
     );
-    assert!(
-        !compare_rows(&p, &out.view(), &[], Tolerance::of(p.dtype()))
-            .unwrap()
-            .passed
-    );
+    assert!(!compare(&p, &out.view(), &[], Tolerance::of(p.dtype())).unwrap().passed);
 }
 
 #[test]
@@ -134,14 +129,14 @@ fn scores_and_probabilities_match_the_reference() {
                 .map(|s| s.exp())
                 .sum::<f64>()
                 .ln();
-            assert!((lse - all.lse[h * 9 + row]).abs() < 1e-12);
+            assert!((lse - all[row * 4 + h].lse).abs() < 1e-12);
             let row_of_p = &probabilities[at..at + 12];
             assert!((row_of_p.iter().sum::<f64>() - 1.0).abs() < 1e-12);
             assert!((0..12).all(|key| visible.contains(&key) || row_of_p[key] == 0.0));
             let first: f64 = (0..12)
                 .map(|key| row_of_p[key] * f64::from(v.get(0, key, h / 2, 0)))
                 .sum();
-            assert!((first - all.out[(row * 4 + h) * 64]).abs() < 1e-12);
+            assert!((first - all[row * 4 + h].out[0]).abs() < 1e-12);
         }
     }
 }
@@ -171,7 +166,9 @@ fn packed_sequences_equal_separate_problems() {
             v: slice(&inputs.v, alone.v_layout(), kv_start),
         };
         let want = answer(&alone, &part);
-        assert_eq!(all.out[q_start * 2 * 64..q_end * 2 * 64], want.out);
+        for (got, want) in all[q_start * 2..q_end * 2].iter().zip(&want) {
+            assert_eq!((&got.out, got.lse), (&want.out, want.lse));
+        }
     }
 }
 
@@ -186,9 +183,10 @@ fn fully_masked_rows_are_zero() {
         .unwrap();
     let inputs = Inputs::generate(&p, InputKind::Normal, 1);
     let all = answer(&p, &inputs);
-    assert!(all.out[..3 * 64].iter().all(|&o| o == 0.0));
-    assert_eq!(all.lse[..3], [f64::NEG_INFINITY; 3]);
-    let lse: Vec<f32> = all.lse.iter().map(|&x| x as f32).collect();
+    for row in &all[..3] {
+        assert_eq!((&row.out, row.lse), (&vec![0.0; 64], f64::NEG_INFINITY));
+    }
+    let lse = lse_of(&all);
     assert!(compare_lse(&p, &lse, &all, Tolerance::of(DType::F32)).unwrap().passed);
     let zero = vec![0.0; 5];
     let found = compare_lse(&p, &zero, &all, Tolerance::of(DType::F32)).unwrap();
@@ -208,7 +206,8 @@ fn outputs_of_every_input_kind_fit_in_the_output_dtype() {
                 .unwrap();
             let inputs = Inputs::generate(&p, kind, 4);
             let all = answer(&p, &inputs);
-            assert!(all.out.iter().chain(&all.lse).all(|x| x.is_finite()), "{dtype} {kind}");
+            let finite = |row: &ReferenceRow| row.lse.is_finite() && row.out.iter().all(|x| x.is_finite());
+            assert!(all.iter().all(finite), "{dtype} {kind}");
             let found = compare(&p, &written(&p, &all).view(), &all, Tolerance::of(dtype)).unwrap();
             assert!(found.passed, "{dtype} {kind}: {found}");
         }
@@ -319,7 +318,7 @@ fn comparison_counts_failures() {
     );
     // A NaN reference value fails for every output, including NaN.
     let mut broken = want.clone();
-    broken.out[5] = f64::NAN;
+    broken[0].out[5] = f64::NAN;
     assert!(
         !compare(&p, &written(&p, &broken).view(), &broken, tolerance)
             .unwrap()

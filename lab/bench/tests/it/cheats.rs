@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use flashcore_bench::bed::{Bed, Drawn, Moment, Workbench};
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch};
 use flashcore_bench::defences::{
-    AFTERWARDS_SEED, Expected, INSPECTION_SEEDS, Output, Reason, Rig, Run, Seen, inspect, inspect_again, judge_cold,
-    look_once, time_cold,
+    AFTERWARDS_SEED, INSPECTION_SEEDS, Output, Reason, Rig, Run, Seen, inspect, inspect_again, judge_cold, look_once,
+    time_cold,
 };
 use flashcore_bench::planted::{Conduct, CpuPlanted, InFinals};
 use flashcore_bench::{Subject, SubjectInfo, Trouble};
 use flashcore_cpu::attention;
-use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor, reference};
+use flashcore_problem::{InputKind, Inputs, POISON, Problem, ReferenceRow, Tensor, reference};
 
 use super::simulate::{Noise, SimulatedGpu, SimulatedSubject};
 
@@ -19,7 +19,7 @@ use super::simulate::{Noise, SimulatedGpu, SimulatedSubject};
 struct FakeRig {
     problem: Problem,
     inputs: HashMap<u64, Inputs>,
-    expected: HashMap<u64, Expected>,
+    expected: HashMap<u64, Vec<ReferenceRow>>,
     loaded: [u64; 2],
     out: [Tensor; 2],
     lse: [Vec<f32>; 2],
@@ -39,7 +39,7 @@ impl FakeRig {
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let drawn = Inputs::generate(&problem, InputKind::Normal, seed);
             let want = reference(&problem, &drawn.q.view(), &drawn.k.view(), &drawn.v.view()).unwrap();
-            expected.insert(seed, Expected::Whole(want));
+            expected.insert(seed, want);
             inputs.insert(seed, drawn);
         }
         let blank = || Tensor::filled(problem.out_dtype(), *problem.o_layout(), 0x11);
@@ -79,7 +79,7 @@ impl Rig for FakeRig {
         &self.problem
     }
 
-    fn expected(&self, seed: u64) -> &Expected {
+    fn expected(&self, seed: u64) -> &[ReferenceRow] {
         &self.expected[&seed]
     }
 
