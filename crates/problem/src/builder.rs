@@ -206,6 +206,15 @@ impl ProblemBuilder {
     }
 }
 
+/// Refuses a value of a field.
+fn refuse<T>(field: &'static str, given: impl ToString, allowed: &'static str) -> Result<T, ProblemError> {
+    Err(ProblemError::Value {
+        field,
+        given: given.to_string(),
+        allowed,
+    })
+}
+
 fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
     let sizes = [
         ("batch", problem.batch),
@@ -217,11 +226,13 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
         ("head_dim_v", problem.head_dim_v),
     ];
     if let Some(&(field, _)) = sizes.iter().find(|s| s.1 == 0) {
-        return Err(ProblemError::ZeroSize { field });
+        return refuse(field, 0, "it must be at least 1");
     }
     for (field, given) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
         if given % 8 != 0 || given > 256 {
-            return Err(ProblemError::HeadDim { field, given });
+            let allowed = "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next \
+                           multiple of 8)";
+            return refuse(field, given, allowed);
         }
     }
     if !problem.num_heads.is_multiple_of(problem.num_kv_heads) {
@@ -239,28 +250,18 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
 fn check_values(problem: &Problem) -> Result<(), ProblemError> {
     let scale = problem.softmax_scale;
     if !(scale > 0.0 && scale <= MAX_SOFTMAX_SCALE) {
-        return Err(ProblemError::Value {
-            field: "softmax_scale",
-            given: scale.to_string(),
-            allowed: "it must be finite, above 0 and at most 1e5, the largest that is tested",
-        });
+        let allowed = "it must be finite, above 0 and at most 1e5, the largest that is tested";
+        return refuse("softmax_scale", scale, allowed);
     }
     if let Some(cap) = problem.softcap
         && !SOFTCAPS.contains(&cap)
     {
-        return Err(ProblemError::Value {
-            field: "softcap",
-            given: cap.to_string(),
-            allowed: "it must be finite, from 1e-5 to 1e3 (leave it out for no cap)",
-        });
+        let allowed = "it must be finite, from 1e-5 to 1e3 (leave it out for no cap)";
+        return refuse("softcap", cap, allowed);
     }
     for (field, given) in [("q_offset", problem.q_offset), ("kv_offset", problem.kv_offset)] {
         if given.unsigned_abs() as usize > MAX_SEQ_LEN {
-            return Err(ProblemError::Value {
-                field,
-                given: given.to_string(),
-                allowed: "it must lie within ±2^28",
-            });
+            return refuse(field, given, "it must lie within ±2^28");
         }
     }
     Ok(())
@@ -273,11 +274,7 @@ fn check_var_len(problem: &Problem) -> Result<(), ProblemError> {
     let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
     let bad = |field, why| Err(ProblemError::VarLen { field, why });
     if problem.batch != 1 {
-        return Err(ProblemError::Value {
-            field: "batch",
-            given: problem.batch.to_string(),
-            allowed: "it must be 1 for packed sequences",
-        });
+        return refuse("batch", problem.batch, "it must be 1 for packed sequences");
     }
     for (field, starts, rows) in [
         ("cu_seqlens_q", q, problem.seq_len_q),

@@ -2,28 +2,13 @@
 
 use thiserror::Error;
 
+use crate::Layout;
+
 /// Why a problem or tensor was refused. Messages say what was given, what is allowed, and what to
 /// do.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProblemError {
-    /// A size that must be at least one is zero.
-    #[error("{field} is 0; it must be at least 1")]
-    ZeroSize {
-        /// The field's name.
-        field: &'static str,
-    },
-    /// An unsupported head dimension.
-    #[error(
-        "{field} is {given}; allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next \
-         multiple of 8)"
-    )]
-    HeadDim {
-        /// `head_dim` or `head_dim_v`.
-        field: &'static str,
-        /// The value given.
-        given: usize,
-    },
     /// The number of query heads is not a multiple of the number of K/V heads.
     #[error(
         "{num_heads} query heads are not a multiple of {num_kv_heads} K/V heads; each K/V head must serve the same \
@@ -45,7 +30,7 @@ pub enum ProblemError {
         /// The largest allowed value.
         limit: u128,
     },
-    /// An invalid scale, soft cap or offset.
+    /// An invalid size, scale, soft cap or offset.
     #[error("{field} is {given}; {allowed}")]
     Value {
         /// The field's name.
@@ -83,73 +68,13 @@ pub enum ProblemError {
         /// The expected dtype.
         expected: crate::DType,
     },
-    /// Scales are missing, or their number does not match the batch and K/V heads.
-    #[error(
-        "{tensor} has {given} scales; its {batch} batches and {heads} K/V heads need {} of them, f32 [batch, kv_heads] \
-         (`with_scales`)", batch * heads
-    )]
-    Scales {
+    /// Invalid strides, scales, or an invalid buffer.
+    #[error("{message}")]
+    Tensor {
         /// Which tensor.
         tensor: &'static str,
-        /// Number of scales given.
-        given: usize,
-        /// Batch size.
-        batch: usize,
-        /// Number of K/V heads.
-        heads: usize,
-    },
-    /// A scale that is not positive and finite.
-    #[error("scale {index} of {tensor} is {given}; scales are finite and above 0 (1 for a head that is all zeros)")]
-    ScaleValue {
-        /// Which tensor.
-        tensor: &'static str,
-        /// Flat index in `[batch, kv_heads]`.
-        index: usize,
-        /// The scale as text.
-        given: String,
-    },
-    /// The last dimension is not contiguous.
-    #[error(
-        "{tensor} has stride {given} along head_dim; it must be 1 (make the last dimension contiguous, e.g. \
-         `.contiguous()` in PyTorch)"
-    )]
-    LastDimStride {
-        /// Which tensor.
-        tensor: &'static str,
-        /// The stride given, in elements.
-        given: i64,
-    },
-    /// A negative stride, or two elements of an output at one address.
-    #[error("{tensor} has strides {strides:?} for shape {shape:?}: {why}")]
-    Strides {
-        /// Which tensor.
-        tensor: &'static str,
-        /// Shape.
-        shape: Vec<usize>,
-        /// Strides in elements.
-        strides: Vec<i64>,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// A buffer is shorter than the span of its layout.
-    #[error("{tensor} needs {needed} bytes for its shape and strides; the buffer has {given}")]
-    BufferTooSmall {
-        /// Which tensor.
-        tensor: &'static str,
-        /// Bytes the layout needs.
-        needed: usize,
-        /// Bytes given.
-        given: usize,
-    },
-    /// A buffer is not aligned to its elements.
-    #[error("{tensor}'s data is not aligned to its {dtype} elements ({needed} bytes)")]
-    Misaligned {
-        /// Which tensor.
-        tensor: &'static str,
-        /// The element type.
-        dtype: crate::DType,
-        /// Required alignment in bytes.
-        needed: usize,
+        /// What is wrong with it, and what is allowed.
+        message: String,
     },
     /// An unknown problem name.
     #[error("no problem is named `{given}`; known names: {known}")]
@@ -159,6 +84,25 @@ pub enum ProblemError {
         /// The known names, comma-separated.
         known: String,
     },
+}
+
+impl ProblemError {
+    /// The number of scales does not match batch and K/V heads.
+    pub(crate) fn scales(tensor: &'static str, given: usize, batch: usize, heads: usize) -> ProblemError {
+        let needed = batch * heads;
+        let message = format!(
+            "{tensor} has {given} scales; its {batch} batches and {heads} K/V heads need {needed} of them, f32 [batch, \
+             kv_heads] (`with_scales`)"
+        );
+        ProblemError::Tensor { tensor, message }
+    }
+
+    /// The strides of a layout are not supported.
+    pub(crate) fn strides(tensor: &'static str, layout: &Layout, why: &str) -> ProblemError {
+        let Layout { shape, strides } = layout;
+        let message = format!("{tensor} has strides {strides:?} for shape {shape:?}: {why}");
+        ProblemError::Tensor { tensor, message }
+    }
 }
 
 /// The order of the dimensions, for tensors that have four.

@@ -66,23 +66,19 @@ impl Layout {
     /// span of at most 2^31 elements.
     ///
     /// # Errors
-    /// [`ProblemError::LastDimStride`], [`ProblemError::Strides`] or [`ProblemError::TooLarge`],
-    /// naming `tensor`.
+    /// [`ProblemError::Tensor`] or [`ProblemError::TooLarge`], naming `tensor`.
     pub fn check(&self, tensor: &'static str) -> Result<(), ProblemError> {
-        let bad = |why| ProblemError::Strides {
-            tensor,
-            shape: self.shape.to_vec(),
-            strides: self.strides.to_vec(),
-            why,
-        };
         if self.strides[3] != 1 {
-            return Err(ProblemError::LastDimStride {
-                tensor,
-                given: self.strides[3],
-            });
+            let message = format!(
+                "{tensor} has stride {} along head_dim; it must be 1 (make the last dimension contiguous, e.g. \
+                 `.contiguous()` in PyTorch)",
+                self.strides[3]
+            );
+            return Err(ProblemError::Tensor { tensor, message });
         }
         if self.strides.iter().any(|&s| s < 0) {
-            return Err(bad("a negative stride is not supported; copy the tensor first"));
+            let why = "a negative stride is not supported; copy the tensor first";
+            return Err(ProblemError::strides(tensor, self, why));
         }
         let span: u128 = self
             .shape
@@ -103,7 +99,7 @@ impl Layout {
     /// Checks that no two elements share an address, as required for outputs.
     ///
     /// # Errors
-    /// [`ProblemError::Strides`] naming `tensor`.
+    /// [`ProblemError::Tensor`] naming `tensor`.
     pub fn check_injective(&self, tensor: &'static str) -> Result<(), ProblemError> {
         // In order of stride, each dimension must step over the span of all smaller ones. This is
         // sufficient, and necessary for all layouts made by slicing and permuting.
@@ -118,12 +114,8 @@ impl Layout {
         let mut reach: i128 = 0;
         for (stride, size) in dims {
             if i128::from(stride) <= reach {
-                return Err(ProblemError::Strides {
-                    tensor,
-                    shape: self.shape.to_vec(),
-                    strides: self.strides.to_vec(),
-                    why: "elements overlap; those of an output must not",
-                });
+                let why = "elements overlap; those of an output must not";
+                return Err(ProblemError::strides(tensor, self, why));
             }
             reach = reach.saturating_add(i128::from(stride) * (size as i128 - 1));
         }

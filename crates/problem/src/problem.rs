@@ -254,12 +254,7 @@ impl Problem {
         for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
             let given = view.scales().map_or(0, <[f32]>::len);
             if given != self.num_scales() {
-                return Err(ProblemError::Scales {
-                    tensor,
-                    given,
-                    batch: self.batch,
-                    heads: self.num_kv_heads,
-                });
+                return Err(ProblemError::scales(tensor, given, self.batch, self.num_kv_heads));
             }
         }
         Ok(())
@@ -322,12 +317,8 @@ fn check_tensor(
         });
     }
     if given.strides != layout.strides {
-        return Err(ProblemError::Strides {
-            tensor,
-            shape: given.shape.to_vec(),
-            strides: given.strides.to_vec(),
-            why: "the problem has other strides; build it from the layouts of the tensors",
-        });
+        let why = "the problem has other strides; build it from the layouts of the tensors";
+        return Err(ProblemError::strides(tensor, given, why));
     }
     Ok(())
 }

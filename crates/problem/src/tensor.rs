@@ -262,7 +262,7 @@ impl<'a> TensorViewMut<'a> {
     /// As [`TensorView::new`]; elements must not overlap.
     ///
     /// # Errors
-    /// As [`TensorView::new`], and [`ProblemError::Strides`] if elements overlap.
+    /// As [`TensorView::new`], and [`ProblemError::Tensor`] if elements overlap.
     pub fn new(
         tensor: &'static str,
         dtype: DType,
@@ -311,22 +311,16 @@ impl<'a> TensorViewMut<'a> {
 
 fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8]) -> Result<(), ProblemError> {
     layout.check(tensor)?;
-    let needed = layout.span() * dtype.size_bytes();
-    if bytes.len() < needed {
-        return Err(ProblemError::BufferTooSmall {
-            tensor,
-            needed,
-            given: bytes.len(),
-        });
-    }
-    if !(bytes.as_ptr() as usize).is_multiple_of(dtype.size_bytes()) {
-        return Err(ProblemError::Misaligned {
-            tensor,
-            dtype,
-            needed: dtype.size_bytes(),
-        });
-    }
-    Ok(())
+    let (size, given) = (dtype.size_bytes(), bytes.len());
+    let needed = layout.span() * size;
+    let message = if given < needed {
+        format!("{tensor} needs {needed} bytes for its shape and strides; the buffer has {given}")
+    } else if !(bytes.as_ptr() as usize).is_multiple_of(size) {
+        format!("{tensor}'s data is not aligned to its {dtype} elements ({size} bytes)")
+    } else {
+        return Ok(());
+    };
+    Err(ProblemError::Tensor { tensor, message })
 }
 
 /// Index in `[batch, scale_heads]` of the scale of head `h` of `heads`.
@@ -345,19 +339,16 @@ fn check_scales(tensor: &'static str, dtype: DType, layout: &Layout, scales: &[f
     let [batch, _, heads, _] = layout.shape;
     let a_batch = scales.len().checked_div(batch).unwrap_or(0);
     if a_batch == 0 || !scales.len().is_multiple_of(batch) || !heads.is_multiple_of(a_batch) {
-        return Err(ProblemError::Scales {
-            tensor,
-            given: scales.len(),
-            batch,
-            heads,
-        });
+        return Err(ProblemError::scales(tensor, scales.len(), batch, heads));
     }
     match scales.iter().position(|scale| !(scale.is_finite() && *scale > 0.0)) {
         None => Ok(()),
-        Some(index) => Err(ProblemError::ScaleValue {
+        Some(index) => Err(ProblemError::Tensor {
             tensor,
-            index,
-            given: scales[index].to_string(),
+            message: format!(
+                "scale {index} of {tensor} is {}; scales are finite and above 0 (1 for a head that is all zeros)",
+                scales[index]
+            ),
         }),
     }
 }

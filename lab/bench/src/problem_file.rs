@@ -170,7 +170,6 @@ impl Wrong {
     /// largest of them: the first of `sizes`.
     fn of_problem(error: &ProblemError, sizes: Vec<&'static str>, name: Option<&str>) -> Wrong {
         let field = match error {
-            ProblemError::ZeroSize { field } | ProblemError::HeadDim { field, .. } => field,
             ProblemError::Value { field, .. } => field,
             ProblemError::HeadGroups { .. } => "kv_heads",
             ProblemError::TooLarge { what, .. } => what.as_str(),

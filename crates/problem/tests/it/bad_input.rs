@@ -245,7 +245,7 @@ fn short_and_misaligned_buffers() {
     let mut words = words;
     assert!(TensorView::new("q", DType::F16, overlapping, bytemuck::cast_slice(&words)).is_ok());
     let refused = TensorViewMut::new("out", DType::F16, overlapping, bytemuck::cast_slice_mut(&mut words));
-    assert!(matches!(refused, Err(ProblemError::Strides { tensor: "out", .. })));
+    assert!(matches!(refused, Err(ProblemError::Tensor { tensor: "out", .. })));
 }
 
 #[test]
