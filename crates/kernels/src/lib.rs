@@ -1,4 +1,4 @@
-//! The attention families, one file each.
+//! The attention families, one folder each; what they share is in [`attention`].
 //!
 //! A [`Config`] is one choice of a family's levers. For a problem and a target it either refuses,
 //! saying why and what would help ([`Refusal`]), or gives a [`Plan`]: a kernel and everything it
