@@ -8,8 +8,8 @@ use std::error::Error;
 
 use flashcore::{Device, DeviceBuffer, Stream};
 use flashcore_cuda::{Function, ModuleOptions};
-use flashcore_ir::{Arg, BufferSpec, BuildErrors, Cache, Kernel, Launch};
-use flashcore_sim::{SimOptions, simulate};
+use flashcore_ir::{Arg, BuildErrors, Cache, Kernel};
+use flashcore_sim::{Case, SimOptions};
 
 const WARPS: u32 = 4;
 const COLS: u32 = 1024;
@@ -52,45 +52,18 @@ fn row_softmax() -> Result<Kernel, BuildErrors> {
 fn main() -> Result<(), Box<dyn Error>> {
     let rows = 10u32;
     let input: Vec<f32> = (0..rows * COLS).map(|i| (i as f32 * 0.7).sin() * 8.0).collect();
-    let bytes = u64::from(4 * rows * COLS);
-    let kernel = row_softmax()?;
-    let launch = Launch {
-        grid: [rows.div_ceil(WARPS), 1, 1],
-        block: [kernel.threads(), 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: kernel.ledger().total_bytes(),
-        buffers: vec![
-            BufferSpec {
-                name: "input",
-                bytes,
-                written: false,
-                align: 16,
-            },
-            BufferSpec {
-                name: "output",
-                bytes,
-                written: true,
-                align: 16,
-            },
-        ],
-        args: vec![
-            Arg::Buffer {
-                slot: 0,
-                byte_offset: 0,
-            },
-            Arg::Buffer {
-                slot: 1,
-                byte_offset: 0,
-            },
-            Arg::U32(rows),
-        ],
-    };
+    let input_bytes = bytemuck::cast_slice(&input).to_vec();
+    let bytes = input_bytes.len();
+    let mut case = Case::new(row_softmax()?)
+        .input("input", input_bytes)
+        .output("output", bytes);
+    case.launch.grid = [rows.div_ceil(WARPS), 1, 1];
+    case.launch.args.push(Arg::U32(rows));
 
     // Checked on any machine: every access in bounds, nothing read before it is written, no race.
-    let mut buffers = [bytemuck::cast_slice(&input).to_vec(), vec![0xff; bytes as usize]];
-    let report = simulate(&kernel, &launch, &mut buffers, &SimOptions::default())?;
+    let report = case.simulate(&SimOptions::default())?;
     report.findings.iter().for_each(|finding| println!("{finding}"));
-    let simulated: &[f32] = bytemuck::cast_slice(&buffers[1]);
+    let simulated: &[f32] = bytemuck::cast_slice(&case.buffers[1]);
     println!(
         "simulator: {} findings, worst error {:.1e}",
         report.findings.len(),
@@ -107,8 +80,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let stream = Stream::new(&context)?;
             let device_input = DeviceBuffer::from_host(&stream, &input)?;
             let output = DeviceBuffer::from_host(&stream, &vec![f32::NAN; input.len()])?;
-            let function = Function::load(&context, &kernel, &ModuleOptions::default())?;
-            function.run(&stream, &launch, &[device_input.as_slice(), output.as_slice()])?;
+            let function = Function::load(&context, &case.kernel, &ModuleOptions::default())?;
+            function.run(&stream, &case.launch, &[device_input.as_slice(), output.as_slice()])?;
             let output = output.to_vec::<f32>(&stream)?;
             println!(
                 "{}: worst error {:.1e}",
@@ -129,11 +102,6 @@ fn worst_error(input: &[f32], output: &[f32]) -> f64 {
             .zip(y)
             .map(move |(&x, &y)| (f64::from(y) - f64::from(x).exp() / sum).abs())
     })
-    .fold(0.0, |worst: f64, error| {
-        if error.is_nan() {
-            f64::INFINITY
-        } else {
-            worst.max(error)
-        }
-    })
+    .max_by(f64::total_cmp)
+    .unwrap_or(0.0)
 }

@@ -20,6 +20,7 @@ mod atomic;
 mod barrier;
 mod bulk;
 mod bulk_bytes;
+mod case;
 mod clock;
 mod cluster;
 mod cold;
@@ -60,6 +61,7 @@ mod traffic;
 mod warp;
 mod written;
 
+pub use case::Case;
 pub use error::SimError;
 pub use finding::{Actor, Finding, FindingKind, Line, Other};
 pub use log::{Access, Log, Turn};

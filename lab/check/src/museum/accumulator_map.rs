@@ -3,10 +3,10 @@
 use flashcore_ir::{BuildErrors, Cache, Kernel};
 use half::f16;
 
-use super::scene::Scene;
+use flashcore_sim::Case;
 
 /// `C = A · Bᵀ` of 16 × 16 by 8 × 16 by one warp.
-pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
+pub(crate) fn case(mended: bool) -> Result<Case, BuildErrors> {
     let kernel = Kernel::build("lane_blind", 32, |k| {
         let (a, b) = (k.param_ptr::<f16>("a"), k.param_ptr::<f16>("b"));
         let c = k.param_ptr_mut::<f32>("c");
@@ -32,8 +32,8 @@ pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
         let value = |i: u32| f16::from_f32((i % 7) as f32).to_le_bytes();
         (0..count).flat_map(value).collect()
     };
-    Ok(Scene::new(kernel)
+    Ok(Case::new(kernel)
         .input("a", halves(16 * 16))
         .input("b", halves(8 * 16))
-        .output("c", 16 * 8 * 4))
+        .output("c", (16 * 8 * 4) as usize))
 }

@@ -1,13 +1,12 @@
 //! A tile that is copied asynchronously and read before the wait.
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
-
-use super::scene::Scene;
+use flashcore_sim::Case;
 
 const THREADS: u32 = 64;
 
 /// Each thread starts a copy of 16 bytes and reads data of another thread's copy.
-pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
+pub(crate) fn case(mended: bool) -> Result<Case, BuildErrors> {
     let kernel = Kernel::build("missing_wait", THREADS, |k| {
         let keys = k.param_ptr::<f32>("k");
         let out = k.param_ptr_mut::<f32>("out");
@@ -24,5 +23,7 @@ pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
         out.offset(t).store(value);
     })?;
     let values = (0..THREADS * 4).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    Ok(Scene::new(kernel).input("k", values).output("out", THREADS * 4))
+    Ok(Case::new(kernel)
+        .input("k", values)
+        .output("out", (THREADS * 4) as usize))
 }

@@ -13,18 +13,15 @@
 mod accumulator_map;
 mod missing_wait;
 mod reused_buffer;
-mod scene;
 mod shuffle_as_fence;
 mod transposed_stride;
 
 use crate::Found;
 use crate::foreign::{self, Asked, ForeignError, Problem};
 use flashcore_ir::{BuildErrors, Target};
-use flashcore_sim::SimError;
+use flashcore_sim::{Case, SimError, SimOptions};
 use serde::Serialize;
 use thiserror::Error;
-
-use scene::Scene;
 
 /// Why a piece cannot be run.
 #[derive(Clone, Debug, Error)]
@@ -44,7 +41,7 @@ pub enum MuseumError {
 /// The contents of a piece.
 enum Exhibit {
     /// A kernel; `true` builds the corrected version.
-    Kernel(fn(bool) -> Result<Scene, BuildErrors>),
+    Kernel(fn(bool) -> Result<Case, BuildErrors>),
     /// A file and its launch, and the corrected text and launch.
     File {
         text: &'static str,
@@ -140,7 +137,7 @@ pub const PIECES: [Piece; 10] = [
         symptom: "NaN and garbage: 32 lanes wrote the same four elements, and 124 were never written",
         kind: "race",
         file: "lab/check/src/museum/accumulator_map.rs",
-        exhibit: Exhibit::Kernel(accumulator_map::scene),
+        exhibit: Exhibit::Kernel(accumulator_map::case),
     },
     Piece {
         name: "reused-buffer",
@@ -148,7 +145,7 @@ pub const PIECES: [Piece; 10] = [
         symptom: "sometimes wrong; right under the debugger, which runs warps one after another",
         kind: "race",
         file: "lab/check/src/museum/reused_buffer.rs",
-        exhibit: Exhibit::Kernel(reused_buffer::scene),
+        exhibit: Exhibit::Kernel(reused_buffer::case),
     },
     Piece {
         name: "transposed-stride",
@@ -156,7 +153,7 @@ pub const PIECES: [Piece; 10] = [
         symptom: "\"unspecified launch failure\", or wrong numbers if other buffers follow",
         kind: "out-of-bounds",
         file: "lab/check/src/museum/transposed_stride.rs",
-        exhibit: Exhibit::Kernel(transposed_stride::scene),
+        exhibit: Exhibit::Kernel(transposed_stride::case),
     },
     Piece {
         name: "missing-wait",
@@ -164,7 +161,7 @@ pub const PIECES: [Piece; 10] = [
         symptom: "right on small inputs, wrong on large ones: the copy may or may not have landed",
         kind: "missing-wait",
         file: "lab/check/src/museum/missing_wait.rs",
-        exhibit: Exhibit::Kernel(missing_wait::scene),
+        exhibit: Exhibit::Kernel(missing_wait::case),
     },
     Piece {
         name: "eight-byte-cg",
@@ -184,7 +181,7 @@ pub const PIECES: [Piece; 10] = [
         symptom: "right for years, wrong with the next compiler, which moved loads across a shuffle",
         kind: "race",
         file: "lab/check/src/museum/shuffle_as_fence.rs",
-        exhibit: Exhibit::Kernel(shuffle_as_fence::scene),
+        exhibit: Exhibit::Kernel(shuffle_as_fence::case),
     },
 ];
 
@@ -224,10 +221,18 @@ impl Piece {
 
     fn run(&self, schedule: u64, is_mended: bool) -> Result<Shown, MuseumError> {
         match &self.exhibit {
-            Exhibit::Kernel(scene) => Ok(Shown {
-                findings: scene(is_mended)?.run(schedule)?,
-                ..Shown::default()
-            }),
+            Exhibit::Kernel(case) => {
+                let options = SimOptions {
+                    seed: schedule,
+                    ..SimOptions::default()
+                };
+                let mut findings = Vec::new();
+                Found::add(&mut findings, case(is_mended)?.simulate(&options)?.findings, schedule);
+                Ok(Shown {
+                    findings,
+                    ..Shown::default()
+                })
+            }
             Exhibit::File { text, asked, mended } => {
                 let (text, asked) = match is_mended {
                     true => mended(text),

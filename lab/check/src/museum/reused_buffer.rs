@@ -1,13 +1,12 @@
 //! Probabilities stored over the scores while other warps still read the scores.
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
-
-use super::scene::Scene;
+use flashcore_sim::Case;
 
 const ROWS: u32 = 64;
 
 /// Each thread sums a column of the scores and then overwrites scores with its probabilities.
-pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
+pub(crate) fn case(mended: bool) -> Result<Case, BuildErrors> {
     let kernel = Kernel::build("reused_scores", ROWS, |k| {
         let out = k.param_ptr_mut::<f32>("out");
         let scores = k.shared_tile::<f32>("scores", TileShape::new(ROWS, ROWS));
@@ -30,5 +29,5 @@ pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
         k.barrier();
         out.offset(t).store(probs.at(t, 0).load());
     })?;
-    Ok(Scene::new(kernel).output("out", ROWS * 4))
+    Ok(Case::new(kernel).output("out", (ROWS * 4) as usize))
 }

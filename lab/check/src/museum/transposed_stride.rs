@@ -1,14 +1,13 @@
 //! K transposed into shared memory with rows one element too long.
 
 use flashcore_ir::{BuildErrors, Kernel, TileShape};
-
-use super::scene::Scene;
+use flashcore_sim::Case;
 
 const KEYS: u32 = 32;
 const HEAD_DIM: u32 = 16;
 
 /// Each thread loads one key and stores it as a column.
-pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
+pub(crate) fn case(mended: bool) -> Result<Case, BuildErrors> {
     let kernel = Kernel::build("transposed_keys", KEYS, |k| {
         let keys = k.param_ptr::<f32>("k");
         let out = k.param_ptr_mut::<f32>("out");
@@ -26,5 +25,7 @@ pub(crate) fn scene(mended: bool) -> Result<Scene, BuildErrors> {
         }
     })?;
     let values = (0..KEYS * HEAD_DIM).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    Ok(Scene::new(kernel).input("k", values).output("out", KEYS * HEAD_DIM * 4))
+    Ok(Case::new(kernel)
+        .input("k", values)
+        .output("out", (KEYS * HEAD_DIM * 4) as usize))
 }
