@@ -23,10 +23,18 @@ impl Device {
     /// Which one it is can be read off the value; [`Device::why_not_cuda`] says why it is not a
     /// GPU.
     pub fn best() -> Device {
-        let count = flashcore_cuda::devices().map_or(0, |devices| devices.len() as u32);
-        (0..count)
-            .find_map(|ordinal| Device::cuda(ordinal).ok())
-            .unwrap_or(Device::Cpu)
+        Device::first_gpu().unwrap_or(Device::Cpu)
+    }
+
+    fn first_gpu() -> Result<Device, Error> {
+        let mut why = Error::from(CudaError::NoDevice { visible: None });
+        for device in flashcore_cuda::devices()? {
+            match Device::cuda(device.ordinal) {
+                Ok(device) => return Ok(device),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
     }
 
     /// The host.
@@ -61,18 +69,7 @@ impl Device {
     /// }
     /// ```
     pub fn why_not_cuda() -> Option<Error> {
-        let devices = match flashcore_cuda::devices() {
-            Ok(devices) => devices,
-            Err(error) => return Some(error.into()),
-        };
-        let mut why = Error::from(CudaError::NoDevice { visible: None });
-        for device in devices {
-            match Device::cuda(device.ordinal) {
-                Ok(_) => return None,
-                Err(error) => why = error,
-            }
-        }
-        Some(why)
+        Device::first_gpu().err()
     }
 
     /// The architecture that kernels are made for here; `None` on the CPU.

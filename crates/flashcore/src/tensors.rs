@@ -64,16 +64,12 @@ impl<'a> DeviceTensors<'a> {
     }
 }
 
-/// Scales copied to the device.
-#[derive(Debug)]
-pub struct ScaleBuffers([DeviceBuffer; 3]);
+/// Scales of Q, K and V on the device.
+pub(crate) struct ScaleBuffers([DeviceBuffer; 3]);
 
 impl ScaleBuffers {
-    /// Copies the scales of Q, K and V; `None` where they have none.
-    ///
-    /// # Errors
-    /// What the driver says, such as `OUT_OF_MEMORY`.
-    pub fn upload(stream: &Stream, tensors: [&TensorView<'_>; 3]) -> Result<Option<ScaleBuffers>, CudaError> {
+    /// Copies the scales; `None` where tensors have none.
+    pub(crate) fn upload(stream: &Stream, tensors: [&TensorView<'_>; 3]) -> Result<Option<ScaleBuffers>, CudaError> {
         let [Some(q), Some(k), Some(v)] = tensors.map(TensorView::scales) else {
             return Ok(None);
         };
@@ -82,12 +78,8 @@ impl ScaleBuffers {
     }
 
     /// The scales, as kernels take them.
-    pub fn as_slices(&self) -> DeviceScales<'_> {
-        let [q, k, v] = &self.0;
-        DeviceScales {
-            q: q.as_slice(),
-            k: k.as_slice(),
-            v: v.as_slice(),
-        }
+    pub(crate) fn as_slices(&self) -> DeviceScales<'_> {
+        let [q, k, v] = self.0.each_ref().map(DeviceBuffer::as_slice);
+        DeviceScales { q, k, v }
     }
 }

@@ -219,27 +219,22 @@ impl Plans {
 
     fn add_folder(&mut self, folder: &Path, target: &PlanTarget) {
         for path in table_files(folder) {
-            match read_table(&path) {
-                Ok(named) if target.is_device(&named.table.device) => self.add(named),
-                Ok(_) => {}
-                Err(error) => self.notes.push(error),
-            }
+            self.add_if_for(target, read_table(&path));
         }
     }
 
     fn add_shipped(&mut self, target: &PlanTarget) {
-        for (name, units, title, text) in SHIPPED {
-            if !target.is(name, units) {
-                continue;
-            }
-            match PlanTable::parse(text, title) {
-                Ok(table) if target.is_device(&table.device) => self.add(NamedTable {
-                    name: title.to_string(),
-                    table,
-                }),
-                Ok(_) => {}
-                Err(error) => self.notes.push(error),
-            }
+        for read in parse_shipped(|name, units| target.is(name, units)) {
+            self.add_if_for(target, read);
+        }
+    }
+
+    /// Adds a table if it is for the device; notes what is wrong with it.
+    fn add_if_for(&mut self, target: &PlanTarget, read: Result<NamedTable, PlanError>) {
+        match read {
+            Ok(named) if target.is_device(&named.table.device) => self.add(named),
+            Ok(_) => {}
+            Err(error) => self.notes.push(error),
         }
     }
 
@@ -319,11 +314,14 @@ pub fn read_table(path: &Path) -> Result<NamedTable, PlanError> {
 /// # Errors
 /// As [`PlanTable::parse`]; tests parse them.
 pub fn shipped_tables() -> Result<Vec<NamedTable>, PlanError> {
-    let parse = |(_, _, title, text): (&str, u32, &str, &str)| {
-        Ok(NamedTable {
-            name: title.to_string(),
-            table: PlanTable::parse(text, title)?,
-        })
-    };
-    SHIPPED.into_iter().map(parse).collect()
+    parse_shipped(|_, _| true).collect()
+}
+
+/// The shipped tables of the GPUs whose name and number of SMs are wanted.
+fn parse_shipped(wanted: impl Fn(&str, u32) -> bool) -> impl Iterator<Item = Result<NamedTable, PlanError>> {
+    let tables = SHIPPED.into_iter().filter(move |(gpu, sms, ..)| wanted(gpu, *sms));
+    tables.map(|(_, _, title, text)| {
+        let (name, table) = (title.to_string(), PlanTable::parse(text, title)?);
+        Ok(NamedTable { name, table })
+    })
 }
