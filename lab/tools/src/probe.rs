@@ -8,6 +8,7 @@ use flashcore_cuda::Context;
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{InputKind, Inputs, POISON, Problem};
+use flashcore_sim::Case;
 
 /// Configs whose shared memory is looked at; the one without a swizzle has conflicts.
 const ATTENTION: [&str; 6] = [
@@ -45,7 +46,7 @@ fn list() -> crate::Ran {
     let mut counted = Vec::new();
     for probe in banks::all()?.into_iter().chain(attention()?) {
         counted.push(serde_json::json!({
-            "name": probe.name, "kernel": probe.kernel.name(), "about": probe.about, "lines": probe.counts()?,
+            "name": probe.name, "kernel": probe.case.kernel.name(), "about": probe.about, "lines": probe.counts()?,
         }));
     }
     let mut judged = Vec::new();
@@ -123,9 +124,11 @@ fn attention() -> Result<Vec<Probe>, Box<dyn Error>> {
         probes.push(Probe {
             name: id.to_string(),
             about: format!("attention, {problem}"),
-            buffers: buffers.collect(),
-            kernel: plan.main.kernel.as_ref().clone(),
-            launch: plan.main.launch.clone(),
+            case: Case {
+                buffers: buffers.collect(),
+                kernel: plan.main.kernel.as_ref().clone(),
+                launch: plan.main.launch.clone(),
+            },
         });
     }
     Ok(probes)

@@ -1,9 +1,9 @@
 //! What operations of one lane on its own variables are.
 
-use flashcore_ir::types::{Integer, Ordered};
-use flashcore_ir::{Scalar, Val};
+use flashcore_ir::types::{Literal, Ordered};
+use flashcore_ir::{BF16x2, F16x2, Val};
 
-use crate::fuzz::emit::Writer;
+use crate::fuzz::emit::{Variable, Writer};
 use crate::fuzz::program::{Args, Op};
 use crate::fuzz::slot::{EX2_ULPS, RCP_ULPS, Slot};
 
@@ -29,40 +29,31 @@ fn compare<'k, T: Ordered>(a: Val<'k, T>, b: Val<'k, T>, choice: u32) -> Val<'k,
     }
 }
 
-/// A quotient or a remainder: `b` is no zero.
-fn divided<'k, T: Integer>(a: Val<'k, T>, b: Val<'k, T>, quotient: bool) -> Val<'k, T> {
-    if quotient { a / b } else { a % b }
-}
-
 impl<'k> Writer<'k, '_> {
-    /// A variable, or a constant in one case of four.
-    fn u_or_constant(&self, number: u32) -> Val<'k, u32> {
+    /// A variable, or in one case of four a constant.
+    fn or_constant<T: Variable + Literal>(&self, number: u32, constants: &[T]) -> Val<'k, T> {
         match number >> 30 {
-            0 => self.k.constant(U32_CONSTANTS[number as usize % U32_CONSTANTS.len()]),
-            _ => self.u(number),
+            0 => self.k.constant(constants[number as usize % constants.len()]),
+            _ => self.get(number),
         }
     }
 
-    fn s_or_constant(&self, number: u32) -> Val<'k, i32> {
-        match number >> 30 {
-            0 => self
-                .k
-                .constant(U32_CONSTANTS[number as usize % U32_CONSTANTS.len()] as i32),
-            _ => self.s(number),
-        }
+    fn u_or_constant(&self, number: u32) -> Val<'k, u32> {
+        self.or_constant(number, &U32_CONSTANTS)
     }
 
     fn f_or_constant(&self, number: u32) -> Val<'k, f32> {
-        match number >> 30 {
-            0 => self.k.constant(F32_CONSTANTS[number as usize % F32_CONSTANTS.len()]),
-            _ => self.f(number),
-        }
+        self.or_constant(number, &F32_CONSTANTS)
     }
 
     pub(crate) fn integers(&self, op: Op, &[d, a, b, c, n, m]: &Args) -> bool {
-        let (u, s) = (|i| self.u(i), |i| self.s(i));
-        let (uc, sc) = (|i| self.u_or_constant(i), |i| self.s_or_constant(i));
-        let (set, set_s) = (|value| self.set_u(d, value), |value| self.set_s(d, value));
+        let (u, s) = (|i| self.u(i), |i| self.get::<i32>(i));
+        let (uc, sc) = (
+            |i| self.u_or_constant(i),
+            |i| self.or_constant(i, &U32_CONSTANTS.map(|n| n as i32)),
+        );
+        let (set, set_s) = (|value| self.set::<u32>(d, value), |value| self.set::<i32>(d, value));
+        let divisor = DIVISORS[n as usize % DIVISORS.len()];
         match op {
             Op::UAdd => set(u(a) + uc(b)),
             Op::USub => set(u(a) - uc(b)),
@@ -73,8 +64,8 @@ impl<'k> Writer<'k, '_> {
             Op::UMax => set(u(a).max(uc(b))),
             Op::UDiv => set(u(a) / (u(b) | 1u32)),
             Op::URem => set(u(a) % (u(b) | 1u32)),
-            Op::UDivConst => set(u(a) / DIVISORS[n as usize % DIVISORS.len()]),
-            Op::URemConst => set(u(a) % DIVISORS[n as usize % DIVISORS.len()]),
+            Op::UDivConst => set(u(a) / divisor),
+            Op::URemConst => set(u(a) % divisor),
             Op::UAnd => set(u(a) & uc(b)),
             Op::UOr => set(u(a) | uc(b)),
             Op::UXor => set(u(a) ^ uc(b)),
@@ -86,7 +77,7 @@ impl<'k> Writer<'k, '_> {
             // Three different values, as lop3 wants.
             Op::ULop3 => set((u(a) + 1u32).lop3(u(b) ^ 2u32, u(c) ^ 4u32, n as u8)),
             Op::UPrmt => set(u(a).prmt(uc(b), uc(c))),
-            Op::UMulWide => self.set_w(d, u(a).mul_wide(uc(b))),
+            Op::UMulWide => self.set(d, u(a).mul_wide(uc(b))),
             Op::USetp => self.set_p(d, compare(u(a), uc(b), n)),
             Op::USelp => set(self.p(c).select(uc(a), uc(b))),
             Op::SAdd => set_s(s(a) + sc(b)),
@@ -98,16 +89,14 @@ impl<'k> Writer<'k, '_> {
             Op::SMax => set_s(s(a).max(sc(b))),
             Op::SDiv => set_s(s(a) / (s(b) & i32::MAX | 1i32)),
             Op::SRem => set_s(s(a) % (s(b) & i32::MAX | 1i32)),
-            Op::SDivConst => {
-                let divisor = DIVISORS[n as usize % DIVISORS.len()] as i32;
-                set_s(if m % 2 == 0 { s(a) / divisor } else { s(a) % divisor });
-            }
+            Op::SDivConst if m % 2 == 0 => set_s(s(a) / divisor as i32),
+            Op::SDivConst => set_s(s(a) % divisor as i32),
             Op::SNeg => set_s(-s(a)),
             // ptxas takes magnitudes for positive, that of the smallest number too.
             Op::SAbs => set_s(s(a).max(-i32::MAX).abs()),
             Op::SShl => set_s(s(a) << uc(b)),
             Op::SShr => set_s(s(a) >> uc(b)),
-            Op::SMulWide => self.set_x(d, s(a).mul_wide(sc(b))),
+            Op::SMulWide => self.set(d, s(a).mul_wide(sc(b))),
             Op::SSetp => self.set_p(d, compare(s(a), sc(b), n)),
             Op::SSelp => set_s(self.p(c).select(sc(a), sc(b))),
             Op::SFromU => set_s(u(a).reinterpret()),
@@ -129,8 +118,12 @@ impl<'k> Writer<'k, '_> {
     }
 
     pub(crate) fn wide_integers(&self, op: Op, &[d, a, b, c, n, _]: &Args) -> bool {
-        let (w, x, u) = (|i| self.w(i), |i| self.x(i), |i| self.u_or_constant(i));
-        let (set, set_x) = (|value| self.set_w(d, value), |value| self.set_x(d, value));
+        let (w, x, u) = (
+            |i| self.get::<u64>(i),
+            |i| self.get::<i64>(i),
+            |i| self.u_or_constant(i),
+        );
+        let (set, set_x) = (|value| self.set::<u64>(d, value), |value| self.set::<i64>(d, value));
         match op {
             Op::WAdd => set(w(a) + w(b)),
             Op::WSub => set(w(a) - w(b)),
@@ -147,17 +140,18 @@ impl<'k> Writer<'k, '_> {
             Op::WShl if b >> 30 == 0 => set(w(a) << (b % 64)),
             Op::WShl => set(w(a) << self.u(b)),
             Op::WShr => set(w(a) >> u(b)),
-            Op::WDiv | Op::WRem => set(divided(w(a), w(b) | 1u64, op == Op::WDiv)),
+            Op::WDiv => set(w(a) / (w(b) | 1u64)),
+            Op::WRem => set(w(a) % (w(b) | 1u64)),
             Op::WSetp => self.set_p(d, compare(w(a), w(b), n)),
             Op::WSelp => set(self.p(c).select(w(a), w(b))),
             Op::WJoin => set(self.u(a).join(self.u(b))),
             Op::WSplit => {
                 let (low, high) = w(a).split();
-                self.set_u(d, low);
-                self.set_u(b, high);
+                self.set(d, low);
+                self.set(b, high);
             }
             Op::WFromU => set(self.u(a).to_u64()),
-            Op::WToU => self.set_u(d, w(a).to_u32()),
+            Op::WToU => self.set(d, w(a).to_u32()),
             Op::WFromX => set(x(a).reinterpret()),
             Op::XFromW => set_x(w(a).reinterpret()),
             Op::XAdd => set_x(x(a) + x(b)),
@@ -170,9 +164,10 @@ impl<'k> Writer<'k, '_> {
             Op::XMin => set_x(x(a).min(x(b))),
             Op::XMax => set_x(x(a).max(x(b))),
             Op::XShr => set_x(x(a) >> u(b)),
-            Op::XDiv => set_x(divided(x(a), x(b) & i64::MAX | 1i64, n % 2 == 0)),
+            Op::XDiv if n % 2 == 0 => set_x(x(a) / (x(b) & i64::MAX | 1i64)),
+            Op::XDiv => set_x(x(a) % (x(b) & i64::MAX | 1i64)),
             Op::XSetp => self.set_p(d, compare(x(a), x(b), n)),
-            Op::XFromS => set_x(self.s(a).to_i64()),
+            Op::XFromS => set_x(self.get::<i32>(a).to_i64()),
             _ => return false,
         }
         true
@@ -180,7 +175,7 @@ impl<'k> Writer<'k, '_> {
 
     pub(crate) fn floats(&self, op: Op, &[d, a, b, c, n, _]: &Args) -> bool {
         let (f, fc) = (|i| self.f(i), |i| self.f_or_constant(i));
-        let set = |value| self.set_f(d, value);
+        let set = |value| self.set::<f32>(d, value);
         match op {
             Op::FAdd => set(f(a) + fc(b)),
             Op::FSub => set(f(a) - fc(b)),
@@ -194,11 +189,11 @@ impl<'k> Writer<'k, '_> {
             // Not two constants: of -1 and -0 ptxas makes an integer, and loses the sign.
             Op::FSelp => set(self.p(c).select(f(a), fc(b))),
             Op::FFromU => set(self.u(a).to_f32()),
-            Op::FFromS => set(self.s(a).to_f32()),
-            Op::FToU => self.set_u(d, f(a).to_u32()),
-            Op::FToS => self.set_s(d, f(a).to_i32()),
+            Op::FFromS => set(self.get::<i32>(a).to_f32()),
+            Op::FToU => self.set(d, f(a).to_u32()),
+            Op::FToS => self.set(d, f(a).to_i32()),
             // Which NaN a NaN is, PTX leaves open: it must not become an integer.
-            Op::FBits => self.set_u(d, f(a).eq(f(a)).select(f(a).reinterpret::<u32>(), 0x7fff_ffffu32)),
+            Op::FBits => self.set(d, f(a).eq(f(a)).select(f(a).reinterpret::<u32>(), 0x7fff_ffffu32)),
             Op::FFromBits => set(self.u(a).reinterpret()),
             Op::Ex2 => self.approximate(Slot::Ulps(EX2_ULPS), f(a).exp2()),
             Op::Lg2 => self.approximate(Slot::Lg2, f(a).log2()),
@@ -215,8 +210,11 @@ impl<'k> Writer<'k, '_> {
     }
 
     pub(crate) fn halves(&self, op: Op, &[d, a, b, c, n, m]: &Args) -> bool {
-        let (f, h, x) = (|i| self.f_or_constant(i), |i| self.h(i), |i| self.b(i));
-        let (set, set_b) = (|value| self.set_h(d, value), |value| self.set_b(d, value));
+        let (f, h, x) = (|i| self.f_or_constant(i), |i| self.h(i), |i| self.get::<BF16x2>(i));
+        let (set, set_b) = (
+            |value| self.set::<F16x2>(d, value),
+            |value| self.set::<BF16x2>(d, value),
+        );
         match op {
             Op::HAdd => set(h(a) + h(b)),
             Op::HSub => set(h(a) - h(b)),
@@ -230,8 +228,8 @@ impl<'k> Writer<'k, '_> {
             Op::HFromF => set(self.f(a).to_f16().pair(self.f(b).to_f16())),
             Op::HUnpack => {
                 let (low, high) = h(a).to_f32s();
-                self.set_f(b, low);
-                self.set_f(c, high);
+                self.set(b, low);
+                self.set(c, high);
             }
             Op::HSwap => {
                 let ((low, _), (_, high)) = (h(a).halves(), h(b).halves());
@@ -240,9 +238,9 @@ impl<'k> Writer<'k, '_> {
             Op::HBits => {
                 let (low, high) = h(a).to_f32s();
                 let numbers = low.eq(low) & high.eq(high);
-                self.set_u(d, numbers.select(h(a).reinterpret::<u32>(), n));
+                self.set(d, numbers.select(h(a).reinterpret::<u32>(), n));
             }
-            Op::HSelp => set(select(self.p(c), h(a), h(b))),
+            Op::HSelp => set(self.p(c).select(h(a), h(b))),
             Op::BAdd => set_b(x(a) + x(b)),
             Op::BSub => set_b(x(a) - x(b)),
             Op::BMul => set_b(x(a) * x(b)),
@@ -255,27 +253,23 @@ impl<'k> Writer<'k, '_> {
             Op::BFromF => set_b(self.f(a).to_bf16().pair(self.f(b).to_bf16())),
             Op::BUnpack => {
                 let (low, high) = x(a).to_f32s();
-                self.set_f(b, low);
-                self.set_f(c, high);
+                self.set(b, low);
+                self.set(c, high);
             }
             Op::BSwap => {
                 let ((low, _), (_, high)) = (x(a).halves(), x(b).halves());
                 set_b(high.pair(low));
             }
-            Op::BSelp => set_b(select(self.p(c), x(a), x(b))),
+            Op::BSelp => set_b(self.p(c).select(x(a), x(b))),
             Op::E4m3 => set(self.f(a).pack_e4m3(f(b)).to_f16s()),
             Op::E4m3Quad => {
                 let four = self.f(a).pack_e4m3(f(b)).pair(f(c).pack_e4m3(self.f(n)));
                 let (low, high) = four.halves();
-                self.set_h(d, low.to_f16s());
-                self.set_h(m, high.to_f16s());
+                self.set(d, low.to_f16s());
+                self.set(m, high.to_f16s());
             }
             _ => return false,
         }
         true
     }
-}
-
-fn select<'k, T: Scalar>(cond: Val<'k, bool>, a: Val<'k, T>, b: Val<'k, T>) -> Val<'k, T> {
-    cond.select(a, b)
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use flashcore_sim::TensorSums;
 
 use crate::fuzz::program::Program;
-use crate::fuzz::run::{Buffers, Prepared, Word};
+use crate::fuzz::run::{Prepared, Word};
 
 /// Results of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,17 +43,13 @@ fn is_kept(word: &Word) -> bool {
 
 impl Entry {
     /// Records a result.
-    pub fn of(prepared: &Prepared, after: &Buffers) -> Entry {
-        let words = prepared.words(after);
+    pub fn of(prepared: &Prepared, words: &[Word]) -> Entry {
+        let near = words.iter().filter(|word| is_kept(word));
         Entry {
             seed: prepared.program.seed,
             program: program_digest(&prepared.program),
-            exact: exact_digest(&words),
-            near: words
-                .iter()
-                .filter(|word| is_kept(word))
-                .map(|word| word.value)
-                .collect(),
+            exact: exact_digest(words),
+            near: near.map(|word| word.value).collect(),
         }
     }
 
@@ -62,33 +58,30 @@ impl Entry {
     /// # Errors
     /// What differs, and what to do.
     pub fn check(&self, sums: TensorSums) -> Result<(), String> {
-        let seed = self.seed;
-        let program = Program::random(seed);
+        let failed = |what: &dyn std::fmt::Display| format!("seed {}: {what}", self.seed);
+        let program = Program::random(self.seed);
         if program_digest(&program) != self.program {
-            return Err(format!(
-                "seed {seed} makes another program than when the corpus was recorded; record it anew on a GPU"
+            return Err(failed(
+                &"it makes another program than when the corpus was recorded; record it anew on a GPU",
             ));
         }
-        let prepared = Prepared::new(program, sums).map_err(|error| format!("seed {seed}: {error}"))?;
-        let simulated = prepared.simulate(0).map_err(|error| format!("seed {seed}: {error}"))?;
-        let words = prepared.words(&simulated);
-        if exact_digest(&words) != self.exact {
-            return Err(format!("seed {seed}: the simulator computes other bits than the GPU"));
+        let prepared = Prepared::new(program, sums).map_err(|error| failed(&error))?;
+        let simulated = prepared.simulate(0).map_err(|error| failed(&error))?;
+        if exact_digest(&simulated) != self.exact {
+            return Err(failed(&"the simulator computes other bits than the GPU"));
         }
-        let kept: Vec<Word> = words.into_iter().filter(is_kept).collect();
-        if kept.len() != self.near.len() {
-            return Err(format!(
-                "seed {seed}: {} words to compare, {} recorded",
-                kept.len(),
-                self.near.len()
-            ));
+        // Words that were not kept count as equal.
+        let mut measured = simulated.clone();
+        let kept: Vec<&mut Word> = measured.iter_mut().filter(|word| is_kept(word)).collect();
+        let (ours, theirs) = (kept.len(), self.near.len());
+        if ours != theirs {
+            return Err(failed(&format!("{ours} words to compare, {theirs} recorded")));
         }
-        let measured = kept
-            .into_iter()
+        kept.into_iter()
             .zip(&self.near)
-            .map(|(word, &value)| Word { value, ..word });
-        match prepared.compare_words(&simulated, measured).mismatch {
-            Some(mismatch) => Err(format!("seed {seed}: {mismatch}")),
+            .for_each(|(word, &value)| word.value = value);
+        match prepared.compare(&simulated, &measured).mismatch {
+            Some(mismatch) => Err(failed(&mismatch)),
             None => Ok(()),
         }
     }
@@ -120,7 +113,6 @@ mod tests {
         let has_bounds = |seed: &u64| {
             Prepared::new(Program::random(*seed), TensorSums::Exact)
                 .unwrap()
-                .emitted
                 .slots
                 .iter()
                 .any(|s| !s.is_exact())

@@ -1,5 +1,5 @@
 //! From a program to a kernel: variables, branches and loops, outputs. What operations are,
-//! `arithmetic`, `memory` and `warp` say.
+//! `arithmetic`, `memory`, `warp` and `hopper` say.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use flashcore_ir::{
 use half::{bf16, f16};
 
 use crate::fuzz::hopper::Hopper;
-use crate::fuzz::input::{Layout, POOL, SCRATCH, SUMS};
+use crate::fuzz::input::{POOL, SCRATCH, SUMS, first_word};
 use crate::fuzz::program::{Args, Decision, File, Need, Op, Program, Rounds, Step};
 use crate::fuzz::slot::Slot;
 
@@ -23,6 +23,9 @@ pub struct Emitted {
     /// What the words of its output are: of each place one a thread, thread by thread.
     pub slots: Vec<Slot>,
 }
+
+/// Some of the variables.
+type Names = BTreeSet<(File, usize)>;
 
 impl Program {
     /// Writes the program down as a kernel.
@@ -36,44 +39,54 @@ impl Program {
         Ok(self.emit_with(&used)?.0)
     }
 
-    fn emit_with(
-        &self,
-        variables: &BTreeSet<(File, usize)>,
-    ) -> Result<(Emitted, BTreeSet<(File, usize)>), BuildErrors> {
-        let mut slots = Vec::new();
-        let mut used = BTreeSet::new();
+    fn emit_with(&self, loaded: &Names) -> Result<(Emitted, Names), BuildErrors> {
+        let mut written = Default::default();
         let kernel = Kernel::build(format!("program_{}", self.seed), self.threads, |k| {
-            let writer = Writer::new(k, self, variables);
+            let writer = Writer::new(k, self, loaded);
             writer.steps(&self.steps);
             writer.outputs();
-            slots = writer.slots.take();
-            used = writer.used.take();
+            written = (writer.slots.take(), writer.used.take());
         })?;
+        let (slots, used) = written;
         Ok((Emitted { kernel, slots }, used))
     }
 }
 
-/// The variables of each type; those that a program does not use are absent.
-struct Variables<'k> {
-    u: Vec<Option<Var<'k, u32>>>,
-    s: Vec<Option<Var<'k, i32>>>,
-    w: Vec<Option<Var<'k, u64>>>,
-    x: Vec<Option<Var<'k, i64>>>,
-    f: Vec<Option<Var<'k, f32>>>,
-    h: Vec<Option<Var<'k, F16x2>>>,
-    b: Vec<Option<Var<'k, BF16x2>>>,
+/// The variables of a type.
+type Variables<'k, T> = Vec<Var<'k, T>>;
+
+/// The variables of each type. Those that a program does not use are never written.
+pub(crate) struct AllVariables<'k> {
+    u: Variables<'k, u32>,
+    s: Variables<'k, i32>,
+    w: Variables<'k, u64>,
+    x: Variables<'k, i64>,
+    f: Variables<'k, f32>,
+    h: Variables<'k, F16x2>,
+    b: Variables<'k, BF16x2>,
     /// Conditions as 0 or 1: a predicate is no variable.
-    p: Vec<Option<Var<'k, u32>>>,
+    p: Variables<'k, u32>,
 }
 
-/// The variables of a type; `value` gives the first value of those that the program uses.
-fn first_values<'k, T: Assignable>(
-    k: &'k KernelBuilder,
-    file: File,
-    value: impl Fn(usize) -> Option<Val<'k, T>>,
-) -> Vec<Option<Var<'k, T>>> {
-    (0..file.count()).map(|i| Some(k.var(value(i)?))).collect()
+/// A type of variables.
+pub(crate) trait Variable: Assignable {
+    /// Its name.
+    const FILE: File;
+    /// The variables of this type.
+    fn of<'v, 'k>(all: &'v AllVariables<'k>) -> &'v Variables<'k, Self>;
 }
+
+macro_rules! variables {
+    ($($ty:ty: $file:ident $field:ident;)*) => {$(
+        impl Variable for $ty {
+            const FILE: File = File::$file;
+            fn of<'v, 'k>(all: &'v AllVariables<'k>) -> &'v Variables<'k, $ty> {
+                &all.$field
+            }
+        }
+    )*};
+}
+variables! { u32: U u; i32: S s; u64: W w; i64: X x; f32: F f; F16x2: H h; BF16x2: B b; }
 
 /// Pointers to global memory.
 pub(crate) struct Global<'k> {
@@ -109,86 +122,89 @@ pub(crate) struct Writer<'k, 'p> {
     pub(crate) hopper: Hopper<'k>,
     pub(crate) me: Val<'k, u32>,
     pub(crate) lane: Val<'k, u32>,
-    variables: Variables<'k>,
+    variables: AllVariables<'k>,
     slots: RefCell<Vec<Slot>>,
-    used: RefCell<BTreeSet<(File, usize)>>,
-}
-
-macro_rules! variables {
-    ($($get:ident $set:ident $var:ident $field:ident $file:ident $ty:ty;)*) => {$(
-        /// The variable that a number chooses.
-        fn $var(&self, number: u32) -> Var<'k, $ty> {
-            let index = number as usize % File::$file.count();
-            self.used.borrow_mut().insert((File::$file, index));
-            match self.variables.$field[index] {
-                Some(var) => var,
-                // Not reached: every variable that is used has a value.
-                None => self.k.var_unwritten("absent"),
-            }
-        }
-        /// The value of the variable that a number chooses.
-        pub(crate) fn $get(&self, number: u32) -> Val<'k, $ty> {
-            self.$var(number).get()
-        }
-        /// Assigns to the variable that a number chooses.
-        pub(crate) fn $set(&self, number: u32, value: Val<'k, $ty>) {
-            self.$var(number).set(value);
-        }
-    )*};
+    used: RefCell<Names>,
 }
 
 impl<'k, 'p> Writer<'k, 'p> {
-    variables! {
-        u set_u var_u u U u32; s set_s var_s s S i32; w set_w var_w w W u64; x set_x var_x x X i64;
-        f set_f var_f f F f32; h set_h var_h h H F16x2; b set_b var_b b B BF16x2; flag set_flag var_p p P u32;
+    fn variable<T: Assignable>(&self, file: File, of: &Variables<'k, T>, number: u32) -> Var<'k, T> {
+        let index = number as usize % file.count();
+        self.used.borrow_mut().insert((file, index));
+        of[index]
+    }
+
+    /// The value of the variable that a number chooses.
+    pub(crate) fn get<T: Variable>(&self, number: u32) -> Val<'k, T> {
+        self.variable(T::FILE, T::of(&self.variables), number).get()
+    }
+
+    /// Assigns to the variable that a number chooses.
+    pub(crate) fn set<T: Variable>(&self, number: u32, value: Val<'k, T>) {
+        self.variable(T::FILE, T::of(&self.variables), number).set(value);
+    }
+
+    /// The values of `count` variables one after another.
+    pub(crate) fn get_all<T: Variable>(&self, first: u32, count: u32) -> Vec<Val<'k, T>> {
+        (0..count).map(|i| self.get(first + i)).collect()
+    }
+
+    /// Assigns to variables one after another.
+    pub(crate) fn set_all<T: Variable>(&self, first: u32, values: impl IntoIterator<Item = Val<'k, T>>) {
+        (0..).zip(values).for_each(|(i, value)| self.set(first + i, value));
+    }
+
+    pub(crate) fn u(&self, number: u32) -> Val<'k, u32> {
+        self.get(number)
+    }
+    pub(crate) fn f(&self, number: u32) -> Val<'k, f32> {
+        self.get(number)
+    }
+    pub(crate) fn h(&self, number: u32) -> Val<'k, F16x2> {
+        self.get(number)
+    }
+
+    fn flag(&self, number: u32) -> Var<'k, u32> {
+        self.variable(File::P, &self.variables.p, number)
     }
 
     /// The condition that a number chooses.
     pub(crate) fn p(&self, number: u32) -> Val<'k, bool> {
-        self.flag(number).eq(1)
+        self.flag(number).get().eq(1)
     }
 
     /// Assigns to the condition that a number chooses.
     pub(crate) fn set_p(&self, number: u32, value: Val<'k, bool>) {
-        self.set_flag(number, value.select(1u32, 0u32));
+        self.flag(number).set(value.select(1u32, 0u32));
     }
 
-    fn new(k: &'k KernelBuilder, program: &'p Program, wanted: &BTreeSet<(File, usize)>) -> Writer<'k, 'p> {
-        let layout = Layout::of(program);
-        if program.any_op(|op| op == Op::Dependency) {
+    fn new(k: &'k KernelBuilder, program: &'p Program, loaded: &Names) -> Writer<'k, 'p> {
+        if program.ops().contains(&Op::Dependency) {
             // Before it, global memory is another launch's.
             k.dependency_wait();
         }
-        let first = k.param_ptr::<u32>("first");
+        let me = k.thread_idx();
+        let number = k.block_idx(0) * program.threads + me;
+        let own = number * SCRATCH;
+        let first = k.param_ptr::<u32>("first").offset(number);
         let global = Global {
             pool_u: k.param_ptr("pool_u"),
             pool_s: k.param_ptr("pool_s"),
             pool_f: k.param_ptr("pool_f"),
             pool_h: k.param_ptr("pool_h"),
             pool_b: k.param_ptr("pool_b"),
-            scratch_u: k.param_ptr_mut("scratch_u"),
-            scratch_s: k.param_ptr_mut("scratch_s"),
-            scratch_f: k.param_ptr_mut("scratch_f"),
+            scratch_u: k.param_ptr_mut("scratch_u").offset(own),
+            scratch_s: k.param_ptr_mut("scratch_s").offset(own),
+            scratch_f: k.param_ptr_mut("scratch_f").offset(own),
             sums: k.param_ptr_mut("sums"),
-            out: k.param_ptr_mut("out"),
+            out: k.param_ptr_mut("out").offset(number),
         };
-        let me = k.thread_idx();
-        let number = k.block_idx(0) * program.threads + me;
-        let own = number * SCRATCH;
-        let global = Global {
-            scratch_u: global.scratch_u.offset(own),
-            scratch_s: global.scratch_s.offset(own),
-            scratch_f: global.scratch_f.offset(own),
-            out: global.out.offset(number),
-            ..global
-        };
-        let first = first.offset(number);
         let word = |file: File, index: usize, part: u32| -> Option<Val<'k, u32>> {
-            let place = layout.first_word(file, index, part);
-            wanted.contains(&(file, index)).then(|| first.plus(place as i32).load())
+            let place = first_word(program, file, index, part);
+            loaded.contains(&(file, index)).then(|| first.plus(place as i32).load())
         };
         let wide = |file: File, i: usize| Some(word(file, i, 0)?.join(word(file, i, 1)?));
-        let variables = Variables {
+        let variables = AllVariables {
             u: first_values(k, File::U, |i| word(File::U, i, 0)),
             s: first_values(k, File::S, |i| Some(word(File::S, i, 0)?.reinterpret())),
             w: first_values(k, File::W, |i| wide(File::W, i)),
@@ -230,10 +246,9 @@ impl<'k, 'p> Writer<'k, 'p> {
                         Decision::AllOfWarp => self.unforeseen(args[0]).vote_all().uniform(),
                         Decision::Block => self.k.block_idx(0).eq(args[1] % 2).uniform(),
                     };
-                    if otherwise.is_empty() {
-                        self.k.if_(cond, || self.steps(then));
-                    } else {
-                        self.k.if_else(cond, || self.steps(then), || self.steps(otherwise));
+                    match otherwise.is_empty() {
+                        true => self.k.if_(cond, || self.steps(then)),
+                        false => self.k.if_else(cond, || self.steps(then), || self.steps(otherwise)),
                     }
                 }
                 Step::Loop { rounds, args, body } => self.repeat(*rounds, args, body),
@@ -256,7 +271,7 @@ impl<'k, 'p> Writer<'k, 'p> {
 
     fn repeat(&self, rounds: Rounds, args: &Args, body: &[Step]) {
         let round = |index: Val<'k, u32>| {
-            self.set_u(args[1], index);
+            self.set(args[1], index);
             self.steps(body);
         };
         match rounds {
@@ -289,14 +304,19 @@ impl<'k, 'p> Writer<'k, 'p> {
 
     /// Stores a word that is only compared, never computed with; returns its place.
     pub(crate) fn observe(&self, slot: Slot, value: Val<'k, u32>) -> usize {
-        let place = {
-            let mut slots = self.slots.borrow_mut();
-            slots.push(slot);
-            slots.len() - 1
-        };
-        let total = self.program.threads * self.program.blocks;
-        self.global.out.plus((place as u32 * total) as i32).store(value);
+        let place = self.next_place();
+        self.slots.borrow_mut().push(slot);
+        let at = place as u32 * self.program.all_threads();
+        self.global.out.plus(at as i32).store(value);
         place
+    }
+
+    /// Stores the magnitude of a sum of products, and says how the sum is compared.
+    pub(crate) fn observe_size(&self, size: Val<'k, f32>, steps: u32, e4m3: bool) -> Slot {
+        let magnitude = self.next_place();
+        let slot = Slot::Product { magnitude, steps, e4m3 };
+        self.observe(slot, size.reinterpret());
+        slot
     }
 
     /// The place that the next observed word will have.
@@ -308,22 +328,24 @@ impl<'k, 'p> Writer<'k, 'p> {
     fn outputs(&self) {
         for &(file, index) in &self.program.outputs {
             let number = index as u32;
-            match file {
-                File::U => drop(self.observe(Slot::Bits, self.u(number))),
-                File::S => drop(self.observe(Slot::Bits, self.s(number).reinterpret())),
-                File::F => drop(self.observe(Slot::F32, self.f(number).reinterpret())),
-                File::H => drop(self.observe(Slot::F16x2, self.h(number).reinterpret())),
-                File::B => drop(self.observe(Slot::BF16x2, self.b(number).reinterpret())),
-                File::P => drop(self.observe(Slot::Bits, self.flag(number))),
-                File::W | File::X => {
-                    let value = match file {
-                        File::W => self.w(number),
-                        _ => self.x(number).reinterpret(),
-                    };
-                    let (low, high) = value.split();
-                    self.observe(Slot::Bits, low);
-                    self.observe(Slot::Bits, high);
-                }
+            let words = match file {
+                File::U => vec![self.u(number)],
+                File::S => vec![self.get::<i32>(number).reinterpret()],
+                File::F => vec![self.f(number).reinterpret()],
+                File::H => vec![self.h(number).reinterpret()],
+                File::B => vec![self.get::<BF16x2>(number).reinterpret()],
+                File::P => vec![self.flag(number).get()],
+                File::W => <[_; 2]>::from(self.get::<u64>(number).split()).to_vec(),
+                File::X => <[_; 2]>::from(self.get::<i64>(number).reinterpret::<u64>().split()).to_vec(),
+            };
+            let slot = match file {
+                File::F => Slot::F32,
+                File::H => Slot::F16x2,
+                File::B => Slot::BF16x2,
+                _ => Slot::Bits,
+            };
+            for word in words {
+                self.observe(slot, word);
             }
         }
     }
@@ -350,6 +372,16 @@ impl<'k, 'p> Writer<'k, 'p> {
     pub(crate) fn last_sum(&self, number: u32) -> GlobalPtr<'k, u32> {
         self.global.sums.plus((SUMS - 1 - number % (SUMS / 4)) as i32)
     }
+}
+
+/// The variables of a type; `value` gives the first value of those that the program uses.
+fn first_values<'k, T: Assignable>(
+    k: &'k KernelBuilder,
+    file: File,
+    value: impl Fn(usize) -> Option<Val<'k, T>>,
+) -> Variables<'k, T> {
+    let variable = |i| value(i).map_or_else(|| k.var_unwritten("unused"), |value| k.var(value));
+    (0..file.count()).map(variable).collect()
 }
 
 fn tiles<'k>(k: &'k KernelBuilder, program: &Program) -> Tiles<'k> {

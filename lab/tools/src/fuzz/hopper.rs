@@ -13,7 +13,6 @@ use half::{bf16, f16};
 use crate::fuzz::emit::Writer;
 use crate::fuzz::input::{BOX_COLS, BOX_ROWS, POOL};
 use crate::fuzz::program::{Args, Need, Op, Program};
-use crate::fuzz::slot::Slot;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
@@ -80,14 +79,12 @@ impl<'k> Hopper<'k> {
                 stored,
             }
         });
-        let waits = |op| op == Op::Mbarrier || op == Op::TensorLoad;
-        let bars = program.any_op(waits).then(|| {
+        let waits = |op: &Op| matches!(op, Op::Mbarrier | Op::TensorLoad);
+        let bars = program.ops().iter().any(waits).then(|| {
             let bars = k.mbarriers("bars", 2);
-            let arrivals = [program.threads, 1];
             k.if_(k.thread_idx().eq(0).divergent(), || {
-                (0..)
-                    .zip(arrivals)
-                    .for_each(|(i, arrivals)| bars.at(i as u32).init(arrivals));
+                bars.at(0).init(program.threads);
+                bars.at(1).init(1);
                 k.fence_mbarrier_init();
             });
             k.barrier();
@@ -138,7 +135,7 @@ impl<'k> Writer<'k, '_> {
         all.bar.arrive();
         all.wait();
         let row = self.u(a) & (self.program.threads - 1);
-        self.set_u(d, tiles.w.at(row, col).load());
+        self.set(d, tiles.w.at(row, col).load());
         self.k.barrier();
     }
 
@@ -155,7 +152,7 @@ impl<'k> Writer<'k, '_> {
         copies.wait();
         let (row, chunk) = (self.u(a) & (BOX_ROWS - 1), self.u(b) & (BOX_COLS / 8 - 1));
         let words = boxes.loaded.at(row, chunk * 8u32).load_words(4, Cache::Default);
-        (0..).zip(words).for_each(|(i, word)| self.set_h(d + i, word));
+        self.set_all(d, words);
         self.k.fence_proxy_async();
         self.k.barrier();
     }
@@ -167,7 +164,7 @@ impl<'k> Writer<'k, '_> {
             return;
         };
         let chunks = BOX_ROWS * BOX_COLS / 8;
-        let words: Vec<_> = (0..4).map(|i| self.h(a + i)).collect();
+        let words = self.get_all(a, 4);
         for first in (0..chunks).step_by(32) {
             k.if_((self.me - first).lt(32).divergent(), || {
                 let (row, chunk) = (self.me / (BOX_COLS / 8), self.me % (BOX_COLS / 8));
@@ -375,15 +372,10 @@ impl<'k> Writer<'k, '_> {
         for i in 0..4 {
             let sum = sums.var(first + i).get();
             let Some(steps) = bounded else {
-                self.set_f(d + i, sum);
+                self.set(d + i, sum);
                 continue;
             };
-            let magnitude = self.next_place();
-            let slot = match E::BYTES {
-                1 => Slot::ByteProduct { magnitude, steps },
-                _ => Slot::Product { magnitude, steps },
-            };
-            self.observe(slot, sizes.var(first + i).get().reinterpret());
+            let slot = self.observe_size(sizes.var(first + i).get(), steps, E::BYTES == 1);
             self.observe(slot, sum.reinterpret());
         }
     }

@@ -1,9 +1,10 @@
 //! What a program starts with: first values of its variables, pools to load more from, words of its
 //! own.
 
-use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
+use flashcore_ir::Kernel;
 use flashcore_problem::POISON;
 use flashcore_problem::rng::Rng;
+use flashcore_sim::Case;
 
 use crate::fuzz::program::{File, Program};
 
@@ -39,80 +40,62 @@ pub enum Buffer {
     Boxes,
 }
 
-/// Where things are in the input.
-#[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    threads: u32,
-}
-
 /// The pools, in order.
 const POOLS: [File; 5] = [File::U, File::S, File::F, File::H, File::B];
 
+/// Words of the first values of a type, of one thread.
 fn words(file: File) -> u32 {
-    match file {
-        File::W | File::X => 2,
-        _ => 1,
-    }
+    file.words() * file.count() as u32
 }
 
-impl Layout {
-    /// Of a program's input.
-    pub fn of(program: &Program) -> Layout {
-        Layout {
-            threads: program.threads * program.blocks,
-        }
-    }
-
-    /// Word `part` of the first value of a variable, of thread 0.
-    pub fn first_word(&self, file: File, index: usize, part: u32) -> u32 {
-        let before: u32 = File::ALL
-            .into_iter()
-            .take_while(|&other| other != file)
-            .map(|other| words(other) * other.count() as u32)
-            .sum();
-        (before + words(file) * index as u32 + part) * self.threads
-    }
-
-    fn pool_word(&self, file: File) -> u32 {
-        let first_values: u32 = File::ALL
-            .into_iter()
-            .map(|file| words(file) * file.count() as u32)
-            .sum();
-        let before = POOLS.iter().take_while(|&&other| other != file).count() as u32;
-        // Pools begin at multiples of 16 bytes: threads come in warps.
-        first_values * self.threads + before * POOL
-    }
-
-    fn words(&self) -> u32 {
-        self.pool_word(File::B) + POOL
-    }
+/// Word `part` of the first value of a variable, of thread 0.
+pub fn first_word(program: &Program, file: File, index: usize, part: u32) -> u32 {
+    let before = File::ALL.into_iter().take_while(|&other| other != file);
+    (before.map(words).sum::<u32>() + file.words() * index as u32 + part) * program.all_threads()
 }
 
-/// The contents of the buffers before the launch, by slot.
-pub fn buffers(program: &Program, places: usize) -> Vec<Vec<u8>> {
-    let layout = Layout::of(program);
+/// A program's kernel with its launch and buffers; the kernel writes words to `places` places.
+pub fn case(program: &Program, kernel: Kernel, places: usize) -> Case {
+    let threads = program.all_threads();
     let mut rng = Rng::stream(program.seed, 1);
-    let mut input = Vec::with_capacity(layout.words() as usize);
-    for file in File::ALL {
-        for _ in 0..words(file) * file.count() as u32 * layout.threads {
-            input.push(word(file, &mut rng));
-        }
-    }
-    for file in POOLS {
-        input.extend((0..POOL).map(|_| word(file, &mut rng)));
-    }
-    let own = (layout.threads * SCRATCH) as usize;
-    let scratch: Vec<u32> = (0..2 * own).map(|_| word(File::U, &mut rng)).collect();
-    let scratch_f: Vec<u32> = (0..own).map(|_| word(File::F, &mut rng)).collect();
+    let mut random = |file: File, count: u32| -> Vec<u32> { (0..count).map(|_| word(file, &mut rng)).collect() };
+    let mut input = File::ALL.map(|file| random(file, words(file) * threads)).concat();
+    // Pools begin at multiples of 16 bytes: threads come in warps.
+    let pools = POOLS.map(|file| {
+        let at = 4 * input.len() as u64;
+        input.extend(random(file, POOL));
+        at
+    });
+    let own = threads * SCRATCH;
+    let (scratch, scratch_f) = (random(File::U, 2 * own), random(File::F, own));
+
+    let mut case = Case::new(kernel);
+    case.launch.grid = [program.blocks, 1, 1];
     let bytes = |words: &[u32]| bytemuck::cast_slice(words).to_vec();
-    vec![
-        bytes(&input),
-        vec![POISON; 4 * places * layout.threads as usize],
-        bytes(&scratch),
-        bytes(&scratch_f),
-        vec![0; 4 * SUMS as usize],
-        vec![POISON; (2 * OUT_ROWS * BOX_COLS) as usize],
-    ]
+    case.buffer("input", bytes(&input), false);
+    case.buffer("out", vec![POISON; 4 * places * threads as usize], true);
+    case.buffer("scratch", bytes(&scratch), true);
+    case.buffer("scratch_f", bytes(&scratch_f), true);
+    case.buffer("sums", vec![0; 4 * SUMS as usize], true);
+    case.buffer("boxes", vec![POISON; (2 * OUT_ROWS * BOX_COLS) as usize], true);
+    case.address(Buffer::Input as usize, 0);
+    for pool in pools {
+        case.address(Buffer::Input as usize, pool);
+    }
+    case.address(Buffer::Scratch as usize, 0);
+    case.address(Buffer::Scratch as usize, u64::from(4 * own));
+    for buffer in [Buffer::ScratchF, Buffer::Sums, Buffer::Out] {
+        case.address(buffer as usize, 0);
+    }
+    let [_, _, _, halves, _] = pools;
+    case.matrix(
+        "pool_boxes",
+        Buffer::Input as usize,
+        halves,
+        [2 * POOL / BOX_COLS, BOX_COLS],
+    );
+    case.matrix("out_boxes", Buffer::Boxes as usize, 0, [OUT_ROWS, BOX_COLS]);
+    case
 }
 
 /// A random word as a value of a type: ordinary ones, and those at the edges.
@@ -165,57 +148,3 @@ const F16_EDGES: [u16; 12] = [
 const BF16_EDGES: [u16; 12] = [
     0x0000, 0x8000, 0x7f80, 0xff80, 0x7fff, 0x7f7f, 0xff7f, 0x0080, 0x0001, 0x807f, 0x3f80, 0xbf80,
 ];
-
-/// The launch of a program's kernel, for [`buffers`] with as many places.
-pub fn launch(program: &Program, kernel: &Kernel, places: usize) -> Launch {
-    let layout = Layout::of(program);
-    let own = u64::from(4 * layout.threads * SCRATCH);
-    let buffer = |name, bytes, written| BufferSpec {
-        name,
-        bytes,
-        written,
-        align: 16,
-    };
-    let at = |slot: Buffer, byte_offset: u64| Arg::Buffer {
-        slot: slot as usize,
-        byte_offset,
-    };
-    let mut args = vec![at(Buffer::Input, 0)];
-    args.extend(POOLS.map(|file| at(Buffer::Input, u64::from(4 * layout.pool_word(file)))));
-    args.extend([
-        at(Buffer::Scratch, 0),
-        at(Buffer::Scratch, own),
-        at(Buffer::ScratchF, 0),
-        at(Buffer::Sums, 0),
-        at(Buffer::Out, 0),
-    ]);
-    let row = u64::from(2 * BOX_COLS);
-    let boxes = |name: &str, slot: Buffer, byte_offset: u64, rows: u32| {
-        let boxes = kernel.tensor_box(name)?;
-        let dims = vec![u64::from(BOX_COLS), u64::from(rows)];
-        Some(Arg::TensorMap(boxes.recipe(
-            slot as usize,
-            byte_offset,
-            dims,
-            vec![row],
-        )))
-    };
-    let pool = u64::from(4 * layout.pool_word(File::H));
-    args.extend(boxes("pool_boxes", Buffer::Input, pool, 2 * POOL / BOX_COLS));
-    args.extend(boxes("out_boxes", Buffer::Boxes, 0, OUT_ROWS));
-    Launch {
-        grid: [program.blocks, 1, 1],
-        block: [program.threads, 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: kernel.ledger().total_bytes(),
-        buffers: vec![
-            buffer("input", u64::from(4 * layout.words()), false),
-            buffer("out", 4 * places as u64 * u64::from(layout.threads), true),
-            buffer("scratch", 2 * own, true),
-            buffer("scratch_f", own, true),
-            buffer("sums", u64::from(4 * SUMS), true),
-            buffer("boxes", row * u64::from(OUT_ROWS), true),
-        ],
-        args,
-    }
-}

@@ -21,4 +21,4 @@ mod warp;
 
 pub use emit::Emitted;
 pub use program::Program;
-pub use slot::{BYTE_PRODUCT_BOUND, EX2_ULPS, PRODUCT_BOUND, RCP_ULPS, Slot};
+pub use slot::{E4M3_PRODUCT_BOUND, EX2_ULPS, PRODUCT_BOUND, RCP_ULPS, Slot};

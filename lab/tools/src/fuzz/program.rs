@@ -211,6 +211,11 @@ impl File {
             File::W | File::X | File::P => 3,
         }
     }
+
+    /// 32-bit words of a value.
+    pub fn words(self) -> u32 {
+        if matches!(self, File::W | File::X) { 2 } else { 1 }
+    }
 }
 
 /// A random program: the same seed makes the same one.
@@ -248,131 +253,124 @@ impl Program {
         let hopper = rng.chance(0.75);
         let threads = [32, 64, 128, 128][rng.below(4)];
         let size = rng.between(6, 48);
-        let choice = Choice {
-            hopper,
-            warpgroup: hopper && threads == 128,
-        };
-        let steps = choice.steps(&mut rng, size, Level::Block, 0);
+        let warpgroup = hopper && threads == 128;
+        let mut choice = Choice { rng, hopper, warpgroup };
+        let steps = choice.steps(size, Level::Block, 0);
         let variables = |file: File| (0..file.count()).map(move |index| (file, index));
         Program {
             seed,
             hopper,
             threads,
-            blocks: 1 + rng.below(2) as u32,
-            tiles: rng.next_u64() as u32,
+            blocks: 1 + choice.rng.below(2) as u32,
+            tiles: choice.rng.next_u64() as u32,
             steps,
             outputs: File::ALL.into_iter().flat_map(variables).collect(),
         }
     }
 
-    /// Calls `visit` for every operation.
-    pub fn for_each_op(&self, visit: &mut impl FnMut(Op)) {
-        fn walk(steps: &[Step], visit: &mut impl FnMut(Op)) {
+    /// Threads of all blocks.
+    pub fn all_threads(&self) -> u32 {
+        self.threads * self.blocks
+    }
+
+    /// Every operation, in order, those in branches and loops too.
+    pub fn ops(&self) -> Vec<Op> {
+        fn walk(steps: &[Step], ops: &mut Vec<Op>) {
             for step in steps {
                 if let Step::Do(op, _) = step {
-                    visit(*op);
+                    ops.push(*op);
                 }
-                step.inner().into_iter().for_each(|steps| walk(steps, visit));
+                step.inner().into_iter().for_each(|steps| walk(steps, ops));
             }
         }
-        walk(&self.steps, visit);
+        let mut ops = Vec::new();
+        walk(&self.steps, &mut ops);
+        ops
     }
 
     /// Whether any operation has a need.
     pub fn has_need(&self, need: Need) -> bool {
-        self.any_op(|op| op.needs().contains(&need))
-    }
-
-    /// Whether any operation has a property.
-    pub fn any_op(&self, has: impl Fn(Op) -> bool) -> bool {
-        let mut any = false;
-        self.for_each_op(&mut |op| any |= has(op));
-        any
+        self.ops().iter().any(|op| op.needs().contains(&need))
     }
 }
 
-/// What a program may use.
+/// What draws a program's steps, and what they may use.
 struct Choice {
+    rng: Rng,
     hopper: bool,
     warpgroup: bool,
 }
 
 impl Choice {
-    fn allows(&self, op: Op, level: Level) -> bool {
-        op.level() <= level
-            && (self.hopper || !op.needs_hopper())
-            && (self.warpgroup || !op.needs().contains(&Need::Warpgroup))
-    }
-
-    fn steps(&self, rng: &mut Rng, count: usize, level: Level, depth: u32) -> Vec<Step> {
+    fn steps(&mut self, count: usize, level: Level, depth: u32) -> Vec<Step> {
         let mut steps = Vec::new();
         while steps.len() < count {
-            steps.push(if depth < MAX_DEPTH && rng.chance(0.12) {
-                self.structure(rng, level, depth + 1)
+            steps.push(if depth < MAX_DEPTH && self.rng.chance(0.12) {
+                self.structure(level, depth + 1)
             } else {
-                Step::Do(self.op(rng, level), args(rng))
+                Step::Do(self.op(level), self.args())
             });
         }
         steps
     }
 
-    fn op(&self, rng: &mut Rng, level: Level) -> Op {
+    fn op(&mut self, level: Level) -> Op {
         // Collective operations are few and need most looking at, so their level is chosen first.
-        let wanted = match rng.below(10) {
+        let wanted = match self.rng.below(10) {
             0..5 => Level::Lane,
             5..8 => Level::Warp,
             _ => Level::Block,
         };
-        let wanted = wanted.min(level);
         loop {
-            let op = Op::ALL[rng.below(Op::ALL.len())];
-            if op.level() == wanted && self.allows(op, level) {
+            let op = Op::ALL[self.rng.below(Op::ALL.len())];
+            let allowed =
+                (self.hopper || !op.needs_hopper()) && (self.warpgroup || !op.needs().contains(&Need::Warpgroup));
+            if op.level() == wanted.min(level) && allowed {
                 return op;
             }
         }
     }
 
-    fn structure(&self, rng: &mut Rng, level: Level, depth: u32) -> Step {
-        let args = args(rng);
-        let inner = |rng: &mut Rng, level| {
-            let count = rng.between(1, 6);
-            self.steps(rng, count, level, depth)
-        };
-        if rng.chance(0.6) {
-            let (by, within) = match rng.below(4) {
+    fn structure(&mut self, level: Level, depth: u32) -> Step {
+        let args = self.args();
+        if self.rng.chance(0.6) {
+            let (by, within) = match self.rng.below(4) {
                 1 if level >= Level::Warp => (Decision::AnyOfWarp, Level::Warp),
                 2 if level >= Level::Warp => (Decision::AllOfWarp, Level::Warp),
                 3 => (Decision::Block, level),
                 _ => (Decision::Lane, Level::Lane),
             };
-            let then = inner(rng, within);
-            let otherwise = if rng.chance(0.5) {
-                inner(rng, within)
-            } else {
-                Vec::new()
-            };
+            let then = self.inner(within, depth);
+            let has_else = self.rng.chance(0.5);
             return Step::If {
                 by,
                 args,
                 then,
-                otherwise,
+                otherwise: if has_else {
+                    self.inner(within, depth)
+                } else {
+                    Vec::new()
+                },
             };
         }
-        let (rounds, within) = match rng.below(3) {
+        let (rounds, within) = match self.rng.below(3) {
             0 => (Rounds::Constant, level),
             1 => (Rounds::PerLane, Level::Lane),
             _ => (Rounds::BreakInside, Level::Lane),
         };
-        Step::Loop {
-            rounds,
-            args,
-            body: inner(rng, within),
-        }
+        let body = self.inner(within, depth);
+        Step::Loop { rounds, args, body }
     }
-}
 
-fn args(rng: &mut Rng) -> Args {
-    std::array::from_fn(|_| (rng.next_u64() >> 32) as u32)
+    /// The steps of a branch or a loop.
+    fn inner(&mut self, level: Level, depth: u32) -> Vec<Step> {
+        let count = self.rng.between(1, 6);
+        self.steps(count, level, depth)
+    }
+
+    fn args(&mut self) -> Args {
+        std::array::from_fn(|_| (self.rng.next_u64() >> 32) as u32)
+    }
 }
 
 #[cfg(test)]
@@ -384,10 +382,10 @@ mod tests {
         let mut met = std::collections::HashSet::new();
         for seed in 0..400 {
             let program = Program::random(seed);
-            program.for_each_op(&mut |op| {
+            for op in program.ops() {
                 assert!(program.hopper || !op.needs_hopper(), "{op:?} in seed {seed}");
                 met.insert(op);
-            });
+            }
         }
         let missing: Vec<_> = Op::ALL.iter().filter(|op| !met.contains(op)).collect();
         assert!(missing.is_empty(), "{missing:?}");

@@ -8,7 +8,7 @@ use crate::fuzz::program::{Program, Step};
 /// ```
 /// use flashcore_tools::fuzz::program::{Op, Program};
 /// use flashcore_tools::fuzz::shrink::shrink;
-/// let divides = |program: &Program| program.any_op(|op| op == Op::UDiv);
+/// let divides = |program: &Program| program.ops().contains(&Op::UDiv);
 /// let program = (0..).map(Program::random).find(divides).unwrap();
 /// let small = shrink(&program, 1000, divides);
 /// assert_eq!((small.steps.len(), small.outputs.len()), (1, 0));
@@ -38,15 +38,17 @@ pub fn shrink(program: &Program, trials: usize, mut fails: impl FnMut(&Program) 
             simplify(&mut simpler);
             keep(&mut best, simpler);
         }
-        // Runs of steps, long ones first.
+        // Runs of steps and of outputs, long ones first.
         let mut run = best.outputs.len().max(count(&best.steps));
         while run > 0 {
             let mut first = 0;
             while first < count(&best.steps) {
-                let smaller = Program {
-                    steps: without(&best.steps, first, run, &mut 0),
-                    ..best.clone()
-                };
+                let removed = first..first + run;
+                let mut smaller = best.clone();
+                smaller.steps = replaced(&best.steps, &mut 0, &|number, step| match removed.contains(&number) {
+                    true => Vec::new(),
+                    false => vec![step],
+                });
                 if !keep(&mut best, smaller) {
                     first += run;
                 }
@@ -62,14 +64,15 @@ pub fn shrink(program: &Program, trials: usize, mut fails: impl FnMut(&Program) 
             run /= 2;
         }
         // Branches and loops are replaced by their steps.
-        let mut number = 0;
-        while number < count(&best.steps) {
-            let smaller = Program {
-                steps: unwrapped(&best.steps, number, &mut 0),
-                ..best.clone()
-            };
+        let mut wanted = 0;
+        while wanted < count(&best.steps) {
+            let mut smaller = best.clone();
+            smaller.steps = replaced(&best.steps, &mut 0, &|number, step| match step {
+                Step::If { .. } | Step::Loop { .. } if number == wanted => step.inner().concat(),
+                step => vec![step],
+            });
             if !keep(&mut best, smaller) {
-                number += 1;
+                wanted += 1;
             }
         }
         if best == before {
@@ -84,32 +87,13 @@ fn count(steps: &[Step]) -> usize {
     steps.iter().map(|step| 1 + inner(step)).sum()
 }
 
-/// The steps less those numbered from `first` on, `run` of them; `next` is the number of the next
-/// one met.
-fn without(steps: &[Step], first: usize, run: usize, next: &mut usize) -> Vec<Step> {
-    let mut out = Vec::new();
-    for step in steps {
+/// The steps with each replaced by what `by` makes of it and its number; `next` is the number of
+/// the next one met.
+fn replaced(steps: &[Step], next: &mut usize, by: &impl Fn(usize, Step) -> Vec<Step>) -> Vec<Step> {
+    let replace = |step: &Step| {
         let number = *next;
         *next += 1;
-        let step = step.with_inner(|inner| without(inner, first, run, next));
-        if !(first..first + run).contains(&number) {
-            out.push(step);
-        }
-    }
-    out
-}
-
-/// The steps with the one of that number replaced by the steps in it.
-fn unwrapped(steps: &[Step], wanted: usize, next: &mut usize) -> Vec<Step> {
-    let mut out = Vec::new();
-    for step in steps {
-        let here = *next == wanted;
-        *next += 1;
-        let step = step.with_inner(|inner| unwrapped(inner, wanted, next));
-        match step {
-            Step::If { .. } | Step::Loop { .. } if here => out.extend(step.inner().concat()),
-            step => out.push(step),
-        }
-    }
-    out
+        by(number, step.with_inner(|inner| replaced(inner, next, by)))
+    };
+    steps.iter().flat_map(replace).collect()
 }

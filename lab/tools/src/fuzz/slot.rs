@@ -17,21 +17,15 @@ pub enum Slot {
     Ulps(u32),
     /// `lg2`: at most 2^-22 off for results within ±1, and 2^-22 of the result beyond (PTX ISA).
     Lg2,
-    /// A sum of products in f32: off by at most [`PRODUCT_BOUND`] a step of the sum of their
-    /// magnitudes, which is in another place of the simulator's output.
+    /// A sum of products in f32: off by at most [`PRODUCT_BOUND`] a step, or [`E4M3_PRODUCT_BOUND`],
+    /// of the sum of their magnitudes, which is in another place of the simulator's output.
     Product {
         /// That place.
         magnitude: usize,
         /// Instructions one after another that made it.
         steps: u32,
-    },
-    /// The same of e4m3, whose sums hardware keeps in fewer bits: off by at most
-    /// [`BYTE_PRODUCT_BOUND`] a step.
-    ByteProduct {
-        /// That place.
-        magnitude: usize,
-        /// Instructions one after another that made it.
-        steps: u32,
+        /// Whether factors are e4m3, whose sums hardware keeps in fewer bits.
+        e4m3: bool,
     },
     /// A pair of sums of products in f16: off by at most [`PRODUCT_BOUND`] of magnitudes in two
     /// other places, and by the rounding to f16 on either side: 2^-10, and 2^-24 of subnormal sums.
@@ -55,7 +49,7 @@ pub const RCP_ULPS: u32 = 2;
 pub const PRODUCT_BOUND: f64 = 1.0 / (1u64 << 19) as f64;
 /// The same of e4m3: 33 terms of which each loses less than 2^-13 of the largest, and the result as
 /// much of itself.
-pub const BYTE_PRODUCT_BOUND: f64 = 34.0 / (1u64 << 13) as f64;
+pub const E4M3_PRODUCT_BOUND: f64 = 34.0 / (1u64 << 13) as f64;
 /// The smallest normal f32: smaller sums of products may be flushed to zero.
 const TINY: f64 = f32::MIN_POSITIVE as f64;
 
@@ -69,11 +63,11 @@ impl Slot {
     ///
     /// ```
     /// use flashcore_tools::fuzz::Slot;
-    /// assert_eq!(Slot::Product { magnitude: 0, steps: 1 }.with_exact_sums(), Slot::F32);
+    /// assert_eq!(Slot::Product { magnitude: 0, steps: 1, e4m3: false }.with_exact_sums(), Slot::F32);
     /// ```
     pub fn with_exact_sums(self) -> Slot {
         match self {
-            Slot::Product { .. } | Slot::ByteProduct { .. } => Slot::F32,
+            Slot::Product { .. } => Slot::F32,
             Slot::HalfProduct { .. } => Slot::F16x2,
             other => other,
         }
@@ -86,8 +80,8 @@ impl Slot {
             Slot::Ulps(EX2_ULPS) => Some("ex2"),
             Slot::Ulps(_) => Some("rcp"),
             Slot::Lg2 => Some("lg2"),
-            Slot::Product { .. } => Some("product"),
-            Slot::ByteProduct { .. } => Some("product of e4m3"),
+            Slot::Product { e4m3: false, .. } => Some("product"),
+            Slot::Product { e4m3: true, .. } => Some("product of e4m3"),
             Slot::HalfProduct { .. } => Some("product in f16"),
         }
     }
@@ -116,36 +110,29 @@ impl Slot {
     /// The difference between the simulator's word and a GPU's, of what is allowed: more than 1 is
     /// a mismatch. `at` gives the simulator's word at another place.
     pub fn difference(self, simulated: u32, measured: u32, at: impl Fn(usize) -> u32) -> f64 {
-        let (a, b) = (f32::from_bits(simulated), f32::from_bits(measured));
+        let [a, b] = [simulated, measured].map(f32::from_bits);
         let equal = |same: bool| if same { 0.0 } else { f64::INFINITY };
+        let off = |bound: f64| quotient(a.into(), b.into(), bound);
+        let size = |place: usize| f64::from(f32::from_bits(at(place)));
         match self {
-            Slot::Bits | Slot::F32 | Slot::F16x2 | Slot::BF16x2 => {
-                equal(self.canonical(simulated) == self.canonical(measured))
-            }
+            _ if self.is_exact() => equal(self.canonical(simulated) == self.canonical(measured)),
             // Words that the program never came to write.
             _ if simulated == measured => 0.0,
-            Slot::Ulps(_) | Slot::Lg2 | Slot::Product { .. } | Slot::ByteProduct { .. } if a.is_nan() || b.is_nan() => {
-                equal(a.is_nan() && b.is_nan())
-            }
-            Slot::Ulps(allowed) => f64::from(ulps(a, b)) / f64::from(allowed),
-            Slot::Lg2 => quotient(a.into(), b.into(), 2f64.powi(-22) * f64::from(a.abs()).max(1.0)),
-            Slot::Product { magnitude, steps } => {
-                let size = f64::from(f32::from_bits(at(magnitude)));
-                quotient(a.into(), b.into(), f64::from(steps) * PRODUCT_BOUND * size + TINY)
-            }
-            Slot::ByteProduct { magnitude, steps } => {
-                let size = f64::from(f32::from_bits(at(magnitude)));
-                quotient(a.into(), b.into(), f64::from(steps) * BYTE_PRODUCT_BOUND * size + TINY)
-            }
-            Slot::HalfProduct { magnitudes } => [0, 1]
-                .into_iter()
-                .map(|i| {
+            Slot::HalfProduct { magnitudes } => {
+                let [low, high] = [0, 1].map(|i| {
                     let half = |word: u32| f16::from_bits((word >> (16 * i)) as u16).to_f64();
-                    let size = f64::from(f32::from_bits(at(magnitudes[i])));
-                    let bound = (2f64.powi(-10) + PRODUCT_BOUND) * size + 2f64.powi(-24);
+                    let bound = (2f64.powi(-10) + PRODUCT_BOUND) * size(magnitudes[i]) + 2f64.powi(-24);
                     quotient(half(simulated), half(measured), bound)
-                })
-                .fold(0.0, f64::max),
+                });
+                low.max(high)
+            }
+            _ if a.is_nan() || b.is_nan() => equal(a.is_nan() && b.is_nan()),
+            Slot::Ulps(allowed) => f64::from(ulps(a, b)) / f64::from(allowed),
+            Slot::Product { magnitude, steps, e4m3 } => {
+                let bound = if e4m3 { E4M3_PRODUCT_BOUND } else { PRODUCT_BOUND };
+                off(f64::from(steps) * bound * size(magnitude) + TINY)
+            }
+            _ => off(2f64.powi(-22) * f64::from(a.abs()).max(1.0)), // lg2
         }
     }
 }
@@ -190,11 +177,15 @@ mod tests {
         assert!(difference(Slot::Ulps(2), f32::NAN, 1.0) > 1.0);
         assert!(difference(Slot::Lg2, 1e-8, 1e-7) <= 1.0);
         assert!(difference(Slot::Lg2, 8.0, 8.00001) > 1.0);
-        let product = Slot::Product { magnitude: 0, steps: 1 };
-        assert!(difference(product, 0.0, 1.8e-6) <= 1.0);
-        assert!(difference(product, 0.0, 2.0e-6) > 1.0);
-        assert!(difference(Slot::Product { magnitude: 0, steps: 2 }, 0.0, 3.6e-6) <= 1.0);
-        assert!(difference(product, 1.0, f32::INFINITY) > 1.0);
+        let product = |steps| Slot::Product {
+            magnitude: 0,
+            steps,
+            e4m3: false,
+        };
+        assert!(difference(product(1), 0.0, 1.8e-6) <= 1.0);
+        assert!(difference(product(1), 0.0, 2.0e-6) > 1.0);
+        assert!(difference(product(2), 0.0, 3.6e-6) <= 1.0);
+        assert!(difference(product(1), 1.0, f32::INFINITY) > 1.0);
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use flashcore_ir::fragment::{AOperand, BOperand, MmaElement};
 use flashcore_ir::inst::{AtomOp, Scope};
-use flashcore_ir::{BF16x2, Cache, F16x2, Val};
+use flashcore_ir::{BF16x2, Cache, Element, F16x2, SharedTile, Val};
 use half::{bf16, f16};
 
-use crate::fuzz::emit::Writer;
+use crate::fuzz::emit::{Variable, Writer};
+use crate::fuzz::memory::width;
 use crate::fuzz::program::{Args, Op};
 use crate::fuzz::slot::Slot;
 
@@ -19,28 +20,28 @@ const LARGEST_BRAINS: u32 = 0x7f7f_7f7f;
 impl<'k> Writer<'k, '_> {
     pub(crate) fn warp(&self, op: Op, args: &Args) -> bool {
         let &[d, a, b, n, ..] = args;
-        let (u, s) = (|i| self.u(i), |i| self.s(i));
-        let set = |value| self.set_u(d, value);
+        let (u, s) = (|i| self.u(i), |i| self.get::<i32>(i));
+        let set = |value| self.set::<u32>(d, value);
         match op {
             Op::ShflBflyU => set(u(a).shfl_bfly(n % 32)),
             Op::ShflIdxU => set(u(a).shfl_idx(u(b))),
-            Op::ShflDownF => self.set_f(d, self.f(a).shfl_down(n % 32)),
-            Op::ShflUpS => self.set_s(d, s(a).shfl_up(n % 32)),
-            Op::ShflIdxH => self.set_h(d, self.h(a).shfl_idx(u(b) & 31u32)),
-            Op::ShflBflyB => self.set_b(d, self.b(a).shfl_bfly(1 << (n % 5))),
+            Op::ShflDownF => self.set(d, self.f(a).shfl_down(n % 32)),
+            Op::ShflUpS => self.set(d, s(a).shfl_up(n % 32)),
+            Op::ShflIdxH => self.set(d, self.h(a).shfl_idx(u(b) & 31u32)),
+            Op::ShflBflyB => self.set(d, self.get::<BF16x2>(a).shfl_bfly(1 << (n % 5))),
             Op::VoteAll => self.set_p(d, self.unforeseen(a).vote_all()),
             Op::VoteAny => self.set_p(d, self.unforeseen(a).vote_any()),
             Op::Ballot => set(self.unforeseen(a).ballot()),
             Op::ReduxAdd => set(u(a).redux_add()),
-            Op::ReduxSAdd => self.set_s(d, s(a).redux_add()),
+            Op::ReduxSAdd => self.set(d, s(a).redux_add()),
             Op::ReduxMin => set(u(a).redux_min()),
-            Op::ReduxSMin => self.set_s(d, s(a).redux_min()),
+            Op::ReduxSMin => self.set(d, s(a).redux_min()),
             Op::ReduxMax => set(u(a).redux_max()),
-            Op::ReduxSMax => self.set_s(d, s(a).redux_max()),
+            Op::ReduxSMax => self.set(d, s(a).redux_max()),
             Op::ReduxAnd => set(u(a).redux_and()),
             Op::ReduxOr => set(u(a).redux_or()),
             Op::ReduxXor => set(u(a).redux_xor()),
-            Op::ReduceMax => self.set_f(d, self.f(a).reduce_max(1 << (n % 6))),
+            Op::ReduceMax => self.set(d, self.f(a).reduce_max(1 << (n % 6))),
             Op::Elect => {
                 // Which lane it is, is not said.
                 let elected = self.k.elect();
@@ -66,7 +67,7 @@ impl<'k> Writer<'k, '_> {
                 self.bounded_product::<f16>(c, &[0, 1, 2, 3].map(word), &[4, 5].map(word), |w| self.magnitude(w));
             }
             Op::MmaBf16 => {
-                let word = |i: u32| self.below_two_b(self.b(n.rotate_left(2 * i).wrapping_add(a)));
+                let word = |i: u32| self.below_two_b(self.get(n.rotate_left(2 * i).wrapping_add(a)));
                 self.bounded_product::<bf16>(c, &[0, 1, 2, 3].map(word), &[4, 5].map(word), |w| w.abs());
             }
             Op::MmaHalfAcc => self.half_product(a, b, c, n),
@@ -86,7 +87,7 @@ impl<'k> Writer<'k, '_> {
         let (left, right) = self.operands::<E>(&[0, 1, 2, 3].map(word), &[4, 5].map(word));
         self.k.mma(acc, 0, left, right);
         self.k.mma(acc, 0, left, right);
-        (0..4).for_each(|i| self.set_f(d + i, acc.var(i).get()));
+        self.set_all(d, (0..4).map(|i| acc.var(i).get()));
     }
 
     /// The same with sums in f16.
@@ -101,7 +102,7 @@ impl<'k> Writer<'k, '_> {
         let (left, right) = self.operands::<f16>(&[0, 1, 2, 3].map(pair), &[4, 5].map(pair));
         self.k.mma_f16(acc, 0, left, right);
         self.k.mma_f16(acc, 0, left, right);
-        (0..2).for_each(|i| self.set_h(d + i, acc.var(i).get()));
+        self.set_all(d, (0..2).map(|i| acc.var(i).get()));
     }
 
     /// Magnitudes of f16 as tensor cores count them: subnormal ones with the exponent of the
@@ -143,9 +144,7 @@ impl<'k> Writer<'k, '_> {
         let (l, r) = self.operands::<E>(&left.map(magnitude), &right.map(magnitude));
         self.k.mma(sizes, 0, l, r);
         for i in 0..4 {
-            let magnitude = self.next_place();
-            let slot = Slot::Product { magnitude, steps: 1 };
-            self.observe(slot, sizes.var(i).get().reinterpret());
+            let slot = self.observe_size(sizes.var(i).get(), 1, false);
             self.observe(slot, sums.var(i).get().reinterpret());
         }
     }
@@ -169,9 +168,8 @@ impl<'k> Writer<'k, '_> {
         self.k.mma(sizes, 0, l, r);
         for i in 0..2 {
             let magnitudes = [2 * i, 2 * i + 1].map(|j| {
-                let magnitude = self.next_place();
-                let slot = Slot::Product { magnitude, steps: 1 };
-                self.observe(slot, sizes.var(j).get().reinterpret())
+                self.observe_size(sizes.var(j).get(), 1, false);
+                self.next_place() - 1
             });
             self.observe(Slot::HalfProduct { magnitudes }, sums.var(i).get().reinterpret());
         }
@@ -188,42 +186,47 @@ impl<'k> Writer<'k, '_> {
     // ---- Rows of others
     // ---------------------------------------------------------------------------------
 
+    /// Reads words of a row that others write, between two barriers.
+    fn read_row<E: Element<Word: Variable>>(
+        &self,
+        tile: SharedTile<'k, E>,
+        row: Val<'k, u32>,
+        &[d, _, b, n, ..]: &Args,
+        before: impl Fn(),
+        after: impl Fn(),
+    ) {
+        let at = self.words_of(tile, row, b, width(n));
+        before();
+        let words = at.load_words(width(n), Cache::Default);
+        after();
+        self.set_all(d, words);
+    }
+
     /// What reads or writes rows of the same warp, between warp barriers.
-    fn warp_rows(&self, op: Op, &[d, a, b, n, c, m]: &Args) -> bool {
+    fn warp_rows(&self, op: Op, args: &Args) -> bool {
+        let &[d, a, b, n, c, m] = args;
         let Some(tiles) = &self.tiles else { return false };
         let k = self.k;
         let first_row = self.me & !31u32;
         let row = |number: u32| first_row + (self.u(number) & 31u32);
         let chunk = |number: u32| (self.u(number) & (tiles.h.cols() / 8 - 1)) * 8u32;
-        let count = 1 << (n % 3);
+        let count = width(n);
         match op {
-            Op::WarpReadH => {
-                let at = tiles.h.at(row(a), self.aligned(b, tiles.h.cols() / 2, count) * 2u32);
-                k.sync_warp();
-                let words = at.load_words(count, Cache::Default);
-                k.sync_warp();
-                (0..).zip(words).for_each(|(i, word)| self.set_h(d + i, word));
-            }
-            Op::WarpReadW => {
-                let at = tiles.w.at(row(a), self.aligned(b, tiles.w.cols(), count));
-                k.sync_warp();
-                let words = at.load_words(count, Cache::Default);
-                k.sync_warp();
-                (0..).zip(words).for_each(|(i, word)| self.set_u(d + i, word));
-            }
+            Op::WarpReadH => self.read_row(tiles.h, row(a), args, || k.sync_warp(), || k.sync_warp()),
+            Op::WarpReadW => self.read_row(tiles.w, row(a), args, || k.sync_warp(), || k.sync_warp()),
             Op::LdMatrix => {
                 let at = tiles.h.at(row(a), chunk(b));
                 k.sync_warp();
                 let words = k.ldmatrix(at, count, m % 2 == 0);
                 k.sync_warp();
-                (0..).zip(words).for_each(|(i, word)| self.set_h(d + i, word));
+                self.set_all(d, words);
             }
             Op::StMatrix => {
                 // Different rows for all lanes: two stores of one place would race.
                 let at = tiles
                     .h
                     .at(first_row + (self.lane ^ (c % 32)), chunk_of(b, tiles.h.cols()));
-                let words: Vec<_> = (0..count).map(|i| self.h(a + i)).collect();
+                let words = self.get_all(a, count);
                 k.sync_warp();
                 k.stmatrix(at, &words, m % 2 == 0);
                 k.sync_warp();
@@ -234,7 +237,8 @@ impl<'k> Writer<'k, '_> {
     }
 
     /// What needs the whole block.
-    pub(crate) fn block(&self, op: Op, &[d, a, b, n, c, _]: &Args) -> bool {
+    pub(crate) fn block(&self, op: Op, args: &Args) -> bool {
+        let &[d, a, b, n, c, _] = args;
         let (k, threads) = (self.k, self.program.threads);
         match op {
             Op::NamedBarrier => k.barrier_among(n % 16, threads),
@@ -243,22 +247,10 @@ impl<'k> Writer<'k, '_> {
             _ => {
                 let Some(tiles) = &self.tiles else { return false };
                 let row = |number: u32| self.u(number) & (threads - 1);
-                let count = 1 << (n % 3);
+                let named = || k.barrier_among(c % 16, threads);
                 match op {
-                    Op::BlockReadH => {
-                        let at = tiles.h.at(row(a), self.aligned(b, tiles.h.cols() / 2, count) * 2u32);
-                        k.barrier();
-                        let words = at.load_words(count, Cache::Default);
-                        k.barrier_among(c % 16, threads);
-                        (0..).zip(words).for_each(|(i, word)| self.set_h(d + i, word));
-                    }
-                    Op::BlockReadW => {
-                        let at = tiles.w.at(row(a), self.aligned(b, tiles.w.cols(), count));
-                        k.barrier_among(c % 16, threads);
-                        let words = at.load_words(count, Cache::Default);
-                        k.barrier();
-                        (0..).zip(words).for_each(|(i, word)| self.set_u(d + i, word));
-                    }
+                    Op::BlockReadH => self.read_row(tiles.h, row(a), args, || k.barrier(), named),
+                    Op::BlockReadW => self.read_row(tiles.w, row(a), args, named, || k.barrier()),
                     Op::TileRed => {
                         let at = tiles.w.at(row(a), self.u(b) & (tiles.w.cols() - 1));
                         k.barrier();
@@ -278,7 +270,7 @@ impl<'k> Writer<'k, '_> {
                             },
                             || {
                                 k.barrier_among(id, threads);
-                                self.set_u(d, tiles.w.at(self.u(a) & 31u32, col).load());
+                                self.set(d, tiles.w.at(self.u(a) & 31u32, col).load());
                             },
                         );
                         k.barrier();

@@ -66,13 +66,10 @@ fn differs(program: &Program, change: &impl Fn(&mut Inst)) -> bool {
     let Ok(prepared) = Prepared::new(program.clone(), TensorSums::Exact) else {
         return false;
     };
-    let kernel = &prepared.emitted.kernel;
-    let wrong = kernel.with_body(changed(kernel.body(), change));
-    let answers = (
-        prepared.simulate(0).unwrap(),
-        prepared.simulate_kernel(&wrong, 0).unwrap(),
-    );
-    prepared.compare(&answers.0, &answers.1).mismatch.is_some()
+    let mut wrong = prepared.clone();
+    wrong.case.kernel = wrong.case.kernel.with_body(changed(wrong.case.kernel.body(), change));
+    let answers = [&prepared, &wrong].map(|prepared| prepared.simulate(0).unwrap());
+    prepared.compare(&answers[0], &answers[1]).mismatch.is_some()
 }
 
 /// The smallest program that shows a wrong meaning.
@@ -96,8 +93,8 @@ fn a_wrong_instruction_is_found_and_its_program_shrinks_to_it() {
             *ty = ScalarType::U32;
         }
     });
-    let mut shifts = 0;
-    small.for_each_op(&mut |op| shifts += u32::from(matches!(op, Op::SShr | Op::SDivConst)));
+    let ops = small.ops();
+    let shifts = ops.iter().filter(|op| matches!(op, Op::SShr | Op::SDivConst)).count();
     assert!(
         shifts == 1 && small.steps.len() <= 2 && small.outputs.len() <= 1,
         "{small:#?}"
@@ -113,8 +110,7 @@ fn a_wrong_fragment_is_found_and_its_program_shrinks_to_it() {
             *transposed = !*transposed;
         }
     });
-    let mut loads = 0;
-    small.for_each_op(&mut |op| loads += u32::from(op == Op::LdMatrix));
+    let loads = small.ops().iter().filter(|&&op| op == Op::LdMatrix).count();
     assert!(
         loads == 1 && small.steps.len() <= 2 && small.outputs.len() <= 1,
         "{small:#?}"

@@ -1,7 +1,7 @@
 //! Patterns of accesses to shared memory, with conflicts and without.
 
 use flashcore_ir::fragment::LDMATRIX;
-use flashcore_ir::{BuildErrors, Cache, Element, Swizzle, TileShape};
+use flashcore_ir::{BuildErrors, Cache, Element, GlobalPtr, SharedTile, Swizzle, TileShape, Val};
 use flashcore_problem::rng::Rng;
 use half::f16;
 
@@ -78,22 +78,24 @@ fn is_permutation(offsets: &[u32; 32]) -> bool {
 fn patterns(bytes: u32) -> Vec<(String, [u32; 32])> {
     let elements = 4 * WORDS / bytes;
     let by = |f: &dyn Fn(u32) -> u32| std::array::from_fn(|lane| f(lane as u32) % elements);
-    let mut patterns = vec![
-        ("row".to_string(), by(&|lane| lane)),
-        ("one".to_string(), by(&|_| 5)),
-        ("two_rows".to_string(), by(&|lane| lane * 2)),
-        ("four_rows".to_string(), by(&|lane| lane * 4)),
-        ("column".to_string(), by(&|lane| lane * (128 / bytes))),
-        ("odd_column".to_string(), by(&|lane| lane * (128 / bytes + 1))),
-        ("pairs".to_string(), by(&|lane| lane / 2)),
-        ("fours".to_string(), by(&|lane| lane / 4)),
-        ("eights".to_string(), by(&|lane| lane / 8)),
-        ("pairs_apart".to_string(), by(&|lane| lane / 4 * 2 + lane % 2)),
-        ("fours_apart".to_string(), by(&|lane| lane % 4)),
-        ("eights_apart".to_string(), by(&|lane| lane % 8)),
-        ("halves".to_string(), by(&|lane| lane % 16)),
-        ("backwards".to_string(), by(&|lane| 31 - lane)),
-    ];
+    let mut patterns = [
+        ("row", by(&|lane| lane)),
+        ("one", by(&|_| 5)),
+        ("two_rows", by(&|lane| lane * 2)),
+        ("four_rows", by(&|lane| lane * 4)),
+        ("column", by(&|lane| lane * (128 / bytes))),
+        ("odd_column", by(&|lane| lane * (128 / bytes + 1))),
+        ("pairs", by(&|lane| lane / 2)),
+        ("fours", by(&|lane| lane / 4)),
+        ("eights", by(&|lane| lane / 8)),
+        ("pairs_apart", by(&|lane| lane / 4 * 2 + lane % 2)),
+        ("fours_apart", by(&|lane| lane % 4)),
+        ("eights_apart", by(&|lane| lane % 8)),
+        ("halves", by(&|lane| lane % 16)),
+        ("backwards", by(&|lane| 31 - lane)),
+    ]
+    .map(|(name, offsets)| (name.to_string(), offsets))
+    .to_vec();
     for seed in 0..4 {
         let mut rng = Rng::stream(seed, u64::from(bytes));
         let offsets = std::array::from_fn(|_| rng.below(elements as usize) as u32);
@@ -135,30 +137,16 @@ fn loads(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErro
 
 /// Stores of `bytes` a lane to where a table says.
 fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(&format!("store_{bytes}_{name}"), &about("stores", bytes), 32, |k| {
-        let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
-        let lane = k.lane();
-        let words = k.shared_tile::<u32>("words", TileShape::new(1, WORDS));
-        let halves = k.shared_tile_reusing::<f16, _>("halves", TileShape::new(1, 2 * WORDS), words);
-        let element = table.offset(lane).load();
-        for i in 0..WORDS / 32 {
-            words.at(0, lane + 32 * i).store(0u32);
+    let name = format!("store_{bytes}_{name}");
+    let probe = writes(&name, &about("stores", bytes), |words, _, [lane, element]| {
+        let (k, value) = (lane.builder(), lane + element);
+        if bytes == 2 {
+            let halves = k.shared_tile_reusing::<f16, _>("halves", TileShape::new(1, 2 * WORDS), words);
+            halves.at(0, element).store(value.to_f32().to_f16());
+        } else {
+            let values = vec![value; bytes as usize / 4];
+            words.at(0, element * (bytes / 4)).store_words(&values, Cache::Default);
         }
-        k.sync_warp();
-        let value = lane + element;
-        match bytes {
-            2 => halves.at(0, element).store(value.to_f32().to_f16()),
-            _ => {
-                let values = vec![value; bytes as usize / 4];
-                words.at(0, element * (bytes / 4)).store_words(&values, Cache::Default);
-            }
-        }
-        k.sync_warp();
-        let sum = k.var(0u32);
-        for i in 0..WORDS / 32 {
-            sum.add_assign(words.at(0, lane + 32 * i).load());
-        }
-        out.offset(lane).store(sum);
     })?;
     Ok(probe.input(offsets).output(32))
 }
@@ -166,37 +154,46 @@ fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErr
 /// Asynchronous copies of `bytes` a lane to where a table says, through L1 or past it.
 fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Result<Probe, BuildErrors> {
     let kind = if past_l1 { "past_l1" } else { "through_l1" };
-    let probe = Probe::new(
-        &format!("copy_{kind}_{bytes}_{name}"),
-        &about("copies", bytes),
-        32,
-        |k| {
-            let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
-            let lane = k.lane();
-            let words = k.shared_tile::<u32>("words", TileShape::new(1, WORDS));
-            let element = table.offset(lane).load();
-            for i in 0..WORDS / 32 {
-                words.at(0, lane + 32 * i).store(0u32);
-            }
-            k.sync_warp();
-            let (to, from) = (words.at(0, element * (bytes / 4)), table.offset(lane * (bytes / 4)));
-            if past_l1 {
-                k.cp_async(to, from, None);
-            } else {
-                k.cp_async_l1(to, from, bytes, None);
-            }
-            k.cp_async_commit();
-            k.cp_async_wait(0);
-            k.sync_warp();
-            let sum = k.var(0u32);
-            for i in 0..WORDS / 32 {
-                sum.add_assign(words.at(0, lane + 32 * i).load());
-            }
-            out.offset(lane).store(sum);
-        },
-    )?;
+    let name = format!("copy_{kind}_{bytes}_{name}");
+    let probe = writes(&name, &about("copies", bytes), |words, table, [lane, element]| {
+        let k = lane.builder();
+        let (to, from) = (words.at(0, element * (bytes / 4)), table.offset(lane * (bytes / 4)));
+        if past_l1 {
+            k.cp_async(to, from, None);
+        } else {
+            k.cp_async_l1(to, from, bytes, None);
+        }
+        k.cp_async_commit();
+        k.cp_async_wait(0);
+    })?;
     let table: Vec<u32> = offsets.iter().copied().cycle().take(128).collect();
     Ok(probe.input(&table).output(32))
+}
+
+/// `write` gets each lane and the element that a table says for it to write; then all words are
+/// read.
+fn writes(
+    name: &str,
+    about: &str,
+    write: impl for<'k> Fn(SharedTile<'k, u32>, GlobalPtr<'k, u32>, [Val<'k, u32>; 2]),
+) -> Result<Probe, BuildErrors> {
+    Probe::new(name, about, 32, |k| {
+        let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
+        let lane = k.lane();
+        let words = k.shared_tile::<u32>("words", TileShape::new(1, WORDS));
+        let element = table.offset(lane).load();
+        for i in 0..WORDS / 32 {
+            words.at(0, lane + 32 * i).store(0u32);
+        }
+        k.sync_warp();
+        write(words, table, [lane, element]);
+        k.sync_warp();
+        let sum = k.var(0u32);
+        for i in 0..WORDS / 32 {
+            sum.add_assign(words.at(0, lane + 32 * i).load());
+        }
+        out.offset(lane).store(sum);
+    })
 }
 
 /// A tile of f32, written by rows and read by columns, in accesses of every width that its rows are

@@ -9,12 +9,12 @@
 
 use std::collections::BTreeMap;
 
-use flashcore_cuda::{Context, CudaError, Function, ModuleOptions, Stream};
-use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, KernelBuilder, Launch};
-use flashcore_sim::{Class, SimError, SimOptions, SimReport, simulate};
+use flashcore_cuda::{Context, CudaError, ModuleOptions};
+use flashcore_ir::{BuildErrors, Kernel, KernelBuilder};
+use flashcore_sim::{Case, Class, SimError, SimOptions, SimReport};
 use serde::{Deserialize, Serialize};
 
-use crate::fuzz::run::launch_on;
+use crate::fuzz::run::launch;
 
 pub mod banks;
 pub mod races;
@@ -27,12 +27,8 @@ pub struct Probe {
     pub name: String,
     /// What it does, in a line.
     pub about: String,
-    /// The kernel.
-    pub kernel: Kernel,
-    /// How to launch it.
-    pub launch: Launch,
-    /// What the buffers hold before.
-    pub buffers: Vec<Vec<u8>>,
+    /// The kernel, its launch and its buffers.
+    pub case: Case,
 }
 
 /// What is counted of accesses to memory.
@@ -61,65 +57,28 @@ pub struct LineCount {
 }
 
 impl Probe {
-    /// A kernel of one block whose parameters are buffers, which [`Probe::input`] and
-    /// [`Probe::output`] bring in order.
+    /// A kernel of one block; [`Probe::input`] and [`Probe::output`] bring its parameters in order.
     ///
     /// # Errors
     /// As [`Kernel::build`].
     pub fn new(name: &str, about: &str, threads: u32, body: impl FnOnce(&KernelBuilder)) -> Result<Probe, BuildErrors> {
-        let kernel = Kernel::build(name.to_string(), threads, body)?;
-        let launch = Launch {
-            grid: [1, 1, 1],
-            block: [threads, 1, 1],
-            cluster: [1, 1, 1],
-            dynamic_shared_bytes: kernel.ledger().total_bytes(),
-            buffers: Vec::new(),
-            args: Vec::new(),
-        };
         Ok(Probe {
             name: name.to_string(),
             about: about.to_string(),
-            kernel,
-            launch,
-            buffers: Vec::new(),
+            case: Case::new(Kernel::build(name.to_string(), threads, body)?),
         })
     }
 
     /// Words behind the next parameter, which the kernel reads.
     pub fn input(mut self, words: &[u32]) -> Probe {
-        let slot = self.buffer("input", bytemuck::cast_slice(words).to_vec(), false);
-        self.launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+        self.case = self.case.input("input", bytemuck::cast_slice(words).to_vec());
         self
     }
 
     /// So many words behind the next parameter, which the kernel writes.
     pub fn output(mut self, words: u32) -> Probe {
-        let slot = self.buffer("output", vec![0; 4 * words as usize], true);
-        self.launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+        self.case = self.case.output("output", 4 * words as usize);
         self
-    }
-
-    /// A matrix of 16-bit elements behind the next parameter, which is a tensor map.
-    pub fn matrix(mut self, parameter: &str, rows: u32, cols: u32, written: bool) -> Probe {
-        let bytes = vec![0; 2 * (rows * cols) as usize];
-        let slot = self.buffer(if written { "output" } else { "input" }, bytes, written);
-        if let Some(of) = self.kernel.tensor_box(parameter) {
-            let dims = vec![u64::from(cols), u64::from(rows)];
-            let recipe = of.recipe(slot, 0, dims, vec![u64::from(2 * cols)]);
-            self.launch.args.push(Arg::TensorMap(recipe));
-        }
-        self
-    }
-
-    fn buffer(&mut self, name: &'static str, bytes: Vec<u8>, written: bool) -> usize {
-        self.launch.buffers.push(BufferSpec {
-            name,
-            bytes: bytes.len() as u64,
-            written,
-            align: 16,
-        });
-        self.buffers.push(bytes);
-        self.buffers.len() - 1
     }
 
     /// Runs it by the simulator.
@@ -132,7 +91,7 @@ impl Probe {
             memory_counts: true,
             ..SimOptions::default()
         };
-        simulate(&self.kernel, &self.launch, &mut self.buffers.clone(), &options)
+        self.case.clone().simulate(&options)
     }
 
     /// What its accesses to memory take, line by line, as the simulator counts them.
@@ -159,13 +118,13 @@ impl Probe {
             };
             *lines.entry((site.line.file, site.line.line, what)).or_default() += site.transactions;
         }
-        let line_count = |((file, line, what), count): ((&str, u32, What), u64)| LineCount {
+        let counts = lines.into_iter().map(|((file, line, what), count)| LineCount {
             file: file.to_string(),
             line,
             what,
             count,
-        };
-        Ok(lines.into_iter().map(line_count).collect())
+        });
+        Ok(counts.collect())
     }
 
     /// Runs it on a GPU, compiled with its Rust lines.
@@ -178,7 +137,6 @@ impl Probe {
             allow_performance_warnings: true,
             ..ModuleOptions::default()
         };
-        let function = Function::load(context, &self.kernel, &options)?;
-        launch_on(&Stream::new(context)?, &function, &self.launch, &self.buffers).map(drop)
+        launch(context, &self.case, &options).map(drop)
     }
 }

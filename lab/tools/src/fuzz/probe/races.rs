@@ -23,6 +23,13 @@ pub struct Race {
     body: fn(&KernelBuilder, bool),
 }
 
+/// Writes what only one of a race's two kernels has.
+pub(super) fn when(has: bool, write: impl FnOnce()) {
+    if has {
+        write();
+    }
+}
+
 /// What a parameter points to.
 #[derive(Clone, Copy)]
 pub(super) enum Data {
@@ -76,11 +83,16 @@ impl Race {
     fn probe(&self, suffix: &str, clean: bool) -> Result<Probe, BuildErrors> {
         let name = format!("{}_{suffix}", self.name);
         let mut probe = Probe::new(&name, self.about, self.threads, |k| (self.body)(k, clean))?;
-        probe.launch.grid = [self.blocks, 1, 1];
-        Ok(self.data.iter().fold(probe, |probe, data| match *data {
+        probe.case.launch.grid = [self.blocks, 1, 1];
+        Ok(self.data.iter().fold(probe, |mut probe, data| match *data {
             Input(word, count) => probe.input(&vec![word; count as usize]),
             Output(words) => probe.output(words),
-            Matrix(parameter, rows, written) => probe.matrix(parameter, rows, SIDE, written),
+            Matrix(parameter, rows, written) => {
+                let name = if written { "output" } else { "input" };
+                let slot = probe.case.buffer(name, vec![0; 2 * (rows * SIDE) as usize], written);
+                probe.case.matrix(parameter, slot, 0, [rows, SIDE]);
+                probe
+            }
         }))
     }
 
@@ -128,9 +140,7 @@ pub fn all() -> Vec<Race> {
             .kernel(THREADS, &[Output(THREADS)], |k, clean| {
                 let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", THREADS), k.thread_idx());
                 words.at(0, t).store(t);
-                if clean {
-                    k.barrier();
-                }
+                when(clean, || k.barrier());
                 out.offset(t).store(words.at(0, t ^ 64u32).load());
             }),
         race("reused_stage", "race")
@@ -143,9 +153,7 @@ pub fn all() -> Vec<Race> {
                     words.at(0, t).store(input.offset(round * THREADS + t).load());
                     k.barrier();
                     sum.add_assign(words.at(0, t ^ 64u32).load());
-                    if clean {
-                        k.barrier();
-                    }
+                    when(clean, || k.barrier());
                 });
                 out.offset(t).store(sum);
             }),
@@ -164,9 +172,7 @@ pub fn all() -> Vec<Race> {
                 for row in 0..64 {
                     sum.add_assign(scores.at(row, t).load());
                 }
-                if clean {
-                    k.barrier();
-                }
+                when(clean, || k.barrier());
                 for col in 0..64 {
                     probs.at(t, col).store(sum.get());
                 }
@@ -178,9 +184,7 @@ pub fn all() -> Vec<Race> {
             .kernel(64, &[Output(64)], |k, clean| {
                 let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
                 k.if_(t.lt(32).uniform(), || words.at(0, t & 31u32).store(t));
-                if clean {
-                    k.barrier();
-                }
+                when(clean, || k.barrier());
                 k.if_(t.ge(32).uniform(), || words.at(0, t & 31u32).store(t));
                 k.barrier();
                 out.offset(t).store(words.at(0, t & 31u32).load());
@@ -232,13 +236,9 @@ pub fn all() -> Vec<Race> {
                         k.barrier_arrive(1, 64);
                     },
                     || {
-                        if clean {
-                            k.barrier_among(1, 64);
-                        }
+                        when(clean, || k.barrier_among(1, 64));
                         let value = words.at(0, t & 31u32).load();
-                        if !clean {
-                            k.barrier_among(1, 64);
-                        }
+                        when(!clean, || k.barrier_among(1, 64));
                         out.offset(t).store(value);
                     },
                 );
@@ -247,9 +247,7 @@ pub fn all() -> Vec<Race> {
             .about("cp.async: a barrier, but no wait before it")
             .kernel(THREADS, &COPIED, |k, clean| {
                 copied(k, || {
-                    if clean {
-                        k.cp_async_wait(0);
-                    }
+                    when(clean, || k.cp_async_wait(0));
                     k.barrier();
                 })
             }),
@@ -258,9 +256,7 @@ pub fn all() -> Vec<Race> {
             .kernel(THREADS, &COPIED, |k, clean| {
                 copied(k, || {
                     k.cp_async_wait(0);
-                    if clean {
-                        k.barrier();
-                    }
+                    when(clean, || k.barrier());
                 })
             }),
         race("copy_too_new", "missing-wait")
@@ -284,9 +280,7 @@ pub fn all() -> Vec<Race> {
             .kernel(32, &[Output(32)], |k, clean| {
                 let (out, words, lane) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.lane());
                 words.at(0, lane).store(lane * lane);
-                if clean {
-                    k.sync_warp();
-                }
+                when(clean, || k.sync_warp());
                 out.offset(lane).store(words.at(0, lane ^ 1u32).load());
             }),
         race("shuffle_as_fence", "race")
@@ -295,9 +289,7 @@ pub fn all() -> Vec<Race> {
                 let (out, words, lane) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.lane());
                 words.at(0, lane).store(lane * lane);
                 let largest = lane.max(lane.shfl_bfly(1));
-                if clean {
-                    k.sync_warp();
-                }
+                when(clean, || k.sync_warp());
                 out.offset(lane).store(words.at(0, lane ^ 1u32).load() + largest);
             }),
         race("other_blocks", "block-race")

@@ -3,7 +3,7 @@
 use flashcore_ir::{Cache, KernelBuilder, MBarrier, MBarriers, SharedTile, Swizzle, TensorMap, TileShape, Val};
 use half::f16;
 
-use super::races::{Matrix, Output, Race, race, row};
+use super::races::{Matrix, Output, Race, race, row, when};
 
 /// Rows and columns of boxes and of products' operands.
 pub(super) const SIDE: u32 = 64;
@@ -45,6 +45,26 @@ fn load_box<'k>(k: &'k KernelBuilder, tile: SharedTile<'k, f16>, from: TensorMap
     });
 }
 
+/// Writes a tile and stores it to rows of a tensor, with a proxy fence between or not; the thread
+/// that stores does `wait` afterwards.
+fn store_box<'k>(
+    k: &'k KernelBuilder,
+    tile: SharedTile<'k, f16>,
+    to: TensorMap<'k>,
+    row: u32,
+    fenced: bool,
+    wait: impl Fn(),
+) {
+    write_row(k, tile, 1 + row);
+    when(fenced, || k.fence_proxy_async());
+    k.barrier();
+    k.if_(k.thread_idx().eq(0).divergent(), || {
+        tile.store_tma(0u32, to.at(&[k.constant(row)]));
+        k.bulk_commit();
+        wait();
+    });
+}
+
 /// A product of two tiles that threads write, with a proxy fence before it or not; `after` stands
 /// between it and its wait.
 fn product<'k>(k: &'k KernelBuilder, fenced: bool, after: impl Fn(SharedTile<'k, f16>)) {
@@ -52,9 +72,7 @@ fn product<'k>(k: &'k KernelBuilder, fenced: bool, after: impl Fn(SharedTile<'k,
     let (left, right) = (square(k, "left"), square(k, "right"));
     write_row(k, left, 0x3c00_3c00);
     write_row(k, right, 0x3c00_3c00);
-    if fenced {
-        k.fence_proxy_async();
-    }
+    when(fenced, || k.fence_proxy_async());
     k.barrier();
     let sums = k.acc_unwritten("sums", SIDE / 8);
     k.wgmma_fence();
@@ -82,13 +100,9 @@ pub(super) fn all() -> Vec<Race> {
                         bars.at(0).arrive();
                     },
                     || {
-                        if clean {
-                            bars.at(0).wait(0);
-                        }
+                        when(clean, || bars.at(0).wait(0));
                         let value = words.at(0, t & 31u32).load();
-                        if !clean {
-                            bars.at(0).wait(0);
-                        }
+                        when(!clean, || bars.at(0).wait(0));
                         out.offset(t).store(value);
                     },
                 );
@@ -138,13 +152,9 @@ pub(super) fn all() -> Vec<Race> {
                 let (out, t) = (k.param_ptr_mut::<u32>("out"), k.thread_idx());
                 let bars = mbarriers(k, 1);
                 load_box(k, tile, from, 0, bars.at(0));
-                if clean {
-                    bars.at(0).wait(0);
-                }
+                when(clean, || bars.at(0).wait(0));
                 let word = word_of(tile, t);
-                if !clean {
-                    bars.at(0).wait(0);
-                }
+                when(!clean, || bars.at(0).wait(0));
                 out.offset(t).store(word);
             }),
         race("tensor_copy_early", "race")
@@ -158,9 +168,7 @@ pub(super) fn all() -> Vec<Race> {
                 bars.at(0).wait(0);
                 let first = word_of(tile, t);
                 k.fence_proxy_async();
-                if clean {
-                    k.barrier();
-                }
+                when(clean, || k.barrier());
                 load_box(k, tile, from, SIDE, bars.at(1));
                 bars.at(1).wait(0);
                 out.offset(t).store(first + word_of(tile, t));
@@ -170,41 +178,16 @@ pub(super) fn all() -> Vec<Race> {
             .kernel(128, &[Matrix("to", 2 * SIDE, true)], |k, clean| {
                 let tile = square(k, "tile");
                 let to = k.param_tensor_map_mut("to", tile.tensor_box(&[SIDE]));
-                write_row(k, tile, 1);
-                k.fence_proxy_async();
+                store_box(k, tile, to, 0, true, || when(clean, || k.bulk_wait_read(0)));
                 k.barrier();
-                k.if_(k.thread_idx().eq(0).divergent(), || {
-                    tile.store_tma(0u32, to.at(&[k.constant(0u32)]));
-                    k.bulk_commit();
-                    if clean {
-                        k.bulk_wait_read(0);
-                    }
-                });
-                k.barrier();
-                write_row(k, tile, 2);
-                k.fence_proxy_async();
-                k.barrier();
-                k.if_(k.thread_idx().eq(0).divergent(), || {
-                    tile.store_tma(0u32, to.at(&[k.constant(SIDE)]));
-                    k.bulk_commit();
-                    k.bulk_wait(0);
-                });
+                store_box(k, tile, to, SIDE, true, || k.bulk_wait(0));
             }),
         race("tensor_store_unfenced", "missing-fence")
             .about("a tile is stored without a proxy fence since it was written")
             .kernel(128, &[Matrix("to", SIDE, true)], |k, clean| {
                 let tile = square(k, "tile");
                 let to = k.param_tensor_map_mut("to", tile.tensor_box(&[SIDE]));
-                write_row(k, tile, 1);
-                if clean {
-                    k.fence_proxy_async();
-                }
-                k.barrier();
-                k.if_(k.thread_idx().eq(0).divergent(), || {
-                    tile.store_tma(0u32, to.at(&[k.constant(0u32)]));
-                    k.bulk_commit();
-                    k.bulk_wait(0);
-                });
+                store_box(k, tile, to, 0, clean, || k.bulk_wait(0));
             }),
         race("product_released_early", "race")
             .about("an operand is written anew while the product still reads it")
