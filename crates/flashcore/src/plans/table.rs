@@ -50,7 +50,7 @@ impl fmt::Display for PlanDevice {
 #[serde(deny_unknown_fields)]
 pub struct PlanClass {
     /// Element type of Q, K and V, by name.
-    #[serde(serialize_with = "dtype_to_name", deserialize_with = "dtype_of_name")]
+    #[serde(serialize_with = "to_text", deserialize_with = "dtype_of_name")]
     pub dtype: DType,
     /// Columns of Q and K.
     pub head_dim: usize,
@@ -364,10 +364,6 @@ impl PlanTable {
 
 fn to_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
-}
-
-fn dtype_to_name<S: Serializer>(dtype: &DType, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(dtype.name())
 }
 
 fn dtype_of_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DType, D::Error> {
