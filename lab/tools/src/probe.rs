@@ -44,14 +44,14 @@ pub(crate) fn main(command: &Command) -> crate::Ran {
 
 fn list() -> crate::Ran {
     let mut counted = Vec::new();
-    for probe in banks::all()?.into_iter().chain(attention()?) {
+    for probe in banks::all().into_iter().chain(attention()?) {
         counted.push(serde_json::json!({
             "name": probe.name, "kernel": probe.case.kernel.name(), "about": probe.about, "lines": probe.counts()?,
         }));
     }
     let mut judged = Vec::new();
     for race in races::all() {
-        for (probe, is_racy) in [(race.racy()?, true), (race.clean()?, false)] {
+        for (probe, is_racy) in [(race.racy(), true), (race.clean(), false)] {
             // A few schedules, in the order in which kinds first come up.
             let mut kinds: Vec<&str> = Vec::new();
             for schedule in 0..5 {
@@ -89,18 +89,18 @@ fn run(names: &[String]) -> crate::Ran {
 
 fn probes(name: &str) -> Result<Vec<Probe>, Box<dyn Error>> {
     match name {
-        "banks" => return Ok(banks::all()?),
+        "banks" => return Ok(banks::all()),
         "attention" => return attention(),
         _ => {}
     }
     for race in races::all() {
-        for probe in [race.racy()?, race.clean()?] {
+        for probe in [race.racy(), race.clean()] {
             if probe.name == name {
                 return Ok(vec![probe]);
             }
         }
     }
-    let mut banks = banks::all()?;
+    let mut banks = banks::all();
     banks.retain(|probe| probe.name == name);
     match banks.is_empty() {
         true => Err(format!("there is no probe `{name}`; `probe list` lists them").into()),

@@ -1,7 +1,7 @@
 //! Patterns of accesses to shared memory, with conflicts and without.
 
 use flashcore_ir::fragment::LDMATRIX;
-use flashcore_ir::{BuildErrors, Cache, Element, GlobalPtr, SharedTile, Swizzle, TileShape, Val};
+use flashcore_ir::{Cache, Element, GlobalPtr, SharedTile, Swizzle, TileShape, Val};
 use flashcore_problem::rng::Rng;
 use half::f16;
 
@@ -11,10 +11,7 @@ use super::Probe;
 const WORDS: u32 = 1024;
 
 /// Every probe of banks.
-///
-/// # Errors
-/// None: they are written to build.
-pub fn all() -> Result<Vec<Probe>, BuildErrors> {
+pub fn all() -> Vec<Probe> {
     let mut probes = Vec::new();
     for (name, shape) in [
         ("plain", TileShape::new(32, 32)),
@@ -22,7 +19,7 @@ pub fn all() -> Result<Vec<Probe>, BuildErrors> {
         ("padded_16_bytes", TileShape::new(32, 32).padded(4)),
         ("swizzled", TileShape::new(32, 32).swizzled(Swizzle::B128)),
     ] {
-        probes.push(floats(name, shape)?);
+        probes.push(floats(name, shape));
     }
     for (name, shape) in [
         ("plain", TileShape::new(32, 64)),
@@ -33,19 +30,19 @@ pub fn all() -> Result<Vec<Probe>, BuildErrors> {
         ("swizzled_32", TileShape::new(32, 64).swizzled(Swizzle::B32)),
         ("narrow", TileShape::new(32, 32).swizzled(Swizzle::B64)),
     ] {
-        probes.push(halves(name, shape)?);
+        probes.push(halves(name, shape));
     }
     for bytes in [2, 4, 8, 16] {
         for (name, offsets) in patterns(bytes) {
-            probes.push(loads(&name, bytes, &offsets)?);
+            probes.push(loads(&name, bytes, &offsets));
             if is_permutation(&offsets) {
-                probes.push(stores(&name, bytes, &offsets)?);
+                probes.push(stores(&name, bytes, &offsets));
             }
             if is_permutation(&offsets) && bytes > 2 {
-                probes.push(copies(&name, bytes, false, &offsets)?);
+                probes.push(copies(&name, bytes, false, &offsets));
             }
             if is_permutation(&offsets) && bytes == 16 {
-                probes.push(copies(&name, bytes, true, &offsets)?);
+                probes.push(copies(&name, bytes, true, &offsets));
             }
         }
     }
@@ -63,10 +60,10 @@ pub fn all() -> Result<Vec<Probe>, BuildErrors> {
         ("every_second_pair", by(&|lane| lane / 2 * 4 + lane % 2)),
         ("quarters_swapped", by(&|lane| lane ^ 8)),
     ] {
-        probes.push(copies(name, 16, true, &offsets)?);
-        probes.push(copies(name, 16, false, &offsets)?);
+        probes.push(copies(name, 16, true, &offsets));
+        probes.push(copies(name, 16, false, &offsets));
     }
-    Ok(probes)
+    probes
 }
 
 fn is_permutation(offsets: &[u32; 32]) -> bool {
@@ -112,8 +109,8 @@ fn about(what: &str, bytes: u32) -> String {
 }
 
 /// Loads of `bytes` a lane from where a table says.
-fn loads(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErrors> {
-    let probe = Probe::new(&format!("load_{bytes}_{name}"), &about("loads", bytes), 32, |k| {
+fn loads(name: &str, bytes: u32, offsets: &[u32; 32]) -> Probe {
+    Probe::new(&format!("load_{bytes}_{name}"), &about("loads", bytes), 32, |k| {
         let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
         let lane = k.lane();
         let words = k.shared_tile::<u32>("words", TileShape::new(1, WORDS));
@@ -131,14 +128,15 @@ fn loads(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErro
         };
         let sum = values[1..].iter().fold(values[0], |sum, &value| sum + value);
         out.offset(lane).store(sum);
-    })?;
-    Ok(probe.input(offsets).output(32))
+    })
+    .input(offsets)
+    .output(32)
 }
 
 /// Stores of `bytes` a lane to where a table says.
-fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErrors> {
+fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Probe {
     let name = format!("store_{bytes}_{name}");
-    let probe = writes(&name, &about("stores", bytes), |words, _, [lane, element]| {
+    writes(&name, &about("stores", bytes), |words, _, [lane, element]| {
         let (k, value) = (lane.builder(), lane + element);
         if bytes == 2 {
             let halves = k.shared_tile_reusing::<f16, _>("halves", TileShape::new(1, 2 * WORDS), words);
@@ -147,15 +145,17 @@ fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Result<Probe, BuildErr
             let values = vec![value; bytes as usize / 4];
             words.at(0, element * (bytes / 4)).store_words(&values, Cache::Default);
         }
-    })?;
-    Ok(probe.input(offsets).output(32))
+    })
+    .input(offsets)
+    .output(32)
 }
 
 /// Asynchronous copies of `bytes` a lane to where a table says, through L1 or past it.
-fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Result<Probe, BuildErrors> {
+fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Probe {
     let kind = if past_l1 { "past_l1" } else { "through_l1" };
     let name = format!("copy_{kind}_{bytes}_{name}");
-    let probe = writes(&name, &about("copies", bytes), |words, table, [lane, element]| {
+    let table: Vec<u32> = offsets.iter().copied().cycle().take(128).collect();
+    writes(&name, &about("copies", bytes), |words, table, [lane, element]| {
         let k = lane.builder();
         let (to, from) = (words.at(0, element * (bytes / 4)), table.offset(lane * (bytes / 4)));
         if past_l1 {
@@ -165,9 +165,9 @@ fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Result<
         }
         k.cp_async_commit();
         k.cp_async_wait(0);
-    })?;
-    let table: Vec<u32> = offsets.iter().copied().cycle().take(128).collect();
-    Ok(probe.input(&table).output(32))
+    })
+    .input(&table)
+    .output(32)
 }
 
 /// `write` gets each lane and the element that a table says for it to write; then all words are
@@ -176,7 +176,7 @@ fn writes(
     name: &str,
     about: &str,
     write: impl for<'k> Fn(SharedTile<'k, u32>, GlobalPtr<'k, u32>, [Val<'k, u32>; 2]),
-) -> Result<Probe, BuildErrors> {
+) -> Probe {
     Probe::new(name, about, 32, |k| {
         let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
         let lane = k.lane();
@@ -198,9 +198,9 @@ fn writes(
 
 /// A tile of f32, written by rows and read by columns, in accesses of every width that its rows are
 /// aligned to.
-fn floats(name: &str, shape: TileShape) -> Result<Probe, BuildErrors> {
+fn floats(name: &str, shape: TileShape) -> Probe {
     let about = "32 × 32 f32: rows and columns, one, two and four at a time";
-    let probe = Probe::new(&format!("floats_{name}"), about, 32, |k| {
+    Probe::new(&format!("floats_{name}"), about, 32, |k| {
         let out = k.param_ptr_mut::<f32>("out");
         let tile = k.shared_tile::<f32>("tile", shape);
         let lane = k.lane();
@@ -229,15 +229,17 @@ fn floats(name: &str, shape: TileShape) -> Result<Probe, BuildErrors> {
         tile.at(lane, 1).store(sum.get());
         k.sync_warp();
         out.offset(lane).store(tile.at(0, lane).load());
-    })?;
-    Ok(probe.output(32))
+    })
+    .output(32)
 }
 
 /// A tile of f16 as attention uses it: rows copied in, matrices loaded and stored, fragments
 /// stored.
-fn halves(name: &str, shape: TileShape) -> Result<Probe, BuildErrors> {
+fn halves(name: &str, shape: TileShape) -> Probe {
     let about = "a tile of f16: copies of rows, ldmatrix, stmatrix, fragments";
-    let probe = Probe::new(&format!("halves_{name}"), about, 32, |k| {
+    // Matrices are of 8 rows of 16 bytes, which the rows of a warp are.
+    debug_assert_eq!((LDMATRIX.rows, LDMATRIX.cols), (8, 8));
+    Probe::new(&format!("halves_{name}"), about, 32, |k| {
         let (input, out) = (k.param_ptr::<f16>("input"), k.param_ptr_mut::<u32>("out"));
         let tile = k.shared_tile::<f16>("tile", shape);
         let (lane, sum) = (k.lane(), k.var(0u32));
@@ -276,8 +278,7 @@ fn halves(name: &str, shape: TileShape) -> Result<Probe, BuildErrors> {
         k.sync_warp();
         take(tile.at(lane % 8, lane / 8 * 2).load_words(1, Cache::Default));
         out.offset(lane).store(sum);
-    })?;
-    // Matrices are of 8 rows of 16 bytes, which the rows of a warp are.
-    debug_assert_eq!((LDMATRIX.rows, LDMATRIX.cols), (8, 8));
-    Ok(probe.input(&[0x3c00_3c00; 32 * 32]).output(32))
+    })
+    .input(&[0x3c00_3c00; 32 * 32])
+    .output(32)
 }

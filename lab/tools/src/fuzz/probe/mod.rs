@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use flashcore_cuda::{Context, CudaError, ModuleOptions};
-use flashcore_ir::{BuildErrors, Kernel, KernelBuilder};
+use flashcore_ir::{Kernel, KernelBuilder};
 use flashcore_sim::{Case, Class, SimError, SimOptions, SimReport};
 use serde::{Deserialize, Serialize};
 
@@ -59,14 +59,15 @@ pub struct LineCount {
 impl Probe {
     /// A kernel of one block; [`Probe::input`] and [`Probe::output`] bring its parameters in order.
     ///
-    /// # Errors
-    /// As [`Kernel::build`].
-    pub fn new(name: &str, about: &str, threads: u32, body: impl FnOnce(&KernelBuilder)) -> Result<Probe, BuildErrors> {
-        Ok(Probe {
+    /// # Panics
+    /// The kernel does not build, which is a mistake in the probe.
+    pub fn new(name: &str, about: &str, threads: u32, body: impl FnOnce(&KernelBuilder)) -> Probe {
+        let kernel = Kernel::build(name.to_string(), threads, body);
+        Probe {
             name: name.to_string(),
             about: about.to_string(),
-            case: Case::new(Kernel::build(name.to_string(), threads, body)?),
-        })
+            case: Case::new(kernel.unwrap_or_else(|errors| panic!("{name}: {errors}"))),
+        }
     }
 
     /// Words behind the next parameter, which the kernel reads.
@@ -101,7 +102,7 @@ impl Probe {
     ///
     /// ```
     /// use flashcore_tools::fuzz::probe::{What, banks};
-    /// let probes = banks::all()?;
+    /// let probes = banks::all();
     /// let column = probes.iter().find(|probe| probe.name == "floats_plain").ok_or("no such probe")?;
     /// let counts = column.counts()?;
     /// assert!(counts.iter().any(|line| line.what == What::SharedReads && line.count == 32));

@@ -1,6 +1,6 @@
 //! Mistakes in synchronisation, each with the same kernel without the mistake.
 
-use flashcore_ir::{BuildErrors, Cache, KernelBuilder, SharedTile, TileShape};
+use flashcore_ir::{Cache, KernelBuilder, SharedTile, TileShape};
 
 use super::Probe;
 use super::races_hopper::{self, SIDE};
@@ -58,33 +58,27 @@ pub(super) fn race(name: &'static str, kind: &'static str) -> Race {
 impl Race {
     /// The kernel with the mistake.
     ///
-    /// # Errors
-    /// None: it is written to build.
-    pub fn racy(&self) -> Result<Probe, BuildErrors> {
+    /// ```
+    /// let race = flashcore_tools::fuzz::probe::races::all().remove(0);
+    /// let report = race.racy().simulate(0)?;
+    /// assert!(report.findings.iter().any(|finding| finding.kind.name() == race.kind));
+    /// assert!(race.clean().simulate(0)?.is_clean());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn racy(&self) -> Probe {
         self.probe("racy", false)
     }
 
     /// The kernel without it.
-    ///
-    /// # Errors
-    /// None: it is written to build.
-    ///
-    /// ```
-    /// let race = flashcore_tools::fuzz::probe::races::all().remove(0);
-    /// let report = race.racy()?.simulate(0)?;
-    /// assert!(report.findings.iter().any(|finding| finding.kind.name() == race.kind));
-    /// assert!(race.clean()?.simulate(0)?.is_clean());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn clean(&self) -> Result<Probe, BuildErrors> {
+    pub fn clean(&self) -> Probe {
         self.probe("clean", true)
     }
 
-    fn probe(&self, suffix: &str, clean: bool) -> Result<Probe, BuildErrors> {
+    fn probe(&self, suffix: &str, clean: bool) -> Probe {
         let name = format!("{}_{suffix}", self.name);
-        let mut probe = Probe::new(&name, self.about, self.threads, |k| (self.body)(k, clean))?;
+        let mut probe = Probe::new(&name, self.about, self.threads, |k| (self.body)(k, clean));
         probe.case.launch.grid = [self.blocks, 1, 1];
-        Ok(self.data.iter().fold(probe, |mut probe, data| match *data {
+        self.data.iter().fold(probe, |mut probe, data| match *data {
             Input(word, count) => probe.input(&vec![word; count as usize]),
             Output(words) => probe.output(words),
             Matrix(parameter, rows, written) => {
@@ -93,7 +87,7 @@ impl Race {
                 probe.case.matrix(parameter, slot, 0, [rows, SIDE]);
                 probe
             }
-        }))
+        })
     }
 
     pub(super) fn about(self, about: &'static str) -> Race {
@@ -117,6 +111,26 @@ impl Race {
 /// A row of words, one a thread.
 pub(super) fn row<'k>(k: &'k KernelBuilder, name: &str, words: u32) -> SharedTile<'k, u32> {
     k.shared_tile(name, TileShape::new(1, words))
+}
+
+/// The first of two warps stores words and then does `arrive`; the other reads them between `before`
+/// and `after`.
+pub(super) fn hand_over(k: &KernelBuilder, arrive: impl Fn(), before: impl Fn(), after: impl Fn()) {
+    let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
+    let word = || words.at(0, t & 31u32);
+    k.if_else(
+        t.lt(32).uniform(),
+        || {
+            word().store(t);
+            arrive();
+        },
+        || {
+            before();
+            let value = word().load();
+            after();
+            out.offset(t).store(value);
+        },
+    );
 }
 
 /// Each thread copies 16 bytes and reads those of the thread 64 further on.
@@ -228,19 +242,12 @@ pub fn all() -> Vec<Race> {
         race("early_read", "race")
             .about("a word is read before the named barrier")
             .kernel(64, &[Output(64)], |k, clean| {
-                let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
-                k.if_else(
-                    t.lt(32).uniform(),
-                    || {
-                        words.at(0, t & 31u32).store(t);
-                        k.barrier_arrive(1, 64);
-                    },
-                    || {
-                        when(clean, || k.barrier_among(1, 64));
-                        let value = words.at(0, t & 31u32).load();
-                        when(!clean, || k.barrier_among(1, 64));
-                        out.offset(t).store(value);
-                    },
+                let wait = || k.barrier_among(1, 64);
+                hand_over(
+                    k,
+                    || k.barrier_arrive(1, 64),
+                    || when(clean, wait),
+                    || when(!clean, wait),
                 );
             }),
         race("copy_not_waited", "missing-wait")

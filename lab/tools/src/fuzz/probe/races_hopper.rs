@@ -3,7 +3,7 @@
 use flashcore_ir::{Cache, KernelBuilder, MBarrier, MBarriers, SharedTile, Swizzle, TensorMap, TileShape, Val};
 use half::f16;
 
-use super::races::{Matrix, Output, Race, race, row, when};
+use super::races::{Matrix, Output, Race, hand_over, race, row, when};
 
 /// Rows and columns of boxes and of products' operands.
 pub(super) const SIDE: u32 = 64;
@@ -91,46 +91,26 @@ pub(super) fn all() -> Vec<Race> {
         race("mbarrier_not_waited", "race")
             .about("a word is read before the mbarrier that announces it")
             .kernel(64, &[Output(64)], |k, clean| {
-                let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
-                let bars = mbarriers(k, 32);
-                k.if_else(
-                    t.lt(32).uniform(),
-                    || {
-                        words.at(0, t & 31u32).store(t);
-                        bars.at(0).arrive();
-                    },
-                    || {
-                        when(clean, || bars.at(0).wait(0));
-                        let value = words.at(0, t & 31u32).load();
-                        when(!clean, || bars.at(0).wait(0));
-                        out.offset(t).store(value);
-                    },
-                );
+                let bar = mbarriers(k, 32).at(0);
+                let wait = || bar.wait(0);
+                hand_over(k, || bar.arrive(), || when(clean, wait), || when(!clean, wait));
             }),
         race("mbarrier_parity", "race")
             .about("an mbarrier is waited for by the parity of the phase before")
             .kernel(64, &[Output(64)], |k, clean| {
-                let (out, words, t) = (k.param_ptr_mut::<u32>("out"), row(k, "words", 32), k.thread_idx());
-                let bars = mbarriers(k, 64);
-                k.if_else(
-                    t.lt(32).uniform(),
-                    || {
-                        words.at(0, t & 31u32).store(t);
-                        bars.at(0).arrive();
-                    },
-                    || {
-                        if clean {
-                            bars.at(0).arrive();
-                            bars.at(0).wait(0);
-                        } else {
-                            // The phase before the first counts as ended, and the first lacks this
-                            // warp: it passes at once.
-                            bars.at(0).wait(1);
-                            bars.at(0).arrive();
-                        }
-                        out.offset(t).store(words.at(0, t & 31u32).load());
-                    },
-                );
+                let bar = mbarriers(k, 64).at(0);
+                let wait = || {
+                    if clean {
+                        bar.arrive();
+                        bar.wait(0);
+                    } else {
+                        // The phase before the first counts as ended, and the first lacks this
+                        // warp: it passes at once.
+                        bar.wait(1);
+                        bar.arrive();
+                    }
+                };
+                hand_over(k, || bar.arrive(), wait, || ());
             }),
         race("mbarrier_count", "race")
             .about("an mbarrier is made for two warps of the three that arrive")
