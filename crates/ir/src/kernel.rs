@@ -199,22 +199,57 @@ impl Kernel {
         self.backtrace(id)[0].0
     }
 
-    /// Calls `visit` for every instruction, in program order.
-    pub fn for_each_inst(&self, visit: &mut impl FnMut(&Inst, SiteId)) {
-        fn walk(nodes: &[Node], visit: &mut impl FnMut(&Inst, SiteId)) {
+    /// Calls `visit` for every node, in program order: a branch or a loop before what is in it.
+    pub fn for_each_node<'k>(&'k self, visit: &mut impl FnMut(&'k Node)) {
+        fn walk<'k>(nodes: &'k [Node], visit: &mut impl FnMut(&'k Node)) {
             for node in nodes {
+                visit(node);
                 match node {
-                    Node::Inst { inst, site } => visit(inst, *site),
+                    Node::Inst { .. } | Node::BreakIf { .. } => {}
                     Node::If { then, otherwise, .. } => {
                         walk(then, visit);
                         walk(otherwise, visit);
                     }
                     Node::Loop { body, .. } => walk(body, visit),
-                    Node::BreakIf { .. } => {}
                 }
             }
         }
         walk(&self.body, visit);
+    }
+
+    /// Calls `visit` for every instruction, in program order.
+    pub fn for_each_inst(&self, visit: &mut impl FnMut(&Inst, SiteId)) {
+        self.for_each_node(&mut |node| {
+            if let Node::Inst { inst, site } = node {
+                visit(inst, *site);
+            }
+        });
+    }
+
+    /// The body with some nodes replaced. `replace` is called in the order of
+    /// [`for_each_node`](Self::for_each_node); where it returns `None`, the node stays and the nodes
+    /// in it are next.
+    pub fn replaced(&self, replace: &mut dyn FnMut(&Node) -> Option<Vec<Node>>) -> Vec<Node> {
+        fn walk(nodes: &[Node], replace: &mut dyn FnMut(&Node) -> Option<Vec<Node>>) -> Vec<Node> {
+            let mut out = Vec::with_capacity(nodes.len());
+            for node in nodes {
+                if let Some(others) = replace(node) {
+                    out.extend(others);
+                    continue;
+                }
+                let mut node = node.clone();
+                match &mut node {
+                    Node::Inst { .. } | Node::BreakIf { .. } => {}
+                    Node::If { then, otherwise, .. } => {
+                        (*then, *otherwise) = (walk(then, replace), walk(otherwise, replace));
+                    }
+                    Node::Loop { body, .. } => *body = walk(body, replace),
+                }
+                out.push(node);
+            }
+            out
+        }
+        walk(&self.body, replace)
     }
 
     /// The same kernel with another body, for planting mistakes. Nothing is checked; registers, sites

@@ -20,29 +20,15 @@ impl Changes<'_> {
             Operand::Reg(_) => None,
         };
         let mask = if ty.bytes() == 4 { 0xffff_ffff } else { u64::MAX };
-        let with = |b: u64| Inst::Bin {
-            op,
-            ty,
-            dst,
-            a,
-            b: Operand::Imm(b & mask),
-        };
-        let swapped = Inst::Bin {
-            op,
-            ty,
-            dst,
-            a: b,
-            b: a,
-        };
         match op {
             BinOp::Add | BinOp::Sub => {
                 let other = if op == BinOp::Add { BinOp::Sub } else { BinOp::Add };
                 edit!(self, O::OtherSign, Inst::Bin { op, .. } => *op = other);
                 if op == BinOp::Sub {
-                    self.put(O::SwapOperands, swapped);
+                    self.swap(O::SwapOperands, 0);
                 }
                 if let Some(by) = constant.filter(|_| is_integer(ty)) {
-                    self.put(O::OffsetOne, with(by.wrapping_add(1)));
+                    self.set(O::OffsetOne, 1, by.wrapping_add(1) & mask);
                 }
                 match in_place {
                     true if is_integer(ty) => self.drop(O::DropStep),
@@ -59,23 +45,23 @@ impl Changes<'_> {
             }
             BinOp::Div => {
                 if let Some(by) = constant {
-                    self.put(O::DivisorOne, with(by + 1));
+                    self.set(O::DivisorOne, 1, (by + 1) & mask);
                 }
             }
             BinOp::Rem => {
                 self.copy(O::DropRemainder, dst, Operand::Imm(0));
                 if let Some(by) = constant {
-                    self.put(O::StageMore, with(by + 1));
-                    self.put(O::StageFewer, with(by.saturating_sub(1).max(1)));
+                    self.set(O::StageMore, 1, (by + 1) & mask);
+                    self.set(O::StageFewer, 1, by.saturating_sub(1).max(1) & mask);
                 }
             }
             BinOp::And | BinOp::Or => match constant {
                 Some(bits) if op == BinOp::And && (bits + 1).is_power_of_two() && ty.bytes() == 4 => {
                     self.copy(O::DropRemainder, dst, Operand::Imm(0));
-                    self.put(O::StageMore, with(2 * bits + 1));
-                    self.put(O::StageFewer, with(bits >> 1));
+                    self.set(O::StageMore, 1, (2 * bits + 1) & mask);
+                    self.set(O::StageFewer, 1, (bits >> 1) & mask);
                 }
-                Some(bits) if op == BinOp::And && bits > 0xffff => self.put(O::HalfMask, with(bits & 0xffff)),
+                Some(bits) if op == BinOp::And && bits > 0xffff => self.set(O::HalfMask, 1, (bits & 0xffff) & mask),
                 _ => self.copy(O::DropTerm, dst, a),
             },
             BinOp::Xor => {
@@ -88,8 +74,8 @@ impl Changes<'_> {
                 }
             }
             BinOp::Shl | BinOp::Shr => match constant {
-                Some(by) => self.put(O::ShiftOne, with(by + 1)),
-                None => self.put(O::SwapOperands, swapped),
+                Some(by) => self.set(O::ShiftOne, 1, (by + 1) & mask),
+                None => self.swap(O::SwapOperands, 0),
             },
         }
     }
@@ -110,20 +96,16 @@ impl Changes<'_> {
         if is_integer(ty) && !matches!(cmp, Cmp::Eq | Cmp::Ne) && ty.bytes() == 4 {
             // Raises or lowers the bound, or the index if that is the constant or the only
             // register.
-            let (operand, bound) = match (a, b) {
-                (_, Operand::Reg(_)) | (Operand::Imm(_), _) => (b, true),
-                _ => (a, false),
-            };
+            let bound = matches!((a, b), (_, Operand::Reg(_)) | (Operand::Imm(_), _));
             let upwards = matches!(cmp, Cmp::Lt | Cmp::Le) == bound;
             let wide = if upwards { TILE } else { TILE.wrapping_neg() };
             for (operator, by) in [(O::WideBound, wide), (O::NarrowBound, wide.wrapping_neg())] {
-                edit!(self, operator, operand (BinOp::Add, by),
-                    Inst::Setp { a, b, .. } => if bound { b } else { a });
+                self.change(operator, usize::from(bound), (BinOp::Add, by));
             }
         }
         if let (ScalarType::F32, Operand::Imm(bits)) = (ty, b) {
             let higher = (64.0 * f32::from_bits(bits as u32) + 64.0).to_bits();
-            edit!(self, O::RaiseThreshold, Inst::Setp { b, .. } => *b = Operand::Imm(u64::from(higher)));
+            self.set(O::RaiseThreshold, 1, u64::from(higher));
         }
     }
 }

@@ -1,45 +1,121 @@
 //! The changes that each operator makes to an instruction.
-//!
-//! The match is exhaustive: a new instruction does not compile until its mistakes are listed.
 
-use flashcore_ir::inst::{Address, BinOp, BulkInst, FlagInst, MbarInst, Scope, ShflMode, Special, UnOp, VoteMode};
+use flashcore_ir::inst::{
+    Address, BinOp, BulkInst, ClusterInst, FlagInst, Major, MbarInst, Scope, ShflMode, Slot, Special, UnOp, VoteMode,
+    WgmmaA, WgmmaInst,
+};
 use flashcore_ir::{Inst, Kernel, Operand, Reg, RegClass, ScalarType};
 
-use super::Operator;
+use super::Operator as O;
 
 /// The changes of one instruction: for each operator, the instructions that replace it.
 pub(super) struct Changes<'a> {
     pub(super) inst: &'a Inst,
-    pub(super) kernel: &'a Kernel,
-    pub(super) found: Vec<(Operator, Vec<Inst>)>,
+    kernel: &'a Kernel,
+    pub(super) found: Vec<(O, Vec<Inst>)>,
 }
 
 /// All changes of an instruction, each operator at most once. Changes to instructions that PTX does
 /// not have are left out, since they would not build.
-pub(super) fn changes(inst: &Inst, kernel: &Kernel) -> Vec<(Operator, Vec<Inst>)> {
+pub(super) fn changes(inst: &Inst, kernel: &Kernel) -> Vec<(O, Vec<Inst>)> {
     let mut changes = Changes {
         inst,
         kernel,
         found: Vec::new(),
     };
-    changes.list();
+    if let Some(operator) = removed_by(inst) {
+        changes.drop(operator);
+    }
+    changes.fields();
+    changes.values();
     changes.accesses();
     let mut found = changes.found;
     found.retain(|(_, insts)| insts.iter().all(|inst| inst.impossible().is_none()));
     found
 }
 
+/// The operator that removes an instruction. The match is exhaustive: a new instruction does not
+/// compile until its mistakes are listed.
+fn removed_by(inst: &Inst) -> Option<O> {
+    Some(match inst {
+        Inst::Ld { .. } | Inst::LdMatrix { .. } => O::DropLoad,
+        Inst::St { .. }
+        | Inst::StMatrix { .. }
+        | Inst::Flag(FlagInst::StoreRelease { .. } | FlagInst::Add { .. }) => O::DropStore,
+        Inst::CpAsync { .. }
+        | Inst::Bulk(
+            BulkInst::Load { .. }
+            | BulkInst::Store { .. }
+            | BulkInst::LoadBytes { .. }
+            | BulkInst::StoreBytes { .. }
+            | BulkInst::Reduce { .. },
+        ) => O::DropCopy,
+        Inst::CpAsyncCommit | Inst::Bulk(BulkInst::Commit) | Inst::Wgmma(WgmmaInst::Commit) => O::DropCommit,
+        Inst::CpAsyncWait { .. } | Inst::DependencyWait => O::DropWait,
+        Inst::Bulk(BulkInst::Wait { .. }) | Inst::Wgmma(WgmmaInst::Wait { .. }) => O::DropAsyncWait,
+        Inst::Mma { .. } | Inst::Wgmma(WgmmaInst::Mma { .. }) => O::DropProduct,
+        Inst::BarSync { .. } => O::DropBarrier,
+        Inst::BarWarp { .. } => O::DropWarpBarrier,
+        Inst::BarArrive { .. }
+        | Inst::Mbar(MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. })
+        | Inst::Cluster(ClusterInst::Arrive { .. }) => O::DropArrive,
+        Inst::Fence { .. } | Inst::FenceProxyAsync | Inst::FenceMbarrierInit | Inst::Wgmma(WgmmaInst::Fence) => {
+            O::DropFence
+        }
+        Inst::Atom { .. } => O::DropAtomic,
+        Inst::SetMaxRegs { .. } => O::DropRegisters,
+        Inst::Mbar(MbarInst::Init { .. }) => O::DropInit,
+        Inst::Cluster(ClusterInst::Wait { .. }) => O::DropClusterWait,
+        // Their results are changed instead.
+        Inst::Mov { .. }
+        | Inst::Bin { .. }
+        | Inst::Un { .. }
+        | Inst::Fma { .. }
+        | Inst::MadWide { .. }
+        | Inst::Cvt { .. }
+        | Inst::CvtPack { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::Lop3 { .. }
+        | Inst::Prmt { .. }
+        | Inst::Setp { .. }
+        | Inst::Selp { .. }
+        | Inst::Special { .. }
+        | Inst::Param { .. }
+        | Inst::SharedBase { .. }
+        | Inst::Shfl { .. }
+        | Inst::Vote { .. }
+        | Inst::Redux { .. }
+        | Inst::Elect { .. }
+        | Inst::Flag(FlagInst::LoadAcquire { .. })
+        | Inst::Mbar(MbarInst::Test { .. })
+        | Inst::Cluster(ClusterInst::Mapa { .. })
+        // A trap never runs, a trigger concerns the next launch, a trace the reader, and a prefetch
+        // changes no results.
+        | Inst::TrapIf { .. }
+        | Inst::DependencyTrigger
+        | Inst::Trace { .. }
+        | Inst::Bulk(BulkInst::Prefetch { .. }) => return None,
+    })
+}
+
+/// The values that an instruction reads, in the order of PTX.
+fn operands(inst: &mut Inst) -> Vec<&mut Operand> {
+    let mut found = Vec::new();
+    for slot in inst.slots() {
+        match slot {
+            Slot::Value(operand, _) => found.push(operand),
+            Slot::Pair(lo, hi, _) => found.extend([lo, hi]),
+            Slot::TensorBox(_, at, _) => found.extend(at),
+            _ => {}
+        }
+    }
+    found
+}
+
 /// `edit!(changes, Operator, pattern => change)`: the instruction with the fields that `pattern`
-/// binds changed. `edit!(changes, Operator, operand (op, by), pattern => field)`: the instruction
-/// while an operand is changed ([`Changes::with_operand`]), which `field` refers to.
+/// binds changed; nothing if it is another instruction.
 macro_rules! edit {
-    ($changes:ident, $operator:expr, $operand:ident ($op:expr, $by:expr), $pattern:pat => $field:expr) => {
-        $changes.with_operand($operator, $operand, ($op, $by), |inst, value| {
-            if let $pattern = inst {
-                *$field = value;
-            }
-        })
-    };
     ($changes:ident, $operator:expr, $pattern:pat => $change:expr) => {
         $changes.edit($operator, |inst| {
             if let $pattern = inst {
@@ -53,19 +129,28 @@ pub(super) use edit;
 /// Registers of an accumulator of eight columns.
 const MMA_REGISTERS: u32 = 4;
 
+/// Registers of operand A of a warpgroup product.
+const A_REGISTERS: u32 = 4;
+
+/// Columns that a tensor copy is off by: 16 bytes of 16-bit elements.
+const COLUMNS: u64 = 8;
+
+/// Bytes that an announcement is off by.
+const BYTES: u64 = 16;
+
 impl Changes<'_> {
     /// Removes the instruction.
-    pub(super) fn drop(&mut self, operator: Operator) {
+    pub(super) fn drop(&mut self, operator: O) {
         self.found.push((operator, Vec::new()));
     }
 
     /// Replaces the instruction.
-    pub(super) fn put(&mut self, operator: Operator, inst: Inst) {
+    pub(super) fn put(&mut self, operator: O, inst: Inst) {
         self.found.push((operator, vec![inst]));
     }
 
     /// Changes fields of the instruction.
-    pub(super) fn edit(&mut self, operator: Operator, change: impl FnOnce(&mut Inst)) {
+    pub(super) fn edit(&mut self, operator: O, change: impl FnOnce(&mut Inst)) {
         let mut inst = self.inst.clone();
         change(&mut inst);
         if inst != *self.inst {
@@ -73,16 +158,24 @@ impl Changes<'_> {
         }
     }
 
+    /// Replaces an operand.
+    pub(super) fn set(&mut self, operator: O, nth: usize, value: u64) {
+        self.edit(operator, |inst| *operands(inst)[nth] = Operand::Imm(value));
+    }
+
+    /// Swaps an operand and the next one.
+    pub(super) fn swap(&mut self, operator: O, nth: usize) {
+        self.edit(operator, |inst| {
+            let mut all = operands(inst);
+            (*all[nth], *all[nth + 1]) = (*all[nth + 1], *all[nth]);
+        });
+    }
+
     /// Changes a 32-bit operand by `op` and `by`: an immediate in the instruction, a register
     /// before it, and back after it.
-    pub(super) fn with_operand(
-        &mut self,
-        operator: Operator,
-        operand: Operand,
-        (op, by): (BinOp, u64),
-        replace: impl FnOnce(&mut Inst, Operand),
-    ) {
+    pub(super) fn change(&mut self, operator: O, nth: usize, (op, by): (BinOp, u64)) {
         let by = by as u32;
+        let operand = *operands(&mut self.inst.clone())[nth];
         match operand {
             Operand::Imm(bits) => {
                 let bits = bits as u32;
@@ -91,7 +184,7 @@ impl Changes<'_> {
                 } else {
                     bits.wrapping_add(by)
                 };
-                self.edit(operator, |inst| replace(inst, Operand::Imm(u64::from(changed))));
+                self.set(operator, nth, u64::from(changed));
             }
             Operand::Reg(reg) => {
                 let back = if op == BinOp::Xor { by } else { by.wrapping_neg() };
@@ -109,37 +202,73 @@ impl Changes<'_> {
     }
 
     /// The result is `src`.
-    pub(super) fn copy(&mut self, operator: Operator, dst: Reg, src: Operand) {
+    pub(super) fn copy(&mut self, operator: O, dst: Reg, src: Operand) {
         if !matches!(src, Operand::Reg(reg) if reg.class != dst.class) {
             self.put(operator, Inst::Mov { dst, src });
         }
     }
 
-    /// A constant factor is larger.
+    /// A constant factor, the second operand, is larger.
     pub(super) fn strides(&mut self, factor: Operand) {
-        let Operand::Imm(factor) = factor else { return };
-        for (operator, by) in [(Operator::StrideOne, 1), (Operator::StrideSixteen, 16)] {
-            edit!(self, operator, Inst::Bin { b, .. } | Inst::Fma { b, .. } | Inst::MadWide { b, .. } => {
-                *b = Operand::Imm(factor + by)
-            });
+        if let Operand::Imm(factor) = factor {
+            self.set(O::StrideOne, 1, factor + 1);
+            self.set(O::StrideSixteen, 1, factor + 16);
         }
     }
 
-    fn list(&mut self) {
-        use Operator as O;
-        match *self.inst {
-            // A copy of a register has nothing to get wrong.
-            Inst::Mov {
-                src: Operand::Reg(_), ..
-            } => {}
+    /// Changes of fields other than operands.
+    fn fields(&mut self) {
+        edit!(self, O::SwapOperands, Inst::Unpack { lo, hi, .. } => std::mem::swap(lo, hi));
+        edit!(self, O::InvertTable, Inst::Lop3 { table, .. } => *table = !*table);
+        edit!(self, O::FlipTranspose, Inst::LdMatrix { transposed, .. } | Inst::StMatrix { transposed, .. } => {
+            *transposed = !*transposed
+        });
+        edit!(self, O::NextSource, Inst::CpAsync { src, bytes, .. } => src.offset += *bytes as i32);
+        edit!(self, O::FullCopy, Inst::CpAsync { src_bytes, .. } => *src_bytes = None);
+        edit!(self, O::HalfCopy, Inst::CpAsync { bytes, src_bytes, .. } => {
+            *src_bytes = Some(Operand::Imm(u64::from(*bytes / 2)))
+        });
+        edit!(self, O::WeakenWait, Inst::CpAsyncWait { pending } => *pending += 1);
+        edit!(self, O::WeakenAsyncWait, Inst::Bulk(BulkInst::Wait { pending, .. })
+            | Inst::Wgmma(WgmmaInst::Wait { pending }) => *pending += 1);
+        edit!(self, O::OnlyRead, Inst::Bulk(BulkInst::Wait { read, .. }) => *read = true);
+        edit!(self, O::HalfWarp, Inst::Shfl { members, .. } | Inst::Vote { members, .. }
+            | Inst::Redux { members, .. } | Inst::BarWarp { members } => *members &= 0xffff);
+        edit!(self, O::NarrowScope, Inst::Fence { scope }
+            | Inst::Mbar(MbarInst::Arrive { scope, .. } | MbarInst::Test { scope, .. }) => *scope = Scope::Block);
+        edit!(self, O::MoreRegisters, Inst::SetMaxRegs { regs, .. } => *regs += 8);
+        edit!(self, O::FewerRegisters, Inst::SetMaxRegs { regs, .. } => *regs = regs.saturating_sub(8));
+        edit!(self, O::ExtraArrival, Inst::Mbar(MbarInst::Init { arrivals, .. }) => *arrivals += 1);
+        edit!(self, O::MissingArrival, Inst::Mbar(MbarInst::Init { arrivals, .. }) => *arrivals -= 1);
+        edit!(self, O::WrongMbarrier, Inst::Bulk(BulkInst::Load { bar, .. } | BulkInst::LoadBytes { bar, .. }) => {
+            bar.offset += 8
+        });
+        edit!(self, O::DropMulticast, Inst::Bulk(BulkInst::Load { multicast, .. }) => *multicast = None);
+        edit!(self, O::FlipTranspose, Inst::Wgmma(WgmmaInst::Mma { b, .. }) => b.major = match b.major {
+            Major::K => Major::Mn,
+            Major::Mn => Major::K,
+        });
+        edit!(self, O::FlipAccumulate, Inst::Wgmma(WgmmaInst::Mma { accumulate, .. }) => {
+            *accumulate = match *accumulate {
+                Operand::Imm(0) | Operand::Reg(_) => Operand::Imm(1),
+                Operand::Imm(_) => Operand::Imm(0),
+            }
+        });
+        edit!(self, O::RelaxArrive, Inst::Cluster(ClusterInst::Arrive { release, .. }) => *release = false);
+    }
+
+    /// Changes of operands and results.
+    fn values(&mut self) {
+        let inst = self.inst;
+        match *inst {
             Inst::Mov {
                 dst,
                 src: Operand::Imm(bits),
             } => match dst.class {
-                RegClass::B32 => self.copy(O::ConstantOne, dst, Operand::Imm((bits + 1) & 0xffff_ffff)),
+                RegClass::B32 => self.set(O::ConstantOne, 0, (bits + 1) & 0xffff_ffff),
                 RegClass::F32 => {
-                    let bits = (f32::from_bits(bits as u32) + 1.0).to_bits();
-                    edit!(self, O::ConstantOne, Inst::Mov { src, .. } => *src = Operand::Imm(u64::from(bits)));
+                    let more = f32::from_bits(bits as u32) + 1.0;
+                    self.set(O::ConstantOne, 0, u64::from(more.to_bits()));
                 }
                 RegClass::Pred | RegClass::B16 | RegClass::B64 => {}
             },
@@ -148,32 +277,21 @@ impl Changes<'_> {
                 UnOp::Not if ty == ScalarType::Pred => self.copy(O::InvertCompare, dst, a),
                 _ => self.copy(O::DropFunction, dst, a),
             },
-            Inst::Fma { ty, dst, a, b, .. } => {
+            Inst::Fma { ty, dst, a, b, .. } | Inst::MadWide { ty, dst, a, b, .. } => {
                 if is_integer(ty) {
                     self.strides(b);
                 }
-                let op = BinOp::Mul;
+                let op = match inst {
+                    Inst::Fma { .. } => BinOp::Mul,
+                    _ => BinOp::MulWide,
+                };
                 self.put(O::DropAddend, Inst::Bin { op, ty, dst, a, b });
             }
-            Inst::MadWide { ty, dst, a, b, .. } => {
-                self.strides(b);
-                let op = BinOp::MulWide;
-                self.put(O::DropAddend, Inst::Bin { op, ty, dst, a, b });
+            Inst::CvtPack { .. } | Inst::Prmt { .. } => self.swap(O::SwapOperands, 0),
+            Inst::Pack { dst, hi, .. } => {
+                self.swap(O::SwapOperands, 0);
+                self.descriptor(dst, hi);
             }
-            // A conversion has one operand of another type: nothing to get wrong.
-            Inst::Cvt { .. } => {}
-            Inst::CvtPack { .. } => {
-                edit!(self, O::SwapOperands, Inst::CvtPack { lo, hi, .. } => std::mem::swap(lo, hi));
-            }
-            Inst::Unpack { .. } => {
-                edit!(self, O::SwapOperands, Inst::Unpack { lo, hi, .. } => std::mem::swap(lo, hi));
-            }
-            Inst::Prmt { .. } => edit!(self, O::SwapOperands, Inst::Prmt { a, b, .. } => std::mem::swap(a, b)),
-            Inst::Pack { dst, lo, hi } => {
-                self.put(O::SwapOperands, Inst::Pack { dst, lo: hi, hi: lo });
-                self.descriptor(dst, lo, hi);
-            }
-            Inst::Lop3 { .. } => edit!(self, O::InvertTable, Inst::Lop3 { table, .. } => *table = !*table),
             Inst::Setp { cmp, ty, a, b, .. } => self.comparison(cmp, ty, a, b),
             Inst::Selp { dst, a, b, .. } => {
                 self.copy(O::Unmask, dst, a);
@@ -201,34 +319,7 @@ impl Changes<'_> {
                     self.put(O::WrongParam, Inst::Param { dst, index });
                 }
             }
-            // There is only one such address.
-            Inst::SharedBase { .. } => {}
-            Inst::Ld { .. } => self.drop(O::DropLoad),
-            Inst::St { .. } => self.drop(O::DropStore),
-            Inst::LdMatrix { .. } => {
-                self.drop(O::DropLoad);
-                edit!(self, O::FlipTranspose, Inst::LdMatrix { transposed, .. } => *transposed = !*transposed);
-            }
-            Inst::StMatrix { .. } => {
-                self.drop(O::DropStore);
-                edit!(self, O::FlipTranspose, Inst::StMatrix { transposed, .. } => *transposed = !*transposed);
-            }
-            Inst::CpAsync { bytes, src_bytes, .. } => {
-                self.drop(O::DropCopy);
-                edit!(self, O::NextSource, Inst::CpAsync { src, .. } => src.offset += bytes as i32);
-                if src_bytes.is_some() {
-                    edit!(self, O::FullCopy, Inst::CpAsync { src_bytes, .. } => *src_bytes = None);
-                }
-                let half = Some(Operand::Imm(u64::from(bytes / 2)));
-                edit!(self, O::HalfCopy, Inst::CpAsync { src_bytes, .. } => *src_bytes = half);
-            }
-            Inst::CpAsyncCommit => self.drop(O::DropCommit),
-            Inst::CpAsyncWait { .. } => {
-                self.drop(O::DropWait);
-                edit!(self, O::WeakenWait, Inst::CpAsyncWait { pending } => *pending += 1);
-            }
             Inst::Mma { d, b, c, .. } => {
-                self.drop(O::DropProduct);
                 if self.exists(d, 2 * MMA_REGISTERS) && self.exists(c, 2 * MMA_REGISTERS) {
                     edit!(self, O::NextColumns, Inst::Mma { d, c, .. } => {
                         (d.index, c.index) = (d.index + MMA_REGISTERS, c.index + MMA_REGISTERS)
@@ -238,20 +329,24 @@ impl Changes<'_> {
                     edit!(self, O::NextFragment, Inst::Mma { b, .. } => b.index += 2);
                 }
             }
+            Inst::Wgmma(WgmmaInst::Mma {
+                a: WgmmaA::Regs(first), ..
+            }) if self.exists(first, 2 * A_REGISTERS) => {
+                let next = WgmmaA::Regs(first.plus(A_REGISTERS));
+                edit!(self, O::NextFragment, Inst::Wgmma(WgmmaInst::Mma { a, .. }) => *a = next);
+            }
             Inst::Shfl {
                 mode, dst, src, lane, ..
             } => {
-                self.half_warp();
                 self.copy(O::DropExchange, dst, src);
                 // The distances of exchanges within a group of lanes double each time.
                 let by = match (mode, lane) {
                     (ShflMode::Bfly, Operand::Imm(distance)) => distance,
                     _ => 1,
                 };
-                edit!(self, O::OtherLane, lane (BinOp::Add, by), Inst::Shfl { lane, .. } => lane);
+                self.change(O::OtherLane, 1, (BinOp::Add, by));
             }
             Inst::Vote { mode, dst, pred, .. } => {
-                self.half_warp();
                 let (operator, other) = match mode {
                     VoteMode::Any => (O::VoteAll, VoteMode::All),
                     VoteMode::All => (O::VoteAny, VoteMode::Any),
@@ -260,64 +355,62 @@ impl Changes<'_> {
                 edit!(self, operator, Inst::Vote { mode, .. } => *mode = other);
                 self.copy(O::DropExchange, dst, Operand::Reg(pred));
             }
-            Inst::Redux { dst, src, .. } => {
-                self.half_warp();
-                self.copy(O::DropExchange, dst, src);
-            }
-            Inst::BarSync { id, threads } => {
-                self.drop(O::DropBarrier);
-                let threads = threads.unwrap_or(self.kernel.threads());
-                for (operator, count) in [
-                    (O::CountBarrier, threads.saturating_sub(32)),
-                    (O::CountMore, threads + 32),
-                ] {
-                    if count > 0 {
-                        edit!(self, operator, Inst::BarSync { threads, .. } => *threads = Some(count));
-                    }
-                }
-                self.other_barrier(id);
-            }
-            Inst::BarArrive { id, threads } => {
-                self.drop(O::DropArrive);
-                for (operator, count) in [
-                    (O::CountBarrier, threads.saturating_sub(32)),
-                    (O::CountMore, threads + 32),
-                ] {
-                    if count > 0 {
-                        edit!(self, operator, Inst::BarArrive { threads, .. } => *threads = count);
-                    }
-                }
-                self.other_barrier(id);
-            }
-            Inst::BarWarp { .. } => {
-                self.drop(O::DropWarpBarrier);
-                self.half_warp();
-            }
-            Inst::Fence { .. } => {
-                self.drop(O::DropFence);
-                edit!(self, O::NarrowScope, Inst::Fence { scope } => *scope = Scope::Block);
-            }
-            Inst::FenceProxyAsync | Inst::FenceMbarrierInit => self.drop(O::DropFence),
-            Inst::Atom { .. } => self.drop(O::DropAtomic),
+            Inst::Redux { dst, src, .. } => self.copy(O::DropExchange, dst, src),
             Inst::Elect { dst } => self.copy(O::EveryLane, dst, Operand::Imm(1)),
-            Inst::SetMaxRegs { .. } => {
-                self.drop(O::DropRegisters);
-                edit!(self, O::MoreRegisters, Inst::SetMaxRegs { regs, .. } => *regs += 8);
-                edit!(self, O::FewerRegisters, Inst::SetMaxRegs { regs, .. } => *regs = regs.saturating_sub(8));
+            Inst::BarSync { threads, .. } => self.barrier(threads.unwrap_or(self.kernel.threads())),
+            Inst::BarArrive { threads, .. } => self.barrier(threads),
+            Inst::Mbar(MbarInst::Arrive { tx: Some(tx), .. } | MbarInst::ExpectTx { tx, .. }) => {
+                self.change(O::ExtraBytes, 0, (BinOp::Add, BYTES));
+                if let Operand::Imm(bytes) = tx {
+                    self.set(O::HalfBytes, 0, bytes / 2);
+                }
             }
-            Inst::DependencyWait => self.drop(O::DropWait),
-            // A trap never runs, a trigger concerns the next launch, and a trace the reader.
-            Inst::TrapIf { .. } | Inst::DependencyTrigger | Inst::Trace { .. } => {}
-            Inst::Flag(ref inst) => self.flag(inst),
-            Inst::Mbar(ref inst) => self.mbarrier(inst),
-            Inst::Bulk(ref inst) => self.bulk(inst),
-            Inst::Wgmma(ref inst) => self.product(inst),
-            Inst::Cluster(ref inst) => self.cluster(inst),
+            Inst::Mbar(MbarInst::Test { dst, parity, .. }) => {
+                if let Operand::Reg(_) = parity {
+                    self.set(O::FixedParity, 0, 0);
+                }
+                self.change(O::FlipParity, 0, (BinOp::Xor, 1));
+                self.copy(O::DropPhaseWait, dst, Operand::Imm(1));
+            }
+            Inst::Bulk(BulkInst::Load { ref at, .. } | BulkInst::Store { ref at, .. }) => {
+                // Coordinates are (column, row, head, batch).
+                let off = [(O::ColumnOff, COLUMNS), (O::RowOff, 1), (O::HeadOff, 1)];
+                for (nth, (operator, by)) in off.into_iter().take(at.len()).enumerate() {
+                    self.change(operator, nth, (BinOp::Add, by));
+                }
+                if at.len() > 2 {
+                    self.swap(O::SwapCoordinates, 1);
+                }
+            }
+            Inst::Cluster(ClusterInst::Mapa { dst, addr, .. }) => self.put(O::OwnBlock, Inst::Mov { dst, src: addr }),
+            _ => {}
         }
     }
 
-    /// Uses another barrier, if the kernel has more than the block's.
-    fn other_barrier(&mut self, id: Operand) {
+    /// Changes of two words that are joined to a matrix descriptor (PTX ISA, "Matrix Descriptor
+    /// Format"): the lower one has start and leading offset, the upper one stride and swizzle.
+    fn descriptor(&mut self, dst: Reg, hi: Operand) {
+        let Operand::Imm(high) = hi else { return };
+        let mode = high >> 30;
+        if dst.class != RegClass::B64 || mode == 0 {
+            return;
+        }
+        self.set(O::DescriptorStride, 1, high + 1);
+        self.set(O::DescriptorSwizzle, 1, high & 0x3fff_ffff | (mode % 3 + 1) << 30);
+        self.change(O::DescriptorStart, 0, (BinOp::Add, 1));
+        self.change(O::DescriptorLeading, 0, (BinOp::Add, 1 << 16));
+    }
+
+    /// Changes the count of a barrier, and its number if the kernel has more than the block's.
+    fn barrier(&mut self, threads: u32) {
+        let counts = [
+            (O::CountBarrier, threads.saturating_sub(32)),
+            (O::CountMore, threads + 32),
+        ];
+        for (operator, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+            edit!(self, operator, Inst::BarSync { threads, .. } => *threads = Some(count));
+            edit!(self, operator, Inst::BarArrive { threads, .. } => *threads = count);
+        }
         let mut named = false;
         self.kernel.for_each_inst(&mut |inst, _| {
             if let Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } = inst {
@@ -325,34 +418,24 @@ impl Changes<'_> {
             }
         });
         if named {
-            let pattern = (BinOp::Xor, 1);
-            self.with_operand(Operator::WrongBarrier, id, pattern, |inst, value| {
-                if let Inst::BarSync { id, .. } | Inst::BarArrive { id, .. } = inst {
-                    *id = value;
-                }
-            });
+            self.change(O::WrongBarrier, 0, (BinOp::Xor, 1));
         }
     }
 
-    fn half_warp(&mut self) {
-        edit!(self, Operator::HalfWarp, Inst::Shfl { members, .. } | Inst::Vote { members, .. }
-            | Inst::Redux { members, .. } | Inst::BarWarp { members } => *members &= 0xffff);
-    }
-
     /// Whether `count` registers exist from this one on.
-    pub(super) fn exists(&self, first: Reg, count: u32) -> bool {
+    fn exists(&self, first: Reg, count: u32) -> bool {
         first.index + count <= self.kernel.num_regs(first.class)
     }
 
-    /// Changes the address of an access to memory; of a copy, that in shared memory.
+    /// Changes the address of an access to memory.
     fn accesses(&mut self) {
         let Some((_, bytes)) = access(&mut self.inst.clone()) else {
             return;
         };
         let off = [
-            (Operator::NextAccess, bytes as i32),
-            (Operator::PreviousAccess, -(bytes as i32)),
-            (Operator::OffAccess, 2),
+            (O::NextAccess, bytes as i32),
+            (O::PreviousAccess, -(bytes as i32)),
+            (O::OffAccess, 2),
         ];
         for (operator, by) in off.into_iter().take(if bytes > 2 { 3 } else { 2 }) {
             self.edit(operator, |inst| {
@@ -369,74 +452,29 @@ pub(super) fn is_integer(ty: ScalarType) -> bool {
     matches!(ty, B32 | B64 | S32 | S64 | U32 | U64)
 }
 
-/// Bytes of a matrix row that a lane addresses; tensor copies start at multiples of it.
+/// Bytes of a matrix row that a lane addresses; bulk copies start at multiples of it.
 const ROW_BYTES: u32 = 16;
-
 /// Bytes of a flag.
 const FLAG_BYTES: u32 = 4;
 /// Bytes of an mbarrier.
 const MBARRIER_BYTES: u32 = 8;
 
-/// The address of an access to memory, and the bytes per lane; of a copy, its address in shared
-/// memory.
+/// The first address that an instruction accesses (of a copy, its destination), and the bytes per
+/// lane.
 pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
-    Some(match inst {
-        Inst::Ld { addr, dst, count, .. } => (addr, dst.class.bytes() * *count),
-        Inst::St { addr, src, count, .. } => (addr, src.bytes() * *count),
-        Inst::LdMatrix { addr, .. } | Inst::StMatrix { addr, .. } => (addr, ROW_BYTES),
-        Inst::CpAsync { dst, bytes, .. } => (dst, *bytes),
-        Inst::Atom { addr, ty, .. } => (addr, ty.bytes()),
-        Inst::Mbar(
-            MbarInst::Init { addr, .. }
-            | MbarInst::Arrive { addr, .. }
-            | MbarInst::ExpectTx { addr, .. }
-            | MbarInst::Test { addr, .. },
-        ) => (addr, MBARRIER_BYTES),
-        Inst::Bulk(BulkInst::Load { dst: addr, .. } | BulkInst::Store { src: addr, .. }) => (addr, ROW_BYTES),
-        Inst::Bulk(
-            BulkInst::LoadBytes { dst: addr, .. }
-            | BulkInst::StoreBytes { dst: addr, .. }
-            | BulkInst::Reduce { dst: addr, .. },
-        ) => (addr, ROW_BYTES),
-        Inst::Flag(
-            FlagInst::LoadAcquire { addr, .. } | FlagInst::StoreRelease { addr, .. } | FlagInst::Add { addr, .. },
-        ) => (addr, FLAG_BYTES),
-        Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. }) => return None,
-        Inst::Mov { .. }
-        | Inst::Bin { .. }
-        | Inst::Un { .. }
-        | Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Cvt { .. }
-        | Inst::CvtPack { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. }
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::CpAsyncCommit
-        | Inst::CpAsyncWait { .. }
-        | Inst::Mma { .. }
-        | Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::BarWarp { .. }
-        | Inst::Fence { .. }
-        | Inst::FenceProxyAsync
-        | Inst::FenceMbarrierInit
-        | Inst::Elect { .. }
-        | Inst::TrapIf { .. }
-        | Inst::SetMaxRegs { .. }
-        | Inst::DependencyWait
-        | Inst::DependencyTrigger
-        | Inst::Wgmma(_)
-        | Inst::Cluster(_)
-        | Inst::Trace { .. } => return None,
-    })
+    let bytes = match inst {
+        Inst::Ld { dst, count, .. } => dst.class.bytes() * *count,
+        Inst::St { src, count, .. } => src.bytes() * *count,
+        Inst::CpAsync { bytes, .. } => *bytes,
+        Inst::Atom { ty, .. } => ty.bytes(),
+        Inst::Mbar(_) => MBARRIER_BYTES,
+        Inst::Flag(_) => FLAG_BYTES,
+        Inst::Bulk(BulkInst::Prefetch { .. }) => return None,
+        _ => ROW_BYTES,
+    };
+    let addr = inst.slots().into_iter().find_map(|slot| match slot {
+        Slot::Memory(addr, ..) => Some(addr),
+        _ => None,
+    });
+    Some((addr?, bytes))
 }

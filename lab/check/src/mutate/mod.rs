@@ -5,14 +5,13 @@
 
 mod arithmetic;
 mod changes;
-mod hopper;
 mod operator;
 
 use std::fmt;
 
 use flashcore_ir::inst::{BinOp, Object};
 use flashcore_ir::ptx::mnemonic;
-use flashcore_ir::{BufferId, Condition, Inst, Kernel, Node, Operand, ScalarType, SiteId, SourceLine};
+use flashcore_ir::{BufferId, Inst, Kernel, Node, Operand, ScalarType, SiteId, SourceLine};
 
 use changes::changes;
 pub use operator::Operator;
@@ -20,7 +19,7 @@ pub use operator::Operator;
 /// Where a mutation is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
-    /// An instruction, a branch or the end of a loop, by its number in program order.
+    /// A node, by its number in program order.
     Node(usize),
     /// A shared buffer.
     Buffer(BufferId),
@@ -77,47 +76,68 @@ pub fn mutations(kernel: &Kernel) -> Vec<Mutation> {
         object: Some(buffer.name.clone()),
         place: Place::Buffer(BufferId(index as u32)),
     }));
-    list(kernel.body(), kernel, &mut 0, &mut found);
-    found.sort_by_key(|mutation| mutation.operator);
-    found
-}
-
-/// Adds the mutations of nodes; `next` is the number of the next node.
-fn list(nodes: &[Node], kernel: &Kernel, next: &mut usize, found: &mut Vec<Mutation>) {
-    for node in nodes {
-        let place = Place::Node(*next);
-        let mut add = |operator, site, what: &str, object| {
+    let mut number = 0;
+    kernel.for_each_node(&mut |node| {
+        for (operator, _) in variants(node, kernel) {
+            let (site, what, object) = match node {
+                Node::Inst { inst, site } => (*site, mnemonic(inst), object(inst, kernel)),
+                Node::If { site, .. } => (*site, "if".to_string(), None),
+                Node::BreakIf { site, .. } | Node::Loop { site, .. } => (*site, "break".to_string(), None),
+            };
             found.push(Mutation {
                 operator,
                 line: kernel.kernel_line(site),
                 site,
-                what: what.to_string(),
+                what,
                 object,
-                place,
+                place: Place::Node(number),
             });
-        };
-        match node {
-            Node::Inst { inst, site } => {
-                *next += 1;
-                for (operator, _) in changes(inst, kernel) {
-                    add(operator, *site, &mnemonic(inst), object(inst, kernel));
-                }
-            }
-            Node::If {
-                then, otherwise, site, ..
-            } => {
-                *next += 1;
-                add(Operator::InvertCondition, *site, "if", None);
-                add(Operator::IgnoreCondition, *site, "if", None);
-                list(then, kernel, next, found);
-                list(otherwise, kernel, next, found);
-            }
-            Node::Loop { body, .. } => list(body, kernel, next, found),
-            Node::BreakIf { site, .. } => {
-                *next += 1;
-                add(Operator::InvertCondition, *site, "break", None);
-            }
         }
+        number += 1;
+    });
+    found.sort_by_key(|mutation| mutation.operator);
+    found
+}
+
+/// What each operator puts in place of a node.
+fn variants(node: &Node, kernel: &Kernel) -> Vec<(Operator, Vec<Node>)> {
+    match node {
+        Node::Inst { inst, site } => {
+            let nodes = |insts: Vec<Inst>| insts.into_iter().map(|inst| Node::Inst { inst, site: *site });
+            let all = changes(inst, kernel).into_iter();
+            all.map(|(operator, insts)| (operator, nodes(insts).collect()))
+                .collect()
+        }
+        Node::If {
+            condition,
+            then,
+            otherwise,
+            site,
+        } => {
+            let inverted = Node::If {
+                condition: *condition,
+                then: otherwise.clone(),
+                otherwise: then.clone(),
+                site: *site,
+            };
+            vec![
+                (Operator::InvertCondition, vec![inverted]),
+                (Operator::IgnoreCondition, then.clone()),
+            ]
+        }
+        Node::BreakIf { condition, site } => {
+            let not = Inst::Bin {
+                op: BinOp::Xor,
+                ty: ScalarType::Pred,
+                dst: condition.pred,
+                a: Operand::Reg(condition.pred),
+                b: Operand::Imm(1),
+            };
+            // Inverted back after it, since the lanes that stay may read it again.
+            let not = Node::Inst { inst: not, site: *site };
+            vec![(Operator::InvertCondition, vec![not.clone(), node.clone(), not])]
+        }
+        Node::Loop { .. } => Vec::new(),
     }
 }
 
@@ -137,12 +157,12 @@ impl Mutation {
     pub fn apply(&self, kernel: &Kernel) -> Kernel {
         match self.place {
             Place::Node(number) => {
-                let change = Change {
-                    kernel,
-                    operator: self.operator,
-                    number,
-                };
-                kernel.with_body(change.nodes(kernel.body(), &mut 0))
+                let mut numbers = 0..;
+                kernel.with_body(kernel.replaced(&mut |node| {
+                    let is_here = numbers.next() == Some(number);
+                    let mut all = is_here.then(|| variants(node, kernel))?.into_iter();
+                    all.find_map(|(operator, nodes)| (operator == self.operator).then_some(nodes))
+                }))
             }
             Place::Buffer(id) => {
                 let mut ledger = kernel.ledger().clone();
@@ -154,81 +174,6 @@ impl Mutation {
             }
         }
     }
-}
-
-/// A mutation that is being applied.
-struct Change<'a> {
-    kernel: &'a Kernel,
-    operator: Operator,
-    /// The number of the node to change.
-    number: usize,
-}
-
-impl Change<'_> {
-    /// The nodes with one of them changed; `next` is the number of the next node.
-    fn nodes(&self, nodes: &[Node], next: &mut usize) -> Vec<Node> {
-        let mut out = Vec::with_capacity(nodes.len());
-        for node in nodes {
-            let here = *next == self.number;
-            match node {
-                Node::Inst { inst, site } => {
-                    *next += 1;
-                    let all = if here { changes(inst, self.kernel) } else { Vec::new() };
-                    match all.into_iter().find(|(operator, _)| *operator == self.operator) {
-                        Some((_, insts)) => out.extend(insts.into_iter().map(|inst| Node::Inst { inst, site: *site })),
-                        None => out.push(node.clone()),
-                    }
-                }
-                Node::If {
-                    condition,
-                    then,
-                    otherwise,
-                    site,
-                } => {
-                    *next += 1;
-                    let then = self.nodes(then, next);
-                    let otherwise = self.nodes(otherwise, next);
-                    let (then, otherwise) = match self.operator {
-                        Operator::IgnoreCondition if here => {
-                            out.extend(then);
-                            continue;
-                        }
-                        Operator::InvertCondition if here => (otherwise, then),
-                        _ => (then, otherwise),
-                    };
-                    out.push(Node::If {
-                        condition: *condition,
-                        then,
-                        otherwise,
-                        site: *site,
-                    });
-                }
-                Node::Loop { body, site } => {
-                    let body = self.nodes(body, next);
-                    out.push(Node::Loop { body, site: *site });
-                }
-                Node::BreakIf { condition, site } => {
-                    *next += 1;
-                    // Inverted back after it, since the lanes that stay may read it again.
-                    let not = here.then(|| not(*condition, *site));
-                    out.extend(not.iter().chain([node]).chain(&not).cloned());
-                }
-            }
-        }
-        out
-    }
-}
-
-/// Inverts a condition.
-fn not(condition: Condition, site: SiteId) -> Node {
-    let inst = Inst::Bin {
-        op: BinOp::Xor,
-        ty: ScalarType::Pred,
-        dst: condition.pred,
-        a: Operand::Reg(condition.pred),
-        b: Operand::Imm(1),
-    };
-    Node::Inst { inst, site }
 }
 
 #[cfg(test)]
