@@ -26,6 +26,7 @@ pub mod render;
 pub mod report;
 pub mod saves;
 pub mod source;
+mod svg;
 pub mod watch;
 
 pub use check::{CheckError, CheckOptions, check_plan, log_of};

@@ -3,10 +3,10 @@
 //!
 //! Time is counted in operations of the simulator under one schedule. It shows order, not duration.
 
-use std::fmt::Write;
-
 use flashcore_ir::Ledger;
 use flashcore_sim::{Access, Class, Log};
+
+use crate::svg::Svg;
 
 /// Width of the images, and the range right of the names.
 const WIDTH: f64 = 960.0;
@@ -18,21 +18,14 @@ const STEPS: usize = 158;
 /// Bands per buffer in the map.
 const BANDS: usize = 8;
 
-fn begin(height: f64, title: &str, about: &str) -> String {
-    let (title, about) = (escaped(title), escaped(about));
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
-         font-size=\"12\" role=\"img\">\n<style>\n  text {{ fill: #1f2328; }}\n  .free {{ fill: #8c959f; opacity: 0.18; \
-         }}\n  .read {{ fill: #0969da; }}\n  .write {{ fill: #bc4c00; }}\n  .both {{ fill: #8250df; }}\n  .rule {{ \
-         stroke: #8c959f; }}\n  @media (prefers-color-scheme: dark) {{\n    text {{ fill: #e6edf3; }}\n    .read {{ \
-         fill: #58a6ff; }}\n    .write {{ fill: #f0883e; }}\n    .both {{ fill: #bc8cff; }}\n  }}\n</style>\n\
-         <title>{title}</title>\n<text x=\"12\" y=\"20\" font-size=\"14\">{title}</text>\n<text x=\"12\" \
-         y=\"40\">{about}</text>\n"
-    )
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+fn begin(height: f64, title: &str, about: &str) -> Svg {
+    let classes = [
+        ["free", "fill: #8c959f; opacity: 0.18;", "fill: #8c959f; opacity: 0.18;"],
+        ["read", "fill: #0969da; opacity: 0.7;", "fill: #58a6ff; opacity: 0.7;"],
+        ["write", "fill: #bc4c00; opacity: 0.7;", "fill: #f0883e; opacity: 0.7;"],
+        ["both", "fill: #8250df;", "fill: #bc8cff;"],
+    ];
+    Svg::new([WIDTH, height], title, about, &classes)
 }
 
 /// Whether an access writes shared memory.
@@ -59,16 +52,9 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
     for (id, buffer) in (0u32..).zip(&ledger.buffers) {
         let y = TOP + HEIGHT * f64::from(buffer.offset) / total;
         let height = HEIGHT * f64::from(buffer.bytes) / total;
-        let _ = writeln!(
-            svg,
-            "<rect class=\"free\" x=\"{FROM}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>\n<text x=\"12\" \
-             y=\"{:.1}\">{} {} B</text>",
-            TO - FROM,
-            (height - 1.0).max(0.5),
-            y + (height / 2.0).min(16.0),
-            escaped(&buffer.name),
-            buffer.bytes
-        );
+        svg.rect("free", [FROM, y, TO - FROM, (height - 1.0).max(0.5)]);
+        let name = format!("{} {} B", buffer.name, buffer.bytes);
+        svg.text([12.0, y + (height / 2.0).min(16.0)], "", name);
         // By step and band: bit 0 for read, bit 1 for written.
         let mut cells = vec![[0u8; BANDS]; STEPS];
         for access in log.accesses.iter().filter(|access| access.buffer == id) {
@@ -82,18 +68,12 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
         for (step, bands) in cells.iter().enumerate() {
             for (band, &bits) in bands.iter().enumerate().filter(|(_, bits)| **bits != 0) {
                 let class = ["read", "write", "both"][usize::from(bits) - 1];
-                let _ = writeln!(
-                    svg,
-                    "<rect class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{:.1}\"/>",
-                    FROM + width * step as f64,
-                    y + band_height * band as f64,
-                    (band_height - 0.3).max(0.3)
-                );
+                let (x, y) = (FROM + width * step as f64, y + band_height * band as f64);
+                svg.rect(class, [x, y, width, (band_height - 0.3).max(0.3)]);
             }
         }
     }
-    footer(&mut svg, log, TOP + HEIGHT + 18.0);
-    svg
+    finish(svg, log, TOP + HEIGHT + 18.0)
 }
 
 /// The banks of the access with most extra passes: lanes down, banks across. Each word has its
@@ -110,31 +90,20 @@ pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
     let (took, fewest) = worst.passes_at(&worst.offsets);
     let buffer = ledger.buffers.get(worst.buffer as usize)?;
     let file = worst.line.file.rsplit('/').next().unwrap_or(worst.line.file);
-    let mut svg = begin(
-        TOP + CELL * 33.0 + 20.0,
-        title,
-        &format!(
-            "{} B per lane of {} at {file}:{}: {took} passes, {fewest} needed; lanes down, banks across, words by number",
-            worst.bytes, buffer.name, worst.line.line
-        ),
+    let about = format!(
+        "{} B per lane of {} at {file}:{}: {took} passes, {fewest} needed; lanes down, banks across, words by number",
+        worst.bytes, buffer.name, worst.line.line
     );
+    let mut svg = begin(TOP + CELL * 33.0 + 20.0, title, &about);
+    let x = |bank: usize| FROM + CELL * bank as f64;
+    for bank in 0..32 {
+        svg.text([x(bank) + 3.0, TOP], " font-size=\"9\"", bank);
+    }
     // The different words of each bank.
     let mut words: Vec<Vec<u32>> = vec![Vec::new(); 32];
-    for bank in 0..32 {
-        let x = FROM + CELL * f64::from(bank);
-        let _ = writeln!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{TOP}\" font-size=\"9\">{bank}</text>",
-            x + 3.0
-        );
-    }
     for lane in 0..32usize {
         let y = TOP + 6.0 + CELL * lane as f64;
-        let _ = writeln!(
-            svg,
-            "<text x=\"110\" y=\"{:.1}\" font-size=\"10\">lane {lane}</text>",
-            y + 14.0
-        );
+        svg.text([110.0, y + 14.0], " font-size=\"10\"", format_args!("lane {lane}"));
         if worst.lanes >> lane & 1 == 0 {
             continue;
         }
@@ -148,21 +117,11 @@ pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
             });
             // Wide accesses take several passes without conflicts.
             let class = if nth > 0 && took > fewest { "write" } else { "read" };
-            let x = FROM + CELL * bank as f64;
-            let _ = writeln!(
-                svg,
-                "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" opacity=\"0.7\"/>\n\
-                 <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\">{}</text>",
-                CELL - 2.0,
-                CELL - 2.0,
-                x + 4.0,
-                y + 13.0,
-                nth + 1
-            );
+            svg.rect(class, [x(bank), y, CELL - 2.0, CELL - 2.0]);
+            svg.text([x(bank) + 4.0, y + 13.0], " font-size=\"10\"", nth + 1);
         }
     }
-    svg.push_str("</svg>\n");
-    Some(svg)
+    Some(svg.finish())
 }
 
 /// The time slices of the warps: a row per warp, a bar for each slice, a mark at each barrier.
@@ -177,47 +136,28 @@ pub fn schedule(log: &Log, title: &str) -> String {
     );
     let end = end_of(log) as f64;
     let x = |time: u64| FROM + (TO - FROM) * time as f64 / end;
+    let y = |warp: u32| TOP + ROW * f64::from(warp);
     for warp in 0..warps {
-        let y = TOP + ROW * f64::from(warp);
-        let _ = writeln!(
-            svg,
-            "<text x=\"12\" y=\"{:.1}\">warp {warp}</text>\n<rect class=\"free\" x=\"{FROM}\" y=\"{y:.1}\" \
-             width=\"{:.1}\" height=\"{:.1}\"/>",
-            y + 14.0,
-            TO - FROM,
-            ROW - 4.0
-        );
+        svg.text([12.0, y(warp) + 14.0], "", format_args!("warp {warp}"));
+        svg.rect("free", [FROM, y(warp), TO - FROM, ROW - 4.0]);
     }
     for turn in log.turns.iter().filter(|turn| turn.span.1 > turn.span.0) {
-        let y = TOP + ROW * f64::from(turn.warp);
         let (from, to) = (x(turn.span.0), x(turn.span.1));
-        let _ = writeln!(
-            svg,
-            "<rect class=\"read\" x=\"{from:.2}\" y=\"{y:.1}\" width=\"{:.2}\" height=\"{:.1}\"/>",
-            (to - from).max(0.1),
-            ROW - 4.0
-        );
+        svg.rect("read", [from, y(turn.warp), (to - from).max(0.1), ROW - 4.0]);
         if turn.at_barrier {
-            let _ = writeln!(
-                svg,
-                "<rect class=\"write\" x=\"{to:.2}\" y=\"{y:.1}\" width=\"1\" height=\"{:.1}\"/>",
-                ROW - 4.0
-            );
+            svg.rect("write", [to, y(turn.warp), 1.0, ROW - 4.0]);
         }
     }
-    footer(&mut svg, log, height + 18.0);
-    svg
+    finish(svg, log, height + 18.0)
 }
 
-fn footer(svg: &mut String, log: &Log, y: f64) {
+fn finish(mut svg: Svg, log: &Log, y: f64) -> String {
     let cut = if log.is_cut {
         "; accesses after the end of the log are missing"
     } else {
         ""
     };
-    let _ = writeln!(
-        svg,
-        "<text x=\"{FROM}\" y=\"{y:.1}\">{} operations of one cluster under one schedule{cut}</text>\n</svg>",
-        end_of(log)
-    );
+    let text = format!("{} operations of one cluster under one schedule{cut}", end_of(log));
+    svg.text([FROM, y], "", text);
+    svg.finish()
 }

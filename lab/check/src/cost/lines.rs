@@ -3,7 +3,7 @@
 use flashcore_ir::{Node, Profile, SourceLine};
 use flashcore_sim::MemorySite;
 
-use super::observe::{Observation, visit};
+use super::observe::Observation;
 use super::sm::{Resource, Sm};
 use super::work::Work;
 
@@ -37,7 +37,7 @@ impl Observation {
         let sm = Sm::of(profile, None);
         let mut by_line: Vec<(SourceLine, f64)> = Vec::new();
         let mut runs = runs.iter();
-        visit(step.kernel.body(), &mut |node| {
+        step.kernel.for_each_node(&mut |node| {
             let Some(ran) = runs.next().filter(|ran| ran.runs > 0.0) else {
                 return;
             };

@@ -40,4 +40,4 @@ pub use observe::{CostError, Observation};
 pub use predict::{Bound, Prediction, StepFit, Use};
 pub use rates::{Latencies, Rates};
 pub use sm::Resource;
-pub use work::Work;
+pub use work::{Unit, Work};

@@ -313,6 +313,7 @@ fn shorter_lengths(problem: &Problem, unit: usize) -> Option<(usize, usize)> {
 }
 
 /// The counts of a few blocks of a step.
+#[derive(Default)]
 struct Simulated {
     samples: Vec<Sample>,
     memory: Vec<MemorySite>,
@@ -348,11 +349,7 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
             name => input_bytes(inputs, name).ok_or(CostError::Buffer(name))?,
         });
     }
-    let mut seen = Simulated {
-        samples: Vec::new(),
-        memory: Vec::new(),
-        registers: 0,
-    };
+    let mut seen = Simulated::default();
     for (block, place) in chosen {
         // A short work list has a block at several places.
         if let Some(same) = seen.samples.iter().find(|sample| sample.block == block) {
@@ -409,7 +406,7 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
 fn work_of(kernel: &Kernel, runs: &[NodeRuns]) -> Work {
     let mut work = Work::default();
     let mut runs = runs.iter();
-    visit(kernel.body(), &mut |node| {
+    kernel.for_each_node(&mut |node| {
         let Some(ran) = runs.next().filter(|ran| ran.runs > 0.0) else {
             return;
         };
@@ -421,19 +418,4 @@ fn work_of(kernel: &Kernel, runs: &[NodeRuns]) -> Work {
         work.add(&once, ran.runs);
     });
     work
-}
-
-/// Visits all nodes in the order in which the simulator counts them.
-pub(super) fn visit<'k>(nodes: &'k [Node], to: &mut impl FnMut(&'k Node)) {
-    for node in nodes {
-        to(node);
-        match node {
-            Node::Inst { .. } | Node::BreakIf { .. } => {}
-            Node::If { then, otherwise, .. } => {
-                visit(then, to);
-                visit(otherwise, to);
-            }
-            Node::Loop { body, .. } => visit(body, to),
-        }
-    }
 }

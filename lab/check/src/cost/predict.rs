@@ -11,7 +11,7 @@ use super::measured::{MeasuredCard, replace};
 use super::observe::{Observation, SeenStep};
 use super::sm::{Resource, Sm};
 use super::span;
-use super::work::Work;
+use super::work::{Unit, Work};
 
 /// What binds the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -142,12 +142,12 @@ impl Observation {
             let limits = profile.target.limits();
             let occupancy = limits.occupancy(step.threads, given, step.shared_bytes);
             let resident = f64::from(occupancy.blocks_per_sm.max(1));
-            let mut busiest = busiest(step, &sm, profile.sms, resident);
+            let (mut busy, chain) = busiest(step, &sm, profile.sms, resident);
             if index == 0 {
                 // The main step reads and writes the tensors.
-                busiest.clocks[Resource::Dram as usize] = dram_micros * clocks.highest;
+                busy[Resource::Dram as usize] = dram_micros * clocks.highest;
             }
-            total.add(&busiest, clocks.highest, launch);
+            total.add(&busy, chain, clocks.highest, launch);
             steps.push(StepFit {
                 registers: given,
                 registers_known: known.is_some(),
@@ -171,7 +171,7 @@ impl Observation {
             latency_micros: total.latency,
             launch_micros: total.launch,
             tensor_flops: work.tensor_flops(),
-            l2_bytes: work.l2_bytes,
+            l2_bytes: work[Unit::L2Bytes],
             dram_bytes,
             clocks,
             trust,
@@ -213,12 +213,12 @@ struct Terms {
 
 impl Terms {
     /// Adds a step, which runs after the earlier ones.
-    fn add(&mut self, step: &Busiest, mhz: f64, launch: f64) {
-        self.micros += launch + together(&step.clocks, step.chain) / mhz;
-        for (sum, clocks) in self.by_resource.iter_mut().zip(step.clocks) {
+    fn add(&mut self, clocks: &Clockings, chain: f64, mhz: f64, launch: f64) {
+        self.micros += launch + together(clocks, chain) / mhz;
+        for (sum, clocks) in self.by_resource.iter_mut().zip(clocks) {
             *sum += clocks / mhz;
         }
-        self.latency += step.chain / mhz;
+        self.latency += chain / mhz;
         self.launch += launch;
     }
 
@@ -249,15 +249,6 @@ impl SeenStep {
     }
 }
 
-/// The load of the busiest SM.
-#[derive(Default)]
-struct Busiest {
-    /// Clocks by resource.
-    clocks: Clockings,
-    /// Clocks of the chains of its blocks, with the resident blocks overlapping.
-    chain: f64,
-}
-
 /// The blocks assigned to an SM.
 #[derive(Clone, Debug, Default)]
 struct Load {
@@ -268,8 +259,10 @@ struct Load {
     longest: f64,
 }
 
-/// Assigns blocks in order to the SM that is free first, as the hardware does.
-fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> Busiest {
+/// Assigns blocks in order to the SM that is free first, as the hardware does. Returns the clocks
+/// of the busiest one by resource, and those of the chains of its blocks, of which `resident`
+/// overlap.
+fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> (Clockings, f64) {
     let works = step.work();
     let cost = |work: &Work| Resource::ALL.map(|resource| step.work_a_block * sm.clocks(work, resource));
     let costs: Vec<_> = works.iter().map(cost).collect();
@@ -305,14 +298,9 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> Busiest {
         load.free += together(clocks, *chain);
         next.push(Reverse((load.free.to_bits(), sm)));
     }
-    let mut most = (-1.0, Busiest::default());
-    for load in loads {
-        let chain = (load.chains / resident).max(load.longest);
-        let time = together(&load.clocks, chain);
-        if time > most.0 {
-            let clocks = load.clocks;
-            most = (time, Busiest { clocks, chain });
-        }
-    }
-    most.1
+    let ends = loads
+        .into_iter()
+        .map(|load| (load.clocks, (load.chains / resident).max(load.longest)));
+    let later = |a: &(Clockings, f64), b: &(Clockings, f64)| together(&a.0, a.1).total_cmp(&together(&b.0, b.1));
+    ends.max_by(later).unwrap_or_default()
 }

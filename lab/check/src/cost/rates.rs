@@ -50,7 +50,7 @@ pub struct Rates {
 }
 
 /// Clocks from issue until the result can be used.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Latencies {
     /// Arithmetic of fixed latency: f32, integer, logic (Abdelkhalik et al., arXiv 2208.11174: 4
     /// when dependent).

@@ -1,8 +1,7 @@
 //! Draws a prediction: the time of each resource alone, and the combined time.
 
-use std::fmt::Write;
-
 use super::predict::{Bound, Prediction};
+use crate::svg::Svg;
 
 /// Width of the image, and the range of the bars.
 const WIDTH: f64 = 720.0;
@@ -38,60 +37,32 @@ pub fn svg(prediction: &Prediction, title: &str) -> String {
     let longest = bars.iter().map(|bar| bar.1).fold(prediction.high_micros, f64::max);
     let x = |micros: f64| BARS_FROM + (BARS_TO - BARS_FROM) * micros / longest;
     let bottom = TOP + ROW * bars.len() as f64;
-    let height = bottom + 44.0;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
-         font-size=\"13\" role=\"img\">\n<style>\n  text {{ fill: #1f2328; }}\n  .bar {{ fill: #8c959f; }}\n  \
-         .binds {{ fill: #bc4c00; }}\n  .band {{ fill: #0969da; opacity: 0.15; }}\n  .time {{ stroke: #0969da; \
-         stroke-width: 2; }}\n  @media (prefers-color-scheme: dark) {{\n    text {{ fill: #e6edf3; }}\n    .bar {{ \
-         fill: #6e7681; }}\n    .binds {{ fill: #f0883e; }}\n    .band {{ fill: #58a6ff; opacity: 0.25; }}\n    \
-         .time {{ stroke: #58a6ff; }}\n  }}\n</style>\n<title>{title}</title>\n",
-        title = escaped(title)
+    let [low, time, high] = [prediction.low_micros, prediction.micros, prediction.high_micros];
+    let about = format!(
+        "predicted {} µs, between {} and {} µs; bars: the time of each alone",
+        micros(time),
+        micros(low),
+        micros(high)
     );
-    let _ = writeln!(
-        svg,
-        "<text x=\"12\" y=\"22\" font-size=\"15\">{}</text>\n<text x=\"12\" y=\"44\">predicted {} µs, between {} and {} \
-         µs; bars: the time of each alone</text>",
-        escaped(title),
-        micros(prediction.micros),
-        micros(prediction.low_micros),
-        micros(prediction.high_micros)
-    );
-    let _ = writeln!(
-        svg,
-        "<rect class=\"band\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"/>",
-        x(prediction.low_micros),
-        TOP - 4.0,
-        x(prediction.high_micros) - x(prediction.low_micros),
-        bottom - TOP + 4.0
-    );
+    let classes = [
+        ["bar", "fill: #8c959f;", "fill: #6e7681;"],
+        ["binds", "fill: #bc4c00;", "fill: #f0883e;"],
+        ["band", "fill: #0969da; opacity: 0.15;", "fill: #58a6ff; opacity: 0.25;"],
+        ["time", "fill: #0969da;", "fill: #58a6ff;"],
+    ];
+    let mut svg = Svg::new([WIDTH, bottom + 44.0], title, &about, &classes);
+    svg.rect("band", [x(low), TOP - 4.0, x(high) - x(low), bottom - TOP + 4.0]);
     for (row, (what, time)) in bars.iter().enumerate() {
         let y = TOP + ROW * row as f64;
         let class = if *what == prediction.binds { "binds" } else { "bar" };
-        let _ = writeln!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text><rect class=\"{class}\" x=\"{BARS_FROM}\" \
-             y=\"{:.1}\" width=\"{:.1}\" height=\"16\"/><text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            BARS_FROM - 8.0,
-            y + 13.0,
-            what.title(),
-            y,
-            (x(*time) - BARS_FROM).max(0.5),
-            x(*time) + 6.0,
-            y + 13.0,
-            micros(*time)
-        );
+        svg.text([BARS_FROM - 8.0, y + 13.0], " text-anchor=\"end\"", what.title());
+        svg.rect(class, [BARS_FROM, y, (x(*time) - BARS_FROM).max(0.5), 16.0]);
+        svg.text([x(*time) + 6.0, y + 13.0], "", micros(*time));
     }
-    let at = x(prediction.micros);
-    let _ = writeln!(
-        svg,
-        "<line class=\"time\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{bottom:.1}\"/>\n<text x=\"{at:.1}\" \
-         y=\"{:.1}\" text-anchor=\"middle\">combined: {} µs</text>\n</svg>",
-        TOP - 4.0,
-        bottom + 18.0,
-        micros(prediction.micros)
-    );
-    svg
+    svg.rect("time", [x(time) - 1.0, TOP - 4.0, 2.0, bottom - TOP + 4.0]);
+    let combined = format!("combined: {} µs", micros(time));
+    svg.text([x(time), bottom + 18.0], " text-anchor=\"middle\"", combined);
+    svg.finish()
 }
 
 /// Microseconds with three significant digits.
@@ -101,8 +72,4 @@ fn micros(time: f64) -> String {
         t if t >= 10.0 => format!("{t:.1}"),
         t => format!("{t:.2}"),
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -4,8 +4,8 @@ use flashcore_ir::Profile;
 use serde::Serialize;
 
 use super::measured::{MeasuredCard, replace};
-use super::rates::Rates;
-use super::work::Work;
+use super::rates::{Latencies, Rates};
+use super::work::{UNITS, Unit, Work};
 
 /// A resource that can bind a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -56,6 +56,20 @@ impl Resource {
         }
     }
 
+    /// The units whose work occupies it; none for device memory, which SMs share.
+    fn units(self) -> &'static [Unit] {
+        match self {
+            Resource::Tensor => &[Unit::TensorF32, Unit::TensorF16, Unit::TensorWgmma, Unit::TensorE4m3],
+            Resource::Mufu => &[Unit::Mufu],
+            Resource::Fma => &[Unit::Fma, Unit::IntMul, Unit::Half],
+            Resource::Alu => &[Unit::Alu, Unit::Convert],
+            Resource::Issue => &[Unit::Issue],
+            Resource::Shared => &[Unit::Passes],
+            Resource::L2 => &[Unit::L2Bytes],
+            Resource::Dram => &[],
+        }
+    }
+
     /// Whether each quarter of an SM has its own, so that one warp gets a quarter of the rate.
     fn is_split(self) -> bool {
         !matches!(self, Resource::Shared | Resource::L2 | Resource::Dram)
@@ -65,75 +79,73 @@ impl Resource {
 /// Bytes per pass over shared memory.
 const PASS_BYTES: f64 = 128.0;
 
-/// One SM of a card: the rates of its architecture, and the tensor-core rates of its datasheet.
+/// One SM of a card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sm {
-    pub(crate) rates: Rates,
-    /// Tensor FLOPs per clock of `mma.sync` with f32 accumulators.
-    tensor_f32: f64,
-    /// The same with f16 accumulators.
-    tensor_f16: f64,
-    /// The same of warpgroup products, which reach the datasheet's rate.
-    tensor_wgmma: f64,
-    /// The same of e4m3: twice as many according to the datasheet.
-    tensor_e4m3: f64,
+    pub(crate) latency: Latencies,
+    /// Work per clock by [`Unit`].
+    per_clock: [f64; UNITS],
 }
 
 impl Sm {
-    /// From the card's profile, and measured rates where there are any.
+    /// The rates of the card's architecture, the tensor-core rates of its datasheet, and measured
+    /// rates where there are any. Warpgroup products reach the datasheet's rate, and those of e4m3
+    /// are twice as fast.
     pub(crate) fn of(profile: &Profile, measured: Option<&MeasuredCard>) -> Sm {
-        let rates = Rates::of(profile.target);
-        let per_clock = |tflops: f64| tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6);
-        let mut sm = Sm {
-            tensor_f32: rates.mma_sync * per_clock(profile.tensor_f16_f32acc_tflops),
-            tensor_f16: rates.mma_sync * per_clock(profile.tensor_f16_f16acc_tflops),
-            tensor_wgmma: per_clock(profile.tensor_f16_f32acc_tflops),
-            tensor_e4m3: 2.0 * per_clock(profile.tensor_f16_f32acc_tflops),
-            rates,
-        };
-        let Some(measured) = measured else { return sm };
-        let rates = &mut sm.rates;
-        for (assumed, measured) in [
-            (&mut rates.l2_bytes, measured.l2_bytes),
-            (&mut rates.passes, measured.shared_bytes.map(|bytes| bytes / PASS_BYTES)),
-            (&mut rates.fma, measured.fma),
-            (&mut rates.mufu, measured.mufu),
-            (&mut rates.latency.mufu, measured.mufu_latency),
-            (&mut rates.latency.shared, measured.shared_latency),
-            (&mut rates.latency.l2, measured.l2_latency),
-            (&mut rates.latency.mma, measured.mma_latency),
-            (&mut rates.latency.barrier, measured.barrier_latency),
-            (&mut sm.tensor_f32, measured.tensor_f32),
-            (&mut sm.tensor_f16, measured.tensor_f16),
-            (&mut sm.tensor_wgmma, measured.tensor_wgmma),
-            (&mut sm.tensor_e4m3, measured.tensor_e4m3),
-        ] {
-            replace(assumed, measured);
+        let mut rates = Rates::of(profile.target);
+        let flops = |tflops: f64| tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6);
+        let (f32, f16) = (
+            flops(profile.tensor_f16_f32acc_tflops),
+            flops(profile.tensor_f16_f16acc_tflops),
+        );
+        let (mut wgmma, mut e4m3) = (f32, 2.0 * f32);
+        let (mut f32, mut f16) = (rates.mma_sync * f32, rates.mma_sync * f16);
+        if let Some(measured) = measured {
+            let latency = &mut rates.latency;
+            for (assumed, measured) in [
+                (&mut rates.l2_bytes, measured.l2_bytes),
+                (&mut rates.passes, measured.shared_bytes.map(|bytes| bytes / PASS_BYTES)),
+                (&mut rates.fma, measured.fma),
+                (&mut rates.mufu, measured.mufu),
+                (&mut latency.mufu, measured.mufu_latency),
+                (&mut latency.shared, measured.shared_latency),
+                (&mut latency.l2, measured.l2_latency),
+                (&mut latency.mma, measured.mma_latency),
+                (&mut latency.barrier, measured.barrier_latency),
+                (&mut f32, measured.tensor_f32),
+                (&mut f16, measured.tensor_f16),
+                (&mut wgmma, measured.tensor_wgmma),
+                (&mut e4m3, measured.tensor_e4m3),
+            ] {
+                replace(assumed, measured);
+            }
         }
-        sm
+        let mut per_clock = [0.0; UNITS];
+        for (unit, rate) in [
+            (Unit::Issue, rates.issue),
+            (Unit::Fma, rates.fma / 32.0),
+            (Unit::IntMul, rates.int_mul / 32.0),
+            (Unit::Half, rates.half / 32.0),
+            (Unit::Alu, rates.alu / 32.0),
+            (Unit::Convert, rates.convert / 32.0),
+            (Unit::Mufu, rates.mufu / 32.0),
+            (Unit::TensorF32, f32),
+            (Unit::TensorF16, f16),
+            (Unit::TensorWgmma, wgmma),
+            (Unit::TensorE4m3, e4m3),
+            (Unit::Passes, rates.passes),
+            (Unit::L2Bytes, rates.l2_bytes),
+        ] {
+            per_clock[unit as usize] = rate;
+        }
+        let latency = rates.latency;
+        Sm { latency, per_clock }
     }
 
-    /// Clocks for which work occupies a resource of the SM; 0 for device memory, which SMs share.
+    /// Clocks for which work occupies a resource of the SM.
     pub(crate) fn clocks(&self, work: &Work, resource: Resource) -> f64 {
-        let rates = &self.rates;
-        let warps = |lanes: f64| 32.0 / lanes;
-        match resource {
-            Resource::Tensor => {
-                work.tensor_f32 / self.tensor_f32
-                    + work.tensor_f16 / self.tensor_f16
-                    + work.tensor_wgmma / self.tensor_wgmma
-                    + work.tensor_e4m3 / self.tensor_e4m3
-            }
-            Resource::Mufu => work.mufu * warps(rates.mufu),
-            Resource::Fma => {
-                work.fma * warps(rates.fma) + work.int_mul * warps(rates.int_mul) + work.half * warps(rates.half)
-            }
-            Resource::Alu => work.alu * warps(rates.alu) + work.convert * warps(rates.convert),
-            Resource::Issue => work.issued / rates.issue,
-            Resource::Shared => work.passes / rates.passes,
-            Resource::L2 => work.l2_bytes / rates.l2_bytes,
-            Resource::Dram => 0.0,
-        }
+        let units = resource.units().iter();
+        units.map(|&unit| work[unit] / self.per_clock[unit as usize]).sum()
     }
 
     /// Clocks of a warp's work if the warp has a quarter of the SM to itself.

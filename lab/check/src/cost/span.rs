@@ -14,9 +14,8 @@ use flashcore_ir::inst::WgmmaInst;
 use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass};
 
 use super::observe::NodeRuns;
-use super::rates::Rates;
 use super::sm::Sm;
-use super::work::Work;
+use super::work::{Work, price};
 
 /// Iterations of a loop that are walked before it counts as steady: enough to fill the pipelines of
 /// asynchronous copies.
@@ -206,7 +205,7 @@ impl Walk<'_> {
 
     fn branch(&mut self) {
         self.close();
-        self.now.front += self.sm.rates.latency.branch;
+        self.now.front += self.sm.latency.branch;
     }
 
     /// Ends the current stretch.
@@ -216,131 +215,59 @@ impl Walk<'_> {
         self.now.front += stretch.last.max(alone);
     }
 
-    fn register(&self, reg: Reg) -> usize {
-        self.first[reg.class as usize] + reg.index as usize
-    }
-
     fn inst(&mut self, inst: &Inst, index: usize) {
-        if let Inst::BarSync { .. } = inst {
-            self.close();
-            self.now.front += self.sm.rates.latency.barrier;
-            return;
-        }
-        if let Inst::CpAsyncCommit = inst {
-            self.now.copies.push_back(self.now.open_copies);
-            return;
-        }
-        if let Inst::Wgmma(WgmmaInst::Commit) = inst {
-            self.now.products.push_back(self.now.last_product);
-            return;
-        }
-        if let Inst::CpAsyncWait { pending } | Inst::Wgmma(WgmmaInst::Wait { pending }) = inst {
-            self.close();
-            let groups = match inst {
-                Inst::CpAsyncWait { .. } => &mut self.now.copies,
-                _ => &mut self.now.products,
-            };
-            let over = groups.len().saturating_sub(*pending as usize);
-            self.now.front = groups.drain(..over).fold(self.now.front, f64::max);
-            return;
+        match inst {
+            Inst::BarSync { .. } => {
+                self.close();
+                self.now.front += self.sm.latency.barrier;
+                return;
+            }
+            Inst::CpAsyncCommit => return self.now.copies.push_back(self.now.open_copies),
+            Inst::Wgmma(WgmmaInst::Commit) => return self.now.products.push_back(self.now.last_product),
+            Inst::CpAsyncWait { pending } | Inst::Wgmma(WgmmaInst::Wait { pending }) => {
+                self.close();
+                let groups = match inst {
+                    Inst::CpAsyncWait { .. } => &mut self.now.copies,
+                    _ => &mut self.now.products,
+                };
+                let over = groups.len().saturating_sub(*pending as usize);
+                self.now.front = groups.drain(..over).fold(self.now.front, f64::max);
+                return;
+            }
+            _ => {}
         }
         let runs = &self.runs[index];
         let transactions = runs.transactions / runs.runs.max(1.0);
-        self.stretch.work.add(&Work::of(inst, transactions), 1.0);
-        let mut operands = self.now.front;
-        let mut reads = Vec::new();
-        let mut writes = Vec::new();
-        inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
-        for (first, n) in reads {
-            let at = self.register(first);
-            operands = self.now.ready[at..at + n as usize]
-                .iter()
-                .fold(operands, |a, &b| a.max(b));
-        }
+        let (work, latency) = price(inst, transactions, &self.sm.latency);
+        self.stretch.work.add(&work, 1.0);
+        let registers = |first: Reg, n: u32| {
+            let at = self.first[first.class as usize] + first.index as usize;
+            at..at + n as usize
+        };
+        let (mut operands, mut writes) = (self.now.front, Vec::new());
+        inst.visit_regs(
+            |reg, n| {
+                operands = self.now.ready[registers(reg, n)]
+                    .iter()
+                    .copied()
+                    .fold(operands, f64::max)
+            },
+            |reg, n| writes.push(registers(reg, n)),
+        );
         self.stretch.last = self.stretch.last.max(operands - self.now.front);
-        let done = operands + latency_of(inst, transactions, &self.sm.rates);
+        let done = operands + latency;
         if let Inst::Wgmma(WgmmaInst::Mma { .. }) = inst {
             // Products run one after another; their registers are ready after the wait.
-            let clocks = self.sm.clocks_of_a_warp(&Work {
-                passes: 0.0,
-                ..Work::of(inst, 0.0)
-            });
+            let clocks = self.sm.clocks_of_a_warp(&Work::of(inst, 0.0));
             self.now.last_product = self.now.last_product.max(done) + clocks;
             return;
         }
         if let Inst::CpAsync { .. } = inst {
             self.now.open_copies = self.now.open_copies.max(done);
         }
-        for (first, n) in writes {
-            let at = self.register(first);
-            self.now.ready[at..at + n as usize].fill(done);
+        for registers in writes {
+            self.now.ready[registers].fill(done);
         }
-    }
-}
-
-/// Clocks from the start of an instruction until its results are ready.
-fn latency_of(inst: &Inst, transactions: f64, rates: &Rates) -> f64 {
-    use flashcore_ir::inst::{BinOp, FlagInst, Space, UnOp};
-    let latency = &rates.latency;
-    let conflicts = (transactions - 1.0).max(0.0);
-    match inst {
-        Inst::Bin {
-            op: BinOp::Div | BinOp::Rem,
-            ..
-        } => latency.arithmetic * Work::of(inst, 0.0).issued,
-        Inst::Un {
-            op: UnOp::Neg | UnOp::Abs,
-            ..
-        } => 0.0,
-        Inst::Un {
-            op: UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp | UnOp::Popc | UnOp::Clz,
-            ..
-        } => latency.mufu,
-        Inst::Un { op: UnOp::Not, .. }
-        | Inst::Bin { .. }
-        | Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. }
-        | Inst::Elect { .. } => latency.arithmetic,
-        Inst::Cvt { .. } | Inst::CvtPack { .. } => latency.convert,
-        Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. } => match space {
-            Space::Shared => latency.shared + conflicts,
-            Space::Global => latency.l2,
-            // Kernels with these have no observation.
-            Space::Cluster => 0.0,
-        },
-        Inst::CpAsync { .. } | Inst::Flag(FlagInst::LoadAcquire { .. }) => latency.l2,
-        Inst::LdMatrix { .. } | Inst::StMatrix { .. } => latency.shared + conflicts,
-        // Copied data is assumed to be there: copies are far ahead of the warps that wait for them.
-        Inst::Mbar(_) => latency.shared,
-        Inst::Mma { .. } => latency.mma,
-        Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } => latency.exchange,
-        Inst::Mov { .. }
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Trace { .. }
-        | Inst::CpAsyncCommit
-        | Inst::CpAsyncWait { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::BarWarp { .. }
-        | Inst::Fence { .. }
-        | Inst::FenceProxyAsync
-        | Inst::FenceMbarrierInit
-        | Inst::TrapIf { .. }
-        | Inst::SetMaxRegs { .. }
-        | Inst::DependencyWait
-        | Inst::DependencyTrigger
-        | Inst::Bulk(_)
-        | Inst::Flag(FlagInst::StoreRelease { .. } | FlagInst::Add { .. })
-        | Inst::Wgmma(_)
-        | Inst::Cluster(_) => 0.0,
     }
 }
 
@@ -349,6 +276,7 @@ mod tests {
     use flashcore_ir::{Arg, BufferSpec, KernelBuilder, Launch, Profile};
     use flashcore_sim::{SimOptions, simulate};
 
+    use super::super::rates::Rates;
     use super::*;
 
     fn launch(kernel: &Kernel) -> Launch {

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, Resource, Work, roofline};
+use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, Resource, Unit, Work, roofline};
 use flashcore_ir::{PROFILES, Profile, Target};
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::{DType, Mask, Problem};
@@ -43,10 +43,10 @@ fn tensor_cores_do_both_products_and_nothing_else() {
     for len in [512, 16_384] {
         let problem = shape(1, 8, len);
         for id in [MMA, &format!("{MMA}-k4")] {
-            let ratio = work(&problem, id).tensor_f32 / flops(&problem);
+            let ratio = work(&problem, id)[Unit::TensorF32] / flops(&problem);
             assert!((ratio - 1.0).abs() < 1e-9, "{id} {len}: {ratio}");
         }
-        assert_eq!(work(&problem, SCALAR).tensor_f32, 0.0);
+        assert_eq!(work(&problem, SCALAR)[Unit::TensorF32], 0.0);
     }
 }
 
@@ -65,9 +65,9 @@ fn warpgroups_do_both_products_and_nothing_else() {
         let problem = shape(1, 4, len);
         let observed = observed(&problem, id, Target::Sm90a);
         let work = observed.total_work();
-        let ratio = work.tensor_wgmma / flops(&problem);
+        let ratio = work[Unit::TensorWgmma] / flops(&problem);
         assert!(ratio >= 1.0 - 1e-9 && ratio <= waste + 1e-9, "{id} {len}: {ratio}");
-        assert_eq!(work.tensor_f32, 0.0);
+        assert_eq!(work[Unit::TensorF32], 0.0);
         // As many registers as there are fit, whoever does not know how many are taken.
         assert_eq!(observed.predict(profile("h200"), &[]).does_not_fit(), None, "{id}");
     }
@@ -91,11 +91,11 @@ fn e4m3_does_both_products_at_twice_the_rate() {
     let id = "wgmma/m128n128-s2-turns-bold";
     let (fp8, fp8_micros, flops) = at(DType::E4M3, id);
     let (fp16, fp16_micros, _) = at(DType::F16, id);
-    assert_eq!((fp8.tensor_wgmma, fp16.tensor_e4m3), (0.0, 0.0));
+    assert_eq!((fp8[Unit::TensorWgmma], fp16[Unit::TensorE4m3]), (0.0, 0.0));
     assert!(
-        (fp8.tensor_e4m3 / flops - 1.0).abs() < 1e-9,
+        (fp8[Unit::TensorE4m3] / flops - 1.0).abs() < 1e-9,
         "{}",
-        fp8.tensor_e4m3 / flops
+        fp8[Unit::TensorE4m3] / flops
     );
     assert!(
         (fp16_micros / fp8_micros - 2.0).abs() < 1e-9,
@@ -103,7 +103,7 @@ fn e4m3_does_both_products_at_twice_the_rate() {
     );
     // As many exponentials, and P rounded to bytes: two elements a conversion in either case.
     assert!(
-        (fp8.mufu / fp16.mufu - 1.0).abs() < 0.01 && fp8.convert >= fp16.convert,
+        (fp8[Unit::Mufu] / fp16[Unit::Mufu] - 1.0).abs() < 0.01 && fp8[Unit::Convert] >= fp16[Unit::Convert],
         "{fp8:?}"
     );
 }
@@ -160,16 +160,22 @@ fn scalar_kernels_do_them_on_the_fma_pipe() {
     let work = work(&problem, SCALAR);
     // The products, and next to them a few operations a score.
     let scores = flops(&problem) / (4.0 * 64.0) / 32.0;
-    assert!(work.fma >= products && work.fma <= products + 8.0 * scores, "{work:?}");
+    assert!(
+        work[Unit::Fma] >= products && work[Unit::Fma] <= products + 8.0 * scores,
+        "{work:?}"
+    );
     // One exponential a score, one a row and tile for rescaling, a reciprocal a row.
-    assert!(work.mufu >= scores && work.mufu <= 1.6 * scores, "{work:?}");
+    assert!(
+        work[Unit::Mufu] >= scores && work[Unit::Mufu] <= 1.6 * scores,
+        "{work:?}"
+    );
 }
 
 #[test]
 fn causal_is_half_and_a_diagonal() {
     let full = shape(1, 1, 2048);
     let causal = Problem::builder().seq_len(2048).head_dim(64).mask(Mask::CAUSAL);
-    let share = work(&causal.build().unwrap(), MMA).tensor_f32 / flops(&full);
+    let share = work(&causal.build().unwrap(), MMA)[Unit::TensorF32] / flops(&full);
     // 32 tiles of rows: (1 + 2 + … + 32) of 32² tiles.
     assert!((share - 528.0 / 1024.0).abs() < 0.01, "{share}");
 }
@@ -181,10 +187,10 @@ fn shorter_lengths_stand_for_long_ones() {
     // Work is quadratic in the length, with a linear part: third differences vanish.
     let one = at(1024);
     for field in [
-        |w: &Work| w.fma,
-        |w: &Work| w.issued,
-        |w: &Work| w.passes,
-        |w: &Work| w.l2_bytes,
+        |w: &Work| w[Unit::Fma],
+        |w: &Work| w[Unit::Issue],
+        |w: &Work| w[Unit::Passes],
+        |w: &Work| w[Unit::L2Bytes],
     ] {
         let third = field(&four) - 3.0 * field(&three) + 3.0 * field(&two) - field(&one);
         assert!(third.abs() < 1e-6 * field(&four), "{third}");
@@ -196,7 +202,7 @@ fn bytes_of_keys_and_values_are_read_once_a_block() {
     let problem = shape(1, 1, 512);
     let tensor = 512.0 * 64.0 * 2.0;
     // Eight blocks of 64 rows read K and V each; Q is read and O written once.
-    assert_eq!(work(&problem, MMA).l2_bytes, 8.0 * 2.0 * tensor + 2.0 * tensor);
+    assert_eq!(work(&problem, MMA)[Unit::L2Bytes], 8.0 * 2.0 * tensor + 2.0 * tensor);
 }
 
 #[test]
