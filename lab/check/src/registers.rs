@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use flashcore_ir::{Kernel, Target};
 use serde::Serialize;
+use tempfile::TempPath;
 use thiserror::Error;
 
 /// Registers of a kernel according to the assembler.
@@ -82,7 +83,7 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Un
     let output = Command::new(&path)
         .args(["-v", "-arch", target.name(), "-o"])
         .arg(if cfg!(windows) { "NUL" } else { "/dev/null" })
-        .arg(&file.0)
+        .arg(&file)
         .stdin(Stdio::null())
         .output();
     let output = match output {
@@ -94,7 +95,7 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Un
     if !output.status.success() {
         return Err(Unknown::Refused {
             assembler,
-            message: refusal(&text, &file.0.display().to_string()),
+            message: refusal(&text, &file.display().to_string()),
         });
     }
     let [per_thread, spilled_bytes, static_shared] =
@@ -153,32 +154,14 @@ fn version(path: &PathBuf) -> Option<String> {
     Some(release.split(',').next()?.trim().to_string())
 }
 
-/// A file that is removed when it goes out of scope.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // If this fails, the file stays in the folder for temporary files.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// Creates a new file in the folder for temporary files.
-fn scratch_file(text: &str) -> std::io::Result<Scratch> {
-    for attempt in 0.. {
-        let name = format!("flashcore-{}-{attempt}.ptx", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        match std::fs::OpenOptions::new().write(true).create_new(true).open(&path) {
-            Ok(mut file) => {
-                let scratch = Scratch(path);
-                file.write_all(text.as_bytes())?;
-                return Ok(scratch);
-            }
-            Err(error) if error.kind() == ErrorKind::AlreadyExists && attempt < 1000 => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(std::io::Error::from(ErrorKind::AlreadyExists))
+/// A new file in the folder for temporary files, which is removed when it goes out of scope.
+fn scratch_file(text: &str) -> std::io::Result<TempPath> {
+    let mut file = tempfile::Builder::new()
+        .prefix("flashcore-")
+        .suffix(".ptx")
+        .tempfile()?;
+    file.write_all(text.as_bytes())?;
+    Ok(file.into_temp_path())
 }
 
 #[cfg(test)]
