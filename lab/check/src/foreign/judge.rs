@@ -106,6 +106,19 @@ pub struct Problem {
     pub line: Option<u32>,
 }
 
+impl Problem {
+    /// Without CUDA's error and a line.
+    fn new(kind: ProblemKind, message: String, help: impl Into<String>) -> Problem {
+        Problem {
+            kind,
+            message,
+            cuda: None,
+            help: help.into(),
+            line: None,
+        }
+    }
+}
+
 /// The verdict of a list of problems.
 ///
 /// ```
@@ -137,23 +150,20 @@ pub fn verdict(problems: &[Problem]) -> Verdict {
 /// All known problems of a launch on an architecture, errors first.
 pub fn judge(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Problem> {
     let mut problems = Vec::new();
-    problems.extend(kernel.impossible.iter().map(|(line, message)| Problem {
-        kind: ProblemKind::NoSuchInstruction,
-        message: message.clone(),
-        cuda: Some("ptxas refuses the text; no module is built"),
-        help: "use cp.async.ca for 4 and 8 bytes, cp.async.cg for 16".to_string(),
-        line: Some(*line),
-    }));
+    for (line, message) in &kernel.impossible {
+        let help = "use cp.async.ca for 4 and 8 bytes, cp.async.cg for 16";
+        problems.push(Problem {
+            cuda: Some("ptxas refuses the text; no module is built"),
+            line: Some(*line),
+            ..Problem::new(ProblemKind::NoSuchInstruction, message.clone(), help)
+        });
+    }
     let refusals = refusals(kernel, asked, target).into_iter();
     problems.extend(refusals.map(|refusal| of_refusal(kernel, &refusal)));
     problems.extend(spills(kernel));
     problems.extend(undeclared(kernel, asked));
-    problems.extend(
-        asked
-            .claims
-            .iter()
-            .filter_map(|(name, bytes)| claim(kernel, asked, name, *bytes)),
-    );
+    let claims = asked.claims.iter();
+    problems.extend(claims.filter_map(|(name, bytes)| claim(kernel, asked, name, *bytes)));
     problems.sort_by_key(|problem| !problem.kind.is_refusal());
     problems
 }
@@ -193,13 +203,11 @@ fn refusals(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Launch
     let (limits, on) = (target.limits(), target.name());
     let mut refusals: Vec<LaunchRefusal> = prove_code(&kernel.made_for, form, target).into_iter().collect();
     refusals.extend(prove(&shape, &facts, &limits, on));
-    let has_too_much = |refusal: &LaunchRefusal| {
-        matches!(
-            refusal,
-            LaunchRefusal::StaticShared { .. } | LaunchRefusal::Shared { .. }
-        )
-    };
-    if !asked.opted_in && !refusals.iter().any(has_too_much) {
+    use LaunchRefusal::{Shared, StaticShared};
+    let has_too_much = refusals
+        .iter()
+        .any(|refusal| matches!(refusal, StaticShared { .. } | Shared { .. }));
+    if !asked.opted_in && !has_too_much {
         refusals.extend(prove_without_opt_in(&shape, &facts, &limits, on));
     }
     refusals
@@ -207,44 +215,41 @@ fn refusals(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Launch
 
 /// A refusal with CUDA's error and the names of the kernel's shared memory.
 fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
+    use LaunchRefusal as R;
+    use ProblemKind as K;
     const INVALID: &str = "cudaErrorInvalidValue or cudaErrorInvalidConfiguration at launch";
     let (kind, cuda) = match refusal {
-        LaunchRefusal::Architecture { .. } => (
-            ProblemKind::Architecture,
+        R::Architecture { .. } => (
+            K::Architecture,
             "CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image is available for execution on the device",
         ),
-        LaunchRefusal::StaticShared { .. } => (
-            ProblemKind::StaticShared,
+        R::StaticShared { .. } => (
+            K::StaticShared,
             "ptxas: uses too much shared data (0xc000 max); no module is built, so a launch fails or runs the \
              previous module. Shared memory never spills",
         ),
-        LaunchRefusal::Shared { .. } => (
-            ProblemKind::Shared,
+        R::Shared { .. } => (
+            K::Shared,
             "cudaFuncSetAttribute: cudaErrorInvalidValue, and the launch fails with `invalid argument`; CUTLASS reports \
              `Error Internal`",
         ),
-        LaunchRefusal::OptIn { .. } => (
-            ProblemKind::OptIn,
+        R::OptIn { .. } => (
+            K::OptIn,
             "cudaErrorInvalidValue at launch: `invalid argument`; outputs are not written",
         ),
-        LaunchRefusal::Registers { .. } => (
-            ProblemKind::Registers,
+        R::Registers { .. } => (
+            K::Registers,
             "cudaErrorLaunchOutOfResources: too many resources requested for launch",
         ),
-        LaunchRefusal::Zero { what: "grid", .. } | LaunchRefusal::Axis { what: "grid", .. } => {
-            (ProblemKind::Grid, INVALID)
+        R::Zero { what: "grid", .. } | R::Axis { what: "grid", .. } => (K::Grid, INVALID),
+        R::NeedsHopper { .. } | R::ClusterSize { .. } | R::ClusterGrid { .. } | R::Required { what: "cluster", .. } => {
+            (K::Cluster, "cudaErrorInvalidClusterSize at launch")
         }
-        LaunchRefusal::NeedsHopper { .. }
-        | LaunchRefusal::ClusterSize { .. }
-        | LaunchRefusal::ClusterGrid { .. }
-        | LaunchRefusal::Required { what: "cluster", .. } => {
-            (ProblemKind::Cluster, "cudaErrorInvalidClusterSize at launch")
-        }
-        _ => (ProblemKind::Threads, INVALID),
+        _ => (K::Threads, INVALID),
     };
     let (mut message, mut help) = (refusal.what(), refusal.remedy());
     match *refusal {
-        LaunchRefusal::StaticShared {
+        R::StaticShared {
             given,
             total,
             allowed,
@@ -258,7 +263,7 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
             };
             help.push_str(&format!("; or save {excess} B{}", levers(kernel, excess)));
         }
-        LaunchRefusal::Required {
+        R::Required {
             what: "block",
             required: [x, y, z],
             ..
@@ -266,22 +271,18 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
             let threads = u64::from(x) * u64::from(y) * u64::from(z);
             help = format!("launch it with {threads} threads a block (`--threads {threads}`)");
         }
-        LaunchRefusal::Zero { what: "block", .. } => help = "launch at least one warp".to_string(),
+        R::Zero { what: "block", .. } => help = "launch at least one warp".to_string(),
         _ => {}
     }
     let line = match kind {
-        ProblemKind::StaticShared | ProblemKind::Shared | ProblemKind::OptIn => {
-            largest(kernel).and_then(|symbol| symbol.line)
-        }
-        ProblemKind::Architecture | ProblemKind::Grid => None,
+        K::StaticShared | K::Shared | K::OptIn => largest(kernel).and_then(|symbol| symbol.line),
+        K::Architecture | K::Grid => None,
         _ => kernel.line,
     };
     Problem {
-        kind,
-        message,
         cuda: Some(cuda),
-        help,
         line,
+        ..Problem::new(kind, message, help)
     }
 }
 
@@ -330,14 +331,12 @@ fn spills(kernel: &ForeignKernel) -> Option<Problem> {
         (None, Some(bytes)) if bytes > 0 => (bytes, "on the stack: spills, or arrays indexed at run time"),
         _ => return None,
     };
+    let message =
+        format!("{bytes} B per thread in local memory, {what}; local memory is device memory behind the caches");
+    let help = "use smaller tiles per thread, fewer live values, or a looser __launch_bounds__";
     Some(Problem {
-        kind: ProblemKind::Spills,
-        message: format!(
-            "{bytes} B per thread in local memory, {what}; local memory is device memory behind the caches"
-        ),
-        cuda: None,
-        help: "use smaller tiles per thread, fewer live values, or a looser __launch_bounds__".to_string(),
         line: kernel.line,
+        ..Problem::new(ProblemKind::Spills, message, help)
     })
 }
 
@@ -350,20 +349,17 @@ fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
     let (message, help) = match (dynamic, asked.dynamic_shared) {
         (Some(symbol), 0) => (
             format!("the size of `{}` is set at launch, and no size was given", symbol.name),
-            "give the bytes that the host requests: --smem N".to_string(),
+            "give the bytes that the host requests: --smem N",
         ),
         (None, bytes) if bytes > 0 => (
             format!("the launch requests {bytes} B of dynamic shared memory, but the kernel declares none"),
-            "do not request them: they only lower the occupancy".to_string(),
+            "do not request them: they only lower the occupancy",
         ),
         _ => return None,
     };
     Some(Problem {
-        kind: ProblemKind::DynamicShared,
-        message,
-        cuda: None,
-        help,
         line: dynamic.and_then(|symbol| symbol.line),
+        ..Problem::new(ProblemKind::DynamicShared, message, help)
     })
 }
 
@@ -376,13 +372,9 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
         None if name == "total" => (kernel.static_shared + u64::from(asked.dynamic_shared), None),
         None => {
             let known: Vec<&str> = kernel.shared.iter().map(|symbol| symbol.name.as_str()).collect();
-            return Some(Problem {
-                kind: ProblemKind::Miscounted,
-                message: format!("{counted} B are expected for `{name}`, which the kernel does not have"),
-                cuda: None,
-                help: format!("the kernel has {}, and `total`", known.join(", ")),
-                line: None,
-            });
+            let message = format!("{counted} B are expected for `{name}`, which the kernel does not have");
+            let help = format!("the kernel has {}, and `total`", known.join(", "));
+            return Some(Problem::new(ProblemKind::Miscounted, message, help));
         }
     };
     if bytes == counted {
@@ -393,15 +385,14 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
         true => format!("{} B more", bytes - counted),
         false => format!("{} B fewer", counted - bytes),
     };
+    let message = format!("`{name}` takes {bytes} B{shape}; {counted} B were expected: {difference}");
+    let help = format!(
+        "compilers pad shared memory only for alignment; the kernel has {} B{}",
+        kernel.static_shared,
+        made_of(kernel)
+    );
     Some(Problem {
-        kind: ProblemKind::Miscounted,
-        message: format!("`{name}` takes {bytes} B{shape}; {counted} B were expected: {difference}"),
-        cuda: None,
-        help: format!(
-            "compilers pad shared memory only for alignment; the kernel has {} B{}",
-            kernel.static_shared,
-            made_of(kernel)
-        ),
         line: symbol.and_then(|symbol| symbol.line),
+        ..Problem::new(ProblemKind::Miscounted, message, help)
     })
 }
