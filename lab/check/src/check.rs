@@ -2,7 +2,6 @@
 //! output.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Instant;
 
 use flashcore_ir::ScalarType;
@@ -10,7 +9,7 @@ use flashcore_ir::proof::prove_launch;
 use flashcore_kernels::{Plan, Step, stage};
 use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
 use flashcore_sim::{
-    Counts, Finding, Log, MemorySite, Progress, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
+    Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
 };
 use thiserror::Error;
 
@@ -31,21 +30,10 @@ pub struct CheckOptions {
     pub schedules: u32,
     /// Seed of the first schedule; the others follow it.
     pub first_schedule: u64,
-    /// Instruction budget per warp; exceeding it is a livelock.
-    pub max_instructions: u64,
-    /// Whether to keep traced values.
-    pub trace: bool,
-    /// Keeps only those of this block and warp.
-    pub trace_of: Option<([u32; 3], u32)>,
-    /// Whether to count the cost of memory accesses by line (slower).
-    pub memory_counts: bool,
-    /// Host threads; 0 for one per core. Does not affect reports.
-    pub host_threads: usize,
-    /// Simulates only this many blocks of a step, in whole clusters. Later steps do not run, and
-    /// the output is not compared.
-    pub blocks: Option<u64>,
-    /// Counts finished blocks during the check, up to [`CheckOptions::total_blocks`].
-    pub progress: Option<Arc<Progress>>,
+    /// Options of each simulation, but for the seed of its schedule. With
+    /// [`SimOptions::first_blocks`] later steps do not run, and the output is not compared. Finished
+    /// blocks are counted up to [`CheckOptions::total_blocks`].
+    pub sim: SimOptions,
 }
 
 impl CheckOptions {
@@ -53,7 +41,7 @@ impl CheckOptions {
     pub fn total_blocks(&self, plan: &Plan) -> u64 {
         let mut total = 0u64;
         for step in plan.steps() {
-            let (all, most) = (step.launch.blocks(), self.blocks.unwrap_or(u64::MAX));
+            let (all, most) = (step.launch.blocks(), self.sim.first_blocks.unwrap_or(u64::MAX));
             total += all.min(most);
             if most < all {
                 break;
@@ -70,13 +58,7 @@ impl Default for CheckOptions {
             seed: 0,
             schedules: 1,
             first_schedule: 0,
-            max_instructions: SimOptions::default().max_instructions,
-            trace: false,
-            trace_of: None,
-            memory_counts: false,
-            host_threads: 0,
-            blocks: None,
-            progress: None,
+            sim: SimOptions::default(),
         }
     }
 }
@@ -141,7 +123,8 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
             })
             .collect(),
         only_blocks: options
-            .blocks
+            .sim
+            .first_blocks
             .filter(|&most| plan.steps().any(|step| step.launch.blocks() > most)),
         counts: Counts::default(),
         traces: Vec::new(),
@@ -232,7 +215,8 @@ pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Lo
     let sim_options = SimOptions {
         log: accesses,
         only_block: Some(0),
-        ..sim_options(options, options.first_schedule)
+        seed: options.first_schedule,
+        ..options.sim.clone()
     };
     Ok(run_step(&plan.main, &mut buffers, sim_options)?.log)
 }
@@ -293,14 +277,15 @@ fn run(
     for (index, step) in plan.steps().enumerate() {
         let sim_options = SimOptions {
             nonfinite: nonfinite.get(index).cloned().unwrap_or_default(),
-            ..sim_options(options, schedule)
+            seed: schedule,
+            ..options.sim.clone()
         };
         let report = run_step(step, &mut buffers, sim_options)?;
         all.findings.extend(report.findings);
         all.counts += &report.counts;
         all.traces.push(report.traces);
         all.memory.extend(report.memory);
-        let is_cut = options.blocks.is_some_and(|most| most < step.launch.blocks());
+        let is_cut = options.sim.first_blocks.is_some_and(|most| most < step.launch.blocks());
         if is_cut || !all.findings.is_empty() {
             break;
         }
@@ -339,20 +324,6 @@ pub(crate) fn input_bytes(inputs: &Inputs, name: &str) -> Option<Vec<u8>> {
         "v_scale" => scales(&inputs.v),
         _ => return None,
     })
-}
-
-fn sim_options(options: &CheckOptions, schedule: u64) -> SimOptions {
-    SimOptions {
-        seed: schedule,
-        max_instructions: options.max_instructions,
-        trace: options.trace,
-        trace_of: options.trace_of,
-        memory_counts: options.memory_counts,
-        host_threads: options.host_threads,
-        first_blocks: options.blocks,
-        progress: options.progress.clone(),
-        ..SimOptions::default()
-    }
 }
 
 /// Runs a step on its buffers.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use flashcore_ir::inst::{BinOp, Cvt, MmaAcc, StoreSource};
+use flashcore_ir::inst::{BinOp, MmaAcc};
 use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass, ScalarType, SiteId, SourceLine};
 use flashcore_kernels::{Plan, StopAfter};
 use flashcore_sim::{Nonfinite, TraceRecord, nonfinite};
@@ -114,47 +114,23 @@ type Choose<'a> = dyn Fn(&Inst, SiteId) -> Vec<(Reg, ScalarType)> + 'a;
 /// A kernel with traces, and the traced values.
 fn instrumented(kernel: &Kernel, choose: &Choose<'_>) -> (Kernel, Vec<Watched>) {
     let mut watched = Vec::new();
-    let body = with_traces(kernel, kernel.body(), choose, &mut watched);
-    let labels: Vec<String> = watched.iter().map(|watched: &Watched| watched.what.clone()).collect();
-    (kernel.with_traces(body, labels), watched)
-}
-
-fn with_traces(kernel: &Kernel, nodes: &[Node], choose: &Choose<'_>, watched: &mut Vec<Watched>) -> Vec<Node> {
-    let mut out = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        match node {
-            Node::Inst { inst, site } => {
-                out.push(node.clone());
-                for (src, ty) in choose(inst, *site) {
-                    let label = (kernel.traces().len() + watched.len()) as u32;
-                    watched.push(Watched {
-                        what: called(kernel, inst, src),
-                        site: *site,
-                        ty,
-                    });
-                    let inst = Inst::Trace { label, src };
-                    out.push(Node::Inst { inst, site: *site });
-                }
-            }
-            Node::If {
-                condition,
-                then,
-                otherwise,
-                site,
-            } => out.push(Node::If {
-                condition: *condition,
-                then: with_traces(kernel, then, choose, watched),
-                otherwise: with_traces(kernel, otherwise, choose, watched),
+    let body = kernel.replaced(&mut |node| {
+        let Node::Inst { inst, site } = node else { return None };
+        let mut nodes = vec![node.clone()];
+        for (src, ty) in choose(inst, *site) {
+            let label = (kernel.traces().len() + watched.len()) as u32;
+            watched.push(Watched {
+                what: called(kernel, inst, src),
                 site: *site,
-            }),
-            Node::Loop { body, site } => out.push(Node::Loop {
-                body: with_traces(kernel, body, choose, watched),
-                site: *site,
-            }),
-            Node::BreakIf { .. } => out.push(node.clone()),
+                ty,
+            });
+            let inst = Inst::Trace { label, src };
+            nodes.push(Node::Inst { inst, site: *site });
         }
-    }
-    out
+        Some(nodes)
+    });
+    let labels: Vec<String> = watched.iter().map(|watched| watched.what.clone()).collect();
+    (kernel.with_traces(body, labels), watched)
 }
 
 /// The values at a line in one warp of one block, in order of execution. `None` if nothing is at
@@ -196,11 +172,8 @@ pub fn trace_line(
     if count == 0 {
         return Ok(None);
     }
-    let options = CheckOptions {
-        trace: true,
-        trace_of: Some(of),
-        ..options.clone()
-    };
+    let mut options = options.clone();
+    (options.sim.trace, options.sim.trace_of) = (true, Some(of));
     let (traces, _) = observe(&watching_plan, &options, &[])?;
     Ok(Some(traces.concat()))
 }
@@ -259,9 +232,9 @@ fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<Stag
     let mut by_step = Vec::new();
     for step in watching_plan.steps_mut() {
         let kernel = step.kernel.clone();
-        let (traced, watched) = instrumented(&kernel, &|inst, _| match float_result(inst) {
-            Some(ty) => written_or_read(inst).into_iter().map(|reg| (reg, ty)).collect(),
-            None => Vec::new(),
+        let (traced, watched) = instrumented(&kernel, &|inst, _| {
+            let regs = written_or_read(inst).into_iter();
+            regs.filter_map(|reg| Some((reg, float_type(inst, reg)?))).collect()
         });
         step.kernel = Arc::new(traced);
         by_step.push((kernel, watched));
@@ -274,10 +247,8 @@ fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<Stag
             own.chain(watched.iter().map(|watched| watched.ty)).collect()
         })
         .collect();
-    let options = CheckOptions {
-        trace: true,
-        ..options.clone()
-    };
+    let mut options = options.clone();
+    options.sim.trace = true;
     let (traces, gate) = observe(&watching_plan, &options, &types)?;
     let (mut first_nan, mut first_infinity) = (None, None);
     for ((kernel, watched), traces) in by_step.iter().zip(traces) {
@@ -315,80 +286,22 @@ fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<Stag
     })
 }
 
-/// The type of an instruction's result if it computes floats or moves them from or to memory.
-fn float_result(inst: &Inst) -> Option<ScalarType> {
-    let float = |ty: ScalarType| {
-        let is_float = matches!(ty, ScalarType::F32 | ScalarType::F16x2 | ScalarType::BF16x2);
-        is_float.then_some(ty)
-    };
-    let in_f32 = |class: RegClass| (class == RegClass::F32).then_some(ScalarType::F32);
+/// The type of the floats in a register that an instruction computes, or moves from or to memory.
+fn float_type(inst: &Inst, reg: Reg) -> Option<ScalarType> {
     match inst {
-        Inst::Bin {
+        // These move or select what another instruction has computed.
+        Inst::Mov { .. }
+        | Inst::Selp { .. }
+        | Inst::Param { .. }
+        | Inst::Bin {
             op: BinOp::And | BinOp::Or | BinOp::Xor,
             ..
         } => None,
-        Inst::Bin { ty, .. } | Inst::Un { ty, .. } | Inst::Fma { ty, .. } | Inst::CvtPack { ty, .. } => float(*ty),
-        Inst::Cvt { op, dst, .. } => match op {
-            Cvt::F32FromF16 | Cvt::F32FromU32 | Cvt::F32FromS32 => in_f32(dst.class),
-            Cvt::F16FromF32
-            | Cvt::BF16FromF32
-            | Cvt::F16x2FromE4M3x2
-            | Cvt::S32FromF32
-            | Cvt::U32FromF32
-            | Cvt::U64FromU32
-            | Cvt::S64FromS32
-            | Cvt::U32FromU64 => None,
-        },
-        Inst::Mma { acc, .. } => Some(match acc {
-            MmaAcc::F32 => ScalarType::F32,
-            MmaAcc::F16 => ScalarType::F16x2,
-        }),
-        Inst::Ld { dst, .. }
-        | Inst::St {
-            src: StoreSource::Regs(dst),
-            ..
-        } => in_f32(dst.class),
-        // These move, select or exchange values, or compute no floats.
-        Inst::Mov { .. }
-        | Inst::MadWide { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. }
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::St {
-            src: StoreSource::Imm(..),
-            ..
+        Inst::Bin { ty, .. } | Inst::Un { ty, .. } | Inst::Fma { ty, .. } | Inst::CvtPack { ty, .. } => {
+            let is_float = matches!(ty, ScalarType::F32 | ScalarType::F16x2 | ScalarType::BF16x2);
+            is_float.then_some(*ty)
         }
-        | Inst::CpAsync { .. }
-        | Inst::CpAsyncCommit
-        | Inst::CpAsyncWait { .. }
-        | Inst::LdMatrix { .. }
-        | Inst::StMatrix { .. }
-        | Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::BarWarp { .. }
-        | Inst::Fence { .. }
-        | Inst::Atom { .. }
-        | Inst::FenceProxyAsync
-        | Inst::FenceMbarrierInit
-        | Inst::Elect { .. }
-        | Inst::TrapIf { .. }
-        | Inst::SetMaxRegs { .. }
-        | Inst::DependencyWait
-        | Inst::DependencyTrigger
-        | Inst::Flag(_)
-        | Inst::Mbar(_)
-        | Inst::Bulk(_)
-        | Inst::Wgmma(_)
-        | Inst::Cluster(_)
-        | Inst::Trace { .. } => None,
+        Inst::Mma { acc: MmaAcc::F16, .. } => Some(ScalarType::F16x2),
+        _ => (reg.class == RegClass::F32).then_some(ScalarType::F32),
     }
 }

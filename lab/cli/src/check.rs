@@ -7,6 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flashcore_check::CheckOptions;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_kernels::{Config, Plan, StopAfter};
+use flashcore_sim::SimOptions;
 
 use crate::args::{Card, InputArgs, ProblemArgs};
 use crate::failure::{Failure, Outcome};
@@ -116,9 +117,12 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     let options = CheckOptions {
         schedules: args.schedules,
         first_schedule: args.schedule,
-        trace: args.watch.own_traces(),
-        memory_counts: args.memory,
-        blocks: args.blocks,
+        sim: SimOptions {
+            trace: args.watch.own_traces(),
+            memory_counts: args.memory,
+            first_blocks: args.blocks,
+            ..SimOptions::default()
+        },
         ..simulated::options(args.inputs.inputs, args.inputs.seed)
     };
     if let Some(outcome) = args.watch.run(&plan, &options, args.json) {

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
+use flashcore_check::Found;
 use flashcore_check::foreign::{self, Asked, ForeignKernel, ForeignLaunch, Form, Given, Problem, RunError, Verdict};
 use flashcore_check::render::{self, Palette};
-use flashcore_check::{CheckOptions, Found};
 use flashcore_ir::Occupancy;
+use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
 
 use crate::args::{self, Card};
@@ -239,11 +240,13 @@ impl RunArgs {
             threads: self.launch.threads,
             dynamic_shared: self.launch.smem.unwrap_or(0),
             args: self.arg.clone(),
-            seed: runs.first,
             schedules: runs.schedules,
-            max_instructions: CheckOptions::default().max_instructions,
-            blocks: runs.blocks,
-            progress: Some(Arc::clone(&progress)),
+            sim: SimOptions {
+                seed: runs.first,
+                first_blocks: runs.blocks,
+                progress: Some(Arc::clone(&progress)),
+                ..SimOptions::default()
+            },
         };
         let text = std::str::from_utf8(bytes).map_err(|error| wrong(file, error))?;
         let shown = progress::show(progress, blocks * u64::from(runs.schedules), name.to_string(), None);

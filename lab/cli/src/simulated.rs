@@ -55,10 +55,8 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
 /// Checks a plan, and shows the progress.
 pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Failure> {
     let progress = Arc::new(Progress::default());
-    let options = CheckOptions {
-        progress: Some(progress.clone()),
-        ..options.clone()
-    };
+    let mut options = options.clone();
+    options.sim.progress = Some(progress.clone());
     let total = options.total_blocks(plan);
     let shown = progress::show(progress, total, plan.config.to_string(), Some(estimate(plan, total)));
     let report = check_plan(plan, &options).map_err(Failure::failed);

@@ -1,11 +1,9 @@
 //! Simulates a kernel of a PTX text.
 
-use std::sync::Arc;
-
 use flashcore_ir::ptx::read::{PtxError, PtxModule, ReadAs};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ParamKind, ScalarType};
 use flashcore_problem::rng::Rng;
-use flashcore_sim::{Progress, SimError, SimOptions, simulate};
+use flashcore_sim::{SimError, SimOptions, simulate};
 use half::f16;
 use thiserror::Error;
 
@@ -105,16 +103,11 @@ pub struct ForeignLaunch {
     pub dynamic_shared: u32,
     /// The arguments in order.
     pub args: Vec<Given>,
-    /// Seed of the first schedule and of the buffers' contents.
-    pub seed: u64,
     /// Number of schedules.
     pub schedules: u32,
-    /// Instruction budget per warp; exceeding it is a livelock.
-    pub max_instructions: u64,
-    /// Simulates only this many blocks from the first, in whole clusters.
-    pub blocks: Option<u64>,
-    /// Counts finished blocks of all schedules.
-    pub progress: Option<Arc<Progress>>,
+    /// Options of each simulation; the seed is that of the first schedule and of the buffers'
+    /// contents.
+    pub sim: SimOptions,
 }
 
 /// Why a PTX kernel cannot be simulated.
@@ -170,6 +163,7 @@ pub enum RunError {
 ///
 /// ```
 /// use flashcore_check::foreign::{ForeignLaunch, run};
+/// use flashcore_sim::SimOptions;
 /// let text = ".version 7.0 .target sm_80 .entry fill(.param .u64 out) .maxntid 32, 1, 1 {
 ///     .reg .b32 %r<2>; .reg .b64 %rd<3>;
 ///     ld.param.u64 %rd0, [out]; cvta.to.global.u64 %rd0, %rd0;
@@ -180,11 +174,8 @@ pub enum RunError {
 ///     threads: None,
 ///     dynamic_shared: 0,
 ///     args: vec![bytes.parse().unwrap()],
-///     seed: 0,
 ///     schedules: 1,
-///     max_instructions: 1000,
-///     blocks: None,
-///     progress: None,
+///     sim: SimOptions::default(),
 /// };
 /// assert!(run(text, "fill", "fill.ptx", &launch("buf:128"))?.is_empty());
 /// let found = run(text, "fill", "fill.ptx", &launch("buf:124"))?;
@@ -210,14 +201,11 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
     let unwritten = fills.enumerate().filter(|(_, fill)| *fill == Fill::Unwritten);
     let uninitialized: Vec<usize> = unwritten.map(|(slot, _)| slot).collect();
     let mut found = Vec::new();
-    for schedule in (0..asked.schedules.max(1)).map(|n| asked.seed + u64::from(n)) {
+    for schedule in (0..asked.schedules.max(1)).map(|n| asked.sim.seed + u64::from(n)) {
         let options = SimOptions {
             seed: schedule,
-            max_instructions: asked.max_instructions,
-            first_blocks: asked.blocks,
-            progress: asked.progress.clone(),
             uninitialized: uninitialized.clone(),
-            ..SimOptions::default()
+            ..asked.sim.clone()
         };
         let report = simulate(&kernel, &launch, &mut buffers.clone(), &options)?;
         Found::add(&mut found, report.findings, schedule);
@@ -264,7 +252,7 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
                     written: writable,
                     align: ALIGN,
                 });
-                buffers.push(filled(bytes, fill, asked.seed + number as u64));
+                buffers.push(filled(bytes, fill, asked.sim.seed + number as u64));
                 Arg::Buffer {
                     slot: buffers.len() - 1,
                     byte_offset: 0,
@@ -342,11 +330,8 @@ mod tests {
             threads: None,
             dynamic_shared: 0,
             args: args.iter().map(|arg| arg.parse().unwrap()).collect(),
-            seed: 0,
             schedules: 1,
-            max_instructions: 1000,
-            blocks: None,
-            progress: None,
+            sim: SimOptions::default(),
         };
         run(text, "fill", "fill.ptx", &launch)
     }

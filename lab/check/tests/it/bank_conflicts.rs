@@ -23,10 +23,8 @@ fn problem(head_dim: usize, head_dim_v: usize) -> Problem {
 
 fn counted(problem: &Problem, config: mma::Config) -> Option<CheckReport> {
     let plan = Plan::new(problem, &Config::Mma(config), Target::Sm90a).ok()?;
-    let options = CheckOptions {
-        memory_counts: true,
-        ..CheckOptions::default()
-    };
+    let mut options = CheckOptions::default();
+    options.sim.memory_counts = true;
     let report = check_plan(&plan, &options).unwrap();
     assert_eq!(report.verdict, Verdict::Clean, "{config}\n{report}");
     Some(report)

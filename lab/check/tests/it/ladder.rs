@@ -82,10 +82,8 @@ fn plan(problem: &Problem, id: &str) -> Plan {
 }
 
 fn check(plan: &Plan) -> CheckReport {
-    let options = CheckOptions {
-        max_instructions: 1_000_000,
-        ..CheckOptions::default()
-    };
+    let mut options = CheckOptions::default();
+    options.sim.max_instructions = 1_000_000;
     check_plan(plan, &options).unwrap()
 }
 

@@ -71,10 +71,8 @@ fn what_is_printed_reads_back_word_by_word() {
 fn checked(plan: &Plan, kernel: Kernel) -> CheckReport {
     let mut plan = plan.clone();
     plan.main.kernel = Arc::new(kernel);
-    let options = CheckOptions {
-        max_instructions: 300_000,
-        ..CheckOptions::default()
-    };
+    let mut options = CheckOptions::default();
+    options.sim.max_instructions = 300_000;
     check_plan(&plan, &options).unwrap()
 }
 

@@ -27,8 +27,6 @@ pub(crate) struct Subject {
     pub(crate) kernel: &'static str,
     pub(crate) target: Target,
     pub(crate) dtype: DType,
-    /// Whether blocks are persistent: each goes through a list of tiles, which few SMs make longer.
-    persistent: bool,
     head_dim: usize,
 }
 
@@ -40,7 +38,6 @@ pub(crate) const SUBJECTS: [Subject; 4] = [
         kernel: "mma/m128n64-w4x1-s2-b1-qreg-xor-bold",
         target: Target::Sm89,
         dtype: DType::F16,
-        persistent: false,
         head_dim: 64,
     },
     Subject {
@@ -48,7 +45,6 @@ pub(crate) const SUBJECTS: [Subject; 4] = [
         kernel: "scalar/tiled-m32n32-w8-v16",
         target: Target::Sm89,
         dtype: DType::F32,
-        persistent: false,
         head_dim: 64,
     },
     Subject {
@@ -56,7 +52,6 @@ pub(crate) const SUBJECTS: [Subject; 4] = [
         kernel: "wgmma/m128n128-s2-turns-bold",
         target: Target::Sm90a,
         dtype: DType::F16,
-        persistent: true,
         head_dim: 64,
     },
     Subject {
@@ -64,7 +59,6 @@ pub(crate) const SUBJECTS: [Subject; 4] = [
         kernel: "wgmma/m192n64-s3-turns-bold-qreg",
         target: Target::Sm90a,
         dtype: DType::F16,
-        persistent: true,
         head_dim: 128,
     },
 ];
@@ -94,7 +88,7 @@ fn case(heads: usize, rows: usize, keys: usize, mask: Mask, scale: f32, inputs: 
 /// Together: tails of rows and keys, whole tiles, masked and whole tiles of keys, rows that see
 /// nothing, references that must rise, row by row. The quickest, and those that show most, come
 /// first.
-fn cases(persistent: bool) -> Vec<Case> {
+fn cases(is_persistent: bool) -> Vec<Case> {
     use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, Normal, RisingScores, SmallIntegers};
     let past = Mask::window(Some(5), Some(3));
     let mut cases = vec![
@@ -111,16 +105,8 @@ fn cases(persistent: bool) -> Vec<Case> {
         case(2, 130, 130, Mask::CAUSAL, 1.0, EqualRows),
     ];
     // Both bounds of a window at every column of a tile, in every K block.
-    for (left, right) in [
-        (80, 5),
-        (94, 19),
-        (107, 32),
-        (121, 46),
-        (190, 64),
-        (301, 127),
-        (255, 200),
-        (5, 3),
-    ] {
+    let lefts = [80, 94, 107, 121, 190, 301, 255, 5];
+    for (left, right) in lefts.into_iter().zip([5, 19, 32, 46, 64, 127, 200, 3]) {
         cases.push(case(2, 128, 520, Mask::window(Some(left), Some(right)), 1.0, Normal));
     }
     // The same where the bounds are what decides if a reference must rise, in one half of a warp's
@@ -136,8 +122,8 @@ fn cases(persistent: bool) -> Vec<Case> {
         case(16, 64, 768, Mask::FULL, 4.0 * SHARP, Normal),
         case(16, 192, 640, Mask::FULL, 8.0 * SHARP, Normal),
     ]);
-    if persistent {
-        // Blocks with many tiles of rows: with keys for one turn, for two, for many; where the next
+    if is_persistent {
+        // Each block goes through a list of tiles, which few SMs make longer. Blocks with many tiles of rows: with keys for one turn, for two, for many; where the next
         // tile is seen at once and where not, where a warpgroup has no rows in every other tile.
         cases.extend([
             case(48, 150, 100, Mask::FULL, 1.0, SmallIntegers),
@@ -192,18 +178,18 @@ impl Subject {
     pub(crate) fn plans(&self) -> Result<Vec<(Plan, CheckOptions)>, Box<dyn std::error::Error>> {
         let config = self.kernel.parse()?;
         let mut plans: Vec<(Plan, CheckOptions)> = Vec::new();
-        for (i, case) in cases(self.persistent).into_iter().enumerate() {
+        for (i, case) in cases(self.target == Target::Sm90a).into_iter().enumerate() {
             let inputs = case.inputs;
             let chip = Chip {
                 target: self.target,
                 sms: SMS,
             };
             let plan = Plan::new(&self.problem(&case, i % 3 == 1)?, &config, chip)?;
-            let options = CheckOptions {
+            let mut options = CheckOptions {
                 inputs,
-                max_instructions: MAX_INSTRUCTIONS,
                 ..CheckOptions::default()
             };
+            options.sim.max_instructions = MAX_INSTRUCTIONS;
             plans.push((plan, options));
         }
         Ok(plans)

@@ -32,10 +32,8 @@ pub(crate) fn quoted(line: SourceLine) -> String {
 pub(crate) fn check_with(plan: &Plan, kernel: Kernel, launch: Launch, options: &CheckOptions) -> CheckReport {
     let mut mutant = plan.clone();
     (mutant.main.kernel, mutant.main.launch) = (Arc::new(kernel), launch);
-    let options = CheckOptions {
-        max_instructions: 1_000_000,
-        ..options.clone()
-    };
+    let mut options = options.clone();
+    options.sim.max_instructions = 1_000_000;
     check_plan(&mutant, &options).unwrap()
 }
 
