@@ -6,6 +6,9 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
+use flashcore_ir::Chip;
+use flashcore_kernels::{Config, KernelCache, Plan, select};
+use flashcore_problem::Problem;
 
 mod cheats;
 mod cost_error;
@@ -86,6 +89,14 @@ pub fn run() -> ExitCode {
 /// Writes a report as indented JSON.
 fn write_json(path: &std::path::Path, report: &impl serde::Serialize) -> Result<(), Box<dyn Error>> {
     Ok(std::fs::write(path, serde_json::to_string_pretty(report)? + "\n")?)
+}
+
+/// The plan of a config, or of the one that heuristics choose.
+fn plan_of(problem: &Problem, config: Option<&Config>, chip: Chip) -> Result<Plan, Box<dyn Error>> {
+    match config {
+        Some(config) => Ok(Plan::new(problem, config, chip)?),
+        None => Ok(select(problem, chip, 16, &KernelCache::default())?.plan),
+    }
 }
 
 /// The device's name and driver, for reports.

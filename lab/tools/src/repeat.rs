@@ -8,7 +8,7 @@ use flashcore::Device;
 use flashcore_bench::gpu::{PreparedPlan, TensorSet};
 use flashcore_bench::{Case, draw, problems};
 use flashcore_cuda::{Context, Function, ModuleOptions, Stream};
-use flashcore_kernels::{Config, KernelCache, Plan, select};
+use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{InputKind, POISON, Problem, Tensor};
 
 /// Differing runs that are printed.
@@ -37,15 +37,10 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let mut any = false;
     for case in &problems::cases(&options.problems, None)? {
         let chip = context.info().chip();
-        let plans = match options.kernels.as_slice() {
-            [] => vec![select(&case.problem, chip, 16, &KernelCache::default())?.plan],
-            configs => configs
-                .iter()
-                .map(|config| Plan::new(&case.problem, config, chip))
-                .collect::<Result<_, _>>()?,
-        };
-        for plan in &plans {
-            any |= repeat(&context, &stream, case, plan, options.runs)?;
+        let given: Vec<Option<&Config>> = options.kernels.iter().map(Some).collect();
+        for config in if given.is_empty() { vec![None] } else { given } {
+            let plan = crate::plan_of(&case.problem, config, chip)?;
+            any |= repeat(&context, &stream, case, &plan, options.runs)?;
         }
     }
     crate::verdict(!any)

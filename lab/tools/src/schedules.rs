@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_problem::DType;
-use serde::Serialize;
 use serde_json::json;
 
 use crate::shipped::{Shipped, shipped};
@@ -32,21 +31,8 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-#[derive(Serialize)]
-struct Row {
-    kernel: String,
-    target: String,
-    what: String,
-    /// Schedules it ran under, and problems.
-    schedules: usize,
-    problems: usize,
-    /// `clean`, `refused`, or what was found.
-    verdict: String,
-    seconds: f64,
-}
-
 pub(crate) fn main(options: &Options) -> crate::Ran {
-    let mut rows = Vec::new();
+    let (mut rows, mut clean, mut refused, mut simulations) = (Vec::new(), 0, 0, 0);
     let mut all = shipped()?;
     if options.one_per_config {
         all = one_of_each_config(all);
@@ -57,11 +43,15 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         .filter(|kernel| kernel.config.to_string().contains(&options.kernel))
     {
         let started = Instant::now();
-        let (mut verdict, mut ran, mut problems) = ("clean".to_string(), 0, 0);
-        match &kernel.plans {
-            Err(refusal) => verdict = format!("refused: {refusal}"),
+        let (mut ran, mut problems) = (0, 0);
+        let verdict = match &kernel.plans {
+            Err(refusal) => {
+                refused += 1;
+                format!("refused: {refusal}")
+            }
             Ok(plans) => {
                 let each = schedules.div_ceil(plans.len() as u32);
+                let mut found = None;
                 for (i, plan) in plans.iter().enumerate() {
                     let check = CheckOptions {
                         schedules: each,
@@ -69,40 +59,32 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
                         ..CheckOptions::default()
                     };
                     let report = check_plan(plan, &check)?;
-                    ran += report.schedules.len();
-                    problems += 1;
+                    (ran, problems) = (ran + report.schedules.len(), problems + 1);
                     if report.verdict != Verdict::Clean {
-                        verdict = report.to_string();
+                        found = Some(report.to_string());
                         break;
                     }
                 }
+                clean += usize::from(found.is_none());
+                found.unwrap_or("clean".to_string())
             }
-        }
-        let row = Row {
-            kernel: kernel.config.to_string(),
-            target: kernel.target.to_string(),
-            what: kernel.what(),
-            schedules: ran,
-            problems,
-            verdict,
-            seconds: started.elapsed().as_secs_f64(),
         };
-        println!("{} {} {}: {}", row.kernel, row.target, row.what, row.verdict);
-        rows.push(row);
+        simulations += ran;
+        println!("{} {} {}: {verdict}", kernel.config, kernel.target, kernel.what());
+        rows.push(json!({
+            "kernel": kernel.config.to_string(), "target": kernel.target.to_string(), "what": kernel.what(),
+            "schedules": ran, "problems": problems, "verdict": verdict, "seconds": started.elapsed().as_secs_f64(),
+        }));
     }
-    let count = |verdict: &str| rows.iter().filter(|row| row.verdict.starts_with(verdict)).count();
-    let (clean, refused) = (count("clean"), count("refused"));
-    let ran: usize = rows.iter().map(|row| row.schedules).sum();
+    let wrong = rows.len() - clean - refused;
     println!(
-        "{} kernels: {clean} clean, {refused} refuse such problems, {} not clean; {ran} simulations",
-        rows.len(),
-        rows.len() - clean - refused
+        "{} kernels: {clean} clean, {refused} refuse such problems, {wrong} not clean; {simulations} simulations",
+        rows.len()
     );
-    let failed = clean + refused < rows.len();
     if let Some(file) = &options.json {
         crate::write_json(file, &json!({ "schedules": schedules, "kernels": rows }))?;
     }
-    crate::verdict(!failed)
+    crate::verdict(wrong == 0)
 }
 
 /// The last kernel that serves its problems of each config, in 16 and in 8 bits: head sizes go

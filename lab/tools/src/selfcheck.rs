@@ -8,8 +8,7 @@ use flashcore_bench::selfcheck::{PLANTED, SelfCheck, count, selfcheck};
 use flashcore_bench::stats::median;
 use flashcore_bench::{self as bench, Bed, LaunchMode, Mode, Subject, SubjectInfo, Verdict, draw, measure, problems};
 use flashcore_cuda::{Function, ModuleOptions};
-
-use flashcore_kernels::{KernelCache, Plan, Step, select};
+use flashcore_kernels::Step;
 
 /// Least length of a chain, µs: a planted 3 % of it is then long compared with the launch of the
 /// planted kernel.
@@ -53,11 +52,7 @@ fn on_gpu(context: &Context, options: &Options) -> Result<SelfCheck, Box<dyn Err
     let tools = GpuTools::new(&stream)?;
     let case = &problems::cases(&options.problem, None)?[0];
     let chip = context.info().chip();
-    let kernels = KernelCache::default();
-    let plan = match &options.kernel {
-        Some(config) => Plan::with_cache(&case.problem, config, chip, &kernels)?,
-        None => select(&case.problem, chip, 16, &kernels)?.plan,
-    };
+    let plan = crate::plan_of(&case.problem, options.kernel.as_ref(), chip)?;
     let bed = GpuBed::new(&stream, &tools, &case.problem, plan.workspace_bytes())?;
     for place in 0..2 {
         bed.load(place, &draw(&case.problem, InputKind::Normal, place as u64))?;

@@ -5,14 +5,13 @@ mod subjects;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use flashcore_check::mutate::mutations;
-use serde::Serialize;
-use serde_json::json;
+use flashcore_check::mutate::{Operator, mutations};
+use serde_json::{Value, json};
 
 use arguments::argument;
 use subjects::{Fate, SUBJECTS, Subject, fate, place, sample};
@@ -42,51 +41,31 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-#[derive(Serialize)]
-struct Outcome {
-    subject: &'static str,
-    kernel: &'static str,
-    instructions: usize,
-    /// Mistakes that could have been drawn, and operators that have a place.
-    mutations: usize,
-    operators: usize,
+/// How many mistakes were planted, survived, and survived without an argument.
+#[derive(Default)]
+struct Count {
     planted: usize,
-    refused: usize,
-    found: usize,
-    wrong: usize,
     survived: usize,
-    seconds: f64,
-    mutants: Vec<Mutant>,
-}
-
-#[derive(Serialize)]
-struct Mutant {
-    mutation: String,
-    place: String,
-    killed: Fate,
-    /// The problem that showed it.
-    problem: Option<String>,
-    /// Why a survivor is harmless.
-    argument: Option<&'static str>,
+    unargued: usize,
 }
 
 pub(crate) fn main(options: &Options) -> crate::Ran {
-    let mut kernels = Vec::new();
+    let (mut kernels, mut count) = (Vec::new(), Count::default());
     for subject in SUBJECTS
         .iter()
         .filter(|subject| subject.kernel.contains(&options.kernel))
     {
-        kernels.push(plant(subject, options)?);
+        kernels.push(plant(subject, options, &mut count)?);
     }
     if let Some(file) = &options.json {
         let report = json!({ "seed": options.seed, "count": options.count, "kernels": kernels });
         crate::write_json(file, &report)?;
     }
-    let planted: usize = kernels.iter().map(|outcome| outcome.planted).sum();
-    let survived: usize = kernels.iter().map(|outcome| outcome.survived).sum();
-    let unargued = |mutant: &&Mutant| mutant.killed == Fate::Survived && mutant.argument.is_none();
-    let mutants = kernels.iter().flat_map(|outcome| &outcome.mutants);
-    let unargued = mutants.filter(unargued).count();
+    let Count {
+        planted,
+        survived,
+        unargued,
+    } = count;
     println!(
         "{} of {planted} mistakes found; of {survived} survivors {unargued} without an argument",
         planted - survived
@@ -94,59 +73,49 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     crate::verdict((planted - survived) * 100 >= REQUIRED * planted && unargued == 0)
 }
 
-/// Plants a sample of mistakes in a kernel.
-fn plant(subject: &'static Subject, options: &Options) -> Result<Outcome, Box<dyn Error>> {
+/// Plants a sample of mistakes in a kernel, and reports on each.
+fn plant(subject: &Subject, options: &Options, count: &mut Count) -> Result<Value, Box<dyn Error>> {
     let started = Instant::now();
     let plans = subject.plans()?;
     let kernel = plans[0].0.main.kernel.clone();
     let all = mutations(&kernel);
-    let mut operators = BTreeMap::new();
-    all.iter().for_each(|m| *operators.entry(m.operator).or_insert(0) += 1);
-    let mut mutants = Vec::new();
+    let operators: BTreeSet<Operator> = all.iter().map(|mutation| mutation.operator).collect();
+    // Refused, found, wrong and survived.
+    let (mut mutants, mut fates) = (Vec::new(), [0; 4]);
     println!("{}: {}", subject.name, subject.kernel);
     for mutation in sample(&kernel, options.count, options.seed) {
         let (killed, problem) = fate(&mutation, &plans);
         let place = place(&mutation, &kernel);
-        let argument = match killed {
-            Fate::Survived => argument(subject.kernel, &mutation, &place).map(|argument| argument.why),
-            _ => None,
-        };
-        if killed == Fate::Survived {
-            println!("  {mutation}: {place}\n    {}", argument.unwrap_or("NO ARGUMENT"));
+        let mut why = None;
+        match killed {
+            Fate::Refused(_) => fates[0] += 1,
+            Fate::Found(_) => fates[1] += 1,
+            Fate::Wrong => fates[2] += 1,
+            Fate::Survived => {
+                fates[3] += 1;
+                why = argument(subject.kernel, &mutation, &place).map(|argument| argument.why);
+                count.unargued += usize::from(why.is_none());
+                println!("  {mutation}: {place}\n    {}", why.unwrap_or("NO ARGUMENT"));
+            }
         }
-        mutants.push(Mutant {
-            mutation: mutation.to_string(),
-            place,
-            killed,
-            problem: problem.map(|i| format!("{}, {}", plans[i].0.problem, plans[i].1.inputs)),
-            argument,
-        });
+        mutants.push(json!({
+            "mutation": mutation.to_string(), "place": place, "killed": killed, "argument": why,
+            "problem": problem.map(|i| format!("{}, {}", plans[i].0.problem, plans[i].1.inputs)),
+        }));
     }
-    let count = |is: fn(&Fate) -> bool| mutants.iter().filter(|mutant| is(&mutant.killed)).count();
-    let outcome = Outcome {
-        subject: subject.name,
-        kernel: subject.kernel,
-        instructions: kernel.num_insts(),
-        mutations: all.len(),
-        operators: operators.len(),
-        planted: mutants.len(),
-        refused: count(|fate| matches!(fate, Fate::Refused(_))),
-        found: count(|fate| matches!(fate, Fate::Found(_))),
-        wrong: count(|fate| *fate == Fate::Wrong),
-        survived: count(|fate| *fate == Fate::Survived),
-        seconds: started.elapsed().as_secs_f64(),
-        mutants,
-    };
+    let [refused, found, wrong, survived] = fates;
+    let (planted, seconds) = (mutants.len(), started.elapsed().as_secs_f64());
+    count.planted += planted;
+    count.survived += survived;
     println!(
-        "  {} planted of {} by {} operators: {} refused, {} by a finding, {} by the answer, {} survived; {:.0} s",
-        outcome.planted,
-        outcome.mutations,
-        outcome.operators,
-        outcome.refused,
-        outcome.found,
-        outcome.wrong,
-        outcome.survived,
-        outcome.seconds
+        "  {planted} planted of {} by {} operators: {refused} refused, {found} by a finding, {wrong} by the answer, \
+         {survived} survived; {seconds:.0} s",
+        all.len(),
+        operators.len()
     );
-    Ok(outcome)
+    Ok(json!({
+        "subject": subject.name, "kernel": subject.kernel, "instructions": kernel.num_insts(),
+        "mutations": all.len(), "operators": operators.len(), "planted": planted, "refused": refused, "found": found,
+        "wrong": wrong, "survived": survived, "seconds": seconds, "mutants": mutants,
+    }))
 }
