@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use flashcore::{Device, Problem, Tensor};
 use flashcore_bench::{
-    Absent, BenchError, Case, CaseResult, Mode, NvmlTelemetry, Observer, Options, PeerPlace, PeerScales, PeerSource,
-    PeerTensor, PeerTensors, Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble,
+    Absent, BenchError, Case, CaseResult, Mode, NvmlTelemetry, Observer, Options, PeerPlace, PeerSource,
+    PeerTensors, Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble,
     Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
@@ -46,7 +46,7 @@ fn invalid(what: &str, error: &serde_json::Error) -> PyErr {
 
 fn failed(error: BenchError) -> PyErr {
     match error {
-        BenchError::BadOption { .. } | BenchError::Nothing(_) => value(error.to_string()),
+        BenchError::Given(_) | BenchError::Nothing(_) => value(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),
     }
 }
@@ -65,33 +65,17 @@ impl<'py> PySource<'py> {
             PeerPlace::Cuda { ordinal, stream } => Some((ordinal, stream)),
         };
         let dict = PyDict::new(py);
-        let PeerTensors { q, k, v, out, .. } = tensors;
-        for (name, tensor) in [("q", q), ("k", k), ("v", v), ("out", out)] {
-            dict.set_item(name, describe(py, tensor)?)?;
-        }
-        if let Some(PeerScales { shape, q, k, v }) = tensors.scales {
-            for (name, address) in [("q_scale", q), ("k_scale", k), ("v_scale", v)] {
-                let scale = PyDict::new(py);
-                scale.set_item("address", address)?;
-                scale.set_item("bytes", shape[0] * shape[1] * size_of::<f32>())?;
-                scale.set_item("dtype", "float32")?;
-                scale.set_item("shape", shape)?;
-                scale.set_item("strides", [shape[1], 1])?;
-                dict.set_item(name, scale)?;
-            }
+        for tensor in &tensors.tensors {
+            let described = PyDict::new(py);
+            described.set_item("address", tensor.address)?;
+            described.set_item("bytes", tensor.bytes)?;
+            described.set_item("dtype", crate::frameworks::dtype_name(tensor.dtype))?;
+            described.set_item("shape", &tensor.shape)?;
+            described.set_item("strides", &tensor.strides)?;
+            dict.set_item(tensor.name, described)?;
         }
         self.object.call_method1("peers", (case_json, place, dict))?.extract()
     }
-}
-
-fn describe<'py>(py: Python<'py>, tensor: &PeerTensor) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("address", tensor.address)?;
-    dict.set_item("bytes", tensor.bytes)?;
-    dict.set_item("dtype", crate::frameworks::dtype_name(tensor.dtype))?;
-    dict.set_item("shape", tensor.layout.shape)?;
-    dict.set_item("strides", tensor.layout.strides)?;
-    Ok(dict)
 }
 
 impl PeerSource for PySource<'_> {
@@ -101,19 +85,14 @@ impl PeerSource for PySource<'_> {
     }
 
     fn peers<'a>(&'a mut self, case: &Case, tensors: &PeerTensors) -> Vec<Result<Box<dyn Subject + 'a>, Absent>> {
-        let absent = |label: &str, reason: String| {
-            Err(Absent {
-                label: label.to_string(),
-                reason,
-            })
-        };
+        let absent = |label: &str, reason: String| Err((label.to_string(), reason));
         let peers = match self.ask(case, tensors) {
             Ok(peers) => peers,
             Err(error) => return vec![absent("peers", error.to_string())],
         };
         let subject = |peer: Bound<'a, PyAny>| -> Result<Box<dyn Subject + 'a>, Absent> {
-            if let Ok((label, reason)) = peer.extract::<(String, String)>() {
-                return absent(&label, reason);
+            if let Ok(missing) = peer.extract::<Absent>() {
+                return Err(missing);
             }
             match PySubject::new(&peer, Some(&case.problem)) {
                 Ok(subject) => Ok(Box::new(subject)),

@@ -5,7 +5,7 @@ use crate::bed::{Drawn, Moment, Workbench};
 use crate::defences::Inspection;
 use crate::error::BenchError;
 use crate::identity::SubjectInfo;
-use crate::measure::{Measured, Measurement, Observer, Sample};
+use crate::measure::{Measurement, Observer, Sample, of_samples};
 use crate::options::{Mode, Options};
 use crate::peers::Absent;
 use crate::problems::Case;
@@ -54,8 +54,8 @@ impl Session<'_> {
             Some(_) if info.is_ours() => Some(Moment::Screening),
             _ => Some(Moment::Before),
         })?;
-        for missing in &field.absent {
-            self.watcher.inspected(&missing.label, &missing.reason);
+        for (label, reason) in &field.absent {
+            self.watcher.inspected(label, reason);
         }
         if field.bench.subjects.is_empty() {
             self.note(format!("{}: nothing is left to time", case.name));
@@ -158,15 +158,11 @@ impl Session<'_> {
             let telemetry = &mut *self.telemetry;
             field.bench.time(options, mode, baseline, telemetry, &mut recorder)?
         };
-        let never_timed = field.rejected.iter().map(|(info, found)| Measured {
-            info: info.clone(),
-            summary: None,
-            ratio: None,
-            verdict: None,
-            settled: false,
-            trouble: Some(found.to_string()),
-        });
-        measurement.subjects.extend(never_timed);
+        let rejected = field.rejected.iter();
+        let never_timed = rejected.map(|(info, found)| (info.clone(), false, Some(found.to_string())));
+        measurement
+            .subjects
+            .extend(of_samples(&[], never_timed, baseline, options));
         if let Some(run) = kept {
             run.end_measurement(&measurement)?;
         }

@@ -82,7 +82,7 @@ impl Side {
     /// latest counts.
     ///
     /// # Errors
-    /// [`BenchError::Store`]; [`BenchError::BadOption`] for a selector that selects nothing.
+    /// [`BenchError::Store`]; a selector that selects nothing.
     pub fn of_store(store: &Store, selector: &Selector, name: &str) -> Result<Side, BenchError> {
         let runs = store.runs(selector)?;
         if runs.is_empty() {
@@ -192,11 +192,14 @@ pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison, Benc
 
 impl Comparison {
     fn new(a: &str, b: &str, paired: bool, rows: Vec<Row>) -> Result<Comparison, BenchError> {
-        let (a, b) = (a.to_string(), b.to_string());
-        match rows.is_empty() {
-            true => Err(BenchError::NothingInCommon { a, b }),
-            false => Ok(Comparison { a, b, paired, rows }),
+        if rows.is_empty() {
+            return Err(BenchError::Given(format!(
+                "{a} and {b} have no problem in common to compare, in the same mode with the same turns; bench both on the \
+                 same problems with the same build first"
+            )));
         }
+        let (a, b) = (a.to_string(), b.to_string());
+        Ok(Comparison { a, b, paired, rows })
     }
 
     /// Two subjects of one report, `a` being its baseline: measured side by side, round by round.

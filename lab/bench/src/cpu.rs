@@ -1,6 +1,7 @@
 //! Measuring on the host: the CPU backend's configs, against each other and against peers.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use flashcore_cpu::{CpuConfig, Options as CpuOptions, attention_with};
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor};
@@ -11,6 +12,7 @@ use crate::defences::{INSPECTION_SEEDS, Output};
 use crate::host_clock::{called, now_us};
 use crate::identity::{LaunchMode, SubjectInfo};
 use crate::peers::{PeerPlace, PeerTensors};
+use crate::planted::Spoil;
 use crate::subject::{Stopwatch, Subject, Trouble};
 
 /// Memory written to flush the last-level cache, bytes: more than hosts have.
@@ -54,15 +56,10 @@ impl CpuBed {
         }
     }
 
-    /// Calls `act` with Q and the output of a place.
-    pub fn with_place<T>(&self, place: usize, act: impl FnOnce(&Tensor, &mut Tensor) -> T) -> T {
-        let Place { q, out, .. } = &mut self.places.borrow_mut()[place % 2];
-        act(q, out)
-    }
-
-    /// Calls `act` with the log-sum-exp of a place; it is empty where the problem asks for none.
-    pub fn with_lse<T>(&self, place: usize, act: impl FnOnce(&mut [f32]) -> T) -> T {
-        act(&mut self.places.borrow_mut()[place % 2].lse)
+    /// Calls `act` with Q, the output and the log-sum-exp of a place; the last is empty where the problem asks for none.
+    fn with<T>(&self, place: usize, act: impl FnOnce(&Tensor, &mut Tensor, &mut [f32]) -> T) -> T {
+        let Place { q, out, lse, .. } = &mut self.places.borrow_mut()[place % 2];
+        act(q, out, lse)
     }
 
     fn run(&self, config: CpuConfig, place: usize) -> Result<(), Trouble> {
@@ -110,12 +107,6 @@ impl<'a> CpuSubject<'a> {
             place: place % 2,
         }
     }
-
-    /// Gives it another name in tables.
-    pub fn labelled(mut self, label: impl Into<String>) -> CpuSubject<'a> {
-        self.info.label = label.into();
-        self
-    }
 }
 
 impl Subject for CpuSubject<'_> {
@@ -146,8 +137,10 @@ impl Bed for CpuBed {
     }
 
     fn poison(&self, place: usize) -> Result<(), Trouble> {
-        self.with_place(place, |_, out| out.bytes_mut().fill(POISON));
-        self.with_lse(place, |lse| lse.fill(f32::from_ne_bytes([POISON; 4])));
+        self.with(place, |_, out, lse| {
+            out.bytes_mut().fill(POISON);
+            lse.fill(f32::from_ne_bytes([POISON; 4]));
+        });
         Ok(())
     }
 
@@ -156,7 +149,7 @@ impl Bed for CpuBed {
     }
 
     fn snapshot(&self, place: usize) -> Result<(), Trouble> {
-        let copy = self.with_place(place, |_, out| out.clone());
+        let copy = self.with(place, |_, out, _| out.clone());
         self.snapshot.replace(Some(copy));
         Ok(())
     }
@@ -167,7 +160,7 @@ impl Bed for CpuBed {
 
     fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
         match what {
-            Output::Final => self.with_place(place, |_, out| look(out)),
+            Output::Final => self.with(place, |_, out, _| look(out)),
             Output::Snapshot => match &*self.snapshot.borrow() {
                 Some(snapshot) => look(snapshot),
                 None => return Err(Trouble::new("there is no snapshot")),
@@ -177,7 +170,7 @@ impl Bed for CpuBed {
     }
 
     fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        let lse = self.with_lse(place, |lse| lse.to_vec());
+        let lse = self.with(place, |_, _, lse| lse.to_vec());
         Ok(Some(lse).filter(|lse| !lse.is_empty()))
     }
 
@@ -190,6 +183,28 @@ impl Bed for CpuBed {
             _ => None,
         };
         PeerTensors::new(PeerPlace::Cpu, &self.problem, tensors, scales)
+    }
+}
+
+impl Spoil for CpuBed {
+    fn spoil(&self, place: usize, act: &mut dyn FnMut(&Tensor, &mut Tensor, &mut [f32])) -> Result<(), Trouble> {
+        self.with(place, act);
+        Ok(())
+    }
+
+    fn hang(&self) -> Result<(), Trouble> {
+        loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+    }
+
+    /// The bounds check ends the process, as a fault does on a GPU.
+    fn write_outside(&self, place: usize, words: u32) -> Result<(), Trouble> {
+        self.with(place, |_, out, _| {
+            let end = out.bytes().len();
+            out.bytes_mut()[end + words as usize] = 0;
+        });
+        Ok(())
     }
 }
 

@@ -72,7 +72,7 @@ pub use identity::{
 };
 pub use measure::{Measured, Measurement, Observer, Sample, measure};
 pub use options::{Mode, Options, Turns};
-pub use peers::{Absent, PeerPlace, PeerScales, PeerSource, PeerTensor, PeerTensors};
+pub use peers::{Absent, PeerPlace, PeerSource, PeerTensor, PeerTensors};
 pub use problems::Case;
 pub use protocol::{Batch, Protocol, Purpose, Step, Stop};
 pub use report::{CaseResult, Report, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, SeedsShape};

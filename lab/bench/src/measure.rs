@@ -126,7 +126,7 @@ pub fn measure(
     let granules: Vec<u32> = subjects.iter().map(|subject| subject.runs_per_call()).collect();
     let mut protocol = Protocol::new(options, mode, &granules, baseline);
     let mut troubles: Vec<Option<String>> = vec![None; subjects.len()];
-    let (mut rounds, mut readings) = (0, Vec::new());
+    let (mut samples, mut rounds, mut readings) = (Vec::new(), 0, Vec::new());
     let mut latest: Option<Reading> = None;
     let began_us = stopwatch.now_us();
     let stop = loop {
@@ -153,14 +153,16 @@ pub fn measure(
                 latest = reading.or(latest);
                 protocol.record(total_us, runs);
                 if let Purpose::Sample { round, position } = batch.purpose {
-                    observer.sample(&Sample {
+                    let sample = Sample {
                         subject: batch.subject,
                         round,
                         position,
                         runs,
                         total_us,
                         at_us: stopwatch.now_us() - began_us,
-                    })?;
+                    };
+                    observer.sample(&sample)?;
+                    samples.push(sample);
                 }
             }
             Err(trouble) if trouble.fatal => {
@@ -173,30 +175,59 @@ pub fn measure(
             }
         }
     };
-    let subjects = subjects
-        .iter()
-        .zip(troubles)
-        .enumerate()
-        .map(|(index, (subject, trouble))| {
-            let ratio = protocol.ratio(index, RESAMPLES);
-            Measured {
-                info: subject.info().clone(),
-                summary: Summary::of(&protocol.times(index), options.confidence),
-                ratio,
-                verdict: ratio.map(|ratio| Verdict::of(&ratio, options.threshold)),
-                settled: protocol.settled(index),
-                trouble,
-            }
-        });
+    let left = subjects.iter().zip(troubles).enumerate();
+    let left = left.map(|(index, (subject, trouble))| (subject.info().clone(), protocol.settled(index), trouble));
     Ok(Measurement {
         mode,
         turns: protocol.turns(),
         baseline,
-        subjects: subjects.collect(),
+        subjects: of_samples(&samples, left, baseline, options),
         stop,
         rounds,
         readings,
     })
+}
+
+/// What samples say of subjects, each given by who it is, whether it had settled, and why it was left out.
+pub(crate) fn of_samples(
+    samples: &[Sample],
+    subjects: impl Iterator<Item = (SubjectInfo, bool, Option<String>)>,
+    baseline: usize,
+    options: &Options,
+) -> Vec<Measured> {
+    let measured = |(index, (info, settled, trouble))| {
+        let of = samples.iter().filter(|sample| sample.subject == index);
+        let times: Vec<f64> = of.map(Sample::run_us).collect();
+        let mut measured = Measured {
+            info,
+            summary: Summary::of(&times, options.confidence),
+            ratio: None,
+            verdict: None,
+            settled,
+            trouble,
+        };
+        measured.compare(samples, index, baseline, options);
+        measured
+    };
+    subjects.enumerate().map(measured).collect()
+}
+
+impl Measured {
+    /// Compares it, subject `index` of these samples, with a baseline over the rounds that have both.
+    pub(crate) fn compare(&mut self, samples: &[Sample], index: usize, baseline: usize, options: &Options) {
+        let of = |subject: usize| samples.iter().filter(move |sample| sample.subject == subject);
+        let in_round = |round: u32| of(baseline).find(|sample| sample.round == round).map(Sample::run_us);
+        let pairs = of(index).filter_map(|sample| Some((sample.run_us(), in_round(sample.round)?)));
+        let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.filter(|_| index != baseline).unzip();
+        self.ratio = Ratio::paired(&ours, &theirs, options.confidence, RESAMPLES);
+        self.verdict = self.ratio.map(|ratio| Verdict::of(&ratio, options.threshold));
+    }
+
+    /// Takes its number away.
+    pub(crate) fn reject(&mut self, why: String) {
+        self.trouble = Some(why);
+        (self.summary, self.ratio, self.verdict) = (None, None, None);
+    }
 }
 
 /// Times one batch: total µs, the runs made, and the state of the device meanwhile if it is watched.

@@ -166,47 +166,65 @@ impl Options {
 
     /// Checks the settings.
     pub fn check(&self) -> Result<(), BenchError> {
-        let bad = |option, given: f64, allowed: &str| Err(BenchError::bad_option(option, given, allowed));
-        if !(0.5..1.0).contains(&self.confidence) {
-            return bad("confidence", self.confidence, "0.5 up to, not including, 1");
+        let share = |x: f64| x > 0.0 && x < 1.0;
+        let above = |x: f64| x > 0.0 && x.is_finite();
+        let least = |x: f64| x >= 0.0 && x.is_finite();
+        let (a_share, above_0) = ("between 0 and 1, such as 0.01", "above 0");
+        let (from_0, from_1) = ("0 or more", "1 or more");
+        let c = self.confidence;
+        let from = self.steady_from_us.unwrap_or(0.0);
+        let checks = [
+            ("confidence", c, (0.5..1.0).contains(&c), "0.5 up to, not including, 1"),
+            ("threshold", self.threshold, share(self.threshold), a_share),
+            ("precision", self.precision, share(self.precision), a_share),
+            ("sample_us", self.sample_us, above(self.sample_us), above_0),
+            ("sustained_us", self.sustained_us, above(self.sustained_us), above_0),
+            (
+                "steady_sample_us",
+                self.steady_sample_us,
+                above(self.steady_sample_us),
+                above_0,
+            ),
+            (
+                "warm_up_max_us",
+                self.warm_up_max_us,
+                above(self.warm_up_max_us),
+                above_0,
+            ),
+            ("budget_ms", self.budget_ms, above(self.budget_ms), above_0),
+            ("lead_us", self.lead_us, least(self.lead_us), from_0),
+            (
+                "sustained_lead_us",
+                self.sustained_lead_us,
+                least(self.sustained_lead_us),
+                from_0,
+            ),
+            (
+                "steady_lead_us",
+                self.steady_lead_us,
+                least(self.steady_lead_us),
+                from_0,
+            ),
+            ("steady_from_us", from, least(from), from_0),
+            (
+                "warm_up_min_us",
+                self.warm_up_min_us,
+                least(self.warm_up_min_us),
+                from_0,
+            ),
+            ("max_rounds", self.max_rounds.into(), self.max_rounds > 0, from_1),
+            ("cold_runs", self.cold_runs.into(), self.cold_runs > 0, from_1),
+            (
+                "sustained_rounds",
+                self.sustained_rounds.into(),
+                self.sustained_rounds > 0,
+                from_1,
+            ),
+        ];
+        match checks.into_iter().find(|(_, _, is_allowed, _)| !is_allowed) {
+            None => Ok(()),
+            Some((option, given, _, allowed)) => Err(BenchError::bad_option(option, given, allowed)),
         }
-        for (option, given) in [("threshold", self.threshold), ("precision", self.precision)] {
-            if !(given > 0.0 && given < 1.0) {
-                return bad(option, given, "between 0 and 1, such as 0.01");
-            }
-        }
-        for (option, given) in [
-            ("sample_us", self.sample_us),
-            ("sustained_us", self.sustained_us),
-            ("steady_sample_us", self.steady_sample_us),
-            ("warm_up_max_us", self.warm_up_max_us),
-            ("budget_ms", self.budget_ms),
-        ] {
-            if !(given > 0.0 && given.is_finite()) {
-                return bad(option, given, "above 0");
-            }
-        }
-        for (option, given) in [
-            ("lead_us", self.lead_us),
-            ("sustained_lead_us", self.sustained_lead_us),
-            ("steady_lead_us", self.steady_lead_us),
-            ("steady_from_us", self.steady_from_us.unwrap_or(0.0)),
-            ("warm_up_min_us", self.warm_up_min_us),
-        ] {
-            if !(given >= 0.0 && given.is_finite()) {
-                return bad(option, given, "0 or more");
-            }
-        }
-        for (option, given) in [
-            ("max_rounds", self.max_rounds),
-            ("cold_runs", self.cold_runs),
-            ("sustained_rounds", self.sustained_rounds),
-        ] {
-            if given == 0 {
-                return bad(option, 0.0, "1 or more");
-            }
-        }
-        Ok(())
     }
 }
 

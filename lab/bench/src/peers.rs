@@ -10,16 +10,21 @@ use crate::subject::Subject;
 
 /// A tensor that the bench owns, for a peer to wrap without copying. Valid for as long as the peer's subjects
 /// live; its values change between inspections.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PeerTensor {
+    /// `q`, `k`, `v`, or `out`, the output that all subjects share: a peer that writes elsewhere gives [`Subject::answer`].
+    /// Scales of e4m3 tensors, f32 `[batch, num_kv_heads]`, dense, are `q_scale`, `k_scale` and `v_scale`.
+    pub name: &'static str,
     /// Address of the first element, on the device or the host.
     pub address: u64,
     /// Bytes from there on.
     pub bytes: usize,
     /// Element type.
     pub dtype: DType,
-    /// Shape `[batch, seq, heads, head_dim]` and strides in elements.
-    pub layout: Layout,
+    /// Shape, `[batch, seq, heads, head_dim]` but for scales.
+    pub shape: Vec<usize>,
+    /// Strides in elements.
+    pub strides: Vec<i64>,
 }
 
 /// Where peers are to run.
@@ -38,20 +43,12 @@ pub enum PeerPlace {
 }
 
 /// The tensors of a problem.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PeerTensors {
     /// Where.
     pub place: PeerPlace,
-    /// Queries.
-    pub q: PeerTensor,
-    /// Keys.
-    pub k: PeerTensor,
-    /// Values.
-    pub v: PeerTensor,
-    /// Of Q, K and V, where the problem has scales.
-    pub scales: Option<PeerScales>,
-    /// The output that all subjects share: a peer that writes elsewhere gives [`Subject::answer`].
-    pub out: PeerTensor,
+    /// Each tensor, by name.
+    pub tensors: Vec<PeerTensor>,
 }
 
 impl PeerTensors {
@@ -62,49 +59,39 @@ impl PeerTensors {
         [q, k, v, out]: [(u64, usize); 4],
         scales: Option<[u64; 3]>,
     ) -> PeerTensors {
-        let tensor = |(address, bytes), dtype, layout: &Layout| PeerTensor {
+        let tensor = |name, (address, bytes), dtype, layout: &Layout| PeerTensor {
+            name,
             address,
             bytes,
             dtype,
-            layout: *layout,
+            shape: layout.shape.to_vec(),
+            strides: layout.strides.to_vec(),
         };
-        PeerTensors {
-            place,
-            q: tensor(q, problem.dtype(), problem.q_layout()),
-            k: tensor(k, problem.dtype(), problem.k_layout()),
-            v: tensor(v, problem.dtype(), problem.v_layout()),
-            scales: scales.map(|[q, k, v]| PeerScales {
-                shape: [problem.batch(), problem.num_kv_heads()],
-                q,
-                k,
-                v,
-            }),
-            out: tensor(out, problem.out_dtype(), problem.o_layout()),
+        let mut tensors = vec![
+            tensor("q", q, problem.dtype(), problem.q_layout()),
+            tensor("k", k, problem.dtype(), problem.k_layout()),
+            tensor("v", v, problem.dtype(), problem.v_layout()),
+            tensor("out", out, problem.out_dtype(), problem.o_layout()),
+        ];
+        for (name, address) in ["q_scale", "k_scale", "v_scale"]
+            .into_iter()
+            .zip(scales.into_iter().flatten())
+        {
+            tensors.push(PeerTensor {
+                name,
+                address,
+                bytes: problem.num_scales() * size_of::<f32>(),
+                dtype: DType::F32,
+                shape: vec![problem.batch(), problem.num_kv_heads()],
+                strides: vec![problem.num_kv_heads() as i64, 1],
+            });
         }
+        PeerTensors { place, tensors }
     }
 }
 
-/// Addresses of the scales of e4m3 tensors, each f32 `[batch, num_kv_heads]`, dense.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerScales {
-    /// Batches and K/V heads.
-    pub shape: [usize; 2],
-    /// Of Q.
-    pub q: u64,
-    /// Of K.
-    pub k: u64,
-    /// Of V.
-    pub v: u64,
-}
-
-/// A peer that is not timed, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Absent {
-    /// The peer's label.
-    pub label: String,
-    /// One sentence.
-    pub reason: String,
-}
+/// The label of a peer or kernel that is not timed, and why, in a sentence.
+pub type Absent = (String, String);
 
 /// Makes subjects of other implementations.
 pub trait PeerSource {

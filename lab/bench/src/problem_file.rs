@@ -63,13 +63,10 @@ fn apart(name: &str) -> (&str, Option<&str>) {
 /// The problems of `FILE`, or the one of `FILE:NAME`. `dtype` replaces what the file says.
 ///
 /// # Errors
-/// [`BenchError::ProblemFile`]: what is wrong, with key and line.
+/// What is wrong, with key and line.
 pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
     let (path, wanted) = apart(name);
-    let bad = |reason: String| BenchError::ProblemFile {
-        path: path.to_string(),
-        reason,
-    };
+    let bad = |reason: String| BenchError::Given(format!("{path}: {reason}"));
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
     let cases = cases(&text, path.ends_with(".toml"), dtype).map_err(bad)?;
     match wanted {
@@ -92,13 +89,10 @@ pub fn read_one(name: &str) -> Result<Case, BenchError> {
     let mut cases = read(name, None)?;
     match cases.len() {
         1 => Ok(cases.remove(0)),
-        several => Err(BenchError::ProblemFile {
-            path: name.to_string(),
-            reason: format!(
-                "it lists {several} problems and one is needed; write {name}:NAME with one of {}",
-                names(&cases)
-            ),
-        }),
+        several => Err(BenchError::Given(format!(
+            "{name}: it lists {several} problems and one is needed; write {name}:NAME with one of {}",
+            names(&cases)
+        ))),
     }
 }
 
@@ -133,18 +127,13 @@ fn parse(text: &str, is_toml: bool) -> Result<Vec<Entry>, String> {
         let example = if is_toml { TOML_EXAMPLE } else { JSON_EXAMPLE };
         return Err(format!("line 1: the file is empty; write {example}"));
     }
-    let problems = match is_toml {
-        true => toml::from_str::<Keyed>(text)
-            .map(|keyed| keyed.problems)
-            .map_err(|error| place::of_toml(text, &error))?,
-        false if text.trim_start().starts_with('[') => {
-            serde_json::from_str(text).map_err(|error| place::of_json(text, &error))?
-        }
-        false => {
-            serde_json::from_str::<Keyed>(text)
-                .map_err(|error| place::of_json(text, &error))?
-                .problems
-        }
+    let of_json = |error| place::of_json(text, &error);
+    let Keyed { problems } = match is_toml {
+        true => toml::from_str(text).map_err(|error| place::of_toml(text, &error))?,
+        false if text.trim_start().starts_with('[') => Keyed {
+            problems: serde_json::from_str(text).map_err(of_json)?,
+        },
+        false => serde_json::from_str(text).map_err(of_json)?,
     };
     match problems.is_empty() {
         true => Err("line 1: `problems` lists no problem".to_string()),
@@ -203,30 +192,18 @@ impl Wrong {
 impl Entry {
     /// Refuses keys that contradict each other.
     fn check_keys(&self) -> Result<(), Wrong> {
-        let twice = |key, other: &str| {
-            Err(Wrong::new(
-                &[key],
-                format!("it contradicts `{other}`; give one of the two"),
-            ))
-        };
-        match self {
-            Entry {
-                seq: Some(_),
-                seq_q: Some(_),
-                ..
-            } => twice("seq_q", "seq"),
-            Entry {
-                seq: Some(_),
-                seq_kv: Some(_),
-                ..
-            } => twice("seq_kv", "seq"),
-            Entry {
-                causal: Some(true),
-                window: Some(_),
-                ..
-            } => twice("window", "causal"),
-            _ => Ok(()),
+        let seq = self.seq.is_some();
+        for (key, is_given, other, contradicts) in [
+            ("seq_q", self.seq_q.is_some(), "seq", seq),
+            ("seq_kv", self.seq_kv.is_some(), "seq", seq),
+            ("window", self.window.is_some(), "causal", self.causal == Some(true)),
+        ] {
+            if is_given && contradicts {
+                let reason = format!("it contradicts `{other}`; give one of the two");
+                return Err(Wrong::new(&[key], reason));
+            }
         }
+        Ok(())
     }
 
     /// The keys of sizes, the largest value first.

@@ -15,27 +15,18 @@ pub struct Case {
     pub problem: Problem,
 }
 
-/// Sets there are, with a line on each.
-pub const SETS: [(&str, &str); 7] = [
-    (
-        "mission",
-        "B1 and B2 H8 S512 D64, full and causal: where the project began",
-    ),
-    (
-        "canonical",
-        "head_dim 64, 128, 256 × 512 to 16k × full and causal, 16,384 tokens, hidden 2,048",
-    ),
-    ("llama", "32/8 heads, D128, causal prefill of 8k"),
-    ("decode", "32/8 heads, D128, one row against 4k to 128k keys"),
-    ("all", "every one of the above"),
-    (
-        "fp8",
-        "e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal, of the canonical grid",
-    ),
-    (
-        "head-sizes",
-        "head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k too",
-    ),
+/// A set of problems, in a dtype.
+type Set = fn(DType) -> Result<Vec<Case>, ProblemError>;
+
+/// Sets there are.
+pub(crate) const SETS: [(&str, Set); 7] = [
+    ("mission", mission),
+    ("canonical", canonical),
+    ("llama", llama),
+    ("decode", decode),
+    ("all", all),
+    ("fp8", fp8),
+    ("head-sizes", head_sizes),
 ];
 
 /// Tokens a canonical problem has in all.
@@ -47,26 +38,12 @@ const CANONICAL_HIDDEN: usize = 2_048;
 /// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given.
 ///
 /// # Errors
-/// [`BenchError::UnknownProblems`], [`BenchError::ProblemFile`], or a problem that makes no sense.
+/// [`BenchError::UnknownProblems`], a mistake in a file, or a problem that makes no sense.
 pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
-    let of_sets = dtype.unwrap_or(DType::F16);
-    match name {
-        "mission" => Ok(mission(of_sets)?),
-        "canonical" => Ok(canonical(of_sets)?),
-        "llama" => Ok(llama(of_sets)?),
-        "decode" => Ok(decode(of_sets)?),
-        "fp8" => Ok(fp8(dtype.unwrap_or(DType::E4M3))?),
-        "head-sizes" => Ok(head_sizes(of_sets)?),
-        "all" => Ok([mission, canonical, llama, decode]
-            .into_iter()
-            .map(|set| set(of_sets))
-            .collect::<Result<Vec<_>, _>>()?
-            .concat()),
-        _ => named_or_file(name, dtype),
+    if let Some((_, set)) = SETS.into_iter().find(|(known, _)| *known == name) {
+        let usual = if name == "fp8" { DType::E4M3 } else { DType::F16 };
+        return Ok(set(dtype.unwrap_or(usual))?);
     }
-}
-
-fn named_or_file(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
     if let Some(named) = NAMED_PROBLEMS.iter().find(|named| named.name == name) {
         let mut builder = named.builder();
         if let Some(dtype) = dtype {
@@ -77,15 +54,7 @@ fn named_or_file(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchErr
     if problem_file::is_file(name) {
         return problem_file::read(name, dtype);
     }
-    Err(BenchError::UnknownProblems {
-        given: name.to_string(),
-        sets: SETS.map(|(name, _)| name).join(", "),
-        problems: NAMED_PROBLEMS
-            .iter()
-            .map(|named| named.name)
-            .collect::<Vec<_>>()
-            .join(", "),
-    })
+    Err(BenchError::UnknownProblems(name.to_string()))
 }
 
 fn case(name: impl Into<String>, builder: ProblemBuilder) -> Result<Case, ProblemError> {
@@ -95,6 +64,7 @@ fn case(name: impl Into<String>, builder: ProblemBuilder) -> Result<Case, Proble
     })
 }
 
+/// B1 and B2 H8 S512 D64, full and causal: where the project began.
 fn mission(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     ["mission", "mission-causal", "mission-b2", "mission-b2-causal"]
         .into_iter()
@@ -103,24 +73,39 @@ fn mission(dtype: DType) -> Result<Vec<Case>, ProblemError> {
         .collect()
 }
 
-fn canonical(dtype: DType) -> Result<Vec<Case>, ProblemError> {
+/// A grid of problems without grouped heads: head_dim, that of the values, heads and lengths; each full, then causal.
+fn grid(
+    dtype: DType,
+    rows: impl IntoIterator<Item = (usize, usize, usize, Vec<usize>)>,
+) -> Result<Vec<Case>, ProblemError> {
     let mut cases = Vec::new();
-    for head_dim in [64, 128, 256] {
-        let heads = CANONICAL_HIDDEN / head_dim;
+    for (head_dim, head_dim_v, heads, lengths) in rows {
+        let values = match head_dim_v == head_dim {
+            true => String::new(),
+            false => format!("v{head_dim_v}"),
+        };
         for (mask, suffix) in [(Mask::FULL, ""), (Mask::CAUSAL, "-causal")] {
-            for seq_len in [512, 1024, 2048, 4096, 8192, 16_384] {
+            for seq_len in &lengths {
                 let builder = Problem::builder()
                     .batch(CANONICAL_TOKENS / seq_len)
                     .heads(heads, heads)
-                    .seq_len(seq_len)
+                    .seq_len(*seq_len)
                     .head_dim(head_dim)
+                    .head_dim_v(head_dim_v)
                     .mask(mask)
                     .dtype(dtype);
-                cases.push(case(format!("d{head_dim}-s{seq_len}{suffix}"), builder)?);
+                cases.push(case(format!("d{head_dim}{values}-s{seq_len}{suffix}"), builder)?);
             }
         }
     }
     Ok(cases)
+}
+
+/// head_dim 64, 128, 256 × 512 to 16k × full and causal, 16,384 tokens, hidden 2,048.
+fn canonical(dtype: DType) -> Result<Vec<Case>, ProblemError> {
+    let lengths = vec![512, 1024, 2048, 4096, 8192, 16_384];
+    let row = |head_dim| (head_dim, head_dim, CANONICAL_HIDDEN / head_dim, lengths.clone());
+    grid(dtype, [64, 128, 256].map(row))
 }
 
 /// The long problems of the canonical grid with large heads: where fp8 pays.
@@ -136,37 +121,29 @@ fn fp8(dtype: DType) -> Result<Vec<Case>, ProblemError> {
 /// Head sizes between those of the canonical grid, 16 heads each: 96 (Phi-3), and 192 with values of 192, or of 128 as in
 /// DeepSeek-V3's prefill.
 fn head_sizes(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let mut cases = Vec::new();
-    for (head_dim, head_dim_v, seq_len) in [(96, 96, 4096), (192, 192, 4096), (192, 128, 4096), (192, 128, 8192)] {
-        for (mask, suffix) in [(Mask::FULL, ""), (Mask::CAUSAL, "-causal")] {
-            let builder = Problem::builder()
-                .batch(CANONICAL_TOKENS / seq_len)
-                .heads(16, 16)
-                .seq_len(seq_len)
-                .head_dim(head_dim)
-                .head_dim_v(head_dim_v)
-                .mask(mask)
-                .dtype(dtype);
-            let values = if head_dim_v == head_dim {
-                String::new()
-            } else {
-                format!("v{head_dim_v}")
-            };
-            cases.push(case(format!("d{head_dim}{values}-s{seq_len}{suffix}"), builder)?);
-        }
-    }
-    Ok(cases)
+    let rows = [(96, 96, 4096), (192, 192, 4096), (192, 128, 4096), (192, 128, 8192)];
+    grid(
+        dtype,
+        rows.map(|(head_dim, head_dim_v, seq_len)| (head_dim, head_dim_v, 16, vec![seq_len])),
+    )
+}
+
+fn all(dtype: DType) -> Result<Vec<Case>, ProblemError> {
+    let sets = [mission(dtype), canonical(dtype), llama(dtype), decode(dtype)];
+    Ok(sets.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 fn llama_layer(dtype: DType) -> ProblemBuilder {
     Problem::builder().heads(32, 8).head_dim(128).dtype(dtype)
 }
 
+/// Causal prefill of 8k.
 fn llama(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     let prefill = llama_layer(dtype).seq_len(8192).mask(Mask::CAUSAL);
     Ok(vec![case("llama8b-prefill-8k", prefill)?])
 }
 
+/// One row against 4k to 128k keys.
 fn decode(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     [(64, 4), (1, 4), (1, 32), (1, 128)]
         .into_iter()

@@ -28,35 +28,25 @@ pub struct Python {
     executable: OsString,
 }
 
-/// Which peers are asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum Wanted {
-    /// All that are found.
-    All(All),
-    /// These, by label.
-    Named(Vec<String>),
-}
-
-/// Serialises as `"all"`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum All {
-    /// The word.
-    All,
-}
-
 /// What is sent to the process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Job {
     /// `cpu`, `cuda:0`.
     pub device: String,
-    /// Which peers.
-    pub peers: Wanted,
+    /// Which peers, by label; `None`: all that are found, which is sent as `"all"`.
+    #[serde(serialize_with = "all_or_named")]
+    pub peers: Option<Vec<String>>,
     /// The evidence store to write to.
     pub store: Option<PathBuf>,
     /// The bench.
     pub request: Request,
+}
+
+fn all_or_named<S: serde::Serializer>(peers: &Option<Vec<String>>, to: S) -> Result<S::Ok, S::Error> {
+    match peers {
+        None => to.serialize_str("all"),
+        Some(names) => names.serialize(to),
+    }
 }
 
 /// A line that comes back.
@@ -178,7 +168,7 @@ mod tests {
     fn a_job_reads_as_the_process_expects() {
         let job = Job {
             device: "cuda:0".into(),
-            peers: Wanted::All(All::All),
+            peers: None,
             store: None,
             request: Request::default(),
         };
@@ -187,8 +177,12 @@ mod tests {
             text.starts_with(r#"{"device":"cuda:0","peers":"all","store":null,"request":{"cases":[]"#),
             "{text}"
         );
-        let named = Wanted::Named(vec!["fa3".into()]);
-        assert_eq!(serde_json::to_string(&named).unwrap(), r#"["fa3"]"#);
+        let named = Job {
+            peers: Some(vec!["fa3".to_string()]),
+            ..job
+        };
+        let text = serde_json::to_string(&named).unwrap();
+        assert!(text.contains(r#""peers":["fa3"],"#), "{text}");
     }
 
     #[derive(Default)]
@@ -224,7 +218,7 @@ mod tests {
     fn what_the_process_says_is_passed_on_and_a_silent_end_is_an_error() {
         let job = Job {
             device: "cpu".into(),
-            peers: Wanted::All(All::All),
+            peers: None,
             store: None,
             request: Request::default(),
         };

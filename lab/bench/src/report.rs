@@ -39,7 +39,7 @@ pub struct CaseResult {
     /// What the inspection of each subject found.
     pub inspections: Vec<Option<Inspection>>,
     /// Subjects that were not timed: label and reason.
-    pub absent: Vec<(String, String)>,
+    pub absent: Vec<Absent>,
     /// Time of an empty kernel on the device, µs, shown with short times.
     pub floor_us: Option<f64>,
 }
@@ -59,7 +59,7 @@ impl CaseResult {
             case,
             measurement,
             inspections,
-            absent: absent.into_iter().map(|absent| (absent.label, absent.reason)).collect(),
+            absent,
             floor_us,
         }
     }
@@ -67,10 +67,7 @@ impl CaseResult {
     /// Takes the number away from a subject that turned out to be wrong after timing.
     pub(crate) fn reject(&mut self, index: usize, found: &Inspection) {
         if let Some(subject) = self.measurement.subjects.get_mut(index) {
-            subject.trouble = Some(found.to_string());
-            subject.summary = None;
-            subject.ratio = None;
-            subject.verdict = None;
+            subject.reject(found.to_string());
         }
         if let Some(inspection) = self.inspections.get_mut(index) {
             *inspection = Some(found.clone());
@@ -78,8 +75,7 @@ impl CaseResult {
         // Ratios to a number that is not there.
         if index == self.measurement.baseline {
             for subject in &mut self.measurement.subjects {
-                subject.ratio = None;
-                subject.verdict = None;
+                (subject.ratio, subject.verdict) = (None, None);
             }
         }
     }

@@ -234,10 +234,7 @@ pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, 
 }
 
 pub(crate) fn left_out(label: &str, reason: &dyn Display) -> Absent {
-    Absent {
-        label: label.to_string(),
-        reason: reason.to_string(),
-    }
+    (label.to_string(), reason.to_string())
 }
 
 /// A config of the host with other rows, and one with fewer keys.

@@ -5,7 +5,7 @@ use flashcore_problem::Tensor;
 use thiserror::Error;
 
 use crate::error::BenchError;
-use crate::identity::SubjectInfo;
+use crate::identity::{LaunchMode, SubjectInfo};
 
 /// A subject or a clock could not do what it was asked.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -30,10 +30,7 @@ impl Trouble {
     pub(crate) fn of(self, label: &str) -> BenchError {
         match self.fatal {
             true => BenchError::Device(format!("while {label} ran: {self}")),
-            false => BenchError::Subject {
-                subject: label.to_string(),
-                reason: self.message,
-            },
+            false => BenchError::Failed(format!("{label}: {self}")),
         }
     }
 }
@@ -70,7 +67,10 @@ pub trait Subject {
 
     /// Runs that one [`call`](Subject::call) makes, one after another: the length of the chain for a graph.
     fn runs_per_call(&self) -> u32 {
-        1
+        match self.info().launch {
+            LaunchMode::Graph(runs) => runs,
+            LaunchMode::Plain | LaunchMode::Host => 1,
+        }
     }
 
     /// Puts one call into the stream: [`runs_per_call`](Subject::runs_per_call) runs on the first set of inputs.

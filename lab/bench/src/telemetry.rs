@@ -20,13 +20,6 @@ pub struct Reading {
     pub throttle: Vec<String>,
 }
 
-impl Reading {
-    /// Whether something holds the clocks down that an idle GPU does not have.
-    pub fn throttled(&self) -> bool {
-        !self.throttle.is_empty()
-    }
-}
-
 /// Reads the device's state, between batches and never within one.
 pub trait Telemetry {
     /// The state now; `None` where it cannot be read.

@@ -73,7 +73,7 @@ impl Failure {
     /// How a candidate failed that ended with this error.
     pub fn of(error: &BenchError) -> Failure {
         match error {
-            BenchError::Attributes { .. } => Failure::BuildFailed,
+            BenchError::Attributes(_) => Failure::BuildFailed,
             BenchError::Flashcore(error) => match &**error {
                 flashcore::Error::Cuda(
                     CudaError::Compile(_) | CudaError::Module(_) | CudaError::NoSuchKernel { .. },

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore::{Context, DType, Device};
-use flashcore_bench::python::{All, Job, Python, Wanted};
+use flashcore_bench::python::{Job, Python};
 use flashcore_bench::standing::Standing;
 use flashcore_bench::{
     BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
@@ -271,7 +271,9 @@ pub(crate) fn bench(
         }
         page.add(standings_text(&standings(&report)));
         page.line(format_args!("\n{}", table::device_line(&report)));
-        page.add(table::turns_lines(&report));
+        for line in table::turns_lines(&report) {
+            page.line(line);
+        }
         if let Some(store) = store {
             page.wrap(2, format_args!("evidence in {}", store.display()));
         }
@@ -307,8 +309,8 @@ pub(crate) fn measure(
     let job = Job {
         device: device.to_string(),
         peers: match peers.iter().any(|label| label == "all") {
-            true => Wanted::All(All::All),
-            false => Wanted::Named(peers.to_vec()),
+            true => None,
+            false => Some(peers.to_vec()),
         },
         store: store.map(Path::to_path_buf),
         request: request.clone(),
@@ -405,15 +407,9 @@ impl From<BenchError> for Failure {
     fn from(error: BenchError) -> Failure {
         match error {
             BenchError::Flashcore(error) => (*error).into(),
-            BenchError::UnknownProblems { ref given, .. } if let Some(failure) = in_place::of_name(given) => failure,
-            BenchError::UnknownProblems { .. }
-            | BenchError::ProblemFile { .. }
-            | BenchError::BadOption { .. }
-            | BenchError::Schema { .. }
-            | BenchError::NotEvidence { .. }
-            | BenchError::OldStore { .. }
-            | BenchError::NothingInCommon { .. } => Failure::usage(error),
-            BenchError::StoreAccess { .. } => Failure::environment(error)
+            BenchError::UnknownProblems(ref given) if let Some(failure) = in_place::of_name(given) => failure,
+            BenchError::UnknownProblems(_) | BenchError::Given(_) => Failure::usage(error),
+            BenchError::Store { .. } => Failure::environment(error)
                 .help("name another folder with --store; `bench` and `compare` keep nothing with --no-store"),
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),

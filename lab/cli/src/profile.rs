@@ -217,7 +217,7 @@ fn counters(ncu: &Ncu, launch: &Launch, steps: usize) -> Result<Vec<KernelProfil
     ];
     ncu.profile(WARM_UP * steps, steps, &program).map_err(|error| {
         let failure = match &error {
-            NcuError::Failed { .. } => Failure::failed(&error),
+            NcuError::Failed(_) => Failure::failed(&error),
             _ => Failure::environment(&error),
         };
         failure.help("without counters: `flashcore explain` predicts, --from FILE.csv reads a profile made elsewhere")

@@ -6,7 +6,7 @@ use flashcore::{Config, Context, InputKind, Problem, Stream};
 use flashcore_bench::bed::{Drawn, Moment, Workbench};
 use flashcore_bench::defences::{Reason, judge_cold, time_cold};
 use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
-use flashcore_bench::planted::{Conduct, Elsewhere, GpuPlanted, InFinals};
+use flashcore_bench::planted::{Conduct, Elsewhere, InFinals, Planted};
 use flashcore_bench::{LaunchMode, Subject, SubjectInfo, Trouble, draw};
 use flashcore_cuda::{Module, ModuleOptions, PreparedLaunch};
 use flashcore_ir::{Chip, Target};
@@ -40,7 +40,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let bed = GpuBed::new(&stream, &tools, &problem, plan.workspace_bytes())?;
     let drawn = Drawn::new(&problem)?;
     let elsewhere = Elsewhere {
-        stream: &other,
+        given: &stream,
+        other: &other,
         tools: &tools,
     };
 
@@ -60,18 +61,14 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         if (expected.is_none() && conduct != Conduct::Honest) || (is_of_lse && !problem.return_lse()) {
             continue;
         }
-        let planted = |place: usize| -> Result<GpuPlanted<'_>, Box<dyn Error>> {
+        let planted = |place: usize| -> Result<Planted<'_>, Box<dyn Error>> {
             let (bound_to, place) = match conduct {
                 Conduct::NotJoined | Conduct::NotWaiting => (&other, place),
                 Conduct::PointerReplay => (&stream, 0),
                 _ => (&stream, place),
             };
-            let tensors = bed.tensors(place);
-            let honest = KernelSubject::new(bound_to, &plan, &[tensors], Launching::Plain)?;
-            let (elsewhere, in_finals) = (Some(elsewhere), InFinals::default());
-            Ok(GpuPlanted::new(
-                conduct, &stream, &problem, honest, tensors, elsewhere, in_finals,
-            )?)
+            let honest = KernelSubject::new(bound_to, &plan, &[bed.tensors(place)], Launching::Plain)?;
+            Ok(Planted::new(conduct, honest, &bed, place, InFinals::default()).with(elsewhere))
         };
         let (subject, at_other) = (planted(0)?, planted(1)?);
         let mut bench = Workbench::new(&bed, GpuStopwatch::new(&tools, &stream));

@@ -5,7 +5,7 @@ use std::error::Error;
 
 use flashcore::{Context, Stream};
 use flashcore_bench::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
-use flashcore_bench::{self as bench, LaunchMode, Mode, Subject, SubjectInfo, measure, problems};
+use flashcore_bench::{self as bench, Mode, Subject, measure, problems};
 use flashcore_cuda::{DeviceBuffer, Function, ModuleOptions, PreparedLaunch};
 use flashcore_kernels::ladder::scores::{Levers, plan};
 use flashcore_problem::{
@@ -63,8 +63,7 @@ fn time(stream: &Stream, tools: &GpuTools, problem: &Problem) -> Result<(), Box<
             continue;
         }
         let work = move |stream: &Stream| (0..CHAIN).try_for_each(|_| launch.enqueue(stream));
-        let info = SubjectInfo::new(label, LaunchMode::Graph(CHAIN));
-        subjects.push(Box::new(ClosureSubject::new(info, stream, CHAIN, true, work)?));
+        subjects.push(Box::new(ClosureSubject::new(&label, stream, CHAIN, work)?));
     }
     let (options, mut stopwatch) = (bench::Options::default(), GpuStopwatch::new(tools, stream));
     let measured = measure(&options, Mode::Hot, &mut subjects, 0, &mut stopwatch, &mut (), &mut ())?;

@@ -6,7 +6,7 @@ use flashcore::{Config, Context, InputKind, Stream};
 use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, PreparedPlan};
 use flashcore_bench::selfcheck::{PLANTED, SelfCheck, count, selfcheck};
 use flashcore_bench::stats::median;
-use flashcore_bench::{self as bench, Bed, LaunchMode, Mode, Subject, SubjectInfo, Verdict, draw, measure, problems};
+use flashcore_bench::{self as bench, Bed, Mode, Subject, Verdict, draw, measure, problems};
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::Step;
 
@@ -83,13 +83,12 @@ fn on_gpu(context: &Context, options: &Options) -> Result<SelfCheck, Box<dyn Err
         } else {
             let run = PreparedPlan::new(&plan, &functions, &bed.tensors(1))?;
             let turns = tools.turns(planted_us);
-            let info = SubjectInfo::new("slowed", LaunchMode::Graph(chain));
             let tools = &tools;
             let work = move |stream: &Stream| {
                 (0..chain).try_for_each(|_| run.enqueue(stream))?;
                 tools.spin_turns(stream, turns)
             };
-            Box::new(ClosureSubject::new(info, &stream, chain, true, work)?)
+            Box::new(ClosureSubject::new("slowed", &stream, chain, work)?)
         };
         let mut subjects = vec![
             Box::new(subject(0, Launching::GraphOf(chain))?) as Box<dyn Subject + '_>,

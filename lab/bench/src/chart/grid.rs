@@ -2,12 +2,12 @@
 
 use maud::{Markup, html};
 
-use super::{Chart, WIDTH, identity, length, round, svg};
+use super::{Chart, MAX_PX, WIDTH, identity, length, round, svg};
 use crate::error::BenchError;
 use crate::options::Mode;
 use crate::report::Report;
-use crate::standing::{Geomean, Shape, Standing};
-use crate::table::times;
+use crate::standing::Shape;
+use crate::table::{bracketed, geomean_text, times};
 
 /// Width of a row's name.
 const NAME: f64 = 132.0;
@@ -62,7 +62,7 @@ impl Key {
 /// mode.
 ///
 /// # Errors
-/// [`BenchError::BadOption`] if there is no such problem: `base` must have been the baseline.
+/// [`BenchError::Given`] if there is no such problem: `base` must have been the baseline.
 pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart, BenchError> {
     let mut standings = report.standings(base).into_iter();
     let Some(standing) = standings.find(|standing| standing.mode == mode) else {
@@ -92,11 +92,16 @@ pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart, BenchErro
     lengths.dedup();
     let rows = rows(&lengths, shapes);
     let title = format!("Speed compared with {base}");
-    let mut about = vec![summary(&standing)];
+    let mut about = vec![format!("{mode}: {}; above 1 is faster", geomean_text(&standing))];
     about.extend(identity(report));
     let numbers = |shape: &Shape| {
         let speedup = times(shape.speedup);
-        vec![shape.case.clone(), shape.subject.clone(), speedup, interval(shape)]
+        vec![
+            shape.case.clone(),
+            shape.subject.clone(),
+            speedup,
+            bracketed(Some(shape.interval)),
+        ]
     };
     Ok(Chart {
         drawing: draw(&title, &lengths, &rows),
@@ -128,7 +133,7 @@ fn draw(title: &str, lengths: &[usize], rows: &[Row]) -> Markup {
         }
         (legend(bottom + 12.0))
     };
-    svg(title, bottom + LEGEND, &body)
+    svg(title, [WIDTH, bottom + LEGEND], MAX_PX, &body)
 }
 
 /// Puts each problem into the first row of its key that is free at its length.
@@ -158,7 +163,7 @@ fn cell(shape: &Shape, x: f64, y: f64, width: f64) -> Markup {
     let middle = round(x + width / 2.0);
     html! {
         rect class=(class) x=(x + 1.0) y=(y + 1.0) width=(round(width - 2.0)) height=(ROW - 2.0) rx="3" {
-            title { (shape.case) ": " (shape.subject) " " (times(shape.speedup)) " " (interval(shape)) }
+            title { (shape.case) ": " (shape.subject) " " (times(shape.speedup)) " " (bracketed(Some(shape.interval))) }
         }
         text class={ (text) " bold" } x=(middle) y=(y + 15.0) text-anchor="middle" { (format!("{:.2}", shape.speedup)) }
         text class={ (text) " small" } x=(middle) y=(y + 27.0) text-anchor="middle" { (half_width(shape)) }
@@ -189,32 +194,4 @@ fn half_width(shape: &Shape) -> String {
     } else {
         "±?".to_string()
     }
-}
-
-fn interval(shape: &Shape) -> String {
-    if shape.interval.hi.is_finite() {
-        format!("[{}, {}]", times(shape.interval.lo), times(shape.interval.hi))
-    } else {
-        "[unknown]".to_string()
-    }
-}
-
-fn summary(standing: &Standing) -> String {
-    let Geomean {
-        value,
-        interval,
-        shapes,
-        worst,
-    } = &standing.all;
-    let interval = interval.map_or("[unknown]".to_string(), |interval| {
-        format!("[{}, {}]", times(interval.lo), times(interval.hi))
-    });
-    format!(
-        "{}: geomean {} × {} {interval} over {shapes} shapes, worst {} ({}); above 1 is faster",
-        standing.mode,
-        times(*value),
-        standing.base,
-        times(worst.speedup),
-        worst.case
-    )
 }

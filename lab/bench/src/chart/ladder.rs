@@ -2,13 +2,13 @@
 
 use maud::{Markup, html};
 
-use super::{Chart, WIDTH, identity, round, svg};
+use super::{Chart, MAX_PX, WIDTH, identity, round, svg};
 use crate::error::BenchError;
 use crate::measure::Measured;
 use crate::options::Mode;
 use crate::report::{CaseResult, Report};
 use crate::stats::Interval;
-use crate::table::{clip_to, number, times};
+use crate::table::{clip_to, number, span, times};
 
 /// Height of a rung: its name, its id, its bar.
 const RUNG: f64 = 46.0;
@@ -43,7 +43,7 @@ struct Rung {
 /// first, then all peers.
 ///
 /// # Errors
-/// [`BenchError::BadOption`] for a problem that was not measured in the mode, or a subject that has no time on it.
+/// [`BenchError::Given`] for a problem that was not measured in the mode, or a subject that has no time on it.
 pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Result<Chart, BenchError> {
     let of_mode = || report.results.iter().filter(|result| result.measurement.mode == mode);
     let Some(result) = of_mode().find(|result| result.case.name == case) else {
@@ -63,15 +63,11 @@ pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Re
     let mut about = vec![format!("{}, {}", result.case.problem, result.measurement.how())];
     about.extend(identity(report));
     let row = |rung: &Rung| {
-        let interval = match rung.interval.hi.is_finite() {
-            true => format!("{}–{}", number(rung.interval.lo), number(rung.interval.hi)),
-            false => "unknown".to_string(),
-        };
         vec![
             rung.name.clone(),
             rung.id.clone().unwrap_or_default(),
             number(rung.us),
-            interval,
+            span(rung.interval, number),
             number(rung.tflops),
             speedup(&rungs, rung),
         ]
@@ -114,7 +110,7 @@ fn draw(title: &str, rungs: &[Rung]) -> Markup {
             }
         }
     };
-    svg(title, bottom + AXIS, &body)
+    svg(title, [WIDTH, bottom + AXIS], MAX_PX, &body)
 }
 
 fn draw_rung(rung: &Rung, speedup: &str, scale: &Scale) -> Markup {

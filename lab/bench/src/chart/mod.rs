@@ -15,15 +15,15 @@ pub use speed::Speed;
 
 use crate::report::Report;
 
-/// Width of every chart in its own units, about pixels on a phone. Wider screens scale it up to [`MAX_PX`].
+/// Width of a chart for phones in its own units, about pixels there. Wider screens scale it up to [`MAX_PX`].
 const WIDTH: f64 = 420.0;
 /// Empty space around a chart.
 const EDGE: f64 = 6.0;
-/// Widest that a chart is shown, pixels.
+/// Widest that such a chart is shown, pixels.
 const MAX_PX: u32 = 680;
 
 /// What a class of an SVG colours, on light paper and on dark. No CSS variables: many viewers of SVG lack them.
-const COLOURS: [(&str, &str, &str, &str); 16] = [
+const COLOURS: [(&str, &str, &str, &str); 24] = [
     ("paper", "fill", "#ffffff", "#14171a"),
     ("ink", "fill", "#1b1f24", "#e8ebee"),
     ("soft", "fill", "#5c6670", "#a3adb8"),
@@ -40,10 +40,20 @@ const COLOURS: [(&str, &str, &str, &str); 16] = [
     ("s1", "fill", "#f6c9a8", "#59361f"),
     ("s2", "fill", "#e08a4f", "#9c5425"),
     ("s3", "fill", "#b3451a", "#e57a43"),
+    // Lines and their markers, from the palette of Okabe and Ito, which colour-blind readers can tell apart.
+    ("la", "stroke", "#0060a8", "#56b4e9"),
+    ("ma", "fill", "#0060a8", "#56b4e9"),
+    ("lb", "stroke", "#d55e00", "#f08a3c"),
+    ("mb", "fill", "#d55e00", "#f08a3c"),
+    ("lc", "stroke", "#00805f", "#1fb58a"),
+    ("mc", "fill", "#00805f", "#1fb58a"),
+    ("ld", "stroke", "#69717a", "#9aa4ae"),
+    ("md", "fill", "#69717a", "#9aa4ae"),
 ];
 
 /// What does not depend on the reader's scheme.
 const SHAPES: &str = ".line{stroke-width:1}.best{stroke-width:1;stroke-dasharray:3 3}.mark{stroke-width:1.5}\
+.curve{fill:none;stroke-width:1.6}.la{stroke-width:3}.bar{stroke-width:1.5}\
 text{font-family:system-ui,sans-serif;font-size:12px}.small{font-size:10px}.bold{font-weight:600}";
 
 fn style() -> String {
@@ -70,12 +80,12 @@ svg{display:block;width:100%;height:auto;margin:1rem 0}.wide{overflow-x:auto}tab
 font-size:13px}th,td{padding:.2rem .6rem .2rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
 th:first-child,td:first-child{text-align:left}";
 
-/// An SVG element with its own colours, so that it can stand alone.
-fn svg(title: &str, height: f64, body: &Markup) -> Markup {
+/// An SVG element with its own colours, so that it can stand alone. It is shown at a width of `pixels`.
+fn svg(title: &str, [width, height]: [f64; 2], pixels: u32, body: &Markup) -> Markup {
     html! {
         svg xmlns="http://www.w3.org/2000/svg"
-            viewBox={ (-EDGE) " " (-EDGE) " " (WIDTH + 2.0 * EDGE) " " (round(height) + 2.0 * EDGE) }
-            width=(MAX_PX) role="img" aria-label=(title) {
+            viewBox={ (-EDGE) " " (-EDGE) " " (width + 2.0 * EDGE) " " (round(height) + 2.0 * EDGE) }
+            width=(pixels) role="img" aria-label=(title) {
             title { (title) }
             style { (PreEscaped(style())) }
             rect.paper x=(-EDGE) y=(-EDGE) width="100%" height="100%" {}
@@ -138,7 +148,7 @@ impl Chart {
 /// What a chart's numbers are about: device, driver, revision, and when.
 fn identity(report: &Report) -> Vec<String> {
     let mut about = vec![crate::table::device_line(report)];
-    about.extend(crate::table::turns_lines(report).lines().map(str::to_string));
+    about.extend(crate::table::turns_lines(report));
     about
 }
 

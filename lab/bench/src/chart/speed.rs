@@ -62,7 +62,7 @@ impl Speed {
     /// count whose queries and keys are equally long, with a full or causal mask.
     ///
     /// # Errors
-    /// [`BenchError::BadOption`] if there is no such problem in the mode, or two of the same head_dim, mask and length.
+    /// [`BenchError::Given`] if there is no such problem in the mode, or two of the same head_dim, mask and length.
     pub fn of_report(report: &Report, mode: Mode) -> Result<Speed, BenchError> {
         let device = &report.run.device;
         let mut chart = Speed {
@@ -121,10 +121,7 @@ impl Speed {
         };
         let mut has_columns = false;
         for (index, line) in text.lines().enumerate() {
-            let wrong = |what: &str| BenchError::Chart {
-                line: index + 1,
-                reason: what.to_string(),
-            };
+            let wrong = |what: &str| BenchError::Given(format!("line {}: {what}", index + 1));
             if let Some(about) = line.strip_prefix("# ") {
                 chart.about.push(about.to_string());
                 continue;
@@ -165,10 +162,7 @@ impl Speed {
             chart.add(whole(head_dim)?, causal, series, point)?;
         }
         if chart.panels.is_empty() {
-            return Err(BenchError::Chart {
-                line: 1,
-                reason: "there is no point to draw".to_string(),
-            });
+            return Err(BenchError::Given("line 1: there is no point to draw".to_string()));
         }
         Ok(chart)
     }

@@ -99,7 +99,7 @@ fn what_was_not_measured_is_no_rung() {
     ] {
         let error = ladder(&report, case, mode, &rungs).unwrap_err();
         assert!(
-            matches!(error, BenchError::BadOption { .. }) && error.to_string().contains(said),
+            matches!(error, BenchError::Given(_)) && error.to_string().contains(said),
             "{error}"
         );
     }

@@ -6,7 +6,7 @@ use flashcore::{DeviceScales, DeviceTensors};
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
 use flashcore_problem::{DType, Inputs, Layout, POISON, Problem, Tensor};
 
-use super::guarded::{Guarded, Lookout};
+use super::guarded::Guarded;
 use super::tools::GpuTools;
 use crate::bed::Bed;
 use crate::defences::Output;
@@ -22,11 +22,7 @@ pub struct TensorSet {
     out: Guarded,
     lse: Option<Guarded>,
     workspace: Guarded,
-    lookout: Lookout,
 }
-
-/// Most tensors of a set.
-const MOST_TENSORS: usize = 9;
 
 impl TensorSet {
     /// Allocates tensors; their values are not set.
@@ -50,7 +46,6 @@ impl TensorSet {
             out: guarded("out", bytes(problem.o_layout(), problem.out_dtype()))?,
             lse: lse.map(|bytes| guarded("lse", bytes)).transpose()?,
             workspace: guarded("workspace", usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
-            lookout: Lookout::new(stream, MOST_TENSORS)?,
         })
     }
 
@@ -91,8 +86,12 @@ impl TensorSet {
     /// What was written outside the tensors since they were allocated, in a sentence.
     pub fn outside(&self, stream: &Stream) -> Result<Option<String>, CudaError> {
         let others = [&self.out, &self.workspace].into_iter().chain(&self.lse);
-        let all: Vec<&Guarded> = self.inputs.iter().chain(others).collect();
-        self.lookout.outside(stream, &all)
+        for buffer in self.inputs.iter().chain(others) {
+            if let Some(outside) = buffer.outside(stream)? {
+                return Ok(Some(outside));
+            }
+        }
+        Ok(None)
     }
 
     /// Copies inputs from the host.
@@ -111,7 +110,7 @@ const PAUSE_US: f64 = 3_000.0;
 /// Two sets of tensors of a problem in device memory, between guards.
 #[derive(Debug)]
 pub struct GpuBed<'g> {
-    stream: &'g Stream,
+    pub(crate) stream: &'g Stream,
     tools: &'g GpuTools,
     problem: Problem,
     places: [TensorSet; 2],

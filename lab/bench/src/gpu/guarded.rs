@@ -43,52 +43,19 @@ impl Guarded {
     }
 
     fn part(&self, begin: usize, bytes: usize) -> DeviceSlice<'_> {
-        part(&self.memory, begin, bytes)
-    }
-}
-
-fn part(memory: &DeviceBuffer, begin: usize, bytes: usize) -> DeviceSlice<'_> {
-    let part = memory.as_slice().range(begin..begin + bytes);
-    part.unwrap_or_else(|error| unreachable!("guards are part of what was allocated: {error}"))
-}
-
-/// Looks at the guards of several buffers at once: they are gathered on the device, and copied to the host together.
-#[derive(Debug)]
-pub(super) struct Lookout {
-    /// Buffers whose guards it holds.
-    at_once: usize,
-    gathered: DeviceBuffer,
-}
-
-impl Lookout {
-    /// For so many buffers at once.
-    pub(super) fn new(stream: &Stream, at_once: usize) -> Result<Lookout, CudaError> {
-        Ok(Lookout {
-            at_once,
-            gathered: DeviceBuffer::new(stream.context(), at_once * 2 * GUARD_BYTES)?,
-        })
+        let part = self.memory.as_slice().range(begin..begin + bytes);
+        part.unwrap_or_else(|error| unreachable!("guards are part of what was allocated: {error}"))
     }
 
-    /// What was written on the guards of the first of these buffers that has anything, in a sentence.
-    pub(super) fn outside(&self, stream: &Stream, buffers: &[&Guarded]) -> Result<Option<String>, CudaError> {
-        let guarded: Vec<&Guarded> = buffers.iter().copied().filter(|buffer| buffer.bytes > 0).collect();
-        for some in guarded.chunks(self.at_once) {
-            let guards = some.iter().flat_map(|buffer| buffer.guards());
-            for (at, guard) in guards.enumerate() {
-                part(&self.gathered, at * GUARD_BYTES, GUARD_BYTES).copy_from(stream, guard)?;
-            }
-            let mut read = vec![0; some.len() * 2 * GUARD_BYTES];
-            part(&self.gathered, 0, read.len()).copy_to_host(stream, &mut read)?;
-            let mut pairs = some.iter().zip(read.chunks_exact(2 * GUARD_BYTES));
-            let outside = pairs.find_map(|(buffer, guards)| {
-                let (before, after) = guards.split_at(GUARD_BYTES);
-                on_guards(buffer.name, before, after)
-            });
-            if outside.is_some() {
-                return Ok(outside);
-            }
-        }
-        Ok(None)
+    /// What was written on its guards, in a sentence, after the work in the stream.
+    pub(super) fn outside(&self, stream: &Stream) -> Result<Option<String>, CudaError> {
+        let read = |guard: DeviceSlice<'_>| -> Result<Vec<u8>, CudaError> {
+            let mut bytes = vec![0; guard.len()];
+            guard.copy_to_host(stream, &mut bytes)?;
+            Ok(bytes)
+        };
+        let [before, after] = self.guards();
+        Ok(on_guards(self.name, &read(before)?, &read(after)?))
     }
 }
 

@@ -7,12 +7,12 @@ mod tools;
 
 pub use bed::{GpuBed, TensorSet};
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
-pub use tools::{GpuStopwatch, GpuTools, empty_kernel, one_warp, spin_kernel};
+pub use tools::{GpuStopwatch, GpuTools};
+pub(crate) use tools::{empty_kernel, one_warp, one_warp_on};
 
 use flashcore_cuda::Stream;
 
 use crate::error::BenchError;
-use crate::identity::{LaunchMode, SubjectInfo};
 use crate::measure::{Measured, measure};
 use crate::options::{Mode, Options};
 use crate::subject::Subject;
@@ -23,12 +23,8 @@ const FLOOR_CHAIN: u32 = 64;
 /// What an empty kernel takes in a chain, µs a run: no kernel can take less, and times near it say little about
 /// the kernel.
 pub fn floor(tools: &GpuTools, stream: &Stream) -> Result<Measured, BenchError> {
-    let info = SubjectInfo {
-        module: Some(tools.empty_module()),
-        ..SubjectInfo::new("empty kernel", LaunchMode::Graph(FLOOR_CHAIN))
-    };
     let work = |stream: &Stream| (0..FLOOR_CHAIN).try_for_each(|_| tools.nothing(stream));
-    let subject = ClosureSubject::new(info, stream, FLOOR_CHAIN, true, work)?;
+    let subject = ClosureSubject::new("empty kernel", stream, FLOOR_CHAIN, work)?;
     let mut subjects: Vec<Box<dyn Subject + '_>> = vec![Box::new(subject)];
     let options = Options {
         budget_ms: 500.0,

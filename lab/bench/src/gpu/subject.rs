@@ -28,7 +28,6 @@ pub struct KernelSubject<'a> {
     /// One a set of inputs.
     runs: Vec<PreparedPlan<'a>>,
     graph: Option<Graph>,
-    chain: u32,
 }
 
 /// All steps of a plan, ready to be enqueued.
@@ -142,7 +141,6 @@ impl<'a> KernelSubject<'a> {
             stream,
             runs,
             graph,
-            chain: chain.max(1),
         })
     }
 
@@ -190,38 +188,24 @@ fn estimate_us(stream: &Stream, run: &PreparedPlan<'_>) -> Result<f64, CudaError
 fn check_attributes(plan: &Plan, step: &Step, found: &FunctionAttributes) -> Result<(), BenchError> {
     let ledger = step.kernel.ledger();
     let static_bytes = if ledger.is_static { ledger.total_bytes() } else { 0 };
-    let refuse = |expected: String, found: String| {
-        Err(BenchError::Attributes {
-            kernel: plan.config.to_string(),
-            expected,
-            found,
-        })
+    let threads = step.launch.threads();
+    let differs =
+        |what: &str, plan: u32, loaded: u32| format!("the plan says {plan} {what}, the loaded function {loaded}");
+    let wrong = if found.static_shared_bytes != static_bytes {
+        differs("B of static shared memory", static_bytes, found.static_shared_bytes)
+    } else if found.local_bytes != 0 {
+        differs("B of local memory", 0, found.local_bytes)
+    } else if found.max_threads_per_block < threads {
+        differs("threads a block", threads, found.max_threads_per_block)
+    } else {
+        return Ok(());
     };
-    if found.static_shared_bytes != static_bytes {
-        return refuse(
-            format!("{static_bytes} B of static shared memory"),
-            format!("has {} B", found.static_shared_bytes),
-        );
-    }
-    if found.local_bytes != 0 {
-        return refuse("no local memory".to_string(), format!("has {} B", found.local_bytes));
-    }
-    if found.max_threads_per_block < step.launch.threads() {
-        return refuse(
-            format!("{} threads a block", step.launch.threads()),
-            format!("allows {}", found.max_threads_per_block),
-        );
-    }
-    Ok(())
+    Err(BenchError::Attributes(format!("{}: {wrong}", plan.config)))
 }
 
 impl Subject for KernelSubject<'_> {
     fn info(&self) -> &SubjectInfo {
         &self.info
-    }
-
-    fn runs_per_call(&self) -> u32 {
-        self.chain
     }
 
     fn call(&mut self) -> Result<(), Trouble> {
@@ -240,38 +224,25 @@ impl Subject for KernelSubject<'_> {
     }
 }
 
-/// Anything that puts launches into a stream, as a subject: for floors, planted slowdowns and cheats.
+/// Anything that puts launches into a stream, captured once as a graph and replayed: for floors and planted slowdowns.
 pub struct ClosureSubject<'a> {
     info: SubjectInfo,
     stream: &'a Stream,
-    graph: Option<Graph>,
-    runs: u32,
-    work: Work<'a>,
+    graph: Graph,
 }
 
-/// Puts work into a stream.
-type Work<'a> = Box<dyn FnMut(&Stream) -> Result<(), CudaError> + 'a>;
-
 impl<'a> ClosureSubject<'a> {
-    /// `work` puts `runs` runs into the stream; with `graph` it is captured once and replayed.
+    /// `work` puts `runs` runs into the stream. What it launches lives as long as the subject.
     pub fn new(
-        info: SubjectInfo,
+        label: &str,
         stream: &'a Stream,
         runs: u32,
-        graph: bool,
-        mut work: impl FnMut(&Stream) -> Result<(), CudaError> + 'a,
+        work: impl FnMut(&Stream) -> Result<(), CudaError> + 'a,
     ) -> Result<ClosureSubject<'a>, BenchError> {
-        let graph = if graph {
-            Some(Graph::capture(stream, &mut work)?)
-        } else {
-            None
-        };
         Ok(ClosureSubject {
-            info,
+            info: SubjectInfo::new(label, LaunchMode::Graph(runs)),
             stream,
-            graph,
-            runs,
-            work: Box::new(work),
+            graph: Graph::capture(stream, work)?,
         })
     }
 }
@@ -281,14 +252,7 @@ impl Subject for ClosureSubject<'_> {
         &self.info
     }
 
-    fn runs_per_call(&self) -> u32 {
-        self.runs
-    }
-
     fn call(&mut self) -> Result<(), Trouble> {
-        match &self.graph {
-            Some(graph) => Ok(graph.launch(self.stream)?),
-            None => Ok((self.work)(self.stream)?),
-        }
+        Ok(self.graph.launch(self.stream)?)
     }
 }

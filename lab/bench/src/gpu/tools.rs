@@ -20,12 +20,12 @@ const FLUSH_FACTOR: usize = 2;
 const LEAST_FLUSH: usize = 64 << 20;
 
 /// A kernel that does nothing: what is left is what launching costs.
-pub fn empty_kernel() -> Result<Kernel, BuildErrors> {
+pub(crate) fn empty_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("bench_empty", 32, |_| {})
 }
 
 /// A kernel of one warp that multiplies and adds `turns` times, each waiting for the one before.
-pub fn spin_kernel() -> Result<Kernel, BuildErrors> {
+fn spin_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("bench_spin", 32, |k| {
         let sink = k.param_ptr_mut::<f32>("sink");
         let turns = k.param::<u32>("turns");
@@ -41,7 +41,7 @@ fn built(kernel: Result<Kernel, BuildErrors>) -> Result<Kernel, BenchError> {
 }
 
 /// A launch of one warp.
-pub fn one_warp(buffers: Vec<BufferSpec>, args: Vec<Arg>) -> Launch {
+pub(crate) fn one_warp(buffers: Vec<BufferSpec>, args: Vec<Arg>) -> Launch {
     Launch {
         grid: [1; 3],
         block: [32, 1, 1],
@@ -50,6 +50,21 @@ pub fn one_warp(buffers: Vec<BufferSpec>, args: Vec<Arg>) -> Launch {
         buffers,
         args,
     }
+}
+
+/// A launch of one warp that takes a buffer that it writes (name and bytes) and perhaps a number.
+pub(crate) fn one_warp_on((name, bytes): (&'static str, usize), rest: Option<u32>) -> Launch {
+    let buffer = BufferSpec {
+        name,
+        bytes: bytes as u64,
+        written: true,
+        align: 4,
+    };
+    let pointer = Arg::Buffer {
+        slot: 0,
+        byte_offset: 0,
+    };
+    one_warp(vec![buffer], [pointer].into_iter().chain(rest.map(Arg::U32)).collect())
 }
 
 /// Kernels and memory of the bench itself, on one device.
@@ -101,35 +116,13 @@ impl GpuTools {
 
     /// The spinning kernel for a number of turns.
     pub fn spin_turns(&self, stream: &Stream, turns: u32) -> Result<(), CudaError> {
-        let sink = BufferSpec {
-            name: "sink",
-            bytes: 4,
-            written: true,
-            align: 4,
-        };
-        let args = vec![
-            Arg::Buffer {
-                slot: 0,
-                byte_offset: 0,
-            },
-            Arg::U32(turns),
-        ];
-        self.spin
-            .run(stream, &one_warp(vec![sink], args), &[self.sink.as_slice()])
+        let launch = one_warp_on(("sink", 4), Some(turns));
+        self.spin.run(stream, &launch, &[self.sink.as_slice()])
     }
 
     /// The kernel that does nothing.
     pub fn nothing(&self, stream: &Stream) -> Result<(), CudaError> {
         self.empty.run(stream, &one_warp(Vec::new(), Vec::new()), &[])
-    }
-
-    /// Identity of the module of the kernel that does nothing.
-    pub fn empty_module(&self) -> String {
-        self.empty.module().identity().hex()
-    }
-
-    fn overwrite(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.flush.as_slice().fill(stream, 0x5a)
     }
 }
 
@@ -184,7 +177,7 @@ impl Stopwatch for GpuStopwatch<'_> {
     }
 
     fn flush(&mut self) -> Result<(), Trouble> {
-        Ok(self.tools.overwrite(self.stream)?)
+        Ok(self.tools.flush.as_slice().fill(self.stream, 0x5a)?)
     }
 
     fn now_us(&mut self) -> f64 {

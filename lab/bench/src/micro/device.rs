@@ -10,7 +10,7 @@ use super::rates::{DeviceRates, MeasuredRate, RATES_SCHEMA};
 use super::{Content, Micro, PERIOD, Scale, Unit, all, pattern, revision};
 use crate::error::BenchError;
 use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
-use crate::identity::{DeviceIdentity, LaunchMode, RunIdentity, SubjectInfo};
+use crate::identity::{DeviceIdentity, RunIdentity};
 use crate::measure::{Measured, measure};
 use crate::options::{Mode, Options};
 use crate::subject::Subject;
@@ -41,7 +41,7 @@ fn options() -> Options {
 /// Measures all that run on the device, or those of these names. The chain that tells the clock is always among them.
 ///
 /// # Errors
-/// A name that is none, a device that cannot be used, [`BenchError::Micro`] for a result that is wrong.
+/// A name that is none, a device that cannot be used, [`BenchError::Failed`] for a result that is wrong.
 pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, BenchError> {
     let began = Instant::now();
     let stream = Stream::new(context)?;
@@ -63,9 +63,8 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, Bench
     let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
     for place in &places {
         let (runs, prepared) = (place.runs(), place.prepared()?);
-        let info = SubjectInfo::new(place.micro.name, LaunchMode::Graph(runs));
         let work = move |stream: &Stream| (0..runs).try_for_each(|_| prepared.enqueue(stream));
-        subjects.push(Box::new(ClosureSubject::new(info, &stream, runs, true, work)?));
+        subjects.push(Box::new(ClosureSubject::new(place.micro.name, &stream, runs, work)?));
     }
     let mut stopwatch = GpuStopwatch::new(&tools, &stream);
     let mut nvml = NvmlTelemetry::open(&device.uuid).ok();
@@ -121,12 +120,9 @@ fn refuse_unknown(micros: &[Micro], only: &[String]) -> Result<(), BenchError> {
 }
 
 fn summary(measured: &Measured) -> Result<&crate::stats::Summary, BenchError> {
-    measured.summary.as_ref().ok_or_else(|| BenchError::Subject {
-        subject: measured.info.label.clone(),
-        reason: measured
-            .trouble
-            .clone()
-            .unwrap_or_else(|| "it was not timed".to_string()),
+    measured.summary.as_ref().ok_or_else(|| {
+        let why = measured.trouble.as_deref().unwrap_or("it was not timed");
+        BenchError::Failed(format!("{}: {why}", measured.info.label))
     })
 }
 
@@ -142,10 +138,9 @@ impl<'m> Place<'m> {
         let function = Function::load(context, &micro.kernel, &ModuleOptions::default())?;
         let spilled = function.attributes().local_bytes;
         if spilled != 0 {
-            return Err(BenchError::Micro {
-                name: micro.name,
-                reason: format!("it has {spilled} B of local memory: it spills"),
-            });
+            let name = micro.name;
+            let why = format!("microbenchmark {name}: it has {spilled} B of local memory: it spills");
+            return Err(BenchError::Failed(why));
         }
         let mut buffers = Vec::new();
         for (spec, content) in micro.launch.buffers.iter().zip(&micro.contents) {

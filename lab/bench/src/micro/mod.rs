@@ -106,11 +106,6 @@ impl Unit {
             Unit::Clocks => micros * mhz / amount,
         }
     }
-
-    /// Whether more is better.
-    pub const fn is_rate(self) -> bool {
-        !matches!(self, Unit::Micros | Unit::Clocks)
-    }
 }
 
 /// How much each kernel is given to do.
@@ -200,18 +195,16 @@ impl Micro {
     /// Checks the bytes of the output.
     ///
     /// # Errors
-    /// [`BenchError::Micro`] with the first wrong word.
+    /// [`BenchError::Failed`] with the first wrong word.
     pub fn check(&self, bytes: &[u8]) -> Result<(), BenchError> {
         let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         match words.enumerate().find(|(index, word)| !(self.right)(*index, *word)) {
             None => Ok(()),
-            Some((index, word)) => Err(BenchError::Micro {
-                name: self.name,
-                reason: format!(
-                    "word {index} of its output is {word:#010x} ({}), which is wrong; its rate is not used",
-                    f32::from_bits(word)
-                ),
-            }),
+            Some((index, word)) => Err(BenchError::Failed(format!(
+                "microbenchmark {}: word {index} of its output is {word:#010x} ({}), which is wrong; its rate is not used",
+                self.name,
+                f32::from_bits(word)
+            ))),
         }
     }
 }

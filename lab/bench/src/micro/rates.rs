@@ -100,19 +100,14 @@ impl DeviceRates {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`BenchError::Rates`] for a file that is not there, or is none of these.
+    /// A file that is not there, or is none of these.
     pub fn read(path: &Path) -> Result<DeviceRates, BenchError> {
-        let wrong = |reason: String| BenchError::Rates {
-            path: path.display().to_string(),
-            reason,
-        };
+        let wrong = |reason: String| unusable(path, reason);
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
         let rates: DeviceRates = serde_json::from_str(&text).map_err(|error| wrong(format!("no rates: {error}")))?;
         if rates.schema != RATES_SCHEMA {
-            return Err(wrong(format!(
-                "schema {}; this build reads {RATES_SCHEMA}",
-                rates.schema
-            )));
+            let found = rates.schema;
+            return Err(wrong(format!("schema {found}; this build reads {RATES_SCHEMA}")));
         }
         if !(rates.mhz.is_finite() && rates.mhz > 0.0) || rates.rates.iter().any(|rate| !is_rate(rate.value)) {
             return Err(wrong("a rate that is no positive number".to_string()));
@@ -123,7 +118,7 @@ impl DeviceRates {
     /// Whether it was measured on this device with this driver, by the microbenchmarks of this build.
     ///
     /// # Errors
-    /// [`BenchError::Rates`] with what differs; `path` is for the message.
+    /// What differs; `path` is for the message.
     pub fn holds_on(&self, device: &DeviceIdentity, path: &Path) -> Result<(), BenchError> {
         let measured = &self.run.device;
         let micro = revision_of(device).unwrap_or_default();
@@ -134,25 +129,27 @@ impl DeviceRates {
         ];
         match same.into_iter().find(|(_, then, now)| then != now) {
             None => Ok(()),
-            Some((what, then, now)) => Err(BenchError::Rates {
-                path: path.display().to_string(),
-                reason: format!("it was measured with another {what}: {then} then, {now} now"),
-            }),
+            Some((what, then, now)) => {
+                let reason = format!("it was measured with another {what}: {then} then, {now} now");
+                Err(unusable(path, reason))
+            }
         }
     }
 
     /// Writes it to its place, or to `path`. A file that is there is replaced at once or not at all.
     ///
     /// # Errors
-    /// [`BenchError::Rates`] where there is no place, or it cannot be written.
+    /// It cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), BenchError> {
-        let wrong = |error: std::io::Error| BenchError::Rates {
-            path: path.display().to_string(),
-            reason: error.to_string(),
-        };
+        let wrong = |error: std::io::Error| unusable(path, error);
         let text = serde_json::to_string_pretty(self).map_err(|error| wrong(error.into()))?;
         flashcore_cuda::files::write_whole(path, (text + "\n").as_bytes()).map_err(wrong)
     }
+}
+
+fn unusable(path: &Path, reason: impl std::fmt::Display) -> BenchError {
+    let path = path.display();
+    BenchError::Failed(format!("{path}: {reason}; `flashcore device --measure` measures anew"))
 }
 
 fn is_rate(value: f64) -> bool {
@@ -183,7 +180,7 @@ pub fn path(device: &DeviceIdentity) -> Option<PathBuf> {
 /// The rates that are kept of a device: `None` where it was never measured.
 ///
 /// # Errors
-/// [`BenchError::Rates`] for a file that cannot be read, or that does not hold any more.
+/// A file that cannot be read, or that does not hold any more.
 pub fn kept(device: &DeviceIdentity) -> Result<Option<DeviceRates>, BenchError> {
     let Some(path) = path(device).filter(|path| path.exists()) else {
         return Ok(None);

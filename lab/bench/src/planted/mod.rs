@@ -4,14 +4,14 @@
 //! [some of them](Conduct::SEARCHED).
 
 mod gpu;
-mod host;
+mod subject;
 
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-pub use gpu::{Elsewhere, GpuPlanted};
-pub use host::CpuPlanted;
+pub use gpu::Elsewhere;
+pub use subject::{Planted, Spoil};
 
 use crate::defences::Reason;
 
@@ -168,15 +168,6 @@ impl fmt::Display for Conduct {
 /// Whether the candidates that are open were timed as finalists are, or are being: what those that behave until then go
 /// by.
 pub type InFinals = Rc<Cell<bool>>;
-
-/// Calls after which [`Conduct::LazyLater`] stops working: more than inspecting makes, fewer than timing.
-const PATIENT_CALLS: u32 = 12;
-/// Bytes from which on an output is large for [`Conduct::WrongFarOut`]: more than those of the small shapes that every
-/// candidate is judged on.
-const LARGE_OUTPUT: usize = 384 << 10;
-/// Magnitude that normal inputs do not reach ([`flashcore_problem::rng::Rng::normal`]), and extreme ones do in the first
-/// row.
-const LARGE: f64 = 6.0;
 
 #[cfg(test)]
 mod tests {

@@ -16,149 +16,44 @@ use std::collections::BTreeMap;
 use flashcore_check::cost::{Prediction, Resource};
 use serde::{Deserialize, Serialize};
 
-/// A counter that is read: its key in reports and JSON, ncu's name, a title, and its unit.
-#[derive(Clone, Copy, Debug)]
-pub struct Counter {
-    /// Key in JSON.
-    pub key: &'static str,
-    /// ncu's name of the metric.
-    pub metric: &'static str,
-    /// Title in tables.
-    pub title: &'static str,
-    /// What the number is.
-    pub unit: Unit,
-    /// The resource of the cost model that it measures.
-    pub resource: Option<Resource>,
-}
-
-/// What the number of a counter is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Per cent of the most the device can sustain, over the launch.
-    Percent,
-    /// A number of things.
-    Count,
-    /// Nanoseconds.
-    Nanoseconds,
-    /// Bytes.
-    Bytes,
-}
-
-const fn share(key: &'static str, metric: &'static str, title: &'static str, resource: Option<Resource>) -> Counter {
-    Counter {
-        key,
-        metric,
-        title,
-        unit: Unit::Percent,
-        resource,
-    }
-}
-
-const fn number(key: &'static str, metric: &'static str, title: &'static str, unit: Unit) -> Counter {
-    Counter {
-        key,
-        metric,
-        title,
-        unit,
-        resource: None,
-    }
-}
-
-/// Every counter that `flashcore profile` reads, in the order of its table.
-pub const COUNTERS: [Counter; 17] = [
-    share(
-        "sm_busy",
-        "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-        "SM, busiest unit",
-        None,
-    ),
-    share(
-        "tensor",
-        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-        "tensor cores",
-        Some(Resource::Tensor),
-    ),
-    share(
-        "mufu",
-        "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
-        "exponentials (MUFU)",
-        Some(Resource::Mufu),
-    ),
-    share(
-        "fma",
-        "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_elapsed",
-        "FMA pipe",
-        Some(Resource::Fma),
-    ),
-    share(
-        "alu",
-        "sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_elapsed",
-        "ALU pipe",
-        Some(Resource::Alu),
-    ),
-    share(
-        "issue",
-        "sm__issue_active.avg.pct_of_peak_sustained_elapsed",
-        "issue slots",
-        Some(Resource::Issue),
-    ),
-    share(
+/// Counters that are shares of the most the device can sustain over the launch, per cent, in the order of the table of
+/// `flashcore profile`: key in JSON, ncu's name of the metric with `%` for `pct_of_peak_sustained`, title. Where the cost
+/// model has a resource of that title, the counter measures it.
+const SHARES: [(&str, &str, &str); 10] = [
+    ("sm_busy", "sm__throughput.avg.%_elapsed", "SM, busiest unit"),
+    ("tensor", "sm__pipe_tensor_cycles_active.avg.%_elapsed", "tensor cores"),
+    ("mufu", "sm__inst_executed_pipe_xu.avg.%_elapsed", "exponentials (MUFU)"),
+    ("fma", "sm__pipe_fma_cycles_active.avg.%_elapsed", "FMA pipe"),
+    ("alu", "sm__pipe_alu_cycles_active.avg.%_elapsed", "ALU pipe"),
+    ("issue", "sm__issue_active.avg.%_elapsed", "issue slots"),
+    (
         "shared",
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.pct_of_peak_sustained_elapsed",
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.%_elapsed",
         "shared memory",
-        Some(Resource::Shared),
     ),
-    share(
-        "l2",
-        "l1tex__m_xbar2l1tex_read_bytes.sum.pct_of_peak_sustained_elapsed",
-        "L2 to SM",
-        Some(Resource::L2),
-    ),
-    share(
-        "dram",
-        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-        "device memory",
-        Some(Resource::Dram),
-    ),
-    share(
-        "occupancy",
-        "sm__warps_active.avg.pct_of_peak_sustained_active",
-        "warps active",
-        None,
-    ),
-    number("time_ns", "gpu__time_duration.sum", "time under ncu", Unit::Nanoseconds),
-    number(
-        "registers",
-        "launch__registers_per_thread",
-        "registers a thread",
-        Unit::Count,
-    ),
-    number(
-        "shared_bytes",
-        "launch__shared_mem_per_block_dynamic",
-        "dynamic shared memory a block",
-        Unit::Bytes,
-    ),
-    number(
-        "wavefronts",
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
-        "shared-memory wavefronts",
-        Unit::Count,
-    ),
-    number(
-        "wavefronts_excess",
-        "derived__memory_l1_wavefronts_shared_excessive",
-        "of them by bank conflicts",
-        Unit::Count,
-    ),
-    number("dram_bytes", "dram__bytes_read.sum", "device memory read", Unit::Bytes),
-    number(
-        "instructions",
-        "smsp__inst_executed.sum",
-        "warp instructions",
-        Unit::Count,
-    ),
+    ("l2", "l1tex__m_xbar2l1tex_read_bytes.sum.%_elapsed", "L2 to SM"),
+    ("dram", "gpu__dram_throughput.avg.%_elapsed", "device memory"),
+    ("occupancy", "sm__warps_active.avg.%_active", "warps active"),
 ];
+
+/// The other counters that are read: key in JSON, ncu's name of the metric.
+const NUMBERS: [(&str, &str); 7] = [
+    ("time_ns", "gpu__time_duration.sum"),
+    ("registers", "launch__registers_per_thread"),
+    ("shared_bytes", "launch__shared_mem_per_block_dynamic"),
+    ("wavefronts", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"),
+    ("wavefronts_excess", "derived__memory_l1_wavefronts_shared_excessive"),
+    ("dram_bytes", "dram__bytes_read.sum"),
+    ("instructions", "smsp__inst_executed.sum"),
+];
+
+/// Every counter that is read: its key, and ncu's name of the metric.
+fn counters() -> impl Iterator<Item = (&'static str, String)> {
+    let shares = SHARES.map(|(key, metric, _)| (key, metric.replace('%', "pct_of_peak_sustained")));
+    shares
+        .into_iter()
+        .chain(NUMBERS.map(|(key, metric)| (key, metric.to_string())))
+}
 
 /// What ncu calls the samples of warps that wait for a reason: the reason follows.
 const STALLED: &str = "smsp__pcsamp_warps_issue_stalled_";
@@ -172,7 +67,7 @@ pub struct KernelProfile {
     pub grid: String,
     /// Threads a block, likewise.
     pub block: String,
-    /// Counters by [`Counter::key`]; what ncu could not read is missing.
+    /// Counters by key; what ncu could not read is missing.
     pub counters: BTreeMap<String, f64>,
     /// Share of the samples of resident warps by what they waited for, per cent; `selected` are
     /// those that issued.
@@ -184,10 +79,9 @@ pub struct KernelProfile {
 
 impl KernelProfile {
     /// From a row of ncu's raw page: names of metrics with their values in base units.
-    pub fn from_metrics(kernel: &str, grid: &str, block: &str, metrics: &BTreeMap<&str, f64>) -> KernelProfile {
-        let counters = COUNTERS
-            .iter()
-            .filter_map(|counter| Some((counter.key.to_string(), *metrics.get(counter.metric)?)))
+    fn from_metrics(kernel: &str, grid: &str, block: &str, metrics: &BTreeMap<&str, f64>) -> KernelProfile {
+        let counters = counters()
+            .filter_map(|(key, metric)| Some((key.to_string(), *metrics.get(metric.as_str())?)))
             .collect();
         let samples: Vec<(&str, f64)> = metrics
             .iter()
@@ -250,9 +144,9 @@ pub struct LineProfile {
 /// A counter of a launch, and the cost model's prediction of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// [`Counter::key`].
+    /// The counter's key.
     pub key: &'static str,
-    /// [`Counter::title`].
+    /// Its title in tables.
     pub title: &'static str,
     /// What ncu read.
     pub measured: Option<f64>,
@@ -260,26 +154,22 @@ pub struct Row {
     pub predicted: Option<f64>,
 }
 
-/// Per cent of the predicted time that a resource is busy.
-pub fn predicted_share(prediction: &Prediction, resource: Resource) -> f64 {
-    let used = prediction.uses.iter().find(|used| used.resource == resource);
-    used.map_or(0.0, |used| 100.0 * used.micros / prediction.micros)
-}
-
 /// The shares of a launch: measured, predicted, or both.
 pub fn rows(profile: Option<&KernelProfile>, prediction: Option<&Prediction>) -> Vec<Row> {
-    let row = |counter: &Counter| Row {
-        key: counter.key,
-        title: counter.title,
-        measured: profile.and_then(|profile| profile.get(counter.key)),
-        predicted: prediction
-            .zip(counter.resource)
-            .map(|(all, resource)| predicted_share(all, resource)),
+    // Per cent of the predicted time that a resource is busy; 0 for one that is not used.
+    let predicted = |all: &Prediction, title: &str| {
+        let resource = Resource::ALL.into_iter().find(|resource| resource.title() == title)?;
+        let used = all.uses.iter().find(|used| used.resource == resource);
+        Some(used.map_or(0.0, |used| 100.0 * used.micros / all.micros))
     };
-    let shares = COUNTERS.iter().filter(|counter| counter.unit == Unit::Percent);
-    shares
-        .map(row)
-        .filter(|row| row.measured.is_some() || row.predicted.is_some())
+    let row = |(key, _, title)| Row {
+        key,
+        title,
+        measured: profile.and_then(|profile| profile.get(key)),
+        predicted: prediction.and_then(|all| predicted(all, title)),
+    };
+    let rows = SHARES.into_iter().map(row);
+    rows.filter(|row| row.measured.is_some() || row.predicted.is_some())
         .collect()
 }
 
@@ -307,7 +197,7 @@ impl Default for Goals {
 /// A row of the verdict.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verdict {
-    /// [`Counter::key`].
+    /// The counter's key.
     pub key: &'static str,
     /// What was measured, per cent.
     pub measured: f64,

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{COUNTERS, KernelProfile, csv};
+use super::{KernelProfile, counters, csv};
 
 /// Names the `ncu` to use.
 const NCU_VARIABLE: &str = "FLASHCORE_NCU";
@@ -23,15 +23,12 @@ pub struct Ncu {
 /// Why there are no counters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NcuError {
-    /// No such program.
+    /// No such program as these.
     #[error(
-        "Nsight Compute was not found ({tried}); it comes with the CUDA toolkit (package `nsight-compute-*`); \
+        "Nsight Compute was not found ({0}); it comes with the CUDA toolkit (package `nsight-compute-*`); \
          {NCU_VARIABLE} names one"
     )]
-    Missing {
-        /// What was tried.
-        tried: String,
-    },
+    Missing(String),
     /// The driver keeps counters from users.
     #[error(
         "the driver lets only administrators read counters (ERR_NVGPUCTRPERM): run as root, or load the driver with \
@@ -39,18 +36,12 @@ pub enum NcuError {
          `--cap-add=SYS_ADMIN`"
     )]
     Permission,
-    /// The machine has no counters.
-    #[error("ncu cannot reach the counters of this machine: {reason}; virtual machines often hide them")]
-    Unreachable {
-        /// What ncu said.
-        reason: String,
-    },
-    /// It ran and failed.
-    #[error("ncu failed: {reason}")]
-    Failed {
-        /// Its own words, or the program's.
-        reason: String,
-    },
+    /// The machine has no counters: what ncu said.
+    #[error("ncu cannot reach the counters of this machine: {0}; virtual machines often hide them")]
+    Unreachable(String),
+    /// It ran and failed: its own words, or the program's.
+    #[error("ncu failed: {0}")]
+    Failed(String),
 }
 
 /// The arguments with which a program is profiled into a report: the counters that are needed and
@@ -58,8 +49,8 @@ pub enum NcuError {
 /// profiled.
 pub(super) fn arguments(report: &Path, skip: usize, count: usize) -> Vec<String> {
     // What is derived comes with its section, and cannot be asked for by name.
-    let metrics = COUNTERS.iter().map(|counter| counter.metric);
-    let metrics: Vec<&str> = metrics.filter(|metric| !metric.starts_with("derived__")).collect();
+    let metrics = counters().map(|(_, metric)| metric);
+    let metrics: Vec<String> = metrics.filter(|metric| !metric.starts_with("derived__")).collect();
     vec![
         // Clocks belong to the machine's owner, and warm caches are what `bench` measures by
         // default.
@@ -87,13 +78,8 @@ impl Ncu {
             None => std::iter::once("ncu").chain(USUAL).map(OsString::from).collect(),
         };
         let found = candidates.iter().find_map(|path| Ncu::at(Path::new(path)));
-        found.ok_or_else(|| NcuError::Missing {
-            tried: candidates
-                .iter()
-                .map(|path| path.to_string_lossy())
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+        let tried = || candidates.join(OsStr::new(", ")).to_string_lossy().into_owned();
+        found.ok_or_else(|| NcuError::Missing(tried()))
     }
 
     fn at(path: &Path) -> Option<Ncu> {
@@ -113,9 +99,7 @@ impl Ncu {
     /// # Errors
     /// [`NcuError`], which names the fix where there is one.
     pub fn profile(&self, skip: usize, count: usize, program: &[&OsStr]) -> Result<Vec<KernelProfile>, NcuError> {
-        let folder = tempfile::tempdir().map_err(|error| NcuError::Failed {
-            reason: format!("no temporary folder: {error}"),
-        })?;
+        let folder = tempfile::tempdir().map_err(|error| NcuError::Failed(format!("no temporary folder: {error}")))?;
         let report = folder.path().join("profile.ncu-rep");
         self.run(&arguments(&report, skip, count), program)?;
         let import = |page: &[&str]| {
@@ -124,7 +108,7 @@ impl Ncu {
             self.run(&arguments, &[])
         };
         let raw = import(&["--page=raw", "--print-units=base"])?;
-        let mut profiles = csv::read(&raw).map_err(|reason| NcuError::Failed { reason })?;
+        let mut profiles = csv::read(&raw).map_err(NcuError::Failed)?;
         // The source page does not say where one launch ends: lines are of the first, which does
         // the work.
         if let Some(first) = profiles.first_mut() {
@@ -132,21 +116,14 @@ impl Ncu {
             first.lines = csv::lines(&import(&["--page=source", "--print-source=cuda,sass", &kernel])?);
             return Ok(profiles);
         }
-        Err(NcuError::Failed {
-            reason: "it saw no launch".to_string(),
-        })
+        Err(NcuError::Failed("it saw no launch".to_string()))
     }
 
     fn run(&self, arguments: &[String], program: &[&OsStr]) -> Result<String, NcuError> {
         let mut command = Command::new(&self.path);
         command.args(arguments).args(program).stdin(Stdio::null());
-        let output = command.output().map_err(|error| NcuError::Failed {
-            reason: error.to_string(),
-        })?;
-        let (out, err) = (
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr),
-        );
+        let output = command.output().map_err(|error| NcuError::Failed(error.to_string()))?;
+        let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
         judge(&out, &err, output.status.success())?;
         Ok(out.into_owned())
     }
@@ -159,19 +136,17 @@ fn judge(out: &str, err: &str, succeeded: bool) -> Result<(), NcuError> {
         return Err(NcuError::Permission);
     }
     if let Some(line) = all().find(|line| line.contains("Failed to initialize the profiler")) {
-        return Err(NcuError::Unreachable { reason: plain(line) });
+        return Err(NcuError::Unreachable(plain(line)));
     }
     if succeeded {
         return Ok(());
     }
     let errors: Vec<String> = all().filter(|line| line.starts_with(ERROR)).map(plain).collect();
     let last = || err.lines().chain(out.lines()).rfind(|line| !line.trim().is_empty());
-    Err(NcuError::Failed {
-        reason: match errors.is_empty() {
-            true => plain(last().unwrap_or("it printed no reason")),
-            false => errors.join("; "),
-        },
-    })
+    Err(NcuError::Failed(match errors.is_empty() {
+        true => plain(last().unwrap_or("it printed no reason")),
+        false => errors.join("; "),
+    }))
 }
 
 /// How a line begins in which ncu says what went wrong.
@@ -209,7 +184,7 @@ mod tests {
     #[test]
     fn a_missing_tool_is_an_error_that_says_how_to_name_one() {
         assert_eq!(Ncu::at(Path::new("/nowhere/ncu")), None);
-        let error = NcuError::Missing { tried: "ncu".into() }.to_string();
+        let error = NcuError::Missing("ncu".into()).to_string();
         assert!(error.contains("FLASHCORE_NCU"), "{error}");
     }
 }

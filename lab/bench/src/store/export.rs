@@ -27,8 +27,7 @@ impl Store {
     /// Writes the lines of runs one after the other. Torn lines are left out.
     pub fn export_jsonl(&self, selector: &Selector, out: &mut dyn Write) -> Result<(), BenchError> {
         for run in self.runs(selector)? {
-            out.write_all(&run.whole_lines()?)
-                .map_err(|error| failed(self.path(), error))?;
+            out.write_all(&run.bytes).map_err(inaccessible(self.path()))?;
         }
         Ok(())
     }
@@ -80,13 +79,12 @@ impl Store {
     /// Adds the runs of a file that are not there yet. Every line is checked before the first run is added.
     ///
     /// # Errors
-    /// [`BenchError::Schema`] for a file of another schema version, [`BenchError::NotEvidence`] for any other file;
-    /// [`BenchError::Store`] and [`BenchError::StoreAccess`].
+    /// A file of another schema version or without evidence; [`BenchError::Store`].
     pub fn import_jsonl(&self, file: &Path) -> Result<Imported, BenchError> {
         let bytes = std::fs::read(file).map_err(inaccessible(file))?;
         let mut runs = Vec::new();
-        for range in split(&bytes) {
-            let run = RunRow::scan(file, &bytes, range)?.ok_or_else(|| failed(file, "it has no whole line"))?;
+        for (part, first) in split(&bytes) {
+            let run = RunRow::scan(file, part, first)?.ok_or_else(|| failed(file, "it has no whole line"))?;
             run.read()?;
             // The key becomes the name of a file.
             if run.key.is_empty() || !run.key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
@@ -105,7 +103,7 @@ impl Store {
                 continue;
             }
             let to = self.path().join(format!("{}.jsonl", run.key));
-            flashcore_cuda::files::write_whole(&to, &run.whole_lines()?).map_err(inaccessible(&to))?;
+            flashcore_cuda::files::write_whole(&to, &run.bytes).map_err(inaccessible(&to))?;
             imported.runs += 1;
             imported.samples += run.samples;
         }

@@ -69,7 +69,7 @@ impl Store {
     /// only. Nothing is written here, so that a store on a read-only disk can be read.
     ///
     /// # Errors
-    /// [`BenchError::OldStore`] for a store of an earlier build, which has to be converted.
+    /// A store of an earlier build, which has to be converted.
     pub fn open(path: &Path) -> Result<Store, BenchError> {
         if is_sqlite(path) {
             return Err(old_store(path));
@@ -94,8 +94,8 @@ impl Store {
     /// The selected runs, oldest first, and what is wrong with the files that cannot be read.
     ///
     /// # Errors
-    /// [`BenchError::Store`] if the folder or file itself cannot be read; [`BenchError::OldStore`] if there is no folder, and in
-    /// its place the store of an earlier build.
+    /// [`BenchError::Store`] if the folder or file itself cannot be read; or there is no folder, and in its place the store
+    /// of an earlier build.
     pub fn list(&self, selector: &Selector) -> Result<(Vec<RunRow>, Vec<BenchError>), BenchError> {
         if let Some(old) = self.older().filter(|_| !self.path.exists()) {
             return Err(old_store(&old));
@@ -104,8 +104,8 @@ impl Store {
         for path in self.files()? {
             match std::fs::read(&path).map_err(inaccessible(&path)) {
                 Ok(bytes) => {
-                    for range in split(&bytes) {
-                        match RunRow::scan(&path, &bytes, range) {
+                    for (part, first) in split(&bytes) {
+                        match RunRow::scan(&path, part, first) {
                             Ok(run) => runs.extend(run.filter(|run| selector.accepts(run))),
                             Err(error) => unreadable.push(error),
                         }
@@ -160,20 +160,19 @@ impl Store {
     }
 }
 
-/// The runs in the bytes of a file: each begins with a header. What stands before the first is a run too, which a reader
-/// refuses.
-fn split(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
-    let mut starts = vec![0];
-    let mut at = 0;
-    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+/// The runs in the bytes of a file, with the number of their first line: each begins with a header. What stands before
+/// the first is a run too, which a reader refuses.
+fn split(bytes: &[u8]) -> Vec<(&[u8], usize)> {
+    let (mut runs, mut start, mut at, mut first) = (Vec::new(), 0, 0, 1);
+    for (index, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
         if at > 0 && line.starts_with(HEADER) {
-            starts.push(at);
+            runs.push((&bytes[start..at], first));
+            (start, first) = (at, index + 1);
         }
         at += line.len();
     }
-    let ends = starts[1..].iter().copied().chain([bytes.len()]);
-    let starts = starts.iter().copied();
-    starts.zip(ends).map(|(start, end)| start..end).collect()
+    runs.push((&bytes[start..], first));
+    runs
 }
 
 fn is_sqlite(path: &Path) -> bool {
@@ -184,9 +183,11 @@ fn is_sqlite(path: &Path) -> bool {
 }
 
 fn old_store(path: &Path) -> BenchError {
-    BenchError::OldStore {
-        path: path.display().to_string(),
-    }
+    let path = path.display();
+    BenchError::Given(format!(
+        "{path} is the evidence store of an earlier build (SQLite); convert it once: \
+         `python3 scripts/convert_evidence.py {path}` (in the repository)"
+    ))
 }
 
 fn failed(path: &Path, error: impl std::fmt::Display) -> BenchError {
@@ -197,8 +198,5 @@ fn failed(path: &Path, error: impl std::fmt::Display) -> BenchError {
 }
 
 fn inaccessible(path: &Path) -> impl Fn(std::io::Error) -> BenchError + '_ {
-    |source| BenchError::StoreAccess {
-        path: path.display().to_string(),
-        source,
-    }
+    move |error| failed(path, error)
 }

@@ -1,23 +1,21 @@
 //! Reading runs: measurements rebuilt from their samples.
 
-use std::ops::Range;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::Value;
 
+use super::failed;
 use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCHEMA_VERSION};
-use super::{failed, inaccessible};
 use crate::defences::Inspection;
 use crate::error::BenchError;
 use crate::identity::RunIdentity;
-use crate::measure::{Measured, Measurement, Sample};
+use crate::measure::{Measurement, Sample, of_samples};
 use crate::options::Options;
 use crate::problems::Case;
 use crate::protocol::Stop;
-use crate::stats::{RESAMPLES, Ratio, Summary};
 use crate::telemetry::Reading;
-use crate::verdict::Verdict;
 
 /// A run in the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -40,8 +38,12 @@ pub struct RunRow {
     pub torn_bytes: usize,
     #[serde(skip)]
     path: PathBuf,
+    /// Number of its first line in the file.
     #[serde(skip)]
-    range: Range<usize>,
+    first: usize,
+    /// Its whole lines.
+    #[serde(skip)]
+    pub(super) bytes: Vec<u8>,
 }
 
 /// A measurement from the store.
@@ -57,42 +59,36 @@ pub struct Recorded {
     pub samples: Vec<Sample>,
 }
 
-/// Whole lines with their numbers in the file, and the bytes of a torn one after them.
-fn lines(bytes: &[u8], range: Range<usize>) -> (impl Iterator<Item = (usize, &[u8])>, usize) {
-    let before = bytes[..range.start].iter().filter(|byte| **byte == b'\n').count();
-    let bytes = &bytes[range];
-    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    let lines = bytes[..whole].split_inclusive(|byte| *byte == b'\n').enumerate();
-    (
-        lines.map(move |(index, line)| (before + index + 1, line)),
-        bytes.len() - whole,
-    )
-}
-
 impl RunRow {
-    /// The run in a part of a file's bytes. `None` where not even its header was written whole.
-    pub(super) fn scan(path: &Path, bytes: &[u8], range: Range<usize>) -> Result<Option<RunRow>, BenchError> {
-        let (mut lines, torn_bytes) = lines(bytes, range.clone());
-        let Some((number, first)) = lines.next() else {
+    /// The run in a part of a file, which begins at this line. `None` where not even its header was written whole.
+    pub(super) fn scan(path: &Path, part: &[u8], first: usize) -> Result<Option<RunRow>, BenchError> {
+        let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let mut lines = part[..whole].split_inclusive(|byte| *byte == b'\n');
+        let Some(header) = lines.next() else {
             return Ok(None);
         };
-        let refused = |found: String| BenchError::Schema {
-            what: path.display().to_string(),
-            found,
-            supported: SCHEMA_VERSION,
+        let refused = |found: &dyn Display| {
+            BenchError::Given(format!(
+                "{} has evidence schema {found}; this build reads {SCHEMA_VERSION}; `python3 scripts/convert_evidence.py` \
+                 converts exports of schema 1 and 2",
+                path.display()
+            ))
         };
-        let not_evidence = || BenchError::NotEvidence {
-            path: path.display().to_string(),
+        let not_evidence = || {
+            let path = path.display();
+            BenchError::Given(format!(
+                "{path} is not an evidence file: its first line is not the header of a run"
+            ))
         };
-        let header: Value = serde_json::from_slice(first).unwrap_or_default();
-        match (header["run"]["format"].as_str(), header["run"]["schema"].as_u64()) {
+        let json: Value = serde_json::from_slice(header).unwrap_or_default();
+        match (json["run"]["format"].as_str(), json["run"]["schema"].as_u64()) {
             (Some(FORMAT), Some(schema)) if schema == u64::from(SCHEMA_VERSION) => {}
-            (Some(FORMAT), Some(schema)) => return Err(refused(schema.to_string())),
+            (Some(FORMAT), Some(schema)) => return Err(refused(&schema)),
             // Exports of schema 1 and 2 had a header without a run.
-            _ if !header["header"].is_null() => return Err(refused("2 or older".to_string())),
+            _ if !json["header"].is_null() => return Err(refused(&"2 or older")),
             _ => return Err(not_evidence()),
         }
-        let Line::Run(header) = parse(path, number, first)? else {
+        let Line::Run(header) = parse(path, first, header)? else {
             return Err(not_evidence());
         };
         let mut run = RunRow {
@@ -103,26 +99,17 @@ impl RunRow {
             measurements: 0,
             samples: 0,
             finished: false,
-            torn_bytes,
+            torn_bytes: part.len() - whole,
             path: path.to_path_buf(),
-            range,
+            first,
+            bytes: part[..whole].to_vec(),
         };
-        for (_, line) in lines {
+        for line in lines {
             run.measurements += u32::from(line.starts_with(MEASUREMENT));
             run.samples += u32::from(line.starts_with(SAMPLE));
             run.finished = line.starts_with(FINISHED);
         }
         Ok(Some(run))
-    }
-
-    /// The bytes of its whole lines.
-    pub(super) fn whole_lines(&self) -> Result<Vec<u8>, BenchError> {
-        let bytes = std::fs::read(&self.path).map_err(inaccessible(&self.path))?;
-        // A file that was cut since it was scanned has fewer.
-        let end = self.range.end.min(bytes.len());
-        let part = bytes.get(self.range.start..end).unwrap_or_default();
-        let whole = part.len().saturating_sub(self.torn_bytes);
-        Ok(part[..whole].to_vec())
     }
 
     /// What is odd about it, a sentence each, for reports.
@@ -140,10 +127,10 @@ impl RunRow {
 
     /// Its measurements, in the order made.
     pub(super) fn read(&self) -> Result<Vec<Recorded>, BenchError> {
-        let bytes = std::fs::read(&self.path).map_err(inaccessible(&self.path))?;
-        let range = self.range.start.min(bytes.len())..self.range.end.min(bytes.len());
         let mut drafts: Vec<Draft> = Vec::new();
-        for (number, line) in lines(&bytes, range).0.skip(1) {
+        let lines = self.bytes.split_inclusive(|byte| *byte == b'\n').enumerate();
+        for (index, line) in lines.skip(1) {
+            let number = self.first + index;
             let wrong = |what: &str| failed(&self.path, format!("line {number}: {what}"));
             let none_yet = || wrong("it belongs to a measurement, and none has begun");
             match parse(&self.path, number, line)? {
@@ -197,22 +184,17 @@ impl Draft {
     fn rebuild(self, options: &Options) -> Recorded {
         let (begun, samples) = (self.begun, self.samples);
         let ended = self.ended.as_ref();
-        let (mut subjects, mut inspections) = (Vec::new(), Vec::new());
-        for (index, entered) in begun.subjects.into_iter().enumerate() {
-            let of = samples.iter().filter(|sample| sample.subject == index);
-            let times: Vec<f64> = of.map(Sample::run_us).collect();
-            let ratio = paired_ratio(&samples, index, begun.baseline, options);
+        let inspections = begun
+            .subjects
+            .iter()
+            .map(|entered| entered.inspection.clone())
+            .collect();
+        let left = begun.subjects.into_iter().enumerate().map(|(index, entered)| {
             let left = ended.and_then(|ended| ended.subjects.get(index));
-            subjects.push(Measured {
-                info: entered.info,
-                summary: Summary::of(&times, options.confidence),
-                ratio,
-                verdict: ratio.map(|ratio| Verdict::of(&ratio, options.threshold)),
-                settled: left.is_some_and(|left| left.settled),
-                trouble: left.and_then(|left| left.trouble.clone()),
-            });
-            inspections.push(entered.inspection);
-        }
+            let trouble = left.and_then(|left| left.trouble.clone());
+            (entered.info, left.is_some_and(|left| left.settled), trouble)
+        });
+        let subjects = of_samples(&samples, left, begun.baseline, options);
         // The round in which it was cut off counts: some subjects have a sample of it.
         let begun_rounds = samples.iter().map(|sample| sample.round + 1).max().unwrap_or(0);
         let measurement = Measurement {
@@ -257,22 +239,9 @@ impl Recorded {
             return self;
         };
         for (index, subject) in subjects.iter_mut().enumerate() {
-            subject.ratio = paired_ratio(&self.samples, index, baseline, options);
-            subject.verdict = subject.ratio.map(|ratio| Verdict::of(&ratio, options.threshold));
+            subject.compare(&self.samples, index, baseline, options);
         }
         self.measurement.baseline = baseline;
         self
     }
-}
-
-/// A subject's time relative to the baseline's over the rounds that have both; `None` for the baseline itself.
-fn paired_ratio(samples: &[Sample], subject: usize, baseline: usize, options: &Options) -> Option<Ratio> {
-    if subject == baseline {
-        return None;
-    }
-    let of = |subject: usize| samples.iter().filter(move |sample| sample.subject == subject);
-    let in_round = |round: u32| of(baseline).find(|sample| sample.round == round).map(Sample::run_us);
-    let pairs = of(subject).filter_map(|sample| Some((sample.run_us(), in_round(sample.round)?)));
-    let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.unzip();
-    Ratio::paired(&ours, &theirs, options.confidence, RESAMPLES)
 }

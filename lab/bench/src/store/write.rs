@@ -30,8 +30,7 @@ impl Store {
     /// device.
     ///
     /// # Errors
-    /// [`BenchError::Store`] if the store is a file; [`BenchError::StoreAccess`] if the file system refuses. All methods of
-    /// [`RunWriter`] return the same.
+    /// [`BenchError::Store`] if the store is a file, or the file system refuses; as all methods of [`RunWriter`].
     pub fn begin_run(
         &self,
         identity: &RunIdentity,

@@ -6,6 +6,7 @@ mod standing;
 use std::fmt::Write;
 
 pub use ranking::ranking_text;
+pub(crate) use standing::geomean_text;
 pub use standing::standing_text;
 
 use crate::compare::Comparison;
@@ -26,7 +27,7 @@ const NEAR_FLOOR: f64 = 20.0;
 /// The whole report.
 pub fn text(report: &Report) -> String {
     let mut out = vec![device_line(report)];
-    out.extend(turns_lines(report).lines().map(str::to_string));
+    out.extend(turns_lines(report));
     out.extend(report.notes.iter().map(|note| format!("note: {note}")));
     let mut text = lines(out);
     for result in &report.results {
@@ -89,25 +90,21 @@ pub fn case_text(result: &CaseResult) -> String {
 }
 
 /// What turns are like, a line for each kind; empty where only other modes were measured.
-pub fn turns_lines(report: &Report) -> String {
+pub fn turns_lines(report: &Report) -> Vec<String> {
     let options = &report.options;
     let ms = |us: f64| number(us / 1e3);
     let kinds = [
         (Turns::Short, options.lead_us, options.sample_us),
         (Turns::Steady, options.steady_lead_us, options.steady_sample_us),
     ];
-    let is_used = |kind| {
-        report
-            .results
-            .iter()
-            .any(|result| result.measurement.turns == Some(kind))
-    };
+    let turns = report.results.iter().map(|result| result.measurement.turns);
+    let is_used = |kind| turns.clone().any(|turns| turns == Some(kind));
     let used = kinds.into_iter().filter(|(kind, ..)| is_used(*kind));
     let text = used.map(|(kind, lead, sample)| {
         let (lead, sample) = (ms(lead), ms(sample));
         format!("{kind} turns: {lead} ms of the same subject untimed, then {sample} ms or more timed")
     });
-    lines(text.collect())
+    text.collect()
 }
 
 fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> String {
@@ -191,8 +188,16 @@ pub(crate) fn times(ratio: f64) -> String {
     }
 }
 
+/// `[0.991, 1.012]`; `[unknown]` without ends.
+pub(crate) fn bracketed(interval: Option<Interval>) -> String {
+    match interval.filter(|interval| interval.hi.is_finite()) {
+        Some(Interval { lo, hi }) => format!("[{}, {}]", times(lo), times(hi)),
+        None => "[unknown]".to_string(),
+    }
+}
+
 /// An interval, its ends shown by `end`.
-fn span(interval: Interval, end: fn(f64) -> String) -> String {
+pub(crate) fn span(interval: Interval, end: fn(f64) -> String) -> String {
     match interval.hi.is_finite() {
         true => format!("{}–{}", end(interval.lo), end(interval.hi)),
         false => "unknown".to_string(),
@@ -217,7 +222,7 @@ pub(crate) fn clip_to(text: &str, columns: usize) -> String {
 /// The report in Markdown: one table a mode, one row a problem and subject.
 pub fn markdown(report: &Report) -> String {
     let mut out = format!("{}\n\n", device_line(report));
-    for turns in turns_lines(report).lines() {
+    for turns in turns_lines(report) {
         let _ = writeln!(out, "- {turns}");
     }
     for note in &report.notes {

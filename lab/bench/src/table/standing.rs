@@ -1,6 +1,6 @@
 //! Standings as text.
 
-use super::{clip_to, lines, times};
+use super::{bracketed, clip_to, lines, times};
 use crate::standing::{Geomean, Standing};
 
 /// Columns of a kind of problem.
@@ -10,17 +10,8 @@ const NAMES: usize = 6;
 
 /// The mean over all problems, and by kind where there is more than one.
 pub fn standing_text(standing: &Standing) -> String {
-    let all = &standing.all;
-    let worst = |mean: &Geomean| format!("{} ({})", times(mean.worst.speedup), mean.worst.case);
     let mut out = vec![
-        format!(
-            "geomean {} × {} {} over {} shapes, worst {}",
-            times(all.value),
-            clip_to(&standing.base, 24),
-            interval(all),
-            all.shapes,
-            worst(all)
-        ),
+        geomean_text(standing),
         format!("  {}: {}; above 1 is faster", standing.mode, standing.subject),
     ];
     if standing.groups.len() > 1 {
@@ -29,7 +20,7 @@ pub fn standing_text(standing: &Standing) -> String {
             "kind", "shapes", "geomean", "interval"
         ));
         out.extend(standing.groups.iter().map(|(group, mean)| {
-            let (value, interval) = (times(mean.value), interval(mean));
+            let (value, interval) = (times(mean.value), bracketed(mean.interval));
             let shapes = mean.shapes;
             format!(
                 "  {group:<GROUP$} {shapes:>6} {value:>7} {interval:<16} {}",
@@ -48,8 +39,14 @@ pub fn standing_text(standing: &Standing) -> String {
     lines(out)
 }
 
-fn interval(mean: &Geomean) -> String {
-    mean.interval.map_or("[unknown]".to_string(), |interval| {
-        format!("[{}, {}]", times(interval.lo), times(interval.hi))
-    })
+/// The mean over all problems, in a line.
+pub(crate) fn geomean_text(standing: &Standing) -> String {
+    let all = &standing.all;
+    let (value, base, interval) = (times(all.value), clip_to(&standing.base, 24), bracketed(all.interval));
+    let (shapes, worst) = (all.shapes, worst(all));
+    format!("geomean {value} × {base} {interval} over {shapes} shapes, worst {worst}")
+}
+
+fn worst(mean: &Geomean) -> String {
+    format!("{} ({})", times(mean.worst.speedup), mean.worst.case)
 }

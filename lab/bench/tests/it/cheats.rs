@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use flashcore_bench::bed::{Bed, Drawn, Moment, Workbench};
-use flashcore_bench::cpu::{CpuBed, CpuStopwatch};
+use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use flashcore_bench::defences::{
     AFTERWARDS_SEED, INSPECTION_SEEDS, Output, Reason, Rig, Run, Seen, inspect, inspect_again, judge_cold, look_once,
     time_cold,
 };
-use flashcore_bench::planted::{Conduct, CpuPlanted, InFinals};
+use flashcore_bench::planted::{Conduct, InFinals, Planted};
 use flashcore_bench::{Subject, SubjectInfo, Trouble};
 use flashcore_cpu::attention;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, ReferenceRow, Tensor, reference};
@@ -202,7 +202,12 @@ fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
             Conduct::UnwrittenLse | Conduct::WrongLse => &with_lse,
             _ => &plain,
         };
-        let subject = |place| CpuPlanted::new(bed, conduct, bed.problem(), place, InFinals::default());
+        let config = flashcore_cpu::default_config(bed.problem(), rayon::current_num_threads());
+        let subject = |place| {
+            let bound_to = if conduct == Conduct::PointerReplay { 0 } else { place };
+            let honest = CpuSubject::new(bed, config, bound_to);
+            Planted::new(conduct, honest, bed, place, InFinals::default())
+        };
         let mut bench = Workbench::new(bed, CpuStopwatch::default());
         bench.add(Box::new(subject(0)), Some(Box::new(subject(1))));
         let drawn = Drawn::new(bed.problem()).unwrap();

@@ -65,18 +65,18 @@ impl PeerSource for Peers {
     }
     fn peers<'a>(&'a mut self, case: &Case, tensors: &PeerTensors) -> Vec<Result<Box<dyn Subject + 'a>, Absent>> {
         assert_eq!(tensors.place, PeerPlace::Cpu);
-        assert_eq!(tensors.q.bytes, 48 * 2 * 32 * 2);
-        assert_ne!(tensors.q.address, tensors.k.address);
+        let [q, k, _, _] = &tensors.tensors[..] else {
+            panic!("{tensors:?}")
+        };
+        assert_eq!((q.name, q.bytes), ("q", 48 * 2 * 32 * 2));
+        assert_ne!(q.address, k.address);
         let info = SubjectInfo::new("torch/zeros", LaunchMode::Host);
         vec![
             Ok(Box::new(Zeros {
                 info,
                 problem: case.problem.clone(),
             })),
-            Err(Absent {
-                label: "torch/cudnn".into(),
-                reason: "not on the CPU".into(),
-            }),
+            Err(("torch/cudnn".into(), "not on the CPU".into())),
         ]
     }
 }

@@ -2,7 +2,7 @@
 
 use flashcore::KernelId;
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
-use flashcore_bench::planted::{Conduct, CpuPlanted, InFinals};
+use flashcore_bench::planted::{Conduct, InFinals, Planted};
 use flashcore_bench::{BenchError, DeviceIdentity, Measurement, Mode, Options, Subject, Trouble, Workbench};
 use flashcore_problem::Problem;
 
@@ -114,8 +114,9 @@ impl Device for Cpu {
             let refused = |reason: String| Failed::new(Verdict::Refused, Some(id), reason);
             if let Some(conduct) = Conduct::of_id(id) {
                 buildable(conduct, id)?;
-                let in_finals = in_finals.clone();
-                return Ok(Box::new(CpuPlanted::new(&bed, conduct, problem, place, in_finals)));
+                let config = flashcore_cpu::default_config(problem, rayon::current_num_threads());
+                let honest = CpuSubject::new(&bed, config, place);
+                return Ok(Box::new(Planted::new(conduct, honest, &bed, place, in_finals.clone())));
             }
             match id.parse() {
                 Ok(KernelId::Cpu(config)) => Ok(Box::new(CpuSubject::new(&bed, config, place))),

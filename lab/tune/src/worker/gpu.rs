@@ -3,7 +3,7 @@
 use flashcore::KernelId;
 use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
 use flashcore_bench::micro::{device, rates};
-use flashcore_bench::planted::{Conduct, GpuPlanted, InFinals};
+use flashcore_bench::planted::{Conduct, InFinals, Planted};
 use flashcore_bench::{BenchError, DeviceIdentity, Failure, Subject, Workbench};
 use flashcore_cuda::{Context, Function, ModuleOptions, Stream};
 use flashcore_ir::Chip;
@@ -117,9 +117,7 @@ impl Device for Gpu {
             let Some(conduct) = Conduct::of_id(id) else {
                 return Ok(Box::new(honest));
             };
-            let in_finals = in_finals.clone();
-            let planted = GpuPlanted::new(conduct, &self.stream, problem, honest, tensors[0], None, in_finals);
-            Ok(Box::new(planted.map_err(failed)?))
+            Ok(Box::new(Planted::new(conduct, honest, &bed, place, in_finals.clone())))
         };
         let bench = Workbench::new(&bed, GpuStopwatch::new(&self.tools, &self.stream));
         work(Open::bind(bench, kernels.len(), in_finals.clone(), bind)?);

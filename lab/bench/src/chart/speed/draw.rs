@@ -1,36 +1,26 @@
 //! The chart of speeds as SVG and HTML.
 
-use std::fmt::Write;
+use maud::{Markup, html};
 
-use maud::{Markup, PreEscaped, html};
-
-use super::super::{Chart, length, round};
+use super::super::{Chart, length, round, svg};
 use super::{Panel, Point, SERIES, Speed};
 
-/// Colours of the lines on light paper and on dark. From the palette of Okabe and Ito, which colour-blind readers can tell
-/// apart; each line also has its own marker.
-const COLOURS: [(&str, &str, &str); 4] = [
-    ("a", "#0060a8", "#56b4e9"),
-    ("b", "#d55e00", "#f08a3c"),
-    ("c", "#00805f", "#1fb58a"),
-    ("d", "#69717a", "#9aa4ae"),
-];
-
-/// Width of the chart, of the space for the scale, of that for the names right of a panel, and around everything.
-const WIDTH: f64 = 900.0;
-const SCALE: f64 = 38.0;
-const NAMES: f64 = 120.0;
-const EDGE: f64 = 16.0;
+/// Width of the chart, of the space for the scale, and of that for the names right of a panel.
+const WIDTH: f64 = 740.0;
+const SCALE: f64 = 34.0;
+const NAMES: f64 = 100.0;
+/// Width at which it is shown, pixels.
+const PIXELS: u32 = 900;
 /// Height of the heading, of a panel's plot, of its title above and its scale below, and of the notes.
 const HEAD: f64 = 66.0;
-const PLOT: f64 = 170.0;
+const PLOT: f64 = 150.0;
 const TITLE: f64 = 26.0;
 const BELOW: f64 = 34.0;
 const NOTE: f64 = 16.0;
 /// Least distance between two names.
 const APART: f64 = 14.0;
 /// Width of a small letter in the widest common font.
-const LETTER: f64 = 7.0;
+const LETTER: f64 = 6.0;
 
 impl Speed {
     /// The chart, with its numbers as a table.
@@ -95,7 +85,7 @@ impl Speed {
         let top = step * (most / step).ceil();
         let lengths = points().map(|point| point.seq_len);
         let axes = Axes {
-            width: (WIDTH - 2.0 * EDGE - SCALE) / columns - NAMES,
+            width: (WIDTH - SCALE) / columns - NAMES,
             step,
             top,
             from: lengths.clone().min().unwrap_or(1),
@@ -109,32 +99,27 @@ impl Speed {
             "Points are medians over rounds; bars reach from the 10th to the 90th percentile.".to_string(),
             self.about.join(" · "),
         ];
-        let height = bottom + 10.0 + NOTE * notes.len() as f64;
-        html! {
-            svg xmlns="http://www.w3.org/2000/svg" viewBox={ "0 0 " (WIDTH) " " (round(height)) }
-                width=(WIDTH) height=(round(height)) role="img" aria-label=(self.heading()) {
-                title { (self.heading()) }
-                style { (PreEscaped(style())) }
-                rect.paper x="0.5" y="0.5" width=(WIDTH - 1.0) height=(round(height) - 1.0) rx="8" {}
-                text.ink.head x=(EDGE) y="28" { (self.heading()) }
-                (legend())
-                @for (r, row) in rows.iter().enumerate() {
-                    @for (c, panel) in row.iter().enumerate() {
-                        @let x = round(EDGE + SCALE + c as f64 * (axes.width + NAMES));
-                        @let y = round(HEAD + TITLE + r as f64 * row_height);
-                        g transform={ "translate(" (x) " " (y) ")" } { (axes.draw(panel, c == 0)) }
-                    }
-                }
-                @for (index, note) in notes.iter().enumerate() {
-                    text.soft.small x=(EDGE) y=(round(bottom + 8.0 + NOTE * index as f64)) { (note) }
+        let body = html! {
+            text.ink.bold x="0" y="20" { (self.heading()) }
+            (legend())
+            @for (r, row) in rows.iter().enumerate() {
+                @for (c, panel) in row.iter().enumerate() {
+                    @let x = round(SCALE + c as f64 * (axes.width + NAMES));
+                    @let y = round(HEAD + TITLE + r as f64 * row_height);
+                    g transform={ "translate(" (x) " " (y) ")" } { (axes.draw(panel, c == 0)) }
                 }
             }
-        }
+            @for (index, note) in notes.iter().enumerate() {
+                text.soft.small x="0" y=(round(bottom + 8.0 + NOTE * index as f64)) { (note) }
+            }
+        };
+        let height = bottom + NOTE * notes.len() as f64;
+        svg(&self.heading(), [WIDTH, height], PIXELS, &body)
     }
 }
 
 fn legend() -> Markup {
-    let mut x = EDGE;
+    let mut x = 0.0;
     let entries = SERIES.map(|(_, class, words)| {
         let at = x;
         x += 24.0 + LETTER * words.chars().count() as f64 + 18.0;
@@ -142,7 +127,7 @@ fn legend() -> Markup {
     });
     html! {
         @for (x, class, words) in &entries {
-            line class={ "l" (class) } x1=(round(*x)) x2=(round(x + 18.0)) y1="46" y2="46" {}
+            line class={ "curve l" (class) } x1=(round(*x)) x2=(round(x + 18.0)) y1="46" y2="46" {}
             path class={ "m" (class) } d={ "M" (round(x + 9.0)) " 46" (shape(class)) } {}
             text.small.ink.bold[*class == "a"] x=(round(x + 24.0)) y="50" { (words) }
         }
@@ -211,14 +196,14 @@ impl Axes {
                 @let at = |point: &Point| [self.x(point.seq_len), self.y(point.tflops)];
                 @let points = line.iter().map(at).map(|[x, y]| format!("{x},{y}"));
                 @let marks = line.iter().map(at).map(|[x, y]| format!("M{x} {y}{}", shape(class)));
-                polyline class={ "l" (class) } points=(points.collect::<Vec<_>>().join(" ")) {}
-                path class={ "e" (class) } d=(line.iter().map(|point| self.bar(point)).collect::<String>()) {}
+                polyline class={ "curve l" (class) } points=(points.collect::<Vec<_>>().join(" ")) {}
+                path class={ "bar l" (class) } d=(line.iter().map(|point| self.bar(point)).collect::<String>()) {}
                 path class={ "m" (class) } d=(marks.collect::<String>()) {}
             }
             @for (index, y) in self.names(panel) {
                 @let (name, class, _) = SERIES[index];
                 @let last = panel.lines[index].last().map_or(0.0, |point| point.tflops);
-                text class={ "small t" (class) @if index == 0 { " bold" } } x=(round(self.width + 6.0)) y=(round(y + 4.0)) {
+                text class={ "small m" (class) @if index == 0 { " bold" } } x=(round(self.width + 6.0)) y=(round(y + 4.0)) {
                     (name) " " (format!("{last:.0}"))
                 }
             }
@@ -241,39 +226,4 @@ impl Axes {
         }
         names
     }
-}
-
-fn style() -> String {
-    let mut out = "text{font-family:system-ui,-apple-system,'Segoe UI',sans-serif;font-size:13px}\
-.small{font-size:12px}.head{font-size:17px;font-weight:600}.bold{font-weight:700}.line{stroke-width:1}"
-        .to_string();
-    for (class, ..) in COLOURS {
-        let (width, bar) = if class == "a" { (3.2, 2.0) } else { (1.6, 1.2) };
-        let _ = write!(
-            out,
-            ".l{class}{{fill:none;stroke-width:{width};stroke-linejoin:round}}.e{class}{{stroke-width:{bar}}}"
-        );
-    }
-    let rules = |dark: bool| -> String {
-        let pick = |light: &'static str, on_dark: &'static str| if dark { on_dark } else { light };
-        let mut rules = format!(
-            ".paper{{fill:{};stroke:{}}}.ink{{fill:{}}}.soft{{fill:{}}}.line{{stroke:{}}}",
-            pick("#ffffff", "#14171a"),
-            pick("#e3e7eb", "#2a3036"),
-            pick("#1b1f24", "#e8ebee"),
-            pick("#57606a", "#a3adb8"),
-            pick("#e6e9ed", "#2a3036"),
-        );
-        for (class, light, on_dark) in COLOURS {
-            let colour = pick(light, on_dark);
-            let _ = write!(
-                rules,
-                ".l{class},.e{class}{{stroke:{colour}}}.m{class},.t{class}{{fill:{colour}}}"
-            );
-        }
-        rules
-    };
-    let (light, dark) = (rules(false), rules(true));
-    let _ = write!(out, "{light}@media(prefers-color-scheme:dark){{{dark}}}");
-    out
 }
