@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use flashcore::{Device, Problem, Tensor};
 use flashcore_bench::{
-    Absent, BenchError, Case, CaseResult, Mode, NvmlTelemetry, Observer, Options, PeerPlace, PeerSource,
+    Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource,
     PeerTensors, Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble,
     Watcher,
 };
@@ -131,11 +131,7 @@ pub(crate) fn measure(
         )));
     }
     // Its absence has been said by whoever asked for the device's identity.
-    let mut nvml = uuid.and_then(|uuid| NvmlTelemetry::open(uuid).ok());
-    let telemetry: &mut dyn Telemetry = match &mut nvml {
-        Some(nvml) => nvml,
-        None => &mut (),
-    };
+    let telemetry = uuid.and_then(|uuid| Telemetry::open(uuid).ok());
     let mut clock = PyStopwatch {
         object: stopwatch.clone(),
         began: Instant::now(),
@@ -147,7 +143,7 @@ pub(crate) fn measure(
         &mut boxed,
         baseline,
         &mut clock,
-        telemetry,
+        telemetry.as_ref(),
         &mut observer,
     )
     .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;

@@ -155,7 +155,7 @@ impl Session<'_> {
                 mode,
                 infos: &infos,
             };
-            let telemetry = &mut *self.telemetry;
+            let telemetry = self.telemetry.as_ref();
             field.bench.time(options, mode, baseline, telemetry, &mut recorder)?
         };
         let rejected = field.rejected.iter();

@@ -249,16 +249,12 @@ pub fn time_cold(
     for set in 0..2 * sets {
         once(rotating, Some(set % sets))?;
     }
-    let rotated = (0..COLD_RUNS.max(sets))
-        .map(|run| once(rotating, Some(run % sets)))
-        .collect::<Result<Vec<_>, _>>()?;
-    for _ in 0..3 {
-        once(flushed, None)?;
-    }
-    let after_flush = (0..COLD_RUNS)
-        .map(|_| once(flushed, None))
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok((median(&after_flush), median(&rotated)))
+    let rotated = (0..COLD_RUNS.max(sets)).map(|run| once(rotating, Some(run % sets)));
+    let rotated = rotated.collect::<Result<Vec<_>, _>>()?;
+    // The first ones after a flush do not count.
+    let after_flush = (0..3 + COLD_RUNS).map(|_| once(flushed, None));
+    let after_flush = after_flush.collect::<Result<Vec<_>, _>>()?;
+    Ok((median(&after_flush[3..]), median(&rotated)))
 }
 
 /// How much faster a flushed run may be than one on memory that was never cached, relative: the runs also differ in pages
@@ -294,18 +290,11 @@ fn judge(
         return judge_lse(rig, place, seed, found);
     }
     let elements = census.elements;
+    let of_all = |count: usize, what: &str| format!("{count} of {elements} elements {what}");
     Ok(Some(if census.unwritten > 0 {
-        let count = census.unwritten;
-        (
-            Reason::Unwritten,
-            format!("{count} of {elements} elements were never written"),
-        )
+        (Reason::Unwritten, of_all(census.unwritten, "were never written"))
     } else if census.nan > 0 {
-        let count = census.nan;
-        (
-            Reason::NotANumber,
-            format!("{count} of {elements} elements are NaN; a NaN equals nothing"),
-        )
+        (Reason::NotANumber, of_all(census.nan, "are NaN; a NaN equals nothing"))
     } else if census.zeros == elements && rig.expected(seed).iter().any(|row| row.out.iter().any(|&x| x != 0.0)) {
         (Reason::Zeros, format!("all {elements} elements are 0"))
     } else if is_answer_of(rig, place, what, stale) {
@@ -342,15 +331,11 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
     let (problem, tolerance) = (rig.problem(), Tolerance::of(rig.problem().dtype()));
     let comparison = flashcore_problem::compare_lse(problem, &lse, rig.expected(seed), tolerance)
         .map_err(|error| Trouble::new(error.to_string()))?;
-    let rows = lse.len();
+    let of_all = |count: usize, what: &str| format!("the log-sum-exp of {count} of {} rows {what}", lse.len());
     Ok(if unwritten > 0 {
-        let detail = format!("the log-sum-exp of {unwritten} of {rows} rows was never written");
-        Some((Reason::Unwritten, detail))
+        Some((Reason::Unwritten, of_all(unwritten, "was never written")))
     } else if nan > 0 {
-        Some((
-            Reason::NotANumber,
-            format!("the log-sum-exp of {nan} of {rows} rows is NaN"),
-        ))
+        Some((Reason::NotANumber, of_all(nan, "is NaN")))
     } else if comparison.passed {
         None
     } else {

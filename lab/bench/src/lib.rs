@@ -82,6 +82,6 @@ pub use stats::{Interval, Ratio, Summary};
 pub use store::Store;
 pub use subject::{Stopwatch, Subject, Trouble};
 pub use sweep::Sweep;
-pub use telemetry::{NvmlTelemetry, Reading, Telemetry};
+pub use telemetry::{Reading, Telemetry};
 pub use trial::{Failure, Trial, Tried};
 pub use verdict::{THRESHOLD, Verdict};

@@ -41,14 +41,12 @@ pub trait Observer {
     ///
     /// # Errors
     /// Why it could not be kept; the measurement ends.
-    fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
-        let _ = sample;
+    fn sample(&mut self, _sample: &Sample) -> Result<(), BenchError> {
         Ok(())
     }
 
     /// A round ended, with the device in this state.
-    fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), BenchError> {
-        let _ = (round, reading);
+    fn round(&mut self, _round: u32, _reading: Option<&Reading>) -> Result<(), BenchError> {
         Ok(())
     }
 }
@@ -114,7 +112,7 @@ pub fn measure(
     subjects: &mut [Box<dyn Subject + '_>],
     baseline: usize,
     stopwatch: &mut dyn Stopwatch,
-    telemetry: &mut dyn Telemetry,
+    telemetry: Option<&Telemetry>,
     observer: &mut dyn Observer,
 ) -> Result<Measurement, BenchError> {
     options.check()?;
@@ -146,8 +144,7 @@ pub fn measure(
             Purpose::WarmUp => false,
             Purpose::Sample { position, .. } => position == 0 || mode == Mode::Sustained,
         };
-        let mut idle = ();
-        let watch: &mut dyn Telemetry = if watched { telemetry } else { &mut idle };
+        let watch = telemetry.filter(|_| watched);
         match time(&mut *subjects[batch.subject], stopwatch, &batch, watch) {
             Ok((total_us, runs, reading)) => {
                 latest = reading.or(latest);
@@ -235,7 +232,7 @@ fn time(
     subject: &mut dyn Subject,
     stopwatch: &mut dyn Stopwatch,
     batch: &Batch,
-    watch: &mut dyn Telemetry,
+    watch: Option<&Telemetry>,
 ) -> Result<(f64, u32, Option<Reading>), Trouble> {
     if batch.cold {
         // Queued behind a pause, so that neither the flush nor the run waits for the host.
@@ -246,7 +243,7 @@ fn time(
             subject.run_once(lap % subject.input_sets().max(1))?;
             stopwatch.end(lap)?;
         }
-        let reading = watch.read();
+        let reading = watch.map(Telemetry::read);
         let mut total_us = 0.0;
         for lap in 0..batch.runs as usize {
             total_us += stopwatch.elapsed_us(lap)?;
@@ -269,7 +266,7 @@ fn time(
     if batch.lead > 0 {
         stopwatch.elapsed_us(LEAD)?;
     }
-    let reading = watch.read();
+    let reading = watch.map(Telemetry::read);
     Ok((stopwatch.elapsed_us(TIMED)?, calls * runs_per_call, reading))
 }
 

@@ -141,6 +141,19 @@ fn parse(text: &str, is_toml: bool) -> Result<Vec<Entry>, String> {
     }
 }
 
+/// Fields of a refused problem: the keys that hold them, and what they are called in a file.
+const FIELDS: [(&str, &[&str], &str); 9] = [
+    ("batch", &["batch"], "batch"),
+    ("heads", &["heads"], "heads"),
+    ("kv_heads", &["kv_heads", "heads"], "kv_heads"),
+    ("seq_len_q", &["seq_q", "seq"], "the number of query rows"),
+    ("seq_len_kv", &["seq_kv", "seq"], "the number of keys"),
+    ("head_dim", &["head_dim"], "head_dim"),
+    ("head_dim_v", &["head_dim_v", "head_dim"], "head_dim_v"),
+    ("softmax_scale", &["scale"], "scale"),
+    ("softcap", &["softcap"], "softcap"),
+];
+
 /// A value that makes no sense, and the keys that may hold it: the first of them that the file has is named.
 struct Wrong {
     keys: Vec<&'static str>,
@@ -164,18 +177,8 @@ impl Wrong {
             ProblemError::TooLarge { what, .. } => what.as_str(),
             _ => "",
         };
-        let (keys, called): (&[&'static str], _) = match field {
-            "batch" => (&["batch"], "batch"),
-            "heads" => (&["heads"], "heads"),
-            "kv_heads" => (&["kv_heads", "heads"], "kv_heads"),
-            "seq_len_q" => (&["seq_q", "seq"], "the number of query rows"),
-            "seq_len_kv" => (&["seq_kv", "seq"], "the number of keys"),
-            "head_dim" => (&["head_dim"], "head_dim"),
-            "head_dim_v" => (&["head_dim_v", "head_dim"], "head_dim_v"),
-            "softmax_scale" => (&["scale"], "scale"),
-            "softcap" => (&["softcap"], "softcap"),
-            other => (&[], other),
-        };
+        let known = FIELDS.into_iter().find(|(known, ..)| *known == field);
+        let (_, keys, called) = known.unwrap_or((field, &[], field));
         let reason = error.to_string();
         if keys.is_empty() && matches!(error, ProblemError::TooLarge { .. }) {
             let problem = name.map_or("this problem".to_string(), |name| format!("problem `{name}`"));

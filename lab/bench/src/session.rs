@@ -18,7 +18,7 @@ use crate::report::{CaseResult, Report};
 use crate::stand::{Stand, built, left_out};
 use crate::store::{RunWriter, Store};
 use crate::sweep::Sweep;
-use crate::telemetry::{NvmlTelemetry, Telemetry};
+use crate::telemetry::Telemetry;
 
 /// What to bench.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -63,25 +63,15 @@ impl Default for Request {
 /// Is told how a bench goes along.
 pub trait Watcher {
     /// Something is missing or odd; said once.
-    fn note(&mut self, note: &str) {
-        let _ = note;
-    }
+    fn note(&mut self, _note: &str) {}
     /// A problem begins: number `index` of `count`.
-    fn case(&mut self, case: &Case, index: usize, count: usize) {
-        let _ = (case, index, count);
-    }
+    fn case(&mut self, _case: &Case, _index: usize, _count: usize) {}
     /// A subject is inspected, or was left out (`outcome`).
-    fn inspected(&mut self, label: &str, outcome: &str) {
-        let _ = (label, outcome);
-    }
+    fn inspected(&mut self, _label: &str, _outcome: &str) {}
     /// A sample was taken.
-    fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
-        let _ = (mode, label, sample);
-    }
+    fn sample(&mut self, _mode: Mode, _label: &str, _sample: &Sample) {}
     /// A problem is done in one mode.
-    fn result(&mut self, result: &CaseResult) {
-        let _ = result;
-    }
+    fn result(&mut self, _result: &CaseResult) {}
 }
 
 /// Watches nothing.
@@ -121,15 +111,15 @@ pub fn run(
         request,
         kept,
         report: Report::new(identity, request.options.clone(), floor_us),
-        telemetry: Box::new(()),
+        telemetry: None,
         watcher,
     };
     for absence in peers.absences() {
         session.note(absence);
     }
     if stand.gpu.is_some() {
-        match NvmlTelemetry::open(&uuid) {
-            Ok(nvml) => session.telemetry = Box::new(nvml),
+        match Telemetry::open(&uuid) {
+            Ok(telemetry) => session.telemetry = Some(telemetry),
             Err(absence) => session.note(absence),
         }
     }
@@ -190,7 +180,7 @@ pub(crate) struct Session<'s> {
     /// The run in the evidence store, if evidence is kept.
     pub(crate) kept: Option<RunWriter>,
     pub(crate) report: Report,
-    pub(crate) telemetry: Box<dyn Telemetry>,
+    pub(crate) telemetry: Option<Telemetry>,
     pub(crate) watcher: &'s mut dyn Watcher,
 }
 

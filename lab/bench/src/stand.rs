@@ -173,9 +173,8 @@ pub(crate) fn built(
         (Ok(id @ KernelId::Cpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on the CPU; ask for the device cpu")),
         (Ok(id @ KernelId::Gpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on a GPU; ask for a CUDA device")),
     };
-    let all: Vec<Result<Built, Absent>> = ids.par_iter().map(build).collect();
     let (mut kernels, mut absent) = (Vec::new(), Vec::new());
-    for one in all {
+    for one in ids.par_iter().map(build).collect::<Vec<_>>() {
         match one {
             Ok(kernel) => kernels.push(kernel),
             Err(missing) => absent.push(missing),

@@ -20,47 +20,33 @@ pub struct Reading {
     pub throttle: Vec<String>,
 }
 
-/// Reads the device's state, between batches and never within one.
-pub trait Telemetry {
-    /// The state now; `None` where it cannot be read.
-    fn read(&mut self) -> Option<Reading>;
-}
-
-/// Reads nothing.
-impl Telemetry for () {
-    fn read(&mut self) -> Option<Reading> {
-        None
-    }
-}
-
-/// NVIDIA's management library, for one device.
+/// Reads a device's state through NVIDIA's management library, between batches and never within one.
 #[derive(Debug)]
-pub struct NvmlTelemetry(Nvml);
+pub struct Telemetry(Nvml);
 
-impl NvmlTelemetry {
-    /// The library, for the device of this identity (`GPU-xxxxxxxx-…`).
+impl Telemetry {
+    /// For the device of this identity (`GPU-xxxxxxxx-…`).
     ///
     /// # Errors
     /// One sentence that says what is missing, to be shown once; measuring goes on without it.
-    pub fn open(uuid: &str) -> Result<NvmlTelemetry, String> {
+    pub fn open(uuid: &str) -> Result<Telemetry, String> {
         let nvml = Nvml::open(uuid);
-        nvml.map(NvmlTelemetry)
+        nvml.map(Telemetry)
             .map_err(|missing| format!("clocks, power and temperature are not recorded: {missing}"))
     }
-}
 
-impl Telemetry for NvmlTelemetry {
-    fn read(&mut self) -> Option<Reading> {
+    /// The state now.
+    pub(crate) fn read(&self) -> Reading {
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
         let throttle = self.0.throttle_reasons().unwrap_or_default();
-        Some(Reading {
+        Reading {
             sm_mhz: self.0.sm_mhz(),
             memory_mhz: self.0.memory_mhz(),
             power_w: self.0.power_mw().map(watts),
             power_limit_w: self.0.power_limit_mw().map(watts),
             temperature_c: self.0.temperature_c(),
             throttle: throttle.into_iter().map(str::to_string).collect(),
-        })
+        }
     }
 }
 
@@ -71,11 +57,10 @@ mod tests {
     #[test]
     fn absence_is_one_sentence() {
         // Where there is NVML, there is no such device; where there is none, that is said.
-        let absence = NvmlTelemetry::open("GPU-none").unwrap_err();
+        let absence = Telemetry::open("GPU-none").unwrap_err();
         assert!(
             absence.starts_with("clocks, power and temperature are not recorded: NVML"),
             "{absence}"
         );
-        assert!(().read().is_none());
     }
 }

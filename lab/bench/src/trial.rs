@@ -170,7 +170,7 @@ impl Trial {
             bed.load(place, &draw(bed.problem(), InputKind::Normal, seed))
                 .map_err(trouble)?;
         }
-        let mut measurement = bench.time(options, *mode, 0, &mut (), &mut ())?;
+        let mut measurement = bench.time(options, *mode, 0, None, &mut ())?;
         let measured = measurement.subjects.remove(0);
         Ok(match &measured.trouble {
             Some(reason) => Outcome::Failed(Failure::LaunchFailed, Trouble::new(reason).of(&label)),

@@ -66,7 +66,7 @@ fn time(stream: &Stream, tools: &GpuTools, problem: &Problem) -> Result<(), Box<
         subjects.push(Box::new(ClosureSubject::new(&label, stream, CHAIN, work)?));
     }
     let (options, mut stopwatch) = (bench::Options::default(), GpuStopwatch::new(tools, stream));
-    let measured = measure(&options, Mode::Hot, &mut subjects, 0, &mut stopwatch, &mut (), &mut ())?;
+    let measured = measure(&options, Mode::Hot, &mut subjects, 0, &mut stopwatch, None, &mut ())?;
     let pairs = (problem.lse_len() * problem.seq_len_kv()) as f64;
     for subject in &measured.subjects {
         let label = &subject.info.label;

@@ -63,7 +63,7 @@ fn on_gpu(context: &Context, options: &Options) -> Result<SelfCheck, Box<dyn Err
     let mut alone: Vec<Box<dyn Subject + '_>> = vec![Box::new(subject(0, Launching::Graph)?)];
     let settings = bench::Options::default();
     let mut stopwatch = GpuStopwatch::new(&tools, &stream);
-    let first = measure(&settings, Mode::Screen, &mut alone, 0, &mut stopwatch, &mut (), &mut ())?;
+    let first = measure(&settings, Mode::Screen, &mut alone, 0, &mut stopwatch, None, &mut ())?;
     let run_us = first.subjects[0].summary.ok_or("the kernel was not timed")?.p50;
     let chain = (CHAIN_US / run_us).ceil().max(1.0) as u32;
     let planted_us = PLANTED * f64::from(chain) * run_us;
@@ -98,14 +98,6 @@ fn on_gpu(context: &Context, options: &Options) -> Result<SelfCheck, Box<dyn Err
             seed: u64::from(number) + 1,
             ..bench::Options::default()
         };
-        measure(
-            &settings,
-            Mode::Screen,
-            &mut subjects,
-            0,
-            &mut stopwatch,
-            &mut (),
-            &mut (),
-        )
+        measure(&settings, Mode::Screen, &mut subjects, 0, &mut stopwatch, None, &mut ())
     })?)
 }

@@ -69,8 +69,7 @@ impl TensorSet {
 
     /// Fills the output and the log-sum-exp with poison, in the stream.
     pub fn poison(&self, stream: &Stream) -> Result<(), CudaError> {
-        let outputs = [Some(&self.out), self.lse.as_ref()];
-        let mut outputs = outputs.into_iter().flatten();
+        let mut outputs = [Some(&self.out), self.lse.as_ref()].into_iter().flatten();
         outputs.try_for_each(|output| output.as_slice().fill(stream, POISON))
     }
 
@@ -78,20 +77,9 @@ impl TensorSet {
     pub fn read_lse(&self, stream: &Stream) -> Result<Option<Vec<f32>>, CudaError> {
         let Some(lse) = &self.lse else { return Ok(None) };
         let mut values = vec![0.0f32; lse.as_slice().len() / size_of::<f32>()];
-        lse.as_slice()
-            .copy_to_host(stream, bytemuck::cast_slice_mut(&mut values))?;
+        let bytes = bytemuck::cast_slice_mut(&mut values);
+        lse.as_slice().copy_to_host(stream, bytes)?;
         Ok(Some(values))
-    }
-
-    /// What was written outside the tensors since they were allocated, in a sentence.
-    pub fn outside(&self, stream: &Stream) -> Result<Option<String>, CudaError> {
-        let others = [&self.out, &self.workspace].into_iter().chain(&self.lse);
-        for buffer in self.inputs.iter().chain(others) {
-            if let Some(outside) = buffer.outside(stream)? {
-                return Ok(Some(outside));
-            }
-        }
-        Ok(None)
     }
 
     /// Copies inputs from the host.
@@ -163,10 +151,8 @@ impl Bed for GpuBed<'_> {
     }
 
     fn snapshot(&self, place: usize) -> Result<(), Trouble> {
-        Ok(self
-            .snapshot
-            .as_slice()
-            .copy_from(self.stream, self.tensors(place).out)?)
+        let (snapshot, out) = (self.snapshot.as_slice(), self.tensors(place).out);
+        Ok(snapshot.copy_from(self.stream, out)?)
     }
 
     fn finish(&self) -> Result<(), Trouble> {
@@ -190,9 +176,17 @@ impl Bed for GpuBed<'_> {
     }
 
     fn outside(&self) -> Result<Option<String>, Trouble> {
-        for place in &self.places {
-            if let Some(outside) = place.outside(self.stream)? {
-                return Ok(Some(outside));
+        for TensorSet {
+            inputs,
+            out,
+            lse,
+            workspace,
+        } in &self.places
+        {
+            for buffer in inputs.iter().chain([out, workspace]).chain(lse) {
+                if let Some(outside) = buffer.outside(self.stream)? {
+                    return Ok(Some(outside));
+                }
             }
         }
         Ok(None)

@@ -31,6 +31,6 @@ pub fn floor(tools: &GpuTools, stream: &Stream) -> Result<Measured, BenchError> 
         ..Options::default()
     };
     let mut stopwatch = GpuStopwatch::new(tools, stream);
-    let mut measurement = measure(&options, Mode::Hot, &mut subjects, 0, &mut stopwatch, &mut (), &mut ())?;
+    let mut measurement = measure(&options, Mode::Hot, &mut subjects, 0, &mut stopwatch, None, &mut ())?;
     Ok(measurement.subjects.remove(0))
 }

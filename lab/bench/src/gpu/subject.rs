@@ -2,11 +2,12 @@
 
 use flashcore::DeviceTensors;
 use flashcore_cuda::{
-    CudaError, DeviceSlice, Event, Function, FunctionAttributes, Graph, ModuleOptions, PreparedLaunch, Stream,
+    CudaError, DeviceSlice, Function, FunctionAttributes, Graph, ModuleOptions, PreparedLaunch, Stream,
 };
 use flashcore_ir::Launch;
 use flashcore_kernels::{Plan, Step};
 
+use super::tools::timed_us;
 use crate::error::BenchError;
 use crate::identity::{Attributes, LaunchMode, SubjectInfo};
 use crate::subject::{Subject, Trouble};
@@ -41,12 +42,9 @@ impl<'a> PreparedPlan<'a> {
     pub fn new(plan: &Plan, functions: &[Function], tensors: &DeviceTensors<'a>) -> Result<Self, BenchError> {
         let prepare =
             |(step, function): (&Step, &Function)| Ok(function.prepare(&step.launch, &bind(&step.launch, tensors)?)?);
+        let steps = plan.steps().zip(functions).map(prepare);
         Ok(PreparedPlan {
-            steps: plan
-                .steps()
-                .zip(functions)
-                .map(prepare)
-                .collect::<Result<_, BenchError>>()?,
+            steps: steps.collect::<Result<_, BenchError>>()?,
         })
     }
 
@@ -93,32 +91,21 @@ impl<'a> KernelSubject<'a> {
             return Err(BenchError::Nothing("a kernel was given no tensors".to_string()));
         };
         let chain = match launching {
-            Launching::Plain => 0,
-            Launching::GraphOf(chain) => chain.max(1),
+            Launching::Plain => None,
+            Launching::GraphOf(chain) => Some(chain.max(1)),
             Launching::Graph => {
                 let us = estimate_us(stream, first)?;
-                ((CHAIN_US / us).ceil() as u32).clamp(1, MAX_CHAIN)
+                Some(((CHAIN_US / us).ceil() as u32).clamp(1, MAX_CHAIN))
             }
         };
-        let graph = match chain {
-            0 => None,
-            _ => Some(Graph::capture(stream, |stream| {
-                (0..chain).try_for_each(|_| first.enqueue(stream))
-            })?),
-        };
+        let capture = |chain| Graph::capture(stream, |stream| (0..chain).try_for_each(|_| first.enqueue(stream)));
+        let graph = chain.map(capture).transpose()?;
         if let Some(graph) = &graph {
             graph.upload(stream)?;
         }
-        let launch = if chain == 0 {
-            LaunchMode::Plain
-        } else {
-            LaunchMode::Graph(chain)
-        };
+        let launch = chain.map_or(LaunchMode::Plain, LaunchMode::Graph);
         let id = plan.config.to_string();
-        let identities: Vec<String> = functions
-            .iter()
-            .map(|function| function.module().identity().hex())
-            .collect();
+        let modules = functions.iter().map(|function| function.module().identity().hex());
         let launch_of_main = &plan.main.launch;
         let attributes = functions.first().map(Function::attributes).map(|found| Attributes {
             registers: found.registers,
@@ -131,7 +118,7 @@ impl<'a> KernelSubject<'a> {
         });
         let info = SubjectInfo {
             kernel: Some(id.clone()),
-            module: Some(identities.join("+")),
+            module: Some(modules.collect::<Vec<_>>().join("+")),
             options: format!("{options:?}"),
             attributes,
             ..SubjectInfo::new(id, launch)
@@ -171,13 +158,9 @@ fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSl
 
 /// Rough time of a run, µs.
 fn estimate_us(stream: &Stream, run: &PreparedPlan<'_>) -> Result<f64, CudaError> {
-    let (begin, end) = (Event::new(stream.context())?, Event::new(stream.context())?);
-    let time = |runs: u32| -> Result<f64, CudaError> {
-        begin.record(stream)?;
-        (0..runs).try_for_each(|_| run.enqueue(stream))?;
-        end.record(stream)?;
-        end.synchronize()?;
-        Ok(f64::from(begin.elapsed_ms(&end)?) * 1e3 / f64::from(runs))
+    let time = |runs: u32| {
+        let total = timed_us(stream, || (0..runs).try_for_each(|_| run.enqueue(stream)));
+        total.map(|us| us / f64::from(runs))
     };
     let first = time(1)?;
     let us = if first >= LONG_US { first } else { time(ESTIMATE_RUNS)? };

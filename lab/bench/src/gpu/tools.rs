@@ -67,6 +67,16 @@ pub(crate) fn one_warp_on((name, bytes): (&'static str, usize), rest: Option<u32
     one_warp(vec![buffer], [pointer].into_iter().chain(rest.map(Arg::U32)).collect())
 }
 
+/// Time that the stream takes for `work`, µs; waits for it.
+pub(super) fn timed_us(stream: &Stream, work: impl FnOnce() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+    let (begin, end) = (Event::new(stream.context())?, Event::new(stream.context())?);
+    begin.record(stream)?;
+    work()?;
+    end.record(stream)?;
+    end.synchronize()?;
+    Ok(f64::from(begin.elapsed_ms(&end)?) * 1e3)
+}
+
 /// Kernels and memory of the bench itself, on one device.
 #[derive(Debug)]
 pub struct GpuTools {
@@ -94,12 +104,8 @@ impl GpuTools {
         };
         // The second time counts: the first one waits for the clock to rise.
         for _ in 0..2 {
-            let (begin, end) = (Event::new(context)?, Event::new(context)?);
-            begin.record(stream)?;
-            tools.spin_turns(stream, CALIBRATION_TURNS)?;
-            end.record(stream)?;
-            end.synchronize()?;
-            tools.turn_us = f64::from(begin.elapsed_ms(&end)?) * 1e3 / f64::from(CALIBRATION_TURNS);
+            let us = timed_us(stream, || tools.spin_turns(stream, CALIBRATION_TURNS))?;
+            tools.turn_us = us / f64::from(CALIBRATION_TURNS);
         }
         Ok(tools)
     }

@@ -7,14 +7,14 @@ use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions
 
 use super::chains::{CLOCK, FMA_CLOCKS};
 use super::rates::{DeviceRates, MeasuredRate, RATES_SCHEMA};
-use super::{Content, Micro, PERIOD, Scale, Unit, all, pattern, revision};
+use super::{Content, Micro, Scale, Unit, all, pattern, revision};
 use crate::error::BenchError;
 use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
 use crate::identity::{DeviceIdentity, RunIdentity};
 use crate::measure::{Measured, measure};
 use crate::options::{Mode, Options};
 use crate::subject::Subject;
-use crate::telemetry::{NvmlTelemetry, Reading, Telemetry};
+use crate::telemetry::{Reading, Telemetry};
 
 /// Runs in a graph.
 const RUNS: u32 = 4;
@@ -67,14 +67,10 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, Bench
         subjects.push(Box::new(ClosureSubject::new(place.micro.name, &stream, runs, work)?));
     }
     let mut stopwatch = GpuStopwatch::new(&tools, &stream);
-    let mut nvml = NvmlTelemetry::open(&device.uuid).ok();
-    let mut nothing = ();
-    let telemetry: &mut dyn Telemetry = match &mut nvml {
-        Some(nvml) => nvml,
-        None => &mut nothing,
-    };
+    let telemetry = Telemetry::open(&device.uuid).ok();
+    let (telemetry, options) = (telemetry.as_ref(), options());
     let measurement = measure(
-        &options(),
+        &options,
         Mode::Hot,
         &mut subjects,
         0,
@@ -147,7 +143,10 @@ impl<'m> Place<'m> {
             let buffer = DeviceBuffer::new(context, spec.bytes as usize)?;
             match content {
                 Content::Bytes(held) => buffer.as_slice().copy_from_host(stream, held)?,
-                Content::Pattern => fill(context, stream, buffer.as_slice())?,
+                Content::Pattern => {
+                    let words: Vec<u32> = (0..spec.bytes as usize / 4).map(pattern).collect();
+                    buffer.as_slice().copy_from_host(stream, bytemuck::cast_slice(&words))?;
+                }
                 Content::Output => {}
             }
             buffers.push(buffer);
@@ -203,21 +202,4 @@ impl<'m> Place<'m> {
             module: self.function.module().identity().hex(),
         })
     }
-}
-
-/// Fills device memory with [`pattern`], which repeats: from one copy of it.
-fn fill(context: &Context, stream: &Stream, to: DeviceSlice<'_>) -> Result<(), BenchError> {
-    let words = PERIOD.min(to.len() / 4);
-    let master: Vec<u32> = (0..words).map(pattern).collect();
-    let master = DeviceBuffer::from_host(stream, &master)?;
-    let mut at = 0;
-    while at < to.len() {
-        let bytes = (PERIOD * 4).min(to.len() - at);
-        to.range(at..at + bytes)?
-            .copy_from(stream, master.as_slice().range(0..bytes)?)?;
-        at += bytes;
-    }
-    // The copy to copy from must stay until then.
-    context.synchronize()?;
-    Ok(())
 }

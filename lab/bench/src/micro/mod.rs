@@ -210,7 +210,7 @@ impl Micro {
 }
 
 /// Words after which [`pattern`] repeats: a prime, so that no stride of a kernel hits the same word by chance.
-pub const PERIOD: usize = 4_194_301;
+const PERIOD: usize = 4_194_301;
 
 /// Word `i` of a buffer of [`Content::Pattern`].
 pub fn pattern(i: usize) -> u32 {

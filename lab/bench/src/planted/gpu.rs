@@ -37,7 +37,7 @@ fn wild_kernel() -> Result<Kernel, BuildErrors> {
 }
 
 impl GpuBed<'_> {
-    /// Runs a kernel that takes the output of a place and a number.
+    /// Runs a kernel that takes the output of a place and a number, and waits for it: its module is unloaded then.
     fn run_on_output(
         &self,
         kernel: Result<Kernel, BuildErrors>,
@@ -47,7 +47,8 @@ impl GpuBed<'_> {
         let kernel = kernel.map_err(|errors| Trouble::new(format!("a planted kernel does not build: {errors}")))?;
         let out = self.tensors(place).out;
         let function = Function::load(self.stream.context(), &kernel, &ModuleOptions::default())?;
-        Ok(function.run(self.stream, &one_warp_on(("out", out.len()), rest), &[out])?)
+        function.run(self.stream, &one_warp_on(("out", out.len()), rest), &[out])?;
+        Ok(self.stream.synchronize()?)
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) fn of_json(text: &str, error: &serde_json::Error) -> String {
     let message = message
         .rsplit_once(" at line ")
         .map_or(message.as_str(), |(message, _)| message);
-    let key = keys(before).last().map(|key| key.name).filter(|_| error.is_data());
+    let key = last_key(before).filter(|_| error.is_data());
     located(error.line().max(1), key, message)
 }
 
@@ -83,44 +83,17 @@ fn in_toml(text: &str, index: usize, key: &str) -> Option<usize> {
 /// Where a key of the problem `index` is in a JSON text. The file's first object is problem 0 in a list, and holds the
 /// list otherwise; a problem holds no object.
 fn in_json(text: &str, index: usize, key: &str) -> Option<usize> {
-    let object = index + if text.trim_start().starts_with('[') { 1 } else { 2 };
-    let found = keys(text)
-        .into_iter()
-        .find(|found| found.object == object && found.name == key);
-    found.map(|found| found.at)
+    let object = index + usize::from(!text.trim_start().starts_with('['));
+    let (start, _) = text.match_indices('{').nth(object)?;
+    let problem = text[start + 1..].split('{').next()?;
+    let quoted = format!("\"{key}\"");
+    let is_key = |(at, _): &(usize, &str)| problem[at + quoted.len()..].trim_start().starts_with(':');
+    let (at, _) = problem.match_indices(&quoted).find(is_key)?;
+    Some(start + 1 + at)
 }
 
-/// A key in a JSON text.
-struct Key<'a> {
-    name: &'a str,
-    /// Where it begins.
-    at: usize,
-    /// How many objects begin before it.
-    object: usize,
-}
-
-/// The keys in a beginning of a JSON text: the strings that a colon follows.
-fn keys(text: &str) -> Vec<Key<'_>> {
-    let (mut keys, mut object, mut from) = (Vec::new(), 0, 0);
-    while let Some(open) = text[from..].find('"').map(|open| from + open) {
-        object += text[from..open].matches('{').count();
-        let mut escaped = false;
-        let close = text[open + 1..].find(|c: char| {
-            let ends = c == '"' && !escaped;
-            escaped = c == '\\' && !escaped;
-            ends
-        });
-        let Some(close) = close.map(|close| open + 1 + close) else {
-            break;
-        };
-        from = close + 1;
-        if text[from..].trim_start().starts_with(':') {
-            keys.push(Key {
-                name: &text[open + 1..close],
-                at: open,
-                object,
-            });
-        }
-    }
-    keys
+/// The last key in a beginning of a JSON text, unless its value has a colon too.
+fn last_key(text: &str) -> Option<&str> {
+    let (before, _) = text.rsplit_once(':')?;
+    before.trim_end().strip_suffix('"')?.rsplit('"').next()
 }

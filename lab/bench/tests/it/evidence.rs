@@ -62,7 +62,7 @@ fn record(store: &Store, seed: u64) -> Measurement {
         &mut subjects,
         0,
         &mut gpu.stopwatch(),
-        &mut (),
+        None,
         &mut keep,
     )
     .unwrap();

@@ -199,7 +199,7 @@ impl SimulatedGpu {
             .into_iter()
             .map(|subject| Box::new(subject) as Box<dyn Subject>)
             .collect();
-        measure(options, mode, &mut subjects, 0, &mut self.stopwatch(), &mut (), &mut ())
+        measure(options, mode, &mut subjects, 0, &mut self.stopwatch(), None, &mut ())
     }
 }
 

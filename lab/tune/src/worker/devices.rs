@@ -83,7 +83,7 @@ impl<'a> Open<'a> {
             Open::Bench(bench, in_finals) => {
                 // Candidates are screened; finalists are timed in other modes.
                 in_finals.set(in_finals.get() || mode != Mode::Screen);
-                bench.time(options, mode, baseline, &mut (), &mut ())
+                bench.time(options, mode, baseline, None, &mut ())
             }
             Open::Replayed(replayed) => replayed.time(baseline, mode, options),
         }
