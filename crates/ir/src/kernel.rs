@@ -38,6 +38,18 @@ pub enum Node {
     BreakIf { condition: Condition, site: SiteId },
 }
 
+impl Node {
+    /// A [`Node::If`].
+    pub fn branch(condition: Condition, then: Vec<Node>, otherwise: Vec<Node>, site: SiteId) -> Node {
+        Node::If {
+            condition,
+            then,
+            otherwise,
+            site,
+        }
+    }
+}
+
 /// What a kernel parameter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParamKind {

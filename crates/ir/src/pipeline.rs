@@ -262,13 +262,6 @@ impl<'k> Reader<'k> {
         });
     }
 
-    /// Whether the stage has been filled, without waiting.
-    #[track_caller]
-    pub fn is_filled(&self) -> Val<'k, bool> {
-        let cursor = self.0;
-        cursor.pipeline.full.at(cursor.stage()).test(cursor.phase())
-    }
-
     /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp no longer
     /// reads the stage. One lane arrives for all. Before that, lanes that read the stage with loads must
     /// have synchronised (`sync_warp`), and if bulk copies fill it, must have executed

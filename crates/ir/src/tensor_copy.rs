@@ -210,7 +210,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
     #[track_caller]
     pub fn load_tma(&self, stage: impl Source<'k, u32>, from: BoxAt<'k>, bar: MBarrier<'k>) {
         self.check_boxes(&from, true);
-        self.load_boxes(stage.operand(), Operand::Imm(0), from, bar);
+        self.copy_boxes(stage.operand(), Operand::Imm(0), &from, Some(bar));
     }
 
     /// Starts copying boxes that are a part of the rows: part `part`, of as many rows as a box has. Each
@@ -224,24 +224,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
         bar: MBarrier<'k>,
     ) {
         self.check_boxes(&from, false);
-        self.load_boxes(stage.operand(), part.operand(), from, bar);
-    }
-
-    #[track_caller]
-    fn load_boxes(&self, stage: Operand, part: Operand, from: BoxAt<'k>, bar: MBarrier<'k>) {
-        self.k.verb("load_tma", || {
-            let rows = from.map.box_rows();
-            for slab in 0..self.slabs() {
-                self.k.emit(Inst::Bulk(BulkInst::Load {
-                    dst: self.box_address(stage, part, rows, slab),
-                    map: from.map.address(),
-                    at: self.coordinates(slab, &from),
-                    bar: bar.address(),
-                    multicast: from.multicast,
-                    hint: from.hint,
-                }));
-            }
-        });
+        self.copy_boxes(stage.operand(), part.operand(), &from, Some(bar));
     }
 
     /// Starts copying a stage to a tensor, a copy for each slab, as part of this thread's group (see
@@ -250,25 +233,35 @@ impl<'k, E: Element> SharedTile<'k, E> {
     #[track_caller]
     pub fn store_tma(&self, stage: impl Source<'k, u32>, to: BoxAt<'k>) {
         self.check_boxes(&to, true);
-        self.store_boxes(stage.operand(), Operand::Imm(0), to);
+        self.copy_boxes(stage.operand(), Operand::Imm(0), &to, None);
     }
 
     /// Starts copying a part of the rows to a tensor: part `part`, of as many rows as a box has.
     #[track_caller]
     pub fn store_tma_part(&self, stage: impl Source<'k, u32>, part: impl Source<'k, u32>, to: BoxAt<'k>) {
         self.check_boxes(&to, false);
-        self.store_boxes(stage.operand(), part.operand(), to);
+        self.copy_boxes(stage.operand(), part.operand(), &to, None);
     }
 
+    /// Starts a copy for each slab: with an mbarrier from the tensor, without one to it.
     #[track_caller]
-    fn store_boxes(&self, stage: Operand, part: Operand, to: BoxAt<'k>) {
-        self.k.verb("store_tma", || {
-            let rows = to.map.box_rows();
+    fn copy_boxes(&self, stage: Operand, part: Operand, there: &BoxAt<'k>, bar: Option<MBarrier<'k>>) {
+        let verb = if bar.is_some() { "load_tma" } else { "store_tma" };
+        self.k.verb(verb, || {
+            let rows = there.map.box_rows();
             for slab in 0..self.slabs() {
-                self.k.emit(Inst::Bulk(BulkInst::Store {
-                    map: to.map.address(),
-                    at: self.coordinates(slab, &to),
-                    src: self.box_address(stage, part, rows, slab),
+                let here = self.box_address(stage, part, rows, slab);
+                let (map, at) = (there.map.address(), self.coordinates(slab, there));
+                self.k.emit(Inst::Bulk(match bar {
+                    Some(bar) => BulkInst::Load {
+                        dst: here,
+                        map,
+                        at,
+                        bar: bar.address(),
+                        multicast: there.multicast,
+                        hint: there.hint,
+                    },
+                    None => BulkInst::Store { map, at, src: here },
                 }));
             }
         });

@@ -19,17 +19,13 @@ pub struct Cond<'k> {
 impl<'k> Val<'k, bool> {
     /// Declares that all lanes of a warp that get here agree. The simulator checks it.
     pub fn uniform(self) -> Cond<'k> {
-        Cond {
-            pred: self,
-            uniform: true,
-        }
+        let (pred, uniform) = (self, true);
+        Cond { pred, uniform }
     }
     /// Declares that lanes of a warp may differ.
     pub fn divergent(self) -> Cond<'k> {
-        Cond {
-            pred: self,
-            uniform: false,
-        }
+        let (pred, uniform) = (self, false);
+        Cond { pred, uniform }
     }
 }
 
@@ -60,12 +56,7 @@ impl KernelBuilder {
     pub fn if_(&self, cond: Cond<'_>, then: impl FnOnce()) {
         let (condition, site) = (self.condition(cond), self.site());
         let (_, then) = self.block(|_| then());
-        self.push(Node::If {
-            condition,
-            then,
-            otherwise: Vec::new(),
-            site,
-        });
+        self.push(Node::branch(condition, then, Vec::new(), site));
     }
 
     /// Lanes where the condition holds run `then`, the others `otherwise`.
@@ -74,12 +65,7 @@ impl KernelBuilder {
         let (condition, site) = (self.condition(cond), self.site());
         let (_, then) = self.block(|_| then());
         let (_, otherwise) = self.block(|_| otherwise());
-        self.push(Node::If {
-            condition,
-            then,
-            otherwise,
-            site,
-        });
+        self.push(Node::branch(condition, then, otherwise, site));
     }
 
     /// Repeats `body` until [`LoopScope::break_if`] has let every lane out.

@@ -1,7 +1,6 @@
 //! Warp roles: what the warps of a block do once they part, as one branch.
 
 use super::KernelBuilder;
-use super::control::Cond;
 use super::value::Val;
 use crate::inst::Inst;
 use crate::kernel::Node;
@@ -76,10 +75,7 @@ impl KernelBuilder {
             return;
         }
         let end = first + role.warps;
-        let condition = self.condition(Cond {
-            pred: warp.lt(end),
-            uniform: true,
-        });
+        let condition = self.condition(warp.lt(end).uniform());
         let site = self.site();
         self.open_block();
         self.play(role);
@@ -87,12 +83,7 @@ impl KernelBuilder {
         self.open_block();
         self.role_of(warp, end, roles);
         let otherwise = self.close_block();
-        self.push(Node::If {
-            condition,
-            then,
-            otherwise,
-            site,
-        });
+        self.push(Node::branch(condition, then, otherwise, site));
     }
 
     #[track_caller]
@@ -100,10 +91,8 @@ impl KernelBuilder {
         if let Some(regs) = role.registers {
             let launch = launch_registers(self.threads());
             if regs != launch {
-                self.emit(Inst::SetMaxRegs {
-                    regs,
-                    raise: regs > launch,
-                });
+                let raise = regs > launch;
+                self.emit(Inst::SetMaxRegs { regs, raise });
             }
         }
         (role.body)();

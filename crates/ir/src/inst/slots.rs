@@ -75,11 +75,11 @@ pub enum Slot<'a> {
     Traced(u32, &'a mut Reg),
 }
 
-fn dst(reg: &mut Reg) -> Slot<'_> {
+fn written(reg: &mut Reg) -> Slot<'_> {
     Slot::Regs(reg, 1, Access::Write)
 }
 
-fn src(reg: &mut Reg) -> Slot<'_> {
+fn read(reg: &mut Reg) -> Slot<'_> {
     Slot::Regs(reg, 1, Access::Read)
 }
 
@@ -94,58 +94,49 @@ impl Inst {
         use ScalarType::{B16, B32, B64, F32, S64, U32, U64};
         use Slot::{Fixed, Mask, Matrices, Memory, Number, Regs, Value};
         match self {
-            Inst::Mov { dst: to, src } => {
+            Inst::Mov { dst, src } => {
                 // PTX has no immediate predicates: a comparison with 0 makes one.
-                let is_compared = to.class == RegClass::Pred && matches!(src, Operand::Imm(_));
-                let ty = if is_compared { U32 } else { to.class.scalar() };
-                let mut slots = vec![dst(to), Value(src, ty)];
+                let is_compared = dst.class == RegClass::Pred && matches!(src, Operand::Imm(_));
+                let ty = if is_compared { U32 } else { dst.class.scalar() };
+                let mut slots = vec![written(dst), Value(src, ty)];
                 slots.extend(is_compared.then_some(Fixed(0)));
                 slots
             }
-            Inst::Bin { op, ty, dst: to, a, b } => {
+            Inst::Bin { op, ty, dst, a, b } => {
                 let is_shift = matches!(op, BinOp::Shl | BinOp::Shr);
-                vec![dst(to), Value(a, *ty), Value(b, if is_shift { U32 } else { *ty })]
+                vec![written(dst), Value(a, *ty), Value(b, if is_shift { U32 } else { *ty })]
             }
-            Inst::Un { ty, dst: to, a, .. } => vec![dst(to), Value(a, *ty)],
-            Inst::Fma { ty, dst: to, a, b, c } => vec![dst(to), Value(a, *ty), Value(b, *ty), Value(c, *ty)],
-            Inst::MadWide { ty, dst: to, a, b, c } => {
+            Inst::Un { ty, dst, a, .. } => vec![written(dst), Value(a, *ty)],
+            Inst::Fma { ty, dst, a, b, c } => vec![written(dst), Value(a, *ty), Value(b, *ty), Value(c, *ty)],
+            Inst::MadWide { ty, dst, a, b, c } => {
                 let wide = if *ty == ScalarType::S32 { S64 } else { U64 };
-                vec![dst(to), Value(a, *ty), Value(b, *ty), Value(c, wide)]
+                vec![written(dst), Value(a, *ty), Value(b, *ty), Value(c, wide)]
             }
-            Inst::Cvt { op, dst: to, src } => vec![dst(to), Value(src, op.source())],
-            Inst::CvtPack { dst: to, lo, hi, .. } => vec![dst(to), Value(hi, F32), Value(lo, F32)],
-            Inst::Pack { dst: to, lo, hi } => {
-                let half = if to.class == RegClass::B64 { B32 } else { B16 };
-                vec![dst(to), Slot::Pair(lo, hi, half)]
+            Inst::Cvt { op, dst, src } => vec![written(dst), Value(src, op.source())],
+            Inst::CvtPack { dst, lo, hi, .. } => vec![written(dst), Value(hi, F32), Value(lo, F32)],
+            Inst::Pack { dst, lo, hi } => {
+                let half = if dst.class == RegClass::B64 { B32 } else { B16 };
+                vec![written(dst), Slot::Pair(lo, hi, half)]
             }
             Inst::Unpack { lo, hi, src } => {
                 let whole = if lo.class == RegClass::B16 { B32 } else { B64 };
                 vec![Slot::Halves(lo, hi), Value(src, whole)]
             }
-            Inst::Lop3 {
-                dst: to,
-                a,
-                b,
-                c,
-                table,
-            } => vec![dst(to), Value(a, B32), Value(b, B32), Value(c, B32), Slot::Table(table)],
-            Inst::Prmt {
-                dst: to,
-                a,
-                b,
-                selector,
-            } => vec![dst(to), Value(a, B32), Value(b, B32), Value(selector, B32)],
-            Inst::Setp { ty, dst: to, a, b, .. } => vec![dst(to), Value(a, *ty), Value(b, *ty)],
-            Inst::Selp {
-                ty,
-                dst: to,
-                cond,
-                a,
-                b,
-            } => vec![dst(to), Value(a, *ty), Value(b, *ty), src(cond)],
-            Inst::Special { dst: to, which } => vec![dst(to), Slot::Special(which)],
-            Inst::Param { dst: to, index } => vec![dst(to), Slot::Param(index)],
-            Inst::SharedBase { dst: to } => vec![dst(to), Slot::SharedBase],
+            Inst::Lop3 { dst, a, b, c, table } => vec![
+                written(dst),
+                Value(a, B32),
+                Value(b, B32),
+                Value(c, B32),
+                Slot::Table(table),
+            ],
+            Inst::Prmt { dst, a, b, selector } => {
+                vec![written(dst), Value(a, B32), Value(b, B32), Value(selector, B32)]
+            }
+            Inst::Setp { ty, dst, a, b, .. } => vec![written(dst), Value(a, *ty), Value(b, *ty)],
+            Inst::Selp { ty, dst, cond, a, b } => vec![written(dst), Value(a, *ty), Value(b, *ty), read(cond)],
+            Inst::Special { dst, which } => vec![written(dst), Slot::Special(which)],
+            Inst::Param { dst, index } => vec![written(dst), Slot::Param(index)],
+            Inst::SharedBase { dst } => vec![written(dst), Slot::SharedBase],
             Inst::Ld {
                 space,
                 dst,
@@ -188,24 +179,24 @@ impl Inst {
             }
             Inst::Shfl {
                 mode,
-                dst: to,
+                dst,
                 src,
                 lane,
                 members,
             } => {
-                let (ty, clamp) = (to.class.scalar(), u64::from(*mode != ShflMode::Up) * 31);
-                vec![dst(to), Value(src, ty), Value(lane, U32), Fixed(clamp), Mask(members)]
+                let (ty, clamp) = (dst.class.scalar(), u64::from(*mode != ShflMode::Up) * 31);
+                vec![
+                    written(dst),
+                    Value(src, ty),
+                    Value(lane, U32),
+                    Fixed(clamp),
+                    Mask(members),
+                ]
             }
-            Inst::Vote {
-                dst: to, pred, members, ..
-            } => vec![dst(to), src(pred), Mask(members)],
+            Inst::Vote { dst, pred, members, .. } => vec![written(dst), read(pred), Mask(members)],
             Inst::Redux {
-                ty,
-                dst: to,
-                src,
-                members,
-                ..
-            } => vec![dst(to), Value(src, *ty), Mask(members)],
+                ty, dst, src, members, ..
+            } => vec![written(dst), Value(src, *ty), Mask(members)],
             Inst::BarSync { id, threads } => {
                 let threads = threads.iter_mut().map(Number);
                 std::iter::once(Value(id, U32)).chain(threads).collect()
@@ -215,13 +206,13 @@ impl Inst {
             Inst::Atom {
                 ty,
                 space,
-                dst: to,
+                dst,
                 addr,
                 value,
                 ..
             } => {
                 let changed = [Memory(addr, *space, Access::Update), Value(value, *ty)];
-                to.iter_mut().map(dst).chain(changed).collect()
+                dst.iter_mut().map(written).chain(changed).collect()
             }
             Inst::Elect { dst } => vec![Slot::Elected(dst), Fixed(0xffff_ffff)],
             Inst::TrapIf { pred } => vec![Slot::Guard(pred)],
@@ -231,8 +222,8 @@ impl Inst {
             Inst::Mbar(inst) => inst.slots(),
             Inst::Bulk(inst) => inst.slots(),
             Inst::Wgmma(inst) => inst.slots(),
-            Inst::Cluster(ClusterInst::Mapa { dst: to, addr, rank }) => {
-                vec![dst(to), Value(addr, U32), Value(rank, U32)]
+            Inst::Cluster(ClusterInst::Mapa { dst, addr, rank }) => {
+                vec![written(dst), Value(addr, U32), Value(rank, U32)]
             }
             Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. })
             | Inst::CpAsyncCommit
@@ -305,7 +296,7 @@ impl FlagInst {
     fn slots(&mut self) -> Vec<Slot<'_>> {
         use Slot::{Memory, Value};
         match self {
-            FlagInst::LoadAcquire { dst: to, addr } => vec![dst(to), Memory(addr, Space::Global, Access::Read)],
+            FlagInst::LoadAcquire { dst, addr } => vec![written(dst), Memory(addr, Space::Global, Access::Read)],
             FlagInst::StoreRelease { ty, addr, value } => {
                 vec![Memory(addr, Space::Global, Access::Write), Value(value, *ty)]
             }
@@ -330,9 +321,9 @@ impl MbarInst {
                     .collect()
             }
             MbarInst::ExpectTx { addr, tx } => vec![shared(addr, Access::Update), Value(tx, ScalarType::U32)],
-            MbarInst::Test {
-                dst: to, addr, parity, ..
-            } => vec![dst(to), shared(addr, Access::Read), Value(parity, ScalarType::U32)],
+            MbarInst::Test { dst, addr, parity, .. } => {
+                vec![written(dst), shared(addr, Access::Read), Value(parity, ScalarType::U32)]
+            }
         }
     }
 }

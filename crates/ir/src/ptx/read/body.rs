@@ -3,18 +3,14 @@
 use std::collections::HashMap;
 
 use super::PtxError;
-use super::declare::SharedSymbol;
+use super::declare::PtxEntry;
 use super::lex::Word;
 use super::parse::{Parser, shared_symbol};
 use super::statement::{Guard, Statement, Written, WrittenInst};
 
 /// What is known while a body is read.
-#[derive(Default)]
 pub(super) struct Body {
-    pub(super) shared: Vec<SharedSymbol>,
-    pub(super) statements: Vec<Statement>,
-    pub(super) calls: Vec<String>,
-    pub(super) named: Vec<String>,
+    pub(super) entry: PtxEntry,
     /// For each open scope, registers and labels declared in it and what they are called here.
     scopes: Vec<HashMap<String, String>>,
     scopes_seen: u32,
@@ -27,7 +23,12 @@ impl Parser<'_> {
         loop {
             let line = self.line();
             match self.peek() {
-                None => return Err(PtxError::unfinished("kernel", begin)),
+                None => {
+                    return Err(PtxError::Unfinished {
+                        what: "kernel",
+                        line: begin,
+                    });
+                }
                 Some(Word::Mark('}')) => return Ok(()),
                 Some(Word::Mark('{')) => {
                     self.at += 1;
@@ -51,7 +52,7 @@ impl Parser<'_> {
                     self.at += 1;
                     if self.takes(':') {
                         let label = body.declare(name);
-                        body.statements.push(Statement::Label(label));
+                        body.entry.body.push(Statement::Label(label));
                     } else if name.starts_with('.') {
                         self.directive(body, name, line)?;
                     } else {
@@ -66,13 +67,11 @@ impl Parser<'_> {
     fn directive(&mut self, body: &mut Body, name: &str, line: u32) -> Result<(), PtxError> {
         match name {
             ".reg" => self.registers(body),
-            ".shared" => loop {
-                let variable = self.variable()?;
-                body.shared.push(shared_symbol(variable, line));
-                if !self.takes(',') {
-                    return self.mark(';');
-                }
-            },
+            ".shared" => {
+                let symbols = self.list(';', |it| Ok(shared_symbol(it.variable()?, line)))?;
+                body.entry.shared.extend(symbols);
+                Ok(())
+            }
             ".loc" => {
                 let (file, line) = (self.small()?, self.small()?);
                 let column = self.small()?;
@@ -85,7 +84,7 @@ impl Parser<'_> {
                         self.number()?;
                     }
                 }
-                body.statements.push(Statement::Loc { file, line, column });
+                body.entry.body.push(Statement::Loc { file, line, column });
                 Ok(())
             }
             _ => self.skip("directive"),
@@ -103,29 +102,22 @@ impl Parser<'_> {
         while ty.starts_with(".v") {
             ty = self.name("a register's type")?;
         }
-        loop {
-            let name = self.name("a register's name")?;
-            let count = if self.takes('<') {
-                let count = self.small()?;
-                self.mark('>')?;
-                Some(count)
-            } else {
-                None
-            };
-            let renamed = body.declare_registers(name, count);
-            body.statements.push(Statement::Registers {
-                ty: ty.trim_start_matches('.').to_string(),
-                name: renamed,
-                count,
-            });
-            if !self.takes(',') {
-                return self.mark(';');
+        let registers = self.list(';', |it| {
+            let name = it.name("a register's name")?;
+            let mut count = None;
+            if it.takes('<') {
+                count = Some(it.small()?);
+                it.mark('>')?;
             }
-        }
+            let (name, ty) = (body.declare_registers(name, count), ty[1..].to_string());
+            Ok(Statement::Registers { ty, name, count })
+        })?;
+        body.entry.body.extend(registers);
+        Ok(())
     }
 
     fn instruction(&mut self, body: &mut Body, guard: Option<Guard>, opcode: &str, line: u32) -> Result<(), PtxError> {
-        let opcode = opcode.to_string();
+        let (opcode, mut operands) = (opcode.to_string(), Vec::new());
         if opcode == "call" || opcode.starts_with("call.") {
             let from = self.at;
             self.skip("call")?;
@@ -133,26 +125,11 @@ impl Parser<'_> {
                 Word::Name(name) => Some(name.to_string()),
                 _ => None,
             });
-            body.calls.extend(names);
-            body.statements.push(Statement::Inst(WrittenInst {
-                guard,
-                opcode,
-                operands: Vec::new(),
-                line,
-            }));
-            return Ok(());
+            body.entry.calls.extend(names);
+        } else if !self.takes(';') {
+            operands = self.list(';', |it| it.operand(body))?;
         }
-        let mut operands = Vec::new();
-        if !self.takes(';') {
-            loop {
-                operands.push(self.operand(body)?);
-                if !self.takes(',') {
-                    self.mark(';')?;
-                    break;
-                }
-            }
-        }
-        body.statements.push(Statement::Inst(WrittenInst {
+        body.entry.body.push(Statement::Inst(WrittenInst {
             guard,
             opcode,
             operands,
@@ -182,8 +159,7 @@ impl Parser<'_> {
             }
             Some(Word::Mark('{')) => {
                 self.at += 1;
-                let list = self.list(body, '}')?;
-                Ok(Written::List(list))
+                Ok(Written::List(self.list('}', |it| it.operand(body))?))
             }
             Some(Word::Mark('[')) => {
                 self.at += 1;
@@ -195,18 +171,15 @@ impl Parser<'_> {
                     }
                     _ => self.simple(body)?,
                 };
-                let offset = if self.takes('+') {
-                    let negative = self.takes('-');
-                    let offset = self.number()? as i64;
-                    if negative { offset.wrapping_neg() } else { offset }
-                } else if self.takes('-') {
-                    (self.number()? as i64).wrapping_neg()
-                } else {
-                    0
+                let (is_sum, is_negative) = (self.takes('+'), self.takes('-'));
+                let offset = match is_sum || is_negative {
+                    true => self.number()? as i64,
+                    false => 0,
                 };
+                let offset = if is_negative { offset.wrapping_neg() } else { offset };
                 if self.takes(',') {
                     let mut list = vec![Written::Address(Box::new(base), offset)];
-                    list.extend(self.list(body, ']')?);
+                    list.extend(self.list(']', |it| it.operand(body))?);
                     return Ok(Written::Address(Box::new(Written::List(list)), 0));
                 }
                 self.mark(']')?;
@@ -233,24 +206,14 @@ impl Parser<'_> {
             _ => self.wrong("an operand"),
         }
     }
-
-    fn list(&mut self, body: &mut Body, end: char) -> Result<Vec<Written>, PtxError> {
-        let mut list = Vec::new();
-        loop {
-            list.push(self.operand(body)?);
-            if !self.takes(',') {
-                self.mark(end)?;
-                return Ok(list);
-            }
-        }
-    }
 }
 
 impl Body {
-    pub(super) fn new() -> Body {
+    pub(super) fn of(entry: PtxEntry) -> Body {
         Body {
+            entry,
             scopes: vec![HashMap::new()],
-            ..Body::default()
+            scopes_seen: 0,
         }
     }
 
@@ -282,8 +245,8 @@ impl Body {
     fn resolve(&mut self, name: &str) -> String {
         let found = self.scopes.iter().rev().find_map(|scope| scope.get(name));
         let resolved = found.cloned().unwrap_or_else(|| name.to_string());
-        if found.is_none() && !name.starts_with('%') && !self.named.iter().any(|known| known == name) {
-            self.named.push(name.to_string());
+        if found.is_none() && !name.starts_with('%') && !self.entry.named.iter().any(|known| known == name) {
+            self.entry.named.push(name.to_string());
         }
         resolved
     }

@@ -3,7 +3,7 @@
 use crate::inst::{Inst, Operand, UnOp};
 use crate::kernel::{Condition, Node};
 use crate::site::SiteId;
-use crate::types::{Reg, RegClass, ScalarType};
+use crate::types::{Reg, ScalarType};
 
 use super::PtxError;
 
@@ -12,6 +12,13 @@ use super::PtxError;
 pub(super) struct Test {
     pub(super) pred: Reg,
     pub(super) negated: bool,
+}
+
+impl Test {
+    fn not(self) -> Test {
+        let negated = !self.negated;
+        Test { negated, ..self }
+    }
 }
 
 /// What a body consists of once its instructions are understood.
@@ -85,20 +92,13 @@ impl Control<'_> {
                     }
                 }
                 Item::Inst { inst, guard, site } => {
-                    let node = Node::Inst {
-                        inst: inst.clone(),
-                        site: *site,
-                    };
+                    let (inst, site) = (inst.clone(), *site);
+                    let node = Node::Inst { inst, site };
                     match *guard {
                         None => nodes.push(node),
                         Some(test) => {
-                            let condition = self.condition(test, false, *site, &mut nodes);
-                            nodes.push(Node::If {
-                                condition,
-                                then: vec![node],
-                                otherwise: Vec::new(),
-                                site: *site,
-                            });
+                            let condition = self.condition(test, false, site, &mut nodes);
+                            nodes.push(Node::branch(condition, vec![node], Vec::new(), site));
                         }
                     }
                     at += 1;
@@ -119,11 +119,7 @@ impl Control<'_> {
         };
         let mut body = self.region(label + 1, jump, Some(jump + 1))?;
         if let Some(test) = test {
-            let stays = Test {
-                negated: !test.negated,
-                ..test
-            };
-            let condition = self.condition(stays, uniform, site, &mut body);
+            let condition = self.condition(test.not(), uniform, site, &mut body);
             body.push(Node::BreakIf { condition, site });
         }
         nodes.push(Node::Loop { body, site });
@@ -142,11 +138,7 @@ impl Control<'_> {
         else {
             return Ok(at + 1);
         };
-        let wrong = |why: &str| PtxError::NotUnderstood {
-            what: "this jump".to_string(),
-            why: why.to_string(),
-            line,
-        };
+        let wrong = |why: &str| PtxError::not_understood("this jump", why, line);
         let target = self
             .place(name.as_ref())
             .ok_or_else(|| wrong("there is no such label"))?;
@@ -173,11 +165,7 @@ impl Control<'_> {
                 "it leaves more than one structure; supported are if, if/else and loops that are left at their top level",
             ));
         }
-        let holds = Test {
-            negated: !test.negated,
-            ..test
-        };
-        let condition = self.condition(holds, uniform, site, nodes);
+        let condition = self.condition(test.not(), uniform, site, nodes);
         let last = (at + 1..target)
             .rev()
             .find(|&i| !matches!(self.items[i], Item::Label(_)));
@@ -193,32 +181,19 @@ impl Control<'_> {
             Some((last, end)) => (self.region(at + 1, last, None)?, self.region(target, end, None)?, end),
             None => (self.region(at + 1, target, None)?, Vec::new(), target),
         };
-        nodes.push(Node::If {
-            condition,
-            then,
-            otherwise,
-            site,
-        });
+        nodes.push(Node::branch(condition, then, otherwise, site));
         Ok(next)
     }
 
     /// The condition of a test; a negated one is computed into a new register.
     fn condition(&mut self, test: Test, uniform: bool, site: SiteId, nodes: &mut Vec<Node>) -> Condition {
-        let pred = match test.negated {
-            false => test.pred,
-            true => {
-                let dst = (self.new_pred)();
-                debug_assert_eq!(dst.class, RegClass::Pred);
-                let inst = Inst::Un {
-                    op: UnOp::Not,
-                    ty: ScalarType::Pred,
-                    dst,
-                    a: Operand::Reg(test.pred),
-                };
-                nodes.push(Node::Inst { inst, site });
-                dst
-            }
-        };
+        let mut pred = test.pred;
+        if test.negated {
+            pred = (self.new_pred)();
+            let (op, ty, dst, a) = (UnOp::Not, ScalarType::Pred, pred, Operand::Reg(test.pred));
+            let inst = Inst::Un { op, ty, dst, a };
+            nodes.push(Node::Inst { inst, site });
+        }
         Condition { pred, uniform }
     }
 }

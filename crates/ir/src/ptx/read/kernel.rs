@@ -53,16 +53,11 @@ impl PtxModule {
     /// # Errors
     /// The first line that is not understood, and why.
     pub fn kernel(&self, name: &str, options: &ReadAs) -> Result<Kernel, PtxError> {
-        let entry = self.entry(name).ok_or_else(|| PtxError::NotUnderstood {
-            what: format!("`{name}`"),
-            why: "the text has no such kernel".to_string(),
-            line: 1,
-        })?;
-        let unknown = |why: &str| PtxError::NotUnderstood {
-            what: format!("`{name}`"),
-            why: why.to_string(),
-            line: entry.line,
-        };
+        let refused = |why: &str, line| PtxError::not_understood(format!("`{name}`"), why, line);
+        let entry = self
+            .entry(name)
+            .ok_or_else(|| refused("the text has no such kernel", 1))?;
+        let unknown = |why: &str| refused(why, entry.line);
         let threads = options.threads.or(entry.threads_allowed());
         let threads = threads.ok_or_else(|| unknown("it does not declare its number of threads; give one"))?;
         if !entry.calls.is_empty() {
@@ -87,14 +82,7 @@ impl PtxModule {
         let mut sites = Sites::new(self, &options.file);
         let mut items = read_items(entry, &mut reader, &mut sites)?;
         resolve_objects(&mut items, &mut reader, &sites)?;
-        let mut num_regs = reader.num_regs;
-        let mut new_pred = || {
-            let (class, count) = (RegClass::Pred, &mut num_regs[RegClass::Pred as usize]);
-            *count += 1;
-            let index = *count - 1;
-            Reg { class, index }
-        };
-        let body = structured(&items, &mut new_pred)?;
+        let body = structured(&items, &mut || reader.fresh(RegClass::Pred, 1))?;
         let named = |(name, reg): (&String, &Reg)| (*reg, 1, name.clone());
         let names: Vec<(Reg, u32, String)> = reader.registers.iter().map(named).collect();
         Ok(Kernel {
@@ -103,7 +91,7 @@ impl PtxModule {
             cluster,
             ledger: ledger.clone(),
             body,
-            num_regs,
+            num_regs: reader.num_regs,
             // The simulator finds reads before the first write.
             maybe_unwritten: names.iter().map(|(reg, _, _)| (reg.class, reg.index)).collect(),
             names,
@@ -130,15 +118,11 @@ fn ledger<'a>(symbols: impl Iterator<Item = &'a SharedSymbol>, dynamic_shared: u
         // Findings count bytes in words.
         let declared = symbol.declared.split('[').next().and_then(ScalarType::from_ptx);
         let element = declared.filter(|ty| ty.bytes() > 1 && bytes.is_multiple_of(ty.bytes()));
-        let element = element.unwrap_or(if bytes.is_multiple_of(4) {
-            ScalarType::B32
-        } else {
-            ScalarType::E4M3
-        });
-        let element = if element == ScalarType::B64 {
-            ScalarType::U64
-        } else {
-            element
+        let element = match element {
+            Some(ScalarType::B64) => ScalarType::U64,
+            Some(element) => element,
+            None if bytes.is_multiple_of(4) => ScalarType::B32,
+            None => ScalarType::E4M3,
         };
         let align = symbol.align.max(1);
         ledger.enter(SharedBuffer::row(&symbol.name, element, bytes, align, SiteId(0)));
@@ -181,23 +165,16 @@ fn kept(path: &str) -> &'static str {
 
 impl Sites<'_> {
     fn new<'a>(module: &'a PtxModule, file: &str) -> Sites<'a> {
-        let file = kept(file);
-        let first = SourceLine {
-            file,
-            line: 1,
-            column: COLUMN,
-        };
-        Sites {
+        let mut sites = Sites {
             module,
-            file,
+            file: kept(file),
             files: HashMap::new(),
             loc: None,
-            sites: vec![Site {
-                line: first,
-                frame: None,
-            }],
+            sites: Vec::new(),
             frames: Vec::new(),
-        }
+        };
+        sites.site(1);
+        sites
     }
 
     fn loc(&mut self, file: u32, line: u32, column: u32) {
@@ -263,12 +240,11 @@ fn declare(reader: &mut Reader<'_>, ty: &str, name: &str, count: Option<u32>) {
     // Registers of other types are refused where they are used.
     let Some(class) = class else { return };
     let first = reader.fresh(class, count.unwrap_or(1));
-    match count {
-        None => drop(reader.registers.insert(name.to_string(), first)),
-        Some(count) => reader
-            .registers
-            .extend((0..count).map(|i| (format!("{name}{i}"), first.plus(i)))),
-    }
+    let named = |i| match count {
+        None => (name.to_string(), first),
+        Some(_) => (format!("{name}{i}"), first.plus(i)),
+    };
+    reader.registers.extend((0..count.unwrap_or(1)).map(named));
 }
 
 fn read_inst(inst: &WrittenInst, reader: &mut Reader<'_>, site: SiteId, items: &mut Vec<Item>) -> Result<(), PtxError> {
@@ -292,25 +268,20 @@ fn read_inst(inst: &WrittenInst, reader: &mut Reader<'_>, site: SiteId, items: &
             items.push(jump(Some(label.clone()), op == "bra.uni"));
         }
         ("trap", None) => match test {
-            Some(Test { pred, negated: false }) => items.push(Item::Inst {
-                inst: Inst::TrapIf { pred },
-                guard: None,
-                site,
-            }),
+            Some(Test { pred, negated: false }) => {
+                let (inst, guard) = (Inst::TrapIf { pred }, None);
+                items.push(Item::Inst { inst, guard, site });
+            }
             _ => return Err(super::operands::error(inst, "only `@p trap` is supported")),
         },
         _ => {
             reader.decode(inst)?;
-            let read = reader.out.drain(..).chain(reader.after.drain(..));
-            for read in read {
-                if let Some(why) = read.impossible() {
-                    return Err(super::operands::error(inst, &why));
+            let (opcode, guard) = (inst, test);
+            for inst in reader.out.drain(..).chain(reader.after.drain(..)) {
+                if let Some(why) = inst.impossible() {
+                    return Err(super::operands::error(opcode, &why));
                 }
-                items.push(Item::Inst {
-                    inst: read,
-                    guard: test,
-                    site,
-                });
+                items.push(Item::Inst { inst, guard, site });
             }
         }
     }
@@ -319,47 +290,32 @@ fn read_inst(inst: &WrittenInst, reader: &mut Reader<'_>, site: SiteId, items: &
 
 /// Gives addresses their objects, and makes pointers of the parameters that they stem from.
 fn resolve_objects(items: &mut [Item], reader: &mut Reader<'_>, sites: &Sites<'_>) -> Result<(), PtxError> {
-    let insts: Vec<&Inst> = items
-        .iter()
-        .filter_map(|item| match item {
-            Item::Inst { inst, .. } => Some(inst),
-            _ => None,
-        })
-        .collect();
-    let origins = origins(&insts, &reader.bases);
+    let insts = items.iter().filter_map(|item| match item {
+        Item::Inst { inst, .. } => Some(inst),
+        _ => None,
+    });
+    let origins = origins(&insts.collect::<Vec<&Inst>>(), &reader.bases);
     for item in items.iter_mut() {
         let Item::Inst { inst, site, .. } = item else { continue };
         if let Err(why) = resolve(inst, &origins) {
-            return Err(PtxError::NotUnderstood {
-                what: format!("`{}`", crate::ptx::mnemonic(inst)),
-                why: why.to_string(),
-                line: sites.line_of(*site),
-            });
+            let what = format!("`{}`", crate::ptx::mnemonic(inst));
+            return Err(PtxError::not_understood(what, why, sites.line_of(*site)));
         }
-        let loaded = match inst {
-            Inst::Ld { dst, .. } => dst.class.scalar(),
+        let element = match inst {
+            Inst::Ld { dst, .. } if dst.class != RegClass::B64 => dst.class.scalar(),
             _ => ScalarType::B32,
-        };
-        let element = if loaded == ScalarType::B64 {
-            ScalarType::B32
-        } else {
-            loaded
         };
         for (address, _, access) in addresses(inst) {
             let Object::Param(index) = address.object else { continue };
             let Some(param) = reader.params.get_mut(index as usize) else {
                 continue;
             };
-            param.kind = match param.kind {
-                ParamKind::Pointer { element, writable } => ParamKind::Pointer {
-                    element,
-                    writable: writable || access.writes(),
-                },
-                _ => ParamKind::Pointer {
-                    element,
-                    writable: access.writes(),
-                },
+            let (element, was_writable) = match param.kind {
+                ParamKind::Pointer { element, writable } => (element, writable),
+                _ => (element, false),
             };
+            let writable = was_writable || access.writes();
+            param.kind = ParamKind::Pointer { element, writable };
         }
     }
     Ok(())

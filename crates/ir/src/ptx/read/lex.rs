@@ -22,18 +22,10 @@ pub(super) struct Token<'a> {
     pub(super) line: u32,
 }
 
-/// The words of a text; comments are none.
-pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
-    words(text, true)
-}
-
-/// The words of a text outside braces, and the braces.
-pub(super) fn lex_declarations(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
-    words(text, false)
-}
-
-fn words(text: &str, with_bodies: bool) -> Result<Vec<Token<'_>>, PtxError> {
+/// The words of a text, or only those outside braces, and the braces. Comments are none.
+pub(super) fn lex(text: &str, with_bodies: bool) -> Result<Vec<Token<'_>>, PtxError> {
     let mut tokens = Vec::new();
+    let mut push = |word, line| tokens.push(Token { word, line });
     let (mut rest, mut line) = (text, 1);
     while let Some(first) = rest.chars().next() {
         let take = if first == '\n' {
@@ -44,30 +36,31 @@ fn words(text: &str, with_bodies: bool) -> Result<Vec<Token<'_>>, PtxError> {
         } else if rest.starts_with("//") {
             rest.find('\n').unwrap_or(rest.len())
         } else if rest.starts_with("/*") {
-            let end = rest.find("*/").ok_or(PtxError::unfinished("comment", line))? + 2;
+            let end = rest.find("*/").ok_or(PtxError::Unfinished { what: "comment", line })? + 2;
             line += lines(&rest[..end]);
             end
         } else if first == '"' {
-            let end = rest[1..].find('"').ok_or(PtxError::unfinished("string", line))? + 1;
-            tokens.push(Token {
-                word: Word::Text(&rest[1..end]),
-                line,
-            });
+            let end = rest[1..]
+                .find('"')
+                .ok_or(PtxError::Unfinished { what: "string", line })?
+                + 1;
+            push(Word::Text(&rest[1..end]), line);
             line += lines(&rest[..end]);
             end + 1
         } else if first.is_ascii_digit() {
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.');
-            push(&mut tokens, rest, end, Word::Number, line)
+            let end = end.unwrap_or(rest.len());
+            push(Word::Number(&rest[..end]), line);
+            end
         } else if is_name(first) {
-            push(&mut tokens, rest, end_of_name(rest), Word::Name, line)
+            let end = end_of_name(rest).unwrap_or(rest.len());
+            push(Word::Name(&rest[..end]), line);
+            end
         } else {
-            tokens.push(Token {
-                word: Word::Mark(first),
-                line,
-            });
+            push(Word::Mark(first), line);
             match first {
                 '{' if !with_bodies => {
-                    let end = end_of_body(rest).ok_or(PtxError::unfinished("body", line))?;
+                    let end = end_of_body(rest).ok_or(PtxError::Unfinished { what: "body", line })?;
                     line += lines(&rest[..end]);
                     end
                 }
@@ -96,21 +89,6 @@ fn end_of_body(text: &str) -> Option<usize> {
         at += 1;
     }
     None
-}
-
-fn push<'a>(
-    tokens: &mut Vec<Token<'a>>,
-    rest: &'a str,
-    end: Option<usize>,
-    word: fn(&'a str) -> Word<'a>,
-    line: u32,
-) -> usize {
-    let end = end.unwrap_or(rest.len());
-    tokens.push(Token {
-        word: word(&rest[..end]),
-        line,
-    });
-    end
 }
 
 fn is_name(c: char) -> bool {
@@ -144,7 +122,7 @@ mod tests {
     #[test]
     fn words_have_their_lines() {
         let text = "ld.shared::cta.u32 %r1, [a+4]; // x\n/* y\n*/ $L1: \"b\" -0x1F";
-        let tokens = lex(text).unwrap();
+        let tokens = lex(text, true).unwrap();
         let words: Vec<(Word<'_>, u32)> = tokens.into_iter().map(|t| (t.word, t.line)).collect();
         use Word::{Mark, Name, Number, Text};
         let expected = [
@@ -164,6 +142,6 @@ mod tests {
             (Number("0x1F"), 3),
         ];
         assert_eq!(words, expected);
-        assert!(lex("/* no end").is_err() && lex("\"no end").is_err());
+        assert!(lex("/* no end", true).is_err() && lex("\"no end", true).is_err());
     }
 }

@@ -51,7 +51,8 @@ pub enum PtxError {
 }
 
 impl PtxError {
-    fn unfinished(what: &'static str, line: u32) -> PtxError {
-        PtxError::Unfinished { what, line }
+    fn not_understood(what: impl Into<String>, why: impl Into<String>, line: u32) -> PtxError {
+        let (what, why) = (what.into(), why.into());
+        PtxError::NotUnderstood { what, why, line }
     }
 }

@@ -131,12 +131,8 @@ impl Reader<'_> {
             return Err(error(inst, "its address is neither a register nor a shared symbol"));
         };
         let Some((object, start)) = self.symbol(name) else {
-            let base = Operand::Reg(self.reg_of(inst, base)?);
-            return Ok(Address {
-                base,
-                offset,
-                object: UNKNOWN,
-            });
+            let (base, object) = (Operand::Reg(self.reg_of(inst, base)?), UNKNOWN);
+            return Ok(Address { base, offset, object });
         };
         let dst = self.fresh(RegClass::B32, 1);
         self.out.push(Inst::SharedBase { dst });
@@ -175,16 +171,13 @@ impl Reader<'_> {
         }
         let first = self.fresh(regs[0].class, count);
         for (i, &reg) in (0u32..).zip(&regs) {
-            let run = first.plus(i);
+            let mov = |dst, src| Inst::Mov {
+                dst,
+                src: Operand::Reg(src),
+            };
             match access {
-                Access::Read => self.out.push(Inst::Mov {
-                    dst: run,
-                    src: Operand::Reg(reg),
-                }),
-                Access::Write | Access::Update => self.after.push(Inst::Mov {
-                    dst: reg,
-                    src: Operand::Reg(run),
-                }),
+                Access::Read => self.out.push(mov(first.plus(i), reg)),
+                Access::Write | Access::Update => self.after.push(mov(reg, first.plus(i))),
             }
         }
         Ok(first)
@@ -214,10 +207,8 @@ impl Reader<'_> {
         }
         let first = self.fresh(ty.class(), count);
         for (i, &src) in (0u32..).zip(&values) {
-            self.out.push(Inst::Mov {
-                dst: first.plus(i),
-                src,
-            });
+            let dst = first.plus(i);
+            self.out.push(Inst::Mov { dst, src });
         }
         Ok(StoreSource::Regs(first))
     }
@@ -247,9 +238,5 @@ fn narrowed(bits: u64, ty: ScalarType) -> u64 {
 
 /// That an instruction is not supported.
 pub(super) fn error(inst: &WrittenInst, why: &str) -> PtxError {
-    PtxError::NotUnderstood {
-        what: format!("`{}`", inst.opcode),
-        why: why.to_string(),
-        line: inst.line,
-    }
+    PtxError::not_understood(format!("`{}`", inst.opcode), why, inst.line)
 }

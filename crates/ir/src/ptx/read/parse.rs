@@ -3,7 +3,7 @@
 use super::PtxError;
 use super::body::{Body, integer};
 use super::declare::{PtxEntry, PtxModule, PtxParam, SharedSymbol};
-use super::lex::{Token, Word, lex, lex_declarations};
+use super::lex::{Token, Word, lex};
 
 impl PtxModule {
     /// Reads a text. What no kernel needs to be understood (debug sections, initialised constants, bodies of
@@ -18,7 +18,7 @@ impl PtxModule {
     /// assert_eq!(error.to_string(), "line 1: expected `.param`, found `{`");
     /// ```
     pub fn read(text: &str) -> Result<PtxModule, PtxError> {
-        let tokens = lex(text)?;
+        let tokens = lex(text, true)?;
         Parser { tokens, at: 0 }.module()
     }
 
@@ -38,7 +38,7 @@ impl PtxModule {
     /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
     /// ```
     pub fn declarations(text: &str) -> Result<PtxModule, PtxError> {
-        let tokens = lex_declarations(text)?;
+        let tokens = lex(text, false)?;
         Parser { tokens, at: 0 }.module()
     }
 }
@@ -96,6 +96,20 @@ impl<'a> Parser<'a> {
         self.wrong(&format!("`{mark}`"))
     }
 
+    /// Reads items with commas between them, up to `end`, which it takes.
+    pub(super) fn list<T>(
+        &mut self,
+        end: char,
+        mut item: impl FnMut(&mut Self) -> Result<T, PtxError>,
+    ) -> Result<Vec<T>, PtxError> {
+        let mut items = vec![item(self)?];
+        while self.takes(',') {
+            items.push(item(self)?);
+        }
+        self.mark(end)?;
+        Ok(items)
+    }
+
     pub(super) fn name(&mut self, what: &str) -> Result<&'a str, PtxError> {
         let Some(Word::Name(name)) = self.peek() else {
             return self.wrong(what);
@@ -142,7 +156,7 @@ impl<'a> Parser<'a> {
                 _ => {}
             }
         }
-        Err(PtxError::unfinished(what, line))
+        Err(PtxError::Unfinished { what, line })
     }
 
     fn module(&mut self) -> Result<PtxModule, PtxError> {
@@ -166,14 +180,7 @@ impl<'a> Parser<'a> {
                 }
                 ".file" => files.push(self.file()?),
                 ".visible" | ".weak" | ".common" | ".extern" => {}
-                ".shared" => loop {
-                    let variable = self.variable()?;
-                    shared.push(shared_symbol(variable, line));
-                    if !self.takes(',') {
-                        self.mark(';')?;
-                        break;
-                    }
-                },
+                ".shared" => shared.extend(self.list(';', |it| Ok(shared_symbol(it.variable()?, line)))?),
                 ".entry" => entries.push(self.entry(line)?),
                 ".func" => functions.push(self.function()?),
                 ".section" => self.skip("section")?,
@@ -291,18 +298,14 @@ impl<'a> Parser<'a> {
             ..PtxEntry::default()
         };
         if self.takes('(') && !self.takes(')') {
-            loop {
-                if self.peek() != Some(&Word::Name(".param")) {
-                    return self.wrong("`.param`");
+            entry.params = self.list(')', |it| {
+                if it.peek() != Some(&Word::Name(".param")) {
+                    return it.wrong("`.param`");
                 }
-                self.at += 1;
-                let Variable { name, ty, bytes, .. } = self.variable()?;
-                entry.params.push(PtxParam { name, ty, bytes });
-                if !self.takes(',') {
-                    self.mark(')')?;
-                    break;
-                }
-            }
+                it.at += 1;
+                let Variable { name, ty, bytes, .. } = it.variable()?;
+                Ok(PtxParam { name, ty, bytes })
+            })?;
         }
         while !self.takes('{') {
             match self.name("a directive or the kernel's body")? {
@@ -322,12 +325,11 @@ impl<'a> Parser<'a> {
                 }
             }
         }
-        let mut body = Body::new();
+        let mut body = Body::of(entry);
         self.body(&mut body)?;
-        entry.end = self.line();
-        (entry.shared, entry.body, entry.calls, entry.named) = (body.shared, body.statements, body.calls, body.named);
+        body.entry.end = self.line();
         self.mark('}')?;
-        Ok(entry)
+        Ok(body.entry)
     }
 
     fn dims(&mut self) -> Result<[u32; 3], PtxError> {
