@@ -13,7 +13,7 @@ use crate::error::{CallError, CudaError, LaunchFailure};
 use crate::explain;
 use crate::memory::DeviceSlice;
 use crate::module::Module;
-use crate::raw::{Handle, LaunchCall, unsigned};
+use crate::raw::{Handle, unsigned};
 use crate::status::is_fault;
 use crate::stream::Stream;
 use crate::sys::{CUfunc_st, CUmodule, function_attribute as attribute, status};
@@ -222,13 +222,7 @@ impl Function {
     ) -> Result<(), CudaError> {
         let loaded = self.loaded();
         let context = self.module.context();
-        if stream.context() != context {
-            return Err(CudaError::OtherDevice {
-                what: "the kernel",
-                given: context.ordinal(),
-                expected: stream.context().ordinal(),
-            });
-        }
+        stream.check_context(context, "the kernel")?;
         for argument in arguments {
             if let KernelArg::Slice(slice) = argument {
                 slice.check_device(context.ordinal(), "an argument")?;
@@ -238,22 +232,13 @@ impl Function {
         self.prove_arguments(arguments)?;
         self.opt_in(shape)?;
 
-        let call = LaunchCall {
-            function: loaded.handle.0,
-            grid: shape.grid,
-            block: shape.block,
-            cluster: shape.cluster,
-            dynamic_shared_bytes: shape.dynamic_shared_bytes,
-            programmatic_dependent: shape.programmatic_dependent,
-            stream: stream.handle(),
-        };
         let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
         // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
         // was just compared with the kernel's parameter where the PTX could be read; the rest is
         // the caller's promise.
         let launched = context
             .home()
-            .call(|driver| unsafe { driver.launch(&call, &mut values) });
+            .call(|driver| unsafe { driver.launch(loaded.handle.0, shape, stream.handle(), &mut values) });
         launched.map_err(|error| self.explain(shape, error))?;
         stream.enqueued(&loaded.name, self.module.loaded());
         Ok(())

@@ -73,7 +73,7 @@ impl Graph {
     /// # Errors
     /// [`CudaError::OtherDevice`] for a stream of another device; otherwise what the driver says.
     pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.check(stream)?;
+        stream.check_context(&self.context, "the graph")?;
         let exec = lock(&self.exec);
         self.context
             .call(|driver| driver.cuGraphLaunch(exec.0, stream.handle()))?;
@@ -86,7 +86,7 @@ impl Graph {
     /// # Errors
     /// As for [`Graph::launch`].
     pub fn upload(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.check(stream)?;
+        stream.check_context(&self.context, "the graph")?;
         let exec = lock(&self.exec);
         self.context
             .call(|driver| driver.cuGraphUpload(exec.0, stream.handle()))
@@ -95,17 +95,6 @@ impl Graph {
     /// Names of the kernels captured, in order.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.kernels.iter().map(|name| &**name)
-    }
-
-    fn check(&self, stream: &Stream) -> Result<(), CudaError> {
-        if *stream.context() == self.context {
-            return Ok(());
-        }
-        Err(CudaError::OtherDevice {
-            what: "the graph",
-            given: self.context.ordinal(),
-            expected: stream.context().ordinal(),
-        })
     }
 }
 

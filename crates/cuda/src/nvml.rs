@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use libloading::Library;
+use libloading::{Library, Symbol};
 
 /// `nvmlDevice_t`.
 type Handle = *mut c_void;
@@ -60,11 +60,8 @@ impl Nvml {
             library,
             device: std::ptr::null_mut(),
         };
-        // SAFETY: `nvmlReturn_t nvmlInit_v2(void)`.
-        let init = unsafe { nvml.library.get::<unsafe extern "C" fn() -> Return>(b"nvmlInit_v2\0") };
-        let init = init.map_err(|error| format!("NVML has no nvmlInit_v2 ({error})"))?;
-        // SAFETY: as above; calls nest, each with its shutdown.
-        let code = unsafe { init() };
+        // SAFETY: `nvmlReturn_t nvmlInit_v2(void)`; calls nest, each with its shutdown.
+        let code = unsafe { nvml.function::<unsafe extern "C" fn() -> Return>("nvmlInit_v2")?() };
         if code != 0 {
             return Err(format!("NVML does not start ({})", nvml.words(code)));
         }
@@ -73,12 +70,7 @@ impl Nvml {
         let mut device = std::ptr::null_mut();
         // SAFETY: `nvmlReturn_t nvmlDeviceGetHandleByUUID(const char*, nvmlDevice_t*)`; both
         // outlive the call.
-        let code = unsafe {
-            match nvml.library.get::<ByUuid>(b"nvmlDeviceGetHandleByUUID\0") {
-                Ok(find) => find(name.as_ptr(), &raw mut device),
-                Err(error) => return Err(format!("NVML has no nvmlDeviceGetHandleByUUID ({error})")),
-            }
-        };
+        let code = unsafe { nvml.function::<ByUuid>("nvmlDeviceGetHandleByUUID")?(name.as_ptr(), &raw mut device) };
         if code != 0 {
             return Err(format!("NVML has no {uuid} ({})", nvml.words(code)));
         }
@@ -86,29 +78,39 @@ impl Nvml {
         Ok(nvml)
     }
 
+    /// A function of NVML by name.
+    ///
+    /// # Safety
+    /// `T` is its type in nvml.h.
+    unsafe fn function<T>(&self, name: &str) -> Result<Symbol<'_, T>, String> {
+        // SAFETY: the caller's promise.
+        let function = unsafe { self.library.get::<T>(name) };
+        function.map_err(|error| format!("NVML has no {name} ({error})"))
+    }
+
     /// SM clock, MHz.
     pub fn sm_mhz(&self) -> Option<u32> {
-        self.kind(b"nvmlDeviceGetClockInfo\0", CLOCK_SM)
+        self.kind("nvmlDeviceGetClockInfo", CLOCK_SM)
     }
 
     /// Memory clock, MHz.
     pub fn memory_mhz(&self) -> Option<u32> {
-        self.kind(b"nvmlDeviceGetClockInfo\0", CLOCK_MEMORY)
+        self.kind("nvmlDeviceGetClockInfo", CLOCK_MEMORY)
     }
 
     /// Power drawn, mW.
     pub fn power_mw(&self) -> Option<u32> {
-        self.number(b"nvmlDeviceGetPowerUsage\0")
+        self.number("nvmlDeviceGetPowerUsage")
     }
 
     /// Power allowed, mW.
     pub fn power_limit_mw(&self) -> Option<u32> {
-        self.number(b"nvmlDeviceGetEnforcedPowerLimit\0")
+        self.number("nvmlDeviceGetEnforcedPowerLimit")
     }
 
     /// Temperature of the chip, °C.
     pub fn temperature_c(&self) -> Option<u32> {
-        self.kind(b"nvmlDeviceGetTemperature\0", TEMPERATURE_GPU)
+        self.kind("nvmlDeviceGetTemperature", TEMPERATURE_GPU)
     }
 
     /// Why clocks are below their highest, such as `SW_POWER_CAP`. An idle device is no reason.
@@ -119,26 +121,23 @@ impl Nvml {
         // SAFETY: `nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t, unsigned
         // long long*)`.
         let code = unsafe {
-            let read = self
-                .library
-                .get::<Reasons>(b"nvmlDeviceGetCurrentClocksThrottleReasons\0")
-                .ok()?;
-            read(self.device, &raw mut bits)
+            self.function::<Reasons>("nvmlDeviceGetCurrentClocksThrottleReasons")
+                .ok()?(self.device, &raw mut bits)
         };
         (code == 0).then(|| named(bits))
     }
 
-    fn number(&self, function: &[u8]) -> Option<u32> {
+    fn number(&self, function: &str) -> Option<u32> {
         let mut value = 0;
         // SAFETY: every function named above has this signature (nvml.h).
-        let code = unsafe { self.library.get::<Number>(function).ok()?(self.device, &raw mut value) };
+        let code = unsafe { self.function::<Number>(function).ok()?(self.device, &raw mut value) };
         (code == 0).then_some(value)
     }
 
-    fn kind(&self, function: &[u8], kind: c_int) -> Option<u32> {
+    fn kind(&self, function: &str, kind: c_int) -> Option<u32> {
         let mut value = 0;
         // SAFETY: every function named above has this signature (nvml.h); C enums are ints here.
-        let code = unsafe { self.library.get::<Kind>(function).ok()?(self.device, kind, &raw mut value) };
+        let code = unsafe { self.function::<Kind>(function).ok()?(self.device, kind, &raw mut value) };
         (code == 0).then_some(value)
     }
 
@@ -147,7 +146,7 @@ impl Nvml {
         type Words = unsafe extern "C" fn(Return) -> *const c_char;
         // SAFETY: `const char* nvmlErrorString(nvmlReturn_t)` returns a string that is never freed.
         unsafe {
-            match self.library.get::<Words>(b"nvmlErrorString\0") {
+            match self.function::<Words>("nvmlErrorString") {
                 Ok(words) => CStr::from_ptr(words(code)).to_string_lossy().into_owned(),
                 Err(_) => format!("error {code}"),
             }
@@ -160,7 +159,7 @@ impl Drop for Nvml {
         // SAFETY: `nvmlReturn_t nvmlShutdown(void)`. Where starting failed there is nothing to shut
         // down, and it says so.
         unsafe {
-            if let Ok(shutdown) = self.library.get::<unsafe extern "C" fn() -> Return>(b"nvmlShutdown\0") {
+            if let Ok(shutdown) = self.function::<unsafe extern "C" fn() -> Return>("nvmlShutdown") {
                 shutdown();
             }
         }

@@ -26,8 +26,6 @@ use crate::error::{CallError, CudaError};
 use crate::status;
 use crate::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUresult, CUstream, Table};
 
-pub(crate) use launch::{LaunchCall, TensorMapCall};
-
 pub(crate) type CallResult<T> = Result<T, CallError>;
 
 /// Makes a driver call and turns its status into a result; what follows the call is its arguments, for

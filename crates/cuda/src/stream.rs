@@ -115,6 +115,18 @@ impl Stream {
         self.handle.0
     }
 
+    /// Whether work with what belongs to a context can be put in.
+    pub(crate) fn check_context(&self, context: &Context, what: &'static str) -> Result<(), CudaError> {
+        if self.context == *context {
+            return Ok(());
+        }
+        Err(CudaError::OtherDevice {
+            what,
+            given: context.ordinal(),
+            expected: self.context.ordinal(),
+        })
+    }
+
     /// Whether this is the legacy default stream, by either of its handles.
     pub(crate) fn is_legacy_default(&self) -> bool {
         self.as_raw() <= CU_STREAM_LEGACY
@@ -203,13 +215,7 @@ impl Event {
     /// # Errors
     /// [`CudaError::OtherDevice`] for a stream of another device.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
-        if stream.context != self.context {
-            return Err(CudaError::OtherDevice {
-                what: "the event",
-                given: self.context.ordinal(),
-                expected: stream.context.ordinal(),
-            });
-        }
+        stream.check_context(&self.context, "the event")?;
         self.context
             .call(|driver| driver.cuEventRecord(self.handle.0, stream.handle()))
     }

@@ -9,8 +9,7 @@ use flashcore_ir::{BufferSpec, ScalarType, Swizzle, TensorMapRecipe};
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::memory::DeviceSlice;
-use crate::raw::TensorMapCall;
-use crate::sys::{CUtensorMap_st, tensor_map_l2_promotion, tensor_map_swizzle, tensor_map_type};
+use crate::sys::{CUtensorMap_st, tensor_map_swizzle, tensor_map_type};
 
 /// An encoded tensor map: a kernel argument of 128 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +31,7 @@ pub enum TensorMapRefusal {
 }
 
 impl TensorMap {
-    /// Encodes a recipe for a tensor in `buffer`, which is what the recipe calls its slot. L2
-    /// fetches 256 bytes at a time.
+    /// Encodes a recipe for a tensor in `buffer`, which is what the recipe calls its slot.
     ///
     /// # Errors
     /// [`CudaError::TensorMap`] with the rule that is broken.
@@ -48,16 +46,13 @@ impl TensorMap {
             .check(&spec_of(buffer))
             .map_err(|problem| refuse(problem.into()))?;
         let map = context.call(|driver| {
-            driver.tensor_map_encode(&TensorMapCall {
-                data_type: element_code(recipe.element),
-                address: buffer.address() + recipe.byte_offset,
-                dims: &recipe.dims,
-                byte_strides: &recipe.byte_strides,
-                box_dims: &recipe.box_dims,
-                element_strides: &[1; 5][..recipe.dims.len()],
-                swizzle: swizzle_code(recipe.swizzle),
-                l2_promotion: tensor_map_l2_promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            })
+            let address = buffer.address() + recipe.byte_offset;
+            driver.tensor_map_encode(
+                recipe,
+                address,
+                element_code(recipe.element),
+                swizzle_code(recipe.swizzle),
+            )
         })?;
         Ok(Self(map))
     }

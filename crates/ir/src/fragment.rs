@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 
 use crate::builder::KernelBuilder;
 use crate::inst::{Inst, MmaAcc, MmaInput, Operand};
+use crate::memory::Widen;
 use crate::types::{Assignable, Element, F16x2, Reg, RegClass, Scalar};
 use crate::value::{Source, Val, Var};
 
@@ -154,25 +155,21 @@ impl Accumulated for F16x2 {
 }
 
 /// Element types that the tensor cores multiply.
-pub trait MmaElement: Element {
+pub trait MmaElement: Widen {
     /// What the instruction calls it.
     const INPUT: MmaInput;
+
     /// Two f32 rounded to a word, the first in the low half.
-    fn pack<'k>(lo: Val<'k, f32>, hi: Val<'k, f32>) -> Val<'k, Self::Word>;
+    #[track_caller]
+    fn pack<'k>(lo: Val<'k, f32>, hi: Val<'k, f32>) -> Val<'k, Self::Word> {
+        Self::narrow(&[lo, hi])
+    }
 }
 impl MmaElement for half::f16 {
     const INPUT: MmaInput = MmaInput::F16;
-    #[track_caller]
-    fn pack<'k>(lo: Val<'k, f32>, hi: Val<'k, f32>) -> Val<'k, Self::Word> {
-        lo.pack_f16(hi)
-    }
 }
 impl MmaElement for half::bf16 {
     const INPUT: MmaInput = MmaInput::BF16;
-    #[track_caller]
-    fn pack<'k>(lo: Val<'k, f32>, hi: Val<'k, f32>) -> Val<'k, Self::Word> {
-        lo.pack_bf16(hi)
-    }
 }
 
 impl KernelBuilder {

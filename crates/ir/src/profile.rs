@@ -79,6 +79,22 @@ impl From<&Profile> for Chip {
     }
 }
 
+const H100: Profile = Profile {
+    name: "h100",
+    title: "NVIDIA H100 SXM5 80GB",
+    target: Target::Sm90a,
+    sms: 132,
+    boost_mhz: 1830,
+    l2_bytes: 50 << 20,
+    dram_gbps: 3350.0,
+    tensor_f16_f32acc_tflops: 989.4,
+    tensor_f16_f16acc_tflops: 989.4,
+    f32_tflops: 66.9,
+    mufu_per_clock_per_sm: 16,
+    tdp_watts: 700,
+    source: "NVIDIA H100 datasheet; H100 whitepaper, table 2",
+};
+
 /// Every profile, by name.
 pub const PROFILES: [Profile; 5] = [
     Profile {
@@ -126,46 +142,19 @@ pub const PROFILES: [Profile; 5] = [
         tdp_watts: 450,
         source: "NVIDIA Ada GPU architecture whitepaper, table 2",
     },
-    Profile {
-        name: "h100",
-        title: "NVIDIA H100 SXM5 80GB",
-        target: Target::Sm90a,
-        sms: 132,
-        boost_mhz: 1830,
-        l2_bytes: 50 << 20,
-        dram_gbps: 3350.0,
-        tensor_f16_f32acc_tflops: 989.4,
-        tensor_f16_f16acc_tflops: 989.4,
-        f32_tflops: 66.9,
-        mufu_per_clock_per_sm: 16,
-        tdp_watts: 700,
-        source: "NVIDIA H100 datasheet; H100 whitepaper, table 2",
-    },
+    H100,
     Profile {
         name: "h200",
         title: "NVIDIA H200 SXM 141GB",
-        target: Target::Sm90a,
-        sms: 132,
-        boost_mhz: 1830,
         l2_bytes: 60 << 20,
         dram_gbps: 4800.0,
-        tensor_f16_f32acc_tflops: 989.4,
-        tensor_f16_f16acc_tflops: 989.4,
-        f32_tflops: 66.9,
-        mufu_per_clock_per_sm: 16,
-        tdp_watts: 700,
         source: "NVIDIA H200 datasheet; SMs and L2 as the driver reports them",
+        ..H100
     },
 ];
 
 impl Profile {
     /// The profile of a name, in any case.
-    ///
-    /// ```
-    /// use flashcore_ir::Profile;
-    /// assert_eq!(Profile::named("L4").unwrap().sms, 58);
-    /// assert!(Profile::named("gtx480").is_none());
-    /// ```
     pub fn named(name: &str) -> Option<&'static Profile> {
         PROFILES.iter().find(|p| p.name.eq_ignore_ascii_case(name))
     }
@@ -176,7 +165,8 @@ impl Profile {
     /// use flashcore_ir::Profile;
     /// assert_eq!(Profile::of_device("NVIDIA A100-SXM4-80GB", 108).unwrap().name, "a100");
     /// assert_eq!(Profile::of_device("NVIDIA GeForce RTX 4090", 128).unwrap().name, "rtx4090");
-    /// assert!(Profile::of_device("NVIDIA L40S", 142).is_none());
+    /// assert_eq!(Profile::named("L4").unwrap().sms, 58);
+    /// assert!(Profile::named("gtx480").is_none() && Profile::of_device("NVIDIA L40S", 142).is_none());
     /// assert!(Profile::of_device("NVIDIA H100 PCIe", 114).is_none()); // another card than the SXM one
     /// ```
     pub fn of_device(name: &str, sms: u32) -> Option<&'static Profile> {

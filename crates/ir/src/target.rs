@@ -49,24 +49,12 @@ impl Requirement {
         }
     }
 
-    /// What PTX's `.target` calls the architecture.
-    ///
-    /// ```
-    /// use flashcore_ir::Requirement;
-    /// assert_eq!(Requirement::BASE.target_name(), "sm_80");
-    /// assert_eq!(Requirement::arch_specific((8, 0), 90).target_name(), "sm_90a");
-    /// ```
+    /// What PTX's `.target` calls the architecture: `sm_80`, `sm_90a`.
     pub fn target_name(self) -> String {
         format!("sm_{}{}", self.sm, if self.arch_specific { "a" } else { "" })
     }
 
     /// Whether code that requires this can be compiled for `target`.
-    ///
-    /// ```
-    /// use flashcore_ir::{Requirement, Target};
-    /// assert!(Requirement::BASE.is_met_by(Target::Sm120));
-    /// assert!(!Requirement::arch_specific((8, 0), 90).is_met_by(Target::Sm120));
-    /// ```
     pub fn is_met_by(self, target: Target) -> bool {
         if self.arch_specific {
             target.name() == self.target_name()
@@ -144,30 +132,28 @@ impl Target {
         Target::Sm120,
     ];
 
+    /// What is different of each: its name, compute capability times ten, kilobytes of shared memory that a
+    /// block and an SM may use, threads and blocks of an SM, blocks of a cluster.
+    const fn row(self) -> (&'static str, u32, u32, u32, u32, u32, u32) {
+        match self {
+            Target::Sm75 => ("sm_75", 75, 64, 64, 1024, 16, 1),
+            Target::Sm80 => ("sm_80", 80, 163, 164, 2048, 32, 1),
+            Target::Sm86 => ("sm_86", 86, 99, 100, 1536, 16, 1),
+            Target::Sm89 => ("sm_89", 89, 99, 100, 1536, 24, 1),
+            Target::Sm90a => ("sm_90a", 90, 227, 228, 2048, 32, 16),
+            Target::Sm100 => ("sm_100", 100, 227, 228, 2048, 32, 16),
+            Target::Sm120 => ("sm_120", 120, 99, 100, 1536, 24, 8),
+        }
+    }
+
     /// Compute capability times ten: 89 for sm_89.
     pub const fn sm(self) -> u32 {
-        match self {
-            Target::Sm75 => 75,
-            Target::Sm80 => 80,
-            Target::Sm86 => 86,
-            Target::Sm89 => 89,
-            Target::Sm90a => 90,
-            Target::Sm100 => 100,
-            Target::Sm120 => 120,
-        }
+        self.row().1
     }
 
     /// What ptxas calls it.
     pub const fn name(self) -> &'static str {
-        match self {
-            Target::Sm75 => "sm_75",
-            Target::Sm80 => "sm_80",
-            Target::Sm86 => "sm_86",
-            Target::Sm89 => "sm_89",
-            Target::Sm90a => "sm_90a",
-            Target::Sm100 => "sm_100",
-            Target::Sm120 => "sm_120",
-        }
+        self.row().0
     }
 
     /// The target of a name such as `sm_89`, `sm89`, `8.9`, `89` or `sm_90`.
@@ -206,19 +192,12 @@ impl Target {
 
     /// Its limits.
     pub const fn limits(self) -> Limits {
-        let (shared_per_block_kb, shared_per_sm_kb, threads_per_sm, blocks_per_sm) = match self {
-            Target::Sm75 => (64, 64, 1024, 16),
-            Target::Sm80 => (163, 164, 2048, 32),
-            Target::Sm86 => (99, 100, 1536, 16),
-            Target::Sm89 => (99, 100, 1536, 24),
-            Target::Sm90a | Target::Sm100 => (227, 228, 2048, 32),
-            Target::Sm120 => (99, 100, 1536, 24),
-        };
+        let (_, sm, shared_per_block_kb, shared_per_sm_kb, threads_per_sm, blocks_per_sm, cluster_blocks) = self.row();
         Limits {
             static_shared_per_block: 48 * 1024,
             shared_per_block: shared_per_block_kb * 1024,
             shared_per_sm: shared_per_sm_kb * 1024,
-            shared_reserved_per_block: if self.sm() >= 80 { 1024 } else { 0 },
+            shared_reserved_per_block: if sm >= 80 { 1024 } else { 0 },
             registers_per_sm: 65_536,
             registers_per_thread: 255,
             register_unit_per_warp: 256,
@@ -227,11 +206,7 @@ impl Target {
             threads_per_sm,
             blocks_per_sm,
             barriers_per_block: 16,
-            cluster_blocks: match self {
-                Target::Sm90a | Target::Sm100 => 16,
-                Target::Sm120 => 8,
-                _ => 1,
-            },
+            cluster_blocks,
             grid: [i32::MAX as u32, 65_535, 65_535],
             block: [1024, 1024, 64],
         }
@@ -247,12 +222,6 @@ impl fmt::Display for Target {
 impl Limits {
     /// Registers that a thread of a block of `threads` can have at launch where the block has an SM to
     /// itself: what ptxas allots kernels with `.maxntid` and `.minnctapersm 1` that set registers later.
-    ///
-    /// ```
-    /// use flashcore_ir::Target;
-    /// let limits = Target::Sm90a.limits();
-    /// assert_eq!([256, 384, 512].map(|threads| limits.launch_registers(threads)), [256, 168, 128]);
-    /// ```
     pub fn launch_registers(&self, threads: u32) -> u32 {
         let partition = self.registers_per_sm / self.partitions_per_sm;
         let warps = threads.div_ceil(32).div_ceil(self.partitions_per_sm).max(1);
@@ -340,6 +309,11 @@ mod tests {
             1
         );
         assert_eq!(Requirement::BASE.max(wgmma), wgmma);
+        assert!(Requirement::BASE.is_met_by(Target::Sm120) && !wgmma.is_met_by(Target::Sm120));
+        assert_eq!(
+            (Requirement::BASE.target_name(), wgmma.target_name()),
+            ("sm_80".to_string(), "sm_90a".to_string())
+        );
         assert_eq!(wgmma.max(Requirement::new((8, 6), 80)).ptx, (8, 6));
     }
 
@@ -357,6 +331,15 @@ mod tests {
             assert_eq!(Target::for_capability(major, minor), target);
         }
         assert!(!Target::Sm75.is_supported() && Target::Sm80.is_supported());
+    }
+
+    #[test]
+    fn registers_at_launch_are_those_of_ptxas() {
+        let limits = Target::Sm90a.limits();
+        assert_eq!(
+            [256, 384, 512].map(|threads| limits.launch_registers(threads)),
+            [256, 168, 128]
+        );
     }
 
     #[test]

@@ -145,11 +145,6 @@ impl ScalarType {
     }
 
     /// Whether it is a 16-bit float or a pair of them.
-    ///
-    /// ```
-    /// use flashcore_ir::ScalarType;
-    /// assert!(ScalarType::F16x2.is_half() && !ScalarType::B32.is_half());
-    /// ```
     pub const fn is_half(self) -> bool {
         matches!(
             self,

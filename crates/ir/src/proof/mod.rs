@@ -38,31 +38,27 @@ const TENSOR_MAP_BYTES: u64 = 128;
 /// Dynamic shared memory above 48 KB is accepted here, because a host can opt in to it;
 /// [`prove_without_opt_in`] is for a host that does not.
 pub fn prove(shape: &LaunchShape, facts: &KernelFacts, limits: &Limits, on: &str) -> Vec<LaunchRefusal> {
-    let mut refusals = Vec::new();
-    let axes = [
-        ("grid", shape.grid, limits.grid),
-        ("block", shape.block, limits.block),
-        ("cluster", shape.cluster, [u32::MAX; 3]),
-    ];
-    // Too many threads in all are refused as such.
-    let has_too_many = |what| what == "block" && shape.threads() > u64::from(limits.threads_per_block);
-    for (what, given, allowed) in axes {
-        if given.contains(&0) {
-            refusals.push(LaunchRefusal::Zero { what, given });
-        } else if given.iter().zip(&allowed).any(|(given, allowed)| given > allowed) && !has_too_many(what) {
-            let on = on.to_string();
-            refusals.push(LaunchRefusal::Axis {
-                what,
-                given,
-                allowed,
-                on,
-            });
-        }
-    }
-    prove_threads(shape, facts, limits, on, &mut refusals);
-    prove_shared(shape, facts, limits, on, &mut refusals);
-    prove_cluster(shape, facts, limits, on, &mut refusals);
-    refusals
+    let mut proof = Proof {
+        shape,
+        facts,
+        limits,
+        on,
+        refusals: Vec::new(),
+    };
+    proof.axes();
+    proof.threads();
+    proof.shared();
+    proof.cluster();
+    proof.refusals
+}
+
+/// What [`prove`] works with.
+struct Proof<'a> {
+    shape: &'a LaunchShape,
+    facts: &'a KernelFacts,
+    limits: &'a Limits,
+    on: &'a str,
+    refusals: Vec<LaunchRefusal>,
 }
 
 /// Everything that is known to fail about a [`Launch`] of a kernel on an architecture; empty if nothing
@@ -217,148 +213,153 @@ fn parameter_bytes(kind: ParamKind) -> u64 {
     }
 }
 
-fn prove_threads(
-    shape: &LaunchShape,
-    facts: &KernelFacts,
-    limits: &Limits,
-    on: &str,
-    refusals: &mut Vec<LaunchRefusal>,
-) {
-    let given = shape.threads();
-    if given == 0 {
-        return;
+impl Proof<'_> {
+    fn refuse(&mut self, refusal: LaunchRefusal) {
+        self.refusals.push(refusal);
     }
-    if given > u64::from(limits.threads_per_block) {
-        refusals.push(LaunchRefusal::Threads {
-            given,
-            allowed: limits.threads_per_block,
-            on: on.to_string(),
-        });
-        return;
-    }
-    if let Some(required) = facts.required_block.filter(|&required| required != shape.block) {
-        refusals.push(LaunchRefusal::Required {
-            what: "block",
-            given: shape.block,
-            required,
-        });
-    } else if let Some(allowed) = facts.max_threads.filter(|&most| given > u64::from(most)) {
-        refusals.push(LaunchRefusal::KernelThreads {
-            given,
-            allowed,
-            registers: facts.registers,
-        });
-    }
-    let Some(registers) = facts.registers else {
-        return;
-    };
-    let needed = registers_per_block(given, registers, limits);
-    if needed > u64::from(limits.registers_per_sm) {
-        // Few enough threads for `launch_registers`: the limit was checked above.
-        let most = limits.launch_registers(given as u32).min(limits.registers_per_thread);
-        refusals.push(LaunchRefusal::Registers {
-            threads: given,
-            registers,
-            needed,
-            unit: limits.register_unit_per_warp,
-            partitions: limits.partitions_per_sm,
-            allowed: limits.registers_per_sm,
-            most,
-            on: on.to_string(),
-        });
-    }
-}
 
-fn prove_shared(
-    shape: &LaunchShape,
-    facts: &KernelFacts,
-    limits: &Limits,
-    on: &str,
-    refusals: &mut Vec<LaunchRefusal>,
-) {
-    let (static_bytes, dynamic_bytes) = (facts.static_shared_bytes, shape.dynamic_shared_bytes);
-    let needed = static_bytes + u64::from(dynamic_bytes);
-    if static_bytes > u64::from(limits.static_shared_per_block) {
-        refusals.push(LaunchRefusal::StaticShared {
-            given: static_bytes,
-            total: needed,
-            allowed: limits.static_shared_per_block,
-            opt_in: limits.shared_per_block,
-            on: on.to_string(),
-        });
-    } else if needed > u64::from(limits.shared_per_block) {
-        refusals.push(LaunchRefusal::Shared {
-            static_bytes,
-            dynamic_bytes,
-            allowed: limits.shared_per_block,
-            on: on.to_string(),
-        });
+    fn on(&self) -> String {
+        self.on.to_string()
     }
-    if dynamic_bytes < facts.dynamic_shared_bytes {
-        refusals.push(LaunchRefusal::SharedRequest {
-            needed: facts.dynamic_shared_bytes,
-            given: dynamic_bytes,
-        });
-    }
-}
 
-fn prove_cluster(
-    shape: &LaunchShape,
-    facts: &KernelFacts,
-    limits: &Limits,
-    on: &str,
-    refusals: &mut Vec<LaunchRefusal>,
-) {
-    let is_asked = shape.cluster != [1, 1, 1];
-    if let Some(required) = facts
-        .required_cluster
-        .filter(|&required| is_asked && required != shape.cluster)
-    {
-        refusals.push(LaunchRefusal::Required {
-            what: "cluster",
-            given: shape.cluster,
-            required,
-        });
+    fn axes(&mut self) {
+        let (shape, limits) = (self.shape, self.limits);
+        // Too many threads in all are refused as such.
+        let has_too_many = |what| what == "block" && shape.threads() > u64::from(limits.threads_per_block);
+        for (what, given, allowed) in [
+            ("grid", shape.grid, limits.grid),
+            ("block", shape.block, limits.block),
+            ("cluster", shape.cluster, [u32::MAX; 3]),
+        ] {
+            if given.contains(&0) {
+                self.refuse(LaunchRefusal::Zero { what, given });
+            } else if given.iter().zip(&allowed).any(|(given, allowed)| given > allowed) && !has_too_many(what) {
+                let on = self.on();
+                self.refuse(LaunchRefusal::Axis {
+                    what,
+                    given,
+                    allowed,
+                    on,
+                });
+            }
+        }
     }
-    // A kernel that was compiled for a cluster is launched in it without being told.
-    let cluster = match is_asked {
-        true => shape.cluster,
-        false => facts.required_cluster.unwrap_or([1; 3]),
-    };
-    if cluster.contains(&0) || shape.grid.contains(&0) {
-        return;
-    }
-    let blocks = cluster
-        .iter()
-        .fold(1u64, |product, &n| product.saturating_mul(u64::from(n)));
-    if limits.cluster_blocks <= 1 && (blocks > 1 || shape.programmatic_dependent) {
-        let what = match blocks > 1 {
-            true => "clusters",
-            false => "programmatic dependent launches",
+
+    fn threads(&mut self) {
+        let (facts, limits, given) = (self.facts, self.limits, self.shape.threads());
+        if given == 0 {
+            return;
+        }
+        if given > u64::from(limits.threads_per_block) {
+            let (allowed, on) = (limits.threads_per_block, self.on());
+            self.refuse(LaunchRefusal::Threads { given, allowed, on });
+            return;
+        }
+        if let Some(required) = facts.required_block.filter(|&required| required != self.shape.block) {
+            self.required("block", self.shape.block, required);
+        } else if let Some(allowed) = facts.max_threads.filter(|&most| given > u64::from(most)) {
+            let registers = facts.registers;
+            self.refuse(LaunchRefusal::KernelThreads {
+                given,
+                allowed,
+                registers,
+            });
+        }
+        let Some(registers) = facts.registers else {
+            return;
         };
-        refusals.push(LaunchRefusal::NeedsHopper {
-            what,
-            on: on.to_string(),
-        });
-        return;
+        let needed = registers_per_block(given, registers, limits);
+        if needed > u64::from(limits.registers_per_sm) {
+            self.refuse(LaunchRefusal::Registers {
+                threads: given,
+                registers,
+                needed,
+                unit: limits.register_unit_per_warp,
+                partitions: limits.partitions_per_sm,
+                allowed: limits.registers_per_sm,
+                // Few enough threads for `launch_registers`: the limit was checked above.
+                most: limits.launch_registers(given as u32).min(limits.registers_per_thread),
+                on: self.on(),
+            });
+        }
     }
-    if blocks > u64::from(limits.cluster_blocks) {
-        refusals.push(LaunchRefusal::ClusterSize {
-            given: cluster,
-            blocks,
-            allowed: limits.cluster_blocks,
-            on: on.to_string(),
-        });
+
+    fn required(&mut self, what: &'static str, given: [u32; 3], required: [u32; 3]) {
+        self.refuse(LaunchRefusal::Required { what, given, required });
     }
-    if shape
-        .grid
-        .iter()
-        .zip(&cluster)
-        .any(|(grid, cluster)| grid % cluster != 0)
-    {
-        refusals.push(LaunchRefusal::ClusterGrid {
-            grid: shape.grid,
-            cluster,
-        });
+
+    fn shared(&mut self) {
+        let (given, dynamic_bytes) = (self.facts.static_shared_bytes, self.shape.dynamic_shared_bytes);
+        let (total, opt_in) = (given + u64::from(dynamic_bytes), self.limits.shared_per_block);
+        let allowed = self.limits.static_shared_per_block;
+        if given > u64::from(allowed) {
+            let on = self.on();
+            self.refuse(LaunchRefusal::StaticShared {
+                given,
+                total,
+                allowed,
+                opt_in,
+                on,
+            });
+        } else if total > u64::from(opt_in) {
+            self.refuse(LaunchRefusal::Shared {
+                static_bytes: given,
+                dynamic_bytes,
+                allowed: opt_in,
+                on: self.on(),
+            });
+        }
+        let (needed, given) = (self.facts.dynamic_shared_bytes, dynamic_bytes);
+        if given < needed {
+            self.refuse(LaunchRefusal::SharedRequest { needed, given });
+        }
+    }
+
+    fn cluster(&mut self) {
+        let (shape, limits) = (self.shape, self.limits);
+        let is_asked = shape.cluster != [1, 1, 1];
+        if let Some(required) = self.facts.required_cluster
+            && is_asked
+            && required != shape.cluster
+        {
+            self.required("cluster", shape.cluster, required);
+        }
+        // A kernel that was compiled for a cluster is launched in it without being told.
+        let cluster = match is_asked {
+            true => shape.cluster,
+            false => self.facts.required_cluster.unwrap_or([1; 3]),
+        };
+        if cluster.contains(&0) || shape.grid.contains(&0) {
+            return;
+        }
+        let blocks = cluster
+            .iter()
+            .fold(1u64, |product, &n| product.saturating_mul(u64::from(n)));
+        let (allowed, on) = (limits.cluster_blocks, self.on());
+        if allowed <= 1 && (blocks > 1 || shape.programmatic_dependent) {
+            let what = match blocks > 1 {
+                true => "clusters",
+                false => "programmatic dependent launches",
+            };
+            self.refuse(LaunchRefusal::NeedsHopper { what, on });
+            return;
+        }
+        if blocks > u64::from(allowed) {
+            self.refuse(LaunchRefusal::ClusterSize {
+                given: cluster,
+                blocks,
+                allowed,
+                on,
+            });
+        }
+        if shape
+            .grid
+            .iter()
+            .zip(&cluster)
+            .any(|(grid, cluster)| grid % cluster != 0)
+        {
+            let grid = shape.grid;
+            self.refuse(LaunchRefusal::ClusterGrid { grid, cluster });
+        }
     }
 }

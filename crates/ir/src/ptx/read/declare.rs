@@ -82,13 +82,6 @@ pub struct PtxEntry {
 
 impl PtxModule {
     /// The kernel of a name.
-    ///
-    /// ```
-    /// use flashcore_ir::ptx::read::PtxModule;
-    /// let module = PtxModule::read(".version 7.0 .target sm_80 .entry k() { ret; }")?;
-    /// assert!(module.entry("k").is_some() && module.entry("other").is_none());
-    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
-    /// ```
     pub fn entry(&self, name: &str) -> Option<&PtxEntry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
@@ -136,13 +129,6 @@ fn product(dims: [u32; 3]) -> u32 {
 
 impl PtxEntry {
     /// Most threads a block may have by what the kernel declares.
-    ///
-    /// ```
-    /// use flashcore_ir::ptx::read::PtxModule;
-    /// let module = PtxModule::read(".version 7.0 .target sm_80 .entry k() .reqntid 32, 4 { ret; }")?;
-    /// assert_eq!(module.entries[0].threads_allowed(), Some(128));
-    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
-    /// ```
     pub fn threads_allowed(&self) -> Option<u32> {
         self.required_threads.or(self.max_threads).map(product)
     }
