@@ -1,8 +1,8 @@
-//! How a Hopper kernel reads: attention forward, one head a block row, 64 query rows a block, written with
-//! pipelines, tensor copies, warpgroup products and warp roles. Small and plain rather than fast: no overlap of
-//! softmax with products, no persistent tiles, no masks but that of the tail.
+//! How a Hopper kernel reads: attention forward, one head a block row, 64 query rows a block,
+//! written with pipelines, tensor copies, warpgroup products and warp roles. Small and plain rather
+//! than fast: no overlap of softmax with products, no persistent tiles, no mask but for the tail.
 //!
-//! `cargo run -p flashcore-ir --example hopper_attention` prints its PTX; the simulator's tests run it.
+//! `cargo run -p flashcore-ir --example hopper_attention` prints its PTX; the simulator runs it.
 
 use flashcore_ir::fragment::Acc;
 use flashcore_ir::pipeline::{Filler, Reader};
@@ -26,8 +26,8 @@ fn main() -> Result<(), BuildErrors> {
 
 /// `O = softmax(scale · Q·Kᵀ) · V` of fp16 tensors seen as (head_dim, seq, heads).
 ///
-/// Parameters: tensor maps `q`, `k`, `v`, `out`; `seq_len_kv`; `scale_log2`, which is the scale times log2(e).
-/// Grid: (tiles of query rows, heads).
+/// Parameters: tensor maps `q`, `k`, `v`, `out`; `seq_len_kv`; `scale_log2`, which is the scale
+/// times log2(e). Grid: (tiles of query rows, heads).
 ///
 /// # Errors
 /// None: it is written to build.
@@ -175,7 +175,7 @@ impl<'k> RowState<'k> {
         (0..acc.tiles()).flat_map(move |tile| (0..2).map(move |e| acc.var(4 * tile + 2 * half + e)))
     }
 
-    /// Scores become probabilities relative to the new maximum; what was summed before is brought to it.
+    /// Scores become probabilities relative to the new maximum; the sums so far are rescaled.
     #[track_caller]
     fn softmax_step(&self, scores: Acc<'k>, out: Acc<'k>, scale_log2: Val<'k, f32>) {
         let old = self.max.get();
@@ -219,7 +219,7 @@ fn store<'k>(
 ) {
     let (warp, lane) = ((k.thread_idx() - 128) / 32, k.lane());
     let (row, first) = (warp * 16 + lane / 4, lane % 4u32 * 2);
-    // The bytes are those of Q's rows, which the products that this warp has waited for no longer read.
+    // The bytes are those of Q's rows, which no product reads any more.
     for j in 0..out.tiles() {
         for half in 0..2 {
             let at = 4 * j + 2 * half;

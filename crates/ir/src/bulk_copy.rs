@@ -13,8 +13,8 @@ use crate::types::Element;
 use crate::value::Source;
 
 impl KernelBuilder {
-    /// Starts copying `bytes` from global to shared memory; they complete at `bar`, which must expect
-    /// them ([`MBarrier::arrive_expecting`]).
+    /// Starts copying `bytes` from global to shared memory; they complete at `bar`, which must
+    /// expect them ([`MBarrier::arrive_expecting`]).
     ///
     /// ```
     /// use flashcore_ir::{Kernel, TileShape};
@@ -65,8 +65,8 @@ impl KernelBuilder {
         self.emit(Inst::Bulk(BulkInst::StoreBytes { dst, src, bytes }));
     }
 
-    /// Starts adding `bytes` of f32 in shared memory to those in global memory, each atomically. The
-    /// order of sums is not defined, so results differ between runs.
+    /// Starts adding `bytes` of f32 in shared memory to those in global memory, each atomically.
+    /// The order of sums is not defined, so results differ between runs.
     #[track_caller]
     pub fn bulk_add<'k>(&'k self, dst: GlobalPtr<'k, f32>, src: SharedPtr<'k, f32>, bytes: impl Source<'k, u32>) {
         let (dst, src, bytes) = (dst.address(), src.address(), bytes.operand());

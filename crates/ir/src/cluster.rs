@@ -1,4 +1,4 @@
-//! Clusters: blocks that run at the same time, reach into each other's shared memory and wait for each other.
+//! Clusters: blocks that run at the same time, share memory and wait for each other.
 
 use crate::builder::KernelBuilder;
 use crate::inst::{ClusterInst, Inst, Operand, Special};
@@ -45,23 +45,24 @@ impl KernelBuilder {
         self.special(Special::ClusterBlocks)
     }
 
-    /// Waits for every thread of the cluster, and orders what each did before with what all do after.
-    /// Executed by whole warps; for single lanes there are [`cluster_arrive`](Self::cluster_arrive) and
-    /// [`cluster_wait`](Self::cluster_wait).
+    /// Waits for every thread of the cluster, and orders what each did before with what all do
+    /// after. Executed by whole warps; for single lanes there are
+    /// [`cluster_arrive`](Self::cluster_arrive) and [`cluster_wait`](Self::cluster_wait).
     #[track_caller]
     pub fn cluster_barrier(&self) {
         self.arrive_in_cluster(true, true);
         self.emit(Inst::Cluster(ClusterInst::Wait { aligned: true }));
     }
 
-    /// Comes to the cluster's barrier without waiting: each thread once, then [`cluster_wait`](Self::cluster_wait).
+    /// Comes to the cluster's barrier without waiting: each thread once, then
+    /// [`cluster_wait`](Self::cluster_wait).
     #[track_caller]
     pub fn cluster_arrive(&self) {
         self.arrive_in_cluster(true, false);
     }
 
-    /// Comes to the cluster's barrier without waiting and without ordering memory: enough to know that the
-    /// other blocks have started.
+    /// Comes to the cluster's barrier without waiting and without ordering memory: enough to know
+    /// that the other blocks have started.
     #[track_caller]
     pub fn cluster_arrive_relaxed(&self) {
         self.arrive_in_cluster(false, false);
@@ -87,8 +88,8 @@ impl KernelBuilder {
 }
 
 impl<'k, E: Element> SharedPtr<'k, E> {
-    /// The same place in the shared memory of the block of a rank of the cluster (`mapa`). The other block
-    /// must have started, and must not end before it has been told that the access is over.
+    /// The same place in the shared memory of the block of a rank of the cluster (`mapa`). The
+    /// other block must have started, and must not end before the access is over.
     #[track_caller]
     pub fn in_block(self, rank: impl Source<'k, u32>) -> ClusterPtr<'k, E> {
         let addr = self.addr.builder().mapa(self.addr, rank.operand());

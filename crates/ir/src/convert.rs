@@ -67,8 +67,7 @@ impl<'k> Val<'k, f32> {
     pub fn pack_bf16(self, hi: impl Source<'k, f32>) -> Val<'k, BF16x2> {
         self.pack(hi.operand())
     }
-    /// This value and `hi` rounded to a pair of e4m3, this one in the low byte; what is larger than 448 becomes
-    /// 448.
+    /// This value and `hi` rounded to a pair of e4m3, this one in the low byte; at most 448.
     #[track_caller]
     pub fn pack_e4m3(self, hi: impl Source<'k, f32>) -> Val<'k, E4M3x2> {
         self.pack(hi.operand())

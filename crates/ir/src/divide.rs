@@ -10,8 +10,8 @@ macro_rules! divisions {
     ($($tr:ident $method:ident $op:ident;)*) => {$(
         impl<'k, T: Integer, R: Source<'k, T>> ops::$tr<R> for Val<'k, T> {
             type Output = Val<'k, T>;
-            /// By a constant power of two, and unsigned by most other constants, this is shifts and a
-            /// multiplication: ptxas would call its routine for any divisor, some forty instructions.
+            /// By a constant power of two, and unsigned by most other constants, this is shifts and
+            /// a multiplication: ptxas would call a routine of some forty instructions.
             #[track_caller]
             fn $method(self, rhs: R) -> Val<'k, T> {
                 divide(self, BinOp::$op, rhs.operand())
@@ -57,8 +57,9 @@ fn divide<'k, T: Integer>(a: Val<'k, T>, op: BinOp, b: Operand) -> Val<'k, T> {
     a.bin(BinOp::Sub, product.operand())
 }
 
-/// Factor and shift with which `x / d = (x · factor >> 32) >> shift` for every 32-bit `x`, if a 32-bit factor
-/// exists. Source: Granlund and Montgomery, "Division by invariant integers using multiplication" (1994).
+/// Factor and shift with which `x / d = (x · factor >> 32) >> shift` for every 32-bit `x`, if a
+/// 32-bit factor exists. Source: Granlund and Montgomery, "Division by invariant integers using
+/// multiplication" (1994).
 fn magic(d: u32) -> Option<(u32, u32)> {
     if d < 3 || d.is_power_of_two() {
         return None;

@@ -41,7 +41,7 @@ pub enum BuildErrorKind {
     /// `break_if` inside an `if` or a deeper loop.
     #[error("`break_if` must stand directly in the body of its loop, not inside an `if` or another loop in it")]
     BreakNotInLoop,
-    /// Numbers that do not exist or do not fit: of a buffer, a tile, an access, lanes, registers, threads.
+    /// Numbers that do not exist or do not fit: of a buffer, a tile, lanes, registers.
     #[error("{0}")]
     Invalid(String),
 }

@@ -11,7 +11,8 @@ use crate::memory::Widen;
 use crate::types::{Assignable, Element, F16x2, Reg, RegClass, Scalar};
 use crate::value::{Source, Val, Var};
 
-/// Where each element of a small matrix lives: the map (lane, register, element in register) → (row, column).
+/// Where each element of a small matrix lives: the map (lane, register, element in register) →
+/// (row, column).
 #[derive(Clone, Copy, Debug)]
 pub struct FragmentLayout {
     /// Name, for messages and docs.
@@ -53,8 +54,8 @@ impl FragmentLayout {
     }
 }
 
-/// A layout of `rows × cols` elements over `lanes` lanes, `regs` registers each, `per_reg` elements a
-/// register.
+/// A layout of `rows × cols` elements over `lanes` lanes, `regs` registers each, `per_reg` elements
+/// a register.
 pub(crate) const fn layout(
     name: &'static str,
     [rows, cols]: [u32; 2],
@@ -125,8 +126,8 @@ pub struct BOperand<E> {
 
 /// Accumulators of a warp: 16 rows × `8 · tiles` columns, in f32.
 ///
-/// [`AccF16`] has pairs of fp16 instead. It has twice the rate on consumer cards, and is less exact:
-/// each product is added with an 11-bit significand.
+/// [`AccF16`] has pairs of fp16 instead. It has twice the rate on consumer cards, and is less
+/// exact: each product is added with an 11-bit significand.
 #[derive(Clone, Copy, Debug)]
 pub struct Acc<'k, T = f32> {
     k: &'k KernelBuilder,
@@ -279,8 +280,9 @@ impl<'k, E: Element> AVars<'k, E> {
         self.steps
     }
 
-    /// Word `i` of a lane: word `i % 4` of step `i / 4`, in the order of [`MMA_M16K16_A`]. Word `i` of
-    /// 16-bit elements holds the elements of registers `2i` and `2i + 1` of accumulators over the same columns.
+    /// Word `i` of a lane: word `i % 4` of step `i / 4`, in the order of [`MMA_M16K16_A`]. Word `i`
+    /// of 16-bit elements holds the elements of registers `2i` and `2i + 1` of accumulators over
+    /// the same columns.
     pub fn word(&self, i: u32) -> Var<'k, E::Word> {
         Var::from_reg(self.k, self.first.plus(i))
     }
@@ -311,8 +313,8 @@ impl<'k, T: Accumulated> Acc<'k, T> {
         }
     }
 
-    /// Register `i` of a lane. With f32 it is register `i % 4` of [`MMA_M16N8_ACC_F32`] in tile `i / 4`,
-    /// with fp16 register `i % 2` of [`MMA_M16N8_ACC_F16`] in tile `i / 2`.
+    /// Register `i` of a lane. With f32 it is register `i % 4` of [`MMA_M16N8_ACC_F32`] in tile `i
+    /// / 4`, with fp16 register `i % 2` of [`MMA_M16N8_ACC_F16`] in tile `i / 2`.
     pub fn var(&self, i: u32) -> Var<'k, T> {
         Var::from_reg(self.k, self.first.plus(i))
     }
@@ -398,7 +400,7 @@ mod tests {
 
     #[test]
     fn two_accumulators_are_one_a_operand() {
-        // What `to_a` relies on: accumulator pair (tile t, registers 2r, 2r+1) is A register r + 2t.
+        // What `to_a` relies on: accumulator pair (tile t, registers 2r, 2r+1) is A register r+2t.
         for lane in 0..32 {
             for tile in 0..2 {
                 for pair in 0..2 {

@@ -190,8 +190,8 @@ impl Kernel {
         self.frames[id.0 as usize]
     }
 
-    /// The lines that led to an instruction, outermost first: the kernel's own line, then each verb's.
-    /// Each line comes with the verb that it is part of.
+    /// The lines that led to an instruction, outermost first: the kernel's own line, then each
+    /// verb's. Each line comes with the verb that it is part of.
     pub fn backtrace(&self, id: SiteId) -> Vec<(SourceLine, Option<&'static str>)> {
         let site = self.site(id);
         let mut lines = Vec::new();
@@ -264,21 +264,20 @@ impl Kernel {
         walk(&self.body, replace)
     }
 
-    /// The same kernel with another body, for planting mistakes. Nothing is checked; registers, sites
-    /// and parameters stay those of this kernel.
+    /// The same kernel with another body, for planting mistakes. Nothing is checked; registers,
+    /// sites and parameters stay those of this kernel.
     pub fn with_body(&self, body: Vec<Node>) -> Kernel {
         Kernel { body, ..self.clone() }
     }
 
-    /// The same kernel with another body and with labels for its new traces, which are numbered after
-    /// those of this kernel.
+    /// The same kernel with another body and with labels for its new traces.
     pub fn with_traces(&self, body: Vec<Node>, labels: impl IntoIterator<Item = String>) -> Kernel {
         let mut kernel = self.with_body(body);
         kernel.traces.extend(labels);
         kernel
     }
 
-    /// The same kernel with another ledger, for the same purpose. Addresses in the body stay as they are.
+    /// The same kernel with another ledger, for the same purpose. Addresses in the body stay.
     pub fn with_ledger(&self, ledger: Ledger) -> Kernel {
         Kernel { ledger, ..self.clone() }
     }

@@ -43,10 +43,10 @@ pub enum Arg {
     Table(Table),
 }
 
-/// The boxes that a tensor map copies: what a tile in shared memory and its tensor map must agree on.
+/// The boxes that a tensor map copies: what a tile and its tensor map must agree on.
 ///
-/// Made by [`SharedTile::tensor_box`](crate::SharedTile::tensor_box); a kernel's parameter carries it, and
-/// [`recipe`](Self::recipe) makes the launch's argument from it.
+/// Made by [`SharedTile::tensor_box`](crate::SharedTile::tensor_box); a kernel's parameter carries
+/// it, and [`recipe`](Self::recipe) makes the launch's argument from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorBox {
     /// Element type.
@@ -70,9 +70,9 @@ impl TensorBox {
         self.dims().iter().product::<u32>() * self.element.bytes()
     }
 
-    /// The recipe of a tensor map of these boxes, for the tensor that begins at `byte_offset` of the
-    /// buffer in slot `slot`: `dims` elements along each dimension, innermost first, `byte_strides` between
-    /// them along each but the innermost.
+    /// The recipe of a tensor map of these boxes, for the tensor that begins at `byte_offset` of
+    /// the buffer in slot `slot`: `dims` elements along each dimension, innermost first,
+    /// `byte_strides` between them along each but the innermost.
     pub fn recipe(&self, slot: usize, byte_offset: u64, dims: Vec<u64>, byte_strides: Vec<u64>) -> TensorMapRecipe {
         TensorMapRecipe {
             slot,

@@ -2,16 +2,17 @@
 //!
 //! [`Kernel::build`] writes a kernel down with Rust closures and operators. What is written is what
 //! runs: each builder method appends one machine instruction, and no pass rewrites them. The value
-//! prints itself as PTX ([`Kernel::to_ptx`]) for the driver to compile, and the simulator runs it on
-//! any CPU.
+//! prints itself as PTX ([`Kernel::to_ptx`]) for the driver, and the simulator runs it on any CPU.
 //!
 //! - [`builder`]: the kernel as a whole, control flow; [`value`], [`mod@pointer`]: arithmetic;
 //!   [`memory`], [`sync`]: the instructions that touch memory and other threads;
 //!   [`tile`], [`fragment`]: tiles in shared memory and in the registers of a warp.
-//! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`bulk_copy`], [`wgmma`], [`cluster`], [`Role`].
+//! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`bulk_copy`], [`wgmma`],
+//!   [`cluster`], [`Role`].
 //! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
 //! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
-//!   [`launch`], [`table`]: everything it takes to run a kernel. [`proof`]: whether it can be launched.
+//!   [`launch`], [`table`]: everything it takes to run a kernel. [`proof`]: whether it can be
+//!   launched.
 
 pub mod builder;
 pub mod bulk_copy;

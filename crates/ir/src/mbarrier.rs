@@ -1,8 +1,7 @@
-//! Mbarriers: counters in shared memory whose phases end when the expected threads have arrived and the
-//! announced bytes of asynchronous copies have landed (PTX ISA, "mbarrier").
+//! Mbarriers: counters in shared memory whose phases end when the expected threads have arrived and
+//! the announced bytes of asynchronous copies have landed (PTX ISA, "mbarrier").
 //!
-//! [`Pipeline`](crate::Pipeline) derives counts, phases and addresses of a ring of them; this is what it is
-//! made of.
+//! [`Pipeline`](crate::Pipeline) derives counts, phases and addresses of a ring of them.
 
 use crate::builder::KernelBuilder;
 use crate::inst::{Address, Inst, MbarInst, Object, Operand, Scope};
@@ -111,8 +110,8 @@ impl<'k> MBarrier<'k> {
         }
     }
 
-    /// Makes the mbarrier: each of its phases takes `arrivals` arrivals. One thread does this, once, and a
-    /// barrier follows before others use it; before copies or other blocks do,
+    /// Makes the mbarrier: each of its phases takes `arrivals` arrivals. One thread does this,
+    /// once, and a barrier follows before others use it; before copies or other blocks do,
     /// [`fence_mbarrier_init`](KernelBuilder::fence_mbarrier_init) too.
     #[track_caller]
     pub fn init(&self, arrivals: u32) {
@@ -120,7 +119,7 @@ impl<'k> MBarrier<'k> {
         self.k.emit(Inst::Mbar(MbarInst::Init { addr, arrivals }));
     }
 
-    /// Arrives, once for each active lane. What a lane has done before is known to whoever sees the phase end.
+    /// Arrives, once for each active lane. Who sees the phase end knows what was done before.
     #[track_caller]
     pub fn arrive(&self) {
         self.arrive_at(false, Scope::Block, None);
@@ -162,14 +161,14 @@ impl<'k> MBarrier<'k> {
         self.phase(parity, true, Scope::Block)
     }
 
-    /// Waits for the phase of this parity (that of its number, from 0 on) to end. Of a fresh mbarrier the
-    /// phase before the first, of parity 1, counts as ended.
+    /// Waits for the phase of this parity (that of its number, from 0 on) to end. Of a fresh
+    /// mbarrier the phase before the first, of parity 1, counts as ended.
     #[track_caller]
     pub fn wait(&self, parity: impl Source<'k, u32>) {
         self.wait_in(parity, Scope::Block);
     }
 
-    /// [`wait`](Self::wait) for what threads of other blocks of the cluster did before they arrived.
+    /// [`wait`](Self::wait) for arrivals from other blocks of the cluster.
     #[track_caller]
     pub fn wait_cluster(&self, parity: impl Source<'k, u32>) {
         self.wait_in(parity, Scope::Cluster);
@@ -210,9 +209,9 @@ impl<'k> MBarrier<'k> {
 }
 
 impl<'k> RemoteMBarrier<'k> {
-    /// Arrives, once for each active lane. Orders earlier *reads* and asynchronous work before what the
-    /// observer does next, which is what releasing a buffer needs; what was *written* to the other block's
-    /// memory needs [`arrive_cluster`](Self::arrive_cluster).
+    /// Arrives, once for each active lane. Orders earlier *reads* and asynchronous work before what
+    /// the observer does next, which is what releasing a buffer needs; what was *written* to the
+    /// other block's memory needs [`arrive_cluster`](Self::arrive_cluster).
     #[track_caller]
     pub fn arrive(&self) {
         self.0.arrive_at(true, Scope::Block, None);

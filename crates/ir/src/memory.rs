@@ -88,14 +88,14 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
         self.store_operands(E::TYPE, &[value.operand()], cache);
     }
 
-    /// Loads 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
+    /// Loads 1, 2 or 4 consecutive 32-bit words in one access; the address is aligned to its size.
     #[track_caller]
     pub fn load_words(self, count: u32, cache: Cache) -> Vec<Val<'k, E::Word>> {
         let first = self.load_regs(<E::Word as Scalar>::TYPE.class(), count, cache);
         values(self.addr.builder(), first, count)
     }
 
-    /// Stores 1, 2 or 4 consecutive 32-bit words in one access; the address must be aligned to its size.
+    /// Stores 1, 2 or 4 consecutive 32-bit words in one access; the address is aligned to its size.
     #[track_caller]
     pub fn store_words(self, words: &[Val<'k, E::Word>], cache: Cache) {
         let operands: Vec<Operand> = words.iter().map(|w| w.operand()).collect();
@@ -138,8 +138,8 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
 }
 
 impl<'k, S: AddressSpace, E: Widen> Ptr<'k, S, E> {
-    /// Loads `count` consecutive elements as f32, in accesses of at most `vector_bytes`, to which the
-    /// address must be aligned (or to the element, where that is larger).
+    /// Loads `count` consecutive elements as f32, in accesses of at most `vector_bytes`, to which
+    /// the address must be aligned (or to the element, where that is larger).
     #[track_caller]
     pub fn load_f32s(self, count: u32, vector_bytes: u32, cache: Cache) -> Vec<Val<'k, f32>> {
         // Loops rather than iterators: a closure would hide the caller's line.
@@ -158,7 +158,7 @@ impl<'k, S: AddressSpace, E: Widen> Ptr<'k, S, E> {
     }
 
     /// Stores f32 values as consecutive elements, rounded to nearest even, in accesses of at most
-    /// `vector_bytes`, to which the address must be aligned (or to the element, where that is larger).
+    /// `vector_bytes`, to which the address must be aligned (or to a larger element).
     #[track_caller]
     pub fn store_f32s(self, values: &[Val<'k, f32>], vector_bytes: u32, cache: Cache) {
         let mut done = 0;
@@ -186,7 +186,7 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
         self.reduce(AtomOp::Add, value);
     }
 
-    /// Atomically replaces one element by `op` of it and `value`, without asking for the old one (`red`).
+    /// Atomically replaces one element by `op` of it and `value`, and gives nothing back (`red`).
     #[track_caller]
     pub fn reduce(self, op: AtomOp, value: impl Source<'k, E>) {
         self.atom(op, value, None);
@@ -266,8 +266,8 @@ impl<'k, E: Element> GlobalPtr<'k, E> {
     }
 }
 
-/// How `count` elements are accessed, in order: as (words, elements), or (0, 1) for a single element
-/// that fills no word.
+/// How `count` elements are accessed, in order: as (words, elements), or (0, 1) for a single
+/// element that fills no word.
 fn accesses(count: u32, per_word: u32, vector_bytes: u32) -> Vec<(u32, u32)> {
     let mut rest = count;
     let mut accesses = Vec::new();
@@ -295,9 +295,9 @@ fn values<T: Scalar>(k: &KernelBuilder, first: Reg, count: u32) -> Vec<Val<'_, T
 impl KernelBuilder {
     /// Starts an asynchronous copy of 16 bytes from global to shared memory, past L1.
     ///
-    /// With `src_bytes` (0..=16) only so many bytes are read and the rest is zero-filled, which is how
-    /// tails are handled without a branch. Both addresses are 16-byte aligned. The copy belongs to the
-    /// group that the next [`cp_async_commit`](Self::cp_async_commit) closes.
+    /// With `src_bytes` (0..=16) only so many bytes are read and the rest is zero-filled, which is
+    /// how tails are handled without a branch. Both addresses are 16-byte aligned. The copy belongs
+    /// to the group that the next [`cp_async_commit`](Self::cp_async_commit) closes.
     #[track_caller]
     pub fn cp_async<'k, E: Element>(
         &'k self,
@@ -308,8 +308,8 @@ impl KernelBuilder {
         self.copy(dst, src, 16, src_bytes, Cache::L2);
     }
 
-    /// Starts an asynchronous copy of 4, 8 or 16 `bytes` from global to shared memory, through L1; both
-    /// addresses are aligned to as many. Otherwise like [`cp_async`](Self::cp_async).
+    /// Starts an asynchronous copy of 4, 8 or 16 `bytes` from global to shared memory, through L1;
+    /// both addresses are aligned to as many. Otherwise like [`cp_async`](Self::cp_async).
     #[track_caller]
     pub fn cp_async_l1<'k, E: Element>(
         &'k self,
@@ -346,8 +346,8 @@ impl KernelBuilder {
         self.emit(Inst::CpAsyncCommit);
     }
 
-    /// Waits until at most `pending` of this thread's newest groups are unfinished. Other threads see
-    /// the copied bytes only after a barrier that follows.
+    /// Waits until at most `pending` of this thread's newest groups are unfinished. Other threads
+    /// see the copied bytes only after a barrier that follows.
     #[track_caller]
     pub fn cp_async_wait(&self, pending: u32) {
         self.emit(Inst::CpAsyncWait { pending });

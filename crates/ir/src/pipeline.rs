@@ -1,9 +1,9 @@
 //! [`Pipeline`]: a ring of stages that one side fills and the other reads. It alone computes the
 //! counts, phases and offsets of its mbarriers.
 //!
-//! Each stage has two mbarriers: *full*, which ends its phase when the announced bytes have landed, and
-//! *empty*, which ends its phase when every reader has released the stage. A cursor walks the ring on
-//! each side; the phase of a side is the parity of its rounds.
+//! Each stage has two mbarriers: *full*, which ends its phase when the announced bytes have landed,
+//! and *empty*, which ends its phase when every reader has released the stage. A cursor walks the
+//! ring on each side; the phase of a side is the parity of its rounds.
 
 use crate::builder::KernelBuilder;
 use crate::mbarrier::{MBarrier, MBarriers};
@@ -53,8 +53,8 @@ pub struct Pipeline<'k> {
 #[derive(Clone, Copy, Debug)]
 struct Cursor<'k> {
     pipeline: Pipeline<'k>,
-    /// With a power of two of stages, the stages passed since the first, which give both the stage and
-    /// the phase; otherwise the stage.
+    /// With a power of two of stages, the stages passed since the first, which give both the stage
+    /// and the phase; otherwise the stage.
     place: Var<'k, u32>,
     /// Stages from one of its stages to the next.
     step: u32,
@@ -70,7 +70,7 @@ pub struct Filler<'k>(Cursor<'k>);
 pub struct Reader<'k>(Cursor<'k>);
 
 impl KernelBuilder {
-    /// Declares a pipeline of `stages` stages, each of which `arrivers` warps of this block release.
+    /// Declares a pipeline of `stages` stages, which `arrivers` warps of this block release.
     #[track_caller]
     pub fn pipeline(&self, name: &str, stages: u32, arrivers: u32) -> Pipeline<'_> {
         let warps = self.threads() / 32;
@@ -89,8 +89,8 @@ impl KernelBuilder {
         }
     }
 
-    /// Makes the mbarriers of pipelines, by one thread, and waits for the block, or for the cluster of a
-    /// kernel made for one. The whole block executes it, before any pipeline is used.
+    /// Makes the mbarriers of pipelines, by one thread, and waits for the block, or for the cluster
+    /// of a kernel made for one. The whole block executes it, before any pipeline is used.
     #[track_caller]
     pub fn start_pipelines(&self, pipelines: &[Pipeline<'_>]) {
         let clustered = self.state.borrow().kernel.cluster.is_some_and(|blocks| blocks > 1);
@@ -114,8 +114,8 @@ impl KernelBuilder {
 }
 
 impl<'k> Pipeline<'k> {
-    /// The same for stages that copies of all blocks of the cluster fill together (multicast): a stage is
-    /// free when the readers of every block have released it.
+    /// The same for stages that copies of all blocks of the cluster fill together (multicast): a
+    /// stage is free when the readers of every block have released it.
     #[track_caller]
     pub fn across_cluster(self) -> Self {
         let cluster = self.k.state.borrow().kernel.cluster;
@@ -146,8 +146,8 @@ impl<'k> Pipeline<'k> {
         Reader(self.cursor())
     }
 
-    /// A reading side that takes every `step`th stage from `first` on: one of several readers, each of stages of
-    /// its own. `step` divides the number of stages, and `first` is less than it.
+    /// A reading side that takes every `step`th stage from `first` on: one of several readers, each
+    /// of stages of its own. `step` divides the number of stages, and `first` is less than it.
     #[track_caller]
     pub fn reader_of(&self, first: impl Source<'k, u32>, step: u32) -> Reader<'k> {
         if step == 0 || !self.stages.is_multiple_of(step) {
@@ -262,11 +262,11 @@ impl<'k> Reader<'k> {
         });
     }
 
-    /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp no longer
-    /// reads the stage. One lane arrives for all. Before that, lanes that read the stage with loads must
-    /// have synchronised (`sync_warp`), and if bulk copies fill it, must have executed
-    /// [`KernelBuilder::fence_proxy_async`] first, since an arrival does not wait for loads. Products
-    /// that read it must have been waited for.
+    /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp no
+    /// longer reads the stage. One lane arrives for all. Before that, lanes that read the stage
+    /// with loads must have synchronised (`sync_warp`), and if bulk copies fill it, must have
+    /// executed [`KernelBuilder::fence_proxy_async`] first, since an arrival does not wait for
+    /// loads. Products that read it must have been waited for.
     #[track_caller]
     pub fn release(&self) {
         self.release_stage(self.0.stage());

@@ -50,7 +50,7 @@ pub struct Profile {
 pub struct Chip {
     /// Architecture.
     pub target: Target,
-    /// Streaming multiprocessors. Kernels are right with any number, and fast with the one there is.
+    /// Streaming multiprocessors. Kernels are right with any number, and fast with this one.
     pub sms: u32,
 }
 

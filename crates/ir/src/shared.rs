@@ -82,10 +82,10 @@ pub struct SharedBuffer {
     pub rows: u32,
     /// Columns of one stage, in elements.
     pub cols: u32,
-    /// Columns of a slab: `cols`, or fewer where the columns lie in several slabs one after the other, each
-    /// of all rows.
+    /// Columns of a slab: `cols`, or fewer where the columns lie in several slabs one after the
+    /// other, each of all rows.
     pub slab_cols: u32,
-    /// Elements from one row to the next within a slab; more than its columns where rows are padded.
+    /// Elements from one row to the next within a slab; more than its columns in padded rows.
     pub row_stride: u32,
     /// Permutation of byte offsets within a stage.
     pub swizzle: Swizzle,
@@ -144,7 +144,7 @@ impl SharedBuffer {
     }
 
     /// The element at a byte offset from the buffer's start, as (stage, row, column): what
-    /// [`element_offset`](Self::element_offset) undoes. A byte of padding counts as a column past the last.
+    /// [`element_offset`](Self::element_offset) undoes. Padding counts as a column past the last.
     pub fn element_at(&self, offset: u32) -> (u32, u32, u32) {
         let (stage, within) = (offset / self.stage_bytes(), offset % self.stage_bytes());
         let element = self.swizzle.apply(within) / self.element.bytes();

@@ -18,7 +18,8 @@ impl KernelBuilder {
         });
     }
 
-    /// Waits at barrier `id` (0..16, the same for the whole warp) until `threads` threads have come to it.
+    /// Waits at barrier `id` (0..16, the same for the whole warp) until `threads` threads have come
+    /// to it.
     #[track_caller]
     pub fn barrier_among<'k>(&'k self, id: impl Source<'k, u32>, threads: u32) {
         let id = id.operand();
@@ -66,23 +67,23 @@ impl KernelBuilder {
 }
 
 impl KernelBuilder {
-    /// Orders this thread's accesses to shared memory before it with those of asynchronous copies and
-    /// warpgroup products that learn of it: a tile that was written by stores and is then read by
-    /// either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`). So does a stage that was read
-    /// by loads and is then filled by a copy, by those who read.
+    /// Orders this thread's accesses to shared memory before it with those of asynchronous copies
+    /// and warpgroup products that learn of it: a tile that was written by stores and is then read
+    /// by either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`). So
+    /// does a stage that was read by loads and is then filled by a copy, by those who read.
     #[track_caller]
     pub fn fence_proxy_async(&self) {
         self.emit(Inst::FenceProxyAsync);
     }
 
-    /// Makes mbarriers that this thread has just made known to asynchronous copies and, after a cluster
-    /// barrier, to the other blocks.
+    /// Makes mbarriers that this thread has just made known to asynchronous copies and, after a
+    /// cluster barrier, to the other blocks.
     #[track_caller]
     pub fn fence_mbarrier_init(&self) {
         self.emit(Inst::FenceMbarrierInit);
     }
 
-    /// True in one lane of the warp: the same one each time, but not said which. The whole warp executes it.
+    /// True in one lane of the warp, always the same one. The whole warp executes it.
     #[track_caller]
     pub fn elect(&self) -> Val<'_, bool> {
         self.result(|dst| Inst::Elect { dst })
@@ -97,8 +98,8 @@ impl KernelBuilder {
 
     /// Keeps the compiler from moving instructions across this place. Costs a vote and a branch.
     ///
-    /// PTX has no such fence. A trap that never happens, on a condition that the compiler cannot know and
-    /// whose vote it must not move, ends the basic block within which it schedules
+    /// PTX has no such fence. A trap that never happens, on a condition that the compiler cannot
+    /// know and whose vote it must not move, ends the basic block within which it schedules
     /// (`docs/hardware-notes.md`).
     #[track_caller]
     pub fn scheduling_fence(&self) {
@@ -107,16 +108,16 @@ impl KernelBuilder {
     }
 
     /// Waits until the launches that this one depends on have ended and what they wrote is visible
-    /// (`griddepcontrol.wait`); before it, nothing that they write may be read. Without programmatic
-    /// dependent launch it does nothing.
+    /// (`griddepcontrol.wait`); before it, nothing that they write may be read. Without
+    /// programmatic dependent launch it does nothing.
     #[track_caller]
     pub fn dependency_wait(&self) {
         self.emit(Inst::DependencyWait);
     }
 
     /// Lets the launches that depend on this one begin, once every block has come here or ended
-    /// (`griddepcontrol.launch_dependents`). Their [`dependency_wait`](Self::dependency_wait) still waits
-    /// for the end of this one.
+    /// (`griddepcontrol.launch_dependents`). Their [`dependency_wait`](Self::dependency_wait) still
+    /// waits for the end of this one.
     #[track_caller]
     pub fn dependency_trigger(&self) {
         self.emit(Inst::DependencyTrigger);
@@ -193,7 +194,7 @@ impl<'k, T: Scalar> Val<'k, T> {
 }
 
 impl<'k> Val<'k, f32> {
-    /// The largest over groups of `lanes` (a power of two) neighbouring lanes, in every one of them.
+    /// The largest over groups of `lanes` (a power of two) neighbouring lanes, in each of them.
     #[track_caller]
     pub fn reduce_max(self, lanes: u32) -> Val<'k, f32> {
         self.butterfly(lanes, BinOp::Max)

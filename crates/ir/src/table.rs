@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-/// Numbers worked out on the host that a kernel reads, such as which block computes which tiles. Cheap to clone; it is
-/// hashed once, when it is made, so that it can be looked up at every launch.
+/// Numbers worked out on the host that a kernel reads, such as which block computes which tiles.
+/// Cheap to clone; it is hashed once, when it is made, so that it can be looked up at every launch.
 ///
 /// ```
 /// use flashcore_ir::Table;

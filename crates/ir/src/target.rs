@@ -111,8 +111,8 @@ pub struct Limits {
     pub blocks_per_sm: u32,
     /// Named barriers a block.
     pub barriers_per_block: u32,
-    /// Most blocks a cluster (1: no clusters). More than 8 are not portable: the host must allow them
-    /// (`CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`).
+    /// Most blocks a cluster (1: no clusters). More than 8 are not portable: the host must allow
+    /// them (`CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`).
     pub cluster_blocks: u32,
     /// Most blocks of a grid along x, y, z.
     pub grid: [u32; 3],
@@ -132,8 +132,8 @@ impl Target {
         Target::Sm120,
     ];
 
-    /// What is different of each: its name, compute capability times ten, kilobytes of shared memory that a
-    /// block and an SM may use, threads and blocks of an SM, blocks of a cluster.
+    /// What is different of each: its name, compute capability times ten, kilobytes of shared
+    /// memory that a block and an SM may use, threads and blocks of an SM, blocks of a cluster.
     const fn row(self) -> (&'static str, u32, u32, u32, u32, u32, u32) {
         match self {
             Target::Sm75 => ("sm_75", 75, 64, 64, 1024, 16, 1),
@@ -220,8 +220,9 @@ impl fmt::Display for Target {
 }
 
 impl Limits {
-    /// Registers that a thread of a block of `threads` can have at launch where the block has an SM to
-    /// itself: what ptxas allots kernels with `.maxntid` and `.minnctapersm 1` that set registers later.
+    /// Registers that a thread of a block of `threads` can have at launch where the block has an SM
+    /// to itself: what ptxas allots kernels with `.maxntid` and `.minnctapersm 1` that set
+    /// registers later.
     pub fn launch_registers(&self, threads: u32) -> u32 {
         let partition = self.registers_per_sm / self.partitions_per_sm;
         let warps = threads.div_ceil(32).div_ceil(self.partitions_per_sm).max(1);

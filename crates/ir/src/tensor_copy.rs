@@ -1,9 +1,9 @@
-//! Tensor copies: boxes of a tensor in global memory that come to a tile in shared memory, or go from it,
-//! without passing through threads (the Tensor Memory Accelerator).
+//! Tensor copies: boxes of a tensor in global memory that come to a tile in shared memory, or go
+//! from it, without passing through threads (the Tensor Memory Accelerator).
 //!
-//! The tile says how its boxes look ([`SharedTile::tensor_box`]), the kernel's parameter carries that, and the
-//! launch makes the tensor map from it: host and device cannot disagree. Elements of a box that lie outside
-//! the tensor are read as zero and never written, whatever its strides.
+//! The tile says how its boxes look ([`SharedTile::tensor_box`]), the kernel's parameter carries
+//! that, and the launch makes the tensor map from it: host and device cannot disagree. Elements of
+//! a box that lie outside the tensor are read as zero and never written, whatever its strides.
 
 use crate::builder::KernelBuilder;
 use crate::inst::{Address, BulkInst, Inst, L2Hint, Object, Operand};
@@ -65,14 +65,14 @@ impl KernelBuilder {
         self.emit(Inst::Bulk(BulkInst::Commit));
     }
 
-    /// Waits until at most `pending` of this thread's newest groups of tensor stores are unfinished.
+    /// Waits until at most `pending` of this thread's newest groups of stores are unfinished.
     #[track_caller]
     pub fn bulk_wait(&self, pending: u32) {
         self.emit(Inst::Bulk(BulkInst::Wait { pending, read: false }));
     }
 
-    /// Waits until at most `pending` of this thread's newest groups of tensor stores have yet to read their
-    /// tiles: the tiles may then be written again, though the tensors may not be complete.
+    /// Waits until at most `pending` of this thread's newest groups of tensor stores have yet to
+    /// read their tiles: the tiles may then be written again, though not all is stored.
     #[track_caller]
     pub fn bulk_wait_read(&self, pending: u32) {
         self.emit(Inst::Bulk(BulkInst::Wait { pending, read: true }));
@@ -98,9 +98,9 @@ impl<'k> TensorMap<'k> {
         }
     }
 
-    /// The box whose first row is at these coordinates, innermost of them first: all dimensions but that of
-    /// the columns, which the tile's slabs fill from 0 on, or from [`BoxAt::column`]. Coordinates outside the tensor (negative ones
-    /// too, as two's complement) are allowed.
+    /// The box whose first row is at these coordinates, innermost of them first: all dimensions but
+    /// that of the columns, which the tile's slabs fill from 0 on, or from [`BoxAt::column`].
+    /// Coordinates outside the tensor (negative ones too, as two's complement) are allowed.
     #[track_caller]
     pub fn at(&self, rows: &[Val<'k, u32>]) -> BoxAt<'k> {
         let outer = self.boxes.rank as usize - 1;
@@ -139,8 +139,8 @@ impl<'k> BoxAt<'k> {
         self
     }
 
-    /// Brings the box to the same place in each block of the cluster whose rank is a set bit of `blocks`,
-    /// and completes its bytes at the same mbarrier of each.
+    /// Brings the box to the same place in each block of the cluster whose rank is a set bit of
+    /// `blocks`, and completes its bytes at the same mbarrier of each.
     pub fn multicast(mut self, blocks: Val<'k, u16>) -> Self {
         self.multicast = Some(blocks.operand());
         self
@@ -154,9 +154,10 @@ impl<'k> BoxAt<'k> {
 }
 
 impl<'k, E: Element> SharedTile<'k, E> {
-    /// The boxes that fill this tile: a slab of columns by `outer` elements along the dimensions of the rows,
-    /// innermost first. Their product is the tile's rows, or a part of them for tiles that several copies
-    /// fill. Attention tensors have the dimensions (head_dim, seq, heads, batch), so `&[rows, 1, 1]`.
+    /// The boxes that fill this tile: a slab of columns by `outer` elements along the dimensions of
+    /// the rows, innermost first. Their product is the tile's rows, or a part of them for tiles
+    /// that several copies fill. Attention tensors have the dimensions (head_dim, seq, heads,
+    /// batch), so `&[rows, 1, 1]`.
     #[track_caller]
     pub fn tensor_box(&self, outer: &[u32]) -> TensorBox {
         let rows = outer.iter().fold(1u32, |product, &n| product.saturating_mul(n));
@@ -205,16 +206,16 @@ impl<'k, E: Element> SharedTile<'k, E> {
         }
     }
 
-    /// Starts copying boxes from a tensor into a stage, a copy for each slab; their bytes (a stage's)
-    /// complete at `bar`. One thread does this.
+    /// Starts copying boxes from a tensor into a stage, a copy for each slab; their bytes (a
+    /// stage's) complete at `bar`. One thread does this.
     #[track_caller]
     pub fn load_tma(&self, stage: impl Source<'k, u32>, from: BoxAt<'k>, bar: MBarrier<'k>) {
         self.check_boxes(&from, true);
         self.copy_boxes(stage.operand(), Operand::Imm(0), &from, Some(bar));
     }
 
-    /// Starts copying boxes that are a part of the rows: part `part`, of as many rows as a box has. Each
-    /// block of a cluster brings its part of a tile to all of them so.
+    /// Starts copying boxes that are a part of the rows: part `part`, of as many rows as a box has.
+    /// Each block of a cluster brings its part of a tile to all of them so.
     #[track_caller]
     pub fn load_tma_part(
         &self,
@@ -227,9 +228,9 @@ impl<'k, E: Element> SharedTile<'k, E> {
         self.copy_boxes(stage.operand(), part.operand(), &from, Some(bar));
     }
 
-    /// Starts copying a stage to a tensor, a copy for each slab, as part of this thread's group (see
-    /// [`KernelBuilder::bulk_commit`]). One thread does this, after the others have written the tile,
-    /// executed [`KernelBuilder::fence_proxy_async`] and met it at a barrier.
+    /// Starts copying a stage to a tensor, a copy for each slab, as part of this thread's group
+    /// (see [`KernelBuilder::bulk_commit`]). One thread does this, after the others have written
+    /// the tile, executed [`KernelBuilder::fence_proxy_async`] and met it at a barrier.
     #[track_caller]
     pub fn store_tma(&self, stage: impl Source<'k, u32>, to: BoxAt<'k>) {
         self.check_boxes(&to, true);

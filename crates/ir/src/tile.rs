@@ -49,8 +49,9 @@ impl TileShape {
         self.swizzle = swizzle;
         self
     }
-    /// Cuts the columns into slabs as wide as the swizzle (64 16-bit elements for 128 bytes), one after the
-    /// other, each of all rows: how tensor copies and warpgroup products want tiles of wider rows.
+    /// Cuts the columns into slabs as wide as the swizzle (64 16-bit elements for 128 bytes), one
+    /// after the other, each of all rows: how tensor copies and warpgroup products want tiles of
+    /// wider rows.
     ///
     /// ```
     /// use flashcore_ir::{Kernel, Swizzle, TileShape};
@@ -103,7 +104,8 @@ impl KernelBuilder {
         self.declare_tile(name, shape, None)
     }
 
-    /// Declares a tile that takes over the bytes of another, whose contents must no longer be needed.
+    /// Declares a tile that takes over the bytes of another, whose contents must no longer be
+    /// needed.
     #[track_caller]
     pub fn shared_tile_reusing<E: Element, F: Element>(
         &self,
@@ -119,7 +121,8 @@ impl KernelBuilder {
         self.state.borrow_mut().kernel.ledger.is_static = true;
     }
 
-    /// The shape, if it has elements and not more than any GPU might hold: others break the sums to come.
+    /// The shape, if it has elements and not more than any GPU might hold: others break the sums to
+    /// come.
     #[track_caller]
     fn check_size<E: Element>(&self, name: &str, shape: TileShape) -> TileShape {
         let elements = (u128::from(shape.cols) + u128::from(shape.pad)) * u128::from(shape.rows);
@@ -257,9 +260,10 @@ impl<'k, E: Element> SharedTile<'k, E> {
         self.stage_bytes
     }
 
-    /// The same column `rows` rows further down: an immediate of the access, no instruction. Rows of a
-    /// swizzled tile are permuted alike only every few of them, so there `rows` must span whole periods
-    /// of the permutation ([`Swizzle::alignment`] bytes; eight rows where a row fills it).
+    /// The same column `rows` rows further down: an immediate of the access, no instruction. Rows
+    /// of a swizzled tile are permuted alike only every few of them, so there `rows` must span
+    /// whole periods of the permutation ([`Swizzle::alignment`] bytes; eight rows where a row fills
+    /// it).
     #[track_caller]
     pub fn down(&self, at: SharedPtr<'k, E>, rows: u32) -> SharedPtr<'k, E> {
         let bytes = rows * self.row_stride() * E::BYTES;
@@ -272,12 +276,12 @@ impl<'k, E: Element> SharedTile<'k, E> {
         at.plus((rows * self.row_stride()) as i32)
     }
 
-    /// The same row `cols` columns further on, where `at` is in the first `cols` of `2·cols` columns that begin
-    /// at a multiple of `2·cols`, for a power of two, or a sum of such: an immediate of the access, or one
-    /// instruction where the tile is swizzled.
+    /// The same row `cols` columns further on, where `at` is in the first `cols` of `2·cols`
+    /// columns that begin at a multiple of `2·cols`, for a power of two, or a sum of such: an
+    /// immediate of the access, or one instruction where the tile is swizzled.
     ///
-    /// A swizzle xors the number of a 16-byte chunk, so that such a step is an xor as well, whatever the row; rows
-    /// are a power of two of at most 128 bytes there.
+    /// A swizzle xors the number of a 16-byte chunk, so that such a step is an xor as well,
+    /// whatever the row; rows are a power of two of at most 128 bytes there.
     #[track_caller]
     pub fn across(&self, at: SharedPtr<'k, E>, cols: u32) -> SharedPtr<'k, E> {
         if self.shape.swizzle == Swizzle::None {

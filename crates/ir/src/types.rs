@@ -108,7 +108,8 @@ named! {
         F16x2 = "f16x2",
         /// Two bfloat16, the first in the low half.
         BF16x2 = "bf16x2",
-        /// 8-bit floating point, 4 bits of exponent and 3 of mantissa, no infinities. Lives in memory only.
+        /// 8-bit floating point, 4 bits of exponent and 3 of mantissa, no infinities. Lives in
+        /// memory only.
         E4M3 = "e4m3",
         /// Two e4m3, the first in the low byte.
         E4M3x2 = "e4m3x2",
@@ -166,9 +167,9 @@ pub trait Scalar: Copy + 'static {
 
 /// A scalar that a variable can hold: every one but `bool`.
 ///
-/// A condition is a value. ptxas (12.0 to 13.5) takes a predicate register that is assigned to in a branch for having
-/// the new value in selections before that branch, or for being true inside it (`docs/hardware-notes.md`); what must be
-/// remembered across branches is a number.
+/// A condition is a value. ptxas (12.0 to 13.5) takes a predicate register that is assigned to in a
+/// branch for having the new value in selections before that branch, or for being true inside it
+/// (`docs/hardware-notes.md`); what must be remembered across branches is a number.
 ///
 /// ```compile_fail
 /// # use flashcore_ir::Kernel;
@@ -192,8 +193,8 @@ pub struct F16x2;
 #[derive(Clone, Copy, Debug)]
 pub struct BF16x2;
 
-/// 8-bit floating point with 4 bits of exponent and 3 of mantissa. Tiles and tensor maps hold it; loads
-/// and stores move it in words of four.
+/// 8-bit floating point with 4 bits of exponent and 3 of mantissa. Tiles and tensor maps hold it;
+/// loads and stores move it in words of four.
 #[derive(Clone, Copy, Debug)]
 pub struct E4M3;
 
@@ -262,7 +263,8 @@ macro_rules! integers {
 }
 integers!(u32 i32 u64 i64);
 
-/// A type that buffers hold: the element types of tensors, and 32-bit integers for tables and counters.
+/// A type that buffers hold: the element types of tensors, and 32-bit integers for tables and
+/// counters.
 pub trait Element: Scalar {
     /// The 32-bit register type that memory words of this element are loaded into.
     type Word: Assignable;

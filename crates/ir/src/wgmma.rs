@@ -1,13 +1,15 @@
-//! Asynchronous products of a warpgroup (four warps): `D = A·B + D`, 64 rows, A from shared memory or from
-//! registers, B from shared memory.
+//! Asynchronous products of a warpgroup (four warps): `D = A·B + D`, 64 rows, A from shared memory
+//! or from registers, B from shared memory.
 //!
-//! Descriptors are derived from tiles, never typed by hand. Accumulators are [`Acc`]: each warp of the
-//! warpgroup holds 16 rows, laid out as those of `mma.m16n8k16`, so softmax reads the same for both.
+//! Descriptors are derived from tiles, never typed by hand. Accumulators are [`Acc`]: each warp of
+//! the warpgroup holds 16 rows, laid out as those of `mma.m16n8k16`, so softmax reads the same for
+//! both.
 //!
-//! The rules, each of which the simulator checks: [`wgmma_fence`](KernelBuilder::wgmma_fence) before the first
-//! product and after registers of one have been written; no touching of accumulators or A registers
-//! between a product and the [`wgmma_wait`](KernelBuilder::wgmma_wait) for its group; tiles written by
-//! threads need [`fence_proxy_async`](KernelBuilder::fence_proxy_async).
+//! The rules, each of which the simulator checks: [`wgmma_fence`](KernelBuilder::wgmma_fence)
+//! before the first product and after registers of one have been written; no touching of
+//! accumulators or A registers between a product and the [`wgmma_wait`](KernelBuilder::wgmma_wait)
+//! for its group; tiles written by threads need
+//! [`fence_proxy_async`](KernelBuilder::fence_proxy_async).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -20,8 +22,9 @@ use crate::tile::SharedTile;
 use crate::types::{E4M3, Element};
 use crate::value::{Source, Val};
 
-/// Accumulators of m64n8, f32: 64 rows × 8 columns over the 128 lanes of a warpgroup. Those of m64nN are N/8 of
-/// them side by side (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16: accumulator D").
+/// Accumulators of m64n8, f32: 64 rows × 8 columns over the 128 lanes of a warpgroup. Those of
+/// m64nN are N/8 of them side by side (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16:
+/// accumulator D").
 pub const WGMMA_M64N8_ACC: FragmentLayout = layout(
     "wgmma.m64nN accumulator, 8 columns",
     [64, 8],
@@ -59,7 +62,8 @@ impl WgmmaElement for E4M3 {
     const INPUT: WgmmaInput = WgmmaInput::E4M3;
 }
 
-/// A tile in shared memory as an operand: rows (or columns) of the product along one side, k along the other.
+/// A tile in shared memory as an operand: rows (or columns) of the product along one side, k along
+/// the other.
 #[derive(Clone, Copy, Debug)]
 pub struct WgmmaOperand<'k, E> {
     k: &'k KernelBuilder,
@@ -85,17 +89,18 @@ pub struct WgmmaOperand<'k, E> {
 const UNIT: u32 = 16;
 
 impl<'k, E: WgmmaElement> SharedTile<'k, E> {
-    /// The tile as an operand whose k runs along the columns: Q and K of `S = Q·Kᵀ`. Rows are rows of A or
-    /// columns of B.
+    /// The tile as an operand whose k runs along the columns: Q and K of `S = Q·Kᵀ`. Rows are rows
+    /// of A or columns of B.
     ///
-    /// The tile must be swizzled, with rows as wide as the swizzle (`in_slabs`) and a multiple of 8 of them.
+    /// The tile must be swizzled, with rows as wide as the swizzle (`in_slabs`) and a multiple of 8
+    /// of them.
     #[track_caller]
     pub fn k_major(&self) -> WgmmaOperand<'k, E> {
         self.operand(Major::K)
     }
 
-    /// The tile as an operand whose k runs along the rows: V of `O = P·V`. Columns are columns of B (or rows
-    /// of A). 16-bit elements only.
+    /// The tile as an operand whose k runs along the rows: V of `O = P·V`. Columns are columns of B
+    /// (or rows of A). 16-bit elements only.
     #[track_caller]
     pub fn mn_major(&self) -> WgmmaOperand<'k, E> {
         self.operand(Major::Mn)
@@ -114,8 +119,9 @@ impl<'k, E: WgmmaElement> SharedTile<'k, E> {
             ));
         }
         let span = self.swizzle().span().unwrap_or(128);
-        // PTX ISA, "Matrix Descriptor Format". Groups of 8 rows are a stride apart. The leading offset is
-        // that between slabs, where the product's columns run over several; along k it has no meaning.
+        // PTX ISA, "Matrix Descriptor Format". Groups of 8 rows are a stride apart. The leading
+        // offset is that between slabs, where the product's columns run over several; along k it
+        // has no meaning.
         let stride = 8 * span;
         let leading = match major {
             Major::K => UNIT,
@@ -165,8 +171,9 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
         self.moved(stage.operand(), self.stage_bytes)
     }
 
-    /// The same from a row of the tile on, a multiple of 8, `rows` of them: a warpgroup's rows of Q, or the keys
-    /// of one half of a tile. Of a tile whose rows are k, `rows` and the row are multiples of a step.
+    /// The same from a row of the tile on, a multiple of 8, `rows` of them: a warpgroup's rows of
+    /// Q, or the keys of one half of a tile. Of a tile whose rows are k, `rows` and the row are
+    /// multiples of a step.
     #[track_caller]
     pub fn rows(self, first: impl Source<'k, u32>, rows: u32) -> Self {
         let step = E::INPUT.k();
@@ -240,8 +247,8 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
 }
 
 impl KernelBuilder {
-    /// Starts `acc = a·b`, or `acc += a·b` where `accumulate` holds, over all steps of k, both operands in
-    /// shared memory. The whole warpgroup executes it.
+    /// Starts `acc = a·b`, or `acc += a·b` where `accumulate` holds, over all steps of k, both
+    /// operands in shared memory. The whole warpgroup executes it.
     #[track_caller]
     pub fn wgmma_ss<'k, E: WgmmaElement>(
         &'k self,
@@ -325,8 +332,9 @@ impl KernelBuilder {
         }));
     }
 
-    /// Orders what was written to accumulators and A registers before with the products that follow. Once
-    /// before a kernel's first product, and again whenever such a register has been written.
+    /// Orders what was written to accumulators and A registers before with the products that
+    /// follow. Once before a kernel's first product, and again whenever such a register has been
+    /// written.
     #[track_caller]
     pub fn wgmma_fence(&self) {
         self.emit(Inst::Wgmma(WgmmaInst::Fence));
@@ -338,14 +346,15 @@ impl KernelBuilder {
         self.emit(Inst::Wgmma(WgmmaInst::Commit));
     }
 
-    /// Waits until at most `pending` of the newest groups are unfinished. Accumulators and operands of the
-    /// others are then this warp's again.
+    /// Waits until at most `pending` of the newest groups are unfinished. Accumulators and operands
+    /// of the others are then this warp's again.
     #[track_caller]
     pub fn wgmma_wait(&self, pending: u32) {
         self.emit(Inst::Wgmma(WgmmaInst::Wait { pending }));
     }
 
-    /// Gathers four words into operand A of a step, in the order of [`WGMMA_M64K16_A`] or [`WGMMA_M64K32_A`].
+    /// Gathers four words into operand A of a step, in the order of [`WGMMA_M64K16_A`] or
+    /// [`WGMMA_M64K32_A`].
     #[track_caller]
     pub fn wgmma_a<E: WgmmaElement>(&self, words: &[Val<'_, E::Word>; 4]) -> AOperand<E> {
         AOperand {
@@ -371,7 +380,8 @@ mod tests {
         }
     }
 
-    /// What lets accumulators of `mma` and of a warpgroup be one type: a warp's 16 rows look the same.
+    /// What lets accumulators of `mma` and of a warpgroup be one type: a warp's 16 rows look the
+    /// same.
     #[test]
     fn a_warp_of_a_warpgroup_holds_what_mma_holds() {
         for lane in 0..128 {

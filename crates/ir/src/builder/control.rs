@@ -78,7 +78,7 @@ impl KernelBuilder {
 
     /// Runs `body` for `start, start + step, …` below `end`, which all lanes of a warp agree on.
     ///
-    /// A [`Var`](crate::Var) given as `end` is read again before each round; pass its `get()` to fix it.
+    /// A [`Var`](crate::Var) given as `end` is read before each round; pass its `get()` to fix it.
     #[track_caller]
     pub fn for_uniform<'k, T: Integer + Ordered>(
         &'k self,
@@ -90,8 +90,8 @@ impl KernelBuilder {
         self.counted(start, end, step, true, body);
     }
 
-    /// Runs `body` for `start, start + step, …` below `end`, which lanes need not agree on; `end` as
-    /// in [`for_uniform`](Self::for_uniform).
+    /// Runs `body` for `start, start + step, …` below `end`, which lanes need not agree on; `end`
+    /// as in [`for_uniform`](Self::for_uniform).
     #[track_caller]
     pub fn for_divergent<'k, T: Integer + Ordered>(
         &'k self,
@@ -112,7 +112,7 @@ impl KernelBuilder {
         uniform: bool,
         body: impl FnOnce(Val<'k, T>),
     ) {
-        // Written out here rather than in a closure, so that each instruction carries the caller's line.
+        // Not in a closure, so that each instruction carries the caller's line.
         if !step.is_positive() {
             self.invalid("a counted loop needs a positive step, or it never ends");
         }

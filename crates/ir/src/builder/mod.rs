@@ -337,7 +337,7 @@ impl KernelBuilder {
         let site = self.site();
         let mut state = self.state.borrow_mut();
         let dst = state.new_reg(RegClass::B32);
-        // The kernel's first instruction, whatever block asks first, so that every later one may use it.
+        // The kernel's first instruction, whatever block asks first, so that all may use it.
         state.defined_in[RegClass::B32 as usize][dst.index as usize] = 0;
         let inst = Inst::SharedBase { dst };
         state.open[0].nodes.insert(0, Node::Inst { inst, site });

@@ -50,8 +50,8 @@ pub struct Ptr<'k, S: AddressSpace, E> {
 pub type GlobalPtr<'k, E> = Ptr<'k, Global, E>;
 /// A pointer to shared memory, in a buffer of the ledger.
 pub type SharedPtr<'k, E> = Ptr<'k, Shared, E>;
-/// A pointer to the shared memory of any block of the cluster: its address carries the block's rank.
-/// Made by [`SharedPtr::in_block`](Ptr::in_block).
+/// A pointer to the shared memory of any block of the cluster: its address carries the block's
+/// rank. Made by [`SharedPtr::in_block`](Ptr::in_block).
 pub type ClusterPtr<'k, E> = Ptr<'k, Cluster, E>;
 
 impl<S: AddressSpace, E> Clone for Ptr<'_, S, E> {

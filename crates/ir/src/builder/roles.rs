@@ -33,11 +33,11 @@ impl<'a> Role<'a> {
 }
 
 impl KernelBuilder {
-    /// Splits the block's warps for the rest of the kernel: each role takes the next warps, in order, and
-    /// together they take all.
+    /// Splits the block's warps for the rest of the kernel: each role takes the next warps, in
+    /// order, and together they take all.
     ///
-    /// Roles with a number of registers divide the block's pool, which is what the launch gives each
-    /// thread, times the threads. Roles that need more do not build.
+    /// Roles with a number of registers divide the block's pool, which is what the launch gives
+    /// each thread, times the threads. Roles that need more do not build.
     ///
     /// ```
     /// use flashcore_ir::{Kernel, Role};

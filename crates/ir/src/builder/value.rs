@@ -94,8 +94,8 @@ impl<'k, T: Scalar> Val<'k, T> {
 
     /// The same bits read as another type of the same size.
     ///
-    /// Where both types live in one register class it costs nothing; otherwise one `mov`. A constant
-    /// read as 16-bit floats, of which PTX has no immediates, takes one too.
+    /// Where both types live in one register class it costs nothing; otherwise one `mov`. A
+    /// constant read as 16-bit floats, of which PTX has no immediates, takes one too.
     #[track_caller]
     pub fn reinterpret<U: Scalar>(self) -> Val<'k, U> {
         const {
@@ -342,10 +342,10 @@ impl<'k> Val<'k, u32> {
     pub fn leading_zeros(self) -> Val<'k, u32> {
         self.un(UnOp::Clz)
     }
-    /// Any bitwise function of three values: bit `4·a + 2·b + c` of `table` is the result for bits a, b, c.
+    /// Any bitwise function of three values: bit `4·a + 2·b + c` of `table` is the result.
     ///
     /// The three must be different: ptxas 12.0 to 13.0 compiles some functions of a repeated value
-    /// wrongly for sm_90a (`docs/hardware-notes.md`), and with two different values `&`, `|`, `^` do.
+    /// wrongly for sm_90a (`docs/hardware-notes.md`), and two values need only `&`, `|`, `^`.
     #[track_caller]
     pub fn lop3(self, b: impl Source<'k, u32>, c: impl Source<'k, u32>, table: u8) -> Val<'k, u32> {
         let (a, b, c) = (self.operand, b.operand(), c.operand());

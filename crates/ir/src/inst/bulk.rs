@@ -1,5 +1,6 @@
 //! Bulk copies between global and shared memory: of tensor boxes, by the Tensor Memory Accelerator,
-//! and of contiguous bytes (PTX ISA, `cp.async.bulk.tensor`, `cp.async.bulk`, `cp.reduce.async.bulk`).
+//! and of contiguous bytes (PTX ISA, `cp.async.bulk.tensor`, `cp.async.bulk`,
+//! `cp.reduce.async.bulk`).
 
 use super::rules::{HOPPER_8_0, HOPPER_ALONE, Rules};
 use super::{Address, Operand};
@@ -17,7 +18,8 @@ pub enum L2Hint {
 }
 
 impl L2Hint {
-    /// The cache policy that `createpolicy` makes for all lines of a copy (CUTLASS, `TMA::CacheHintSm90`).
+    /// The cache policy that `createpolicy` makes for all lines of a copy (CUTLASS,
+    /// `TMA::CacheHintSm90`).
     pub(super) const fn policy(self) -> Option<u64> {
         match self {
             L2Hint::None => None,
@@ -27,13 +29,13 @@ impl L2Hint {
     }
 }
 
-/// A bulk copy or what belongs to one. `map` addresses a tensor map, `at` are coordinates of the box's
-/// first element, innermost first.
+/// A bulk copy or what belongs to one. `map` addresses a tensor map, `at` are coordinates of the
+/// box's first element, innermost first.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // field names are the operands' names; the variants say what they do
 pub enum BulkInst {
-    /// Start copying a box from a tensor to `dst` and complete its bytes at `bar`; with `multicast` to
-    /// the same places in each block of the cluster whose rank is a set bit.
+    /// Start copying a box from a tensor to `dst` and complete its bytes at `bar`; with `multicast`
+    /// to the same places in each block of the cluster whose rank is a set bit.
     Load {
         dst: Address,
         map: Address,
@@ -65,8 +67,8 @@ pub enum BulkInst {
     Prefetch { map: Address },
     /// Close the group of this thread's bulk stores.
     Commit,
-    /// Wait until at most `pending` of this thread's newest groups are unfinished, or with `read` until
-    /// they have at least read their sources.
+    /// Wait until at most `pending` of this thread's newest groups are unfinished, or with `read`
+    /// until they have at least read their sources.
     Wait { pending: u32, read: bool },
 }
 

@@ -1,5 +1,6 @@
 //! Instructions on mbarriers: arrival counters in shared memory that also count the bytes of
-//! asynchronous copies (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier").
+//! asynchronous copies (PTX ISA, "Parallel Synchronization and Communication Instructions:
+//! mbarrier").
 
 use super::{Address, Operand, Scope};
 use crate::target::Requirement;

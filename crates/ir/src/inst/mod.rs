@@ -35,7 +35,7 @@ pub enum Operand {
     Imm(u64),
 }
 
-/// A machine instruction. Fields are named as in the PTX ISA: `dst`/`d` is written, the others are read.
+/// A machine instruction. Fields are named as in the PTX ISA: `dst`/`d` is written, others read.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // field names are the operands' names; the variants say what they do
 pub enum Inst {
@@ -138,8 +138,8 @@ pub enum Inst {
         addr: Address,
         cache: Cache,
     },
-    /// Start an asynchronous copy of `bytes` from global to shared memory. With `src_bytes`, only so
-    /// many are read and the rest is zero-filled.
+    /// Start an asynchronous copy of `bytes` from global to shared memory. With `src_bytes`, only
+    /// so many are read and the rest is zero-filled.
     CpAsync {
         dst: Address,
         src: Address,
@@ -151,14 +151,16 @@ pub enum Inst {
     CpAsyncCommit,
     /// Wait until at most `pending` of this thread's newest groups are unfinished.
     CpAsyncWait { pending: u32 },
-    /// Load `count` (1, 2 or 4) 8×8 matrices of 16-bit elements; lane `8·i + r` addresses row `r` of matrix `i`.
+    /// Load `count` (1, 2 or 4) 8×8 matrices of 16-bit elements; lane `8·i + r` addresses row `r`
+    /// of matrix `i`.
     LdMatrix {
         dst: Reg,
         count: u32,
         transposed: bool,
         addr: Address,
     },
-    /// Store `count` (1, 2 or 4) 8×8 matrices of 16-bit elements; lane `8·i + r` addresses row `r` of matrix `i`.
+    /// Store `count` (1, 2 or 4) 8×8 matrices of 16-bit elements; lane `8·i + r` addresses row `r`
+    /// of matrix `i`.
     StMatrix {
         src: Reg,
         count: u32,
@@ -197,7 +199,8 @@ pub enum Inst {
         src: Operand,
         members: u32,
     },
-    /// Wait at barrier `id`, one for the whole warp, until `threads` threads (all where `None`) have come.
+    /// Wait at barrier `id`, one for the whole warp, until `threads` threads (all where `None`)
+    /// have come.
     BarSync { id: Operand, threads: Option<u32> },
     /// Come to barrier `id` without waiting.
     BarArrive { id: Operand, threads: u32 },
@@ -214,8 +217,8 @@ pub enum Inst {
         addr: Address,
         value: Operand,
     },
-    /// Order this thread's accesses to shared memory before the fence with those of asynchronous copies and
-    /// products (the async proxy) that come to know of it.
+    /// Order this thread's accesses to shared memory before the fence with those of asynchronous
+    /// copies and products (the async proxy) that come to know of it.
     FenceProxyAsync,
     /// Make mbarriers that were made before known to the cluster and to asynchronous copies.
     FenceMbarrierInit,

@@ -90,8 +90,8 @@ named! {
 }
 
 named! {
-    /// An ordering or equality test; on floats, false where an operand is NaN, except `Ne`, which is
-    /// then true (`setp.neu`).
+    /// An ordering or equality test; on floats, false where an operand is NaN, except `Ne`, which
+    /// is then true (`setp.neu`).
     Cmp {
         /// Equal.
         Eq = "eq",
@@ -184,7 +184,7 @@ named! {
         Global = "global",
         /// The block's shared memory.
         Shared = "shared",
-        /// The shared memory of any block of the cluster, at addresses that carry its rank (`mapa`).
+        /// The shared memory of any block of the cluster, at addresses that `mapa` makes.
         Cluster = "shared::cluster",
     }
 }
@@ -267,8 +267,8 @@ named! {
 named! {
     /// A read-modify-write in memory.
     AtomOp {
-        /// Sum. Of f32 in global memory, subnormal inputs and results are flushed to zero; in shared
-        /// memory they are not (PTX ISA, `atom`).
+        /// Sum. Of f32 in global memory, subnormal inputs and results are flushed to zero; in
+        /// shared memory they are not (PTX ISA, `atom`).
         Add = "add",
         /// Maximum.
         Max = "max",

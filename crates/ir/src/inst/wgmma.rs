@@ -1,4 +1,5 @@
-//! Asynchronous products of a warpgroup (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
+//! Asynchronous products of a warpgroup (PTX ISA, "Asynchronous Warpgroup Level Matrix
+//! Instructions").
 
 use super::Operand;
 use crate::named::named;
@@ -41,7 +42,7 @@ pub enum Major {
     Mn,
 }
 
-/// An operand in shared memory: a 64-bit matrix descriptor, and the buffer that it is meant to stay in.
+/// An operand in shared memory: a 64-bit matrix descriptor, and the buffer that it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor {
     /// The descriptor's bits.
@@ -65,7 +66,8 @@ pub enum WgmmaA {
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // field names are the operands' names; the variants say what they do
 pub enum WgmmaInst {
-    /// Start `d = a·b (+ d where accumulate holds)`, 64 × `n`, f32 accumulators in `n / 2` registers a lane.
+    /// Start `d = a·b (+ d where accumulate holds)`, 64 × `n`, f32 accumulators in `n / 2`
+    /// registers a lane.
     Mma {
         input: WgmmaInput,
         n: u32,

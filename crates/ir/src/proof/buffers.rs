@@ -3,8 +3,8 @@
 use super::LaunchRefusal;
 use crate::BufferSpec;
 
-/// Checks that each declared buffer was brought, is long enough, and begins where it must. `given` has
-/// the address and the bytes of each buffer, by slot; more may be given than are declared.
+/// Checks that each declared buffer was brought, is long enough, and begins where it must. `given`
+/// has the address and the bytes of each buffer, by slot; more may be given than are declared.
 ///
 /// ```
 /// use flashcore_ir::BufferSpec;
@@ -45,8 +45,8 @@ pub fn prove_buffers(declared: &[BufferSpec], given: &[(u64, u64)]) -> Option<La
     None
 }
 
-/// Checks that argument `index` names a declared slot that was brought, and begins within its buffer;
-/// `given` is as in [`prove_buffers`].
+/// Checks that argument `index` names a declared slot that was brought, and begins within its
+/// buffer; `given` is as in [`prove_buffers`].
 pub fn prove_argument(
     index: usize,
     slot: usize,

@@ -14,13 +14,13 @@ pub struct LaunchShape {
     pub cluster: [u32; 3],
     /// Dynamic shared memory a block, bytes.
     pub dynamic_shared_bytes: u32,
-    /// Programmatic dependent launch: the kernel may start before the previous one in the stream has
-    /// ended, and waits for it itself (`griddepcontrol.wait`). Compute capability 9.0 and up.
+    /// Programmatic dependent launch: the kernel may start before the previous one in the stream
+    /// has ended, and waits for it itself (`griddepcontrol.wait`). Compute capability 9.0 and up.
     pub programmatic_dependent: bool,
 }
 
 impl LaunchShape {
-    /// A launch of `grid` blocks of `threads` threads each, without clusters or dynamic shared memory.
+    /// A launch of `grid` blocks of `threads` threads each, and nothing else.
     pub fn linear(grid: u32, threads: u32) -> Self {
         Self {
             grid: [grid, 1, 1],

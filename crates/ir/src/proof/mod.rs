@@ -1,10 +1,10 @@
 //! The launch proof: a launch that is known to fail is refused before anything is compiled or
 //! launched, with the numbers and the remedy.
 //!
-//! One proof serves every kernel: one written in the kernel language ([`prove_launch`]), a PTX text or
-//! a cubin that another compiler made, and a function that the driver has loaded ([`prove`]). The
-//! limits are those of an architecture ([`Target::limits`](crate::Target::limits)) or those that the
-//! driver reports for a device; `on` is what refusals call it.
+//! One proof serves every kernel: one written in the kernel language ([`prove_launch`]), a PTX text
+//! or a cubin that another compiler made, and a function that the driver has loaded ([`prove`]).
+//! The limits are those of an architecture ([`Target::limits`](crate::Target::limits)) or those
+//! that the driver reports for a device; `on` is what refusals call it.
 //!
 //! ```
 //! use flashcore_ir::Target;
@@ -61,8 +61,8 @@ struct Proof<'a> {
     refusals: Vec<LaunchRefusal>,
 }
 
-/// Everything that is known to fail about a [`Launch`] of a kernel on an architecture; empty if nothing
-/// is. `registers` is per thread as the compiler reports it, if it is known.
+/// Everything that is known to fail about a [`Launch`] of a kernel on an architecture; empty if
+/// nothing is. `registers` is per thread as the compiler reports it, if it is known.
 ///
 /// ```
 /// use flashcore_ir::proof::prove_launch;
@@ -105,8 +105,8 @@ pub fn prove_launch(kernel: &Kernel, launch: &Launch, target: Target, registers:
     refusals
 }
 
-/// Whether code that was made for an architecture, named as ptxas names it (`sm_80`, `sm_90a`), runs
-/// on another one. `None` also where the name is not that of an NVIDIA architecture.
+/// Whether code that was made for an architecture, named as ptxas names it (`sm_80`, `sm_90a`),
+/// runs on another one. `None` also where the name is not that of an NVIDIA architecture.
 ///
 /// ```
 /// use flashcore_ir::Target;
@@ -141,8 +141,8 @@ pub fn prove_code(made_for: &str, form: CodeForm, target: Target) -> Option<Laun
     })
 }
 
-/// A launch whose host does not opt in to more than 48 KB of dynamic shared memory: the refusal, if the
-/// launch needs the opt-in.
+/// A launch whose host does not opt in to more than 48 KB of dynamic shared memory: the refusal, if
+/// the launch needs the opt-in.
 pub fn prove_without_opt_in(
     shape: &LaunchShape,
     facts: &KernelFacts,
@@ -178,7 +178,7 @@ pub fn prove_arguments(facts: &KernelFacts, given: &[u64]) -> Option<LaunchRefus
 
 /// Registers that a block takes. A warp gets them in units of 256. The hardware's check spreads the
 /// warps over the partitions of an SM, so it rounds their number up to a multiple of the partitions
-/// (NVIDIA's occupancy calculator, `cudaOccMaxBlocksPerSMRegsLimit` of `cuda_occupancy.h`, CUDA 13.0).
+/// (NVIDIA's occupancy calculator, `cudaOccMaxBlocksPerSMRegsLimit` in CUDA 13.0).
 ///
 /// ```
 /// use flashcore_ir::Target;

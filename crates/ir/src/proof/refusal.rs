@@ -51,8 +51,8 @@ pub enum LaunchRefusal {
         given: [u32; 3],
         required: [u32; 3],
     },
-    /// A block needs more registers than there are. `needed` counts whole units, and warps rounded up to
-    /// all partitions of an SM; with at most `most` a thread the block fits.
+    /// A block needs more registers than there are. `needed` counts whole units, and warps rounded
+    /// up to all partitions of an SM; with at most `most` a thread the block fits.
     #[error(
         "{threads} threads of {registers} registers need {needed} registers (a warp gets them in units of {unit}, and \
          warps count in multiples of {partitions}); {on} has {allowed} a block: with {threads} threads a thread may have \
@@ -69,7 +69,7 @@ pub enum LaunchRefusal {
         on: String,
     },
     /// Static shared memory beyond what any kernel may declare. Compilers do not always refuse it:
-    /// ptxas 12.4 lets 168 KB through for every target, ptxas 13.0 up to 227 KB for the `a` targets.
+    /// ptxas 12.4 lets 168 KB through for every target, ptxas 13.0 up to 227 KB for `a` targets.
     #[error(
         "{given} B of static shared memory; {allowed} B is the limit for static declarations on every device ({on} has \
          {opt_in} B dynamic with opt-in); {} B too much; {}", given - u64::from(*allowed), self.remedy()

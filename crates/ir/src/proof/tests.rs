@@ -81,7 +81,7 @@ fn the_reports_own_failures_are_refused_with_their_numbers() {
 
 #[test]
 fn static_shared_memory_stops_at_48_kilobytes_whatever_the_compiler_lets_through() {
-    // "M=64 hangs because shared memory spills": 57,376 B of it, and a build that had failed unseen.
+    // "M=64 hangs because shared memory spills": 57,376 B of it, and a failed build.
     let facts = KernelFacts {
         static_shared_bytes: 57_376,
         ..facts()

@@ -26,8 +26,8 @@ impl Kernel {
         Writer::new(self, false).kernel()
     }
 
-    /// The kernel as PTX with `.file`/`.loc` lines, for profilers and debuggers. The machine code is
-    /// the same; the binary is larger.
+    /// The kernel as PTX with `.file`/`.loc` lines, for profilers and debuggers. The machine code
+    /// is the same; the binary is larger.
     pub fn to_ptx_with_lines(&self) -> String {
         Writer::new(self, true).kernel()
     }

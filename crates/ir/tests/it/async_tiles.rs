@@ -1,4 +1,5 @@
-//! Tiles for tensor copies and warpgroup products: what is derived from them, and what does not build.
+//! Tiles for tensor copies and warpgroup products: what is derived from them, and what does not
+//! build.
 
 use flashcore_ir::inst::WgmmaInst;
 use flashcore_ir::{E4M3, Inst, Kernel, KernelBuilder, Operand, ParamKind, Role, Swizzle, TileShape};
@@ -49,8 +50,9 @@ fn every_element_of_a_slabbed_tile_has_a_place_of_its_own() {
     }
 }
 
-/// Lower and upper words of the descriptors of a product's operands, A then B, step by step, for a tile that
-/// begins at byte 1,024 of shared memory; the lower one as what is added to the first step's.
+/// Lower and upper words of the descriptors of a product's operands, A then B, step by step, for a
+/// tile that begins at byte 1,024 of shared memory; the lower one as what is added to the first
+/// step's.
 fn descriptors(body: impl FnOnce(&KernelBuilder)) -> Vec<(u64, u64)> {
     let kernel = Kernel::build("k", 128, |k| {
         k.shared_tile::<f32>("before", TileShape::new(1, 4));
@@ -82,7 +84,8 @@ fn descriptors(body: impl FnOnce(&KernelBuilder)) -> Vec<(u64, u64)> {
     found
 }
 
-/// The numbers of GPU-tested kernels: 128-byte swizzle, groups of 8 rows 1,024 bytes apart, 32 bytes a step.
+/// The numbers of GPU-tested kernels: 128-byte swizzle, groups of 8 rows 1,024 bytes apart, 32
+/// bytes a step.
 #[test]
 fn descriptors_follow_from_tiles() {
     let mode = |mode: u64, stride: u64| (stride / 16) | (mode << 30);
@@ -90,7 +93,8 @@ fn descriptors_follow_from_tiles() {
         let tile = k.shared_tile::<f16>("k", slabs(64, 128));
         k.wgmma_ss(k.acc("s", 8), tile.k_major(), tile.k_major(), false);
     });
-    // The first is the leading offset, which has no meaning here; then 32-byte steps, then the next slab.
+    // The first is the leading offset, which has no meaning here; then 32-byte steps, then the next
+    // slab.
     let adds: Vec<u64> = k_major.iter().map(|d| d.0).collect();
     assert_eq!(adds, [1 << 16, 2, 4, 6, 512, 514, 516, 518]);
     assert!(k_major.iter().all(|d| d.1 == mode(1, 1024)));

@@ -183,7 +183,8 @@ fn debug_lines_do_not_change_the_code() {
     }
 }
 
-/// No spills and no notes on products that ptxas would run one after another: either fails to assemble here.
+/// No spills and no notes on products that ptxas would run one after another: either fails to
+/// assemble here.
 #[test]
 fn the_hopper_example_assembles_without_a_remark() {
     let kernel = hopper_attention::attention().unwrap_or_else(|errors| panic!("{errors}"));

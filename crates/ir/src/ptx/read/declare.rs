@@ -86,14 +86,14 @@ impl PtxModule {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// The shared memory of a kernel: what it declares, and what it names of the module's. A kernel that
-    /// calls functions is assumed to use all of the module's.
+    /// The shared memory of a kernel: what it declares, and what it names of the module's. A kernel
+    /// that calls functions is assumed to use all of the module's.
     pub fn shared_of<'a>(&'a self, entry: &'a PtxEntry) -> impl Iterator<Item = &'a SharedSymbol> {
         let named = |symbol: &&SharedSymbol| !entry.calls.is_empty() || entry.named.contains(&symbol.name);
         self.shared.iter().filter(named).chain(&entry.shared)
     }
 
-    /// The facts of a kernel for the launch proof: all that the text declares, without its registers.
+    /// The facts of a kernel for the launch proof: all that the text declares.
     ///
     /// ```
     /// use flashcore_ir::ptx::read::PtxModule;

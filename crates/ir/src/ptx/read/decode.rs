@@ -122,8 +122,8 @@ impl Reader<'_> {
     }
 }
 
-/// Whether operands are of the kinds that an instruction has: its number of operands, lists where it
-/// splits or joins registers, names of special registers.
+/// Whether operands are of the kinds that an instruction has: its number of operands, lists where
+/// it splits or joins registers, names of special registers.
 fn suits(form: &Inst, operands: &[Written]) -> bool {
     let mut form = form.clone();
     let slots = form.slots();

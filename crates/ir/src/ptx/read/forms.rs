@@ -27,8 +27,8 @@ pub(super) fn forms(opcode: &str) -> &'static [Inst] {
     FORMS.get(&normal(opcode)).map_or(&[], Vec::as_slice)
 }
 
-/// One opcode for all that mean the same: with explicit rounding, without `::cta`, and with types of
-/// bits where the type does not matter.
+/// One opcode for all that mean the same: with explicit rounding, without `::cta`, and with types
+/// of bits where the type does not matter.
 fn normal(opcode: &str) -> String {
     let opcode = opcode.replace("::cta", "");
     match opcode.as_str() {

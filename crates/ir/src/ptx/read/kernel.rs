@@ -34,8 +34,8 @@ impl PtxModule {
     /// symbols, pointers that derive from one parameter each, and jumps that make `if`, `if`/`else`
     /// and loops that are left at their top level.
     ///
-    /// Its shared symbols become the buffers of its ledger. An instruction's line is that of `.loc` if
-    /// there is one, followed by the line of the text.
+    /// Its shared symbols become the buffers of its ledger. An instruction's line is that of `.loc`
+    /// if there is one, followed by the line of the text.
     ///
     /// ```
     /// use flashcore_ir::ptx::read::{PtxModule, ReadAs};

@@ -1,4 +1,4 @@
-//! Which object each address is meant for: the parameter or the shared symbol that its register stems from.
+//! Which object each address is meant for: the parameter or symbol that its register stems from.
 
 use std::collections::HashMap;
 

@@ -6,8 +6,8 @@ use super::declare::{PtxEntry, PtxModule, PtxParam, SharedSymbol};
 use super::lex::{Token, Word, lex};
 
 impl PtxModule {
-    /// Reads a text. What no kernel needs to be understood (debug sections, initialised constants, bodies of
-    /// functions) is passed over.
+    /// Reads a text. What no kernel needs to be understood (debug sections, initialised constants,
+    /// bodies of functions) is passed over.
     ///
     /// # Errors
     /// Where the text is no PTX, or not well-formed: the line, and what was expected.
@@ -23,8 +23,8 @@ impl PtxModule {
     }
 
     /// Reads what a text declares outside the bodies of its kernels, which it passes over: names,
-    /// parameters, limits of blocks and clusters. A body may then use anything. Shared memory that is
-    /// declared in a body is missing.
+    /// parameters, limits of blocks and clusters. A body may then use anything. Shared memory that
+    /// is declared in a body is missing.
     ///
     /// # Errors
     /// As [`read`](Self::read), outside bodies.
